@@ -1,0 +1,233 @@
+"""Starts one contender once: a peer under torchrun, or Trainworks through its own command line.
+
+Both benchmarks use it. Every contender is a fresh process on the same machine, with the same number of ranks and one
+thread per rank.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+HERE = Path(__file__).parent
+PEERS_FOLDER = HERE / "peers"
+sys.path.insert(0, str(PEERS_FOLDER))
+
+from config import RANKS, PeerConfig, Result  # noqa: E402 - the peers are scripts of their own folder
+from data import write_token_file  # noqa: E402
+
+__all__ = [
+    "MODELS",
+    "PEERS",
+    "RANKS",
+    "ContenderError",
+    "Peer",
+    "PeerConfig",
+    "Result",
+    "Workspace",
+    "first_step_end_t",
+    "metrics_rows",
+    "reason_unavailable",
+    "run_peer",
+    "run_trainworks",
+    "torchrun",
+    "trainworks",
+]
+
+MODELS = {
+    "tiny": PeerConfig(
+        layers=2, hidden=32, heads=4, feed_forward=96, vocabulary=2048, sequence_length=64, micro_batch=4,
+        steps=700, warmup_steps=100,
+    ),
+    "compute": PeerConfig(
+        layers=8, hidden=256, heads=8, feed_forward=688, vocabulary=2048, sequence_length=256, micro_batch=4,
+        steps=33, warmup_steps=3,
+    ),
+}  # fmt: skip
+"""Overhead-bound and compute-bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A script of `peers/`, and the module that it needs beyond torch and transformers."""
+
+    script: str
+    needs: str
+
+
+PEERS = {
+    "bare": Peer("bare.py", needs="torch"),
+    "accelerate": Peer("accelerate_peer.py", needs="accelerate"),
+    "fabric": Peer("fabric_peer.py", needs="lightning"),
+    "hf_trainer": Peer("hf_trainer_peer.py", needs="accelerate"),
+}
+
+
+class ContenderError(Exception):
+    """A contender could not be measured; the message says why, with the end of its output."""
+
+
+class Workspace:
+    """A folder for data, configs, run directories and Trainworks' cache, shared by all runs of one benchmark."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.runs = folder / "runs"
+        self.cache = folder / "cache"
+
+    def token_file(self, config: PeerConfig) -> Path:
+        """Random tokens for the peers, written once per shape."""
+        path = self.folder / f"tokens-{config.hidden}-{config.steps}.bin"
+        return path if path.exists() else write_token_file(path, config)
+
+    def text_file(self, config: PeerConfig) -> Path:
+        """Random words for Trainworks' tokenizer, written once per shape; no fewer tokens than the peers' file.
+
+        At least 1 MB, so that the byte-pair vocabulary fills up.
+        """
+        path = self.folder / f"words-{config.hidden}-{config.steps}.txt"
+        if not path.exists():
+            num_bytes = max(10**6, 4 * config.steps * config.tokens_per_step)
+            path.write_text(random_words(num_bytes, seed=config.seed))
+        return path
+
+    def environment(self) -> dict[str, str]:
+        """One thread per rank, and a cache that no other run has touched."""
+        return {**os.environ, "OMP_NUM_THREADS": "1", "TRAINWORKS_CACHE": str(self.cache)}
+
+
+def random_words(num_bytes: int, seed: int) -> str:
+    """Lines of twelve words out of 4,000: enough pairs for a byte-pair vocabulary of 2,048, about 2.5 bytes a token."""
+    generator = np.random.default_rng(seed)
+    letters = np.array(list("abcdefghijklmnopqrstuvwxyz"))
+    words = np.array(["".join(generator.choice(letters, size)) for size in generator.integers(3, 10, 4000)])
+    rows = generator.choice(words, size=(max(1, num_bytes // 84), 12))
+    return "".join(" ".join(row) + "\n" for row in rows)
+
+
+def reason_unavailable(peer: Peer) -> str | None:
+    """Why this peer cannot run here; None if it can."""
+    return None if find_spec(peer.needs) else f"`{peer.needs}` is not installed in {sys.prefix}"
+
+
+def torchrun(script: Path, *arguments: str) -> list[str]:
+    """Argument vector of a local torchrun with all ranks."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
+    return [*launcher, str(script), *arguments]
+
+
+def run_peer(peer: Peer, config: PeerConfig, workspace: Workspace) -> dict[str, Any]:
+    """Run one peer to its end; the JSON line it printed.
+
+    Raises:
+        ContenderError: not installed, failed, or printed something else.
+    """
+    if reason := reason_unavailable(peer):
+        raise ContenderError(reason)
+    config_file = config.write(workspace.folder / "peer.json")
+    output = _output(torchrun(PEERS_FOLDER / peer.script, str(config_file)), workspace)
+    try:
+        return dict(json.loads(output))
+    except ValueError:
+        raise ContenderError(f"{peer.script} did not print one JSON line:\n{output[-2000:]}") from None
+
+
+def run_trainworks(config: PeerConfig, workspace: Workspace) -> Result:
+    """Train the same model with `trainworks run`; throughput over the steps after the warm-up.
+
+    The time of a step is Trainworks' own `step_s`, held against the wall clock between the ends of the steps.
+
+    Raises:
+        ContenderError: the run failed, or left fewer steps than asked for.
+    """
+    timed = metrics_rows(trainworks(config, workspace))[config.warmup_steps :]
+    if len(timed) != config.steps - config.warmup_steps:
+        raise ContenderError(f"trainworks left {len(timed)} timed steps, not {config.steps - config.warmup_steps}")
+    step_s = [float(row["step_s"]) for row in timed]
+    _warn_of_unaccounted_time(timed, step_s)
+    return Result(
+        peer="trainworks",
+        tokens_per_s=sum(int(row["tokens"]) for row in timed) / sum(step_s),
+        step_s_median=median(step_s),
+        steps=len(timed),
+    )
+
+
+def trainworks(config: PeerConfig, workspace: Workspace) -> Path:
+    """Run `trainworks run` in the foreground; the run directory that it made."""
+    run_file = workspace.folder / "run.yaml"
+    run_file.write_text(json.dumps(run_file_content(config, workspace), indent=2))  # JSON is YAML
+    before = set(workspace.runs.glob("*"))
+    _output([sys.executable, "-m", "trainworks.cli", "run", str(run_file)], workspace)
+    made = set(workspace.runs.glob("*")) - before
+    if len(made) != 1:
+        raise ContenderError(f"`trainworks run` made {len(made)} run directories in {workspace.runs}, not 1")
+    return made.pop()
+
+
+def run_file_content(config: PeerConfig, workspace: Workspace) -> dict[str, Any]:
+    """The run file of this config: same model, batch, optimizer and layout as the peers; no checkpoint on the way."""
+    model = {
+        "architecture": "llama", "layers": config.layers, "hidden": config.hidden, "heads": config.heads,
+        "feed_forward": config.feed_forward, "tie_embeddings": False,
+    }  # fmt: skip
+    data = {
+        "source": str(workspace.text_file(config)), "tokenizer": "bpe", "vocabulary": config.vocabulary,
+        "sequence_length": config.sequence_length,
+    }  # fmt: skip
+    optimizer = {
+        "lr": config.lr, "betas": [0.9, 0.95], "weight_decay": 0.1, "clip_grad_norm": 1.0, "schedule": "cosine",
+        "min_lr_ratio": 0.0, "warmup": f"{min(config.lr_warmup_steps, config.steps)} steps",
+    }  # fmt: skip
+    workload = {
+        "task": "causal-lm", "model": model, "data": data, "precision": "fp32", "optimizer": optimizer,
+        "global_batch": RANKS * config.micro_batch, "train_for": f"{config.steps} steps", "seed": config.seed,
+    }  # fmt: skip
+    return {
+        "name": "benchmark",
+        "workload": workload,
+        "cluster": {"engine": "local", "nodes": 1, "processes_per_node": RANKS},
+        "layout": {"dp_replicate": RANKS, "micro_batch": config.micro_batch},
+        "checkpoint": {"every": "1000000 steps", "to": str(workspace.runs)},
+        "recover": {"max_restarts": 0},
+    }
+
+
+def metrics_rows(run_dir: Path) -> list[dict[str, Any]]:
+    """The rows of metrics.jsonl, one per step."""
+    path = run_dir / "metrics.jsonl"
+    if not path.exists():
+        raise ContenderError(f"trainworks wrote no {path}")
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def first_step_end_t(row: dict[str, Any]) -> float:
+    """Seconds since the epoch at which a contender's first step ended, from its first row or its JSON line."""
+    return float(row["first_step_end_t"] if "first_step_end_t" in row else row["t"])
+
+
+def _output(command: Sequence[str], workspace: Workspace) -> str:
+    result = subprocess.run(command, env=workspace.environment(), cwd=workspace.folder, capture_output=True, text=True)
+    if result.returncode:
+        end = (result.stdout + result.stderr)[-2000:]
+        raise ContenderError(f"`{' '.join(command)}` ended with code {result.returncode}:\n{end}")
+    return result.stdout
+
+
+def _warn_of_unaccounted_time(rows: Sequence[dict[str, Any]], step_s: Sequence[float]) -> None:
+    """Say so on stderr when the step times leave out more than 1% of the wall clock between the first and last row."""
+    wall_s = float(rows[-1]["t"]) - float(rows[0]["t"])
+    accounted_s = sum(step_s[1:])
+    if wall_s > 1.01 * accounted_s:
+        missing = f"{wall_s - accounted_s:.3f} s of {wall_s:.3f} s"
+        print(f"warning: trainworks' step_s leave out {missing} of wall clock", file=sys.stderr)

@@ -1,0 +1,69 @@
+"""The bare loop: what a good engineer writes by hand with PyTorch and no library around it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from common import CLIP_GRAD_NORM, StepClock, TokenWindows, build_model, build_optimizer, log
+from config import RANKS, PeerConfig
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad_norm_
+from transformers import get_cosine_schedule_with_warmup
+
+
+def main() -> None:
+    """Train under `torchrun`, print one line."""
+    config = PeerConfig.from_command_line()
+    dist.init_process_group("gloo")
+    clock = StepClock("bare", config, dist.get_rank())
+    train(config, clock, num_steps=1 if config.stop_after_first_step else config.steps)
+    if config.stop_after_first_step:
+        clock.print_first_step()
+    else:
+        clock.print_result()
+    dist.destroy_process_group()
+
+
+def train(config: PeerConfig, clock: StepClock, num_steps: int) -> None:
+    """The loop."""
+    model = DistributedDataParallel(build_model(config), gradient_as_bucket_view=True, forward_sync_buffers=False)
+    parameters = list(model.parameters())
+    optimizer = build_optimizer(parameters, config)
+    scheduler = get_cosine_schedule_with_warmup(optimizer, config.lr_warmup_steps, config.steps)
+    loss_sum = torch.zeros(())
+    for step, batch in zip(range(1, num_steps + 1), batches(config), strict=False):
+        loss = model(**batch).loss
+        loss.backward()
+        clip_grad_norm_(parameters, CLIP_GRAD_NORM)
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad(set_to_none=True)
+        loss_sum += loss.detach()
+        if step % config.log_every == 0:
+            log_mean_loss(step, loss_sum / config.log_every)
+            loss_sum.zero_()
+        clock.step_ended()
+
+
+def batches(config: PeerConfig) -> Iterator[dict[str, Tensor]]:
+    """One epoch in a shuffled order that all ranks agree on; each rank takes its share of every global batch."""
+    dataset = TokenWindows(config)
+    order = np.random.default_rng(config.seed).permutation(len(dataset))
+    for indices in order.reshape(-1, RANKS, config.micro_batch)[:, dist.get_rank()]:
+        input_ids = torch.from_numpy(dataset.batch(indices))
+        yield {"input_ids": input_ids, "labels": input_ids}
+
+
+def log_mean_loss(step: int, loss: Tensor) -> None:
+    """Average over the ranks, and log on rank 0."""
+    dist.all_reduce(loss)
+    if dist.get_rank() == 0:
+        log(step, loss=loss.item() / RANKS)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Choose, run and read measurements of a machine."""

@@ -1,0 +1,96 @@
+"""The program `trainworks`. A command's module is imported when that command is called, and not before."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from trainworks import __version__
+from trainworks.errors import TrainworksError
+
+__all__ = ["COMMANDS", "app", "main"]
+
+COMMANDS = {
+    "run": "Plan, start and watch a run to its end, then report.",
+    "submit": "Plan and start a run in the background.",
+    "plan": "Predict step time, memory and duration of a run, and stop there.",
+    "ls": "List runs.",
+    "status": "Show where a run stands.",
+    "logs": "Print a run's logs.",
+    "stop": "Stop a run; a workload saves a checkpoint first.",
+    "resume": "Go on with a run from its newest complete checkpoint.",
+    "report": "Say what was planned and what happened.",
+    "schema": "Print the JSON Schema of the run file.",
+}
+
+
+class _LazyCommands(TyperGroup):
+    """Knows every command's summary, and imports the one that is called."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        if ctx.resilient_parsing or _is_listing():
+            return typer.main.get_command(_placeholder(cmd_name))
+        module = importlib.import_module(f"trainworks.cli.{cmd_name}")
+        command = typer.Typer(add_completion=False, rich_markup_mode=None)
+        command.command(
+            name=cmd_name,
+            help=f"{COMMANDS[cmd_name]}\n\n{module.command.__doc__ or ''}",
+            context_settings=getattr(module, "CONTEXT_SETTINGS", None),
+        )(module.command)
+        return typer.main.get_command(command)
+
+
+def _is_listing() -> bool:
+    """Whether the program was asked for its own help, which needs the summaries only."""
+    return len(sys.argv) < 2 or sys.argv[1] in ("--help", "-h")
+
+
+def _placeholder(name: str) -> typer.Typer:
+    listed = typer.Typer(add_completion=False, rich_markup_mode=None)
+    listed.command(name=name, help=COMMANDS[name])(lambda: None)
+    return listed
+
+
+app = typer.Typer(
+    cls=_LazyCommands,
+    name="trainworks",
+    help="From a training goal to a trained model. The plan is a prediction that the run has to answer for.",
+    no_args_is_help=True,
+    add_completion=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def _options(
+    version: bool = typer.Option(False, "--version", help="Print the version and exit.", is_eager=True),
+) -> None:
+    if version:
+        typer.echo(f"trainworks {__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the program; an error that we foresaw is printed without a traceback, with its exit code."""
+    try:
+        app()
+    except TrainworksError as error:
+        typer.echo(error.render(), err=True)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:  # `trainworks logs | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(0)
+    except KeyboardInterrupt:
+        sys.exit(130)

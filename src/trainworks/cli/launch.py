@@ -1,0 +1,108 @@
+"""What `run` and `submit` have in common: from their arguments to a submitted run."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from trainworks.cli.options import runs_folder
+from trainworks.cli.plan_view import print_plan
+from trainworks.cli.planning import resolve
+from trainworks.errors import UsageError
+from trainworks.files import write_atomic
+from trainworks.job.request import job_request
+from trainworks.record.resolved import ResolvedRun
+from trainworks.record.run_dir import RunDir, create_run_dir
+from trainworks.scheduler.local import LocalScheduler
+from trainworks.spec.load import Source, load_run_file
+from trainworks.spec.run_file import RunFile
+
+__all__ = ["DryRun", "Name", "Nodes", "ProcessesPerNode", "Recalibrate", "Target", "Wanted", "launch", "wanted"]
+
+Target = Annotated[
+    list[str], typer.Argument(metavar="RUN_FILE | -- COMMAND...", help="A run file, or a command after `--`.")
+]
+Nodes = Annotated[int | None, typer.Option("--nodes", min=1, help="Node agents, each its own failure domain.")]
+ProcessesPerNode = Annotated[int | None, typer.Option("--nproc", min=1, help="Ranks per node.")]
+Name = Annotated[str | None, typer.Option("--name", help="Name of the run; the run file's when left out.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be started, and start nothing.")]
+Recalibrate = Annotated[bool, typer.Option("--recalibrate", help="Measure this machine again before planning.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A run file, where it was read, and the command if there is one instead of a workload."""
+
+    run_file: RunFile
+    source: Source | None
+    command: list[str] | None
+
+
+def wanted(target: list[str], *, nodes: int | None, nproc: int | None, name: str | None) -> Wanted:
+    """What the arguments of `run` or `submit` ask for.
+
+    Raises:
+        UsageError: neither a run file nor a command.
+        RunFileError: a problem in the run file.
+    """
+    if len(target) == 1 and target[0].endswith((".yaml", ".yml")):
+        run_file, source = load_run_file(Path(target[0]))
+        return Wanted(_with_options(run_file, nodes, nproc, name), source, None)
+    if shutil.which(target[0]) is None:
+        raise UsageError(
+            f"`{target[0]}` is neither a run file (*.yaml) nor a program",
+            hint="trainworks run run.yaml, or: trainworks run --nproc 2 -- python train.py",
+        )
+    run_file = RunFile(name=name or _name_of(target), run=" ".join(target))
+    return Wanted(_with_options(run_file, nodes, nproc, name), None, target)
+
+
+def _name_of(command: list[str]) -> str:
+    """`train` for `python train.py --lr 1`: the first argument that looks like a script, else the program."""
+    script = next((part for part in command if part.endswith((".py", ".sh"))), command[0])
+    stem = Path(script).stem.lstrip("._-")
+    return "".join(character if character.isalnum() else "-" for character in stem)[:60] or "command"
+
+
+def _with_options(run_file: RunFile, nodes: int | None, nproc: int | None, name: str | None) -> RunFile:
+    changes = {"nodes": nodes, "processes_per_node": nproc}
+    cluster = run_file.cluster.model_copy(update={key: value for key, value in changes.items() if value is not None})
+    return run_file.model_copy(update={"cluster": cluster} | ({"name": name} if name else {}))
+
+
+def launch(
+    asked: Wanted, *, runs: Path | None, attached: bool, dry_run: bool, recalibrate: bool, console: Console
+) -> RunDir | None:
+    """Resolve, show the plan, make the run directory and submit; None after a dry run."""
+    folder = runs_folder(runs, asked.run_file.checkpoint.to)
+    resolved = resolve(
+        asked.run_file,
+        asked.source,
+        run_id=asked.run_file.name,
+        runs=folder,
+        command=asked.command,
+        calibrate_again=recalibrate,
+    )
+    if resolved.plan is not None:
+        print_plan(resolved, console)
+    scheduler = LocalScheduler()
+    if dry_run:
+        rendered = scheduler.render(job_request(resolved), RunDir(folder / f"{resolved.run_id}-N"))
+        typer.echo(rendered.text, nl=False)
+        return None
+    run_dir = create_run_dir(folder, asked.run_file.name)
+    resolved = resolved.model_copy(update={"run_id": run_dir.run_id})
+    _write_inputs(run_dir, resolved, asked.source)
+    scheduler.submit(scheduler.render(job_request(resolved), run_dir), run_dir, attached=attached)
+    return run_dir
+
+
+def _write_inputs(run_dir: RunDir, resolved: ResolvedRun, source: Source | None) -> None:
+    if source is not None:
+        write_atomic(run_dir.run_file, source.text)
+    run_dir.write_resolved(resolved)

@@ -1,0 +1,45 @@
+"""`trainworks ls`."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from trainworks.cli.options import AsJson, RunsOption, runs_folder
+from trainworks.observe.progress import RunFollower
+from trainworks.record.run_dir import RunDir, list_runs
+from trainworks.units import format_duration
+
+__all__ = ["command"]
+
+
+def command(runs: RunsOption = None, as_json: AsJson = False) -> None:
+    """Oldest first."""
+    rows = [_row(run_dir) for run_dir in list_runs(runs_folder(runs))]
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    table = Table("run", "state", "step", "loss", "last change", "cause", box=None, padding=(0, 2, 0, 0))
+    for row in rows:
+        loss = f"{row['loss']:.4f}" if row["loss"] is not None else ""
+        step = f"{row['step']:,}" if row["step"] is not None else ""
+        age = format_duration(max(0.0, time.time() - row["updated_at"])) + " ago" if row["updated_at"] else ""
+        table.add_row(row["run"], row["state"], step, loss, age, row["cause"] or "")
+    Console().print(table)
+
+
+def _row(run_dir: RunDir) -> dict[str, Any]:
+    progress = RunFollower(run_dir).look()
+    return {
+        "run": run_dir.run_id,
+        "state": str(progress.state),
+        "step": progress.latest["step"] if progress.latest else None,
+        "loss": progress.latest["loss"] if progress.latest else None,
+        "updated_at": progress.status.updated_at,
+        "cause": progress.status.cause,
+    }

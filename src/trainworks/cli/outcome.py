@@ -1,0 +1,44 @@
+"""How a run ended, as an exit code and, if it failed, as one clear error."""
+
+from __future__ import annotations
+
+from trainworks.errors import RunFailedError
+from trainworks.job.state import JobState
+from trainworks.record.events import read_events
+from trainworks.record.failures import first_failure
+from trainworks.record.manifest import complete_checkpoints
+from trainworks.record.run_dir import RunDir
+
+__all__ = ["raise_for_failure"]
+
+
+def raise_for_failure(run_dir: RunDir, state: JobState) -> None:
+    """Raise the error of a run that failed or was lost; nothing happens for any other state.
+
+    Raises:
+        RunFailedError: the first failing rank, its log, what can be resumed; exit code as the ranks gave it.
+    """
+    if state not in (JobState.FAILED, JobState.LOST):
+        return
+    status = run_dir.read_status()
+    if state is JobState.LOST:
+        message, hint = f"run {run_dir.run_id}: its supervisor is gone", f"trainworks resume {run_dir.run_id}"
+    else:
+        message, hint = f"run {run_dir.run_id} failed: {status.message}", status.hint
+    error = RunFailedError(message, place=_place(run_dir), hint=hint or _resume_hint(run_dir))
+    error.exit_code = status.exit_code or 1
+    raise error
+
+
+def _place(run_dir: RunDir) -> str:
+    failure = first_failure(read_events(run_dir.events_file))
+    if failure is None or failure.get("rank") is None:
+        return str(run_dir.node_log(failure["node"]) if failure else run_dir.supervisor_log)
+    return f"{run_dir.rank_log(failure['rank'])}  rank {failure['rank']} on node {failure['node']}"
+
+
+def _resume_hint(run_dir: RunDir) -> str | None:
+    checkpoints = complete_checkpoints(run_dir)
+    if not checkpoints:
+        return None
+    return f"the checkpoint of step {checkpoints[-1][0].step:,} is kept; go on with: trainworks resume {run_dir.run_id}"

@@ -1,0 +1,161 @@
+"""From a run file to a resolved run: probe, choose, measure, predict. Shared by `plan`, `run` and `submit`."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from trainworks import __version__
+from trainworks.bench.calibrate import calibrate
+from trainworks.errors import DiskFullError, EnvironmentProblem, LayoutError, MissingExtraError, UsageError
+from trainworks.files import free_bytes
+from trainworks.host import process
+from trainworks.host.folders import cache_folder
+from trainworks.host.probe import probe_host
+from trainworks.plan.layout import choose_layout
+from trainworks.plan.model_shape import shape_of_hf_config, shape_of_model
+from trainworks.plan.plan import choose_processes, make_plan, num_steps
+from trainworks.plan.step_time import calibration_request
+from trainworks.record.environment import HostFacts
+from trainworks.record.resolved import ModelShape, Processes, ResolvedRun
+from trainworks.spec.load import Source
+from trainworks.spec.run_file import RunFile, Workload
+from trainworks.units import format_bytes
+
+__all__ = ["resolve"]
+
+_TYPICAL_BASELINE_BYTES = 400_000_000
+"""Of a rank before calibration, for the choice of the layout alone."""
+
+
+def resolve(
+    run_file: RunFile,
+    source: Source | None,
+    *,
+    run_id: str,
+    runs: Path,
+    command: list[str] | None = None,
+    calibrate_again: bool = False,
+) -> ResolvedRun:
+    """Decide everything that the run file leaves open, and predict the run.
+
+    Raises:
+        TrainworksError: with the run file's line where it is to blame.
+    """
+    host = probe_host(runs)
+    accelerators = len(host.accelerators)
+    processes = choose_processes(run_file, num_cores=host.num_cores, num_accelerators=accelerators)
+    resolved = ResolvedRun(
+        run_id=run_id,
+        created_at=time.time(),
+        trainworks=__version__,
+        run_file=run_file,
+        command=tuple(command) if command else None,
+        working_folder=str(Path.cwd()),
+        processes=processes,
+        host=host,
+    )
+    if run_file.workload is None:
+        return resolved
+    try:
+        return _with_plan(resolved, run_file.workload, host, processes, runs, calibrate_again)
+    except LayoutError as error:
+        if source is None:
+            raise
+        raise source.locate(error) from None
+
+
+def _with_plan(
+    resolved: ResolvedRun, workload: Workload, host: HostFacts, processes: Processes, runs: Path, again: bool
+) -> ResolvedRun:
+    if "torch" not in host.packages or "transformers" not in host.packages:
+        raise MissingExtraError("torch" if "torch" not in host.packages else "transformers", "train")
+    shape = _shape(workload)
+    layout = choose_layout(
+        workload,
+        shape,
+        resolved.run_file.layout,
+        world_size=processes.world_size,
+        memory_per_rank_bytes=_memory_per_rank(host, processes),
+        baseline_bytes=_TYPICAL_BASELINE_BYTES,
+    )
+    request = calibration_request(
+        shape,
+        layout,
+        processes,
+        sequence_length=workload.data.sequence_length,
+        precision=workload.precision,
+    )
+    calibration = calibrate(request, host, cache_folder("calibration"), again=again)
+    steps = num_steps(workload, tokens_in_data=_tokens_in_data(workload))
+    plan = make_plan(resolved.run_file, shape, layout, processes, calibration, steps=steps)
+    _check_disk(plan.checkpoint_bytes, runs)
+    return resolved.model_copy(update={"plan": plan, "calibration": calibration})
+
+
+def _memory_per_rank(host: HostFacts, processes: Processes) -> int:
+    if processes.device == "cuda":
+        return min(accelerator.memory_bytes for accelerator in host.accelerators)
+    return host.memory_bytes // processes.world_size
+
+
+def _shape(workload: Workload) -> ModelShape:
+    length = workload.data.sequence_length
+    if workload.model.hf is None:
+        return shape_of_model(workload.model, vocabulary=workload.data.vocabulary, sequence_length=length)
+    shape = shape_of_hf_config(_hf_config(workload.model.hf))
+    if length > shape.max_sequence_length:
+        raise UsageError(
+            f"data.sequence_length ({length}) is longer than the {shape.max_sequence_length} positions of the model"
+        )
+    return shape
+
+
+def _hf_config(checkpoint: str) -> dict[str, Any]:
+    """config.json of a local folder, or of the hub's cache, or of the hub."""
+    folder = Path(checkpoint).expanduser()
+    if folder.is_dir():
+        path = folder / "config.json"
+    else:
+        path = _from_hub(checkpoint)
+    try:
+        config: dict[str, Any] = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise EnvironmentProblem(f"cannot read the config of `{checkpoint}`: {error}") from None
+    return config
+
+
+def _from_hub(checkpoint: str) -> Path:
+    program = (
+        "import sys, huggingface_hub as hub; print(hub.hf_hub_download(sys.argv[1], 'config.json'))"
+    )
+    output = process.run([*process.python_program(program), checkpoint], timeout_s=120)
+    if output.exit_code != 0:
+        reason = (output.stderr.strip().splitlines() or ["no output"])[-1]
+        raise EnvironmentProblem(
+            f"`{checkpoint}` is no folder, and the hub cannot give its config: {reason}",
+            hint="name a folder with config.json, or check the id and the network",
+        )
+    return Path(output.stdout.strip().splitlines()[-1])
+
+
+def _tokens_in_data(workload: Workload) -> int | None:
+    """Size of the tokenized data, which only a run by epochs needs to know; prepared now if it has to be."""
+    if workload.train_for.unit != "epochs":
+        return None
+    command = process.python_module("trainworks.worker.prepare", workload.data.model_dump_json())
+    output = process.run(command, timeout_s=3600)
+    if output.exit_code != 0:
+        raise EnvironmentProblem((output.stderr.strip().splitlines() or ["data preparation failed"])[-1])
+    return int(json.loads(output.stdout.splitlines()[-1])["num_tokens"])
+
+
+def _check_disk(checkpoint_bytes: int, runs: Path) -> None:
+    """One checkpoint must fit beside nothing: a run that cannot save once is not started."""
+    if (free := free_bytes(runs)) < checkpoint_bytes:
+        raise DiskFullError(
+            f"one checkpoint takes {format_bytes(checkpoint_bytes)}, `{runs}` has {format_bytes(free)} free",
+            hint="free some space or point `checkpoint.to` at another disk",
+        )

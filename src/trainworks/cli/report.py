@@ -1,0 +1,45 @@
+"""`trainworks report`."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from trainworks.cli.options import AsJson, OptionalRun, RunsOption, find
+from trainworks.observe.progress import current_state
+from trainworks.record.run_dir import RunDir
+from trainworks.report.html import write_page
+from trainworks.report.summary import Report, build_report
+from trainworks.report.terminal import print_report as print_report_to
+
+__all__ = ["command", "print_report"]
+
+
+def command(
+    run: OptionalRun = None,
+    runs: RunsOption = None,
+    as_json: AsJson = False,
+    html: Annotated[bool, typer.Option(help="Write report.html, too.")] = True,
+) -> None:
+    """Works while the run goes on. Every number comes from the run's own record."""
+    run_dir = find(run, runs)
+    if as_json:
+        typer.echo(_build(run_dir).model_dump_json(indent=2))
+    else:
+        print_report(run_dir, html=html)
+
+
+def print_report(run_dir: RunDir, *, html: bool = True) -> None:
+    """Print the report to stdout and write the page beside the record."""
+    report = _build(run_dir)
+    print_report_to(report, Console())
+    if html:
+        write_page(report, run_dir.report_file)
+        typer.echo(f"page: {run_dir.report_file}", err=True)
+
+
+def _build(run_dir: RunDir) -> Report:
+    return build_report(run_dir, time.time(), state=current_state(run_dir.read_status()))

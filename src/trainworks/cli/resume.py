@@ -1,0 +1,69 @@
+"""`trainworks resume`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from trainworks.cli.options import OptionalRun, RunsOption, find
+from trainworks.cli.outcome import raise_for_failure
+from trainworks.cli.planning import resolve
+from trainworks.cli.report import print_report
+from trainworks.cli.watch import watch
+from trainworks.errors import UsageError
+from trainworks.job.request import job_request
+from trainworks.job.state import JobState
+from trainworks.observe.progress import current_state
+from trainworks.record.resolved import ResolvedRun
+from trainworks.record.run_dir import RunDir
+from trainworks.scheduler.local import LocalScheduler
+
+__all__ = ["command"]
+
+_STOPPED = 130
+
+
+def command(
+    run: OptionalRun = None,
+    nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="Go on with another number of nodes.")] = None,
+    nproc: Annotated[int | None, typer.Option("--nproc", min=1, help="Go on with other ranks per node.")] = None,
+    background: Annotated[bool, typer.Option("--background", "-b", help="Do not watch; survive this shell.")] = False,
+    runs: RunsOption = None,
+) -> None:
+    """With other ranks the layout is chosen anew; the sequence of the data stays the same."""
+    run_dir = find(run, runs)
+    state = current_state(run_dir.read_status())
+    if not state.is_final:
+        raise UsageError(f"run {run_dir.run_id} is {state}", hint=f"trainworks logs -f {run_dir.run_id}")
+    if state is JobState.SUCCEEDED:
+        raise UsageError(f"run {run_dir.run_id} has finished; there is nothing left to do")
+    resolved = run_dir.read_resolved()
+    if nodes or nproc:
+        resolved = _with_ranks(run_dir, resolved, nodes, nproc)
+    scheduler = LocalScheduler()
+    scheduler.submit(scheduler.render(job_request(resolved), run_dir), run_dir, attached=not background)
+    if background:
+        typer.echo(run_dir.run_id)
+        return
+    talk = Console(stderr=True)
+    final = watch(run_dir, talk, num_steps=resolved.plan.num_steps if resolved.plan else None)
+    print_report(run_dir)
+    raise_for_failure(run_dir, final)
+    if final is JobState.STOPPED:
+        raise typer.Exit(_STOPPED)
+
+
+def _with_ranks(run_dir: RunDir, before: ResolvedRun, nodes: int | None, nproc: int | None) -> ResolvedRun:
+    """The same run planned for other ranks; its number of steps is the one that it started with."""
+    changes = {"nodes": nodes, "processes_per_node": nproc}
+    cluster = before.run_file.cluster.model_copy(update={key: value for key, value in changes.items() if value})
+    run_file = before.run_file.model_copy(update={"cluster": cluster, "layout": None})
+    command = list(before.command) if before.command else None
+    resolved = resolve(run_file, None, run_id=before.run_id, runs=run_dir.path.parent, command=command)
+    if resolved.plan is not None and before.plan is not None:
+        plan = resolved.plan.model_copy(update={"num_steps": before.plan.num_steps})
+        resolved = resolved.model_copy(update={"plan": plan})
+    run_dir.write_resolved(resolved)
+    return resolved

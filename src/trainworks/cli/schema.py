@@ -1,0 +1,17 @@
+"""`trainworks schema`."""
+
+from __future__ import annotations
+
+import json
+
+import typer
+
+from trainworks.spec.run_file import RunFile
+
+__all__ = ["command"]
+
+
+def command() -> None:
+    """Editors that know JSON Schema complete and check a run file with it."""
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema"} | RunFile.model_json_schema()
+    typer.echo(json.dumps(schema, indent=2))

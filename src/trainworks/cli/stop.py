@@ -1,0 +1,35 @@
+"""`trainworks stop`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from trainworks.cli.options import OptionalRun, RunsOption, find
+from trainworks.errors import UsageError
+from trainworks.host.clock import SystemClock
+from trainworks.observe.progress import current_state
+from trainworks.scheduler.local import LocalScheduler
+
+__all__ = ["command"]
+
+
+def command(
+    run: OptionalRun = None,
+    now: Annotated[bool, typer.Option("--now", help="End it at once, without a checkpoint.")] = False,
+    runs: RunsOption = None,
+) -> None:
+    """Returns when the run has ended."""
+    run_dir = find(run, runs)
+    state = current_state(run_dir.read_status())
+    if state.is_final:
+        raise UsageError(f"run {run_dir.run_id} is not running: {state}")
+    scheduler = LocalScheduler()
+    scheduler.stop(run_dir, reason="trainworks stop")
+    if now:
+        SystemClock().sleep(0.2)
+        scheduler.stop(run_dir, reason="trainworks stop --now")
+    while not (state := current_state(run_dir.read_status())).is_final:
+        SystemClock().sleep(0.1)
+    typer.echo(f"{run_dir.run_id} {state}")

@@ -1,0 +1,90 @@
+"""Files that are complete or absent: the two ways in which this program writes to disk."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from trainworks.errors import DiskFullError
+from trainworks.units import format_bytes
+
+__all__ = ["append_text", "free_bytes", "fsync_folder", "naming_full_disk", "write_atomic"]
+
+
+def write_atomic(path: Path, content: str | bytes) -> None:
+    """Write a file so that a reader, or a power cut, sees the old content or the new, never a part.
+
+    A temporary file in the same folder is written, flushed to disk and renamed over `path`.
+
+    Raises:
+        DiskFullError: no space left; the old content is untouched and the temporary file is gone.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with naming_full_disk(path), os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    fsync_folder(path.parent)
+
+
+def append_text(path: Path, text: str) -> None:
+    """Append whole lines in one write, so that concurrent writers of one machine never interleave.
+
+    A line that an earlier writer left unfinished (killed, disk full) is closed first: it stays one bad line.
+
+    Raises:
+        DiskFullError: no space left.
+    """
+    with naming_full_disk(path), path.open("ab+", buffering=0) as file:
+        if file.seek(0, os.SEEK_END) and _last_byte(file.fileno(), file.tell()) != b"\n":
+            text = "\n" + text
+        data = text.encode()
+        written = file.write(data)
+        if written != len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+
+def _last_byte(handle: int, size: int) -> bytes:
+    return os.pread(handle, 1, size - 1)
+
+
+def fsync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def free_bytes(path: Path) -> int:
+    """Space that this user can still write at `path`, or at its nearest existing parent."""
+    while not path.exists():
+        path = path.parent
+    return shutil.disk_usage(path).free
+
+
+@contextmanager
+def naming_full_disk(path: Path) -> Iterator[None]:
+    """Turn `ENOSPC` and `EDQUOT` inside the block into a DiskFullError that names the place."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise DiskFullError(
+            f"no space left on device: {format_bytes(free_bytes(path))} free, writing `{path}`",
+            hint="free some space, lower `checkpoint.keep`, or point `checkpoint.to` at another disk",
+        ) from None

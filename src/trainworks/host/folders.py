@@ -1,0 +1,15 @@
+"""Where things are kept that outlive a run: XDG folders, or what the environment says."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+__all__ = ["cache_folder"]
+
+
+def cache_folder(*parts: str) -> Path:
+    """`$TRAINWORKS_CACHE`, else `$XDG_CACHE_HOME/trainworks`, else `~/.cache/trainworks`; not created here."""
+    own = os.environ.get("TRAINWORKS_CACHE")
+    base = Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainworks"
+    return base.joinpath(*parts)

@@ -1,0 +1,121 @@
+"""What this machine is: cores, memory, accelerators, disk, versions. Limits of containers are respected."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+from importlib import metadata
+from pathlib import Path
+
+import psutil
+import pynvml
+
+from trainworks.files import free_bytes
+from trainworks.record.environment import AcceleratorFacts, HostFacts
+
+__all__ = ["num_cores", "probe_accelerators", "probe_host"]
+
+_CGROUP = Path("/sys/fs/cgroup")
+_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
+
+
+def probe_host(disk: Path) -> HostFacts:
+    """Facts about this machine; `disk` is the folder whose free space counts."""
+    return HostFacts(
+        hostname=socket.gethostname(),
+        operating_system=_operating_system(),
+        processor=_processor(),
+        num_cores=num_cores(),
+        memory_bytes=_memory_bytes(),
+        disk_free_bytes=free_bytes(disk),
+        accelerators=probe_accelerators(),
+        python=platform.python_version(),
+        packages=_package_versions(),
+    )
+
+
+def num_cores() -> int:
+    """Cores that this process may keep busy: its affinity, cut to the cgroup's quota (rounded up)."""
+    affinity = len(os.sched_getaffinity(0))
+    quota, _, period = _read(_CGROUP / "cpu.max").partition(" ")
+    if quota.isdigit() and period.isdigit():
+        return max(1, min(affinity, -(-int(quota) // int(period))))
+    return affinity
+
+
+def probe_accelerators() -> tuple[AcceleratorFacts, ...]:
+    """NVIDIA accelerators as the driver lists them, cut to CUDA_VISIBLE_DEVICES; empty without a driver."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return ()
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        found = [
+            AcceleratorFacts(
+                index=index,
+                name=pynvml.nvmlDeviceGetName(handle),
+                memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+            )
+            for index, handle in enumerate(handles)
+        ]
+        return _visible(found, [pynvml.nvmlDeviceGetUUID(handle) for handle in handles])
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _visible(found: list[AcceleratorFacts], uuids: list[str]) -> tuple[AcceleratorFacts, ...]:
+    """CUDA's rule: names up to the first unknown one count, by index or by UUID prefix."""
+    wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if wanted is None:
+        return tuple(found)
+    visible: list[AcceleratorFacts] = []
+    for name in (part.strip() for part in wanted.split(",")):
+        match = [facts for facts, uuid in zip(found, uuids, strict=True) if _is_device(name, facts.index, uuid)]
+        if not match:
+            break
+        visible.append(match[0])
+    return tuple(visible)
+
+
+def _is_device(name: str, index: int, uuid: str) -> bool:
+    return name == str(index) if name.isdigit() else bool(name) and uuid.startswith(name)
+
+
+def _memory_bytes() -> int:
+    limit = _read(_CGROUP / "memory.max")
+    total = int(psutil.virtual_memory().total)
+    return min(total, int(limit)) if limit.isdigit() else total
+
+
+def _operating_system() -> str:
+    try:
+        name = platform.freedesktop_os_release().get("PRETTY_NAME", platform.system())
+    except OSError:
+        name = platform.system()
+    return f"{name}, kernel {platform.release()}"
+
+
+def _processor() -> str:
+    for line in _read(Path("/proc/cpuinfo")).splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _package_versions() -> dict[str, str]:
+    versions = {}
+    for package in _PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,181 @@
+"""Processes that end when they should: no orphan outlives whoever started it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+__all__ = [
+    "Child",
+    "Output",
+    "adopt_orphans",
+    "die_with_parent",
+    "end_descendants",
+    "identity",
+    "is_running",
+    "python_module",
+    "python_program",
+    "run",
+    "spawn",
+]
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What a finished command left."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+
+
+class Child:
+    """A process that this one started, at the head of its own process group."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    @property
+    def pid(self) -> int:
+        """Process id, and process group id."""
+        return self._process.pid
+
+    def exit_code(self) -> int | None:
+        """None while it runs; the negative signal number if a signal ended it."""
+        return self._process.poll()
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """Wait for the end; None if it still runs after `timeout_s`."""
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def signal_group(self, number: signal.Signals) -> None:
+        """Signal the process and everything in its group; nothing happens if all are gone."""
+        try:
+            os.killpg(self.pid, number)
+        except ProcessLookupError:
+            pass
+
+
+def python_module(module: str, *arguments: str) -> list[str]:
+    """Argument vector that runs a module of ours with this interpreter."""
+    return [sys.executable, "-m", module, *arguments]
+
+
+def python_program(source: str) -> list[str]:
+    """Argument vector that runs a short program with this interpreter; what follows are its arguments."""
+    return [sys.executable, "-c", source]
+
+
+def run(command: Sequence[str], *, timeout_s: float | None = None, env: Mapping[str, str] | None = None) -> Output:
+    """Run a command to its end and capture what it prints; its exit code is the caller's to judge."""
+    done = subprocess.run(  # noqa: S603
+        list(command), capture_output=True, text=True, timeout=timeout_s, env=env, check=False, stdin=subprocess.DEVNULL
+    )
+    return Output(done.returncode, done.stdout, done.stderr)
+
+
+def spawn(
+    command: Sequence[str],
+    *,
+    log: Path,
+    env: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+    new_session: bool = False,
+    pass_fds: Iterable[int] = (),
+) -> Child:
+    """Start a process whose output is appended to `log`.
+
+    Args:
+        command: argument vector; no shell in between.
+        log: file that receives stdout and stderr.
+        env: the whole environment; this process's own when None.
+        folder: working folder; this process's own when None.
+        new_session: detach from the terminal, so that the process survives the shell.
+        pass_fds: file descriptors that stay open in the child.
+    """
+    with log.open("ab") as output:
+        process = subprocess.Popen(  # noqa: S603
+            list(command),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=env,
+            cwd=folder,
+            start_new_session=new_session,
+            process_group=None if new_session else 0,
+            pass_fds=tuple(pass_fds),
+        )
+    return Child(process)
+
+
+def die_with_parent(number: signal.Signals, parent_pid: int | None = None) -> None:
+    """Ask the kernel to signal this process when its parent ends; at once if the parent is already gone.
+
+    Args:
+        number: the signal to receive.
+        parent_pid: who the parent should be, so that one that died before this call is noticed.
+    """
+    _prctl(_PR_SET_PDEATHSIG, int(number))
+    if parent_pid is not None and os.getppid() != parent_pid:
+        os.kill(os.getpid(), number)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent ends, so that none escapes `end_descendants`."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def end_descendants(grace_s: float) -> int:
+    """Terminate every descendant of this process, kill what is left after `grace_s`; returns how many were killed."""
+    descendants = psutil.Process().children(recursive=True)
+    for process in descendants:
+        _signal_quietly(process, signal.SIGTERM)
+    _, stubborn = psutil.wait_procs(descendants, timeout=grace_s)
+    stubborn += [process for process in psutil.Process().children(recursive=True) if process not in stubborn]
+    for process in stubborn:
+        _signal_quietly(process, signal.SIGKILL)
+    psutil.wait_procs(stubborn, timeout=5)
+    return len(stubborn)
+
+
+def _signal_quietly(process: psutil.Process, number: signal.Signals) -> None:
+    try:
+        process.send_signal(number)
+    except psutil.NoSuchProcess:
+        pass
+
+
+def identity(pid: int | None = None) -> tuple[int, float]:
+    """Process id and creation time; the pair is unique, the id alone is reused. This process when None."""
+    process = psutil.Process(pid)
+    return process.pid, process.create_time()
+
+
+def is_running(pid: int, started_at: float) -> bool:
+    """Whether that very process still runs; a zombie does not."""
+    try:
+        process = psutil.Process(pid)
+        return abs(process.create_time() - started_at) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,52 @@
+"""The environment of one rank, in the words of torchrun, Kubeflow's trainer and SkyPilot at once."""
+
+from __future__ import annotations
+
+from trainworks.record.resolved import Processes
+
+__all__ = ["rank_environment"]
+
+
+def rank_environment(
+    processes: Processes, *, node: int, local_rank: int, master_address: str, master_port: int, attempt: int
+) -> dict[str, str]:
+    """Variables that a command finds, so that a script written for another launcher runs unchanged.
+
+    Args:
+        processes: the whole job.
+        node: index of this node.
+        local_rank: index of this rank on its node; rank = node * processes_per_node + local_rank.
+        master_address: where rank 0 listens.
+        master_port: where rank 0 listens; free when the job started.
+        attempt: 1 for the first start, counting up with every restart.
+    """
+    per_node = processes.processes_per_node
+    rank = node * per_node + local_rank
+    address, port = master_address, str(master_port)
+    torchrun_arguments = (
+        f"--nnodes={processes.nodes} --node-rank={node} --nproc-per-node={per_node} "
+        f"--master-addr={address} --master-port={port}"
+    )
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(processes.world_size),
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_WORLD_SIZE": str(per_node),
+        "GROUP_RANK": str(node),
+        "NODE_RANK": str(node),
+        "MASTER_ADDR": address,
+        "MASTER_PORT": port,
+        "TORCHRUN_ARGS": torchrun_arguments,
+        "PET_NNODES": str(processes.nodes),
+        "PET_NODE_RANK": str(node),
+        "PET_NPROC_PER_NODE": str(per_node),
+        "PET_MASTER_ADDR": address,
+        "PET_MASTER_PORT": port,
+        "SKYPILOT_NODE_RANK": str(node),
+        "SKYPILOT_NUM_NODES": str(processes.nodes),
+        "SKYPILOT_NODE_IPS": "\n".join([address] * processes.nodes),
+        "SKYPILOT_NUM_GPUS_PER_NODE": str(per_node if processes.device == "cuda" else 0),
+        "TRAINWORKS_ATTEMPT": str(attempt),
+        "OMP_NUM_THREADS": str(processes.threads_per_process),
+        "PYTHONUNBUFFERED": "1",
+    }

@@ -1,0 +1,43 @@
+"""What a scheduler is asked to start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from trainworks.record.resolved import Processes, ResolvedRun
+from trainworks.spec.run_file import RunFile
+
+__all__ = ["JobRequest", "job_request", "max_restarts"]
+
+_RESTARTS_OF_A_WORKLOAD = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRequest:
+    """One job, in no scheduler's language."""
+
+    run_id: str
+    kind: Literal["training", "command"]
+    processes: Processes
+    max_restarts: int
+    rendezvous_port: int
+    """Port that the ranks meet at; 0 takes a free one."""
+
+
+def job_request(resolved: ResolvedRun) -> JobRequest:
+    """The job of a resolved run."""
+    return JobRequest(
+        run_id=resolved.run_id,
+        kind="training" if resolved.run_file.workload else "command",
+        processes=resolved.processes,
+        max_restarts=max_restarts(resolved.run_file),
+        rendezvous_port=resolved.run_file.cluster.rendezvous_port,
+    )
+
+
+def max_restarts(run_file: RunFile) -> int:
+    """Automatic restarts: as written; else 3 for a workload, and none for a command, which may not be repeatable."""
+    if run_file.recover.max_restarts is not None:
+        return run_file.recover.max_restarts
+    return _RESTARTS_OF_A_WORKLOAD if run_file.workload else 0

@@ -1,0 +1,1 @@
+"""Sight: what the record says about a run, while it goes on."""

@@ -1,0 +1,106 @@
+"""Follow a run through its record: the state, the latest steps, and when it will be done."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from trainworks.host import process
+from trainworks.job.state import JobState, parse_state
+from trainworks.record.events import Event, read_lines_from
+from trainworks.record.metrics import MetricsRow
+from trainworks.record.run_dir import RunDir
+from trainworks.record.status import RunStatus
+
+__all__ = ["Progress", "RunFollower", "current_state"]
+
+_RECENT_STEPS = 50
+_RECENT_S = 5.0
+
+
+@dataclass(slots=True)
+class Progress:
+    """A snapshot. Figures are None until the first step has been recorded."""
+
+    state: JobState
+    status: RunStatus
+    latest: MetricsRow | None = None
+    recent: list[MetricsRow] = field(default_factory=list)
+    """The last steps of the current attempt: up to 50, from about the last 5 seconds."""
+    new_events: list[Event] = field(default_factory=list)
+    memory_peak_bytes: int | None = None
+    checkpoint_step: int | None = None
+    checkpoint_at: float | None = None
+    data_done_bytes: int = 0
+    data_total_bytes: int = 0
+    """0 unless the data is being prepared now."""
+
+    @property
+    def step_s(self) -> float | None:
+        """Mean duration of the recent steps."""
+        return sum(row["step_s"] for row in self.recent) / len(self.recent) if self.recent else None
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Throughput over the recent steps."""
+        seconds = sum(row["step_s"] for row in self.recent)
+        return sum(row["tokens"] for row in self.recent) / seconds if seconds else None
+
+    def eta_s(self, num_steps: int) -> float | None:
+        """Time to the last step at the recent pace."""
+        if self.step_s is None or self.latest is None:
+            return None
+        return max(0, num_steps - self.latest["step"]) * self.step_s
+
+
+class RunFollower:
+    """Reads what a run has added to its record since the last look."""
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self._run_dir = run_dir
+        self._events_offset = self._metrics_offset = 0
+        self._recent: deque[MetricsRow] = deque(maxlen=_RECENT_STEPS)
+        self._progress = Progress(JobState.CREATED, RunStatus(state="CREATED"))
+
+    def look(self) -> Progress:
+        """The run as it stands now; the events are those since the last look."""
+        progress = self._progress
+        # The status first: whatever was written before a final state is then read below.
+        progress.status = self._run_dir.read_status()
+        progress.state = current_state(progress.status)
+        progress.new_events, self._events_offset = read_lines_from(self._run_dir.events_file, self._events_offset)
+        for event in progress.new_events:
+            self._take(event)
+        self._take_rows()
+        return progress
+
+    def _take(self, event: Event) -> None:
+        progress = self._progress
+        if event["kind"] == "checkpoint":
+            progress.checkpoint_step, progress.checkpoint_at = event["step"], event["t"]
+        elif event["kind"] == "data_progress":
+            progress.data_done_bytes, progress.data_total_bytes = event["done_bytes"], event["total_bytes"]
+        elif event["kind"] == "data_ready":
+            progress.data_total_bytes = 0
+
+    def _take_rows(self) -> None:
+        rows: list[MetricsRow]
+        rows, self._metrics_offset = read_lines_from(self._run_dir.metrics_file, self._metrics_offset)  # type: ignore[assignment]
+        for row in rows:
+            if self._recent and self._recent[-1]["attempt"] != row["attempt"]:
+                self._recent.clear()
+            self._recent.append(row)
+            self._progress.memory_peak_bytes = row.get("memory_peak_bytes", self._progress.memory_peak_bytes)
+        if self._recent:
+            latest = self._recent[-1]
+            self._progress.latest = latest
+            self._progress.recent = [row for row in self._recent if latest["t"] - row["t"] <= _RECENT_S]
+
+
+def current_state(status: RunStatus) -> JobState:
+    """The state as written; LOST if it is not final and the supervisor that would change it is gone."""
+    state = parse_state(status.state)
+    if state.is_final or status.supervisor_pid is None or status.supervisor_started_at is None:
+        return state
+    alive = process.is_running(status.supervisor_pid, status.supervisor_started_at)
+    return state if alive else JobState.LOST

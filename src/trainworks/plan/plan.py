@@ -1,0 +1,102 @@
+"""The plan of one run: layout, step time, memory, checkpoints and how long it all takes."""
+
+from __future__ import annotations
+
+from trainworks.errors import UsageError
+from trainworks.plan.checkpoint import checkpoint_interval
+from trainworks.plan.memory import checkpoint_bytes, predict_memory
+from trainworks.plan.model_shape import model_flops_per_token
+from trainworks.plan.step_time import predict_step_time
+from trainworks.record.calibration import Calibration
+from trainworks.record.resolved import ModelShape, Plan, Processes
+from trainworks.spec.layout import ResolvedLayout
+from trainworks.spec.run_file import RunFile, Workload
+
+__all__ = ["choose_processes", "make_plan", "num_steps"]
+
+_START_S = 6.0
+"""From launch to the first step: importing torch, building the model, meeting the other ranks."""
+_SAVE_FIXED_S = 0.02
+"""Host work of starting an asynchronous checkpoint."""
+_LOG_INTERVAL_S = 1.0
+_MAX_LOG_STEPS = 50
+
+
+def choose_processes(run_file: RunFile, *, num_cores: int, num_accelerators: int) -> Processes:
+    """Ranks, threads and device: one rank per accelerator, or one on a machine without any; threads share the cores."""
+    cluster = run_file.cluster
+    automatic = max(1, num_accelerators // cluster.nodes)
+    per_node = automatic if cluster.processes_per_node == "auto" else cluster.processes_per_node
+    ranks = per_node * cluster.nodes
+    return Processes(
+        nodes=cluster.nodes,
+        processes_per_node=per_node,
+        threads_per_process=max(1, num_cores // ranks),
+        device="cuda" if 0 < ranks <= num_accelerators else "cpu",
+    )
+
+
+def num_steps(workload: Workload, *, tokens_in_data: int | None) -> int:
+    """Optimizer steps of `train_for`; tokens are rounded up to whole steps.
+
+    Raises:
+        UsageError: epochs were asked for and the size of the data is not known yet.
+    """
+    tokens_per_step = workload.global_batch * workload.data.sequence_length
+    if workload.train_for.unit == "steps":
+        return workload.train_for.amount
+    if workload.train_for.unit == "tokens":
+        return -(-workload.train_for.amount // tokens_per_step)
+    if tokens_in_data is None:
+        raise UsageError("the length of an epoch is known once the data is prepared")
+    sequences = (tokens_in_data - 1) // workload.data.sequence_length
+    return max(1, workload.train_for.amount * sequences // workload.global_batch)
+
+
+def make_plan(
+    run_file: RunFile,
+    shape: ModelShape,
+    layout: ResolvedLayout,
+    processes: Processes,
+    calibration: Calibration,
+    *,
+    steps: int,
+) -> Plan:
+    """Predict the run from what was decided and what was measured."""
+    workload = run_file.workload
+    assert workload is not None
+    length = workload.data.sequence_length
+    step_time = predict_step_time(shape, layout, calibration, sequence_length=length)
+    saved_bytes = checkpoint_bytes(shape)
+    save_s = _SAVE_FIXED_S + 2 * saved_bytes / processes.world_size / calibration.memory_bytes_per_s
+    every_steps, every_s = checkpoint_interval(
+        run_file.checkpoint.every,
+        save_s=save_s,
+        node_mttf_s=run_file.recover.node_mttf,
+        num_nodes=processes.nodes,
+    )
+    interval_s = every_s or (every_steps or 1) * step_time.total_s
+    train_s = steps * step_time.total_s
+    fastest = max(gemm.flops_per_s for gemm in calibration.gemms)
+    return Plan(
+        model=shape,
+        layout=layout,
+        num_steps=steps,
+        tokens_per_step=workload.global_batch * length,
+        model_flops_per_token=model_flops_per_token(shape, length),
+        peak_flops_per_s=fastest,
+        peak_source=f"fastest {workload.precision} matrix product of this model's shapes, measured on this machine",
+        step_time=step_time,
+        memory=predict_memory(
+            shape,
+            layout,
+            sequence_length=length,
+            precision=workload.precision,
+            baseline_bytes=calibration.baseline_bytes,
+        ),
+        checkpoint_bytes=saved_bytes,
+        checkpoint_every_steps=every_steps,
+        checkpoint_every_s=every_s,
+        log_every_steps=max(1, min(_MAX_LOG_STEPS, round(_LOG_INTERVAL_S / step_time.total_s))),
+        run_time_s=_START_S + train_s + (train_s // interval_s + 1) * save_s,
+    )

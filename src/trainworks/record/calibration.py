@@ -1,0 +1,59 @@
+"""What a short measurement of this machine says, in the units of the planning formulas."""
+
+from __future__ import annotations
+
+from trainworks.spec.quantities import Spec
+
+__all__ = ["Calibration", "CalibrationRequest", "GemmRate"]
+
+
+class CalibrationRequest(Spec):
+    """What to measure, in the shapes that the workload will use."""
+
+    device: str
+    precision: str
+    num_ranks: int
+    threads_per_rank: int
+    gemm_shapes: tuple[tuple[int, int, int], ...]
+    """(m, n, k) each."""
+    micro_batch: int
+    sequence_length: int
+    heads: int
+    head_dim: int
+
+
+class GemmRate(Spec):
+    """Speed of one matrix product [m, k] x [k, n], as every rank reaches it while the others do the same."""
+
+    m: int
+    n: int
+    k: int
+    flops_per_s: float
+
+
+class Calibration(Spec):
+    """Measured on one node with all its ranks busy; rates are per rank.
+
+    A collective over S bytes is modelled as `all_reduce_latency_s + 2(n-1)/n * S / all_reduce_bytes_per_s`.
+    """
+
+    device: str
+    precision: str
+    num_ranks: int
+    threads_per_rank: int
+    gemms: tuple[GemmRate, ...]
+    attention_flops_per_s: float
+    """Scaled-dot-product attention, forward and backward, counted as 12 * heads * head_dim * T^2 per sequence."""
+    memory_bytes_per_s: float
+    """Bytes read plus bytes written per second by an element-wise operation on arrays larger than the caches."""
+    optimizer_params_per_s: float
+    """Parameters that the fused AdamW step updates per second, gradient clipping included."""
+    op_overhead_s: float
+    """Host time of one small differentiable operation, forward and backward together."""
+    all_reduce_latency_s: float
+    all_reduce_bytes_per_s: float
+    """Bus bandwidth, one direction, per rank; of no meaning for one rank."""
+    baseline_bytes: int
+    """Resident memory of one rank before it has a model."""
+    seconds: float
+    """How long the measurement took."""

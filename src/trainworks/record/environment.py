@@ -1,0 +1,31 @@
+"""Where a run ran: facts about one machine, as found by `host.probe`."""
+
+from __future__ import annotations
+
+from trainworks.spec.quantities import Spec
+
+__all__ = ["AcceleratorFacts", "HostFacts"]
+
+
+class AcceleratorFacts(Spec):
+    """One accelerator as its driver names it."""
+
+    index: int
+    name: str
+    memory_bytes: int
+
+
+class HostFacts(Spec):
+    """One machine. Cores and memory are what this process may use: affinity and cgroup limits are applied."""
+
+    hostname: str
+    operating_system: str
+    processor: str
+    num_cores: int
+    memory_bytes: int
+    disk_free_bytes: int
+    """Free where the run directory will be."""
+    accelerators: tuple[AcceleratorFacts, ...] = ()
+    python: str
+    packages: dict[str, str]
+    """Versions of the packages that decide numerics and speed; absent ones are left out."""

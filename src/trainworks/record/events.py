@@ -1,0 +1,69 @@
+"""events.jsonl: what happened, in order, by whoever saw it. Append-only, readable while it is written."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+from trainworks.files import append_text
+
+__all__ = ["Event", "EventKind", "append_event", "read_events", "read_lines_from"]
+
+EventKind = Literal[
+    "submitted",  # nodes, processes_per_node
+    "state",  # state, cause, message: the supervisor's view
+    "agent_started",  # node, pid
+    "agent_lost",  # node, exit_code
+    "data_progress",  # done_bytes, total_bytes: tokenizing
+    "data_ready",  # folder, num_tokens, fingerprint, seconds, cached
+    "attempt",  # attempt, world_size, resumed_from_step: all ranks have met
+    "failure",  # attempt, rank, node, pid, cause, exit_code, signal, message, traceback
+    "checkpoint",  # attempt, step, stall_s, write_s, bytes: the manifest is written
+    "checkpoint_failed",  # attempt, step, message
+    "stop_requested",  # reason
+    "stopped",  # step: the ranks ended early, with a checkpoint
+    "sample",  # step, prompt, text
+    "finished",  # step
+]
+
+Event = dict[str, Any]
+"""`t` (seconds since the epoch), `kind`, and the fields of that kind."""
+
+
+def append_event(path: Path, kind: EventKind, **fields: Any) -> None:
+    """Append one event, stamped with the time and the writer's process id."""
+    event = {"t": time.time(), "kind": kind, "writer": os.getpid(), **fields}
+    append_text(path, json.dumps(event) + "\n")
+
+
+def read_events(path: Path) -> list[Event]:
+    """All complete events in the order in which they were written; a torn line is left out."""
+    events, _ = read_lines_from(path, 0)
+    return events
+
+
+def read_lines_from(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
+    """The JSON objects that stand after byte `offset`, and the offset to go on from.
+
+    A line without its newline is left for the next call; a line that is not JSON (a writer was killed in it) is
+    passed over. A missing file is an empty one.
+    """
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            data = file.read()
+    except FileNotFoundError:
+        return [], offset
+    complete = data[: data.rfind(b"\n") + 1]
+    return [row for line in complete.splitlines() if (row := _json_object(line))], offset + len(complete)
+
+
+def _json_object(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None

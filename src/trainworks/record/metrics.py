@@ -1,0 +1,61 @@
+"""metrics.jsonl: one line per optimizer step, written by rank 0 once per logging interval.
+
+Steps that were done again after a restart stand twice; the later line is the one that counts, the earlier ones are
+the work that was lost.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NotRequired, TypedDict
+
+from trainworks.files import append_text
+from trainworks.record.events import read_lines_from
+
+__all__ = ["MetricsRow", "append_metrics", "effective_rows", "read_metrics"]
+
+
+class MetricsRow(TypedDict):
+    """One optimizer step. Times are means over the ranks and add up to `step_s`."""
+
+    step: int
+    attempt: int
+    t: float
+    """When the step ended, seconds since the epoch."""
+    loss: float
+    """Mean over all tokens of the global batch, natural logarithm."""
+    grad_norm: float
+    """Before clipping."""
+    lr: float
+    tokens: int
+    step_s: float
+    data_s: float
+    compute_s: float
+    communication_s: float
+    optimizer_s: float
+    checkpoint_s: float
+    """Time that the step stood still for a checkpoint."""
+    other_s: float
+    """Logging and whatever the other terms do not name."""
+    memory_peak_bytes: NotRequired[int]
+    """Largest peak over the ranks so far; on the last row of an interval."""
+
+
+def append_metrics(path: Path, rows: Iterable[MetricsRow]) -> None:
+    """Append the rows of one interval in one write."""
+    append_text(path, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def read_metrics(path: Path) -> list[MetricsRow]:
+    """All complete rows, in the order in which they were written."""
+    rows: list[Any]
+    rows, _ = read_lines_from(path, 0)
+    return rows
+
+
+def effective_rows(rows: Sequence[MetricsRow]) -> list[MetricsRow]:
+    """The last row of every step, in order of the steps: the history that led to the final weights."""
+    last = {row["step"]: row for row in rows}
+    return [last[step] for step in sorted(last)]

@@ -1,0 +1,128 @@
+"""The resolved run: everything automatic is decided, and what was predicted is written down before the first step."""
+
+from __future__ import annotations
+
+from trainworks.record.calibration import Calibration
+from trainworks.record.environment import HostFacts
+from trainworks.spec.layout import ResolvedLayout
+from trainworks.spec.quantities import Spec
+from trainworks.spec.run_file import RunFile
+
+__all__ = ["MemoryTerms", "ModelShape", "Plan", "Processes", "ResolvedRun", "StepTimeTerms"]
+
+
+class ModelShape(Spec):
+    """A decoder in the numbers that planning needs."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    feed_forward: int
+    vocabulary: int
+    max_sequence_length: int
+    gated_mlp: bool
+    tie_embeddings: bool
+    learned_positions: bool
+    num_parameters: int
+
+
+class Processes(Spec):
+    """Ranks and what each of them gets."""
+
+    nodes: int
+    processes_per_node: int
+    threads_per_process: int
+    device: str
+    """`cpu` or `cuda`."""
+
+    @property
+    def world_size(self) -> int:
+        """All ranks of the job."""
+        return self.nodes * self.processes_per_node
+
+    @property
+    def backend(self) -> str:
+        """Collective library of the device."""
+        return "nccl" if self.device == "cuda" else "gloo"
+
+
+class StepTimeTerms(Spec):
+    """Where the time of one optimizer step goes; the terms add up."""
+
+    compute_s: float
+    """Forward and backward."""
+    communication_s: float
+    """Exposed: what the step waits for after its own compute."""
+    optimizer_s: float
+    data_s: float
+
+    @property
+    def total_s(self) -> float:
+        """Sum of the terms."""
+        return self.compute_s + self.communication_s + self.optimizer_s + self.data_s
+
+
+class MemoryTerms(Spec):
+    """Where the memory of the fullest rank goes, at its peak; the terms add up."""
+
+    baseline_bytes: int
+    weights_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    activations_bytes: int
+    logits_bytes: int
+    checkpoint_bytes: int
+    """Staging copy of an asynchronous checkpoint."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Sum of the terms."""
+        return sum(self.model_dump().values())
+
+
+class Plan(Spec):
+    """The prediction that the run has to answer for."""
+
+    model: ModelShape
+    layout: ResolvedLayout
+    num_steps: int
+    tokens_per_step: int
+    model_flops_per_token: float
+    peak_flops_per_s: float | None
+    """Per rank, dense, at the run's precision; None where nothing is known about the device."""
+    peak_source: str
+    """Where the peak comes from, so that an MFU can be read."""
+    step_time: StepTimeTerms
+    memory: MemoryTerms
+    checkpoint_bytes: int
+    checkpoint_every_steps: int | None
+    checkpoint_every_s: float | None
+    log_every_steps: int
+    run_time_s: float
+    """Predicted time from launch to the last step."""
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Predicted throughput of the whole job."""
+        return self.tokens_per_step / self.step_time.total_s
+
+
+class ResolvedRun(Spec):
+    """What a run is, in full; written once, before anything starts."""
+
+    format_version: int = 1
+    run_id: str
+    created_at: float
+    """Seconds since the epoch."""
+    trainworks: str
+    """Version of this program."""
+    run_file: RunFile
+    command: tuple[str, ...] | None = None
+    """Argument vector of a job that runs a command instead of a workload."""
+    working_folder: str
+    processes: Processes
+    host: HostFacts
+    plan: Plan | None = None
+    calibration: Calibration | None = None

@@ -1,0 +1,189 @@
+"""The run directory: the only place that knows its file names.
+
+    runs/stdlib-lm-1/
+      run.yaml        as it was written            status.json     state, supervisor; replaced atomically
+      resolved.json   everything decided           stop            present once a stop was asked for
+      events.jsonl    what happened                logs/           supervisor, node-N, rank-N; appended
+      metrics.jsonl   one line per step            checkpoints/    step-NNNNNNNN/, complete with manifest.json
+      report.html     written by `report`
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from trainworks.errors import EnvironmentProblem, UnknownRunError
+from trainworks.files import write_atomic
+from trainworks.record.resolved import ResolvedRun
+from trainworks.record.status import RunStatus
+
+__all__ = ["RunDir", "create_run_dir", "find_run", "list_runs"]
+
+_STEP_FOLDER = re.compile(r"step-(\d{8,})")
+
+
+class RunDir:
+    """Paths and small files of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __repr__(self) -> str:
+        return f"RunDir({str(self.path)!r})"
+
+    @property
+    def run_id(self) -> str:
+        """Name of the folder."""
+        return self.path.name
+
+    @property
+    def run_file(self) -> Path:
+        """The run file as it was written."""
+        return self.path / "run.yaml"
+
+    @property
+    def resolved_file(self) -> Path:
+        """The resolved run."""
+        return self.path / "resolved.json"
+
+    @property
+    def events_file(self) -> Path:
+        """What happened, one JSON object per line."""
+        return self.path / "events.jsonl"
+
+    @property
+    def metrics_file(self) -> Path:
+        """One JSON object per training step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def status_file(self) -> Path:
+        """The current state."""
+        return self.path / "status.json"
+
+    @property
+    def stop_file(self) -> Path:
+        """Present once somebody asked the run to stop."""
+        return self.path / "stop"
+
+    @property
+    def report_file(self) -> Path:
+        """The self-contained HTML report."""
+        return self.path / "report.html"
+
+    @property
+    def logs(self) -> Path:
+        """Folder of all logs."""
+        return self.path / "logs"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of all checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def supervisor_log(self) -> Path:
+        """Output of the process that watches the node agents."""
+        return self.logs / "supervisor.log"
+
+    def node_log(self, node: int) -> Path:
+        """Output of one node agent."""
+        return self.logs / f"node-{node}.log"
+
+    def rank_log(self, rank: int) -> Path:
+        """Output of one rank, over all attempts."""
+        return self.logs / f"rank-{rank}.log"
+
+    def checkpoint(self, step: int) -> Path:
+        """Folder of the checkpoint after `step` optimizer steps."""
+        return self.checkpoints / f"step-{step:08d}"
+
+    def checkpoint_folders(self) -> list[tuple[int, Path]]:
+        """Step and folder of every checkpoint, complete or not, oldest first."""
+        found = (
+            (_STEP_FOLDER.fullmatch(folder.name), folder)
+            for folder in (self.checkpoints.iterdir() if self.checkpoints.is_dir() else ())
+        )
+        return sorted((int(match[1]), folder) for match, folder in found if match)
+
+    def write_resolved(self, resolved: ResolvedRun) -> None:
+        """Write the resolved run, atomically."""
+        write_atomic(self.resolved_file, resolved.model_dump_json(indent=2) + "\n")
+
+    def read_resolved(self) -> ResolvedRun:
+        """Read the resolved run.
+
+        Raises:
+            EnvironmentProblem: the file is missing or was written by another format.
+        """
+        try:
+            return ResolvedRun.model_validate_json(self.resolved_file.read_bytes())
+        except FileNotFoundError:
+            raise EnvironmentProblem(f"`{self.path}` has no resolved.json", hint="is it a run directory?") from None
+        except ValidationError as error:
+            raise EnvironmentProblem(
+                f"cannot read `{self.resolved_file}`: {error.error_count()} fields differ",
+                hint="it was written by another version of Trainworks",
+            ) from None
+
+    def write_status(self, status: RunStatus) -> None:
+        """Replace the status, atomically."""
+        write_atomic(self.status_file, status.model_dump_json(indent=2) + "\n")
+
+    def read_status(self) -> RunStatus:
+        """The current status; that of a run that was never launched if there is none."""
+        try:
+            return RunStatus.model_validate_json(self.status_file.read_bytes())
+        except (FileNotFoundError, ValidationError):
+            return RunStatus(state="CREATED")
+
+
+def create_run_dir(root: Path, name: str) -> RunDir:
+    """Make `root/name-N` with the first free N; the folder's creation is the lock."""
+    root.mkdir(parents=True, exist_ok=True)
+    taken = [int(run.path.name[len(name) + 1 :]) for run in list_runs(root) if _is_run_of(run.path.name, name)]
+    number = max(taken, default=0) + 1
+    while True:
+        path = root / f"{name}-{number}"
+        try:
+            path.mkdir()
+        except FileExistsError:
+            number += 1
+            continue
+        (path / "logs").mkdir()
+        (path / "checkpoints").mkdir()
+        return RunDir(path)
+
+
+def _is_run_of(folder: str, name: str) -> bool:
+    return re.fullmatch(re.escape(name) + r"-\d+", folder) is not None
+
+
+def list_runs(root: Path) -> list[RunDir]:
+    """Every run directory below `root`, oldest first."""
+    if not root.is_dir():
+        return []
+    folders = [folder for folder in root.iterdir() if (folder / "logs").is_dir()]
+    return [RunDir(folder) for folder in sorted(folders, key=lambda folder: (folder.stat().st_ctime, folder.name))]
+
+
+def find_run(root: Path, wanted: str | None) -> RunDir:
+    """The run named `wanted` (a run id below `root`, or a path); the newest one when None.
+
+    Raises:
+        UnknownRunError: naming the runs there are.
+    """
+    runs = list_runs(root)
+    if wanted is None:
+        newest = max(runs, key=lambda run: run.path.stat().st_ctime, default=None)
+        if newest is None:
+            raise UnknownRunError(f"no runs in `{root}`", hint="start one: trainworks run run.yaml")
+        return newest
+    for candidate in (root / wanted, Path(wanted)):
+        if (candidate / "logs").is_dir():
+            return RunDir(candidate)
+    known = ", ".join(run.run_id for run in runs[-5:]) or "none"
+    raise UnknownRunError(f"no run `{wanted}` in `{root}`", hint=f"known runs: {known}")

@@ -1,0 +1,164 @@
+"""The history of a run, put together from its events and metrics: launches, recorded steps, which of them count."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from trainworks.record.events import Event
+from trainworks.record.metrics import MetricsRow
+from trainworks.record.status import RunStatus
+
+__all__ = ["END_STATES", "History", "Launch", "RecordedStep", "build_history"]
+
+END_STATES = frozenset({"SUCCEEDED", "FAILED", "STOPPED", "LOST"})
+"""The final states of `job.state`, which nothing but a new launch leaves; read here from the record as text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedStep:
+    """One row of metrics, and whether its work was thrown away by a later restart from before it."""
+
+    row: MetricsRow
+    lost: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """One stretch of holding the machines: from `submitted` to the end of the job."""
+
+    start_at: float
+    end_at: float
+    """Seconds since the epoch; `now` of a launch that is still going."""
+    ended: bool
+    events: tuple[Event, ...]
+    steps: tuple[RecordedStep, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """Every launch of a run, oldest first; there is always at least one."""
+
+    launches: tuple[Launch, ...]
+
+    @property
+    def start_at(self) -> float:
+        """When the run was launched for the first time."""
+        return self.launches[0].start_at
+
+    @property
+    def end_at(self) -> float:
+        """When the last launch ended, or `now`."""
+        return self.launches[-1].end_at
+
+    @property
+    def idle_s(self) -> float:
+        """Time between the end of a launch and the next one."""
+        gaps = zip(self.launches, self.launches[1:], strict=False)
+        return sum(after.start_at - before.end_at for before, after in gaps)
+
+    @property
+    def events(self) -> list[Event]:
+        """All events in the order in which they were written."""
+        return [event for launch in self.launches for event in launch.events]
+
+    @property
+    def effective(self) -> list[MetricsRow]:
+        """The steps that led to the present weights, in order."""
+        return [step.row for launch in self.launches for step in launch.steps if not step.lost]
+
+    @property
+    def lost(self) -> list[MetricsRow]:
+        """The steps whose work was thrown away, in the order in which they were done."""
+        return [step.row for launch in self.launches for step in launch.steps if step.lost]
+
+    def of_kind(self, kind: str) -> list[Event]:
+        """All events of one kind."""
+        return [event for event in self.events if event.get("kind") == kind]
+
+
+def build_history(
+    events: Sequence[Event],
+    rows: Sequence[MetricsRow],
+    *,
+    created_at: float,
+    status: RunStatus,
+    now: float,
+) -> History:
+    """Divide the record into launches and tell lost steps from effective ones.
+
+    Args:
+        events: as written; a run without `submitted` counts as launched at `created_at`.
+        rows: as written.
+        created_at: of the resolved run, seconds since the epoch.
+        status: ends a run whose supervisor left no final event.
+        now: the end of a run that is still going.
+    """
+    steps = _mark_lost(rows, events)
+    groups = _events_by_launch(events)
+    # A clock that was set back between launches must not make one begin before the other.
+    starts = list(accumulate((_launch_time(group, created_at) for group in groups), max))
+    launches: list[Launch] = []
+    for group, start_at, next_at in zip(groups, starts, [*starts[1:], None], strict=True):
+        until = float("inf") if next_at is None else next_at
+        first = start_at if launches else float("-inf")
+        own = tuple(step for step in steps if first <= step.row["t"] < until)
+        end_at, ended = _end(group, own, start_at=start_at, until=until, status=status, now=now)
+        launches.append(Launch(start_at=start_at, end_at=end_at, ended=ended, events=tuple(group), steps=own))
+    return History(launches=tuple(launches))
+
+
+def _mark_lost(rows: Sequence[MetricsRow], events: Sequence[Event]) -> list[RecordedStep]:
+    """A step is lost when a later row, or a later attempt, went back to it or to before it."""
+    attempts = [(float(e["t"]), int(e.get("resumed_from_step") or 0)) for e in events if e.get("kind") == "attempt"]
+    attempts.sort(reverse=True)
+    went_back_to = float("inf")
+    marked = []
+    for row in reversed(rows):
+        while attempts and attempts[0][0] >= row["t"]:
+            went_back_to = min(went_back_to, attempts.pop(0)[1] + 1)
+        marked.append(RecordedStep(row=row, lost=row["step"] >= went_back_to))
+        went_back_to = min(went_back_to, row["step"])
+    marked.reverse()
+    return marked
+
+
+def _events_by_launch(events: Sequence[Event]) -> list[list[Event]]:
+    groups: list[list[Event]] = [[]]
+    for event in events:
+        if event.get("kind") == "submitted" and any(e.get("kind") == "submitted" for e in groups[-1]):
+            groups.append([])
+        groups[-1].append(event)
+    return groups
+
+
+def _launch_time(events: Sequence[Event], created_at: float) -> float:
+    return next((float(event["t"]) for event in events if event.get("kind") == "submitted"), created_at)
+
+
+def _end(
+    events: Sequence[Event],
+    steps: Sequence[RecordedStep],
+    *,
+    start_at: float,
+    until: float,
+    status: RunStatus,
+    now: float,
+) -> tuple[float, bool]:
+    """When a launch ended, and whether it did; without a final event the last sign of life stands in."""
+    final = [float(event["t"]) for event in events if _is_final(event)]
+    alive = max([start_at, *(float(e["t"]) for e in events), *(step.row["t"] for step in steps)])
+    if final:
+        last_step_at = max((step.row["t"] for step in steps), default=start_at)
+        return min(max(start_at, final[-1], last_step_at), until), True
+    if until != float("inf"):
+        return min(alive, until), True
+    if status.state in END_STATES:
+        return max(alive, status.updated_at), True
+    return max(alive, now), False
+
+
+def _is_final(event: Event) -> bool:
+    kind = event.get("kind")
+    return kind in ("finished", "stopped") or (kind == "state" and event.get("state") in END_STATES)

@@ -1,0 +1,240 @@
+"""The report: everything that the terminal, the page and the JSON say, put together once from the record."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import median
+
+from trainworks.record.environment import HostFacts
+from trainworks.record.events import Event, read_events
+from trainworks.record.metrics import MetricsRow, read_metrics
+from trainworks.record.resolved import Plan, Processes, ResolvedRun
+from trainworks.record.run_dir import RunDir
+from trainworks.record.status import RunStatus
+from trainworks.report.attempts import Attempt, Failure, build_attempts, build_failures
+from trainworks.report.comparison import Comparison, build_comparison
+from trainworks.report.curves import Curves, build_curves
+from trainworks.report.history import History, build_history
+from trainworks.report.ledger import Ledger, build_ledger
+from trainworks.report.part import ReportPart, printable
+from trainworks.spec.run_file import Workload
+from trainworks.units import format_count
+
+__all__ = ["Checkpoints", "LossPoint", "Report", "Sample", "Training", "build_report"]
+
+
+class LossPoint(ReportPart):
+    """The loss of one step, nats per token."""
+
+    step: int
+    loss: float
+
+
+class Training(ReportPart):
+    """What was trained, and how far it came."""
+
+    model: str
+    num_parameters: int
+    layout: str
+    precision: str
+    data: str
+    """Source and sequence length."""
+    data_tokens: int | None
+    """Tokens of the data set; None until it is ready."""
+    data_seconds: float | None
+    """What preparing it took."""
+    data_cached: bool
+    num_steps: int
+    """Planned."""
+    steps_done: int
+    tokens: int
+    """Trained on by the effective steps."""
+    lost_steps: int
+    """Steps that were done and then thrown away by a restart."""
+    loss_first: LossPoint | None
+    loss_last: LossPoint | None
+    loss_lowest: LossPoint | None
+    """None when no loss is finite."""
+
+
+class Checkpoints(ReportPart):
+    """What saving did and what it cost."""
+
+    steps: tuple[int, ...]
+    failed_steps: tuple[int, ...]
+    size_bytes: int | None
+    """Of the last one."""
+    stall_s: float
+    """Sum over all of them."""
+    write_s: float | None
+    """Median time until the manifest was written; the run goes on meanwhile."""
+
+
+class Sample(ReportPart):
+    """Text that the trained model wrote."""
+
+    step: int
+    prompt: str
+    text: str
+
+
+class Report(ReportPart):
+    """One run. A job that runs a command has no training, comparison, ledger or curves."""
+
+    format_version: int = 1
+    run_id: str
+    name: str
+    state: str
+    cause: str | None
+    message: str | None
+    hint: str | None
+    trainworks: str
+    generated_at: float
+    """Seconds since the epoch, as are all `_at`."""
+    started_at: float
+    ended_at: float | None
+    """None while the run is going."""
+    wall_clock_s: float
+    idle_s: float
+    """Part of the wall clock in which nothing was running: between a stop and a resume."""
+    runtime_goodput: float | None
+    command: tuple[str, ...] | None
+    processes: Processes
+    host: HostFacts
+    training: Training | None
+    attempts: tuple[Attempt, ...]
+    failures: tuple[Failure, ...]
+    checkpoints: Checkpoints
+    comparison: Comparison | None
+    ledger: Ledger | None
+    sample: Sample | None
+    curves: Curves | None
+
+
+def build_report(run_dir: RunDir, now: float, *, state: str | None = None) -> Report:
+    """Read a run's record and say what it says.
+
+    Args:
+        run_dir: of a run in any state, also one that is still going.
+        now: seconds since the epoch; the end of a run that is still going.
+        state: as seen from outside, where the record cannot know it: `LOST` ends a run with its last sign of life.
+
+    Raises:
+        EnvironmentProblem: the resolved run is missing or was written by another format.
+    """
+    resolved = run_dir.read_resolved()
+    status = run_dir.read_status()
+    status = status.model_copy(update={"state": state}) if state else status
+    events, rows = read_events(run_dir.events_file), read_metrics(run_dir.metrics_file)
+    history = build_history(events, rows, created_at=resolved.created_at, status=status, now=now)
+    ledger = build_ledger(history) if resolved.plan else None
+    standing = _standing(status, history.of_kind("state"))
+    return Report(
+        run_id=printable(resolved.run_id),
+        name=resolved.run_file.name,
+        **standing.model_dump(include={"state", "cause", "message", "hint"}),
+        trainworks=resolved.trainworks,
+        generated_at=now,
+        started_at=history.start_at,
+        ended_at=history.end_at if history.launches[-1].ended else None,
+        wall_clock_s=history.end_at - history.start_at,
+        idle_s=history.idle_s,
+        runtime_goodput=ledger.runtime_goodput if ledger else None,
+        command=_command(resolved),
+        processes=resolved.processes,
+        host=resolved.host,
+        training=_training(resolved, history),
+        attempts=build_attempts(history),
+        failures=build_failures(history),
+        checkpoints=_checkpoints(history),
+        comparison=build_comparison(resolved.plan, history, ledger) if resolved.plan and ledger else None,
+        ledger=ledger,
+        sample=_sample(history),
+        curves=build_curves(history) if resolved.plan else None,
+    )
+
+
+def _standing(status: RunStatus, states: Sequence[Event]) -> RunStatus:
+    """Where the run stands; the last `state` event stands in for a status file that is missing."""
+    if not status.updated_at and states:
+        last = states[-1]
+        status = RunStatus(state=str(last.get("state")), cause=last.get("cause"), message=last.get("message"))
+    return RunStatus(
+        state=printable(status.state),
+        cause=_text_or_none(status.cause),
+        message=_text_or_none(status.message),
+        hint=_text_or_none(status.hint),
+    )
+
+
+def _text_or_none(value: object) -> str | None:
+    return printable(value) or None
+
+
+def _command(resolved: ResolvedRun) -> tuple[str, ...] | None:
+    if resolved.command is not None:
+        return tuple(printable(part) for part in resolved.command)
+    return (printable(resolved.run_file.run),) if resolved.run_file.run else None
+
+
+def _training(resolved: ResolvedRun, history: History) -> Training | None:
+    plan, workload = resolved.plan, resolved.run_file.workload
+    if plan is None or workload is None:
+        return None
+    rows = history.effective
+    ready: Event = next(iter(reversed(history.of_kind("data_ready"))), {})
+    return Training(
+        model=_describe_model(plan, workload),
+        num_parameters=plan.model.num_parameters,
+        layout=plan.layout.describe(),
+        precision=workload.precision,
+        data=printable(f"{workload.data.source}, {workload.data.sequence_length} tokens per sequence"),
+        data_tokens=ready.get("num_tokens"),
+        data_seconds=ready.get("seconds"),
+        data_cached=bool(ready.get("cached", False)),
+        num_steps=plan.num_steps,
+        steps_done=rows[-1]["step"] if rows else 0,
+        tokens=sum(row["tokens"] for row in rows),
+        lost_steps=len(history.lost),
+        loss_first=_loss_point(rows[:1]),
+        loss_last=_loss_point(rows[-1:]),
+        loss_lowest=_loss_point(_lowest(rows)),
+    )
+
+
+def _describe_model(plan: Plan, workload: Workload) -> str:
+    shape = plan.model
+    family = workload.model.hf or workload.model.architecture
+    sizes = f"{shape.layers} layers, hidden {shape.hidden}, {format_count(shape.num_parameters)} parameters"
+    return printable(f"{family}, {sizes}")
+
+
+def _lowest(rows: Sequence[MetricsRow]) -> list[MetricsRow]:
+    finite = [row for row in rows if math.isfinite(row["loss"])]
+    return sorted(finite, key=lambda row: row["loss"])[:1]
+
+
+def _loss_point(rows: Sequence[MetricsRow]) -> LossPoint | None:
+    return LossPoint(step=rows[0]["step"], loss=rows[0]["loss"]) if rows else None
+
+
+def _checkpoints(history: History) -> Checkpoints:
+    written = history.of_kind("checkpoint")
+    sizes = [int(event["bytes"]) for event in written if event.get("bytes") is not None]
+    write_times = [float(event["write_s"]) for event in written if event.get("write_s") is not None]
+    return Checkpoints(
+        steps=tuple(int(event["step"]) for event in written),
+        failed_steps=tuple(int(event["step"]) for event in history.of_kind("checkpoint_failed")),
+        size_bytes=sizes[-1] if sizes else None,
+        stall_s=math.fsum(float(event.get("stall_s") or 0.0) for event in written),
+        write_s=median(write_times) if write_times else None,
+    )
+
+
+def _sample(history: History) -> Sample | None:
+    events = history.of_kind("sample")
+    if not events:
+        return None
+    last = events[-1]
+    return Sample(step=int(last["step"]), prompt=printable(last.get("prompt")), text=printable(last.get("text")))

@@ -1,0 +1,159 @@
+"""One node of a command: `python -m trainworks.scheduler.command_agent RUN_DIR NODE MASTER_PORT ATTEMPT`.
+
+Starts the command once per rank, with the variables of `job.environment`; the first rank that fails ends the others.
+It needs no torch: the command may be in any framework, or in none.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+from trainworks.host import process
+from trainworks.host.clock import Clock, SystemClock
+from trainworks.host.network import LOOPBACK
+from trainworks.job.environment import rank_environment
+from trainworks.record.events import append_event
+from trainworks.record.resolved import ResolvedRun
+from trainworks.record.run_dir import RunDir
+
+__all__ = ["main"]
+
+_POLL_S = 0.02
+_GRACE_S = 10.0
+
+
+class _CommandNode:
+    def __init__(self, run_dir: RunDir, resolved: ResolvedRun, node: int, port: int, attempt: int) -> None:
+        self._run_dir = run_dir
+        self._resolved = resolved
+        self._node = node
+        self._port = port
+        self._attempt = attempt
+        self._stopping = False
+
+    def ask_to_stop(self, number: int, frame: object) -> None:
+        """Signal handler."""
+        self._stopping = True
+
+    def run(self, clock: Clock) -> int:
+        """Set up, start all ranks, wait; returns the first bad exit code, or 0."""
+        if (code := self._set_up()) != 0:
+            return code
+        if self._node == 0:
+            append_event(
+                self._run_dir.events_file,
+                "attempt",
+                attempt=self._attempt,
+                world_size=self._resolved.processes.world_size,
+                resumed_from_step=0,
+            )
+        ranks = [self._start(local_rank) for local_rank in range(self._resolved.processes.processes_per_node)]
+        while True:
+            codes = [rank.exit_code() for rank in ranks]
+            failed = next((index for index, code in enumerate(codes) if code), None)
+            if failed is not None and not self._stopping:
+                self._note_failure(failed, ranks[failed].pid, codes[failed] or 0)
+            if failed is not None or self._stopping:
+                process.end_descendants(_GRACE_S)
+                return _as_exit_code(codes[failed] or 0) if failed is not None else 128 + signal.SIGTERM
+            if all(code == 0 for code in codes):
+                return 0
+            clock.sleep(_POLL_S)
+
+    def _set_up(self) -> int:
+        setup = self._resolved.run_file.setup
+        if setup is None:
+            return 0
+        log = self._run_dir.node_log(self._node)
+        code = process.spawn(_shell(setup), log=log, env=self._env(0), folder=self._folder()).wait()
+        if code:
+            self._note("setup", None, code, f"setup exited with code {code}: {_tail(log)}")
+        return code or 0
+
+    def _start(self, local_rank: int) -> process.Child:
+        run_file = self._resolved.run_file
+        command = list(self._resolved.command) if self._resolved.command else _shell(run_file.run or "")
+        log = self._run_dir.rank_log(self._rank(local_rank))
+        try:
+            return process.spawn(command, log=log, env=self._env(local_rank), folder=self._folder())
+        except OSError as error:
+            message = f"cannot start `{command[0]}`: {error.strerror}"
+            self._note("launch_failed", self._rank(local_rank), 127, message)
+            process.end_descendants(_GRACE_S)
+            sys.exit(127)
+
+    def _rank(self, local_rank: int) -> int:
+        return self._node * self._resolved.processes.processes_per_node + local_rank
+
+    def _folder(self) -> Path:
+        return Path(self._resolved.working_folder)
+
+    def _env(self, local_rank: int) -> dict[str, str]:
+        ranks = rank_environment(
+            self._resolved.processes,
+            node=self._node,
+            local_rank=local_rank,
+            master_address=LOOPBACK,
+            master_port=self._port,
+            attempt=self._attempt,
+        )
+        own = {"TRAINWORKS_RUN_DIR": str(self._run_dir.path.resolve())}
+        return os.environ | ranks | own | self._resolved.run_file.envs
+
+    def _note_failure(self, local_rank: int, pid: int, code: int) -> None:
+        rank = self._rank(local_rank)
+        ending = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        tail = _tail(self._run_dir.rank_log(rank))
+        message = f"the command {ending}: {tail}" if tail else f"the command {ending}"
+        self._note("killed" if code < 0 else "user_error", rank, code, message, pid)
+
+    def _note(self, cause: str, rank: int | None, code: int, message: str, pid: int | None = None) -> None:
+        append_event(
+            self._run_dir.events_file,
+            "failure",
+            attempt=self._attempt,
+            rank=rank,
+            node=self._node,
+            host=socket.gethostname(),
+            pid=pid,
+            cause=cause,
+            exit_code=code,
+            signal=signal.Signals(-code).name if code < 0 else None,
+            message=message,
+        )
+
+
+def _shell(script: str) -> list[str]:
+    return ["/bin/bash", "-euo", "pipefail", "-c", script]
+
+
+def _tail(log: Path) -> str:
+    """The last line that says something; programs print their error there."""
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")[:300]
+
+
+def _as_exit_code(code: int) -> int:
+    return 128 - code if code < 0 else code
+
+
+def main(run_folder: str, node: str, port: str, attempt: str) -> int:
+    """Run this node's ranks to their end."""
+    process.adopt_orphans()
+    run_dir = RunDir(Path(run_folder))
+    agent = _CommandNode(run_dir, run_dir.read_resolved(), int(node), int(port), int(attempt))
+    signal.signal(signal.SIGTERM, agent.ask_to_stop)
+    process.die_with_parent(signal.SIGTERM)
+    append_event(run_dir.events_file, "agent_started", node=int(node))
+    return agent.run(SystemClock())
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

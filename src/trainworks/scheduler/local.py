@@ -1,0 +1,80 @@
+"""This machine: one supervisor process per job, one agent process per node, nothing to install."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+from typing import final
+
+from trainworks.errors import EnvironmentProblem
+from trainworks.host import process
+from trainworks.host.clock import Clock, SystemClock
+from trainworks.job.request import JobRequest
+from trainworks.record.events import append_event
+from trainworks.record.run_dir import RunDir
+from trainworks.record.status import RunStatus
+from trainworks.scheduler.base import Rendered, Scheduler
+
+__all__ = ["LocalScheduler"]
+
+_START_TIMEOUT_S = 20.0
+
+
+@final
+class LocalScheduler(Scheduler):
+    """Runs jobs as processes of this user."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+
+    def render(self, request: JobRequest, run_dir: RunDir) -> Rendered:
+        """The supervisor's command line and what it starts."""
+        processes = request.processes
+        lines = [
+            shlex.join(["python", "-m", "trainworks.scheduler.supervisor", str(run_dir.path)]),
+            f"# {processes.nodes} node agent(s), {processes.processes_per_node} rank(s) each, "
+            f"{processes.threads_per_process} thread(s) per rank, {processes.device}",
+            f"# restarts after a failure: {request.max_restarts}",
+        ]
+        return Rendered(request, "\n".join(lines) + "\n")
+
+    def submit(self, rendered: Rendered, run_dir: RunDir, *, attached: bool) -> None:
+        """Start the supervisor and wait until it has written its first status."""
+        processes = rendered.request.processes
+        run_dir.stop_file.unlink(missing_ok=True)
+        run_dir.write_status(RunStatus(state="CREATED", updated_at=self._clock.now()))
+        append_event(
+            run_dir.events_file,
+            "submitted",
+            nodes=processes.nodes,
+            processes_per_node=processes.processes_per_node,
+        )
+        parent = str(os.getpid()) if attached else "0"
+        child = process.spawn(
+            process.python_module("trainworks.scheduler.supervisor", str(run_dir.path), parent),
+            log=run_dir.supervisor_log,
+            new_session=True,
+        )
+        self._await_start(child, run_dir)
+
+    def _await_start(self, child: process.Child, run_dir: RunDir) -> None:
+        deadline = self._clock.now() + _START_TIMEOUT_S
+        while run_dir.read_status().state == "CREATED":
+            if (code := child.exit_code()) is not None:
+                raise EnvironmentProblem(f"the supervisor ended with code {code}", hint=f"see {run_dir.supervisor_log}")
+            if self._clock.now() > deadline:
+                child.signal_group(signal.SIGKILL)
+                raise EnvironmentProblem(
+                    f"the supervisor did not start within {_START_TIMEOUT_S:.0f} s", hint=f"see {run_dir.supervisor_log}"
+                )
+            self._clock.sleep(0.01)
+
+    def stop(self, run_dir: RunDir, reason: str) -> None:
+        """Signal the supervisor, if it is still that process."""
+        status = run_dir.read_status()
+        if status.supervisor_pid is None or status.supervisor_started_at is None:
+            return
+        if process.is_running(status.supervisor_pid, status.supervisor_started_at):
+            append_event(run_dir.events_file, "stop_requested", reason=reason)
+            os.kill(status.supervisor_pid, signal.SIGTERM)

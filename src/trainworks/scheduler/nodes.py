@@ -1,0 +1,144 @@
+"""The node agents of one local job: processes that start and watch the ranks of one node each."""
+
+from __future__ import annotations
+
+import abc
+import os
+import signal
+import socket
+from typing import final
+
+from trainworks.host import process
+from trainworks.host.network import listen
+from trainworks.job.request import JobRequest
+from trainworks.record.run_dir import RunDir
+
+__all__ = ["CommandNodes", "Nodes", "TrainingNodes"]
+
+_PEER_LOST = 75
+"""What an agent of the trainer returns when the other nodes are out of reach."""
+
+
+class Nodes(abc.ABC):
+    """All node agents of a job; each is the head of its own process group, and a failure domain."""
+
+    def __init__(self, run_dir: RunDir, request: JobRequest) -> None:
+        self._run_dir = run_dir
+        self._request = request
+        self._agents: dict[int, process.Child] = {}
+        self._noted: set[int] = set()
+
+    @abc.abstractmethod
+    def restartable(self, exit_code: int) -> bool:
+        """Whether starting a node again that ended with this code can help."""
+
+    @abc.abstractmethod
+    def restart(self, node: int) -> None:
+        """Start a lost node again, and whatever has to start again with it."""
+
+    @abc.abstractmethod
+    def ask_to_stop(self) -> None:
+        """Ask all ranks for a clean end; returns at once."""
+
+    @abc.abstractmethod
+    def _command(self, node: int) -> tuple[list[str], tuple[int, ...]]:
+        """The agent's argument vector and the file descriptors that it inherits."""
+
+    def start_all(self) -> None:
+        """Start every node's agent."""
+        for node in range(self._request.processes.nodes):
+            self._start(node)
+
+    def _start(self, node: int) -> None:
+        command, file_descriptors = self._command(node)
+        env = os.environ | {"OMP_NUM_THREADS": str(self._request.processes.threads_per_process)}
+        log = self._run_dir.node_log(node)
+        self._noted.discard(node)
+        self._agents[node] = process.spawn(command, log=log, env=env, pass_fds=file_descriptors)
+
+    def any_running(self) -> bool:
+        """Whether an agent runs, or has ended badly and was not looked at yet."""
+        return any(agent.exit_code() is None for agent in self._agents.values()) or bool(self._newly_lost())
+
+    def lost(self) -> list[tuple[int, int]]:
+        """Node and exit code of every agent that ended badly since the last look."""
+        newly = self._newly_lost()
+        self._noted.update(node for node, _ in newly)
+        return newly
+
+    def _newly_lost(self) -> list[tuple[int, int]]:
+        codes = [(node, agent.exit_code()) for node, agent in self._agents.items() if node not in self._noted]
+        return [(node, code) for node, code in codes if code]
+
+    def exit_codes(self) -> list[int]:
+        """Exit codes of all agents that have ended, in order of the nodes."""
+        return [code for agent in self._agents.values() if (code := agent.exit_code()) is not None]
+
+    def kill_all(self) -> None:
+        """End all agents and all that they started, at once."""
+        process.end_descendants(0)
+
+
+@final
+class TrainingNodes(Nodes):
+    """Agents of the trainer. They meet at a store whose listening socket the supervisor owns for the whole job."""
+
+    def __init__(self, run_dir: RunDir, request: JobRequest) -> None:
+        super().__init__(run_dir, request)
+        self._listener: socket.socket = listen(request.rendezvous_port)
+
+    def restartable(self, exit_code: int) -> bool:
+        """An agent that was killed, or that lost contact; a rank's own failure was dealt with by its agent."""
+        return exit_code < 0 or exit_code == _PEER_LOST
+
+    def restart(self, node: int) -> None:
+        """Start that node alone; the others wait for it where they are."""
+        self._start(node)
+
+    def ask_to_stop(self) -> None:
+        """Rank 0 looks for this file once per logging interval, and all ranks stop at the same step."""
+        self._run_dir.stop_file.touch()
+
+    def _command(self, node: int) -> tuple[list[str], tuple[int, ...]]:
+        port = self._listener.getsockname()[1]
+        arguments = [str(self._run_dir.path), str(node), str(self._request.max_restarts), str(port)]
+        if node == 0:
+            arguments.append(str(self._listener.fileno()))
+        command = process.python_module("trainworks.worker.agent", *arguments)
+        return command, (self._listener.fileno(),) if node == 0 else ()
+
+
+@final
+class CommandNodes(Nodes):
+    """Agents of a command of the user's own; its ranks know nothing of restarts, so all start again together."""
+
+    def __init__(self, run_dir: RunDir, request: JobRequest) -> None:
+        super().__init__(run_dir, request)
+        self._attempt = 1
+        self._port = _free_port(request.rendezvous_port)
+
+    def restartable(self, exit_code: int) -> bool:
+        """Any failure: nobody but the user knows better, who said how often."""
+        return True
+
+    def restart(self, node: int) -> None:
+        """End all nodes and start them all again, at another port."""
+        process.end_descendants(5.0)
+        self._attempt += 1
+        self._port = _free_port(self._request.rendezvous_port)
+        self.start_all()
+
+    def ask_to_stop(self) -> None:
+        """SIGTERM to every agent, which passes it on to its ranks."""
+        for agent in self._agents.values():
+            agent.signal_group(signal.SIGTERM)
+
+    def _command(self, node: int) -> tuple[list[str], tuple[int, ...]]:
+        arguments = (str(self._run_dir.path), str(node), str(self._port), str(self._attempt))
+        return process.python_module("trainworks.scheduler.command_agent", *arguments), ()
+
+
+def _free_port(wanted: int) -> int:
+    """A port that is free now; rank 0 binds it, so it cannot be held until then."""
+    with listen(wanted) as listener:
+        return int(listener.getsockname()[1])

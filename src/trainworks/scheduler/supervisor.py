@@ -1,0 +1,171 @@
+"""The supervisor of one local job: `python -m trainworks.scheduler.supervisor RUN_DIR PARENT_PID`.
+
+It starts one agent per node, watches them, restarts what can be restarted, ends everything in the end, and is the
+only writer of status.json. PARENT_PID is the process to die with; 0 for a job that survives its shell.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from trainworks.errors import TrainworksError
+from trainworks.host import process
+from trainworks.host.clock import Clock, SystemClock
+from trainworks.job.request import JobRequest, job_request
+from trainworks.job.state import TRANSITIONS, JobState
+from trainworks.record.events import Event, append_event, read_events, read_lines_from
+from trainworks.record.failures import first_failure
+from trainworks.record.run_dir import RunDir
+from trainworks.record.status import RunStatus
+from trainworks.scheduler.nodes import CommandNodes, Nodes, TrainingNodes
+
+__all__ = ["Supervisor", "main"]
+
+_POLL_S = 0.05
+_STOP_GRACE_S = 120.0
+_END_GRACE_S = 5.0
+
+
+class Supervisor:
+    """Takes one job from its start to a final state.
+
+    Args:
+        run_dir: of the run.
+        request: the job.
+        nodes: starts and watches the agents.
+        clock: waits between two looks.
+    """
+
+    def __init__(self, run_dir: RunDir, request: JobRequest, nodes: Nodes, clock: Clock) -> None:
+        self._run_dir = run_dir
+        self._request = request
+        self._nodes = nodes
+        self._clock = clock
+        self._state = JobState.CREATED
+        self._stop_signals = 0
+        self._stop_deadline: float | None = None
+        self._events_read = 0
+        self._restarts_left = request.max_restarts * request.processes.nodes
+
+    def ask_to_stop(self, number: int, frame: object) -> None:
+        """Signal handler: the first signal asks for a clean end, the second ends at once."""
+        self._stop_signals += 1
+
+    def run(self) -> JobState:
+        """Start the nodes, watch them to the end, and write the final state."""
+        self._enter(JobState.STARTING)
+        _, self._events_read = read_lines_from(self._run_dir.events_file, 0)
+        self._nodes.start_all()
+        while self._nodes.any_running():
+            self._follow_events()
+            self._follow_stop()
+            if self._stop_deadline is None and not self._restart_or_end():
+                break
+            self._clock.sleep(_POLL_S)
+        process.end_descendants(_END_GRACE_S)
+        self._follow_events()
+        return self._conclude()
+
+    def _follow_events(self) -> None:
+        """RUNNING once all ranks have met; RECOVERING from a failure until they have met again."""
+        events, self._events_read = read_lines_from(self._run_dir.events_file, self._events_read)
+        for event in events:
+            if event["kind"] == "attempt" and self._state is not JobState.RUNNING:
+                self._enter(JobState.RUNNING)
+            elif event["kind"] in ("failure", "agent_lost") and self._state is JobState.RUNNING:
+                self._enter(JobState.RECOVERING, event)
+
+    def _follow_stop(self) -> None:
+        if self._stop_signals == 0:
+            return
+        if self._stop_deadline is None:
+            self._stop_deadline = self._clock.now() + _STOP_GRACE_S
+            self._nodes.ask_to_stop()
+        if self._stop_signals > 1 or self._clock.now() > self._stop_deadline:
+            self._nodes.kill_all()
+
+    def _restart_or_end(self) -> bool:
+        """Deal with nodes that ended badly; False if the job cannot go on."""
+        for node, exit_code in self._nodes.lost():
+            append_event(self._run_dir.events_file, "agent_lost", node=node, exit_code=exit_code)
+            if self._restarts_left == 0 or not self._nodes.restartable(exit_code):
+                return False
+            self._restarts_left -= 1
+            self._nodes.restart(node)
+        return True
+
+    def _conclude(self) -> JobState:
+        """The final state, from how the nodes ended and from what they wrote."""
+        events = read_events(self._run_dir.events_file)
+        last = next((e["kind"] for e in reversed(events) if e["kind"] in ("finished", "stopped", "submitted")), None)
+        codes = self._nodes.exit_codes()
+        if all(code == 0 for code in codes) and (last == "finished" or self._request.kind == "command"):
+            state = JobState.SUCCEEDED if self._stop_signals == 0 or last == "finished" else JobState.STOPPED
+            return self._enter(state, exit_code=0)
+        if self._stop_signals or last == "stopped":
+            return self._enter(JobState.STOPPED, exit_code=0)
+        failure = first_failure(events) or {"cause": "agent_lost", "message": f"the node agents ended with codes {codes}"}
+        return self._enter(JobState.FAILED, failure, exit_code=next((code for code in codes if code), 1))
+
+    def _enter(self, state: JobState, failure: Event | None = None, exit_code: int | None = None) -> JobState:
+        assert state in TRANSITIONS[self._state], f"{self._state} -> {state}"
+        self._state = state
+        failure = failure or {}
+        cause, message = failure.get("cause"), failure.get("message")
+        pid, started_at = process.identity()
+        self._run_dir.write_status(
+            RunStatus(
+                state=state,
+                cause=cause,
+                message=message,
+                hint=failure.get("hint"),
+                exit_code=exit_code,
+                supervisor_pid=pid,
+                supervisor_started_at=started_at,
+                updated_at=self._clock.now(),
+            )
+        )
+        append_event(self._run_dir.events_file, "state", state=state, cause=cause, message=message)
+        return state
+
+
+def main(run_folder: str, parent_pid: str) -> int:
+    """Run the job in a run directory to its end."""
+    process.adopt_orphans()
+    run_dir = RunDir(Path(run_folder))
+    resolved = run_dir.read_resolved()
+    request = job_request(resolved)
+    clock = SystemClock()
+    try:
+        nodes = TrainingNodes(run_dir, request) if request.kind == "training" else CommandNodes(run_dir, request)
+        supervisor = Supervisor(run_dir, request, nodes, clock)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, supervisor.ask_to_stop)
+        if int(parent_pid):
+            process.die_with_parent(signal.SIGTERM, int(parent_pid))
+        return 0 if supervisor.run() is JobState.SUCCEEDED else 1
+    except Exception as error:
+        process.end_descendants(_END_GRACE_S)
+        cause = "environment" if isinstance(error, TrainworksError) else "controller_error"
+        hint = error.hint if isinstance(error, TrainworksError) else f"see {run_dir.supervisor_log}"
+        run_dir.write_status(
+            RunStatus(
+                state=JobState.FAILED,
+                cause=cause,
+                message=str(error),
+                hint=hint,
+                exit_code=getattr(error, "exit_code", 1),
+                supervisor_pid=os.getpid(),
+                updated_at=clock.now(),
+            )
+        )
+        if isinstance(error, TrainworksError):
+            return error.exit_code
+        raise
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""What is wanted: the run file as frozen models, constructible on any machine."""

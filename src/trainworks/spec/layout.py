@@ -1,0 +1,144 @@
+"""The parallel layout, and the one place that checks its identity.
+
+    dp_replicate * dp_shard * cp * tp * pp = world_size
+    micro_batch * grad_accum_steps * dp_replicate * dp_shard = global_batch
+
+`ep` reuses ranks: it divides `dp_shard * cp * tp` and does not enter the product.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from trainworks.errors import LayoutError
+from trainworks.spec.quantities import Spec
+
+__all__ = ["Layout", "ResolvedLayout", "resolve_layout"]
+
+Degree = Field(default=1, ge=1)
+
+
+class Layout(Spec):
+    """How the ranks share the work, as far as the run file fixes it."""
+
+    dp_replicate: int = Degree
+    """Copies of the whole model (DDP, or the outer axis of HSDP)."""
+    dp_shard: int = Degree
+    """Ranks that share one copy of parameters, gradients and optimizer state (FSDP2)."""
+    cp: int = Degree
+    """Context parallel degree."""
+    tp: int = Degree
+    """Tensor parallel degree."""
+    pp: int = Degree
+    """Pipeline parallel degree."""
+    ep: int = Degree
+    """Expert parallel degree; divides dp_shard * cp * tp."""
+    micro_batch: int | Literal["auto"] = "auto"
+    """Sequences that one rank takes through one forward and backward."""
+
+
+class ResolvedLayout(Spec):
+    """A layout that fits the world size and the batch; nothing in it is automatic."""
+
+    dp_replicate: int
+    dp_shard: int
+    cp: int
+    tp: int
+    pp: int
+    ep: int
+    micro_batch: int
+    grad_accum_steps: int
+
+    @property
+    def dp(self) -> int:
+        """Ranks that see different data."""
+        return self.dp_replicate * self.dp_shard
+
+    @property
+    def world_size(self) -> int:
+        """Product of the mesh axes."""
+        return self.dp * self.cp * self.tp * self.pp
+
+    def describe(self) -> str:
+        """One line without the axes that are 1."""
+        axes = {name: getattr(self, name) for name in ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep")}
+        used = [f"{name} {degree}" for name, degree in axes.items() if degree > 1] or ["one process"]
+        return ", ".join([*used, f"micro-batch {self.micro_batch}", f"accumulation {self.grad_accum_steps}"])
+
+
+def resolve_layout(layout: Layout, *, world_size: int, global_batch: int, micro_batch: int) -> ResolvedLayout:
+    """Check a layout against the world and the batch.
+
+    Args:
+        layout: the degrees.
+        world_size: ranks that will be started.
+        global_batch: sequences per optimizer step.
+        micro_batch: sequences per forward of one rank; must divide global_batch / dp.
+
+    Raises:
+        LayoutError: naming every factor, the limit and the degree to change.
+    """
+    _check_world(layout, world_size)
+    shard_group = layout.dp_shard * layout.cp * layout.tp
+    if shard_group % layout.ep:
+        raise LayoutError(
+            f"ep ({layout.ep}) does not divide dp_shard * cp * tp = {shard_group}", field="ep"
+        )
+    dp = layout.dp_replicate * layout.dp_shard
+    if global_batch % dp:
+        raise LayoutError(
+            f"global_batch ({global_batch}) is not a multiple of dp_replicate * dp_shard = {dp}",
+            field="dp_replicate",
+            hint=f"set `global_batch: {_next_multiple(global_batch, dp)}`",
+        )
+    per_rank = global_batch // dp
+    if per_rank % micro_batch:
+        raise LayoutError(
+            f"micro_batch ({micro_batch}) does not divide the {per_rank} sequences that each data-parallel rank gets",
+            field="micro_batch",
+            hint=f"set `micro_batch` to one of {', '.join(str(d) for d in divisors(per_rank))}",
+        )
+    degrees = layout.model_dump(exclude={"micro_batch"})
+    return ResolvedLayout(**degrees, micro_batch=micro_batch, grad_accum_steps=per_rank // micro_batch)
+
+
+def divisors(number: int) -> list[int]:
+    """Divisors in ascending order.
+
+    >>> divisors(12)
+    [1, 2, 3, 4, 6, 12]
+    """
+    return [d for d in range(1, number + 1) if number % d == 0]
+
+
+def _check_world(layout: Layout, world_size: int) -> None:
+    axes = {name: getattr(layout, name) for name in ("dp_replicate", "dp_shard", "cp", "tp", "pp")}
+    product = 1
+    for degree in axes.values():
+        product *= degree
+    if product == world_size:
+        return
+    factors = " * ".join(f"{name} ({degree})" for name, degree in axes.items())
+    raise LayoutError(
+        f"{factors} = {product}, world size is {world_size}",
+        field=_axis_to_blame(axes, product, world_size),
+        hint=_product_hint(axes, product, world_size),
+    )
+
+
+def _axis_to_blame(axes: dict[str, int], product: int, world_size: int) -> str:
+    return next((name for name in ("dp_shard", "dp_replicate") if axes[name] > 1), "dp_replicate")
+
+
+def _product_hint(axes: dict[str, int], product: int, world_size: int) -> str:
+    name = _axis_to_blame(axes, product, world_size)
+    others = product // axes[name]
+    if world_size % others == 0:
+        return f"set `{name}: {world_size // others}`"
+    return f"start {_next_multiple(world_size, others)} processes, a multiple of {others}"
+
+
+def _next_multiple(value: int, factor: int) -> int:
+    return -(-value // factor) * factor

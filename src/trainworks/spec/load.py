@@ -1,0 +1,173 @@
+"""From a YAML file to a RunFile; every error says file, line and field, and all of them come at once."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from trainworks.errors import LayoutError, RunFileError, TrainworksError, UsageError
+from trainworks.spec.run_file import RunFile
+
+__all__ = ["Source", "load_run_file", "parse_run_file"]
+
+FieldPath = tuple[str | int, ...]
+
+
+class Source:
+    """A run file's text and where each of its fields stands, for errors found later in the program."""
+
+    def __init__(self, name: str, text: str) -> None:
+        self.name = name
+        self.text = text
+        self._lines: dict[FieldPath, int] = {}
+
+    def place(self, field: FieldPath) -> str:
+        """`file:line  a.b.c`; a field that is not written points at its nearest written parent."""
+        written = field
+        while written not in self._lines and written:
+            written = written[:-1]
+        dotted = ".".join(str(part) for part in field)
+        return f"{self.name}:{self._lines.get(written, 1)}  {dotted}".rstrip()
+
+    def locate(self, error: LayoutError) -> RunFileError:
+        """The error with the place of the layout field that it blames."""
+        place = self.place(("layout", error.field))
+        return RunFileError([UsageError(error.message, place=place, hint=error.hint)])
+
+    def parse(self) -> Any:
+        """The YAML as plain Python values, its line numbers remembered.
+
+        Raises:
+            RunFileError: the text is not YAML, or a key stands twice.
+        """
+        try:
+            node = yaml.compose(self.text, Loader=yaml.SafeLoader)
+            self._remember(node, ())
+            return yaml.safe_load(self.text)
+        except yaml.MarkedYAMLError as error:
+            line = error.problem_mark.line + 1 if error.problem_mark else 1
+            problem = UsageError(f"not YAML: {error.problem}", place=f"{self.name}:{line}")
+            raise RunFileError([problem]) from None
+        except yaml.YAMLError as error:
+            raise RunFileError([UsageError(f"not YAML: {error}", place=self.name)]) from None
+
+    def _remember(self, node: yaml.Node | None, path: FieldPath) -> None:
+        if isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                field = (*path, str(key.value))
+                if field in self._lines:
+                    raise yaml.MarkedYAMLError(
+                        problem=f"`{key.value}` stands twice", problem_mark=key.start_mark
+                    )
+                self._lines[field] = key.start_mark.line + 1
+                self._remember(value, field)
+        elif isinstance(node, yaml.SequenceNode):
+            for index, item in enumerate(node.value):
+                self._lines[(*path, index)] = item.start_mark.line + 1
+                self._remember(item, (*path, index))
+
+
+def load_run_file(path: Path) -> tuple[RunFile, Source]:
+    """Read and check a run file.
+
+    Raises:
+        UsageError: the file does not exist or cannot be read.
+        RunFileError: every problem in it, each with its line.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UsageError(f"no run file `{path}`", hint=_near_file(path)) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read `{path}`: {error}") from None
+    return parse_run_file(text, name=str(path))
+
+
+def parse_run_file(text: str, *, name: str) -> tuple[RunFile, Source]:
+    """Check the text of a run file; `name` is what errors call it.
+
+    Raises:
+        RunFileError: every problem in it, each with its line.
+    """
+    source = Source(name, text)
+    data = source.parse()
+    if not isinstance(data, dict):
+        raise RunFileError([UsageError("a run file is a mapping of keys to values", place=f"{name}:1")])
+    try:
+        return RunFile.model_validate(data), source
+    except ValidationError as error:
+        raise RunFileError(list(_problems(error, data, source))) from None
+
+
+def _problems(error: ValidationError, data: Mapping[str, Any], source: Source) -> Iterator[TrainworksError]:
+    for detail in error.errors(include_url=False):
+        path = _written_path(detail["loc"], data, missing=detail["type"] == "missing")
+        message, hint = _wording(detail, path)
+        yield UsageError(message, place=source.place(path), hint=hint)
+
+
+def _wording(detail: Any, path: FieldPath) -> tuple[str, str | None]:
+    """Our words for pydantic's finding: message and hint."""
+    kind, key = detail["type"], path[-1] if path else ""
+    if kind == "extra_forbidden":
+        known = _fields_at(RunFile, path[:-1])
+        near = get_close_matches(str(key), known, n=1)
+        return f"unknown key `{key}`", f"did you mean `{near[0]}`?" if near else f"known keys: {', '.join(known)}"
+    if kind == "missing":
+        return f"`{key}` is missing", None
+    if kind == "value_error":
+        message, _, hint = str(detail["ctx"]["error"]).partition("\x1f")
+        return message, hint or None
+    if kind == "literal_error":
+        return _literal_wording(detail["input"], detail["ctx"]["expected"])
+    return f"`{detail['input']}` does not fit: {detail['msg'][0].lower()}{detail['msg'][1:]}", None
+
+
+def _literal_wording(value: object, expected: str) -> tuple[str, str | None]:
+    options = [option.strip("' ") for option in expected.replace(" or ", ",").split(",")]
+    near = get_close_matches(str(value), options, n=1)
+    return f"`{value}` is not one of {', '.join(options)}", f"did you mean `{near[0]}`?" if near else None
+
+
+def _written_path(loc: FieldPath, data: Any, *, missing: bool) -> FieldPath:
+    """Pydantic's location without the union tags that nobody wrote."""
+    path: list[str | int] = []
+    for index, part in enumerate(loc):
+        if isinstance(data, dict) and part in data:
+            data = data[part]
+        elif isinstance(data, list) and isinstance(part, int) and part < len(data):
+            data = data[part]
+        elif not (missing and index == len(loc) - 1):
+            continue
+        path.append(part)
+    return tuple(path)
+
+
+def _fields_at(model: type[BaseModel], path: FieldPath) -> list[str]:
+    for part in path:
+        inner = _inner_model(model.model_fields[str(part)].annotation) if str(part) in model.model_fields else None
+        if inner is None:
+            return []
+        model = inner
+    return list(model.model_fields)
+
+
+def _inner_model(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    if get_origin(annotation) in (Union, Annotated, types.UnionType):
+        return next(filter(None, (_inner_model(option) for option in get_args(annotation))), None)
+    return None
+
+
+def _near_file(path: Path) -> str | None:
+    folder = path.parent if path.parent.is_dir() else Path()
+    candidates = [str(found) for found in sorted(folder.glob("*.y*ml"))]
+    near = get_close_matches(str(path), candidates, n=1)
+    return f"did you mean `{near[0]}`?" if near else None

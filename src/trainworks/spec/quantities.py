@@ -1,0 +1,111 @@
+"""Field types of the run file: text in, base units out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, WithJsonSchema, model_serializer, model_validator
+
+from trainworks.errors import QuantityError
+from trainworks.units import parse_counted, parse_duration
+
+__all__ = ["CheckpointInterval", "DurationS", "Spec", "TrainFor"]
+
+
+class Spec(BaseModel):
+    """Base of everything a person writes: frozen, unknown keys refused, every field documented."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+def _parsed(parse: Callable[[Any], Any]) -> BeforeValidator:
+    """A validator that turns our quantity errors into pydantic's, keeping the hint in the message."""
+
+    def validate(value: Any) -> Any:
+        try:
+            return parse(value)
+        except QuantityError as error:
+            raise ValueError(f"{error.message}\x1f{error.hint or ''}") from None
+
+    return BeforeValidator(validate)
+
+
+def _duration(value: Any) -> float:
+    return value if isinstance(value, float) else parse_duration(value)
+
+
+DurationS = Annotated[float, _parsed(_duration), WithJsonSchema({"type": "string", "examples": ["3h", "90s"]})]
+"""Seconds, written as `3h` or `90s`; a float is already seconds."""
+
+
+class _Counted(Spec):
+    """A count with a noun, written as one string (`300 steps`)."""
+
+    @model_serializer
+    def _as_text(self) -> str:
+        return str(self)
+
+
+class TrainFor(_Counted):
+    """How long to train: `300 steps`, `2B tokens` or `3 epochs`."""
+
+    amount: int
+    unit: Literal["steps", "tokens", "epochs"]
+
+    def __str__(self) -> str:
+        return f"{self.amount} {self.unit}"
+
+    @classmethod
+    def parse(cls, value: Any) -> TrainFor:
+        """Read `300 steps`; a TrainFor passes through."""
+        if isinstance(value, TrainFor):
+            return value
+        amount, unit = parse_counted(value, ("steps", "tokens", "epochs"))
+        if amount < 1:
+            raise QuantityError(f"`{value}` trains for nothing", hint="write it like `300 steps`")
+        return cls.model_validate({"amount": amount, "unit": unit})
+
+
+class CheckpointInterval(_Counted):
+    """Distance between checkpoints: `auto`, `50 steps` or a duration such as `10m`."""
+
+    steps: int | None = None
+    """A fixed number of optimizer steps."""
+    seconds: float | None = None
+    """A fixed time; the ranks agree on the step at the next logging interval."""
+
+    @model_validator(mode="after")
+    def _one_or_none(self) -> CheckpointInterval:
+        if self.steps is not None and self.seconds is not None:
+            raise ValueError("an interval is either steps or a duration")
+        return self
+
+    def __str__(self) -> str:
+        if self.steps is not None:
+            return f"{self.steps} steps"
+        return "auto" if self.seconds is None else f"{self.seconds:g} s"
+
+    @classmethod
+    def parse(cls, value: Any) -> CheckpointInterval:
+        """Read `auto`, `50 steps` or `10m`; a CheckpointInterval passes through."""
+        if isinstance(value, CheckpointInterval):
+            return value
+        if value == "auto":
+            return cls()
+        if str(value).strip().endswith(("step", "steps")):
+            steps, _ = parse_counted(value, ("steps",))
+            if steps < 1:
+                raise QuantityError(f"`{value}` is not an interval", hint="write it like `50 steps`")
+            return cls(steps=steps)
+        return cls(seconds=parse_duration(value))
+
+
+def _text_schema(*examples: str) -> WithJsonSchema:
+    return WithJsonSchema({"type": "string", "examples": list(examples)})
+
+
+TrainForField = Annotated[TrainFor, _parsed(TrainFor.parse), _text_schema("300 steps", "2B tokens", "3 epochs")]
+CheckpointIntervalField = Annotated[
+    CheckpointInterval, _parsed(CheckpointInterval.parse), _text_schema("auto", "50 steps", "10m")
+]

@@ -1,0 +1,179 @@
+"""Quantities: parsed once at the border, plain base units inside.
+
+Inside the program a quantity is a number whose name carries its unit (`_s`, `_bytes`, `_bytes_per_s`, `_flops`).
+Only this module knows that `80 GB` is 8e10 bytes, `80 GiB` is 80 * 2^30, and `400 Gb/s` is 5e10 bytes per second.
+"""
+
+from __future__ import annotations
+
+import re
+from difflib import get_close_matches
+
+from trainworks.errors import QuantityError
+
+__all__ = [
+    "format_bytes",
+    "format_count",
+    "format_duration",
+    "parse_bandwidth",
+    "parse_bytes",
+    "parse_count",
+    "parse_counted",
+    "parse_duration",
+]
+
+DURATION_UNITS_S = {
+    "ms": 1e-3,
+    "s": 1.0,
+    "sec": 1.0,
+    "m": 60.0,
+    "min": 60.0,
+    "h": 3600.0,
+    "d": 86400.0,
+    "day": 86400.0,
+    "days": 86400.0,
+    "w": 604800.0,
+}
+BYTE_UNITS = {"B": 1} | {
+    prefix + suffix: base ** (power + 1)
+    for suffix, base in (("B", 1000), ("iB", 1024))
+    for power, prefix in enumerate("KMGTP")
+}
+BYTE_UNITS["kB"] = 1000
+BANDWIDTH_UNITS_BYTES_PER_S = {f"{unit}/s": float(size) for unit, size in BYTE_UNITS.items()} | {
+    f"{prefix}b/s": 1000.0 ** (power + 1) / 8 for power, prefix in enumerate("KMGT")
+}
+COUNT_SUFFIXES = {"": 1, "k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+
+_NUMBER = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|\.[0-9]+)\s*([^\s0-9].*?)?\s*")
+_DURATION_PART = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)")
+
+
+def _split(text: str, kind: str, example: str) -> tuple[float, str]:
+    match = _NUMBER.fullmatch(text)
+    if match is None:
+        raise QuantityError(f"`{text}` is not {kind}", hint=f"write it like `{example}`")
+    return float(match[1].replace("_", "")), match[2] or ""
+
+
+def _scale(value: float, unit: str, units: dict[str, float], kind: str, example: str) -> float:
+    if unit in units:
+        return value * units[unit]
+    near = get_close_matches(unit, units, n=1, cutoff=0.0)
+    suggestion = f"did you mean `{value:g} {near[0]}`?" if unit and near else f"write it like `{example}`"
+    written = f"unit `{unit}` is unknown" if unit else f"`{value:g}` has no unit"
+    raise QuantityError(f"{written}; {kind} takes {', '.join(units)}", hint=suggestion)
+
+
+def parse_duration(text: str | float) -> float:
+    """Seconds of `3h`, `90 s`, `1h30m` or `2 days`; a bare number is refused, because its unit would be a guess.
+
+    >>> parse_duration("1h30m")
+    5400.0
+    """
+    written = str(text)
+    parts = _DURATION_PART.findall(written)
+    if parts and not _DURATION_PART.sub("", written).strip():
+        return sum(_scale(float(value), unit, DURATION_UNITS_S, "a duration", "3h") for value, unit in parts)
+    value, unit = _split(written, "a duration", "3h")
+    return _scale(value, unit, DURATION_UNITS_S, "a duration", "3h")
+
+
+def parse_bytes(text: str | int) -> int:
+    """Bytes of `80 GB` (10^9) or `80 GiB` (2^30).
+
+    >>> parse_bytes("80 GB"), parse_bytes("1 GiB")
+    (80000000000, 1073741824)
+    """
+    value, unit = _split(str(text), "a size", "80 GB")
+    return round(_scale(value, unit, {k: float(v) for k, v in BYTE_UNITS.items()}, "a size", "80 GB"))
+
+
+def parse_bandwidth(text: str) -> float:
+    """Bytes per second of `400 Gb/s` (bits) or `50 GB/s` (bytes), one direction.
+
+    >>> parse_bandwidth("400 Gb/s") == parse_bandwidth("50 GB/s")
+    True
+    """
+    value, unit = _split(str(text), "a bandwidth", "400 Gb/s")
+    return _scale(value, unit, BANDWIDTH_UNITS_BYTES_PER_S, "a bandwidth", "400 Gb/s")
+
+
+def parse_count(text: str | float) -> int:
+    """A plain count with an optional k, M, B or T: `2B` is 2e9; a fraction of one is refused.
+
+    >>> parse_count("1.5k")
+    1500
+    """
+    value, suffix = _split(str(text), "a count", "2B")
+    count = _scale(value, suffix, COUNT_SUFFIXES, "a count", "2B")
+    if count != int(count):
+        raise QuantityError(f"`{text}` is not a whole number", hint="write it like `2B`")
+    return int(count)
+
+
+def parse_counted(text: str, nouns: tuple[str, ...]) -> tuple[int, str]:
+    """A count and what it counts: `300 steps`, `2B tokens`; the noun may be singular.
+
+    >>> parse_counted("2B tokens", ("steps", "tokens"))
+    (2000000000, 'tokens')
+    """
+    count, _, noun = str(text).strip().rpartition(" ")
+    plural = noun if noun.endswith("s") else noun + "s"
+    if not count or plural not in nouns:
+        examples = " or ".join(f"`300 {noun}`" for noun in nouns)
+        raise QuantityError(f"`{text}` does not say what it counts", hint=f"write it like {examples}")
+    return parse_count(count), plural
+
+
+def format_duration(seconds: float) -> str:
+    """A duration with three significant figures below a minute, two units above.
+
+    >>> format_duration(0.0421), format_duration(75.0), format_duration(90000.0)
+    ('42.1 ms', '1m 15s', '1d 1h')
+    """
+    if seconds < 0:
+        return "-" + format_duration(-seconds)
+    if 0 < seconds < 0.9995:
+        return f"{seconds * 1e3:.3g} ms" if seconds >= 0.9995e-3 else f"{seconds * 1e6:.3g} us"
+    if seconds < 59.95:
+        return f"{seconds:.3g} s"
+    whole = round(seconds)
+    for size, unit, below, below_unit in ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
+        if whole >= size:
+            return f"{whole // size}{unit} {whole % size // below}{below_unit}"
+    return f"{whole} s"
+
+
+def format_bytes(num_bytes: float) -> str:
+    """Bytes with a decimal prefix and three significant figures.
+
+    >>> format_bytes(80e9), format_bytes(512)
+    ('80.0 GB', '512 B')
+    """
+    return _with_prefix(num_bytes, "B")
+
+
+def format_count(count: float) -> str:
+    """A count with k, M, B, T and three significant figures.
+
+    >>> format_count(2_000_000_000), format_count(300)
+    ('2.00B', '300')
+    """
+    for size, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e4, "k")):
+        if abs(count) >= size:
+            scaled = count / (1e3 if suffix == "k" else size)
+            return f"{_three_figures(scaled)}{suffix}"
+    return f"{count:,.0f}"
+
+
+def _with_prefix(value: float, unit: str) -> str:
+    for size, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size * 0.9995:
+            return f"{_three_figures(value / size)} {prefix}{unit}"
+    return f"{value:.0f} {unit}"
+
+
+def _three_figures(value: float) -> str:
+    decimals = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
+    return f"{value:.{decimals}f}"

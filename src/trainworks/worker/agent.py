@@ -1,0 +1,77 @@
+"""The node agent: `python -m trainworks.worker.agent RUN_DIR NODE MAX_RESTARTS STORE_PORT [STORE_FD]`.
+
+It imports next to nothing itself. First it starts the fork server, which imports torch and the trainer while this
+process prepares the data and imports torch too; ranks are then forked from it and start at once, after a failure as
+well.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import multiprocessing.forkserver
+import signal
+import sys
+from pathlib import Path
+
+from trainworks.errors import TrainworksError
+from trainworks.host.folders import cache_folder
+from trainworks.host.process import die_with_parent
+from trainworks.record.events import append_event
+from trainworks.record.resolved import ResolvedRun
+from trainworks.record.run_dir import RunDir
+
+PRELOADED = "trainworks.worker.preloaded"
+
+
+def main(run_folder: str, node: str, max_restarts: str, store_port: str, store_fd: str | None = None) -> int:
+    """Run this node's ranks to their end; returns the agent's exit code."""
+    die_with_parent(signal.SIGTERM)
+    run_dir = RunDir(Path(run_folder))
+    append_event(run_dir.events_file, "agent_started", node=int(node))
+    multiprocessing.get_context("forkserver").set_forkserver_preload([PRELOADED])
+    multiprocessing.forkserver.ensure_running()
+    try:
+        resolved = run_dir.read_resolved()
+        data_folder = _prepare_data(resolved, run_dir, int(node))
+    except TrainworksError as error:
+        return _give_up(run_dir, int(node), error)
+    elastic = importlib.import_module("trainworks.worker.elastic")  # imports torch: not before the fork server runs
+    exit_code: int = elastic.run_node(
+        resolved,
+        run_dir,
+        data_folder,
+        node=int(node),
+        max_restarts=int(max_restarts),
+        store_port=int(store_port),
+        store_fd=int(store_fd) if store_fd else None,
+    )
+    return exit_code
+
+
+def _prepare_data(resolved: ResolvedRun, run_dir: RunDir, node: int) -> Path:
+    """The tokenized shards, made now if this machine does not have them."""
+    assert resolved.run_file.workload is not None
+    preparation = importlib.import_module("trainworks.worker.prepare")  # imports tokenizers: likewise
+    folder: Path = preparation.prepare_for_run(
+        resolved.run_file.workload.data, cache_folder("data"), run_dir.events_file if node == 0 else None
+    )
+    return folder
+
+
+def _give_up(run_dir: RunDir, node: int, error: TrainworksError) -> int:
+    append_event(
+        run_dir.events_file,
+        "failure",
+        rank=None,
+        node=node,
+        cause="environment" if error.exit_code == 3 else "user_error",
+        exit_code=error.exit_code,
+        message=error.message,
+        hint=error.hint,
+    )
+    return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

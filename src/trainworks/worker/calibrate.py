@@ -1,0 +1,193 @@
+"""Measure this machine for two seconds: `python -m trainworks.worker.calibrate REQUEST_JSON`.
+
+Prints one Calibration as JSON. All ranks of a node measure at the same time, because they will compete for memory
+bandwidth and cores when they train.
+"""
+
+from __future__ import annotations
+
+import socket
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import torch.nn.functional as F
+import transformers.models.auto.modeling_auto
+
+from trainworks.host.network import LOOPBACK, listen
+from trainworks.record.calibration import Calibration, CalibrationRequest, GemmRate
+
+__all__ = ["measure"]
+
+IMPORTED_FOR_ITS_MEMORY = transformers
+"""A rank of a training run has it resident, so the baseline must have it too."""
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_SECONDS_EACH = 0.15
+_STREAM_ELEMENTS = 1 << 24
+_OPTIMIZER_TENSORS = (1 << 20,) * 8
+_LARGE_ALL_REDUCE_BYTES = 8 << 20
+_SMALL_ALL_REDUCE_BYTES = 4 << 10
+
+
+def measure(request: CalibrationRequest) -> Calibration:
+    """Measure with `request.num_ranks` processes; the result is rank 0's."""
+    listener = listen()
+    results = mp.get_context("fork").SimpleQueue()
+    mp.start_processes(  # type: ignore[no-untyped-call]
+        _rank, args=(request, listener, results), nprocs=request.num_ranks, start_method="fork"
+    )
+    calibration: Calibration = results.get()
+    return calibration
+
+
+def _rank(rank: int, request: CalibrationRequest, listener: socket.socket, results: mp.SimpleQueue) -> None:
+    port = listener.getsockname()[1]
+    baseline_bytes = _resident_bytes()
+    store = dist.TCPStore(
+        LOOPBACK,
+        port,
+        is_master=rank == 0,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach() if rank == 0 else None,
+    )
+    dist.init_process_group(
+        "nccl" if request.device == "cuda" else "gloo", store=store, rank=rank, world_size=request.num_ranks
+    )
+    torch.set_num_threads(request.threads_per_rank)
+    device = torch.device(request.device, rank) if request.device == "cuda" else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    calibration = _measure(request, device, baseline_bytes)
+    if rank == 0:
+        results.put(calibration)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _measure(request: CalibrationRequest, device: torch.device, baseline_bytes: int) -> Calibration:
+    started = time.perf_counter()
+    dtype = _DTYPES[request.precision]
+    gemms = tuple(_gemm(shape, dtype, device) for shape in request.gemm_shapes)
+    attention = _attention(request, dtype, device)
+    memory, optimizer, overhead = _stream(device), _optimizer(device), _op_overhead(device)
+    latency, bandwidth = _all_reduce(device)
+    return Calibration(
+        device=request.device,
+        precision=request.precision,
+        num_ranks=request.num_ranks,
+        threads_per_rank=request.threads_per_rank,
+        gemms=gemms,
+        attention_flops_per_s=attention,
+        memory_bytes_per_s=memory,
+        optimizer_params_per_s=optimizer,
+        op_overhead_s=overhead,
+        all_reduce_latency_s=latency,
+        all_reduce_bytes_per_s=bandwidth,
+        baseline_bytes=baseline_bytes,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _median_s(action: Callable[[], object], device: torch.device) -> float:
+    """Median duration of an action, after one unmeasured call, over about `_SECONDS_EACH`."""
+    action()
+    dist.barrier()
+    durations: list[float] = []
+    while sum(durations) < _SECONDS_EACH and len(durations) < 1000:
+        started = time.perf_counter()
+        action()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        durations.append(time.perf_counter() - started)
+    return statistics.median(durations)
+
+
+def _gemm(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> GemmRate:
+    m, n, k = shape
+    left, right = torch.randn(m, k, device=device, dtype=dtype), torch.randn(n, k, device=device, dtype=dtype)
+    seconds = _median_s(lambda: F.linear(left, right), device)
+    return GemmRate(m=m, n=n, k=k, flops_per_s=2 * m * n * k / seconds)
+
+
+def _attention(request: CalibrationRequest, dtype: torch.dtype, device: torch.device) -> float:
+    shape = (request.micro_batch, request.heads, request.sequence_length, request.head_dim)
+    q, k, v = (torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for _ in range(3))
+    grad = torch.ones(shape, device=device, dtype=dtype)
+
+    def forward_backward() -> None:
+        F.scaled_dot_product_attention(q, k, v, is_causal=True).backward(grad)
+
+    flops = 12 * request.micro_batch * request.heads * request.head_dim * request.sequence_length**2
+    return flops / _median_s(forward_backward, device)
+
+
+def _stream(device: torch.device) -> float:
+    """Triad: two arrays read, one written, each larger than the caches."""
+    a, b, out = (torch.ones(_STREAM_ELEMENTS, device=device) for _ in range(3))
+    return 3 * 4 * _STREAM_ELEMENTS / _median_s(lambda: torch.add(a, b, out=out), device)
+
+
+def _optimizer(device: torch.device) -> float:
+    parameters = [torch.nn.Parameter(torch.randn(size, device=device)) for size in _OPTIMIZER_TENSORS]
+    for parameter in parameters:
+        parameter.grad = torch.randn_like(parameter)
+    adamw = torch.optim.AdamW(parameters, fused=True)
+
+    def clip_and_step() -> None:
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0, foreach=True)
+        adamw.step()
+
+    return sum(_OPTIMIZER_TENSORS) / _median_s(clip_and_step, device)
+
+
+def _op_overhead(device: torch.device) -> float:
+    """Host time of one small operation: the slope over a chain of 50."""
+    x = torch.ones(8, device=device, requires_grad=True)
+
+    def chain() -> None:
+        y = x
+        for _ in range(50):
+            y = y * 1.01
+        y.sum().backward()
+
+    return _median_s(chain, device) / 50
+
+
+def _all_reduce(device: torch.device) -> tuple[float, float]:
+    """Latency and bus bandwidth: t = latency + 2(n-1)/n * S / B, from a small and a large message."""
+    n = dist.get_world_size()
+    if n == 1:
+        return 0.0, 1e12
+    small = torch.ones(_SMALL_ALL_REDUCE_BYTES // 4, device=device)
+    large = torch.ones(_LARGE_ALL_REDUCE_BYTES // 4, device=device)
+    latency = _collective_s(small)
+    seconds = max(_collective_s(large) - latency, 1e-9)
+    return latency, 2 * (n - 1) / n * _LARGE_ALL_REDUCE_BYTES / seconds
+
+
+def _collective_s(buffer: torch.Tensor, repeats: int = 12) -> float:
+    """Median over a fixed number of calls: ranks that stop by time would leave each other waiting."""
+    dist.all_reduce(buffer)
+    durations = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        dist.all_reduce(buffer)
+        if buffer.is_cuda:
+            torch.cuda.synchronize()
+        durations.append(time.perf_counter() - started)
+    return statistics.median(durations)
+
+
+def _resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * 4096
+
+
+if __name__ == "__main__":
+    print(measure(CalibrationRequest.model_validate_json(sys.argv[1])).model_dump_json())  # noqa: T201

@@ -1,0 +1,59 @@
+"""What the trained model writes: a sample that a person can judge."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from torch import nn
+
+from trainworks.worker.model import CausalLanguageModel
+from trainworks.worker.prepare import END_OF_TEXT
+
+__all__ = ["generate"]
+
+_TOP_K = 20
+_TEMPERATURE = 0.7
+
+
+@torch.no_grad()
+def generate(
+    model: CausalLanguageModel, data_folder: Path, prompt: str, *, num_tokens: int, window: int, device: torch.device
+) -> str:
+    """Continue a prompt by sampling from the 20 likeliest tokens, at temperature 0.7, until the document ends.
+
+    Every rank calls it with the same seed and takes part in every forward, as sharded parameters need.
+
+    Args:
+        model: in any wrapping; its parameters may be shards.
+        data_folder: holds tokenizer.json.
+        prompt: text to continue.
+        num_tokens: most tokens to add.
+        window: tokens of context that the model sees, T.
+        device: of the model.
+    """
+    tokenizer = Tokenizer.from_file(str(data_folder / "tokenizer.json"))
+    tokens = tokenizer.encode(prompt, add_special_tokens=False).ids or [tokenizer.token_to_id(END_OF_TEXT)]
+    model.eval()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        for _ in range(num_tokens):
+            chosen = _next_token(model, torch.tensor([tokens[-window:]], device=device))
+            if chosen == tokenizer.token_to_id(END_OF_TEXT):
+                break
+            tokens.append(chosen)
+    model.train()
+    return str(tokenizer.decode(tokens))
+
+
+def _next_token(model: CausalLanguageModel, tokens_BT: torch.Tensor) -> int:
+    logits, indices = model(tokens_BT, last_only=True).float().cpu()[0].topk(_TOP_K)
+    return int(indices[torch.multinomial(torch.softmax(logits / _TEMPERATURE, 0), 1)])
+
+
+def unwrapped(module: nn.Module) -> CausalLanguageModel:
+    """The language model inside DDP; FSDP2 changes a module in place and adds no wrapper."""
+    inner = getattr(module, "module", module)
+    assert isinstance(inner, CausalLanguageModel)
+    return inner

@@ -1,0 +1,126 @@
+"""What leaves the training loop: once per logging interval, in one collective, in one write.
+
+The same collective carries what all ranks must agree on, so that agreeing costs nothing: has anybody been asked to
+stop, is a checkpoint due, has one failed.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from trainworks.record.metrics import MetricsRow, append_metrics
+from trainworks.record.run_dir import RunDir
+from trainworks.worker.timing import StepMarks
+
+__all__ = ["Agreement", "Telemetry"]
+
+_DURATIONS = 6
+"""Length of StepMarks.durations()."""
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """What at least one rank said; every rank knows the same."""
+
+    stop: bool = False
+    checkpoint: bool = False
+    failed: bool = False
+
+
+@dataclass(slots=True)
+class _Step:
+    step: int
+    loss: Tensor
+    grad_norm: Tensor
+    lr: float
+    marks: StepMarks
+
+
+class Telemetry:
+    """Collects the steps of one logging interval; losses stay on the device until it ends."""
+
+    def __init__(self, run_dir: RunDir, *, attempt: int, tokens_per_step: int, device: torch.device) -> None:
+        self._run_dir = run_dir
+        self._attempt = attempt
+        self._tokens_per_step = tokens_per_step
+        self._device = device
+        self._steps: list[_Step] = []
+        self._interval_began = time.perf_counter()
+
+    def add(self, step: int, loss: Tensor, grad_norm: Tensor, lr: float, marks: StepMarks) -> None:
+        """Take one step's results; nothing is computed or copied yet."""
+        self._steps.append(_Step(step, loss, grad_norm, lr, marks))
+
+    def flush(self, mine: Agreement) -> Agreement:
+        """Average the interval over the ranks, write it (rank 0), and agree."""
+        values = torch.stack([torch.stack([s.loss, s.grad_norm]) for s in self._steps]).double().cpu()
+        now = time.perf_counter()
+        elapsed_s, self._interval_began = now - self._interval_began, now
+        durations = torch.tensor([s.marks.durations() for s in self._steps], dtype=torch.float64)
+        flags = torch.tensor([mine.stop, mine.checkpoint, mine.failed], dtype=torch.float64)
+        peak = torch.zeros(dist.get_world_size(), dtype=torch.float64)
+        peak[dist.get_rank()] = _peak_memory_bytes(self._device)
+        packed = torch.cat([values.flatten(), durations.flatten(), flags, peak, torch.tensor([elapsed_s])])
+        packed = _sum_over_ranks(packed, self._device)
+        sizes = [values.numel(), durations.numel(), flags.numel(), peak.numel(), 1]
+        values, durations, flags, peak, elapsed = packed.split(sizes)
+        world = dist.get_world_size()
+        if dist.get_rank() == 0:
+            rows = self._rows(values.view(-1, 2) / world, durations.view(-1, _DURATIONS) / world, elapsed.item() / world)
+            rows[-1]["memory_peak_bytes"] = int(peak.max())
+            append_metrics(self._run_dir.metrics_file, rows)
+        self._steps.clear()
+        return Agreement(*(bool(flag) for flag in flags))
+
+    def _rows(self, values: Tensor, durations: Tensor, elapsed_s: float) -> list[MetricsRow]:
+        """One row per step. What the interval took beyond its steps (the last flush) is spread over them as `other`."""
+        other_s = max(0.0, elapsed_s - float(durations[:, 0].sum())) / len(self._steps)
+        ends_at = time.time() - elapsed_s + (durations[:, 0] + other_s).cumsum(0)
+        rows: list[MetricsRow] = []
+        for step, (loss, norm), parts, t in zip(
+            self._steps, values.tolist(), durations.tolist(), ends_at.tolist(), strict=True
+        ):
+            total_s, data_s, compute_s, communication_s, optimizer_s, checkpoint_s = parts
+            rows.append(
+                MetricsRow(
+                    step=step.step,
+                    attempt=self._attempt,
+                    t=t,
+                    loss=loss,
+                    grad_norm=norm,
+                    lr=step.lr,
+                    tokens=self._tokens_per_step,
+                    step_s=total_s + other_s,
+                    data_s=data_s,
+                    compute_s=compute_s,
+                    communication_s=communication_s,
+                    optimizer_s=optimizer_s,
+                    checkpoint_s=checkpoint_s,
+                    other_s=other_s,
+                )
+            )
+        return rows
+
+
+def _sum_over_ranks(values: Tensor, device: torch.device) -> Tensor:
+    if dist.get_world_size() == 1:
+        return values
+    on_device = values.to(device)
+    dist.all_reduce(on_device)
+    return on_device.cpu()
+
+
+def _peak_memory_bytes(device: torch.device) -> int:
+    """Largest memory of this rank so far: allocated on an accelerator, resident on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return 0

@@ -1,0 +1,102 @@
+"""Planned against measured: signs, medians, and the sentence that names the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainworks.report.comparison import warmup_steps
+
+RunStart = Callable[..., Any]
+
+
+@given(num_steps=st.integers(0, 10**6))
+def test_the_warm_up_never_takes_all_steps(num_steps: int) -> None:
+    assert 0 <= warmup_steps(num_steps) <= num_steps / 4
+
+
+def test_a_longer_step_has_a_positive_difference(start_run: RunStart) -> None:
+    comparison = start_run().launch().steps(40, communication_s=0.032, other_s=0.0).report().comparison
+    assert comparison.step_time.measured == pytest.approx(0.12)
+    assert comparison.step_time.relative == pytest.approx(0.2)
+
+
+def test_slow_first_steps_do_not_move_the_medians(start_run: RunStart) -> None:
+    comparison = start_run().launch().steps(5, compute_s=9.0).steps(3, compute_s=0.08).steps(12).report().comparison
+    assert (comparison.num_warmup_steps, comparison.num_steps) == (5, 15)
+    assert comparison.step_time_terms[0].measured == pytest.approx(0.08)
+
+
+def test_lost_steps_do_not_enter_the_medians(start_run: RunStart) -> None:
+    run = start_run().launch().steps(10, compute_s=5.0).fail().attempt(from_step=0).steps(10)
+    assert run.report().comparison.step_time_terms[0].measured == pytest.approx(0.08)
+
+
+def test_the_sentence_names_the_term_that_moved_furthest(start_run: RunStart) -> None:
+    findings = start_run().launch().steps(40, communication_s=0.032, other_s=0.0).report().comparison.findings
+    assert findings[0] == (
+        "step time was 20 % longer than planned; most of it is communication: 12 ms planned, 32 ms measured"
+    )
+
+
+def test_a_step_of_twice_the_plan_is_named_as_a_multiple(start_run: RunStart) -> None:
+    findings = start_run().launch().steps(40, compute_s=0.28).report().comparison.findings
+    assert findings[0].startswith("step time was 3.2 times the plan; most of it is compute: 80 ms planned, 280 ms")
+
+
+def test_a_shorter_step_is_explained_too(start_run: RunStart) -> None:
+    findings = start_run().launch().steps(40, compute_s=0.04, communication_s=0.012).report().comparison.findings
+    assert findings[0].startswith("step time was 39 % shorter than planned; most of it is compute")
+
+
+def test_agreement_is_said_once(start_run: RunStart) -> None:
+    run = start_run().launch().steps(40, communication_s=0.012, memory=1_000_000_000)
+    assert run.report().comparison.findings == ("step time and memory peak agreed with the plan within 5 %",)
+
+
+def test_a_long_run_names_what_made_it_long(start_run: RunStart) -> None:
+    run = start_run().launch().steps(150, communication_s=0.012).fail().wait(60.0).attempt()
+    findings = run.steps(150, communication_s=0.012).finish().report().comparison.findings
+    assert findings[0].startswith("run time was 2.3 times the plan: 40 s planned")
+    assert findings[0].endswith("most of it is restarts: 1m 0s")
+
+
+def test_the_run_time_is_not_judged_before_the_run_is_complete(start_run: RunStart) -> None:
+    assert start_run().launch().steps(299).report().comparison.run_time.measured is None
+
+
+def test_idle_time_is_not_run_time(start_run: RunStart) -> None:
+    run = start_run().launch().steps(150).event("stopped", step=150).wait(9000.0).launch().steps(150).finish()
+    assert run.report().comparison.run_time.measured == pytest.approx(6.0 + 300 * 0.119, abs=1e-4)
+
+
+def test_mfu_is_model_flops_over_the_peak_of_all_ranks(start_run: RunStart) -> None:
+    comparison = start_run().launch().steps(40).report().comparison
+    assert comparison.mfu.measured == pytest.approx(38e6 * (8192 / 0.119) / (2 * 8e12))
+
+
+def test_without_a_known_peak_there_is_no_mfu(start_run: RunStart) -> None:
+    comparison = start_run(peak_flops_per_s=None, peak_source="unknown device").launch().steps(40).report().comparison
+    assert (comparison.mfu.planned, comparison.mfu.measured) == (None, None)
+    assert comparison.peak_source == "unknown device"
+
+
+def test_the_memory_peak_counts_lost_steps_too(start_run: RunStart) -> None:
+    run = start_run().launch().steps(5, memory=2_000_000_000).fail().attempt(from_step=0).steps(5)
+    assert run.report().comparison.memory.measured == 2_000_000_000
+
+
+def test_checkpoints_are_compared_by_size_and_stall(start_run: RunStart) -> None:
+    comparison = start_run().launch().steps(5).checkpoint().report().comparison
+    assert comparison.checkpoint_size.relative == pytest.approx(0.2 / 71.0)
+    assert comparison.checkpoint_stall.measured == pytest.approx(0.02)
+
+
+def test_nothing_is_measured_before_the_first_step(start_run: RunStart) -> None:
+    comparison = start_run().launch().report().comparison
+    assert comparison.step_time.measured is None
+    assert comparison.findings == ()

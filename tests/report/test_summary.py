@@ -1,0 +1,127 @@
+"""The report as data: what it takes from the record, and that its JSON is whole."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainworks.errors import EnvironmentProblem
+from trainworks.report.curves import decimate
+from trainworks.report.part import printable
+from trainworks.report.summary import Report, build_report
+from trainworks.report.wording import headline
+
+RunStart = Callable[..., Any]
+
+
+def test_the_json_reads_back_as_the_same_report(finished_run: Any) -> None:
+    report = finished_run.report()
+    assert Report.model_validate_json(report.model_dump_json()) == report
+
+
+def test_a_loss_that_is_not_a_number_keeps_the_json_valid(start_run: RunStart) -> None:
+    report = start_run().launch().steps(3).steps(1, loss=math.nan).report()
+    assert json.loads(report.model_dump_json())["training"]["loss_last"]["loss"] == "NaN"
+    assert report.training.loss_lowest.step == 3
+
+
+def test_a_command_has_attempts_and_wall_clock_but_no_plan(start_run: RunStart) -> None:
+    run = start_run(command="python train.py").event("submitted").wait(5.0).fail(attempt=1, exit_code=3)
+    report = run.status("FAILED", cause="exit").wait(60.0).report()
+    assert not any((report.training, report.comparison, report.ledger, report.curves))
+    assert report.command == ("python train.py",)
+    assert (report.state, report.wall_clock_s, len(report.failures)) == ("FAILED", 5.0, 1)
+
+
+def test_attempts_say_what_they_did(finished_run: Any) -> None:
+    first, second, third = finished_run.report().attempts
+    assert (first.last_step, first.lost_steps) == (127, 27)
+    assert (second.resumed_from_step, second.first_step, second.lost_steps) == (100, 101, 81)
+    assert (third.last_step, third.lost_steps) == (300, 0)
+
+
+def test_lost_steps_are_those_of_all_attempts(finished_run: Any) -> None:
+    assert finished_run.report().training.lost_steps == 27 + 81
+
+
+def test_failures_keep_their_order_and_traceback(finished_run: Any) -> None:
+    failures = finished_run.report().failures
+    assert [failure.cause for failure in failures] == ["killed", "out of memory", "peer_lost"]
+    assert "MemoryError" in failures[1].traceback
+
+
+def test_the_root_of_an_attempts_failures_is_not_the_peer_that_lost_it(start_run: RunStart) -> None:
+    run = start_run().launch().steps(5).fail(cause="peer_lost", rank=0).wait(0.1).fail(cause="oom", rank=1)
+    assert [failure.is_root for failure in run.report().failures] == [False, True]
+    assert headline(run.status("FAILED").report()) == "Rank 1 failed: oom"
+
+
+def test_a_run_that_failed_without_a_failure_names_the_cause_of_its_state(start_run: RunStart) -> None:
+    assert headline(start_run().launch().status("FAILED", cause="agent_lost").report()) == "The run failed: agent_lost"
+
+
+def test_a_lost_run_ends_with_its_last_sign_of_life(start_run: RunStart) -> None:
+    run = start_run().status("RUNNING").launch(start_s=3.0).steps(10).wait(9000.0)
+    report = run.report(state="LOST")
+    assert (report.state, report.wall_clock_s) == ("LOST", pytest.approx(3.0 + 10 * 0.119, abs=1e-5))
+
+
+def test_attempt_numbers_that_begin_again_after_a_resume_stay_apart(start_run: RunStart) -> None:
+    run = start_run().launch().steps(5).fail().event("stopped", step=5).wait(9.0)
+    run.attempt_number = 0
+    attempts = run.launch().steps(5).finish().report().attempts
+    assert [(attempt.launch, attempt.number, attempt.first_step) for attempt in attempts] == [(1, 1, 1), (2, 1, 6)]
+
+
+def test_a_report_of_nothing_but_a_resolved_run_is_possible(start_run: RunStart) -> None:
+    report = start_run().report()
+    assert (report.state, report.wall_clock_s, report.training.steps_done) == ("CREATED", 1.0, 0)
+
+
+def test_a_missing_status_is_replaced_by_the_last_state_event(start_run: RunStart) -> None:
+    run = start_run().launch().steps(3).status("FAILED", cause="killed", message="rank 1")
+    run.run_dir.status_file.unlink()
+    assert (run.report().state, run.report().cause) == ("FAILED", "killed")
+
+
+def test_a_folder_without_a_resolved_run_is_named(start_run: RunStart) -> None:
+    run = start_run()
+    run.run_dir.resolved_file.unlink()
+    with pytest.raises(EnvironmentProblem, match=r"no resolved\.json"):
+        build_report(run.run_dir, 0.0)
+
+
+def test_failed_checkpoints_are_reported(finished_run: Any) -> None:
+    checkpoints = finished_run.report().checkpoints
+    assert (checkpoints.steps, checkpoints.failed_steps) == ((50, 100, 150, 300), (200,))
+
+
+@given(text=st.text(st.characters(exclude_categories=[])))
+def test_printable_text_can_always_be_encoded_and_never_moves_the_cursor(text: str) -> None:
+    shown = printable(text)
+    shown.encode()
+    assert not any(ord(char) < 32 and char not in "\n\t" for char in shown)
+
+
+def test_decimation_keeps_both_ends_when_neither_is_an_extreme() -> None:
+    points = [(step, float(step % 7 in (2, 5)) - float(step % 7 == 3)) for step in range(701)]
+    kept = decimate(points, 40)
+    assert (kept[0], kept[-1]) == (points[0], points[-1])
+
+
+@given(values=st.lists(st.floats(allow_nan=True, allow_infinity=True, width=32), max_size=200))
+def test_decimation_keeps_ends_extremes_and_order(values: list[float]) -> None:
+    points = list(enumerate(values))
+    kept = decimate(points, 20)
+    finite = [point for point in points if math.isfinite(point[1])]
+    assert len(kept) <= 20
+    assert list(kept) == sorted(set(kept))
+    if finite:
+        assert (kept[0], kept[-1]) == (finite[0], finite[-1])
+        assert max(value for _, value in kept) == max(value for _, value in finite)

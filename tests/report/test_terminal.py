@@ -1,0 +1,85 @@
+"""The report in a terminal: 80 columns, readable without colour, and nothing in it is markup."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from trainworks.report.summary import Report
+from trainworks.report.terminal import print_report
+
+RunStart = Callable[..., Any]
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "report_terminal.txt"
+
+
+def printed(report: Report, **options: Any) -> str:
+    """What a terminal of 80 columns shows."""
+    console = Console(file=io.StringIO(), width=80, **options)
+    print_report(report, console)
+    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+
+def test_the_report_reads_like_the_golden_file(finished_run: Any) -> None:
+    """`UPDATE_GOLDEN=1` writes the file anew."""
+    text = "\n".join(line.rstrip() for line in printed(finished_run.report()).splitlines()) + "\n"
+    if os.environ.get("UPDATE_GOLDEN"):
+        GOLDEN.write_text(text)
+    assert text == GOLDEN.read_text()
+
+
+def test_no_line_is_wider_than_80_columns_on_a_wide_screen(finished_run: Any) -> None:
+    console = Console(file=io.StringIO(), width=200)
+    print_report(finished_run.report(), console)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert max(len(line) for line in lines) <= 80
+
+
+def test_colour_adds_nothing_but_colour(finished_run: Any) -> None:
+    report = finished_run.report()
+    coloured = Console(file=io.StringIO(), width=80, force_terminal=True, color_system="truecolor", record=True)
+    print_report(report, coloured)
+    assert coloured.export_text() == printed(report)
+
+
+def test_no_color_leaves_no_colour(finished_run: Any) -> None:
+    text = printed(finished_run.report(), force_terminal=True, no_color=True)
+    assert "\x1b[3" not in text.replace("\x1b[3m", "")
+
+
+def test_brackets_and_escapes_of_a_run_are_shown_as_text(start_run: RunStart) -> None:
+    run = start_run().launch().steps(1).fail(message="[red]not markup[/red] \x1b[2J")
+    text = printed(run.report(), force_terminal=True)
+    assert "[red]not markup[/red] [2J" in text
+    assert "\x1b[2J" not in text
+
+
+def test_a_terminal_without_block_characters_gets_ascii_bars(finished_run: Any) -> None:
+    file = io.TextIOWrapper(io.BytesIO(), encoding="ascii", write_through=True)
+    print_report(finished_run.report(), Console(file=file, width=80))
+    assert b"####" in file.buffer.getvalue()
+
+
+def test_a_failed_run_begins_with_who_failed(start_run: RunStart) -> None:
+    run = start_run().launch().steps(5).fail(cause="out of memory", rank=3).status("FAILED")
+    assert "Rank 3 failed: out of memory." in printed(run.report())
+
+
+def test_a_failure_before_any_attempt_is_shown(start_run: RunStart) -> None:
+    run = start_run().event("submitted").fail(attempt=None, rank=None, cause="environment", message="no such source")
+    text = printed(run.status("FAILED").report())
+    assert "Node 0 failed: environment." in text
+    assert "no such source" in text
+
+
+def test_a_command_is_shown_without_plan_and_ledger(start_run: RunStart) -> None:
+    run = start_run(command="torchrun train.py").event("submitted").wait(5.0).status("SUCCEEDED")
+    text = printed(run.report())
+    assert "$ torchrun train.py" in text
+    assert "Planned and measured" not in text
+    assert "Where the time went" not in text
