@@ -219,8 +219,9 @@ def first_step_end_t(row: dict[str, Any]) -> float:
 def _output(command: Sequence[str], workspace: Workspace) -> str:
     result = subprocess.run(command, env=workspace.environment(), cwd=workspace.folder, capture_output=True, text=True)
     if result.returncode:
-        end = (result.stdout + result.stderr)[-2000:]
-        raise ContenderError(f"`{' '.join(command)}` ended with code {result.returncode}:\n{end}")
+        output = (result.stdout + result.stderr).rstrip()
+        last_line = output.rpartition("\n")[2]
+        raise ContenderError(f"{last_line} (code {result.returncode} of `{' '.join(command)}`)\n{output[-2000:]}")
     return result.stdout
 
 

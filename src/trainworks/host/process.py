@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,7 @@ __all__ = [
     "Child",
     "Output",
     "adopt_orphans",
+    "die_with",
     "die_with_parent",
     "end_descendants",
     "identity",
@@ -132,6 +135,24 @@ def die_with_parent(number: signal.Signals, parent_pid: int | None = None) -> No
     _prctl(_PR_SET_PDEATHSIG, int(number))
     if parent_pid is not None and os.getppid() != parent_pid:
         os.kill(os.getpid(), number)
+
+
+def die_with(pid: int) -> None:
+    """Kill this process, at once, when process `pid` ends; for a process that is not its parent.
+
+    A thread waits on a pidfd, which costs nothing until then.
+    """
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return
+
+    def wait_and_die() -> None:
+        select.select([handle], [], [])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=wait_and_die, name="die-with-agent", daemon=True).start()
 
 
 def adopt_orphans() -> None:

@@ -29,10 +29,9 @@ def main(run_folder: str, node: str, max_restarts: str, store_port: str, store_f
     die_with_parent(signal.SIGTERM)
     run_dir = RunDir(Path(run_folder))
     append_event(run_dir.events_file, "agent_started", node=int(node))
-    multiprocessing.get_context("forkserver").set_forkserver_preload([PRELOADED])
-    multiprocessing.forkserver.ensure_running()
     try:
         resolved = run_dir.read_resolved()
+        _start_fork_server(resolved)
         data_folder = _prepare_data(resolved, run_dir, int(node))
     except TrainworksError as error:
         return _give_up(run_dir, int(node), error)
@@ -47,6 +46,15 @@ def main(run_folder: str, node: str, max_restarts: str, store_port: str, store_f
         store_fd=int(store_fd) if store_fd else None,
     )
     return exit_code
+
+
+def _start_fork_server(resolved: ResolvedRun) -> None:
+    """Import the trainer, and the model's own module, in the process that ranks are forked from."""
+    assert resolved.run_file.workload is not None
+    architecture = resolved.run_file.workload.model.architecture
+    preload = [PRELOADED, f"transformers.models.{architecture}.modeling_{architecture}"]
+    multiprocessing.get_context("forkserver").set_forkserver_preload(preload)
+    multiprocessing.forkserver.ensure_running()
 
 
 def _prepare_data(resolved: ResolvedRun, run_dir: RunDir, node: int) -> Path:

@@ -21,13 +21,14 @@ from trainworks.host.network import LOOPBACK
 from trainworks.record.events import append_event, read_events
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
-from trainworks.worker.failure import ExitCode
-from trainworks.worker.train import train
+from trainworks.worker.exit_code import ExitCode
+from trainworks.worker.rank import run_rank
 
 __all__ = ["run_node"]
 
 _JOIN_TIMEOUT = timedelta(minutes=10)
 _MONITOR_INTERVAL_S = 0.05
+_EXIT_TIMEOUT_S = 20
 _RESTARTABLE = (ExitCode.PEER_LOST,)
 
 
@@ -101,8 +102,8 @@ def _agent(
         role="trainer",
         local_world_size=resolved.processes.processes_per_node,
         rdzv_handler=rendezvous,
-        fn=train,
-        args=(str(run_dir.path), str(data_folder), node),
+        fn=run_rank,
+        args=(str(run_dir.path), str(data_folder), node, os.getpid()),
         max_restarts=max_restarts,
         monitor_interval=_MONITOR_INTERVAL_S,
     )
@@ -114,7 +115,7 @@ class _NodeAgent(LocalElasticAgent):
 
     def __init__(self, spec: WorkerSpec, run_dir: RunDir, node: int) -> None:
         logs = DefaultLogsSpecs(log_dir=str(run_dir.logs / "elastic"))  # its error files; ranks redirect themselves
-        super().__init__(spec, logs, start_method="forkserver", exit_barrier_timeout=60)
+        super().__init__(spec, logs, start_method="forkserver", exit_barrier_timeout=_EXIT_TIMEOUT_S)
         self._run_dir = run_dir
         self._node = node
 
@@ -128,9 +129,9 @@ class _NodeAgent(LocalElasticAgent):
                 self._remaining_restarts = 0
         return result
 
-    def _stop_workers(self, worker_group: WorkerGroup) -> None:
-        # Ranks take SIGTERM as a wish to save and leave; those of a broken group wait for a dead one for ever.
-        self._shutdown(signal.SIGKILL)
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGKILL, timeout: int = 30) -> None:
+        # A rank takes SIGTERM as a wish to save and leave; in a group that is broken it would wait for ever.
+        super()._shutdown(signal.SIGKILL, timeout)
 
     def _note(self, rank: int, pid: int, exit_code: int) -> None:
         """A rank that a signal ended cannot write its own obituary."""

@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-import enum
 import re
 import traceback
 
 import torch
 
 from trainworks.errors import DiskFullError, EnvironmentProblem, TrainworksError
+from trainworks.worker.exit_code import ExitCode
 
-__all__ = ["ExitCode", "Failure", "explain"]
+__all__ = ["Failure", "explain"]
 
 _PEER_LOST = re.compile(
     r"Connection (closed|reset|refused)|Broken pipe|Socket (closed|Timeout)|Timed out waiting|gloo|NCCL|"
     r"failed to recv|Read error|unhandled system error",
     re.IGNORECASE,
 )
-
-
-class ExitCode(enum.IntEnum):
-    """Exit codes of a rank; the node agent decides by them."""
-
-    OK = 0
-    USER_ERROR = 1
-    """The model, the data or the code failed: the same again would fail the same way."""
-    ENVIRONMENT = 3
-    """The machine is in the way; a person has to act."""
-    PEER_LOST = 75
-    """Another rank went away; starting again can help."""
 
 
 class Failure:

@@ -16,14 +16,15 @@ import torch
 import torch.distributed as dist
 
 from trainworks.host.network import LOOPBACK, listen
-from trainworks.host.process import die_with_parent
+from trainworks.host.process import die_with
 from trainworks.record.events import append_event, read_events
 from trainworks.record.resolved import Plan, ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.spec.run_file import Workload
 from trainworks.worker.checkpoint import Checkpointer
 from trainworks.worker.data import BatchReader, TokenDataset
-from trainworks.worker.failure import ExitCode, explain
+from trainworks.worker.exit_code import ExitCode
+from trainworks.worker.failure import explain
 from trainworks.worker.loop import StopRequest, Trainer
 from trainworks.worker.model import build_model
 from trainworks.worker.optimizer import StepOptimizer
@@ -52,13 +53,13 @@ class _Rank:
     stop: StopRequest
 
 
-def train(run_folder: str, data_folder: str, node: int) -> None:
+def train(run_folder: str, data_folder: str, node: int, agent_pid: int) -> None:
     """Entry of every rank, started by the node agent in a process forked from one that has torch imported.
 
     Never returns normally on failure: the reason is written to the record, and the exit code tells the agent
     whether starting again can help.
     """
-    die_with_parent(signal.SIGKILL)
+    die_with(agent_pid)
     run_dir = RunDir(Path(run_folder))
     rank = int(os.environ["RANK"])
     _redirect_output(run_dir.rank_log(rank))

@@ -1,0 +1,12 @@
+"""Where a rank starts. It imports nothing, so that the node agent, which must name it, need not import the trainer."""
+
+from __future__ import annotations
+
+import importlib
+
+__all__ = ["run_rank"]
+
+
+def run_rank(run_folder: str, data_folder: str, node: int, agent_pid: int) -> None:
+    """Train as one rank; in a process forked from the fork server, where the trainer is imported already."""
+    importlib.import_module("trainworks.worker.train").train(run_folder, data_folder, node, agent_pid)

@@ -1,0 +1,180 @@
+"""Stand-ins at the seams of the program, and the small objects that many tests begin with."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainworks.job.request import JobRequest
+from trainworks.record.environment import HostFacts
+from trainworks.record.events import append_event
+from trainworks.record.metrics import MetricsRow
+from trainworks.record.resolved import Processes, ResolvedRun
+from trainworks.record.run_dir import RunDir
+from trainworks.scheduler.nodes import Nodes
+from trainworks.spec.run_file import RunFile
+
+LAUNCH_AT = 1_760_000_000.0
+HOST = HostFacts(
+    hostname="ada-1",
+    operating_system="Debian GNU/Linux 12",
+    processor="AMD EPYC 9454",
+    num_cores=2,
+    memory_bytes=16 * 10**9,
+    disk_free_bytes=10**11,
+    python="3.11.2",
+    packages={"torch": "2.13.0"},
+)
+
+
+class FakeClock:
+    """A clock that stands still until somebody sleeps; what was planned for a time happens during that sleep."""
+
+    def __init__(self) -> None:
+        self._now = LAUNCH_AT
+        self._planned: list[tuple[float, Callable[[], None]]] = []
+
+    def now(self) -> float:
+        """Seconds since the epoch."""
+        return self._now
+
+    def sleep(self, seconds: float) -> None:
+        """Advance at once."""
+        self._now += seconds
+        if self._now > LAUNCH_AT + 3600:
+            raise TimeoutError("an hour of fake time has passed: somebody waits for ever")
+        due = [action for at, action in self._planned if at <= self._now]
+        self._planned = [(at, action) for at, action in self._planned if at > self._now]
+        for action in due:
+            action()
+
+    def after(self, seconds: float, action: Callable[[], None]) -> None:
+        """Plan something."""
+        self._planned.append((self._now + seconds, action))
+
+
+@dataclass(frozen=True)
+class Life:
+    """One start of an agent: it writes events, and ends after `seconds`."""
+
+    exit_code: int
+    seconds: float = 1.0
+    says: Sequence[tuple[Any, dict[str, Any]]] = ()
+
+
+class FakeAgent:
+    """A process that ends by the clock."""
+
+    def __init__(self, clock: FakeClock, life: Life) -> None:
+        self._clock = clock
+        self._exit_code = life.exit_code
+        self._ends_at = clock.now() + life.seconds
+
+    def exit_code(self) -> int | None:
+        """None until its time has come."""
+        return self._exit_code if self._clock.now() >= self._ends_at else None
+
+    def end(self, exit_code: int) -> None:
+        """End now, unless it has ended."""
+        if self.exit_code() is None:
+            self._exit_code, self._ends_at = exit_code, self._clock.now()
+
+
+@dataclass
+class Asked:
+    """What somebody asked of the nodes."""
+
+    starts: list[int] = field(default_factory=list)
+    stops: int = 0
+    kills: int = 0
+
+
+class FakeNodes(Nodes):
+    """Nodes whose lives are written down in advance, one list per node; they restart as the trainer's do."""
+
+    def __init__(self, run_dir: RunDir, request: JobRequest, clock: FakeClock, lives: Sequence[Sequence[Life]]) -> None:
+        super().__init__(run_dir, request)
+        self._clock = clock
+        self._lives = [list(node) for node in lives]
+        self.asked = Asked()
+        self.obedient = True
+        """Whether a request to stop ends the agents."""
+
+    def restartable(self, exit_code: int) -> bool:
+        return exit_code < 0
+
+    def restart(self, node: int) -> None:
+        self._start(node)
+
+    def ask_to_stop(self) -> None:
+        self.asked.stops += 1
+        if self.obedient:
+            self._end_all(0)
+
+    def kill_all(self) -> None:
+        self.asked.kills += 1
+        self._end_all(-signal.SIGKILL)
+
+    def _end_all(self, exit_code: int) -> None:
+        for agent in self._agents.values():
+            agent.end(exit_code)
+
+    def _start(self, node: int) -> None:
+        self.asked.starts.append(node)
+        self._noted.discard(node)
+        life = self._lives[node].pop(0)
+        self._agents[node] = FakeAgent(self._clock, life)
+        for kind, fields in life.says:
+            append_event(self._run_dir.events_file, kind, **fields)
+
+    def _command(self, node: int) -> tuple[list[str], tuple[int, ...]]:
+        raise AssertionError("a fake starts no process")
+
+
+def processes(nodes: int = 1, processes_per_node: int = 1) -> Processes:
+    """Ranks of one thread on CPUs."""
+    return Processes(nodes=nodes, processes_per_node=processes_per_node, threads_per_process=1, device="cpu")
+
+
+def job(kind: Any = "training", *, nodes: int = 1, max_restarts: int = 0) -> JobRequest:
+    """A job of one rank per node."""
+    return JobRequest(
+        run_id="demo-1", kind=kind, processes=processes(nodes), max_restarts=max_restarts, rendezvous_port=0
+    )
+
+
+def resolved_command(run_id: str = "demo-1", **changes: Any) -> ResolvedRun:
+    """A resolved run of the command `true`."""
+    resolved = ResolvedRun(
+        run_id=run_id,
+        created_at=LAUNCH_AT,
+        trainworks="0.1.0",
+        run_file=RunFile(name="demo", run="true"),
+        working_folder="/",
+        processes=processes(),
+        host=HOST,
+    )
+    return resolved.model_copy(update=changes)
+
+
+def metrics_row(step: int, *, attempt: int = 1, step_s: float = 0.1, **changes: Any) -> MetricsRow:
+    """Step N of a run whose steps take 100 ms, all of it compute."""
+    row = MetricsRow(
+        step=step,
+        attempt=attempt,
+        t=LAUNCH_AT + step * step_s,
+        loss=4.0,
+        grad_norm=1.0,
+        lr=3e-4,
+        tokens=1000,
+        step_s=step_s,
+        data_s=0.0,
+        compute_s=step_s,
+        communication_s=0.0,
+        optimizer_s=0.0,
+        checkpoint_s=0.0,
+        other_s=0.0,
+    )
+    return row | changes  # type: ignore[return-value]
