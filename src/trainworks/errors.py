@@ -105,9 +105,7 @@ class MissingExtraError(EnvironmentProblem):
     """An optional dependency is not installed."""
 
     def __init__(self, package: str, extra: str) -> None:
-        super().__init__(
-            f"`{package}` is not installed", hint=f"pip install 'trainworks[{extra}]'"
-        )
+        super().__init__(f"`{package}` is not installed", hint=f"pip install 'trainworks[{extra}]'")
 
 
 class DiskFullError(EnvironmentProblem):

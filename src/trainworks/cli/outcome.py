@@ -21,11 +21,10 @@ def raise_for_failure(run_dir: RunDir, state: JobState) -> None:
     if state not in (JobState.FAILED, JobState.LOST):
         return
     status = run_dir.read_status()
-    if state is JobState.LOST:
-        message, hint = f"run {run_dir.run_id}: its supervisor is gone", f"trainworks resume {run_dir.run_id}"
-    else:
-        message, hint = f"run {run_dir.run_id} failed: {status.message}", status.hint
-    error = RunFailedError(message, place=_place(run_dir), hint=hint or _resume_hint(run_dir))
+    message = "its supervisor is gone" if state is JobState.LOST else status.message
+    error = RunFailedError(
+        f"run {run_dir.run_id} failed: {message}", place=_place(run_dir), hint=status.hint or _resume_hint(run_dir)
+    )
     error.exit_code = status.exit_code or 1
     raise error
 

@@ -35,9 +35,10 @@ def _rows(resolved: ResolvedRun, plan: Plan) -> list[tuple[str, str]]:
     assert workload is not None
     time, memory = plan.step_time, plan.memory
     states = memory.weights_bytes + memory.gradients_bytes + memory.optimizer_bytes
+    name = workload.model.hf or workload.model.architecture
     where = f"{processes.world_size} rank(s) on {processes.nodes} node(s), {processes.device}"
     return [
-        ("model", f"{workload.model.hf or workload.model.architecture}, {format_count(plan.model.num_parameters)} parameters, {workload.precision}"),
+        ("model", f"{name}, {format_count(plan.model.num_parameters)} parameters, {workload.precision}"),
         ("layout", f"{where}: {plan.layout.describe()}"),
         ("training", f"{plan.num_steps:,} steps of {format_count(plan.tokens_per_step)} tokens"),
         (

@@ -116,10 +116,7 @@ def _shape(workload: Workload) -> ModelShape:
 def _hf_config(checkpoint: str) -> dict[str, Any]:
     """config.json of a local folder, or of the hub's cache, or of the hub."""
     folder = Path(checkpoint).expanduser()
-    if folder.is_dir():
-        path = folder / "config.json"
-    else:
-        path = _from_hub(checkpoint)
+    path = folder / "config.json" if folder.is_dir() else _from_hub(checkpoint)
     try:
         config: dict[str, Any] = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
@@ -128,9 +125,7 @@ def _hf_config(checkpoint: str) -> dict[str, Any]:
 
 
 def _from_hub(checkpoint: str) -> Path:
-    program = (
-        "import sys, huggingface_hub as hub; print(hub.hf_hub_download(sys.argv[1], 'config.json'))"
-    )
+    program = "import sys, huggingface_hub as hub; print(hub.hf_hub_download(sys.argv[1], 'config.json'))"
     output = process.run([*process.python_program(program), checkpoint], timeout_s=120)
     if output.exit_code != 0:
         reason = (output.stderr.strip().splitlines() or ["no output"])[-1]

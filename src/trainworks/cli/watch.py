@@ -61,7 +61,9 @@ class _StopOnInterrupt:
     def __enter__(self) -> None:
         self._before = {number: signal.signal(number, self._ask) for number in self._SIGNALS}
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -84,7 +86,9 @@ class _LineView:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         pass
 
     def show(self, snapshot: observed.Progress, now: float) -> None:
@@ -107,7 +111,10 @@ class _LiveView:
         self._console = console
         self._num_steps = num_steps
         self._bar = Progress(
-            TextColumn(f"[bold]{run_id}"), TextColumn("{task.fields[state]}"), BarColumn(bar_width=None), _Done(),
+            TextColumn(f"[bold]{run_id}"),
+            TextColumn("{task.fields[state]}"),
+            BarColumn(bar_width=None),
+            _Done(),
             console=console,
         )
         self._task = self._bar.add_task("run", total=num_steps, state="")
@@ -116,7 +123,9 @@ class _LiveView:
     def __enter__(self) -> None:
         self._live.__enter__()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._live.__exit__(kind, error, trace)
 
     def show(self, snapshot: observed.Progress, now: float) -> None:
@@ -171,7 +180,8 @@ def _parts(rows: list[MetricsRow]) -> str:
 def _checkpoint_age(snapshot: observed.Progress, now: float) -> str:
     if snapshot.checkpoint_at is None:
         return "no checkpoint yet"
-    return f"checkpoint of step {snapshot.checkpoint_step:,}, {format_duration(max(0.0, now - snapshot.checkpoint_at))} ago"
+    age = format_duration(max(0.0, now - snapshot.checkpoint_at))
+    return f"checkpoint of step {snapshot.checkpoint_step:,}, {age} ago"
 
 
 def _event_line(event: Event) -> str | None:

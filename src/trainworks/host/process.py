@@ -85,7 +85,7 @@ def python_program(source: str) -> list[str]:
 
 def run(command: Sequence[str], *, timeout_s: float | None = None, env: Mapping[str, str] | None = None) -> Output:
     """Run a command to its end and capture what it prints; its exit code is the caller's to judge."""
-    done = subprocess.run(  # noqa: S603
+    done = subprocess.run(
         list(command), capture_output=True, text=True, timeout=timeout_s, env=env, check=False, stdin=subprocess.DEVNULL
     )
     return Output(done.returncode, done.stdout, done.stderr)
@@ -111,7 +111,7 @@ def spawn(
         pass_fds: file descriptors that stay open in the child.
     """
     with log.open("ab") as output:
-        process = subprocess.Popen(  # noqa: S603
+        process = subprocess.Popen(
             list(command),
             stdin=subprocess.DEVNULL,
             stdout=output,

@@ -1,8 +1,8 @@
 """States of a job, as a table.
 
-    CREATED -> STARTING -> RUNNING -> SUCCEEDED | FAILED | STOPPED
-                  ^           |
-                  +-- RECOVERING (a failure that a restart can help)
+CREATED -> STARTING -> RUNNING -> SUCCEEDED | FAILED | STOPPED
+              ^           |
+              +-- RECOVERING (a failure that a restart can help)
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ class JobState(enum.StrEnum):
 
 TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     JobState.CREATED: frozenset({JobState.STARTING}),
-    JobState.STARTING: frozenset({JobState.RUNNING, JobState.RECOVERING, JobState.FAILED, JobState.STOPPED, JobState.SUCCEEDED}),
+    JobState.STARTING: frozenset(
+        {JobState.RUNNING, JobState.RECOVERING, JobState.FAILED, JobState.STOPPED, JobState.SUCCEEDED}
+    ),
     JobState.RUNNING: frozenset({JobState.RECOVERING, JobState.SUCCEEDED, JobState.FAILED, JobState.STOPPED}),
     JobState.RECOVERING: frozenset({JobState.RUNNING, JobState.SUCCEEDED, JobState.FAILED, JobState.STOPPED}),
     JobState.SUCCEEDED: frozenset({JobState.STARTING}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import cast
 
 from trainworks.host import process
 from trainworks.job.state import JobState, parse_state
@@ -84,9 +85,8 @@ class RunFollower:
             progress.data_total_bytes = 0
 
     def _take_rows(self) -> None:
-        rows: list[MetricsRow]
-        rows, self._metrics_offset = read_lines_from(self._run_dir.metrics_file, self._metrics_offset)  # type: ignore[assignment]
-        for row in rows:
+        rows, self._metrics_offset = read_lines_from(self._run_dir.metrics_file, self._metrics_offset)
+        for row in cast(list[MetricsRow], rows):
             if self._recent and self._recent[-1]["attempt"] != row["attempt"]:
                 self._recent.clear()
             self._recent.append(row)

@@ -83,6 +83,4 @@ def _micro_batches(degrees: Layout, workload: Workload, world_size: int) -> list
 
 
 def _resolved(degrees: Layout, workload: Workload, world_size: int, micro_batch: int) -> ResolvedLayout:
-    return resolve_layout(
-        degrees, world_size=world_size, global_batch=workload.global_batch, micro_batch=micro_batch
-    )
+    return resolve_layout(degrees, world_size=world_size, global_batch=workload.global_batch, micro_batch=micro_batch)

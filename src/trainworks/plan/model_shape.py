@@ -85,17 +85,15 @@ def _shape_of_gpt2(config: Mapping[str, Any]) -> ModelShape:
 
 def _complete(architecture: Architecture, **dimensions: Any) -> ModelShape:
     learned = architecture == "gpt2"
-    shape = ModelShape(
-        **dimensions, gated_mlp=architecture in _GATED, learned_positions=learned, num_parameters=0
-    )
+    shape = ModelShape(**dimensions, gated_mlp=architecture in _GATED, learned_positions=learned, num_parameters=0)
     return shape.model_copy(update={"num_parameters": num_parameters(architecture, shape)})
 
 
 def num_parameters(architecture: Architecture, shape: ModelShape) -> int:
     """All weights: L blocks, final norm, embeddings, and the output matrix unless it is tied.
 
-        gated block   h H d + 2 h K d + H d h  [+ (H + 2K) d for qwen2's biases]  + 3 h f + 2 h
-        gpt2 block    4 h^2 + 4 h  +  2 h f + f + h  +  4 h
+    gated block   h H d + 2 h K d + H d h  [+ (H + 2K) d for qwen2's biases]  + 3 h f + 2 h
+    gpt2 block    4 h^2 + 4 h  +  2 h f + f + h  +  4 h
     """
     h, f, width = shape.hidden, shape.feed_forward, shape.heads * shape.head_dim
     kv_width = shape.kv_heads * shape.head_dim

@@ -51,9 +51,9 @@ def predict_step_time(
 ) -> StepTimeTerms:
     """One optimizer step on one rank, from rates that were measured with all ranks busy.
 
-        compute        m * (matrix products + attention + element-wise traffic + host time per operation)
-        communication  gradients once per step, what backward does not hide
-        optimizer      N / s divided by the measured rate
+    compute        m * (matrix products + attention + element-wise traffic + host time per operation)
+    communication  gradients once per step, what backward does not hide
+    optimizer      N / s divided by the measured rate
     """
     micro = (
         _matmul_s(shape, layout, calibration, sequence_length)
@@ -75,7 +75,7 @@ def ring_share(num_ranks: int) -> float:
 
 
 def all_reduce_time_s(message_bytes: float, num_ranks: int, *, latency_s: float, bytes_per_s: float) -> float:
-    """t = a + 2(n-1)/n * S / B; 0 for one rank.
+    """T = a + 2(n-1)/n * S / B; 0 for one rank.
 
     Args:
         message_bytes: S, the buffer each rank contributes.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import NotRequired, TypedDict, cast
 
 from trainworks.files import append_text
 from trainworks.record.events import read_lines_from
@@ -50,9 +50,8 @@ def append_metrics(path: Path, rows: Iterable[MetricsRow]) -> None:
 
 def read_metrics(path: Path) -> list[MetricsRow]:
     """All complete rows, in the order in which they were written."""
-    rows: list[Any]
     rows, _ = read_lines_from(path, 0)
-    return rows
+    return cast(list[MetricsRow], rows)
 
 
 def effective_rows(rows: Sequence[MetricsRow]) -> list[MetricsRow]:

@@ -1,11 +1,11 @@
 """The run directory: the only place that knows its file names.
 
-    runs/stdlib-lm-1/
-      run.yaml        as it was written            status.json     state, supervisor; replaced atomically
-      resolved.json   everything decided           stop            present once a stop was asked for
-      events.jsonl    what happened                logs/           supervisor, node-N, rank-N; appended
-      metrics.jsonl   one line per step            checkpoints/    step-NNNNNNNN/, complete with manifest.json
-      report.html     written by `report`
+runs/stdlib-lm-1/
+  run.yaml        as it was written            status.json     state, supervisor; replaced atomically
+  resolved.json   everything decided           stop            present once a stop was asked for
+  events.jsonl    what happened                logs/           supervisor, node-N, rank-N; appended
+  metrics.jsonl   one line per step            checkpoints/    step-NNNNNNNN/, complete with manifest.json
+  report.html     written by `report`
 """
 
 from __future__ import annotations

@@ -66,7 +66,8 @@ class LocalScheduler(Scheduler):
             if self._clock.now() > deadline:
                 child.signal_group(signal.SIGKILL)
                 raise EnvironmentProblem(
-                    f"the supervisor did not start within {_START_TIMEOUT_S:.0f} s", hint=f"see {run_dir.supervisor_log}"
+                    f"the supervisor did not start within {_START_TIMEOUT_S:.0f} s",
+                    hint=f"see {run_dir.supervisor_log}",
                 )
             self._clock.sleep(0.01)
 

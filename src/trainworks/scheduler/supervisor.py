@@ -107,7 +107,10 @@ class Supervisor:
             return self._enter(state, exit_code=0)
         if self._stop_signals or last == "stopped":
             return self._enter(JobState.STOPPED, exit_code=0)
-        failure = first_failure(events) or {"cause": "agent_lost", "message": f"the node agents ended with codes {codes}"}
+        failure = first_failure(events) or {
+            "cause": "agent_lost",
+            "message": f"the node agents ended with codes {codes}",
+        }
         return self._enter(JobState.FAILED, failure, exit_code=next((code for code in codes if code), 1))
 
     def _enter(self, state: JobState, failure: Event | None = None, exit_code: int | None = None) -> JobState:

@@ -83,9 +83,7 @@ def resolve_layout(layout: Layout, *, world_size: int, global_batch: int, micro_
     _check_world(layout, world_size)
     shard_group = layout.dp_shard * layout.cp * layout.tp
     if shard_group % layout.ep:
-        raise LayoutError(
-            f"ep ({layout.ep}) does not divide dp_shard * cp * tp = {shard_group}", field="ep"
-        )
+        raise LayoutError(f"ep ({layout.ep}) does not divide dp_shard * cp * tp = {shard_group}", field="ep")
     dp = layout.dp_replicate * layout.dp_shard
     if global_batch % dp:
         raise LayoutError(

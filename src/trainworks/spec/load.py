@@ -62,9 +62,7 @@ class Source:
             for key, value in node.value:
                 field = (*path, str(key.value))
                 if field in self._lines:
-                    raise yaml.MarkedYAMLError(
-                        problem=f"`{key.value}` stands twice", problem_mark=key.start_mark
-                    )
+                    raise yaml.MarkedYAMLError(problem=f"`{key.value}` stands twice", problem_mark=key.start_mark)
                 self._lines[field] = key.start_mark.line + 1
                 self._remember(value, field)
         elif isinstance(node, yaml.SequenceNode):
@@ -141,7 +139,7 @@ def _written_path(loc: FieldPath, data: Any, *, missing: bool) -> FieldPath:
     for index, part in enumerate(loc):
         if isinstance(data, dict) and part in data:
             data = data[part]
-        elif isinstance(data, list) and isinstance(part, int) and part < len(data):
+        elif isinstance(data, list) and isinstance(part, int):
             data = data[part]
         elif not (missing and index == len(loc) - 1):
             continue

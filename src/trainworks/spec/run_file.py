@@ -169,7 +169,7 @@ class RunFile(Spec):
     """A shell command started once per rank; excludes `workload`."""
     setup: str | None = None
     """A shell command that runs once per node before `run`."""
-    envs: dict[str, str] = {}
+    envs: dict[str, str] = Field(default_factory=dict)
     """Environment variables of `setup` and `run`."""
     cluster: Annotated[Cluster, BeforeValidator(_cluster_from_text)] = Cluster()
     layout: Annotated[Layout | None, BeforeValidator(_layout_from_text)] = None

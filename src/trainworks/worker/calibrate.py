@@ -11,13 +11,14 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-import torch.nn.functional as F
 import transformers.models.auto.modeling_auto
+from torch.nn import functional
 
 from trainworks.host.network import LOOPBACK, listen
 from trainworks.record.calibration import Calibration, CalibrationRequest, GemmRate
@@ -46,7 +47,7 @@ def measure(request: CalibrationRequest) -> Calibration:
     return calibration
 
 
-def _rank(rank: int, request: CalibrationRequest, listener: socket.socket, results: mp.SimpleQueue) -> None:
+def _rank(rank: int, request: CalibrationRequest, listener: socket.socket, results: SimpleQueue[Calibration]) -> None:
     port = listener.getsockname()[1]
     baseline_bytes = _resident_bytes()
     store = dist.TCPStore(
@@ -111,7 +112,7 @@ def _median_s(action: Callable[[], object], device: torch.device) -> float:
 def _gemm(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> GemmRate:
     m, n, k = shape
     left, right = torch.randn(m, k, device=device, dtype=dtype), torch.randn(n, k, device=device, dtype=dtype)
-    seconds = _median_s(lambda: F.linear(left, right), device)
+    seconds = _median_s(lambda: functional.linear(left, right), device)
     return GemmRate(m=m, n=n, k=k, flops_per_s=2 * m * n * k / seconds)
 
 
@@ -121,7 +122,7 @@ def _attention(request: CalibrationRequest, dtype: torch.dtype, device: torch.de
     grad = torch.ones(shape, device=device, dtype=dtype)
 
     def forward_backward() -> None:
-        F.scaled_dot_product_attention(q, k, v, is_causal=True).backward(grad)
+        functional.scaled_dot_product_attention(q, k, v, is_causal=True).backward(grad)
 
     flops = 12 * request.micro_batch * request.heads * request.head_dim * request.sequence_length**2
     return flops / _median_s(forward_backward, device)

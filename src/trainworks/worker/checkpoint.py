@@ -68,7 +68,9 @@ class Checkpointer:
         folder = self._run_dir.checkpoint(step)
         if dist.get_rank() == 0:
             delete_checkpoint(folder)
-        written = dcp.async_save(_state(module, optimizer), checkpoint_id=folder, process_group=self._group)
+        written: Future[Any] = dcp.async_save(  # type: ignore[assignment]  # its other type comes with a process
+            _state(module, optimizer), checkpoint_id=folder, process_group=self._group
+        )
         stall_s = time.perf_counter() - started
         fields = {"step": step, "samples_consumed": samples_consumed, **self._template}
         self._pending = Future()
@@ -81,9 +83,7 @@ class Checkpointer:
             self._pending.result()
             self._pending = None
 
-    def _finish(
-        self, done: Future[Any], folder: Path, fields: dict[str, Any], started: float, stall_s: float
-    ) -> None:
+    def _finish(self, done: Future[Any], folder: Path, fields: dict[str, Any], started: float, stall_s: float) -> None:
         """Runs in the saving thread, after every rank has written its part."""
         try:
             done.result()
@@ -146,9 +146,7 @@ class Checkpointer:
             dcp.load(state, checkpoint_id=folder, process_group=self._group)
         except (CheckpointException, RuntimeError, ValueError) as error:
             raise EnvironmentProblem(f"cannot load checkpoint `{folder}`: {error}") from None
-        set_state_dict(
-            module, optimizer.adamw, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
-        )
+        set_state_dict(module, optimizer.adamw, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
         if optimizer.scaler.is_enabled():
             optimizer.scaler.load_state_dict(state["scaler"])
         if same_world:

@@ -8,6 +8,7 @@ number of ranks, so a run that is resumed mid-epoch, with more or fewer ranks, r
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -39,7 +40,7 @@ def permute(positions: Indices, *, num_items: int, seed: int, epoch: int) -> Ind
         epoch: which pass over the data.
     """
     half_bits = max(1, (max(num_items - 1, 1).bit_length() + 1) // 2)
-    keys = np.random.SeedSequence([seed, epoch]).generate_state(_ROUNDS, np.uint64)
+    keys = np.random.SeedSequence([seed, epoch]).generate_state(_ROUNDS, np.uint64).astype(np.uint64)
     walked = _feistel(positions.astype(np.uint64), half_bits, keys)
     while (outside := walked >= num_items).any():
         walked[outside] = _feistel(walked[outside], half_bits, keys)
@@ -123,7 +124,7 @@ class BatchReader:
         step_bytes = len(self._columns) * (dataset.sequence_length + 1) * 8
         self._block_steps = int(np.clip(_BLOCK_BYTES // step_bytes, 1, _MAX_BLOCK_STEPS))
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="batch-reader")
-        self._steps = iter(())
+        self._steps: Iterator[torch.Tensor] = iter(())
         self._next_block = self._submit(first_step)
 
     def next_step(self) -> torch.Tensor:

@@ -42,7 +42,9 @@ def explain(error: BaseException) -> Failure:
         return Failure("user_error", ExitCode.USER_ERROR, error.message, error.hint)
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error):
         message = f"out of memory: {_first_line(error)}"
-        return Failure("oom", ExitCode.USER_ERROR, message, "lower `layout.micro_batch`, or shard with `layout.dp_shard`")
+        return Failure(
+            "oom", ExitCode.USER_ERROR, message, "lower `layout.micro_batch`, or shard with `layout.dp_shard`"
+        )
     if isinstance(error, torch.distributed.DistError | ConnectionError) or _is_lost_peer(error):
         return Failure("peer_lost", ExitCode.PEER_LOST, f"lost contact to another rank: {_first_line(error)}")
     return Failure("user_error", ExitCode.USER_ERROR, f"{type(error).__name__}: {_first_line(error)}")

@@ -126,9 +126,7 @@ class Trainer:
         return every is not None and step % every == 0
 
     def _save(self, step: int) -> None:
-        self.checkpointer.save(
-            step, self.parallel.module, self.optimizer, samples_consumed=step * self.global_batch
-        )
+        self.checkpointer.save(step, self.parallel.module, self.optimizer, samples_consumed=step * self.global_batch)
         self._last_saved_step, self._last_save_at = step, time.monotonic()
 
     def _flush(self) -> Agreement:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers import logging as transformers_logging
 
@@ -37,7 +37,7 @@ class CausalLanguageModel(nn.Module):
             logits_BV: Tensor = self.model(input_ids=tokens, use_cache=False).logits[:, -1]
             return logits_BV
         logits_BTV = self.model(input_ids=tokens[:, :-1], use_cache=False).logits
-        return F.cross_entropy(logits_BTV.flatten(0, 1).float(), tokens[:, 1:].flatten())
+        return cross_entropy(logits_BTV.flatten(0, 1).float(), tokens[:, 1:].flatten())
 
     @property
     def blocks(self) -> nn.ModuleList:

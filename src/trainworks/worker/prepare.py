@@ -1,8 +1,8 @@
 """From text files to tokenized shards, once per text and tokenizer, cached.
 
-    <cache>/data/<key>/dataset.json   what it is; written last, so that the folder is complete or absent
-                       tokenizer.json
-                       tokens-00000.bin ...   little-endian uint16 (uint32 for vocabularies over 65,536)
+<cache>/data/<key>/dataset.json   what it is; written last, so that the folder is complete or absent
+                   tokenizer.json
+                   tokens-00000.bin ...   little-endian uint16 (uint32 for vocabularies over 65,536)
 """
 
 from __future__ import annotations
@@ -126,6 +126,7 @@ def source_files(source: str) -> list[Path]:
         library = Path(sysconfig.get_path("stdlib"))
         return sorted(path for path in library.rglob("*.py") if "site-packages" not in path.parts)
     path = Path(source).expanduser()
+    found: Iterator[Path]
     if path.is_dir():
         found = path.rglob("*")
     elif any(character in source for character in "*?["):
@@ -135,7 +136,9 @@ def source_files(source: str) -> list[Path]:
         found = iter([path])
     files = sorted(file for file in found if file.is_file())
     if not files:
-        raise UsageError(f"data source `{source}` names no files", hint="give `python-stdlib`, a file, a folder or a glob")
+        raise UsageError(
+            f"data source `{source}` names no files", hint="give `python-stdlib`, a file, a folder or a glob"
+        )
     return files
 
 
@@ -200,16 +203,14 @@ def _train_tokenizer(files: list[Path], vocabulary: int) -> Tokenizer:
     return tokenizer
 
 
-def _write_shards(
-    tokenizer: Tokenizer, data: Data, files: list[Path], folder: Path, progress: Progress
-) -> DatasetCard:
+def _write_shards(tokenizer: Tokenizer, data: Data, files: list[Path], folder: Path, progress: Progress) -> DatasetCard:
     vocabulary = max(tokenizer.get_vocab_size(), data.vocabulary if data.tokenizer == "bpe" else 0)
     dtype = np.dtype("<u2" if vocabulary <= 1 << 16 else "<u4")
-    digest, shards, done = hashlib.sha256(), {}, 0
-    writer: dict[str, int] = shards
+    shards: dict[str, int] = {}
+    digest, done = hashlib.sha256(), 0
     total = sum(file.stat().st_size for file in files)
     for tokens, num_bytes in _encoded(tokenizer, files, dtype):
-        name = _shard_with_room(writer, len(tokens))
+        name = _shard_with_room(shards, len(tokens))
         with (folder / name).open("ab") as shard:
             shard.write(tokens.tobytes())
         shards[name] = shards.get(name, 0) + len(tokens)

@@ -34,13 +34,15 @@ def generate(
         device: of the model.
     """
     tokenizer = Tokenizer.from_file(str(data_folder / "tokenizer.json"))
-    tokens = tokenizer.encode(prompt, add_special_tokens=False).ids or [tokenizer.token_to_id(END_OF_TEXT)]
+    end = tokenizer.token_to_id(END_OF_TEXT)
+    assert end is not None
+    tokens: list[int] = tokenizer.encode(prompt, add_special_tokens=False).ids or [end]
     model.eval()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         for _ in range(num_tokens):
             chosen = _next_token(model, torch.tensor([tokens[-window:]], device=device))
-            if chosen == tokenizer.token_to_id(END_OF_TEXT):
+            if chosen == end:
                 break
             tokens.append(chosen)
     model.train()

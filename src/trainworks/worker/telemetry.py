@@ -72,7 +72,9 @@ class Telemetry:
         values, durations, flags, peak, elapsed = packed.split(sizes)
         world = dist.get_world_size()
         if dist.get_rank() == 0:
-            rows = self._rows(values.view(-1, 2) / world, durations.view(-1, _DURATIONS) / world, elapsed.item() / world)
+            rows = self._rows(
+                values.view(-1, 2) / world, durations.view(-1, _DURATIONS) / world, elapsed.item() / world
+            )
             rows[-1]["memory_peak_bytes"] = int(peak.max())
             append_metrics(self._run_dir.metrics_file, rows)
         self._steps.clear()

@@ -160,9 +160,7 @@ def _build(resolved: ResolvedRun, plan: Plan, workload: Workload, rank: _Rank, a
     if workload.compile:
         for block in model.blocks:
             block.compile()
-    parallel = parallelize(
-        model, plan.layout, device=rank.device, precision=workload.precision, timeline=timeline
-    )
+    parallel = parallelize(model, plan.layout, device=rank.device, precision=workload.precision, timeline=timeline)
     optimizer = StepOptimizer(
         parallel.module,
         workload.optimizer,
@@ -176,9 +174,7 @@ def _build(resolved: ResolvedRun, plan: Plan, workload: Workload, rank: _Rank, a
         keep=resolved.run_file.checkpoint.keep,
         template={"attempt": attempt, "layout": plan.layout, "data_fingerprint": card.fingerprint},
     )
-    telemetry = Telemetry(
-        rank.run_dir, attempt=attempt, tokens_per_step=plan.tokens_per_step, device=rank.device
-    )
+    telemetry = Telemetry(rank.run_dir, attempt=attempt, tokens_per_step=plan.tokens_per_step, device=rank.device)
     reading = functools.partial(
         BatchReader,
         dataset,

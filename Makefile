@@ -1,0 +1,36 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test check docs clean
+
+demo: $(VENV)/.train
+	$(BIN)/trainworks run examples/stdlib-lm.yaml
+
+test: check
+	$(BIN)/pytest
+
+check: $(VENV)/.test
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python docs/generate_reference.py --check
+
+docs: $(VENV)/.test
+	$(BIN)/python docs/generate_reference.py
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+
+# torch first and alone: pip then keeps the build that it finds for the pinned version.
+$(VENV)/.train: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(INSTALL) torch numpy
+	$(INSTALL) --editable '.[train]'
+	touch $@
+
+$(VENV)/.test: $(VENV)/.train
+	$(INSTALL) --editable '.[train,test,check]'
+	touch $@

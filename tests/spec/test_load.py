@@ -1,0 +1,167 @@
+"""From the text of a run file to a RunFile, or to errors that each say file, line, field and next step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trainworks.errors import LayoutError, RunFileError, UsageError
+from trainworks.spec.load import load_run_file, parse_run_file
+
+GOOD = """\
+name: stdlib-lm
+workload:
+  task: causal-lm
+  model: {architecture: llama, layers: 6, hidden: 256, heads: 8}
+  data: {source: python-stdlib, sequence_length: 256}
+  global_batch: 32
+  train_for: 300 steps
+  optimizer:
+    lr: 3e-4
+    warmup: 20 steps
+cluster: local
+layout: auto
+goal: {deadline: 3h}
+checkpoint: {every: auto, keep: 3}
+recover: {max_restarts: 3}
+"""
+EDITS = [
+    # keys
+    ("name: stdlib-lm", "nmae: stdlib-lm"),
+    ("name: stdlib-lm", "name: ../escape"),
+    ("name: stdlib-lm", "name: stdlib-lm\nname: again"),
+    ("  train_for: 300 steps\n", ""),
+    ("global_batch: 32", "global_bach: 32"),
+    ("goal: {deadline: 3h}", "gaol: {deadline: 3h}"),
+    ("lr: 3e-4", "learning_rate: 3e-4"),
+    ("cluster: local", "cluster: {engine: local, node: 2}"),
+    ("layout: auto", "layout: {dp_shrad: 2}"),
+    # quantities
+    ("300 steps", "300"),
+    ("300 steps", "300 stpes"),
+    ("300 steps", "0 steps"),
+    ("300 steps", "1.5 epochs"),
+    ("300 steps", "2X tokens"),
+    ("deadline: 3h", "deadline: 3"),
+    ("deadline: 3h", "deadline: 3 hrs"),
+    ("deadline: 3h", "deadline: soon"),
+    ("every: auto", "every: sometimes"),
+    ("every: auto", "every: 10 minutes"),
+    ("every: auto", "every: 0 steps"),
+    ("warmup: 20 steps", "warmup: 1 epoch"),
+    # values
+    ("task: causal-lm", "task: causal-ml"),
+    ("architecture: llama", "architecture: lama"),
+    ("architecture: llama", "architecture: mamba"),
+    ("layers: 6", "layers: six"),
+    ("layers: 6", "layers: 0"),
+    ("global_batch: 32", "global_batch: 32.5"),
+    ("sequence_length: 256", "sequence_length: 1"),
+    ("lr: 3e-4", "lr: -1"),
+    ("keep: 3", "keep: 1"),
+    ("max_restarts: 3", "max_restarts: -1"),
+    ("cluster: local", "cluster: slurm"),
+    ("layout: auto", "layout: {dp_shard: 0}"),
+    ("layout: auto", "layout: {micro_batch: some}"),
+    ("layout: auto", "layout: fast"),
+    # what does not go together
+    ("  model: {architecture: llama, layers: 6, hidden: 256, heads: 8}", "  model: {layers: 6}"),
+    ("layers: 6, hidden: 256, heads: 8", "hf: ./gpt2, layers: 6"),
+    ("heads: 8", "heads: 8, weights: pretrained"),
+    ("heads: 8", "heads: 7"),
+    ("heads: 8", "heads: 8, kv_heads: 3"),
+    ("heads: 8", "heads: 8, dropout: 0.1"),
+    ("cluster: local", "run: python train.py"),
+    ("cluster: local", "setup: pip install -r requirements.txt"),
+    (GOOD, "name: nothing-to-do\n"),
+    (GOOD, "name: command\nrun: echo\nlayout: {dp_shard: 2}\n"),
+    # not a run file
+    ("model: {architecture", "model: {{architecture"),
+    ("  task: causal-lm", "\ttask: causal-lm"),
+    (GOOD, ""),
+    (GOOD, "- a\n- list\n"),
+    (GOOD, "just text\n"),
+    (GOOD, "name: \x07\n"),
+]  # fmt: skip
+
+
+def refusal(text: str) -> RunFileError:
+    """The error of a bad run file."""
+    with pytest.raises(RunFileError) as refused:
+        parse_run_file(text, name="run.yaml")
+    return refused.value
+
+
+def edited(before: str, after: str) -> str:
+    """The good run file with one edit."""
+    assert GOOD.count(before) == 1
+    return GOOD.replace(before, after)
+
+
+def test_the_good_run_file_is_good() -> None:
+    run_file, _ = parse_run_file(GOOD, name="run.yaml")
+    assert run_file.name == "stdlib-lm"
+
+
+def test_every_mistake_has_its_error(golden) -> None:
+    blocks = []
+    for before, after in EDITS:
+        heading = f"# {ascii(before) if before != GOOD else 'everything'} -> {ascii(after)}"
+        blocks.append(f"{heading}\n\n{refusal(edited(before, after)).render()}\n")
+    golden("run_file_errors.txt", f"{GOOD}\n" + "\n\n".join(blocks))
+
+
+def test_all_problems_come_at_once_in_the_order_of_the_file() -> None:
+    text = GOOD.replace("layers: 6", "layers: 0").replace("lr: 3e-4", "lr: -1").replace("keep: 3", "keep: 1")
+    places = [problem.place for problem in refusal(text).problems]
+    assert places == ["run.yaml:4  workload.model.layers", "run.yaml:9  workload.optimizer.lr", "run.yaml:14  checkpoint.keep"]
+
+
+@pytest.mark.parametrize("line", range(1, 16))
+def test_an_unknown_key_is_found_on_its_line(line: int) -> None:
+    lines = GOOD.splitlines()
+    indent = len(lines[line - 1]) - len(lines[line - 1].lstrip())
+    lines.insert(line - 1, " " * indent + "surprise: 1")
+    places = [problem.place for problem in refusal("\n".join(lines)).problems]
+    assert any(place is not None and place.startswith(f"run.yaml:{line} ") for place in places)
+
+
+def test_a_key_that_stands_twice_is_refused_on_its_second_line() -> None:
+    error = refusal(GOOD + "name: again\n")
+    assert (error.message, error.place) == ("not YAML: `name` stands twice", "run.yaml:16")
+
+
+@pytest.mark.parametrize("mark", ["&again ", ""])
+def test_a_key_that_stands_twice_in_a_flow_mapping_is_refused(mark: str) -> None:
+    error = refusal(f"name: x\nrun: y\ngoal: {mark}{{deadline: 1h, deadline: 2h}}\n")
+    assert "`deadline` stands twice" in error.message
+
+
+def test_a_missing_field_points_at_its_parent() -> None:
+    error = refusal(GOOD.replace("  train_for: 300 steps\n", ""))
+    assert error.place == "run.yaml:2  workload.train_for"
+
+
+def test_a_layout_that_does_not_fit_is_located_in_the_file() -> None:
+    _, source = parse_run_file(GOOD.replace("layout: auto", "layout:\n  dp_shard: 4\n  tp: 8"), name="llama.yaml")
+    error = source.locate(LayoutError("the product is 32", field="dp_shard", hint="set `dp_shard: 8`"))
+    assert error.render() == "error: the product is 32\n  --> llama.yaml:13  layout.dp_shard\n\nhint: set `dp_shard: 8`"
+
+
+def test_a_file_that_does_not_exist_names_the_nearest(tmp_path: Path) -> None:
+    (tmp_path / "train.yaml").write_text(GOOD)
+    with pytest.raises(UsageError) as refused:
+        load_run_file(tmp_path / "tran.yaml")
+    assert refused.value.hint == f"did you mean `{tmp_path}/train.yaml`?"
+
+
+def test_a_folder_is_no_run_file(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot read"):
+        load_run_file(tmp_path)
+
+
+def test_a_file_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_bytes(b"name: \xff\n")
+    with pytest.raises(UsageError, match="cannot read"):
+        load_run_file(tmp_path / "run.yaml")
