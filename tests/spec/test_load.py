@@ -165,3 +165,19 @@ def test_a_file_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_bytes(b"name: \xff\n")
     with pytest.raises(UsageError, match="cannot read"):
         load_run_file(tmp_path / "run.yaml")
+
+
+@pytest.mark.xfail(reason="B10: problems come in the order of the model's fields, unknown keys last")
+def test_problems_come_in_the_order_of_a_file_written_in_another_order() -> None:
+    error = refusal("recover: {max_restarts: -1}\nsurprise: 1\nname: a b\nrun: 'true'\n")
+    assert [problem.place.split()[0] for problem in error.problems] == ["run.yaml:1", "run.yaml:2", "run.yaml:3"]
+
+
+@pytest.mark.xfail(reason="B13: RecursionError in Source._remember", raises=RecursionError)
+def test_a_mapping_that_contains_itself_is_refused() -> None:
+    assert refusal("name: x\nrun: y\nenvs: &a {b: *a}\n")
+
+
+@pytest.mark.xfail(reason="B14: lines are remembered under str(key), and looked up under the key itself")
+def test_a_key_that_is_no_text_is_found_on_its_line() -> None:
+    assert refusal("name: x\nrun: y\n1: 2\n").place == "run.yaml:3  1"

@@ -1,0 +1,69 @@
+"""Facts about this machine, cut to what this process may use."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trainworks.host.folders import cache_folder
+from trainworks.host.probe import num_cores, probe_accelerators, probe_host
+
+
+@pytest.fixture
+def one_core() -> Iterator[None]:
+    """This process may run on one core only."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    yield
+    os.sched_setaffinity(0, before)
+
+
+def test_the_number_of_cores_respects_the_affinity(one_core: None) -> None:
+    assert num_cores() == 1
+
+
+def test_there_is_a_core_and_none_beyond_the_affinity() -> None:
+    assert 1 <= num_cores() <= len(os.sched_getaffinity(0))
+
+
+def test_a_machine_has_a_name_memory_disk_and_a_python(tmp_path: Path) -> None:
+    facts = probe_host(tmp_path)
+    assert all((facts.hostname, facts.memory_bytes, facts.disk_free_bytes, facts.python, facts.processor))
+
+
+def test_versions_that_decide_numerics_are_kept(tmp_path: Path) -> None:
+    assert "numpy" in probe_host(tmp_path).packages
+
+
+def test_hidden_accelerators_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert probe_accelerators() == ()
+
+
+@pytest.mark.gpu
+def test_accelerators_have_names_and_memory() -> None:
+    found = probe_accelerators()
+    if not found:
+        pytest.skip("NOT TESTED: accelerators; there is no NVIDIA GPU here")
+    assert all(accelerator.name and accelerator.memory_bytes for accelerator in found)
+
+
+@pytest.mark.parametrize(
+    ("variables", "folder"),
+    [
+        ({"TRAINWORKS_CACHE": "/cache", "XDG_CACHE_HOME": "/xdg"}, "/cache/calibration"),
+        ({"XDG_CACHE_HOME": "/xdg"}, "/xdg/trainworks/calibration"),
+        ({"HOME": "/home/ada"}, "/home/ada/.cache/trainworks/calibration"),
+    ],
+)
+def test_the_cache_lies_where_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], folder: str
+) -> None:
+    for name in ("TRAINWORKS_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert str(cache_folder("calibration")) == folder

@@ -1,0 +1,95 @@
+"""Which layout is chosen where the run file leaves it open."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from tests.plan.shapes import layout, shape, workload
+from trainworks.errors import EnvironmentProblem, LayoutError
+from trainworks.plan.layout import choose_layout
+from trainworks.plan.memory import predict_memory
+from trainworks.spec.layout import Layout, ResolvedLayout
+
+PLENTY = 10**12
+
+
+def choose(world_size: int = 2, wanted: Layout | None = None, memory: int = PLENTY, batch: int = 32) -> ResolvedLayout:
+    """For the small model."""
+    return choose_layout(
+        workload(global_batch=batch),
+        shape(),
+        wanted,
+        world_size=world_size,
+        memory_per_rank_bytes=memory,
+        baseline_bytes=0,
+    )
+
+
+def needed(dp_shard: int, dp_replicate: int = 1) -> int:
+    """Memory of a rank that has 80 % of it for a micro-batch of 1, and a little more."""
+    ranks = layout(dp_shard, dp_replicate)
+    terms = predict_memory(shape(), ranks, sequence_length=128, precision="bf16", baseline_bytes=0)
+    return round(terms.total_bytes / 0.8) + 10
+
+
+def test_a_model_that_fits_is_replicated() -> None:
+    assert (choose().dp_replicate, choose().dp_shard) == (2, 1)
+
+
+def test_a_model_that_does_not_fit_is_sharded() -> None:
+    chosen = choose(4, memory=needed(dp_shard=4))
+    assert (chosen.dp_replicate, chosen.dp_shard) == (1, 4)
+
+
+def test_what_does_not_fit_even_sharded_is_refused_with_both_figures() -> None:
+    with pytest.raises(EnvironmentProblem, match=r"the model does not fit: [\d.]+ .B per rank at least, 800 kB usable"):
+        choose(memory=10**6)
+
+
+def test_a_wanted_layout_is_kept() -> None:
+    chosen = choose(4, Layout(dp_replicate=2, dp_shard=2, micro_batch=4))
+    assert (chosen.dp_replicate, chosen.dp_shard, chosen.micro_batch, chosen.grad_accum_steps) == (2, 2, 4, 2)
+
+
+def test_a_wanted_layout_that_does_not_fit_is_not_exchanged_for_another() -> None:
+    with pytest.raises(EnvironmentProblem, match="does not fit"):
+        choose(4, Layout(dp_replicate=4), memory=needed(dp_shard=4))
+
+
+@given(st.integers(1, 16), st.integers(1, 512))
+def test_an_automatic_micro_batch_divides_what_a_rank_gets(world_size: int, batch: int) -> None:
+    assume(batch % world_size == 0)
+    chosen = choose(world_size, batch=batch)
+    assert chosen.micro_batch * chosen.grad_accum_steps * world_size == batch
+
+
+def test_an_automatic_micro_batch_is_the_largest_that_fits() -> None:
+    assert (choose(1, memory=needed(1)).micro_batch, choose(1).micro_batch) == (1, 32)
+
+
+def test_an_automatic_micro_batch_stops_at_8192_tokens() -> None:
+    assert choose(1, batch=1024).micro_batch * 128 == 8192
+
+
+@given(st.integers(1, 2 * 10**8))
+def test_what_is_chosen_fits(memory: int) -> None:
+    try:
+        chosen = choose(memory=memory)
+    except EnvironmentProblem:
+        return
+    terms = predict_memory(shape(), chosen, sequence_length=128, precision="bf16", baseline_bytes=0)
+    assert terms.total_bytes <= 0.8 * memory
+
+
+@pytest.mark.parametrize("axis", ["tp", "pp", "cp", "ep"])
+def test_an_axis_that_cannot_be_trained_yet_is_refused_by_name(axis: str) -> None:
+    with pytest.raises(LayoutError, match=rf"{axis} \(2\) cannot be trained") as refused:
+        choose(2, Layout.model_validate({axis: 2}))
+    assert refused.value.field == axis
+
+
+def test_a_batch_that_the_ranks_cannot_share_is_refused() -> None:
+    with pytest.raises(LayoutError, match=r"global_batch \(32\) is not a multiple"):
+        choose(3)

@@ -1,0 +1,105 @@
+"""The plan of one run: how many steps, on which ranks, for how long."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.fakes import processes
+from tests.plan.shapes import calibration, layout, shape, workload
+from trainworks.errors import UsageError
+from trainworks.plan.plan import choose_processes, make_plan, num_steps
+from trainworks.record.resolved import Plan, Processes
+from trainworks.spec.run_file import RunFile
+
+
+def plan(steps: int = 300, **sections: Any) -> Plan:
+    """On one rank."""
+    run_file = RunFile.model_validate({"name": "demo", "workload": workload()} | sections)
+    ranks = layout(micro_batch=8, accumulate=4)
+    return make_plan(run_file, shape(), ranks, processes(), calibration(), steps=steps)
+
+
+def chosen(num_cores: int, num_accelerators: int = 0, **cluster: Any) -> Processes:
+    """Processes of a command on a machine."""
+    run_file = RunFile.model_validate({"name": "demo", "run": "true", "cluster": cluster})
+    return choose_processes(run_file, num_cores=num_cores, num_accelerators=num_accelerators)
+
+
+@pytest.mark.parametrize(
+    ("train_for", "steps"),
+    [("300 steps", 300), ("4096 tokens", 1), ("4097 tokens", 2), ("1 token", 1), ("1 epoch", 7), ("3 epochs", 23)],
+)
+def test_the_length_of_a_run_in_steps(train_for: str, steps: int) -> None:
+    """A step takes 32 sequences of 128 tokens; the data has 250 sequences and the token after the last."""
+    assert num_steps(workload(train_for=train_for), tokens_in_data=250 * 128 + 1) == steps
+
+
+def test_an_epoch_shorter_than_a_step_is_one_step() -> None:
+    assert num_steps(workload(train_for="1 epoch"), tokens_in_data=1000) == 1
+
+
+def test_an_epoch_of_unknown_data_is_refused() -> None:
+    with pytest.raises(UsageError, match="once the data is prepared"):
+        num_steps(workload(train_for="1 epoch"), tokens_in_data=None)
+
+
+@given(st.integers(1, 128), st.integers(0, 16), st.integers(1, 8))
+def test_threads_never_outnumber_the_cores_unless_ranks_do(cores: int, accelerators: int, nodes: int) -> None:
+    ranks = chosen(cores, accelerators, nodes=nodes)
+    assert ranks.threads_per_process * ranks.world_size <= max(cores, ranks.world_size)
+
+
+@pytest.mark.parametrize(
+    ("accelerators", "cluster", "world_size", "device"),
+    [
+        (0, {}, 1, "cpu"),
+        (8, {}, 8, "cuda"),
+        (8, {"nodes": 2}, 8, "cuda"),
+        (1, {"nodes": 2}, 2, "cpu"),
+        (8, {"processes_per_node": 2}, 2, "cuda"),
+        (0, {"nodes": 2, "processes_per_node": 2}, 4, "cpu"),
+        (2, {"processes_per_node": 4}, 4, "cpu"),
+    ],
+)
+def test_there_is_one_rank_per_accelerator(accelerators: int, cluster: dict[str, int], world_size: int, device: str) -> None:
+    ranks = chosen(16, accelerators, **cluster)
+    assert (ranks.world_size, ranks.device) == (world_size, device)
+
+
+def test_a_plan_counts_the_tokens_of_its_step() -> None:
+    assert plan().tokens_per_step == 32 * 128
+
+
+def test_a_longer_run_takes_longer() -> None:
+    assert plan(301).run_time_s > plan(300).run_time_s
+
+
+@given(st.integers(1, 10**6))
+def test_a_run_takes_at_least_its_steps(steps: int) -> None:
+    assert plan(steps).run_time_s >= steps * plan().step_time.total_s
+
+
+def test_the_peak_is_the_fastest_product_and_says_so() -> None:
+    assert plan().peak_flops_per_s == 1e12
+    assert "measured on this machine" in plan().peak_source
+
+
+@pytest.mark.parametrize(
+    ("every", "steps", "seconds"), [("50 steps", 50, None), ("10m", None, 600.0)]
+)
+def test_checkpoints_come_as_often_as_asked(every: str, steps: int | None, seconds: float | None) -> None:
+    made = plan(checkpoint={"every": every})
+    assert (made.checkpoint_every_steps, made.checkpoint_every_s) == (steps, seconds)
+
+
+def test_automatic_checkpoints_come_more_often_on_worse_nodes() -> None:
+    good, bad = plan(recover={"node_mttf": "30d"}), plan(recover={"node_mttf": "1d"})
+    assert bad.checkpoint_every_s < good.checkpoint_every_s
+
+
+def test_metrics_are_written_about_once_a_second_and_at_least_every_50_steps() -> None:
+    assert 1 <= plan().log_every_steps <= 50

@@ -1,0 +1,192 @@
+"""Run real ranks on a tiny model, without the agent and the supervisor around them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import multiprocessing
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trainworks.host.network import listen
+from trainworks.host.probe import probe_host
+from trainworks.plan.layout import choose_layout
+from trainworks.plan.model_shape import shape_of_model
+from trainworks.plan.plan import choose_processes, make_plan, num_steps
+from trainworks.record.calibration import Calibration, GemmRate
+from trainworks.record.manifest import complete_checkpoints
+from trainworks.record.metrics import MetricsRow, effective_rows, read_metrics
+from trainworks.record.resolved import ResolvedRun
+from trainworks.record.run_dir import RunDir, create_run_dir
+from trainworks.spec.load import parse_run_file
+from trainworks.worker.prepare import prepare
+
+_FORKSERVER = multiprocessing.get_context("forkserver")
+_FORKSERVER.set_forkserver_preload(["trainworks.worker.preloaded", "transformers.models.llama.modeling_llama"])
+
+CALIBRATION = Calibration(
+    device="cpu",
+    precision="fp32",
+    num_ranks=2,
+    threads_per_rank=1,
+    gemms=(GemmRate(m=1, n=1, k=1, flops_per_s=1e10),) * 3,
+    attention_flops_per_s=1e10,
+    memory_bytes_per_s=1e10,
+    optimizer_params_per_s=1e9,
+    op_overhead_s=1e-5,
+    all_reduce_latency_s=1e-4,
+    all_reduce_bytes_per_s=1e9,
+    baseline_bytes=300_000_000,
+    seconds=1.0,
+)
+
+
+def write_corpus(folder: Path, *, words: int = 30_000) -> Path:
+    """A few files of made-up words, the same every time."""
+    folder.mkdir()
+    generator = random.Random(0)
+    vocabulary = ["".join(generator.choices("abcdefghijklmnop", k=generator.randint(2, 7))) for _ in range(300)]
+    for number in range(3):
+        text = " ".join(generator.choices(vocabulary, k=words // 3))
+        (folder / f"{number}.txt").write_text(text, encoding="utf-8")
+    return folder
+
+
+def run_file_text(corpus: Path, **changes: Any) -> str:
+    """The run file of a tiny model; `changes` maps dotted fields to values."""
+    fields: dict[str, Any] = {
+        "name": "tiny",
+        "workload": {
+            "task": "causal-lm",
+            "model": {"architecture": "llama", "layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2},
+            "data": {"source": str(corpus), "sequence_length": 32, "vocabulary": 400},
+            "precision": "fp32",
+            "global_batch": 8,
+            "train_for": "24 steps",
+            "optimizer": {"lr": 3e-3, "warmup": "4 steps"},
+        },
+        "cluster": {"engine": "local", "processes_per_node": 2},
+        "checkpoint": {"every": "8 steps"},
+    }
+    for dotted, value in changes.items():
+        *parents, last = dotted.split("__")
+        target = fields
+        for parent in parents:
+            target = target.setdefault(parent, {})
+        target[last] = value
+    return yaml.safe_dump(fields)
+
+
+@dataclasses.dataclass
+class TinyRun:
+    """A run directory with everything that its ranks read."""
+
+    run_dir: RunDir
+    data_folder: Path
+    world_size: int
+
+    def rows(self) -> list[MetricsRow]:
+        """The history that led to the final weights."""
+        return effective_rows(read_metrics(self.run_dir.metrics_file))
+
+    def curve(self) -> list[tuple[float, float]]:
+        """Loss and gradient norm of every step, to the last bit."""
+        return [(row["loss"], row["grad_norm"]) for row in self.rows()]
+
+    def train(self, *, until: Callable[[], bool] | None = None, kill: int = signal.SIGKILL) -> list[int | None]:
+        """Start all ranks and wait; once `until` holds, send the signal `kill` to all. Returns exit codes."""
+        with listen() as server:
+            port = server.getsockname()[1]
+        arguments = (self.run_dir.path, self.data_folder, self.world_size, port, os.getpid())
+        ranks = [_FORKSERVER.Process(target=_rank, args=(rank, *arguments)) for rank in range(self.world_size)]
+        for rank in ranks:
+            rank.start()
+        while until is not None and any(rank.is_alive() for rank in ranks):
+            if until():
+                _signal_all(ranks, kill)
+                break
+            time.sleep(0.002)
+        for rank in ranks:
+            rank.join(120)
+        return [rank.exitcode for rank in ranks]
+
+    def step_is_recorded(self, step: int) -> Callable[[], bool]:
+        """A condition for `until`."""
+        return lambda: any(row["step"] >= step for row in read_metrics(self.run_dir.metrics_file))
+
+    def a_checkpoint_is_complete(self) -> bool:
+        """A condition for `until`."""
+        return bool(complete_checkpoints(self.run_dir))
+
+    def checkpoint_is_being_written(self, step: int) -> Callable[[], bool]:
+        """Files of that checkpoint exist, its manifest perhaps not yet."""
+        return lambda: any(self.run_dir.checkpoint(step).glob("*.distcp"))
+
+
+def _signal_all(ranks: list[ForkServerProcess], number: int) -> None:
+    for rank in ranks:
+        if rank.is_alive() and rank.pid is not None:
+            os.kill(rank.pid, number)
+
+
+def _rank(rank: int, run_path: Path, data_folder: Path, world_size: int, port: int, parent: int) -> None:
+    from trainworks.worker.train import train
+
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "MASTER_PORT": str(port),
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    train(str(run_path), str(data_folder), 0, parent)
+
+
+def make_run(folder: Path, corpus: Path, cache: Path, **changes: Any) -> TinyRun:
+    """Plan a tiny run with made-up rates, prepare its data, and write what its ranks read."""
+    run_file, _ = parse_run_file(run_file_text(corpus, **changes), name="tiny.yaml")
+    workload = run_file.workload
+    assert workload is not None
+    processes = choose_processes(run_file, num_cores=1, num_accelerators=0)
+    data = workload.data
+    shape = shape_of_model(workload.model, vocabulary=data.vocabulary, sequence_length=data.sequence_length)
+    layout = choose_layout(
+        workload,
+        shape,
+        run_file.layout,
+        world_size=processes.world_size,
+        memory_per_rank_bytes=10**10,
+        baseline_bytes=10**8,
+    )
+    steps = num_steps(workload, tokens_in_data=None)
+    run_dir = create_run_dir(folder, run_file.name)
+    resolved = ResolvedRun(
+        run_id=run_dir.run_id,
+        created_at=time.time(),
+        trainworks="test",
+        run_file=run_file,
+        working_folder=str(folder),
+        processes=processes,
+        host=probe_host(folder),
+        plan=make_plan(run_file, shape, layout, processes, CALIBRATION, steps=steps).model_copy(
+            update={"log_every_steps": 3}
+        ),
+        calibration=CALIBRATION,
+    )
+    run_dir.write_resolved(resolved)
+    data_folder, _ = prepare(data, cache)
+    return TinyRun(run_dir, data_folder, processes.world_size)
+
+
+def events(run: TinyRun, kind: str) -> list[dict[str, Any]]:
+    """Events of one kind."""
+    lines = run.run_dir.events_file.read_text(encoding="utf-8").splitlines()
+    return [event for event in map(json.loads, lines) if event["kind"] == kind]

@@ -1,0 +1,99 @@
+"""A run that was killed and resumed is bit-identical to one that never was."""
+
+from __future__ import annotations
+
+import random
+import signal
+
+import pytest
+
+from tests.worker.harness import events
+from trainworks.record.manifest import complete_checkpoints
+
+DROPOUT = {"workload__model": {"architecture": "gpt2", "layers": 2, "hidden": 32, "heads": 4, "dropout": 0.1}}
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory, corpus, cache):
+    """Curves of uninterrupted runs, by their changes."""
+    from tests.worker.harness import make_run
+
+    known = {}
+
+    def curve(**changes):
+        key = repr(sorted(changes.items()))
+        if key not in known:
+            run = make_run(tmp_path_factory.mktemp("reference"), corpus, cache, **changes)
+            assert run.train() == [0] * run.world_size
+            known[key] = run.curve()
+        return known[key]
+
+    return curve
+
+
+@pytest.mark.parametrize("step", [1, *random.Random(7).sample(range(2, 24), 3)])
+def test_a_run_killed_at_any_step_resumes_bit_identically(new_run, reference, step):
+    run = new_run()
+    run.train(until=run.step_is_recorded(step))
+    assert run.train() == [0, 0]
+    assert run.curve() == reference()
+
+
+def test_a_run_killed_while_it_writes_a_checkpoint_resumes_bit_identically(new_run, reference):
+    run = new_run()
+    run.train(until=run.checkpoint_is_being_written(16))
+    assert run.train() == [0, 0]
+    assert run.curve() == reference()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param(DROPOUT, id="dropout"),
+        pytest.param({"layout": {"dp_shard": 2}}, id="shards"),
+        pytest.param({"workload__precision": "bf16"}, id="bf16"),
+        pytest.param({"workload__precision": "fp16"}, id="fp16-loss-scaling"),
+        pytest.param({"layout": {"dp_replicate": 2, "micro_batch": 2}}, id="accumulation"),
+        pytest.param({"cluster__processes_per_node": 3, "workload__global_batch": 9}, id="three-ranks"),
+        pytest.param({"cluster__processes_per_node": 1}, id="one-rank"),
+    ],
+)
+def test_every_kind_of_state_is_restored(new_run, reference, changes):
+    run = new_run(**changes)
+    run.train(until=run.a_checkpoint_is_complete)
+    assert run.train() == [0] * run.world_size
+    assert events(run, "attempt")[-1]["resumed_from_step"] in (8, 16)
+    assert run.curve() == reference(**changes)
+
+
+def test_a_stopped_run_has_a_checkpoint_of_its_last_step(new_run, reference):
+    run = new_run()
+    assert run.train(until=run.step_is_recorded(3), kill=signal.SIGTERM) == [0, 0]
+    stopped_at = events(run, "stopped")[0]["step"]
+    assert complete_checkpoints(run.run_dir)[-1][0].step == stopped_at
+    assert run.train() == [0, 0]
+    assert run.curve() == reference()
+
+
+def test_a_stop_file_stops_all_ranks_at_the_same_step(new_run):
+    run = new_run()
+    run.run_dir.stop_file.touch()
+    assert run.train() == [0, 0]
+    assert [event["step"] for event in events(run, "stopped")] == [1]
+
+
+def test_only_the_newest_checkpoints_are_kept(new_run):
+    run = new_run(checkpoint={"every": "4 steps", "keep": 2})
+    run.train()
+    assert [step for step, _ in run.run_dir.checkpoint_folders()] == [20, 24]
+
+
+def test_a_checkpoint_of_other_data_is_refused(new_run, corpus, tmp_path):
+    from tests.worker.harness import make_run, write_corpus
+
+    run = new_run()
+    run.train(until=run.a_checkpoint_is_complete)
+    other = make_run(tmp_path / "other", write_corpus(tmp_path / "text", words=20_000), tmp_path / "cache")
+    run.data_folder = other.data_folder
+    assert run.train() == [3, 3]
+    assert "the data changed" in events(run, "failure")[-1]["message"]
