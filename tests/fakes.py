@@ -99,19 +99,22 @@ class FakeNodes(Nodes):
         self._clock = clock
         self._lives = [list(node) for node in lives]
         self.asked = Asked()
-        self.obedient = True
-        """Whether a request to stop ends the agents."""
+        self.answer: int | None = 0
+        """Exit code with which the agents obey a request to stop; None: they do not."""
+        self.together = False
+        """Whether all nodes start again when one is lost, as those of a command do."""
 
     def restartable(self, exit_code: int) -> bool:
         return exit_code < 0
 
     def restart(self, node: int) -> None:
-        self._start(node)
+        for other in self._agents if self.together else (node,):
+            self._start(other)
 
     def ask_to_stop(self) -> None:
         self.asked.stops += 1
-        if self.obedient:
-            self._end_all(0)
+        if self.answer is not None:
+            self._end_all(self.answer)
 
     def kill_all(self) -> None:
         self.asked.kills += 1

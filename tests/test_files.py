@@ -107,7 +107,6 @@ def test_a_full_disk_is_named_and_keeps_the_old_content(small_disk: Path) -> Non
 
 
 @pytest.mark.root
-@pytest.mark.xfail(reason="B6: mkstemp stands outside naming_full_disk", raises=OSError)
 def test_a_disk_without_inodes_is_full_too(disk_without_inodes: Path) -> None:
     write_atomic(disk_without_inodes / "first", "")
     with pytest.raises(DiskFullError):

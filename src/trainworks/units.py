@@ -7,7 +7,9 @@ Only this module knows that `80 GB` is 8e10 bytes, `80 GiB` is 80 * 2^30, and `4
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from fractions import Fraction
 
 from trainworks.errors import QuantityError
 
@@ -43,26 +45,36 @@ BYTE_UNITS["kB"] = 1000
 BANDWIDTH_UNITS_BYTES_PER_S = {f"{unit}/s": float(size) for unit, size in BYTE_UNITS.items()} | {
     f"{prefix}b/s": 1000.0 ** (power + 1) / 8 for power, prefix in enumerate("KMGT")
 }
-COUNT_SUFFIXES = {"": 1, "k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+COUNT_SUFFIXES = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
-_NUMBER = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|\.[0-9]+)\s*([^\s0-9].*?)?\s*")
-_DURATION_PART = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)")
+_NUMBER = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,2})?|\.[0-9]+)\s*([^\s0-9].*?)?\s*")
+_DURATION_PART = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,2})?)\s*([a-z]+)")
 
 
-def _split(text: str, kind: str, example: str) -> tuple[float, str]:
+def _split(text: str, kind: str, example: str) -> tuple[Fraction, str]:
     match = _NUMBER.fullmatch(text)
     if match is None:
         raise QuantityError(f"`{text}` is not {kind}", hint=f"write it like `{example}`")
-    return float(match[1].replace("_", "")), match[2] or ""
+    return Fraction(match[1].replace("_", "")), match[2] or ""
 
 
-def _scale(value: float, unit: str, units: dict[str, float], kind: str, example: str) -> float:
+def _scale(value: Fraction, unit: str, units: Mapping[str, float], kind: str, example: str) -> Fraction:
     if unit in units:
-        return value * units[unit]
-    near = get_close_matches(unit, units, n=1, cutoff=0.0)
-    suggestion = f"did you mean `{value:g} {near[0]}`?" if unit and near else f"write it like `{example}`"
-    written = f"unit `{unit}` is unknown" if unit else f"`{value:g}` has no unit"
-    raise QuantityError(f"{written}; {kind} takes {', '.join(units)}", hint=suggestion)
+        return value * Fraction(units[unit])
+    number = f"{float(value):g}"
+    suggestion = f"did you mean `{number} {_nearest(unit, units)}`?" if unit else f"write it like `{example}`"
+    written = f"unit `{unit}` is unknown" if unit else f"`{number}` has no unit"
+    raise QuantityError(f"{written}; {kind} takes {', '.join(filter(None, units))}", hint=suggestion)
+
+
+def _nearest(unit: str, units: Iterable[str]) -> str:
+    """The known unit that differs in case alone, else the longest that `unit` begins with, else the most similar."""
+    known = [name for name in units if name]
+    same = [name for name in known if name.lower() == unit.lower()]
+    begun = max((name for name in known if unit.lower().startswith(name.lower())), key=len, default=None)
+    if not same and begun:
+        return begun
+    return get_close_matches(unit, same or known, n=1, cutoff=0.0)[0]
 
 
 def parse_duration(text: str | float) -> float:
@@ -74,9 +86,9 @@ def parse_duration(text: str | float) -> float:
     written = str(text)
     parts = _DURATION_PART.findall(written)
     if parts and not _DURATION_PART.sub("", written).strip():
-        return sum(_scale(float(value), unit, DURATION_UNITS_S, "a duration", "3h") for value, unit in parts)
+        return float(sum(_scale(Fraction(value), unit, DURATION_UNITS_S, "a duration", "3h") for value, unit in parts))
     value, unit = _split(written, "a duration", "3h")
-    return _scale(value, unit, DURATION_UNITS_S, "a duration", "3h")
+    return float(_scale(value, unit, DURATION_UNITS_S, "a duration", "3h"))
 
 
 def parse_bytes(text: str | int) -> int:
@@ -86,7 +98,7 @@ def parse_bytes(text: str | int) -> int:
     (80000000000, 1073741824)
     """
     value, unit = _split(str(text), "a size", "80 GB")
-    return round(_scale(value, unit, {k: float(v) for k, v in BYTE_UNITS.items()}, "a size", "80 GB"))
+    return round(_scale(value, unit, BYTE_UNITS, "a size", "80 GB"))
 
 
 def parse_bandwidth(text: str) -> float:
@@ -96,7 +108,7 @@ def parse_bandwidth(text: str) -> float:
     True
     """
     value, unit = _split(str(text), "a bandwidth", "400 Gb/s")
-    return _scale(value, unit, BANDWIDTH_UNITS_BYTES_PER_S, "a bandwidth", "400 Gb/s")
+    return float(_scale(value, unit, BANDWIDTH_UNITS_BYTES_PER_S, "a bandwidth", "400 Gb/s"))
 
 
 def parse_count(text: str | float) -> int:
@@ -107,7 +119,7 @@ def parse_count(text: str | float) -> int:
     """
     value, suffix = _split(str(text), "a count", "2B")
     count = _scale(value, suffix, COUNT_SUFFIXES, "a count", "2B")
-    if count != int(count):
+    if count.denominator != 1:
         raise QuantityError(f"`{text}` is not a whole number", hint="write it like `2B`")
     return int(count)
 
@@ -161,7 +173,7 @@ def format_count(count: float) -> str:
     ('2.00B', '300')
     """
     for size, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e4, "k")):
-        if abs(count) >= size:
+        if abs(count) >= (size if suffix == "k" else size * 0.9995):
             scaled = count / (1e3 if suffix == "k" else size)
             return f"{_three_figures(scaled)}{suffix}"
     return f"{count:,.0f}"

@@ -25,7 +25,9 @@ def test_a_wanted_port_is_taken() -> None:
 def test_a_taken_port_is_refused_with_its_number() -> None:
     with listen() as held:
         port = held.getsockname()[1]
-        with pytest.raises(PortInUseError, match=f"cannot listen on 127.0.0.1:{port}: Address already in use") as refused:
+        with pytest.raises(
+            PortInUseError, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"
+        ) as refused:
             listen(port)
     assert refused.value.hint == "set `cluster.rendezvous_port` to a free port, or to 0 for any"
 

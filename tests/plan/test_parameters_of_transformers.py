@@ -36,7 +36,9 @@ def config_of(architecture: str, **changes: Any) -> Any:
             "intermediate_size": 80,
             "vocab_size": 100,
         }
-    return transformers.AutoConfig.for_model(architecture, **(fields | {"bos_token_id": 0, "eos_token_id": 0} | changes))
+    return transformers.AutoConfig.for_model(
+        architecture, **(fields | {"bos_token_id": 0, "eos_token_id": 0} | changes)
+    )
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
@@ -64,7 +66,6 @@ def test_gpt2_may_have_another_mlp_width() -> None:
     assert shape_of_hf_config(config.to_dict()).num_parameters == count(config)
 
 
-@pytest.mark.xfail(reason="B16: biases of llama's attention and MLP are not counted")
 @pytest.mark.parametrize("option", ["attention_bias", "mlp_bias"])
 def test_optional_biases_of_llama_are_counted(option: str) -> None:
     config = config_of("llama", **{option: True})

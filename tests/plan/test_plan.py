@@ -65,7 +65,9 @@ def test_threads_never_outnumber_the_cores_unless_ranks_do(cores: int, accelerat
         (2, {"processes_per_node": 4}, 4, "cpu"),
     ],
 )
-def test_there_is_one_rank_per_accelerator(accelerators: int, cluster: dict[str, int], world_size: int, device: str) -> None:
+def test_there_is_one_rank_per_accelerator(
+    accelerators: int, cluster: dict[str, int], world_size: int, device: str
+) -> None:
     ranks = chosen(16, accelerators, **cluster)
     assert (ranks.world_size, ranks.device) == (world_size, device)
 
@@ -88,9 +90,7 @@ def test_the_peak_is_the_fastest_product_and_says_so() -> None:
     assert "measured on this machine" in plan().peak_source
 
 
-@pytest.mark.parametrize(
-    ("every", "steps", "seconds"), [("50 steps", 50, None), ("10m", None, 600.0)]
-)
+@pytest.mark.parametrize(("every", "steps", "seconds"), [("50 steps", 50, None), ("10m", None, 600.0)])
 def test_checkpoints_come_as_often_as_asked(every: str, steps: int | None, seconds: float | None) -> None:
     made = plan(checkpoint={"every": every})
     assert (made.checkpoint_every_steps, made.checkpoint_every_s) == (steps, seconds)

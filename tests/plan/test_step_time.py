@@ -26,7 +26,9 @@ def test_one_rank_reduces_in_no_time(message: float, rate: float, latency: float
 
 
 @given(BYTES, RATES, st.integers(2, 4096))
-def test_the_bus_bandwidth_of_the_modelled_time_is_the_bandwidth_put_in(message: float, rate: float, ranks: int) -> None:
+def test_the_bus_bandwidth_of_the_modelled_time_is_the_bandwidth_put_in(
+    message: float, rate: float, ranks: int
+) -> None:
     seconds = all_reduce_time_s(message, ranks, latency_s=0.0, bytes_per_s=rate)
     assert message / seconds * ring_share(ranks) == pytest.approx(rate)
 

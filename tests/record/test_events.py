@@ -37,7 +37,12 @@ def events(run_dir: RunDir) -> Path:
 def test_an_event_carries_its_kind_its_time_and_its_writer(events: Path) -> None:
     append_event(events, "stopped", step=7)
     (event,) = read_events(events)
-    assert event == {"t": pytest.approx(events.stat().st_mtime, abs=5), "kind": "stopped", "writer": os.getpid(), "step": 7}
+    assert event == {
+        "t": pytest.approx(events.stat().st_mtime, abs=5),
+        "kind": "stopped",
+        "writer": os.getpid(),
+        "step": 7,
+    }
 
 
 def test_concurrent_writers_never_interleave(events: Path) -> None:
@@ -75,7 +80,9 @@ def test_a_line_is_read_once_it_is_complete(events: Path) -> None:
 
 
 @given(LINES, st.integers(0, 60))
-def test_reading_in_two_parts_is_reading_once(tmp_path_factory: pytest.TempPathFactory, lines: list[str], cut: int) -> None:
+def test_reading_in_two_parts_is_reading_once(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[str], cut: int
+) -> None:
     data = "".join(line + "\n" for line in lines).encode()
     path = tmp_path_factory.mktemp("events") / "events.jsonl"
     path.write_bytes(data[:cut])

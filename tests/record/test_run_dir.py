@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes import resolved_command
+from tests.fakes import LAUNCH_AT, resolved_command
 from trainworks.errors import EnvironmentProblem, UnknownRunError
 from trainworks.record.run_dir import RunDir, create_run_dir, find_run, list_runs
 from trainworks.record.status import RunStatus
@@ -107,14 +107,15 @@ def test_a_run_is_found_by_its_id_or_its_path(run_dir: RunDir) -> None:
 
 
 def test_the_newest_run_is_found_without_a_name(tmp_path: Path) -> None:
-    for name in ("b", "a"):
-        create_run_dir(tmp_path, name).write_resolved(resolved_command())
+    for at, name in enumerate(("b", "a")):
+        create_run_dir(tmp_path, name).write_resolved(resolved_command(created_at=LAUNCH_AT + at))
     assert find_run(tmp_path, None).run_id == "a-1"
 
 
-@pytest.mark.xfail(reason="B11: sorted by the folder's ctime, which every new file in it changes")
 def test_writing_to_an_old_run_does_not_make_it_the_newest(tmp_path: Path) -> None:
     old, new = create_run_dir(tmp_path, "demo"), create_run_dir(tmp_path, "demo")
+    for at, run_dir in enumerate((old, new)):
+        run_dir.write_resolved(resolved_command(created_at=LAUNCH_AT + at))
     old.report_file.touch()
     assert [run.run_id for run in list_runs(tmp_path)] == [old.run_id, new.run_id]
     assert find_run(tmp_path, None).run_id == new.run_id

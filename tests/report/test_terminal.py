@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -15,8 +13,6 @@ from trainworks.report.terminal import print_report
 
 RunStart = Callable[..., Any]
 
-GOLDEN = Path(__file__).parent.parent / "golden" / "report_terminal.txt"
-
 
 def printed(report: Report, **options: Any) -> str:
     """What a terminal of 80 columns shows."""
@@ -25,12 +21,9 @@ def printed(report: Report, **options: Any) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 
 
-def test_the_report_reads_like_the_golden_file(finished_run: Any) -> None:
-    """`UPDATE_GOLDEN=1` writes the file anew."""
+def test_the_report_reads_like_the_golden_file(finished_run: Any, golden: Callable[[str, str], None]) -> None:
     text = "\n".join(line.rstrip() for line in printed(finished_run.report()).splitlines()) + "\n"
-    if os.environ.get("UPDATE_GOLDEN"):
-        GOLDEN.write_text(text)
-    assert text == GOLDEN.read_text()
+    golden("report_terminal.txt", text)
 
 
 def test_no_line_is_wider_than_80_columns_on_a_wide_screen(finished_run: Any) -> None:

@@ -69,9 +69,7 @@ def test_divisors_divide_and_come_in_pairs(number: int) -> None:
 
 def test_the_error_names_every_factor_the_product_and_the_world_size() -> None:
     error = refusal(Layout(dp_shard=4, tp=8, pp=2), world_size=128)
-    assert error.message == (
-        "dp_replicate (1) * dp_shard (4) * cp (1) * tp (8) * pp (2) = 64, world size is 128"
-    )
+    assert error.message == ("dp_replicate (1) * dp_shard (4) * cp (1) * tp (8) * pp (2) = 64, world size is 128")
     assert (error.field, error.hint) == ("dp_shard", "set `dp_shard: 8`")
 
 
@@ -101,7 +99,6 @@ def test_a_degree_is_at_least_one(axis: str, degree: int) -> None:
         Layout.model_validate({axis: degree})
 
 
-@pytest.mark.xfail(reason="B7: micro_batch has no lower bound; 0 ends in a ZeroDivisionError, -1 in -1 steps")
 @pytest.mark.parametrize("micro_batch", [0, -1])
 def test_a_micro_batch_is_at_least_one(micro_batch: int) -> None:
     with pytest.raises(ValueError, match="micro_batch"):

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch", reason="the trainer needs trainworks[train]")
 
-from tests.worker.harness import TinyRun, make_run, write_corpus  # noqa: E402
+from tests.worker.harness import TinyRun, make_run, write_corpus
 
 
 @pytest.fixture(scope="session")

@@ -61,6 +61,8 @@ def test_the_parts_of_a_step_add_up(new_run):
     run = new_run()
     run.train()
     for row in run.rows():
-        parts = sum(row[f"{part}_s"] for part in ("data", "compute", "communication", "optimizer", "checkpoint", "other"))
+        parts = sum(
+            row[f"{part}_s"] for part in ("data", "compute", "communication", "optimizer", "checkpoint", "other")
+        )
         assert parts == pytest.approx(row["step_s"])
         assert min(row["compute_s"], row["communication_s"]) > 0

@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from difflib import get_close_matches
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
 from trainworks import __version__
-from trainworks.errors import TrainworksError
+from trainworks.errors import TrainworksError, UsageError
 
 __all__ = ["COMMANDS", "app", "main"]
 
@@ -31,6 +32,12 @@ COMMANDS = {
 
 class _LazyCommands(TyperGroup):
     """Knows every command's summary, and imports the one that is called."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        near = get_close_matches(args[0], COMMANDS, n=1) if args and args[0] not in COMMANDS else []
+        if near:
+            raise UsageError(f"no command `{args[0]}`", hint=f"did you mean `{near[0]}`?")
+        return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
@@ -73,13 +80,19 @@ app = typer.Typer(
 )
 
 
-@app.callback()
-def _options(
-    version: bool = typer.Option(False, "--version", help="Print the version and exit.", is_eager=True),
-) -> None:
-    if version:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         typer.echo(f"trainworks {__version__}")
         raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: bool = typer.Option(
+        False, "--version", help="Print the version and exit.", is_eager=True, callback=_print_version
+    ),
+) -> None:
+    """Options of the program itself; each acts in its own callback, before a command is asked for."""
 
 
 def main() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 
 from trainworks.cli.options import runs_folder
@@ -20,7 +22,7 @@ from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir, create_run_dir
 from trainworks.scheduler.local import LocalScheduler
 from trainworks.spec.load import Source, load_run_file
-from trainworks.spec.run_file import RunFile
+from trainworks.spec.run_file import RunFile, RunName
 
 __all__ = ["DryRun", "Name", "Nodes", "ProcessesPerNode", "Recalibrate", "Target", "Wanted", "launch", "wanted"]
 
@@ -58,21 +60,28 @@ def wanted(target: list[str], *, nodes: int | None, nproc: int | None, name: str
             f"`{target[0]}` is neither a run file (*.yaml) nor a program",
             hint="trainworks run run.yaml, or: trainworks run --nproc 2 -- python train.py",
         )
-    run_file = RunFile(name=name or _name_of(target), run=" ".join(target))
+    run_file = RunFile(name=_checked(name or _name_of(target)), run=" ".join(target))
     return Wanted(_with_options(run_file, nodes, nproc, name), None, target)
+
+
+def _checked(name: str) -> str:
+    try:
+        return TypeAdapter(RunName).validate_python(name)
+    except ValidationError:
+        raise UsageError(f"`{name}` is no name of a run", hint="take letters, digits, `.`, `_` and `-`") from None
 
 
 def _name_of(command: list[str]) -> str:
     """`train` for `python train.py --lr 1`: the first argument that looks like a script, else the program."""
     script = next((part for part in command if part.endswith((".py", ".sh"))), command[0])
     stem = Path(script).stem.lstrip("._-")
-    return "".join(character if character.isalnum() else "-" for character in stem)[:60] or "command"
+    return re.sub("[^A-Za-z0-9]", "-", stem).strip("-")[:60] or "command"
 
 
 def _with_options(run_file: RunFile, nodes: int | None, nproc: int | None, name: str | None) -> RunFile:
     changes = {"nodes": nodes, "processes_per_node": nproc}
     cluster = run_file.cluster.model_copy(update={key: value for key, value in changes.items() if value is not None})
-    return run_file.model_copy(update={"cluster": cluster} | ({"name": name} if name else {}))
+    return run_file.model_copy(update={"cluster": cluster} | ({"name": _checked(name)} if name else {}))
 
 
 def launch(

@@ -70,7 +70,7 @@ class _StopOnInterrupt:
     def _ask(self, number: int, frame: object) -> None:
         self._asked += 1
         LocalScheduler().stop(self._run_dir, reason=signal.Signals(number).name)
-        words = "stopping with a checkpoint; once more to end at once" if self._asked == 1 else "ending at once"
+        words = "stopping; once more to end at once" if self._asked == 1 else "ending at once"
         self._console.print(words, style="yellow")
 
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,8 @@ __all__ = [
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_KILL_TAKES_S = 5.0
+_LOOK_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,12 +175,26 @@ def end_descendants(grace_s: float) -> int:
     descendants = psutil.Process().children(recursive=True)
     for process in descendants:
         _signal_quietly(process, signal.SIGTERM)
-    _, stubborn = psutil.wait_procs(descendants, timeout=grace_s)
-    stubborn += [process for process in psutil.Process().children(recursive=True) if process not in stubborn]
+    _wait_until_gone(descendants, grace_s)
+    stubborn = [process for process in psutil.Process().children(recursive=True) if _is_alive(process)]
     for process in stubborn:
         _signal_quietly(process, signal.SIGKILL)
-    psutil.wait_procs(stubborn, timeout=5)
+    _wait_until_gone(stubborn, _KILL_TAKES_S)
     return len(stubborn)
+
+
+def _wait_until_gone(processes: list[psutil.Process], timeout_s: float) -> None:
+    """Wait without reaping: the exit codes of our own children are for whoever started them."""
+    deadline = time.monotonic() + timeout_s
+    while any(_is_alive(process) for process in processes) and time.monotonic() < deadline:
+        time.sleep(_LOOK_S)
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _signal_quietly(process: psutil.Process, number: signal.Signals) -> None:
@@ -197,6 +214,6 @@ def is_running(pid: int, started_at: float) -> bool:
     """Whether that very process still runs; a zombie does not."""
     try:
         process = psutil.Process(pid)
-        return abs(process.create_time() - started_at) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
+        return abs(process.create_time() - started_at) < 1.0 and _is_alive(process)
     except psutil.NoSuchProcess:
         return False

@@ -53,7 +53,7 @@ def shape_of_hf_config(config: Mapping[str, Any]) -> ModelShape:
             f"model type `{kind}` cannot be planned yet", hint=f"known types: {', '.join((*_GATED, 'gpt2'))}"
         )
     hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
-    return _complete(
+    shape = _complete(
         kind,
         layers=int(config["num_hidden_layers"]),
         hidden=hidden,
@@ -65,6 +65,17 @@ def shape_of_hf_config(config: Mapping[str, Any]) -> ModelShape:
         max_sequence_length=int(config.get("max_position_embeddings", 2048)),
         tie_embeddings=bool(config.get("tie_word_embeddings", False)),
     )
+    return shape.model_copy(update={"num_parameters": shape.num_parameters + _optional_biases(config, shape)})
+
+
+def _optional_biases(config: Mapping[str, Any], shape: ModelShape) -> int:
+    """What a llama with `attention_bias` or `mlp_bias` has on top: L ((H + 2K) d + h), L (2 f + h)."""
+    if config["model_type"] != "llama":
+        return 0
+    attention = (shape.heads + 2 * shape.kv_heads) * shape.head_dim + shape.hidden
+    mlp = 2 * shape.feed_forward + shape.hidden
+    chosen = attention * bool(config.get("attention_bias")) + mlp * bool(config.get("mlp_bias"))
+    return shape.layers * chosen
 
 
 def _shape_of_gpt2(config: Mapping[str, Any]) -> ModelShape:

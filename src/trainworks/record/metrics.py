@@ -56,5 +56,9 @@ def read_metrics(path: Path) -> list[MetricsRow]:
 
 def effective_rows(rows: Sequence[MetricsRow]) -> list[MetricsRow]:
     """The last row of every step, in order of the steps: the history that led to the final weights."""
-    last = {row["step"]: row for row in rows}
-    return [last[step] for step in sorted(last)]
+    kept: list[MetricsRow] = []
+    for row in rows:
+        while kept and kept[-1]["step"] >= row["step"]:
+            kept.pop()
+        kept.append(row)
+    return kept

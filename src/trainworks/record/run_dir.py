@@ -10,18 +10,20 @@ runs/stdlib-lm-1/
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from trainworks.errors import EnvironmentProblem, UnknownRunError
-from trainworks.files import write_atomic
+from trainworks.files import naming_full_disk, write_atomic
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.status import RunStatus
 
 __all__ = ["RunDir", "create_run_dir", "find_run", "list_runs"]
 
+_RESERVE_BYTES = 256 * 1024
 _STEP_FOLDER = re.compile(r"step-(\d{8,})")
 
 
@@ -73,6 +75,15 @@ class RunDir:
     def report_file(self) -> Path:
         """The self-contained HTML report."""
         return self.path / "report.html"
+
+    @property
+    def reserve_file(self) -> Path:
+        """Some room for last words: given up when the disk is full."""
+        return self.path / ".reserve"
+
+    def release_reserve(self) -> None:
+        """Make room on a full disk for what has to be written before the end."""
+        self.reserve_file.unlink(missing_ok=True)
 
     @property
     def logs(self) -> Path:
@@ -155,7 +166,10 @@ def create_run_dir(root: Path, name: str) -> RunDir:
             continue
         (path / "logs").mkdir()
         (path / "checkpoints").mkdir()
-        return RunDir(path)
+        run_dir = RunDir(path)
+        with naming_full_disk(path):
+            run_dir.reserve_file.write_bytes(bytes(_RESERVE_BYTES))
+        return run_dir
 
 
 def _is_run_of(folder: str, name: str) -> bool:
@@ -167,7 +181,15 @@ def list_runs(root: Path) -> list[RunDir]:
     if not root.is_dir():
         return []
     folders = [folder for folder in root.iterdir() if (folder / "logs").is_dir()]
-    return [RunDir(folder) for folder in sorted(folders, key=lambda folder: (folder.stat().st_ctime, folder.name))]
+    return sorted((RunDir(folder) for folder in folders), key=lambda run: (_created_at(run), run.run_id))
+
+
+def _created_at(run_dir: RunDir) -> float:
+    """When the run was resolved; a folder's own times change with every file in it."""
+    try:
+        return float(json.loads(run_dir.resolved_file.read_bytes())["created_at"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return run_dir.path.stat().st_ctime
 
 
 def find_run(root: Path, wanted: str | None) -> RunDir:
@@ -178,10 +200,9 @@ def find_run(root: Path, wanted: str | None) -> RunDir:
     """
     runs = list_runs(root)
     if wanted is None:
-        newest = max(runs, key=lambda run: run.path.stat().st_ctime, default=None)
-        if newest is None:
+        if not runs:
             raise UnknownRunError(f"no runs in `{root}`", hint="start one: trainworks run run.yaml")
-        return newest
+        return runs[-1]
     for candidate in (root / wanted, Path(wanted)):
         if (candidate / "logs").is_dir():
             return RunDir(candidate)

@@ -6,6 +6,7 @@ import abc
 import os
 import signal
 import socket
+from collections.abc import Iterator
 from typing import final
 
 from trainworks.host import process
@@ -60,11 +61,11 @@ class Nodes(abc.ABC):
         """Whether an agent runs, or has ended badly and was not looked at yet."""
         return any(agent.exit_code() is None for agent in self._agents.values()) or bool(self._newly_lost())
 
-    def lost(self) -> list[tuple[int, int]]:
-        """Node and exit code of every agent that ended badly since the last look."""
-        newly = self._newly_lost()
-        self._noted.update(node for node, _ in newly)
-        return newly
+    def lost(self) -> Iterator[tuple[int, int]]:
+        """Node and exit code of every agent that ended badly, once; one started again meanwhile is not lost."""
+        while newly := self._newly_lost():
+            self._noted.add(newly[0][0])
+            yield newly[0]
 
     def _newly_lost(self) -> list[tuple[int, int]]:
         codes = [(node, agent.exit_code()) for node, agent in self._agents.items() if node not in self._noted]

@@ -48,7 +48,7 @@ class Supervisor:
         self._stop_signals = 0
         self._stop_deadline: float | None = None
         self._events_read = 0
-        self._restarts_left = request.max_restarts * request.processes.nodes
+        self._restarts_left = request.max_restarts * (request.processes.nodes if request.kind == "training" else 1)
 
     def ask_to_stop(self, number: int, frame: object) -> None:
         """Signal handler: the first signal asks for a clean end, the second ends at once."""
@@ -62,12 +62,13 @@ class Supervisor:
         while self._nodes.any_running():
             self._follow_events()
             self._follow_stop()
-            if self._stop_deadline is None and not self._restart_or_end():
+            if not self._restart_or_end():
                 break
             self._clock.sleep(_POLL_S)
+        codes = self._nodes.exit_codes()  # before the nodes that are left are ended, too
         process.end_descendants(_END_GRACE_S)
         self._follow_events()
-        return self._conclude()
+        return self._conclude(codes)
 
     def _follow_events(self) -> None:
         """RUNNING once all ranks have met; RECOVERING from a failure until they have met again."""
@@ -90,6 +91,8 @@ class Supervisor:
     def _restart_or_end(self) -> bool:
         """Deal with nodes that ended badly; False if the job cannot go on."""
         for node, exit_code in self._nodes.lost():
+            if self._stop_deadline is not None:
+                continue
             append_event(self._run_dir.events_file, "agent_lost", node=node, exit_code=exit_code)
             if self._restarts_left == 0 or not self._nodes.restartable(exit_code):
                 return False
@@ -97,11 +100,10 @@ class Supervisor:
             self._nodes.restart(node)
         return True
 
-    def _conclude(self) -> JobState:
+    def _conclude(self, codes: list[int]) -> JobState:
         """The final state, from how the nodes ended and from what they wrote."""
         events = read_events(self._run_dir.events_file)
         last = next((e["kind"] for e in reversed(events) if e["kind"] in ("finished", "stopped", "submitted")), None)
-        codes = self._nodes.exit_codes()
         if all(code == 0 for code in codes) and (last == "finished" or self._request.kind == "command"):
             state = JobState.SUCCEEDED if self._stop_signals == 0 or last == "finished" else JobState.STOPPED
             return self._enter(state, exit_code=0)
@@ -111,7 +113,8 @@ class Supervisor:
             "cause": "agent_lost",
             "message": f"the node agents ended with codes {codes}",
         }
-        return self._enter(JobState.FAILED, failure, exit_code=next((code for code in codes if code), 1))
+        code = next((code for code in codes if code), 1)
+        return self._enter(JobState.FAILED, failure, exit_code=code if code > 0 else 128 - code)
 
     def _enter(self, state: JobState, failure: Event | None = None, exit_code: int | None = None) -> JobState:
         assert state in TRANSITIONS[self._state], f"{self._state} -> {state}"
@@ -119,6 +122,8 @@ class Supervisor:
         failure = failure or {}
         cause, message = failure.get("cause"), failure.get("message")
         pid, started_at = process.identity()
+        if cause == "disk_full":
+            self._run_dir.release_reserve()
         self._run_dir.write_status(
             RunStatus(
                 state=state,

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -35,7 +35,7 @@ class Layout(Spec):
     """Pipeline parallel degree."""
     ep: int = Degree
     """Expert parallel degree; divides dp_shard * cp * tp."""
-    micro_batch: int | Literal["auto"] = "auto"
+    micro_batch: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """Sequences that one rank takes through one forward and backward."""
 
 

@@ -25,15 +25,18 @@ class Source:
     def __init__(self, name: str, text: str) -> None:
         self.name = name
         self.text = text
-        self._lines: dict[FieldPath, int] = {}
+        self._lines: dict[tuple[str, ...], int] = {}
 
     def place(self, field: FieldPath) -> str:
         """`file:line  a.b.c`; a field that is not written points at its nearest written parent."""
-        written = field
+        return f"{self.name}:{self.line(field)}  {'.'.join(str(part) for part in field)}".rstrip()
+
+    def line(self, field: FieldPath) -> int:
+        """Line of a field, or of its nearest written parent."""
+        written = tuple(str(part) for part in field)
         while written not in self._lines and written:
             written = written[:-1]
-        dotted = ".".join(str(part) for part in field)
-        return f"{self.name}:{self._lines.get(written, 1)}  {dotted}".rstrip()
+        return self._lines.get(written, 1)
 
     def locate(self, error: LayoutError) -> RunFileError:
         """The error with the place of the layout field that it blames."""
@@ -57,18 +60,23 @@ class Source:
         except yaml.YAMLError as error:
             raise RunFileError([UsageError(f"not YAML: {error}", place=self.name)]) from None
 
-    def _remember(self, node: yaml.Node | None, path: FieldPath) -> None:
+    def _remember(self, node: yaml.Node | None, path: tuple[str, ...], above: tuple[yaml.Node, ...] = ()) -> None:
+        if node is None:
+            return
+        if node in above:
+            raise yaml.MarkedYAMLError(problem="an alias contains itself", problem_mark=node.start_mark)
+        above = (*above, node)
         if isinstance(node, yaml.MappingNode):
             for key, value in node.value:
                 field = (*path, str(key.value))
                 if field in self._lines:
                     raise yaml.MarkedYAMLError(problem=f"`{key.value}` stands twice", problem_mark=key.start_mark)
                 self._lines[field] = key.start_mark.line + 1
-                self._remember(value, field)
+                self._remember(value, field, above)
         elif isinstance(node, yaml.SequenceNode):
             for index, item in enumerate(node.value):
-                self._lines[(*path, index)] = item.start_mark.line + 1
-                self._remember(item, (*path, index))
+                self._lines[(*path, str(index))] = item.start_mark.line + 1
+                self._remember(item, (*path, str(index)), above)
 
 
 def load_run_file(path: Path) -> tuple[RunFile, Source]:
@@ -104,8 +112,12 @@ def parse_run_file(text: str, *, name: str) -> tuple[RunFile, Source]:
 
 
 def _problems(error: ValidationError, data: Mapping[str, Any], source: Source) -> Iterator[TrainworksError]:
-    for detail in error.errors(include_url=False):
-        path = _written_path(detail["loc"], data, missing=detail["type"] == "missing")
+    """In the order of the file."""
+    found = [
+        (_written_path(detail["loc"], data, missing=detail["type"] == "missing"), detail)
+        for detail in error.errors(include_url=False)
+    ]
+    for path, detail in sorted(found, key=lambda problem: source.line(problem[0])):
         message, hint = _wording(detail, path)
         yield UsageError(message, place=source.place(path), hint=hint)
 

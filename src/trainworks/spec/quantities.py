@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, WithJsonSchema, model_serializer, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_serializer, model_validator
 
 from trainworks.errors import QuantityError
 from trainworks.units import parse_counted, parse_duration
@@ -35,7 +35,9 @@ def _duration(value: Any) -> float:
     return value if isinstance(value, float) else parse_duration(value)
 
 
-DurationS = Annotated[float, _parsed(_duration), WithJsonSchema({"type": "string", "examples": ["3h", "90s"]})]
+DurationS = Annotated[
+    float, _parsed(_duration), Field(gt=0), WithJsonSchema({"type": "string", "examples": ["3h", "90s"]})
+]
 """Seconds, written as `3h` or `90s`; a float is already seconds."""
 
 
@@ -84,7 +86,7 @@ class CheckpointInterval(_Counted):
     def __str__(self) -> str:
         if self.steps is not None:
             return f"{self.steps} steps"
-        return "auto" if self.seconds is None else f"{self.seconds:g} s"
+        return "auto" if self.seconds is None else f"{self.seconds!r} s"
 
     @classmethod
     def parse(cls, value: Any) -> CheckpointInterval:
@@ -98,7 +100,10 @@ class CheckpointInterval(_Counted):
             if steps < 1:
                 raise QuantityError(f"`{value}` is not an interval", hint="write it like `50 steps`")
             return cls(steps=steps)
-        return cls(seconds=parse_duration(value))
+        seconds = parse_duration(value)
+        if seconds <= 0:
+            raise QuantityError(f"`{value}` is not an interval", hint="write it like `10m`")
+        return cls(seconds=seconds)
 
 
 def _text_schema(*examples: str) -> WithJsonSchema:

@@ -7,18 +7,17 @@ import signal
 import socket
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, MultiprocessContext, SignalException
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousTimeout
 
 from trainworks.host.network import LOOPBACK
-from trainworks.record.events import append_event, read_events
+from trainworks.record.events import append_event
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.worker.exit_code import ExitCode
@@ -120,25 +119,26 @@ class _NodeAgent(LocalElasticAgent):
         self._node = node
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        self._note_killed(worker_group)  # before the first failure found ends the others, and with them the evidence
         result = super()._monitor_workers(worker_group)
         if result.state is WorkerState.FAILED:
-            failure = next(iter(result.failures.values()))
-            rank = worker_group.workers[failure.local_rank].global_rank
-            self._note(rank, failure.pid, failure.exitcode)
-            if failure.exitcode >= 0 and failure.exitcode not in _RESTARTABLE:
+            code = next(iter(result.failures.values())).exitcode
+            if code >= 0 and code not in _RESTARTABLE:
                 self._remaining_restarts = 0
         return result
+
+    def _note_killed(self, worker_group: WorkerGroup) -> None:
+        """A rank that a signal ended cannot write its own obituary."""
+        assert isinstance(self._pcontext, MultiprocessContext) and self._pcontext._pc is not None
+        for worker, process in zip(worker_group.workers, self._pcontext._pc.processes, strict=True):
+            if process.exitcode is not None and process.exitcode < 0:
+                self._note(worker.global_rank, process.pid or 0, signal.Signals(-process.exitcode))
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGKILL, timeout: int = 30) -> None:
         # A rank takes SIGTERM as a wish to save and leave; in a group that is broken it would wait for ever.
         super()._shutdown(signal.SIGKILL, timeout)
 
-    def _note(self, rank: int, pid: int, exit_code: int) -> None:
-        """A rank that a signal ended cannot write its own obituary."""
-        if exit_code >= 0 and _wrote_failure(self._run_dir, pid):
-            return
-        number = -exit_code if exit_code < 0 else None
-        name = signal.Signals(number).name if number else None
+    def _note(self, rank: int, pid: int, number: signal.Signals) -> None:
         append_event(
             self._run_dir.events_file,
             "failure",
@@ -146,16 +146,11 @@ class _NodeAgent(LocalElasticAgent):
             node=self._node,
             host=socket.gethostname(),
             pid=pid,
-            cause="killed" if number else "user_error",
-            exit_code=exit_code,
-            signal=name,
-            message=f"killed by {name}" if name else f"exited with code {exit_code}",
+            cause="killed",
+            exit_code=-number,
+            signal=number.name,
+            message=f"killed by {number.name}",
         )
-
-
-def _wrote_failure(run_dir: RunDir, pid: int) -> bool:
-    events: list[dict[str, Any]] = read_events(run_dir.events_file)
-    return any(event["kind"] == "failure" and event.get("pid") == pid for event in events)
 
 
 def _as_exit_code(code: int) -> int:

@@ -230,8 +230,9 @@ def _write_sample(parallel: Parallel, workload: Workload, rank: _Rank, step: int
 def _leave(run_dir: RunDir, node: int, error: BaseException) -> None:
     """Write down why this rank ends, and end it at once: no clean-up may wait for ranks that are gone."""
     failure = explain(error)
-    traceback.print_exception(error)
     try:
+        if failure.cause == "disk_full":
+            run_dir.release_reserve()
         append_event(
             run_dir.events_file,
             "failure",
@@ -246,7 +247,8 @@ def _leave(run_dir: RunDir, node: int, error: BaseException) -> None:
             hint=failure.hint,
             traceback="".join(traceback.format_exception(error)),
         )
+        traceback.print_exception(error)
+        sys.stderr.flush()
     except Exception:
         failure.exit_code = ExitCode.ENVIRONMENT  # not even the record can be written
-    sys.stderr.flush()
     os._exit(failure.exit_code)

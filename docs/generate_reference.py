@@ -1,0 +1,319 @@
+"""Write docs/reference/ from the source: `python docs/generate_reference.py`, or `--check` to compare only."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import io
+import os
+import re
+import sys
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, get_args
+
+from pydantic import BaseModel, BeforeValidator
+from pydantic.fields import FieldInfo
+
+from trainworks import errors
+from trainworks.cli.app import COMMANDS
+from trainworks.host import process
+from trainworks.job import state
+from trainworks.record import calibration, environment, events, manifest, metrics, resolved, run_dir, status
+from trainworks.spec import layout, run_file
+from trainworks.units import format_duration
+
+FOLDER = Path(__file__).parent / "reference"
+SOURCE = Path(__file__).parent.parent / "src" / "trainworks"
+NOTE = "<!-- Written by docs/generate_reference.py from the source. Do not edit; run `make docs`. -->"
+
+
+def main(arguments: list[str]) -> int:
+    """Write the pages, or with `--check` say which differ; returns the exit code."""
+    pages = {
+        "cli.md": cli_page(),
+        "run-file.md": run_file_page(),
+        "record.md": record_page(),
+        "errors-and-exit-codes.md": errors_page(),
+    }
+    if arguments not in ([], ["--check"]):
+        sys.stderr.write("usage: python docs/generate_reference.py [--check]\n")
+        return 2
+    stale = [name for name, text in pages.items() if _read(FOLDER / name) != text]
+    if arguments == ["--check"]:
+        for name in stale:
+            sys.stderr.write(f"docs/reference/{name} is out of date; run: make docs\n")
+        return 1 if stale else 0
+    FOLDER.mkdir(exist_ok=True)
+    for name in stale:
+        (FOLDER / name).write_text(pages[name], encoding="utf-8")
+    return 0
+
+
+def _read(path: Path) -> str | None:
+    return path.read_text(encoding="utf-8") if path.exists() else None
+
+
+def _page(title: str, *parts: str) -> str:
+    return "\n\n".join([NOTE, f"# {title}", *(part.strip("\n") for part in parts)]) + "\n"
+
+
+# The command line
+
+
+def cli_page() -> str:
+    """Every command with its own help."""
+    intro = (
+        "`trainworks` has these commands. What they print on stdout is data; what they say to you goes to stderr.\n"
+        "`TRAINWORKS_CACHE` names the folder of tokenized data and calibrations (`~/.cache/trainworks` when unset)."
+    )
+    sections = [f"## trainworks {name}\n\n{_block(_help(name))}" for name in COMMANDS]
+    return _page("Command line", intro, _block(_help()), *sections)
+
+
+def _help(*command: str) -> str:
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("TRAINWORKS_", "FORCE_COLOR"))}
+    done = process.run(
+        process.python_module("trainworks", *command, "--help"),
+        env=env | {"COLUMNS": "100", "TERMINAL_WIDTH": "100", "NO_COLOR": "1"},
+    )
+    if done.exit_code:
+        raise SystemExit(f"trainworks {' '.join(command)} --help failed: {done.stderr}")
+    lines = [line.rstrip() for line in done.stdout.strip("\n").splitlines()]
+    return re.sub(r"Usage: (python -m trainworks|trainworks)", "Usage: trainworks", "\n".join(lines))
+
+
+def _block(text: str, language: str = "text") -> str:
+    return f"```{language}\n{text}\n```"
+
+
+# The run file
+
+
+def run_file_page() -> str:
+    """Every field of every model of the run file, from the outside in."""
+    intro = (
+        "A run file is YAML. Unknown keys are refused, and every problem is reported with its line.\n"
+        "`trainworks schema` prints the same as a JSON Schema for your editor.\n\n"
+        "Give either `workload` (a model that Trainworks trains) or `run` (a command of your own).\n"
+        "A duration is written `90s`, `10m`, `3h` or `1h30m`; a bare number is refused."
+    )
+    models: list[tuple[str, type[BaseModel]]] = [
+        ("", run_file.RunFile),
+        ("workload", run_file.Workload),
+        ("workload.model", run_file.Model),
+        ("workload.data", run_file.Data),
+        ("workload.optimizer", run_file.Optimizer),
+        ("cluster", run_file.Cluster),
+        ("layout", layout.Layout),
+        ("goal", run_file.Goal),
+        ("checkpoint", run_file.Checkpoint),
+        ("recover", run_file.Recover),
+    ]
+    return _page("Run file", intro, *(_model_section(path or "Top level", model) for path, model in models))
+
+
+def _model_section(title: str, model: type[BaseModel]) -> str:
+    heading = title if title == "Top level" else f"`{title}`"
+    properties = model.model_json_schema()["properties"]
+    rows = [
+        f"| `{name}` | {_cell(_type(properties[name]))} | {_default(field)} | {_cell(field.description or '')} |"
+        for name, field in model.model_fields.items()
+    ]
+    table = ["| key | value | default | meaning |", "|---|---|---|---|", *rows]
+    return f"## {heading}\n\n{_sentence(model.__doc__)}\n\n" + "\n".join(table)
+
+
+def _type(schema: dict[str, Any]) -> str:
+    """A property's JSON Schema in a few words."""
+    if "$ref" in schema:
+        return "mapping, see below"
+    if "anyOf" in schema:
+        options = (_type(option) for option in schema["anyOf"] if option.get("type") != "null")
+        return " or ".join(dict.fromkeys(options))
+    if values := schema.get("enum") or schema.get("examples") or ([schema["const"]] if "const" in schema else []):
+        return ", ".join(f"`{value}`" for value in values)
+    if schema.get("type") == "array":
+        return f"list of {len(schema['prefixItems'])} numbers"
+    if schema.get("type") == "object":
+        return "mapping of text to text"
+    names = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false"}
+    return names[schema["type"]] + _limits(schema)
+
+
+def _limits(schema: dict[str, Any]) -> str:
+    signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+    found = [f"{sign} {schema[key]:,}" for key, sign in signs.items() if key in schema and schema[key] < 1e9]
+    return f", {' and '.join(found)}" if found else ""
+
+
+def _default(field: FieldInfo) -> str:
+    """The default as it would be written; nothing where it is an empty mapping, a mapping of defaults or absent."""
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    if value is None or value == {} or (isinstance(value, BaseModel) and type(value).__str__ is BaseModel.__str__):
+        return ""
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    if isinstance(value, tuple):
+        return f"`[{', '.join(str(part) for part in value)}]`"
+    return f"`{format_duration(value)}`" if _is_duration(field) else f"`{value}`"
+
+
+def _is_duration(field: FieldInfo) -> bool:
+    """Whether a float stands for seconds, written with a unit."""
+    return isinstance(field.default, float) and any(isinstance(item, BeforeValidator) for item in field.metadata)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _sentence(docstring: str | None) -> str:
+    return inspect.cleandoc(docstring or "")
+
+
+# What a run leaves
+
+
+def record_page() -> str:
+    """Files, events, metrics and models of a run directory."""
+    return _page(
+        "What a run leaves",
+        "Everything that `status`, `ls` and `report` print comes from these files. All of them are plain text or JSON.",
+        f"## Files\n\n{_block(_after_first_paragraph(run_dir))}",
+        f"## events.jsonl\n\n{_about(events)}\n\n"
+        "Every event has `t` (seconds since the epoch), `kind` and `writer` (a process id), and these fields.",
+        _event_table(),
+        f"## metrics.jsonl\n\n{_about(metrics)}",
+        _field_table(metrics, "MetricsRow"),
+        _record_section("status.json", status, "RunStatus"),
+        f"### States\n\n{_block(_after_first_paragraph(state))}\n\n{_members(state, 'JobState')}",
+        _record_section("manifest.json of a checkpoint", manifest, "Manifest"),
+        "## resolved.json\n\nThe resolved run: what `plan` decided and predicted, and what it was based on.",
+        *(_record_section(None, resolved, name) for name in ("ResolvedRun", "Processes", "Plan")),
+        *(_record_section(None, resolved, name) for name in ("ModelShape", "StepTimeTerms", "MemoryTerms")),
+        *(_record_section(None, calibration, name) for name in ("Calibration", "GemmRate")),
+        *(_record_section(None, environment, name) for name in ("HostFacts", "AcceleratorFacts")),
+    )
+
+
+def _about(module: ModuleType) -> str:
+    """A module's docstring without the file name that it opens with."""
+    text = inspect.cleandoc(module.__doc__ or "").partition(": ")[2]
+    return text[:1].upper() + text[1:]
+
+
+def _after_first_paragraph(module: ModuleType) -> str:
+    return inspect.cleandoc(module.__doc__ or "").partition("\n\n")[2]
+
+
+def _record_section(title: str | None, module: ModuleType, name: str) -> str:
+    heading = f"## {title}" if title else f"### {name}"
+    return f"{heading}\n\n{_sentence(getattr(module, name).__doc__)}\n\n{_field_table(module, name)}"
+
+
+def _field_table(module: ModuleType, name: str) -> str:
+    rows = [f"| `{field}` | `{_cell(kind)}` | {_cell(text)} |" for field, kind, text in _fields(module, name)]
+    return "\n".join(["| field | type | meaning |", "|---|---|---|", *rows])
+
+
+def _fields(module: ModuleType, name: str) -> Iterator[tuple[str, str, str]]:
+    """Name, annotation and docstring of every annotated field of a class, as written."""
+    body = _class(module, name).body
+    for statement, following in zip(body, [*body[1:], None], strict=True):
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            yield statement.target.id, ast.unparse(statement.annotation), _text(following)
+
+
+def _members(module: ModuleType, name: str) -> str:
+    body = _class(module, name).body
+    pairs = zip(body, [*body[1:], None], strict=True)
+    rows = [
+        f"| `{target.id}` | {_cell(_text(following))} |"
+        for statement, following in pairs
+        if isinstance(statement, ast.Assign)
+        for target in statement.targets
+        if isinstance(target, ast.Name)
+    ]
+    return "\n".join(["| state | meaning |", "|---|---|", *rows])
+
+
+def _class(module: ModuleType, name: str) -> ast.ClassDef:
+    tree = ast.parse(inspect.getsource(module))
+    return next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+
+
+def _text(statement: ast.stmt | None) -> str:
+    """The string that stands alone as a statement, else nothing."""
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+        return str(statement.value.value)
+    return ""
+
+
+def _event_table() -> str:
+    """Kinds of events with the comment beside each."""
+    comments = dict(_commented_strings(inspect.getsource(events)))
+    rows = []
+    for kind in get_args(events.EventKind):
+        fields, _, meaning = comments[kind].partition(": ")
+        rows.append(f"| `{kind}` | {_cell(fields)} | {_cell(meaning)} |")
+    return "\n".join(["| kind | fields | when |", "|---|---|---|", *rows])
+
+
+def _commented_strings(source: str) -> Iterator[tuple[str, str]]:
+    """Every string literal that a comment follows on its line, and the comment."""
+    literal: tuple[int, str] | None = None
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.STRING:
+            literal = (token.start[0], ast.literal_eval(token.string))
+        elif token.type == tokenize.COMMENT and literal and literal[0] == token.start[0]:
+            yield literal[1], token.string.lstrip("# ")
+
+
+# Errors
+
+
+def errors_page() -> str:
+    """The exception tree, exit codes of the program and of a rank."""
+    codes = [
+        "| exit code | meaning |",
+        "|---|---|",
+        "| 0 | success |",
+        "| 1 | the run failed; the cause is in the report |",
+        "| 2 | usage: what you asked for cannot be right |",
+        "| 3 | environment: the machine is in the way |",
+        "| 130 | the run was stopped with Ctrl-C or `trainworks stop`; `trainworks resume` goes on |",
+        "| other | that of the rank that failed first, handed on by `run` and `resume`; 128 + N if signal N ended it |",
+    ]
+    causes = re.search(r"Causes: (.*)", (SOURCE / "worker" / "failure.py").read_text(encoding="utf-8"))
+    assert causes is not None
+    return _page(
+        "Errors and exit codes",
+        "An error says what is wrong, where it was written, and what to do next. It goes to stderr.",
+        "## Exit codes of `trainworks`\n\n" + "\n".join(codes),
+        f"## Errors\n\n{_sentence(errors.__doc__).partition(chr(10))[0]}\n\n{_block(_after_first_paragraph(errors))}",
+        "## Exit codes of a rank\n\n" + _rank_codes(),
+        f"## Causes of a failure\n\nA `failure` event names a cause. A rank of a workload says {causes[1]}\n"
+        "Whoever watches it adds `killed` (a signal ended it) and, for a command, `setup` and `launch_failed`.\n"
+        "The supervisor adds `agent_lost`, `environment` and `controller_error`.",
+    )
+
+
+def _rank_codes() -> str:
+    """Read as text: importing `worker` would need torch."""
+    tree = ast.parse((SOURCE / "worker" / "exit_code.py").read_text(encoding="utf-8"))
+    body = next(node for node in tree.body if isinstance(node, ast.ClassDef)).body
+    rows = [
+        f"| {ast.unparse(statement.value)} | `{ast.unparse(statement.targets[0])}` | {_cell(_text(following))} |"
+        for statement, following in zip(body, [*body[1:], None], strict=True)
+        if isinstance(statement, ast.Assign)
+    ]
+    return "\n".join(["| exit code | name | meaning |", "|---|---|---|", *rows])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,166 @@
+"""The program from outside: its exit codes, its help, and what it does not import."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import trainworks
+from trainworks.cli.app import COMMANDS
+
+IMPORT_ALL_WITHOUT_TORCH = """
+import importlib, importlib.abc, pkgutil, sys
+
+BLOCKED = {"torch", "transformers", "tokenizers", "safetensors"}
+
+class Absent(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in BLOCKED:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+import trainworks
+names = [found.name for found in pkgutil.walk_packages(trainworks.__path__, "trainworks.")]
+control = [name for name in names if not name.startswith("trainworks.worker") and not name.endswith("__main__")]
+for name in control:
+    importlib.import_module(name)
+print(*sorted({name.split(".")[1] for name in control}))
+"""
+
+
+def trainworks_program(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run the program in a terminal of 80 columns without colour."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith("TRAINWORKS_")}
+    env |= {"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb"}
+    command = [sys.executable, "-m", "trainworks", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=env, cwd=folder)
+
+
+def imported(module: str) -> set[str]:
+    """Top-level modules that importing `module` brings in."""
+    program = f"import sys, {module}; print(*{{name.split('.')[0] for name in sys.modules}})"
+    return set(
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    )
+
+
+def test_help_lists_every_command(golden) -> None:
+    golden("cli_help.txt", trainworks_program("--help").stdout.replace("python -m trainworks", "trainworks"))
+
+
+def test_without_a_command_it_prints_its_help_as_a_usage_error() -> None:
+    done = trainworks_program()
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", trainworks_program("--help").stdout)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_a_module_with_words_about_it(name: str) -> None:
+    module = importlib.import_module(f"trainworks.cli.{name}")
+    assert module.__doc__ == f"`trainworks {name}`."
+    assert module.command.__doc__
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_a_command_begins_with_its_summary(name: str) -> None:
+    done = trainworks_program(name, "--help")
+    assert done.returncode == 0
+    assert COMMANDS[name] in " ".join(done.stdout.split())
+
+
+def test_every_file_of_a_command_is_a_command_or_shared_by_some() -> None:
+    folder = Path(trainworks.__file__).parent / "cli"
+    shared = {"__init__", "__main__", "app", "launch", "options", "outcome", "plan_view", "planning", "watch"}
+    assert {path.stem for path in folder.glob("*.py")} == shared | set(COMMANDS)
+
+
+def test_version_prints_the_version() -> None:
+    done = trainworks_program("--version")
+    assert (done.returncode, done.stdout) == (0, f"trainworks {trainworks.__version__}\n")
+
+
+def test_an_unknown_command_names_the_nearest() -> None:
+    assert re.search("did you mean .run.", trainworks_program("rnu").stderr, re.IGNORECASE)
+
+
+def test_an_unknown_command_is_a_usage_error() -> None:
+    done = trainworks_program("rnu")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "rnu" in done.stderr
+
+
+def test_an_unknown_option_names_the_nearest() -> None:
+    done = trainworks_program("stop", "--nwo")
+    assert done.returncode == 2
+    assert "--now" in done.stderr
+
+
+def test_the_schema_has_every_key_of_a_run_file(golden) -> None:
+    schema = json.loads(trainworks_program("schema").stdout)
+    lines = [f"{key}" for key in schema["properties"]]
+    lines += [f"{name}.{key}" for name, section in sorted(schema["$defs"].items()) for key in section["properties"]]
+    golden("schema_keys.txt", "\n".join(lines) + "\n")
+
+
+def test_the_schema_refuses_unknown_keys() -> None:
+    schema = json.loads(trainworks_program("schema").stdout)
+    assert all(section["additionalProperties"] is False for section in [schema, *schema["$defs"].values()])
+
+
+@pytest.mark.parametrize("command", ["run", "submit", "plan"])
+def test_a_bad_run_file_is_a_usage_error_and_leaves_stdout_to_data(tmp_path: Path, command: str) -> None:
+    (tmp_path / "bad.yaml").write_text("name: demo\nrun: 'true'\nchekpoint: {keep: 3}\n")
+    done = trainworks_program(command, "bad.yaml", folder=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert (
+        done.stderr
+        == "error: unknown key `chekpoint`\n  --> bad.yaml:3  chekpoint\n\nhint: did you mean `checkpoint`?\n"
+    )
+
+
+def test_a_bad_run_file_leaves_no_run_directory(tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text("name: demo\n")
+    trainworks_program("run", "bad.yaml", folder=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("run", "nope.yaml"), "no run file `nope.yaml`"),
+        (("run", "no-such-program"), "`no-such-program` is neither a run file (*.yaml) nor a program"),
+        (("status",), "no runs in `runs`"),
+        (("logs", "demo-9"), "no run `demo-9` in `runs`"),
+    ],
+)
+def test_what_does_not_exist_is_a_usage_error(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
+    done = trainworks_program(*arguments, folder=tmp_path)
+    assert (done.returncode, done.stderr.splitlines()[0]) == (2, f"error: {message}")
+
+
+def test_a_dry_run_prints_what_would_be_started_and_starts_nothing(tmp_path: Path) -> None:
+    done = trainworks_program("run", "--dry-run", "--nproc", "2", "--", "true", folder=tmp_path)
+    assert done.stdout.splitlines()[0] == "python -m trainworks.scheduler.supervisor runs/true-N"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_list_of_no_runs_is_an_empty_list(tmp_path: Path) -> None:
+    assert json.loads(trainworks_program("ls", "--json", folder=tmp_path).stdout) == []
+
+
+def test_importing_the_program_is_light() -> None:
+    assert not imported("trainworks.cli.app") & {"torch", "pydantic", "rich", "numpy", "yaml", "psutil"}
+
+
+def test_the_control_plane_imports_without_torch() -> None:
+    done = subprocess.run([sys.executable, "-c", IMPORT_ALL_WITHOUT_TORCH], capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    assert {"cli", "report", "observe", "scheduler", "bench", "job", "plan", "record", "host", "spec"} <= set(
+        done.stdout.split()
+    )

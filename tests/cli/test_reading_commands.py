@@ -1,0 +1,134 @@
+"""The commands that read a run: stdout is data, the exit code says how it stands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tests.cli.test_app import trainworks_program
+from tests.fakes import LAUNCH_AT, metrics_row, processes, resolved_command
+from tests.plan.shapes import calibration, layout, shape, workload
+from trainworks.cli.outcome import raise_for_failure
+from trainworks.cli.plan_view import print_plan
+from trainworks.errors import RunFailedError
+from trainworks.job.state import JobState
+from trainworks.plan.plan import make_plan
+from trainworks.record.events import append_event
+from trainworks.record.metrics import append_metrics
+from trainworks.record.resolved import ResolvedRun
+from trainworks.record.run_dir import RunDir, create_run_dir
+from trainworks.record.status import RunStatus
+from trainworks.spec.run_file import RunFile
+
+
+def planned(**sections) -> ResolvedRun:
+    """A planned run on one rank."""
+    run_file = RunFile.model_validate({"name": "demo", "workload": workload()} | sections)
+    plan = make_plan(run_file, shape(), layout(micro_batch=8, accumulate=4), processes(), calibration(), steps=300)
+    return resolved_command(run_file=run_file, plan=plan)
+
+
+@pytest.fixture
+def failed(tmp_path: Path) -> RunDir:
+    """A run of 20 steps whose rank 1 ran out of memory."""
+    run_dir = create_run_dir(tmp_path / "runs", "demo")
+    run_dir.write_resolved(planned())
+    append_metrics(run_dir.metrics_file, [metrics_row(step, memory_peak_bytes=10**9) for step in range(1, 21)])
+    append_event(run_dir.events_file, "failure", t=LAUNCH_AT, rank=1, node=0, cause="oom", message="out of memory")
+    run_dir.write_status(RunStatus(state="FAILED", cause="oom", message="out of memory", exit_code=1, updated_at=1.0))
+    run_dir.rank_log(0).write_text("loss 4.0\n")
+    run_dir.rank_log(1).write_text("loss 4.0\nMemoryError")
+    return run_dir
+
+
+def read(run_dir: RunDir, *arguments: str) -> str:
+    """What a command prints about the runs of a folder."""
+    done = trainworks_program(*arguments, folder=run_dir.path.parents[1])
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def error_of(run_dir: RunDir, state: JobState) -> RunFailedError:
+    """The error of a run that ended in this state."""
+    with pytest.raises(RunFailedError) as raised:
+        raise_for_failure(run_dir, state)
+    return raised.value
+
+
+def test_a_plan_reads_like_this(golden, capsys: pytest.CaptureFixture[str]) -> None:
+    for sections in ({}, {"checkpoint": {"every": "50 steps"}, "goal": {"deadline": "5s"}}):
+        print_plan(planned(**sections), Console(width=100, no_color=True))
+    lines = capsys.readouterr().out.splitlines()
+    golden("plan.txt", "".join(f"{line.rstrip()}\n" for line in lines))
+
+
+def test_a_status_reads_like_this(failed: RunDir, golden) -> None:
+    golden("status.txt", read(failed, "status"))
+
+
+def test_a_status_as_json_has_the_same_figures(failed: RunDir) -> None:
+    status = json.loads(read(failed, "status", "--json"))
+    shown = {line.split()[0] for line in read(failed, "status").splitlines()}
+    assert {name for name, value in status.items() if value is not None} == shown
+
+
+def test_runs_are_listed_with_their_state(failed: RunDir) -> None:
+    (row,) = json.loads(read(failed, "ls", "--json"))
+    assert row == {"run": "demo-1", "state": "FAILED", "step": 20, "loss": 4.0, "updated_at": 1.0, "cause": "oom"}
+
+
+def test_logs_of_all_ranks_carry_their_rank(failed: RunDir) -> None:
+    assert read(failed, "logs") == "[rank-0] loss 4.0\n[rank-1] loss 4.0\n[rank-1] MemoryError\n"
+
+
+def test_the_log_of_one_rank_is_printed_as_it_is(failed: RunDir) -> None:
+    assert read(failed, "logs", "--rank", "1") == "loss 4.0\nMemoryError\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(("stop",), "run demo-1 is not running: FAILED"), (("logs", "--rank", "9"), "rank-9.log` does not exist")],
+)
+def test_what_a_run_cannot_do_is_a_usage_error(failed: RunDir, arguments: tuple[str, ...], message: str) -> None:
+    done = trainworks_program(*arguments, folder=failed.path.parents[1])
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
+
+
+def test_a_run_that_has_finished_is_not_resumed(failed: RunDir) -> None:
+    failed.write_status(RunStatus(state="SUCCEEDED"))
+    done = trainworks_program("resume", folder=failed.path.parents[1])
+    assert done.returncode == 2
+    assert "run demo-1 has finished; there is nothing left to do" in done.stderr
+
+
+def test_a_failed_run_points_at_the_log_of_the_rank_that_failed(failed: RunDir) -> None:
+    error = error_of(failed, JobState.FAILED)
+    assert error.message == "run demo-1 failed: out of memory"
+    assert error.place == f"{failed.rank_log(1)}  rank 1 on node 0"
+
+
+def test_a_failed_run_ends_with_the_exit_code_of_its_ranks(failed: RunDir) -> None:
+    failed.write_status(RunStatus(state="FAILED", exit_code=3))
+    assert error_of(failed, JobState.FAILED).exit_code == 3
+
+
+def test_a_lost_run_has_lost_its_supervisor(failed: RunDir) -> None:
+    error = error_of(failed, JobState.LOST)
+    assert error.message == "run demo-1 failed: its supervisor is gone"
+
+
+@pytest.mark.parametrize("state", [JobState.SUCCEEDED, JobState.STOPPED])
+def test_any_other_end_is_no_failure(failed: RunDir, state: JobState) -> None:
+    raise_for_failure(failed, state)
+
+
+@pytest.mark.parametrize("target", [["run.yaml"], ["--", "true"]])
+def test_a_name_on_the_command_line_is_checked_like_one_in_the_file(tmp_path: Path, target: list[str]) -> None:
+    (tmp_path / "run.yaml").write_text("name: demo\nrun: 'true'\n")
+    done = trainworks_program("run", "--dry-run", "--name", "../escape", *target, folder=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")

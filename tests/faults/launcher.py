@@ -1,0 +1,133 @@
+"""Start the real program as a user does, find its processes, and hurt them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from trainworks.record.metrics import effective_rows, read_metrics
+from trainworks.record.run_dir import RunDir, list_runs
+
+TIMEOUT_S = 120.0
+
+
+class Program:
+    """`trainworks` in a folder of its own; every process that it starts carries a mark in its environment."""
+
+    def __init__(self, folder: Path, cache: Path) -> None:
+        self.folder = folder
+        self.mark = uuid.uuid4().hex
+        self._started: list[subprocess.Popen[str]] = []
+        own = {"TRAINWORKS_CACHE": str(cache), "TRAINWORKS_TEST": self.mark, "COLUMNS": "200"}
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        self._env = {key: value for key, value in os.environ.items() if key != "TRAINWORKS_RUNS"} | own | {"PATH": path}
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start a command and leave it running, in a process group of its own, as a shell would."""
+        process = subprocess.Popen(
+            [sys.executable, "-m", "trainworks", *arguments],
+            cwd=self.folder,
+            env=self._env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            process_group=0,
+        )
+        self._started.append(process)
+        return process
+
+    def kill_all(self) -> None:
+        """Clean up after a test."""
+        for process in self.processes():
+            process.kill()
+        for process in self._started:
+            process.communicate()
+
+    def run(self, *arguments: str) -> tuple[int, str, str]:
+        """Run a command to its end: exit code, stdout, stderr."""
+        return finished(self.start(*arguments))
+
+    @property
+    def run_dir(self) -> RunDir:
+        """The newest run."""
+        wait_until(lambda: bool(list_runs(self.folder / "runs")))
+        return list_runs(self.folder / "runs")[-1]
+
+    def curve(self) -> list[tuple[float, float]]:
+        """Loss and gradient norm of every step of the newest run."""
+        return [(row["loss"], row["grad_norm"]) for row in effective_rows(read_metrics(self.run_dir.metrics_file))]
+
+    def wait_for_step(self, step: int) -> None:
+        """Wait until the newest run has recorded a step."""
+        wait_until(lambda: any(row["step"] >= step for row in read_metrics(self.run_dir.metrics_file)))
+
+    def supervisor(self) -> psutil.Process:
+        """Of the newest run."""
+        status = json.loads(self.run_dir.status_file.read_text(encoding="utf-8"))
+        return psutil.Process(status["supervisor_pid"])
+
+    def agent(self, node: int) -> psutil.Process:
+        """The agent of one node."""
+        return next(child for child in self.supervisor().children() if _node_of(child) == node)
+
+    def rank(self, rank: int) -> psutil.Process:
+        """The process of one rank of a workload."""
+        return next(process for process in self.processes() if _has_log(process, self.run_dir, rank))
+
+    def processes(self) -> list[psutil.Process]:
+        """Everything alive that this program started."""
+        return [process for process in psutil.process_iter() if _is_marked(process, self.mark)]
+
+    def assert_nothing_left(self) -> None:
+        """No process outlives its run, give or take the moment that ending takes."""
+        wait_until(lambda: not self.processes(), timeout_s=20)
+
+
+def finished(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a command, once it has ended."""
+    stdout, stderr = process.communicate(timeout=TIMEOUT_S)
+    return process.returncode, stdout, stderr
+
+
+def interrupt(process: subprocess.Popen[str]) -> None:
+    """Ctrl-C: the terminal signals the whole foreground process group."""
+    os.killpg(process.pid, signal.SIGINT)
+
+
+def wait_until(condition: Callable[[], Any], timeout_s: float = TIMEOUT_S) -> None:
+    """Poll a condition about another process; there is nothing to fake there."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "timed out"
+        time.sleep(0.01)
+
+
+def _is_marked(process: psutil.Process, mark: str) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE and process.environ().get("TRAINWORKS_TEST") == mark
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return False
+
+
+def _node_of(process: psutil.Process) -> int:
+    arguments = process.cmdline()
+    module = arguments.index("-m")
+    return int(arguments[module + 3])
+
+
+def _has_log(process: psutil.Process, run_dir: RunDir, rank: int) -> bool:
+    try:
+        return os.readlink(f"/proc/{process.pid}/fd/1") == str(run_dir.rank_log(rank).resolve())
+    except OSError:
+        return False

@@ -1,0 +1,87 @@
+"""Commands of one's own: the ranks they see, how they end, what they leave."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults.launcher import finished, interrupt, wait_until
+
+pytestmark = pytest.mark.slow
+SHOW = (
+    "import os; print(*(os.environ[k] for k in ('RANK','WORLD_SIZE','LOCAL_RANK','MASTER_ADDR','SKYPILOT_NODE_RANK')))"
+)
+
+
+def test_every_rank_of_every_node_knows_its_place(program):
+    code, _, stderr = program.run("run", "--nodes", "2", "--nproc", "2", "--name", "show", "--", "python", "-c", SHOW)
+    assert code == 0, stderr
+    lines = [program.run_dir.rank_log(rank).read_text().strip() for rank in range(4)]
+    assert lines == [f"{rank} 4 {rank % 2} 127.0.0.1 {rank // 2}" for rank in range(4)]
+
+
+def test_the_ranks_can_meet_in_a_process_group(program):
+    script = (
+        "import torch.distributed as dist, torch; dist.init_process_group('gloo'); t = torch.ones(1) * dist.get_rank();"
+        " dist.all_reduce(t); print(int(t)); dist.destroy_process_group()"
+    )
+    code, _, stderr = program.run("run", "--nproc", "2", "--name", "meet", "--", "python", "-c", script)
+    assert code == 0, stderr
+    assert program.run_dir.rank_log(1).read_text().split()[-1] == "1"
+
+
+def test_a_script_that_fails_is_named_with_its_last_words_and_its_exit_code(program):
+    script = "import os, sys, time; r = int(os.environ['RANK']); r == 1 and sys.exit('no such luck'); time.sleep(60)"
+    code, _, stderr = program.run("run", "--nproc", "2", "--name", "fail", "--", "python", "-c", script)
+    assert code == 1
+    assert "the command exited with code 1: no such luck" in stderr and "rank 1 on node 0" in stderr
+    assert "Traceback" not in stderr
+    program.assert_nothing_left()
+
+
+def test_the_exit_code_is_passed_on(program):
+    assert program.run("run", "--name", "seven", "--", "bash", "-c", "exit 7")[0] == 7
+
+
+def test_a_failure_on_one_node_ends_the_other(program):
+    script = "import os, sys, time; os.environ['NODE_RANK'] == '1' and sys.exit(9); time.sleep(60)"
+    code, _, _ = program.run("run", "--nodes", "2", "--name", "fail", "--", "python", "-c", script)
+    assert code == 9
+    program.assert_nothing_left()
+
+
+def test_ctrl_c_ends_a_command_and_the_grandchildren_that_it_hides(program):
+    hide = "import subprocess, time; subprocess.Popen(['sleep', '300'], start_new_session=True); print('up', flush=True); time.sleep(300)"
+    running = program.start("run", "--name", "hide", "--", "python", "-c", hide)
+    wait_until(
+        lambda: "up" in (program.run_dir.rank_log(0).read_text() if program.run_dir.rank_log(0).exists() else "")
+    )
+    interrupt(running)
+    assert finished(running)[0] == 130
+    program.assert_nothing_left()
+
+
+def test_a_command_is_restarted_as_often_as_asked(program):
+    (program.folder / "run.yaml").write_text(
+        "name: again\nrun: test $TRAINWORKS_ATTEMPT = 3\nrecover: {max_restarts: 2}\n"
+    )
+    assert program.run("run", "run.yaml")[0] == 0
+
+
+def test_setup_runs_before_the_command_and_variables_reach_both(program):
+    (program.folder / "run.yaml").write_text(
+        "name: prepared\nsetup: echo $WORD > word.txt\nrun: grep -q $WORD word.txt\nenvs: {WORD: hello}\n"
+    )
+    assert program.run("run", "run.yaml")[0] == 0
+
+
+def test_a_setup_that_fails_is_said_to(program):
+    (program.folder / "run.yaml").write_text("name: broken\nsetup: echo oh no; exit 4\nrun: echo never\n")
+    code, _, stderr = program.run("run", "run.yaml")
+    assert code == 4
+    assert "setup exited with code 4: oh no" in stderr
+
+
+def test_a_program_that_does_not_exist(program):
+    code, _, stderr = program.run("run", "--", "no-such-program", "--lr", "1")
+    assert code == 2
+    assert "`no-such-program` is neither a run file (*.yaml) nor a program" in stderr

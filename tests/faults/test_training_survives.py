@@ -1,0 +1,137 @@
+"""Whatever is killed, the run goes on to the same losses, or can; and nothing is left behind."""
+
+from __future__ import annotations
+
+import re
+import signal
+
+import pytest
+
+from tests.faults.conftest import STEPS
+from tests.faults.launcher import finished, interrupt, wait_until
+from trainworks.record.events import read_events
+from trainworks.record.manifest import complete_checkpoints
+
+pytestmark = pytest.mark.slow
+TWO_NODES = {"cluster": {"engine": "local", "nodes": 2, "processes_per_node": 1}}
+
+
+def kinds(program):
+    return [event["kind"] for event in read_events(program.run_dir.events_file)]
+
+
+def test_a_run_ends_well_and_prints_its_report_to_stdout(program, write_run_file):
+    code, stdout, _ = program.run("run", write_run_file(program.folder))
+    assert code == 0
+    assert re.search(r"SUCCEEDED", stdout)
+    assert program.run_dir.report_file.stat().st_size > 10_000
+    program.assert_nothing_left()
+
+
+def test_a_killed_rank_is_restarted_from_the_last_checkpoint(program, write_run_file, uninterrupted):
+    running = program.start("run", write_run_file(program.folder))
+    program.wait_for_step(60)
+    program.rank(1).kill()
+    code, _, stderr = finished(running)
+    assert (code, program.curve()) == (0, uninterrupted)
+    assert "killed by SIGKILL" in stderr
+    program.assert_nothing_left()
+
+
+@pytest.mark.parametrize("node", [0, 1], ids=["that-serves-the-rendezvous", "that-does-not"])
+def test_a_killed_node_comes_back(program, write_run_file, uninterrupted, node):
+    running = program.start("run", write_run_file(program.folder, **TWO_NODES))
+    program.wait_for_step(60)
+    program.agent(node).kill()
+    code, _, stderr = finished(running)
+    assert (code, program.curve()) == (0, uninterrupted), stderr
+    assert "agent_lost" in kinds(program)
+    program.assert_nothing_left()
+
+
+def test_a_killed_supervisor_takes_everything_with_it_and_the_run_can_be_resumed(
+    program, write_run_file, uninterrupted
+):
+    running = program.start("run", write_run_file(program.folder))
+    program.wait_for_step(60)
+    program.supervisor().kill()
+    code, _, stderr = finished(running)
+    assert code == 1
+    assert "its supervisor is gone" in stderr and "trainworks resume" in stderr
+    program.assert_nothing_left()
+    assert program.run("resume")[0] == 0
+    assert program.curve() == uninterrupted
+
+
+def test_a_killed_command_line_stops_its_run_with_a_checkpoint(program, write_run_file):
+    running = program.start("run", write_run_file(program.folder))
+    program.wait_for_step(30)
+    running.kill()
+    running.communicate()
+    program.assert_nothing_left()
+    assert program.run_dir.read_status().state == "STOPPED"
+    assert complete_checkpoints(program.run_dir)[-1][0].step >= 30
+
+
+def test_ctrl_c_stops_with_a_checkpoint_and_resume_goes_on(program, write_run_file, uninterrupted):
+    running = program.start("run", write_run_file(program.folder))
+    program.wait_for_step(30)
+    interrupt(running)
+    code, _, stderr = finished(running)
+    assert code == 130
+    assert "Traceback" not in stderr and "trainworks resume" in stderr
+    program.assert_nothing_left()
+    stopped_at = next(e["step"] for e in read_events(program.run_dir.events_file) if e["kind"] == "stopped")
+    assert complete_checkpoints(program.run_dir)[-1][0].step == stopped_at
+    assert program.run("resume")[0] == 0
+    assert program.curve() == uninterrupted
+
+
+def test_a_second_ctrl_c_ends_at_once(program, write_run_file):
+    running = program.start("run", write_run_file(program.folder))
+    program.wait_for_step(20)
+    program.rank(0).send_signal(signal.SIGSTOP)
+    interrupt(running)
+    wait_until(lambda: program.run_dir.stop_file.exists())
+    interrupt(running)
+    assert finished(running)[0] == 130
+    program.assert_nothing_left()
+
+
+def test_a_run_resumes_with_another_number_of_ranks(program, write_run_file, uninterrupted):
+    running = program.start("run", write_run_file(program.folder))
+    program.wait_for_step(60)
+    interrupt(running)
+    finished(running)
+    assert program.run("resume", "--nproc", "1")[0] == 0
+    losses = [loss for loss, _ in program.curve()]
+    assert len(losses) == STEPS
+    assert losses == pytest.approx([loss for loss, _ in uninterrupted], rel=1e-2)
+
+
+def test_restarts_are_limited(program, write_run_file):
+    running = program.start("run", write_run_file(program.folder, recover={"max_restarts": 1}))
+    for step in (30, 70):
+        program.wait_for_step(step)
+        program.rank(0).kill()
+    code, _, stderr = finished(running)
+    assert code == 137
+    assert "killed by SIGKILL" in stderr and "the checkpoint of step" in stderr
+    program.assert_nothing_left()
+
+
+def test_a_submitted_run_survives_its_shell(program, write_run_file, uninterrupted):
+    code, run_id, _ = program.run("submit", write_run_file(program.folder))
+    assert (code, run_id.strip()) == (0, "tiny-1")
+    assert program.run("logs", "-f", "tiny-1")[0] == 0
+    assert program.run("status", "tiny-1")[1].split()[:4] == ["run", "tiny-1", "state", "SUCCEEDED"]
+    assert program.curve() == uninterrupted
+    program.assert_nothing_left()
+
+
+def test_stop_ends_a_submitted_run(program, write_run_file):
+    program.run("submit", write_run_file(program.folder))
+    program.wait_for_step(20)
+    assert program.run("stop", "tiny-1")[1].strip() == "tiny-1 STOPPED"
+    assert "STOPPED" in program.run("ls")[1]
+    program.assert_nothing_left()
