@@ -217,7 +217,9 @@ def first_step_end_t(row: dict[str, Any]) -> float:
 
 
 def _output(command: Sequence[str], workspace: Workspace) -> str:
-    result = subprocess.run(command, env=workspace.environment(), cwd=workspace.folder, capture_output=True, text=True)
+    result = subprocess.run(
+        command, env=workspace.environment(), cwd=workspace.folder, capture_output=True, text=True, check=False
+    )
     if result.returncode:
         output = (result.stdout + result.stderr).rstrip()
         last_line = output.rpartition("\n")[2]

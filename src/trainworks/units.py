@@ -133,7 +133,8 @@ def parse_counted(text: str, nouns: tuple[str, ...]) -> tuple[int, str]:
     count, _, noun = str(text).strip().rpartition(" ")
     plural = noun if noun.endswith("s") else noun + "s"
     if not count or plural not in nouns:
-        examples = " or ".join(f"`300 {noun}`" for noun in nouns)
+        number = str(text).split()[0] if str(text)[:1].isdigit() else "300"
+        examples = " or ".join(f"`{number} {noun}`" for noun in nouns)
         raise QuantityError(f"`{text}` does not say what it counts", hint=f"write it like {examples}")
     return parse_count(count), plural
 

@@ -30,12 +30,12 @@ REQUEST = CalibrationRequest(
 def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Calibration, Path]:
     """What this machine reaches, and the folder that remembers it."""
     cache = tmp_path_factory.mktemp("calibration")
-    return calibrate(REQUEST, HOST, cache), cache
+    return calibrate(REQUEST, HOST, cache, environment={}), cache
 
 
 def test_without_torch_the_hint_is_to_install_it(tmp_path: Path) -> None:
     with pytest.raises(MissingExtraError) as refused:
-        calibrate(REQUEST, HOST.model_copy(update={"packages": {}}), tmp_path)
+        calibrate(REQUEST, HOST.model_copy(update={"packages": {}}), tmp_path, environment={})
     assert refused.value.hint == "pip install 'trainworks[train]'"
 
 
@@ -58,11 +58,11 @@ def test_a_measured_machine_is_remembered(measured: tuple[Calibration, Path]) ->
     (known,) = cache.iterdir()
     marked = calibration.model_copy(update={"seconds": 1234.5})
     known.write_text(marked.model_dump_json())
-    assert calibrate(REQUEST, HOST, cache) == marked
+    assert calibrate(REQUEST, HOST, cache, environment={}) == marked
 
 
 @needs_torch
 def test_a_failed_measurement_ends_with_its_reason(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentProblem, match=r"the calibration of this machine failed: .+"):
-        calibrate(REQUEST.model_copy(update={"precision": "fp7"}), HOST, tmp_path)
+        calibrate(REQUEST.model_copy(update={"precision": "fp7"}), HOST, tmp_path, environment={})
     assert list(tmp_path.iterdir()) == []

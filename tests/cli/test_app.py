@@ -76,7 +76,19 @@ def test_the_help_of_a_command_begins_with_its_summary(name: str) -> None:
 
 def test_every_file_of_a_command_is_a_command_or_shared_by_some() -> None:
     folder = Path(trainworks.__file__).parent / "cli"
-    shared = {"__init__", "__main__", "app", "launch", "options", "outcome", "plan_view", "planning", "watch"}
+    shared = {
+        "__init__",
+        "__main__",
+        "app",
+        "launch",
+        "options",
+        "outcome",
+        "plan_view",
+        "planning",
+        "tail",
+        "views",
+        "watch",
+    }
     assert {path.stem for path in folder.glob("*.py")} == shared | set(COMMANDS)
 
 

@@ -128,6 +128,6 @@ def _node_of(process: psutil.Process) -> int:
 
 def _has_log(process: psutil.Process, run_dir: RunDir, rank: int) -> bool:
     try:
-        return os.readlink(f"/proc/{process.pid}/fd/1") == str(run_dir.rank_log(rank).resolve())
+        return Path(f"/proc/{process.pid}/fd/1").readlink() == run_dir.rank_log(rank).resolve()
     except OSError:
         return False

@@ -50,7 +50,10 @@ def test_a_failure_on_one_node_ends_the_other(program):
 
 
 def test_ctrl_c_ends_a_command_and_the_grandchildren_that_it_hides(program):
-    hide = "import subprocess, time; subprocess.Popen(['sleep', '300'], start_new_session=True); print('up', flush=True); time.sleep(300)"
+    hide = (
+        "import subprocess, time; subprocess.Popen(['sleep', '300'], start_new_session=True);"
+        " print('up', flush=True); time.sleep(300)"
+    )
     running = program.start("run", "--name", "hide", "--", "python", "-c", hide)
     wait_until(
         lambda: "up" in (program.run_dir.rank_log(0).read_text() if program.run_dir.rank_log(0).exists() else "")

@@ -92,7 +92,7 @@ def test_a_second_ctrl_c_ends_at_once(program, write_run_file):
     program.wait_for_step(20)
     program.rank(0).send_signal(signal.SIGSTOP)
     interrupt(running)
-    wait_until(lambda: program.run_dir.stop_file.exists())
+    wait_until(program.run_dir.stop_file.exists)
     interrupt(running)
     assert finished(running)[0] == 130
     program.assert_nothing_left()

@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 import psutil
-import pytest
 
 from trainworks.host import process
 
@@ -151,7 +150,6 @@ def test_a_program_of_ours_runs_with_this_interpreter() -> None:
     assert output.stdout == f"{sys.executable} x\n"
 
 
-@pytest.mark.xfail(reason="B15: psutil reaps the child, and Popen.poll() then answers 0")
 def test_the_exit_code_of_a_killed_child_is_its_signal(tmp_path: Path) -> None:
     program = (
         "from trainworks.host import process; from pathlib import Path\n"

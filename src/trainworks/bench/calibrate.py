@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -20,13 +21,21 @@ __all__ = ["calibrate"]
 _TIMEOUT_S = 300
 
 
-def calibrate(request: CalibrationRequest, host: HostFacts, cache: Path, *, again: bool = False) -> Calibration:
+def calibrate(
+    request: CalibrationRequest,
+    host: HostFacts,
+    cache: Path,
+    *,
+    environment: Mapping[str, str],
+    again: bool = False,
+) -> Calibration:
     """What this machine reaches in the shapes of `request`.
 
     Args:
         request: what to measure.
         host: this machine; another one, or another torch, is measured anew.
         cache: folder of earlier calibrations.
+        environment: variables that the ranks will have.
         again: measure even if there is an earlier one.
 
     Raises:
@@ -38,14 +47,14 @@ def calibrate(request: CalibrationRequest, host: HostFacts, cache: Path, *, agai
     known = cache / f"{_key(request, host)}.json"
     if not again and (remembered := _read(known)):
         return remembered
-    calibration = _run(request)
+    calibration = _run(request, environment)
     cache.mkdir(parents=True, exist_ok=True)
     write_atomic(known, calibration.model_dump_json(indent=2) + "\n")
     return calibration
 
 
-def _run(request: CalibrationRequest) -> Calibration:
-    env = os.environ | {"OMP_NUM_THREADS": str(request.threads_per_rank), "GLOO_SOCKET_IFNAME": "lo"}
+def _run(request: CalibrationRequest, environment: Mapping[str, str]) -> Calibration:
+    env = os.environ | environment | {"GLOO_SOCKET_IFNAME": "lo"}
     command = process.python_module("trainworks.worker.calibrate", request.model_dump_json())
     output = process.run(command, timeout_s=_TIMEOUT_S, env=env)
     if output.exit_code != 0:
@@ -63,5 +72,5 @@ def _read(path: Path) -> Calibration | None:
 
 def _key(request: CalibrationRequest, host: HostFacts) -> str:
     accelerators = [accelerator.name for accelerator in host.accelerators]
-    facts = [1, request.model_dump(), host.hostname, host.processor, host.num_cores, accelerators, host.packages]
+    facts = [2, request.model_dump(), host.hostname, host.processor, host.num_cores, accelerators, host.packages]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]

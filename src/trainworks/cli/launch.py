@@ -58,10 +58,16 @@ def wanted(target: list[str], *, nodes: int | None, nproc: int | None, name: str
     if shutil.which(target[0]) is None:
         raise UsageError(
             f"`{target[0]}` is neither a run file (*.yaml) nor a program",
-            hint="trainworks run run.yaml, or: trainworks run --nproc 2 -- python train.py",
+            hint=_program_hint(target[0]),
         )
     run_file = RunFile(name=_checked(name or _name_of(target)), run=" ".join(target))
     return Wanted(_with_options(run_file, nodes, nproc, name), None, target)
+
+
+def _program_hint(name: str) -> str:
+    if name.endswith(".py"):
+        return f"trainworks run -- python {name}"
+    return "trainworks run run.yaml, or: trainworks run --nproc 2 -- python train.py"
 
 
 def _checked(name: str) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from trainworks.cli.options import OptionalRun, RunsOption, find
+from trainworks.cli.tail import RankLogs, Tail
 from trainworks.errors import UsageError
 from trainworks.host.clock import SystemClock
 from trainworks.observe.progress import current_state
@@ -31,12 +32,11 @@ def command(
     chosen = _chosen(run_dir, rank, node, supervisor)
     if chosen and not follow and not any(path.exists() for path in chosen):
         raise UsageError(f"`{chosen[0]}` does not exist", hint="trainworks logs RUN --supervisor")
-    tails: dict[Path, _Tail] = {}
+    tails: list[Tail] | list[RankLogs] = [Tail(path) for path in chosen] or [RankLogs(run_dir)]
     while True:
         ended = current_state(run_dir.read_status()).is_final
-        for path in chosen or sorted(run_dir.logs.glob("rank-*.log")):
-            prefix = "" if chosen else f"[{path.stem}] "
-            tails.setdefault(path, _Tail(path, prefix)).print_new(everything=ended or not follow)
+        for tail in tails:
+            tail.print_new(everything=ended or not follow)
         if ended or not follow:
             return
         SystemClock().sleep(_LOOK_S)
@@ -46,24 +46,3 @@ def _chosen(run_dir: RunDir, rank: int | None, node: int | None, supervisor: boo
     chosen = [run_dir.rank_log(rank)] if rank is not None else []
     chosen += [run_dir.node_log(node)] if node is not None else []
     return chosen + ([run_dir.supervisor_log] if supervisor else [])
-
-
-class _Tail:
-    """Prints what a file has gained; a line without its end waits for it, unless everything is wanted."""
-
-    def __init__(self, path: Path, prefix: str) -> None:
-        self._path = path
-        self._prefix = prefix
-        self._offset = 0
-
-    def print_new(self, *, everything: bool) -> None:
-        if not self._path.exists():
-            return
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            data = file.read()
-        if not everything:
-            data = data[: data.rfind(b"\n") + 1]
-        self._offset += len(data)
-        for line in data.decode("utf-8", errors="replace").splitlines():
-            typer.echo(self._prefix + line)

@@ -12,8 +12,10 @@ from trainworks.bench.calibrate import calibrate
 from trainworks.errors import DiskFullError, EnvironmentProblem, LayoutError, MissingExtraError, UsageError
 from trainworks.files import free_bytes
 from trainworks.host import process
+from trainworks.host.corpus import anchored_source, source_files
 from trainworks.host.folders import cache_folder
 from trainworks.host.probe import probe_host
+from trainworks.job.environment import agent_environment
 from trainworks.plan.layout import choose_layout
 from trainworks.plan.model_shape import shape_of_hf_config, shape_of_model
 from trainworks.plan.plan import choose_processes, make_plan, num_steps
@@ -21,11 +23,12 @@ from trainworks.plan.step_time import calibration_request
 from trainworks.record.environment import HostFacts
 from trainworks.record.resolved import ModelShape, Processes, ResolvedRun
 from trainworks.spec.load import Source
-from trainworks.spec.run_file import RunFile, Workload
+from trainworks.spec.run_file import Data, RunFile, Workload
 from trainworks.units import format_bytes
 
 __all__ = ["resolve"]
 
+_TRAINED_VOCABULARY = 4096
 _TYPICAL_BASELINE_BYTES = 400_000_000
 """Of a rank before calibration, for the choice of the layout alone."""
 
@@ -44,6 +47,7 @@ def resolve(
     Raises:
         TrainworksError: with the run file's line where it is to blame.
     """
+    run_file = _anchored(run_file, source)
     host = probe_host(runs)
     accelerators = len(host.accelerators)
     processes = choose_processes(run_file, num_cores=host.num_cores, num_accelerators=accelerators)
@@ -67,6 +71,28 @@ def resolve(
         raise source.locate(error) from None
 
 
+def _anchored(run_file: RunFile, source: Source | None) -> RunFile:
+    """The same run file with paths that mean the same from every folder; the text must exist now."""
+    workload = run_file.workload
+    if workload is None:
+        return run_file
+    try:
+        source_files(workload.data.source)
+    except UsageError as error:
+        place = source.place(("workload", "data", "source")) if source else None
+        raise UsageError(error.message, place=place, hint=error.hint) from None
+    tokenizer = workload.data.tokenizer
+    data = {"source": anchored_source(workload.data.source)}
+    data |= {} if tokenizer == "bpe" else {"tokenizer": str(Path(tokenizer).expanduser().absolute())}
+    folder = Path(workload.model.hf).expanduser() if workload.model.hf else None
+    model = {"hf": str(folder.absolute())} if folder and folder.is_dir() else {}
+    changed = {
+        "data": workload.data.model_copy(update=data),
+        "model": workload.model.model_copy(update=model),
+    }
+    return run_file.model_copy(update={"workload": workload.model_copy(update=changed)})
+
+
 def _with_plan(
     resolved: ResolvedRun, workload: Workload, host: HostFacts, processes: Processes, runs: Path, again: bool
 ) -> ResolvedRun:
@@ -88,7 +114,9 @@ def _with_plan(
         sequence_length=workload.data.sequence_length,
         precision=workload.precision,
     )
-    calibration = calibrate(request, host, cache_folder("calibration"), again=again)
+    calibration = calibrate(
+        request, host, cache_folder("calibration"), environment=agent_environment(processes), again=again
+    )
     steps = num_steps(workload, tokens_in_data=_tokens_in_data(workload))
     plan = make_plan(resolved.run_file, shape, layout, processes, calibration, steps=steps)
     _check_disk(plan.checkpoint_bytes, runs)
@@ -104,13 +132,31 @@ def _memory_per_rank(host: HostFacts, processes: Processes) -> int:
 def _shape(workload: Workload) -> ModelShape:
     length = workload.data.sequence_length
     if workload.model.hf is None:
-        return shape_of_model(workload.model, vocabulary=workload.data.vocabulary, sequence_length=length)
+        return shape_of_model(workload.model, vocabulary=_vocabulary(workload.data), sequence_length=length)
     shape = shape_of_hf_config(_hf_config(workload.model.hf))
     if length > shape.max_sequence_length:
         raise UsageError(
             f"data.sequence_length ({length}) is longer than the {shape.max_sequence_length} positions of the model"
         )
     return shape
+
+
+def _vocabulary(data: Data) -> int:
+    """Rows of the embedding: as written, else those that the tokenizer needs."""
+    if data.vocabulary is not None:
+        return data.vocabulary
+    return _TRAINED_VOCABULARY if data.tokenizer == "bpe" else _entries_of(Path(data.tokenizer))
+
+
+def _entries_of(tokenizer: Path) -> int:
+    """Entries of a tokenizer.json: its largest id + 1."""
+    try:
+        content = json.loads(tokenizer.read_bytes())
+        vocabulary = content["model"]["vocab"]
+        ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else list(range(len(vocabulary)))
+        return 1 + int(max(ids + [token["id"] for token in content.get("added_tokens", [])]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise EnvironmentProblem(f"cannot read tokenizer `{tokenizer}`: {error}") from None
 
 
 def _hf_config(checkpoint: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated
 
 import typer
@@ -42,14 +43,15 @@ def command(
     resolved = run_dir.read_resolved()
     if nodes or nproc:
         resolved = _with_ranks(run_dir, resolved, nodes, nproc)
-    scheduler = LocalScheduler()
+    scheduler, launched_at = LocalScheduler(), time.time()
     scheduler.submit(scheduler.render(job_request(resolved), run_dir), run_dir, attached=not background)
     if background:
         typer.echo(run_dir.run_id)
         return
     talk = Console(stderr=True)
-    final = watch(run_dir, talk, num_steps=resolved.plan.num_steps if resolved.plan else None)
-    print_report(run_dir)
+    final = watch(run_dir, talk, num_steps=resolved.plan.num_steps if resolved.plan else None, since=launched_at)
+    if resolved.plan is not None:
+        print_report(run_dir)
     raise_for_failure(run_dir, final)
     if final is JobState.STOPPED:
         raise typer.Exit(_STOPPED)

@@ -34,8 +34,9 @@ def command(
         return
     talk.print(f"run {run_dir.run_id} in {run_dir.path}", highlight=False)
     plan = run_dir.read_resolved().plan
-    state = watch(run_dir, talk, num_steps=plan.num_steps if plan else None)
-    print_report(run_dir)
+    state = watch(run_dir, talk, num_steps=plan.num_steps if plan else None, since=0.0)
+    if plan is not None:
+        print_report(run_dir)
     raise_for_failure(run_dir, state)
     if state is JobState.STOPPED:
         talk.print(f"stopped; go on with: trainworks resume {run_dir.run_id}", highlight=False)

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from trainworks.record.resolved import Processes
 
-__all__ = ["rank_environment"]
+__all__ = ["agent_environment", "rank_environment"]
+
+_KEEP_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
+"""By default glibc gives each freed activation back to the kernel, and the next step pays a page fault per 4 KiB."""
+
+
+def agent_environment(processes: Processes) -> dict[str, str]:
+    """Variables of a node agent of the trainer, which its ranks inherit; read once, when a process starts."""
+    threads = {"OMP_NUM_THREADS": str(processes.threads_per_process)}
+    return threads if processes.device == "cuda" else threads | _KEEP_FREED_MEMORY
 
 
 def rank_environment(

@@ -63,16 +63,21 @@ class RunFollower:
         self._recent: deque[MetricsRow] = deque(maxlen=_RECENT_STEPS)
         self._progress = Progress(JobState.CREATED, RunStatus(state="CREATED"))
 
-    def look(self) -> Progress:
-        """The run as it stands now; the events are those since the last look."""
+    def look(self, *, since: float = 0.0) -> Progress:
+        """The run as it stands now; the events are those since the last look.
+
+        Args:
+            since: leave out steps and events before this moment, those of an earlier launch.
+        """
         progress = self._progress
         # The status first: whatever was written before a final state is then read below.
         progress.status = self._run_dir.read_status()
         progress.state = current_state(progress.status)
-        progress.new_events, self._events_offset = read_lines_from(self._run_dir.events_file, self._events_offset)
-        for event in progress.new_events:
+        events, self._events_offset = read_lines_from(self._run_dir.events_file, self._events_offset)
+        for event in events:
             self._take(event)
-        self._take_rows()
+        progress.new_events = [event for event in events if event["t"] >= since]
+        self._take_rows(since)
         return progress
 
     def _take(self, event: Event) -> None:
@@ -84,14 +89,14 @@ class RunFollower:
         elif event["kind"] == "data_ready":
             progress.data_total_bytes = 0
 
-    def _take_rows(self) -> None:
+    def _take_rows(self, since: float) -> None:
         rows, self._metrics_offset = read_lines_from(self._run_dir.metrics_file, self._metrics_offset)
         for row in cast(list[MetricsRow], rows):
             if self._recent and self._recent[-1]["attempt"] != row["attempt"]:
                 self._recent.clear()
             self._recent.append(row)
             self._progress.memory_peak_bytes = row.get("memory_peak_bytes", self._progress.memory_peak_bytes)
-        if self._recent:
+        if self._recent and self._recent[-1]["t"] >= since:
             latest = self._recent[-1]
             self._progress.latest = latest
             self._progress.recent = [row for row in self._recent if latest["t"] - row["t"] <= _RECENT_S]

@@ -20,6 +20,8 @@ _PASSES_FEED_FORWARD = 20
 """The same for the f values of the MLP."""
 _PASSES_LOGITS = 14
 """The same for the V logits: cast, log-softmax, loss and their gradients."""
+_FIRST_BUCKET_BYTES = 1 << 20
+_BUCKET_BYTES = 25 << 20
 _DATA_S = 3e-5
 """Handing over a batch that was read ahead."""
 
@@ -117,8 +119,8 @@ def _elementwise_s(shape: ModelShape, layout: ResolvedLayout, calibration: Calib
 def _communication_s(shape: ModelShape, layout: ResolvedLayout, calibration: Calibration) -> float:
     """Exposed communication of one step.
 
-    Replicas: the all-reduce of 4 N bytes runs beside backward; the last bucket, the embeddings that come last in
-    backward, cannot hide. Shards: gather in forward and in backward, reduce-scatter, 3/2 of an all-reduce's bytes
+    Replicas: gradients are summed in buckets, each as soon as backward has filled it; the last one cannot hide.
+    Shards: gather in forward and in backward, reduce-scatter, 3/2 of an all-reduce's bytes
     and a latency per unit, nothing hidden, as on a CPU.
     """
     rates = {"latency_s": calibration.all_reduce_latency_s, "bytes_per_s": calibration.all_reduce_bytes_per_s}
@@ -129,5 +131,13 @@ def _communication_s(shape: ModelShape, layout: ResolvedLayout, calibration: Cal
         latencies = (shape.layers + 1) * per_step * calibration.all_reduce_latency_s
         outer = all_reduce_time_s(gradient_bytes / layout.dp_shard, layout.dp_replicate, **rates)
         return volume + latencies + outer
-    last_bucket = 4 * shape.hidden * (shape.vocabulary + shape.max_sequence_length * shape.learned_positions)
-    return all_reduce_time_s(last_bucket, layout.dp_replicate, **rates)
+    return all_reduce_time_s(last_bucket_bytes(shape), layout.dp_replicate, **rates)
+
+
+def last_bucket_bytes(shape: ModelShape) -> int:
+    """Gradients in DDP's last bucket. Backward fills the first with 1 MiB, then buckets of 25 MiB, and the input
+    embeddings, the last to get their gradients, are never split (torch.nn.parallel.DistributedDataParallel).
+    """
+    embeddings = 4 * shape.hidden * (shape.vocabulary + shape.max_sequence_length * shape.learned_positions)
+    before = max(0, 4 * shape.num_parameters - embeddings - _FIRST_BUCKET_BYTES)
+    return min(4 * shape.num_parameters, before % _BUCKET_BYTES + embeddings)

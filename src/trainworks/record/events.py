@@ -15,13 +15,14 @@ __all__ = ["Event", "EventKind", "append_event", "read_events", "read_lines_from
 EventKind = Literal[
     "submitted",  # nodes, processes_per_node
     "state",  # state, cause, message: the supervisor's view
-    "agent_started",  # node, pid
+    "agent_started",  # node
     "agent_lost",  # node, exit_code
     "data_progress",  # done_bytes, total_bytes: tokenizing
     "data_ready",  # folder, num_tokens, fingerprint, seconds, cached
-    "attempt",  # attempt, world_size, resumed_from_step: all ranks have met
-    "failure",  # attempt, rank, node, pid, cause, exit_code, signal, message, traceback
+    "attempt",  # attempt, world_size, resumed_from_step, pids (by rank): all ranks have met
+    "failure",  # rank, node, host, pid, cause, exit_code, signal, message, traceback
     "checkpoint",  # attempt, step, stall_s, write_s, bytes: the manifest is written
+    "checkpoint_damaged",  # step, folder: complete once, passed over on resume
     "checkpoint_failed",  # attempt, step, message
     "stop_requested",  # reason
     "stopped",  # step: the ranks ended early, with a checkpoint

@@ -95,6 +95,7 @@ def build_history(
         status: ends a run whose supervisor left no final event.
         now: the end of a run that is still going.
     """
+    events = _with_attempts(events)
     steps = _mark_lost(rows, events)
     groups = _events_by_launch(events)
     # A clock that was set back between launches must not make one begin before the other.
@@ -107,6 +108,20 @@ def build_history(
         end_at, ended = _end(group, own, start_at=start_at, until=until, status=status, now=now)
         launches.append(Launch(start_at=start_at, end_at=end_at, ended=ended, events=tuple(group), steps=own))
     return History(launches=tuple(launches))
+
+
+def _with_attempts(events: Sequence[Event]) -> list[Event]:
+    """Failures belong to the attempt that began last, whoever wrote them."""
+    attempt: int | None = None
+    placed = []
+    for event in events:
+        if event.get("kind") == "submitted":
+            attempt = None
+        elif event.get("kind") == "attempt":
+            attempt = event.get("attempt")
+        own = {"attempt": attempt} if event.get("kind") == "failure" and event.get("attempt") is None else {}
+        placed.append(event | own)
+    return placed
 
 
 def _mark_lost(rows: Sequence[MetricsRow], events: Sequence[Event]) -> list[RecordedStep]:

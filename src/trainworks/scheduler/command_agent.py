@@ -71,7 +71,8 @@ class _CommandNode:
         log = self._run_dir.node_log(self._node)
         code = process.spawn(_shell(setup), log=log, env=self._env(0), folder=self._folder()).wait()
         if code:
-            self._note("setup", None, code, f"setup exited with code {code}: {_tail(log)}")
+            words = [f"setup exited with code {code}", _tail(log)]
+            self._note("user_error", None, code, ": ".join(filter(None, words)))
         return code or 0
 
     def _start(self, local_rank: int) -> process.Child:

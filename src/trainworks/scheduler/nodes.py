@@ -11,6 +11,7 @@ from typing import final
 
 from trainworks.host import process
 from trainworks.host.network import listen
+from trainworks.job.environment import agent_environment
 from trainworks.job.request import JobRequest
 from trainworks.record.run_dir import RunDir
 
@@ -52,7 +53,7 @@ class Nodes(abc.ABC):
 
     def _start(self, node: int) -> None:
         command, file_descriptors = self._command(node)
-        env = os.environ | {"OMP_NUM_THREADS": str(self._request.processes.threads_per_process)}
+        env = os.environ | agent_environment(self._request.processes)
         log = self._run_dir.node_log(node)
         self._noted.discard(node)
         self._agents[node] = process.spawn(command, log=log, env=env, pass_fds=file_descriptors)

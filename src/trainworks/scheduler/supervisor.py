@@ -51,8 +51,12 @@ class Supervisor:
         self._restarts_left = request.max_restarts * (request.processes.nodes if request.kind == "training" else 1)
 
     def ask_to_stop(self, number: int, frame: object) -> None:
-        """Signal handler: the first signal asks for a clean end, the second ends at once."""
-        self._stop_signals += 1
+        """Signal handler: the first signal asks for a clean end, the second ends at once.
+
+        A hang-up says that whoever watched is gone; it asks once, and never hurries a stop that was asked for.
+        """
+        hung_up = number == signal.SIGHUP
+        self._stop_signals = max(self._stop_signals, 1) if hung_up else self._stop_signals + 1
 
     def run(self) -> JobState:
         """Start the nodes, watch them to the end, and write the final state."""
@@ -93,12 +97,27 @@ class Supervisor:
         for node, exit_code in self._nodes.lost():
             if self._stop_deadline is not None:
                 continue
-            append_event(self._run_dir.events_file, "agent_lost", node=node, exit_code=exit_code)
+            self._note_lost(node, exit_code)
             if self._restarts_left == 0 or not self._nodes.restartable(exit_code):
                 return False
             self._restarts_left -= 1
             self._nodes.restart(node)
         return True
+
+    def _note_lost(self, node: int, exit_code: int) -> None:
+        append_event(self._run_dir.events_file, "agent_lost", node=node, exit_code=exit_code)
+        if exit_code < 0:  # it cannot have written why
+            name = signal.Signals(-exit_code).name
+            append_event(
+                self._run_dir.events_file,
+                "failure",
+                rank=None,
+                node=node,
+                cause="node_lost",
+                exit_code=exit_code,
+                signal=name,
+                message=f"the agent of node {node} was killed by {name}",
+            )
 
     def _conclude(self, codes: list[int]) -> JobState:
         """The final state, from how the nodes ended and from what they wrote."""
@@ -153,7 +172,7 @@ def main(run_folder: str, parent_pid: str) -> int:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, supervisor.ask_to_stop)
         if int(parent_pid):
-            process.die_with_parent(signal.SIGTERM, int(parent_pid))
+            process.die_with_parent(signal.SIGHUP, int(parent_pid))
         return 0 if supervisor.run() is JobState.SUCCEEDED else 1
     except Exception as error:
         process.end_descendants(_END_GRACE_S)

@@ -39,8 +39,9 @@ class Source:
         return self._lines.get(written, 1)
 
     def locate(self, error: LayoutError) -> RunFileError:
-        """The error with the place of the layout field that it blames."""
-        place = self.place(("layout", error.field))
+        """The error with the place of the layout field that it blames; of the batch if no layout is written."""
+        written = ("layout", error.field) if ("layout",) in self._lines else ("workload", "global_batch")
+        place = self.place(written)
         return RunFileError([UsageError(error.message, place=place, hint=error.hint)])
 
     def parse(self) -> Any:

@@ -66,8 +66,8 @@ class Data(Spec):
     """Tokens per training sequence."""
     tokenizer: str = "bpe"
     """`bpe` trains a byte-pair tokenizer on the text; otherwise a tokenizer.json."""
-    vocabulary: Annotated[int, Field(ge=257, le=65536)] = 4096
-    """Entries of a trained tokenizer."""
+    vocabulary: Annotated[int, Field(ge=257, le=65536)] | None = None
+    """Entries of a trained tokenizer, 4096 when left out; otherwise the tokenizer's own."""
 
 
 class Optimizer(Spec):

@@ -59,10 +59,13 @@ def _start_fork_server(resolved: ResolvedRun) -> None:
 
 def _prepare_data(resolved: ResolvedRun, run_dir: RunDir, node: int) -> Path:
     """The tokenized shards, made now if this machine does not have them."""
-    assert resolved.run_file.workload is not None
+    assert resolved.run_file.workload is not None and resolved.plan is not None
     preparation = importlib.import_module("trainworks.worker.prepare")  # imports tokenizers: likewise
     folder: Path = preparation.prepare_for_run(
-        resolved.run_file.workload.data, cache_folder("data"), run_dir.events_file if node == 0 else None
+        resolved.run_file.workload.data,
+        cache_folder("data"),
+        run_dir.events_file if node == 0 else None,
+        model_vocabulary=resolved.plan.model.vocabulary,
     )
     return folder
 

@@ -17,15 +17,15 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-import transformers.models.auto.modeling_auto
 from torch.nn import functional
 
 from trainworks.host.network import LOOPBACK, listen
 from trainworks.record.calibration import Calibration, CalibrationRequest, GemmRate
+from trainworks.worker import preloaded
 
 __all__ = ["measure"]
 
-IMPORTED_FOR_ITS_MEMORY = transformers
+IMPORTED_FOR_ITS_MEMORY = preloaded
 """A rank of a training run has it resident, so the baseline must have it too."""
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -49,7 +49,6 @@ def measure(request: CalibrationRequest) -> Calibration:
 
 def _rank(rank: int, request: CalibrationRequest, listener: socket.socket, results: SimpleQueue[Calibration]) -> None:
     port = listener.getsockname()[1]
-    baseline_bytes = _resident_bytes()
     store = dist.TCPStore(
         LOOPBACK,
         port,
@@ -64,14 +63,14 @@ def _rank(rank: int, request: CalibrationRequest, listener: socket.socket, resul
     device = torch.device(request.device, rank) if request.device == "cuda" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    calibration = _measure(request, device, baseline_bytes)
+    calibration = _measure(request, device)
     if rank == 0:
         results.put(calibration)
     dist.barrier()
     dist.destroy_process_group()
 
 
-def _measure(request: CalibrationRequest, device: torch.device, baseline_bytes: int) -> Calibration:
+def _measure(request: CalibrationRequest, device: torch.device) -> Calibration:
     started = time.perf_counter()
     dtype = _DTYPES[request.precision]
     gemms = tuple(_gemm(shape, dtype, device) for shape in request.gemm_shapes)
@@ -90,7 +89,7 @@ def _measure(request: CalibrationRequest, device: torch.device, baseline_bytes: 
         op_overhead_s=overhead,
         all_reduce_latency_s=latency,
         all_reduce_bytes_per_s=bandwidth,
-        baseline_bytes=baseline_bytes,
+        baseline_bytes=_resident_bytes(),  # after work was done: what it made resident stays so in a run, too
         seconds=time.perf_counter() - started,
     )
 

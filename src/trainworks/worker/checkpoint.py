@@ -7,6 +7,7 @@ random state of every rank, and the step, from which the learning rate and the r
 from __future__ import annotations
 
 import errno
+import re
 import time
 from concurrent.futures import Future
 from pathlib import Path
@@ -27,6 +28,7 @@ from trainworks.record.manifest import (
     Manifest,
     complete_checkpoints,
     delete_checkpoint,
+    read_manifest,
     write_manifest,
 )
 from trainworks.record.run_dir import RunDir
@@ -34,6 +36,8 @@ from trainworks.units import format_bytes
 from trainworks.worker.optimizer import StepOptimizer
 
 __all__ = ["Checkpointer"]
+
+_DISK_FULL = re.compile("No space left on device|inline_container|unexpected pos")
 
 
 class Checkpointer:
@@ -122,10 +126,21 @@ class Checkpointer:
 
     def newest(self) -> tuple[Manifest, Path] | None:
         """The newest complete checkpoint, the same one on every rank."""
-        found = complete_checkpoints(self._run_dir)[-1:] if dist.get_rank() == 0 else []
-        shared: list[Any] = [found]
+        shared: list[Any] = [self._newest_of_disk() if dist.get_rank() == 0 else None]
         dist.broadcast_object_list(shared, src=0)
-        return shared[0][0] if shared[0] else None
+        found: tuple[Manifest, Path] | None = shared[0]
+        return found
+
+    def _newest_of_disk(self) -> tuple[Manifest, Path] | None:
+        """What was being written at a kill is deleted; what was complete once and is damaged now is reported."""
+        for step, folder in reversed(self._run_dir.checkpoint_folders()):
+            if manifest := read_manifest(folder):
+                return manifest, folder
+            if (folder / MANIFEST).exists():
+                append_event(self._run_dir.events_file, "checkpoint_damaged", step=step, folder=str(folder))
+            else:
+                delete_checkpoint(folder)
+        return None
 
     def load(self, manifest: Manifest, folder: Path, module: nn.Module, optimizer: StepOptimizer) -> None:
         """Put a checkpoint's state into the model, the optimizer and the random generators.
@@ -199,5 +214,6 @@ def _explained(error: BaseException, folder: Path) -> TrainworksError:
 
 
 def _is_disk_full(error: BaseException) -> bool:
+    """ENOSPC, in the words of the system or of torch's zip writer, which finds its file shorter than it wrote."""
     number = getattr(error, "errno", None)
-    return number in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(error)
+    return number in (errno.ENOSPC, errno.EDQUOT) or _DISK_FULL.search(str(error)) is not None

@@ -46,7 +46,7 @@ def explain(error: BaseException) -> Failure:
             "oom", ExitCode.USER_ERROR, message, "lower `layout.micro_batch`, or shard with `layout.dp_shard`"
         )
     if isinstance(error, torch.distributed.DistError | ConnectionError) or _is_lost_peer(error):
-        return Failure("peer_lost", ExitCode.PEER_LOST, f"lost contact to another rank: {_first_line(error)}")
+        return Failure("peer_lost", ExitCode.PEER_LOST, "lost contact to another rank")
     return Failure("user_error", ExitCode.USER_ERROR, f"{type(error).__name__}: {_first_line(error)}")
 
 

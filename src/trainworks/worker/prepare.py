@@ -12,7 +12,6 @@ import hashlib
 import json
 import shutil
 import sys
-import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -25,14 +24,17 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from trainworks.errors import EnvironmentProblem, TrainworksError, UsageError
 from trainworks.files import naming_full_disk, write_atomic
+from trainworks.host.corpus import STDLIB, source_files
 from trainworks.host.folders import cache_folder
 from trainworks.record.events import append_event
 from trainworks.spec.quantities import Spec
 from trainworks.spec.run_file import Data
 
-__all__ = ["END_OF_TEXT", "DatasetCard", "prepare", "prepare_for_run", "read_card", "source_files"]
+__all__ = ["DatasetCard", "end_of_text", "prepare", "prepare_for_run", "read_card"]
 
-END_OF_TEXT = "<|endoftext|>"
+END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
+"""What closes a document: the first that the tokenizer knows. A trained one knows the first."""
+TRAINED_VOCABULARY = 4096
 CARD = "dataset.json"
 _TRAINING_SAMPLE_BYTES = 6_000_000
 _BATCH_BYTES = 2_000_000
@@ -85,8 +87,12 @@ def prepare(data: Data, cache: Path, progress: Progress = lambda done, total: No
     return folder, card
 
 
-def prepare_for_run(data: Data, cache: Path, events_file: Path | None) -> Path:
-    """`prepare` with its progress and result written as events; silent when `events_file` is None."""
+def prepare_for_run(data: Data, cache: Path, events_file: Path | None, *, model_vocabulary: int) -> Path:
+    """`prepare` with its progress and result written as events; silent when `events_file` is None.
+
+    Raises:
+        UsageError: the tokenizer has more entries than the model's embedding, besides `prepare`'s errors.
+    """
     started = last = time.monotonic()
     made = False
 
@@ -98,6 +104,11 @@ def prepare_for_run(data: Data, cache: Path, events_file: Path | None) -> Path:
             append_event(events_file, "data_progress", done_bytes=done, total_bytes=total)
 
     folder, card = prepare(data, cache, report)
+    if card.vocabulary > model_vocabulary:
+        raise UsageError(
+            f"the tokenizer has {card.vocabulary} entries, the model {model_vocabulary}",
+            hint="take the tokenizer that belongs to the model",
+        )
     if events_file is not None:
         append_event(
             events_file,
@@ -116,37 +127,13 @@ def read_card(folder: Path) -> DatasetCard:
     return DatasetCard.model_validate_json((folder / CARD).read_bytes())
 
 
-def source_files(source: str) -> list[Path]:
-    """The text files that a source names, sorted: `python-stdlib`, a file, a folder (all files below) or a glob.
-
-    Raises:
-        UsageError: there are none.
-    """
-    if source == "python-stdlib":
-        library = Path(sysconfig.get_path("stdlib"))
-        return sorted(path for path in library.rglob("*.py") if "site-packages" not in path.parts)
-    path = Path(source).expanduser()
-    found: Iterator[Path]
-    if path.is_dir():
-        found = path.rglob("*")
-    elif any(character in source for character in "*?["):
-        anchor = Path(path.anchor) if path.is_absolute() else Path()
-        found = anchor.glob(str(path.relative_to(path.anchor) if path.is_absolute() else path))
-    else:
-        found = iter([path])
-    files = sorted(file for file in found if file.is_file())
-    if not files:
-        raise UsageError(
-            f"data source `{source}` names no files", hint="give `python-stdlib`, a file, a folder or a glob"
-        )
-    return files
-
-
 def _cache_key(data: Data, files: list[Path]) -> str:
     facts = [(str(file), stat.st_size, stat.st_mtime_ns) for file in files for stat in [file.stat()]]
-    tokenizer = _hash_of(Path(data.tokenizer)) if data.tokenizer != "bpe" else f"bpe-{data.vocabulary}"
+    tokenizer = (
+        _hash_of(Path(data.tokenizer)) if data.tokenizer != "bpe" else f"bpe-{data.vocabulary or TRAINED_VOCABULARY}"
+    )
     key = hashlib.sha256(json.dumps([1, tokenizer, facts]).encode()).hexdigest()[:16]
-    return f"{'python-stdlib' if data.source == 'python-stdlib' else 'files'}-{key}"
+    return f"{STDLIB if data.source == STDLIB else 'files'}-{key}"
 
 
 def _hash_of(tokenizer: Path) -> str:
@@ -167,7 +154,7 @@ def _make(data: Data, files: list[Path], folder: Path, progress: Progress) -> No
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         with naming_full_disk(folder):
-            tokenizer = _train_tokenizer(files, data.vocabulary) if data.tokenizer == "bpe" else _load(data.tokenizer)
+            tokenizer = _train_tokenizer(data, files) if data.tokenizer == "bpe" else _load(data.tokenizer)
             tokenizer.save(str(temporary / "tokenizer.json"))
             card = _write_shards(tokenizer, data, files, temporary, progress)
             write_atomic(temporary / CARD, card.model_dump_json(indent=2) + "\n")
@@ -181,19 +168,23 @@ def _load(path: str) -> Tokenizer:
         tokenizer = Tokenizer.from_file(path)
     except Exception as error:  # the library raises plain Exception
         raise EnvironmentProblem(f"`{path}` is not a tokenizer.json: {error}") from None
-    if tokenizer.token_to_id(END_OF_TEXT) is None:
-        tokenizer.add_special_tokens([END_OF_TEXT])
     return tokenizer
 
 
-def _train_tokenizer(files: list[Path], vocabulary: int) -> Tokenizer:
+def end_of_text(tokenizer: Tokenizer) -> int | None:
+    """The token that closes a document; None if the tokenizer has none, and documents then follow each other."""
+    known = (tokenizer.token_to_id(name) for name in END_OF_TEXT)
+    return next((token for token in known if token is not None), None)
+
+
+def _train_tokenizer(data: Data, files: list[Path]) -> Tokenizer:
     """A byte-level BPE tokenizer, trained on files spread evenly over the source."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary,
-        special_tokens=[END_OF_TEXT],
+        vocab_size=data.vocabulary or TRAINED_VOCABULARY,
+        special_tokens=[END_OF_TEXT[0]],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -204,7 +195,7 @@ def _train_tokenizer(files: list[Path], vocabulary: int) -> Tokenizer:
 
 
 def _write_shards(tokenizer: Tokenizer, data: Data, files: list[Path], folder: Path, progress: Progress) -> DatasetCard:
-    vocabulary = max(tokenizer.get_vocab_size(), data.vocabulary if data.tokenizer == "bpe" else 0)
+    vocabulary = 1 + max(tokenizer.get_vocab().values())
     dtype = np.dtype("<u2" if vocabulary <= 1 << 16 else "<u4")
     shards: dict[str, int] = {}
     digest, done = hashlib.sha256(), 0
@@ -237,11 +228,12 @@ def _shard_with_room(shards: dict[str, int], num_tokens: int) -> str:
 def _encoded(
     tokenizer: Tokenizer, files: list[Path], dtype: np.dtype[np.unsignedinteger]
 ) -> Iterator[tuple[NDArray[np.unsignedinteger], int]]:
-    """Batches of documents as one array of tokens, each document closed by END_OF_TEXT, and their size as text."""
-    end = tokenizer.token_to_id(END_OF_TEXT)
+    """Batches of documents as one array of tokens, each document closed by `end_of_text`, and their size as text."""
+    end = end_of_text(tokenizer)
+    closing = [] if end is None else [end]
     for batch in _batches(files):
         encodings = tokenizer.encode_batch_fast(batch, add_special_tokens=False)
-        parts = [np.array([*encoding.ids, end], dtype=dtype) for encoding in encodings]
+        parts = [np.array(encoding.ids + closing, dtype=dtype) for encoding in encodings]
         yield np.concatenate(parts), sum(len(text.encode()) for text in batch)
 
 

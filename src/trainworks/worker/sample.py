@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from torch import nn
 
 from trainworks.worker.model import CausalLanguageModel
-from trainworks.worker.prepare import END_OF_TEXT
+from trainworks.worker.prepare import end_of_text
 
 __all__ = ["generate"]
 
@@ -34,9 +34,8 @@ def generate(
         device: of the model.
     """
     tokenizer = Tokenizer.from_file(str(data_folder / "tokenizer.json"))
-    end = tokenizer.token_to_id(END_OF_TEXT)
-    assert end is not None
-    tokens: list[int] = tokenizer.encode(prompt, add_special_tokens=False).ids or [end]
+    end = end_of_text(tokenizer)
+    tokens: list[int] = tokenizer.encode(prompt, add_special_tokens=False).ids or [end or 0]
     model.eval()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

@@ -76,6 +76,7 @@ def _train(run_dir: RunDir, data_folder: Path, node: int) -> None:
     attempt = _next_attempt(run_dir)
     trainer = _build(resolved, resolved.plan, resolved.run_file.workload, rank, attempt)
     steps_done = _resume(trainer, resolved.plan, rank)
+    pids = _pids_by_rank(rank)
     if rank.rank == 0:
         append_event(
             run_dir.events_file,
@@ -83,6 +84,7 @@ def _train(run_dir: RunDir, data_folder: Path, node: int) -> None:
             attempt=attempt,
             world_size=rank.world_size,
             resumed_from_step=steps_done,
+            pids=pids,
         )
     if steps_done >= resolved.plan.num_steps:
         step, finished = steps_done, True
@@ -150,6 +152,12 @@ def _next_attempt(run_dir: RunDir) -> int:
     seen = [1 + sum(event["kind"] == "attempt" for event in read_events(run_dir.events_file))]
     dist.broadcast_object_list(seen, src=0)
     return seen[0]
+
+
+def _pids_by_rank(rank: _Rank) -> list[int]:
+    pids = [0] * rank.world_size
+    dist.all_gather_object(pids, os.getpid())
+    return pids
 
 
 def _build(resolved: ResolvedRun, plan: Plan, workload: Workload, rank: _Rank, attempt: int) -> Trainer:
