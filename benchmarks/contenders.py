@@ -10,8 +10,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -59,14 +59,19 @@ MODELS = {
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A script of `peers/`, and the module that it needs beyond torch and transformers."""
+    """A script of `peers/`, the module that it needs beyond torch and transformers, and variables of its own."""
 
     script: str
     needs: str
+    environment: Mapping[str, str] = field(default_factory=dict)
 
+
+KEEP_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
+"""Trainworks gives its ranks these; `bare_malloc` has them, too, so that the rest of the difference shows."""
 
 PEERS = {
     "bare": Peer("bare.py", needs="torch"),
+    "bare_malloc": Peer("bare.py", needs="torch", environment=KEEP_FREED_MEMORY),
     "accelerate": Peer("accelerate_peer.py", needs="accelerate"),
     "fabric": Peer("fabric_peer.py", needs="lightning"),
     "hf_trainer": Peer("hf_trainer_peer.py", needs="accelerate"),
@@ -135,7 +140,7 @@ def run_peer(peer: Peer, config: PeerConfig, workspace: Workspace) -> dict[str, 
     if reason := reason_unavailable(peer):
         raise ContenderError(reason)
     config_file = config.write(workspace.folder / "peer.json")
-    output = _output(torchrun(PEERS_FOLDER / peer.script, str(config_file)), workspace)
+    output = _output(torchrun(PEERS_FOLDER / peer.script, str(config_file)), workspace, peer.environment)
     try:
         return dict(json.loads(output))
     except ValueError:
@@ -216,10 +221,9 @@ def first_step_end_t(row: dict[str, Any]) -> float:
     return float(row["first_step_end_t"] if "first_step_end_t" in row else row["t"])
 
 
-def _output(command: Sequence[str], workspace: Workspace) -> str:
-    result = subprocess.run(
-        command, env=workspace.environment(), cwd=workspace.folder, capture_output=True, text=True, check=False
-    )
+def _output(command: Sequence[str], workspace: Workspace, extra: Mapping[str, str] | None = None) -> str:
+    environment = workspace.environment() | dict(extra or {})
+    result = subprocess.run(command, env=environment, cwd=workspace.folder, capture_output=True, text=True, check=False)
     if result.returncode:
         output = (result.stdout + result.stderr).rstrip()
         last_line = output.rpartition("\n")[2]

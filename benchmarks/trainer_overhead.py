@@ -30,7 +30,7 @@ from contenders import (
 )
 
 PRODUCT = "trainworks"
-DEFAULT_PEERS = {"tiny": list(PEERS), "compute": ["bare"]}
+DEFAULT_PEERS = {"tiny": list(PEERS), "compute": ["bare", "bare_malloc"]}
 """Once a step takes most of a second, the libraries cannot be told apart."""
 
 

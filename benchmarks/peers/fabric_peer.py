@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import cast
 
 import torch
@@ -24,6 +25,7 @@ def main() -> None:
     clock = StepClock("fabric", config, fabric.global_rank)
     train(config, clock, fabric)
     clock.print_result()
+    os._exit(0)  # gloo's threads abort at exit now and then while a DDP model is alive
 
 
 def train(config: PeerConfig, clock: StepClock, fabric: Fabric) -> None:

@@ -116,7 +116,7 @@ class Supervisor:
                 cause="node_lost",
                 exit_code=exit_code,
                 signal=name,
-                message=f"the agent of node {node} was killed by {name}",
+                message=f"the node agent was killed by {name}",
             )
 
     def _conclude(self, codes: list[int]) -> JobState:

@@ -69,11 +69,11 @@ class Trainer:
         self.timeline.take_waits()
         self.optimizer.adamw.zero_grad(set_to_none=True)
 
-    def run(self, steps_done: int) -> tuple[int, bool]:
+    def run(self, steps_done: int) -> int:
         """Train from `steps_done` to the plan's last step, or until a stop is agreed.
 
         Returns:
-            Steps done, and whether all of them are. A checkpoint of that step is complete.
+            Steps done; a checkpoint of that step is complete.
 
         Raises:
             TrainworksError: a checkpoint could not be written; the one before it is complete.
@@ -97,7 +97,7 @@ class Trainer:
             self._save(step)
         self.checkpointer.wait()
         self._raise_failure()
-        return step, step == self.plan.num_steps
+        return step
 
     def _train_step(self, step: int, reader: BatchReader) -> StepMarks:
         """One optimizer step; its loss is the mean over the micro-batches of this rank."""

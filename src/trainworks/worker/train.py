@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import signal
 import socket
@@ -71,34 +72,37 @@ def train(run_folder: str, data_folder: str, node: int, agent_pid: int) -> None:
 
 def _train(run_dir: RunDir, data_folder: Path, node: int) -> None:
     resolved = run_dir.read_resolved()
-    rank = _join(resolved, run_dir, data_folder, node)
     assert resolved.plan is not None and resolved.run_file.workload is not None
+    rank = _join(resolved, run_dir, data_folder, node)
     attempt = _next_attempt(run_dir)
     trainer = _build(resolved, resolved.plan, resolved.run_file.workload, rank, attempt)
-    steps_done = _resume(trainer, resolved.plan, rank)
-    pids = _pids_by_rank(rank)
-    if rank.rank == 0:
-        append_event(
-            run_dir.events_file,
-            "attempt",
-            attempt=attempt,
-            world_size=rank.world_size,
-            resumed_from_step=steps_done,
-            pids=pids,
-        )
-    if steps_done >= resolved.plan.num_steps:
-        step, finished = steps_done, True
-    else:
-        trainer.warm_up()
-        step, finished = trainer.run(steps_done)
-    if finished and resolved.run_file.workload.sample_prompt is not None:
-        _write_sample(trainer.parallel, resolved.run_file.workload, rank, step)
-    if rank.rank == 0:
-        append_event(run_dir.events_file, "finished" if finished else "stopped", step=step)
+    _train_to_the_end(trainer, resolved.plan, resolved.run_file.workload, rank, attempt)
     dist.barrier()
+    del trainer  # DDP before its process group: torch aborts at exit otherwise, now and then
+    gc.unfreeze()
+    gc.collect()
     dist.destroy_process_group()
     sys.stdout.flush()
     sys.stderr.flush()
+
+
+def _train_to_the_end(trainer: Trainer, plan: Plan, workload: Workload, rank: _Rank, attempt: int) -> None:
+    """Resume, train, sample; rank 0 writes down what begins and what has ended."""
+    events = rank.run_dir.events_file
+    steps_done = _resume(trainer, rank)
+    pids = _pids_by_rank(rank)
+    if rank.rank == 0:
+        met = {"world_size": rank.world_size, "pids": pids}
+        append_event(events, "attempt", attempt=attempt, resumed_from_step=steps_done, **met)
+    step = steps_done
+    if steps_done < plan.num_steps:
+        trainer.warm_up()
+        step = trainer.run(steps_done)
+    finished = step == plan.num_steps
+    if finished and workload.sample_prompt is not None:
+        _write_sample(trainer.parallel, workload, rank, step)
+    if rank.rank == 0:
+        append_event(events, "finished" if finished else "stopped", step=step)
 
 
 def _redirect_output(log: Path) -> None:
@@ -207,7 +211,7 @@ def _build(resolved: ResolvedRun, plan: Plan, workload: Workload, rank: _Rank, a
     )
 
 
-def _resume(trainer: Trainer, plan: Plan, rank: _Rank) -> int:
+def _resume(trainer: Trainer, rank: _Rank) -> int:
     """Load the newest complete checkpoint, if there is one; returns the steps that it holds.
 
     Dropout needs another random stream on every rank, the weights the same one: ranks part ways here.
