@@ -8,6 +8,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -46,13 +47,15 @@ def disk_without_inodes(tmp_path: Path) -> Iterator[Path]:
     yield from mounted(tmp_path / "few", "nr_inodes=2")
 
 
-@pytest.fixture
+@contextmanager
 def files_of_at_most_1_kb() -> Iterator[None]:
-    """Writing beyond 1 kB fails with EFBIG, half-way through."""
+    """Writing beyond 1 kB fails with EFBIG, half-way through; pytest's own output file as well, so keep it short."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1024, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize("content", ["", "text\n", "naïve 漢字", b"\x00\xff", b"x" * 10**6])
@@ -84,9 +87,9 @@ def test_a_writer_killed_before_the_rename_leaves_the_old_content(tmp_path: Path
     assert (tmp_path / "file").read_text() == "old"
 
 
-def test_a_write_that_fails_half_way_leaves_the_old_content_alone(tmp_path: Path, files_of_at_most_1_kb) -> None:
+def test_a_write_that_fails_half_way_leaves_the_old_content_alone(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("old")
-    with pytest.raises(OSError, match="File too large"):
+    with pytest.raises(OSError, match="File too large"), files_of_at_most_1_kb():
         write_atomic(tmp_path / "file", b"x" * 4096)
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"file": "old"}
 

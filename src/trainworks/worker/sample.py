@@ -21,7 +21,7 @@ _TEMPERATURE = 0.7
 def generate(
     model: CausalLanguageModel, data_folder: Path, prompt: str, *, num_tokens: int, window: int, device: torch.device
 ) -> str:
-    """Continue a prompt by sampling from the 20 likeliest tokens, at temperature 0.7, until the document ends.
+    """The continuation of a prompt, sampled from the 20 likeliest tokens at temperature 0.7 until the document ends.
 
     Every rank calls it with the same seed and takes part in every forward, as sharded parameters need.
 
@@ -36,6 +36,7 @@ def generate(
     tokenizer = Tokenizer.from_file(str(data_folder / "tokenizer.json"))
     end = end_of_text(tokenizer)
     tokens: list[int] = tokenizer.encode(prompt, add_special_tokens=False).ids or [end or 0]
+    prompt_tokens = len(tokens)
     model.eval()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -45,7 +46,7 @@ def generate(
                 break
             tokens.append(chosen)
     model.train()
-    return str(tokenizer.decode(tokens))
+    return str(tokenizer.decode(tokens[prompt_tokens:]))
 
 
 def _next_token(model: CausalLanguageModel, tokens_BT: torch.Tensor) -> int:
