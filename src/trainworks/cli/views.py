@@ -56,7 +56,8 @@ class LineView:
         if row is None or row["step"] == self._shown_step or not due:
             return
         self._shown_at, self._shown_step = now, row["step"]
-        text = " | ".join(_figures(snapshot, row, self._num_steps, now).values())
+        figures = _figures(snapshot, row, self._num_steps, now)
+        text = " | ".join(f"{name} {value}" for name, value in figures.items())
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -118,15 +119,15 @@ def _figures(snapshot: observed.Progress, row: MetricsRow, num_steps: int | None
     of = f"/{num_steps:,}" if num_steps else ""
     eta = snapshot.eta_s(num_steps) if num_steps else None
     figures = {
-        "step": f"step {row['step']:,}{of}",
-        "loss": f"loss {row['loss']:.4f}",
+        "step": f"{row['step']:,}{of}",
+        "loss": f"{row['loss']:.4f}",
         "throughput": f"{format_count(snapshot.tokens_per_s or 0)} tokens/s",
-        "step time": f"step {format_duration(snapshot.step_s or 0)} = {_parts(snapshot.recent)}",
-        "memory": f"memory {format_bytes(snapshot.memory_peak_bytes or 0)}",
+        "step time": f"{format_duration(snapshot.step_s or 0)} = {_parts(snapshot.recent)}",
+        "memory": format_bytes(snapshot.memory_peak_bytes or 0),
         "checkpoint": _checkpoint_age(snapshot, now),
     }
     if eta is not None:
-        figures["eta"] = f"ETA {format_duration(eta)}"
+        figures["ETA"] = format_duration(eta)
     return figures
 
 
@@ -137,9 +138,9 @@ def _parts(rows: list[MetricsRow]) -> str:
 
 def _checkpoint_age(snapshot: observed.Progress, now: float) -> str:
     if snapshot.checkpoint_at is None:
-        return "no checkpoint yet"
+        return "none yet"
     age = format_duration(max(0.0, now - snapshot.checkpoint_at))
-    return f"checkpoint of step {snapshot.checkpoint_step:,}, {age} ago"
+    return f"of step {snapshot.checkpoint_step:,}, {age} ago"
 
 
 def _event_line(event: Event) -> str | None:
