@@ -81,6 +81,7 @@ class Trainer:
         agreed, save_due = Agreement(), False
         reader = self.read_from(steps_done)
         _collect_garbage_by_hand()
+        self.telemetry.begin()
         for step in range(steps_done + 1, self.plan.num_steps + 1):
             marks = self._train_step(step, reader)
             if save_due or self._is_checkpoint_step(step):

@@ -53,6 +53,10 @@ class Telemetry:
         self._steps: list[_Step] = []
         self._interval_began = time.perf_counter()
 
+    def begin(self) -> None:
+        """The first interval begins now."""
+        self._interval_began = time.perf_counter()
+
     def add(self, step: int, loss: Tensor, grad_norm: Tensor, lr: float, marks: StepMarks) -> None:
         """Take one step's results; nothing is computed or copied yet."""
         self._steps.append(_Step(step, loss, grad_norm, lr, marks))
