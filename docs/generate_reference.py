@@ -305,7 +305,7 @@ def errors_page() -> str:
 
 def _rank_codes() -> str:
     """Read as text: importing `worker` would need torch."""
-    tree = ast.parse((SOURCE / "worker" / "exit_code.py").read_text(encoding="utf-8"))
+    tree = ast.parse((SOURCE / "record" / "exit_code.py").read_text(encoding="utf-8"))
     body = next(node for node in tree.body if isinstance(node, ast.ClassDef)).body
     rows = [
         f"| {ast.unparse(statement.value)} | `{ast.unparse(statement.targets[0])}` | {_cell(_text(following))} |"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import tempfile
@@ -13,7 +14,7 @@ from pathlib import Path
 from trainworks.errors import DiskFullError
 from trainworks.units import format_bytes
 
-__all__ = ["append_text", "free_bytes", "fsync_folder", "naming_full_disk", "write_atomic"]
+__all__ = ["append_text", "free_bytes", "fsync_folder", "naming_full_disk", "take_lock", "write_atomic"]
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
@@ -69,6 +70,17 @@ def fsync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def take_lock(path: Path) -> int | None:
+    """An open file that holds the lock of `path` for this process and all that inherit it; None if it is taken."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        return None
+    return handle
 
 
 def free_bytes(path: Path) -> int:

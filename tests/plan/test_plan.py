@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.fakes import processes
@@ -49,8 +49,15 @@ def test_an_epoch_of_unknown_data_is_refused() -> None:
 
 @given(st.integers(1, 128), st.integers(0, 16), st.integers(1, 8))
 def test_threads_never_outnumber_the_cores_unless_ranks_do(cores: int, accelerators: int, nodes: int) -> None:
+    assume(accelerators == 0 or nodes <= accelerators)
     ranks = chosen(cores, accelerators, nodes=nodes)
     assert ranks.threads_per_process * ranks.world_size <= max(cores, ranks.world_size)
+
+
+@pytest.mark.parametrize(("accelerators", "cluster"), [(1, {"nodes": 2}), (2, {"processes_per_node": 4})])
+def test_more_ranks_than_accelerators_are_refused(accelerators: int, cluster: dict[str, int]) -> None:
+    with pytest.raises(UsageError, match="are more than the"):
+        chosen(4, accelerators, **cluster)
 
 
 @pytest.mark.parametrize(
@@ -59,10 +66,8 @@ def test_threads_never_outnumber_the_cores_unless_ranks_do(cores: int, accelerat
         (0, {}, 1, "cpu"),
         (8, {}, 8, "cuda"),
         (8, {"nodes": 2}, 8, "cuda"),
-        (1, {"nodes": 2}, 2, "cpu"),
         (8, {"processes_per_node": 2}, 2, "cuda"),
         (0, {"nodes": 2, "processes_per_node": 2}, 4, "cpu"),
-        (2, {"processes_per_node": 4}, 4, "cpu"),
     ],
 )
 def test_there_is_one_rank_per_accelerator(

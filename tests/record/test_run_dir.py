@@ -28,7 +28,6 @@ def test_runs_of_one_name_are_numbered(tmp_path: Path) -> None:
 
 def test_a_number_is_not_given_twice_after_a_run_was_deleted(tmp_path: Path) -> None:
     first, _ = create_run_dir(tmp_path, "demo"), create_run_dir(tmp_path, "demo")
-    first.release_reserve()
     first.logs.rmdir()
     first.checkpoints.rmdir()
     first.path.rmdir()
@@ -53,7 +52,7 @@ def test_concurrent_creators_get_different_folders(tmp_path: Path) -> None:
 
 
 def test_a_new_run_has_folders_for_logs_and_checkpoints(run_dir: RunDir) -> None:
-    assert sorted(path.name for path in run_dir.path.iterdir()) == [".reserve", "checkpoints", "logs"]
+    assert sorted(path.name for path in run_dir.path.iterdir()) == ["checkpoints", "logs"]
 
 
 def test_every_path_lies_in_the_run_directory(run_dir: RunDir) -> None:

@@ -218,7 +218,6 @@ def test_a_job_leaves_only_its_record(start, tmp_path: Path) -> None:
     run = start(job(), [Life(0, says=[MET, FINISHED])])
     assert run.supervisor.run() is JobState.SUCCEEDED
     assert {path.name for path in run.run_dir.path.iterdir()} == {
-        ".reserve",
         "checkpoints",
         "logs",
         "events.jsonl",

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import typer
+from rich.console import Console
+
+from trainworks.cli.options import runs_folder
 from trainworks.errors import RunFailedError
 from trainworks.job.state import JobState
 from trainworks.record.events import read_events
@@ -9,7 +13,9 @@ from trainworks.record.failures import first_failure
 from trainworks.record.manifest import complete_checkpoints
 from trainworks.record.run_dir import RunDir
 
-__all__ = ["raise_for_failure"]
+__all__ = ["raise_for_failure", "resume_command", "say_stopped"]
+
+_STOPPED = 130
 
 
 def raise_for_failure(run_dir: RunDir, state: JobState) -> None:
@@ -40,4 +46,27 @@ def _resume_hint(run_dir: RunDir) -> str | None:
     checkpoints = complete_checkpoints(run_dir)
     if not checkpoints:
         return None
-    return f"the checkpoint of step {checkpoints[-1][0].step:,} is kept; go on with: trainworks resume {run_dir.run_id}"
+    return f"the checkpoint of step {checkpoints[-1][0].step:,} is kept; go on with: {resume_command(run_dir)}"
+
+
+def say_stopped(run_dir: RunDir, talk: Console) -> None:
+    """Say how to go on, and end the program as Ctrl-C does.
+
+    Raises:
+        typer.Exit: with 130.
+    """
+    lost = run_dir.read_status().message
+    if lost:
+        talk.print(f"warning: {lost}", style="yellow", highlight=False)
+    talk.print(f"stopped; go on with: {resume_command(run_dir)}", highlight=False)
+    raise typer.Exit(_STOPPED)
+
+
+def resume_command(run_dir: RunDir) -> str:
+    """The command that goes on with a run, from the current folder."""
+    name = run_dir.run_id if _is_found_by_id(run_dir) else str(run_dir.path)
+    return f"trainworks resume {name}"
+
+
+def _is_found_by_id(run_dir: RunDir) -> bool:
+    return (runs_folder(None) / run_dir.run_id).absolute() == run_dir.path.absolute()

@@ -23,12 +23,11 @@ from trainworks.plan.step_time import calibration_request
 from trainworks.record.environment import HostFacts
 from trainworks.record.resolved import ModelShape, Processes, ResolvedRun
 from trainworks.spec.load import Source
-from trainworks.spec.run_file import Data, RunFile, Workload
+from trainworks.spec.run_file import TRAINED_VOCABULARY, Data, RunFile, Workload
 from trainworks.units import format_bytes
 
 __all__ = ["resolve"]
 
-_TRAINED_VOCABULARY = 4096
 _TYPICAL_BASELINE_BYTES = 400_000_000
 """Of a rank before calibration, for the choice of the layout alone."""
 
@@ -62,6 +61,7 @@ def resolve(
         host=host,
     )
     if run_file.workload is None:
+        _check_launcher(run_file, processes)
         return resolved
     try:
         return _with_plan(resolved, run_file.workload, host, processes, runs, calibrate_again)
@@ -69,6 +69,14 @@ def resolve(
         if source is None:
             raise
         raise source.locate(error) from None
+
+
+def _check_launcher(run_file: RunFile, processes: Processes) -> None:
+    if "torchrun" in (run_file.run or "") and processes.processes_per_node > 1:
+        raise UsageError(
+            f"torchrun would be started {processes.processes_per_node} times on each node",
+            hint="start it once per node (--nproc 1) and give torchrun --nproc-per-node, or start the script itself",
+        )
 
 
 def _anchored(run_file: RunFile, source: Source | None) -> RunFile:
@@ -81,7 +89,7 @@ def _anchored(run_file: RunFile, source: Source | None) -> RunFile:
     except UsageError as error:
         place = source.place(("workload", "data", "source")) if source else None
         raise UsageError(error.message, place=place, hint=error.hint) from None
-    tokenizer = workload.data.tokenizer
+    tokenizer = _tokenizer(workload)
     data = {"source": anchored_source(workload.data.source)}
     data |= {} if tokenizer == "bpe" else {"tokenizer": str(Path(tokenizer).expanduser().absolute())}
     folder = Path(workload.model.hf).expanduser() if workload.model.hf else None
@@ -91,6 +99,19 @@ def _anchored(run_file: RunFile, source: Source | None) -> RunFile:
         "model": workload.model.model_copy(update=model),
     }
     return run_file.model_copy(update={"workload": workload.model_copy(update=changed)})
+
+
+def _tokenizer(workload: Workload) -> str:
+    """As written; pretrained weights take the tokenizer that lies beside them, never a trained one."""
+    if workload.data.tokenizer != "bpe" or workload.model.weights != "pretrained":
+        return workload.data.tokenizer
+    beside = Path(str(workload.model.hf)).expanduser() / "tokenizer.json"
+    if beside.is_file():
+        return str(beside)
+    raise UsageError(
+        "pretrained weights mean nothing under a tokenizer that is trained anew",
+        hint="set `data.tokenizer` to the tokenizer.json of the checkpoint",
+    )
 
 
 def _with_plan(
@@ -145,7 +166,7 @@ def _vocabulary(data: Data) -> int:
     """Rows of the embedding: as written, else those that the tokenizer needs."""
     if data.vocabulary is not None:
         return data.vocabulary
-    return _TRAINED_VOCABULARY if data.tokenizer == "bpe" else _entries_of(Path(data.tokenizer))
+    return TRAINED_VOCABULARY if data.tokenizer == "bpe" else _entries_of(Path(data.tokenizer))
 
 
 def _entries_of(tokenizer: Path) -> int:

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from trainworks.cli.options import OptionalRun, RunsOption, find
-from trainworks.cli.outcome import raise_for_failure
+from trainworks.cli.outcome import raise_for_failure, say_stopped
 from trainworks.cli.planning import resolve
 from trainworks.cli.report import print_report
 from trainworks.cli.watch import watch
@@ -23,8 +23,6 @@ from trainworks.scheduler.local import LocalScheduler
 
 __all__ = ["command"]
 
-_STOPPED = 130
-
 
 def command(
     run: OptionalRun = None,
@@ -36,7 +34,7 @@ def command(
     """With other ranks the layout is chosen anew; the sequence of the data stays the same."""
     run_dir = find(run, runs)
     state = current_state(run_dir.read_status())
-    if not state.is_final:
+    if not state.is_final and state is not JobState.CREATED:
         raise UsageError(f"run {run_dir.run_id} is {state}", hint=f"trainworks logs -f {run_dir.run_id}")
     if state is JobState.SUCCEEDED:
         raise UsageError(f"run {run_dir.run_id} has finished; there is nothing left to do")
@@ -54,7 +52,7 @@ def command(
         print_report(run_dir)
     raise_for_failure(run_dir, final)
     if final is JobState.STOPPED:
-        raise typer.Exit(_STOPPED)
+        say_stopped(run_dir, talk)
 
 
 def _with_ranks(run_dir: RunDir, before: ResolvedRun, nodes: int | None, nproc: int | None) -> ResolvedRun:
@@ -67,5 +65,7 @@ def _with_ranks(run_dir: RunDir, before: ResolvedRun, nodes: int | None, nproc: 
     if resolved.plan is not None and before.plan is not None:
         plan = resolved.plan.model_copy(update={"num_steps": before.plan.num_steps})
         resolved = resolved.model_copy(update={"plan": plan})
+    kept = {"created_at": before.created_at, "working_folder": before.working_folder}
+    resolved = resolved.model_copy(update=kept)
     run_dir.write_resolved(resolved)
     return resolved

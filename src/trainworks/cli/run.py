@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import typer
 from rich.console import Console
 
 from trainworks.cli.launch import DryRun, Name, Nodes, ProcessesPerNode, Recalibrate, Target, launch, wanted
 from trainworks.cli.options import RunsOption
-from trainworks.cli.outcome import raise_for_failure
+from trainworks.cli.outcome import raise_for_failure, say_stopped
 from trainworks.cli.report import print_report
 from trainworks.cli.watch import watch
 from trainworks.job.state import JobState
 
 __all__ = ["command"]
-
-_STOPPED = 130
 
 
 def command(
@@ -39,5 +36,4 @@ def command(
         print_report(run_dir)
     raise_for_failure(run_dir, state)
     if state is JobState.STOPPED:
-        talk.print(f"stopped; go on with: trainworks resume {run_dir.run_id}", highlight=False)
-        raise typer.Exit(_STOPPED)
+        say_stopped(run_dir, talk)

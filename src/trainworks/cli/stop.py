@@ -23,7 +23,7 @@ def command(
     """Returns when the run has ended."""
     run_dir = find(run, runs)
     state = current_state(run_dir.read_status())
-    if state.is_final:
+    if state.is_final or run_dir.read_status().supervisor_pid is None:
         raise UsageError(f"run {run_dir.run_id} is not running: {state}")
     scheduler = LocalScheduler()
     scheduler.stop(run_dir, reason="trainworks stop")

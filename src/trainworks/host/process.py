@@ -16,6 +16,8 @@ from pathlib import Path
 
 import psutil
 
+from trainworks.errors import EnvironmentProblem
+
 __all__ = [
     "Child",
     "Output",
@@ -77,20 +79,33 @@ class Child:
 
 
 def python_module(module: str, *arguments: str) -> list[str]:
-    """Argument vector that runs a module of ours with this interpreter."""
-    return [sys.executable, "-m", module, *arguments]
+    """Argument vector that runs a module of ours with this interpreter; no file of the current folder shadows it."""
+    return [sys.executable, "-P", "-m", module, *arguments]
 
 
 def python_program(source: str) -> list[str]:
     """Argument vector that runs a short program with this interpreter; what follows are its arguments."""
-    return [sys.executable, "-c", source]
+    return [sys.executable, "-P", "-c", source]
 
 
 def run(command: Sequence[str], *, timeout_s: float | None = None, env: Mapping[str, str] | None = None) -> Output:
-    """Run a command to its end and capture what it prints; its exit code is the caller's to judge."""
-    done = subprocess.run(
-        list(command), capture_output=True, text=True, timeout=timeout_s, env=env, check=False, stdin=subprocess.DEVNULL
-    )
+    """Run a command to its end and capture what it prints; its exit code is the caller's to judge.
+
+    Raises:
+        EnvironmentProblem: it took longer than `timeout_s`, and was killed.
+    """
+    try:
+        done = subprocess.run(
+            list(command),
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            env=env,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except subprocess.TimeoutExpired:
+        raise EnvironmentProblem(f"`{' '.join(command[:4])} ...` took longer than {timeout_s:.0f} s") from None
     return Output(done.returncode, done.stdout, done.stderr)
 
 
@@ -205,15 +220,19 @@ def _signal_quietly(process: psutil.Process, number: signal.Signals) -> None:
 
 
 def identity(pid: int | None = None) -> tuple[int, float]:
-    """Process id and creation time; the pair is unique, the id alone is reused. This process when None."""
-    process = psutil.Process(pid)
-    return process.pid, process.create_time()
+    """Process id and start, in seconds since boot; the pair is unique, the id alone is reused. This process when None.
+
+    The kernel's own count: a clock that is set does not change it, as it does psutil's creation time.
+    """
+    pid = os.getpid() if pid is None else pid
+    stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    ticks = int(stat.rpartition(")")[2].split()[19])
+    return pid, ticks / os.sysconf("SC_CLK_TCK")
 
 
 def is_running(pid: int, started_at: float) -> bool:
     """Whether that very process still runs; a zombie does not."""
     try:
-        process = psutil.Process(pid)
-        return abs(process.create_time() - started_at) < 1.0 and _is_alive(process)
-    except psutil.NoSuchProcess:
+        return abs(identity(pid)[1] - started_at) < 0.1 and _is_alive(psutil.Process(pid))
+    except (OSError, psutil.NoSuchProcess):
         return False

@@ -21,6 +21,9 @@ def rank_environment(
 ) -> dict[str, str]:
     """Variables that a command finds, so that a script written for another launcher runs unchanged.
 
+    A command that is itself a launcher (`torchrun $TORCHRUN_ARGS ...`) is started once per node, with one process per
+    node here and its own number of processes there.
+
     Args:
         processes: the whole job.
         node: index of this node.
@@ -32,10 +35,7 @@ def rank_environment(
     per_node = processes.processes_per_node
     rank = node * per_node + local_rank
     address, port = master_address, str(master_port)
-    torchrun_arguments = (
-        f"--nnodes={processes.nodes} --node-rank={node} --nproc-per-node={per_node} "
-        f"--master-addr={address} --master-port={port}"
-    )
+    torchrun_arguments = f"--nnodes={processes.nodes} --node-rank={node} --master-addr={address} --master-port={port}"
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(processes.world_size),
@@ -48,7 +48,6 @@ def rank_environment(
         "TORCHRUN_ARGS": torchrun_arguments,
         "PET_NNODES": str(processes.nodes),
         "PET_NODE_RANK": str(node),
-        "PET_NPROC_PER_NODE": str(per_node),
         "PET_MASTER_ADDR": address,
         "PET_MASTER_PORT": port,
         "SKYPILOT_NODE_RANK": str(node),

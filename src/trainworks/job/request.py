@@ -23,16 +23,20 @@ class JobRequest:
     max_restarts: int
     rendezvous_port: int
     """Port that the ranks meet at; 0 takes a free one."""
+    longest_pause_s: float = 0.0
+    """Predicted time in which a workload may not look up: one logging interval."""
 
 
 def job_request(resolved: ResolvedRun) -> JobRequest:
     """The job of a resolved run."""
+    plan = resolved.plan
     return JobRequest(
         run_id=resolved.run_id,
         kind="training" if resolved.run_file.workload else "command",
         processes=resolved.processes,
         max_restarts=max_restarts(resolved.run_file),
         rendezvous_port=resolved.run_file.cluster.rendezvous_port,
+        longest_pause_s=plan.log_every_steps * plan.step_time.total_s if plan else 0.0,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import cast
@@ -17,6 +18,7 @@ __all__ = ["Progress", "RunFollower", "current_state"]
 
 _RECENT_STEPS = 50
 _RECENT_S = 5.0
+_START_TAKES_S = 60.0
 
 
 @dataclass(slots=True)
@@ -103,9 +105,12 @@ class RunFollower:
 
 
 def current_state(status: RunStatus) -> JobState:
-    """The state as written; LOST if it is not final and the supervisor that would change it is gone."""
+    """The state as written; LOST if it is not final and the supervisor that would change it is gone, or never came."""
     state = parse_state(status.state)
-    if state.is_final or status.supervisor_pid is None or status.supervisor_started_at is None:
+    if state.is_final:
         return state
+    if status.supervisor_pid is None or status.supervisor_started_at is None:
+        never_came = 0 < status.updated_at < time.time() - _START_TAKES_S
+        return JobState.LOST if never_came else state
     alive = process.is_running(status.supervisor_pid, status.supervisor_started_at)
     return state if alive else JobState.LOST

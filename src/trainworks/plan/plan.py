@@ -23,16 +23,25 @@ _MAX_LOG_STEPS = 50
 
 
 def choose_processes(run_file: RunFile, *, num_cores: int, num_accelerators: int) -> Processes:
-    """Ranks, threads and device: one rank per accelerator, or one on a machine without any; threads share the cores."""
+    """Ranks, threads and device: one rank per accelerator, or one on a machine without any; threads share the cores.
+
+    Raises:
+        UsageError: more ranks than accelerators, on a machine that has some.
+    """
     cluster = run_file.cluster
     automatic = max(1, num_accelerators // cluster.nodes)
     per_node = automatic if cluster.processes_per_node == "auto" else cluster.processes_per_node
     ranks = per_node * cluster.nodes
+    if 0 < num_accelerators < ranks:
+        raise UsageError(
+            f"{cluster.nodes} node(s) of {per_node} rank(s) are more than the {num_accelerators} accelerators here",
+            hint="start fewer ranks, or hide the accelerators (CUDA_VISIBLE_DEVICES=) to train on the CPU",
+        )
     return Processes(
         nodes=cluster.nodes,
         processes_per_node=per_node,
         threads_per_process=max(1, num_cores // ranks),
-        device="cuda" if 0 < ranks <= num_accelerators else "cpu",
+        device="cuda" if num_accelerators else "cpu",
     )
 
 

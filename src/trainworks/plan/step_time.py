@@ -34,7 +34,7 @@ def calibration_request(
     return CalibrationRequest(
         device=processes.device,
         precision=precision,
-        num_ranks=processes.processes_per_node,
+        num_ranks=processes.world_size,  # all nodes share this machine
         threads_per_rank=processes.threads_per_process,
         gemm_shapes=(
             (tokens, shape.hidden, shape.hidden),
@@ -120,15 +120,17 @@ def _communication_s(shape: ModelShape, layout: ResolvedLayout, calibration: Cal
     """Exposed communication of one step.
 
     Replicas: gradients are summed in buckets, each as soon as backward has filled it; the last one cannot hide.
-    Shards: gather in forward and in backward, reduce-scatter, 3/2 of an all-reduce's bytes
-    and a latency per unit, nothing hidden, as on a CPU.
+    Shards: 2 gathers of parameters per micro-batch and one reduction of fp32 gradients, each (n-1)/n of its bytes, and
+    a latency per unit and collective; nothing hidden, as on a CPU.
     """
     rates = {"latency_s": calibration.all_reduce_latency_s, "bytes_per_s": calibration.all_reduce_bytes_per_s}
     gradient_bytes = 4 * shape.num_parameters
     if layout.dp_shard > 1:
-        per_step = 2 * layout.grad_accum_steps + 1
-        volume = all_reduce_time_s(gradient_bytes * per_step / 2, layout.dp_shard, **rates)
-        latencies = (shape.layers + 1) * per_step * calibration.all_reduce_latency_s
+        gathers = 2 * layout.grad_accum_steps
+        element_bytes = 4 if calibration.precision == "fp32" else 2
+        moved_bytes = (gathers * element_bytes + 4) * shape.num_parameters
+        volume = ring_share(layout.dp_shard) / 2 * moved_bytes / calibration.all_reduce_bytes_per_s
+        latencies = (shape.layers + 1) * (gathers + 1) * calibration.all_reduce_latency_s
         outer = all_reduce_time_s(gradient_bytes / layout.dp_shard, layout.dp_replicate, **rates)
         return volume + latencies + outer
     return all_reduce_time_s(last_bucket_bytes(shape), layout.dp_replicate, **rates)

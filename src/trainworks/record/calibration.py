@@ -32,7 +32,7 @@ class GemmRate(Spec):
 
 
 class Calibration(Spec):
-    """Measured on one node with all its ranks busy; rates are per rank.
+    """Measured with all ranks of this machine busy; rates are per rank.
 
     A collective over S bytes is modelled as `all_reduce_latency_s + 2(n-1)/n * S / all_reduce_bytes_per_s`.
     """

@@ -23,7 +23,7 @@ EventKind = Literal[
     "failure",  # rank, node, host, pid, cause, exit_code, signal, message, traceback
     "checkpoint",  # attempt, step, stall_s, write_s, bytes: the manifest is written
     "checkpoint_damaged",  # step, folder: complete once, passed over on resume
-    "checkpoint_failed",  # attempt, step, message
+    "checkpoint_failed",  # step, message
     "stop_requested",  # reason
     "stopped",  # step: the ranks ended early, with a checkpoint
     "sample",  # step, prompt, text

@@ -110,7 +110,7 @@ class Plan(Spec):
 
 
 class ResolvedRun(Spec):
-    """What a run is, in full; written once, before anything starts."""
+    """What a run is, in full; written before anything starts, and anew by a resume with other ranks."""
 
     format_version: int = 1
     run_id: str

@@ -2,10 +2,10 @@
 
 runs/stdlib-lm-1/
   run.yaml        as it was written            status.json     state, supervisor; replaced atomically
-  resolved.json   everything decided           stop            present once a stop was asked for
+  resolved.json   everything decided           stop            present once a workload was asked to stop
   events.jsonl    what happened                logs/           supervisor, node-N, rank-N; appended
   metrics.jsonl   one line per step            checkpoints/    step-NNNNNNNN/, complete with manifest.json
-  report.html     written by `report`
+  report.html     written by `report`          .lock .reserve  held while it runs; room for last words
 """
 
 from __future__ import annotations
@@ -77,9 +77,19 @@ class RunDir:
         return self.path / "report.html"
 
     @property
+    def lock_file(self) -> Path:
+        """Locked by the supervisor and its agents for as long as one of them lives."""
+        return self.path / ".lock"
+
+    @property
     def reserve_file(self) -> Path:
         """Some room for last words: given up when the disk is full."""
         return self.path / ".reserve"
+
+    def make_reserve(self) -> None:
+        """Set the room aside."""
+        with naming_full_disk(self.path):
+            self.reserve_file.write_bytes(bytes(_RESERVE_BYTES))
 
     def release_reserve(self) -> None:
         """Make room on a full disk for what has to be written before the end."""
@@ -166,10 +176,7 @@ def create_run_dir(root: Path, name: str) -> RunDir:
             continue
         (path / "logs").mkdir()
         (path / "checkpoints").mkdir()
-        run_dir = RunDir(path)
-        with naming_full_disk(path):
-            run_dir.reserve_file.write_bytes(bytes(_RESERVE_BYTES))
-        return run_dir
+        return RunDir(path)
 
 
 def _is_run_of(folder: str, name: str) -> bool:

@@ -8,7 +8,7 @@ __all__ = ["RunStatus"]
 
 
 class RunStatus(Spec):
-    """The content of status.json, written by the supervisor alone."""
+    """The content of status.json: CREATED by whoever submits, everything else by the supervisor."""
 
     state: str
     cause: str | None = None
@@ -18,5 +18,5 @@ class RunStatus(Spec):
     exit_code: int | None = None
     supervisor_pid: int | None = None
     supervisor_started_at: float | None = None
-    """Creation time of that process: a process id alone may have been reused."""
+    """When that process started, seconds since boot: a process id alone may have been reused."""
     updated_at: float = 0.0

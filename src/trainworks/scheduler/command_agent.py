@@ -1,4 +1,4 @@
-"""One node of a command: `python -m trainworks.scheduler.command_agent RUN_DIR NODE MASTER_PORT ATTEMPT`.
+"""One node of a command: `python -m trainworks.scheduler.command_agent RUN_DIR NODE PARENT_PID MASTER_PORT ATTEMPT`.
 
 Starts the command once per rank, with the variables of `job.environment`; the first rank that fails ends the others.
 It needs no torch: the command may be in any framework, or in none.
@@ -17,6 +17,7 @@ from trainworks.host.clock import Clock, SystemClock
 from trainworks.host.network import LOOPBACK
 from trainworks.job.environment import rank_environment
 from trainworks.record.events import append_event
+from trainworks.record.exit_code import as_exit_code
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 
@@ -41,7 +42,7 @@ class _CommandNode:
 
     def run(self, clock: Clock) -> int:
         """Set up, start all ranks, wait; returns the first bad exit code, or 0."""
-        if (code := self._set_up()) != 0:
+        if (code := self._set_up(clock)) != 0:
             return code
         if self._node == 0:
             append_event(
@@ -59,21 +60,26 @@ class _CommandNode:
                 self._note_failure(failed, ranks[failed].pid, codes[failed] or 0)
             if failed is not None or self._stopping:
                 process.end_descendants(_GRACE_S)
-                return _as_exit_code(codes[failed] or 0) if failed is not None else 128 + signal.SIGTERM
+                return as_exit_code(codes[failed] or 0) if failed is not None else 128 + signal.SIGTERM
             if all(code == 0 for code in codes):
                 return 0
             clock.sleep(_POLL_S)
 
-    def _set_up(self) -> int:
+    def _set_up(self, clock: Clock) -> int:
         setup = self._resolved.run_file.setup
         if setup is None:
             return 0
         log = self._run_dir.node_log(self._node)
-        code = process.spawn(_shell(setup), log=log, env=self._env(0), folder=self._folder()).wait()
+        child = process.spawn(_shell(setup), log=log, env=self._env(0), folder=self._folder())
+        while (code := child.exit_code()) is None and not self._stopping:
+            clock.sleep(_POLL_S)
+        if self._stopping:
+            process.end_descendants(_GRACE_S)
+            return 128 + signal.SIGTERM
         if code:
             words = [f"setup exited with code {code}", _tail(log)]
             self._note("user_error", None, code, ": ".join(filter(None, words)))
-        return code or 0
+        return as_exit_code(code or 0)
 
     def _start(self, local_rank: int) -> process.Child:
         run_file = self._resolved.run_file
@@ -141,17 +147,13 @@ def _tail(log: Path) -> str:
     return next((line.strip() for line in reversed(lines) if line.strip()), "")[:300]
 
 
-def _as_exit_code(code: int) -> int:
-    return 128 - code if code < 0 else code
-
-
-def main(run_folder: str, node: str, port: str, attempt: str) -> int:
+def main(run_folder: str, node: str, parent: str, port: str, attempt: str) -> int:
     """Run this node's ranks to their end."""
     process.adopt_orphans()
     run_dir = RunDir(Path(run_folder))
     agent = _CommandNode(run_dir, run_dir.read_resolved(), int(node), int(port), int(attempt))
     signal.signal(signal.SIGTERM, agent.ask_to_stop)
-    process.die_with_parent(signal.SIGTERM)
+    process.die_with_parent(signal.SIGTERM, int(parent))
     append_event(run_dir.events_file, "agent_started", node=int(node))
     return agent.run(SystemClock())
 

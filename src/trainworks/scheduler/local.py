@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import signal
 from typing import final
 
 from trainworks.errors import EnvironmentProblem
+from trainworks.files import take_lock
 from trainworks.host import process
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.job.request import JobRequest
@@ -42,7 +44,9 @@ class LocalScheduler(Scheduler):
     def submit(self, rendered: Rendered, run_dir: RunDir, *, attached: bool) -> None:
         """Start the supervisor and wait until it has written its first status."""
         processes = rendered.request.processes
+        self._check_free(run_dir)
         run_dir.stop_file.unlink(missing_ok=True)
+        run_dir.make_reserve()
         run_dir.write_status(RunStatus(state="CREATED", updated_at=self._clock.now()))
         append_event(
             run_dir.events_file,
@@ -58,18 +62,30 @@ class LocalScheduler(Scheduler):
         )
         self._await_start(child, run_dir)
 
+    def _check_free(self, run_dir: RunDir) -> None:
+        """Nobody may run this run already, not even the rest of an earlier launch."""
+        lock = take_lock(run_dir.lock_file)
+        if lock is None:
+            raise EnvironmentProblem(
+                f"run {run_dir.run_id} still has processes", hint=f"trainworks stop {run_dir.run_id}, or wait a moment"
+            )
+        os.close(lock)
+
     def _await_start(self, child: process.Child, run_dir: RunDir) -> None:
         deadline = self._clock.now() + _START_TIMEOUT_S
         while run_dir.read_status().state == "CREATED":
             if (code := child.exit_code()) is not None:
-                raise EnvironmentProblem(f"the supervisor ended with code {code}", hint=f"see {run_dir.supervisor_log}")
+                raise self._not_started(run_dir, f"the supervisor ended with code {code}")
             if self._clock.now() > deadline:
                 child.signal_group(signal.SIGKILL)
-                raise EnvironmentProblem(
-                    f"the supervisor did not start within {_START_TIMEOUT_S:.0f} s",
-                    hint=f"see {run_dir.supervisor_log}",
-                )
+                raise self._not_started(run_dir, f"the supervisor did not start within {_START_TIMEOUT_S:.0f} s")
             self._clock.sleep(0.01)
+
+    def _not_started(self, run_dir: RunDir, message: str) -> EnvironmentProblem:
+        run_dir.write_status(
+            RunStatus(state="FAILED", cause="environment", message=message, exit_code=3, updated_at=self._clock.now())
+        )
+        return EnvironmentProblem(message, hint=f"see {run_dir.supervisor_log}")
 
     def stop(self, run_dir: RunDir, reason: str) -> None:
         """Signal the supervisor, if it is still that process."""
@@ -78,4 +94,5 @@ class LocalScheduler(Scheduler):
             return
         if process.is_running(status.supervisor_pid, status.supervisor_started_at):
             append_event(run_dir.events_file, "stop_requested", reason=reason)
-            os.kill(status.supervisor_pid, signal.SIGTERM)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(status.supervisor_pid, signal.SIGTERM)

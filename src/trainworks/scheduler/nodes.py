@@ -6,27 +6,32 @@ import abc
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import final
 
 from trainworks.host import process
 from trainworks.host.network import listen
 from trainworks.job.environment import agent_environment
 from trainworks.job.request import JobRequest
+from trainworks.record.exit_code import ExitCode
 from trainworks.record.run_dir import RunDir
 
 __all__ = ["CommandNodes", "Nodes", "TrainingNodes"]
 
-_PEER_LOST = 75
-"""What an agent of the trainer returns when the other nodes are out of reach."""
-
 
 class Nodes(abc.ABC):
-    """All node agents of a job; each is the head of its own process group, and a failure domain."""
+    """All node agents of a job; each is the head of its own process group, and a failure domain.
 
-    def __init__(self, run_dir: RunDir, request: JobRequest) -> None:
+    Args:
+        run_dir: of the run.
+        request: the job.
+        inherited: file descriptors that every agent keeps open: the run's lock is free only when all are gone.
+    """
+
+    def __init__(self, run_dir: RunDir, request: JobRequest, inherited: Sequence[int] = ()) -> None:
         self._run_dir = run_dir
         self._request = request
+        self._inherited = inherited
         self._agents: dict[int, process.Child] = {}
         self._noted: set[int] = set()
 
@@ -53,10 +58,26 @@ class Nodes(abc.ABC):
 
     def _start(self, node: int) -> None:
         command, file_descriptors = self._command(node)
-        env = os.environ | agent_environment(self._request.processes)
-        log = self._run_dir.node_log(node)
         self._noted.discard(node)
-        self._agents[node] = process.spawn(command, log=log, env=env, pass_fds=file_descriptors)
+        self._agents[node] = process.spawn(
+            command,
+            log=self._run_dir.node_log(node),
+            env=os.environ | self._environment() | self._devices(node),
+            pass_fds=(*file_descriptors, *self._inherited),
+        )
+
+    def _environment(self) -> dict[str, str]:
+        """Variables that the agent's ranks need before they start."""
+        return {}
+
+    def _devices(self, node: int) -> dict[str, str]:
+        """This node's share of the accelerators, where several nodes stand on one machine."""
+        processes = self._request.processes
+        if processes.device != "cuda" or processes.nodes == 1:
+            return {}
+        count = processes.processes_per_node
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(processes.world_size)))
+        return {"CUDA_VISIBLE_DEVICES": ",".join(visible.split(",")[node * count : (node + 1) * count])}
 
     def any_running(self) -> bool:
         """Whether an agent runs, or has ended badly and was not looked at yet."""
@@ -85,13 +106,13 @@ class Nodes(abc.ABC):
 class TrainingNodes(Nodes):
     """Agents of the trainer. They meet at a store whose listening socket the supervisor owns for the whole job."""
 
-    def __init__(self, run_dir: RunDir, request: JobRequest) -> None:
-        super().__init__(run_dir, request)
+    def __init__(self, run_dir: RunDir, request: JobRequest, inherited: Sequence[int] = ()) -> None:
+        super().__init__(run_dir, request, inherited)
         self._listener: socket.socket = listen(request.rendezvous_port)
 
     def restartable(self, exit_code: int) -> bool:
         """An agent that was killed, or that lost contact; a rank's own failure was dealt with by its agent."""
-        return exit_code < 0 or exit_code == _PEER_LOST
+        return exit_code < 0 or exit_code == ExitCode.PEER_LOST
 
     def restart(self, node: int) -> None:
         """Start that node alone; the others wait for it where they are."""
@@ -101,9 +122,12 @@ class TrainingNodes(Nodes):
         """Rank 0 looks for this file once per logging interval, and all ranks stop at the same step."""
         self._run_dir.stop_file.touch()
 
+    def _environment(self) -> dict[str, str]:
+        return agent_environment(self._request.processes)
+
     def _command(self, node: int) -> tuple[list[str], tuple[int, ...]]:
         port = self._listener.getsockname()[1]
-        arguments = [str(self._run_dir.path), str(node), str(self._request.max_restarts), str(port)]
+        arguments = [str(self._run_dir.path), str(node), str(os.getpid()), str(self._request.max_restarts), str(port)]
         if node == 0:
             arguments.append(str(self._listener.fileno()))
         command = process.python_module("trainworks.worker.agent", *arguments)
@@ -114,8 +138,8 @@ class TrainingNodes(Nodes):
 class CommandNodes(Nodes):
     """Agents of a command of the user's own; its ranks know nothing of restarts, so all start again together."""
 
-    def __init__(self, run_dir: RunDir, request: JobRequest) -> None:
-        super().__init__(run_dir, request)
+    def __init__(self, run_dir: RunDir, request: JobRequest, inherited: Sequence[int] = ()) -> None:
+        super().__init__(run_dir, request, inherited)
         self._attempt = 1
         self._port = _free_port(request.rendezvous_port)
 
@@ -136,7 +160,7 @@ class CommandNodes(Nodes):
             agent.signal_group(signal.SIGTERM)
 
     def _command(self, node: int) -> tuple[list[str], tuple[int, ...]]:
-        arguments = (str(self._run_dir.path), str(node), str(self._port), str(self._attempt))
+        arguments = (str(self._run_dir.path), str(node), str(os.getpid()), str(self._port), str(self._attempt))
         return process.python_module("trainworks.scheduler.command_agent", *arguments), ()
 
 

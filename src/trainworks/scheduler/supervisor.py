@@ -1,7 +1,7 @@
 """The supervisor of one local job: `python -m trainworks.scheduler.supervisor RUN_DIR PARENT_PID`.
 
-It starts one agent per node, watches them, restarts what can be restarted, ends everything in the end, and is the
-only writer of status.json. PARENT_PID is the process to die with; 0 for a job that survives its shell.
+It starts one agent per node, watches them, restarts what can be restarted, ends everything in the end, and writes
+status.json. PARENT_PID is the process to die with; 0 for a job that survives its shell.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import sys
 from pathlib import Path
 
 from trainworks.errors import TrainworksError
+from trainworks.files import take_lock
 from trainworks.host import process
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.job.request import JobRequest, job_request
 from trainworks.job.state import TRANSITIONS, JobState
 from trainworks.record.events import Event, append_event, read_events, read_lines_from
+from trainworks.record.exit_code import ExitCode, as_exit_code
 from trainworks.record.failures import first_failure
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
@@ -87,10 +89,16 @@ class Supervisor:
         if self._stop_signals == 0:
             return
         if self._stop_deadline is None:
-            self._stop_deadline = self._clock.now() + _STOP_GRACE_S
+            self._stop_deadline = self._clock.now() + self._stop_grace_s()
             self._nodes.ask_to_stop()
         if self._stop_signals > 1 or self._clock.now() > self._stop_deadline:
             self._nodes.kill_all()
+
+    def _stop_grace_s(self) -> float:
+        """Time for a clean end. Ranks of a workload that do not train at the moment have nothing to save."""
+        if self._request.kind == "training" and self._state is not JobState.RUNNING:
+            return 0.0
+        return _STOP_GRACE_S + 2 * self._request.longest_pause_s
 
     def _restart_or_end(self) -> bool:
         """Deal with nodes that ended badly; False if the job cannot go on."""
@@ -127,13 +135,19 @@ class Supervisor:
             state = JobState.SUCCEEDED if self._stop_signals == 0 or last == "finished" else JobState.STOPPED
             return self._enter(state, exit_code=0)
         if self._stop_signals or last == "stopped":
-            return self._enter(JobState.STOPPED, exit_code=0)
+            return self._enter(JobState.STOPPED, self._what_stopping_lost(events, last), exit_code=0)
         failure = first_failure(events) or {
             "cause": "agent_lost",
             "message": f"the node agents ended with codes {codes}",
         }
         code = next((code for code in codes if code), 1)
-        return self._enter(JobState.FAILED, failure, exit_code=code if code > 0 else 128 - code)
+        return self._enter(JobState.FAILED, failure, exit_code=as_exit_code(code))
+
+    def _what_stopping_lost(self, events: list[Event], last: str | None) -> Event | None:
+        """Why a stopped workload has no checkpoint of its last step; None if it has one."""
+        if self._request.kind == "command" or last == "stopped":
+            return None
+        return first_failure(events) or {"cause": "killed", "message": "ended before it could save a checkpoint"}
 
     def _enter(self, state: JobState, failure: Event | None = None, exit_code: int | None = None) -> JobState:
         assert state in TRANSITIONS[self._state], f"{self._state} -> {state}"
@@ -163,11 +177,13 @@ def main(run_folder: str, parent_pid: str) -> int:
     """Run the job in a run directory to its end."""
     process.adopt_orphans()
     run_dir = RunDir(Path(run_folder))
-    resolved = run_dir.read_resolved()
-    request = job_request(resolved)
     clock = SystemClock()
+    if (lock := take_lock(run_dir.lock_file)) is None:
+        return ExitCode.ENVIRONMENT  # another supervisor has this run; status.json is that one's
     try:
-        nodes = TrainingNodes(run_dir, request) if request.kind == "training" else CommandNodes(run_dir, request)
+        request = job_request(run_dir.read_resolved())
+        kind = TrainingNodes if request.kind == "training" else CommandNodes
+        nodes = kind(run_dir, request, inherited=(lock,))
         supervisor = Supervisor(run_dir, request, nodes, clock)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, supervisor.ask_to_stop)
@@ -176,6 +192,7 @@ def main(run_folder: str, parent_pid: str) -> int:
         return 0 if supervisor.run() is JobState.SUCCEEDED else 1
     except Exception as error:
         process.end_descendants(_END_GRACE_S)
+        run_dir.release_reserve()
         cause = "environment" if isinstance(error, TrainworksError) else "controller_error"
         hint = error.hint if isinstance(error, TrainworksError) else f"see {run_dir.supervisor_log}"
         run_dir.write_status(

@@ -16,6 +16,17 @@ from trainworks.spec.run_file import RunFile
 
 __all__ = ["Source", "load_run_file", "parse_run_file"]
 
+LATER = {
+    "num_nodes": "set `cluster: {engine: local, nodes: N}`",
+    "resources": "set `cluster: {engine: local, processes_per_node: N}`",
+    "framework": "every rank gets the variables of torchrun; for another rendezvous set them in `envs`",
+    "track": "read `metrics.jsonl` of the run, or `trainworks report --json`",
+    "notify": None,
+    "goal.budget": None,
+    "recover.warm_spares": None,
+}
+"""Keys of the design that are not built yet, and what to do meanwhile."""
+
 FieldPath = tuple[str | int, ...]
 
 
@@ -126,6 +137,8 @@ def _problems(error: ValidationError, data: Mapping[str, Any], source: Source) -
 def _wording(detail: Any, path: FieldPath) -> tuple[str, str | None]:
     """Our words for pydantic's finding: message and hint."""
     kind, key = detail["type"], path[-1] if path else ""
+    if kind == "extra_forbidden" and ".".join(map(str, path)) in LATER:
+        return f"`{key}` is not in this version", LATER[".".join(map(str, path))]
     if kind == "extra_forbidden":
         known = _fields_at(RunFile, path[:-1])
         near = get_close_matches(str(key), known, n=1)

@@ -12,7 +12,21 @@ from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 from trainworks.spec.layout import Layout
 from trainworks.spec.quantities import CheckpointInterval, CheckpointIntervalField, DurationS, Spec, TrainForField
 
-__all__ = ["Checkpoint", "Cluster", "Data", "Goal", "Model", "Optimizer", "Recover", "RunFile", "Workload"]
+__all__ = [
+    "TRAINED_VOCABULARY",
+    "Checkpoint",
+    "Cluster",
+    "Data",
+    "Goal",
+    "Model",
+    "Optimizer",
+    "Recover",
+    "RunFile",
+    "Workload",
+]
+
+TRAINED_VOCABULARY = 4096
+"""Entries of a tokenizer that is trained on the data, if the run file does not say."""
 
 Architecture = Literal["llama", "mistral", "qwen2", "gpt2"]
 RunName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]

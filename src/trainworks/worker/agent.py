@@ -1,4 +1,4 @@
-"""The node agent: `python -m trainworks.worker.agent RUN_DIR NODE MAX_RESTARTS STORE_PORT [STORE_FD]`.
+"""The node agent: `python -m trainworks.worker.agent RUN_DIR NODE PARENT_PID MAX_RESTARTS STORE_PORT [STORE_FD]`.
 
 It imports next to nothing itself. First it starts the fork server, which imports torch and the trainer while this
 process prepares the data and imports torch too; ranks are then forked from it and start at once, after a failure as
@@ -24,9 +24,11 @@ from trainworks.record.run_dir import RunDir
 PRELOADED = "trainworks.worker.preloaded"
 
 
-def main(run_folder: str, node: str, max_restarts: str, store_port: str, store_fd: str | None = None) -> int:
+def main(
+    run_folder: str, node: str, parent: str, max_restarts: str, store_port: str, store_fd: str | None = None
+) -> int:
     """Run this node's ranks to their end; returns the agent's exit code."""
-    die_with_parent(signal.SIGTERM)
+    die_with_parent(signal.SIGTERM, int(parent))
     run_dir = RunDir(Path(run_folder))
     append_event(run_dir.events_file, "agent_started", node=int(node))
     try:

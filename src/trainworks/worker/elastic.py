@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch.distributed as dist
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, MultiprocessContext, SignalException
 from torch.distributed.elastic.rendezvous.api import RendezvousError
@@ -18,9 +18,9 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRende
 
 from trainworks.host.network import LOOPBACK
 from trainworks.record.events import append_event
+from trainworks.record.exit_code import ExitCode, as_exit_code
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
-from trainworks.worker.exit_code import ExitCode
 from trainworks.worker.rank import run_rank
 
 __all__ = ["run_node"]
@@ -28,7 +28,6 @@ __all__ = ["run_node"]
 _JOIN_TIMEOUT = timedelta(minutes=10)
 _MONITOR_INTERVAL_S = 0.05
 _EXIT_TIMEOUT_S = 20
-_RESTARTABLE = (ExitCode.PEER_LOST,)
 
 
 def run_node(
@@ -66,9 +65,7 @@ def run_node(
         return 128 + int(stopped.sigval)
     except (RendezvousError, dist.DistError):
         return ExitCode.PEER_LOST
-    if not result.is_failed():
-        return ExitCode.OK
-    return _as_exit_code(next(iter(result.failures.values())).exitcode)
+    return as_exit_code(agent.first_bad_code) if result.is_failed() else ExitCode.OK
 
 
 def _store(port: int, listener: int | None) -> dist.Store:
@@ -117,22 +114,27 @@ class _NodeAgent(LocalElasticAgent):
         super().__init__(spec, logs, start_method="forkserver", exit_barrier_timeout=_EXIT_TIMEOUT_S)
         self._run_dir = run_dir
         self._node = node
+        self.first_bad_code: int = ExitCode.PEER_LOST
+        """Exit code of the rank that failed first, not of those that lost their peer to it."""
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        self._note_killed(worker_group)  # before the first failure found ends the others, and with them the evidence
-        result = super()._monitor_workers(worker_group)
-        if result.state is WorkerState.FAILED:
-            code = next(iter(result.failures.values())).exitcode
-            if code >= 0 and code not in _RESTARTABLE:
-                self._remaining_restarts = 0
-        return result
-
-    def _note_killed(self, worker_group: WorkerGroup) -> None:
-        """A rank that a signal ended cannot write its own obituary."""
         assert isinstance(self._pcontext, MultiprocessContext) and self._pcontext._pc is not None
-        for worker, process in zip(worker_group.workers, self._pcontext._pc.processes, strict=True):
-            if process.exitcode is not None and process.exitcode < 0:
-                self._note(worker.global_rank, process.pid or 0, signal.Signals(-process.exitcode))
+        processes = self._pcontext._pc.processes
+        if any(process.exitcode for process in processes):
+            self._judge(worker_group, [(process.pid or 0, process.exitcode or 0) for process in processes])
+            for process in processes:  # now: torch would ask with SIGTERM, which a rank takes as a wish to save
+                process.kill()
+        return super()._monitor_workers(worker_group)
+
+    def _judge(self, worker_group: WorkerGroup, ended: list[tuple[int, int]]) -> None:
+        """Note the ranks that a signal ended, and give up if a rank failed by itself."""
+        for worker, (pid, code) in zip(worker_group.workers, ended, strict=True):
+            if code < 0:
+                self._note(worker.global_rank, pid, signal.Signals(-code))
+        own = [code for _, code in ended if code and code != ExitCode.PEER_LOST]
+        self.first_bad_code = own[0] if own else ExitCode.PEER_LOST
+        if any(code > 0 for code in own):
+            self._remaining_restarts = 0
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGKILL, timeout: int = 30) -> None:
         # A rank takes SIGTERM as a wish to save and leave; in a group that is broken it would wait for ever.
@@ -151,7 +153,3 @@ class _NodeAgent(LocalElasticAgent):
             signal=number.name,
             message=f"killed by {number.name}",
         )
-
-
-def _as_exit_code(code: int) -> int:
-    return 128 - code if code < 0 else code

@@ -8,7 +8,7 @@ import traceback
 import torch
 
 from trainworks.errors import DiskFullError, EnvironmentProblem, TrainworksError
-from trainworks.worker.exit_code import ExitCode
+from trainworks.record.exit_code import ExitCode
 
 __all__ = ["Failure", "explain"]
 
@@ -17,6 +17,9 @@ _PEER_LOST = re.compile(
     r"failed to recv|Read error|unhandled system error",
     re.IGNORECASE,
 )
+
+_MISUSE = re.compile(r"invalid (usage|argument)|not supported|Duplicate GPU", re.IGNORECASE)
+"""Words of the same libraries for what would fail the same way again."""
 
 
 class Failure:
@@ -45,12 +48,16 @@ def explain(error: BaseException) -> Failure:
         return Failure(
             "oom", ExitCode.USER_ERROR, message, "lower `layout.micro_batch`, or shard with `layout.dp_shard`"
         )
-    if isinstance(error, torch.distributed.DistError | ConnectionError) or _is_lost_peer(error):
+    if _is_lost_peer(error):
         return Failure("peer_lost", ExitCode.PEER_LOST, "lost contact to another rank")
     return Failure("user_error", ExitCode.USER_ERROR, f"{type(error).__name__}: {_first_line(error)}")
 
 
 def _is_lost_peer(error: BaseException) -> bool:
+    if _MISUSE.search(str(error)):
+        return False
+    if isinstance(error, torch.distributed.DistError | ConnectionError):
+        return True
     return isinstance(error, RuntimeError) and _PEER_LOST.search(str(error)) is not None
 
 

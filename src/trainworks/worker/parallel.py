@@ -85,7 +85,7 @@ class _Single:
         return nullcontext() if self._dtype is None else torch.autocast(self._device.type, dtype=self._dtype)
 
     def _backward(self, loss: Tensor, scale: Tensor | float) -> None:
-        (loss if scale == 1.0 else loss * scale).backward()
+        (loss if isinstance(scale, float) and scale == 1.0 else loss * scale).backward()
 
 
 class _Replicated(_Single):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -28,13 +29,12 @@ from trainworks.host.corpus import STDLIB, source_files
 from trainworks.host.folders import cache_folder
 from trainworks.record.events import append_event
 from trainworks.spec.quantities import Spec
-from trainworks.spec.run_file import Data
+from trainworks.spec.run_file import TRAINED_VOCABULARY, Data
 
 __all__ = ["DatasetCard", "end_of_text", "prepare", "prepare_for_run", "read_card"]
 
 END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 """What closes a document: the first that the tokenizer knows. A trained one knows the first."""
-TRAINED_VOCABULARY = 4096
 CARD = "dataset.json"
 _TRAINING_SAMPLE_BYTES = 6_000_000
 _BATCH_BYTES = 2_000_000
@@ -151,6 +151,8 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _make(data: Data, files: list[Path], folder: Path, progress: Progress) -> None:
+    for abandoned in folder.parent.glob(f".{folder.name}.*"):  # by one that was killed: we hold the lock
+        shutil.rmtree(abandoned, ignore_errors=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         with naming_full_disk(folder):
@@ -204,6 +206,7 @@ def _write_shards(tokenizer: Tokenizer, data: Data, files: list[Path], folder: P
         name = _shard_with_room(shards, len(tokens))
         with (folder / name).open("ab") as shard:
             shard.write(tokens.tobytes())
+            os.fsync(shard.fileno())
         shards[name] = shards.get(name, 0) + len(tokens)
         digest.update(tokens.tobytes())
         done += num_bytes

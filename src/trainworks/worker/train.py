@@ -16,15 +16,16 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from trainworks.errors import PortInUseError
 from trainworks.host.network import LOOPBACK, listen
 from trainworks.host.process import die_with
 from trainworks.record.events import append_event, read_events
+from trainworks.record.exit_code import ExitCode
 from trainworks.record.resolved import Plan, ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.spec.run_file import Workload
 from trainworks.worker.checkpoint import Checkpointer
 from trainworks.worker.data import BatchReader, TokenDataset
-from trainworks.worker.exit_code import ExitCode
 from trainworks.worker.failure import explain
 from trainworks.worker.loop import StopRequest, Trainer
 from trainworks.worker.model import build_model
@@ -140,7 +141,7 @@ def _note_signal(stop: StopRequest, number: int, frame: object) -> None:
 def _store(rank: int) -> dist.Store:
     """The store of this group of workers; rank 0 serves it, on the loopback address."""
     port = int(os.environ["MASTER_PORT"])
-    listener = listen(port).detach() if rank == 0 else None
+    listener = _listener(port) if rank == 0 else None
     return dist.TCPStore(
         LOOPBACK,
         port,
@@ -149,6 +150,14 @@ def _store(rank: int) -> dist.Store:
         master_listen_fd=listener,
         timeout=_TIMEOUT,
     )
+
+
+def _listener(port: int) -> int:
+    """The port that the agent found free a moment ago; if somebody took it, the next attempt gets another."""
+    try:
+        return listen(port).detach()
+    except PortInUseError as error:
+        raise ConnectionError(error.message) from None
 
 
 def _next_attempt(run_dir: RunDir) -> int:

@@ -1,10 +1,10 @@
-"""Exit codes of a rank, and of a node agent."""
+"""Exit codes of ranks and node agents: what the process above decides by."""
 
 from __future__ import annotations
 
 import enum
 
-__all__ = ["ExitCode"]
+__all__ = ["ExitCode", "as_exit_code"]
 
 
 class ExitCode(enum.IntEnum):
@@ -17,3 +17,8 @@ class ExitCode(enum.IntEnum):
     """The machine is in the way; a person has to act."""
     PEER_LOST = 75
     """Another rank went away; starting again can help."""
+
+
+def as_exit_code(code: int) -> int:
+    """What a shell would say: 128 + the signal of a process that a signal ended (its code is negative)."""
+    return 128 - code if code < 0 else code
