@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.small_disk import mounted
 from trainworks.errors import DiskFullError
 from trainworks.files import append_text, free_bytes, naming_full_disk, write_atomic
 
@@ -25,26 +26,18 @@ write_atomic(Path(sys.argv[1]), "new")
 """
 
 
-def mounted(folder: Path, options: str) -> Iterator[Path]:
-    """A small file system of its own; needs root and the right to mount."""
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode != 0:
-        pytest.skip("NOT TESTED: a full disk; needs root and permission to mount a tmpfs")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def small_disk() -> Iterator[Path]:
     """A disk of 1 MB."""
-    yield from mounted(tmp_path / "small", "size=1m")
+    with mounted("size=1m") as disk:
+        yield disk
 
 
 @pytest.fixture
-def disk_without_inodes(tmp_path: Path) -> Iterator[Path]:
+def disk_without_inodes() -> Iterator[Path]:
     """A disk that can hold its root folder and one file."""
-    yield from mounted(tmp_path / "few", "nr_inodes=2")
+    with mounted("nr_inodes=2") as disk:
+        yield disk
 
 
 @contextmanager
@@ -104,7 +97,7 @@ def test_a_rename_that_fails_leaves_no_temporary_file(tmp_path: Path) -> None:
 @pytest.mark.root
 def test_a_full_disk_is_named_and_keeps_the_old_content(small_disk: Path) -> None:
     write_atomic(small_disk / "file", "old")
-    with pytest.raises(DiskFullError, match=r"no space left on device: .* free, writing `.*small/file`"):
+    with pytest.raises(DiskFullError, match=r"no space left on device: .* free, writing `.*/file`"):
         write_atomic(small_disk / "file", b"x" * 2 * 2**20)
     assert {path.name: path.read_text() for path in small_disk.iterdir()} == {"file": "old"}
 

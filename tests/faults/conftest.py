@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("torch", reason="faults are injected into real training: trainworks[train]")
 
 from tests.faults.launcher import Program
+from tests.small_disk import mounted
 from tests.worker.harness import run_file_text, write_corpus
 
 STEPS = 200
@@ -60,20 +61,8 @@ def uninterrupted(
     return program.curve()
 
 
-@pytest.fixture(scope="session")
-def small_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Path]]:
-    """A function that mounts a file system of a few megabytes; unmounted at the end."""
-    mounted = []
-
-    def mount(size: str) -> Path:
-        folder = tmp_path_factory.mktemp("small-disk")
-        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            pytest.skip(f"NOT TESTED: a full disk; mounting a small one needs root: {done.stderr.strip()}")
-        mounted.append(folder)
-        return folder
-
-    yield mount
-    for folder in mounted:
-        subprocess.run(["umount", "-l", str(folder)], check=False)
+@pytest.fixture
+def small_disk() -> Iterator[Callable[[str], Path]]:
+    """A function that mounts a file system of a few megabytes."""
+    with ExitStack() as disks:
+        yield lambda size: disks.enter_context(mounted(f"size={size}"))

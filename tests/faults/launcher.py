@@ -35,7 +35,7 @@ class Program:
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Start a command and leave it running, in a process group of its own, as a shell would."""
         process = subprocess.Popen(
-            [sys.executable, "-m", "trainworks", *arguments],
+            [sys.executable, "-P", "-m", "trainworks", *arguments],
             cwd=self.folder,
             env=self._env,
             stdin=subprocess.DEVNULL,

@@ -88,3 +88,24 @@ def test_a_program_that_does_not_exist(program):
     code, _, stderr = program.run("run", "--", "no-such-program", "--lr", "1")
     assert code == 2
     assert "`no-such-program` is neither a run file (*.yaml) nor a program" in stderr
+
+
+def test_ctrl_c_during_setup_ends_it_and_starts_nothing(program):
+    (program.folder / "run.yaml").write_text("name: slow\nsetup: touch began; sleep 300\nrun: touch never\n")
+    running = program.start("run", "run.yaml")
+    wait_until((program.folder / "began").exists)
+    interrupt(running)
+    assert finished(running)[0] == 130
+    assert not (program.folder / "never").exists()
+    program.assert_nothing_left()
+
+
+def test_torchrun_is_not_started_once_per_rank(program):
+    code, _, stderr = program.run("run", "--nproc", "2", "--", "bash", "-c", "torchrun $TORCHRUN_ARGS train.py")
+    assert code == 2
+    assert "torchrun would be started 2 times" in stderr
+
+
+def test_a_command_prints_where_it_was_started(program):
+    _, stdout, _ = program.run("run", "--nproc", "2", "--name", "show", "--", "bash", "-c", "echo I am $RANK")
+    assert sorted(stdout.splitlines()) == ["[rank-0] I am 0", "[rank-1] I am 1"]

@@ -135,3 +135,40 @@ def test_stop_ends_a_submitted_run(program, write_run_file):
     assert program.run("stop", "tiny-1")[1].strip() == "tiny-1 STOPPED"
     assert "STOPPED" in program.run("ls")[1]
     program.assert_nothing_left()
+
+
+def test_files_of_the_folder_do_not_shadow_the_libraries(program, write_run_file):
+    for name in ("random.py", "queue.py", "torch.py"):
+        (program.folder / name).write_text("raise SystemExit('shadowed')\n")
+    code, _, stderr = program.run("run", write_run_file(program.folder, workload__train_for="3 steps"))
+    assert code == 0, stderr
+
+
+def test_a_run_that_still_has_processes_is_not_started_again(program, write_run_file):
+    program.run("submit", write_run_file(program.folder))
+    program.wait_for_step(20)
+    program.run_dir.status_file.unlink()  # whoever looks must think that nobody has launched it
+    code, _, stderr = program.run("resume")
+    assert (code, "still has processes" in stderr) == (3, True)
+
+
+def test_a_stop_before_the_first_step_does_not_wait(program, write_run_file):
+    running = program.start("run", write_run_file(program.folder))
+    wait_until(lambda: (program.folder / "runs").is_dir() and program.run_dir.node_log(0).exists())
+    interrupt(running)
+    assert finished(running)[0] == 130
+    wait_until(lambda: program.run_dir.read_status().state == "STOPPED", timeout_s=20)
+    program.assert_nothing_left()
+
+
+def test_a_damaged_checkpoint_is_passed_over_aloud(program, write_run_file, uninterrupted):
+    running = program.start("run", write_run_file(program.folder))
+    program.wait_for_step(60)
+    interrupt(running)
+    finished(running)
+    newest = complete_checkpoints(program.run_dir)[-1][1]
+    part = next(newest.glob("*.distcp"))
+    part.write_bytes(part.read_bytes()[:-1])
+    code, _, stderr = program.run("resume")
+    assert (code, program.curve()) == (0, uninterrupted)
+    assert "is damaged and passed over" in stderr
