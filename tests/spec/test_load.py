@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trainworks.errors import LayoutError, RunFileError, UsageError
-from trainworks.spec.load import load_run_file, parse_run_file
+from trainworks.spec.load import LATER, load_run_file, parse_run_file
 
 GOOD = """\
 name: stdlib-lm
@@ -182,3 +182,11 @@ def test_a_mapping_that_contains_itself_is_refused() -> None:
 
 def test_a_key_that_is_no_text_is_found_on_its_line() -> None:
     assert refusal("name: x\nrun: y\n1: 2\n").place == "run.yaml:3  1"
+
+
+@pytest.mark.parametrize("field", sorted(LATER))
+def test_a_key_of_the_design_that_is_not_built_yet_is_said_to_be(field: str) -> None:
+    parent, _, key = field.rpartition(".")
+    lines = ["name: x", "run: make", f"{parent}: {{{key}: 1}}" if parent else f"{key}: 1"]
+    with pytest.raises(RunFileError, match=f"`{key}` is not in this version"):
+        parse_run_file("\n".join(lines), name="x.yaml")

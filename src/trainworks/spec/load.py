@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from trainworks.errors import LayoutError, RunFileError, TrainworksError, UsageError
 from trainworks.spec.run_file import RunFile
 
-__all__ = ["Source", "load_run_file", "parse_run_file"]
+__all__ = ["LATER", "Source", "load_run_file", "parse_run_file"]
 
 LATER = {
     "num_nodes": "set `cluster: {engine: local, nodes: N}`",
