@@ -73,8 +73,13 @@ def test_a_killed_node_is_started_again(start) -> None:
     assert run.nodes.asked.starts == [0, 0]
 
 
+def test_how_an_agent_ends_after_the_last_step_does_not_matter(start) -> None:
+    run = start(job(max_restarts=3), [Life(-signal.SIGABRT, says=[MET, FINISHED])])
+    assert (run.states()[-1], run.nodes.asked.starts) == ("SUCCEEDED", [0])
+
+
 def test_the_other_nodes_are_not_started_again(start) -> None:
-    lives = [Life(0, 9, says=[MET, FINISHED])], [Life(KILLED), Life(0, 8)]
+    lives = [Life(0, 9, says=[MET])], [Life(KILLED), Life(0, 8, says=[FINISHED])]
     run = start(job(nodes=2, max_restarts=1), *lives)
     assert (run.states()[-1], run.nodes.asked.starts) == ("SUCCEEDED", [0, 1, 1])
 

@@ -50,6 +50,7 @@ class Supervisor:
         self._stop_signals = 0
         self._stop_deadline: float | None = None
         self._events_read = 0
+        self._done = False  # the ranks have said so: how their agents end after that does not matter
         self._restarts_left = request.max_restarts * (request.processes.nodes if request.kind == "training" else 1)
 
     def ask_to_stop(self, number: int, frame: object) -> None:
@@ -82,6 +83,8 @@ class Supervisor:
         for event in events:
             if event["kind"] == "attempt" and self._state is not JobState.RUNNING:
                 self._enter(JobState.RUNNING)
+            elif event["kind"] in ("finished", "stopped"):
+                self._done = True
             elif event["kind"] in ("failure", "agent_lost") and self._state is JobState.RUNNING:
                 self._enter(JobState.RECOVERING, event)
 
@@ -103,7 +106,7 @@ class Supervisor:
     def _restart_or_end(self) -> bool:
         """Deal with nodes that ended badly; False if the job cannot go on."""
         for node, exit_code in self._nodes.lost():
-            if self._stop_deadline is not None:
+            if self._stop_deadline is not None or self._done:
                 continue
             self._note_lost(node, exit_code)
             if self._restarts_left == 0 or not self._nodes.restartable(exit_code):
@@ -131,9 +134,10 @@ class Supervisor:
         """The final state, from how the nodes ended and from what they wrote."""
         events = read_events(self._run_dir.events_file)
         last = next((e["kind"] for e in reversed(events) if e["kind"] in ("finished", "stopped", "submitted")), None)
-        if all(code == 0 for code in codes) and (last == "finished" or self._request.kind == "command"):
-            state = JobState.SUCCEEDED if self._stop_signals == 0 or last == "finished" else JobState.STOPPED
-            return self._enter(state, exit_code=0)
+        if last == "finished":
+            return self._enter(JobState.SUCCEEDED, exit_code=0)
+        if self._request.kind == "command" and self._stop_signals == 0 and all(code == 0 for code in codes):
+            return self._enter(JobState.SUCCEEDED, exit_code=0)
         if self._stop_signals or last == "stopped":
             return self._enter(JobState.STOPPED, self._what_stopping_lost(events, last), exit_code=0)
         failure = first_failure(events) or {

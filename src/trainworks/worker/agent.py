@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import multiprocessing.forkserver
+import os
 import signal
 import sys
 from pathlib import Path
@@ -87,4 +88,7 @@ def _give_up(run_dir: RunDir, node: int, error: TrainworksError) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    code = main(*sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # torch's store threads abort a process that ends in good order, now and then
