@@ -121,17 +121,17 @@ def _check_world(layout: Layout, world_size: int) -> None:
     factors = " * ".join(f"{name} ({degree})" for name, degree in axes.items())
     raise LayoutError(
         f"{factors} = {product}, world size is {world_size}",
-        field=_axis_to_blame(axes, product, world_size),
+        field=_axis_to_blame(axes),
         hint=_product_hint(axes, product, world_size),
     )
 
 
-def _axis_to_blame(axes: dict[str, int], product: int, world_size: int) -> str:
+def _axis_to_blame(axes: dict[str, int]) -> str:
     return next((name for name in ("dp_shard", "dp_replicate") if axes[name] > 1), "dp_replicate")
 
 
 def _product_hint(axes: dict[str, int], product: int, world_size: int) -> str:
-    name = _axis_to_blame(axes, product, world_size)
+    name = _axis_to_blame(axes)
     others = product // axes[name]
     if world_size % others == 0:
         return f"set `{name}: {world_size // others}`"
