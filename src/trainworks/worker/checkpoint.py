@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import re
+import threading
 import time
 from concurrent.futures import Future
 from pathlib import Path
@@ -56,11 +57,15 @@ class Checkpointer:
         self._keep = keep
         self._template = template
         self._pending: Future[Any] | None = None
+        self._may_complete = threading.Event()
         self.failure: TrainworksError | None = None
         """Why the last checkpoint could not be completed; the loop reads it once per logging interval."""
 
     def save(self, step: int, module: nn.Module, optimizer: StepOptimizer, *, samples_consumed: int) -> float:
         """Start saving; returns after the state was copied. Waits first if the previous save still runs.
+
+        The checkpoint becomes complete only after `allow_completion`: a run that resumes from it starts at the next
+        step, and the rows of the steps before must be in the record by then.
 
         Returns:
             Seconds for which training stood still.
@@ -69,6 +74,7 @@ class Checkpointer:
         self.wait()
         if self.failure is not None:
             return time.perf_counter() - started
+        self._may_complete.clear()
         folder = self._run_dir.checkpoint(step)
         if dist.get_rank() == 0:
             delete_checkpoint(folder)
@@ -81,6 +87,10 @@ class Checkpointer:
         written.add_done_callback(lambda done: self._finish(done, folder, fields, started, stall_s))
         return stall_s
 
+    def allow_completion(self) -> None:
+        """The record holds every step up to the one that is being saved."""
+        self._may_complete.set()
+
     def wait(self) -> None:
         """Wait until the save that is under way, if any, is complete or has failed."""
         if self._pending is not None:
@@ -91,6 +101,7 @@ class Checkpointer:
         """Runs in the saving thread, after every rank has written its part."""
         try:
             done.result()
+            self._may_complete.wait()
             if dist.get_rank() == 0:
                 self._complete(folder, fields, started, stall_s)
         except BaseException as error:  # CheckpointException is one; the loop reports it and ends the run

@@ -84,11 +84,11 @@ class Trainer:
         self.telemetry.begin()
         for step in range(steps_done + 1, self.plan.num_steps + 1):
             marks = self._train_step(step, reader)
-            if save_due or self._is_checkpoint_step(step):
+            if saved := save_due or self._is_checkpoint_step(step):
                 self._save(step)
                 save_due = False
             marks.end = self.timeline.mark()
-            if step == steps_done + 1 or step % self.plan.log_every_steps == 0 or step == self.plan.num_steps:
+            if saved or step == steps_done + 1 or self._is_logging_step(step):
                 agreed = self._flush()
                 save_due = save_due or agreed.checkpoint
             if agreed.stop:
@@ -96,6 +96,7 @@ class Trainer:
         reader.close()
         if self._last_saved_step < step:
             self._save(step)
+            self.checkpointer.allow_completion()
         self.checkpointer.wait()
         self._raise_failure()
         return step
@@ -122,6 +123,9 @@ class Trainer:
         ]
         return losses[0] if accum == 1 else torch.stack(losses).mean()
 
+    def _is_logging_step(self, step: int) -> bool:
+        return step % self.plan.log_every_steps == 0 or step == self.plan.num_steps
+
     def _is_checkpoint_step(self, step: int) -> bool:
         every = self.plan.checkpoint_every_steps
         return every is not None and step % every == 0
@@ -134,7 +138,10 @@ class Trainer:
         every_s = self.plan.checkpoint_every_s
         due = every_s is not None and time.monotonic() - self._last_save_at >= every_s
         failed = self.checkpointer.failure is not None
-        agreed = self.telemetry.flush(Agreement(stop=bool(self.stop), checkpoint=due, failed=failed))
+        try:
+            agreed = self.telemetry.flush(Agreement(stop=bool(self.stop), checkpoint=due, failed=failed))
+        finally:
+            self.checkpointer.allow_completion()
         gc.collect(1)
         if agreed.failed:
             self.checkpointer.wait()

@@ -1,0 +1,44 @@
+"""When a checkpoint counts."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from trainworks.record.manifest import complete_checkpoints
+from trainworks.record.run_dir import create_run_dir
+from trainworks.spec.layout import ResolvedLayout
+from trainworks.spec.run_file import Optimizer
+from trainworks.worker.checkpoint import Checkpointer
+from trainworks.worker.optimizer import StepOptimizer
+
+ONE_PROCESS = ResolvedLayout(dp_replicate=1, dp_shard=1, cp=1, tp=1, pp=1, ep=1, micro_batch=1, grad_accum_steps=1)
+
+
+@pytest.fixture
+def checkpointer(tmp_path):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    template = {"attempt": 1, "layout": ONE_PROCESS, "data_fingerprint": "of-nothing"}
+    yield Checkpointer(create_run_dir(tmp_path, "run"), dist.new_group(backend="gloo"), keep=1, template=template)
+    dist.destroy_process_group()
+
+
+def test_a_checkpoint_is_complete_only_after_the_record_holds_its_steps(checkpointer):
+    """Otherwise a run killed in between resumes after steps that no row tells of."""
+    module = nn.Linear(2, 2)
+    optimizer = StepOptimizer(module, Optimizer(), num_steps=8, precision="fp32", device=torch.device("cpu"))
+    run_dir = checkpointer._run_dir
+
+    checkpointer.save(4, module, optimizer, samples_consumed=4)
+    while not any(run_dir.checkpoint(4).glob(".metadata")):
+        time.sleep(0.01)
+    time.sleep(0.2)
+    assert complete_checkpoints(run_dir) == []
+
+    checkpointer.allow_completion()
+    checkpointer.wait()
+    assert [manifest.step for manifest, _ in complete_checkpoints(run_dir)] == [4]
