@@ -8,11 +8,24 @@ from trainworks.spec.layout import ResolvedLayout
 from trainworks.spec.quantities import Spec
 from trainworks.spec.run_file import RunFile
 
-__all__ = ["MemoryTerms", "ModelShape", "Plan", "Processes", "ResolvedRun", "StepTimeTerms"]
+__all__ = ["LatentAttention", "MemoryTerms", "ModelShape", "Plan", "Processes", "ResolvedRun", "StepTimeTerms"]
+
+
+class LatentAttention(Spec):
+    """Multi-head latent attention: queries, keys and values through low-rank projections (DeepSeek-V2)."""
+
+    query_rank: int
+    """0 where queries are projected directly."""
+    kv_rank: int
+    rope_head_dim: int
+    """Per head, the part of queries and keys that carries positions; one key part is shared by all heads."""
+    nope_head_dim: int
+    """Per head, the part without positions."""
+    value_head_dim: int
 
 
 class ModelShape(Spec):
-    """A decoder in the numbers that planning needs."""
+    """A transformer in the numbers that planning needs."""
 
     layers: int
     hidden: int
@@ -20,12 +33,26 @@ class ModelShape(Spec):
     kv_heads: int
     head_dim: int
     feed_forward: int
+    """Width of the dense MLP; with experts, of the layers that have none."""
     vocabulary: int
     max_sequence_length: int
     gated_mlp: bool
     tie_embeddings: bool
     learned_positions: bool
     num_parameters: int
+    causal: bool = True
+    """Whether a token sees only those before it; False for encoders."""
+    experts: int = 0
+    """Routed experts of a layer; 0 for a dense model."""
+    experts_per_token: int = 0
+    expert_feed_forward: int = 0
+    """Width of one routed expert."""
+    shared_feed_forward: int = 0
+    """Width of the experts that every token passes, together."""
+    dense_layers: int = 0
+    """Layers of a model with experts that have a dense MLP instead."""
+    latent: LatentAttention | None = None
+    """Ranks of multi-head latent attention; None for MHA and GQA."""
 
 
 class Processes(Spec):
