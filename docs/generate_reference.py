@@ -195,7 +195,10 @@ def record_page() -> str:
         _record_section("manifest.json of a checkpoint", manifest, "Manifest"),
         "## resolved.json\n\nThe resolved run: what `plan` decided and predicted, and what it was based on.",
         *(_record_section(None, resolved, name) for name in ("ResolvedRun", "Processes", "Plan")),
-        *(_record_section(None, resolved, name) for name in ("ModelShape", "StepTimeTerms", "MemoryTerms")),
+        *(
+            _record_section(None, resolved, name)
+            for name in ("ModelShape", "LatentAttention", "SmallParameters", "StepTimeTerms", "MemoryTerms")
+        ),
         *(_record_section(None, calibration, name) for name in ("Calibration", "GemmRate")),
         *(_record_section(None, environment, name) for name in ("HostFacts", "AcceleratorFacts")),
     )

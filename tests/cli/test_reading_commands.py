@@ -15,7 +15,7 @@ from trainworks.cli.outcome import raise_for_failure
 from trainworks.cli.plan_view import print_plan
 from trainworks.errors import RunFailedError
 from trainworks.job.state import JobState
-from trainworks.plan.plan import make_plan
+from trainworks.plan.local.plan import make_plan
 from trainworks.record.events import append_event
 from trainworks.record.metrics import append_metrics
 from trainworks.record.resolved import ResolvedRun

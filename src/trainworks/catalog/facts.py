@@ -1,4 +1,4 @@
-"""What a row of the catalogue says, in base units. One direction, dense, per accelerator unless a name says otherwise."""
+"""What a row of the catalogue says, in base units: one direction, dense, per accelerator unless a name differs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Literal
 
 from trainworks.spec.quantities import Spec
 
-__all__ = ["Accelerator", "Link", "Node", "Precision"]
+__all__ = ["Accelerator", "Link", "Node", "Precision", "Switch"]
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "fp4"]
 
@@ -33,15 +33,43 @@ class Accelerator(Spec):
     host_bytes_per_s: float
     """To the host: PCIe or a chip-to-chip link."""
     power_w: float | None = None
+    usable_bytes: int | None = None
+    """What the framework reports as the device's capacity; None where nobody published it."""
+    memory_type: str | None = None
+    memory_stacks: int | None = None
+    """HBM stacks; None for other memory."""
+    architecture: str | None = None
+    scale_up_group: int | None = None
+    """Accelerators that a bridge joins; None where a switch, a mesh or a torus joins all of a node."""
+    pair_bytes_per_s: float | None = None
+    """Between two accelerators alone, in a mesh or torus; None where a pair has all of `scale_up_bytes_per_s`."""
+    reference_node: str | None = None
+    """The node that a planner assumes when it knows the accelerator only."""
 
 
 class Link(Spec):
-    """One port of a network."""
+    """One port of a network; of a scale-up link all ports of one accelerator together."""
 
     name: str
     bytes_per_s: float
     latency_s: float | None = None
     """End to end through one switch."""
+    network: str = "unnamed"
+    """Kind of the fabric; `scale-up` inside a domain, `host` for PCIe and its like."""
+    lanes: int | None = None
+    lane_bytes_per_s: float | None = None
+
+
+class Switch(Spec):
+    """A switch of a fabric."""
+
+    name: str
+    network: str
+    ports: int
+    port_bytes_per_s: float
+    latency_s: float | None = None
+    """Port to port; None where no vendor publishes it."""
+    in_network_reduction: bool = False
 
 
 class Node(Spec):
@@ -59,3 +87,13 @@ class Node(Spec):
     """Kind of the fabric: InfiniBand, RoCE, EFA, TCP, Omni-Path."""
     in_network_reduction: bool = False
     """Whether switches can add up (SHARP)."""
+    kind: Literal["machine", "instance", "reference"] = "machine"
+    """Sold, rented, or assumed for an accelerator that comes without a node."""
+    provider: str | None = None
+    scale_up_reduction: bool = False
+    """Whether the scale-up switches can add up (NVLS)."""
+    nic_slot_bytes_per_s: float | None = None
+    """PCIe slot of each NIC where it differs from the accelerator's; None where it is the same."""
+    vcpus: int | None = None
+    host_memory_bytes: int | None = None
+    power_w: float | None = None

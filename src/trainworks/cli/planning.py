@@ -16,10 +16,10 @@ from trainworks.host.corpus import anchored_source, source_files
 from trainworks.host.folders import cache_folder
 from trainworks.host.probe import probe_host
 from trainworks.job.environment import agent_environment
-from trainworks.plan.layout import choose_layout
+from trainworks.plan.local.layout import choose_layout
 from trainworks.plan.model_shape import shape_of_hf_config, shape_of_model
-from trainworks.plan.plan import choose_processes, make_plan, num_steps
-from trainworks.plan.step_time import calibration_request
+from trainworks.plan.local.plan import choose_processes, make_plan, num_steps
+from trainworks.plan.local.step_time import calibration_request
 from trainworks.record.environment import HostFacts
 from trainworks.record.resolved import ModelShape, Processes, ResolvedRun
 from trainworks.spec.load import Source

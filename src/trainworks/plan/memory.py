@@ -1,66 +1,205 @@
-"""Memory of the fullest rank, term by term.
+"""Memory of the fullest rank of many layouts, term by term.
 
-Symbols: N parameters, s dp_shard, b micro-batch, T sequence length, e bytes of an activation (4 in fp32, 2 under
-autocast), and those of `model_shape`. Weights, gradients and AdamW's two moments are fp32.
+Symbols: those of `compute`; p stages, v chunks, m micro-batches, s ranks that share a state, B blocks of a stage.
+A stage holds its states, what backward needs of every micro-batch that is under way, and what one kernel needs now:
+
+    allocated = weights + gradients + optimizer + activations + logits + working
+    reserved  = allocated / (1 - fragmentation)
+    device    = reserved + context
+
+`allocated` and `reserved` are what torch.cuda.max_memory_allocated and _reserved say, `device` what nvidia-smi says.
+First and last stage are compared and the fuller one is returned: the first has the most micro-batches under way, the
+last the logits.
 """
 
 from __future__ import annotations
 
-from trainworks.plan.model_shape import block_matmul_parameters
-from trainworks.record.resolved import MemoryTerms, ModelShape
-from trainworks.spec.layout import ResolvedLayout
+from dataclasses import dataclass, fields
 
-__all__ = ["activation_bytes_per_token", "checkpoint_bytes", "predict_memory"]
+import numpy as np
+
+from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
+from trainworks.plan.compute import Stack
+from trainworks.plan.layouts import Array, Layouts, Recompute
+from trainworks.plan.parameters import num_expert_layers, output_parameters
+from trainworks.plan.states import StageParameters, stage_blocks, stage_parameters
+from trainworks.record.resolved import ModelShape
+
+__all__ = ["Memories", "activation_bytes", "predict_memories"]
 
 
-def predict_memory(
-    shape: ModelShape, layout: ResolvedLayout, *, sequence_length: int, precision: str, baseline_bytes: int
-) -> MemoryTerms:
-    """Peak resident memory of one rank.
+_BLOCKS_IN_FLIGHT = 3
+"""Whose activations are on their way to or from the host."""
 
-        weights      4 N / s, and with shards the largest gathered unit, and under autocast a 16-bit copy
-        gradients    4 N / s
-        optimizer    8 N / s
-        activations  L b T a, a from `activation_bytes_per_token`
-        logits       b T V (2 e + 8): output and its gradient, fp32 log-softmax and its gradient
-        checkpoint   12 N / s: the copy that is written while training goes on
 
-    Leaves out fragmentation of the allocator; the largest difference to a measured run is there.
+@dataclass(frozen=True, slots=True)
+class Memories:
+    """Bytes of the fullest stage by term, shape [n]; the terms add up to what is allocated."""
+
+    weights_bytes: Array
+    gradients_bytes: Array
+    optimizer_bytes: Array
+    activations_bytes: Array
+    logits_bytes: Array
+    working_bytes: Array
+    """Of the block that is computed right now: gathered weights, recomputed activations, gradients of them."""
+    stage: Array
+    """0 where the first stage is the fullest, else p - 1."""
+
+    @property
+    def allocated_bytes(self) -> Array:
+        """Sum of the terms: the peak that the framework's allocator hands out."""
+        total: Array = np.sum([getattr(self, field.name) for field in fields(self) if field.name != "stage"], axis=0)
+        return total
+
+    def reserved_bytes(self, coefficients: Coefficients = COEFFICIENTS) -> Array:
+        """What the allocator takes from the device: allocated / (1 - fragmentation)."""
+        return self.allocated_bytes / (1.0 - coefficients.fragmentation)
+
+    def device_bytes(self, coefficients: Coefficients = COEFFICIENTS) -> Array:
+        """What the device reports as used: reserved, the driver's context, buffers of the collectives."""
+        return self.reserved_bytes(coefficients) + coefficients.context_bytes
+
+
+def predict_memories(
+    shape: ModelShape, layouts: Layouts, *, sequence_length: int, precision: str, stack: Stack
+) -> Memories:
+    """Peak memory of the fullest rank of every layout.
+
+    weights     e N, / s with zero 3; a sharded model keeps its fp32 copy there instead
+    gradients   `Stack.gradient_bytes` N with fp32 accumulation, / s with zero 2 and 3
+    optimizer   12 N (fp32 copy and two moments), / s with zero 1 and more; 8 N where weights are fp32
     """
-    n = shape.num_parameters
-    tokens = layout.micro_batch * sequence_length
-    element = 4 if precision == "fp32" else 2
-    copies = 0 if precision == "fp32" else 2 * n
-    gathered = _largest_unit(shape) * (4 if precision == "fp32" else 2) * 2 if layout.dp_shard > 1 else copies
-    return MemoryTerms(
-        baseline_bytes=baseline_bytes,
-        weights_bytes=4 * n // layout.dp_shard + gathered,
-        gradients_bytes=4 * n // layout.dp_shard,
-        optimizer_bytes=8 * n // layout.dp_shard,
-        activations_bytes=round(shape.layers * tokens * activation_bytes_per_token(shape, precision)),
-        logits_bytes=tokens * shape.vocabulary * (2 * element + 8),
-        checkpoint_bytes=12 * n // layout.dp_shard,
+    first, last = (
+        _stage(shape, layouts, sequence_length, precision, stack, end=0),
+        _stage(shape, layouts, sequence_length, precision, stack, end=1),
+    )
+    fuller = last.allocated_bytes > first.allocated_bytes
+    return Memories(
+        *(np.where(fuller, getattr(last, field.name), getattr(first, field.name)) for field in fields(Memories))
     )
 
 
-def activation_bytes_per_token(shape: ModelShape, precision: str) -> float:
-    """What one block keeps for its backward, per token: 4 * 8 h + e * (2 h + 3 H d + 4 K d + 4 f) without fusion.
+def _stage(
+    shape: ModelShape, layouts: Layouts, sequence_length: int, precision: str, stack: Stack, *, end: int
+) -> Memories:
+    middle, last = stage_blocks(shape.layers, layouts)
+    blocks = last if end else np.where(layouts.pp == 1, last, middle)
+    alone = layouts.pp == 1
+    both = 1.0 if output_parameters(shape) == 0 else 2.0
+    held = stage_parameters(shape, layouts, blocks, embeddings=np.where(alone, both, 1.0))
+    weights, gradients, optimizer = _states(held, layouts, precision, stack)
+    tokens = layouts.micro_batch * sequence_length / layouts.cp
+    per_block = activation_bytes(shape, layouts, sequence_length=sequence_length, precision=precision, stack=stack)
+    whole = activation_bytes(
+        shape, layouts, sequence_length=sequence_length, precision=precision, stack=stack, recompute=Recompute.NONE
+    )
+    under_way = _micro_batches_under_way(layouts, end)
+    e = 4 if precision == "fp32" else 2
+    embedded = np.where(alone | (end == 0), tokens * shape.hidden * e, 0.0)
+    has_logits = alone | (end == 1)
+    vocabulary = shape.vocabulary / layouts.tp
+    logits = np.where(has_logits, tokens * vocabulary * (e + 4.0), 0.0)
+    live = np.where(layouts.recompute == Recompute.NONE, 0.0, whole - per_block)
+    widest = (2.0 if shape.gated_mlp else 1.0) * shape.feed_forward / layouts.tp
+    live = live + e * (widest * shape.hidden + 1.5 * tokens * widest)
+    gathered = np.where(layouts.zero == 3, 2 * 2 * held.total / np.maximum(blocks, 1), 0.0)
+    return Memories(
+        weights_bytes=weights,
+        gradients_bytes=gradients,
+        optimizer_bytes=optimizer,
+        activations_bytes=np.where(
+            layouts.offload > 0, _BLOCKS_IN_FLIGHT * per_block, under_way * (blocks * per_block + embedded)
+        ),
+        logits_bytes=logits,
+        working_bytes=gathered + live,
+        stage=np.where(alone, 0.0, (layouts.pp - 1) * end),
+    )
 
-    Residual stream and norms stay in fp32 (input, normalised and scaled, of two norms); matrix inputs, queries, keys
-    and values before and after rotation, the attention output and the MLP's intermediates are in e bytes.
+
+def _states(held: StageParameters, layouts: Layouts, precision: str, stack: Stack) -> tuple[Array, Array, Array]:
+    dense_shards = layouts.dp_shard * layouts.cp
+    expert_shards = np.maximum(1.0, dense_shards * layouts.tp / layouts.ep)
+
+    def of(per_parameter: float, stage: int) -> Array:
+        shared = layouts.zero >= stage
+        dense = held.dense / np.where(shared, dense_shards, 1.0)
+        return per_parameter * (dense + held.experts / np.where(shared, expert_shards, 1.0))
+
+    if precision == "fp32":
+        return of(4.0, 3), of(4.0, 2), of(8.0, 1)
+    narrow = layouts.zero < 3
+    weights = np.where(narrow, of(2.0, 3), of(4.0, 3))
+    kept = 12.0 if stack.fused_attention else 16.0
+    optimizer = np.where(narrow, of(kept, 1), of(8.0, 1))
+    both = 2.0 if precision == "bf16" and not stack.fused_attention else 0.0
+    return weights, of(stack.gradient_bytes + both, 2), optimizer
+
+
+def _micro_batches_under_way(layouts: Layouts, end: int) -> Array:
+    """Forward passes whose backward has not run, in micro-batches of the whole stage.
+
+    1F1B keeps min(m, p) on the first stage and 1 on the last; interleaved p (1 + (p - 1) / (p v)) on the first
+    (Korthikanti et al. 2022, section 4.2.3).
     """
-    element = 4 if precision == "fp32" else 2
-    width, kv_width = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    mlp = (4 if shape.gated_mlp else 3) * shape.feed_forward
-    return 4 * 8 * shape.hidden + element * (2 * shape.hidden + 3 * width + 4 * kv_width + mlp)
+    p, v = layouts.pp, layouts.interleave
+    if end:
+        return np.where(v > 1, np.minimum(layouts.accum, 1 + (p - 1) / (p * v) * p / np.maximum(p, 1)), 1.0)
+    plain = np.minimum(layouts.accum, p)
+    chunked = np.minimum(layouts.accum, p * (1 + (p - 1) / (p * v)))
+    return np.where(v > 1, chunked, plain)
 
 
-def checkpoint_bytes(shape: ModelShape) -> int:
-    """One checkpoint of all ranks: weights and AdamW's two moments, 12 N."""
-    return 12 * shape.num_parameters
+def activation_bytes(
+    shape: ModelShape,
+    layouts: Layouts,
+    *,
+    sequence_length: int,
+    precision: str,
+    stack: Stack,
+    recompute: Recompute | None = None,
+) -> Array:
+    """What one block keeps of one micro-batch for its backward, on one rank.
 
+    Unfused, with dropout (Korthikanti et al. 2022, equation 2), per token in 16 bits:
 
-def _largest_unit(shape: ModelShape) -> int:
-    """Parameters that FSDP2 gathers at once: a block, or the embeddings, which belong to the root."""
-    embeddings = shape.vocabulary * shape.hidden * (1 if shape.tie_embeddings else 2)
-    return max(block_matmul_parameters(shape), embeddings)
+        10 h + (8 H d + 16 f/4h ...) -> h (10 + 24 / t) + 5 H T / t, norms and dropouts split by sequence parallelism
+
+    Fused, without dropout: inputs of the two norms and of the two projections after them 4 e h, queries, keys, values
+    and attention output e (2 H + 2 K) d / t, the MLP's first product and its activation e (3 or 2) f / t. Selective
+    recomputation drops the scores; 8-bit products keep their inputs in 8 bits; full keeps the block's input alone.
+
+    Args:
+        shape: the model.
+        layouts: shape [n].
+        sequence_length: tokens of a sequence.
+        precision: of the products.
+        stack: whether attention is fused.
+        recompute: of all layouts; their own where left out.
+    """
+    e = 4 if precision == "fp32" else 2
+    tokens = layouts.micro_batch * sequence_length / layouts.cp
+    t = layouts.tp
+    hidden_split = np.where(layouts.sequence_parallel > 0, t, 1.0)
+    query_dim, value_dim = shape.head_dim, shape.head_dim
+    if shape.latent is not None:
+        query_dim = shape.latent.nope_head_dim + shape.latent.rope_head_dim
+        value_dim = shape.latent.value_head_dim
+    heads = shape.heads * (query_dim + value_dim) + shape.kv_heads * (query_dim + value_dim)
+    dense_width = (3.0 if shape.gated_mlp else 2.0) * shape.feed_forward
+    width = dense_width
+    if shape.experts:
+        routed = shape.experts_per_token * (3 * shape.expert_feed_forward + 2 * shape.hidden)
+        share = num_expert_layers(shape) / shape.layers
+        width = share * (routed + 3 * shape.shared_feed_forward) + (1 - share) * dense_width
+    hidden_bytes = 4.0 * e * shape.hidden + (0.0 if stack.fused_attention else 2.0 * shape.hidden)
+    inner_bytes = e * (heads + width) * 1.0
+    if precision in ("fp8", "fp4"):
+        hidden_bytes -= 2.0 * shape.hidden
+        inner_bytes -= shape.heads * value_dim + (1 / 3 if shape.gated_mlp else 1 / 2) * width
+    kept = tokens * (hidden_bytes / hidden_split + inner_bytes / t)
+    scores = 0.0 if stack.fused_attention else (2 * e + 1.0) * tokens * sequence_length * shape.heads / t
+    whole = kept + scores
+    full = tokens * e * shape.hidden / hidden_split
+    chosen = layouts.recompute if recompute is None else np.full(len(layouts), float(recompute))
+    return np.select([chosen == Recompute.FULL, chosen == Recompute.SELECTIVE], [full, kept], whole)

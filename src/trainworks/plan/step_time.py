@@ -1,145 +1,218 @@
-"""Time of one optimizer step: a visible sum of small terms.
+"""Time of one optimizer step of many layouts: a visible sum of terms.
 
-Symbols: b micro-batch, T sequence length, m accumulation steps, N parameters, n ranks, and those of `model_shape`.
+Symbols: p pipeline stages, v chunks per stage, m micro-batches per step, L blocks, N parameters of the model, and
+those of `compute`.
+
+    T = m u + (sum of u over the stages - u) / v + dp + optimizer + step,  u = slowest stage
+
+where a stage's u is forward, backward and recomputation of its blocks and of its embedding or logits, with the
+communication that its micro-batch cannot hide. The second term is the bubble of (interleaved) 1F1B: the first and last
+micro-batch pass all stages (Narayanan et al. 2021). Gradients and weights of the data-parallel group hide behind
+computing where the stack overlaps.
 """
 
 from __future__ import annotations
 
-from trainworks.plan.model_shape import block_matmul_parameters
-from trainworks.record.calibration import Calibration, CalibrationRequest
-from trainworks.record.resolved import ModelShape, Processes, StepTimeTerms
-from trainworks.spec.layout import ResolvedLayout
+from dataclasses import dataclass, fields
 
-__all__ = ["all_reduce_time_s", "calibration_request", "predict_step_time", "ring_share"]
+import numpy as np
 
-_OPS_PER_BLOCK = 70
-"""Differentiable operations of one unfused block: norms, projections, rotations, attention, MLP, residuals."""
-_PASSES_HIDDEN = 110
-"""Reads and writes of h values per token and block in element-wise work, forward and backward, unfused."""
-_PASSES_FEED_FORWARD = 20
-"""The same for the f values of the MLP."""
-_PASSES_LOGITS = 14
-"""The same for the V logits: cast, log-softmax, loss and their gradients."""
-_FIRST_BUCKET_BYTES = 1 << 20
-_BUCKET_BYTES = 25 << 20
-_DATA_S = 3e-5
-"""Handing over a batch that was read ahead."""
+from trainworks.catalog.cluster import ClusterDescription
+from trainworks.plan.blocks import block_times, head_times
+from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
+from trainworks.plan.collectives import Fabric, collective_s, fabric_of, point_to_point_s
+from trainworks.plan.compute import Machine, Stack, machine_of
+from trainworks.plan.layouts import Array, Layouts, Recompute
+from trainworks.plan.memory import activation_bytes
+from trainworks.plan.states import stage_blocks, stage_parameters
+from trainworks.record.resolved import ModelShape
+
+__all__ = ["Job", "StepTimes", "predict_step_times"]
 
 
-def calibration_request(
-    shape: ModelShape, layout: ResolvedLayout, processes: Processes, *, sequence_length: int, precision: str
-) -> CalibrationRequest:
-    """The matrix products and the attention of one micro-batch of this model."""
-    tokens = layout.micro_batch * sequence_length
-    return CalibrationRequest(
-        device=processes.device,
-        precision=precision,
-        num_ranks=processes.world_size,  # all nodes share this machine
-        threads_per_rank=processes.threads_per_process,
-        gemm_shapes=(
-            (tokens, shape.hidden, shape.hidden),
-            (tokens, shape.feed_forward, shape.hidden),
-            (tokens, shape.vocabulary, shape.hidden),
-        ),
-        micro_batch=layout.micro_batch,
-        sequence_length=sequence_length,
-        heads=shape.heads,
-        head_dim=shape.head_dim,
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is trained, on what, with what: everything but the layout."""
+
+    shape: ModelShape
+    sequence_length: int
+    precision: str
+    cluster: ClusterDescription
+    stack: Stack
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Seconds of one step by term, shape [n]; the terms add up."""
+
+    forward_s: Array
+    backward_s: Array
+    recompute_s: Array
+    head_s: Array
+    """Embedding, logits and loss on the slowest stage."""
+    tp_s: Array
+    """Exposed tensor-parallel communication."""
+    cp_s: Array
+    ep_s: Array
+    offload_s: Array
+    """Of activations on their way to the host and back, what computing does not hide."""
+    pp_s: Array
+    """Exposed transfers between stages."""
+    bubble_s: Array
+    dp_s: Array
+    """Exposed gradient and weight communication of the data-parallel group."""
+    optimizer_s: Array
+    host_s: Array
+    """Work per step that no accelerator does, and waiting for the slowest of many nodes."""
+
+    @property
+    def total_s(self) -> Array:
+        """Sum of the terms."""
+        total: Array = np.sum([getattr(self, field.name) for field in fields(self)], axis=0)
+        return total
+
+
+def predict_step_times(job: Job, layouts: Layouts, coefficients: Coefficients = COEFFICIENTS) -> StepTimes:
+    """One optimizer step of every layout.
+
+    Raises:
+        UsageError: the accelerator cannot compute in the job's precision.
+    """
+    machine = machine_of(job.cluster.accelerator, job.precision, coefficients)
+    wide = machine
+    if job.precision in ("fp8", "fp4"):
+        wide = machine_of(job.cluster.accelerator, "bf16", coefficients)
+    fabric = fabric_of(job.cluster, coefficients)
+    shape, length = job.shape, job.sequence_length
+    block = block_times(shape, layouts, sequence_length=length, machine=machine, stack=job.stack)
+    head = head_times(shape, layouts, sequence_length=length, machine=wide, stack=job.stack)
+    tp_s, cp_s, ep_s = _block_communication(job, layouts, fabric, coefficients)
+    offload_s = _offload_s(job, layouts, coefficients, block.total_s)
+    per_block = block.total_s + tp_s + cp_s + ep_s + offload_s
+
+    middle, last = stage_blocks(shape.layers, layouts)
+    alone = layouts.pp == 1
+    first_u = middle * per_block + head.embedding_s
+    last_u = last * per_block + head.output_s + np.where(alone, head.embedding_s, 0.0)
+    slowest = np.where(alone, last_u, np.maximum(first_u, last_u))
+    last_rules = alone | (last_u >= first_u)
+    blocks = np.where(last_rules, last, middle)
+    heads = np.where(last_rules, last_u - last * per_block, head.embedding_s)
+    pp_s = _pipeline_transfers_s(job, layouts, fabric, machine) * coefficients.pp_exposed
+    through = shape.layers * per_block + head.output_s + head.embedding_s
+    bubble = np.where(alone, 0.0, np.maximum(0.0, through - slowest) / layouts.interleave)
+
+    m = layouts.accum
+    compute_s = m * blocks * block.total_s
+    dp_s = _data_parallel_s(job, layouts, fabric, coefficients, blocks, compute_s)
+    optimizer_s = _optimizer_s(job, layouts, machine)
+    device_s = m * slowest + pp_s * m + bubble + dp_s + optimizer_s
+    doublings = np.log2(np.maximum(1.0, layouts.world_size / job.cluster.accelerators_per_node))
+    return StepTimes(
+        forward_s=m * blocks * block.forward_s,
+        backward_s=m * blocks * block.backward_s,
+        recompute_s=m * blocks * block.recomputed_s,
+        head_s=m * heads,
+        tp_s=m * blocks * tp_s,
+        cp_s=m * blocks * cp_s,
+        ep_s=m * blocks * ep_s,
+        offload_s=m * blocks * offload_s,
+        pp_s=m * pp_s,
+        bubble_s=bubble,
+        dp_s=dp_s,
+        optimizer_s=optimizer_s,
+        host_s=coefficients.step_s + coefficients.straggle * doublings * device_s,
     )
 
 
-def predict_step_time(
-    shape: ModelShape, layout: ResolvedLayout, calibration: Calibration, *, sequence_length: int
-) -> StepTimeTerms:
-    """One optimizer step on one rank, from rates that were measured with all ranks busy.
+def _block_communication(
+    job: Job, layouts: Layouts, fabric: Fabric, coefficients: Coefficients
+) -> tuple[Array, Array, Array]:
+    """Exposed seconds per block and micro-batch: tensor, context, expert parallel.
 
-    compute        m * (matrix products + attention + element-wise traffic + host time per operation)
-    communication  gradients once per step, what backward does not hide
-    optimizer      N / s divided by the measured rate
+    tp   2 all-reduces of M h forward and backward, 2 more when the block is recomputed; with sequence parallelism each
+         is a gather and a scatter
+    cp   keys and values gathered forward, and their gradients scattered backward
+    ep   4 all-to-alls of k M h / t: out and back, forward and backward
     """
-    micro = (
-        _matmul_s(shape, layout, calibration, sequence_length)
-        + _attention_s(shape, layout, calibration, sequence_length)
-        + _elementwise_s(shape, layout, calibration, sequence_length)
-        + shape.layers * _OPS_PER_BLOCK * calibration.op_overhead_s
+    shape = job.shape
+    tokens = layouts.micro_batch * job.sequence_length / layouts.cp
+    message = 2.0 * tokens * shape.hidden
+    repeats = np.where(layouts.recompute == Recompute.FULL, 6.0, 4.0)
+    reduced = collective_s("all_reduce", message, layouts.tp, np.ones_like(layouts.tp), fabric)
+    gathered = collective_s("all_gather", message, layouts.tp, np.ones_like(layouts.tp), fabric)
+    tp_s = repeats * np.where(layouts.sequence_parallel > 0, 2 * gathered, reduced)
+    hidden = coefficients.tp_hidden if job.stack.overlap else 0.0
+    kv_bytes = 2.0 * tokens * layouts.cp * 2 * shape.kv_heads * shape.head_dim / layouts.tp
+    cp_s = 2 * collective_s("all_gather", kv_bytes, layouts.cp, layouts.tp, fabric)
+    routed = message * shape.experts_per_token / layouts.tp
+    share = (shape.layers - shape.dense_layers) / shape.layers if shape.experts else 0.0
+    ep_s = share * 4 * collective_s("all_to_all", routed, layouts.ep, layouts.tp, fabric)
+    return tp_s * (1 - hidden), cp_s * (1 - hidden), ep_s * (1 - hidden)
+
+
+def _offload_s(job: Job, layouts: Layouts, coefficients: Coefficients, block_s: Array) -> Array:
+    """A block's activations cross the host's link twice, out during forward, back during backward."""
+    kept = activation_bytes(
+        job.shape, layouts, sequence_length=job.sequence_length, precision=job.precision, stack=job.stack
     )
-    return StepTimeTerms(
-        compute_s=layout.grad_accum_steps * micro,
-        communication_s=_communication_s(shape, layout, calibration),
-        optimizer_s=shape.num_parameters / layout.dp_shard / calibration.optimizer_params_per_s,
-        data_s=_DATA_S,
-    )
+    moved_s = 2 * kept / (job.cluster.accelerator.host_bytes_per_s * coefficients.host_link_share)
+    return np.where(layouts.offload > 0, np.maximum(0.0, moved_s - block_s), 0.0)
 
 
-def ring_share(num_ranks: int) -> float:
-    """Bytes over the wire per byte of an all-reduce: 2(n-1)/n; 0 for one rank."""
-    return 2 * (num_ranks - 1) / num_ranks
+def _pipeline_transfers_s(job: Job, layouts: Layouts, fabric: Fabric, machine: Machine) -> Array:
+    """Activations forward and their gradients backward, for each of v chunks; the t ranks send a part each."""
+    tokens = layouts.micro_batch * job.sequence_length / layouts.cp
+    size = tokens * job.shape.hidden * machine.element_bytes / layouts.tp
+    one = point_to_point_s(size, layouts.tp * layouts.cp * layouts.dp, fabric)
+    return np.where(layouts.pp > 1, 2 * layouts.interleave * one, 0.0)
 
 
-def all_reduce_time_s(message_bytes: float, num_ranks: int, *, latency_s: float, bytes_per_s: float) -> float:
-    """T = a + 2(n-1)/n * S / B; 0 for one rank.
+def _data_parallel_s(
+    job: Job, layouts: Layouts, fabric: Fabric, coefficients: Coefficients, blocks: Array, compute_s: Array
+) -> Array:
+    """What gradients, and weights that are sharded, add to the step.
 
-    Args:
-        message_bytes: S, the buffer each rank contributes.
-        num_ranks: n.
-        latency_s: a, of the whole collective.
-        bytes_per_s: B, bus bandwidth, one direction, per rank.
+    zero 0-2  one reduction of the gradients; with a sharded optimizer a scatter of them and a gather of 16-bit weights
+    zero 3    per micro-batch the weights gathered forward and backward and the gradients scattered
+    replicas  beside shards: an all-reduce of the shard's gradients
 
-    Source: nccl-tests doc/PERFORMANCE.md.
-
-    >>> all_reduce_time_s(1e9, 8, latency_s=0.0, bytes_per_s=350e9)
-    0.005
+    A stack with overlap hides up to `dp_hidden` of the time that computes: of the whole step with zero 3, else of one
+    micro-batch, since gradients are complete in the last.
     """
-    if num_ranks == 1:
-        return 0.0
-    return latency_s + ring_share(num_ranks) * message_bytes / bytes_per_s
+    held = stage_parameters(job.shape, layouts, blocks)
+    inner = np.ones_like(layouts.tp)
+    copies = layouts.dp * layouts.cp
+    expert_copies = np.maximum(1.0, copies * layouts.tp / layouts.ep)
+    full = _reductions_s(job, layouts, fabric, held.dense, copies, layouts.tp)
+    if job.shape.experts:
+        full = full + _reductions_s(job, layouts, fabric, held.experts, expert_copies, layouts.ep * inner)
+    available = np.where(layouts.zero == 3, compute_s, compute_s / layouts.accum)
+    hidden = coefficients.dp_hidden if job.stack.overlap else 0.0
+    if not job.stack.overlap:
+        full = np.where(layouts.zero == 3, full / coefficients.old_gather_share, full)
+    return np.maximum(full - hidden * available, full * (1 - hidden))
 
 
-def _matmul_s(shape: ModelShape, layout: ResolvedLayout, calibration: Calibration, sequence_length: int) -> float:
-    """Forward 2 FLOPs per weight and token, backward twice that, at the rate of the matching measured product."""
-    tokens = layout.micro_batch * sequence_length
-    square, wide, vocabulary = (gemm.flops_per_s for gemm in calibration.gemms)
-    mlp = (3 if shape.gated_mlp else 2) * shape.hidden * shape.feed_forward
-    attention = block_matmul_parameters(shape) - mlp
-    per_token = shape.layers * (attention / square + mlp / wide) + shape.hidden * shape.vocabulary / vocabulary
-    return 6 * tokens * per_token
+def _reductions_s(job: Job, layouts: Layouts, fabric: Fabric, parameters: Array, copies: Array, stride: Array) -> Array:
+    """Seconds of one step's reductions and gathers of these parameters, hidden or not."""
+    gradients, weights = parameters * job.stack.gradient_bytes, parameters * 2.0
+    reduced = collective_s("all_reduce", gradients, copies, stride, fabric)
+    replicas = layouts.dp / layouts.dp_shard
+    shards = np.maximum(1.0, copies / replicas)
+    scattered = collective_s("reduce_scatter", gradients, shards, stride, fabric)
+    gathered = collective_s("all_gather", weights, shards, stride, fabric)
+    outer = collective_s("all_reduce", gradients / shards, replicas, stride * shards, fabric)
+    once = np.where(layouts.zero > 0, scattered + gathered + outer, reduced)
+    each = 2 * gathered + collective_s("reduce_scatter", weights, shards, stride, fabric)
+    return np.where(layouts.zero == 3, layouts.accum * each + outer, once)
 
 
-def _attention_s(shape: ModelShape, layout: ResolvedLayout, calibration: Calibration, sequence_length: int) -> float:
-    flops = 12 * shape.layers * layout.micro_batch * shape.heads * shape.head_dim * sequence_length**2
-    return flops / calibration.attention_flops_per_s
-
-
-def _elementwise_s(shape: ModelShape, layout: ResolvedLayout, calibration: Calibration, sequence_length: int) -> float:
-    per_block = _PASSES_HIDDEN * shape.hidden + _PASSES_FEED_FORWARD * shape.feed_forward
-    values = shape.layers * per_block + _PASSES_LOGITS * shape.vocabulary
-    return 4 * layout.micro_batch * sequence_length * values / calibration.memory_bytes_per_s
-
-
-def _communication_s(shape: ModelShape, layout: ResolvedLayout, calibration: Calibration) -> float:
-    """Exposed communication of one step.
-
-    Replicas: gradients are summed in buckets, each as soon as backward has filled it; the last one cannot hide.
-    Shards: 2 gathers of parameters per micro-batch and one reduction of fp32 gradients, each (n-1)/n of its bytes, and
-    a latency per unit and collective; nothing hidden, as on a CPU.
-    """
-    rates = {"latency_s": calibration.all_reduce_latency_s, "bytes_per_s": calibration.all_reduce_bytes_per_s}
-    gradient_bytes = 4 * shape.num_parameters
-    if layout.dp_shard > 1:
-        gathers = 2 * layout.grad_accum_steps
-        element_bytes = 4 if calibration.precision == "fp32" else 2
-        moved_bytes = (gathers * element_bytes + 4) * shape.num_parameters
-        volume = ring_share(layout.dp_shard) / 2 * moved_bytes / calibration.all_reduce_bytes_per_s
-        latencies = (shape.layers + 1) * (gathers + 1) * calibration.all_reduce_latency_s
-        outer = all_reduce_time_s(gradient_bytes / layout.dp_shard, layout.dp_replicate, **rates)
-        return volume + latencies + outer
-    return all_reduce_time_s(last_bucket_bytes(shape), layout.dp_replicate, **rates)
-
-
-def last_bucket_bytes(shape: ModelShape) -> int:
-    """Gradients in DDP's last bucket. Backward fills the first with 1 MiB, then buckets of 25 MiB, and the input
-    embeddings, the last to get their gradients, are never split (torch.nn.parallel.DistributedDataParallel).
-    """
-    embeddings = 4 * shape.hidden * (shape.vocabulary + shape.max_sequence_length * shape.learned_positions)
-    before = max(0, 4 * shape.num_parameters - embeddings - _FIRST_BUCKET_BYTES)
-    return min(4 * shape.num_parameters, before % _BUCKET_BYTES + embeddings)
+def _optimizer_s(job: Job, layouts: Layouts, machine: Machine) -> Array:
+    blocks, _ = stage_blocks(job.shape.layers, layouts)
+    held = stage_parameters(job.shape, layouts, blocks)
+    shards = layouts.dp_shard * layouts.cp
+    expert_copies = np.maximum(1.0, shards * layouts.tp / layouts.ep)
+    sharded = layouts.zero > 0
+    local = held.dense / np.where(sharded, shards, 1.0) + held.experts / np.where(sharded, expert_copies, 1.0)
+    return local * machine.coefficients.optimizer_bytes / machine.memory_bytes_per_s

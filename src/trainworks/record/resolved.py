@@ -8,7 +8,16 @@ from trainworks.spec.layout import ResolvedLayout
 from trainworks.spec.quantities import Spec
 from trainworks.spec.run_file import RunFile
 
-__all__ = ["LatentAttention", "MemoryTerms", "ModelShape", "Plan", "Processes", "ResolvedRun", "StepTimeTerms"]
+__all__ = [
+    "LatentAttention",
+    "MemoryTerms",
+    "ModelShape",
+    "Plan",
+    "Processes",
+    "ResolvedRun",
+    "SmallParameters",
+    "StepTimeTerms",
+]
 
 
 class LatentAttention(Spec):
@@ -22,6 +31,21 @@ class LatentAttention(Spec):
     nope_head_dim: int
     """Per head, the part without positions."""
     value_head_dim: int
+
+
+class SmallParameters(Spec):
+    """Weights that are no matrix of a product over all tokens: norms, biases, sinks, pooler."""
+
+    layer: int = 0
+    """Of every layer: norms and the biases of attention."""
+    dense_mlp: int = 0
+    """Biases of one dense MLP."""
+    expert: int = 0
+    """Biases of one routed expert."""
+    router: int = 0
+    """Of one layer with experts: biases of the router, gate of the shared experts."""
+    model: int = 0
+    """Outside of the layers: final norm, token types, class token, pooler."""
 
 
 class ModelShape(Spec):
@@ -53,6 +77,17 @@ class ModelShape(Spec):
     """Layers of a model with experts that have a dense MLP instead."""
     latent: LatentAttention | None = None
     """Ranks of multi-head latent attention; None for MHA and GQA."""
+    window: int = 0
+    """Tokens that a layer with sliding-window attention sees; 0 where there is none."""
+    window_layers: int = 0
+    """Layers with such a window."""
+    patch_values: int = 0
+    """Pixel values of one image patch, which are projected to a token; 0 where tokens are looked up. An image has one
+    output, over `vocabulary` classes."""
+    head_transform: bool = False
+    """Whether a layer of h to h stands before the output matrix, with biases and a norm, as in BERT."""
+    small: SmallParameters = SmallParameters()
+    """What is no matrix, so that parameters can be counted anew for another number of layers."""
 
 
 class Processes(Spec):

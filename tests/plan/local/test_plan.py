@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.fakes import processes
 from tests.plan.shapes import calibration, layout, shape, workload
 from trainworks.errors import UsageError
-from trainworks.plan.plan import choose_processes, make_plan, num_steps
+from trainworks.plan.local.plan import choose_processes, make_plan, num_steps
 from trainworks.record.resolved import Plan, Processes
 from trainworks.spec.run_file import RunFile
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.plan.shapes import layout, shape
-from trainworks.plan.memory import activation_bytes_per_token, checkpoint_bytes, predict_memory
+from trainworks.plan.local.memory import activation_bytes_per_token, checkpoint_bytes, predict_memory
 from trainworks.record.resolved import MemoryTerms, ModelShape
 
 SHAPES = st.builds(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from trainworks.errors import UsageError
 from trainworks.plan.checkpoint import checkpoint_interval
-from trainworks.plan.memory import checkpoint_bytes, predict_memory
+from trainworks.plan.local.memory import checkpoint_bytes, predict_memory
+from trainworks.plan.local.step_time import predict_step_time
 from trainworks.plan.model_shape import model_flops_per_token
-from trainworks.plan.step_time import predict_step_time
 from trainworks.record.calibration import Calibration
 from trainworks.record.resolved import ModelShape, Plan, Processes
 from trainworks.spec.layout import ResolvedLayout

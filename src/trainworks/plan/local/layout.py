@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainworks.errors import EnvironmentProblem, LayoutError
-from trainworks.plan.memory import predict_memory
+from trainworks.plan.local.memory import predict_memory
 from trainworks.record.resolved import ModelShape
 from trainworks.spec.layout import Layout, ResolvedLayout, divisors, resolve_layout
 from trainworks.spec.run_file import Workload

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.fakes import processes
 from tests.plan.shapes import calibration, layout, shape
-from trainworks.plan.step_time import all_reduce_time_s, calibration_request, predict_step_time, ring_share
+from trainworks.plan.local.step_time import all_reduce_time_s, calibration_request, predict_step_time, ring_share
 
 BYTES = st.floats(1, 1e12)
 RATES = st.floats(1e6, 1e12)

@@ -1,0 +1,225 @@
+"""Facts by name.
+
+A name is matched without regard to case, blanks, `-` and `_`, against names and aliases, and never by resemblance: an
+unknown one is an error that names the nearest three. A family (`A100`) means its most common part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from functools import cache
+
+from trainworks.catalog.facts import Accelerator, Link, Node, Switch
+from trainworks.catalog.rows import KINDS, Kind, Row, read_rows
+from trainworks.errors import UsageError
+
+__all__ = [
+    "Catalog",
+    "accelerator",
+    "family",
+    "find_row",
+    "has",
+    "link",
+    "load_catalog",
+    "names",
+    "node",
+    "reference_node",
+    "switch",
+]
+
+_NOUNS: dict[Kind, str] = {
+    "accelerators": "accelerator",
+    "nodes": "node or instance",
+    "links": "link",
+    "switches": "switch",
+}
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """All facts at once, by name: what the lint reads."""
+
+    accelerators: Mapping[str, Accelerator]
+    nodes: Mapping[str, Node]
+    links: Mapping[str, Link]
+    switches: Mapping[str, Switch]
+    explained: Mapping[str, Mapping[str, str]]
+    """By name of a row: rules that it rightly breaks, and why."""
+
+
+def accelerator(name: str) -> Accelerator:
+    """The accelerator of that name or alias.
+
+    Raises:
+        UsageError: there is none, or it is named in the catalogue and cannot be planned with.
+
+    >>> accelerator("a100-sxm4-80gb").name
+    'A100-SXM-80GB'
+    """
+    return _accelerator(_find("accelerators", name))
+
+
+def node(name: str) -> Node:
+    """The machine or cloud instance of that name or alias.
+
+    Raises:
+        UsageError: there is none.
+
+    >>> node("DGX H100").nics
+    8
+    """
+    return _node(_find("nodes", name))
+
+
+def link(name: str) -> Link:
+    """The link of that name or alias.
+
+    Raises:
+        UsageError: there is none.
+
+    >>> link("HDR").bytes_per_s
+    25000000000.0
+    """
+    return _link(_find("links", name))
+
+
+def switch(name: str) -> Switch:
+    """The switch of that name or alias.
+
+    Raises:
+        UsageError: there is none.
+    """
+    return _switch(_find("switches", name))
+
+
+def reference_node(accelerator_name: str) -> Node:
+    """The node that a planner assumes when it knows the accelerator only.
+
+    A card in a PCIe slot gets a node of eight with one NIC of 100 Gb/s.
+
+    Raises:
+        UsageError: no such accelerator, or no node of it is known.
+
+    >>> reference_node("A100").name, reference_node("L4").accelerators
+    ('DGX A100 80GB', 8)
+    """
+    found = accelerator(accelerator_name)
+    if found.reference_node is None:
+        raise UsageError(
+            f"no node with {found.name} is known",
+            hint=f"describe it: `4 nodes of 8x {found.name} over 8x 400 Gb/s`",
+        )
+    base = node(found.reference_node)
+    if base.accelerator == found.name:
+        return base
+    own = {
+        "name": f"{base.name} with {found.name}",
+        "accelerator": found.name,
+        "scale_up_domain": found.scale_up_group or 1,
+    }
+    return base.model_copy(update=own)
+
+
+def names(kind: Kind = "accelerators") -> tuple[str, ...]:
+    """Names of all rows of a kind, without aliases."""
+    return tuple(read_rows(kind))
+
+
+def has(kind: Kind, name: str) -> bool:
+    """Whether a name or alias of that kind exists."""
+    return _normal(name) in _index(kind)
+
+
+def find_row(name: str, kind: Kind | None = None) -> Row:
+    """The row of that name or alias, of one kind or of any.
+
+    Raises:
+        UsageError: there is none.
+    """
+    kinds = KINDS if kind is None else (kind,)
+    for candidate in kinds:
+        if has(candidate, name):
+            return _find(candidate, name)
+    raise _unknown(name, kinds, "row" if kind is None else _NOUNS[kind])
+
+
+def family(name: str) -> tuple[str, ...]:
+    """The other parts that an alias could have meant: those whose names begin with it.
+
+    >>> family("H100")
+    ('H100-PCIE-80GB', 'H100-NVL-94GB')
+    """
+    row = find_row(name, "accelerators")
+    prefix = f"{name.strip().lower()}-"
+    return tuple(other for other in names() if other.lower().startswith(prefix) and other != row.name)
+
+
+@cache
+def load_catalog() -> Catalog:
+    """Everything that can be planned with."""
+    rows = [row for kind in KINDS for row in read_rows(kind).values()]
+    parts = [row for row in read_rows("accelerators").values() if row.unplannable is None]
+    return Catalog(
+        accelerators={row.name: _accelerator(row) for row in parts},
+        nodes={row.name: _node(row) for row in read_rows("nodes").values()},
+        links={row.name: _link(row) for row in read_rows("links").values()},
+        switches={row.name: _switch(row) for row in read_rows("switches").values()},
+        explained={row.name: row.explained for row in rows if row.explained},
+    )
+
+
+def _accelerator(row: Row) -> Accelerator:
+    if row.unplannable is not None:
+        raise UsageError(f"`{row.name}` cannot be planned with: {row.unplannable}", hint=f"use {row.instead}")
+    return Accelerator.model_validate(row.facts())
+
+
+def _node(row: Row) -> Node:
+    return Node.model_validate({"nic_bytes_per_s": 0.0} | row.facts())
+
+
+def _link(row: Row) -> Link:
+    return Link.model_validate(row.facts())
+
+
+def _switch(row: Row) -> Switch:
+    return Switch.model_validate(row.facts())
+
+
+def _find(kind: Kind, name: str) -> Row:
+    found = _index(kind).get(_normal(name))
+    if found is None:
+        raise _unknown(name, (kind,), _NOUNS[kind])
+    return read_rows(kind)[found]
+
+
+def _unknown(name: str, kinds: tuple[Kind, ...], noun: str) -> UsageError:
+    nearest = _nearest(_normal(name), {key: found for kind in kinds for key, found in _index(kind).items()})
+    listed = f"trainworks catalog list {kinds[0]}" if len(kinds) == 1 else "trainworks catalog list"
+    return UsageError(
+        f"no {noun} `{name}` in the catalogue",
+        hint=f"nearest are {', '.join(f'`{near}`' for near in nearest)}; `{listed}` has all",
+    )
+
+
+def _nearest(wanted: str, index: Mapping[str, str]) -> list[str]:
+    """The three rows with the most similar names or aliases."""
+    by_similarity = sorted(index, key=lambda key: -SequenceMatcher(None, wanted, key).ratio())
+    return list(dict.fromkeys(index[key] for key in by_similarity))[:3]
+
+
+@cache
+def _index(kind: Kind) -> dict[str, str]:
+    """From every normalised name and alias to the row's name."""
+    index: dict[str, str] = {}
+    for row in read_rows(kind).values():
+        for name in (row.name, *row.aliases):
+            if index.setdefault(_normal(name), row.name) != row.name:
+                raise ValueError(f"{kind}: `{name}` names both `{index[_normal(name)]}` and `{row.name}`")
+    return index
+
+
+def _normal(name: str) -> str:
+    return "".join(letter for letter in name.lower() if letter not in " -_")

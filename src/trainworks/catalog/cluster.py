@@ -1,0 +1,213 @@
+"""A cluster in one line of text, as `cluster:` of a run file and `--on` of the command line take it.
+
+    4x p4d.24xlarge                               nodes or instances of the catalogue
+    16 nodes of DGX H100
+    64x H100-SXM-80GB                             accelerators, in their reference nodes
+    4 nodes of 8x A100-SXM-80GB over 8x HDR       everything said: accelerators and NICs of a node
+    3 nodes of 8x H100 over 4x 200 Gb/s           a NIC that has no name
+
+`over` may follow any of them and replaces the NICs of a node; `with SHARP` at the end counts on switches that add up.
+"""
+
+from __future__ import annotations
+
+import re
+
+from trainworks.catalog.catalog import accelerator, has, link, node, reference_node
+from trainworks.catalog.facts import Accelerator, Link, Node
+from trainworks.errors import QuantityError, UsageError
+from trainworks.spec.quantities import Spec
+from trainworks.units import format_bytes, parse_bandwidth
+
+__all__ = ["ClusterDescription", "parse_cluster"]
+
+FORMS = (
+    "`4x p4d.24xlarge`",
+    "`16 nodes of DGX H100`",
+    "`64x H100-SXM-80GB`",
+    "`4 nodes of 8x A100-SXM-80GB over 8x HDR`",
+)
+UNNAMED = "unnamed"
+
+_TEXT = re.compile(
+    r"(?:(?P<count>\d[\d_]*)\s*(?:[x\u00d7]\s*|nodes?\s+of\s+))?(?P<what>.+?)"
+    r"(?:\s+over\s+(?P<over>.+?))?(?P<sharp>\s+with\s+SHARP)?",
+    re.IGNORECASE,
+)
+_COUNTED = re.compile(r"(?P<count>\d[\d_]*)\s*[x\u00d7]\s*(?P<what>.+)", re.IGNORECASE)
+_NODES_OF = re.compile(r"\s*\d[\d_]*\s*nodes?\s+of\s", re.IGNORECASE)
+
+
+class ClusterDescription(Spec):
+    """What a planner needs to know of a cluster. Bandwidths are one direction."""
+
+    name: str
+    """As it was written."""
+    accelerator: Accelerator
+    num_nodes: int
+    accelerators_per_node: int
+    scale_up_domain: int
+    """Accelerators of this cluster that reach each other over the scale-up link."""
+    scale_up_bytes_per_s: float
+    """Into the scale-up domain, per accelerator; 0 where there is only PCIe."""
+    node_bytes_per_s: float
+    """Into the network, all NICs of a node together; 0 where one node needs none."""
+    network: str
+    in_network_reduction: bool = False
+    """Whether the plan may count on switches that add up (SHARP)."""
+    scale_up_reduction: bool = False
+    """Whether the scale-up switches add up (NVLS)."""
+    nics: int = 0
+    notes: tuple[str, ...] = ()
+    """What was assumed or capped, each in a sentence."""
+
+    @property
+    def num_accelerators(self) -> int:
+        """In all nodes together."""
+        return self.num_nodes * self.accelerators_per_node
+
+
+def parse_cluster(text: str) -> ClusterDescription:
+    """The cluster that a line of text describes.
+
+    A NIC that is faster than its PCIe slot counts with the slot's bandwidth, and a note says so.
+
+    Raises:
+        UsageError: the text has none of the forms, a name is unknown, accelerators do not fill whole nodes, or several
+            nodes were asked for and no bandwidth between them is known.
+
+    >>> cluster = parse_cluster("4 nodes of 8x A100-SXM-80GB over 8x HDR")
+    >>> cluster.num_accelerators, cluster.node_bytes_per_s
+    (32, 200000000000.0)
+    """
+    match = _TEXT.fullmatch(text.strip())
+    if match is None:
+        raise _unreadable(text, "it is empty")
+    count = _count(text, match["count"])
+    num_nodes, base, notes = _nodes(text, count, match["what"].strip())
+    if match["over"]:
+        base = _with_nics(text, base, match["over"].strip())
+    return _describe(text.strip(), num_nodes, base, notes, sharp=match["sharp"] is not None)
+
+
+def _count(text: str, written: str | None) -> int:
+    count = 1 if written is None else int(written)
+    if count < 1:
+        raise _unreadable(text, f"the count is {count}, and has to be at least 1")
+    return count
+
+
+def _unreadable(text: str, why: str) -> UsageError:
+    return UsageError(f"`{text}` describes no cluster: {why}", hint=f"write it like {', '.join(FORMS)}")
+
+
+def _nodes(text: str, count: int, what: str) -> tuple[int, Node, list[str]]:
+    """How many nodes of which kind: `what` is a node, `8x ACCELERATOR`, or an accelerator counted in `count`."""
+    if has("nodes", what):
+        return count, node(what), []
+    if counted := _COUNTED.fullmatch(what):
+        return count, _node_of(accelerator(counted["what"]), _count(text, counted["count"])), []
+    if not has("accelerators", what):
+        raise _unreadable(text, _unknown(what))
+    part = accelerator(what)
+    if _NODES_OF.match(text):
+        base = reference_node(part.name)
+        return count, base, [_assumed(base)]
+    return _fill(text, count, part)
+
+
+def _unknown(what: str) -> str:
+    try:
+        node(what)
+    except UsageError as nearest_node:
+        try:
+            accelerator(what)
+        except UsageError as nearest_accelerator:
+            near = [(error.hint or "").partition(";")[0] for error in (nearest_accelerator, nearest_node)]
+            return f"`{what}` is neither an accelerator ({near[0]}) nor a node or instance ({near[1]}) of the catalogue"
+    return f"`{what}` is known"
+
+
+def _fill(text: str, count: int, part: Accelerator) -> tuple[int, Node, list[str]]:
+    """Accelerators in reference nodes: one node that may stay partly empty, or several full ones."""
+    base = reference_node(part.name)
+    if count <= base.accelerators:
+        return 1, _node_of(part, count), [_assumed(base)] if count == base.accelerators else []
+    if count % base.accelerators:
+        low = count // base.accelerators * base.accelerators
+        raise UsageError(
+            f"{count} accelerators do not fill whole nodes: {base.name} has {base.accelerators}",
+            hint=f"write `{low}x {part.name}` or `{low + base.accelerators}x {part.name}`, or say how many a node has: "
+            f"`N nodes of Mx {part.name}`",
+        )
+    return count // base.accelerators, base, [_assumed(base)]
+
+
+def _assumed(base: Node) -> str:
+    return f"nodes of {base.accelerators} accelerators, as in {base.name}"
+
+
+def _node_of(part: Accelerator, count: int) -> Node:
+    """A node with `count` of an accelerator, otherwise like the reference node where one is known."""
+    base = reference_node(part.name) if part.reference_node else None
+    domain = part.scale_up_group or (count if part.scale_up_bytes_per_s else 1)
+    if base is not None and (count == base.accelerators or base.scale_up_domain > base.accelerators):
+        domain = base.scale_up_domain
+    own = {"accelerator": part.name, "accelerators": count, "scale_up_domain": domain}
+    if base is not None:
+        same = {} if count == base.accelerators else {"name": f"{count}x {part.name}"}
+        return base.model_copy(update=own | same)
+    return Node.model_validate(
+        {"name": f"{count}x {part.name}", "nics": 0, "nic_bytes_per_s": 0.0, "network": "not published"} | own
+    )
+
+
+def _with_nics(text: str, base: Node, over: str) -> Node:
+    """The node with other NICs: `8x HDR`, `HDR` or `4x 200 Gb/s`."""
+    counted = _COUNTED.fullmatch(over)
+    nics = _count(text, counted["count"]) if counted else 1
+    port = _port(text, counted["what"] if counted else over)
+    return base.model_copy(update={"nics": nics, "nic_bytes_per_s": port.bytes_per_s, "network": port.network})
+
+
+def _port(text: str, written: str) -> Link:
+    if has("links", written) and link(written).network not in ("scale-up", "host"):
+        return link(written)
+    try:
+        return Link(name=written, bytes_per_s=parse_bandwidth(written), network=UNNAMED)
+    except QuantityError:
+        known = "`HDR`, `NDR`, `RoCE 400` or `200 Gb/s`"
+        raise _unreadable(text, f"`{written}` is no network; after `over` stands {known}, each with a count") from None
+
+
+def _describe(text: str, num_nodes: int, base: Node, notes: list[str], *, sharp: bool) -> ClusterDescription:
+    part = accelerator(base.accelerator)
+    if num_nodes > 1 and not base.nics:
+        raise UsageError(
+            f"`{text}` has {num_nodes} nodes, and no bandwidth between nodes of {base.name} is published",
+            hint=f"say it: `{num_nodes} nodes of {base.accelerators}x {part.name} over 8x 200 Gb/s`",
+        )
+    nic, capped = _nic_bytes_per_s(base, part)
+    return ClusterDescription(
+        name=text,
+        accelerator=part,
+        num_nodes=num_nodes,
+        accelerators_per_node=base.accelerators,
+        scale_up_domain=min(base.scale_up_domain, num_nodes * base.accelerators),
+        scale_up_bytes_per_s=part.scale_up_bytes_per_s if base.scale_up_domain > 1 else 0.0,
+        node_bytes_per_s=base.nics * nic,
+        network=base.network,
+        in_network_reduction=sharp,
+        scale_up_reduction=base.scale_up_reduction,
+        nics=base.nics,
+        notes=(*notes, *capped),
+    )
+
+
+def _nic_bytes_per_s(base: Node, part: Accelerator) -> tuple[float, list[str]]:
+    """What one NIC can bring, at most what its slot takes."""
+    slot = base.nic_slot_bytes_per_s or part.host_bytes_per_s
+    if base.nic_bytes_per_s <= slot:
+        return base.nic_bytes_per_s, []
+    wasted = f"a NIC of {format_bytes(base.nic_bytes_per_s)}/s counts with the {format_bytes(slot)}/s of its PCIe slot"
+    return slot, [wasted]

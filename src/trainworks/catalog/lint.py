@@ -1,0 +1,325 @@
+"""What can be recomputed from other figures of the catalogue, is.
+
+Each rule looks at one fact and yields findings with the value, the limit and what is probably wrong. A row may explain
+a finding (`explained` in the data); an explanation that no longer explains anything is a finding itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from trainworks.catalog.catalog import Catalog
+from trainworks.catalog.facts import Accelerator, Link, Node, Precision, Switch
+from trainworks.catalog.rows import Kind
+
+__all__ = ["RULES", "Finding", "lint"]
+
+FLOPS_PER_CLOCK = {
+    "Volta": 1024,
+    "Turing": 1024,
+    "Ampere": 2048,
+    "Ampere GA10x": 1024,
+    "Ada": 1024,
+    "Hopper": 4096,
+    "Blackwell": 8192,
+    "CDNA2": 1024,
+    "CDNA3": 2048,
+    "CDNA4": 4096,
+}
+"""Dense 16-bit matrix FLOPs of one multiprocessor per clock, from the white papers of the architectures."""
+
+CLOCK_HZ = (1.05e9, 2.6e9)
+"""Clocks at which accelerators of the last ten years are rated."""
+
+STACK_BYTES_PER_S = {
+    "HBM2": (180e9, 345e9),
+    "HBM2e": (345e9, 500e9),
+    "HBM3": (550e9, 840e9),
+    "HBM3e": (700e9, 1.28e12),
+    "HBM4": (1.6e12, 3.0e12),
+}
+"""Bandwidth of one HBM stack: 1024 pins (HBM4: 2048) at the pin rates that were shipped."""
+
+BOARD_BYTES_PER_S = {"GDDR5": (150e9, 500e9), "GDDR6": (250e9, 1.0e12), "GDDR6X": (700e9, 1.1e12)}
+"""Bandwidth of a board with GDDR memory."""
+
+PORT_GBIT_PER_S = {
+    "InfiniBand": (100, 200, 400, 800),
+    "RoCE": (10, 25, 40, 50, 100, 200, 400, 800),
+    "Omni-Path": (100, 400),
+    "Slingshot": (200, 400),
+    "EFA": (100, 200, 400),
+}
+"""Speeds that a port of the fabric can have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One figure that does not agree with the others."""
+
+    kind: Kind
+    row: str
+    rule: str
+    value: str
+    limit: str
+    meaning: str
+    explained: str | None = None
+
+
+Problem = tuple[str, str, str]
+"""Value, limit, and what it probably means."""
+
+
+def lint(catalog: Catalog) -> list[Finding]:
+    """All findings, explained ones too, in the order of the catalogue."""
+    findings = [
+        *(_finding("accelerators", part.name, rule, problem) for part in catalog.accelerators.values()
+          for rule, check in ACCELERATOR_RULES.items() for problem in check(part)),
+        *(_finding("accelerators", part.name, "scale-up-is-its-link", problem) for part in catalog.accelerators.values()
+          for problem in _scale_up_is_its_link(part, catalog)),
+        *(_finding("nodes", node.name, rule, problem) for node in catalog.nodes.values()
+          for rule, check in NODE_RULES.items() for problem in check(node, catalog)),
+        *(_finding("links", link.name, rule, problem) for link in catalog.links.values()
+          for rule, check in LINK_RULES.items() for problem in check(link)),
+        *(_finding("switches", switch.name, "port-speed", problem) for switch in catalog.switches.values()
+          for problem in _switch_port_speed(switch)),
+    ]  # fmt: skip
+    explained = [replace(found, explained=catalog.explained.get(found.row, {}).get(found.rule)) for found in findings]
+    return [*explained, *_stale_explanations(catalog, explained)]
+
+
+def _finding(kind: Kind, row: str, rule: str, problem: Problem) -> Finding:
+    value, limit, meaning = problem
+    return Finding(kind=kind, row=row, rule=rule, value=value, limit=limit, meaning=meaning)
+
+
+def _stale_explanations(catalog: Catalog, findings: list[Finding]) -> Iterator[Finding]:
+    found = {(finding.row, finding.rule) for finding in findings}
+    for row, rules in catalog.explained.items():
+        for rule, why in rules.items():
+            if (row, rule) not in found:
+                kind: Kind = "accelerators" if row in catalog.accelerators else "nodes"
+                meaning = "it explains a finding that the figures no longer give"
+                yield Finding(kind, row, "stale-explanation", f"`{rule}`: {why}", "a finding of that rule", meaning)
+
+
+# Accelerators
+
+
+def _ratio(part: Accelerator, of: Precision, to: Precision, expected: float, *, meaning: str) -> Iterator[Problem]:
+    """A rate that should be a multiple of another, where both are given."""
+    rates = part.peak_flops_per_s
+    if of in rates and to in rates and abs(rates[of] / rates[to] / expected - 1) > 0.02:
+        yield f"{of} is {rates[of] / rates[to]:.2f} x {to}", f"{expected:g} x", meaning
+
+
+def _fp8_is_twice_bf16(part: Accelerator) -> Iterator[Problem]:
+    return _ratio(part, "fp8", "bf16", 2.0, meaning="one of the two may be a sparse rate")
+
+
+def _fp4_is_twice_fp8(part: Accelerator) -> Iterator[Problem]:
+    return _ratio(part, "fp4", "fp8", 2.0, meaning="one of the two may be a sparse rate")
+
+
+def _tf32_is_half_bf16(part: Accelerator) -> Iterator[Problem]:
+    return _ratio(part, "tf32", "bf16", 0.5, meaning="one of the two may be a sparse rate")
+
+
+def _matmul_below_peak(part: Accelerator) -> Iterator[Problem]:
+    """The fastest measured product lies below the peak, and not far below."""
+    peak = part.peak_flops_per_s.get("bf16")
+    if part.matmul_flops_per_s is None or peak is None:
+        return
+    value = f"matmul {_tera(part.matmul_flops_per_s)}"
+    if part.matmul_flops_per_s > peak:
+        yield value, f"peak {_tera(peak)}", "the peak may be that of half a package"
+    elif part.matmul_flops_per_s < 0.45 * peak:
+        yield value, f"at least 45% of {_tera(peak)}", "the peak may be a sparse rate"
+
+
+def _implied_clock(part: Accelerator) -> Iterator[Problem]:
+    """The clock at which the multiprocessors would reach the peak: sparse rates double it, half a package halves it."""
+    per_clock = FLOPS_PER_CLOCK.get(part.architecture or "")
+    rate = part.peak_flops_per_s.get("bf16", part.peak_flops_per_s.get("fp16"))
+    if per_clock is None or part.multiprocessors is None or rate is None:
+        return
+    clock = rate / per_clock / part.multiprocessors
+    low, high = CLOCK_HZ
+    if not low <= clock <= high:
+        meaning = "the peak may be a sparse rate" if clock > high else "the peak may be that of half a package"
+        yield f"{clock / 1e9:.2f} GHz to reach {_tera(rate)}", f"{low / 1e9:g} to {high / 1e9:g} GHz", meaning
+
+
+def _memory_bandwidth(part: Accelerator) -> Iterator[Problem]:
+    """Bandwidth by stack of HBM, or of a board with GDDR."""
+    stacked = STACK_BYTES_PER_S.get(part.memory_type or "")
+    limits = stacked or BOARD_BYTES_PER_S.get(part.memory_type or "")
+    if limits is None or (stacked and part.memory_stacks is None):
+        return
+    each = part.memory_bytes_per_s / ((part.memory_stacks or 1) if stacked else 1)
+    if not limits[0] <= each <= limits[1]:
+        of = f"{part.memory_type}{' per stack' if stacked else ''}"
+        meaning = "another type of memory, half a package, or bits for bytes"
+        yield f"{_giga(each)} {of}", f"{_giga(limits[0])} to {_giga(limits[1])}", meaning
+
+
+def _bytes_per_flop(part: Accelerator) -> Iterator[Problem]:
+    """Memory bandwidth for each dense 16-bit matrix FLOP."""
+    rate = part.peak_flops_per_s.get("bf16", part.peak_flops_per_s.get("fp16"))
+    if rate is None:
+        return
+    low, high = (4.0, 8.0) if part.launched < 2021 else (1.7, 9.0)
+    value = part.memory_bytes_per_s / rate * 1e3
+    if not low <= value <= high:
+        yield f"{value:.2f} GB/s per TFLOP/s", f"{low:g} to {high:g}", "a sparse rate, or bits for bytes"
+
+
+def _memory_as_named(part: Accelerator) -> Iterator[Problem]:
+    """The GB in the name are GB or GiB of the memory; a few packages sell a little less than they hold."""
+    written = part.name.rpartition("-")[2].removesuffix("GB")
+    if not part.name.endswith("GB") or not written.isdigit():
+        return
+    low, high = 0.99 * int(written) * 1e9, 1.005 * int(written) * 2**30
+    if not low <= part.memory_bytes <= high:
+        yield f"{part.memory_bytes / 1e9:.1f} GB", f"{written} GB or GiB", "memory of half a package, or another part"
+
+
+def _usable_memory(part: Accelerator) -> Iterator[Problem]:
+    if part.usable_bytes is None:
+        return
+    share = part.usable_bytes / part.memory_bytes
+    if not 0.975 <= share <= 1.0:
+        yield f"{share:.1%} of the memory is usable", "97.5% to 100%", "GB for GiB, or memory that ECC takes"
+
+
+def _power(part: Accelerator) -> Iterator[Problem]:
+    if part.power_w is not None and not 50 <= part.power_w <= 3000:
+        yield f"{part.power_w:g} W", "50 to 3000 W", "power of a node, or in kW"
+
+
+def _scale_up_is_its_link(part: Accelerator, catalog: Catalog) -> Iterator[Problem]:
+    """The bandwidth into the scale-up domain is that of the link it names: one direction."""
+    if part.scale_up == "none":
+        if part.scale_up_bytes_per_s:
+            yield _giga(part.scale_up_bytes_per_s), "0: it names no link", "a link has to be named"
+        return
+    own = catalog.links.get(part.scale_up)
+    if own is None:
+        yield f"link `{part.scale_up}`", "a link of the catalogue", "a name that is written differently"
+    elif abs(part.scale_up_bytes_per_s / own.bytes_per_s - 1) > 0.01:
+        twice = abs(part.scale_up_bytes_per_s / own.bytes_per_s - 2) < 0.05
+        meaning = "both directions were counted" if twice else "another generation of the link"
+        yield _giga(part.scale_up_bytes_per_s), f"{_giga(own.bytes_per_s)} of {own.name}, one direction", meaning
+
+
+# Nodes, links and switches
+
+
+def _accelerator_is_known(node: Node, catalog: Catalog) -> Iterator[Problem]:
+    if node.accelerator not in catalog.accelerators and node.accelerator != "any PCIe card":
+        yield f"`{node.accelerator}`", "an accelerator of the catalogue", "a name that is written differently"
+
+
+def _domain_fits(node: Node, catalog: Catalog) -> Iterator[Problem]:
+    """A scale-up domain is part of a node, a node, or several whole ones, and needs a link."""
+    small, large = sorted((node.scale_up_domain, node.accelerators))
+    if large % small:
+        yield f"domain of {node.scale_up_domain}", f"parts or multiples of {node.accelerators}", "another node's domain"
+    part = catalog.accelerators.get(node.accelerator)
+    if part is not None and node.scale_up_domain > (part.scale_up_group or (1 if part.scale_up == "none" else large)):
+        joined = f"{part.name} joins {part.scale_up_group or 1}"
+        yield f"domain of {node.scale_up_domain}", joined, "a card in a PCIe slot is taken for an SXM part"
+
+
+def _nic_fits_its_slot(node: Node, catalog: Catalog) -> Iterator[Problem]:
+    """A NIC is no faster than its PCIe slot."""
+    part = catalog.accelerators.get(node.accelerator)
+    slot = node.nic_slot_bytes_per_s or (part.host_bytes_per_s if part else None)
+    if slot is not None and node.nic_bytes_per_s > slot:
+        yield f"NIC of {_giga(node.nic_bytes_per_s)}", f"{_giga(slot)} of its slot", "Gb/s were written as GB/s"
+
+
+def _network_below_scale_up(node: Node, catalog: Catalog) -> Iterator[Problem]:
+    """What a node's NICs bring to each accelerator is less than its scale-up link brings."""
+    part = catalog.accelerators.get(node.accelerator)
+    if part is None or node.scale_up_domain == 1 or not part.scale_up_bytes_per_s:
+        return
+    each = node.nics * node.nic_bytes_per_s / node.accelerators
+    if each > part.scale_up_bytes_per_s:
+        limit = f"{_giga(part.scale_up_bytes_per_s)} of {part.scale_up}"
+        yield f"{_giga(each)} of network per accelerator", limit, "Gb/s were written as GB/s, or too many NICs"
+
+
+def _nic_speed(node: Node, _: Catalog) -> Iterator[Problem]:
+    if node.kind != "instance" and node.nics:
+        yield from _port_speed(node.network, node.nic_bytes_per_s)
+
+
+def _network_is_said(node: Node, _: Catalog) -> Iterator[Problem]:
+    if (node.nics == 0) != (node.network == "not published"):
+        yield f"{node.nics} NICs, network `{node.network}`", "NICs and their network, or neither", "half was filled in"
+
+
+def _sum_of_lanes(link: Link) -> Iterator[Problem]:
+    """A port is the sum of its lanes in one direction."""
+    if link.lanes is None or link.lane_bytes_per_s is None:
+        return
+    total = link.lanes * link.lane_bytes_per_s
+    if abs(link.bytes_per_s / total - 1) > 0.01:
+        twice = abs(link.bytes_per_s / total - 2) < 0.05
+        meaning = "both directions were counted" if twice else "bits for bytes, or another width"
+        yield _giga(link.bytes_per_s), f"{link.lanes} lanes of {_giga(link.lane_bytes_per_s)}", meaning
+
+
+def _link_speed(link: Link) -> Iterator[Problem]:
+    return _port_speed(link.network, link.bytes_per_s)
+
+
+def _switch_port_speed(switch: Switch) -> Iterator[Problem]:
+    return _port_speed(switch.network, switch.port_bytes_per_s)
+
+
+def _port_speed(network: str, bytes_per_s: float) -> Iterator[Problem]:
+    """A port has one of the speeds that its fabric comes in."""
+    speeds = PORT_GBIT_PER_S.get(network)
+    written = bytes_per_s * 8 / 1e9
+    if speeds is not None and not any(abs(written / speed - 1) < 0.01 for speed in speeds):
+        meaning = "GB/s and Gb/s were mixed up, or both directions were counted"
+        yield f"port of {written:g} Gb/s", f"{network}: {', '.join(map(str, speeds))} Gb/s", meaning
+
+
+def _tera(rate: float) -> str:
+    return f"{rate / 1e12:g} TFLOP/s"
+
+
+def _giga(rate: float) -> str:
+    return f"{rate / 1e9:.4g} GB/s"
+
+
+ACCELERATOR_RULES: dict[str, Callable[[Accelerator], Iterator[Problem]]] = {
+    "fp8-is-twice-bf16": _fp8_is_twice_bf16,
+    "fp4-is-twice-fp8": _fp4_is_twice_fp8,
+    "tf32-is-half-bf16": _tf32_is_half_bf16,
+    "matmul-below-peak": _matmul_below_peak,
+    "implied-clock": _implied_clock,
+    "memory-bandwidth": _memory_bandwidth,
+    "bytes-per-flop": _bytes_per_flop,
+    "memory-as-named": _memory_as_named,
+    "usable-memory": _usable_memory,
+    "power": _power,
+}
+NODE_RULES: dict[str, Callable[[Node, Catalog], Iterator[Problem]]] = {
+    "accelerator-is-known": _accelerator_is_known,
+    "domain-fits": _domain_fits,
+    "nic-fits-its-slot": _nic_fits_its_slot,
+    "network-below-scale-up": _network_below_scale_up,
+    "nic-speed": _nic_speed,
+    "network-is-said": _network_is_said,
+}
+LINK_RULES: dict[str, Callable[[Link], Iterator[Problem]]] = {
+    "sum-of-lanes": _sum_of_lanes,
+    "port-speed": _link_speed,
+}
+RULES = (*ACCELERATOR_RULES, "scale-up-is-its-link", *NODE_RULES, *LINK_RULES, "stale-explanation")
+"""Names that `explained` in the data may use, and those of the findings."""

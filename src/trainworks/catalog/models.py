@@ -1,0 +1,124 @@
+"""Known models: their configs in Hugging Face's words, by name and by the names that published tables use."""
+
+from __future__ import annotations
+
+import re
+from difflib import get_close_matches
+from functools import cache
+from importlib import resources
+from typing import Any, Literal
+
+import yaml
+
+from trainworks.errors import UsageError
+from trainworks.spec.quantities import Spec
+
+__all__ = ["KnownModel", "find_preset", "known_model", "preset", "preset_names"]
+
+
+class KnownModel(Spec):
+    """One row of the catalogue."""
+
+    name: str
+    config: dict[str, Any]
+    """As in config.json; `trainworks.plan.model_shape` turns it into a shape."""
+    parameters: int | None = None
+    """Published total, exact; None where none is published to the last weight."""
+    aliases: tuple[str, ...] = ()
+    source: str
+    date: str
+    """When the row was written down."""
+    confidence: Literal["high", "medium"] = "high"
+
+
+def preset_names() -> tuple[str, ...]:
+    """Every model of the catalogue, in its order."""
+    return tuple(_models())
+
+
+def preset(name: str) -> dict[str, Any]:
+    """The config of a model, as in its config.json.
+
+    Raises:
+        UsageError: no such model; the hint names the nearest ones.
+    """
+    return dict(known_model(name).config)
+
+
+def known_model(name: str) -> KnownModel:
+    """The whole row of a model.
+
+    Raises:
+        UsageError: no such model; the hint names the nearest ones.
+    """
+    models = _models()
+    if name in models:
+        return models[name]
+    near = get_close_matches(name.lower(), models, n=3, cutoff=0.5)
+    meant = find_preset(name)
+    near = [meant, *(other for other in near if other != meant)] if meant else near
+    names = ", ".join(f"`{other}`" for other in near)
+    raise UsageError(f"no known model `{name}`", hint=f"did you mean {names}?" if near else None)
+
+
+def find_preset(text: str) -> str | None:
+    """The model that a table means; None where it is not certain.
+
+    Case, spaces, dashes and underscores do not matter, and other words may stand around the name; the longest name
+    wins. A size that belongs to no known name, as in `GPT2 3B`, makes it another model.
+
+    >>> find_preset("llama3_70b cut to 12 layers")
+    'llama3-70b'
+    >>> find_preset("GPT OSS 120B")
+    'gpt-oss-120b'
+    >>> find_preset("GPT-181B (candidates)") is None
+    True
+    """
+    words = _WORD.findall(text.lower())
+    names = _names_by_key()
+    for start in range(len(words)):
+        for end in range(len(words), start, -1):
+            name = names.get(_key(words[start:end]))
+            if name is not None:
+                return None if _is_another_size(words[end - 1 : end + 1]) else name
+    return None
+
+
+def _is_another_size(words: list[str]) -> bool:
+    """Whether a name that says no size is followed by one."""
+    return len(words) == 2 and not _SIZE.fullmatch(words[0]) and bool(_SIZE.fullmatch(words[1]))
+
+
+_WORD = re.compile(r"[a-z0-9]+(?:\.[0-9]+[a-z0-9]*)*")
+_SIZE = re.compile(r"\d+(\.\d+)?[bmt]")
+
+
+def _key(words: list[str]) -> str:
+    """Words run together, numbers kept apart: `llama3 70b` and `llama-3-70b` are the same, `gpt18.4b` another one."""
+    pieces = re.findall(r"[a-z]+|[0-9.]+", " ".join(words))
+    joined = " ".join(pieces)
+    return re.sub(r"(?<=[a-z]) | (?=[a-z])", "", joined)
+
+
+@cache
+def _names_by_key() -> dict[str, str]:
+    """Preset by the key of its name and of each alias.
+
+    Raises:
+        ValueError: two models share a name.
+    """
+    names: dict[str, str] = {}
+    for model in _models().values():
+        for name in (model.name, *model.aliases):
+            key = _key(_WORD.findall(name))
+            if names.setdefault(key, model.name) != model.name:
+                raise ValueError(f"`{name}` names both `{names[key]}` and `{model.name}`")
+    return names
+
+
+@cache
+def _models() -> dict[str, KnownModel]:
+    text = (resources.files("trainworks.catalog") / "data" / "models.yaml").read_text(encoding="utf-8")
+    content = yaml.safe_load(text)
+    rows = content["models"]
+    return {name: KnownModel(name=name, date=str(content["date"]), **row) for name, row in rows.items()}

@@ -1,0 +1,158 @@
+"""`trainworks catalog`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from trainworks.catalog.catalog import family, find_row, load_catalog
+from trainworks.catalog.lint import Finding, lint
+from trainworks.catalog.rows import KINDS, Figure, Kind, Row, read_rows
+from trainworks.cli.options import AsJson
+from trainworks.errors import UsageError
+
+__all__ = ["command"]
+
+_SHOWN: dict[Kind, tuple[str, ...]] = {
+    "accelerators": ("memory", "memory bandwidth", "peak bf16", "matmul", "scale up", "launched"),
+    "nodes": ("accelerators", "accelerator", "nics", "nic", "nic bandwidth", "network", "provider"),
+    "links": ("bandwidth", "network", "latency"),
+    "switches": ("ports", "port", "network", "latency"),
+}
+
+
+class Action(StrEnum):
+    """What to do with the catalogue."""
+
+    LIST = "list"
+    SHOW = "show"
+    LINT = "lint"
+
+
+def command(
+    action: Annotated[Action, typer.Argument(metavar="list|show|lint", help="What to do.", show_default=False)],
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[KIND|NAME]", help=f"To list: {', '.join(KINDS)}. To show: a name.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """`list` prints rows, `show` every figure of one with its source; `lint` exits with 1 when figures disagree."""
+    name = " ".join(words or [])
+    if action is Action.LIST:
+        _list(name, as_json=as_json)
+    elif action is Action.SHOW:
+        _show(name, as_json=as_json)
+    else:
+        _lint(as_json=as_json)
+
+
+def _list(kind: str, *, as_json: bool) -> None:
+    if kind and kind not in KINDS:
+        raise UsageError(f"no kind `{kind}` in the catalogue", hint=f"there are {', '.join(KINDS)}")
+    wanted = [known for known in KINDS if kind in ("", known)]
+    if as_json:
+        typer.echo(
+            json.dumps({known: [_facts(row) for row in read_rows(known).values()] for known in wanted}, indent=2)
+        )
+        return
+    console = _console()
+    for known in wanted:
+        columns = _SHOWN[known]
+        table = Table(known, *columns, box=None, padding=(0, 2, 0, 0))
+        for row in read_rows(known).values():
+            written = {figure.name: figure.written for figure in row.figures}
+            table.add_row(row.name, *(_short(name, written.get(name, "")) for name in columns))
+        console.print(table)
+        console.print()
+
+
+def _console() -> Console:
+    """As wide as the terminal; where there is none, wide enough that no figure is cut."""
+    return Console() if sys.stdout.isatty() or "COLUMNS" in os.environ else Console(width=240)
+
+
+def _short(name: str, written: str) -> str:
+    """A figure in a list: of a link its name only."""
+    return written.partition(",")[0] if name in ("scale up", "nic") else written
+
+
+def _facts(row: Row) -> dict[str, Any]:
+    unplannable = {} if row.unplannable is None else {"unplannable": row.unplannable}
+    return row.facts() | {"aliases": list(row.aliases)} | unplannable
+
+
+def _show(name: str, *, as_json: bool) -> None:
+    if not name:
+        raise UsageError("`show` needs a name", hint="trainworks catalog show A100-SXM-80GB")
+    row = find_row(name)
+    if as_json:
+        figures = [asdict(figure) for figure in row.figures]
+        typer.echo(json.dumps({"kind": row.kind} | _facts(row) | {"note": row.note, "figures": figures}, indent=2))
+        return
+    for line in _about(row, name):
+        typer.echo(line)
+    console = _console()
+    console.print(_figure_table(row, _sources(row)))
+    for number, source in enumerate(_sources(row), start=1):
+        console.print(f"[{number}] {source}", markup=False, highlight=False)
+    for rule, why in (row.explained or {}).items():
+        console.print(f"breaks the rule {rule}: {why}", markup=False, highlight=False)
+
+
+def _about(row: Row, asked: str) -> list[str]:
+    """What is to be said of a row before its figures."""
+    lines = [f"{row.name} ({row.kind})"]
+    others = family(asked) if row.kind == "accelerators" else ()
+    if others:
+        lines.append(f"`{asked}` means this part, the most common one; others are {', '.join(others)}")
+    if row.unplannable:
+        lines.append(f"cannot be planned with: {row.unplannable}; use {row.instead}")
+    if row.aliases:
+        lines.append(f"also called {', '.join(row.aliases)}")
+    return [*lines, *([row.note] if row.note else []), ""]
+
+
+def _sources(row: Row) -> list[str]:
+    return list(dict.fromkeys(figure.source for figure in row.figures))
+
+
+def _figure_table(row: Row, sources: list[str]) -> Table:
+    table = Table("figure", "value", "confidence", "date", "source", "note", box=None, padding=(0, 2, 0, 0))
+    for figure in row.figures:
+        table.add_row(*_cells(figure, sources))
+    return table
+
+
+def _cells(figure: Figure, sources: list[str]) -> tuple[str, ...]:
+    number = rf"\[{sources.index(figure.source) + 1}]"
+    return figure.name, figure.written, figure.confidence, figure.date, number, figure.note or ""
+
+
+def _lint(*, as_json: bool) -> None:
+    findings = lint(load_catalog())
+    open_findings = [finding for finding in findings if finding.explained is None]
+    if as_json:
+        typer.echo(json.dumps({"findings": [asdict(finding) for finding in findings]}, indent=2))
+    else:
+        _print_findings(findings)
+        explained = len(findings) - len(open_findings)
+        typer.echo(f"{len(open_findings)} finding(s), and {explained} that the data explain")
+    if open_findings:
+        raise typer.Exit(1)
+
+
+def _print_findings(findings: list[Finding]) -> None:
+    table = Table("row", "rule", "value", "limit", "meaning", box=None, padding=(0, 2, 0, 0))
+    for finding in findings:
+        meaning = f"explained: {finding.explained}" if finding.explained else finding.meaning
+        table.add_row(finding.row, finding.rule, finding.value, finding.limit, meaning)
+    if findings:
+        _console().print(table)

@@ -1,0 +1,229 @@
+"""What one block of the model does on one rank: its products, its traffic, its kernels, and how long they take.
+
+Symbols as in `compute`; M tokens, q = M rows of queries per sequence piece, E experts, k experts per token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from trainworks.plan.compute import Machine, Stack, product_s, traffic_s
+from trainworks.plan.layouts import Array, Layouts, Recompute, Values
+from trainworks.record.resolved import ModelShape
+
+__all__ = ["BlockTimes", "HeadTimes", "block_times", "head_times"]
+
+_KERNELS_FORWARD = 24
+"""Launched by one dense block forward: norms, products, attention, rotations, residuals, casts."""
+_KERNELS_BACKWARD = 44
+_KERNELS_EXPERT = 30
+"""More of a block with experts: routing, sorting, permuting; forward and backward alike."""
+
+
+class _Product(NamedTuple):
+    rows: Values
+    columns: Values
+    depth: Values
+    batch: Values = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTimes:
+    """Seconds of one block and micro-batch, averaged over the blocks of the model; shape [n]."""
+
+    forward_s: Array
+    backward_s: Array
+    recomputed_s: Array
+    """Forward work that backward does again."""
+
+    @property
+    def total_s(self) -> Array:
+        """Forward and backward."""
+        return self.forward_s + self.backward_s + self.recomputed_s
+
+
+@dataclass(frozen=True, slots=True)
+class HeadTimes:
+    """Seconds of what the first and the last stage do besides blocks, per micro-batch."""
+
+    embedding_s: Array
+    output_s: Array
+    """Logits and loss, forward and backward."""
+
+
+def block_times(
+    shape: ModelShape, layouts: Layouts, *, sequence_length: int, machine: Machine, stack: Stack
+) -> BlockTimes:
+    """Forward, backward and recomputation of one block.
+
+    Backward does each product twice: the gradient of the input [m, n] x [n, k] and of the weight [k, m] x [m, n].
+    Recomputation repeats the whole forward (full), or what lies between the projections (selective).
+    """
+    dense = shape.dense_layers if shape.experts else shape.layers
+    parts = [(dense, False), (shape.layers - dense, True)]
+    kinds = [
+        (count / shape.layers, _one_kind(shape, layouts, sequence_length, machine, stack, experts))
+        for count, experts in parts
+        if count
+    ]
+    return BlockTimes(
+        forward_s=sum((share * kind.forward_s for share, kind in kinds), np.zeros(len(layouts))),
+        backward_s=sum((share * kind.backward_s for share, kind in kinds), np.zeros(len(layouts))),
+        recomputed_s=sum((share * kind.recomputed_s for share, kind in kinds), np.zeros(len(layouts))),
+    )
+
+
+def _one_kind(
+    shape: ModelShape, layouts: Layouts, sequence_length: int, machine: Machine, stack: Stack, experts: bool
+) -> BlockTimes:
+    products = [*_attention_products(shape, layouts, sequence_length)]
+    products += (
+        _expert_products(shape, layouts, sequence_length)
+        if experts
+        else _mlp_products(shape, layouts, sequence_length, shape.feed_forward)
+    )
+    forward = backward = np.zeros(len(layouts))
+    for product in products:
+        forward = forward + product_s(product.rows, product.columns, product.depth, machine, product.batch)
+        backward = backward + _product_backward_s(product, machine)
+    core_forward, core_backward = _attention_core_s(shape, layouts, sequence_length, machine, stack)
+    moved = traffic_s(_block_bytes(shape, layouts, sequence_length, machine, stack, experts), machine)
+    forward = forward + core_forward + moved
+    backward = backward + core_backward + moved * machine.coefficients.backward_bytes
+    launch_s = machine.coefficients.launch_s
+    extra = _KERNELS_EXPERT if experts else 0
+    launched_forward, launched_backward = (_KERNELS_FORWARD + extra) * launch_s, (_KERNELS_BACKWARD + extra) * launch_s
+    forward = _at_least(forward, launched_forward)
+    again = np.select(
+        [layouts.recompute == Recompute.FULL, layouts.recompute == Recompute.SELECTIVE], [forward, core_forward], 0.0
+    )
+    return BlockTimes(forward, _at_least(backward, launched_backward), again)
+
+
+def _at_least(device_s: Array, host_s: float) -> Array:
+    """The slower of device and host; near each other they do not overlap perfectly: (x^4 + y^4)^(1/4)."""
+    return np.sqrt(np.sqrt(device_s**4 + host_s**4))
+
+
+def _product_backward_s(product: _Product, machine: Machine) -> Array:
+    rows, columns, depth, batch = product
+    return product_s(rows, depth, columns, machine, batch) + product_s(depth, columns, rows, machine, batch)
+
+
+def _tokens(layouts: Layouts, sequence_length: int) -> Array:
+    """M: tokens of a micro-batch on this rank."""
+    return layouts.micro_batch * sequence_length / layouts.cp
+
+
+def _attention_products(shape: ModelShape, layouts: Layouts, sequence_length: int) -> Iterator[_Product]:
+    tokens, hidden, t = _tokens(layouts, sequence_length), shape.hidden, layouts.tp
+    if shape.latent is None:
+        width, kv_width = shape.heads * shape.head_dim, np.maximum(shape.kv_heads, t) * shape.head_dim
+        yield _Product(tokens, (width + 2 * kv_width) / t, hidden)
+        yield _Product(tokens, hidden, width / t)
+        return
+    latent = shape.latent
+    query_dim = latent.nope_head_dim + latent.rope_head_dim
+    if latent.query_rank:
+        yield _Product(tokens, latent.query_rank, hidden)
+    yield _Product(tokens, shape.heads * query_dim / t, latent.query_rank or shape.hidden)
+    yield _Product(tokens, latent.kv_rank + latent.rope_head_dim, hidden)
+    yield _Product(tokens, shape.heads * (latent.nope_head_dim + latent.value_head_dim) / t, latent.kv_rank)
+    yield _Product(tokens, hidden, shape.heads * latent.value_head_dim / t)
+
+
+def _mlp_products(shape: ModelShape, layouts: Layouts, sequence_length: int, width: int) -> list[_Product]:
+    tokens, hidden, t = _tokens(layouts, sequence_length), shape.hidden, layouts.tp
+    up = (2 if shape.gated_mlp else 1) * width / t
+    return [_Product(tokens, up, hidden), _Product(tokens, hidden, width / t)]
+
+
+def _expert_products(shape: ModelShape, layouts: Layouts, sequence_length: int) -> list[_Product]:
+    """Routed tokens are k M / t per rank whatever ep is; they meet E / ep experts. Experts are not cut by t."""
+    routed = _tokens(layouts, sequence_length) * shape.experts_per_token / layouts.tp
+    local = shape.experts / layouts.ep
+    rows, hidden, width = routed / local, shape.hidden, shape.expert_feed_forward
+    products = [
+        _Product(rows, (2 if shape.gated_mlp else 1) * width, hidden, local),
+        _Product(rows, hidden, width, local),
+    ]
+    if shape.shared_feed_forward:
+        products += _mlp_products(shape, layouts, sequence_length, shape.shared_feed_forward)
+    return products
+
+
+def _attention_core_s(
+    shape: ModelShape, layouts: Layouts, sequence_length: int, machine: Machine, stack: Stack
+) -> tuple[Array, Array]:
+    """Scores and their product with the values, forward and backward.
+
+    FLOPs 2 b T (T / cp) (d_qk + d_v) H / t, half when causal and fused; backward 2.5 times (fused, which
+    computes the scores again) or 2 times. Unfused, the scores [b, H / t, T, T] pass through memory: written by the
+    product, read and written by softmax and dropout, read by the next product: 13 bytes each in 16 bits with
+    dropout's mask, 9 with a fused scale-mask-softmax.
+    """
+    query_dim, value_dim = _head_dims(shape)
+    pairs = layouts.micro_batch * sequence_length * (sequence_length / layouts.cp)
+    heads = shape.heads / layouts.tp
+    flops = 2.0 * pairs * heads * (query_dim + value_dim)
+    if stack.fused_attention:
+        forward = flops * (0.5 if shape.causal else 1.0) / machine.attention_flops_per_s
+        return forward, 2.5 * forward / machine.coefficients.attention_backward_share
+    length = sequence_length
+    batch = layouts.micro_batch * heads / layouts.cp
+    product = product_s(length, length, query_dim, machine, batch)
+    product = product + product_s(length, value_dim, length, machine, batch)
+    scores = traffic_s(pairs * heads * (4 * machine.element_bytes + 1), machine)
+    return product + scores, 2 * product + machine.coefficients.backward_bytes * scores
+
+
+def _head_dims(shape: ModelShape) -> tuple[int, int]:
+    if shape.latent is None:
+        return shape.head_dim, shape.head_dim
+    return shape.latent.nope_head_dim + shape.latent.rope_head_dim, shape.latent.value_head_dim
+
+
+def _block_bytes(
+    shape: ModelShape, layouts: Layouts, sequence_length: int, machine: Machine, stack: Stack, experts: bool
+) -> Array:
+    """Bytes that element-wise kernels of one block move forward.
+
+    Per token: two norms (read, write) and two residual additions (2 reads, write): 10 e h, split over t with sequence
+    parallelism; rotations or head transposes 4 e (H d + K d) / t; activation function 3 e f / t gated, 2 e f / t
+    plain; with 8-bit products a read and two 8-bit writes of every product's input.
+    """
+    e = machine.element_bytes
+    tokens = _tokens(layouts, sequence_length)
+    hidden_share = np.where(layouts.sequence_parallel > 0, layouts.tp, 1.0)
+    query_dim, value_dim = _head_dims(shape)
+    heads = (shape.heads * query_dim + shape.kv_heads * value_dim) / layouts.tp
+    width = shape.feed_forward / layouts.tp
+    if experts:
+        width = (shape.experts_per_token * shape.expert_feed_forward + shape.shared_feed_forward) / layouts.tp
+    per_token = 10 * e * shape.hidden / hidden_share + 4 * e * heads + (3 if shape.gated_mlp else 2) * e * width
+    if experts:
+        per_token = per_token + 6 * e * shape.experts_per_token * shape.hidden / layouts.tp
+    if machine.precision in ("fp8", "fp4"):
+        per_token = per_token + (e + 2) * (3 * shape.hidden + heads + width)
+    return tokens * per_token
+
+
+def head_times(
+    shape: ModelShape, layouts: Layouts, *, sequence_length: int, machine: Machine, stack: Stack
+) -> HeadTimes:
+    """Embedding look-up, and logits with their loss.
+
+    Logits: three products of [M, h] x [h, V / t] in at least 16 bits, and passes over M V / t values: written and
+    read in 16 bits, loss and gradient in fp32: 22 bytes unfused, 12 where the loss is one kernel.
+    """
+    tokens, t = _tokens(layouts, sequence_length), layouts.tp
+    vocabulary = shape.vocabulary / t
+    product = _Product(tokens, vocabulary, shape.hidden)
+    products_s = product_s(*product[:3], machine) + _product_backward_s(product, machine)
+    loss_s = traffic_s(tokens * vocabulary * (12 if stack.fused_attention else 22), machine)
+    embedding_s = traffic_s(tokens * shape.hidden * 6.0 * machine.element_bytes, machine)
+    return HeadTimes(embedding_s, products_s + loss_s)

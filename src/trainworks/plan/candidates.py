@@ -1,0 +1,98 @@
+"""Layouts that are printed in part: every way to fill what is open, and the one that a planner would take."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+
+from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
+from trainworks.plan.layouts import Layouts, Recompute
+from trainworks.plan.memory import predict_memories
+from trainworks.plan.step_time import Job, StepTimes, predict_step_times
+
+__all__ = ["OpenLayout", "best_completion", "completions"]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLayout:
+    """A layout as far as it is known; None is open."""
+
+    dp: int
+    dp_shard: int
+    zero: int
+    tp: int
+    pp: int
+    cp: int
+    ep: int
+    interleave: int | None
+    micro_batch: int | None
+    recompute: Recompute | None
+    sequence_parallel: bool
+
+
+_CHIP_TO_CHIP_BYTES_PER_S = 2e11
+_PROGRAM_SAVINGS = 1.25
+"""A published layout did fit: programs have ways to save memory that no table prints."""
+
+
+def completions(layout: OpenLayout, *, layers: int, global_batch: int, can_offload: bool = False) -> Layouts:
+    """All layouts that agree with it: micro-batches 1, 2, 4, 8 that divide a rank's share, every recomputation, and
+    every number of chunks that divides a stage's blocks.
+    """
+    per_rank = max(1, global_batch // layout.dp)
+    sizes = (
+        [size for size in (1, 2, 4, 8) if per_rank % size == 0] if layout.micro_batch is None else [layout.micro_batch]
+    )
+    kinds = [(kind, 0) for kind in Recompute] if layout.recompute is None else [(layout.recompute, 0)]
+    if layout.recompute is None and can_offload:
+        kinds.append((Recompute.NONE, 1))
+    chunks = [layout.interleave] if layout.interleave else _chunks(layers, layout.pp)
+    filled = [(size, *kind, v) for size, kind, v in itertools.product(sizes, kinds, chunks)]
+    sizes_, recompute, offload, interleave = np.array(filled, dtype=np.float64).T
+    whole = np.ones(len(filled))
+    return Layouts(
+        dp=layout.dp * whole,
+        dp_shard=layout.dp_shard * whole,
+        zero=layout.zero * whole,
+        tp=layout.tp * whole,
+        sequence_parallel=layout.sequence_parallel * whole,
+        pp=layout.pp * whole,
+        interleave=interleave,
+        cp=layout.cp * whole,
+        ep=layout.ep * whole,
+        micro_batch=sizes_,
+        recompute=recompute,
+        offload=offload,
+        accum=np.maximum(1.0, global_batch / (layout.dp * sizes_)),
+    )
+
+
+def _fast_host(job: Job) -> bool:
+    """Whether offloading activations is what people do: where the host is on a chip-to-chip link, not on PCIe."""
+    return job.cluster.accelerator.host_bytes_per_s >= _CHIP_TO_CHIP_BYTES_PER_S
+
+
+def _chunks(layers: int, pp: int) -> list[int]:
+    if pp == 1 or layers % pp:
+        return [1]
+    return [v for v in (1, 2, 3, 4, 5, 6, 7, 8) if (layers // pp) % v == 0]
+
+
+def best_completion(
+    job: Job, layout: OpenLayout, *, global_batch: int, coefficients: Coefficients = COEFFICIENTS
+) -> tuple[Layouts, StepTimes]:
+    """The fastest completion that fits the accelerator, or the smallest if none does, with its step time."""
+    layouts = completions(layout, layers=job.shape.layers, global_batch=global_batch, can_offload=_fast_host(job))
+    if len(layouts) > 1:
+        memories = predict_memories(
+            job.shape, layouts, sequence_length=job.sequence_length, precision=job.precision, stack=job.stack
+        )
+        used = memories.device_bytes(coefficients)
+        fits = used <= _PROGRAM_SAVINGS * job.cluster.accelerator.memory_bytes
+        layouts = layouts.take(fits if fits.any() else np.array([int(used.argmin())]))
+    times = predict_step_times(job, layouts, coefficients)
+    best = np.array([int(times.total_s.argmin())])
+    chosen = layouts.take(best)
+    return chosen, predict_step_times(job, chosen, coefficients)

@@ -1,0 +1,137 @@
+"""Time of the kernels of one block on one accelerator, forward and backward.
+
+Symbols: M tokens of a micro-batch on this rank (b T / cp), h hidden, H heads, K key/value heads, d head dimension,
+f feed-forward, V vocabulary, t tensor-parallel degree, e bytes of an activation.
+
+A product [m, k] x [k, n] is cut into tiles that the multiprocessors work off in waves:
+
+    tiles  = batch * ceil(m / tm) * ceil(n / tn)
+    waves  = tiles / P, of which the idle part of the last wave is lost by `wave_loss`
+    T      = waves * P * 2 tm tn (k + depth_half) / (rate * tile_rate), not below the time its bytes take
+
+with the best of a few tile sizes. Element-wise kernels take their bytes over the memory's rate. A block takes at least
+the host's time to launch its kernels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from trainworks.catalog.facts import Accelerator
+from trainworks.errors import UsageError
+from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
+from trainworks.plan.layouts import Array, Values
+
+__all__ = ["Machine", "Stack", "machine_of", "product_s", "traffic_s"]
+
+_TILES = ((256, 128, 1.0), (128, 128, 0.95), (128, 64, 0.80), (64, 64, 0.60))
+"""Rows, columns, and the tile's rate over the largest one's: a small tile reads its inputs more often."""
+_ALIGNMENT = 8
+"""Elements of 16 bits: matrix units load 16 bytes at once (NVIDIA, Matrix Multiplication Background User's Guide)."""
+_DEFAULT_MULTIPROCESSORS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """What the training software does; the plan depends on it as much as on the hardware."""
+
+    fused_attention: bool = True
+    """Attention as one kernel that never writes its scores (FlashAttention), half the work when causal."""
+    overlap: bool = True
+    """Communication runs beside computing: gradient buckets, gathered weights, tensor-parallel pieces."""
+    gradient_bytes: int = 4
+    """Bytes per parameter of the gradients that are summed over the replicas."""
+
+    @classmethod
+    def of_precision(cls, precision: str) -> Stack:
+        """What a run in this precision most likely uses: fp16 with loss scaling is of the years before FlashAttention
+        and overlapped buckets (Megatron-LM up to 2022); everything else is assumed current.
+        """
+        return cls(fused_attention=False, overlap=False, gradient_bytes=2) if precision == "fp16" else cls()
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Reachable rates of one accelerator under one precision."""
+
+    product_flops_per_s: float
+    """Of weight matrices, in the run's precision."""
+    attention_flops_per_s: float
+    """Of the attention between the projections, never below 16 bits."""
+    memory_bytes_per_s: float
+    multiprocessors: int
+    precision: str
+    element_bytes: int
+    coefficients: Coefficients
+
+
+def machine_of(accelerator: Accelerator, precision: str, coefficients: Coefficients = COEFFICIENTS) -> Machine:
+    """Rates that products and kernels reach on an accelerator.
+
+    Raises:
+        UsageError: the accelerator has no matrix units for the precision; the message lists those it has.
+    """
+    peaks = accelerator.peak_flops_per_s
+    if precision not in peaks:
+        raise UsageError(
+            f"{accelerator.name} has no {precision} matrix units", hint=f"it has {', '.join(sorted(peaks))}"
+        )
+    wide = "bf16" if "bf16" in peaks else "fp16" if "fp16" in peaks else "fp32"
+    share = coefficients.default_peak_share
+    if accelerator.matmul_flops_per_s is not None:
+        share = accelerator.matmul_flops_per_s / peaks[wide]  # type: ignore[index]
+    held = share * coefficients.gemm_share
+    wide_rate = _within_power(held * peaks[wide], accelerator, 16, coefficients)  # type: ignore[index]
+    bits = {"fp8": 8, "fp4": 4}.get(precision, 16)
+    rate = held * peaks[precision]  # type: ignore[index]
+    if bits < 16:
+        rate = held * peaks[wide] * (rate / held / peaks[wide]) ** coefficients.narrow_share  # type: ignore[index]
+    rate = _within_power(rate, accelerator, bits, coefficients)
+    attention = rate if precision in ("fp32", "tf32") else wide_rate
+    return Machine(
+        product_flops_per_s=rate,
+        attention_flops_per_s=attention * coefficients.attention_share,
+        memory_bytes_per_s=accelerator.memory_bytes_per_s * coefficients.memory_share,
+        multiprocessors=accelerator.multiprocessors or _DEFAULT_MULTIPROCESSORS,
+        precision=precision,
+        element_bytes=4 if precision in ("fp32", "tf32") else 2,
+        coefficients=coefficients,
+    )
+
+
+def _within_power(rate: float, accelerator: Accelerator, bits: int, coefficients: Coefficients) -> float:
+    """The rate that the board's power can feed, W / (joules per FLOP), where that is the lower one.
+
+    Parts made in 4 nm and 5 nm class processes (from 2022 on) lower their clocks in long runs of large products; before
+    that the matrix units were the limit. Energy falls with the width of the operands, but not to its square.
+    """
+    if accelerator.power_w is None or accelerator.launched < 2022:
+        return rate
+    joules = coefficients.joules_per_flop * (bits / 16) ** coefficients.narrow_energy
+    fed = accelerator.power_w / joules
+    return float((rate**-4 + fed**-4) ** -0.25)
+
+
+def product_s(m: Values, n: Values, k: Values, machine: Machine, batch: Values = 1.0) -> Array:
+    """Seconds of `batch` products [m, k] x [k, n]; see the head of this module."""
+    coefficients = machine.coefficients
+    aligned = (np.mod(n, _ALIGNMENT) == 0) & (np.mod(k, _ALIGNMENT) == 0)
+    processors = machine.multiprocessors
+    best = np.full(np.broadcast(m, n, k, batch).shape, np.inf)
+    for rows, columns, tile_rate in _TILES:
+        tiles = batch * np.ceil(m / rows) * np.ceil(n / columns)
+        waves = tiles / processors
+        waves = waves + coefficients.wave_loss * (np.ceil(waves) - waves)
+        work = waves * processors * (2.0 * rows * columns) * (k + coefficients.depth_half)
+        best = np.minimum(best, work / tile_rate)
+    best = np.where(aligned, best, best / coefficients.unaligned_share)
+    moved = machine.element_bytes * batch * (m * k + k * n + m * n)
+    seconds: Array = np.maximum(best / machine.product_flops_per_s, moved / machine.memory_bytes_per_s)
+    return seconds
+
+
+def traffic_s(num_bytes: Array, machine: Machine) -> Array:
+    """Seconds to move bytes through the accelerator's memory in element-wise kernels."""
+    return num_bytes / machine.memory_bytes_per_s

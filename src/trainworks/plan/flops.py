@@ -1,0 +1,179 @@
+"""Floating-point operations of training a transformer, and the conventions that published figures follow.
+
+Symbols: those of `parameters`, T sequence length, P matrix weights that one token passes, w context of a layer.
+A multiplication and an addition are 2 FLOPs; backward costs twice forward. Norms, activations, softmax, rotation and
+the embedding look-up are left out (about 1 %).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from trainworks.plan.layouts import Recompute
+from trainworks.plan.parameters import (
+    attention_parameters,
+    dense_mlp_parameters,
+    expert_parameters,
+    head_matmul_parameters,
+    num_dense_layers,
+    num_expert_layers,
+    router_parameters,
+    shared_expert_parameters,
+)
+from trainworks.record.resolved import ModelShape
+
+__all__ = [
+    "FlopsConvention",
+    "attention_flops_per_token",
+    "causal_flops_per_token",
+    "flops_per_token_by_convention",
+    "hardware_flops_per_token",
+    "layers_matmul_parameters",
+    "model_flops_per_sequence",
+    "model_flops_per_token",
+    "sc21_hardware_flops_per_token",
+    "sc21_model_flops_per_token",
+]
+
+FlopsConvention = Literal["model", "model-causal", "hardware-selective", "hardware-full", "sc21-model", "sc21-hardware"]
+"""How a published FLOP/s figure was counted.
+
+model               6 P + attention in full, PaLM's
+model-causal        the same with half the attention; Megatron-LM since 2025, the Llama 3 report
+hardware-selective  model, and attention's forward once more
+hardware-full       model, and the forward of every layer once more
+sc21-model          72 B s L h^2 (1 + s/6h + V/12Lh) per step, whatever the model is
+sc21-hardware       96 B s L h^2 (1 + s/6h + V/16Lh) per step, with full recomputation
+"""
+
+
+def model_flops_per_token(shape: ModelShape, sequence_length: int) -> float:
+    """Model FLOPs per token, forward and backward: 6 (L P + h V) + 12 L H d T.
+
+    P are a layer's matrix weights: with experts only those that a token visits, and the router. Attention is counted
+    in full, not halved for causality; a sliding window bounds T in its layers. Of an image, the patches are projected
+    and one token is classified; `sequence_length` is patches + 1 there. Source: PaLM (Chowdhery et al. 2022),
+    appendix B.
+    """
+    head = _ends_matmul_parameters(shape, sequence_length)
+    matrices = layers_matmul_parameters(shape) + head
+    return 6.0 * matrices + attention_flops_per_token(shape, sequence_length)
+
+
+def model_flops_per_sequence(shape: ModelShape, sequence_length: int) -> float:
+    """Model FLOPs of one sequence or image, forward and backward: T times those of a token."""
+    return sequence_length * model_flops_per_token(shape, sequence_length)
+
+
+def causal_flops_per_token(shape: ModelShape, sequence_length: int) -> float:
+    """Model FLOPs with the attention that a causal mask leaves; an encoder keeps all of it.
+
+    A token sees T/2 others on average, or w - w^2/2T under a window w <= T.
+    """
+    if not shape.causal:
+        return model_flops_per_token(shape, sequence_length)
+    window = min(shape.window, sequence_length)
+    windowed = shape.window_layers * (window - window**2 / (2 * sequence_length))
+    contexts = (shape.layers - shape.window_layers) * sequence_length / 2 + windowed
+    attention = _flops_per_context(shape) * contexts
+    full = attention_flops_per_token(shape, sequence_length)
+    return model_flops_per_token(shape, sequence_length) - full + attention
+
+
+def hardware_flops_per_token(shape: ModelShape, sequence_length: int, recompute: Recompute) -> float:
+    """FLOPs that are carried out per token: the model's, and what backward computes again.
+
+    Args:
+        shape: the model.
+        sequence_length: T.
+        recompute: NONE adds nothing; SELECTIVE the forward of attention between the projections, a third of its
+            FLOPs; FULL the forward of every layer, a third of the layers' FLOPs. The output is never computed again.
+
+    Source: Korthikanti et al. 2022, appendix A.
+    """
+    model = model_flops_per_token(shape, sequence_length)
+    attention = attention_flops_per_token(shape, sequence_length)
+    if recompute == Recompute.NONE:
+        return model
+    if recompute == Recompute.SELECTIVE:
+        return model + attention / 3
+    return model + 2.0 * layers_matmul_parameters(shape) + attention / 3
+
+
+def attention_flops_per_token(shape: ModelShape, sequence_length: int) -> float:
+    """FLOPs of scores and mix, all layers, forward and backward: 6 H (d + d) times the sum of all layers' contexts.
+
+    A layer's context is T, or min(T, w) under a sliding window. With latent attention the head dimensions are n + r
+    for the scores and v for the mix.
+    """
+    windowed = shape.window_layers * min(shape.window, sequence_length)
+    return _flops_per_context(shape) * ((shape.layers - shape.window_layers) * sequence_length + windowed)
+
+
+def _flops_per_context(shape: ModelShape) -> float:
+    """FLOPs of one query over one key and value, forward and backward, all heads."""
+    latent = shape.latent
+    scores = latent.nope_head_dim + latent.rope_head_dim if latent else shape.head_dim
+    mix = latent.value_head_dim if latent else shape.head_dim
+    return 6.0 * shape.heads * (scores + mix)
+
+
+def layers_matmul_parameters(shape: ModelShape) -> int:
+    """Matrix weights that one token passes in all layers: L attention + D dense MLP + (L - D)(k e + s + router)."""
+    routed = shape.experts_per_token * expert_parameters(shape)
+    visited = routed + shared_expert_parameters(shape) + router_parameters(shape)
+    return (
+        shape.layers * attention_parameters(shape)
+        + num_dense_layers(shape) * dense_mlp_parameters(shape)
+        + num_expert_layers(shape) * visited
+    )
+
+
+def _ends_matmul_parameters(shape: ModelShape, sequence_length: int) -> float:
+    """Matrix weights per token before and behind the layers; an image has one output, and no patch is its class."""
+    if not shape.patch_values:
+        return head_matmul_parameters(shape)
+    patches = shape.hidden * shape.patch_values * (sequence_length - 1)
+    return (patches + head_matmul_parameters(shape)) / sequence_length
+
+
+def flops_per_token_by_convention(convention: FlopsConvention, shape: ModelShape, sequence_length: int) -> float:
+    """FLOPs per token as a published table counts them, so that its FLOP/s can be turned into a step time."""
+    return _CONVENTIONS[convention](shape, sequence_length)
+
+
+def sc21_model_flops_per_token(shape: ModelShape, sequence_length: int) -> float:
+    """72 L h^2 (1 + T/6h + V/12Lh), for multi-head attention and an MLP of 4 h.
+
+    Source: Narayanan et al. 2021 (SC21), section 3 and appendix, without recomputation.
+    """
+    layers, h = shape.layers, shape.hidden
+    return 72.0 * layers * h * h * (1 + sequence_length / (6 * h) + shape.vocabulary / (12 * layers * h))
+
+
+def sc21_hardware_flops_per_token(shape: ModelShape, sequence_length: int) -> float:
+    """96 L h^2 (1 + T/6h + V/16Lh): the same with every layer's forward twice.
+
+    Source: Narayanan et al. 2021 (SC21), equation 3.
+    """
+    layers, h = shape.layers, shape.hidden
+    return 96.0 * layers * h * h * (1 + sequence_length / (6 * h) + shape.vocabulary / (16 * layers * h))
+
+
+def _with_selective_recompute(shape: ModelShape, sequence_length: int) -> float:
+    return hardware_flops_per_token(shape, sequence_length, Recompute.SELECTIVE)
+
+
+def _with_full_recompute(shape: ModelShape, sequence_length: int) -> float:
+    return hardware_flops_per_token(shape, sequence_length, Recompute.FULL)
+
+
+_CONVENTIONS: dict[FlopsConvention, Callable[[ModelShape, int], float]] = {
+    "model": model_flops_per_token,
+    "model-causal": causal_flops_per_token,
+    "hardware-selective": _with_selective_recompute,
+    "hardware-full": _with_full_recompute,
+    "sc21-model": sc21_model_flops_per_token,
+    "sc21-hardware": sc21_hardware_flops_per_token,
+}

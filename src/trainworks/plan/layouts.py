@@ -1,0 +1,96 @@
+"""Many layouts at once: one array per degree, so that a million of them are priced in a few array operations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Array", "Layouts", "Recompute", "Values"]
+
+Array = NDArray[np.float64]
+Values = Array | float
+"""One value for all layouts, or one for each."""
+
+
+class Recompute(IntEnum):
+    """Which activations backward computes again."""
+
+    NONE = 0
+    SELECTIVE = 1
+    """The attention between the projections: scores, softmax, dropout (Korthikanti et al. 2022)."""
+    FULL = 2
+    """Every block, from its input."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layouts:
+    """Degrees of n layouts; every field is an array of shape [n], whole numbers held as float64.
+
+    `dp * cp * tp * pp` is the world size; `ep` reuses the ranks of `dp * cp`.
+    """
+
+    dp: Array
+    """Ranks that see different data: dp_replicate * dp_shard."""
+    dp_shard: Array
+    """Of those, ranks that share one copy of what `zero` says; divides dp."""
+    zero: Array
+    """0 nothing is shared, 1 optimizer state, 2 and gradients, 3 and weights (FSDP)."""
+    tp: Array
+    sequence_parallel: Array
+    """1 where norms and residuals are split over the tensor-parallel group too."""
+    pp: Array
+    interleave: Array
+    """Model chunks that each pipeline stage holds; 1 is plain 1F1B."""
+    cp: Array
+    ep: Array
+    micro_batch: Array
+    recompute: Array
+    """A `Recompute`."""
+    offload: Array
+    """1 where activations wait in the host's memory for their backward."""
+    accum: Array
+    """Micro-batches per step: global_batch / (dp * micro_batch)."""
+
+    def __len__(self) -> int:
+        return len(self.dp)
+
+    @property
+    def world_size(self) -> Array:
+        """Ranks of each layout."""
+        return self.dp * self.cp * self.tp * self.pp
+
+    def take(self, chosen: NDArray[np.generic] | slice) -> Layouts:
+        """The layouts at these positions, or where a mask is true."""
+        return Layouts(*(getattr(self, field.name)[chosen] for field in fields(self)))
+
+    def chunks(self, size: int) -> Iterator[Layouts]:
+        """Consecutive pieces of at most `size`: intermediate arrays then stay in the processor's cache."""
+        for start in range(0, len(self), size):
+            yield self.take(slice(start, start + size))
+
+    @classmethod
+    def one(
+        cls,
+        *,
+        global_batch: int,
+        dp: int = 1,
+        dp_shard: int = 1,
+        zero: int = 0,
+        tp: int = 1,
+        sequence_parallel: bool = False,
+        pp: int = 1,
+        interleave: int = 1,
+        cp: int = 1,
+        ep: int = 1,
+        micro_batch: int = 1,
+        recompute: Recompute = Recompute.NONE,
+        offload: bool = False,
+    ) -> Layouts:
+        """A single layout as arrays of length one; what is left over of the batch is a part of a micro-batch."""
+        values = (dp, dp_shard, zero, tp, sequence_parallel, pp, interleave, cp, ep, micro_batch, recompute, offload)
+        accum = max(1.0, global_batch / (dp * micro_batch))
+        return cls(*(np.array([float(value)]) for value in (*values, accum)))

@@ -1,0 +1,170 @@
+"""Parameters of a transformer by part, exact to the last weight.
+
+Symbols: L layers, h hidden, H heads, K key/value heads, d head dimension, f feed-forward, V vocabulary, S positions;
+with experts: E routed experts, k of them per token, e width of one, s width of the shared ones together, D layers that
+are dense; with latent attention: q and c ranks of queries and of keys and values, r and n head dimensions with and
+without positions, v head dimension of values.
+
+Every function counts the weights of *one* layer unless it says otherwise, and matrices only: norms and biases stand in
+`shape.small` and are in `dense_layer_parameters`, `expert_layer_parameters` and `num_parameters`.
+"""
+
+from __future__ import annotations
+
+from trainworks.record.resolved import ModelShape
+
+__all__ = [
+    "active_parameters",
+    "attention_parameters",
+    "block_matmul_parameters",
+    "dense_layer_parameters",
+    "dense_mlp_parameters",
+    "embedding_parameters",
+    "expert_layer_parameters",
+    "expert_parameters",
+    "head_matmul_parameters",
+    "num_dense_layers",
+    "num_expert_layers",
+    "num_parameters",
+    "output_parameters",
+    "resized",
+    "router_parameters",
+    "shared_expert_parameters",
+]
+
+
+def num_parameters(shape: ModelShape) -> int:
+    """All weights of the model; a matrix shared by input and output counts once.
+
+    N = dense layers + layers with experts + input + output + what stands in `small.model`.
+    """
+    dense = num_dense_layers(shape) * dense_layer_parameters(shape)
+    experts = num_expert_layers(shape) * expert_layer_parameters(shape)
+    return dense + experts + embedding_parameters(shape) + output_parameters(shape) + shape.small.model
+
+
+def active_parameters(shape: ModelShape) -> int:
+    """Weights that one token passes: N less the E - k routed experts of each layer that it does not visit."""
+    idle = (shape.experts - shape.experts_per_token) * (expert_parameters(shape) + shape.small.expert)
+    return num_parameters(shape) - num_expert_layers(shape) * idle
+
+
+def resized(
+    shape: ModelShape,
+    *,
+    layers: int | None = None,
+    dense_layers: int | None = None,
+    vocabulary: int | None = None,
+    max_sequence_length: int | None = None,
+) -> ModelShape:
+    """The same model with another number of layers, vocabulary or positions, and the parameters that it then has.
+
+    Args:
+        shape: the model as it is.
+        layers: a model with experts keeps its dense layers, which come first, unless `dense_layers` says otherwise;
+            a window keeps its share of the layers, rounded up.
+        dense_layers: means nothing for a model without experts.
+        vocabulary: padded to a multiple, for example.
+        max_sequence_length: only learned positions cost parameters.
+    """
+    given = {
+        "layers": layers,
+        "dense_layers": dense_layers,
+        "vocabulary": vocabulary,
+        "max_sequence_length": max_sequence_length,
+    }
+    changes = {name: value for name, value in given.items() if value is not None}
+    if layers is not None:
+        changes["window_layers"] = -(-layers * shape.window_layers // shape.layers)
+    changed = shape.model_copy(update=changes)
+    return changed.model_copy(update={"num_parameters": num_parameters(changed)})
+
+
+def num_expert_layers(shape: ModelShape) -> int:
+    """Layers with experts: L - D; 0 for a dense model."""
+    return max(0, shape.layers - shape.dense_layers) if shape.experts else 0
+
+
+def num_dense_layers(shape: ModelShape) -> int:
+    """Layers with a dense MLP: L for a dense model, D with experts."""
+    return shape.layers - num_expert_layers(shape)
+
+
+def dense_layer_parameters(shape: ModelShape) -> int:
+    """All weights of one layer with a dense MLP, norms and biases included."""
+    matrices = attention_parameters(shape) + dense_mlp_parameters(shape)
+    return matrices + shape.small.layer + shape.small.dense_mlp
+
+
+def expert_layer_parameters(shape: ModelShape) -> int:
+    """All weights of one layer with experts, norms and biases included."""
+    routed = shape.experts * (expert_parameters(shape) + shape.small.expert)
+    shared = shared_expert_parameters(shape) + router_parameters(shape) + shape.small.router
+    return attention_parameters(shape) + routed + shared + shape.small.layer
+
+
+def attention_parameters(shape: ModelShape) -> int:
+    """Attention's matrices: h H d + 2 h K d + H d h.
+
+    With latent attention: [h q + q H (n + r), or h H (n + r) where q = 0] + h (c + r) + c H (n + v) + H v h.
+    Source: DeepSeek-V2 (DeepSeek-AI 2024), section 2.1.
+    """
+    h, latent = shape.hidden, shape.latent
+    if latent is None:
+        return 2 * h * shape.head_dim * (shape.heads + shape.kv_heads)
+    query_width = shape.heads * (latent.nope_head_dim + latent.rope_head_dim)
+    queries = latent.query_rank * (h + query_width) if latent.query_rank else h * query_width
+    key_value_width = shape.heads * (latent.nope_head_dim + latent.value_head_dim)
+    keys_values = h * (latent.kv_rank + latent.rope_head_dim) + latent.kv_rank * key_value_width
+    return queries + keys_values + shape.heads * latent.value_head_dim * h
+
+
+def dense_mlp_parameters(shape: ModelShape) -> int:
+    """Matrices of a dense MLP: 3 h f with a gate, 2 h f without."""
+    return _num_mlp_matrices(shape) * shape.hidden * shape.feed_forward
+
+
+def expert_parameters(shape: ModelShape) -> int:
+    """Matrices of one routed expert: 3 h e with a gate, 2 h e without; 0 for a dense model."""
+    return _num_mlp_matrices(shape) * shape.hidden * shape.expert_feed_forward
+
+
+def shared_expert_parameters(shape: ModelShape) -> int:
+    """Matrices of a layer's shared experts, together: 3 h s with a gate, 2 h s without; 0 where there are none."""
+    return _num_mlp_matrices(shape) * shape.hidden * shape.shared_feed_forward
+
+
+def router_parameters(shape: ModelShape) -> int:
+    """The router's matrix: h E; 0 for a dense model."""
+    return shape.hidden * shape.experts
+
+
+def block_matmul_parameters(shape: ModelShape) -> int:
+    """Weights of one dense block that enter matrix products: 2 h H d + 2 h K d + (3 or 2) h f."""
+    return attention_parameters(shape) + dense_mlp_parameters(shape)
+
+
+def embedding_parameters(shape: ModelShape) -> int:
+    """The model's input: h V and, where positions are learned, h S; the patch projection replaces h V for images."""
+    tokens = shape.patch_values if shape.patch_values else shape.vocabulary
+    positions = shape.max_sequence_length if shape.learned_positions else 0
+    return shape.hidden * (tokens + positions)
+
+
+def output_parameters(shape: ModelShape) -> int:
+    """What the model's output has on top of the input: h V, 0 if tied; with a transform h^2 + 3 h + V more.
+
+    The transform has a bias and a norm of 2 h, and the logits have a bias of V.
+    """
+    h, vocabulary = shape.hidden, shape.vocabulary
+    transform = h * h + 3 * h + vocabulary if shape.head_transform else 0
+    return transform + (0 if shape.tie_embeddings else h * vocabulary)
+
+
+def head_matmul_parameters(shape: ModelShape) -> int:
+    """The output's matrices, tied or not: h V, with a transform h V + h^2."""
+    return shape.hidden * (shape.vocabulary + (shape.hidden if shape.head_transform else 0))
+
+
+def _num_mlp_matrices(shape: ModelShape) -> int:
+    return 3 if shape.gated_mlp else 2

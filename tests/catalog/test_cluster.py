@@ -1,0 +1,146 @@
+"""A cluster in one line of text."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainworks.catalog.catalog import accelerator, load_catalog, reference_node
+from trainworks.catalog.cluster import ClusterDescription, parse_cluster
+from trainworks.errors import UsageError
+
+PARTS = [name for name, part in load_catalog().accelerators.items() if part.reference_node]
+NODES = [name for name, found in load_catalog().nodes.items() if found.nics and name != "PCIe node"]
+
+
+def described(text: str) -> tuple[int, int, str, float, str]:
+    """Nodes, accelerators of a node, accelerator, network of a node in GB/s and its kind."""
+    found = parse_cluster(text)
+    giga = found.node_bytes_per_s / 1e9
+    return found.num_nodes, found.accelerators_per_node, found.accelerator.name, giga, found.network
+
+
+@given(st.sampled_from(PARTS), st.integers(1, 64))
+def test_whole_reference_nodes_hold_as_many_accelerators_as_were_asked_for(name: str, nodes: int) -> None:
+    per_node = reference_node(name).accelerators
+    found = parse_cluster(f"{nodes * per_node}x {name}")
+    assert (found.num_nodes, found.num_accelerators) == (nodes, nodes * per_node)
+
+
+@given(st.sampled_from(NODES), st.integers(1, 512))
+def test_both_ways_to_count_nodes_mean_the_same(name: str, nodes: int) -> None:
+    short, long = parse_cluster(f"{nodes}x {name}"), parse_cluster(f"{nodes} nodes of {name}")
+    assert short.model_copy(update={"name": ""}) == long.model_copy(update={"name": ""})
+
+
+@given(st.sampled_from(PARTS), st.integers(1, 16), st.integers(1, 16), st.integers(1, 8))
+def test_everything_that_was_said_is_found_again(name: str, nodes: int, each: int, nics: int) -> None:
+    found = parse_cluster(f"{nodes} nodes of {each}x {name} over {nics}x 100 Gb/s")
+    assert (found.num_nodes, found.accelerators_per_node) == (nodes, each)
+    assert found.node_bytes_per_s == pytest.approx(nics * min(12.5e9, accelerator(name).host_bytes_per_s))
+
+
+@given(st.sampled_from(PARTS), st.integers(1, 512))
+def test_a_scale_up_domain_is_never_larger_than_the_cluster(name: str, nodes: int) -> None:
+    found = parse_cluster(f"{nodes} nodes of {name}")
+    assert 1 <= found.scale_up_domain <= found.num_accelerators
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("4x p4d.24xlarge", (4, 8, "A100-SXM-40GB", 50.0, "EFA")),
+        ("4 nodes of 8x A100-SXM-80GB over 8x HDR", (4, 8, "A100-SXM-80GB", 200.0, "InfiniBand")),
+        ("16 nodes of DGX H100", (16, 8, "H100-SXM-80GB", 400.0, "InfiniBand")),
+        ("64x H100-SXM-80GB", (8, 8, "H100-SXM-80GB", 400.0, "InfiniBand")),
+        ("8x A100-SXM-80GB", (1, 8, "A100-SXM-80GB", 200.0, "InfiniBand")),
+        ("3 nodes of 8x H100 over 4x 200 Gb/s", (3, 8, "H100-SXM-80GB", 100.0, "unnamed")),
+        ("48 nodes of 8x A100 over 4x Omni-Path", (48, 8, "A100-SXM-80GB", 50.0, "Omni-Path")),
+        ("4 nodes of 4x A100-40GB over HDR", (4, 4, "A100-SXM-40GB", 25.0, "InfiniBand")),
+        ("1 node of 8x H100", (1, 8, "H100-SXM-80GB", 400.0, "InfiniBand")),
+        ("DGX B200", (1, 8, "B200-180GB", 400.0, "InfiniBand")),
+        ("4x L40S", (1, 4, "L40S-48GB", 12.5, "RoCE")),
+        ("64x H100 over 4x NDR", (8, 8, "H100-SXM-80GB", 200.0, "InfiniBand")),
+    ],
+)
+def test_forms_of_a_cluster(text: str, expected: tuple[int, int, str, float, str]) -> None:
+    assert described(text) == expected
+
+
+def test_half_a_node_is_one_node_with_fewer_accelerators() -> None:
+    found = parse_cluster("4x A100")
+    assert (found.num_nodes, found.accelerators_per_node, found.scale_up_domain) == (1, 4, 4)
+
+
+def test_an_nvl72_domain_spans_nodes() -> None:
+    found = parse_cluster("144x GB200")
+    assert (found.num_nodes, found.accelerators_per_node, found.scale_up_domain) == (36, 4, 72)
+
+
+def test_a_card_in_a_pcie_slot_has_no_scale_up() -> None:
+    assert parse_cluster("8x L40S").scale_up_bytes_per_s == 0.0
+
+
+def test_a_bridge_joins_two_cards() -> None:
+    assert parse_cluster("8x A100-PCIE-80GB").scale_up_domain == 2
+
+
+def test_a_nic_counts_with_no_more_than_its_slot() -> None:
+    found = parse_cluster("4 nodes of 8x A100 over 8x NDR")
+    assert found.node_bytes_per_s == pytest.approx(8 * 31.508e9)
+    assert found.notes == ("a NIC of 50.0 GB/s counts with the 31.5 GB/s of its PCIe slot",)
+
+
+def test_what_was_assumed_is_noted() -> None:
+    assert parse_cluster("64x H100").notes == ("nodes of 8 accelerators, as in DGX H100",)
+
+
+def test_switches_add_up_only_where_the_text_says_so() -> None:
+    assert not parse_cluster("16 nodes of DGX H100").in_network_reduction
+    assert parse_cluster("16 nodes of DGX H100 with SHARP").in_network_reduction
+
+
+def test_a_description_is_frozen() -> None:
+    assert ClusterDescription.model_config["frozen"]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "it is empty"),
+        ("0x H100", "the count is 0"),
+        ("4 nodes", "neither an accelerator"),
+        ("64 H100", "neither an accelerator"),
+        ("4x p4q.24xlarge", "`p4d.24xlarge`"),
+        ("slurm:train", "neither an accelerator"),
+        ("4 nodes of 8x H100 over 8x FDR", "`FDR` is no network"),
+        ("4 nodes of 8x H100 over 8x NVLink4", "`NVLink4` is no network"),
+        ("4 nodes of 8x H100 over 0x HDR", "the count is 0"),
+    ],
+)
+def test_a_text_that_describes_no_cluster_is_refused_with_the_forms(text: str, why: str) -> None:
+    with pytest.raises(UsageError, match="describes no cluster") as raised:
+        parse_cluster(text)
+    assert why in raised.value.message
+    assert raised.value.hint is not None
+    assert raised.value.hint.startswith("write it like `4x p4d.24xlarge`, `16 nodes of DGX H100`")
+
+
+def test_accelerators_that_do_not_fill_nodes_are_refused_with_both_neighbours() -> None:
+    with pytest.raises(UsageError, match="12 accelerators do not fill whole nodes: DGX H100 has 8") as raised:
+        parse_cluster("12x H100")
+    assert raised.value.hint is not None
+    assert "`8x H100-SXM-80GB` or `16x H100-SXM-80GB`" in raised.value.hint
+
+
+def test_several_nodes_need_a_network() -> None:
+    with pytest.raises(UsageError, match="no bandwidth between nodes of gpu_8x_b200_sxm6 is published"):
+        parse_cluster("2x gpu_8x_b200_sxm6")
+    assert parse_cluster("gpu_8x_b200_sxm6").node_bytes_per_s == 0.0
+    assert parse_cluster("2x gpu_8x_b200_sxm6 over 8x NDR").node_bytes_per_s == 400e9
+
+
+def test_a_chip_that_cannot_be_planned_with_says_so() -> None:
+    with pytest.raises(UsageError, match="cannot be planned with: one package is two devices"):
+        parse_cluster("4 nodes of 4x MI250X")

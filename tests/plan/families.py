@@ -1,0 +1,72 @@
+"""A small config of every family that can be planned, and of its variants."""
+
+from __future__ import annotations
+
+from typing import Any
+
+DECODER = {
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+    "max_position_embeddings": 32,
+}
+GPT2 = {"model_type": "gpt2", "n_layer": 3, "n_embd": 48, "n_head": 6, "vocab_size": 100, "n_positions": 32}
+BLOOM = {"model_type": "bloom", "hidden_size": 48, "n_layer": 3, "n_head": 6, "vocab_size": 100}
+VIT = {"model_type": "vit", "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3}
+VIT |= {"num_attention_heads": 6, "image_size": 32, "patch_size": 8, "num_labels": 10}
+EXPERTS = {"num_experts": 8, "num_local_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
+DEEPSEEK = {
+    "num_key_value_heads": 6,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 20,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 12,
+    "n_group": 1,
+    "topk_group": 1,
+}
+
+
+def family(kind: str, **changes: Any) -> dict[str, Any]:
+    return DECODER | {"model_type": kind} | changes
+
+
+CONFIGS = {
+    **{kind: family(kind) for kind in ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text")},
+    "llama-biases": family("llama", attention_bias=True, mlp_bias=True),
+    "qwen3-wide-heads": family("qwen3", head_dim=20),
+    "qwen3-biases": family("qwen3", attention_bias=True),
+    "gemma-narrow-heads": family("gemma", head_dim=10),
+    "gemma3-biases": family("gemma3_text", head_dim=10, attention_bias=True),
+    "mixtral": family("mixtral", num_local_experts=4),
+    "qwen3_moe": family("qwen3_moe", **EXPERTS),
+    "qwen3_moe-every-second-layer": family("qwen3_moe", **EXPERTS, decoder_sparse_step=2),
+    "qwen3_moe-dense-layers": family("qwen3_moe", **EXPERTS, mlp_only_layers=[0, 2]),
+    "gpt_oss": family("gpt_oss", num_local_experts=4, num_experts_per_tok=2, head_dim=10),
+    "gpt_oss-no-biases": family("gpt_oss", num_local_experts=4, attention_bias=False),
+    "deepseek_v2": family("deepseek_v2", **DEEPSEEK),
+    "deepseek_v2-direct-queries": family("deepseek_v2", **DEEPSEEK | {"q_lora_rank": None}),
+    "deepseek_v3": family("deepseek_v3", **DEEPSEEK),
+    "deepseek_v3-biases": family("deepseek_v3", **DEEPSEEK, attention_bias=True),
+    "deepseek_v3-all-dense": family("deepseek_v3", **DEEPSEEK | {"first_k_dense_replace": 3}),
+    "gpt2": GPT2,
+    "gpt2-untied": GPT2 | {"tie_word_embeddings": False, "n_inner": 70},
+    "gpt_neox": family("gpt_neox", num_key_value_heads=6),
+    "gpt_neox-no-biases": family("gpt_neox", num_key_value_heads=6, attention_bias=False),
+    "opt": family("opt", ffn_dim=80, num_key_value_heads=6, word_embed_proj_dim=48),
+    "bloom": BLOOM,
+    "nemotron": family("nemotron", head_dim=8),
+    "nemotron-biases": family("nemotron", head_dim=8, attention_bias=True, mlp_bias=True),
+    "bert": family("bert", num_key_value_heads=6),
+    "bert-token-types": family("bert", num_key_value_heads=6, type_vocab_size=5),
+    "vit": VIT,
+    "vit-no-biases": VIT | {"qkv_bias": False},
+}

@@ -1,0 +1,153 @@
+"""Parameters by part: they add up, and equal the models that `transformers` builds, family by family."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.plan.families import CONFIGS, family
+from trainworks.catalog.models import preset
+from trainworks.errors import UsageError
+from trainworks.plan.model_shape import shape_of_hf_config
+from trainworks.plan.parameters import (
+    active_parameters,
+    attention_parameters,
+    block_matmul_parameters,
+    dense_mlp_parameters,
+    embedding_parameters,
+    expert_parameters,
+    head_matmul_parameters,
+    num_dense_layers,
+    num_expert_layers,
+    num_parameters,
+    output_parameters,
+    resized,
+    router_parameters,
+    shared_expert_parameters,
+)
+from trainworks.record.resolved import ModelShape
+
+MIXTURES = ["mixtral", "qwen3_moe", "qwen3_moe-every-second-layer", "gpt_oss", "deepseek_v2", "deepseek_v3"]
+
+
+def shape(name: str) -> ModelShape:
+    return shape_of_hf_config(CONFIGS[name])
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_family_has_the_parameters_of_its_model(name: str) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    from tests.plan.built_models import built_parameters
+
+    assert shape(name).num_parameters == built_parameters(CONFIGS[name])
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_config_that_transformers_completed_gives_the_same_shape(name: str) -> None:
+    pytest.importorskip("transformers")
+    from tests.plan.built_models import config_of
+
+    complete = config_of(CONFIGS[name]).to_dict()
+    assert shape_of_hf_config(complete).num_parameters == shape(name).num_parameters
+
+
+def test_bert_for_masked_lm_has_no_pooler() -> None:
+    transformers = pytest.importorskip("transformers")
+    from tests.plan.built_models import built_parameters
+
+    masked = shape_of_hf_config(CONFIGS["bert"] | {"architectures": ["BertForMaskedLM"]})
+    assert masked.num_parameters == built_parameters(CONFIGS["bert"], model_class=transformers.BertForMaskedLM)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_layers_and_ends_add_up_to_the_model(name: str) -> None:
+    """A model of no layers is what stands around them."""
+    whole = shape(name)
+    empty = resized(whole, layers=0, dense_layers=0)
+    dense = resized(whole, layers=1, dense_layers=1).num_parameters - empty.num_parameters
+    routed = resized(whole, layers=1, dense_layers=0).num_parameters - empty.num_parameters
+    layers = num_dense_layers(whole) * dense + num_expert_layers(whole) * routed
+    assert whole.num_parameters == empty.num_parameters + layers
+    assert empty.num_parameters == embedding_parameters(whole) + output_parameters(whole) + whole.small.model
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_shape_holds_all_that_its_parameters_follow_from(name: str) -> None:
+    assert num_parameters(shape(name)) == shape(name).num_parameters
+
+
+def test_norms_and_biases_are_less_than_a_hundredth_of_a_model_of_real_size() -> None:
+    llama = shape_of_hf_config(preset("llama3-8b"))
+    matrices = llama.layers * block_matmul_parameters(llama) + embedding_parameters(llama) + output_parameters(llama)
+    assert 0.99 < matrices / llama.num_parameters < 1
+
+
+@pytest.mark.parametrize("name", sorted(set(CONFIGS) - {name for name in CONFIGS if shape(name).experts}))
+def test_every_parameter_of_a_dense_model_is_active(name: str) -> None:
+    assert active_parameters(shape(name)) == shape(name).num_parameters
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_a_mixture_whose_experts_are_all_visited_is_wholly_active(name: str) -> None:
+    everyone = shape(name).model_copy(update={"experts_per_token": shape(name).experts})
+    assert active_parameters(everyone) == everyone.num_parameters
+    assert active_parameters(shape(name)) < shape(name).num_parameters
+
+
+def test_parts_of_a_layer_with_experts_are_those_of_the_hand_computation() -> None:
+    """DeepSeek-V3 of h=48, H=6, q=24, c=16, r=4, n=8, v=12, E=8, e=20, two shared."""
+    small = shape("deepseek_v3")
+    assert attention_parameters(small) == 48 * 24 + 24 * 6 * 12 + 48 * 20 + 16 * 6 * 20 + 6 * 12 * 48
+    assert dense_mlp_parameters(small) == 3 * 48 * 80
+    assert expert_parameters(small) == 3 * 48 * 20
+    assert shared_expert_parameters(small) == 2 * 3 * 48 * 20
+    assert router_parameters(small) == 48 * 8
+    assert (num_dense_layers(small), num_expert_layers(small)) == (1, 2)
+
+
+def test_a_tied_output_costs_nothing_and_is_computed_all_the_same() -> None:
+    tied, untied = shape("gpt2"), shape("gpt2-untied")
+    assert (output_parameters(tied), output_parameters(untied)) == (0, 4800)
+    assert head_matmul_parameters(tied) == head_matmul_parameters(untied) == 4800
+
+
+@pytest.mark.parametrize(("layers", "dense"), [(4, 3), (2, 2)])
+def test_a_cut_model_keeps_its_dense_layers_which_come_first(layers: int, dense: int) -> None:
+    cut = resized(shape_of_hf_config(preset("deepseek-v3")), layers=layers)
+    assert num_dense_layers(cut) == dense
+
+
+def test_a_cut_model_is_the_model_of_the_cut_config() -> None:
+    config = preset("gpt-oss-20b")
+    assert resized(shape_of_hf_config(config), layers=5) == shape_of_hf_config(config | {"num_hidden_layers": 5})
+
+
+@given(vocabulary=st.integers(1, 1000), positions=st.integers(1, 1000))
+@settings(max_examples=20)
+def test_another_vocabulary_or_length_is_the_model_of_the_changed_config(vocabulary: int, positions: int) -> None:
+    changed = CONFIGS["bert"] | {"vocab_size": vocabulary, "max_position_embeddings": positions}
+    by_hand = resized(shape("bert"), vocabulary=vocabulary, max_sequence_length=positions)
+    assert by_hand == shape_of_hf_config(changed)
+
+
+def test_windows_stand_in_the_layers_that_have_them() -> None:
+    assert (shape("gemma2").window, shape("gemma").window) == (0, 0)
+    oss = shape_of_hf_config(preset("gpt-oss-20b"))
+    assert (oss.window, oss.window_layers) == (128, 12)
+    gemma = shape_of_hf_config(family("gemma3_text", num_hidden_layers=13, sliding_window=8))
+    assert (gemma.window, gemma.window_layers) == (8, 11)
+
+
+def test_a_config_without_a_dimension_names_it() -> None:
+    with pytest.raises(UsageError, match="the config of this `llama` has no `hidden_size`"):
+        shape_of_hf_config({"model_type": "llama"})
+
+
+@pytest.mark.parametrize("change", [{"word_embed_proj_dim": 24}, {"do_layer_norm_before": False}])
+def test_an_opt_of_another_form_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="cannot be planned yet"):
+        shape_of_hf_config(CONFIGS["opt"] | change)
