@@ -22,6 +22,7 @@ __all__ = [
     "parse_count",
     "parse_counted",
     "parse_duration",
+    "parse_usd",
 ]
 
 DURATION_UNITS_S = {
@@ -122,6 +123,20 @@ def parse_count(text: str | float) -> int:
     if count.denominator != 1:
         raise QuantityError(f"`{text}` is not a whole number", hint="write it like `2B`")
     return int(count)
+
+
+def parse_usd(text: str | float) -> float:
+    """US dollars of `2000 USD`, `1.5M USD` or `$2000`; a bare number is refused, because its currency would be a guess.
+
+    >>> parse_usd("1.5M USD")
+    1500000.0
+    """
+    written = str(text).strip().replace(",", "")
+    amount = written[1:] if written.startswith("$") else written.removesuffix("USD")
+    if amount == written:
+        raise QuantityError(f"`{text}` has no currency", hint="write it like `2000 USD`")
+    value, suffix = _split(amount.strip(), "an amount", "2000 USD")
+    return float(_scale(value, suffix, COUNT_SUFFIXES, "an amount", "2000 USD"))
 
 
 def parse_counted(text: str, nouns: tuple[str, ...]) -> tuple[int, str]:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from trainworks.catalog.catalog import Catalog
 from trainworks.catalog.facts import Accelerator, Link, Node, Precision, Switch
-from trainworks.catalog.rows import Kind
+from trainworks.catalog.rows import KINDS, Kind
 
 __all__ = ["RULES", "Finding", "lint"]
 
@@ -74,24 +75,14 @@ Problem = tuple[str, str, str]
 def lint(catalog: Catalog) -> list[Finding]:
     """All findings, explained ones too, in the order of the catalogue."""
     findings = [
-        *(_finding("accelerators", part.name, rule, problem) for part in catalog.accelerators.values()
-          for rule, check in ACCELERATOR_RULES.items() for problem in check(part)),
-        *(_finding("accelerators", part.name, "scale-up-is-its-link", problem) for part in catalog.accelerators.values()
-          for problem in _scale_up_is_its_link(part, catalog)),
-        *(_finding("nodes", node.name, rule, problem) for node in catalog.nodes.values()
-          for rule, check in NODE_RULES.items() for problem in check(node, catalog)),
-        *(_finding("links", link.name, rule, problem) for link in catalog.links.values()
-          for rule, check in LINK_RULES.items() for problem in check(link)),
-        *(_finding("switches", switch.name, "port-speed", problem) for switch in catalog.switches.values()
-          for problem in _switch_port_speed(switch)),
-    ]  # fmt: skip
+        Finding(kind, name, rule, *problem)
+        for kind in KINDS
+        for name, fact in getattr(catalog, kind).items()
+        for rule, check in CHECKS[kind].items()
+        for problem in check(fact, catalog)
+    ]
     explained = [replace(found, explained=catalog.explained.get(found.row, {}).get(found.rule)) for found in findings]
     return [*explained, *_stale_explanations(catalog, explained)]
-
-
-def _finding(kind: Kind, row: str, rule: str, problem: Problem) -> Finding:
-    value, limit, meaning = problem
-    return Finding(kind=kind, row=row, rule=rule, value=value, limit=limit, meaning=meaning)
 
 
 def _stale_explanations(catalog: Catalog, findings: list[Finding]) -> Iterator[Finding]:
@@ -114,19 +105,19 @@ def _ratio(part: Accelerator, of: Precision, to: Precision, expected: float, *, 
         yield f"{of} is {rates[of] / rates[to]:.2f} x {to}", f"{expected:g} x", meaning
 
 
-def _fp8_is_twice_bf16(part: Accelerator) -> Iterator[Problem]:
+def _fp8_is_twice_bf16(part: Accelerator, _: Catalog) -> Iterator[Problem]:
     return _ratio(part, "fp8", "bf16", 2.0, meaning="one of the two may be a sparse rate")
 
 
-def _fp4_is_twice_fp8(part: Accelerator) -> Iterator[Problem]:
+def _fp4_is_twice_fp8(part: Accelerator, _: Catalog) -> Iterator[Problem]:
     return _ratio(part, "fp4", "fp8", 2.0, meaning="one of the two may be a sparse rate")
 
 
-def _tf32_is_half_bf16(part: Accelerator) -> Iterator[Problem]:
+def _tf32_is_half_bf16(part: Accelerator, _: Catalog) -> Iterator[Problem]:
     return _ratio(part, "tf32", "bf16", 0.5, meaning="one of the two may be a sparse rate")
 
 
-def _matmul_below_peak(part: Accelerator) -> Iterator[Problem]:
+def _matmul_below_peak(part: Accelerator, _: Catalog) -> Iterator[Problem]:
     """The fastest measured product lies below the peak, and not far below."""
     peak = part.peak_flops_per_s.get("bf16")
     if part.matmul_flops_per_s is None or peak is None:
@@ -138,7 +129,7 @@ def _matmul_below_peak(part: Accelerator) -> Iterator[Problem]:
         yield value, f"at least 45% of {_tera(peak)}", "the peak may be a sparse rate"
 
 
-def _implied_clock(part: Accelerator) -> Iterator[Problem]:
+def _implied_clock(part: Accelerator, _: Catalog) -> Iterator[Problem]:
     """The clock at which the multiprocessors would reach the peak: sparse rates double it, half a package halves it."""
     per_clock = FLOPS_PER_CLOCK.get(part.architecture or "")
     rate = part.peak_flops_per_s.get("bf16", part.peak_flops_per_s.get("fp16"))
@@ -151,7 +142,7 @@ def _implied_clock(part: Accelerator) -> Iterator[Problem]:
         yield f"{clock / 1e9:.2f} GHz to reach {_tera(rate)}", f"{low / 1e9:g} to {high / 1e9:g} GHz", meaning
 
 
-def _memory_bandwidth(part: Accelerator) -> Iterator[Problem]:
+def _memory_bandwidth(part: Accelerator, _: Catalog) -> Iterator[Problem]:
     """Bandwidth by stack of HBM, or of a board with GDDR."""
     stacked = STACK_BYTES_PER_S.get(part.memory_type or "")
     limits = stacked or BOARD_BYTES_PER_S.get(part.memory_type or "")
@@ -164,7 +155,7 @@ def _memory_bandwidth(part: Accelerator) -> Iterator[Problem]:
         yield f"{_giga(each)} {of}", f"{_giga(limits[0])} to {_giga(limits[1])}", meaning
 
 
-def _bytes_per_flop(part: Accelerator) -> Iterator[Problem]:
+def _bytes_per_flop(part: Accelerator, _: Catalog) -> Iterator[Problem]:
     """Memory bandwidth for each dense 16-bit matrix FLOP."""
     rate = part.peak_flops_per_s.get("bf16", part.peak_flops_per_s.get("fp16"))
     if rate is None:
@@ -175,7 +166,7 @@ def _bytes_per_flop(part: Accelerator) -> Iterator[Problem]:
         yield f"{value:.2f} GB/s per TFLOP/s", f"{low:g} to {high:g}", "a sparse rate, or bits for bytes"
 
 
-def _memory_as_named(part: Accelerator) -> Iterator[Problem]:
+def _memory_as_named(part: Accelerator, _: Catalog) -> Iterator[Problem]:
     """The GB in the name are GB or GiB of the memory; a few packages sell a little less than they hold."""
     written = part.name.rpartition("-")[2].removesuffix("GB")
     if not part.name.endswith("GB") or not written.isdigit():
@@ -185,7 +176,7 @@ def _memory_as_named(part: Accelerator) -> Iterator[Problem]:
         yield f"{part.memory_bytes / 1e9:.1f} GB", f"{written} GB or GiB", "memory of half a package, or another part"
 
 
-def _usable_memory(part: Accelerator) -> Iterator[Problem]:
+def _usable_memory(part: Accelerator, _: Catalog) -> Iterator[Problem]:
     if part.usable_bytes is None:
         return
     share = part.usable_bytes / part.memory_bytes
@@ -193,7 +184,7 @@ def _usable_memory(part: Accelerator) -> Iterator[Problem]:
         yield f"{share:.1%} of the memory is usable", "97.5% to 100%", "GB for GiB, or memory that ECC takes"
 
 
-def _power(part: Accelerator) -> Iterator[Problem]:
+def _power(part: Accelerator, _: Catalog) -> Iterator[Problem]:
     if part.power_w is not None and not 50 <= part.power_w <= 3000:
         yield f"{part.power_w:g} W", "50 to 3000 W", "power of a node, or in kW"
 
@@ -261,7 +252,7 @@ def _network_is_said(node: Node, _: Catalog) -> Iterator[Problem]:
         yield f"{node.nics} NICs, network `{node.network}`", "NICs and their network, or neither", "half was filled in"
 
 
-def _sum_of_lanes(link: Link) -> Iterator[Problem]:
+def _sum_of_lanes(link: Link, _: Catalog) -> Iterator[Problem]:
     """A port is the sum of its lanes in one direction."""
     if link.lanes is None or link.lane_bytes_per_s is None:
         return
@@ -272,11 +263,11 @@ def _sum_of_lanes(link: Link) -> Iterator[Problem]:
         yield _giga(link.bytes_per_s), f"{link.lanes} lanes of {_giga(link.lane_bytes_per_s)}", meaning
 
 
-def _link_speed(link: Link) -> Iterator[Problem]:
+def _link_speed(link: Link, _: Catalog) -> Iterator[Problem]:
     return _port_speed(link.network, link.bytes_per_s)
 
 
-def _switch_port_speed(switch: Switch) -> Iterator[Problem]:
+def _switch_port_speed(switch: Switch, _: Catalog) -> Iterator[Problem]:
     return _port_speed(switch.network, switch.port_bytes_per_s)
 
 
@@ -297,29 +288,30 @@ def _giga(rate: float) -> str:
     return f"{rate / 1e9:.4g} GB/s"
 
 
-ACCELERATOR_RULES: dict[str, Callable[[Accelerator], Iterator[Problem]]] = {
-    "fp8-is-twice-bf16": _fp8_is_twice_bf16,
-    "fp4-is-twice-fp8": _fp4_is_twice_fp8,
-    "tf32-is-half-bf16": _tf32_is_half_bf16,
-    "matmul-below-peak": _matmul_below_peak,
-    "implied-clock": _implied_clock,
-    "memory-bandwidth": _memory_bandwidth,
-    "bytes-per-flop": _bytes_per_flop,
-    "memory-as-named": _memory_as_named,
-    "usable-memory": _usable_memory,
-    "power": _power,
+CHECKS: dict[Kind, dict[str, Callable[[Any, Catalog], Iterator[Problem]]]] = {
+    "accelerators": {
+        "fp8-is-twice-bf16": _fp8_is_twice_bf16,
+        "fp4-is-twice-fp8": _fp4_is_twice_fp8,
+        "tf32-is-half-bf16": _tf32_is_half_bf16,
+        "matmul-below-peak": _matmul_below_peak,
+        "implied-clock": _implied_clock,
+        "memory-bandwidth": _memory_bandwidth,
+        "bytes-per-flop": _bytes_per_flop,
+        "memory-as-named": _memory_as_named,
+        "usable-memory": _usable_memory,
+        "power": _power,
+        "scale-up-is-its-link": _scale_up_is_its_link,
+    },
+    "nodes": {
+        "accelerator-is-known": _accelerator_is_known,
+        "domain-fits": _domain_fits,
+        "nic-fits-its-slot": _nic_fits_its_slot,
+        "network-below-scale-up": _network_below_scale_up,
+        "nic-speed": _nic_speed,
+        "network-is-said": _network_is_said,
+    },
+    "links": {"sum-of-lanes": _sum_of_lanes, "port-speed": _link_speed},
+    "switches": {"port-speed": _switch_port_speed},
 }
-NODE_RULES: dict[str, Callable[[Node, Catalog], Iterator[Problem]]] = {
-    "accelerator-is-known": _accelerator_is_known,
-    "domain-fits": _domain_fits,
-    "nic-fits-its-slot": _nic_fits_its_slot,
-    "network-below-scale-up": _network_below_scale_up,
-    "nic-speed": _nic_speed,
-    "network-is-said": _network_is_said,
-}
-LINK_RULES: dict[str, Callable[[Link], Iterator[Problem]]] = {
-    "sum-of-lanes": _sum_of_lanes,
-    "port-speed": _link_speed,
-}
-RULES = (*ACCELERATOR_RULES, "scale-up-is-its-link", *NODE_RULES, *LINK_RULES, "stale-explanation")
+RULES = (*(rule for checks in CHECKS.values() for rule in checks), "stale-explanation")
 """Names that `explained` in the data may use, and those of the findings."""

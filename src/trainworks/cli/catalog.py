@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from dataclasses import asdict
 from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from trainworks.catalog.catalog import family, find_row, load_catalog
 from trainworks.catalog.lint import Finding, lint
 from trainworks.catalog.rows import KINDS, Figure, Kind, Row, read_rows
-from trainworks.cli.options import AsJson
+from trainworks.cli.options import AsJson, wide_console
 from trainworks.errors import UsageError
 
 __all__ = ["command"]
@@ -63,7 +60,7 @@ def _list(kind: str, *, as_json: bool) -> None:
             json.dumps({known: [_facts(row) for row in read_rows(known).values()] for known in wanted}, indent=2)
         )
         return
-    console = _console()
+    console = wide_console()
     for known in wanted:
         columns = _SHOWN[known]
         table = Table(known, *columns, box=None, padding=(0, 2, 0, 0))
@@ -72,11 +69,6 @@ def _list(kind: str, *, as_json: bool) -> None:
             table.add_row(row.name, *(_short(name, written.get(name, "")) for name in columns))
         console.print(table)
         console.print()
-
-
-def _console() -> Console:
-    """As wide as the terminal; where there is none, wide enough that no figure is cut."""
-    return Console() if sys.stdout.isatty() or "COLUMNS" in os.environ else Console(width=240)
 
 
 def _short(name: str, written: str) -> str:
@@ -99,7 +91,7 @@ def _show(name: str, *, as_json: bool) -> None:
         return
     for line in _about(row, name):
         typer.echo(line)
-    console = _console()
+    console = wide_console()
     console.print(_figure_table(row, _sources(row)))
     for number, source in enumerate(_sources(row), start=1):
         console.print(f"[{number}] {source}", markup=False, highlight=False)
@@ -155,4 +147,4 @@ def _print_findings(findings: list[Finding]) -> None:
         meaning = f"explained: {finding.explained}" if finding.explained else finding.meaning
         table.add_row(finding.row, finding.rule, finding.value, finding.limit, meaning)
     if findings:
-        _console().print(table)
+        wide_console().print(table)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from trainworks.record.run_dir import RunDir, find_run
 
-__all__ = ["AsJson", "OptionalRun", "RunFilePath", "RunsOption", "find", "runs_folder"]
+__all__ = ["AsJson", "OptionalRun", "RunFilePath", "RunsOption", "find", "runs_folder", "wide_console"]
 
 RunsOption = Annotated[
     Path | None, typer.Option("--runs", envvar="TRAINWORKS_RUNS", help="Folder of all runs; `runs` when left out.")
@@ -22,6 +25,11 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def runs_folder(option: Path | None, written: str = "runs") -> Path:
     """Where runs are kept: the option or $TRAINWORKS_RUNS, else what the run file says."""
     return option or Path(written)
+
+
+def wide_console() -> Console:
+    """As wide as the terminal; where there is none, wide enough that no figure is cut."""
+    return Console() if sys.stdout.isatty() or "COLUMNS" in os.environ else Console(width=240)
 
 
 def find(run: str | None, runs: Path | None) -> RunDir:

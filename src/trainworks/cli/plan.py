@@ -2,28 +2,52 @@
 
 from __future__ import annotations
 
+import json
+from difflib import get_close_matches
+from typing import Annotated
+
 import typer
+from pydantic import ValidationError
 from rich.console import Console
 
-from trainworks.cli.launch import Nodes, ProcessesPerNode, Recalibrate, wanted
-from trainworks.cli.options import AsJson, RunFilePath, RunsOption, runs_folder
+from trainworks.cli.cluster_plan_view import plan_as_json, print_cluster_plan, print_explanation
+from trainworks.cli.cluster_planning import fixed_of, plan_cluster
+from trainworks.cli.launch import Nodes, ProcessesPerNode, Recalibrate, Wanted, wanted
+from trainworks.cli.options import AsJson, RunFilePath, RunsOption, runs_folder, wide_console
 from trainworks.cli.plan_view import print_plan
 from trainworks.cli.planning import resolve
 from trainworks.errors import UsageError
+from trainworks.spec.layout import Layout
+from trainworks.spec.run_file import Goal, RunFile
 
 __all__ = ["command"]
+
+On = Annotated[str | None, typer.Option("--on", metavar="CLUSTER", help="Plan for this cluster: `4x p4d.24xlarge`.")]
+Explain = Annotated[
+    str | None, typer.Option("--explain", metavar="LAYOUT", help="Why not this one: `tp=8,pp=4,micro_batch=1`.")
+]
 
 
 def command(
     run_file: RunFilePath,
+    on: On = None,
+    explain: Explain = None,
     nodes: Nodes = None,
     nproc: ProcessesPerNode = None,
     runs: RunsOption = None,
     as_json: AsJson = False,
     recalibrate: Recalibrate = False,
 ) -> None:
-    """The first plan on a machine measures it for a few seconds; later ones remember."""
+    """For this machine, which the first plan measures for a few seconds; or for any cluster that you can describe."""
     asked = wanted([str(run_file)], nodes=nodes, nproc=nproc, name=None)
+    cluster = asked.run_file.cluster
+    if on is not None:
+        cluster = cluster.model_copy(update={"engine": "described", "of": on})
+    if cluster.engine == "described":
+        _plan_described(asked, asked.run_file.model_copy(update={"cluster": cluster}), explain, as_json=as_json)
+        return
+    if explain is not None:
+        raise UsageError("--explain compares layouts of a described cluster", hint="name one with --on or in `cluster`")
     folder = runs_folder(runs, asked.run_file.checkpoint.to)
     resolved = resolve(
         asked.run_file, asked.source, run_id=asked.run_file.name, runs=folder, calibrate_again=recalibrate
@@ -34,3 +58,46 @@ def command(
         typer.echo(resolved.plan.model_dump_json(indent=2))
     else:
         print_plan(resolved, Console())
+
+
+def _plan_described(asked: Wanted, run_file: RunFile, explain: str | None, *, as_json: bool) -> None:
+    plan = plan_cluster(run_file, asked.source)
+    if explain is not None:
+        free = run_file.model_copy(update={"layout": None, "goal": Goal()})
+        wanted_one = plan_cluster(free, asked.source, fixed=_named_degrees(explain)).best[0]
+        if as_json:
+            both = {"asked": wanted_one.model_dump(mode="json"), "fastest": plan.best[0].model_dump(mode="json")}
+            typer.echo(json.dumps(both, indent=2))
+        else:
+            print_explanation(wanted_one, plan.best[0], wide_console())
+    elif as_json:
+        typer.echo(json.dumps(plan_as_json(plan), indent=2))
+    else:
+        print_cluster_plan(plan, wide_console())
+
+
+def _named_degrees(text: str) -> dict[str, int]:
+    """`tp=8,pp=4,recompute=full` as fields of the search; what is not named stays open.
+
+    Raises:
+        UsageError: a name that no layout has, or a value that it cannot have.
+    """
+    named = dict(pair.partition("=")[::2] for pair in text.replace(" ", "").split(",") if pair)
+    if unknown := sorted(named.keys() - Layout.model_fields.keys()):
+        near = get_close_matches(unknown[0], Layout.model_fields, n=1)
+        known = ", ".join(Layout.model_fields)
+        raise UsageError(
+            f"no layout has `{unknown[0]}`", hint=f"did you mean `{near[0]}`?" if near else f"there are {known}"
+        )
+    try:
+        fixed = fixed_of(Layout.model_validate(named))
+    except ValidationError as error:
+        detail = error.errors()[0]
+        raise UsageError(f"{detail['loc'][0]} `{detail['input']}`: {detail['msg'].lower()}") from None
+    searched = {"offload_activations": "offload", "dp_replicate": "dp"}
+    chosen = {searched.get(name, name) for name in named}
+    if "dp_shard" in named:
+        chosen |= {"zero"} | ({"dp"} if "dp_replicate" in named else set())
+    elif "dp_replicate" in named:
+        chosen |= {"zero", "dp_shard"}
+    return {name: value for name, value in fixed.items() if name in chosen}

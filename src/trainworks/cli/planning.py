@@ -17,16 +17,16 @@ from trainworks.host.folders import cache_folder
 from trainworks.host.probe import probe_host
 from trainworks.job.environment import agent_environment
 from trainworks.plan.local.layout import choose_layout
-from trainworks.plan.model_shape import shape_of_hf_config, shape_of_model
 from trainworks.plan.local.plan import choose_processes, make_plan, num_steps
 from trainworks.plan.local.step_time import calibration_request
+from trainworks.plan.model_shape import shape_of_hf_config, shape_of_model
 from trainworks.record.environment import HostFacts
 from trainworks.record.resolved import ModelShape, Processes, ResolvedRun
 from trainworks.spec.load import Source
 from trainworks.spec.run_file import TRAINED_VOCABULARY, Data, RunFile, Workload
 from trainworks.units import format_bytes
 
-__all__ = ["resolve"]
+__all__ = ["model_shape", "resolve"]
 
 _TYPICAL_BASELINE_BYTES = 400_000_000
 """Of a rank before calibration, for the choice of the layout alone."""
@@ -46,6 +46,7 @@ def resolve(
     Raises:
         TrainworksError: with the run file's line where it is to blame.
     """
+    _check_it_can_run_here(run_file, source)
     run_file = _anchored(run_file, source)
     host = probe_host(runs)
     accelerators = len(host.accelerators)
@@ -69,6 +70,34 @@ def resolve(
         if source is None:
             raise
         raise source.locate(error) from None
+
+
+def _check_it_can_run_here(run_file: RunFile, source: Source | None) -> None:
+    """What can be planned for a described cluster and not trained on this machine is refused, with its place."""
+    workload = run_file.workload
+    problem: tuple[tuple[str, ...], str, str] | None = None
+    if run_file.cluster.engine != "local":
+        text = f"cluster `{run_file.cluster.of}` is not this machine, and this version runs on this machine only"
+        problem = ("cluster",), text, "plan it with `trainworks plan`, or set `cluster: local`"
+    elif workload is not None and workload.model.preset is not None:
+        text = f"preset `{workload.model.preset}` can be planned, not trained, by this version"
+        problem = (
+            ("workload", "model", "preset"),
+            text,
+            "name a checkpoint folder or hub id in `hf`, or give dimensions",
+        )
+    elif workload is not None and workload.precision not in ("fp32", "bf16", "fp16"):
+        text = f"precision {workload.precision} can be planned, not trained, by this version"
+        problem = ("workload", "precision"), text, "train in bf16"
+    elif workload is not None and not workload.data.source:
+        problem = (
+            ("workload", "data"),
+            "`source` is missing",
+            "set `data.source`: python-stdlib, a file, a folder or a glob",
+        )
+    if problem is not None:
+        field, message, hint = problem
+        raise UsageError(message, place=source.place(field) if source else None, hint=hint)
 
 
 def _check_launcher(run_file: RunFile, processes: Processes) -> None:
@@ -119,7 +148,9 @@ def _with_plan(
 ) -> ResolvedRun:
     if "torch" not in host.packages or "transformers" not in host.packages:
         raise MissingExtraError("torch" if "torch" not in host.packages else "transformers", "train")
-    shape = _shape(workload)
+    shape = model_shape(workload)
+    if shape.experts or not shape.causal or shape.latent is not None:
+        raise UsageError(f"`{workload.model.hf}` can be planned for a described cluster, not trained, by this version")
     layout = choose_layout(
         workload,
         shape,
@@ -150,7 +181,13 @@ def _memory_per_rank(host: HostFacts, processes: Processes) -> int:
     return host.memory_bytes // processes.world_size
 
 
-def _shape(workload: Workload) -> ModelShape:
+def model_shape(workload: Workload) -> ModelShape:
+    """The shape of a model given by dimensions or by a Hugging Face config.
+
+    Raises:
+        UsageError: a sequence is longer than the model has positions for.
+        EnvironmentProblem: the config cannot be had.
+    """
     length = workload.data.sequence_length
     if workload.model.hf is None:
         return shape_of_model(workload.model, vocabulary=_vocabulary(workload.data), sequence_length=length)

@@ -50,22 +50,21 @@ def completions(layout: OpenLayout, *, layers: int, global_batch: int, can_offlo
         kinds.append((Recompute.NONE, 1))
     chunks = [layout.interleave] if layout.interleave else _chunks(layers, layout.pp)
     filled = [(size, *kind, v) for size, kind, v in itertools.product(sizes, kinds, chunks)]
-    sizes_, recompute, offload, interleave = np.array(filled, dtype=np.float64).T
-    whole = np.ones(len(filled))
-    return Layouts(
-        dp=layout.dp * whole,
-        dp_shard=layout.dp_shard * whole,
-        zero=layout.zero * whole,
-        tp=layout.tp * whole,
-        sequence_parallel=layout.sequence_parallel * whole,
-        pp=layout.pp * whole,
+    micro_batch, recompute, offload, interleave = np.array(filled, dtype=np.float64).T
+    return Layouts.of(
+        global_batch=global_batch,
+        dp=layout.dp,
+        dp_shard=layout.dp_shard,
+        zero=layout.zero,
+        tp=layout.tp,
+        sequence_parallel=layout.sequence_parallel,
+        pp=layout.pp,
         interleave=interleave,
-        cp=layout.cp * whole,
-        ep=layout.ep * whole,
-        micro_batch=sizes_,
+        cp=layout.cp,
+        ep=layout.ep,
+        micro_batch=micro_batch,
         recompute=recompute,
         offload=offload,
-        accum=np.maximum(1.0, global_batch / (layout.dp * sizes_)),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
 
@@ -50,8 +50,12 @@ class Layouts:
     micro_batch: Array
     recompute: Array
     """A `Recompute`."""
+    zero_bubble: Array
+    """1 where a stage's weight gradients wait until it would be idle (ZB-H1, Qi et al. 2023); with interleave 1."""
     offload: Array
     """1 where activations wait in the host's memory for their backward."""
+    offload_optimizer: Array
+    """1 where optimizer states live in the host's memory and the host updates the weights."""
     accum: Array
     """Micro-batches per step: global_batch / (dp * micro_batch)."""
 
@@ -73,24 +77,27 @@ class Layouts:
             yield self.take(slice(start, start + size))
 
     @classmethod
-    def one(
-        cls,
-        *,
-        global_batch: int,
-        dp: int = 1,
-        dp_shard: int = 1,
-        zero: int = 0,
-        tp: int = 1,
-        sequence_parallel: bool = False,
-        pp: int = 1,
-        interleave: int = 1,
-        cp: int = 1,
-        ep: int = 1,
-        micro_batch: int = 1,
-        recompute: Recompute = Recompute.NONE,
-        offload: bool = False,
-    ) -> Layouts:
-        """A single layout as arrays of length one; what is left over of the batch is a part of a micro-batch."""
-        values = (dp, dp_shard, zero, tp, sequence_parallel, pp, interleave, cp, ep, micro_batch, recompute, offload)
-        accum = max(1.0, global_batch / (dp * micro_batch))
-        return cls(*(np.array([float(value)]) for value in (*values, accum)))
+    def of(cls, *, global_batch: int, **degrees: Values) -> Layouts:
+        """Layouts from values that broadcast against each other; a degree that is not given is 1, an option 0.
+
+        What is left over of the batch is a part of a micro-batch.
+        """
+        known = {field.name: 0.0 if field.name in _OPTIONS else 1.0 for field in fields(cls) if field.name != "accum"}
+        if unknown := degrees.keys() - known.keys():
+            raise TypeError(f"no such degree: {', '.join(sorted(unknown))}")
+        arrays = np.broadcast_arrays(*(np.atleast_1d(np.asarray(v, np.float64)) for v in (known | degrees).values()))
+        named = dict(zip(known, arrays, strict=True))
+        accum = np.maximum(1.0, global_batch / (named["dp"] * named["micro_batch"]))
+        return cls(**named, accum=accum)
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Layouts]) -> Layouts:
+        """All of them, in order."""
+        return cls(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(cls)))
+
+    def row(self, index: int) -> dict[str, int]:
+        """One layout as whole numbers by name."""
+        return {field.name: round(float(getattr(self, field.name)[index])) for field in fields(self)}
+
+
+_OPTIONS = ("zero", "sequence_parallel", "recompute", "zero_bubble", "offload", "offload_optimizer")

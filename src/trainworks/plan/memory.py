@@ -131,7 +131,7 @@ def _states(held: StageParameters, layouts: Layouts, precision: str, stack: Stac
     narrow = layouts.zero < 3
     weights = np.where(narrow, of(2.0, 3), of(4.0, 3))
     kept = 12.0 if stack.fused_attention else 16.0
-    optimizer = np.where(narrow, of(kept, 1), of(8.0, 1))
+    optimizer = np.where(layouts.offload_optimizer > 0, 0.0, np.where(narrow, of(kept, 1), of(8.0, 1)))
     both = 2.0 if precision == "bf16" and not stack.fused_attention else 0.0
     return weights, of(stack.gradient_bytes + both, 2), optimizer
 

@@ -7,8 +7,9 @@ those of `compute`.
 
 where a stage's u is forward, backward and recomputation of its blocks and of its embedding or logits, with the
 communication that its micro-batch cannot hide. The second term is the bubble of (interleaved) 1F1B: the first and last
-micro-batch pass all stages (Narayanan et al. 2021). Gradients and weights of the data-parallel group hide behind
-computing where the stack overlaps.
+micro-batch pass all stages (Narayanan et al. 2021). A zero-bubble schedule fills it with weight gradients, half of
+backward: what remains of it is the share of the other work (Qi et al. 2023, ZB-H1). Gradients and weights of the
+data-parallel group hide behind computing where the stack overlaps.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from trainworks.catalog.cluster import ClusterDescription
-from trainworks.plan.blocks import block_times, head_times
+from trainworks.plan.blocks import BlockTimes, block_times, head_times
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.collectives import Fabric, collective_s, fabric_of, point_to_point_s
 from trainworks.plan.compute import Machine, Stack, machine_of
@@ -79,50 +80,59 @@ def predict_step_times(job: Job, layouts: Layouts, coefficients: Coefficients = 
         UsageError: the accelerator cannot compute in the job's precision.
     """
     machine = machine_of(job.cluster.accelerator, job.precision, coefficients)
-    wide = machine
-    if job.precision in ("fp8", "fp4"):
-        wide = machine_of(job.cluster.accelerator, "bf16", coefficients)
     fabric = fabric_of(job.cluster, coefficients)
-    shape, length = job.shape, job.sequence_length
-    block = block_times(shape, layouts, sequence_length=length, machine=machine, stack=job.stack)
-    head = head_times(shape, layouts, sequence_length=length, machine=wide, stack=job.stack)
+    block = block_times(job.shape, layouts, sequence_length=job.sequence_length, machine=machine, stack=job.stack)
     tp_s, cp_s, ep_s = _block_communication(job, layouts, fabric, coefficients)
     offload_s = _offload_s(job, layouts, coefficients, block.total_s)
-    per_block = block.total_s + tp_s + cp_s + ep_s + offload_s
-
-    middle, last = stage_blocks(shape.layers, layouts)
-    alone = layouts.pp == 1
-    first_u = middle * per_block + head.embedding_s
-    last_u = last * per_block + head.output_s + np.where(alone, head.embedding_s, 0.0)
-    slowest = np.where(alone, last_u, np.maximum(first_u, last_u))
-    last_rules = alone | (last_u >= first_u)
-    blocks = np.where(last_rules, last, middle)
-    heads = np.where(last_rules, last_u - last * per_block, head.embedding_s)
-    pp_s = _pipeline_transfers_s(job, layouts, fabric, machine) * coefficients.pp_exposed
-    through = shape.layers * per_block + head.output_s + head.embedding_s
-    bubble = np.where(alone, 0.0, np.maximum(0.0, through - slowest) / layouts.interleave)
-
-    m = layouts.accum
-    compute_s = m * blocks * block.total_s
-    dp_s = _data_parallel_s(job, layouts, fabric, coefficients, blocks, compute_s)
-    optimizer_s = _optimizer_s(job, layouts, machine)
-    device_s = m * slowest + pp_s * m + bubble + dp_s + optimizer_s
+    stage = _slowest_stage(job, layouts, block, tp_s + cp_s + ep_s + offload_s, coefficients)
+    once_s = layouts.accum * stage.blocks  # of one block's times in a step
+    terms = {
+        "forward_s": once_s * block.forward_s,
+        "backward_s": once_s * block.backward_s,
+        "recompute_s": once_s * block.recomputed_s,
+        "head_s": layouts.accum * stage.head_s,
+        "tp_s": once_s * tp_s,
+        "cp_s": once_s * cp_s,
+        "ep_s": once_s * ep_s,
+        "offload_s": once_s * offload_s,
+        "pp_s": layouts.accum * coefficients.pp_exposed * _pipeline_transfers_s(job, layouts, fabric, machine),
+        "bubble_s": stage.bubble_s,
+        "dp_s": _data_parallel_s(job, layouts, fabric, coefficients, stage.blocks, once_s * block.total_s),
+        "optimizer_s": _optimizer_s(job, layouts, machine, coefficients),
+    }
     doublings = np.log2(np.maximum(1.0, layouts.world_size / job.cluster.accelerators_per_node))
-    return StepTimes(
-        forward_s=m * blocks * block.forward_s,
-        backward_s=m * blocks * block.backward_s,
-        recompute_s=m * blocks * block.recomputed_s,
-        head_s=m * heads,
-        tp_s=m * blocks * tp_s,
-        cp_s=m * blocks * cp_s,
-        ep_s=m * blocks * ep_s,
-        offload_s=m * blocks * offload_s,
-        pp_s=m * pp_s,
-        bubble_s=bubble,
-        dp_s=dp_s,
-        optimizer_s=optimizer_s,
-        host_s=coefficients.step_s + coefficients.straggle * doublings * device_s,
-    )
+    waiting_s = coefficients.straggle * doublings * np.sum(list(terms.values()), axis=0)
+    return StepTimes(**terms, host_s=coefficients.step_s + waiting_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """The stage that all others wait for."""
+
+    blocks: Array
+    head_s: Array
+    """Of a micro-batch: embedding or logits, where this stage has them."""
+    bubble_s: Array
+    """Per step."""
+
+
+def _slowest_stage(
+    job: Job, layouts: Layouts, block: BlockTimes, exposed_s: Array, coefficients: Coefficients
+) -> _Stage:
+    wide = "bf16" if job.precision in ("fp8", "fp4") else job.precision
+    machine = machine_of(job.cluster.accelerator, wide, coefficients)
+    head = head_times(job.shape, layouts, sequence_length=job.sequence_length, machine=machine, stack=job.stack)
+    per_block = block.total_s + exposed_s
+    middle, last = stage_blocks(job.shape.layers, layouts)
+    alone = layouts.pp == 1
+    last_head = head.output_s + np.where(alone, head.embedding_s, 0.0)
+    last_rules = alone | (last * per_block + last_head >= middle * per_block + head.embedding_s)
+    blocks = np.where(last_rules, last, middle)
+    head_s = np.where(last_rules, last_head, head.embedding_s)
+    through = job.shape.layers * per_block + head.output_s + head.embedding_s
+    bubble = np.maximum(0.0, through - blocks * per_block - head_s) / layouts.interleave
+    bubble = np.where(layouts.zero_bubble > 0, bubble * (1.0 - block.backward_s / block.total_s), bubble)
+    return _Stage(blocks, head_s, np.where(alone, 0.0, bubble))
 
 
 def _block_communication(
@@ -157,7 +167,7 @@ def _offload_s(job: Job, layouts: Layouts, coefficients: Coefficients, block_s: 
         job.shape, layouts, sequence_length=job.sequence_length, precision=job.precision, stack=job.stack
     )
     moved_s = 2 * kept / (job.cluster.accelerator.host_bytes_per_s * coefficients.host_link_share)
-    return np.where(layouts.offload > 0, np.maximum(0.0, moved_s - block_s), 0.0)
+    return np.where(layouts.offload > 0, np.maximum(0.0, moved_s - coefficients.dp_hidden * block_s), 0.0)
 
 
 def _pipeline_transfers_s(job: Job, layouts: Layouts, fabric: Fabric, machine: Machine) -> Array:
@@ -173,12 +183,13 @@ def _data_parallel_s(
 ) -> Array:
     """What gradients, and weights that are sharded, add to the step.
 
-    zero 0-2  one reduction of the gradients; with a sharded optimizer a scatter of them and a gather of 16-bit weights
+    zero 0    one all-reduce of the gradients
+    zero 1    one scatter of them, and a gather of 16-bit weights after the update; zero 2 a scatter per micro-batch
     zero 3    per micro-batch the weights gathered forward and backward and the gradients scattered
     replicas  beside shards: an all-reduce of the shard's gradients
 
-    A stack with overlap hides up to `dp_hidden` of the time that computes: of the whole step with zero 3, else of one
-    micro-batch, since gradients are complete in the last.
+    A stack with overlap hides up to `dp_hidden` of the time that computes: of the whole step with zero 2 and 3, else of
+    one micro-batch, since gradients are complete in the last.
     """
     held = stage_parameters(job.shape, layouts, blocks)
     inner = np.ones_like(layouts.tp)
@@ -187,7 +198,7 @@ def _data_parallel_s(
     full = _reductions_s(job, layouts, fabric, held.dense, copies, layouts.tp)
     if job.shape.experts:
         full = full + _reductions_s(job, layouts, fabric, held.experts, expert_copies, layouts.ep * inner)
-    available = np.where(layouts.zero == 3, compute_s, compute_s / layouts.accum)
+    available = np.where(layouts.zero >= 2, compute_s, compute_s / layouts.accum)
     hidden = coefficients.dp_hidden if job.stack.overlap else 0.0
     if not job.stack.overlap:
         full = np.where(layouts.zero == 3, full / coefficients.old_gather_share, full)
@@ -203,16 +214,22 @@ def _reductions_s(job: Job, layouts: Layouts, fabric: Fabric, parameters: Array,
     scattered = collective_s("reduce_scatter", gradients, shards, stride, fabric)
     gathered = collective_s("all_gather", weights, shards, stride, fabric)
     outer = collective_s("all_reduce", gradients / shards, replicas, stride * shards, fabric)
-    once = np.where(layouts.zero > 0, scattered + gathered + outer, reduced)
+    scatters = np.where(layouts.zero == 2, layouts.accum, 1.0)
+    once = np.where(layouts.zero > 0, scatters * scattered + gathered + outer, reduced)
     each = 2 * gathered + collective_s("reduce_scatter", weights, shards, stride, fabric)
     return np.where(layouts.zero == 3, layouts.accum * each + outer, once)
 
 
-def _optimizer_s(job: Job, layouts: Layouts, machine: Machine) -> Array:
+def _optimizer_s(job: Job, layouts: Layouts, machine: Machine, coefficients: Coefficients) -> Array:
+    """Bytes that the update moves over the memory's rate; in the host, over the link: fp32 gradients out, 16-bit
+    weights back, the host's own memory being faster than its link.
+    """
     blocks, _ = stage_blocks(job.shape.layers, layouts)
     held = stage_parameters(job.shape, layouts, blocks)
     shards = layouts.dp_shard * layouts.cp
     expert_copies = np.maximum(1.0, shards * layouts.tp / layouts.ep)
     sharded = layouts.zero > 0
     local = held.dense / np.where(sharded, shards, 1.0) + held.experts / np.where(sharded, expert_copies, 1.0)
-    return local * machine.coefficients.optimizer_bytes / machine.memory_bytes_per_s
+    on_device = local * coefficients.optimizer_bytes / machine.memory_bytes_per_s
+    link = job.cluster.accelerator.host_bytes_per_s * coefficients.host_link_share
+    return np.where(layouts.offload_optimizer > 0, local * 6.0 / link, on_device)

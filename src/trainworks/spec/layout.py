@@ -15,8 +15,10 @@ from pydantic import Field
 from trainworks.errors import LayoutError
 from trainworks.spec.quantities import Spec
 
-__all__ = ["Layout", "ResolvedLayout", "resolve_layout"]
+__all__ = ["MESH_AXES", "Layout", "ResolvedLayout", "check_layout", "resolve_layout"]
 
+MESH_AXES = ("dp_replicate", "dp_shard", "cp", "tp", "pp")
+"""Axes whose degrees multiply to the world size."""
 Degree = Field(default=1, ge=1)
 
 
@@ -37,6 +39,20 @@ class Layout(Spec):
     """Expert parallel degree; divides dp_shard * cp * tp."""
     micro_batch: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """Sequences that one rank takes through one forward and backward."""
+    zero: Literal[1, 2, 3, "auto"] = "auto"
+    """What the ranks of `dp_shard` share: 1 optimizer state, 2 and gradients, 3 and weights (FSDP)."""
+    sequence_parallel: bool | Literal["auto"] = "auto"
+    """Split norms and residuals over `tp` too."""
+    interleave: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    """Model chunks of each pipeline stage; 1 is plain 1F1B."""
+    zero_bubble: bool | Literal["auto"] = "auto"
+    """Let weight gradients fill the pipeline's idle time (ZB-H1)."""
+    recompute: Literal["none", "selective", "full", "auto"] = "auto"
+    """Activations that backward computes again: none, those of the attention between its projections, or all."""
+    offload_activations: bool | Literal["auto"] = "auto"
+    """Let activations wait for their backward in the host's memory."""
+    offload_optimizer: bool | Literal["auto"] = "auto"
+    """Keep optimizer states in the host's memory."""
 
 
 class ResolvedLayout(Spec):
@@ -80,6 +96,24 @@ def resolve_layout(layout: Layout, *, world_size: int, global_batch: int, micro_
     Raises:
         LayoutError: naming every factor, the limit and the degree to change.
     """
+    check_layout(layout, world_size=world_size, global_batch=global_batch)
+    per_rank = global_batch // (layout.dp_replicate * layout.dp_shard)
+    if per_rank % micro_batch:
+        raise LayoutError(
+            f"micro_batch ({micro_batch}) does not divide the {per_rank} sequences that each data-parallel rank gets",
+            field="micro_batch",
+            hint=f"set `micro_batch` to one of {', '.join(str(d) for d in divisors(per_rank))}",
+        )
+    degrees = {axis: getattr(layout, axis) for axis in (*MESH_AXES, "ep")}
+    return ResolvedLayout(**degrees, micro_batch=micro_batch, grad_accum_steps=per_rank // micro_batch)
+
+
+def check_layout(layout: Layout, *, world_size: int, global_batch: int) -> None:
+    """Check a layout's degrees, whatever its micro-batch will be.
+
+    Raises:
+        LayoutError: naming every factor, the limit and the degree to change.
+    """
     _check_world(layout, world_size)
     shard_group = layout.dp_shard * layout.cp * layout.tp
     if shard_group % layout.ep:
@@ -91,15 +125,6 @@ def resolve_layout(layout: Layout, *, world_size: int, global_batch: int, micro_
             field="dp_replicate",
             hint=f"set `global_batch: {_next_multiple(global_batch, dp)}`",
         )
-    per_rank = global_batch // dp
-    if per_rank % micro_batch:
-        raise LayoutError(
-            f"micro_batch ({micro_batch}) does not divide the {per_rank} sequences that each data-parallel rank gets",
-            field="micro_batch",
-            hint=f"set `micro_batch` to one of {', '.join(str(d) for d in divisors(per_rank))}",
-        )
-    degrees = layout.model_dump(exclude={"micro_batch"})
-    return ResolvedLayout(**degrees, micro_batch=micro_batch, grad_accum_steps=per_rank // micro_batch)
 
 
 def divisors(number: int) -> list[int]:
@@ -112,7 +137,7 @@ def divisors(number: int) -> list[int]:
 
 
 def _check_world(layout: Layout, world_size: int) -> None:
-    axes = {name: getattr(layout, name) for name in ("dp_replicate", "dp_shard", "cp", "tp", "pp")}
+    axes = {name: getattr(layout, name) for name in MESH_AXES}
     product = 1
     for degree in axes.values():
         product *= degree

@@ -22,7 +22,6 @@ LATER = {
     "framework": "every rank gets the variables of torchrun; for another rendezvous set them in `envs`",
     "track": "read `metrics.jsonl` of the run, or `trainworks report --json`",
     "notify": None,
-    "goal.budget": None,
     "recover.warm_spares": None,
 }
 """Keys of the design that are not built yet, and what to do meanwhile."""

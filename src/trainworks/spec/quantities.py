@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_serializer, model_validator
 
 from trainworks.errors import QuantityError
-from trainworks.units import parse_counted, parse_duration
+from trainworks.units import parse_counted, parse_duration, parse_usd
 
-__all__ = ["CheckpointInterval", "DurationS", "Spec", "TrainFor"]
+__all__ = ["BudgetUsd", "CheckpointInterval", "DurationS", "Spec", "TrainFor"]
 
 
 class Spec(BaseModel):
@@ -39,6 +39,16 @@ DurationS = Annotated[
     float, _parsed(_duration), Field(gt=0), WithJsonSchema({"type": "string", "examples": ["3h", "90s"]})
 ]
 """Seconds, written as `3h` or `90s`; a float is already seconds."""
+
+
+def _usd(value: Any) -> float:
+    return value if isinstance(value, float) else parse_usd(value)
+
+
+BudgetUsd = Annotated[
+    float, _parsed(_usd), Field(gt=0), WithJsonSchema({"type": "string", "examples": ["2000 USD", "1.5M USD"]})
+]
+"""US dollars, written as `2000 USD` or `1.5M USD`; a float is already dollars."""
 
 
 class _Counted(Spec):

@@ -10,7 +10,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
 from trainworks.spec.layout import Layout
-from trainworks.spec.quantities import CheckpointInterval, CheckpointIntervalField, DurationS, Spec, TrainForField
+from trainworks.spec.quantities import (
+    BudgetUsd,
+    CheckpointInterval,
+    CheckpointIntervalField,
+    DurationS,
+    Spec,
+    TrainForField,
+)
 
 __all__ = [
     "TRAINED_VOCABULARY",
@@ -34,8 +41,10 @@ PositiveInt = Annotated[int, Field(ge=1)]
 
 
 class Model(Spec):
-    """A decoder: bare dimensions, or a Hugging Face checkpoint (local folder or hub id)."""
+    """A model: a preset, a Hugging Face checkpoint (local folder or hub id), or a decoder's bare dimensions."""
 
+    preset: str | None = None
+    """A published model by name (`llama3-70b`); replaces the dimensions below. To plan with, not to train."""
     hf: str | None = None
     """Folder or hub id with a config.json; replaces the dimensions below."""
     weights: Literal["random", "pretrained"] = "random"
@@ -56,10 +65,11 @@ class Model(Spec):
     @model_validator(mode="after")
     def _complete(self) -> Model:
         missing = [name for name in ("layers", "hidden", "heads") if getattr(self, name) is None]
-        if self.hf is None and missing:
-            raise ValueError(f"a model needs `hf` or dimensions; missing: {', '.join(missing)}")
-        if self.hf is not None and len(missing) < 3:
-            raise ValueError("give either `hf` or dimensions, not both")
+        named = [name for name in ("preset", "hf") if getattr(self, name) is not None]
+        if not named and missing:
+            raise ValueError(f"a model needs `preset`, `hf` or dimensions; missing: {', '.join(missing)}")
+        if len(named) > 1 or (named and len(missing) < 3):
+            raise ValueError("give one of `preset`, `hf` and dimensions")
         if self.weights == "pretrained" and self.hf is None:
             raise ValueError("`weights: pretrained` needs `hf`")
         if self.dropout and self.architecture != "gpt2":
@@ -74,8 +84,8 @@ class Model(Spec):
 class Data(Spec):
     """Text to train on, tokenized once and cached."""
 
-    source: str
-    """`python-stdlib` (this Python's own library), or a path or glob of text files."""
+    source: str = ""
+    """`python-stdlib` (this Python's own library), or a path or glob of text files; a described cluster needs none."""
     sequence_length: Annotated[int, Field(ge=2)]
     """Tokens per training sequence."""
     tokenizer: str = "bpe"
@@ -112,8 +122,8 @@ class Workload(Spec):
     task: Literal["causal-lm"]
     model: Model
     data: Data
-    precision: Literal["fp32", "bf16", "fp16"] = "bf16"
-    """Arithmetic of forward and backward; weights and optimizer stay in fp32."""
+    precision: Literal["fp32", "bf16", "fp16", "tf32", "fp8", "fp4"] = "bf16"
+    """Arithmetic of forward and backward; weights and optimizer stay in fp32. This version trains fp32, bf16, fp16."""
     global_batch: PositiveInt
     """Sequences per optimizer step, over all ranks."""
     train_for: TrainForField
@@ -126,9 +136,13 @@ class Workload(Spec):
 
 
 class Cluster(Spec):
-    """Where to run. `cluster: local` is this machine."""
+    """Where to run. `cluster: local` is this machine; `cluster: 4x p4d.24xlarge` is one to plan with."""
 
-    engine: Literal["local"] = "local"
+    engine: Literal["local", "described"] = "local"
+    of: str | None = None
+    """A cluster in words, to plan with: `4 nodes of 8x A100-SXM-80GB over 8x HDR`, `64x H100`, `4x p4d.24xlarge`."""
+    usd_per_accelerator_hour: Annotated[float, Field(gt=0)] | None = None
+    """What one accelerator costs per hour; a budget needs it."""
     nodes: PositiveInt = 1
     """Node agents; several on one machine are separate failure domains."""
     processes_per_node: PositiveInt | Literal["auto"] = "auto"
@@ -142,6 +156,8 @@ class Goal(Spec):
 
     deadline: DurationS | None = None
     """Longest acceptable time from launch to the last step."""
+    budget: BudgetUsd | None = None
+    """Most that the run may cost; needs the price of an accelerator hour."""
 
 
 class Checkpoint(Spec):
@@ -165,7 +181,10 @@ class Recover(Spec):
 
 
 def _cluster_from_text(value: Any) -> Any:
-    return {"engine": value} if isinstance(value, str) else value
+    """`local` is an engine; any other text describes a cluster."""
+    if not isinstance(value, str):
+        return value if not isinstance(value, dict) or "of" not in value else {"engine": "described"} | value
+    return {"engine": value} if value == "local" else {"engine": "described", "of": value}
 
 
 def _layout_from_text(value: Any) -> Any:

@@ -16,6 +16,17 @@ _USABLE_SHARE = 0.8
 _ENOUGH_TOKENS = 8192
 """Per micro-batch: larger matrix products are no faster."""
 
+_TRAINED_OPTIONS = {
+    "zero": 3,
+    "sequence_parallel": False,
+    "interleave": 1,
+    "zero_bubble": False,
+    "recompute": "none",
+    "offload_activations": False,
+    "offload_optimizer": False,
+}
+"""Options of a layout and the only value that the worker can train with."""
+
 
 def choose_layout(
     workload: Workload,
@@ -54,6 +65,11 @@ def choose_layout(
     )
 
 
+def _written(value: object) -> str:
+    """As YAML has it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def _trainable(wanted: Layout) -> Layout:
     for axis in ("tp", "pp", "cp", "ep"):
         if getattr(wanted, axis) > 1:
@@ -61,6 +77,13 @@ def _trainable(wanted: Layout) -> Layout:
                 f"{axis} ({getattr(wanted, axis)}) cannot be trained by this version",
                 field=axis,
                 hint="use `dp_shard` to spread the model and `dp_replicate` to copy it",
+            )
+    for option, trained in _TRAINED_OPTIONS.items():
+        if getattr(wanted, option) not in (trained, "auto"):
+            raise LayoutError(
+                f"{option} ({_written(getattr(wanted, option))}) cannot be trained by this version",
+                field=option,
+                hint=f"leave it out, or set `{option}: {_written(trained)}`",
             )
     return wanted
 

@@ -1,0 +1,121 @@
+"""From a row's accelerator and networks, as people write them, to the cluster that it ran on."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from trainworks.bench.tables import Row, text_of, whole_of
+from trainworks.catalog.catalog import accelerator, has, reference_node
+from trainworks.catalog.cluster import ClusterDescription
+from trainworks.catalog.facts import Accelerator, Node
+from trainworks.errors import UsageError
+
+__all__ = ["read_accelerator", "read_cluster"]
+
+_MAKERS = re.compile(r"\b(nvidia|amd|intel|google|aws|tesla|instinct|geforce)\b", re.IGNORECASE)
+_KINDS = (
+    ("Omni-Path", r"omni-?path|\bopa\b"),
+    ("EFA", r"\befa\b"),
+    ("RoCE", r"\broce"),
+    ("InfiniBand", r"\bib\b|infiniband|\b(?:edr|hdr|ndr|xdr)\d*\b"),
+    ("TCP", r"\btcp|ethernet|gbe\b"),
+)
+_PORT_GBIT = {
+    "edr": 100,
+    "hdr100": 100,
+    "hdr": 200,
+    "hdr200": 200,
+    "ndr200": 200,
+    "ndr": 400,
+    "ndr400": 400,
+    "xdr": 800,
+}
+_COUNT = re.compile(r"(\d+)\s*[x\u00d7*]", re.IGNORECASE)
+_RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([GgTt])(?:(B(?=/|ps))|[Bb])?(?:it)?(?:/s|ps|[eE]\b|\b)")
+_GENERATION = re.compile(r"(?:\b|(?<=\dx))(" + "|".join(sorted(_PORT_GBIT, key=len, reverse=True)) + r")\b")
+_GROUP = re.compile(r"nvl\s*(\d+)", re.IGNORECASE)
+_BOTH_WAYS = re.compile(r"nvlink\d?\s+(\d+(?:\.\d+)?)\s*GB/s", re.IGNORECASE)
+
+
+def read_accelerator(row: Row) -> Accelerator:
+    """The accelerator of a row; a maker's name before it does not matter.
+
+    Raises:
+        UsageError: the cell is empty or names none of the catalogue; the hint has the nearest.
+    """
+    name = text_of(row, "gpu")
+    if not name:
+        raise UsageError("gpu is empty")
+    return accelerator(name if has("accelerators", name) else _MAKERS.sub("", name).strip() or name)
+
+
+def read_cluster(row: Row, *, num_accelerators: int) -> ClusterDescription:
+    """The cluster of a row; what it does not say is as in the accelerator's reference node.
+
+    A node with another number of accelerators than the reference node has interfaces in proportion.
+
+    Args:
+        row: with `gpu`, `gpus_per_node`, `intra_node_net` and `inter_node_net`, each possibly empty but the first.
+        num_accelerators: of the run; a last node that is not full makes all of them smaller.
+
+    Raises:
+        UsageError: an unknown accelerator, or one for which no node is known.
+    """
+    device = read_accelerator(row)
+    node = reference_node(device.name)
+    written = whole_of(row, "gpus_per_node") or node.accelerators
+    num_nodes = math.ceil(num_accelerators / min(written, num_accelerators))
+    per_node = math.ceil(num_accelerators / num_nodes)
+    inside = text_of(row, "intra_node_net")
+    network, printed_bytes_per_s = _network(text_of(row, "inter_node_net"), node, per_node)
+    return ClusterDescription(
+        name=f"{num_accelerators}x {device.name}",
+        accelerator=device,
+        num_nodes=num_nodes,
+        accelerators_per_node=per_node,
+        scale_up_domain=_domain(inside, node, per_node),
+        scale_up_bytes_per_s=_scale_up_bytes_per_s(inside, device),
+        node_bytes_per_s=printed_bytes_per_s or node.nics * node.nic_bytes_per_s * written / node.accelerators,
+        network=network,
+        in_network_reduction=node.in_network_reduction,
+        scale_up_reduction=node.scale_up_reduction,
+    )
+
+
+def _domain(inside: str, node: Node, per_node: int) -> int:
+    """Accelerators on one scale-up link: `NVL72` in words, else as in the reference node."""
+    if group := _GROUP.search(inside):
+        return max(int(group[1]), per_node)
+    return node.scale_up_domain if node.scale_up_domain > node.accelerators else per_node
+
+
+def _scale_up_bytes_per_s(inside: str, device: Accelerator) -> float:
+    """Of the link, one direction; a table prints both, and may print less than the part's own."""
+    if "pcie" in inside.lower() and "nvlink" not in inside.lower():
+        return 0.0
+    printed = _BOTH_WAYS.search(inside)
+    return min(device.scale_up_bytes_per_s, float(printed[1]) * 1e9 / 2) if printed else device.scale_up_bytes_per_s
+
+
+def _network(text: str, node: Node, per_node: int) -> tuple[str, float | None]:
+    """Kind of the fabric and bytes per second of all interfaces of a node, one direction; None where not printed.
+
+    A rate without a count is of the whole node, a bare generation (`HDR`) of each of the reference node's interfaces.
+
+    >>> from trainworks.catalog.catalog import node
+    >>> _network("8x HDR200 IB per node", node("DGX A100 80GB"), 8)
+    ('InfiniBand', 200000000000.0)
+    """
+    lower = text.lower()
+    kind = next((name for name, words in _KINDS if re.search(words, lower)), node.network)
+    rate, generation = _RATE.search(text), _GENERATION.search(lower)
+    if rate:
+        bits = float(rate[1]) * (1e12 if rate[2] in "Tt" else 1e9) * (8 if rate[3] else 1)
+    elif generation:
+        bits = _PORT_GBIT[generation[1]] * 1e9
+    else:
+        return kind, None
+    count = _COUNT.search(lower)
+    each = per_node if re.search(r"(?:per|/)\s*(?:gpu|accelerator)", lower) else 1 if rate else max(1, node.nics)
+    return kind, (int(count[1]) if count else each) * bits / 8

@@ -1,0 +1,161 @@
+"""Tables as people keep them: commas, semicolons or tabs, cells that are empty or say so in words.
+
+A table is read whole and loosely, its cells strictly: what stands in a cell that is needed either is a number or the
+row is refused with the cell's name and text.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from trainworks.errors import UsageError
+
+__all__ = ["Row", "flag_of", "needed_number", "needed_whole", "number_of", "read_table", "text_of", "whole_of"]
+
+Row = Mapping[str, str]
+"""Cells by name of the column."""
+
+_DELIMITERS = ",;\t|"
+_ABSENT = {"", "-", "--", "?", "n/a", "na", "nan", "nil", "null", "<na>", "unknown", "not printed", "not stated"}
+_THOUSANDS = re.compile(r"(?<=\d)[, _'](?=\d{3}(?:\D|$))")
+_RANGE = re.compile(r"([0-9.]+)\s*(?:-|\u2013|to|\.\.)\s*([0-9.]+)")
+_TRUE, _FALSE = {"true", "yes", "on", "1", "y", "t"}, {"false", "no", "off", "0", "n", "f", "none"}
+
+
+def read_table(path: Path, columns: Sequence[str]) -> list[Row]:
+    """All rows of a table; a row without an id is called by its line.
+
+    Args:
+        path: of a text table whose first line names the columns, in any order and any case.
+        columns: that are of use; others are kept, and one of these has to be there.
+
+    Raises:
+        UsageError: no such file, no text table, or none of the columns.
+    """
+    lines = _text(path).splitlines(keepends=True)
+    if not lines or not lines[0].strip():
+        raise UsageError(f"`{path}` has no columns: its first line is empty", hint=_expected(columns))
+    delimiter = max(_DELIMITERS, key=lambda mark: len(set(columns) & set(_header(lines[0], mark))))
+    header = _header(lines[0], delimiter)
+    if not set(columns) & set(header):
+        found = ", ".join(f"`{name}`" for name in header[:6])
+        raise UsageError(f"`{path}` has no column that is known: {found}", place=f"{path}:1", hint=_expected(columns))
+    return _rows(path, lines, header, delimiter)
+
+
+def _rows(path: Path, lines: list[str], header: list[str], delimiter: str) -> list[Row]:
+    reader = csv.reader(lines, delimiter=delimiter)
+    rows: list[Row] = []
+    try:
+        next(reader)
+        for cells in reader:
+            if cells:
+                row = {name: cell.strip() for name, cell in zip(header, cells, strict=False)}
+                rows.append(row if row.get("id") else row | {"id": f"line {reader.line_num}"})
+    except csv.Error as error:
+        raise UsageError(f"`{path}` cannot be read: {error}", place=f"{path}:{reader.line_num}") from None
+    return rows
+
+
+def _text(path: Path) -> str:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        hint = "give the path of a CSV file" if not path.exists() else None
+        raise UsageError(f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}", hint=hint) from None
+    if b"\0" in content[:4096]:
+        raise UsageError(f"`{path}` is no text table: it has bytes of zero", hint="save it as CSV in UTF-8")
+    return content.decode("utf-8-sig", errors="replace")
+
+
+def _header(line: str, delimiter: str) -> list[str]:
+    names = next(csv.reader(io.StringIO(line), delimiter=delimiter), [])
+    return [re.sub(r"[\s-]+", "_", name.strip().lower()) for name in names]
+
+
+def _expected(columns: Sequence[str]) -> str:
+    return f"the first line names columns such as {', '.join(f'`{name}`' for name in columns[:8])}"
+
+
+def text_of(row: Row, name: str) -> str:
+    """A cell's text; empty where the column is missing or the cell says that it has nothing.
+
+    >>> text_of({"model": " n/a "}, "model"), text_of({}, "model")
+    ('', '')
+    """
+    text = (row.get(name) or "").strip()
+    return "" if text.lower() in _ABSENT else text
+
+
+def number_of(row: Row, name: str) -> float | None:
+    """A cell's number; None where there is none. Of a range the middle; commas and blanks set off thousands.
+
+    Raises:
+        UsageError: the text is no finite number, or it is negative.
+
+    >>> number_of({"batch": "1,536"}, "batch"), number_of({"tflops": "149-150"}, "tflops")
+    (1536.0, 149.5)
+    """
+    text = text_of(row, name)
+    if not text or text.lower() == "none":
+        return None
+    plain = _THOUSANDS.sub("", text.lstrip("~\u2248= ").rstrip("%").strip())
+    parts = _RANGE.fullmatch(plain)
+    try:
+        value = (float(parts[1]) + float(parts[2])) / 2 if parts else float(plain)
+    except ValueError:
+        raise UsageError(f"{name} `{text}` is not a number") from None
+    if not math.isfinite(value) or value < 0:
+        raise UsageError(f"{name} `{text}` is not a number above zero")
+    return value
+
+
+def whole_of(row: Row, name: str) -> int | None:
+    """A cell's whole number; None where there is none, and where it is 0: people write that for "not used".
+
+    Raises:
+        UsageError: the text is no whole number.
+    """
+    value = number_of(row, name)
+    if value is not None and value != round(value):
+        raise UsageError(f"{name} `{text_of(row, name)}` is not a whole number")
+    return round(value) if value else None
+
+
+def needed_number(row: Row, name: str) -> float:
+    """A number that the row has to have.
+
+    Raises:
+        UsageError: there is none.
+    """
+    value = number_of(row, name)
+    if not value:
+        raise UsageError(f"{name} is empty")
+    return value
+
+
+def needed_whole(row: Row, name: str) -> int:
+    """A whole number that the row has to have.
+
+    Raises:
+        UsageError: there is none.
+    """
+    value = whole_of(row, name)
+    if value is None:
+        raise UsageError(f"{name} is empty")
+    return value
+
+
+def flag_of(row: Row, name: str) -> bool | None:
+    """Whether a cell says yes or no; None where it says neither.
+
+    >>> flag_of({"seqpar": "TRUE"}, "seqpar"), flag_of({"seqpar": ""}, "seqpar")
+    (True, None)
+    """
+    text = text_of(row, name).lower()
+    return True if text in _TRUE else False if text in _FALSE else None

@@ -1,0 +1,240 @@
+"""From a run file with a described cluster to its plan: every layout priced, the best explained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from trainworks.catalog.cluster import ClusterDescription, parse_cluster
+from trainworks.catalog.models import preset
+from trainworks.cli.planning import model_shape
+from trainworks.errors import EnvironmentProblem, LayoutError, UsageError
+from trainworks.plan.compute import Stack
+from trainworks.plan.layouts import Recompute
+from trainworks.plan.local.plan import num_steps
+from trainworks.plan.model_shape import shape_of_hf_config
+from trainworks.plan.prediction import Prediction, outside_measured, predictions
+from trainworks.plan.search import Fixed, SearchResult, search
+from trainworks.plan.step_time import Job
+from trainworks.plan.uncertainty import PRIOR, Belief
+from trainworks.record.resolved import ModelShape
+from trainworks.spec.layout import Layout, check_layout
+from trainworks.spec.load import Source
+from trainworks.spec.run_file import Goal, RunFile, Workload
+from trainworks.units import format_bytes
+
+__all__ = ["ClusterPlan", "Scale", "fixed_of", "plan_cluster"]
+
+_SECONDS_PER_HOUR = 3600.0
+_LARGEST_SCALE = 8
+"""Times the described cluster, where that one misses the goal."""
+_TABLE_LENGTH = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """The best layout on so many nodes, and what the whole run takes there."""
+
+    num_nodes: int
+    best: Prediction
+    run_time_s: float
+    cost_usd: float | None
+    meets_goal: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPlan:
+    """What `trainworks plan` says of a described cluster."""
+
+    job: Job
+    global_batch: int
+    steps: int
+    result: SearchResult
+    best: list[Prediction]
+    """Fastest first."""
+    front: list[Prediction]
+    """Nothing beats one of these in both time and memory."""
+    scales: list[Scale]
+    """Fewer and fewer nodes, if there is a goal to meet; only those that nothing beats in time and accelerators."""
+    notes: list[str]
+
+    @property
+    def run_time_s(self) -> float:
+        """All steps, one after the other, without failures or checkpoints."""
+        return self.steps * self.best[0].step_time_s
+
+
+def plan_cluster(
+    run_file: RunFile,
+    source: Source | None,
+    *,
+    fixed: Fixed | None = None,
+    belief: Belief = PRIOR,
+    price_usd: float | None = None,
+) -> ClusterPlan:
+    """Search the layouts of a workload on the cluster that the run file describes.
+
+    Args:
+        run_file: with `cluster.of`.
+        source: where its fields stand.
+        fixed: degrees that are decided beside those of the run file's layout.
+        belief: what is known of this cluster from measurements.
+        price_usd: of one accelerator hour; the run file's when left out.
+
+    Raises:
+        UsageError: something is unknown or does not multiply, with its place.
+        EnvironmentProblem: no layout fits; the message counts why.
+    """
+    workload = run_file.workload
+    if workload is None:
+        raise UsageError("a command of your own cannot be planned; only a `workload` can")
+    cluster = _located(source, ("cluster",), run_file.cluster.of or "")
+    job = _job(workload, cluster, source)
+    decided = {**_fixed_of_run_file(run_file, cluster, source), **(fixed or {})}
+    result = _search(job, workload.global_batch, decided, keep=_TABLE_LENGTH)
+    _check_something_fits(result, cluster)
+    all_of_them = predictions(
+        job, result.layouts, result.times, result.memories, global_batch=workload.global_batch, belief=belief
+    )
+    steps = num_steps(workload, tokens_in_data=None)
+    price = price_usd or run_file.cluster.usd_per_accelerator_hour
+    return ClusterPlan(
+        job=job,
+        global_batch=workload.global_batch,
+        steps=steps,
+        result=result,
+        best=all_of_them[:_TABLE_LENGTH],
+        front=[all_of_them[index] for index in result.front],
+        scales=_scales(job, workload.global_batch, steps, run_file.goal, price, belief),
+        notes=[*cluster.notes, *outside_measured(job, cluster.num_accelerators)],
+    )
+
+
+def _search(job: Job, global_batch: int, fixed: Fixed, *, keep: int) -> SearchResult:
+    """Offloading is a last resort: it is searched where it was asked for, or where nothing fits without."""
+    without = dict.fromkeys(("offload", "offload_optimizer"), 0) | dict(fixed)
+    world_size = job.cluster.num_accelerators
+    result = search(job, world_size=world_size, global_batch=global_batch, fixed=without, keep=keep)
+    if result.fitting or without == fixed:
+        return result
+    return search(job, world_size=world_size, global_batch=global_batch, fixed=fixed, keep=keep)
+
+
+def _located(source: Source | None, field: tuple[str, ...], text: str) -> ClusterDescription:
+    try:
+        return parse_cluster(text)
+    except UsageError as error:
+        raise UsageError(error.message, place=source.place(field) if source else None, hint=error.hint) from None
+
+
+def _job(workload: Workload, cluster: ClusterDescription, source: Source | None) -> Job:
+    if workload.precision not in cluster.accelerator.peak_flops_per_s:
+        raise UsageError(
+            f"{cluster.accelerator.name} has no {workload.precision} matrix units",
+            place=source.place(("workload", "precision")) if source else None,
+            hint=f"it has {', '.join(sorted(cluster.accelerator.peak_flops_per_s))}",
+        )
+    return Job(_shape(workload, source), workload.data.sequence_length, workload.precision, cluster, Stack())
+
+
+def _shape(workload: Workload, source: Source | None) -> ModelShape:
+    if workload.model.preset is None:
+        return model_shape(workload)
+    try:
+        return shape_of_hf_config(preset(workload.model.preset))
+    except UsageError as error:
+        place = source.place(("workload", "model", "preset")) if source else None
+        raise UsageError(error.message, place=place, hint=error.hint) from None
+
+
+def _fixed_of_run_file(run_file: RunFile, cluster: ClusterDescription, source: Source | None) -> dict[str, int]:
+    if run_file.layout is None or run_file.workload is None:
+        return {}
+    try:
+        check_layout(run_file.layout, world_size=cluster.num_accelerators, global_batch=run_file.workload.global_batch)
+    except LayoutError as error:
+        raise source.locate(error) if source else error from None
+    return fixed_of(run_file.layout)
+
+
+def fixed_of(layout: Layout) -> dict[str, int]:
+    """What a written layout decides, in the fields of the search; `auto` decides nothing.
+
+    `dp_shard` shares everything (zero 3) unless `zero` says less.
+    """
+    fixed = {
+        "dp": layout.dp_replicate * layout.dp_shard,
+        "dp_shard": layout.dp_shard,
+        "zero": (3 if layout.zero == "auto" else layout.zero) if layout.dp_shard > 1 else 0,
+        "tp": layout.tp,
+        "pp": layout.pp,
+        "cp": layout.cp,
+        "ep": layout.ep,
+    }
+    kinds = {kind.name.lower(): int(kind) for kind in Recompute}
+    chosen = {
+        "micro_batch": layout.micro_batch,
+        "interleave": layout.interleave,
+        "recompute": kinds.get(layout.recompute, "auto"),
+        "sequence_parallel": layout.sequence_parallel,
+        "zero_bubble": layout.zero_bubble,
+        "offload": layout.offload_activations,
+        "offload_optimizer": layout.offload_optimizer,
+    }
+    return fixed | {name: int(value) for name, value in chosen.items() if value != "auto"}
+
+
+def _check_something_fits(result: SearchResult, cluster: ClusterDescription) -> None:
+    if result.fitting:
+        return
+    reasons = "; ".join(f"{rejection.count:,} {rejection.unit}: {rejection.reason}" for rejection in result.rejections)
+    nearest = next((rejection.nearest for rejection in result.rejections if rejection.unit == "layouts"), "")
+    raise EnvironmentProblem(
+        f"no layout fits {cluster.num_accelerators} x {format_bytes(cluster.accelerator.memory_bytes)}: {reasons}",
+        hint=f"nearest: {nearest}" if nearest else "change the layout, the batch, or the number of accelerators",
+    )
+
+
+def _scales(
+    job: Job, global_batch: int, steps: int, goal: Goal, price_usd: float | None, belief: Belief
+) -> list[Scale]:
+    """The cluster and its parts, as far as there is a goal; the ones that nothing beats in time and size."""
+    if goal.deadline is None and goal.budget is None:
+        return []
+    if goal.budget is not None and price_usd is None:
+        raise UsageError(
+            "a budget needs the price of an accelerator hour", hint="set `cluster.usd_per_accelerator_hour`"
+        )
+    scales: list[Scale] = []
+    for num_nodes in _node_counts(job.cluster.num_nodes):
+        scale = _scale(job, num_nodes, global_batch, steps, goal, price_usd, belief)
+        if scale and (not scales or scale.run_time_s < scales[-1].run_time_s):
+            scales.append(scale)
+        if num_nodes >= job.cluster.num_nodes and (scales and scales[-1].meets_goal):
+            break
+    return scales
+
+
+def _scale(
+    job: Job, num_nodes: int, global_batch: int, steps: int, goal: Goal, price_usd: float | None, belief: Belief
+) -> Scale | None:
+    cluster = job.cluster.model_copy(update={"num_nodes": num_nodes})
+    smaller = Job(job.shape, job.sequence_length, job.precision, cluster, job.stack)
+    result = _search(smaller, global_batch, {}, keep=1)
+    if not result.fitting:
+        return None
+    best = predictions(
+        smaller, result.layouts, result.times, result.memories, global_batch=global_batch, belief=belief
+    )[0]
+    run_time_s = steps * best.step_time_s
+    hours = run_time_s / _SECONDS_PER_HOUR * cluster.num_accelerators
+    cost = None if price_usd is None else hours * price_usd
+    in_time = goal.deadline is None or run_time_s <= goal.deadline
+    in_budget = goal.budget is None or (cost is not None and cost <= goal.budget)
+    return Scale(num_nodes, best, run_time_s, cost, in_time and in_budget)
+
+
+def _node_counts(num_nodes: int) -> Iterator[int]:
+    """1, 2, 3, 4, 6, 8, 12 ... and the whole cluster, ascending; up to several times the cluster."""
+    counts = {num_nodes, 1} | {base << shift for base in (2, 3) for shift in range(20)}
+    return iter(sorted(count for count in counts if count <= _LARGEST_SCALE * num_nodes))

@@ -1,0 +1,157 @@
+"""What is said of one layout: its name, its step time with an interval, its memory, and how sure all of that is."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
+from trainworks.plan.flops import model_flops_per_token
+from trainworks.plan.layouts import Layouts, Recompute
+from trainworks.plan.memory import Memories
+from trainworks.plan.step_time import Job, StepTimes
+from trainworks.plan.uncertainty import PRIOR, Belief, calibrated_s, interval_s
+from trainworks.spec.layout import Layout
+from trainworks.spec.quantities import Spec
+
+__all__ = ["MemoryPrediction", "Prediction", "describe_layout", "outside_measured", "predictions", "to_layout"]
+
+_MEASURED_ARCHITECTURES = ("Volta", "Ampere", "Hopper", "Blackwell", "Blackwell Ultra")
+_MEASURED_WORLD = 6144
+_MEASURED_LENGTH = 131072
+_WIDEN = 1.5
+"""Factor on the standard deviation for each way in which a job is unlike everything that was measured."""
+
+
+class MemoryPrediction(Spec):
+    """Bytes of the fullest rank; the terms add up to `allocated_bytes`."""
+
+    weights_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    activations_bytes: int
+    logits_bytes: int
+    working_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+    device_bytes: int
+    """What the device reports: reserved, the driver's context and buffers of the collectives."""
+    stage: int
+    """The pipeline stage that needs most."""
+
+
+class Prediction(Spec):
+    """One layout of one job."""
+
+    layout: Layout
+    accum: int
+    """Micro-batches per step."""
+    step_time_s: float
+    low_s: float
+    high_s: float
+    """Ends of the 80 % interval."""
+    terms_s: dict[str, float]
+    """Where the step's time goes; adds up to `step_time_s` before any calibration."""
+    tokens_per_s: float
+    mfu: float
+    """Model FLOPs over the dense peak of the data sheet in the run's precision."""
+    memory: MemoryPrediction
+
+
+def predictions(
+    job: Job,
+    layouts: Layouts,
+    times: StepTimes,
+    memories: Memories,
+    *,
+    global_batch: int,
+    belief: Belief = PRIOR,
+    coefficients: Coefficients = COEFFICIENTS,
+) -> list[Prediction]:
+    """Everything that is said of these layouts, in their order."""
+    widen = _WIDEN ** len(outside_measured(job, int(layouts.world_size.max(initial=1))))
+    seconds = calibrated_s(times, belief)
+    low, high = interval_s(times, belief, widen=widen)
+    tokens = global_batch * job.sequence_length
+    flops = tokens * model_flops_per_token(job.shape, job.sequence_length)
+    peak = job.cluster.accelerator.peak_flops_per_s[job.precision]  # type: ignore[index]
+    return [
+        Prediction(
+            layout=to_layout(layouts, index),
+            accum=round(float(layouts.accum[index])),
+            step_time_s=float(seconds[index]),
+            low_s=float(low[index]),
+            high_s=float(high[index]),
+            terms_s={term.name.removesuffix("_s"): float(getattr(times, term.name)[index]) for term in fields(times)},
+            tokens_per_s=tokens / float(seconds[index]),
+            mfu=flops / (float(seconds[index]) * peak * float(layouts.world_size[index])),
+            memory=_memory(memories, index, coefficients),
+        )
+        for index in range(len(layouts))
+    ]
+
+
+def _memory(memories: Memories, index: int, coefficients: Coefficients) -> MemoryPrediction:
+    terms = {term.name: round(float(getattr(memories, term.name)[index])) for term in fields(memories)}
+    return MemoryPrediction(
+        **terms,
+        allocated_bytes=round(float(memories.allocated_bytes[index])),
+        reserved_bytes=round(float(memories.reserved_bytes(coefficients)[index])),
+        device_bytes=round(float(memories.device_bytes(coefficients)[index])),
+    )
+
+
+def to_layout(layouts: Layouts, index: int) -> Layout:
+    """One of the layouts as a run file writes it."""
+    row = layouts.row(index)
+    return Layout(
+        dp_replicate=row["dp"] // row["dp_shard"] if row["zero"] else row["dp"],
+        dp_shard=row["dp_shard"] if row["zero"] else 1,
+        cp=row["cp"],
+        tp=row["tp"],
+        pp=row["pp"],
+        ep=row["ep"],
+        micro_batch=row["micro_batch"],
+        zero=row["zero"] or "auto",  # type: ignore[arg-type]
+        sequence_parallel=bool(row["sequence_parallel"]),
+        interleave=row["interleave"],
+        zero_bubble=bool(row["zero_bubble"]),
+        recompute=Recompute(row["recompute"]).name.lower(),  # type: ignore[arg-type]
+        offload_activations=bool(row["offload"]),
+        offload_optimizer=bool(row["offload_optimizer"]),
+    )
+
+
+def describe_layout(layout: Layout) -> str:
+    """One line without what is off: `dp_shard 32 (zero 1), tp 8, pp 4 x 2 chunks, micro-batch 1, recompute selective`.
+
+    >>> describe_layout(Layout(dp_shard=32, zero=1, tp=8, micro_batch=2))
+    'dp_shard 32 (zero 1), tp 8, micro-batch 2'
+    """
+    parts = [f"dp_replicate {layout.dp_replicate}"] if layout.dp_replicate > 1 else []
+    if layout.dp_shard > 1:
+        parts.append(f"dp_shard {layout.dp_shard} (zero {layout.zero})")
+    parts += [f"{axis} {getattr(layout, axis)}" for axis in ("cp", "tp", "ep") if getattr(layout, axis) > 1]
+    parts += ["sequence-parallel"] if layout.sequence_parallel is True else []
+    if layout.pp > 1:
+        chunks = f" x {layout.interleave} chunks" if layout.interleave not in (1, "auto") else ""
+        parts.append(f"pp {layout.pp}{chunks}{' zero-bubble' if layout.zero_bubble is True else ''}")
+    parts.append(f"micro-batch {layout.micro_batch}")
+    parts += [f"recompute {layout.recompute}"] if layout.recompute not in ("none", "auto") else []
+    offloaded = [what for what in ("activations", "optimizer") if getattr(layout, f"offload_{what}") is True]
+    parts += [f"offload {' and '.join(offloaded)}"] if offloaded else []
+    return ", ".join(parts)
+
+
+def outside_measured(job: Job, world_size: int) -> list[str]:
+    """In what a job is unlike everything that the model was ever held against; each widens the interval."""
+    accelerator = job.cluster.accelerator
+    found = []
+    if accelerator.architecture not in _MEASURED_ARCHITECTURES:
+        found.append(f"no run on {accelerator.name} was ever compared")
+    if world_size > _MEASURED_WORLD:
+        found.append(f"{world_size} accelerators are more than the {_MEASURED_WORLD} of any compared run")
+    if job.sequence_length > _MEASURED_LENGTH:
+        found.append(f"{job.sequence_length} tokens are more than the {_MEASURED_LENGTH} of any compared run")
+    if not job.shape.causal:
+        found.append("no encoder was ever compared")
+    return found

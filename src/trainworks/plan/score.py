@@ -1,0 +1,189 @@
+"""How good predictions are: statistics of pairs of a predicted and a measured figure, without any table or file.
+
+Symbols: p predicted, m measured, r = p / m - 1 the relative error of one row.
+
+    MAPE      mean of |r|                       bias      mean of r
+    median    of |r|                            p90       nine of ten rows have a smaller |r|
+    coverage  share of rows whose m is in the interval that was predicted for it
+
+Sources of different sizes count the same: rows are averaged within a source first (the macro average).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from trainworks.plan.layouts import Array
+from trainworks.plan.step_time import StepTimes
+from trainworks.plan.uncertainty import PRIOR, Belief, calibrated_s, interval_s, learn
+
+__all__ = [
+    "Errors",
+    "Rejections",
+    "calibrated_errors",
+    "errors_of",
+    "learned_positions",
+    "macro_average",
+    "rank_correlation",
+    "regret",
+    "rejections_of",
+    "select_times",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """Of n rows, or of n sources where it is a macro average; shares, not per cent."""
+
+    n: int
+    mape: float
+    median: float
+    p90: float
+    bias: float
+    coverage: float | None = None
+    """None where no interval was predicted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rejections:
+    """What the planner said of runs that fitted, and of runs that did not."""
+
+    out_of_memory: int
+    out_of_memory_rejected: int
+    fitting: int
+    fitting_rejected: int
+
+
+def errors_of(
+    predicted: ArrayLike, measured: ArrayLike, *, low: ArrayLike | None = None, high: ArrayLike | None = None
+) -> Errors | None:
+    """Statistics of n rows; None of no row.
+
+    Args:
+        predicted: p, shape [n].
+        measured: m, shape [n], above zero.
+        low: lower ends of the intervals, shape [n]; with `high`.
+        high: upper ends.
+
+    >>> errors_of([2.0, 4.0], [1.0, 2.0]).bias
+    1.0
+    """
+    p, m = np.asarray(predicted, dtype=np.float64), np.asarray(measured, dtype=np.float64)
+    if not len(m):
+        return None
+    relative = p / m - 1
+    size = np.abs(relative)
+    inside = None if low is None or high is None else float(np.mean((np.asarray(low) <= m) & (m <= np.asarray(high))))
+    return Errors(
+        n=len(m),
+        mape=float(size.mean()),
+        median=float(np.median(size)),
+        p90=float(np.quantile(size, 0.9)),
+        bias=float(relative.mean()),
+        coverage=inside,
+    )
+
+
+def macro_average(sources: Iterable[Errors | None]) -> Errors | None:
+    """Mean of every statistic over the sources that have any row; `n` counts the sources. None of none."""
+    known = [source for source in sources if source is not None]
+    if not known:
+        return None
+    covered = [source.coverage for source in known if source.coverage is not None]
+    means = {name: _mean([getattr(source, name) for source in known]) for name in ("mape", "median", "p90", "bias")}
+    return Errors(n=len(known), **means, coverage=_mean(covered) if covered else None)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values))
+
+
+def rank_correlation(predicted: ArrayLike, measured: ArrayLike) -> float:
+    """Spearman's: the correlation of the ranks, ties with their mean rank. 1 is the same order, -1 the opposite; 0
+    where all predictions, or all measurements, are the same.
+
+    >>> rank_correlation([1.0, 2.0, 3.0], [10.0, 40.0, 90.0])
+    1.0
+    """
+    p, m = _ranks(np.asarray(predicted, dtype=np.float64)), _ranks(np.asarray(measured, dtype=np.float64))
+    p, m = p - p.mean(), m - m.mean()
+    spread = float(np.sqrt((p @ p) * (m @ m)))
+    return round(float(p @ m) / spread, 12) if spread else 0.0
+
+
+def _ranks(values: Array) -> Array:
+    less = (values[:, None] > values[None, :]).sum(axis=1)
+    same = (values[:, None] == values[None, :]).sum(axis=1)
+    ranks: Array = less + (same - 1) / 2.0
+    return ranks
+
+
+def regret(predicted: ArrayLike, measured: ArrayLike) -> float:
+    """What following the prediction costs: time of the layout that is predicted fastest over the fastest one's, minus
+    one; the mean where several are predicted equally fast.
+
+    >>> regret([1.0, 2.0], [11.0, 10.0])
+    0.1
+    """
+    p, m = np.asarray(predicted, dtype=np.float64), np.asarray(measured, dtype=np.float64)
+    return round(float(m[p == p.min()].mean() / m.min() - 1), 12)
+
+
+def rejections_of(rejected: Sequence[bool], out_of_memory: Sequence[bool]) -> Rejections:
+    """Counts of what the planner rejected among runs that ran out of memory, and among those that fitted."""
+    pairs = list(zip(rejected, out_of_memory, strict=True))
+    return Rejections(
+        out_of_memory=sum(out for _, out in pairs),
+        out_of_memory_rejected=sum(no and out for no, out in pairs),
+        fitting=sum(not out for _, out in pairs),
+        fitting_rejected=sum(no and not out for no, out in pairs),
+    )
+
+
+def calibrated_errors(times: StepTimes, measured_s: Sequence[float], *, learned: int) -> Errors | None:
+    """Errors on each row of a cluster after learning from `learned` others of it; None with less than two rows.
+
+    Every row is left out once. What is learned are the rows of `learned_positions` among the others, or all of them
+    where they are fewer.
+
+    Args:
+        times: predictions of the n rows, without any belief.
+        measured_s: what they took, length n.
+        learned: rows to learn from.
+    """
+    n = len(measured_s)
+    if n < 2:
+        return None
+    predicted, low, high = (np.empty(n) for _ in range(3))
+    for row in range(n):
+        belief = _belief_without(row, times, measured_s, learned)
+        one = select_times(times, [row])
+        predicted[row] = calibrated_s(one, belief)[0]
+        low[row], high[row] = (float(end[0]) for end in interval_s(one, belief))
+    return errors_of(predicted, np.asarray(measured_s), low=low, high=high)
+
+
+def _belief_without(row: int, times: StepTimes, measured_s: Sequence[float], learned: int) -> Belief:
+    others = [other for other in range(len(measured_s)) if other != row]
+    chosen = [others[position] for position in learned_positions(len(others), learned)]
+    return learn(select_times(times, chosen), [measured_s[other] for other in chosen], PRIOR)
+
+
+def learned_positions(n: int, learned: int) -> list[int]:
+    """Which of n rows are learned from: spread evenly over their order, no chance in it.
+
+    >>> learned_positions(9, 3), learned_positions(2, 3)
+    ([1, 4, 7], [0, 1])
+    """
+    if learned >= n:
+        return list(range(n))
+    return [(2 * part + 1) * n // (2 * learned) for part in range(learned)]
+
+
+def select_times(times: StepTimes, positions: Sequence[int]) -> StepTimes:
+    """The step times of some layouts."""
+    return StepTimes(**{field.name: getattr(times, field.name)[list(positions)] for field in fields(times)})

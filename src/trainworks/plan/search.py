@@ -1,0 +1,307 @@
+"""Every legal layout of a job on so many accelerators: counted, priced, and the best of them kept.
+
+A mesh (tp, pp, cp, dp, ep) that cannot run is counted with its reason; the options inside a legal mesh (sharding,
+micro-batch, recomputation, schedule, offload) are expanded to arrays and priced at once, memory first.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
+from trainworks.plan.layouts import Array, Layouts, Recompute, Values
+from trainworks.plan.memory import Memories, predict_memories
+from trainworks.plan.step_time import Job, StepTimes, predict_step_times
+from trainworks.record.resolved import ModelShape
+from trainworks.spec.layout import divisors
+from trainworks.units import format_bytes
+
+__all__ = ["Fixed", "Rejection", "SearchResult", "fits", "meshes", "options", "search"]
+
+Fixed = Mapping[str, int]
+"""Fields of `Layouts` that a person has decided."""
+
+_CHUNK = 8192
+_LARGEST_MICRO_BATCH = 64
+_LARGEST_INTERLEAVE = 12
+_USABLE_SHARE = 0.96
+"""Of the memory a program can have, what a plan may use: the rest is for what fragments differently tomorrow."""
+
+
+@dataclass(slots=True)
+class Rejection:
+    """Layouts, or whole meshes, that were turned down for one reason."""
+
+    reason: str
+    count: int = 0
+    unit: str = "meshes"
+    nearest: str = ""
+    """The one of them that came nearest to being accepted."""
+    excess: float = np.inf
+    """By how much that one missed."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    """What a search found; the layouts are sorted by step time."""
+
+    evaluated: int
+    fitting: int
+    rejections: list[Rejection]
+    layouts: Layouts
+    times: StepTimes
+    memories: Memories
+    front: NDArray[np.intp]
+    """Positions of the layouts that nothing beats in both time and memory."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    """The best so far, and the counts."""
+
+    keep: int
+    evaluated: int = 0
+    fitting: int = 0
+    rejections: dict[str, Rejection] = field(default_factory=dict)
+    layouts: list[Layouts] = field(default_factory=list)
+    seconds: list[Array] = field(default_factory=list)
+    used: list[Array] = field(default_factory=list)
+
+    def reject(self, reason: str, count: int, *, unit: str, nearest: str, excess: float) -> None:
+        known = self.rejections.setdefault(reason, Rejection(reason, unit=unit))
+        known.count += count
+        if excess < known.excess:
+            known.nearest, known.excess = nearest, excess
+
+    def add(self, layouts: Layouts, seconds: Array, used: Array) -> None:
+        self.layouts.append(layouts)
+        self.seconds.append(seconds)
+        self.used.append(used)
+        if sum(map(len, self.seconds)) > 16 * self.keep + 4096:
+            layouts, seconds, used = self.best()
+            self.layouts, self.seconds, self.used = [layouts], [seconds], [used]
+
+    def best(self) -> tuple[Layouts, Array, Array]:
+        """Layouts, seconds and bytes of what is among the fastest or on the front of time and memory."""
+        if not self.layouts:
+            return Layouts.of(global_batch=1).take(slice(0)), np.zeros(0), np.zeros(0)
+        layouts, seconds, used = Layouts.concatenate(self.layouts), *map(np.concatenate, (self.seconds, self.used))
+        fastest = np.argsort(seconds, kind="stable")[: self.keep]
+        chosen = np.union1d(fastest, pareto_front(seconds, used))
+        return layouts.take(chosen), seconds[chosen], used[chosen]
+
+
+def fits(memories: Memories, job: Job, coefficients: Coefficients = COEFFICIENTS) -> NDArray[np.bool_]:
+    """Whether what a layout reserves leaves the accelerator some air; shape [n]."""
+    return memories.device_bytes(coefficients) <= _USABLE_SHARE * job.cluster.accelerator.memory_bytes
+
+
+def pareto_front(seconds: Array, used: Array) -> NDArray[np.intp]:
+    """Positions of the points that no other point beats in one and equals in the other, fastest first.
+
+    >>> pareto_front(np.array([1.0, 2.0, 3.0]), np.array([9.0, 9.0, 1.0])).tolist()
+    [0, 2]
+    """
+    order = np.lexsort((used, seconds))
+    least = np.minimum.accumulate(used[order])
+    first = np.concatenate([[True], used[order][1:] < least[:-1]])[: len(order)]
+    front: NDArray[np.intp] = order[first]
+    return front
+
+
+def search(
+    job: Job,
+    *,
+    world_size: int,
+    global_batch: int,
+    fixed: Fixed | None = None,
+    keep: int = 10,
+    coefficients: Coefficients = COEFFICIENTS,
+) -> SearchResult:
+    """Price every legal layout.
+
+    Args:
+        job: what is trained, and on what.
+        world_size: accelerators to use.
+        global_batch: sequences per step.
+        fixed: degrees and options that are decided; the rest is searched.
+        keep: fastest layouts to return, besides the front of time and memory.
+        coefficients: of the model of time and memory.
+
+    Raises:
+        UsageError: the accelerator cannot compute in the job's precision.
+    """
+    fixed = fixed or {}
+    kept = _Kept(keep)
+    for mesh in meshes(job.shape, job.sequence_length, world_size, global_batch, fixed, kept):
+        for layouts in options(job, mesh, global_batch, fixed).chunks(_CHUNK):
+            _price(job, layouts, kept, coefficients)
+    layouts, seconds, used = kept.best()
+    order = np.argsort(seconds, kind="stable")
+    layouts = layouts.take(order)
+    return SearchResult(
+        evaluated=kept.evaluated,
+        fitting=kept.fitting,
+        rejections=sorted(kept.rejections.values(), key=lambda r: -r.count),
+        layouts=layouts,
+        times=predict_step_times(job, layouts, coefficients),
+        memories=_memories(job, layouts),
+        front=pareto_front(seconds[order], used[order]),
+    )
+
+
+def _memories(job: Job, layouts: Layouts) -> Memories:
+    return predict_memories(
+        job.shape, layouts, sequence_length=job.sequence_length, precision=job.precision, stack=job.stack
+    )
+
+
+def _price(job: Job, layouts: Layouts, kept: _Kept, coefficients: Coefficients) -> None:
+    memories = _memories(job, layouts)
+    used = memories.device_bytes(coefficients)
+    good = fits(memories, job, coefficients)
+    kept.evaluated += len(layouts)
+    if not good.all():
+        _reject_large(layouts.take(~good), memories, used[~good], ~good, job, kept)
+    if good.any():
+        kept.fitting += int(good.sum())
+        chosen = layouts.take(good)
+        kept.add(chosen, predict_step_times(job, chosen, coefficients).total_s, used[good])
+
+
+def _reject_large(
+    layouts: Layouts, memories: Memories, used: Array, large: NDArray[np.bool_], job: Job, kept: _Kept
+) -> None:
+    """One reason per remedy: by what takes most of the memory."""
+    parts = {
+        "states": memories.weights_bytes + memories.gradients_bytes + memories.optimizer_bytes,
+        "activations": memories.activations_bytes + memories.working_bytes,
+        "logits": memories.logits_bytes,
+    }
+    largest = np.stack([part[large] for part in parts.values()]).argmax(axis=0)
+    capacity = job.cluster.accelerator.memory_bytes
+    for index, name in enumerate(parts):
+        mine = np.flatnonzero(largest == index)
+        if len(mine):
+            nearest = mine[used[mine].argmin()]
+            stage = int(memories.stage[large][nearest])
+            kept.reject(
+                f"do not fit {format_bytes(capacity)}, most of it {name}",
+                len(mine),
+                unit="layouts",
+                nearest=f"{format_bytes(used[nearest])} on stage {stage} with {_named(layouts, int(nearest))}",
+                excess=float(used[nearest]),
+            )
+
+
+def _named(layouts: Layouts, index: int) -> str:
+    row = layouts.row(index)
+    return ", ".join(f"{name} {row[name]}" for name in ("dp", "zero", "tp", "pp", "cp", "micro_batch"))
+
+
+def meshes(
+    shape: ModelShape, sequence_length: int, world_size: int, global_batch: int, fixed: Fixed, kept: _Kept
+) -> Iterator[dict[str, int]]:
+    """Every factorisation of the world size into tp, pp, cp, dp, and ep beside it, that model and batch allow."""
+
+    def allowed(name: str, values: list[int]) -> list[int]:
+        return [value for value in values if value == fixed.get(name, value)]
+
+    whole = divisors(world_size)
+    for tp, pp, cp in itertools.product(*(allowed(name, whole) for name in ("tp", "pp", "cp"))):
+        if world_size % (tp * pp * cp):
+            continue
+        dp = world_size // (tp * pp * cp)
+        if dp != fixed.get("dp", dp):
+            continue
+        if reason := _illegal(shape, sequence_length, global_batch, tp=tp, pp=pp, cp=cp, dp=dp):
+            kept.reject(reason, 1, unit="meshes", nearest=f"tp {tp}, pp {pp}, cp {cp}, dp {dp}", excess=tp * pp * cp)
+            continue
+        experts = divisors(np.gcd(shape.experts, dp * cp * tp)) if shape.experts else [1]
+        for ep in allowed("ep", [int(value) for value in experts]):
+            yield {"tp": tp, "pp": pp, "cp": cp, "dp": dp, "ep": ep}
+
+
+def _illegal(
+    shape: ModelShape, sequence_length: int, global_batch: int, *, tp: int, pp: int, cp: int, dp: int
+) -> str | None:
+    if shape.heads % tp or (shape.feed_forward and shape.feed_forward % tp):
+        return f"tp does not divide {shape.heads} heads and {shape.feed_forward} columns of the MLP"
+    if pp > shape.layers:
+        return f"more stages than the {shape.layers} layers"
+    if cp > 1 and (not shape.causal or sequence_length % (2 * cp)):
+        return f"2 * cp does not divide {sequence_length} tokens"
+    if global_batch % dp:
+        return f"dp does not divide {global_batch} sequences"
+    return None
+
+
+def options(job: Job, mesh: Mapping[str, int], global_batch: int, fixed: Fixed) -> Layouts:
+    """Every way to fill a mesh: sharding, micro-batch, schedule, recomputation, offload."""
+    tp, pp, cp, dp = mesh["tp"], mesh["pp"], mesh["cp"], mesh["dp"]
+    per_rank = global_batch // dp
+    choices: dict[str, list[int]] = {
+        "micro_batch": [size for size in divisors(per_rank) if size <= _LARGEST_MICRO_BATCH],
+        "recompute": [int(kind) for kind in _recomputations(job)],
+        "sequence_parallel": [0, 1] if tp > 1 else [0],
+        "offload": [0, 1],
+        "offload_optimizer": [0, 1],
+    }
+    choices = {name: [v for v in values if v == fixed.get(name, v)] for name, values in choices.items()}
+    sharding = [pair for pair in _sharding(dp * cp, dp, pp) if _agrees(pair, fixed, ("zero", "dp_shard"))]
+    schedules = [
+        pair for pair in _schedules(job.shape.layers, pp) if _agrees(pair, fixed, ("interleave", "zero_bubble"))
+    ]
+    axes = [np.array(values, dtype=np.float64) for values in choices.values()]
+    grids = np.meshgrid(np.arange(len(sharding)), np.arange(len(schedules)), *axes, indexing="ij")
+    flat: list[Array] = [grid.ravel().astype(np.float64) for grid in grids]
+    shards = np.array(sharding, dtype=np.float64).reshape(-1, 2)[flat[0].astype(np.intp)]
+    plans = np.array(schedules, dtype=np.float64).reshape(-1, 2)[flat[1].astype(np.intp)]
+    named: dict[str, Values] = dict(zip(choices, flat[2:], strict=True))
+    layouts = Layouts.of(
+        global_batch=global_batch,
+        zero=shards[:, 0],
+        dp_shard=shards[:, 1],
+        interleave=plans[:, 0],
+        zero_bubble=plans[:, 1],
+        **named,
+        **mesh,
+    )
+    # an interleaved schedule needs as many micro-batches as stages, in whole groups
+    whole = (layouts.interleave == 1) | (layouts.accum % pp == 0)
+    return layouts.take(whole)
+
+
+def _recomputations(job: Job) -> list[Recompute]:
+    """Fused attention keeps no scores: recomputing it alone saves nothing."""
+    return [Recompute.NONE, Recompute.FULL] if job.stack.fused_attention else list(Recompute)
+
+
+def _agrees(pair: tuple[int, int], fixed: Fixed, names: tuple[str, str]) -> bool:
+    return all(value == fixed.get(name, value) for name, value in zip(names, pair, strict=True))
+
+
+def _sharding(copies: int, dp: int, pp: int) -> list[tuple[int, int]]:
+    """(zero, dp_shard): nothing shared; states over the whole group; weights over any divisor of it (HSDP).
+
+    Zero 2 with a pipeline would scatter the gradients of every micro-batch: no framework offers it.
+    """
+    found = [(0, 1)]
+    if copies > 1:
+        found.append((1, dp))
+        found += [(2, dp)] if pp == 1 else []
+        found += [(3, size) for size in divisors(dp) if size > 1] or [(3, dp)]
+    return found
+
+
+def _schedules(layers: int, pp: int) -> list[tuple[int, int]]:
+    """(interleave, zero_bubble)."""
+    if pp == 1:
+        return [(1, 0)]
+    chunks = [v for v in divisors(max(1, layers // pp)) if v <= _LARGEST_INTERLEAVE] if layers % pp == 0 else [1]
+    return [(v, 0) for v in chunks] + [(1, 1)]
