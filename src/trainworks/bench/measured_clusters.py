@@ -45,7 +45,7 @@ def read_accelerator(row: Row) -> Accelerator:
         UsageError: the cell is empty or names none of the catalogue; the hint has the nearest.
     """
     name = text_of(row, "gpu")
-    if not name:
+    if name.lower() in ("", "none"):
         raise UsageError("gpu is empty")
     return accelerator(name if has("accelerators", name) else _MAKERS.sub("", name).strip() or name)
 

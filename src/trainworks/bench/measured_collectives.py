@@ -32,7 +32,7 @@ class MeasuredCollective:
     id: str
     source: str
     group: str
-    """Accelerator, network, ranks and collective: what one curve over sizes belongs to."""
+    """Collective, ranks, accelerator and network: what one curve over sizes belongs to."""
     kind: Collective
     cluster: ClusterDescription
     ranks: int
@@ -59,7 +59,7 @@ def read_collective(row: Row) -> MeasuredCollective:
     return MeasuredCollective(
         id=text_of(row, "id"),
         source=source_of(row),
-        group=f"{cluster.accelerator.name}, {network or cluster.network}, {ranks} ranks, {kind}",
+        group=f"{kind}, {ranks}x {cluster.accelerator.name}, {network or cluster.network}",
         kind=kind,
         cluster=cluster,
         ranks=ranks,

@@ -79,7 +79,7 @@ class MeasuredRun:
     memory_bytes: float | None
     memory_kind: MemoryKind
     kind: str
-    """The row's own judgement: `yes`, `moe`, `no` ...; where it has none, `moe` for a model with experts, else `yes`."""
+    """The row's own judgement: `yes`, `moe`, `no` ... Without one, `moe` for a model with experts, else `yes`."""
 
     @property
     def num_accelerators(self) -> int:
@@ -104,7 +104,7 @@ def read_run(row: Row) -> MeasuredRun:
     sequence_parallel = flag_of(row, "seqpar")
     job = Job(shape, length, precision, cluster, Stack())
     layout = _layout(row, job, total, batch, precision != "fp16" if sequence_parallel is None else sequence_parallel)
-    job = Job(shape, length, precision, cluster, _stack(precision, layout))
+    job = Job(shape, length, precision, cluster, _stack(precision, layout, text_of(row, "precision")))
     gigabytes = number_of(row, "memory_gb_per_gpu")
     words = text_of(row, "memory_kind")
     return MeasuredRun(
@@ -134,14 +134,15 @@ def memory_kind(words: str) -> MemoryKind:
     return "allocated" if "alloc" in lower else "reserved" if "reserv" in lower else "device"
 
 
-def _stack(precision: str, layout: OpenLayout) -> Stack:
+def _stack(precision: str, layout: OpenLayout, written: str) -> Stack:
     """Current software, unless the row shows what only older software does: fp16 with loss scaling, or tensor
-    parallelism without sequence parallelism, which came in 2022 before fused attention.
+    parallelism without sequence parallelism, which came in 2022 before fused attention. `XLA` in the precision names a
+    compiler that writes the scores of attention to memory.
     """
     old = precision == "fp16" or (layout.tp > 1 and not layout.sequence_parallel and layout.zero < 3)
-    return (
-        Stack(fused_attention=False, overlap=False, gradient_bytes=2 if precision == "fp16" else 4) if old else Stack()
-    )
+    if old:
+        return Stack(fused_attention=False, overlap=False, gradient_bytes=2 if precision == "fp16" else 4)
+    return Stack(fused_attention="xla" not in written.lower())
 
 
 def _precision(text: str) -> str:
@@ -156,8 +157,17 @@ def _shape(row: Row) -> ModelShape:
     if found is not None:
         shape = shape_of_hf_config(preset(found))
         if (whole_of(row, "hidden") or shape.hidden) == shape.hidden:
-            return resized(shape, layers=layers, vocabulary=whole_of(row, "vocab"))
+            return resized(
+                shape, layers=layers, dense_layers=_dense_of_cut(shape, layers), vocabulary=whole_of(row, "vocab")
+            )
     return _shape_of_dimensions(row, layers)
+
+
+def _dense_of_cut(shape: ModelShape, layers: int | None) -> int | None:
+    """Layers without experts of a model cut to so many layers: their share of the model, at least one if it has any."""
+    if not shape.experts or layers is None or layers == shape.layers:
+        return None
+    return max(min(1, shape.dense_layers), round(shape.dense_layers * layers / shape.layers))
 
 
 def _shape_of_dimensions(row: Row, layers: int | None) -> ModelShape:
@@ -274,7 +284,9 @@ def _mesh(row: Row, job: Job, world: int, batch: int) -> tuple[int, int, int, in
 
 
 def _searched_mesh(job: Job, world: int, batch: int) -> tuple[int, int, int, int]:
-    found = search(job, world_size=world, global_batch=batch, fixed={"cp": 1}, keep=1)
+    found = search(
+        job, world_size=world, global_batch=batch, fixed={"cp": 1, "offload": 0, "offload_optimizer": 0}, keep=1
+    )
     if not len(found.layouts):
         raise UsageError(f"dp, tp and pp are empty, and no layout on {world} accelerators fits")
     best = found.layouts

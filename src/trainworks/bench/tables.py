@@ -24,6 +24,7 @@ _DELIMITERS = ",;\t|"
 _ABSENT = {"", "-", "--", "?", "n/a", "na", "nan", "nil", "null", "<na>", "unknown", "not printed", "not stated"}
 _THOUSANDS = re.compile(r"(?<=\d)[, _'](?=\d{3}(?:\D|$))")
 _RANGE = re.compile(r"([0-9.]+)\s*(?:-|\u2013|to|\.\.)\s*([0-9.]+)")
+_UNIT = re.compile(r"\s*[A-Za-z]+$")
 _TRUE, _FALSE = {"true", "yes", "on", "1", "y", "t"}, {"false", "no", "off", "0", "n", "f", "none"}
 
 
@@ -93,18 +94,24 @@ def text_of(row: Row, name: str) -> str:
 
 
 def number_of(row: Row, name: str) -> float | None:
-    """A cell's number; None where there is none. Of a range the middle; commas and blanks set off thousands.
+    """A cell's number; None where there is none. Of a range the middle; commas and blanks set off thousands, and a unit
+    may follow that the column's name has, too.
 
     Raises:
         UsageError: the text is no finite number, or it is negative.
 
     >>> number_of({"batch": "1,536"}, "batch"), number_of({"tflops": "149-150"}, "tflops")
     (1536.0, 149.5)
+    >>> number_of({"iteration_time_s": "3.5 s"}, "iteration_time_s")
+    3.5
     """
     text = text_of(row, name)
     if not text or text.lower() == "none":
         return None
     plain = _THOUSANDS.sub("", text.lstrip("~\u2248= ").rstrip("%").strip())
+    unit = _UNIT.search(plain)
+    if unit and unit[0].strip().lower() in name.split("_"):
+        plain = plain[: unit.start()]
     parts = _RANGE.fullmatch(plain)
     try:
         value = (float(parts[1]) + float(parts[2])) / 2 if parts else float(plain)

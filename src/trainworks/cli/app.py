@@ -26,6 +26,7 @@ COMMANDS = {
     "stop": "Stop a run; a workload saves a checkpoint first.",
     "resume": "Go on with a run from its newest complete checkpoint.",
     "report": "Say what was planned and what happened.",
+    "score": "Hold the planner's predictions against measurements of your own.",
     "catalog": "Look up accelerators, nodes and links, with sources.",
     "schema": "Print the JSON Schema of the run file.",
 }

@@ -29,6 +29,8 @@ class _Product(NamedTuple):
     columns: Values
     depth: Values
     batch: Values = 1.0
+    share: float = 1.0
+    """Of the rate that one product of these dimensions reaches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +84,13 @@ def _one_kind(
 ) -> BlockTimes:
     products = [*_attention_products(shape, layouts, sequence_length)]
     products += (
-        _expert_products(shape, layouts, sequence_length)
+        _expert_products(shape, layouts, sequence_length, machine.coefficients.routed_share)
         if experts
         else _mlp_products(shape, layouts, sequence_length, shape.feed_forward)
     )
     forward = backward = np.zeros(len(layouts))
     for product in products:
-        forward = forward + product_s(product.rows, product.columns, product.depth, machine, product.batch)
+        forward = forward + _product_forward_s(product, machine)
         backward = backward + _product_backward_s(product, machine)
     core_forward, core_backward = _attention_core_s(shape, layouts, sequence_length, machine, stack)
     moved = traffic_s(_block_bytes(shape, layouts, sequence_length, machine, stack, experts), machine)
@@ -109,9 +111,18 @@ def _at_least(device_s: Array, host_s: float) -> Array:
     return np.sqrt(np.sqrt(device_s**4 + host_s**4))
 
 
+def _product_forward_s(product: _Product, machine: Machine) -> Array:
+    rows, columns, depth, batch, share = product
+    return product_s(rows, columns, depth, machine, batch) / share
+
+
 def _product_backward_s(product: _Product, machine: Machine) -> Array:
-    rows, columns, depth, batch = product
-    return product_s(rows, depth, columns, machine, batch) + product_s(depth, columns, rows, machine, batch)
+    rows, columns, depth, batch, share = product
+    of_input, of_weight = (
+        product_s(rows, depth, columns, machine, batch),
+        product_s(depth, columns, rows, machine, batch),
+    )
+    return (of_input + of_weight) / share
 
 
 def _tokens(layouts: Layouts, sequence_length: int) -> Array:
@@ -142,14 +153,14 @@ def _mlp_products(shape: ModelShape, layouts: Layouts, sequence_length: int, wid
     return [_Product(tokens, up, hidden), _Product(tokens, hidden, width / t)]
 
 
-def _expert_products(shape: ModelShape, layouts: Layouts, sequence_length: int) -> list[_Product]:
+def _expert_products(shape: ModelShape, layouts: Layouts, sequence_length: int, share: float) -> list[_Product]:
     """Routed tokens are k M / t per rank whatever ep is; they meet E / ep experts. Experts are not cut by t."""
     routed = _tokens(layouts, sequence_length) * shape.experts_per_token / layouts.tp
     local = shape.experts / layouts.ep
     rows, hidden, width = routed / local, shape.hidden, shape.expert_feed_forward
     products = [
-        _Product(rows, (2 if shape.gated_mlp else 1) * width, hidden, local),
-        _Product(rows, hidden, width, local),
+        _Product(rows, (2 if shape.gated_mlp else 1) * width, hidden, local, share),
+        _Product(rows, hidden, width, local, share),
     ]
     if shape.shared_feed_forward:
         products += _mlp_products(shape, layouts, sequence_length, shape.shared_feed_forward)
@@ -223,7 +234,7 @@ def head_times(
     tokens, t = _tokens(layouts, sequence_length), layouts.tp
     vocabulary = shape.vocabulary / t
     product = _Product(tokens, vocabulary, shape.hidden)
-    products_s = product_s(*product[:3], machine) + _product_backward_s(product, machine)
+    products_s = _product_forward_s(product, machine) + _product_backward_s(product, machine)
     loss_s = traffic_s(tokens * vocabulary * (12 if stack.fused_attention else 22), machine)
     embedding_s = traffic_s(tokens * shape.hidden * 6.0 * machine.element_bytes, machine)
     return HeadTimes(embedding_s, products_s + loss_s)

@@ -3,15 +3,18 @@
 Symbols: n ranks of the group, g of them in one scale-up domain or node, S bytes of the buffer each rank contributes
 (all-reduce) or ends up with (gather, scatter), a latency, B bytes per second per rank.
 
-    T = a + t + 2 c sqrt(a t),  t = share(n) * S / B
+    T = a + t + 2 c sqrt(a t)
 
 is an alpha-beta line plus the cost of filling a pipeline of chunks: with k chunks the time is (a k + t)(1 + 1/k), and
-the best k gives the square root. `c` is `Coefficients.pipelining`. Shares: all-reduce 2(n-1)/n, gather and scatter
-(n-1)/n, all-to-all (n-1)/n.
+the best k gives the square root. `c` is `Coefficients.pipelining`. The transfer t is the slower of two:
 
-A ring that leaves a scale-up domain (a node, or several on an NVL72) passes the domain's interfaces once; where g of
-its G ranks are in the group, G/g groups are busy at the same time: a group has g/G of the domain's interfaces, whatever
-single port a rank sits next to.
+    inside a domain     2(n-1)/n S / B  all-reduce,  (n-1)/n S / B  gather and scatter,  (g-1)/n S / B  all-to-all
+    between N domains   2(N-1)/N S / I  all-reduce (trees, one rank per domain),  (n-1)/n S / I  gather and scatter
+                        (rings),  (n-g)/n S / (I / g)  all-to-all
+
+where I are the domain's interfaces that a group has: with g of the domain's G ranks in it, G/g groups are busy at the
+same time, and each has g/G of them, whatever single port a rank sits next to. A domain is a node, or several on an
+NVL72.
 """
 
 from __future__ import annotations
@@ -84,28 +87,23 @@ def collective_s(kind: Collective, size_bytes: Array, ranks: Array, stride: Arra
         fabric: the links.
     """
     inside = np.clip(fabric.domain / stride, 1, ranks)
-    crosses = ranks > inside
-    share = (2.0 if kind == "all_reduce" else 1.0) * (ranks - 1) / ranks
-    reduced_in_switches = (inside == ranks) & (ranks >= 4) & (kind == "all_reduce")
-    up = fabric.scale_up_bytes_per_s * np.where(reduced_in_switches, fabric.in_switch_gain, 1.0)
-    out = fabric.node_bytes_per_s / fabric.ranks_per_node * inside
-    rate = np.where(crosses, np.minimum(up, out), up)
-    if kind == "all_to_all":
-        rate = _all_to_all_rate(ranks, inside, up, fabric.node_bytes_per_s / fabric.ranks_per_node)
-    nodes = np.maximum(2.0, ranks / inside)
-    latency = np.where(crosses, fabric.scale_out_latency_s * np.log2(nodes), 0.0)
+    domains = ranks / inside
+    crosses = domains > 1
+    up = fabric.scale_up_bytes_per_s * np.where(
+        ~crosses & (ranks >= 4) & (kind == "all_reduce"), fabric.in_switch_gain, 1.0
+    )
+    interface = fabric.node_bytes_per_s / fabric.ranks_per_node
+    if kind == "all_reduce":
+        within, between = 2 * (ranks - 1) / ranks / up, 2 * (domains - 1) / domains / (interface * inside)
+    elif kind == "all_to_all":
+        within, between = (inside - 1) / ranks / up, (ranks - inside) / ranks / interface
+    else:
+        within, between = (ranks - 1) / ranks / up, (ranks - 1) / ranks / (interface * inside)
+    transfer = size_bytes * np.where(crosses, np.maximum(within, between), within)
+    latency = np.where(crosses, fabric.scale_out_latency_s * np.log2(np.maximum(2.0, domains)), 0.0)
     latency = latency + np.where(inside > 1, fabric.scale_up_latency_s, 0.0)
-    transfer = share * size_bytes / rate
     total = latency + transfer + 2 * fabric.pipelining * np.sqrt(latency * transfer)
     return np.where(ranks > 1, total, 0.0)
-
-
-def _all_to_all_rate(ranks: Array, inside: Array, up: Array | float, nic_bytes_per_s: float) -> Array:
-    """Of the bytes a rank sends, (n - i)/(n - 1) leave its domain through its share of the interfaces."""
-    others = np.maximum(ranks - 1, 1)
-    leaving, staying = (ranks - inside) / others, (inside - 1) / others
-    per_byte = np.maximum(leaving / nic_bytes_per_s, staying / up)
-    return 1.0 / np.maximum(per_byte, 1e-30)
 
 
 def point_to_point_s(size_bytes: Array, stride: Array, fabric: Fabric) -> Array:

@@ -22,7 +22,7 @@ from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.compute import Stack
 from trainworks.plan.layouts import Array, Layouts, Recompute
 from trainworks.plan.parameters import num_expert_layers, output_parameters
-from trainworks.plan.states import StageParameters, stage_blocks, stage_parameters
+from trainworks.plan.states import StageParameters, dense_blocks, stage_blocks, stage_parameters
 from trainworks.record.resolved import ModelShape
 
 __all__ = ["Memories", "activation_bytes", "predict_memories"]
@@ -87,7 +87,8 @@ def _stage(
     blocks = last if end else np.where(layouts.pp == 1, last, middle)
     alone = layouts.pp == 1
     both = 1.0 if output_parameters(shape) == 0 else 2.0
-    held = stage_parameters(shape, layouts, blocks, embeddings=np.where(alone, both, 1.0))
+    dense = dense_blocks(shape, layouts, blocks, end=bool(end))
+    held = stage_parameters(shape, layouts, blocks, embeddings=np.where(alone, both, 1.0), without_experts=dense)
     weights, gradients, optimizer = _states(held, layouts, precision, stack)
     tokens = layouts.micro_batch * sequence_length / layouts.cp
     per_block = activation_bytes(shape, layouts, sequence_length=sequence_length, precision=precision, stack=stack)
@@ -99,7 +100,7 @@ def _stage(
     embedded = np.where(alone | (end == 0), tokens * shape.hidden * e, 0.0)
     has_logits = alone | (end == 1)
     vocabulary = shape.vocabulary / layouts.tp
-    logits = np.where(has_logits, tokens * vocabulary * (e + 4.0), 0.0)
+    logits = np.where(has_logits, tokens * vocabulary * (e + 4.0 if stack.fused_attention else e + 8.0), 0.0)
     live = np.where(layouts.recompute == Recompute.NONE, 0.0, whole - per_block)
     widest = (2.0 if shape.gated_mlp else 1.0) * shape.feed_forward / layouts.tp
     live = live + e * (widest * shape.hidden + 1.5 * tokens * widest)
@@ -112,7 +113,7 @@ def _stage(
             layouts.offload > 0, _BLOCKS_IN_FLIGHT * per_block, under_way * (blocks * per_block + embedded)
         ),
         logits_bytes=logits,
-        working_bytes=gathered + live,
+        working_bytes=gathered + np.maximum(0.0, live - logits),
         stage=np.where(alone, 0.0, (layouts.pp - 1) * end),
     )
 

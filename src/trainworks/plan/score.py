@@ -24,7 +24,7 @@ from trainworks.plan.uncertainty import PRIOR, Belief, calibrated_s, interval_s,
 __all__ = [
     "Errors",
     "Rejections",
-    "calibrated_errors",
+    "calibrated_predictions",
     "errors_of",
     "learned_positions",
     "macro_average",
@@ -144,27 +144,26 @@ def rejections_of(rejected: Sequence[bool], out_of_memory: Sequence[bool]) -> Re
     )
 
 
-def calibrated_errors(times: StepTimes, measured_s: Sequence[float], *, learned: int) -> Errors | None:
-    """Errors on each row of a cluster after learning from `learned` others of it; None with less than two rows.
+def calibrated_predictions(
+    times: StepTimes, measured_s: Sequence[float], *, learned: int
+) -> tuple[Array, Array, Array]:
+    """Each row of a cluster, predicted after learning from `learned` others of it, with the ends of its interval.
 
     Every row is left out once. What is learned are the rows of `learned_positions` among the others, or all of them
-    where they are fewer.
+    where they are fewer; a row without others is predicted blind.
 
     Args:
         times: predictions of the n rows, without any belief.
         measured_s: what they took, length n.
         learned: rows to learn from.
     """
-    n = len(measured_s)
-    if n < 2:
-        return None
-    predicted, low, high = (np.empty(n) for _ in range(3))
-    for row in range(n):
+    predicted, low, high = (np.empty(len(measured_s)) for _ in range(3))
+    for row in range(len(measured_s)):
         belief = _belief_without(row, times, measured_s, learned)
         one = select_times(times, [row])
         predicted[row] = calibrated_s(one, belief)[0]
         low[row], high[row] = (float(end[0]) for end in interval_s(one, belief))
-    return errors_of(predicted, np.asarray(measured_s), low=low, high=high)
+    return predicted, low, high
 
 
 def _belief_without(row: int, times: StepTimes, measured_s: Sequence[float], learned: int) -> Belief:

@@ -14,11 +14,10 @@ from trainworks.plan.parameters import (
     expert_parameters,
     head_matmul_parameters,
     num_dense_layers,
-    num_expert_layers,
 )
 from trainworks.record.resolved import ModelShape
 
-__all__ = ["StageParameters", "stage_blocks", "stage_parameters"]
+__all__ = ["StageParameters", "dense_blocks", "stage_blocks", "stage_parameters"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,29 +47,49 @@ def stage_blocks(layers: int, layouts: Layouts) -> tuple[Array, Array]:
     return middle, np.clip(last, 0, middle)
 
 
+def dense_blocks(shape: ModelShape, layouts: Layouts, blocks: Array, *, end: bool) -> Array:
+    """Of a stage's blocks, those without experts: they are the first of the model.
+
+    Args:
+        shape: the model.
+        layouts: shape [n].
+        blocks: of the stage.
+        end: whether it is the last stage; else the first.
+    """
+    if not shape.experts:
+        return blocks
+    first = np.minimum(shape.dense_layers, blocks)
+    last = np.maximum(0.0, shape.dense_layers - (shape.layers - blocks))
+    return np.where((layouts.pp > 1) & end, last, first)
+
+
 def stage_parameters(
-    shape: ModelShape, layouts: Layouts, blocks: Array, *, embeddings: Array | float = 1.0
+    shape: ModelShape,
+    layouts: Layouts,
+    blocks: Array,
+    *,
+    embeddings: Array | float = 1.0,
+    without_experts: Array | None = None,
 ) -> StageParameters:
     """Weights of one rank of a stage with so many blocks.
 
-        dense    blocks * (average block less its routed experts) / t + embeddings * V h / t
-        experts  blocks * E (3 or 2) h e / ep, averaged over blocks with and without experts
+        dense    (blocks without experts + the others less their routed experts + embeddings * V h) / t
+        experts  blocks with experts * E (3 or 2) h e / ep
 
     Args:
         shape: the model.
         layouts: shape [n].
         blocks: of the stage, shape [n].
         embeddings: 1 on the first stage and on the last, 2 where they are one and not tied, 0 between.
+        without_experts: blocks that have none; the model's share of them where left out.
     """
-    routed = (
-        num_expert_layers(shape) * shape.experts * expert_parameters(shape) / shape.layers if shape.experts else 0.0
-    )
-    layers = num_dense_layers(shape) * dense_layer_parameters(shape)
-    if shape.experts:
-        layers += num_expert_layers(shape) * expert_layer_parameters(shape)
-    average = layers / shape.layers - routed
+    if without_experts is None:
+        without_experts = blocks * num_dense_layers(shape) / shape.layers
     edge = max(embedding_parameters(shape), head_matmul_parameters(shape))
-    return StageParameters(
-        dense=(blocks * average + embeddings * edge) / layouts.tp,
-        experts=np.asarray(blocks * routed / layouts.ep),
-    )
+    dense = without_experts * dense_layer_parameters(shape) + embeddings * edge
+    if not shape.experts:
+        return StageParameters(dense=dense / layouts.tp, experts=np.zeros_like(blocks))
+    with_experts = blocks - without_experts
+    routed = shape.experts * expert_parameters(shape)
+    dense = dense + with_experts * (expert_layer_parameters(shape) - routed)
+    return StageParameters(dense=dense / layouts.tp, experts=with_experts * routed / layouts.ep)

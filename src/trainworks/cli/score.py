@@ -1,0 +1,77 @@
+"""`trainworks score`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from trainworks.bench.scoring import TABLES, Prediction, Refusal, Score, predictions_csv
+from trainworks.bench.tables import Row, read_table
+from trainworks.cli.options import AsJson
+from trainworks.cli.score_view import print_refusals, print_score
+from trainworks.errors import UsageError
+from trainworks.files import write_atomic
+
+__all__ = ["command"]
+
+_QUIET_S = 2.0
+_WIDTH = 160
+
+
+def command(
+    table: Annotated[Path, typer.Argument(metavar="TABLE.csv", help="Measurements, one per row.")],
+    memory: Annotated[bool, typer.Option("--memory", help="The table is of memory that runs used or lacked.")] = False,
+    collectives: Annotated[bool, typer.Option("--collectives", help="The table is of timed collectives.")] = False,
+    out: Annotated[Path | None, typer.Option("--out", help="Write the prediction of every row to this CSV.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Any column may be empty or absent: what a row leaves open is planned, and a row that cannot be predicted is
+    refused with the reason. Errors are averaged within a source, then over sources.
+    """
+    if memory and collectives:
+        raise UsageError("`--memory` and `--collectives` are two tables", hint="score them one after the other")
+    if out is not None and not out.absolute().parent.is_dir():
+        raise UsageError(f"`{out.parent}` is no folder", place="--out")
+    name = "memory" if memory else "collectives" if collectives else "runs"
+    rows = read_table(table, TABLES[name].columns)
+    results = [TABLES[name].predict(row) for row in _followed(rows)]
+    score = TABLES[name].score(results)
+    if out is not None:
+        write_atomic(out, predictions_csv(results, with_fit=memory))
+    if as_json:
+        typer.echo(json.dumps(_as_mapping(name, results, score), indent=2))
+        return
+    console = Console() if sys.stdout.isatty() else Console(width=_WIDTH)
+    print_score(score, console)
+    print_refusals(results, console)
+
+
+def _as_mapping(name: str, results: Sequence[Prediction], score: Score) -> dict[str, Any]:
+    refused = [asdict(result) for result in results if isinstance(result, Refusal)]
+    counts = {"table": name, "rows": len(results), "predicted": len(results) - len(refused)}
+    return counts | asdict(score) | {"refused": refused}
+
+
+def _followed(rows: Sequence[Row]) -> Iterator[Row]:
+    """The rows, with a bar on stderr from the moment on that they take long."""
+    started = time.monotonic()
+    columns = (TextColumn("predicting"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    task = bar.add_task("rows", total=len(rows))
+    try:
+        for done, row in enumerate(rows):
+            if not bar.live.is_started and time.monotonic() - started > _QUIET_S:
+                bar.start()
+            bar.update(task, completed=done)
+            yield row
+    finally:
+        bar.stop()
