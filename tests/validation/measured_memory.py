@@ -90,7 +90,7 @@ def measure(
     build: Callable[[], nn.Module], parallel: Parallel, *, micro_batch: int, sequence_length: int, dtype: torch.dtype
 ) -> Measured:
     """One training step of a model that turns tokens [B, T] into a loss."""
-    with _fake_ranks(parallel.world_size) as mesh, FakeTensorMode():
+    with fake_ranks(parallel.world_size) as mesh, FakeTensorMode():
         trainer = _trainer(build, parallel, mesh, dtype)
         tokens = torch.zeros(micro_batch, sequence_length, dtype=torch.long)
         _step(trainer, tokens, None)
@@ -100,25 +100,25 @@ def measure(
             kept, gradients = _step(trainer, tokens, tracker)
         moments = [value for state in trainer.optimizer.state.values() for value in state.values()]
         return Measured(
-            weights=_num_bytes(trainer.model.parameters()),
+            weights=num_bytes(trainer.model.parameters()),
             gradients=gradients,
-            optimizer=_num_bytes([*moments, *trainer.copies]),
+            optimizer=num_bytes([*moments, *trainer.copies]),
             kept=kept,
-            peak=_total(tracker.get_tracker_snapshot("peak")),
+            peak=total_bytes(tracker.get_tracker_snapshot("peak")),
         )
 
 
 def _step(trainer: _Trainer, tokens: Tensor, tracker: ByteTracker | None) -> tuple[int, int]:
     kept = 0
     for _ in range(MICRO_BATCHES):
-        before = _total(tracker.get_tracker_snapshot()) if tracker else 0
+        before = total_bytes(tracker.get_tracker_snapshot()) if tracker else 0
         with trainer.context():
             loss = trainer.model(tokens)
         if tracker:
-            kept = _total(tracker.get_tracker_snapshot()) - before
+            kept = total_bytes(tracker.get_tracker_snapshot()) - before
         loss.backward()
         del loss
-    gradients = _num_bytes(_present(trainer.gradients()))
+    gradients = num_bytes(_present(trainer.gradients()))
     trainer.optimizer.step()
     if not trainer.copies:
         trainer.optimizer.zero_grad()
@@ -192,7 +192,7 @@ _SUMMED = ("attention.output", "mlp.down")
 
 
 @contextmanager
-def _fake_ranks(world_size: int) -> Iterator[DeviceMesh | None]:
+def fake_ranks(world_size: int) -> Iterator[DeviceMesh | None]:
     """Rank 0 of a group whose collectives return at once; no group for one rank."""
     if world_size == 1:
         yield None
@@ -212,9 +212,9 @@ def _present(tensors: Iterable[Tensor | None]) -> list[Tensor]:
     return [tensor for tensor in tensors if tensor is not None]
 
 
-def _num_bytes(tensors: Iterable[Tensor]) -> int:
+def num_bytes(tensors: Iterable[Tensor]) -> int:
     return sum(_local(tensor).nbytes for tensor in tensors)
 
 
-def _total(snapshot: dict[torch.device, dict[str, int]]) -> int:
+def total_bytes(snapshot: dict[torch.device, dict[str, int]]) -> int:
     return sum(by_kind["Total"] for by_kind in snapshot.values())

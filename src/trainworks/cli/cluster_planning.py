@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trainworks.catalog.cluster import ClusterDescription, parse_cluster
 from trainworks.catalog.models import preset
 from trainworks.cli.planning import model_shape
 from trainworks.errors import EnvironmentProblem, LayoutError, UsageError
 from trainworks.plan.compute import Stack
+from trainworks.plan.conv_net import conv_net_of_hf_config
+from trainworks.plan.conv_step import ConvJob
 from trainworks.plan.layouts import Recompute
 from trainworks.plan.local.plan import num_steps
 from trainworks.plan.model_shape import shape_of_hf_config
 from trainworks.plan.prediction import Prediction, outside_measured, predictions
+from trainworks.plan.pricing import AnyJob
 from trainworks.plan.search import Fixed, SearchResult, search
 from trainworks.plan.step_time import Job
 from trainworks.plan.uncertainty import PRIOR, Belief
-from trainworks.record.resolved import ModelShape
 from trainworks.spec.layout import Layout, check_layout
 from trainworks.spec.load import Source
 from trainworks.spec.run_file import Goal, RunFile, Workload
@@ -46,7 +48,7 @@ class Scale:
 class ClusterPlan:
     """What `trainworks plan` says of a described cluster."""
 
-    job: Job
+    job: AnyJob
     global_batch: int
     steps: int
     result: SearchResult
@@ -110,7 +112,7 @@ def plan_cluster(
     )
 
 
-def _search(job: Job, global_batch: int, fixed: Fixed, *, keep: int) -> SearchResult:
+def _search(job: AnyJob, global_batch: int, fixed: Fixed, *, keep: int) -> SearchResult:
     """Offloading is a last resort: it is searched where it was asked for, or where nothing fits without."""
     without = dict.fromkeys(("offload", "offload_optimizer"), 0) | dict(fixed)
     world_size = job.cluster.num_accelerators
@@ -127,24 +129,30 @@ def _located(source: Source | None, field: tuple[str, ...], text: str) -> Cluste
         raise UsageError(error.message, place=source.place(field) if source else None, hint=error.hint) from None
 
 
-def _job(workload: Workload, cluster: ClusterDescription, source: Source | None) -> Job:
+def _job(workload: Workload, cluster: ClusterDescription, source: Source | None) -> AnyJob:
     if workload.precision not in cluster.accelerator.peak_flops_per_s:
         raise UsageError(
             f"{cluster.accelerator.name} has no {workload.precision} matrix units",
             place=source.place(("workload", "precision")) if source else None,
             hint=f"it has {', '.join(sorted(cluster.accelerator.peak_flops_per_s))}",
         )
-    return Job(_shape(workload, source), workload.data.sequence_length, workload.precision, cluster, Stack())
+    if workload.model.preset is not None:
+        return _preset_job(workload, workload.model.preset, cluster, source)
+    return Job(model_shape(workload), workload.data.sequence_length, workload.precision, cluster, Stack())
 
 
-def _shape(workload: Workload, source: Source | None) -> ModelShape:
-    if workload.model.preset is None:
-        return model_shape(workload)
+def _preset_job(workload: Workload, name: str, cluster: ClusterDescription, source: Source | None) -> AnyJob:
     try:
-        return shape_of_hf_config(preset(workload.model.preset))
+        config = preset(name)
     except UsageError as error:
         place = source.place(("workload", "model", "preset")) if source else None
         raise UsageError(error.message, place=place, hint=error.hint) from None
+    image_size = {} if workload.data.image_size is None else {"image_size": workload.data.image_size}
+    if config.get("model_type") == "resnet":
+        return ConvJob(conv_net_of_hf_config(config | image_size), workload.precision, cluster, Stack())
+    shape = shape_of_hf_config(config | image_size)
+    length = shape.max_sequence_length if shape.patch_values else workload.data.sequence_length
+    return Job(shape, length, workload.precision, cluster, Stack())
 
 
 def _fixed_of_run_file(run_file: RunFile, cluster: ClusterDescription, source: Source | None) -> dict[str, int]:
@@ -196,7 +204,7 @@ def _check_something_fits(result: SearchResult, cluster: ClusterDescription) -> 
 
 
 def _scales(
-    job: Job, global_batch: int, steps: int, goal: Goal, price_usd: float | None, belief: Belief
+    job: AnyJob, global_batch: int, steps: int, goal: Goal, price_usd: float | None, belief: Belief
 ) -> list[Scale]:
     """The cluster and its parts, as far as there is a goal; the ones that nothing beats in time and size."""
     if goal.deadline is None and goal.budget is None:
@@ -216,10 +224,10 @@ def _scales(
 
 
 def _scale(
-    job: Job, num_nodes: int, global_batch: int, steps: int, goal: Goal, price_usd: float | None, belief: Belief
+    job: AnyJob, num_nodes: int, global_batch: int, steps: int, goal: Goal, price_usd: float | None, belief: Belief
 ) -> Scale | None:
     cluster = job.cluster.model_copy(update={"num_nodes": num_nodes})
-    smaller = Job(job.shape, job.sequence_length, job.precision, cluster, job.stack)
+    smaller = replace(job, cluster=cluster)
     result = _search(smaller, global_batch, {}, keep=1)
     if not result.fitting:
         return None

@@ -89,6 +89,9 @@ def _check_it_can_run_here(run_file: RunFile, source: Source | None) -> None:
     elif workload is not None and workload.precision not in ("fp32", "bf16", "fp16"):
         text = f"precision {workload.precision} can be planned, not trained, by this version"
         problem = ("workload", "precision"), text, "train in bf16"
+    elif workload is not None and workload.task != "causal-lm":
+        text = f"task {workload.task} can be planned, not trained, by this version"
+        problem = ("workload", "task"), text, "train a causal-lm, or a script of your own with `run:`"
     elif workload is not None and not workload.data.source:
         problem = (
             ("workload", "data"),

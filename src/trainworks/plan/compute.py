@@ -8,6 +8,7 @@ A product [m, k] x [k, n] is cut into tiles that the multiprocessors work off in
     tiles  = batch * ceil(m / tm) * ceil(n / tn)
     waves  = tiles / P, of which the idle part of the last wave is lost by `wave_loss`
     T      = waves * P * 2 tm tn (k + depth_half) / (rate * tile_rate), not below the time its bytes take
+             (fewer tiles than P are split along k, as far as 1024 remain of it)
 
 with the best of a few tile sizes. Element-wise kernels take their bytes over the memory's rate. A block takes at least
 the host's time to launch its kernels.
@@ -28,6 +29,8 @@ __all__ = ["Machine", "Stack", "machine_of", "product_s", "traffic_s"]
 
 _TILES = ((256, 128, 1.0), (128, 128, 0.95), (128, 64, 0.80), (64, 64, 0.60))
 """Rows, columns, and the tile's rate over the largest one's: a small tile reads its inputs more often."""
+_SHORTEST_SPLIT = 1024
+"""Inner dimension that a part of a product keeps, where few tiles are split along it to fill the processors."""
 _ALIGNMENT = 8
 """Elements of 16 bits: matrix units load 16 bytes at once (NVIDIA, Matrix Multiplication Background User's Guide)."""
 _DEFAULT_MULTIPROCESSORS = 128
@@ -122,9 +125,10 @@ def product_s(m: Values, n: Values, k: Values, machine: Machine, batch: Values =
     best = np.full(np.broadcast(m, n, k, batch).shape, np.inf)
     for rows, columns, tile_rate in _TILES:
         tiles = batch * np.ceil(m / rows) * np.ceil(n / columns)
-        waves = tiles / processors
+        splits = np.clip(np.minimum(np.floor(processors / tiles), np.floor_divide(k, _SHORTEST_SPLIT)), 1.0, None)
+        waves = tiles * splits / processors
         waves = waves + coefficients.wave_loss * (np.ceil(waves) - waves)
-        work = waves * processors * (2.0 * rows * columns) * (k + coefficients.depth_half)
+        work = waves * processors * (2.0 * rows * columns) * (k / splits + coefficients.depth_half)
         best = np.minimum(best, work / tile_rate)
     best = np.where(aligned, best, best / coefficients.unaligned_share)
     moved = machine.element_bytes * batch * (m * k + k * n + m * n)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import fields
 
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
-from trainworks.plan.flops import model_flops_per_token
+from trainworks.plan.conv_step import ConvJob
 from trainworks.plan.layouts import Layouts, Recompute
 from trainworks.plan.memory import Memories
-from trainworks.plan.step_time import Job, StepTimes
+from trainworks.plan.pricing import AnyJob
+from trainworks.plan.step_time import StepTimes
 from trainworks.plan.uncertainty import PRIOR, Belief, calibrated_s, interval_s
 from trainworks.spec.layout import Layout
 from trainworks.spec.quantities import Spec
@@ -58,7 +59,7 @@ class Prediction(Spec):
 
 
 def predictions(
-    job: Job,
+    job: AnyJob,
     layouts: Layouts,
     times: StepTimes,
     memories: Memories,
@@ -72,7 +73,7 @@ def predictions(
     seconds = calibrated_s(times, belief)
     low, high = interval_s(times, belief, widen=widen)
     tokens = global_batch * job.sequence_length
-    flops = tokens * model_flops_per_token(job.shape, job.sequence_length)
+    flops = global_batch * job.flops_per_sequence
     peak = job.cluster.accelerator.peak_flops_per_s[job.precision]  # type: ignore[index]
     return [
         Prediction(
@@ -142,7 +143,7 @@ def describe_layout(layout: Layout) -> str:
     return ", ".join(parts)
 
 
-def outside_measured(job: Job, world_size: int) -> list[str]:
+def outside_measured(job: AnyJob, world_size: int) -> list[str]:
     """In what a job is unlike everything that the model was ever held against; each widens the interval."""
     accelerator = job.cluster.accelerator
     found = []
@@ -152,6 +153,8 @@ def outside_measured(job: Job, world_size: int) -> list[str]:
         found.append(f"{world_size} accelerators are more than the {_MEASURED_WORLD} of any compared run")
     if job.sequence_length > _MEASURED_LENGTH:
         found.append(f"{job.sequence_length} tokens are more than the {_MEASURED_LENGTH} of any compared run")
-    if not job.shape.causal:
+    if isinstance(job, ConvJob):
+        found.append("no convolutional network was ever compared")
+    elif not job.shape.causal:
         found.append("no encoder was ever compared")
     return found

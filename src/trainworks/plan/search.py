@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
+from trainworks.plan.conv_step import ConvJob
 from trainworks.plan.layouts import Array, Layouts, Recompute, Values
-from trainworks.plan.memory import Memories, predict_memories
-from trainworks.plan.step_time import Job, StepTimes, predict_step_times
-from trainworks.record.resolved import ModelShape
+from trainworks.plan.memory import Memories
+from trainworks.plan.pricing import AnyJob, memories_of, step_times_of
+from trainworks.plan.step_time import StepTimes
 from trainworks.spec.layout import divisors
 from trainworks.units import format_bytes
 
@@ -28,6 +29,7 @@ Fixed = Mapping[str, int]
 
 _CHUNK = 8192
 _LARGEST_MICRO_BATCH = 64
+_LARGEST_IMAGE_BATCH = 512
 _LARGEST_INTERLEAVE = 12
 _USABLE_SHARE = 0.96
 """Of the memory a program can have, what a plan may use: the rest is for what fragments differently tomorrow."""
@@ -96,7 +98,7 @@ class _Kept:
         return layouts.take(chosen), seconds[chosen], used[chosen]
 
 
-def fits(memories: Memories, job: Job, coefficients: Coefficients = COEFFICIENTS) -> NDArray[np.bool_]:
+def fits(memories: Memories, job: AnyJob, coefficients: Coefficients = COEFFICIENTS) -> NDArray[np.bool_]:
     """Whether what a layout reserves leaves the accelerator some air; shape [n]."""
     return memories.device_bytes(coefficients) <= _USABLE_SHARE * job.cluster.accelerator.memory_bytes
 
@@ -115,7 +117,7 @@ def pareto_front(seconds: Array, used: Array) -> NDArray[np.intp]:
 
 
 def search(
-    job: Job,
+    job: AnyJob,
     *,
     world_size: int,
     global_batch: int,
@@ -138,7 +140,7 @@ def search(
     """
     fixed = fixed or {}
     kept = _Kept(keep)
-    for mesh in meshes(job.shape, job.sequence_length, world_size, global_batch, fixed, kept):
+    for mesh in meshes(job, world_size, global_batch, fixed, kept):
         for layouts in options(job, mesh, global_batch, fixed).chunks(_CHUNK):
             _price(job, layouts, kept, coefficients)
     layouts, seconds, used = kept.best()
@@ -149,20 +151,14 @@ def search(
         fitting=kept.fitting,
         rejections=sorted(kept.rejections.values(), key=lambda r: -r.count),
         layouts=layouts,
-        times=predict_step_times(job, layouts, coefficients),
-        memories=_memories(job, layouts),
+        times=step_times_of(job, layouts, coefficients),
+        memories=memories_of(job, layouts),
         front=pareto_front(seconds[order], used[order]),
     )
 
 
-def _memories(job: Job, layouts: Layouts) -> Memories:
-    return predict_memories(
-        job.shape, layouts, sequence_length=job.sequence_length, precision=job.precision, stack=job.stack
-    )
-
-
-def _price(job: Job, layouts: Layouts, kept: _Kept, coefficients: Coefficients) -> None:
-    memories = _memories(job, layouts)
+def _price(job: AnyJob, layouts: Layouts, kept: _Kept, coefficients: Coefficients) -> None:
+    memories = memories_of(job, layouts)
     used = memories.device_bytes(coefficients)
     good = fits(memories, job, coefficients)
     kept.evaluated += len(layouts)
@@ -171,11 +167,11 @@ def _price(job: Job, layouts: Layouts, kept: _Kept, coefficients: Coefficients) 
     if good.any():
         kept.fitting += int(good.sum())
         chosen = layouts.take(good)
-        kept.add(chosen, predict_step_times(job, chosen, coefficients).total_s, used[good])
+        kept.add(chosen, step_times_of(job, chosen, coefficients).total_s, used[good])
 
 
 def _reject_large(
-    layouts: Layouts, memories: Memories, used: Array, large: NDArray[np.bool_], job: Job, kept: _Kept
+    layouts: Layouts, memories: Memories, used: Array, large: NDArray[np.bool_], job: AnyJob, kept: _Kept
 ) -> None:
     """One reason per remedy: by what takes most of the memory."""
     parts = {
@@ -204,9 +200,7 @@ def _named(layouts: Layouts, index: int) -> str:
     return ", ".join(f"{name} {row[name]}" for name in ("dp", "zero", "tp", "pp", "cp", "micro_batch"))
 
 
-def meshes(
-    shape: ModelShape, sequence_length: int, world_size: int, global_batch: int, fixed: Fixed, kept: _Kept
-) -> Iterator[dict[str, int]]:
+def meshes(job: AnyJob, world_size: int, global_batch: int, fixed: Fixed, kept: _Kept) -> Iterator[dict[str, int]]:
     """Every factorisation of the world size into tp, pp, cp, dp, and ep beside it, that model and batch allow."""
 
     def allowed(name: str, values: list[int]) -> list[int]:
@@ -219,43 +213,50 @@ def meshes(
         dp = world_size // (tp * pp * cp)
         if dp != fixed.get("dp", dp):
             continue
-        if reason := _illegal(shape, sequence_length, global_batch, tp=tp, pp=pp, cp=cp, dp=dp):
+        if reason := _illegal(job, global_batch, tp=tp, pp=pp, cp=cp, dp=dp):
             kept.reject(reason, 1, unit="meshes", nearest=f"tp {tp}, pp {pp}, cp {cp}, dp {dp}", excess=tp * pp * cp)
             continue
-        experts = divisors(np.gcd(shape.experts, dp * cp * tp)) if shape.experts else [1]
+        routed = 0 if isinstance(job, ConvJob) else job.shape.experts
+        experts = divisors(np.gcd(routed, dp * cp * tp)) if routed else [1]
         for ep in allowed("ep", [int(value) for value in experts]):
             yield {"tp": tp, "pp": pp, "cp": cp, "dp": dp, "ep": ep}
 
 
-def _illegal(
-    shape: ModelShape, sequence_length: int, global_batch: int, *, tp: int, pp: int, cp: int, dp: int
-) -> str | None:
+def _illegal(job: AnyJob, global_batch: int, *, tp: int, pp: int, cp: int, dp: int) -> str | None:
+    if isinstance(job, ConvJob):
+        return "a convolutional network is split over dp alone" if tp * pp * cp > 1 else _illegal_dp(global_batch, dp)
+    shape, sequence_length = job.shape, job.sequence_length
     if shape.heads % tp or (shape.feed_forward and shape.feed_forward % tp):
         return f"tp does not divide {shape.heads} heads and {shape.feed_forward} columns of the MLP"
     if pp > shape.layers:
         return f"more stages than the {shape.layers} layers"
     if cp > 1 and (not shape.causal or sequence_length % (2 * cp)):
         return f"2 * cp does not divide {sequence_length} tokens"
-    if global_batch % dp:
-        return f"dp does not divide {global_batch} sequences"
-    return None
+    return _illegal_dp(global_batch, dp)
 
 
-def options(job: Job, mesh: Mapping[str, int], global_batch: int, fixed: Fixed) -> Layouts:
+def _illegal_dp(global_batch: int, dp: int) -> str | None:
+    return f"dp does not divide {global_batch} sequences" if global_batch % dp else None
+
+
+def options(job: AnyJob, mesh: Mapping[str, int], global_batch: int, fixed: Fixed) -> Layouts:
     """Every way to fill a mesh: sharding, micro-batch, schedule, recomputation, offload."""
     tp, pp, cp, dp = mesh["tp"], mesh["pp"], mesh["cp"], mesh["dp"]
     per_rank = global_batch // dp
+    largest = _LARGEST_IMAGE_BATCH if job.sequence_length == 1 else _LARGEST_MICRO_BATCH
     choices: dict[str, list[int]] = {
-        "micro_batch": [size for size in divisors(per_rank) if size <= _LARGEST_MICRO_BATCH],
+        "micro_batch": [size for size in divisors(per_rank) if size <= largest],
         "recompute": [int(kind) for kind in _recomputations(job)],
         "sequence_parallel": [0, 1] if tp > 1 else [0],
-        "offload": [0, 1],
-        "offload_optimizer": [0, 1],
+        "offload": [0] if isinstance(job, ConvJob) else [0, 1],
+        "offload_optimizer": [0] if isinstance(job, ConvJob) else [0, 1],
     }
     choices = {name: [v for v in values if v == fixed.get(name, v)] for name, values in choices.items()}
     sharding = [pair for pair in _sharding(dp * cp, dp, pp) if _agrees(pair, fixed, ("zero", "dp_shard"))]
     schedules = [
-        pair for pair in _schedules(job.shape.layers, pp) if _agrees(pair, fixed, ("interleave", "zero_bubble"))
+        pair
+        for pair in _schedules(1 if isinstance(job, ConvJob) else job.shape.layers, pp)
+        if _agrees(pair, fixed, ("interleave", "zero_bubble"))
     ]
     axes = [np.array(values, dtype=np.float64) for values in choices.values()]
     grids = np.meshgrid(np.arange(len(sharding)), np.arange(len(schedules)), *axes, indexing="ij")
@@ -277,8 +278,10 @@ def options(job: Job, mesh: Mapping[str, int], global_batch: int, fixed: Fixed) 
     return layouts.take(whole)
 
 
-def _recomputations(job: Job) -> list[Recompute]:
+def _recomputations(job: AnyJob) -> list[Recompute]:
     """Fused attention keeps no scores: recomputing it alone saves nothing."""
+    if isinstance(job, ConvJob):
+        return [Recompute.NONE]
     return [Recompute.NONE, Recompute.FULL] if job.stack.fused_attention else list(Recompute)
 
 

@@ -23,6 +23,7 @@ from trainworks.plan.blocks import BlockTimes, block_times, head_times
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.collectives import Fabric, collective_s, fabric_of, point_to_point_s
 from trainworks.plan.compute import Machine, Stack, machine_of
+from trainworks.plan.flops import model_flops_per_sequence
 from trainworks.plan.layouts import Array, Layouts, Recompute
 from trainworks.plan.memory import activation_bytes
 from trainworks.plan.states import stage_blocks, stage_parameters
@@ -40,6 +41,11 @@ class Job:
     precision: str
     cluster: ClusterDescription
     stack: Stack
+
+    @property
+    def flops_per_sequence(self) -> float:
+        """Model FLOPs, forward and backward."""
+        return model_flops_per_sequence(self.shape, self.sequence_length)
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,8 +86,10 @@ class Data(Spec):
 
     source: str = ""
     """`python-stdlib` (this Python's own library), or a path or glob of text files; a described cluster needs none."""
-    sequence_length: Annotated[int, Field(ge=2)]
-    """Tokens per training sequence."""
+    sequence_length: Annotated[int, Field(ge=1)] = 1
+    """Tokens per training sequence; at least 2 for text, left out for images."""
+    image_size: Annotated[int, Field(ge=8)] | None = None
+    """Width of the square images."""
     tokenizer: str = "bpe"
     """`bpe` trains a byte-pair tokenizer on the text; otherwise a tokenizer.json."""
     vocabulary: Annotated[int, Field(ge=257, le=65536)] | None = None
@@ -119,7 +121,8 @@ class Optimizer(Spec):
 class Workload(Spec):
     """A training run that Trainworks does itself."""
 
-    task: Literal["causal-lm"]
+    task: Literal["causal-lm", "masked-lm", "image-classification"]
+    """This version trains causal-lm and plans all of them."""
     model: Model
     data: Data
     precision: Literal["fp32", "bf16", "fp16", "tf32", "fp8", "fp4"] = "bf16"
@@ -133,6 +136,15 @@ class Workload(Spec):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
     sample_prompt: str | None = None
     """Text that the trained model continues at the end of the run."""
+
+    @model_validator(mode="after")
+    def _size_of_a_sample(self) -> Workload:
+        images = self.task == "image-classification"
+        if images and self.data.image_size is None:
+            raise ValueError("images need `data.image_size`")
+        if not images and (self.data.sequence_length < 2 or self.data.image_size is not None):
+            raise ValueError("text needs `data.sequence_length`, at least 2, and no `image_size`")
+        return self
 
 
 class Cluster(Spec):

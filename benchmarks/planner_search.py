@@ -1,0 +1,84 @@
+"""How fast the planner searches: layouts per second on one core, and the whole space of GPT-3 175B on 1,024 GPUs.
+
+    python benchmarks/planner_search.py
+
+The peers' figures were measured on a machine of two such cores: Calculon (caa4b11) prices 164 to 258 layouts per second
+in its search, SimuMax (4dcaae5) 5 to 25. Neither is on PyPI, so they are not run here; the ratio that this run forms
+itself is against the same planner asked for one layout at a time.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import argparse
+import json
+import statistics
+import time
+
+import numpy as np
+
+from trainworks.catalog.cluster import parse_cluster
+from trainworks.catalog.models import preset
+from trainworks.plan.compute import Stack
+from trainworks.plan.model_shape import shape_of_hf_config
+from trainworks.plan.search import options, search
+from trainworks.plan.step_time import Job, predict_step_times
+
+CALCULON_LAYOUTS_PER_S = (164, 258)
+CALCULON_HOURS = 12.6
+"""For its 11.7 million layouts of the same model and number of GPUs, at 258 per second."""
+
+
+def main() -> None:
+    """Print the figures, or JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", action="store_true")
+    wanted = parser.parse_args()
+    figures = measure(wanted.rounds)
+    if wanted.json:
+        print(json.dumps(figures, indent=2))
+        return
+    low, high = CALCULON_LAYOUTS_PER_S
+    print(f"whole space   {figures['layouts']:,} layouts in {figures['seconds']:.2f} s (median of {wanted.rounds})")
+    print(f"speed         {figures['layouts_per_s']:,.0f} layouts/s on one core; goal 200,000")
+    print(f"one at a time {figures['single_per_s']:,.0f} layouts/s: arrays are {figures['ratio']:,.0f} times faster")
+    print(f"Calculon      {low} to {high} layouts/s, about {CALCULON_HOURS} h for its 11.7 million layouts")
+
+
+def measure(rounds: int) -> dict[str, float]:
+    """Search the whole space so often, and price single layouts in the same run."""
+    job = Job(
+        shape_of_hf_config(preset("gpt3-175b")), 2048, "bf16", parse_cluster("128 nodes of DGX A100 80GB"), Stack()
+    )
+    seconds, singles = [], []
+    for _ in range(rounds):
+        started = time.perf_counter()
+        found = search(job, world_size=1024, global_batch=1536)
+        seconds.append(time.perf_counter() - started)
+        singles.append(single_per_s(job))
+    per_s = found.evaluated / statistics.median(seconds)
+    return {
+        "layouts": found.evaluated,
+        "seconds": statistics.median(seconds),
+        "layouts_per_s": per_s,
+        "single_per_s": statistics.median(singles),
+        "ratio": per_s / statistics.median(singles),
+    }
+
+
+def single_per_s(job: Job, count: int = 200) -> float:
+    """Layouts per second when each is priced alone."""
+    layouts = options(job, {"tp": 8, "pp": 8, "cp": 1, "dp": 16, "ep": 1}, 1536, {})
+    chosen = np.random.default_rng(7).integers(len(layouts), size=count)
+    started = time.perf_counter()
+    for index in chosen:
+        predict_step_times(job, layouts.take(np.array([index])))
+    return count / (time.perf_counter() - started)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+"""The published tables of `data/`, predicted and scored as `trainworks score` does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trainworks.bench.scoring import TABLES, Prediction
+from trainworks.bench.tables import Row, read_table
+
+__all__ = ["COLLECTIVES", "MEMORY", "STEP_TIMES", "predict", "rows_of"]
+
+DATA = Path(__file__).parent / "data"
+STEP_TIMES = ("runs", DATA / "step_times.csv")
+MEMORY = ("memory", DATA / "memory.csv")
+COLLECTIVES = ("collectives", DATA / "collectives.csv")
+
+
+def rows_of(table: tuple[str, Path]) -> list[Row]:
+    """All rows of a table."""
+    kind, path = table
+    return read_table(path, TABLES[kind].columns)
+
+
+def predict(table: tuple[str, Path]) -> list[Prediction]:
+    """A prediction or a refusal of every row."""
+    kind, _ = table
+    return [TABLES[kind].predict(row) for row in rows_of(table)]

@@ -1,0 +1,33 @@
+"""Time and memory of any job: the one place that knows which model of them goes with which kind of network."""
+
+from __future__ import annotations
+
+from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
+from trainworks.plan.conv_step import ConvJob, predict_conv_memories, predict_conv_step_times
+from trainworks.plan.layouts import Layouts
+from trainworks.plan.memory import Memories, predict_memories
+from trainworks.plan.step_time import Job, StepTimes, predict_step_times
+
+__all__ = ["AnyJob", "memories_of", "step_times_of"]
+
+AnyJob = Job | ConvJob
+
+
+def step_times_of(job: AnyJob, layouts: Layouts, coefficients: Coefficients = COEFFICIENTS) -> StepTimes:
+    """One optimizer step of every layout.
+
+    Raises:
+        UsageError: the accelerator cannot compute in the job's precision.
+    """
+    if isinstance(job, ConvJob):
+        return predict_conv_step_times(job, layouts, coefficients)
+    return predict_step_times(job, layouts, coefficients)
+
+
+def memories_of(job: AnyJob, layouts: Layouts) -> Memories:
+    """Peak memory of the fullest rank of every layout."""
+    if isinstance(job, ConvJob):
+        return predict_conv_memories(job, layouts)
+    return predict_memories(
+        job.shape, layouts, sequence_length=job.sequence_length, precision=job.precision, stack=job.stack
+    )
