@@ -57,7 +57,7 @@ PARAMETERS = {
     "attention_backward_share": Parameter(0.4, 0.8, 1.0, 0.25),
     "memory_share": Parameter(0.5, 0.85, 0.95, 0.15),
     "backward_bytes": Parameter(1.2, 1.6, 2.5, 0.2),
-    "launch_s": Parameter(2e-6, 1e-5, 3e-5, 0.5),
+    "launch_s": Parameter(2e-6, 1e-5, 6e-5, 0.5),
     "optimizer_bytes": Parameter(25, 45, 90, 0.3),
     "step_s": Parameter(5e-4, 1e-2, 5e-2, 1.0),
     "scale_up_share": Parameter(0.5, 0.8, 1.0, 0.2),

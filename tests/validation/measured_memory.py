@@ -125,7 +125,9 @@ def _step(trainer: _Trainer, tokens: Tensor, tracker: ByteTracker | None) -> tup
     return kept, gradients
 
 
-def _trainer(build: Callable[[], nn.Module], parallel: Parallel, mesh: DeviceMesh | None, dtype: torch.dtype) -> _Trainer:
+def _trainer(
+    build: Callable[[], nn.Module], parallel: Parallel, mesh: DeviceMesh | None, dtype: torch.dtype
+) -> _Trainer:
     torch.set_default_dtype(dtype if parallel.states == "copies" else torch.float32)
     try:
         model = build()

@@ -46,9 +46,7 @@ def peak_of_first_rank(
         parts = [nn.Sequential(*(Block(sizes) for _ in range(blocks))) for _ in range(chunks)]
         inputs = torch.zeros(micro_batches, sequence_length, sizes.hidden)
         torch.set_default_dtype(torch.float32)
-        held = [
-            _stage(part, index * stages, stages * chunks, inputs[:1]) for index, part in enumerate(parts)
-        ]
+        held = [_stage(part, index * stages, stages * chunks, inputs[:1]) for index, part in enumerate(parts)]
         schedule: Any = (
             _Plain(held[0], micro_batches, loss_fn=_no_loss)
             if chunks == 1

@@ -70,7 +70,7 @@ class Transformer(nn.Module):
             x = checkpoint(block, x, use_reentrant=False) if self.sizes.recompute == Recompute.FULL else block(x)
         logits = self.head(self.norm(x))
         if self.sizes.fused_loss:
-            loss: Tensor = _FusedCrossEntropy.apply(logits)
+            loss: Tensor = FusedCrossEntropy.apply(logits)
             return loss
         return cross_entropy(logits.flatten(0, 1).float(), tokens.flatten())
 
@@ -207,7 +207,7 @@ class _GatedProduct(torch.autograd.Function):
         return torch.empty_like(gate), torch.empty_like(up)
 
 
-class _FusedCrossEntropy(torch.autograd.Function):
+class FusedCrossEntropy(torch.autograd.Function):
     """Logits to loss as Megatron-LM does it: fp32 probabilities, which become the gradient in place."""
 
     @staticmethod

@@ -183,6 +183,8 @@ def _shape_of_dimensions(row: Row, layers: int | None) -> ModelShape:
     if _EXPERT_NAMES.search(name) or text_of(row, "usable_for_step_eval").lower() == "moe":
         raise UsageError(f"model `{name}` is unknown, and no column says how many experts it has")
     heads = whole_of(row, "heads") or max(1, hidden // 128)
+    if heads > hidden:
+        raise UsageError(f"{heads} heads do not fit a hidden size of {hidden}")
     gated = bool(_GATED_NAMES.search(name)) or _has_gated_size(row, hidden, heads)
     width = whole_of(row, "ffn") or (-(-8 * hidden // 3 // 256) * 256 if gated else 4 * hidden)
     vocabulary = whole_of(row, "vocab") or (32000 if gated else 51200)
@@ -263,7 +265,7 @@ def _layout(row: Row, job: Job, world: int, batch: int, sequence_parallel: bool)
 
 
 def _mesh(row: Row, job: Job, world: int, batch: int) -> tuple[int, int, int, int]:
-    """dp, tp, pp, cp. An empty tp, pp or cp beside a printed one is 1; an empty dp is what remains of the world.
+    """dp, tp, pp, cp. The first of them that is empty beside printed ones is what remains of the world, the next are 1.
 
     Of a row that prints none of them the planner's own fastest layout is taken, but weights that are sharded
     (`zero_stage` 3) need no other axis. Where dp * tp * pp is the world beside a cp, dp counts the ranks of both.
@@ -274,8 +276,11 @@ def _mesh(row: Row, job: Job, world: int, batch: int) -> tuple[int, int, int, in
     printed = {name: whole_of(row, name) for name in ("dp", "tp", "pp", "cp")}
     if not any(printed.values()) and world > 1 and _zero(text_of(row, "zero_stage"), world, job.cluster)[0] < 3:
         return _searched_mesh(job, world, batch)
-    tp, pp, cp = (printed[name] or 1 for name in ("tp", "pp", "cp"))
-    dp = printed["dp"] or max(1, world // (tp * pp * cp))
+    remaining = max(1, world // math.prod(degree or 1 for degree in printed.values()))
+    for name in ("dp", "tp", "pp", "cp"):
+        if printed[name] is None:
+            printed[name], remaining = remaining, 1
+    dp, tp, pp, cp = (degree or 1 for degree in printed.values())
     if dp * tp * pp == world and dp % cp == 0:
         dp //= cp
     if dp * tp * pp * cp != world:

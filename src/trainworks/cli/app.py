@@ -20,6 +20,7 @@ COMMANDS = {
     "run": "Plan, start and watch a run to its end, then report.",
     "submit": "Plan and start a run in the background.",
     "plan": "Predict step time, memory and duration of a run, and stop there.",
+    "calibrate": "Teach the planner what was measured on a cluster.",
     "ls": "List runs.",
     "status": "Show where a run stands.",
     "logs": "Print a run's logs.",

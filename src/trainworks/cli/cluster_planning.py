@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -9,23 +10,26 @@ from trainworks.catalog.cluster import ClusterDescription, parse_cluster
 from trainworks.catalog.models import preset
 from trainworks.cli.planning import model_shape
 from trainworks.errors import EnvironmentProblem, LayoutError, UsageError
+from trainworks.host.folders import data_folder
 from trainworks.plan.compute import Stack
 from trainworks.plan.conv_net import conv_net_of_hf_config
 from trainworks.plan.conv_step import ConvJob
-from trainworks.plan.layouts import Recompute
+from trainworks.plan.learning import belief_from, fixed_of
 from trainworks.plan.local.plan import num_steps
 from trainworks.plan.model_shape import shape_of_hf_config
 from trainworks.plan.prediction import Prediction, outside_measured, predictions
 from trainworks.plan.pricing import AnyJob
 from trainworks.plan.search import Fixed, SearchResult, search
 from trainworks.plan.step_time import Job
-from trainworks.plan.uncertainty import PRIOR, Belief
-from trainworks.spec.layout import Layout, check_layout
+from trainworks.plan.uncertainty import Belief
+from trainworks.record.measurement import Measurement
+from trainworks.record.measurement_store import read_measurements
+from trainworks.spec.layout import resolve_layout
 from trainworks.spec.load import Source
 from trainworks.spec.run_file import Goal, RunFile, Workload
 from trainworks.units import format_bytes
 
-__all__ = ["ClusterPlan", "Scale", "fixed_of", "plan_cluster"]
+__all__ = ["ClusterPlan", "Scale", "plan_cluster"]
 
 _SECONDS_PER_HOUR = 3600.0
 _LARGEST_SCALE = 8
@@ -71,7 +75,6 @@ def plan_cluster(
     source: Source | None,
     *,
     fixed: Fixed | None = None,
-    belief: Belief = PRIOR,
     price_usd: float | None = None,
 ) -> ClusterPlan:
     """Search the layouts of a workload on the cluster that the run file describes.
@@ -80,7 +83,6 @@ def plan_cluster(
         run_file: with `cluster.of`.
         source: where its fields stand.
         fixed: degrees that are decided beside those of the run file's layout.
-        belief: what is known of this cluster from measurements.
         price_usd: of one accelerator hour; the run file's when left out.
 
     Raises:
@@ -92,14 +94,17 @@ def plan_cluster(
         raise UsageError("a command of your own cannot be planned; only a `workload` can")
     cluster = _located(source, ("cluster",), run_file.cluster.of or "")
     job = _job(workload, cluster, source)
+    measurements = read_measurements(data_folder("clusters"), cluster)
+    belief = belief_from(measurements)
+    price = price_usd or run_file.cluster.usd_per_accelerator_hour
+    _check_price(run_file.goal, price, source)
     decided = {**_fixed_of_run_file(run_file, cluster, source), **(fixed or {})}
-    result = _search(job, workload.global_batch, decided, keep=_TABLE_LENGTH)
-    _check_something_fits(result, cluster)
+    result = _search(job, workload.global_batch, decided, keep=_TABLE_LENGTH, belief=belief)
+    _check_something_fits(result, decided, cluster)
     all_of_them = predictions(
         job, result.layouts, result.times, result.memories, global_batch=workload.global_batch, belief=belief
     )
     steps = num_steps(workload, tokens_in_data=None)
-    price = price_usd or run_file.cluster.usd_per_accelerator_hour
     return ClusterPlan(
         job=job,
         global_batch=workload.global_batch,
@@ -108,18 +113,25 @@ def plan_cluster(
         best=all_of_them[:_TABLE_LENGTH],
         front=[all_of_them[index] for index in result.front],
         scales=_scales(job, workload.global_batch, steps, run_file.goal, price, belief),
-        notes=[*cluster.notes, *outside_measured(job, cluster.num_accelerators)],
+        notes=[*cluster.notes, *_learned(measurements), *outside_measured(job, cluster.num_accelerators)],
     )
 
 
-def _search(job: AnyJob, global_batch: int, fixed: Fixed, *, keep: int) -> SearchResult:
+def _learned(measurements: list[Measurement]) -> list[str]:
+    if not measurements:
+        return []
+    newest = time.strftime("%Y-%m-%d", time.localtime(measurements[-1].created_at))
+    return [f"calibrated by {len(measurements)} measurement(s) of this kind of cluster, the newest of {newest}"]
+
+
+def _search(job: AnyJob, global_batch: int, fixed: Fixed, *, keep: int, belief: Belief) -> SearchResult:
     """Offloading is a last resort: it is searched where it was asked for, or where nothing fits without."""
     without = dict.fromkeys(("offload", "offload_optimizer"), 0) | dict(fixed)
     world_size = job.cluster.num_accelerators
-    result = search(job, world_size=world_size, global_batch=global_batch, fixed=without, keep=keep)
+    result = search(job, world_size=world_size, global_batch=global_batch, fixed=without, keep=keep, belief=belief)
     if result.fitting or without == fixed:
         return result
-    return search(job, world_size=world_size, global_batch=global_batch, fixed=fixed, keep=keep)
+    return search(job, world_size=world_size, global_batch=global_batch, fixed=fixed, keep=keep, belief=belief)
 
 
 def _located(source: Source | None, field: tuple[str, ...], text: str) -> ClusterDescription:
@@ -159,42 +171,27 @@ def _fixed_of_run_file(run_file: RunFile, cluster: ClusterDescription, source: S
     if run_file.layout is None or run_file.workload is None:
         return {}
     try:
-        check_layout(run_file.layout, world_size=cluster.num_accelerators, global_batch=run_file.workload.global_batch)
+        resolve_layout(
+            run_file.layout,
+            world_size=cluster.num_accelerators,
+            global_batch=run_file.workload.global_batch,
+            micro_batch=1 if run_file.layout.micro_batch == "auto" else run_file.layout.micro_batch,
+        )
     except LayoutError as error:
         raise source.locate(error) if source else error from None
     return fixed_of(run_file.layout)
 
 
-def fixed_of(layout: Layout) -> dict[str, int]:
-    """What a written layout decides, in the fields of the search; `auto` decides nothing.
-
-    `dp_shard` shares everything (zero 3) unless `zero` says less.
-    """
-    fixed = {
-        "dp": layout.dp_replicate * layout.dp_shard,
-        "dp_shard": layout.dp_shard,
-        "zero": (3 if layout.zero == "auto" else layout.zero) if layout.dp_shard > 1 else 0,
-        "tp": layout.tp,
-        "pp": layout.pp,
-        "cp": layout.cp,
-        "ep": layout.ep,
-    }
-    kinds = {kind.name.lower(): int(kind) for kind in Recompute}
-    chosen = {
-        "micro_batch": layout.micro_batch,
-        "interleave": layout.interleave,
-        "recompute": kinds.get(layout.recompute, "auto"),
-        "sequence_parallel": layout.sequence_parallel,
-        "zero_bubble": layout.zero_bubble,
-        "offload": layout.offload_activations,
-        "offload_optimizer": layout.offload_optimizer,
-    }
-    return fixed | {name: int(value) for name, value in chosen.items() if value != "auto"}
-
-
-def _check_something_fits(result: SearchResult, cluster: ClusterDescription) -> None:
+def _check_something_fits(result: SearchResult, decided: Fixed, cluster: ClusterDescription) -> None:
     if result.fitting:
         return
+    if not result.evaluated and not result.rejections:
+        written = ", ".join(f"{name} {value}" for name, value in decided.items())
+        raise UsageError(
+            f"no layout of {cluster.num_accelerators} accelerators has {written}",
+            hint="degrees multiply to the accelerators, `micro_batch` divides a rank's share of the batch, "
+            "`interleave` the layers of a stage",
+        )
     reasons = "; ".join(f"{rejection.count:,} {rejection.unit}: {rejection.reason}" for rejection in result.rejections)
     nearest = next((rejection.nearest for rejection in result.rejections if rejection.unit == "layouts"), "")
     raise EnvironmentProblem(
@@ -203,16 +200,21 @@ def _check_something_fits(result: SearchResult, cluster: ClusterDescription) -> 
     )
 
 
+def _check_price(goal: Goal, price_usd: float | None, source: Source | None) -> None:
+    if goal.budget is not None and price_usd is None:
+        raise UsageError(
+            "a budget needs the price of an accelerator hour",
+            place=source.place(("goal", "budget")) if source else None,
+            hint="set `cluster.usd_per_accelerator_hour`",
+        )
+
+
 def _scales(
     job: AnyJob, global_batch: int, steps: int, goal: Goal, price_usd: float | None, belief: Belief
 ) -> list[Scale]:
     """The cluster and its parts, as far as there is a goal; the ones that nothing beats in time and size."""
     if goal.deadline is None and goal.budget is None:
         return []
-    if goal.budget is not None and price_usd is None:
-        raise UsageError(
-            "a budget needs the price of an accelerator hour", hint="set `cluster.usd_per_accelerator_hour`"
-        )
     scales: list[Scale] = []
     for num_nodes in _node_counts(job.cluster.num_nodes):
         scale = _scale(job, num_nodes, global_batch, steps, goal, price_usd, belief)
@@ -228,7 +230,7 @@ def _scale(
 ) -> Scale | None:
     cluster = job.cluster.model_copy(update={"num_nodes": num_nodes})
     smaller = replace(job, cluster=cluster)
-    result = _search(smaller, global_batch, {}, keep=1)
+    result = _search(smaller, global_batch, {}, keep=1, belief=belief)
     if not result.fitting:
         return None
     best = predictions(

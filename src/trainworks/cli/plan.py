@@ -10,17 +10,19 @@ import typer
 from pydantic import ValidationError
 from rich.console import Console
 
+from trainworks.catalog.cluster import parse_cluster
 from trainworks.cli.cluster_plan_view import plan_as_json, print_cluster_plan, print_explanation
-from trainworks.cli.cluster_planning import fixed_of, plan_cluster
+from trainworks.cli.cluster_planning import plan_cluster
 from trainworks.cli.launch import Nodes, ProcessesPerNode, Recalibrate, Wanted, wanted
 from trainworks.cli.options import AsJson, RunFilePath, RunsOption, runs_folder, wide_console
 from trainworks.cli.plan_view import print_plan
 from trainworks.cli.planning import resolve
 from trainworks.errors import UsageError
+from trainworks.plan.learning import fixed_of
 from trainworks.spec.layout import Layout
 from trainworks.spec.run_file import Goal, RunFile
 
-__all__ = ["command"]
+__all__ = ["command", "named_degrees"]
 
 On = Annotated[str | None, typer.Option("--on", metavar="CLUSTER", help="Plan for this cluster: `4x p4d.24xlarge`.")]
 Explain = Annotated[
@@ -42,6 +44,7 @@ def command(
     asked = wanted([str(run_file)], nodes=nodes, nproc=nproc, name=None)
     cluster = asked.run_file.cluster
     if on is not None:
+        parse_cluster(on)  # blamed here on the option, later on the run file
         cluster = cluster.model_copy(update={"engine": "described", "of": on})
     if cluster.engine == "described":
         _plan_described(asked, asked.run_file.model_copy(update={"cluster": cluster}), explain, as_json=as_json)
@@ -64,7 +67,7 @@ def _plan_described(asked: Wanted, run_file: RunFile, explain: str | None, *, as
     plan = plan_cluster(run_file, asked.source)
     if explain is not None:
         free = run_file.model_copy(update={"layout": None, "goal": Goal()})
-        wanted_one = plan_cluster(free, asked.source, fixed=_named_degrees(explain)).best[0]
+        wanted_one = plan_cluster(free, asked.source, fixed=named_degrees(explain)).best[0]
         if as_json:
             both = {"asked": wanted_one.model_dump(mode="json"), "fastest": plan.best[0].model_dump(mode="json")}
             typer.echo(json.dumps(both, indent=2))
@@ -76,7 +79,7 @@ def _plan_described(asked: Wanted, run_file: RunFile, explain: str | None, *, as
         print_cluster_plan(plan, wide_console())
 
 
-def _named_degrees(text: str) -> dict[str, int]:
+def named_degrees(text: str) -> dict[str, int]:
     """`tp=8,pp=4,recompute=full` as fields of the search; what is not named stays open.
 
     Raises:
@@ -90,10 +93,11 @@ def _named_degrees(text: str) -> dict[str, int]:
             f"no layout has `{unknown[0]}`", hint=f"did you mean `{near[0]}`?" if near else f"there are {known}"
         )
     try:
-        fixed = fixed_of(Layout.model_validate(named))
+        layout = Layout.model_validate({name: int(v) if v.isdigit() else v for name, v in named.items()})
     except ValidationError as error:
         detail = error.errors()[0]
         raise UsageError(f"{detail['loc'][0]} `{detail['input']}`: {detail['msg'].lower()}") from None
+    fixed = fixed_of(layout) | ({} if layout.zero == "auto" else {"zero": layout.zero})
     searched = {"offload_activations": "offload", "dp_replicate": "dp"}
     chosen = {searched.get(name, name) for name in named}
     if "dp_shard" in named:

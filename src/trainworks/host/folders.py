@@ -5,11 +5,18 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["cache_folder"]
+__all__ = ["cache_folder", "data_folder"]
 
 
 def cache_folder(*parts: str) -> Path:
     """`$TRAINWORKS_CACHE`, else `$XDG_CACHE_HOME/trainworks`, else `~/.cache/trainworks`; not created here."""
     own = os.environ.get("TRAINWORKS_CACHE")
     base = Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainworks"
+    return base.joinpath(*parts)
+
+
+def data_folder(*parts: str) -> Path:
+    """`$TRAINWORKS_DATA`, else `$XDG_DATA_HOME/trainworks`, else `~/.local/share/trainworks`; not created here."""
+    own = os.environ.get("TRAINWORKS_DATA")
+    base = Path(own) if own else Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share") / "trainworks"
     return base.joinpath(*parts)

@@ -19,6 +19,7 @@ from trainworks.plan.layouts import Array, Layouts, Recompute, Values
 from trainworks.plan.memory import Memories
 from trainworks.plan.pricing import AnyJob, memories_of, step_times_of
 from trainworks.plan.step_time import StepTimes
+from trainworks.plan.uncertainty import PRIOR, Belief, calibrated_s
 from trainworks.spec.layout import divisors
 from trainworks.units import format_bytes
 
@@ -123,6 +124,7 @@ def search(
     global_batch: int,
     fixed: Fixed | None = None,
     keep: int = 10,
+    belief: Belief = PRIOR,
     coefficients: Coefficients = COEFFICIENTS,
 ) -> SearchResult:
     """Price every legal layout.
@@ -133,6 +135,7 @@ def search(
         global_batch: sequences per step.
         fixed: degrees and options that are decided; the rest is searched.
         keep: fastest layouts to return, besides the front of time and memory.
+        belief: what is known of the cluster; layouts are sorted by the times that it predicts.
         coefficients: of the model of time and memory.
 
     Raises:
@@ -142,7 +145,7 @@ def search(
     kept = _Kept(keep)
     for mesh in meshes(job, world_size, global_batch, fixed, kept):
         for layouts in options(job, mesh, global_batch, fixed).chunks(_CHUNK):
-            _price(job, layouts, kept, coefficients)
+            _price(job, layouts, kept, belief, coefficients)
     layouts, seconds, used = kept.best()
     order = np.argsort(seconds, kind="stable")
     layouts = layouts.take(order)
@@ -157,7 +160,7 @@ def search(
     )
 
 
-def _price(job: AnyJob, layouts: Layouts, kept: _Kept, coefficients: Coefficients) -> None:
+def _price(job: AnyJob, layouts: Layouts, kept: _Kept, belief: Belief, coefficients: Coefficients) -> None:
     memories = memories_of(job, layouts)
     used = memories.device_bytes(coefficients)
     good = fits(memories, job, coefficients)
@@ -167,7 +170,7 @@ def _price(job: AnyJob, layouts: Layouts, kept: _Kept, coefficients: Coefficient
     if good.any():
         kept.fitting += int(good.sum())
         chosen = layouts.take(good)
-        kept.add(chosen, step_times_of(job, chosen, coefficients).total_s, used[good])
+        kept.add(chosen, calibrated_s(step_times_of(job, chosen, coefficients), belief), used[good])
 
 
 def _reject_large(

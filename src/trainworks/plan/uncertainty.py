@@ -20,7 +20,7 @@ import numpy as np
 from trainworks.plan.layouts import Array
 from trainworks.plan.step_time import StepTimes
 
-__all__ = ["GROUPS", "PRIOR", "Belief", "calibrated_s", "interval_s", "learn"]
+__all__ = ["GROUPS", "PRIOR", "Belief", "calibrated_s", "interval_s", "learn", "learn_group"]
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "kernels": ("forward_s", "backward_s", "recompute_s", "head_s", "bubble_s"),
@@ -93,3 +93,19 @@ def learn(times: StepTimes, measured_s: Sequence[float], belief: Belief = PRIOR)
         innovation = np.log(seconds) - np.log(parts.sum())
         belief = Belief(belief.mean + gain * innovation, belief.covariance - np.outer(gain, moved), belief.noise)
     return belief
+
+
+def learn_group(belief: Belief, group: str, factor: float, *, noise: float = 0.08) -> Belief:
+    """The belief after a benchmark took `factor` times as long as predicted, for one group of terms alone.
+
+    Args:
+        belief: before.
+        group: one of `GROUPS`.
+        factor: measured over predicted seconds.
+        noise: standard deviation of log(factor) as a measurement of the group: a benchmark is not a training run.
+    """
+    index = list(GROUPS).index(group)
+    moved = belief.covariance[:, index]
+    gain = moved / (moved[index] + noise**2)
+    innovation = np.log(factor) - belief.mean[index]
+    return Belief(belief.mean + gain * innovation, belief.covariance - np.outer(gain, moved), belief.noise)

@@ -1,0 +1,84 @@
+"""From what was measured on a cluster to what is believed of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from trainworks.plan.coefficients import COEFFICIENTS
+from trainworks.plan.collectives import collective_s, fabric_of
+from trainworks.plan.compute import Stack, machine_of, product_s
+from trainworks.plan.layouts import Layouts, Recompute
+from trainworks.plan.step_time import Job, predict_step_times
+from trainworks.plan.uncertainty import PRIOR, Belief, learn, learn_group
+from trainworks.record.calibration import Calibration
+from trainworks.record.measurement import MeasuredStep, Measurement
+from trainworks.spec.layout import Layout
+
+__all__ = ["belief_from", "fixed_of"]
+
+_PROBE_BYTES = 64 * 2**20
+
+
+def belief_from(measurements: Sequence[Measurement]) -> Belief:
+    """What is believed after these measurements of one kind of cluster, oldest first."""
+    belief = PRIOR
+    for measurement in measurements:
+        if measurement.step is not None:
+            belief = _after_step(measurement.step, measurement, belief)
+        elif measurement.benchmark is not None:
+            belief = _after_benchmark(measurement.benchmark, measurement, belief)
+    return belief
+
+
+def _after_step(step: MeasuredStep, measurement: Measurement, belief: Belief) -> Belief:
+    job = Job(step.shape, step.sequence_length, step.precision, measurement.cluster, Stack.of_precision(step.precision))
+    layouts = Layouts.of(global_batch=step.global_batch, **fixed_of(step.layout))
+    return learn(predict_step_times(job, layouts), [step.step_time_s], belief)
+
+
+def _after_benchmark(benchmark: Calibration, measurement: Measurement, belief: Belief) -> Belief:
+    """Short products against products that no long run has heated up, and an all-reduce of 64 MiB."""
+    cluster = measurement.cluster
+    machine = machine_of(cluster.accelerator, benchmark.precision, replace(COEFFICIENTS, gemm_share=1.0))
+    for gemm in benchmark.gemms:
+        predicted_s = float(product_s(gemm.m, gemm.n, gemm.k, machine)[()])
+        measured_s = 2.0 * gemm.m * gemm.n * gemm.k / gemm.flops_per_s
+        belief = learn_group(belief, "kernels", measured_s / predicted_s)
+    if benchmark.num_ranks > 1:
+        ranks = np.array([float(benchmark.num_ranks)])
+        size = np.array([float(_PROBE_BYTES)])
+        predicted_s = float(collective_s("all_reduce", size, ranks, np.ones(1), fabric_of(cluster))[0])
+        ring = 2 * (benchmark.num_ranks - 1) / benchmark.num_ranks
+        measured_s = benchmark.all_reduce_latency_s + ring * _PROBE_BYTES / benchmark.all_reduce_bytes_per_s
+        belief = learn_group(belief, "scale-up", measured_s / predicted_s)
+    return belief
+
+
+def fixed_of(layout: Layout) -> dict[str, int]:
+    """What a written layout decides, in the fields of `Layouts`; `auto` decides nothing.
+
+    `dp_shard` shares everything (zero 3) unless `zero` says less.
+    """
+    fixed = {
+        "dp": layout.dp_replicate * layout.dp_shard,
+        "dp_shard": layout.dp_shard,
+        "zero": (3 if layout.zero == "auto" else layout.zero) if layout.dp_shard > 1 else 0,
+        "tp": layout.tp,
+        "pp": layout.pp,
+        "cp": layout.cp,
+        "ep": layout.ep,
+    }
+    kinds = {kind.name.lower(): int(kind) for kind in Recompute}
+    chosen = {
+        "micro_batch": layout.micro_batch,
+        "interleave": layout.interleave,
+        "recompute": kinds.get(layout.recompute, "auto"),
+        "sequence_parallel": layout.sequence_parallel,
+        "zero_bubble": layout.zero_bubble,
+        "offload": layout.offload_activations,
+        "offload_optimizer": layout.offload_optimizer,
+    }
+    return fixed | {name: int(value) for name, value in chosen.items() if value != "auto"}

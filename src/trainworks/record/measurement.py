@@ -1,0 +1,48 @@
+"""What somebody measured on a cluster, so that the next plan for that cluster is truer."""
+
+from __future__ import annotations
+
+import re
+
+from trainworks.catalog.cluster import ClusterDescription
+from trainworks.record.calibration import Calibration
+from trainworks.record.resolved import ModelShape
+from trainworks.spec.layout import Layout
+from trainworks.spec.quantities import Spec
+
+__all__ = ["MeasuredStep", "Measurement", "cluster_key"]
+
+
+class MeasuredStep(Spec):
+    """One step time of one layout, with everything that a prediction of it needs."""
+
+    shape: ModelShape
+    sequence_length: int
+    precision: str
+    global_batch: int
+    layout: Layout
+    """Nothing in it is `auto`."""
+    step_time_s: float
+
+
+class Measurement(Spec):
+    """A step, or a benchmark of products and collectives; exactly one of them."""
+
+    format_version: int = 1
+    created_at: float
+    """Seconds since the epoch."""
+    cluster: ClusterDescription
+    step: MeasuredStep | None = None
+    benchmark: Calibration | None = None
+
+
+def cluster_key(cluster: ClusterDescription) -> str:
+    """What the measurements of a cluster are kept under; its size does not matter.
+
+    >>> from trainworks.catalog.cluster import parse_cluster
+    >>> cluster_key(parse_cluster("4 nodes of 8x A100-SXM-80GB over 8x HDR"))
+    'a100-sxm-80gb-x8-infiniband-1600'
+    """
+    gbit = round(cluster.node_bytes_per_s * 8 / 1e9)
+    name = f"{cluster.accelerator.name}-x{cluster.accelerators_per_node}-{cluster.network}-{gbit}"
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")

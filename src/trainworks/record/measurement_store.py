@@ -1,0 +1,44 @@
+"""Measurements on disk: one file of JSON lines per kind of cluster, however many nodes it has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from trainworks.catalog.cluster import ClusterDescription
+from trainworks.files import append_text
+from trainworks.record.measurement import Measurement, cluster_key
+
+__all__ = ["append_measurement", "read_measurements"]
+
+
+def append_measurement(folder: Path, measurement: Measurement) -> Path:
+    """Add one measurement to those of its kind of cluster; returns the file.
+
+    Raises:
+        DiskFullError: no space left; what was known stays.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = _file(folder, measurement.cluster)
+    append_text(path, measurement.model_dump_json() + "\n")
+    return path
+
+
+def read_measurements(folder: Path, cluster: ClusterDescription) -> list[Measurement]:
+    """All that is known of this kind of cluster, oldest first; a torn or foreign line is passed over."""
+    try:
+        lines = _file(folder, cluster).read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return []
+    found = []
+    for line in lines:
+        try:
+            found.append(Measurement.model_validate_json(line))
+        except ValidationError:
+            continue
+    return found
+
+
+def _file(folder: Path, cluster: ClusterDescription) -> Path:
+    return folder / f"{cluster_key(cluster)}.jsonl"
