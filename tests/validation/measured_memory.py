@@ -29,8 +29,6 @@ from torch.distributed.tensor.parallel import (
 from torch.optim import AdamW
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from tests.validation.reference_model import Transformer
-
 MICRO_BATCHES = 2
 """Of a step: the second one meets the gradients of the first, as in every step that accumulates."""
 

@@ -1,8 +1,8 @@
 """A transformer in the fused operations that the planner's memory model assumes, and no others.
 
-On a GPU, `nn.RMSNorm` and SwiGLU are one kernel each that keeps its inputs; on a CPU, PyTorch takes them apart and keeps
-copies in fp32. They stand here as what they keep and return, since fake tensors have no values to compute. Attention,
-LayerNorm, GELU, dropout and the matrix products are PyTorch's own.
+On a GPU, `nn.RMSNorm` and SwiGLU are one kernel each, which keeps its inputs; on a CPU, PyTorch takes them apart and
+keeps copies in fp32. They stand here as what they keep and return, since fake tensors have no values to compute.
+Attention, LayerNorm, GELU, dropout and the matrix products are PyTorch's own.
 
 Letters of the shapes: B sequences, T tokens, H heads, D head dimension, F feed-forward, E experts, C rows of an expert.
 """

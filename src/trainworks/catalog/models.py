@@ -119,6 +119,7 @@ def _names_by_key() -> dict[str, str]:
 @cache
 def _models() -> dict[str, KnownModel]:
     text = (resources.files("trainworks.catalog") / "data" / "models.yaml").read_text(encoding="utf-8")
-    content = yaml.safe_load(text)
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    content = yaml.load(text, Loader=loader)  # noqa: S506, a safe loader
     rows = content["models"]
     return {name: KnownModel(name=name, date=str(content["date"]), **row) for name, row in rows.items()}

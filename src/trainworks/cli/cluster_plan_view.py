@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trainworks.cli.cluster_planning import ClusterPlan, Scale
+from trainworks.plan.conv_step import ConvJob
 from trainworks.plan.prediction import Prediction, describe_layout
 from trainworks.units import format_bytes, format_count, format_duration
 
@@ -42,20 +43,24 @@ def _facts(plan: ClusterPlan) -> Table:
     table.add_column(style="bold")
     table.add_column()
     tokens = plan.global_batch * job.sequence_length
-    run = f"{plan.steps:,} steps of {format_count(tokens)} tokens in {format_duration(plan.run_time_s)}"
+    run = f"{plan.steps:,} steps of {format_count(tokens)} {_unit(plan)} in {format_duration(plan.run_time_s)}"
     between = f"80 %: {format_duration(plan.steps * best.low_s)} to {format_duration(plan.steps * best.high_s)}"
     rows = {
         "model": f"{format_count(job.shape.num_parameters)} parameters, {job.precision}",
         "cluster": f"{job.cluster.name}: {job.cluster.num_accelerators} accelerators",
         "layout": describe_layout(best.layout),
         "step time": f"{_step_time(best)}  = {_terms(best)}",
-        "throughput": f"{format_count(best.tokens_per_s)} tokens/s, MFU {best.mfu:.0%} of the data sheet's peak",
+        "throughput": f"{format_count(best.tokens_per_s)} {_unit(plan)}/s, MFU {best.mfu:.0%} of the data sheet's peak",
         "memory": _memory(best, job.cluster.accelerator.memory_bytes),
         "run": f"{run} ({between})",
     }
     for name, text in rows.items():
         table.add_row(name, text)
     return table
+
+
+def _unit(plan: ClusterPlan) -> str:
+    return "images" if isinstance(plan.job, ConvJob) else "tokens"
 
 
 def _step_time(prediction: Prediction) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,6 +20,8 @@ from trainworks.cli.plan_view import print_plan
 from trainworks.cli.planning import resolve
 from trainworks.errors import UsageError
 from trainworks.plan.learning import fixed_of
+from trainworks.plan.prediction import Prediction, describe_layout
+from trainworks.report.plan_page import PlannedLayout, write_plan_page
 from trainworks.spec.layout import Layout
 from trainworks.spec.run_file import Goal, RunFile
 
@@ -28,12 +31,16 @@ On = Annotated[str | None, typer.Option("--on", metavar="CLUSTER", help="Plan fo
 Explain = Annotated[
     str | None, typer.Option("--explain", metavar="LAYOUT", help="Why not this one: `tp=8,pp=4,micro_batch=1`.")
 ]
+Plot = Annotated[
+    Path | None, typer.Option("--plot", metavar="FILE", help="Write where time and memory go as an HTML page.")
+]
 
 
 def command(
     run_file: RunFilePath,
     on: On = None,
     explain: Explain = None,
+    plot: Plot = None,
     nodes: Nodes = None,
     nproc: ProcessesPerNode = None,
     runs: RunsOption = None,
@@ -47,10 +54,11 @@ def command(
         parse_cluster(on)  # blamed here on the option, later on the run file
         cluster = cluster.model_copy(update={"engine": "described", "of": on})
     if cluster.engine == "described":
-        _plan_described(asked, asked.run_file.model_copy(update={"cluster": cluster}), explain, as_json=as_json)
+        described = asked.run_file.model_copy(update={"cluster": cluster})
+        _plan_described(asked, described, explain, plot, as_json=as_json)
         return
-    if explain is not None:
-        raise UsageError("--explain compares layouts of a described cluster", hint="name one with --on or in `cluster`")
+    if explain is not None or plot is not None:
+        raise UsageError("--explain and --plot are for a described cluster", hint="name one with --on or in `cluster`")
     folder = runs_folder(runs, asked.run_file.checkpoint.to)
     resolved = resolve(
         asked.run_file, asked.source, run_id=asked.run_file.name, runs=folder, calibrate_again=recalibrate
@@ -63,8 +71,11 @@ def command(
         print_plan(resolved, Console())
 
 
-def _plan_described(asked: Wanted, run_file: RunFile, explain: str | None, *, as_json: bool) -> None:
+def _plan_described(asked: Wanted, run_file: RunFile, explain: str | None, plot: Path | None, *, as_json: bool) -> None:
     plan = plan_cluster(run_file, asked.source)
+    if plot is not None:
+        about = f"{plan.job.cluster.name}, {plan.global_batch} sequences per step, {plan.job.precision}"
+        write_plan_page(plot, title=run_file.name, about=about, layouts=[_drawn(row) for row in plan.best])
     if explain is not None:
         free = run_file.model_copy(update={"layout": None, "goal": Goal()})
         wanted_one = plan_cluster(free, asked.source, fixed=named_degrees(explain)).best[0]
@@ -77,6 +88,18 @@ def _plan_described(asked: Wanted, run_file: RunFile, explain: str | None, *, as
         typer.echo(json.dumps(plan_as_json(plan), indent=2))
     else:
         print_cluster_plan(plan, wide_console())
+
+
+def _drawn(row: Prediction) -> PlannedLayout:
+    terms = ("weights", "gradients", "optimizer", "activations", "logits", "working")
+    return PlannedLayout(
+        name=describe_layout(row.layout),
+        step_time_s=row.step_time_s,
+        low_s=row.low_s,
+        high_s=row.high_s,
+        terms_s=row.terms_s,
+        memory_bytes={term: getattr(row.memory, f"{term}_bytes") for term in terms},
+    )
 
 
 def named_degrees(text: str) -> dict[str, int]:

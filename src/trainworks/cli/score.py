@@ -65,7 +65,8 @@ def _followed(rows: Sequence[Row]) -> Iterator[Row]:
     """The rows, with a bar on stderr from the moment on that they take long."""
     started = time.monotonic()
     columns = (TextColumn("predicting"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    console = Console(stderr=True)
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
     task = bar.add_task("rows", total=len(rows))
     try:
         for done, row in enumerate(rows):
@@ -74,4 +75,5 @@ def _followed(rows: Sequence[Row]) -> Iterator[Row]:
             bar.update(task, completed=done)
             yield row
     finally:
-        bar.stop()
+        if bar.live.is_started:
+            bar.stop()

@@ -77,7 +77,8 @@ def predict_conv_step_times(job: ConvJob, layouts: Layouts, coefficients: Coeffi
         bubble_s=nothing,
         dp_s=np.maximum(reduced - coefficients.dp_hidden * backward, (1 - coefficients.dp_hidden) * reduced),
         optimizer_s=local * coefficients.optimizer_bytes / machine.memory_bytes_per_s,
-        host_s=coefficients.step_s + coefficients.straggle * doublings * device_s,
+        host_s=np.full(len(layouts), coefficients.step_s),
+        straggle_s=coefficients.straggle * doublings * device_s,
     )
 
 

@@ -7,7 +7,7 @@ micro-batch, recomputation, schedule, offload) are expanded to arrays and priced
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,7 +28,7 @@ __all__ = ["Fixed", "Rejection", "SearchResult", "fits", "meshes", "options", "s
 Fixed = Mapping[str, int]
 """Fields of `Layouts` that a person has decided."""
 
-_CHUNK = 8192
+_CHUNK = 16384
 _LARGEST_MICRO_BATCH = 64
 _LARGEST_IMAGE_BATCH = 512
 _LARGEST_INTERLEAVE = 12
@@ -143,9 +143,9 @@ def search(
     """
     fixed = fixed or {}
     kept = _Kept(keep)
-    for mesh in meshes(job, world_size, global_batch, fixed, kept):
-        for layouts in options(job, mesh, global_batch, fixed).chunks(_CHUNK):
-            _price(job, layouts, kept, belief, coefficients)
+    filled = (options(job, mesh, global_batch, fixed) for mesh in meshes(job, world_size, global_batch, fixed, kept))
+    for layouts in _in_chunks(filled):
+        _price(job, layouts, kept, belief, coefficients)
     layouts, seconds, used = kept.best()
     order = np.argsort(seconds, kind="stable")
     layouts = layouts.take(order)
@@ -158,6 +158,18 @@ def search(
         memories=memories_of(job, layouts),
         front=pareto_front(seconds[order], used[order]),
     )
+
+
+def _in_chunks(parts: Iterable[Layouts]) -> Iterator[Layouts]:
+    """The same layouts in pieces of about a chunk: a mesh alone has too few of them, or too many."""
+    waiting: list[Layouts] = []
+    for part in parts:
+        waiting.append(part)
+        if sum(map(len, waiting)) >= _CHUNK:
+            yield from Layouts.concatenate(waiting).chunks(_CHUNK)
+            waiting = []
+    if waiting:
+        yield from Layouts.concatenate(waiting).chunks(_CHUNK)
 
 
 def _price(job: AnyJob, layouts: Layouts, kept: _Kept, belief: Belief, coefficients: Coefficients) -> None:

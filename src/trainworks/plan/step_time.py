@@ -70,7 +70,9 @@ class StepTimes:
     """Exposed gradient and weight communication of the data-parallel group."""
     optimizer_s: Array
     host_s: Array
-    """Work per step that no accelerator does, and waiting for the slowest of many nodes."""
+    """Work per step that no accelerator does: data, logging."""
+    straggle_s: Array
+    """Waiting for the slowest of many nodes."""
 
     @property
     def total_s(self) -> Array:
@@ -108,7 +110,7 @@ def predict_step_times(job: Job, layouts: Layouts, coefficients: Coefficients = 
     }
     doublings = np.log2(np.maximum(1.0, layouts.world_size / job.cluster.accelerators_per_node))
     waiting_s = coefficients.straggle * doublings * np.sum(list(terms.values()), axis=0)
-    return StepTimes(**terms, host_s=coefficients.step_s + waiting_s)
+    return StepTimes(**terms, host_s=np.full(len(layouts), coefficients.step_s), straggle_s=waiting_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "kernels": ("forward_s", "backward_s", "recompute_s", "head_s", "bubble_s"),
     "scale-up": ("tp_s", "cp_s", "ep_s", "offload_s"),
     "scale-out": ("dp_s", "pp_s"),
-    "fixed": ("optimizer_s", "host_s"),
+    "fixed": ("optimizer_s", "host_s", "straggle_s"),
 }
 """Terms of a step that err together."""
 _Z80 = 1.2815515655446004

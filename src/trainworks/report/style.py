@@ -17,12 +17,27 @@ _FILLS = {
     "lost": ("#cc79a7", _DARK_ON_LIGHT),
     "idle": ("#d5d9dd", _DARK_ON_LIGHT),
     "other": ("#8a9199", _DARK_ON_LIGHT),
+    # Terms of a planned step: computing is blue and green, talking light, waiting warm.
+    "forward": ("#0072b2", "#ffffff"),
+    "backward": ("#3a8fc0", "#ffffff"),
+    "recompute": ("#009e73", "#ffffff"),
+    "head": ("#8fd3bd", _DARK_ON_LIGHT),
+    "tp": ("#56b4e9", _DARK_ON_LIGHT),
+    "cp": ("#7cc5ee", _DARK_ON_LIGHT),
+    "ep": ("#a3d6f3", _DARK_ON_LIGHT),
+    "dp": ("#cc79a7", _DARK_ON_LIGHT),
+    "pp": ("#e0a8c6", _DARK_ON_LIGHT),
+    "bubble": ("#d55e00", "#ffffff"),
+    "offload": ("#e69f00", _DARK_ON_LIGHT),
+    "host": ("#8a9199", _DARK_ON_LIGHT),
+    "straggle": ("#d5d9dd", _DARK_ON_LIGHT),
     # Memory.
     "baseline": ("#8a9199", _DARK_ON_LIGHT),
     "weights": ("#0072b2", "#ffffff"),
     "gradients": ("#56b4e9", _DARK_ON_LIGHT),
     "activations": ("#e69f00", _DARK_ON_LIGHT),
     "logits": ("#cc79a7", _DARK_ON_LIGHT),
+    "working": ("#8fd3bd", _DARK_ON_LIGHT),
     "peak": ("#5d666e", "#ffffff"),
 }
 
