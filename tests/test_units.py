@@ -16,6 +16,7 @@ from trainworks.units import (
     parse_count,
     parse_counted,
     parse_duration,
+    parse_usd,
 )
 
 PREFIXES = st.sampled_from("KMGTP")
@@ -130,6 +131,32 @@ def test_an_unknown_unit_lists_the_known_ones() -> None:
 def test_a_fraction_of_one_is_no_count() -> None:
     with pytest.raises(QuantityError, match=r"`1\.5` is not a whole number"):
         parse_count("1.5")
+
+
+@given(AMOUNTS, st.sampled_from([("", 1), ("k", 10**3), ("M", 10**6), ("B", 10**9)]))
+def test_an_amount_of_dollars_is_multiplied_by_its_suffix(amount: int, suffix: tuple[str, int]) -> None:
+    assert parse_usd(f"{amount}{suffix[0]} USD") == parse_usd(f"${amount}{suffix[0]}") == amount * suffix[1]
+
+
+@given(AMOUNTS)
+def test_thousands_of_dollars_may_be_separated(amount: int) -> None:
+    assert parse_usd(f"{amount:,} USD") == parse_usd(f"${amount:,}") == amount
+
+
+def test_cents_are_dollars_too() -> None:
+    assert parse_usd("$0.99") == 0.99
+
+
+@pytest.mark.parametrize("text", ["2000", "2000 EUR", "2000 dollars", "", "USD 2000"])
+def test_an_amount_without_its_currency_is_refused_because_it_would_be_a_guess(text: str) -> None:
+    with pytest.raises(QuantityError, match="has no currency"):
+        parse_usd(text)
+
+
+@pytest.mark.parametrize("text", ["-5 USD", "$-5", "many USD", "USD", "$", "nan USD", "5 5 USD", "$5 EUR"])
+def test_what_is_no_amount_is_refused(text: str) -> None:
+    with pytest.raises(QuantityError):
+        parse_usd(text)
 
 
 @given(st.integers(1, 10**5))

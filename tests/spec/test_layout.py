@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from trainworks.errors import LayoutError
-from trainworks.spec.layout import Layout, ResolvedLayout, divisors, resolve_layout
+from trainworks.spec.layout import Layout, ResolvedLayout, check_layout, divisors, resolve_layout
 
 DEGREES = st.integers(1, 8)
+OPTIONS = (
+    "micro_batch",
+    "zero",
+    "sequence_parallel",
+    "interleave",
+    "zero_bubble",
+    "recompute",
+    "offload_activations",
+    "offload_optimizer",
+)
 
 
 @st.composite
@@ -113,3 +125,61 @@ def test_a_layout_is_described_without_its_ones() -> None:
 def test_one_process_is_described_as_such() -> None:
     layout = resolve_layout(Layout(), world_size=1, global_batch=8, micro_batch=8)
     assert layout.describe() == "one process, micro-batch 8, accumulation 1"
+
+
+@given(legal_layouts())
+def test_degrees_can_be_checked_before_the_micro_batch_is_known(case: tuple[ResolvedLayout, int]) -> None:
+    layout, global_batch = case
+    degrees = Layout(**{name: getattr(layout, name) for name in ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep")})
+    check_layout(degrees, world_size=layout.world_size, global_batch=global_batch)
+
+
+@given(st.builds(Layout, dp_shard=DEGREES, tp=DEGREES, ep=DEGREES), st.integers(1, 64), st.integers(1, 64))
+def test_a_check_refuses_what_resolving_refuses(layout: Layout, world_size: int, global_batch: int) -> None:
+    def message(check: Callable[..., object], **more: int) -> str | None:
+        try:
+            check(layout, world_size=world_size, global_batch=global_batch, **more)
+        except LayoutError as error:
+            return error.render()
+        return None
+
+    assert message(check_layout) == message(resolve_layout, micro_batch=1)
+
+
+def test_a_product_that_is_far_too_large_names_every_factor() -> None:
+    with pytest.raises(LayoutError) as refused:
+        check_layout(Layout(dp_replicate=128, tp=8, pp=8), world_size=1536, global_batch=128)
+    assert refused.value.message == (
+        "dp_replicate (128) * dp_shard (1) * cp (1) * tp (8) * pp (8) = 8192, world size is 1536"
+    )
+    assert (refused.value.field, refused.value.hint) == ("dp_replicate", "set `dp_replicate: 24`")
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_an_option_is_open_unless_it_is_written(option: str) -> None:
+    assert getattr(Layout(), option) == "auto"
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_an_option_may_be_left_open_in_words(option: str) -> None:
+    assert Layout.model_validate({option: "auto"}) == Layout()
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("zero", 0), ("zero", 4), ("sequence_parallel", "some"), ("interleave", 0), ("zero_bubble", "zb-h1"),
+        ("recompute", "half"), ("recompute", True), ("offload_activations", "cpu"), ("offload_optimizer", 2),
+    ],
+)  # fmt: skip
+def test_an_option_has_its_values_and_no_others(option: str, value: object) -> None:
+    with pytest.raises(ValueError, match=option):
+        Layout.model_validate({option: value})
+
+
+def test_a_layout_with_every_option_survives_json() -> None:
+    written = Layout(
+        dp_shard=8, zero=1, tp=2, sequence_parallel=True, pp=2, interleave=4, zero_bubble=False, micro_batch=1,
+        recompute="selective", offload_activations=False, offload_optimizer=True,
+    )  # fmt: skip
+    assert Layout.model_validate_json(written.model_dump_json()) == written

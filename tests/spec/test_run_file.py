@@ -25,8 +25,12 @@ WORKLOAD = {
 RUN_FILES = st.fixed_dictionaries(
     {"name": st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)},
     optional={
-        "cluster": st.sampled_from(["local", {"nodes": 2}, {"processes_per_node": 4}]),
-        "goal": st.builds(lambda hours: {"deadline": f"{hours}h"}, st.integers(1, 99)),
+        "cluster": st.sampled_from(
+            ["local", "64x H100", {"nodes": 2}, {"processes_per_node": 4}, {"of": "8x B200", "usd_per_accelerator_hour": 3}]
+        ),
+        "goal": st.builds(
+            lambda hours, usd: {"deadline": f"{hours}h", "budget": f"{usd} USD"}, st.integers(1, 99), st.integers(1, 10**9)
+        ),
         "checkpoint": st.sampled_from([{"every": "auto"}, {"every": "50 steps"}, {"every": "90 s"}, {"keep": 2}]),
         "recover": st.builds(lambda days: {"max_restarts": 1, "node_mttf": f"{days} d"}, st.integers(1, 99)),
     },
@@ -35,6 +39,7 @@ WORKS = st.sampled_from(
     [
         {"run": "python train.py", "setup": "true", "envs": {"A": "1"}},
         {"workload": WORKLOAD, "layout": {"dp_shard": 2}},
+        {"workload": WORKLOAD | {"model": {"preset": "llama3-70b"}, "precision": "fp8"}, "layout": {"zero": 1, "tp": 8}},
         {"workload": WORKLOAD | {"train_for": "2B tokens", "optimizer": {"warmup": "20 steps"}}, "layout": "auto"},
     ]
 )
@@ -143,3 +148,70 @@ def test_a_run_is_a_workload_or_a_command(work: dict[str, Any]) -> None:
 def test_keys_of_the_other_kind_of_run_are_refused(extra: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         RunFile.model_validate({"name": "demo", "run": "true"} | extra)
+
+
+@pytest.mark.parametrize("text", ["64x H100-SXM", "4 nodes of 8x A100-SXM-80GB over 8x HDR", "4x p4d.24xlarge"])
+def test_any_other_text_describes_a_cluster(text: str) -> None:
+    cluster = run_file(cluster=text).cluster
+    assert (cluster.engine, cluster.of) == ("described", text)
+
+
+def test_a_described_cluster_may_have_a_price() -> None:
+    cluster = run_file(cluster={"of": "64x H100", "usd_per_accelerator_hour": 2.5}).cluster
+    assert (cluster.engine, cluster.of, cluster.usd_per_accelerator_hour) == ("described", "64x H100", 2.5)
+
+
+@pytest.mark.parametrize("price", [0, -1, "free"])
+def test_a_price_is_positive(price: Any) -> None:
+    with pytest.raises(ValidationError, match="usd_per_accelerator_hour"):
+        run_file(cluster={"of": "64x H100", "usd_per_accelerator_hour": price})
+
+
+@pytest.mark.parametrize("budget", [2000, "2000", "2000 EUR", "-5 USD", "0 USD", "many USD"])
+def test_a_budget_is_a_positive_amount_of_dollars(budget: Any) -> None:
+    with pytest.raises(ValidationError, match="budget"):
+        run_file(goal={"budget": budget})
+
+
+def test_a_model_may_be_a_preset() -> None:
+    workload = run_file(workload=WORKLOAD | {"model": {"preset": "llama3-70b"}}).workload
+    assert workload is not None
+    assert workload.model.preset == "llama3-70b"
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"preset": "llama3-70b", "hf": "gpt2"},
+        {"preset": "llama3-70b", "layers": 2},
+        {"preset": "llama3-70b", "weights": "pretrained"},
+        {},
+    ],
+)
+def test_a_model_is_one_of_preset_checkpoint_and_dimensions(model: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="model"):
+        run_file(workload=WORKLOAD | {"model": model})
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16", "fp8", "fp4"])
+def test_a_plan_may_be_in_any_precision(precision: str) -> None:
+    workload = run_file(workload=WORKLOAD | {"precision": precision}).workload
+    assert workload is not None
+    assert workload.precision == precision
+
+
+def test_data_to_plan_with_need_no_source() -> None:
+    workload = run_file(workload=WORKLOAD | {"data": {"sequence_length": 8192}}).workload
+    assert workload is not None
+    assert workload.data.source == ""
+
+
+@pytest.mark.parametrize("data", [{}, {"sequence_length": 1}, {"sequence_length": 64, "image_size": 224}])
+def test_text_has_a_sequence_length_and_no_image_size(data: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="sequence_length"):
+        run_file(workload=WORKLOAD | {"data": data})
+
+
+def test_images_have_a_size() -> None:
+    with pytest.raises(ValidationError, match="image_size"):
+        run_file(workload=WORKLOAD | {"task": "image-classification"})

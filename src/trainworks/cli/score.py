@@ -34,9 +34,7 @@ def command(
     out: Annotated[Path | None, typer.Option("--out", help="Write the prediction of every row to this CSV.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Any column may be empty or absent: what a row leaves open is planned, and a row that cannot be predicted is
-    refused with the reason. Errors are averaged within a source, then over sources.
-    """
+    """Any cell may be empty. Rows that cannot be predicted are refused with the reason; the others are scored by source."""
     if memory and collectives:
         raise UsageError("`--memory` and `--collectives` are two tables", hint="score them one after the other")
     if out is not None and not out.absolute().parent.is_dir():

@@ -15,59 +15,61 @@ __all__ = ["COEFFICIENTS", "Coefficients"]
 class Coefficients:
     """Shares are of a hardware limit; seconds are per event."""
 
-    gemm_share: float = 0.867
+    gemm_share: float = 0.887
     """Of the fastest published product, what a long training run holds: clocks under load, cold caches."""
     default_peak_share: float = 0.78
     """Of the data sheet's peak, the fastest product where nobody published one."""
-    narrow_share: float = 0.968
+    narrow_share: float = 0.93
     """Of its speed-up over 16 bits, what an 8- or 4-bit product keeps: scaling, amax, unfused casts."""
-    joules_per_flop: float = 9.24e-13
+    joules_per_flop: float = 9.41e-13
     """Of a 16-bit product in 4 nm and 5 nm class parts, board power over sustained rate."""
-    narrow_energy: float = 1.29
+    narrow_energy: float = 1.37
     """Exponent of the operands' width in that energy: 1 would halve it in 8 bits."""
-    depth_half: float = 168
+    depth_half: float = 235
     """Inner dimension at which a product runs at half its rate: filling and draining a tile."""
-    wave_loss: float = 0.519
+    wave_loss: float = 0.454
     """Part of the idle tiles of a last wave that is really lost; other kernels fill the rest."""
-    unaligned_share: float = 0.25
+    unaligned_share: float = 0.184
     """Of the matrix rate, what remains where a dimension is no multiple of 8 elements."""
     routed_share: float = 0.6
     """Of the matrix rate, what the products of routed experts reach: groups of unequal size, launched one by one."""
-    attention_share: float = 0.751
+    attention_share: float = 0.768
     """Of the matrix rate, what fused attention reaches forward."""
-    attention_backward_share: float = 0.873
+    attention_backward_share: float = 0.892
     """Of its forward rate, what its backward reaches."""
-    memory_share: float = 0.854
+    memory_share: float = 0.883
     """Of the memory's bandwidth, what element-wise kernels reach."""
     backward_bytes: float = 1.55
     """Bytes that element-wise backward moves over those of forward."""
-    launch_s: float = 3.12e-05
+    launch_s: float = 3.19e-05
     """Host time per kernel of a framework without captured graphs."""
-    optimizer_bytes: float = 44.7
+    optimizer_bytes: float = 44.2
     """Moved per local parameter and step: unscale, norm, clip, Adam, copy back."""
-    step_s: float = 0.016
+    step_s: float = 0.0134
     """Host work of one step: data, logging, the scheduler."""
-    scale_up_share: float = 0.908
+    scale_up_share: float = 0.893
     """Of the scale-up link's one-direction rate, what a ring reaches."""
-    scale_out_share: float = 0.827
+    scale_out_share: float = 0.845
     """Of a node's network interfaces, the same."""
-    pipelining: float = 0.618
+    omni_path_share: float = 0.28
+    """Of Omni-Path's rate, what collectives keep of that: its messages pass through the host's memory."""
+    pipelining: float = 0.569
     """Of 2 sqrt(latency * transfer), the cost of filling a pipelined collective."""
-    tp_hidden: float = 0.692
+    tp_hidden: float = 0.747
     """Part of tensor-parallel communication that a stack with overlap hides."""
-    pp_exposed: float = 0.989
+    pp_exposed: float = 0.974
     """Part of the pipeline's point-to-point transfers that nothing hides."""
-    dp_hidden: float = 0.775
+    dp_hidden: float = 0.767
     """Part of the computing time that can hide gradient and weight traffic."""
-    old_gather_share: float = 0.176
+    old_gather_share: float = 0.174
     """Of the links' rate, what sharded weights reached in software without overlap."""
     host_link_share: float = 0.8
     """Of the link to the host, what offloading reaches."""
-    straggle: float = 0.00977
+    straggle: float = 0.0114
     """Time added per doubling of the number of nodes: the slowest rank of more."""
     fragmentation: float = 0.06
     """Of what the allocator reserves, what it cannot hand out."""
-    context_bytes: float = 2.5e09
+    context_bytes: float = 2.5e+09
     """Of the driver, its libraries and the collectives' buffers on each device."""
 
 

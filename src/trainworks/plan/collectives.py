@@ -63,13 +63,16 @@ def fabric_of(cluster: ClusterDescription, coefficients: Coefficients = COEFFICI
     accelerator = cluster.accelerator
     up = cluster.scale_up_bytes_per_s or accelerator.host_bytes_per_s / 2
     generation = accelerator.scale_up[:7]
+    share = coefficients.scale_out_share
+    if cluster.network == "Omni-Path":
+        share *= coefficients.omni_path_share
     return Fabric(
         ranks_per_node=cluster.accelerators_per_node,
         domain=max(cluster.scale_up_domain, cluster.accelerators_per_node),
         scale_up_bytes_per_s=up * coefficients.scale_up_share,
         in_switch_gain=1.32 if cluster.scale_up_reduction else 1.0,
         scale_up_latency_s=_SCALE_UP_LATENCY_S.get(generation, 17e-6),
-        node_bytes_per_s=cluster.node_bytes_per_s * coefficients.scale_out_share,
+        node_bytes_per_s=cluster.node_bytes_per_s * share,
         scale_out_latency_s=_LATENCY_S.get(cluster.network, 60e-6),
         pipelining=coefficients.pipelining,
     )

@@ -30,8 +30,11 @@ GROUPS: dict[str, tuple[str, ...]] = {
 }
 """Terms of a step that err together."""
 _Z80 = 1.2815515655446004
-_NOISE = 0.045
-"""Standard deviation of two runs of one configuration: 4 to 6 % between days and software releases."""
+_NOISE = 0.09
+"""Standard deviation of one layout around its group factors: 4 to 6 % between days and software releases, and what the
+model does not know of that layout."""
+_SURPRISE = 2.0
+"""Standard deviations from which a measurement counts less: a run that somebody disturbed teaches little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,7 @@ class Belief:
     noise: float = _NOISE
 
 
-PRIOR = Belief(mean=np.zeros(4), covariance=np.diag(np.array([0.11, 0.35, 0.45, 0.40]) ** 2))
+PRIOR = Belief(mean=np.zeros(4), covariance=np.diag(np.array([0.07, 0.35, 0.45, 0.40]) ** 2))
 """Before any measurement; standard deviations from the residuals of the published runs, source by source."""
 
 
@@ -79,6 +82,8 @@ def interval_s(times: StepTimes, belief: Belief = PRIOR, *, widen: float = 1.0) 
 def learn(times: StepTimes, measured_s: Sequence[float], belief: Belief = PRIOR) -> Belief:
     """The belief after measuring these steps on the cluster, one after the other.
 
+    One that is further than two standard deviations off is taken as so much noisier than the others.
+
     Args:
         times: predictions of the n layouts that ran, without any belief.
         measured_s: what they took, length n.
@@ -89,8 +94,10 @@ def learn(times: StepTimes, measured_s: Sequence[float], belief: Belief = PRIOR)
         parts = np.exp(belief.mean) * column
         shares = parts / parts.sum()
         moved = belief.covariance @ shares
-        gain = moved / (shares @ moved + belief.noise**2)
         innovation = np.log(seconds) - np.log(parts.sum())
+        variance = shares @ moved + belief.noise**2
+        surprise = max(1.0, innovation**2 / variance / _SURPRISE**2)
+        gain = moved / (shares @ moved + surprise * belief.noise**2)
         belief = Belief(belief.mean + gain * innovation, belief.covariance - np.outer(gain, moved), belief.noise)
     return belief
 

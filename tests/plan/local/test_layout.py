@@ -90,6 +90,34 @@ def test_an_axis_that_cannot_be_trained_yet_is_refused_by_name(axis: str) -> Non
     assert refused.value.field == axis
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "trained"),
+    [
+        ("zero", 1, "3"),
+        ("zero", 2, "3"),
+        ("sequence_parallel", True, "false"),
+        ("interleave", 2, "1"),
+        ("zero_bubble", True, "false"),
+        ("recompute", "full", "none"),
+        ("recompute", "selective", "none"),
+        ("offload_activations", True, "false"),
+        ("offload_optimizer", True, "false"),
+    ],
+)
+def test_an_option_that_cannot_be_trained_yet_is_refused_with_the_value_that_can(
+    option: str, value: object, trained: str
+) -> None:
+    with pytest.raises(LayoutError, match=rf"{option} \({str(value).lower()}\) cannot be trained") as refused:
+        choose(2, Layout.model_validate({"dp_shard": 2, option: value}))
+    assert refused.value.field == option
+    assert refused.value.hint == f"leave it out, or set `{option}: {trained}`"
+
+
+def test_an_option_with_the_only_value_that_can_be_trained_changes_nothing() -> None:
+    written = Layout(dp_shard=2, zero=3, sequence_parallel=False, interleave=1, zero_bubble=False, recompute="none")
+    assert choose(2, written) == choose(2, Layout(dp_shard=2))
+
+
 def test_a_batch_that_the_ranks_cannot_share_is_refused() -> None:
     with pytest.raises(LayoutError, match=r"global_batch \(32\) is not a multiple"):
         choose(3)

@@ -1,0 +1,102 @@
+"""Layouts that are known in part: every completion agrees with what is known, and the best of them fits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.plan.jobs import job
+from trainworks.plan.candidates import OpenLayout, best_completion, completions
+from trainworks.plan.layouts import Layouts, Recompute
+from trainworks.plan.memory import predict_memories
+from trainworks.plan.step_time import Job, predict_step_times
+
+LLAMA = job()
+OPEN = OpenLayout(
+    dp=4, dp_shard=4, zero=1, tp=2, pp=4, cp=1, ep=1,
+    interleave=None, micro_batch=None, recompute=None, sequence_parallel=True,
+)  # fmt: skip
+
+
+def filled(open_layout: OpenLayout = OPEN, global_batch: int = 64, **options: Any) -> Layouts:
+    return completions(open_layout, layers=32, global_batch=global_batch, **options)
+
+
+def device_bytes(of: Job, layouts: Layouts) -> np.ndarray:
+    memories = predict_memories(
+        of.shape, layouts, sequence_length=of.sequence_length, precision=of.precision, stack=of.stack
+    )
+    return memories.device_bytes()
+
+
+def test_every_completion_has_the_known_degrees() -> None:
+    layouts = filled()
+    for name in ("dp", "dp_shard", "zero", "tp", "pp", "cp", "ep", "sequence_parallel"):
+        assert (getattr(layouts, name) == getattr(OPEN, name)).all()
+
+
+def test_what_is_open_takes_every_value_in_every_combination() -> None:
+    layouts = filled()
+    options = {(row["micro_batch"], row["recompute"], row["interleave"]) for row in map(layouts.row, range(48))}
+    assert options == {(size, kind, v) for size in (1, 2, 4, 8) for kind in Recompute for v in (1, 2, 4, 8)}
+    assert len(layouts) == 48
+
+
+@given(
+    micro_batch=st.sampled_from([1, 2, 4]), recompute=st.sampled_from(Recompute), interleave=st.sampled_from([1, 2])
+)
+def test_what_is_known_is_kept(micro_batch: int, recompute: Recompute, interleave: int) -> None:
+    layouts = filled(replace(OPEN, micro_batch=micro_batch, recompute=recompute, interleave=interleave))
+    row = layouts.row(0)
+    assert (len(layouts), row["micro_batch"], row["recompute"], row["interleave"]) == (
+        1,
+        micro_batch,
+        recompute,
+        interleave,
+    )
+
+
+@given(per_rank=st.integers(1, 64))
+def test_micro_batches_divide_what_a_rank_gets(per_rank: int) -> None:
+    layouts = filled(global_batch=4 * per_rank)
+    assert (per_rank % layouts.micro_batch == 0).all()
+    assert (layouts.micro_batch * layouts.accum == per_rank).all()
+
+
+@pytest.mark.parametrize(("pp", "layers"), [(1, 32), (4, 30)])
+def test_blocks_that_cannot_be_cut_stay_one_chunk(pp: int, layers: int) -> None:
+    layouts = completions(replace(OPEN, pp=pp), layers=layers, global_batch=64)
+    assert (layouts.interleave == 1).all()
+
+
+def test_activations_are_offloaded_only_where_the_host_is_near() -> None:
+    assert not filled().offload.any()
+    assert filled(can_offload=True).offload.any()
+
+
+@pytest.mark.parametrize("cluster", ["32x A100-SXM-80GB", "32x A100-SXM-40GB", "32x GH200"])
+def test_the_best_completion_is_the_fastest_that_fits(cluster: str) -> None:
+    of = job("llama2-13b", cluster)
+    chosen, times = best_completion(of, OPEN, global_batch=64)
+    everything = completions(OPEN, layers=40, global_batch=64, can_offload="GH" in cluster)
+    fitting = everything.take(device_bytes(of, everything) <= 1.25 * of.cluster.accelerator.memory_bytes)
+    assert len(chosen) == 1
+    assert times.total_s == pytest.approx(predict_step_times(of, fitting).total_s.min(), rel=1e-12)
+
+
+def test_where_nothing_fits_the_smallest_is_taken() -> None:
+    of = job("llama3.1-405b")
+    chosen, _ = best_completion(of, OPEN, global_batch=64)
+    everything = completions(OPEN, layers=126, global_batch=64)
+    assert device_bytes(of, chosen) == device_bytes(of, everything).min()
+
+
+def test_a_layout_without_anything_open_is_taken_as_it_is() -> None:
+    known = replace(OPEN, micro_batch=8, recompute=Recompute.NONE, interleave=1)
+    chosen, _ = best_completion(job("llama3.1-405b"), known, global_batch=64)
+    assert chosen.row(0) == filled(known).row(0)

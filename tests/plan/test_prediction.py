@@ -1,0 +1,151 @@
+"""What is said of a layout: names that can be read, figures that add up, and doubts that widen the interval."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.plan.jobs import A100S, BATCH, JOBS, job, layouts, random_layouts
+from trainworks.plan.flops import model_flops_per_sequence
+from trainworks.plan.memory import predict_memories
+from trainworks.plan.prediction import Prediction, describe_layout, outside_measured, predictions, to_layout
+from trainworks.plan.step_time import Job, predict_step_times
+from trainworks.plan.uncertainty import learn
+from trainworks.spec.layout import Layout
+
+MANY = random_layouts(60, seed=4)
+
+
+def predicted(of: Job, some: Any = None, **degrees: Any) -> list[Prediction]:
+    chosen = layouts(**degrees) if some is None else some
+    memories = predict_memories(
+        of.shape, chosen, sequence_length=of.sequence_length, precision=of.precision, stack=of.stack
+    )
+    return predictions(of, chosen, predict_step_times(of, chosen), memories, global_batch=BATCH)
+
+
+def width(prediction: Prediction) -> float:
+    return prediction.high_s / prediction.low_s
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_the_terms_add_up_to_the_step(name: str) -> None:
+    for prediction in predicted(JOBS[name], MANY):
+        assert sum(prediction.terms_s.values()) == pytest.approx(prediction.step_time_s)
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_the_memory_adds_up_to_what_is_allocated(name: str) -> None:
+    for prediction in predicted(JOBS[name], MANY):
+        memory = prediction.memory
+        parts = (memory.weights_bytes, memory.gradients_bytes, memory.optimizer_bytes, memory.activations_bytes)
+        total = sum(parts) + memory.logits_bytes + memory.working_bytes
+        assert total == pytest.approx(memory.allocated_bytes, abs=6)
+        assert memory.allocated_bytes <= memory.reserved_bytes < memory.device_bytes
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_mfu_is_the_model_s_flops_over_the_data_sheet_s(name: str) -> None:
+    of = JOBS[name]
+    flops = BATCH * model_flops_per_sequence(of.shape, of.sequence_length)
+    peak = of.cluster.accelerator.peak_flops_per_s[of.precision]  # type: ignore[index]
+    for index, prediction in enumerate(predicted(of, MANY)):
+        world = float(MANY.world_size[index])
+        assert prediction.mfu == pytest.approx(flops / (prediction.step_time_s * world * peak))
+        assert prediction.tokens_per_s == pytest.approx(BATCH * of.sequence_length / prediction.step_time_s)
+
+
+def test_every_layout_is_said_in_its_order() -> None:
+    assert [prediction.layout for prediction in predicted(job(), MANY)] == [to_layout(MANY, i) for i in range(60)]
+
+
+def test_a_belief_moves_the_step_time_and_leaves_the_terms() -> None:
+    of, some = job(), layouts()
+    times = predict_step_times(of, some)
+    belief = learn(times, [float(times.total_s[0]) * 1.2])
+    memories = predict_memories(of.shape, some, sequence_length=2048, precision="bf16", stack=of.stack)
+    blind, taught = (
+        predictions(of, some, times, memories, global_batch=BATCH, **known)[0] for known in ({}, {"belief": belief})
+    )
+    assert taught.terms_s == blind.terms_s
+    assert taught.step_time_s > blind.step_time_s
+    assert width(taught) < width(blind)
+
+
+@given(st.integers(0, 59))
+def test_the_degrees_of_a_layout_multiply_to_its_world_size(index: int) -> None:
+    layout = to_layout(MANY, index)
+    product = layout.dp_replicate * layout.dp_shard * layout.cp * layout.tp * layout.pp
+    assert product == MANY.world_size[index]
+
+
+def test_what_is_not_shared_is_replicated() -> None:
+    layout = to_layout(layouts(dp=8), 0)
+    assert (layout.dp_replicate, layout.dp_shard, layout.zero) == (8, 1, "auto")
+
+
+def test_shards_and_replicas_are_told_apart() -> None:
+    layout = to_layout(layouts(dp=8, dp_shard=2, zero=3), 0)
+    assert (layout.dp_replicate, layout.dp_shard, layout.zero) == (4, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"micro_batch": 1}, "micro-batch 1"),
+        ({"dp_replicate": 4, "micro_batch": 2}, "dp_replicate 4, micro-batch 2"),
+        ({"dp_shard": 8, "zero": 3, "micro_batch": 1}, "dp_shard 8 (zero 3), micro-batch 1"),
+        (
+            {"tp": 8, "sequence_parallel": True, "cp": 2, "micro_batch": 1},
+            "cp 2, tp 8, sequence-parallel, micro-batch 1",
+        ),
+        ({"pp": 4, "interleave": 1, "micro_batch": 1}, "pp 4, micro-batch 1"),
+        ({"pp": 4, "interleave": 2, "micro_batch": 1}, "pp 4 x 2 chunks, micro-batch 1"),
+        ({"pp": 4, "zero_bubble": True, "micro_batch": 1}, "pp 4 zero-bubble, micro-batch 1"),
+        ({"micro_batch": 1, "recompute": "full"}, "micro-batch 1, recompute full"),
+        ({"micro_batch": 1, "recompute": "none"}, "micro-batch 1"),
+        (
+            {"micro_batch": 1, "offload_activations": True, "offload_optimizer": True},
+            "micro-batch 1, offload activations and optimizer",
+        ),
+    ],
+)
+def test_a_layout_is_described_without_what_is_off(fields: dict[str, Any], text: str) -> None:
+    assert describe_layout(Layout.model_validate(fields)) == text
+
+
+def test_layouts_that_differ_are_described_differently() -> None:
+    of = [to_layout(MANY, index) for index in range(60)]
+    assert len({describe_layout(layout) for layout in of}) == len(set(of))
+
+
+@pytest.mark.parametrize(
+    ("of", "world", "doubt"),
+    [
+        (job(cluster="8x MI300X"), 8, "no run on MI300X-192GB was ever compared"),
+        (job(), 16384, "16384 accelerators are more than the"),
+        (job(sequence_length=2**20), 8, "1048576 tokens are more than the"),
+        (job("bert-large", sequence_length=512), 8, "no encoder was ever compared"),
+    ],
+    ids=["accelerator", "world", "length", "encoder"],
+)
+def test_what_is_unlike_every_measured_run_is_named(of: Job, world: int, doubt: str) -> None:
+    assert [found.startswith(doubt) for found in outside_measured(of, world)] == [True]
+
+
+@pytest.mark.parametrize("cluster", [A100S, "8x H100-SXM", "8x V100-SXM-32GB", "8x B200"])
+def test_what_is_like_measured_runs_is_not_doubted(cluster: str) -> None:
+    assert outside_measured(job(cluster=cluster), 8) == []
+
+
+def test_doubts_widen_the_interval() -> None:
+    known, unknown = (predicted(job(cluster=text))[0] for text in ("8x H100-SXM", "8x MI300X"))
+    assert width(unknown) > 1.1 * width(known)
+
+
+def test_two_doubts_widen_it_more_than_one() -> None:
+    one, two = (predicted(job(cluster="8x MI300X", sequence_length=length))[0] for length in (2**17, 2**18))
+    assert width(two) > 1.1 * width(one)

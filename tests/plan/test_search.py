@@ -1,0 +1,260 @@
+"""The search: held against plain loops over a tiny space, and laws of what it returns."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.plan.jobs import job, known
+from trainworks.catalog.cluster import parse_cluster
+from trainworks.plan.layouts import Layouts, Recompute
+from trainworks.plan.memory import predict_memories
+from trainworks.plan.parameters import resized
+from trainworks.plan.search import SearchResult, fits, pareto_front, search
+from trainworks.plan.step_time import Job, predict_step_times
+from trainworks.record.resolved import ModelShape
+
+LLAMA = job(sequence_length=4096)
+"""Of 32 A100s."""
+SMALL = known("tinyllama-1.1b")
+BATCH = 64
+
+
+def memory_of(text: str, gibibytes: float) -> Job:
+    """A small model on accelerators with so much memory."""
+    cluster = parse_cluster(text)
+    smaller = cluster.accelerator.model_copy(update={"memory_bytes": int(gibibytes * 2**30)})
+    shape = resized(SMALL, layers=4)
+    small = job(shape, sequence_length=512)
+    return Job(
+        shape=shape,
+        sequence_length=512,
+        precision="bf16",
+        cluster=cluster.model_copy(update={"accelerator": smaller}),
+        stack=small.stack,
+    )
+
+
+def searched(of: Job, *, batch: int = BATCH, keep: int = 10, **fixed: int) -> SearchResult:
+    return search(of, world_size=of.cluster.num_accelerators, global_batch=batch, fixed=fixed, keep=keep)
+
+
+def divisors(number: int) -> list[int]:
+    return [size for size in range(1, number + 1) if number % size == 0]
+
+
+def every_layout(shape: ModelShape, length: int, world: int, batch: int) -> Iterator[dict[str, int]]:
+    """What the documentation says can run, one by one in plain loops."""
+    for tp, pp, cp, dp in itertools.product(divisors(world), repeat=4):
+        if tp * pp * cp * dp != world or shape.heads % tp or shape.feed_forward % tp or pp > shape.layers:
+            continue
+        if batch % dp or (cp > 1 and length % (2 * cp)):
+            continue
+        for zero, dp_shard in itertools.product(range(4), divisors(dp)):
+            if not allowed_sharding(zero, dp_shard, dp=dp, cp=cp, pp=pp):
+                continue
+            for micro_batch, interleave, zero_bubble in itertools.product(
+                divisors(batch // dp), divisors(shape.layers), (0, 1)
+            ):
+                accum = batch // dp // micro_batch
+                if not allowed_schedule(interleave, zero_bubble, pp=pp, layers=shape.layers, accum=accum):
+                    continue
+                for recompute, sequence_parallel, offload, offload_optimizer in itertools.product(
+                    (Recompute.NONE, Recompute.FULL), (0, 1) if tp > 1 else (0,), (0, 1), (0, 1)
+                ):
+                    yield {
+                        "dp": dp, "dp_shard": dp_shard, "zero": zero, "tp": tp, "pp": pp, "cp": cp, "ep": 1,
+                        "sequence_parallel": sequence_parallel, "interleave": interleave, "micro_batch": micro_batch,
+                        "recompute": int(recompute), "zero_bubble": zero_bubble, "offload": offload,
+                        "offload_optimizer": offload_optimizer, "accum": accum,
+                    }  # fmt: skip
+
+
+def allowed_sharding(zero: int, dp_shard: int, *, dp: int, cp: int, pp: int) -> bool:
+    """Nothing over one rank; states over all of them, gradients without a pipeline; weights over any part."""
+    if zero == 0:
+        return dp_shard == 1
+    if dp * cp == 1 or (zero == 2 and pp > 1):
+        return False
+    return dp_shard == dp if zero < 3 else dp_shard > 1 or dp == 1
+
+
+def allowed_schedule(interleave: int, zero_bubble: int, *, pp: int, layers: int, accum: int) -> bool:
+    if pp == 1:
+        return interleave == 1 and not zero_bubble
+    if interleave > 1:
+        return not zero_bubble and layers % (pp * interleave) == 0 and accum % pp == 0
+    return True
+
+
+@pytest.mark.parametrize(("nodes", "gibibytes"), [("2x A100-SXM-80GB", 80), ("4x A100-SXM-80GB", 6)])
+def test_the_search_prices_what_plain_loops_enumerate(nodes: str, gibibytes: float) -> None:
+    of = memory_of(nodes, gibibytes)
+    expected = list(every_layout(of.shape, 512, of.cluster.num_accelerators, 4))
+    found = searched(of, batch=4, keep=10**6)
+    fitting = [row for row in expected if fits_alone(of, row)]
+    assert (found.evaluated, found.fitting) == (len(expected), len(fitting))
+    assert {tuple(sorted(row.items())) for row in rows(found)} == {tuple(sorted(row.items())) for row in fitting}
+
+
+def fits_alone(of: Job, row: dict[str, int]) -> bool:
+    degrees = {name: value for name, value in row.items() if name != "accum"}
+    one = Layouts.of(global_batch=4, **degrees)
+    memories = predict_memories(
+        of.shape, one, sequence_length=of.sequence_length, precision=of.precision, stack=of.stack
+    )
+    return bool(fits(memories, of)[0])
+
+
+def rows(result: SearchResult) -> list[dict[str, int]]:
+    return [result.layouts.row(index) for index in range(len(result.layouts))]
+
+
+def test_the_ten_best_are_the_ten_best_of_all() -> None:
+    of = memory_of("4x A100-SXM-80GB", 8)
+    everything, best = (searched(of, batch=8, keep=keep) for keep in (10**6, 10))
+    assert best.times.total_s[:10].tolist() == everything.times.total_s[:10].tolist()
+
+
+@pytest.fixture(scope="module")
+def result() -> SearchResult:
+    return searched(LLAMA)
+
+
+def test_the_layouts_are_sorted_by_step_time(result: SearchResult) -> None:
+    assert (np.diff(result.times.total_s) >= 0).all()
+
+
+def test_every_layout_multiplies_to_the_world_size(result: SearchResult) -> None:
+    assert (result.layouts.world_size == 32).all()
+
+
+def test_every_layout_divides_the_batch(result: SearchResult) -> None:
+    layouts = result.layouts
+    assert (layouts.dp * layouts.micro_batch * layouts.accum == BATCH).all()
+    assert (layouts.accum % 1 == 0).all()
+
+
+def test_every_layout_fits(result: SearchResult) -> None:
+    assert fits(result.memories, LLAMA).all()
+
+
+def test_every_layout_is_legal(result: SearchResult) -> None:
+    legal = {tuple(sorted(row.items())) for row in every_layout(LLAMA.shape, 4096, 32, BATCH)}
+    assert {tuple(sorted(row.items())) for row in rows(result)} <= legal
+
+
+def test_the_times_and_memories_are_those_of_the_layouts(result: SearchResult) -> None:
+    assert (result.times.total_s == predict_step_times(LLAMA, result.layouts).total_s).all()
+
+
+def test_every_layout_that_was_priced_fits_or_is_counted_as_rejected(result: SearchResult) -> None:
+    rejected = sum(rejection.count for rejection in result.rejections if rejection.unit == "layouts")
+    assert result.fitting + rejected == result.evaluated
+
+
+def test_a_rejection_names_the_layout_that_came_nearest(result: SearchResult) -> None:
+    assert all(rejection.count > 0 and rejection.nearest for rejection in result.rejections)
+
+
+def test_the_front_is_not_dominated(result: SearchResult) -> None:
+    seconds, used = result.times.total_s, result.memories.device_bytes()
+    for index in result.front:
+        assert not ((seconds <= seconds[index]) & (used < used[index])).any()
+        assert not ((seconds < seconds[index]) & (used <= used[index])).any()
+
+
+def test_the_fastest_layout_is_on_the_front(result: SearchResult) -> None:
+    assert result.times.total_s[result.front[0]] == result.times.total_s[0]
+
+
+@pytest.mark.parametrize(
+    "fixed",
+    [
+        {"tp": 4, "pp": 2},
+        {"dp": 8, "zero": 3},
+        {"micro_batch": 2},
+        {"interleave": 2},
+        {"zero_bubble": 1},
+        {"recompute": int(Recompute.FULL)},
+        {"offload": 1, "offload_optimizer": 1},
+        {"cp": 2, "sequence_parallel": 0},
+        {"zero": 1, "dp_shard": 16},
+    ],
+    ids=str,
+)
+def test_what_is_decided_is_kept(fixed: dict[str, int]) -> None:
+    found = searched(LLAMA, **fixed)
+    assert found.fitting
+    assert all((getattr(found.layouts, name) == value).all() for name, value in fixed.items())
+
+
+def test_a_decided_layout_is_priced_alone(result: SearchResult) -> None:
+    row = {name: value for name, value in result.layouts.row(0).items() if name != "accum"}
+    one = searched(LLAMA, **row)
+    assert (one.evaluated, one.fitting) == (1, 1)
+    assert one.times.total_s[0] == result.times.total_s[0]
+
+
+def test_deciding_something_is_never_faster(result: SearchResult) -> None:
+    for fixed in ({"tp": 8}, {"zero": 0}, {"micro_batch": 1}):
+        assert searched(LLAMA, **fixed).times.total_s[0] >= result.times.total_s[0]
+
+
+def test_a_model_that_is_too_large_has_no_layout_and_reasons() -> None:
+    found = searched(job("llama3.1-405b", "2x A100-SXM-80GB"))
+    assert (found.fitting, len(found.layouts), len(found.front)) == (0, 0, 0)
+    assert sum(rejection.count for rejection in found.rejections) >= found.evaluated > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "batch", "fixed", "reason"),
+    [
+        ({}, 64, {"tp": 32, "pp": 1}, None),
+        ({"model": "gpt2"}, 64, {"tp": 32}, "tp does not divide 12 heads and 3072 columns of the MLP"),
+        ({"model": "gpt2"}, 64, {"pp": 32}, "more stages than the 12 layers"),
+        ({"sequence_length": 1001}, 64, {"cp": 2}, "2 * cp does not divide 1001 tokens"),
+        ({}, 33, {"dp": 32}, "dp does not divide 33 sequences"),
+    ],
+)
+def test_a_mesh_that_cannot_run_is_counted_with_its_reason(
+    changes: dict[str, Any], batch: int, fixed: dict[str, int], reason: str | None
+) -> None:
+    found = searched(job(**changes), batch=batch, **fixed)
+    assert {rejection.reason for rejection in found.rejections if rejection.unit == "meshes"} == ({reason} - {None})
+
+
+def test_more_memory_never_hurts() -> None:
+    of = [memory_of("4x A100-SXM-80GB", gibibytes) for gibibytes in (5, 6, 8, 80)]
+    found = [searched(one, batch=16) for one in of]
+    best = [float(result.times.total_s[0]) for result in found]
+    assert best == sorted(best, reverse=True)
+    assert [result.fitting for result in found] == sorted(result.fitting for result in found)
+
+
+def test_experts_are_spread_over_ranks_that_divide_them() -> None:
+    found = searched(job("qwen3-30b-a3b", "2 nodes of DGX H100"), keep=500)
+    layouts = found.layouts
+    assert (layouts.ep > 1).any()
+    assert (128 % layouts.ep == 0).all()
+    assert ((layouts.dp * layouts.cp * layouts.tp) % layouts.ep == 0).all()
+
+
+@given(st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), min_size=1, max_size=30))
+def test_the_front_of_points_is_what_nothing_beats(points: list[tuple[int, int]]) -> None:
+    seconds, used = np.array(points, dtype=float).T
+    front = {points[index] for index in pareto_front(seconds, used)}
+    beaten = {
+        (s, u) for s, u in points if any(a <= s and b <= u and (a, b) != (s, u) for a, b in points)
+    }  # fmt: skip
+    assert front == set(points) - beaten
+
+
+def test_the_front_of_nothing_is_empty() -> None:
+    assert len(pareto_front(np.zeros(0), np.zeros(0))) == 0

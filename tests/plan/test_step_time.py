@@ -1,0 +1,220 @@
+"""The step: its terms, what each degree costs, and the bubble of a pipeline."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.plan.jobs import A100S, BATCH, JOBS, job, known, layouts, random_layouts
+from trainworks.errors import UsageError
+from trainworks.plan.coefficients import COEFFICIENTS
+from trainworks.plan.compute import Stack
+from trainworks.plan.flops import causal_flops_per_token
+from trainworks.plan.layouts import Layouts, Recompute
+from trainworks.plan.parameters import resized
+from trainworks.plan.step_time import Job, StepTimes, predict_step_times
+
+MANY = random_layouts(300, seed=2)
+LLAMA = job()
+NO_HEAD = job(resized(known("llama2-7b"), vocabulary=8))
+DEGREES = st.sampled_from([2, 4, 8])
+
+
+def step(of: Job = LLAMA, global_batch: int = BATCH, **degrees: Any) -> StepTimes:
+    """One step of one layout."""
+    return predict_step_times(of, layouts(global_batch, **degrees))
+
+
+def seconds(of: Job = LLAMA, global_batch: int = BATCH, **degrees: Any) -> float:
+    return float(step(of, global_batch, **degrees).total_s[0])
+
+
+def with_every(option: str, value: float) -> Layouts:
+    """Many random layouts that agree in one option."""
+    return replace(MANY, **{option: np.full(len(MANY), value)})
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_the_terms_add_up(name: str) -> None:
+    times = predict_step_times(JOBS[name], MANY)
+    terms = np.sum([getattr(times, field.name) for field in fields(times)], axis=0)
+    assert np.allclose(times.total_s, terms, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_no_layout_beats_the_data_sheet(name: str) -> None:
+    """Products of a step, without the part of attention that a causal mask saves, at the peak of all accelerators."""
+    of = JOBS[name]
+    flops = BATCH * of.sequence_length * causal_flops_per_token(of.shape, of.sequence_length)
+    peak = of.cluster.accelerator.peak_flops_per_s[of.precision]  # type: ignore[index]
+    assert (predict_step_times(of, MANY).total_s > flops / (peak * MANY.world_size)).all()
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_twice_the_batch_takes_at_most_twice_as_long(name: str) -> None:
+    once = predict_step_times(JOBS[name], MANY).total_s
+    twice = predict_step_times(JOBS[name], replace(MANY, accum=2 * MANY.accum)).total_s
+    assert (once < twice).all()
+    assert (twice <= 2 * once * (1 + 1e-12)).all()
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_the_work_of_a_step_grows_with_its_micro_batches(name: str) -> None:
+    once, twice = (predict_step_times(JOBS[name], replace(MANY, accum=n * MANY.accum)) for n in (1, 2))
+    assert np.allclose(twice.forward_s, 2 * once.forward_s)
+    assert np.allclose(twice.bubble_s, once.bubble_s)
+
+
+def test_one_accelerator_talks_to_nobody() -> None:
+    times = step()
+    assert [times.tp_s, times.cp_s, times.ep_s, times.pp_s, times.dp_s, times.bubble_s, times.straggle_s] == [0] * 7
+
+
+@pytest.mark.parametrize(
+    ("term", "degree"), [("tp_s", "tp"), ("cp_s", "cp"), ("ep_s", "ep"), ("pp_s", "pp"), ("bubble_s", "pp")]
+)
+def test_a_degree_of_one_costs_no_communication(term: str, degree: str) -> None:
+    times = predict_step_times(JOBS["experts"], MANY)
+    assert (getattr(times, term)[getattr(MANY, degree) == 1] == 0).all()
+    assert (getattr(times, term)[getattr(MANY, degree) > 1] > 0).all()
+
+
+def test_replicas_of_data_have_gradients_to_exchange() -> None:
+    times = predict_step_times(LLAMA, MANY)
+    assert ((times.dp_s > 0) == (MANY.dp * MANY.cp > 1)).all()
+
+
+def test_what_is_not_computed_again_takes_no_time() -> None:
+    times = predict_step_times(LLAMA, MANY)
+    assert ((times.recompute_s > 0) == (MANY.recompute > 0)).all()
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_recomputation_never_makes_a_step_faster(name: str) -> None:
+    """Unless activations have to leave the device, which takes longer the more of them are kept."""
+    none, selective, full = (
+        predict_step_times(JOBS[name], replace(with_every("recompute", kind), offload=0 * MANY.offload)).total_s
+        for kind in Recompute
+    )
+    assert (none <= selective * (1 + 1e-12)).all()
+    assert (selective <= full * (1 + 1e-12)).all()
+
+
+@given(pp=DEGREES, per_stage=st.integers(1, 8), interleave=st.sampled_from([1, 2, 4]))
+def test_the_bubble_of_an_even_pipeline_is_narayanan_s(pp: int, per_stage: int, interleave: int) -> None:
+    """(p - 1) / (v m) of the time that the stages work: Narayanan et al. 2021, section 2.2."""
+    times = step(NO_HEAD, global_batch=per_stage * pp, pp=pp, interleave=interleave)
+    working = times.forward_s + times.backward_s
+    expected = (pp - 1) / (interleave * per_stage * pp)
+    assert float((times.bubble_s / working)[0]) == pytest.approx(expected, rel=0.03)
+
+
+@given(pp=DEGREES, tp=st.sampled_from([1, 8]))
+def test_a_zero_bubble_schedule_leaves_less_of_the_bubble(pp: int, tp: int) -> None:
+    plain, filled = (step(pp=pp, tp=tp, zero_bubble=value).bubble_s for value in (0, 1))
+    assert 0 < filled < 0.7 * plain
+
+
+@given(pp=DEGREES)
+def test_more_chunks_make_a_smaller_bubble_and_more_messages(pp: int) -> None:
+    chunked = [step(pp=pp, interleave=v) for v in (1, 2, 4)]
+    bubbles, messages = ([float(getattr(times, term)[0]) for times in chunked] for term in ("bubble_s", "pp_s"))
+    assert bubbles == sorted(set(bubbles), reverse=True)
+    assert messages == sorted(set(messages))
+
+
+def test_the_slowest_stage_of_an_uneven_pipeline_sets_the_pace() -> None:
+    """7 blocks on 2 stages are 4 and 3: as slow as 8."""
+    seven, eight = (job(resized(known("llama2-7b"), layers=layers, vocabulary=8)) for layers in (7, 8))
+    assert step(seven, pp=2).forward_s == pytest.approx(step(eight, pp=2).forward_s, rel=1e-12)
+
+
+def test_logits_slow_down_the_last_stage() -> None:
+    wide = job(resized(known("llama2-7b"), vocabulary=256000))
+    assert step(wide, pp=4).head_s > 10 * step(NO_HEAD, pp=4).head_s
+
+
+def test_a_last_stage_with_a_block_less_has_time_for_the_logits() -> None:
+    """Llama 3 405B: 126 layers on 16 stages, the ends counted, against 128."""
+    short, even = (job(resized(known("llama3.1-405b"), layers=layers), "128x H100-SXM") for layers in (126, 128))
+    assert seconds(short, tp=8, pp=16) < seconds(even, tp=8, pp=16)
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_software_that_overlaps_is_never_slower(name: str) -> None:
+    of = JOBS[name]
+    apart, overlapped = (replace(of, stack=replace(of.stack, overlap=value)) for value in (False, True))
+    assert (predict_step_times(overlapped, MANY).total_s <= predict_step_times(apart, MANY).total_s).all()
+
+
+def test_sharded_weights_travel_once_per_micro_batch() -> None:
+    apart = replace(LLAMA, stack=Stack(overlap=False))
+    short, long = (step(apart, batch, dp=8, dp_shard=8, zero=3).dp_s for batch in (64, 128))
+    assert long == pytest.approx(2 * short, rel=1e-9)
+
+
+def test_replicated_gradients_travel_once_per_step() -> None:
+    apart = replace(LLAMA, stack=Stack(overlap=False))
+    assert step(apart, 64, dp=8).dp_s == step(apart, 128, dp=8).dp_s
+
+
+def test_shards_within_a_node_and_replicas_between_need_less_of_the_network_over_many_micro_batches() -> None:
+    apart = replace(LLAMA, stack=Stack(overlap=False))
+    everywhere, hybrid = (step(apart, 2048, dp=32, dp_shard=size, zero=3).dp_s for size in (32, 8))
+    assert hybrid < everywhere
+
+
+def test_a_shared_optimizer_updates_its_share() -> None:
+    assert step(dp=8, dp_shard=8, zero=1).optimizer_s == pytest.approx(step().optimizer_s / 8)
+
+
+def test_an_optimizer_in_the_host_s_memory_waits_for_the_link() -> None:
+    assert step(offload_optimizer=1).optimizer_s > step().optimizer_s
+
+
+def test_offloaded_activations_hide_where_the_link_is_fast() -> None:
+    slow, fast = (step(job(cluster=text), offload=1).offload_s for text in ("1x A100-SXM-80GB", "1x GH200"))
+    assert fast < slow
+
+
+@given(tp=DEGREES)
+def test_tp_between_nodes_is_slower_than_within_one(tp: int) -> None:
+    narrow = job(cluster="16 nodes of 1x A100-SXM-80GB over 1x HDR")
+    assert step(narrow, tp=tp).tp_s > step(tp=tp).tp_s
+
+
+def test_a_faster_accelerator_takes_less_time() -> None:
+    parts = ("V100-SXM-32GB", "A100-SXM-80GB", "H100-SXM", "B200")
+    times = [seconds(job(cluster=f"1x {part}", precision="fp16")) for part in parts]
+    assert times == sorted(times, reverse=True)
+
+
+@pytest.mark.parametrize("dp", [1, 2, 4, 8, 16])
+def test_more_replicas_of_the_same_batch_are_faster(dp: int) -> None:
+    assert seconds(dp=2 * dp, micro_batch=1) < seconds(dp=dp, micro_batch=1)
+
+
+def test_more_nodes_wait_for_a_slower_slowest() -> None:
+    shares = [float((step(dp=dp).straggle_s / step(dp=dp).total_s)[0]) for dp in (8, 16, 32)]
+    assert shares == sorted(set(shares))
+
+
+def test_the_optimizer_of_a_step_does_not_grow_with_the_batch() -> None:
+    assert step(global_batch=64).optimizer_s == step(global_batch=128).optimizer_s
+
+
+def test_coefficients_are_an_argument() -> None:
+    slower = replace(COEFFICIENTS, step_s=COEFFICIENTS.step_s + 1.0)
+    once = layouts()
+    added = predict_step_times(LLAMA, once, slower).total_s - predict_step_times(LLAMA, once).total_s
+    assert float(added[0]) == pytest.approx(1.0)
+
+
+def test_a_precision_without_units_is_refused() -> None:
+    with pytest.raises(UsageError, match="A100-SXM-80GB has no fp8 matrix units"):
+        step(job(cluster=A100S, precision="fp8"))
