@@ -47,9 +47,7 @@ def test_what_is_open_takes_every_value_in_every_combination() -> None:
     assert len(layouts) == 48
 
 
-@given(
-    micro_batch=st.sampled_from([1, 2, 4]), recompute=st.sampled_from(Recompute), interleave=st.sampled_from([1, 2])
-)
+@given(micro_batch=st.sampled_from([1, 2, 4]), recompute=st.sampled_from(Recompute), interleave=st.sampled_from([1, 2]))
 def test_what_is_known_is_kept(micro_batch: int, recompute: Recompute, interleave: int) -> None:
     layouts = filled(replace(OPEN, micro_batch=micro_batch, recompute=recompute, interleave=interleave))
     row = layouts.row(0)

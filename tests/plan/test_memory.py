@@ -197,9 +197,7 @@ def test_offloading_activations_of_a_single_block_takes_no_more() -> None:
 
 @given(pp=st.sampled_from([2, 4, 8]), accum=st.integers(1, 16))
 def test_the_first_stage_keeps_as_many_micro_batches_as_stages_at_most(pp: int, accum: int) -> None:
-    one_block = float(
-        activation_bytes(LLAMA, layouts(), sequence_length=LENGTH, precision="bf16", stack=Stack())[0]
-    )
+    one_block = float(activation_bytes(LLAMA, layouts(), sequence_length=LENGTH, precision="bf16", stack=Stack())[0])
     embedded = 2 * LENGTH * LLAMA.hidden
     kept = memory(LLAMA, layouts(accum, pp=pp)).activations_bytes
     first = min(accum, pp) * (LLAMA.layers / pp * one_block + embedded)

@@ -26,10 +26,18 @@ RUN_FILES = st.fixed_dictionaries(
     {"name": st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)},
     optional={
         "cluster": st.sampled_from(
-            ["local", "64x H100", {"nodes": 2}, {"processes_per_node": 4}, {"of": "8x B200", "usd_per_accelerator_hour": 3}]
+            [
+                "local",
+                "64x H100",
+                {"nodes": 2},
+                {"processes_per_node": 4},
+                {"of": "8x B200", "usd_per_accelerator_hour": 3},
+            ]
         ),
         "goal": st.builds(
-            lambda hours, usd: {"deadline": f"{hours}h", "budget": f"{usd} USD"}, st.integers(1, 99), st.integers(1, 10**9)
+            lambda hours, usd: {"deadline": f"{hours}h", "budget": f"{usd} USD"},
+            st.integers(1, 99),
+            st.integers(1, 10**9),
         ),
         "checkpoint": st.sampled_from([{"every": "auto"}, {"every": "50 steps"}, {"every": "90 s"}, {"keep": 2}]),
         "recover": st.builds(lambda days: {"max_restarts": 1, "node_mttf": f"{days} d"}, st.integers(1, 99)),
@@ -39,7 +47,10 @@ WORKS = st.sampled_from(
     [
         {"run": "python train.py", "setup": "true", "envs": {"A": "1"}},
         {"workload": WORKLOAD, "layout": {"dp_shard": 2}},
-        {"workload": WORKLOAD | {"model": {"preset": "llama3-70b"}, "precision": "fp8"}, "layout": {"zero": 1, "tp": 8}},
+        {
+            "workload": WORKLOAD | {"model": {"preset": "llama3-70b"}, "precision": "fp8"},
+            "layout": {"zero": 1, "tp": 8},
+        },
         {"workload": WORKLOAD | {"train_for": "2B tokens", "optimizer": {"warmup": "20 steps"}}, "layout": "auto"},
     ]
 )

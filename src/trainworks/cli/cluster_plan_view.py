@@ -97,9 +97,11 @@ def _layout_table(title: str, rows: list[Prediction]) -> Table:
     return table
 
 
-def _rejections(plan: ClusterPlan) -> Table:
+def _rejections(plan: ClusterPlan) -> Table | Text:
     result = plan.result
     title = f"{format_count(result.evaluated)} layouts priced, {format_count(result.fitting)} fit"
+    if not result.rejections:
+        return Text(title)
     table = Table("rejected", "", "because", "nearest", title=title, title_justify="left", box=None)
     for rejection in result.rejections:
         table.add_row(format_count(rejection.count), rejection.unit, rejection.reason, rejection.nearest)

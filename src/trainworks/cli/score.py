@@ -34,7 +34,7 @@ def command(
     out: Annotated[Path | None, typer.Option("--out", help="Write the prediction of every row to this CSV.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Any cell may be empty. Rows that cannot be predicted are refused with the reason; the others are scored by source."""
+    """Any cell may be empty. A row that cannot be predicted is refused with the reason; the others are scored."""
     if memory and collectives:
         raise UsageError("`--memory` and `--collectives` are two tables", hint="score them one after the other")
     if out is not None and not out.absolute().parent.is_dir():

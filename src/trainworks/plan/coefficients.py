@@ -69,7 +69,7 @@ class Coefficients:
     """Time added per doubling of the number of nodes: the slowest rank of more."""
     fragmentation: float = 0.06
     """Of what the allocator reserves, what it cannot hand out."""
-    context_bytes: float = 2.5e+09
+    context_bytes: float = 2.5e09
     """Of the driver, its libraries and the collectives' buffers on each device."""
 
 

@@ -14,7 +14,8 @@ the best k gives the square root. `c` is `Coefficients.pipelining`. The transfer
 
 where I are the domain's interfaces that a group has: with g of the domain's G ranks in it, G/g groups are busy at the
 same time, and each has g/G of them, whatever single port a rank sits next to. A domain is a node, or several on an
-NVL72.
+NVL72. Where links join pairs of devices instead of passing a switch, B is B (g-1)/(G-1). The latency a is that of
+starting, of a ring's steps inside, and of a tree's levels outside.
 """
 
 from __future__ import annotations
@@ -32,8 +33,16 @@ __all__ = ["Collective", "Fabric", "collective_s", "fabric_of", "point_to_point_
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 
-_SCALE_UP_LATENCY_S = {"NVLink2": 55e-6, "NVLink3": 45e-6}
 _LATENCY_S = {"InfiniBand": 35e-6, "RoCE": 45e-6, "EFA": 65e-6, "Omni-Path": 60e-6}
+"""Of a small collective between two domains, per doubling of their number, by kind of network."""
+_START_S, _IN_SWITCH_S = 25e-6, 17e-6
+"""Of a small collective inside a domain: to start a ring, and all of it where the switches add up."""
+_HOP_S, _FAST_HOP_S = 4.2e-6, 1.5e-6
+"""Per step of a ring, before and since NVLink 4."""
+_IN_SWITCH_GAIN = 1.32
+"""Of an all-reduce whose sums are formed in the switches: every byte crosses a device's link once, not twice."""
+_MESHES = ("NVLink2", "Infinity Fabric", "xGMI")
+"""Links that join pairs of devices: a group has only those among its members."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +56,10 @@ class Fabric:
     """Per rank, what a ring reaches."""
     in_switch_gain: float
     """Factor on the all-reduce of a whole domain whose switches add up (NVLS); 1 without."""
-    scale_up_latency_s: float
+    mesh: bool
+    """Whether that rate is the sum of links to single neighbours."""
+    hop_s: float
+    """Of a ring's step inside a domain."""
     node_bytes_per_s: float
     """All interfaces of a node together, what rings reach."""
     scale_out_latency_s: float
@@ -57,12 +69,10 @@ class Fabric:
 def fabric_of(cluster: ClusterDescription, coefficients: Coefficients = COEFFICIENTS) -> Fabric:
     """The reachable rates of a cluster's links.
 
-    Without a scale-up link ranks of a node talk over the host's bus. Latencies are of a whole small collective, by
-    generation of the link (NVLink 2 and 3, then switches that add up) and by kind of network.
+    Without a scale-up link ranks of a node talk over the host's bus.
     """
     accelerator = cluster.accelerator
     up = cluster.scale_up_bytes_per_s or accelerator.host_bytes_per_s / 2
-    generation = accelerator.scale_up[:7]
     share = coefficients.scale_out_share
     if cluster.network == "Omni-Path":
         share *= coefficients.omni_path_share
@@ -70,8 +80,9 @@ def fabric_of(cluster: ClusterDescription, coefficients: Coefficients = COEFFICI
         ranks_per_node=cluster.accelerators_per_node,
         domain=max(cluster.scale_up_domain, cluster.accelerators_per_node),
         scale_up_bytes_per_s=up * coefficients.scale_up_share,
-        in_switch_gain=1.32 if cluster.scale_up_reduction else 1.0,
-        scale_up_latency_s=_SCALE_UP_LATENCY_S.get(generation, 17e-6),
+        in_switch_gain=_IN_SWITCH_GAIN if cluster.scale_up_reduction else 1.0,
+        mesh=accelerator.scale_up.startswith(_MESHES),
+        hop_s=_FAST_HOP_S if cluster.scale_up_reduction else _HOP_S,
         node_bytes_per_s=cluster.node_bytes_per_s * share,
         scale_out_latency_s=_LATENCY_S.get(cluster.network, 60e-6),
         pipelining=coefficients.pipelining,
@@ -92,9 +103,10 @@ def collective_s(kind: Collective, size_bytes: Array, ranks: Array, stride: Arra
     inside = np.clip(fabric.domain / stride, 1, ranks)
     domains = ranks / inside
     crosses = domains > 1
-    up = fabric.scale_up_bytes_per_s * np.where(
-        ~crosses & (ranks >= 4) & (kind == "all_reduce"), fabric.in_switch_gain, 1.0
-    )
+    in_switch = ~crosses & (ranks >= 4) & (kind == "all_reduce") & (fabric.in_switch_gain > 1)
+    up = fabric.scale_up_bytes_per_s * np.where(in_switch, fabric.in_switch_gain, 1.0)
+    if fabric.mesh:
+        up = up * np.maximum(inside - 1, 1) / max(fabric.domain - 1, 1)
     interface = fabric.node_bytes_per_s / fabric.ranks_per_node
     if kind == "all_reduce":
         within, between = 2 * (ranks - 1) / ranks / up, 2 * (domains - 1) / domains / (interface * inside)
@@ -104,7 +116,9 @@ def collective_s(kind: Collective, size_bytes: Array, ranks: Array, stride: Arra
         within, between = (ranks - 1) / ranks / up, (ranks - 1) / ranks / (interface * inside)
     transfer = size_bytes * np.where(crosses, np.maximum(within, between), within)
     latency = np.where(crosses, fabric.scale_out_latency_s * np.log2(np.maximum(2.0, domains)), 0.0)
-    latency = latency + np.where(inside > 1, fabric.scale_up_latency_s, 0.0)
+    steps = (inside - 1) * (2.0 if kind == "all_reduce" else 1.0)
+    ring = _START_S + steps * fabric.hop_s
+    latency = latency + np.where(inside > 1, np.where(in_switch, _IN_SWITCH_S, ring), 0.0)
     total = latency + transfer + 2 * fabric.pipelining * np.sqrt(latency * transfer)
     return np.where(ranks > 1, total, 0.0)
 
@@ -113,5 +127,5 @@ def point_to_point_s(size_bytes: Array, stride: Array, fabric: Fabric) -> Array:
     """Seconds to send S bytes to the neighbour at distance `stride`, all ranks of a node sending at once."""
     inside = stride < fabric.domain
     rate = np.where(inside, fabric.scale_up_bytes_per_s, fabric.node_bytes_per_s / fabric.ranks_per_node)
-    latency = np.where(inside, fabric.scale_up_latency_s / 4, fabric.scale_out_latency_s / 4)
+    latency = np.where(inside, _START_S / 3, fabric.scale_out_latency_s / 3)
     return latency + size_bytes / rate

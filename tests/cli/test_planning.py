@@ -1,0 +1,70 @@
+"""What can be planned for a cluster and not be trained on this machine is refused, before anything is measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_app import trainworks_program
+from trainworks.cli.planning import resolve
+from trainworks.errors import UsageError
+from trainworks.spec.load import parse_run_file
+
+RUN = """\
+name: demo
+workload:
+  task: causal-lm
+  model: {layers: 2, hidden: 64, heads: 4}
+  data: {source: python-stdlib, sequence_length: 64}
+  precision: bf16
+  global_batch: 8
+  train_for: 3 steps
+cluster: local
+"""
+EDITS = [
+    ("cluster: local", "cluster: 4x p4d.24xlarge"),
+    ("cluster: local", "cluster: {of: 64x H100, usd_per_accelerator_hour: 2}"),
+    ("layers: 2, hidden: 64, heads: 4", "preset: llama3-8b"),
+    ("precision: bf16", "precision: fp8"),
+    ("precision: bf16", "precision: tf32"),
+    ("source: python-stdlib, ", ""),
+    ("task: causal-lm", "task: masked-lm"),
+]
+
+
+def refusal(text: str, folder: Path) -> UsageError:
+    """The error of a run that this version cannot do here."""
+    run_file, source = parse_run_file(text, name="run.yaml")
+    with pytest.raises(UsageError) as refused:
+        resolve(run_file, source, run_id="demo", runs=folder)
+    return refused.value
+
+
+def test_what_cannot_be_trained_here_is_refused_with_its_place(tmp_path: Path, golden) -> None:
+    blocks = []
+    for before, after in EDITS:
+        assert RUN.count(before) == 1
+        error = refusal(RUN.replace(before, after), tmp_path)
+        blocks.append(f"# {before!a} -> {after!a}\n\n{error.render()}\n")
+    golden("cannot_be_trained.txt", f"{RUN}\n" + "\n\n".join(blocks))
+
+
+@pytest.mark.parametrize(("before", "after"), EDITS)
+def test_a_refused_run_leaves_nothing_behind(tmp_path: Path, before: str, after: str) -> None:
+    refusal(RUN.replace(before, after), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["run", "submit"])
+def test_a_described_cluster_is_a_usage_error_of_run_and_submit(tmp_path: Path, command: str) -> None:
+    (tmp_path / "run.yaml").write_text(RUN.replace("cluster: local", "cluster: 4x p4d.24xlarge"), encoding="utf-8")
+    done = trainworks_program(command, "run.yaml", folder=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: cluster `4x p4d.24xlarge` is not this machine")
+    assert "--> run.yaml:9  cluster" in done.stderr
+
+
+def test_a_command_of_your_own_is_refused_a_described_cluster_too(tmp_path: Path) -> None:
+    error = refusal("name: demo\nrun: python train.py\ncluster: 8x H100\n", tmp_path)
+    assert error.place == "run.yaml:3  cluster"
