@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -51,29 +51,27 @@ def divisors(number: int) -> list[int]:
 
 def every_layout(shape: ModelShape, length: int, world: int, batch: int) -> Iterator[dict[str, int]]:
     """What the documentation says can run, one by one in plain loops."""
-    for tp, pp, cp, dp in itertools.product(divisors(world), repeat=4):
-        if tp * pp * cp * dp != world or shape.heads % tp or shape.feed_forward % tp or pp > shape.layers:
-            continue
-        if batch % dp or (cp > 1 and length % (2 * cp)):
-            continue
-        for zero, dp_shard in itertools.product(range(4), divisors(dp)):
-            if not allowed_sharding(zero, dp_shard, dp=dp, cp=cp, pp=pp):
-                continue
-            for micro_batch, interleave, zero_bubble in itertools.product(
-                divisors(batch // dp), divisors(shape.layers), (0, 1)
-            ):
-                accum = batch // dp // micro_batch
-                if not allowed_schedule(interleave, zero_bubble, pp=pp, layers=shape.layers, accum=accum):
-                    continue
-                for recompute, sequence_parallel, offload, offload_optimizer in itertools.product(
-                    (Recompute.NONE, Recompute.FULL), (0, 1) if tp > 1 else (0,), (0, 1), (0, 1)
-                ):
-                    yield {
-                        "dp": dp, "dp_shard": dp_shard, "zero": zero, "tp": tp, "pp": pp, "cp": cp, "ep": 1,
-                        "sequence_parallel": sequence_parallel, "interleave": interleave, "micro_batch": micro_batch,
-                        "recompute": int(recompute), "zero_bubble": zero_bubble, "offload": offload,
-                        "offload_optimizer": offload_optimizer, "accum": accum,
-                    }  # fmt: skip
+    for tp, pp, cp, dp in every_mesh(shape, length, world, batch):
+        for zero, dp_shard, micro_batch, interleave, zero_bubble, recompute, sequence_parallel, *offload in product(
+            range(4), divisors(dp), divisors(batch // dp), divisors(shape.layers), (0, 1),
+            (Recompute.NONE, Recompute.FULL), (0, 1) if tp > 1 else (0,), (0, 1), (0, 1),
+        ):  # fmt: skip
+            accum = batch // dp // micro_batch
+            sharding = allowed_sharding(zero, dp_shard, dp=dp, cp=cp, pp=pp)
+            if sharding and allowed_schedule(interleave, zero_bubble, pp=pp, layers=shape.layers, accum=accum):
+                yield {
+                    "dp": dp, "dp_shard": dp_shard, "zero": zero, "tp": tp, "pp": pp, "cp": cp, "ep": 1,
+                    "sequence_parallel": sequence_parallel, "interleave": interleave, "micro_batch": micro_batch,
+                    "recompute": int(recompute), "zero_bubble": zero_bubble, "accum": accum,
+                    "offload": offload[0], "offload_optimizer": offload[1],
+                }  # fmt: skip
+
+
+def every_mesh(shape: ModelShape, length: int, world: int, batch: int) -> Iterator[tuple[int, int, int, int]]:
+    for tp, pp, cp, dp in product(divisors(world), repeat=4):
+        divided = not (shape.heads % tp or shape.feed_forward % tp or batch % dp or (cp > 1 and length % (2 * cp)))
+        if tp * pp * cp * dp == world and pp <= shape.layers and divided:
+            yield tp, pp, cp, dp
 
 
 def allowed_sharding(zero: int, dp_shard: int, *, dp: int, cp: int, pp: int) -> bool:

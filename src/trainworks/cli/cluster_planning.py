@@ -98,13 +98,14 @@ def plan_cluster(
     belief = belief_from(measurements)
     price = price_usd or run_file.cluster.usd_per_accelerator_hour
     _check_price(run_file.goal, price, source)
+    steps = _steps(workload, source)
     decided = {**_fixed_of_run_file(run_file, cluster, source), **(fixed or {})}
     result = _search(job, workload.global_batch, decided, keep=_TABLE_LENGTH, belief=belief)
-    _check_something_fits(result, decided, cluster)
+    written = source.place(("layout",)) if source and run_file.layout else None
+    _check_something_fits(result, decided, cluster, place=written)
     all_of_them = predictions(
         job, result.layouts, result.times, result.memories, global_batch=workload.global_batch, belief=belief
     )
-    steps = num_steps(workload, tokens_in_data=None)
     return ClusterPlan(
         job=job,
         global_batch=workload.global_batch,
@@ -182,13 +183,16 @@ def _fixed_of_run_file(run_file: RunFile, cluster: ClusterDescription, source: S
     return fixed_of(run_file.layout)
 
 
-def _check_something_fits(result: SearchResult, decided: Fixed, cluster: ClusterDescription) -> None:
+def _check_something_fits(
+    result: SearchResult, decided: Fixed, cluster: ClusterDescription, *, place: str | None
+) -> None:
     if result.fitting:
         return
     if not result.evaluated and not result.rejections:
         written = ", ".join(f"{name} {value}" for name, value in decided.items())
         raise UsageError(
             f"no layout of {cluster.num_accelerators} accelerators has {written}",
+            place=place,
             hint="degrees multiply to the accelerators, `micro_batch` divides a rank's share of the batch, "
             "`interleave` the layers of a stage",
         )
@@ -198,6 +202,14 @@ def _check_something_fits(result: SearchResult, decided: Fixed, cluster: Cluster
         f"no layout fits {cluster.num_accelerators} x {format_bytes(cluster.accelerator.memory_bytes)}: {reasons}",
         hint=f"nearest: {nearest}" if nearest else "change the layout, the batch, or the number of accelerators",
     )
+
+
+def _steps(workload: Workload, source: Source | None) -> int:
+    try:
+        return num_steps(workload, tokens_in_data=None)
+    except UsageError as error:
+        place = source.place(("workload", "train_for")) if source else None
+        raise UsageError(error.message, place=place, hint="say how long to train in steps or tokens") from None
 
 
 def _check_price(goal: Goal, price_usd: float | None, source: Source | None) -> None:

@@ -1,7 +1,8 @@
 """Memory of the fullest rank of many layouts, term by term.
 
 Symbols: those of `compute`; p stages, v chunks, m micro-batches, s ranks that share a state, B blocks of a stage.
-A stage holds its states, what backward needs of every micro-batch that is under way, and what one kernel needs now:
+A stage holds its states, what backward needs of every micro-batch that is under way, and what its worst moment needs
+on top, in the loss or inside a block:
 
     allocated = weights + gradients + optimizer + activations + logits + working
     reserved  = allocated / (1 - fragmentation)
@@ -84,38 +85,92 @@ def _stage(
     shape: ModelShape, layouts: Layouts, sequence_length: int, precision: str, stack: Stack, *, end: int
 ) -> Memories:
     middle, last = stage_blocks(shape.layers, layouts)
-    blocks = last if end else np.where(layouts.pp == 1, last, middle)
     alone = layouts.pp == 1
-    both = 1.0 if output_parameters(shape) == 0 else 2.0
+    blocks = last if end else np.where(alone, last, middle)
+    tables = np.where(alone & (output_parameters(shape) > 0), 2.0, 1.0)
     dense = dense_blocks(shape, layouts, blocks, end=bool(end))
-    held = stage_parameters(shape, layouts, blocks, embeddings=np.where(alone, both, 1.0), without_experts=dense)
+    held = stage_parameters(shape, layouts, blocks, embeddings=tables, without_experts=dense)
     weights, gradients, optimizer = _states(held, layouts, precision, stack)
+    tables_held = stage_parameters(shape, layouts, np.zeros_like(blocks), embeddings=tables).total
+
     tokens = layouts.micro_batch * sequence_length / layouts.cp
-    per_block = activation_bytes(shape, layouts, sequence_length=sequence_length, precision=precision, stack=stack)
-    whole = activation_bytes(
-        shape, layouts, sequence_length=sequence_length, precision=precision, stack=stack, recompute=Recompute.NONE
-    )
-    under_way = _micro_batches_under_way(layouts, end)
+    sizes = {"sequence_length": sequence_length, "precision": precision, "stack": stack}
+    kept = activation_bytes(shape, layouts, **sizes)  # type: ignore[arg-type]
+    whole = activation_bytes(shape, layouts, **sizes, recompute=Recompute.NONE)  # type: ignore[arg-type]
     e = 4 if precision == "fp32" else 2
-    embedded = np.where(alone | (end == 0), tokens * shape.hidden * e, 0.0)
+    stream = e * tokens * shape.hidden / np.where(layouts.sequence_parallel > 0, layouts.tp, 1.0)
     has_logits = alone | (end == 1)
-    vocabulary = shape.vocabulary / layouts.tp
-    logits = np.where(has_logits, tokens * vocabulary * (e + 4.0 if stack.fused_attention else e + 8.0), 0.0)
-    live = np.where(layouts.recompute == Recompute.NONE, 0.0, whole - per_block)
-    widest = (2.0 if shape.gated_mlp else 1.0) * shape.feed_forward / layouts.tp
-    live = live + e * (widest * shape.hidden + 1.5 * tokens * widest)
-    gathered = np.where(layouts.zero == 3, 2 * 2 * held.total / np.maximum(blocks, 1), 0.0)
-    return Memories(
-        weights_bytes=weights,
-        gradients_bytes=gradients,
-        optimizer_bytes=optimizer,
-        activations_bytes=np.where(
-            layouts.offload > 0, _BLOCKS_IN_FLIGHT * per_block, under_way * (blocks * per_block + embedded)
-        ),
-        logits_bytes=logits,
-        working_bytes=gathered + np.maximum(0.0, live - logits),
-        stage=np.where(alone, 0.0, (layouts.pp - 1) * end),
-    )
+    logit_bytes = e + (4.0 if stack.fused_attention else 8.0)
+    logits = np.where(has_logits, tokens * shape.vocabulary / layouts.tp * logit_bytes, 0.0)
+    at_ends = stream * np.where(has_logits, 2.0, layouts.interleave)
+    kept_by_all = _micro_batches_under_way(layouts, end) * (blocks * kept + at_ends)
+    activations = np.where(layouts.offload > 0, _BLOCKS_IN_FLIGHT * kept, kept_by_all)
+    product, matrix = _largest_product(shape, layouts, tokens)
+    live = stream + e * np.maximum(product, matrix)
+    live = live + np.where(layouts.recompute == Recompute.NONE, 0.0, whole - kept)
+    block = (held.total - tables_held) / np.maximum(blocks, 1)
+    moments = _Moments(blocks, block, tables_held, tables, kept, at_ends, stream, live, matrix, logits, activations)
+    working = np.where(layouts.zero == 3, moments.peak_with_shards(), np.maximum(logits, live)) - logits
+    stage = np.where(alone, 0.0, (layouts.pp - 1) * end)
+    return Memories(weights, gradients, optimizer, activations, logits, working, stage)
+
+
+@dataclass(frozen=True, slots=True)
+class _Moments:
+    """What the moments of a step are made of, in bytes but for counts of parameters; shape [n]."""
+
+    blocks: Array
+    block: Array
+    """Parameters of one block."""
+    tables: Array
+    """Parameters of embedding and output, which are one unit of FSDP2."""
+    num_tables: Array
+    kept: Array
+    """Activations of one block."""
+    at_ends: Array
+    """Activations of embedding and final norm."""
+    stream: Array
+    """One residual stream."""
+    live: Array
+    """Of the block that backward is in: recomputed activations, and the largest gradient."""
+    matrix: Array
+    """Elements of the largest weight's gradient."""
+    logits: Array
+    activations: Array
+
+    def peak_with_shards(self) -> Array:
+        """Largest of four moments under FSDP2 with 16-bit weights and fp32 reduction, beyond states and activations.
+
+            in the loss             logits, and gathered: tables and the last block, which was prefetched
+            in the last block       gathered: tables, this block and the next; gradients of output and largest weight
+            in the one before       the same, and the fp32 gradients of the last block on their way to their shards
+            reducing                gradients of a whole block in 16 and 32 bits
+            at the end              gradients of the tables in 16 and 32 bits, all activations gone
+
+        Source: torch.distributed.fsdp, `reshard_after_forward` (the root keeps its weights), measured on fake tensors.
+        """
+        ahead = np.where(self.blocks > 2, 2.0 * self.block, 0.0)
+        in_loss = self.logits + 2.0 * self.tables + 2.0 * self.block
+        first = 2.0 * self.block + ahead + 2.0 * self.matrix + self.live - self.at_ends
+        second = first + 4.0 * self.block - self.kept
+        reducing = 8.0 * self.block + ahead + 4.0 * self.stream - np.minimum(self.blocks, 2) * self.kept
+        gathered = 2.0 * self.tables * (1.0 + 1.0 / self.num_tables)
+        in_block = gathered + np.maximum(np.maximum(first, second), reducing)
+        at_end = 6.0 * self.tables - self.activations
+        peak: Array = np.maximum(np.maximum(in_loss, in_block), at_end)
+        return peak
+
+
+def _largest_product(shape: ModelShape, layouts: Layouts, tokens: Array) -> tuple[Array, Array]:
+    """Elements of the widest output of a block's products, and of its largest weight: both have gradients."""
+    first = 2.0 if shape.gated_mlp else 1.0
+    if shape.experts:
+        width = shape.experts_per_token * shape.expert_feed_forward
+        return (
+            tokens * first * width / layouts.tp,
+            shape.experts * shape.hidden * shape.expert_feed_forward / layouts.ep,
+        )
+    return tokens * first * shape.feed_forward / layouts.tp, shape.hidden * shape.feed_forward / layouts.tp
 
 
 def _states(held: StageParameters, layouts: Layouts, precision: str, stack: Stack) -> tuple[Array, Array, Array]:
