@@ -208,7 +208,8 @@ def test_the_first_stage_keeps_as_many_micro_batches_as_stages_at_most(pp: int, 
 def test_an_interleaved_schedule_keeps_korthikanti_s_share_more(pp: int, interleave: int) -> None:
     """1 + (p - 1) / (p v): section 4.2.3."""
     plain, chunked = (memory(LLAMA, pp=pp, interleave=v) for v in (1, interleave))
-    assert chunked.activations_bytes == pytest.approx(plain.activations_bytes * (1 + (pp - 1) / (pp * interleave)))
+    share = chunked.activations_bytes / plain.activations_bytes
+    assert share == pytest.approx(1 + (pp - 1) / (pp * interleave), rel=0.05)
 
 
 def test_a_large_vocabulary_fills_the_last_stage() -> None:

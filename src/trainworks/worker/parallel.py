@@ -146,7 +146,9 @@ class _LastGradient:
 
 
 class _Sharded(_Single):
-    """FSDP2: each block's parameters are gathered before use, its gradients reduced to shards after."""
+    """FSDP2: each block's parameters are gathered before use, its gradients reduced to shards after, and over the
+    replicas once per step.
+    """
 
     def __init__(
         self,
@@ -166,7 +168,8 @@ class _Sharded(_Single):
             _note_collectives(units, timeline)
 
     def accumulate(self, tokens: Tensor, *, scale: Tensor | float, last: bool) -> Tensor:
-        self._root.set_requires_gradient_sync(last)
+        # Gradients go to their shards after every micro-batch: kept whole they would need as much as no shards at all.
+        self._root.set_requires_all_reduce(last)
         return super().accumulate(tokens, scale=scale, last=last)
 
 

@@ -120,7 +120,7 @@ def _communication_s(shape: ModelShape, layout: ResolvedLayout, calibration: Cal
     """Exposed communication of one step.
 
     Replicas: gradients are summed in buckets, each as soon as backward has filled it; the last one cannot hide.
-    Shards: 2 gathers of parameters per micro-batch and one reduction of fp32 gradients, each (n-1)/n of its bytes, and
+    Shards: per micro-batch 2 gathers of parameters and one reduction of fp32 gradients, each (n-1)/n of its bytes, and
     a latency per unit and collective; nothing hidden, as on a CPU.
     """
     rates = {"latency_s": calibration.all_reduce_latency_s, "bytes_per_s": calibration.all_reduce_bytes_per_s}
@@ -128,9 +128,9 @@ def _communication_s(shape: ModelShape, layout: ResolvedLayout, calibration: Cal
     if layout.dp_shard > 1:
         gathers = 2 * layout.grad_accum_steps
         element_bytes = 4 if calibration.precision == "fp32" else 2
-        moved_bytes = (gathers * element_bytes + 4) * shape.num_parameters
+        moved_bytes = (gathers * element_bytes + 4 * layout.grad_accum_steps) * shape.num_parameters
         volume = ring_share(layout.dp_shard) / 2 * moved_bytes / calibration.all_reduce_bytes_per_s
-        latencies = (shape.layers + 1) * (gathers + 1) * calibration.all_reduce_latency_s
+        latencies = (shape.layers + 1) * 3 * layout.grad_accum_steps * calibration.all_reduce_latency_s
         outer = all_reduce_time_s(gradient_bytes / layout.dp_shard, layout.dp_replicate, **rates)
         return volume + latencies + outer
     return all_reduce_time_s(last_bucket_bytes(shape), layout.dp_replicate, **rates)
