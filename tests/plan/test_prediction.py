@@ -166,7 +166,6 @@ def test_a_layout_that_is_written_and_read_is_the_same() -> None:
     assert all((getattr(again, field.name) == getattr(legal, field.name)).all() for field in fields(legal))
 
 
-@pytest.mark.xfail(strict=True, reason="`fixed_of` knows no sharing over `cp` without `dp_shard`")
 @pytest.mark.parametrize("zero", [1, 3])
 def test_sharing_over_cp_alone_survives_writing_and_reading(zero: int) -> None:
     shared = layouts(cp=2, zero=zero)

@@ -47,7 +47,7 @@ def test_with_embedding_and_logits_counted_the_ends_have_one_block_less(each: in
         pytest.param(126, 16, 8, 8, 7, id="Llama 3 405B in 8 chunks of one"),
         pytest.param(70, 12, 1, 6, 5, id="BLOOM"),
         pytest.param(96, 8, 2, 12, 12, id="GPT-3"),
-        pytest.param(61, 16, 1, 4, 1, id="uneven: the last has what is left"),
+        pytest.param(61, 16, 1, 4, 3, id="uneven: the first stages round up, the last down"),
         pytest.param(10, 4, 1, 3, 2, id="counted with the ends"),
     ],
 )

@@ -19,8 +19,8 @@ import yaml
 from trainworks.host.network import listen
 from trainworks.host.probe import probe_host
 from trainworks.plan.local.layout import choose_layout
-from trainworks.plan.model_shape import shape_of_model
 from trainworks.plan.local.plan import choose_processes, make_plan, num_steps
+from trainworks.plan.model_shape import shape_of_model
 from trainworks.record.calibration import Calibration, GemmRate
 from trainworks.record.manifest import complete_checkpoints
 from trainworks.record.metrics import MetricsRow, effective_rows, read_metrics

@@ -165,6 +165,11 @@ def _preset_job(workload: Workload, name: str, cluster: ClusterDescription, sour
         return ConvJob(conv_net_of_hf_config(config | image_size), workload.precision, cluster, Stack())
     shape = shape_of_hf_config(config | image_size)
     length = shape.max_sequence_length if shape.patch_values else workload.data.sequence_length
+    if shape.learned_positions and length > shape.max_sequence_length:
+        raise UsageError(
+            f"data.sequence_length ({length}) is longer than the {shape.max_sequence_length} positions of `{name}`",
+            place=source.place(("workload", "data", "sequence_length")) if source else None,
+        )
     return Job(shape, length, workload.precision, cluster, Stack())
 
 

@@ -15,57 +15,57 @@ __all__ = ["COEFFICIENTS", "Coefficients"]
 class Coefficients:
     """Shares are of a hardware limit; seconds are per event."""
 
-    gemm_share: float = 0.887
+    gemm_share: float = 0.901
     """Of the fastest published product, what a long training run holds: clocks under load, cold caches."""
     default_peak_share: float = 0.78
     """Of the data sheet's peak, the fastest product where nobody published one."""
-    narrow_share: float = 0.93
+    narrow_share: float = 0.918
     """Of its speed-up over 16 bits, what an 8- or 4-bit product keeps: scaling, amax, unfused casts."""
-    joules_per_flop: float = 9.41e-13
+    joules_per_flop: float = 9.18e-13
     """Of a 16-bit product in 4 nm and 5 nm class parts, board power over sustained rate."""
-    narrow_energy: float = 1.37
+    narrow_energy: float = 1.1
     """Exponent of the operands' width in that energy: 1 would halve it in 8 bits."""
-    depth_half: float = 235
+    depth_half: float = 198
     """Inner dimension at which a product runs at half its rate: filling and draining a tile."""
-    wave_loss: float = 0.454
+    wave_loss: float = 0.459
     """Part of the idle tiles of a last wave that is really lost; other kernels fill the rest."""
-    unaligned_share: float = 0.184
+    unaligned_share: float = 0.313
     """Of the matrix rate, what remains where a dimension is no multiple of 8 elements."""
-    routed_share: float = 0.6
+    routed_share: float = 0.648
     """Of the matrix rate, what the products of routed experts reach: groups of unequal size, launched one by one."""
-    attention_share: float = 0.768
+    attention_share: float = 0.73
     """Of the matrix rate, what fused attention reaches forward."""
-    attention_backward_share: float = 0.892
+    attention_backward_share: float = 0.828
     """Of its forward rate, what its backward reaches."""
-    memory_share: float = 0.883
+    memory_share: float = 0.851
     """Of the memory's bandwidth, what element-wise kernels reach."""
-    backward_bytes: float = 1.55
+    backward_bytes: float = 1.61
     """Bytes that element-wise backward moves over those of forward."""
-    launch_s: float = 3.19e-05
+    launch_s: float = 2.81e-05
     """Host time per kernel of a framework without captured graphs."""
-    optimizer_bytes: float = 44.2
+    optimizer_bytes: float = 44.5
     """Moved per local parameter and step: unscale, norm, clip, Adam, copy back."""
-    step_s: float = 0.0134
+    step_s: float = 0.0223
     """Host work of one step: data, logging, the scheduler."""
-    scale_up_share: float = 0.893
+    scale_up_share: float = 0.863
     """Of the scale-up link's one-direction rate, what a ring reaches."""
-    scale_out_share: float = 0.845
+    scale_out_share: float = 0.811
     """Of a node's network interfaces, the same."""
-    omni_path_share: float = 0.28
+    omni_path_share: float = 0.227
     """Of Omni-Path's rate, what collectives keep of that: its messages pass through the host's memory."""
-    pipelining: float = 0.569
+    pipelining: float = 0.624
     """Of 2 sqrt(latency * transfer), the cost of filling a pipelined collective."""
-    tp_hidden: float = 0.747
+    tp_hidden: float = 0.602
     """Part of tensor-parallel communication that a stack with overlap hides."""
-    pp_exposed: float = 0.974
+    pp_exposed: float = 0.999
     """Part of the pipeline's point-to-point transfers that nothing hides."""
-    dp_hidden: float = 0.767
+    dp_hidden: float = 0.751
     """Part of the computing time that can hide gradient and weight traffic."""
-    old_gather_share: float = 0.174
+    old_gather_share: float = 0.18
     """Of the links' rate, what sharded weights reached in software without overlap."""
     host_link_share: float = 0.8
     """Of the link to the host, what offloading reaches."""
-    straggle: float = 0.0114
+    straggle: float = 0.00825
     """Time added per doubling of the number of nodes: the slowest rank of more."""
     fragmentation: float = 0.06
     """Of what the allocator reserves, what it cannot hand out."""

@@ -101,10 +101,11 @@ def collective_s(kind: Collective, size_bytes: Array, ranks: Array, stride: Arra
         fabric: the links.
     """
     inside = np.clip(fabric.domain / stride, 1, ranks)
-    domains = ranks / inside
+    domains = np.ceil(ranks / inside)
     crosses = domains > 1
-    in_switch = ~crosses & (ranks >= 4) & (kind == "all_reduce") & (fabric.in_switch_gain > 1)
-    up = fabric.scale_up_bytes_per_s * np.where(in_switch, fabric.in_switch_gain, 1.0)
+    in_switch = (inside >= 4) & (fabric.in_switch_gain > 1)
+    gain = np.where(in_switch, fabric.in_switch_gain, 1.0) if kind == "all_reduce" else 1.0
+    up = fabric.scale_up_bytes_per_s * gain
     if fabric.mesh:
         up = up * np.maximum(inside - 1, 1) / max(fabric.domain - 1, 1)
     interface = fabric.node_bytes_per_s / fabric.ranks_per_node

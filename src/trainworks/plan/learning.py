@@ -62,10 +62,12 @@ def fixed_of(layout: Layout) -> dict[str, int]:
 
     `dp_shard` shares everything (zero 3) unless `zero` says less.
     """
+    automatic = 3 if layout.dp_shard > 1 else 0
+    alone = layout.dp_shard * layout.cp == 1
     fixed = {
         "dp": layout.dp_replicate * layout.dp_shard,
         "dp_shard": layout.dp_shard,
-        "zero": (3 if layout.zero == "auto" else layout.zero) if layout.dp_shard > 1 else 0,
+        "zero": automatic if layout.zero == "auto" or alone else layout.zero,
         "tp": layout.tp,
         "pp": layout.pp,
         "cp": layout.cp,

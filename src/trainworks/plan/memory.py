@@ -22,7 +22,7 @@ import numpy as np
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.compute import Stack
 from trainworks.plan.layouts import Array, Layouts, Recompute
-from trainworks.plan.parameters import num_expert_layers, output_parameters
+from trainworks.plan.parameters import num_expert_layers
 from trainworks.plan.states import StageParameters, dense_blocks, stage_blocks, stage_parameters
 from trainworks.record.resolved import ModelShape
 
@@ -87,7 +87,7 @@ def _stage(
     middle, last = stage_blocks(shape.layers, layouts)
     alone = layouts.pp == 1
     blocks = last if end else np.where(alone, last, middle)
-    tables = np.where(alone & (output_parameters(shape) > 0), 2.0, 1.0)
+    tables = np.where(alone & (not shape.tie_embeddings), 2.0, 1.0)
     dense = dense_blocks(shape, layouts, blocks, end=bool(end))
     held = stage_parameters(shape, layouts, blocks, embeddings=tables, without_experts=dense)
     weights, gradients, optimizer = _states(held, layouts, precision, stack)
@@ -104,7 +104,7 @@ def _stage(
     logits = np.where(has_logits, tokens * shape.vocabulary / layouts.tp * logit_bytes, 0.0)
     at_ends = stream * np.where(has_logits, 2.0, layouts.interleave)
     kept_by_all = _micro_batches_under_way(layouts, end) * (blocks * kept + at_ends)
-    activations = np.where(layouts.offload > 0, _BLOCKS_IN_FLIGHT * kept, kept_by_all)
+    activations = np.where(layouts.offload > 0, np.minimum(_BLOCKS_IN_FLIGHT * kept, kept_by_all), kept_by_all)
     product, matrix = _largest_product(shape, layouts, tokens)
     live = stream + e * np.maximum(product, matrix)
     live = live + np.where(layouts.recompute == Recompute.NONE, 0.0, whole - kept)

@@ -245,7 +245,9 @@ def _illegal(job: AnyJob, global_batch: int, *, tp: int, pp: int, cp: int, dp: i
         return f"tp does not divide {shape.heads} heads and {shape.feed_forward} columns of the MLP"
     if pp > shape.layers:
         return f"more stages than the {shape.layers} layers"
-    if cp > 1 and (not shape.causal or sequence_length % (2 * cp)):
+    if cp > 1 and not shape.causal:
+        return "context parallelism is for causal attention"
+    if cp > 1 and sequence_length % (2 * cp):
         return f"2 * cp does not divide {sequence_length} tokens"
     return _illegal_dp(global_batch, dp)
 

@@ -37,14 +37,15 @@ def stage_blocks(layers: int, layouts: Layouts) -> tuple[Array, Array]:
     """Blocks of a middle stage and of the last one.
 
     Where the blocks do not divide evenly but with the embedding and the logits counted as one each they do, the first
-    and the last stage have one less (Llama 3, BLOOM); else the largest stages round up to whole chunks.
+    and the last stage have one less (Llama 3, BLOOM); else the first stages round up to whole chunks and the
+    last down.
     """
     slots = layouts.pp * layouts.interleave
     even = layers % slots == 0
     counted = ~even & ((layers + 2) % slots == 0)
     middle = np.where(counted, (layers + 2) / slots, np.ceil(layers / slots)) * layouts.interleave
-    last = np.where(counted, middle - 1, np.where(even, middle, layers - middle * (layouts.pp - 1)))
-    return middle, np.clip(last, 0, middle)
+    last = np.where(counted, middle - 1, np.where(even, middle, np.floor(layers / slots) * layouts.interleave))
+    return middle, last
 
 
 def dense_blocks(shape: ModelShape, layouts: Layouts, blocks: Array, *, end: bool) -> Array:

@@ -6,7 +6,7 @@ show. With shares s of the groups in the predicted time, factors theta ~ N(mu, P
     log T = log sum_g exp(theta_g) T_g,    sd(log T)^2 = s' P s + noise^2
     80 % interval = T exp(-+ 1.2816 sd)
 
-A measured time y of the same cluster is a Kalman update of (mu, P) with the innovation log y - log T(mu): the other
+A measured time y of the same cluster is an iterated Kalman update of (mu, P) with log y - log T(mu): the other
 predictions of that cluster move and their intervals shrink. Other clusters have their own belief.
 """
 
@@ -35,6 +35,7 @@ _NOISE = 0.09
 model does not know of that layout."""
 _SURPRISE = 2.0
 """Standard deviations from which a measurement counts less: a run that somebody disturbed teaches little."""
+_ITERATIONS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,17 +90,24 @@ def learn(times: StepTimes, measured_s: Sequence[float], belief: Belief = PRIOR)
         measured_s: what they took, length n.
         belief: before.
     """
-    groups = _grouped(times)
-    for column, seconds in zip(groups.T, measured_s, strict=True):
-        parts = np.exp(belief.mean) * column
+    for column, seconds in zip(_grouped(times).T, measured_s, strict=True):
+        belief = _updated(belief, column, float(np.log(seconds)))
+    return belief
+
+
+def _updated(belief: Belief, column: Array, log_seconds: float) -> Belief:
+    """One iterated Kalman update: the shares are taken anew where the last iteration ended."""
+    mean = belief.mean
+    for _ in range(_ITERATIONS):
+        parts = np.exp(mean) * column
         shares = parts / parts.sum()
         moved = belief.covariance @ shares
-        innovation = np.log(seconds) - np.log(parts.sum())
         variance = shares @ moved + belief.noise**2
+        innovation = log_seconds - np.log(parts.sum()) - shares @ (belief.mean - mean)
         surprise = max(1.0, innovation**2 / variance / _SURPRISE**2)
         gain = moved / (shares @ moved + surprise * belief.noise**2)
-        belief = Belief(belief.mean + gain * innovation, belief.covariance - np.outer(gain, moved), belief.noise)
-    return belief
+        mean = belief.mean + gain * innovation
+    return Belief(mean, belief.covariance - np.outer(gain, moved), belief.noise)
 
 
 def learn_group(belief: Belief, group: str, factor: float, *, noise: float = 0.08) -> Belief:

@@ -162,6 +162,12 @@ class Cluster(Spec):
     rendezvous_port: Annotated[int, Field(ge=0, le=65535)] = 0
     """Loopback port of the rendezvous; 0 takes a free one."""
 
+    @model_validator(mode="after")
+    def _described_or_local(self) -> Cluster:
+        if (self.of is None) != (self.engine == "local"):
+            raise ValueError("`of` describes a cluster to plan for; leave `engine` out beside it")
+        return self
+
 
 class Goal(Spec):
     """What the plan is held against before the run starts."""

@@ -1,0 +1,93 @@
+"""Convolutional networks: the same laws of time, memory and search, over data parallelism alone."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.plan.jobs import layouts
+from trainworks.catalog.cluster import parse_cluster
+from trainworks.catalog.models import preset
+from trainworks.plan.compute import Stack
+from trainworks.plan.conv_net import conv_net_of_hf_config
+from trainworks.plan.conv_step import ConvJob
+from trainworks.plan.pricing import memories_of, step_times_of
+from trainworks.plan.search import fits, search
+
+ON = "2 nodes of 8x A100-SXM-80GB over 8x HDR"
+DEGREES = st.sampled_from([1, 2, 4, 8, 16])
+
+
+def conv_job(name: str = "resnet-50", cluster: str = ON, precision: str = "bf16") -> ConvJob:
+    return ConvJob(conv_net_of_hf_config(preset(name)), precision, parse_cluster(cluster), Stack())
+
+
+RESNET = conv_job()
+
+
+def seconds(of: ConvJob = RESNET, global_batch: int = 2048, **degrees: float) -> float:
+    return float(step_times_of(of, layouts(global_batch, **degrees)).total_s[0])
+
+
+@given(dp=DEGREES, micro_batch=DEGREES)
+def test_no_step_beats_the_data_sheet(dp: int, micro_batch: int) -> None:
+    peak = RESNET.cluster.accelerator.peak_flops_per_s["bf16"]
+    bound = 2048 * RESNET.flops_per_sequence / (dp * peak)
+    assert seconds(dp=dp, micro_batch=micro_batch) > bound
+
+
+@given(dp=DEGREES, micro_batch=DEGREES)
+def test_many_layouts_are_priced_as_each_alone(dp: int, micro_batch: int) -> None:
+    together = step_times_of(RESNET, layouts(2048, dp=np.array([1.0, dp]), micro_batch=micro_batch))
+    assert together.total_s[1] == pytest.approx(seconds(dp=dp, micro_batch=micro_batch), rel=1e-12)
+
+
+@given(dp=DEGREES)
+def test_twice_the_batch_takes_at_most_twice_as_long(dp: int) -> None:
+    once, twice = (seconds(global_batch=batch, dp=dp, micro_batch=32) for batch in (1024, 2048))
+    assert once < twice <= 2 * once
+
+
+def test_deeper_networks_take_longer() -> None:
+    times = [seconds(conv_job(f"resnet-{depth}"), micro_batch=64) for depth in (50, 101, 152)]
+    assert times == sorted(times)
+
+
+def test_more_replicas_are_faster() -> None:
+    times = [seconds(dp=dp, micro_batch=64) for dp in (1, 2, 4, 8, 16)]
+    assert times == sorted(times, reverse=True)
+
+
+def test_one_accelerator_talks_to_nobody() -> None:
+    assert step_times_of(RESNET, layouts(64)).dp_s == 0
+    assert step_times_of(RESNET, layouts(64, dp=2)).dp_s > 0
+
+
+def test_a_parameter_takes_16_bytes() -> None:
+    memory = memories_of(RESNET, layouts(64))
+    states = memory.weights_bytes + memory.gradients_bytes + memory.optimizer_bytes
+    assert states == pytest.approx(16 * RESNET.shape.num_parameters)
+
+
+def test_images_of_a_micro_batch_need_memory_each() -> None:
+    one, two = (memories_of(RESNET, layouts(64, micro_batch=size)).activations_bytes for size in (1, 2))
+    assert two == 2 * one
+
+
+def test_a_convolutional_network_is_split_over_data_alone() -> None:
+    found = search(RESNET, world_size=16, global_batch=2048)
+    assert fits(found.memories, RESNET).all()
+    for axis in ("tp", "pp", "cp", "ep"):
+        assert (getattr(found.layouts, axis) == 1).all()
+    assert {rejection.reason for rejection in found.rejections if rejection.unit == "meshes"} == {
+        "a convolutional network is split over dp alone"
+    }
+
+
+def test_every_term_is_finite() -> None:
+    times = step_times_of(RESNET, layouts(2048, dp=np.array([1.0, 4.0, 16.0])))
+    assert all(np.isfinite(getattr(times, field.name)).all() for field in fields(times))
