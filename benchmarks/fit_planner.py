@@ -49,7 +49,7 @@ PARAMETERS = {
     "gemm_share": Parameter(0.7, 0.9, 1.0, 0.1),
     "narrow_share": Parameter(0.5, 0.9, 1.0, 0.2),
     "joules_per_flop": Parameter(0.5e-12, 1e-12, 2e-12, 0.3),
-    "narrow_energy": Parameter(0.3, 1.0, 1.6, 0.3),
+    "narrow_energy": Parameter(0.5, 1.4, 2.0, 0.3),
     "depth_half": Parameter(30, 200, 1200, 0.7),
     "wave_loss": Parameter(0.05, 0.5, 1.0, 0.7),
     "unaligned_share": Parameter(0.05, 0.3, 0.9, 0.7),

@@ -63,8 +63,8 @@ def test_the_parts_that_a_family_name_leaves_out_are_listed() -> None:
 
 
 def test_an_unknown_accelerator_names_the_nearest_three() -> None:
-    with pytest.raises(UsageError, match="no accelerator `H20`") as raised:
-        accelerator("H20")
+    with pytest.raises(UsageError, match="no accelerator `H30`") as raised:
+        accelerator("H30")
     assert raised.value.hint is not None
     assert "`H200-SXM-141GB`, `GH200-96GB`, `H100-SXM-80GB`" in raised.value.hint
 

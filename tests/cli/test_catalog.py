@@ -65,7 +65,7 @@ def test_a_finding_that_nothing_explains_is_a_failed_check(
     [
         (("list", "prices"), "no kind `prices` in the catalogue"),
         (("show",), "`show` needs a name"),
-        (("show", "H20"), "no row `H20` in the catalogue"),
+        (("show", "H30"), "no row `H30` in the catalogue"),
     ],
 )
 def test_what_the_catalogue_does_not_have_is_a_usage_error(arguments: tuple[str, ...], message: str) -> None:

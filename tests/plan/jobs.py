@@ -18,7 +18,7 @@ from trainworks.record.resolved import ModelShape
 A100S = "4 nodes of 8x A100-SXM-80GB over 8x HDR"
 H100S = "16 nodes of DGX H100"
 BATCH = 256
-UNFUSED = Stack.of_precision("fp16")
+UNFUSED = Stack(fused_attention=False, overlap=False, gradient_bytes=2)
 
 
 def known(name: str) -> ModelShape:

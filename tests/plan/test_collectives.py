@@ -134,14 +134,24 @@ def test_accelerators_without_a_link_talk_over_the_host_s_bus() -> None:
     assert 0 < FABRICS[TEXTS[-1]].scale_up_bytes_per_s <= cluster.accelerator.host_bytes_per_s / 2
 
 
+def sent(size: float, stride: float, stages: int, text: str) -> float:
+    """Seconds to the next stage."""
+    arrays = (np.array([float(value)]) for value in (size, stride, stages))
+    return float(point_to_point_s(*arrays, FABRICS[text])[0])
+
+
 @given(SIZES, POWERS, FABRIC)
-def test_a_message_to_another_node_takes_no_less_than_to_a_neighbour(size: float, stride: int, text: str) -> None:
-    near, far = (
-        float(point_to_point_s(np.array([size]), np.array([float(distance)]), FABRICS[text])[0])
-        for distance in (1, stride * FABRICS[text].domain)
-    )
+def test_a_pipeline_across_nodes_sends_no_faster_than_one_inside_a_node(size: float, stride: int, text: str) -> None:
     if CLUSTERS[text].scale_up_bytes_per_s and size > 2**20:
-        assert far > near
+        assert sent(size, stride * FABRICS[text].domain, 2, text) > sent(size, 1, 2, text)
+
+
+def test_a_pipeline_whose_stages_share_nodes_still_crosses_them() -> None:
+    """Eight stages of four ranks on nodes of eight: every second boundary lies between nodes."""
+    slow = "4 nodes of 8x A100-SXM-80GB over 1x 25 Gb/s"
+    fabric = fabric_of(parse_cluster(slow))
+    arrays = (np.array([float(value)]) for value in (2**28, 4, 8))
+    assert float(point_to_point_s(*arrays, fabric)[0]) > 2**28 / 3.2e9
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from trainworks.catalog.facts import Precision
 from trainworks.catalog.rows import read_rows
 from trainworks.errors import UsageError
 from trainworks.plan.coefficients import COEFFICIENTS
-from trainworks.plan.compute import Machine, Stack, machine_of, product_s, traffic_s
+from trainworks.plan.compute import Machine, machine_of, product_s, traffic_s
 
 A100 = machine_of(accelerator("A100-SXM-80GB"), "bf16")
 H100 = accelerator("H100-SXM")
@@ -154,7 +154,3 @@ def test_traffic_never_beats_the_memory(num_bytes: float) -> None:
 def test_a_better_machine_does_the_same_product_sooner() -> None:
     better = replace(A100, product_flops_per_s=2 * A100.product_flops_per_s)
     assert seconds(8192, 8192, 8192, machine=better) == pytest.approx(seconds(8192, 8192, 8192) / 2)
-
-
-def test_loss_scaling_is_of_the_years_before_fused_attention() -> None:
-    assert (Stack.of_precision("fp16").fused_attention, Stack.of_precision("bf16").fused_attention) == (False, True)

@@ -65,7 +65,7 @@ def test_every_layout_is_said_in_its_order() -> None:
     assert [prediction.layout for prediction in predicted(job(), MANY)] == [to_layout(MANY, i) for i in range(60)]
 
 
-def test_a_belief_moves_the_step_time_and_leaves_the_terms() -> None:
+def test_a_belief_moves_the_step_time_and_its_terms_still_add_up() -> None:
     of, some = job(), layouts()
     times = predict_step_times(of, some)
     belief = learn(times, [float(times.total_s[0]) * 1.2])
@@ -73,7 +73,7 @@ def test_a_belief_moves_the_step_time_and_leaves_the_terms() -> None:
     blind, taught = (
         predictions(of, some, times, memories, global_batch=BATCH, **known)[0] for known in ({}, {"belief": belief})
     )
-    assert taught.terms_s == blind.terms_s
+    assert sum(taught.terms_s.values()) == pytest.approx(taught.step_time_s)
     assert taught.step_time_s > blind.step_time_s
     assert width(taught) < width(blind)
 

@@ -160,7 +160,7 @@ def layouts_of(case: Case) -> Layouts:
 
 
 def stack_of(case: Case) -> Stack:
-    return Stack() if case.sizes.fused_attention else Stack.of_precision(case.precision)
+    return Stack() if case.sizes.fused_attention else Stack(fused_attention=False, overlap=False, gradient_bytes=2)
 
 
 def predicted(case: Case) -> Memories:

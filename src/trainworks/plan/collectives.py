@@ -10,7 +10,7 @@ the best k gives the square root. `c` is `Coefficients.pipelining`. The transfer
 
     inside a domain     2(n-1)/n S / B  all-reduce,  (n-1)/n S / B  gather and scatter,  (g-1)/n S / B  all-to-all
     between N domains   2(N-1)/N S / I  all-reduce (trees, one rank per domain),  (n-1)/n S / I  gather and scatter
-                        (rings),  (n-g)/n S / (I / g)  all-to-all
+                        (rings),  (n-g)/n S / (I / g)  all-to-all;  S / I  all-reduce where switches add up (SHARP)
 
 where I are the domain's interfaces that a group has: with g of the domain's G ranks in it, G/g groups are busy at the
 same time, and each has g/G of them, whatever single port a rank sits next to. A domain is a node, or several on an
@@ -63,6 +63,8 @@ class Fabric:
     node_bytes_per_s: float
     """All interfaces of a node together, what rings reach."""
     scale_out_latency_s: float
+    in_network: bool
+    """Whether the network's switches add up (SHARP): every byte of an all-reduce leaves a domain once."""
     pipelining: float
 
 
@@ -85,6 +87,7 @@ def fabric_of(cluster: ClusterDescription, coefficients: Coefficients = COEFFICI
         hop_s=_FAST_HOP_S if cluster.scale_up_reduction else _HOP_S,
         node_bytes_per_s=cluster.node_bytes_per_s * share,
         scale_out_latency_s=_LATENCY_S.get(cluster.network, 60e-6),
+        in_network=cluster.in_network_reduction,
         pipelining=coefficients.pipelining,
     )
 
@@ -110,7 +113,8 @@ def collective_s(kind: Collective, size_bytes: Array, ranks: Array, stride: Arra
         up = up * np.maximum(inside - 1, 1) / max(fabric.domain - 1, 1)
     interface = fabric.node_bytes_per_s / fabric.ranks_per_node
     if kind == "all_reduce":
-        within, between = 2 * (ranks - 1) / ranks / up, 2 * (domains - 1) / domains / (interface * inside)
+        crossings = 1.0 if fabric.in_network else 2 * (domains - 1) / domains
+        within, between = 2 * (ranks - 1) / ranks / up, crossings / (interface * inside)
     elif kind == "all_to_all":
         within, between = (inside - 1) / ranks / up, (ranks - inside) / ranks / interface
     else:
@@ -124,9 +128,20 @@ def collective_s(kind: Collective, size_bytes: Array, ranks: Array, stride: Arra
     return np.where(ranks > 1, total, 0.0)
 
 
-def point_to_point_s(size_bytes: Array, stride: Array, fabric: Fabric) -> Array:
-    """Seconds to send S bytes to the neighbour at distance `stride`, all ranks of a node sending at once."""
-    inside = stride < fabric.domain
-    rate = np.where(inside, fabric.scale_up_bytes_per_s, fabric.node_bytes_per_s / fabric.ranks_per_node)
+def point_to_point_s(size_bytes: Array, stride: Array, stages: Array, fabric: Fabric) -> Array:
+    """Seconds to send S bytes to the next stage where that is farthest.
+
+    Stages lie `stride` ranks apart. Where they do not all fit into one domain, some neighbours are in different ones,
+    and the ranks of a stage on one node share its interfaces.
+
+    Args:
+        size_bytes: S, of each rank.
+        stride: ranks of one stage.
+        stages: of the pipeline.
+        fabric: the links.
+    """
+    inside = stride * stages <= fabric.domain
+    sharing = np.minimum(stride, fabric.ranks_per_node)
+    rate = np.where(inside, fabric.scale_up_bytes_per_s, fabric.node_bytes_per_s / sharing)
     latency = np.where(inside, _START_S / 3, fabric.scale_out_latency_s / 3)
-    return latency + size_bytes / rate
+    return latency + size_bytes / np.maximum(rate, 1.0)

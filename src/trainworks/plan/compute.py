@@ -47,13 +47,6 @@ class Stack:
     gradient_bytes: int = 4
     """Bytes per parameter of the gradients that are summed over the replicas."""
 
-    @classmethod
-    def of_precision(cls, precision: str) -> Stack:
-        """What a run in this precision most likely uses: fp16 with loss scaling is of the years before FlashAttention
-        and overlapped buckets (Megatron-LM up to 2022); everything else is assumed current.
-        """
-        return cls(fused_attention=False, overlap=False, gradient_bytes=2) if precision == "fp16" else cls()
-
 
 @dataclass(frozen=True, slots=True)
 class Machine:
@@ -114,7 +107,7 @@ def _within_power(rate: float, accelerator: Accelerator, bits: int, coefficients
         return rate
     joules = coefficients.joules_per_flop * (bits / 16) ** coefficients.narrow_energy
     fed = accelerator.power_w / joules
-    return float((rate**-4 + fed**-4) ** -0.25)
+    return float((rate**-8 + fed**-8) ** -0.125)
 
 
 def product_s(m: Values, n: Values, k: Values, machine: Machine, batch: Values = 1.0) -> Array:

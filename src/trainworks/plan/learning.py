@@ -34,7 +34,7 @@ def belief_from(measurements: Sequence[Measurement]) -> Belief:
 
 
 def _after_step(step: MeasuredStep, measurement: Measurement, belief: Belief) -> Belief:
-    job = Job(step.shape, step.sequence_length, step.precision, measurement.cluster, Stack.of_precision(step.precision))
+    job = Job(step.shape, step.sequence_length, step.precision, measurement.cluster, Stack())
     layouts = Layouts.of(global_batch=step.global_batch, **fixed_of(step.layout))
     return learn(predict_step_times(job, layouts), [step.step_time_s], belief)
 

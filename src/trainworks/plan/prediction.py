@@ -10,7 +10,7 @@ from trainworks.plan.layouts import Layouts, Recompute
 from trainworks.plan.memory import Memories
 from trainworks.plan.pricing import AnyJob
 from trainworks.plan.step_time import StepTimes
-from trainworks.plan.uncertainty import PRIOR, Belief, calibrated_s, interval_s
+from trainworks.plan.uncertainty import PRIOR, Belief, calibrated_s, group_factors, interval_s
 from trainworks.spec.layout import Layout
 from trainworks.spec.quantities import Spec
 
@@ -51,7 +51,7 @@ class Prediction(Spec):
     high_s: float
     """Ends of the 80 % interval."""
     terms_s: dict[str, float]
-    """Where the step's time goes; adds up to `step_time_s` before any calibration."""
+    """Where the step's time goes; adds up to `step_time_s`."""
     tokens_per_s: float
     mfu: float
     """Model FLOPs over the dense peak of the data sheet in the run's precision."""
@@ -70,7 +70,7 @@ def predictions(
 ) -> list[Prediction]:
     """Everything that is said of these layouts, in their order."""
     widen = _WIDEN ** len(outside_measured(job, int(layouts.world_size.max(initial=1))))
-    seconds = calibrated_s(times, belief)
+    seconds, factors = calibrated_s(times, belief), group_factors(belief)
     low, high = interval_s(times, belief, widen=widen)
     tokens = global_batch * job.sequence_length
     flops = global_batch * job.flops_per_sequence
@@ -82,7 +82,9 @@ def predictions(
             step_time_s=float(seconds[index]),
             low_s=float(low[index]),
             high_s=float(high[index]),
-            terms_s={term.name.removesuffix("_s"): float(getattr(times, term.name)[index]) for term in fields(times)},
+            terms_s={
+                name.removesuffix("_s"): factor * float(getattr(times, name)[index]) for name, factor in factors.items()
+            },
             tokens_per_s=tokens / float(seconds[index]),
             mfu=flops / (float(seconds[index]) * peak * float(layouts.world_size[index])),
             memory=_memory(memories, index, coefficients),

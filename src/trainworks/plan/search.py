@@ -23,7 +23,7 @@ from trainworks.plan.uncertainty import PRIOR, Belief, calibrated_s
 from trainworks.spec.layout import divisors
 from trainworks.units import format_bytes
 
-__all__ = ["Fixed", "Rejection", "SearchResult", "fits", "meshes", "options", "search"]
+__all__ = ["Fixed", "Rejection", "SearchResult", "fits", "limit_bytes", "meshes", "options", "search"]
 
 Fixed = Mapping[str, int]
 """Fields of `Layouts` that a person has decided."""
@@ -32,8 +32,9 @@ _CHUNK = 16384
 _LARGEST_MICRO_BATCH = 64
 _LARGEST_IMAGE_BATCH = 512
 _LARGEST_INTERLEAVE = 12
-_USABLE_SHARE = 0.96
-"""Of the memory a program can have, what a plan may use: the rest is for what fragments differently tomorrow."""
+_USABLE_SHARE, _PROGRAM_SHARE = 0.96, 0.98
+"""Of the memory that was sold, and of what a program can have of it, what a plan may use: the rest is for what
+fragments differently tomorrow."""
 
 
 @dataclass(slots=True)
@@ -101,7 +102,14 @@ class _Kept:
 
 def fits(memories: Memories, job: AnyJob, coefficients: Coefficients = COEFFICIENTS) -> NDArray[np.bool_]:
     """Whether what a layout reserves leaves the accelerator some air; shape [n]."""
-    return memories.device_bytes(coefficients) <= _USABLE_SHARE * job.cluster.accelerator.memory_bytes
+    return memories.device_bytes(coefficients) <= limit_bytes(job)
+
+
+def limit_bytes(job: AnyJob) -> float:
+    """What a plan may use of one accelerator's memory."""
+    accelerator = job.cluster.accelerator
+    sold = _USABLE_SHARE * accelerator.memory_bytes
+    return sold if accelerator.usable_bytes is None else min(sold, _PROGRAM_SHARE * accelerator.usable_bytes)
 
 
 def pareto_front(seconds: Array, used: Array) -> NDArray[np.intp]:

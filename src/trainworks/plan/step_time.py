@@ -103,7 +103,7 @@ def predict_step_times(job: Job, layouts: Layouts, coefficients: Coefficients = 
         "cp_s": once_s * cp_s,
         "ep_s": once_s * ep_s,
         "offload_s": once_s * offload_s,
-        "pp_s": layouts.accum * coefficients.pp_exposed * _pipeline_transfers_s(job, layouts, fabric, machine),
+        "pp_s": layouts.accum * _pipeline_transfers_s(job, layouts, fabric, coefficients, stage.blocks * block.total_s),
         "bubble_s": stage.bubble_s,
         "dp_s": _data_parallel_s(job, layouts, fabric, coefficients, stage.blocks, once_s * block.total_s),
         "optimizer_s": _optimizer_s(job, layouts, machine, coefficients),
@@ -178,12 +178,21 @@ def _offload_s(job: Job, layouts: Layouts, coefficients: Coefficients, block_s: 
     return np.where(layouts.offload > 0, np.maximum(0.0, moved_s - coefficients.dp_hidden * block_s), 0.0)
 
 
-def _pipeline_transfers_s(job: Job, layouts: Layouts, fabric: Fabric, machine: Machine) -> Array:
-    """Activations forward and their gradients backward, for each of v chunks; the t ranks send a part each."""
+def _pipeline_transfers_s(
+    job: Job, layouts: Layouts, fabric: Fabric, coefficients: Coefficients, compute_s: Array
+) -> Array:
+    """Exposed seconds per micro-batch: activations forward and their gradients backward, for each of v chunks.
+
+    The t ranks send a part each. A stack with overlap sends one chunk while it computes another.
+    """
     tokens = layouts.micro_batch * job.sequence_length / layouts.cp
-    size = tokens * job.shape.hidden * machine.element_bytes / layouts.tp
-    one = point_to_point_s(size, layouts.tp * layouts.cp * layouts.dp, fabric)
-    return np.where(layouts.pp > 1, 2 * layouts.interleave * one, 0.0)
+    element_bytes = 4 if job.precision in ("fp32", "tf32") else 2
+    size = tokens * job.shape.hidden * element_bytes / layouts.tp
+    one = point_to_point_s(size, layouts.tp * layouts.cp * layouts.dp, layouts.pp, fabric)
+    full = coefficients.pp_exposed * 2 * layouts.interleave * one
+    hidden = coefficients.dp_hidden if job.stack.overlap else 0.0
+    exposed = np.maximum(full - hidden * compute_s, (1 - hidden) * full)
+    return np.where(layouts.pp > 1, exposed, 0.0)
 
 
 def _data_parallel_s(

@@ -20,7 +20,7 @@ import numpy as np
 from trainworks.plan.layouts import Array
 from trainworks.plan.step_time import StepTimes
 
-__all__ = ["GROUPS", "PRIOR", "Belief", "calibrated_s", "interval_s", "learn", "learn_group"]
+__all__ = ["GROUPS", "PRIOR", "Belief", "calibrated_s", "group_factors", "interval_s", "learn", "learn_group"]
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "kernels": ("forward_s", "backward_s", "recompute_s", "head_s", "bubble_s"),
@@ -30,7 +30,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 }
 """Terms of a step that err together."""
 _Z80 = 1.2815515655446004
-_NOISE = 0.09
+_NOISE = 0.08
 """Standard deviation of one layout around its group factors: 4 to 6 % between days and software releases, and what the
 model does not know of that layout."""
 _SURPRISE = 2.0
@@ -49,7 +49,7 @@ class Belief:
     noise: float = _NOISE
 
 
-PRIOR = Belief(mean=np.zeros(4), covariance=np.diag(np.array([0.07, 0.35, 0.45, 0.40]) ** 2))
+PRIOR = Belief(mean=np.zeros(4), covariance=np.diag(np.array([0.085, 0.35, 0.45, 0.40]) ** 2))
 """Before any measurement; standard deviations from the residuals of the published runs, source by source."""
 
 
@@ -62,6 +62,12 @@ def calibrated_s(times: StepTimes, belief: Belief = PRIOR) -> Array:
     """Predicted seconds with the belief's factors, shape [n]."""
     total: Array = (np.exp(belief.mean)[:, None] * _grouped(times)).sum(axis=0)
     return total
+
+
+def group_factors(belief: Belief) -> dict[str, float]:
+    """What the belief multiplies each term of `StepTimes` with."""
+    factors = np.exp(belief.mean)
+    return {name: float(factor) for factor, names in zip(factors, GROUPS.values(), strict=True) for name in names}
 
 
 def interval_s(times: StepTimes, belief: Belief = PRIOR, *, widen: float = 1.0) -> tuple[Array, Array]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from typing import Annotated
+
+from pydantic import Field
 
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.record.calibration import Calibration
@@ -22,7 +25,7 @@ class MeasuredStep(Spec):
     global_batch: int
     layout: Layout
     """Nothing in it is `auto`."""
-    step_time_s: float
+    step_time_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Measurement(Spec):
