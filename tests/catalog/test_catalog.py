@@ -66,7 +66,7 @@ def test_an_unknown_accelerator_names_the_nearest_three() -> None:
     with pytest.raises(UsageError, match="no accelerator `H30`") as raised:
         accelerator("H30")
     assert raised.value.hint is not None
-    assert "`H200-SXM-141GB`, `GH200-96GB`, `H100-SXM-80GB`" in raised.value.hint
+    assert "`H20-SXM-96GB`, `RTX-3090-24GB`, `H100-SXM-80GB`" in raised.value.hint
 
 
 def test_a_thing_that_cannot_be_planned_with_is_a_clear_error() -> None:

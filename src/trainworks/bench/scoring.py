@@ -35,7 +35,7 @@ from trainworks.plan.score import (
 )
 from trainworks.plan.search import fits
 from trainworks.plan.step_time import StepTimes
-from trainworks.plan.uncertainty import calibrated_s, interval_s
+from trainworks.plan.uncertainty import calibrated_s, interval_s, prior_of
 
 __all__ = [
     "LEARNED",
@@ -219,8 +219,9 @@ def _predicted(run: MeasuredRun, coefficients: Coefficients, *, out_of_memory: b
         "reserved": memories.reserved_bytes(coefficients),
         "device": memories.device_bytes(coefficients),
     }[run.memory_kind]
-    low, high = interval_s(times)
-    seconds = float(calibrated_s(times)[0])
+    belief = prior_of(experts=bool(run.job.shape.experts))
+    low, high = interval_s(times, belief)
+    seconds = float(calibrated_s(times, belief)[0])
     if not np.isfinite(seconds) or seconds <= 0:
         raise UsageError(f"the row's dimensions lead to a step of {seconds} s")
     return PredictedRun(
@@ -284,7 +285,8 @@ def _calibrated(results: Sequence[PredictedRun], learned: int) -> list[_Point]:
         if len(rows) < 2:
             continue
         measured = [r.run.step_time_s or 0.0 for r in rows]
-        ends = calibrated_predictions(_joined([r.times for r in rows]), measured, learned=learned)
+        prior = prior_of(experts=bool(rows[0].run.job.shape.experts))
+        ends = calibrated_predictions(_joined([r.times for r in rows]), measured, learned=learned, prior=prior)
         points += [
             _Point(r.run.source, float(p), m, low=float(low), high=float(high))
             for r, m, p, low, high in zip(rows, measured, *ends, strict=True)

@@ -95,7 +95,7 @@ def plan_cluster(
     cluster = _located(source, ("cluster",), run_file.cluster.of or "")
     job = _job(workload, cluster, source)
     measurements = read_measurements(data_folder("clusters"), cluster)
-    belief = belief_from(measurements)
+    belief = belief_from(measurements, experts=isinstance(job, Job) and job.shape.experts > 0)
     price = price_usd or run_file.cluster.usd_per_accelerator_hour
     _check_price(run_file.goal, price, source)
     steps = _steps(workload, source)

@@ -15,57 +15,57 @@ __all__ = ["COEFFICIENTS", "Coefficients"]
 class Coefficients:
     """Shares are of a hardware limit; seconds are per event."""
 
-    gemm_share: float = 0.901
+    gemm_share: float = 0.908
     """Of the fastest published product, what a long training run holds: clocks under load, cold caches."""
     default_peak_share: float = 0.78
     """Of the data sheet's peak, the fastest product where nobody published one."""
-    narrow_share: float = 0.918
+    narrow_share: float = 0.897
     """Of its speed-up over 16 bits, what an 8- or 4-bit product keeps: scaling, amax, unfused casts."""
-    joules_per_flop: float = 9.18e-13
+    joules_per_flop: float = 9.88e-13
     """Of a 16-bit product in 4 nm and 5 nm class parts, board power over sustained rate."""
-    narrow_energy: float = 1.1
+    narrow_energy: float = 1.39
     """Exponent of the operands' width in that energy: 1 would halve it in 8 bits."""
-    depth_half: float = 198
+    depth_half: float = 193
     """Inner dimension at which a product runs at half its rate: filling and draining a tile."""
-    wave_loss: float = 0.459
+    wave_loss: float = 0.463
     """Part of the idle tiles of a last wave that is really lost; other kernels fill the rest."""
-    unaligned_share: float = 0.313
+    unaligned_share: float = 0.325
     """Of the matrix rate, what remains where a dimension is no multiple of 8 elements."""
-    routed_share: float = 0.648
+    routed_share: float = 0.645
     """Of the matrix rate, what the products of routed experts reach: groups of unequal size, launched one by one."""
-    attention_share: float = 0.73
+    attention_share: float = 0.72
     """Of the matrix rate, what fused attention reaches forward."""
-    attention_backward_share: float = 0.828
+    attention_backward_share: float = 0.82
     """Of its forward rate, what its backward reaches."""
-    memory_share: float = 0.851
+    memory_share: float = 0.841
     """Of the memory's bandwidth, what element-wise kernels reach."""
-    backward_bytes: float = 1.61
+    backward_bytes: float = 1.63
     """Bytes that element-wise backward moves over those of forward."""
-    launch_s: float = 2.81e-05
+    launch_s: float = 2.8e-05
     """Host time per kernel of a framework without captured graphs."""
-    optimizer_bytes: float = 44.5
+    optimizer_bytes: float = 44.7
     """Moved per local parameter and step: unscale, norm, clip, Adam, copy back."""
-    step_s: float = 0.0223
+    step_s: float = 0.0224
     """Host work of one step: data, logging, the scheduler."""
-    scale_up_share: float = 0.863
+    scale_up_share: float = 0.838
     """Of the scale-up link's one-direction rate, what a ring reaches."""
-    scale_out_share: float = 0.811
+    scale_out_share: float = 0.758
     """Of a node's network interfaces, the same."""
-    omni_path_share: float = 0.227
+    omni_path_share: float = 0.236
     """Of Omni-Path's rate, what collectives keep of that: its messages pass through the host's memory."""
-    pipelining: float = 0.624
+    pipelining: float = 0.637
     """Of 2 sqrt(latency * transfer), the cost of filling a pipelined collective."""
-    tp_hidden: float = 0.602
+    tp_hidden: float = 0.575
     """Part of tensor-parallel communication that a stack with overlap hides."""
-    pp_exposed: float = 0.999
+    pp_exposed: float = 0.978
     """Part of the pipeline's point-to-point transfers that nothing hides."""
-    dp_hidden: float = 0.751
+    dp_hidden: float = 0.695
     """Part of the computing time that can hide gradient and weight traffic."""
-    old_gather_share: float = 0.18
+    old_gather_share: float = 0.191
     """Of the links' rate, what sharded weights reached in software without overlap."""
     host_link_share: float = 0.8
     """Of the link to the host, what offloading reaches."""
-    straggle: float = 0.00825
+    straggle: float = 0.00932
     """Time added per doubling of the number of nodes: the slowest rank of more."""
     fragmentation: float = 0.06
     """Of what the allocator reserves, what it cannot hand out."""

@@ -12,7 +12,7 @@ from trainworks.plan.collectives import collective_s, fabric_of
 from trainworks.plan.compute import Stack, machine_of, product_s
 from trainworks.plan.layouts import Layouts, Recompute
 from trainworks.plan.step_time import Job, predict_step_times
-from trainworks.plan.uncertainty import PRIOR, Belief, learn, learn_group
+from trainworks.plan.uncertainty import Belief, learn, learn_group, prior_of
 from trainworks.record.calibration import Calibration
 from trainworks.record.measurement import MeasuredStep, Measurement
 from trainworks.spec.layout import Layout
@@ -22,9 +22,14 @@ __all__ = ["belief_from", "fixed_of"]
 _PROBE_BYTES = 64 * 2**20
 
 
-def belief_from(measurements: Sequence[Measurement]) -> Belief:
-    """What is believed after these measurements of one kind of cluster, oldest first."""
-    belief = PRIOR
+def belief_from(measurements: Sequence[Measurement], *, experts: bool = False) -> Belief:
+    """What is believed after these measurements of one kind of cluster, oldest first.
+
+    Args:
+        measurements: of dense models and of others.
+        experts: whether the model to be predicted has routed experts.
+    """
+    belief = prior_of(experts=experts)
     for measurement in measurements:
         if measurement.step is not None:
             belief = _after_step(measurement.step, measurement, belief)

@@ -145,7 +145,7 @@ def rejections_of(rejected: Sequence[bool], out_of_memory: Sequence[bool]) -> Re
 
 
 def calibrated_predictions(
-    times: StepTimes, measured_s: Sequence[float], *, learned: int
+    times: StepTimes, measured_s: Sequence[float], *, learned: int, prior: Belief = PRIOR
 ) -> tuple[Array, Array, Array]:
     """Each row of a cluster, predicted after learning from `learned` others of it, with the ends of its interval.
 
@@ -156,20 +156,21 @@ def calibrated_predictions(
         times: predictions of the n rows, without any belief.
         measured_s: what they took, length n.
         learned: rows to learn from.
+        prior: what is believed before.
     """
     predicted, low, high = (np.empty(len(measured_s)) for _ in range(3))
     for row in range(len(measured_s)):
-        belief = _belief_without(row, times, measured_s, learned)
+        belief = _belief_without(row, times, measured_s, learned, prior)
         one = select_times(times, [row])
         predicted[row] = calibrated_s(one, belief)[0]
         low[row], high[row] = (float(end[0]) for end in interval_s(one, belief))
     return predicted, low, high
 
 
-def _belief_without(row: int, times: StepTimes, measured_s: Sequence[float], learned: int) -> Belief:
+def _belief_without(row: int, times: StepTimes, measured_s: Sequence[float], learned: int, prior: Belief) -> Belief:
     others = [other for other in range(len(measured_s)) if other != row]
     chosen = [others[position] for position in learned_positions(len(others), learned)]
-    return learn(select_times(times, chosen), [measured_s[other] for other in chosen], PRIOR)
+    return learn(select_times(times, chosen), [measured_s[other] for other in chosen], prior)
 
 
 def learned_positions(n: int, learned: int) -> list[int]:

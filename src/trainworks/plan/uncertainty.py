@@ -13,14 +13,24 @@ predictions of that cluster move and their intervals shrink. Other clusters have
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from trainworks.plan.layouts import Array
 from trainworks.plan.step_time import StepTimes
 
-__all__ = ["GROUPS", "PRIOR", "Belief", "calibrated_s", "group_factors", "interval_s", "learn", "learn_group"]
+__all__ = [
+    "GROUPS",
+    "PRIOR",
+    "Belief",
+    "calibrated_s",
+    "group_factors",
+    "interval_s",
+    "learn",
+    "learn_group",
+    "prior_of",
+]
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "kernels": ("forward_s", "backward_s", "recompute_s", "head_s", "bubble_s"),
@@ -51,6 +61,15 @@ class Belief:
 
 PRIOR = Belief(mean=np.zeros(4), covariance=np.diag(np.array([0.085, 0.35, 0.45, 0.40]) ** 2))
 """Before any measurement; standard deviations from the residuals of the published runs, source by source."""
+
+
+EXPERTS_PRIOR = replace(PRIOR, noise=0.2)
+"""Of models with routed experts: their kernels changed by up to 80 % between releases of the same software."""
+
+
+def prior_of(*, experts: bool) -> Belief:
+    """What is believed before any measurement of a model with or without routed experts."""
+    return EXPERTS_PRIOR if experts else PRIOR
 
 
 def _grouped(times: StepTimes) -> Array:
