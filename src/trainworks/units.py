@@ -17,6 +17,8 @@ __all__ = [
     "format_bytes",
     "format_count",
     "format_duration",
+    "format_gib",
+    "format_step_time",
     "parse_bandwidth",
     "parse_bytes",
     "parse_count",
@@ -173,6 +175,18 @@ def format_duration(seconds: float) -> str:
     return f"{whole} s"
 
 
+def format_step_time(seconds: float) -> str:
+    """A duration whose three significant figures stay below a minute, so that a column of them is equally exact.
+
+    >>> format_step_time(30.0), format_step_time(0.2), format_step_time(75.0)
+    ('30.0 s', '200 ms', '1m 15s')
+    """
+    for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if 0.9995 * size <= seconds < 59.95:
+            return f"{_three_figures(seconds / size)} {unit}"
+    return format_duration(seconds)
+
+
 def format_bytes(num_bytes: float) -> str:
     """Bytes with a decimal prefix and three significant figures.
 
@@ -180,6 +194,16 @@ def format_bytes(num_bytes: float) -> str:
     ('80.0 GB', '512 B')
     """
     return _with_prefix(num_bytes, "B")
+
+
+def format_gib(num_bytes: float) -> str:
+    """Bytes of an accelerator's memory in GiB, the unit that it is sold in: a card of "80 GB" has 80 GiB.
+
+    >>> format_gib(85_899_345_920), format_gib(2**40)
+    ('80.0 GiB', '1,024 GiB')
+    """
+    gib = num_bytes / 2**30
+    return f"{_three_figures(gib) if abs(gib) < 999.5 else f'{gib:,.0f}'} GiB"
 
 
 def format_count(count: float) -> str:

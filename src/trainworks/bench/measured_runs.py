@@ -142,7 +142,8 @@ def _stack(precision: str, layout: OpenLayout, written: str) -> Stack:
     old = precision == "fp16" or (layout.tp > 1 and not layout.sequence_parallel and layout.zero < 3)
     if old:
         return Stack(fused_attention=False, overlap=False, gradient_bytes=2 if precision == "fp16" else 4)
-    return Stack(fused_attention="xla" not in written.lower())
+    native = layout.zero == 3 and layout.tp == 1 and precision in ("bf16", "fp32", "tf32")
+    return Stack(fused_attention="xla" not in written.lower(), fused_kernels=not native)
 
 
 def _precision(text: str) -> str:

@@ -35,6 +35,7 @@ _TEXT = re.compile(
     re.IGNORECASE,
 )
 _COUNTED = re.compile(r"(?P<count>\d[\d_]*)\s*[x\u00d7]\s*(?P<what>.+)", re.IGNORECASE)
+_NODES_WITHOUT_OF = re.compile(r"(?P<nodes>\d[\d_]*\s*nodes?)\s+(?!of\s)(?P<rest>.+)", re.IGNORECASE)
 _NODES_OF = re.compile(r"\s*\d[\d_]*\s*nodes?\s+of\s", re.IGNORECASE)
 
 
@@ -98,6 +99,9 @@ def _count(text: str, written: str | None) -> int:
 
 
 def _unreadable(text: str, why: str) -> UsageError:
+    if match := _NODES_WITHOUT_OF.fullmatch(text.strip()):
+        corrected = f"{match['nodes']} of {match['rest']}"
+        return UsageError(f"`{text}` describes no cluster: `of` is missing", hint=f"did you mean `{corrected}`?")
     return UsageError(f"`{text}` describes no cluster: {why}", hint=f"write it like {', '.join(FORMS)}")
 
 

@@ -72,6 +72,7 @@ def _step(plan: ClusterPlan, written: str | None) -> Measurement:
         precision=job.precision,
         global_batch=plan.global_batch,
         layout=plan.best[0].layout,
+        fused_kernels=job.stack.fused_kernels,
         step_time_s=parse_duration(written or ""),
     )
     return Measurement(created_at=time.time(), cluster=job.cluster, step=step)

@@ -151,7 +151,13 @@ def _job(workload: Workload, cluster: ClusterDescription, source: Source | None)
         )
     if workload.model.preset is not None:
         return _preset_job(workload, workload.model.preset, cluster, source)
-    return Job(model_shape(workload), workload.data.sequence_length, workload.precision, cluster, Stack())
+    return Job(
+        model_shape(workload),
+        workload.data.sequence_length,
+        workload.precision,
+        cluster,
+        Stack(fused_kernels=workload.compile),
+    )
 
 
 def _preset_job(workload: Workload, name: str, cluster: ClusterDescription, source: Source | None) -> AnyJob:
@@ -162,7 +168,12 @@ def _preset_job(workload: Workload, name: str, cluster: ClusterDescription, sour
         raise UsageError(error.message, place=place, hint=error.hint) from None
     image_size = {} if workload.data.image_size is None else {"image_size": workload.data.image_size}
     if config.get("model_type") == "resnet":
-        return ConvJob(conv_net_of_hf_config(config | image_size), workload.precision, cluster, Stack())
+        return ConvJob(
+            conv_net_of_hf_config(config | image_size),
+            workload.precision,
+            cluster,
+            Stack(fused_kernels=workload.compile),
+        )
     shape = shape_of_hf_config(config | image_size)
     length = shape.max_sequence_length if shape.patch_values else workload.data.sequence_length
     if shape.learned_positions and length > shape.max_sequence_length:
@@ -170,7 +181,7 @@ def _preset_job(workload: Workload, name: str, cluster: ClusterDescription, sour
             f"data.sequence_length ({length}) is longer than the {shape.max_sequence_length} positions of `{name}`",
             place=source.place(("workload", "data", "sequence_length")) if source else None,
         )
-    return Job(shape, length, workload.precision, cluster, Stack())
+    return Job(shape, length, workload.precision, cluster, Stack(fused_kernels=workload.compile))
 
 
 def _fixed_of_run_file(run_file: RunFile, cluster: ClusterDescription, source: Source | None) -> dict[str, int]:

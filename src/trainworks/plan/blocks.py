@@ -100,8 +100,9 @@ def _one_kind(
     extra = _KERNELS_EXPERT if experts else 0
     launched_forward, launched_backward = (_KERNELS_FORWARD + extra) * launch_s, (_KERNELS_BACKWARD + extra) * launch_s
     forward = _at_least(forward, launched_forward)
+    selective = core_forward if stack.fused_kernels else machine.coefficients.selective_share * forward
     again = np.select(
-        [layouts.recompute == Recompute.FULL, layouts.recompute == Recompute.SELECTIVE], [forward, core_forward], 0.0
+        [layouts.recompute == Recompute.FULL, layouts.recompute == Recompute.SELECTIVE], [forward, selective], 0.0
     )
     return BlockTimes(forward, _at_least(backward, launched_backward), again)
 
@@ -220,6 +221,8 @@ def _block_bytes(
         per_token = per_token + 6 * e * shape.experts_per_token * shape.hidden / layouts.tp
     if machine.precision in ("fp8", "fp4"):
         per_token = per_token + (e + 2) * (3 * shape.hidden + heads + width)
+    if stack.fused_attention and not stack.fused_kernels:
+        per_token = per_token * machine.coefficients.unfused_bytes
     return tokens * per_token
 
 

@@ -41,6 +41,10 @@ class Coefficients:
     """Of the memory's bandwidth, what element-wise kernels reach."""
     backward_bytes: float = 1.63
     """Bytes that element-wise backward moves over those of forward."""
+    unfused_bytes: float = 1.7
+    """Bytes that element-wise work moves in PyTorch-native programs, eager or half compiled, over fused kernels."""
+    selective_share: float = 0.2
+    """Of a block's forward, what selective recomputation repeats in PyTorch-native programs: chosen operations."""
     launch_s: float = 2.8e-05
     """Host time per kernel of a framework without captured graphs."""
     optimizer_bytes: float = 44.7

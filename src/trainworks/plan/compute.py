@@ -42,6 +42,9 @@ class Stack:
 
     fused_attention: bool = True
     """Attention as one kernel that never writes its scores (FlashAttention), half the work when causal."""
+    fused_kernels: bool = True
+    """Norms, rotations, activation functions and residual additions are a kernel each (Transformer Engine,
+    torch.compile), not one per operation."""
     overlap: bool = True
     """Communication runs beside computing: gradient buckets, gathered weights, tensor-parallel pieces."""
     gradient_bytes: int = 4

@@ -39,7 +39,9 @@ def belief_from(measurements: Sequence[Measurement], *, experts: bool = False) -
 
 
 def _after_step(step: MeasuredStep, measurement: Measurement, belief: Belief) -> Belief:
-    job = Job(step.shape, step.sequence_length, step.precision, measurement.cluster, Stack())
+    job = Job(
+        step.shape, step.sequence_length, step.precision, measurement.cluster, Stack(fused_kernels=step.fused_kernels)
+    )
     layouts = Layouts.of(global_batch=step.global_batch, **fixed_of(step.layout))
     return learn(predict_step_times(job, layouts), [step.step_time_s], belief)
 

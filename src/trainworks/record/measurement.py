@@ -25,6 +25,8 @@ class MeasuredStep(Spec):
     global_batch: int
     layout: Layout
     """Nothing in it is `auto`."""
+    fused_kernels: bool = True
+    """Whether blocks were compiled, or their kernels fused by hand."""
     step_time_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 

@@ -4,10 +4,13 @@
     micro_batch * grad_accum_steps * dp_replicate * dp_shard = global_batch
 
 `ep` reuses ranks: it divides `dp_shard * cp * tp` and does not enter the product.
+A degree that is not written is 1 on this machine, and open on a described cluster (`check_written`).
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -15,7 +18,15 @@ from pydantic import Field
 from trainworks.errors import LayoutError
 from trainworks.spec.quantities import Spec
 
-__all__ = ["MESH_AXES", "Layout", "ResolvedLayout", "check_layout", "resolve_layout"]
+__all__ = [
+    "MESH_AXES",
+    "Layout",
+    "ResolvedLayout",
+    "check_layout",
+    "check_micro_batch",
+    "check_written",
+    "resolve_layout",
+]
 
 MESH_AXES = ("dp_replicate", "dp_shard", "cp", "tp", "pp")
 """Axes whose degrees multiply to the world size."""
@@ -23,10 +34,14 @@ Degree = Field(default=1, ge=1)
 
 
 class Layout(Spec):
-    """How the ranks share the work, as far as the run file fixes it."""
+    """How the ranks share the work, as far as the run file fixes it.
+
+    On this machine a degree that is left out is 1. On a described cluster it is open, like an option that is `auto`:
+    `{tp: 8}` is planned with the fastest of all layouts that have it.
+    """
 
     dp_replicate: int = Degree
-    """Copies of the whole model (DDP, or the outer axis of HSDP)."""
+    """Copies of the whole model (DDP, or the outer axis of HSDP); without `dp_shard` plain data parallelism."""
     dp_shard: int = Degree
     """Ranks that share one copy of parameters, gradients and optimizer state (FSDP2)."""
     cp: int = Degree
@@ -98,14 +113,53 @@ def resolve_layout(layout: Layout, *, world_size: int, global_batch: int, micro_
     """
     check_layout(layout, world_size=world_size, global_batch=global_batch)
     per_rank = global_batch // (layout.dp_replicate * layout.dp_shard)
+    check_micro_batch(micro_batch, per_rank)
+    degrees = {axis: getattr(layout, axis) for axis in (*MESH_AXES, "ep")}
+    return ResolvedLayout(**degrees, micro_batch=micro_batch, grad_accum_steps=per_rank // micro_batch)
+
+
+def check_micro_batch(micro_batch: int, per_rank: int) -> None:
+    """Check a micro-batch against the sequences of a data-parallel rank.
+
+    Raises:
+        LayoutError: with the micro-batches that there are.
+    """
     if per_rank % micro_batch:
         raise LayoutError(
             f"micro_batch ({micro_batch}) does not divide the {per_rank} sequences that each data-parallel rank gets",
             field="micro_batch",
-            hint=f"set `micro_batch` to one of {', '.join(str(d) for d in divisors(per_rank))}",
+            hint=f"set `micro_batch` to {one_of(divisors(per_rank))}",
         )
-    degrees = {axis: getattr(layout, axis) for axis in (*MESH_AXES, "ep")}
-    return ResolvedLayout(**degrees, micro_batch=micro_batch, grad_accum_steps=per_rank // micro_batch)
+
+
+def check_written(layout: Layout, *, world_size: int, global_batch: int) -> bool:
+    """Check a layout whose unwritten degrees are open; returns whether the written ones leave none of them open.
+
+    They do where they multiply to the world size. Where data, tensor and pipeline parallelism are all written, or the
+    written degrees do not divide the world size, they have to: then this is `check_layout`.
+
+    Raises:
+        LayoutError: naming every factor, the limit and the degree to change.
+    """
+    written = layout.model_fields_set
+    _check_divisors(layout, world_size)
+    product = _product(layout)
+    dp = layout.dp_replicate * layout.dp_shard
+    complete = {"tp", "pp"} <= written and not written.isdisjoint(("dp_replicate", "dp_shard"))
+    closed = complete or product == world_size or world_size % product != 0
+    if closed:
+        check_layout(layout, world_size=world_size, global_batch=global_batch)
+    else:
+        _check_batch(layout, global_batch)
+    if layout.zero != "auto" and layout.dp_replicate > 1 and layout.dp_shard * layout.cp == 1:
+        raise LayoutError(
+            f"zero ({layout.zero}) shares among the ranks of dp_shard, and dp_replicate ({dp}) has one of them each",
+            field="zero",
+            hint=f"set `dp_shard: {dp}` instead of `dp_replicate`",
+        )
+    if layout.micro_batch != "auto":
+        check_micro_batch(layout.micro_batch, global_batch // dp)
+    return closed
 
 
 def check_layout(layout: Layout, *, world_size: int, global_batch: int) -> None:
@@ -118,13 +172,7 @@ def check_layout(layout: Layout, *, world_size: int, global_batch: int) -> None:
     shard_group = layout.dp_shard * layout.cp * layout.tp
     if shard_group % layout.ep:
         raise LayoutError(f"ep ({layout.ep}) does not divide dp_shard * cp * tp = {shard_group}", field="ep")
-    dp = layout.dp_replicate * layout.dp_shard
-    if global_batch % dp:
-        raise LayoutError(
-            f"global_batch ({global_batch}) is not a multiple of dp_replicate * dp_shard = {dp}",
-            field="dp_replicate",
-            hint=f"set `global_batch: {_next_multiple(global_batch, dp)}`",
-        )
+    _check_batch(layout, global_batch)
 
 
 def divisors(number: int) -> list[int]:
@@ -136,11 +184,43 @@ def divisors(number: int) -> list[int]:
     return [d for d in range(1, number + 1) if number % d == 0]
 
 
+def one_of(values: Sequence[int]) -> str:
+    """The choice between some numbers, in words.
+
+    >>> one_of([1, 2, 4]), one_of([1])
+    ('one of 1, 2, 4', '1')
+    """
+    return f"{'one of ' if len(values) > 1 else ''}{', '.join(map(str, values))}"
+
+
+def _check_divisors(layout: Layout, world_size: int) -> None:
+    """No choice of data parallelism mends a degree that does not divide the world size."""
+    for name in ("tp", "pp", "cp"):
+        if world_size % getattr(layout, name):
+            raise LayoutError(
+                f"{name} ({getattr(layout, name)}) does not divide {world_size} accelerators",
+                field=name,
+                hint=f"set `{name}` to {one_of(divisors(world_size))}",
+            )
+
+
+def _check_batch(layout: Layout, global_batch: int) -> None:
+    dp = layout.dp_replicate * layout.dp_shard
+    if global_batch % dp:
+        raise LayoutError(
+            f"global_batch ({global_batch}) is not a multiple of dp_replicate * dp_shard = {dp}",
+            field=_axis_to_blame({"dp_replicate": layout.dp_replicate, "dp_shard": layout.dp_shard}),
+            hint=f"set `global_batch: {next_multiple(global_batch, dp)}`",
+        )
+
+
+def _product(layout: Layout) -> int:
+    return math.prod(getattr(layout, name) for name in MESH_AXES)
+
+
 def _check_world(layout: Layout, world_size: int) -> None:
     axes = {name: getattr(layout, name) for name in MESH_AXES}
-    product = 1
-    for degree in axes.values():
-        product *= degree
+    product = _product(layout)
     if product == world_size:
         return
     factors = " * ".join(f"{name} ({degree})" for name, degree in axes.items())
@@ -160,8 +240,9 @@ def _product_hint(axes: dict[str, int], product: int, world_size: int) -> str:
     others = product // axes[name]
     if world_size % others == 0:
         return f"set `{name}: {world_size // others}`"
-    return f"start {_next_multiple(world_size, others)} processes, a multiple of {others}"
+    return f"start {next_multiple(world_size, others)} processes, a multiple of {others}"
 
 
-def _next_multiple(value: int, factor: int) -> int:
+def next_multiple(value: int, factor: int) -> int:
+    """The smallest multiple of a factor that is not below the value."""
     return -(-value // factor) * factor

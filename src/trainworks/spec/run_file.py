@@ -164,6 +164,8 @@ class Cluster(Spec):
 
     @model_validator(mode="after")
     def _described_or_local(self) -> Cluster:
+        if self.engine == "described" and self.of is None:
+            raise ValueError("`cluster.of` is missing: the cluster in words\x1fwrite it like `cluster: 64x H100`")
         if (self.of is None) != (self.engine == "local"):
             raise ValueError("`of` describes a cluster to plan for; leave `engine` out beside it")
         return self
@@ -224,7 +226,7 @@ class RunFile(Spec):
     """Environment variables of `setup` and `run`."""
     cluster: Annotated[Cluster, BeforeValidator(_cluster_from_text)] = Cluster()
     layout: Annotated[Layout | None, BeforeValidator(_layout_from_text)] = None
-    """Degrees of parallelism; `auto` when left out."""
+    """Degrees of parallelism and options; `auto` when left out. What it leaves out is 1 here, and open elsewhere."""
     goal: Goal = Goal()
     checkpoint: Checkpoint = Checkpoint()
     recover: Recover = Recover()
