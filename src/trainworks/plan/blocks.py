@@ -1,6 +1,6 @@
 """What one block of the model does on one rank: its products, its traffic, its kernels, and how long they take.
 
-Symbols as in `compute`; M tokens, q = M rows of queries per sequence piece, E experts, k experts per token.
+Symbols as in `compute`; E experts, k experts per token, T sequence length.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ def block_times(
     """Forward, backward and recomputation of one block.
 
     Backward does each product twice: the gradient of the input [m, n] x [n, k] and of the weight [k, m] x [m, n].
-    Recomputation repeats the whole forward (full), or what lies between the projections (selective).
+    Recomputation repeats the whole forward (full), or what lies between the projections (selective); in a
+    PyTorch-native program selective recomputation repeats chosen operations, `selective_share` of the forward.
     """
     dense = shape.dense_layers if shape.experts else shape.layers
     parts = [(dense, False), (shape.layers - dense, True)]
@@ -183,7 +184,7 @@ def _attention_core_s(
     heads = shape.heads / layouts.tp
     flops = 2.0 * pairs * heads * (query_dim + value_dim)
     if stack.fused_attention:
-        forward = flops * (0.5 if shape.causal else 1.0) / machine.attention_flops_per_s
+        forward = flops * _seen_share(shape, sequence_length) / machine.attention_flops_per_s
         return forward, 2.5 * forward / machine.coefficients.attention_backward_share
     length = sequence_length
     batch = layouts.micro_batch * heads / layouts.cp
@@ -191,6 +192,13 @@ def _attention_core_s(
     product = product + product_s(length, value_dim, length, machine, batch)
     scores = traffic_s(pairs * heads * (4 * machine.element_bytes + 1), machine)
     return product + scores, 2 * product + machine.coefficients.backward_bytes * scores
+
+
+def _seen_share(shape: ModelShape, sequence_length: int) -> float:
+    """Of all pairs of tokens, those that attention looks at: half when causal, a band in layers with a window."""
+    whole = 0.5 if shape.causal else 1.0
+    banded = shape.window_layers / shape.layers if shape.window else 0.0
+    return (1 - banded) * whole + banded * min(whole, shape.window / sequence_length)
 
 
 def _head_dims(shape: ModelShape) -> tuple[int, int]:

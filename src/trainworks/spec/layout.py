@@ -118,17 +118,17 @@ def resolve_layout(layout: Layout, *, world_size: int, global_batch: int, micro_
     return ResolvedLayout(**degrees, micro_batch=micro_batch, grad_accum_steps=per_rank // micro_batch)
 
 
-def check_micro_batch(micro_batch: int, per_rank: int) -> None:
-    """Check a micro-batch against the sequences of a data-parallel rank.
+def check_micro_batch(micro_batch: int, sequences: int, *, whose: str = "that each data-parallel rank gets") -> None:
+    """Check a micro-batch against the sequences that it is to divide.
 
     Raises:
         LayoutError: with the micro-batches that there are.
     """
-    if per_rank % micro_batch:
+    if sequences % micro_batch:
         raise LayoutError(
-            f"micro_batch ({micro_batch}) does not divide the {per_rank} sequences that each data-parallel rank gets",
+            f"micro_batch ({micro_batch}) does not divide the {sequences} sequences {whose}",
             field="micro_batch",
-            hint=f"set `micro_batch` to {one_of(divisors(per_rank))}",
+            hint=f"set `micro_batch` to {one_of(divisors(sequences))}",
         )
 
 
@@ -158,7 +158,8 @@ def check_written(layout: Layout, *, world_size: int, global_batch: int) -> bool
             hint=f"set `dp_shard: {dp}` instead of `dp_replicate`",
         )
     if layout.micro_batch != "auto":
-        check_micro_batch(layout.micro_batch, global_batch // dp)
+        whose = {} if closed or dp > 1 else {"whose": "of a step"}
+        check_micro_batch(layout.micro_batch, global_batch // dp, **whose)
     return closed
 
 
