@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
 import numpy as np
-from published import STEP_TIMES, rows_of
+from published import LEFT_OUT, STEP_TIMES, rows_of
 
 from trainworks.bench.measured_runs import MeasuredRun, read_run
 from trainworks.errors import MissingExtraError, TrainworksError
@@ -166,6 +166,11 @@ def _print_errors(title: str, errors: dict[str, Errors]) -> None:
         print(f"{source:26} {one.n:5} {one.mape:8.1%} {one.p90:8.1%} {one.bias:+8.1%}")
 
 
+def _write_left_out(errors: dict[str, Errors]) -> None:
+    rows = [f"{source},{one.n},{one.mape:.4f},{one.p90:.4f},{one.bias:.4f}" for source, one in sorted(errors.items())]
+    LEFT_OUT.write_text("\n".join(["source,n,mape,p90,bias", *rows]) + "\n", encoding="utf-8")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Fit and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -173,6 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rows", type=int, default=30, help="of a source that are used, at most (30)")
     parser.add_argument("--evaluations", type=int, default=8, help="steps of the minimiser, at most (8)")
     parser.add_argument("--leave-one-source-out", action="store_true", help="one fit per source, without it")
+    parser.add_argument("--write", action="store_true", help=f"write the errors on left-out sources to {LEFT_OUT.name}")
     options = parser.parse_args(arguments)
     if find_spec("scipy") is None:
         print(MissingExtraError("scipy", "test").render(), file=sys.stderr)
@@ -190,6 +196,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             unseen |= errors_by_source({source: rows}, fit(others, evaluations=options.evaluations))
             print(f"left out {source}: {unseen[source].mape:.1%}", file=sys.stderr)
         _print_errors("fitted without the source", unseen)
+        if options.write:
+            _write_left_out(unseen)
     return 0
 
 

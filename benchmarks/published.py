@@ -7,12 +7,14 @@ from pathlib import Path
 from trainworks.bench.scoring import TABLES, Prediction
 from trainworks.bench.tables import Row, read_table
 
-__all__ = ["COLLECTIVES", "MEMORY", "STEP_TIMES", "predict", "rows_of"]
+__all__ = ["COLLECTIVES", "LEFT_OUT", "MEMORY", "STEP_TIMES", "predict", "rows_of"]
 
 DATA = Path(__file__).parent / "data"
 STEP_TIMES = ("runs", DATA / "step_times.csv")
 MEMORY = ("memory", DATA / "memory.csv")
 COLLECTIVES = ("collectives", DATA / "collectives.csv")
+LEFT_OUT = DATA / "left_out.csv"
+"""Errors on each source after a fit without it; `fit_planner.py --leave-one-source-out --write` writes it."""
 
 
 def rows_of(table: tuple[str, Path]) -> list[Row]:
