@@ -65,6 +65,7 @@ PARAMETERS = {
     "scale_out_share": Parameter(0.4, 0.8, 1.0, 0.25),
     "omni_path_share": Parameter(0.05, 0.25, 1.0, 0.4),
     "pipelining": Parameter(0.1, 0.7, 1.2, 0.5),
+    "pipelining_inside": Parameter(0.05, 0.4, 1.2, 0.5),
     "tp_hidden": Parameter(0.05, 0.5, 0.95, 0.5),
     "pp_exposed": Parameter(0.1, 1.0, 2.0, 0.5),
     "dp_hidden": Parameter(0.3, 0.8, 1.0, 0.3),

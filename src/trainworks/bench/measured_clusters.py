@@ -78,7 +78,7 @@ def read_cluster(row: Row, *, num_accelerators: int) -> ClusterDescription:
         scale_up_bytes_per_s=_scale_up_bytes_per_s(inside, device),
         node_bytes_per_s=printed_bytes_per_s or node.nics * node.nic_bytes_per_s * written / node.accelerators,
         network=network,
-        in_network_reduction=node.in_network_reduction,
+        in_network_reduction="sharp" in text_of(row, "inter_node_net").lower(),
         scale_up_reduction=node.scale_up_reduction,
     )
 

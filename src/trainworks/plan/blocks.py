@@ -15,8 +15,10 @@ from trainworks.plan.compute import Machine, Stack, product_s, traffic_s
 from trainworks.plan.layouts import Array, Layouts, Recompute, Values
 from trainworks.record.resolved import ModelShape
 
-__all__ = ["BlockTimes", "HeadTimes", "block_times", "head_times"]
+__all__ = ["BlockTimes", "HeadTimes", "block_times", "head_dims", "head_times"]
 
+_VOCABULARY_PADDING = 128
+"""Columns of the output matrix are padded to a multiple of this on every rank (Megatron-LM)."""
 _KERNELS_FORWARD = 24
 """Launched by one dense block forward: norms, products, attention, rotations, residuals, casts."""
 _KERNELS_BACKWARD = 44
@@ -179,7 +181,7 @@ def _attention_core_s(
     product, read and written by softmax and dropout, read by the next product: 13 bytes each in 16 bits with
     dropout's mask, 9 with a fused scale-mask-softmax.
     """
-    query_dim, value_dim = _head_dims(shape)
+    query_dim, value_dim = head_dims(shape)
     pairs = layouts.micro_batch * sequence_length * (sequence_length / layouts.cp)
     heads = shape.heads / layouts.tp
     flops = 2.0 * pairs * heads * (query_dim + value_dim)
@@ -201,7 +203,8 @@ def _seen_share(shape: ModelShape, sequence_length: int) -> float:
     return (1 - banded) * whole + banded * min(whole, shape.window / sequence_length)
 
 
-def _head_dims(shape: ModelShape) -> tuple[int, int]:
+def head_dims(shape: ModelShape) -> tuple[int, int]:
+    """Dimensions of a head's queries and keys, and of its values."""
     if shape.latent is None:
         return shape.head_dim, shape.head_dim
     return shape.latent.nope_head_dim + shape.latent.rope_head_dim, shape.latent.value_head_dim
@@ -219,7 +222,7 @@ def _block_bytes(
     e = machine.element_bytes
     tokens = _tokens(layouts, sequence_length)
     hidden_share = np.where(layouts.sequence_parallel > 0, layouts.tp, 1.0)
-    query_dim, value_dim = _head_dims(shape)
+    query_dim, value_dim = head_dims(shape)
     heads = (shape.heads * query_dim + shape.kv_heads * value_dim) / layouts.tp
     width = shape.feed_forward / layouts.tp
     if experts:
@@ -243,7 +246,7 @@ def head_times(
     read in 16 bits, loss and gradient in fp32: 22 bytes unfused, 12 where the loss is one kernel.
     """
     tokens, t = _tokens(layouts, sequence_length), layouts.tp
-    vocabulary = shape.vocabulary / t
+    vocabulary = np.ceil(shape.vocabulary / (_VOCABULARY_PADDING * t)) * _VOCABULARY_PADDING
     product = _Product(tokens, vocabulary, shape.hidden)
     products_s = _product_forward_s(product, machine) + _product_backward_s(product, machine)
     loss_s = traffic_s(tokens * vocabulary * (12 if stack.fused_attention else 22), machine)

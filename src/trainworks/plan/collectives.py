@@ -6,7 +6,8 @@ Symbols: n ranks of the group, g of them in one scale-up domain or node, S bytes
     T = a + t + 2 c sqrt(a t)
 
 is an alpha-beta line plus the cost of filling a pipeline of chunks: with k chunks the time is (a k + t)(1 + 1/k), and
-the best k gives the square root. `c` is `Coefficients.pipelining`. The transfer t is the slower of two:
+the best k gives the square root. `c` is `Coefficients.pipelining`, inside a domain `pipelining_inside`. The transfer t
+is the slower of two:
 
     inside a domain     2(n-1)/n S / B  all-reduce,  (n-1)/n S / B  gather and scatter,  (g-1)/n S / B  all-to-all
     between N domains   2(N-1)/N S / I  all-reduce (trees, one rank per domain),  (n-1)/n S / I  gather and scatter
@@ -66,15 +67,18 @@ class Fabric:
     in_network: bool
     """Whether the network's switches add up (SHARP): every byte of an all-reduce leaves a domain once."""
     pipelining: float
+    pipelining_inside: float
 
 
 def fabric_of(cluster: ClusterDescription, coefficients: Coefficients = COEFFICIENTS) -> Fabric:
     """The reachable rates of a cluster's links.
 
-    Without a scale-up link ranks of a node talk over the host's bus.
+    Without a scale-up link, or with one that joins pairs of cards only, ranks of a node talk over the host's bus.
     """
     accelerator = cluster.accelerator
-    up = cluster.scale_up_bytes_per_s or accelerator.host_bytes_per_s / 2
+    bridged = cluster.scale_up_domain < cluster.accelerators_per_node
+    up = accelerator.host_bytes_per_s / 2 if bridged else cluster.scale_up_bytes_per_s
+    up = up or accelerator.host_bytes_per_s / 2
     share = coefficients.scale_out_share
     if cluster.network == "Omni-Path":
         share *= coefficients.omni_path_share
@@ -89,6 +93,7 @@ def fabric_of(cluster: ClusterDescription, coefficients: Coefficients = COEFFICI
         scale_out_latency_s=_LATENCY_S.get(cluster.network, 60e-6),
         in_network=cluster.in_network_reduction,
         pipelining=coefficients.pipelining,
+        pipelining_inside=coefficients.pipelining_inside,
     )
 
 
@@ -111,7 +116,7 @@ def collective_s(kind: Collective, size_bytes: Array, ranks: Array, stride: Arra
     up = fabric.scale_up_bytes_per_s * gain
     if fabric.mesh:
         up = up * np.maximum(inside - 1, 1) / max(fabric.domain - 1, 1)
-    interface = fabric.node_bytes_per_s / fabric.ranks_per_node
+    interface = max(fabric.node_bytes_per_s, 1.0) / fabric.ranks_per_node
     if kind == "all_reduce":
         crossings = 1.0 if fabric.in_network else 2 * (domains - 1) / domains
         within, between = 2 * (ranks - 1) / ranks / up, crossings / (interface * inside)
@@ -124,7 +129,8 @@ def collective_s(kind: Collective, size_bytes: Array, ranks: Array, stride: Arra
     steps = (inside - 1) * (2.0 if kind == "all_reduce" else 1.0)
     ring = _START_S + steps * fabric.hop_s
     latency = latency + np.where(inside > 1, np.where(in_switch, _IN_SWITCH_S, ring), 0.0)
-    total = latency + transfer + 2 * fabric.pipelining * np.sqrt(latency * transfer)
+    filling = np.where(crosses, fabric.pipelining, fabric.pipelining_inside)
+    total = latency + transfer + 2 * filling * np.sqrt(latency * transfer)
     return np.where(ranks > 1, total, 0.0)
 
 
@@ -142,6 +148,7 @@ def point_to_point_s(size_bytes: Array, stride: Array, stages: Array, fabric: Fa
     """
     inside = stride * stages <= fabric.domain
     sharing = np.minimum(stride, fabric.ranks_per_node)
-    rate = np.where(inside, fabric.scale_up_bytes_per_s, fabric.node_bytes_per_s / sharing)
+    neighbour = fabric.scale_up_bytes_per_s / (max(fabric.domain - 1, 1) if fabric.mesh else 1)
+    rate = np.where(inside, neighbour, fabric.node_bytes_per_s / sharing)
     latency = np.where(inside, _START_S / 3, fabric.scale_out_latency_s / 3)
     return latency + size_bytes / np.maximum(rate, 1.0)

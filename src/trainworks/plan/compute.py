@@ -25,7 +25,7 @@ from trainworks.errors import UsageError
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.layouts import Array, Values
 
-__all__ = ["Machine", "Stack", "machine_of", "product_s", "traffic_s"]
+__all__ = ["Machine", "Stack", "element_bytes", "machine_of", "product_s", "traffic_s"]
 
 _TILES = ((256, 128, 1.0), (128, 128, 0.95), (128, 64, 0.80), (64, 64, 0.60))
 """Rows, columns, and the tile's rate over the largest one's: a small tile reads its inputs more often."""
@@ -66,6 +66,11 @@ class Machine:
     coefficients: Coefficients
 
 
+def element_bytes(precision: str) -> int:
+    """Bytes of an activation: 4 in fp32 and tf32, which is fp32 but for its products; else 2, in 8 bits too."""
+    return 4 if precision in ("fp32", "tf32") else 2
+
+
 def machine_of(accelerator: Accelerator, precision: str, coefficients: Coefficients = COEFFICIENTS) -> Machine:
     """Rates that products and kernels reach on an accelerator.
 
@@ -78,7 +83,7 @@ def machine_of(accelerator: Accelerator, precision: str, coefficients: Coefficie
             f"{accelerator.name} has no {precision} matrix units", hint=f"it has {', '.join(sorted(peaks))}"
         )
     wide = "bf16" if "bf16" in peaks else "fp16" if "fp16" in peaks else "fp32"
-    share = coefficients.default_peak_share
+    share = coefficients.amd_peak_share if accelerator.vendor == "AMD" else coefficients.default_peak_share
     if accelerator.matmul_flops_per_s is not None:
         share = accelerator.matmul_flops_per_s / peaks[wide]  # type: ignore[index]
     held = share * coefficients.gemm_share
@@ -95,7 +100,7 @@ def machine_of(accelerator: Accelerator, precision: str, coefficients: Coefficie
         memory_bytes_per_s=accelerator.memory_bytes_per_s * coefficients.memory_share,
         multiprocessors=accelerator.multiprocessors or _DEFAULT_MULTIPROCESSORS,
         precision=precision,
-        element_bytes=4 if precision in ("fp32", "tf32") else 2,
+        element_bytes=element_bytes(precision),
         coefficients=coefficients,
     )
 

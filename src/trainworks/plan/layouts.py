@@ -30,7 +30,7 @@ class Recompute(IntEnum):
 class Layouts:
     """Degrees of n layouts; every field is an array of shape [n], whole numbers held as float64.
 
-    `dp * cp * tp * pp` is the world size; `ep` reuses the ranks of `dp * cp`.
+    `dp * cp * tp * pp` is the world size; `ep` reuses the ranks of `dp * cp * tp`, the nearest ones.
     """
 
     dp: Array

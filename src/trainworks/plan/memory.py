@@ -9,18 +9,19 @@ on top, in the loss or inside a block:
     device    = reserved + context
 
 `allocated` and `reserved` are what torch.cuda.max_memory_allocated and _reserved say, `device` what nvidia-smi says.
-First and last stage are compared and the fuller one is returned: the first has the most micro-batches under way, the
-last the logits.
+The fullest stage is returned: the first has the most micro-batches under way, the last the logits, and where a model
+begins with dense blocks, the first stage without them has the most experts.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Literal
 
 import numpy as np
 
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
-from trainworks.plan.compute import Stack
+from trainworks.plan.compute import Stack, element_bytes
 from trainworks.plan.layouts import Array, Layouts, Recompute
 from trainworks.plan.parameters import num_expert_layers
 from trainworks.plan.states import StageParameters, dense_blocks, stage_blocks, stage_parameters
@@ -29,6 +30,7 @@ from trainworks.record.resolved import ModelShape
 __all__ = ["Memories", "activation_bytes", "predict_memories"]
 
 
+_Position = Literal["first", "middle", "last"]
 _BLOCKS_IN_FLIGHT = 3
 """Whose activations are on their way to or from the host."""
 
@@ -71,48 +73,73 @@ def predict_memories(
     gradients   `Stack.gradient_bytes` N with fp32 accumulation, / s with zero 2 and 3
     optimizer   12 N (fp32 copy and two moments), / s with zero 1 and more; 8 N where weights are fp32
     """
-    first, last = (
-        _stage(shape, layouts, sequence_length, precision, stack, end=0),
-        _stage(shape, layouts, sequence_length, precision, stack, end=1),
-    )
-    fuller = last.allocated_bytes > first.allocated_bytes
-    return Memories(
-        *(np.where(fuller, getattr(last, field.name), getattr(first, field.name)) for field in fields(Memories))
-    )
+    fullest = _stage(shape, layouts, sequence_length, precision, stack, "first")
+    for position in ("last", "middle") if shape.experts and shape.dense_layers else ("last",):
+        other = _stage(shape, layouts, sequence_length, precision, stack, position)
+        fuller = other.allocated_bytes > fullest.allocated_bytes
+        fullest = Memories(
+            *(np.where(fuller, getattr(other, field.name), getattr(fullest, field.name)) for field in fields(Memories))
+        )
+    return fullest
 
 
 def _stage(
-    shape: ModelShape, layouts: Layouts, sequence_length: int, precision: str, stack: Stack, *, end: int
+    shape: ModelShape, layouts: Layouts, sequence_length: int, precision: str, stack: Stack, position: _Position
 ) -> Memories:
-    middle, last = stage_blocks(shape.layers, layouts)
-    alone = layouts.pp == 1
-    blocks = last if end else np.where(alone, last, middle)
-    tables = np.where(alone & (not shape.tie_embeddings), 2.0, 1.0)
-    dense = dense_blocks(shape, layouts, blocks, end=bool(end))
-    held = stage_parameters(shape, layouts, blocks, embeddings=tables, without_experts=dense)
+    at = _place(shape, layouts, position)
+    alone, blocks, tables = layouts.pp == 1, at.blocks, at.tables
+    held = stage_parameters(shape, layouts, blocks, embeddings=tables, without_experts=at.dense)
     weights, gradients, optimizer = _states(held, layouts, precision, stack)
+    gradients = np.where(layouts.offload_optimizer > 0, gradients * np.minimum(1, 2 / np.maximum(blocks, 1)), gradients)
     tables_held = stage_parameters(shape, layouts, np.zeros_like(blocks), embeddings=tables).total
 
     tokens = layouts.micro_batch * sequence_length / layouts.cp
     sizes = {"sequence_length": sequence_length, "precision": precision, "stack": stack}
     kept = activation_bytes(shape, layouts, **sizes)  # type: ignore[arg-type]
     whole = activation_bytes(shape, layouts, **sizes, recompute=Recompute.NONE)  # type: ignore[arg-type]
-    e = 4 if precision == "fp32" else 2
+    e = element_bytes(precision)
     stream = e * tokens * shape.hidden / np.where(layouts.sequence_parallel > 0, layouts.tp, 1.0)
-    has_logits = alone | (end == 1)
+    has_logits = alone | (position == "last")
     logit_bytes = e + (4.0 if stack.fused_attention else 8.0)
     logits = np.where(has_logits, tokens * shape.vocabulary / layouts.tp * logit_bytes, 0.0)
-    at_ends = stream * np.where(has_logits, 2.0, layouts.interleave)
-    kept_by_all = _micro_batches_under_way(layouts, end) * (blocks * kept + at_ends)
+    at_ends = stream * np.where(has_logits, 2.0, layouts.interleave) * (tables > 0)
+    kept_by_all = _micro_batches_under_way(layouts, position, at.number) * (blocks * kept + at_ends)
     activations = np.where(layouts.offload > 0, np.minimum(_BLOCKS_IN_FLIGHT * kept, kept_by_all), kept_by_all)
     product, matrix = _largest_product(shape, layouts, tokens)
     live = stream + e * np.maximum(product, matrix)
     live = live + np.where(layouts.recompute == Recompute.NONE, 0.0, whole - kept)
     block = (held.total - tables_held) / np.maximum(blocks, 1)
-    moments = _Moments(blocks, block, tables_held, tables, kept, at_ends, stream, live, matrix, logits, activations)
+    moments = _Moments(
+        blocks, block, tables_held, np.maximum(tables, 1.0), kept, at_ends, stream, live, matrix, logits, activations
+    )
     working = np.where(layouts.zero == 3, moments.peak_with_shards(), np.maximum(logits, live)) - logits
-    stage = np.where(alone, 0.0, (layouts.pp - 1) * end)
-    return Memories(weights, gradients, optimizer, activations, logits, working, stage)
+    return Memories(weights, gradients, optimizer, activations, logits, working, at.number)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Which stage is looked at, and what it has."""
+
+    number: Array
+    blocks: Array
+    dense: Array
+    """Of the blocks, those without experts."""
+    tables: Array
+    """Embedding and output matrix: 0, 1 or 2 of them."""
+
+
+def _place(shape: ModelShape, layouts: Layouts, position: _Position) -> _Place:
+    """The first stage, the last, or in the middle the first that has no dense block."""
+    middle, last = stage_blocks(shape.layers, layouts)
+    alone = layouts.pp == 1
+    blocks = last if position == "last" else np.where(alone, last, middle)
+    tables = np.where(alone & (not shape.tie_embeddings), 2.0, 1.0)
+    dense = dense_blocks(shape, layouts, blocks, end=position == "last")
+    if position != "middle":
+        number = layouts.pp - 1 if position == "last" else np.zeros(len(layouts))
+        return _Place(number, blocks, dense, tables)
+    number = np.minimum(np.ceil(shape.dense_layers / np.maximum(blocks, 1)), layouts.pp - 1)
+    return _Place(np.where(alone, 0.0, number), blocks, np.where(alone, dense, 0.0), np.where(alone, tables, 0.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +209,7 @@ def _states(held: StageParameters, layouts: Layouts, precision: str, stack: Stac
         dense = held.dense / np.where(shared, dense_shards, 1.0)
         return per_parameter * (dense + held.experts / np.where(shared, expert_shards, 1.0))
 
-    if precision == "fp32":
+    if element_bytes(precision) == 4:
         return of(4.0, 3), of(4.0, 2), of(8.0, 1)
     narrow = layouts.zero < 3
     weights = np.where(narrow, of(2.0, 3), of(4.0, 3))
@@ -192,17 +219,17 @@ def _states(held: StageParameters, layouts: Layouts, precision: str, stack: Stac
     return weights, of(stack.gradient_bytes + both, 2), optimizer
 
 
-def _micro_batches_under_way(layouts: Layouts, end: int) -> Array:
+def _micro_batches_under_way(layouts: Layouts, position: _Position, ahead: Array) -> Array:
     """Forward passes whose backward has not run, in micro-batches of the whole stage.
 
-    1F1B keeps min(m, p) on the first stage and 1 on the last; interleaved p (1 + (p - 1) / (p v)) on the first
-    (Korthikanti et al. 2022, section 4.2.3).
+    1F1B keeps min(m, p - i) on stage i, 1 on the last; interleaved p (1 + (p - 1) / (p v)) on the first
+    (Korthikanti et al. 2022, section 4.2.3) and ((v - 1) p + 1) / v on the last.
     """
     p, v = layouts.pp, layouts.interleave
-    if end:
-        return np.where(v > 1, np.minimum(layouts.accum, 1 + (p - 1) / (p * v) * p / np.maximum(p, 1)), 1.0)
-    plain = np.minimum(layouts.accum, p)
-    chunked = np.minimum(layouts.accum, p * (1 + (p - 1) / (p * v)))
+    if position == "last":
+        return np.where(v > 1, np.minimum(layouts.accum, ((v - 1) * p + 1) / v), 1.0)
+    plain = np.minimum(layouts.accum, np.maximum(1.0, p - ahead))
+    chunked = np.minimum(layouts.accum, np.maximum(1.0, p * (1 + (p - 1) / (p * v)) - 2 * ahead / v))
     return np.where(v > 1, chunked, plain)
 
 
@@ -233,7 +260,7 @@ def activation_bytes(
         stack: whether attention is fused.
         recompute: of all layouts; their own where left out.
     """
-    e = 4 if precision == "fp32" else 2
+    e = element_bytes(precision)
     tokens = layouts.micro_batch * sequence_length / layouts.cp
     t = layouts.tp
     hidden_split = np.where(layouts.sequence_parallel > 0, t, 1.0)

@@ -149,7 +149,8 @@ def outside_measured(job: AnyJob, world_size: int) -> list[str]:
     """In what a job is unlike everything that the model was ever held against; each widens the interval."""
     accelerator = job.cluster.accelerator
     found = []
-    if accelerator.architecture not in _MEASURED_ARCHITECTURES:
+    joined = accelerator.scale_up.startswith("NVLink") and "bridge" not in accelerator.scale_up
+    if accelerator.architecture not in _MEASURED_ARCHITECTURES or not joined:
         found.append(f"no run on {accelerator.name} was ever compared")
     if world_size > _MEASURED_WORLD:
         found.append(f"{world_size} accelerators are more than the {_MEASURED_WORLD} of any compared run")

@@ -268,7 +268,8 @@ def options(job: AnyJob, mesh: Mapping[str, int], global_batch: int, fixed: Fixe
     """Every way to fill a mesh: sharding, micro-batch, schedule, recomputation, offload."""
     tp, pp, cp, dp = mesh["tp"], mesh["pp"], mesh["cp"], mesh["dp"]
     per_rank = global_batch // dp
-    largest = _LARGEST_IMAGE_BATCH if job.sequence_length == 1 else _LARGEST_MICRO_BATCH
+    images = isinstance(job, ConvJob) or bool(job.shape.patch_values)
+    largest = _LARGEST_IMAGE_BATCH if images else _LARGEST_MICRO_BATCH
     choices: dict[str, list[int]] = {
         "micro_batch": [size for size in divisors(per_rank) if size <= largest],
         "recompute": [int(kind) for kind in _recomputations(job)],

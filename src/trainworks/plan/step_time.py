@@ -19,17 +19,23 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from trainworks.catalog.cluster import ClusterDescription
-from trainworks.plan.blocks import BlockTimes, block_times, head_times
+from trainworks.plan.blocks import BlockTimes, block_times, head_dims, head_times
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.collectives import Fabric, collective_s, fabric_of, point_to_point_s
-from trainworks.plan.compute import Machine, Stack, machine_of
+from trainworks.plan.compute import Machine, Stack, element_bytes, machine_of
 from trainworks.plan.flops import model_flops_per_sequence
 from trainworks.plan.layouts import Array, Layouts, Recompute
 from trainworks.plan.memory import activation_bytes
-from trainworks.plan.states import stage_blocks, stage_parameters
+from trainworks.plan.states import StageParameters, stage_blocks, stage_parameters
 from trainworks.record.resolved import ModelShape
 
 __all__ = ["Job", "StepTimes", "predict_step_times"]
+
+
+_OFFLOADED_BYTES = 6.0
+"""Per parameter over the host's link: an fp32 gradient out, a 16-bit weight back."""
+_HOST_ADAM_BYTES = 28.0
+"""Per parameter in the host's memory: gradient, weight and two moments read, the last three written, in fp32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,22 +156,29 @@ def _block_communication(
 
     tp   2 all-reduces of M h forward and backward, 2 more when the block is recomputed; with sequence parallelism each
          is a gather and a scatter
-    cp   keys and values gathered forward, and their gradients scattered backward
-    ep   4 all-to-alls of k M h / t: out and back, forward and backward
+    cp   keys and values gathered forward and backward, and their gradients scattered
+    ep   4 all-to-alls of k M h / t: out and back, forward and backward; tokens reach their experts already split over
+         t, so that blocks of routed experts alone have half of the tensor-parallel traffic
+
+    Each forward collective once more where a block is recomputed.
     """
     shape = job.shape
     tokens = layouts.micro_batch * job.sequence_length / layouts.cp
-    message = 2.0 * tokens * shape.hidden
-    repeats = np.where(layouts.recompute == Recompute.FULL, 6.0, 4.0)
-    reduced = collective_s("all_reduce", message, layouts.tp, np.ones_like(layouts.tp), fabric)
-    gathered = collective_s("all_gather", message, layouts.tp, np.ones_like(layouts.tp), fabric)
+    e = float(element_bytes(job.precision))
+    message = e * tokens * shape.hidden
+    again = layouts.recompute == Recompute.FULL
+    share = (shape.layers - shape.dense_layers) / shape.layers if shape.experts else 0.0
+    repeats = np.where(again, 6.0, 4.0) * (1 - 0.5 * share * (shape.shared_feed_forward == 0))
+    ones = np.ones(len(layouts))
+    reduced = collective_s("all_reduce", message, layouts.tp, ones, fabric)
+    gathered = collective_s("all_gather", message, layouts.tp, ones, fabric)
     tp_s = repeats * np.where(layouts.sequence_parallel > 0, 2 * gathered, reduced)
     hidden = coefficients.tp_hidden if job.stack.overlap else 0.0
-    kv_bytes = 2.0 * tokens * layouts.cp * 2 * shape.kv_heads * shape.head_dim / layouts.tp
-    cp_s = 2 * collective_s("all_gather", kv_bytes, layouts.cp, layouts.tp, fabric)
+    width = np.maximum(shape.kv_heads, layouts.tp) * sum(head_dims(shape)) / layouts.tp
+    kv_bytes = e * tokens * layouts.cp * width
+    cp_s = np.where(again, 4.0, 3.0) * collective_s("all_gather", kv_bytes, layouts.cp, layouts.tp, fabric)
     routed = message * shape.experts_per_token / layouts.tp
-    share = (shape.layers - shape.dense_layers) / shape.layers if shape.experts else 0.0
-    ep_s = share * 4 * collective_s("all_to_all", routed, layouts.ep, layouts.tp, fabric)
+    ep_s = share * np.where(again, 6.0, 4.0) * collective_s("all_to_all", routed, layouts.ep, ones, fabric)
     return tp_s * (1 - hidden), cp_s * (1 - hidden), ep_s * (1 - hidden)
 
 
@@ -186,8 +199,7 @@ def _pipeline_transfers_s(
     The t ranks send a part each. A stack with overlap sends one chunk while it computes another.
     """
     tokens = layouts.micro_batch * job.sequence_length / layouts.cp
-    element_bytes = 4 if job.precision in ("fp32", "tf32") else 2
-    size = tokens * job.shape.hidden * element_bytes / layouts.tp
+    size = tokens * job.shape.hidden * element_bytes(job.precision) / layouts.tp
     one = point_to_point_s(size, layouts.tp * layouts.cp * layouts.dp, layouts.pp, fabric)
     full = coefficients.pp_exposed * 2 * layouts.interleave * one
     hidden = coefficients.dp_hidden if job.stack.overlap else 0.0
@@ -208,13 +220,13 @@ def _data_parallel_s(
     A stack with overlap hides up to `dp_hidden` of the time that computes: of the whole step with zero 2 and 3, else of
     one micro-batch, since gradients are complete in the last.
     """
-    held = stage_parameters(job.shape, layouts, blocks)
-    inner = np.ones_like(layouts.tp)
+    held = _held(job, layouts, blocks)
     copies = layouts.dp * layouts.cp
     expert_copies = np.maximum(1.0, copies * layouts.tp / layouts.ep)
-    full = _reductions_s(job, layouts, fabric, held.dense, copies, layouts.tp)
+    units = blocks + 1
+    full = _reductions_s(job, layouts, fabric, held.dense, units, copies, layouts.tp)
     if job.shape.experts:
-        full = full + _reductions_s(job, layouts, fabric, held.experts, expert_copies, layouts.ep * inner)
+        full = full + _reductions_s(job, layouts, fabric, held.experts, units, expert_copies, layouts.ep)
     available = np.where(layouts.zero >= 2, compute_s, compute_s / layouts.accum)
     hidden = coefficients.dp_hidden if job.stack.overlap else 0.0
     if not job.stack.overlap:
@@ -222,31 +234,42 @@ def _data_parallel_s(
     return np.maximum(full - hidden * available, full * (1 - hidden))
 
 
-def _reductions_s(job: Job, layouts: Layouts, fabric: Fabric, parameters: Array, copies: Array, stride: Array) -> Array:
-    """Seconds of one step's reductions and gathers of these parameters, hidden or not."""
-    gradients, weights = parameters * job.stack.gradient_bytes, parameters * 2.0
+def _held(job: Job, layouts: Layouts, blocks: Array) -> StageParameters:
+    """Parameters of one rank of a stage; a model in one stage has both tables unless they are one."""
+    tables = np.where((layouts.pp == 1) & (not job.shape.tie_embeddings), 2.0, 1.0)
+    return stage_parameters(job.shape, layouts, blocks, embeddings=tables)
+
+
+def _reductions_s(
+    job: Job, layouts: Layouts, fabric: Fabric, parameters: Array, units: Array, copies: Array, stride: Array
+) -> Array:
+    """Seconds of one step's reductions and gathers of these parameters, hidden or not; zero 3 moves unit by unit."""
+    weight_bytes = float(element_bytes(job.precision))
+    gradients, weights = parameters * job.stack.gradient_bytes, parameters * weight_bytes
     reduced = collective_s("all_reduce", gradients, copies, stride, fabric)
     replicas = layouts.dp / layouts.dp_shard
     shards = np.maximum(1.0, copies / replicas)
-    scattered = collective_s("reduce_scatter", gradients, shards, stride, fabric)
-    gathered = collective_s("all_gather", weights, shards, stride, fabric)
+    pieces = np.where(layouts.zero == 3, units, 1.0)
+    scattered = pieces * collective_s("reduce_scatter", gradients / pieces, shards, stride, fabric)
+    gathered = pieces * collective_s("all_gather", weights / pieces, shards, stride, fabric)
     outer = collective_s("all_reduce", gradients / shards, replicas, stride * shards, fabric)
     scatters = np.where(layouts.zero == 2, layouts.accum, 1.0)
     once = np.where(layouts.zero > 0, scatters * scattered + gathered + outer, reduced)
-    each = 2 * gathered + collective_s("reduce_scatter", weights, shards, stride, fabric)
-    return np.where(layouts.zero == 3, layouts.accum * each + outer, once)
+    return np.where(layouts.zero == 3, layouts.accum * (2 * gathered + scattered) + outer, once)
 
 
 def _optimizer_s(job: Job, layouts: Layouts, machine: Machine, coefficients: Coefficients) -> Array:
-    """Bytes that the update moves over the memory's rate; in the host, over the link: fp32 gradients out, 16-bit
-    weights back, the host's own memory being faster than its link.
+    """Bytes that the update moves over the memory's rate; in the host, the slower of its link (fp32 gradients out,
+    16-bit weights back) and its memory, which all ranks of the node share.
     """
     blocks, _ = stage_blocks(job.shape.layers, layouts)
-    held = stage_parameters(job.shape, layouts, blocks)
+    held = _held(job, layouts, blocks)
     shards = layouts.dp_shard * layouts.cp
     expert_copies = np.maximum(1.0, shards * layouts.tp / layouts.ep)
     sharded = layouts.zero > 0
     local = held.dense / np.where(sharded, shards, 1.0) + held.experts / np.where(sharded, expert_copies, 1.0)
     on_device = local * coefficients.optimizer_bytes / machine.memory_bytes_per_s
     link = job.cluster.accelerator.host_bytes_per_s * coefficients.host_link_share
-    return np.where(layouts.offload_optimizer > 0, local * 6.0 / link, on_device)
+    shared = coefficients.host_update_bytes_per_s / job.cluster.accelerators_per_node
+    in_host = local * max(_OFFLOADED_BYTES / link, _HOST_ADAM_BYTES / shared)
+    return np.where(layouts.offload_optimizer > 0, in_host, on_device)
