@@ -11,6 +11,8 @@ from trainworks.units import (
     format_bytes,
     format_count,
     format_duration,
+    format_gib,
+    format_step_time,
     parse_bandwidth,
     parse_bytes,
     parse_count,
@@ -216,3 +218,19 @@ def test_bytes_are_printed_with_three_figures(num_bytes: float, text: str) -> No
 )
 def test_counts_are_printed_with_three_figures(count: int, text: str) -> None:
     assert format_count(count) == text
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [(80 * 2**30, "80.0 GiB"), (2**29, "0.50 GiB"), (2**40, "1,024 GiB"), (-(2**30), "-1.00 GiB"), (0, "0.00 GiB")],
+)
+def test_memory_of_an_accelerator_is_printed_in_gib(num_bytes: float, text: str) -> None:
+    assert format_gib(num_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(30.0, "30.0 s"), (5.0, "5.00 s"), (0.2, "200 ms"), (2e-4, "200 us"), (75.0, "1m 15s"), (0.0, "0 s")],
+)
+def test_step_times_keep_three_figures(seconds: float, text: str) -> None:
+    assert format_step_time(seconds) == text

@@ -15,9 +15,11 @@ from rich.console import Console
 
 from tests.cli.test_app import IMPORT_ALL_WITHOUT_TORCH, trainworks_program
 from trainworks.cli import plan as plan_command
+from trainworks.cli.cluster_layout import fixed_by, parse_layout
 from trainworks.cli.cluster_plan_view import plan_as_json, print_cluster_plan, print_explanation
 from trainworks.cli.cluster_planning import ClusterPlan, plan_cluster
-from trainworks.errors import EnvironmentProblem, TrainworksError
+from trainworks.errors import DiskFullError, EnvironmentProblem, TrainworksError, UsageError
+from trainworks.plan.search import limit_bytes
 from trainworks.spec.load import parse_run_file
 
 ON = "4 nodes of 8x A100-SXM-80GB over 8x HDR"
@@ -54,7 +56,12 @@ EDITS = [
     ("train_for: 1000 steps", "train_for: 3 epochs"),
     ("8x HDR\n", "8x HDR\ngoal: {budget: 2000 USD}\n"),
     (ON + "\n", "192 nodes of 8x A100-SXM-80GB over 8x HDR\nlayout: {dp_replicate: 128, tp: 8, pp: 8}\n"),
-    ("8x HDR\n", "8x HDR\nlayout: {dp_shard: 4, tp: 4}\n"),
+    ("8x HDR\n", "8x HDR\nlayout: {dp_shard: 4, tp: 4, pp: 1}\n"),
+    ("8x HDR\n", "8x HDR\nlayout: {tp: 5}\n"),
+    ("8x HDR\n", "8x HDR\nlayout: {micro_batch: 3}\n"),
+    ("8x HDR\n", "8x HDR\nlayout: {pp: 32, tp: 1, dp_shard: 1, interleave: 2}\n"),
+    ("4 nodes of 8x A100-SXM-80GB over 8x HDR\n", "40x H100\nlayout: {dp_shard: 5}\n"),
+    ("cluster: 4 nodes of 8x", "cluster: 4 nodes 8x"),
     ("8x HDR\n", "8x HDR\nlayout: {dp_shard: 32, micro_batch: 3}\n"),
     ("8x HDR\n", "8x HDR\nlayout: {dp_shard: 3, tp: 4}\n"),
     ("8x HDR\n", "8x HDR\nlayout: {dp_shard: 16, tp: 2, ep: 5}\n"),
@@ -97,7 +104,7 @@ def printed(plan: ClusterPlan) -> str:
 def masked(text: str) -> str:
     """Without what a better fit of the model would change."""
     text = re.sub(r"= forward .*", "= TERMS", text)
-    text = re.sub(r"\d[\d.]*(m \d+s|h \d+m| (ms|us|s|[kMGT]?B)\b)|\d[\d.]*%", "#", text)
+    text = re.sub(r"\d[\d.]*(m \d+s|h \d+m| (ms|us|s|GiB)\b)|(?<=MFU )\d+ %|\b\d+ %(?= +[\d.]+ GiB)", "#", text)
     text = re.sub(r"#  [\w.]+ tokens/s", "#  # tokens/s", text).replace("throughput", "throughput ")
     return "".join(f"{' '.join(line.split())}\n" for line in text.splitlines())
 
@@ -204,10 +211,10 @@ def test_an_explanation_as_json_has_both_layouts(tmp_path: Path, capsys: pytest.
 
 def test_the_differences_of_an_explanation_are_signed() -> None:
     console = Console(file=io.StringIO(), width=240)
-    print_explanation(planned(tp=8).best[0], planned().best[0], console)
+    print_explanation(planned(tp=8), planned(), console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert re.search(r"tp +\S+ \S+ +\S+ \S+ +\+", text)
-    assert re.search(r"step .* \+[\d.]+%", text)
+    assert re.search(r"step .* \+[\d.]+ %", text)
 
 
 @pytest.mark.parametrize(
@@ -227,7 +234,7 @@ def test_the_differences_of_an_explanation_are_signed() -> None:
     ],
 )
 def test_an_explanation_fixes_what_is_named_and_leaves_the_rest_open(text: str, fixed: dict[str, int]) -> None:
-    assert plan_command.named_degrees(text) == fixed
+    assert fixed_by(parse_layout(text)) == fixed
 
 
 def test_every_refusal_says_where_and_what_to_do(tmp_path: Path, golden) -> None:
@@ -247,20 +254,35 @@ def test_every_refusal_says_where_and_what_to_do(tmp_path: Path, golden) -> None
         ({"explain": "tp"}, "tp ``: "),
         ({"explain": "tp=many"}, "tp `many`: input should be a valid integer"),
         ({"explain": "zero=4"}, "zero `4`: input should be 1, 2, 3 or 'auto'"),
-        ({"explain": "tp=5"}, "no layout of 32 accelerators has tp 5"),
-        ({"explain": "micro_batch=3"}, "no layout of 32 accelerators has micro_batch 3"),
+        ({"explain": "tp=5"}, "tp (5) does not divide 32 accelerators"),
+        ({"explain": "tp=8,pp=8"}, "pp (8) does not divide the 4 of 32 accelerators that tp (8) leave"),
+        ({"explain": "micro_batch=3"}, "micro_batch (3) does not divide the 128 sequences of a step"),
+        ({"explain": "tp=1,pp=1,cp=1,micro_batch=8"}, "micro_batch (8) does not divide the 4 sequences that each"),
+        ({"explain": "dp_replicate=64"}, "dp_replicate (64) * dp_shard (1) * cp (1) * tp (1) * pp (1) = 64, world"),
+        ({"explain": "dp_replicate=8,zero=1"}, "zero (1) shares among the ranks of dp_shard"),
+        ({"explain": "zero=2,pp=2"}, "zero (2) would scatter the gradients of every micro-batch of a pipeline"),
+        ({"explain": "interleave=3"}, "interleave (3) does not divide any stage of 32 layers"),
+        ({"explain": "interleave=3,pp=2"}, "interleave (3) does not divide the 16 of a stage"),
+        ({"explain": "interleave=2,zero_bubble=true"}, "interleave (2) excludes zero_bubble"),
+        ({"explain": "zero_bubble=true,pp=1"}, "zero_bubble (true) needs a pipeline, and pp is 1"),
+        ({"explain": "sequence_parallel=true,tp=1"}, "sequence_parallel (true) splits over the ranks of tp"),
+        ({"explain": "recompute=selective"}, "recompute (selective) saves nothing: fused attention keeps no scores"),
+        ({"explain": "ep=2"}, "ep (2) needs experts"),
+        ({"nodes": 2}, "--nodes is for this machine, and the cluster is a described one"),
+        ({"nproc": 2, "recalibrate": True}, "--nproc and --recalibrate are for this machine"),
     ],
     ids=str,
 )
-def test_an_option_that_makes_no_sense_is_blamed_itself(tmp_path: Path, options: dict[str, str], message: str) -> None:
+def test_an_option_that_makes_no_sense_is_blamed_itself(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     text = refusal(tmp_path, **options)
     assert text.startswith(f"error: {message}")
     assert "-->" not in text
 
 
 def test_a_batch_that_no_mesh_divides_is_refused_with_its_reason() -> None:
-    with pytest.raises(EnvironmentProblem, match="meshes: dp does not divide 33 sequences"):
+    with pytest.raises(UsageError, match=r"dp \(32\) does not divide 33 sequences") as refused:
         planned(RUN.replace("global_batch: 128", "global_batch: 33"), tp=1, pp=1, cp=1)
+    assert refused.value.hint == "set `global_batch: 64`"
 
 
 def test_an_inconsistent_layout_exits_as_a_usage_error_without_a_traceback(tmp_path: Path) -> None:
@@ -275,9 +297,12 @@ def test_an_inconsistent_layout_exits_as_a_usage_error_without_a_traceback(tmp_p
 
 def test_a_model_that_fits_nowhere_is_refused_with_counts_and_the_nearest_layout() -> None:
     with pytest.raises(EnvironmentProblem) as refused:
-        planned(RUN.replace("llama2-7b", "megatron-gpt-1008b").replace("4096", "2048"))
-    assert re.match(r"no layout fits 32 x [\d.]+ GB: [\d,]+ layouts: do not fit", refused.value.message)
-    assert re.match(r"nearest: [\d.]+ [GT]B on stage \d+ with dp ", refused.value.hint or "")
+        planned(RUN.replace("llama2-7b", "megatron-gpt-1008b").replace("4096", "2048").replace("4 nodes", "1 node"))
+    first, *reasons = refused.value.message.splitlines()
+    assert first == "no layout fits 8 accelerators of 80.0 GiB"
+    assert all(re.match(r"  [\d.,k]+ \w+: (do|does) not fit|  \d+ mesh", reason) for reason in reasons)
+    nearest, _ = (refused.value.hint or "").splitlines()
+    assert re.match(r"nearest: [\d.,]+ GiB .*recompute full, offload activations and optimizer", nearest)
 
 
 def test_a_command_of_your_own_cannot_be_planned(tmp_path: Path) -> None:
@@ -304,22 +329,22 @@ def test_without_a_goal_only_the_cluster_is_planned() -> None:
 
 def test_a_deadline_that_the_cluster_misses_shows_the_larger_one_that_meets_it() -> None:
     plan = planned(goal(0.6 * planned(SMALL).run_time_s))
-    *missed, met = plan.scales
-    assert met.num_nodes > plan.job.cluster.num_nodes
-    assert met.meets_goal
-    assert not any(scale.meets_goal for scale in missed)
+    *others, last = plan.scales
+    assert last.num_nodes > plan.job.cluster.num_nodes
+    assert (last.meets_goal, last.chance) == (True, "likely")
+    assert not any(scale.chance == "likely" for scale in others)
 
 
 def test_a_deadline_with_time_to_spare_shows_the_smaller_clusters_that_meet_it_too() -> None:
     plan = planned(goal(10 * planned(SMALL).run_time_s))
-    assert [(scale.num_nodes, scale.meets_goal) for scale in plan.scales] == [(1, True), (2, True)]
+    assert [(scale.num_nodes, scale.chance) for scale in plan.scales] == [(1, "likely"), (2, "likely")]
 
 
 def test_a_deadline_that_nothing_meets_is_shown_as_missed() -> None:
     plan = planned(goal(1))
     assert plan.scales
-    assert not any(scale.meets_goal for scale in plan.scales)
-    assert "missed" in printed(plan)
+    assert {scale.chance for scale in plan.scales} == {"unlikely"}
+    assert "likely on none up to 16" in printed(plan)
 
 
 def test_more_nodes_are_shown_only_where_they_are_faster() -> None:
@@ -345,3 +370,147 @@ def test_a_plan_needs_no_torch(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert "step time" in done.stdout
+
+
+def shares(layout: str, text: str = RUN) -> list[dict[str, Any]]:
+    """Of all layouts that are planned with a written one, what is written."""
+    plan = planned(f"{text}layout: {layout}\n")
+    return [row.layout.model_dump() for row in (*plan.best, *plan.front)]
+
+
+@pytest.mark.parametrize(
+    ("layout", "same"),
+    [
+        ("{tp: 8}", {"tp": 8}),
+        ("{zero: 3}", {"zero": 3}),
+        ("{pp: 2, recompute: full}", {"pp": 2, "recompute": "full"}),
+        ("{dp_replicate: 4}", {"dp_replicate": 4, "dp_shard": 1}),
+        ("{dp_replicate: 2, dp_shard: 4}", {"dp_replicate": 2, "dp_shard": 4}),
+        ("{dp_shard: 32}", {"dp_replicate": 1, "dp_shard": 32, "tp": 1, "pp": 1, "cp": 1}),
+    ],
+)
+def test_what_a_layout_names_is_fixed_and_the_rest_is_searched(layout: str, same: dict[str, Any]) -> None:
+    rows = shares(layout)
+    assert len(rows) > 1
+    assert all({name: row[name] for name in same} == same for row in rows)
+
+
+def test_an_empty_layout_decides_nothing() -> None:
+    assert planned(RUN + "layout: {}\n").best == planned().best
+
+
+def test_zero_shares_nothing_where_one_rank_holds_all() -> None:
+    assert shares("{zero: 3, tp: 8, micro_batch: 1}", RUN.replace(ON, "8x H100"))[0]["tp"] == 8
+
+
+def test_other_sizes_keep_what_the_layout_fixes_and_dp_follows() -> None:
+    plan = planned(goal(1) + "layout: {dp_shard: 16, zero: 3, recompute: full}\n")
+    assert [(scale.num_nodes, scale.best.layout.dp_shard) for scale in plan.scales][:3] == [(1, 8), (2, 16), (4, 32)]
+    assert {scale.best.layout.recompute for scale in plan.scales} == {"full"}
+
+
+def test_replicas_of_a_group_follow_the_number_of_nodes() -> None:
+    plan = planned(goal(1) + "layout: {dp_replicate: 2, dp_shard: 8}\n")
+    layouts = [(scale.best.layout.dp_replicate, scale.best.layout.dp_shard) for scale in plan.scales]
+    assert layouts[:3] == [(1, 8), (2, 8), (4, 8)]
+
+
+def test_a_size_that_the_layout_cannot_have_is_skipped() -> None:
+    assert planned(goal(1) + "layout: {tp: 2, pp: 8}\n").scales[0].num_nodes == 2
+
+
+def test_the_chance_follows_the_interval_and_not_its_middle() -> None:
+    plan = planned(SMALL)
+    even = planned(goal(1.02 * plan.run_time_s))
+    own = next(scale for scale in even.scales if scale.num_nodes == 2)
+    assert (own.meets_goal, own.chance) == (True, "about even")
+
+
+def test_the_goal_is_answered_in_one_line() -> None:
+    plan = planned(goal(0.6 * planned(SMALL).run_time_s))
+    assert re.fullmatch(r"\S+ \S+: unlikely on 2 nodes(; about even on \d+)?; likely on \d+", plan.goal or "")
+    assert re.search(r"^goal +.*unlikely on 2 nodes", printed(plan), flags=re.MULTILINE)
+
+
+def test_a_layout_that_only_fits_with_offloading_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one_node = RUN.replace("4 nodes", "1 node")
+    plan_command.command(written(tmp_path, one_node), explain="dp_replicate=8")
+    note = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("note"))
+    assert re.search(r"this layout does not fit without offloading the optimizer: \d+ GiB of 80.0 GiB", note)
+    whole = planned(one_node.replace("llama2-7b", "llama2-70b")).notes[0]
+    assert whole.startswith("no layout fits without offloading the ")
+
+
+def test_what_would_fit_is_the_next_step() -> None:
+    with pytest.raises(EnvironmentProblem) as refused:
+        planned(RUN.replace("llama2-7b", "llama2-70b").replace(ON, "1x A100-SXM-80GB"))
+    assert refused.value.message.splitlines()[0] == "no layout fits 1 accelerator of 80.0 GiB"
+    assert re.search(r"\n +[2-8] nodes of this kind are the fewest on which it fits$", refused.value.hint or "")
+
+
+def test_where_more_nodes_do_not_help_less_is_the_next_step() -> None:
+    with pytest.raises(EnvironmentProblem) as refused:
+        planned(dp=32, dp_shard=1, zero=0, tp=1, pp=1, cp=1, offload=0, offload_optimizer=0)
+    assert "nor does it fit on up to 32 nodes of this kind: leave more of the layout open" in (refused.value.hint or "")
+
+
+def test_a_batch_that_few_layouts_divide_is_noted() -> None:
+    plan = planned(RUN.replace(ON, "24x A100-SXM-80GB").replace("global_batch: 128", "global_batch: 64"))
+    assert any("`global_batch: 72` may be faster" in note for note in plan.notes)
+    assert not any("global_batch" in note for note in planned().notes)
+
+
+def test_a_layout_at_the_limit_of_memory_is_marked() -> None:
+    plan = planned()
+    limit = limit_bytes(plan.job)
+    rows = [line for line in printed(plan).splitlines() if " micro-batch " in line and " %  " in line]
+    marked = {"tight" in line for line in rows[: len(plan.best)]}
+    assert marked == {row.memory.device_bytes > 0.97 * limit for row in plan.best}
+
+
+@pytest.mark.parametrize("width", [80, 120, 240])
+def test_no_line_ends_in_a_blank_or_is_cut(width: int) -> None:
+    console = Console(file=io.StringIO(), width=width)
+    print_cluster_plan(planned(goal(1)), console)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert all(line == line.rstrip() and len(line) <= width and "\u2026" not in line for line in lines)
+
+
+def test_parts_are_one_empty_line_apart_and_nothing_stands_twice() -> None:
+    text = printed(planned())
+    assert "\n\n\n" not in text
+    layouts = [line for line in text.splitlines() if " micro-batch " in line and " %  " in line]
+    assert len(layouts) == len(set(layouts))
+
+
+def test_a_page_shows_the_asked_layout_beside_the_fastest(tmp_path: Path) -> None:
+    page = tmp_path / "plan.html"
+    plan_command.command(written(tmp_path), explain="tp=8,pp=4,micro_batch=1", plot=page)
+    names = re.findall(r'class="name"><span>([^<]+)', page.read_text(encoding="utf-8"))
+    assert len(names) == 4
+    assert names[0].startswith("tp 8, ")
+    assert not names[1].startswith("tp 8, ")
+
+
+@pytest.mark.parametrize(
+    ("page", "message"),
+    [("no/plan.html", "no` is no folder"), (".", "` is no file"), ("/dev/full", "`/dev/full` is no file")],
+)
+def test_a_page_that_cannot_be_written_is_refused_before_planning(tmp_path: Path, page: str, message: str) -> None:
+    text = refusal(tmp_path, RUN.replace("llama2-7b", "no-such-model"), plot=tmp_path / page)
+    assert message in text.splitlines()[0]
+    assert "--> --plot" in text
+
+
+def test_a_page_on_a_full_disk_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise DiskFullError("no space left on device: 0 B free, writing `plan.html`", hint="lower `checkpoint.keep`")
+
+    monkeypatch.setattr(plan_command, "write_plan_page", full)
+    text = refusal(tmp_path, plot=tmp_path / "plan.html")
+    assert text.endswith("hint: free some space, or write the page elsewhere")
+
+
+def test_a_model_with_experts_is_less_certain() -> None:
+    dense, routed = (planned(RUN.replace("llama2-7b", name)).best[0] for name in ("llama2-7b", "qwen3-30b-a3b"))
+    assert routed.high_s / routed.low_s > dense.high_s / dense.low_s

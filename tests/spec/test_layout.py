@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainworks.errors import LayoutError
-from trainworks.spec.layout import Layout, ResolvedLayout, check_layout, divisors, resolve_layout
+from trainworks.spec.layout import Layout, ResolvedLayout, check_layout, check_written, divisors, resolve_layout
 
 DEGREES = st.integers(1, 8)
 OPTIONS = (
@@ -153,6 +154,59 @@ def test_a_product_that_is_far_too_large_names_every_factor() -> None:
         "dp_replicate (128) * dp_shard (1) * cp (1) * tp (8) * pp (8) = 8192, world size is 1536"
     )
     assert (refused.value.field, refused.value.hint) == ("dp_replicate", "set `dp_replicate: 24`")
+
+
+WRITTEN = st.dictionaries(st.sampled_from(["dp_replicate", "dp_shard", "cp", "tp", "pp"]), DEGREES)
+
+
+@given(WRITTEN, st.integers(1, 512))
+def test_a_written_layout_is_closed_where_its_degrees_are_the_world(degrees: dict[str, int], factor: int) -> None:
+    world_size = math.prod(degrees.values()) * factor
+    layout = Layout.model_validate(degrees)
+    dp = layout.dp_replicate * layout.dp_shard
+    if factor == 1:
+        assert check_written(layout, world_size=world_size, global_batch=dp)
+    elif not {"tp", "pp"} <= degrees.keys():
+        assert not check_written(layout, world_size=world_size, global_batch=dp)
+
+
+@pytest.mark.parametrize("data_parallel", ["dp_replicate", "dp_shard"])
+def test_where_all_kinds_of_parallelism_are_written_they_have_to_multiply(data_parallel: str) -> None:
+    layout = Layout.model_validate({data_parallel: 128, "tp": 8, "pp": 8})
+    with pytest.raises(LayoutError) as refused:
+        check_written(layout, world_size=1536, global_batch=1536)
+    assert refused.value.message.endswith("= 8192, world size is 1536")
+    assert {f"{name} (" in refused.value.message for name in ("dp_replicate", "dp_shard", "cp", "tp", "pp")} == {True}
+    assert (refused.value.field, refused.value.hint) == (data_parallel, f"set `{data_parallel}: 24`")
+    with pytest.raises(LayoutError, match="= 64, world size is 1536"):
+        check_written(Layout(dp_shard=1, tp=8, pp=8), world_size=1536, global_batch=1536)
+
+
+def test_every_refusal_of_a_written_layout_says_what_to_do(golden) -> None:
+    written: list[tuple[dict[str, object], int]] = [
+        ({"dp_shard": 128, "tp": 8, "pp": 8}, 1536),
+        ({"dp_shard": 3, "tp": 4}, 32),
+        ({"tp": 5}, 32),
+        ({"tp": 8, "pp": 8}, 32),
+        ({"dp_replicate": 4, "zero": 1}, 32),
+        ({"dp_shard": 5}, 40),
+        ({"dp_shard": 32, "micro_batch": 3}, 32),
+        ({"micro_batch": 3}, 32),
+    ]
+    blocks = []
+    for layout, world_size in written:
+        with pytest.raises(LayoutError) as refused:
+            check_written(
+                Layout.model_validate(layout), world_size=world_size, global_batch=1536 if world_size > 40 else 64
+            )
+        blocks.append(f"# {layout} on {world_size}\n\n{refused.value.render()}\nfield: {refused.value.field}\n")
+    golden("written_layout_errors.txt", "\n".join(blocks))
+
+
+@pytest.mark.parametrize("written", ["dp_shard", "dp_replicate"])
+def test_a_batch_that_is_not_shared_evenly_blames_the_degree_that_is_written(written: str) -> None:
+    layout = Layout.model_validate({written: 8})
+    assert refusal(layout, world_size=8, global_batch=60).field == written
 
 
 @pytest.mark.parametrize("option", OPTIONS)

@@ -20,7 +20,9 @@ __all__ = ["as_option", "check_against", "fixed_at", "fixed_by", "parse_layout",
 
 _FIELDS = {"offload": "offload_activations", "dp": "dp_shard"}
 """Fields of the search that a run file calls otherwise."""
-_LARGEST_MICRO_BATCH = 64
+_SWITCHES = ("sequence_parallel", "zero_bubble", "offload", "offload_optimizer")
+_LARGEST_MICRO_BATCH, _LARGEST_INTERLEAVE = 64, 12
+"""That are searched."""
 
 
 def parse_layout(text: str) -> Layout:
@@ -124,8 +126,9 @@ def roomier_batch(world_size: int, global_batch: int) -> int | None:
     shared = int(np.gcd(world_size, global_batch))
     if global_batch % odd == 0 and 2 * shared >= min(world_size, global_batch):
         return None
-    step = world_size if global_batch >= world_size else max(d for d in divisors(world_size) if 4 * d <= global_batch)
-    return next_multiple(global_batch, step)
+    shares = [share for share in divisors(world_size) if share % odd == 0 and global_batch % share]
+    near = [share for share in shares if 4 * share <= global_batch]
+    return next_multiple(global_batch, near[-1] if near else shares[0])
 
 
 def why_nothing(job: AnyJob, fixed: Fixed, result: SearchResult, *, global_batch: int) -> LayoutError:
@@ -143,14 +146,14 @@ def why_nothing(job: AnyJob, fixed: Fixed, result: SearchResult, *, global_batch
     written = ", ".join(f"{name} {value}" for name, value in fixed.items())
     reasons = "".join(f"\n  {rejection.reason}" for rejection in result.rejections)
     batch = roomier_batch(world_size, global_batch)
-    by_batch = batch and all(rejection.reason.startswith("dp does not") for rejection in result.rejections)
     hint = (
         f"set `global_batch: {batch}`"
-        if by_batch and result.rejections
+        if batch and any(rejection.reason.startswith("dp does not") for rejection in result.rejections)
         else "degrees multiply to the accelerators, `micro_batch` divides a rank's share of the batch, "
         "`interleave` the layers of a stage"
     )
-    return LayoutError(f"no layout of {world_size} accelerators has {written}{reasons}", field="", hint=hint)
+    has = f" has {written}" if written else " divides the batch and the model"
+    return LayoutError(f"no layout of {world_size} accelerators{has}{reasons}", field="", hint=hint)
 
 
 def _of_mesh(job: AnyJob, fixed: Fixed, global_batch: int) -> Iterator[LayoutError]:
@@ -159,17 +162,19 @@ def _of_mesh(job: AnyJob, fixed: Fixed, global_batch: int) -> Iterator[LayoutErr
     if isinstance(job, ConvJob):
         for name in ("tp", "pp", "cp"):
             if fixed.get(name, 1) > 1:
-                yield _blame(name, fixed, "a convolutional network is split over dp alone", "`dp_replicate`")
+                yield _blame(name, fixed, "cannot split a convolutional network: only data parallelism can", "1")
         legal: Mapping[str, tuple[list[int], str]] = {}
     else:
         legal = _legal(job, whole)
     for name, (values, text) in legal.items():
         if fixed.get(name, 1) not in values:
             yield LayoutError(f"{name} ({fixed[name]}) {text}", field=name, hint=f"set `{name}` to {one_of(values)}")
-    if {"tp", "pp", "cp"} <= fixed.keys() and (dp := world_size // (fixed["tp"] * fixed["pp"] * fixed["cp"])):
-        if global_batch % dp:
-            hint = f"set `global_batch: {next_multiple(global_batch, dp)}`"
-            yield LayoutError(f"dp ({dp}) does not divide {global_batch} sequences", field="tp", hint=hint)
+    if not {"tp", "pp", "cp"} <= fixed.keys():
+        return
+    dp = world_size // (fixed["tp"] * fixed["pp"] * fixed["cp"])
+    if dp and global_batch % dp:
+        hint = f"set `global_batch: {next_multiple(global_batch, dp)}`"
+        yield LayoutError(f"dp ({dp}) does not divide {global_batch} sequences", field="tp", hint=hint)
 
 
 def _legal(job: AnyJob, whole: list[int]) -> dict[str, tuple[list[int], str]]:
@@ -210,21 +215,22 @@ def _of_options(job: AnyJob, fixed: Fixed) -> Iterator[LayoutError]:
         yield _blame("sequence_parallel", fixed, "splits over the ranks of tp, which is 1", "auto")
     if fixed.get("zero") == 2 and fixed.get("pp", 1) > 1:
         yield _blame("zero", fixed, "would scatter the gradients of every micro-batch of a pipeline", "1 or 3")
-    if "interleave" in fixed and "pp" in fixed and not isinstance(job, ConvJob):
-        yield from _of_chunks(job.shape.layers, fixed)
+    if fixed.get("interleave", 1) > 1 and not isinstance(job, ConvJob):
+        yield from _of_chunks(job.shape.layers, fixed, divisors(job.cluster.num_accelerators))
 
 
-def _of_chunks(layers: int, fixed: Fixed) -> Iterator[LayoutError]:
-    pp, chunks = fixed["pp"], fixed["interleave"]
-    if chunks > 1 and layers % pp:
-        yield _blame(
-            "interleave", fixed, f"needs stages of one size, and pp ({pp}) does not divide {layers} layers", "1"
-        )
-    elif chunks > 1 and layers // pp % chunks:
-        text = f"does not divide the {layers // pp} layers of a stage"
-        yield _blame("interleave", fixed, text, one_of(divisors(layers // pp)))
+def _of_chunks(layers: int, fixed: Fixed, whole: list[int]) -> Iterator[LayoutError]:
+    """Chunks divide the layers of a stage, and those are the same for every stage."""
+    chunks, stages = fixed["interleave"], [fixed["pp"]] if "pp" in fixed else whole
+    possible = {size for pp in stages if pp > 1 and layers % pp == 0 for size in divisors(layers // pp)}
+    if chunks in possible:
+        return
+    sizes = sorted(size for size in possible | {1} if size <= _LARGEST_INTERLEAVE)
+    of = f"the {layers // stages[0]} of a stage" if possible and "pp" in fixed else f"any stage of {layers} layers"
+    yield _blame("interleave", fixed, f"does not divide {of}", one_of(sizes))
 
 
 def _blame(name: str, fixed: Fixed, text: str, instead: str) -> LayoutError:
     field = _FIELDS.get(name, name)
-    return LayoutError(f"{field} ({fixed[name]}) {text}", field=field, hint=f"set `{field}` to {instead}")
+    value = str(bool(fixed[name])).lower() if name in _SWITCHES else fixed[name]
+    return LayoutError(f"{field} ({value}) {text}", field=field, hint=f"set `{field}` to {instead}")

@@ -2,60 +2,112 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from trainworks.cli.cluster_planning import ClusterPlan, Scale
+from trainworks.cli.cluster_memory import is_tight, nearest_in_words, reason_in_words, rejected_in_words
+from trainworks.cli.cluster_planning import ClusterPlan
+from trainworks.cli.cluster_scales import Scale
 from trainworks.plan.conv_step import ConvJob
 from trainworks.plan.prediction import Prediction, describe_layout
-from trainworks.units import format_bytes, format_count, format_duration
+from trainworks.plan.pricing import AnyJob
+from trainworks.spec.layout import MESH_AXES
+from trainworks.units import format_count, format_duration, format_gib, format_step_time
 
-__all__ = ["plan_as_json", "print_cluster_plan", "print_explanation"]
+__all__ = ["explanation_as_json", "plan_as_json", "print_cluster_plan", "print_explanation", "print_parts"]
 
 _SHOWN_SHARE = 0.005
+_SHOWN_BYTES = 0.005 * 2**30
+_FRONT_LENGTH = 5
+_GLUE = "\ue000"
+"""Stands for a blank at which no line is broken, until the lines are."""
+_NARROW = 100
+"""Columns of a terminal below which a table leaves out what can be computed from the rest."""
 
 
 def print_cluster_plan(plan: ClusterPlan, console: Console) -> None:
     """The best layout in full, the next ones, why the others lost, and what smaller clusters would do."""
-    console.print(_facts(plan))
-    console.print(_layout_table("fastest layouts", plan.best))
-    if len(plan.front) > 1:
-        console.print(_layout_table("less memory for more time", _thinned(plan.front)))
-    console.print(_rejections(plan))
+    parts: list[Sequence[RenderableType]] = [[_facts(plan)]]
+    parts.append([_title("fastest layouts"), _layout_table(plan, plan.best)])
+    if front := _thinned([row for row in plan.front if row not in plan.best]):
+        parts.append([_title("less memory for more time"), _layout_table(plan, front)])
+    parts.append(_rejections(plan))
     if plan.scales:
-        console.print(_scale_table(plan.scales))
-    for note in plan.notes:
-        console.print(Text(f"note: {note}", style="yellow"))
+        parts.append([_title("how many nodes"), _scale_table(plan.scales, narrow=console.width < _NARROW)])
+    print_parts([*parts, _notes(plan.notes)], console)
+
+
+def print_parts(parts: Sequence[Sequence[RenderableType]], console: Console) -> None:
+    """Print with an empty line between parts, and no blanks at the end of a line."""
+    blocks = []
+    for part in filter(None, parts):
+        with console.capture() as captured:
+            for renderable in part:
+                console.print(renderable)
+        blocks.append("".join(f"{line.rstrip()}\n" for line in captured.get().replace(_GLUE, " ").splitlines()))
+    console.file.write("\n".join(blocks))
+
+
+def _glued(text: str, separator: str) -> str:
+    """A list whose lines are broken between its items alone."""
+    return separator.join(item.replace(" ", _GLUE) for item in text.split(separator))
+
+
+def _layout(prediction: Prediction) -> str:
+    return _glued(describe_layout(prediction.layout), ", ")
+
+
+def _title(text: str) -> Text:
+    return Text(text, style="bold")
+
+
+def _notes(notes: Sequence[str]) -> list[RenderableType]:
+    return [Text(f"note: {note}", style="yellow") for note in notes]
+
+
+def _table(*columns: str) -> Table:
+    """A table whose last column alone is wrapped."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for column in columns[:-1]:
+        table.add_column(column, no_wrap=True)
+    table.add_column(columns[-1])
+    return table
 
 
 def _thinned(front: list[Prediction]) -> list[Prediction]:
-    step = max(1, len(front) // 5)
-    return front[::step][:6]
+    """Some of them, the last one among them."""
+    if len(front) <= _FRONT_LENGTH:
+        return front
+    return [front[round(index * (len(front) - 1) / (_FRONT_LENGTH - 1))] for index in range(_FRONT_LENGTH)]
 
 
 def _facts(plan: ClusterPlan) -> Table:
     best, job = plan.best[0], plan.job
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    table.add_column(style="bold")
+    count = job.cluster.num_accelerators
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
     table.add_column()
     tokens = plan.global_batch * job.sequence_length
-    run = f"{plan.steps:,} steps of {format_count(tokens)} {_unit(plan)} in {format_duration(plan.run_time_s)}"
-    between = f"80 %: {format_duration(plan.steps * best.low_s)} to {format_duration(plan.steps * best.high_s)}"
+    steps = f"{plan.steps:,} step{'s' if plan.steps > 1 else ''} of {format_count(tokens)} {_unit(plan)}"
+    low, high = format_duration(plan.steps * best.low_s), format_duration(plan.steps * best.high_s)
+    mfu = f"MFU {_percent(best.mfu)} of the data sheet's peak"
     rows = {
         "model": f"{format_count(job.shape.num_parameters)} parameters, {job.precision}",
-        "cluster": f"{job.cluster.name}: {job.cluster.num_accelerators} accelerators",
-        "layout": describe_layout(best.layout),
-        "step time": f"{_step_time(best)}  = {_terms(best)}",
-        "throughput": f"{format_count(best.tokens_per_s)} {_unit(plan)}/s, MFU {best.mfu:.0%} of the data sheet's peak",
-        "memory": _memory(best, job.cluster.accelerator.memory_bytes),
-        "run": f"{run} ({between})",
+        "cluster": f"{job.cluster.name}: {count:,} accelerator{'s' if count > 1 else ''}",
+        "layout": _layout(best),
+        "step time": f"{_step_time(best)} = {_terms(best)}",
+        "throughput": f"{format_count(best.tokens_per_s)} {_unit(plan)}/s, {mfu}",
+        "memory": _memory(best, job),
+        "run": f"{steps} in {format_duration(plan.run_time_s)} (80 %: {low} to {high})",
     }
-    for name, text in rows.items():
-        table.add_row(name, text)
+    for name, text in (rows | ({} if plan.goal is None else {"goal": plan.goal})).items():
+        table.add_row(name, Text(text))
     return table
 
 
@@ -63,83 +115,124 @@ def _unit(plan: ClusterPlan) -> str:
     return "images" if isinstance(plan.job, ConvJob) else "tokens"
 
 
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
 def _step_time(prediction: Prediction) -> str:
-    low, high = format_duration(prediction.low_s), format_duration(prediction.high_s)
-    return f"{format_duration(prediction.step_time_s)} (80 %: {low} to {high})"
+    return f"{format_step_time(prediction.step_time_s)} (80 %: {_between(prediction)})"
+
+
+def _between(prediction: Prediction) -> str:
+    return f"{format_step_time(prediction.low_s)} to {format_step_time(prediction.high_s)}"
 
 
 def _terms(prediction: Prediction) -> str:
     total = sum(prediction.terms_s.values())
     shown = {name: value for name, value in prediction.terms_s.items() if value > _SHOWN_SHARE * total}
-    return " + ".join(f"{name.replace('_', ' ')} {format_duration(value)}" for name, value in shown.items())
+    named = (f"{name.replace('_', ' ')} {format_step_time(value)}" for name, value in shown.items())
+    return _glued(" + ".join(named), " + ")
 
 
-def _memory(prediction: Prediction, available: int) -> str:
+def _memory(prediction: Prediction, job: AnyJob) -> str:
     memory = prediction.memory
     terms = ("weights", "gradients", "optimizer", "activations", "logits", "working")
     shown = {name: getattr(memory, f"{name}_bytes") for name in terms}
-    parts = " + ".join(f"{name} {format_bytes(value)}" for name, value in shown.items() if value)
+    parts = " + ".join(f"{name} {format_gib(value)}" for name, value in shown.items() if value >= _SHOWN_BYTES)
     stage = f" on stage {memory.stage}" if prediction.layout.pp > 1 else ""
-    used = f"{format_bytes(memory.device_bytes)} of {format_bytes(available)}{stage}"
-    return f"{used}: allocated {format_bytes(memory.allocated_bytes)} = {parts}"
+    tight = ", tight" if is_tight(job, prediction) else ""
+    used = f"{format_gib(memory.device_bytes)} of {format_gib(job.cluster.accelerator.memory_bytes)}{stage}{tight}"
+    return f"{used}: allocated {format_gib(memory.allocated_bytes)} = {_glued(parts, ' + ')}"
 
 
-def _layout_table(title: str, rows: list[Prediction]) -> Table:
-    table = Table("step time", "80 %", "MFU", "memory", "layout", title=title, title_justify="left", box=None)
+def _layout_table(plan: ClusterPlan, rows: Sequence[Prediction]) -> Table:
+    table = _table("step time", "80 %", "MFU", "memory", "layout")
     for row in rows:
+        tight = " tight" if is_tight(plan.job, row) else ""
         table.add_row(
-            format_duration(row.step_time_s),
-            f"{format_duration(row.low_s)} to {format_duration(row.high_s)}",
-            f"{row.mfu:.0%}",
-            format_bytes(row.memory.device_bytes),
-            describe_layout(row.layout),
+            format_step_time(row.step_time_s),
+            _between(row),
+            _percent(row.mfu),
+            f"{format_gib(row.memory.device_bytes)}{tight}",
+            _layout(row),
         )
     return table
 
 
-def _rejections(plan: ClusterPlan) -> Table | Text:
+def _rejections(plan: ClusterPlan) -> list[RenderableType]:
     result = plan.result
-    title = f"{format_count(result.evaluated)} layouts priced, {format_count(result.fitting)} fit"
+    priced = f"{format_count(result.evaluated)} layout{'s' if result.evaluated > 1 else ''} priced"
+    title = f"{priced}, {format_count(result.fitting)} fit{'' if result.fitting > 1 else 's'}"
     if not result.rejections:
-        return Text(title)
-    table = Table("rejected", "", "because", "nearest", title=title, title_justify="left", box=None)
+        return [_title(title)]
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column("rejected", no_wrap=True)
+    table.add_column("because")
+    table.add_column("nearest")
     for rejection in result.rejections:
-        table.add_row(format_count(rejection.count), rejection.unit, rejection.reason, rejection.nearest)
+        table.add_row(rejected_in_words(rejection), reason_in_words(rejection, plan.job), nearest_in_words(rejection))
+    return [_title(title), table]
+
+
+def _scale_table(scales: Sequence[Scale], *, narrow: bool) -> Table:
+    """One row per size; a narrow one leaves out the accelerators, and any one a cost that nobody can know."""
+    rows = [_scale_cells(scale) for scale in scales]
+    left_out = {"accelerators"} if narrow else set()
+    shown = [name for name in rows[0] if name not in left_out and any(row[name] for row in rows)]
+    table = _table(*shown)
+    for row in rows:
+        table.add_row(*(row[name] for name in shown))
     return table
 
 
-def _scale_table(scales: list[Scale]) -> Table:
-    columns = ("nodes", "accelerators", "run time", "accelerator hours", "cost", "goal", "layout")
-    table = Table(*columns, title="how many nodes", title_justify="left", box=None)
-    for scale in scales:
-        world = scale.best.layout
-        devices = world.dp_replicate * world.dp_shard * world.cp * world.tp * world.pp
-        table.add_row(
-            str(scale.num_nodes),
-            str(devices),
-            format_duration(scale.run_time_s),
-            f"{scale.run_time_s / 3600 * devices:,.0f}",
-            "" if scale.cost_usd is None else f"{scale.cost_usd:,.0f} USD",
-            "met" if scale.meets_goal else "missed",
-            describe_layout(scale.best.layout),
-        )
-    return table
+def _scale_cells(scale: Scale) -> dict[str, str]:
+    layout = scale.best.layout
+    devices = math.prod(getattr(layout, axis) for axis in MESH_AXES)
+    hours = scale.run_time_s / 3600 * devices
+    return {
+        "nodes": f"{scale.num_nodes:,}",
+        "accelerators": f"{devices:,}",
+        "run time": format_duration(scale.run_time_s),
+        "accelerator hours": f"{hours:,.0f}" if hours >= 9.5 else f"{hours:.2g}",
+        "cost": "" if scale.cost_usd is None else f"{scale.cost_usd:,.0f} USD",
+        "goal": scale.chance,
+        "layout": _layout(scale.best),
+    }
 
 
-def print_explanation(asked: Prediction, best: Prediction, console: Console) -> None:
+def print_explanation(asked: ClusterPlan, fastest: ClusterPlan, console: Console) -> None:
     """One layout beside the fastest, term by term."""
-    table = Table("term", "this layout", "fastest", "difference", box=None, padding=(0, 2, 0, 0))
-    for name, value in asked.terms_s.items():
+    this, best = asked.best[0], fastest.best[0]
+    names = Table(show_header=False, box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    names.add_column(style="bold", no_wrap=True)
+    names.add_column()
+    names.add_row("this layout", _layout(this))
+    names.add_row("fastest", _layout(best))
+    print_parts([[names], [_term_table(this, best)], _notes(asked.notes)], console)
+
+
+def _term_table(this: Prediction, best: Prediction) -> Table:
+    table = _table("term", "this layout", "fastest", "difference")
+    least = _SHOWN_SHARE * best.step_time_s
+    for name, value in this.terms_s.items():
         other = best.terms_s[name]
-        if max(value, other) > _SHOWN_SHARE * best.step_time_s:
-            sign = "+" if value >= other else "-"
-            row = (format_duration(value), format_duration(other), sign + format_duration(abs(value - other)))
-            table.add_row(name.replace("_", " "), *row)
-    table.add_row("step", _step_time(asked), _step_time(best), f"{asked.step_time_s / best.step_time_s - 1:+.1%}")
-    table.add_row("memory", format_bytes(asked.memory.device_bytes), format_bytes(best.memory.device_bytes), "")
-    console.print(Text(f"this layout  {describe_layout(asked.layout)}"))
-    console.print(Text(f"fastest      {describe_layout(best.layout)}"))
-    console.print(table)
+        if max(value, other) > least:
+            more = _signed(value - other, format_step_time) if abs(value - other) > least / 10 else ""
+            table.add_row(name.replace("_", " "), format_step_time(value), format_step_time(other), more)
+    change = f"{100 * (this.step_time_s / best.step_time_s - 1):+.1f} %"
+    same = change in ("+0.0 %", "-0.0 %")
+    table.add_row(
+        "step", format_step_time(this.step_time_s), format_step_time(best.step_time_s), "" if same else change
+    )
+    table.add_row("80 %", _between(this), _between(best))
+    used, other_used = this.memory.device_bytes, best.memory.device_bytes
+    more = "" if format_gib(used) == format_gib(other_used) else _signed(used - other_used, format_gib)
+    table.add_row("memory", format_gib(used), format_gib(other_used), more)
+    return table
+
+
+def _signed(value: float, written: Callable[[float], str]) -> str:
+    return f"{'+' if value > 0 else '-'}{written(abs(value))}"
 
 
 def plan_as_json(plan: ClusterPlan) -> dict[str, Any]:
@@ -150,6 +243,7 @@ def plan_as_json(plan: ClusterPlan) -> dict[str, Any]:
         "num_parameters": plan.job.shape.num_parameters,
         "steps": plan.steps,
         "run_time_s": plan.run_time_s,
+        "goal": plan.goal,
         "best": [row.model_dump(mode="json") for row in plan.best],
         "front": [row.model_dump(mode="json") for row in plan.front],
         "evaluated": result.evaluated,
@@ -157,4 +251,13 @@ def plan_as_json(plan: ClusterPlan) -> dict[str, Any]:
         "rejections": [asdict(rejection) for rejection in result.rejections],
         "scales": [asdict(scale) | {"best": scale.best.model_dump(mode="json")} for scale in plan.scales],
         "notes": plan.notes,
+    }
+
+
+def explanation_as_json(asked: ClusterPlan, fastest: ClusterPlan) -> dict[str, Any]:
+    """Both layouts, and what is to be said of the one that was asked for."""
+    return {
+        "asked": asked.best[0].model_dump(mode="json"),
+        "fastest": fastest.best[0].model_dump(mode="json"),
+        "notes": asked.notes,
     }

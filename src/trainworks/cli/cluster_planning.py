@@ -3,49 +3,36 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from trainworks.catalog.cluster import ClusterDescription, parse_cluster
 from trainworks.catalog.models import preset
+from trainworks.cli.cluster_layout import check_against, roomier_batch, why_nothing
+from trainworks.cli.cluster_memory import does_not_fit, offloading_note
+from trainworks.cli.cluster_scales import Run, Scale, chance, goal_in_words, scales, search_layouts
 from trainworks.cli.planning import model_shape
-from trainworks.errors import EnvironmentProblem, LayoutError, UsageError
+from trainworks.errors import LayoutError, TrainworksError, UsageError
 from trainworks.host.folders import data_folder
 from trainworks.plan.compute import Stack
 from trainworks.plan.conv_net import conv_net_of_hf_config
 from trainworks.plan.conv_step import ConvJob
-from trainworks.plan.learning import belief_from, fixed_of
+from trainworks.plan.learning import belief_from
 from trainworks.plan.local.plan import num_steps
 from trainworks.plan.model_shape import shape_of_hf_config
 from trainworks.plan.prediction import Prediction, outside_measured, predictions
 from trainworks.plan.pricing import AnyJob
-from trainworks.plan.search import Fixed, SearchResult, search
+from trainworks.plan.search import Fixed, SearchResult
 from trainworks.plan.step_time import Job
-from trainworks.plan.uncertainty import Belief
 from trainworks.record.measurement import Measurement
 from trainworks.record.measurement_store import read_measurements
-from trainworks.spec.layout import resolve_layout
+from trainworks.spec.layout import Layout
 from trainworks.spec.load import Source
-from trainworks.spec.run_file import Goal, RunFile, Workload
-from trainworks.units import format_bytes
+from trainworks.spec.run_file import RunFile, Workload
 
-__all__ = ["ClusterPlan", "Scale", "plan_cluster"]
+__all__ = ["ClusterPlan", "plan_cluster"]
 
-_SECONDS_PER_HOUR = 3600.0
-_LARGEST_SCALE = 8
-"""Times the described cluster, where that one misses the goal."""
 _TABLE_LENGTH = 10
-
-
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """The best layout on so many nodes, and what the whole run takes there."""
-
-    num_nodes: int
-    best: Prediction
-    run_time_s: float
-    cost_usd: float | None
-    meets_goal: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +48,9 @@ class ClusterPlan:
     front: list[Prediction]
     """Nothing beats one of these in both time and memory."""
     scales: list[Scale]
-    """Fewer and fewer nodes, if there is a goal to meet; only those that nothing beats in time and accelerators."""
+    """Fewer and more nodes, if there is a goal to meet; only those that nothing beats in time and accelerators."""
+    goal: str | None
+    """The goal, and on how many nodes it is likely met."""
     notes: list[str]
 
     @property
@@ -74,16 +63,18 @@ def plan_cluster(
     run_file: RunFile,
     source: Source | None,
     *,
+    layout: Layout | None = None,
     fixed: Fixed | None = None,
-    price_usd: float | None = None,
+    learned: Sequence[Measurement] = (),
 ) -> ClusterPlan:
     """Search the layouts of a workload on the cluster that the run file describes.
 
     Args:
         run_file: with `cluster.of`.
         source: where its fields stand.
-        fixed: degrees that are decided beside those of the run file's layout.
-        price_usd: of one accelerator hour; the run file's when left out.
+        layout: instead of the run file's; an error of it has no place.
+        fixed: decisions of the search beside those of the layout.
+        learned: measurements beside those that are kept.
 
     Raises:
         UsageError: something is unknown or does not multiply, with its place.
@@ -93,46 +84,64 @@ def plan_cluster(
     if workload is None:
         raise UsageError("a command of your own cannot be planned; only a `workload` can")
     cluster = _located(source, ("cluster",), run_file.cluster.of or "")
+    measurements = [*read_measurements(data_folder("clusters"), cluster), *learned]
+    wanted, at = (run_file.layout, source) if layout is None else (layout, None)
     job = _job(workload, cluster, source)
-    measurements = read_measurements(data_folder("clusters"), cluster)
-    belief = belief_from(measurements, experts=isinstance(job, Job) and job.shape.experts > 0)
-    price = price_usd or run_file.cluster.usd_per_accelerator_hour
-    _check_price(run_file.goal, price, source)
-    steps = _steps(workload, source)
-    decided = {**_fixed_of_run_file(run_file, cluster, source), **(fixed or {})}
-    result = _search(job, workload.global_batch, decided, keep=_TABLE_LENGTH, belief=belief)
-    written = source.place(("layout",)) if source and run_file.layout else None
-    _check_something_fits(result, decided, cluster, place=written)
-    all_of_them = predictions(
-        job, result.layouts, result.times, result.memories, global_batch=workload.global_batch, belief=belief
-    )
-    return ClusterPlan(
+    run = Run(
         job=job,
         global_batch=workload.global_batch,
-        steps=steps,
+        steps=_steps(workload, source),
+        fixed={**_decided(wanted, workload, cluster, at), **(fixed or {})},
+        goal=run_file.goal,
+        price_usd=_price(run_file, source),
+        belief=belief_from(measurements, experts=not isinstance(job, ConvJob) and job.shape.experts > 0),
+    )
+    result = search_layouts(run.job, run.global_batch, run.fixed, keep=_TABLE_LENGTH, belief=run.belief)
+    if not result.fitting:
+        raise _refusal(run, result, at)
+    return _planned(run, result, measurements)
+
+
+def _planned(run: Run, result: SearchResult, measurements: list[Measurement]) -> ClusterPlan:
+    cluster = run.job.cluster
+    rows = predictions(
+        run.job, result.layouts, result.times, result.memories, global_batch=run.global_batch, belief=run.belief
+    )
+    found = scales(run)
+    has_goal = run.goal.deadline is not None or run.goal.budget is not None
+    own = chance(run, rows[0], cluster.num_accelerators)
+    notes = [offloading_note(run, rows[0]), *cluster.notes, _of_batch(run), _learned(measurements)]
+    return ClusterPlan(
+        job=run.job,
+        global_batch=run.global_batch,
+        steps=run.steps,
         result=result,
-        best=all_of_them[:_TABLE_LENGTH],
-        front=[all_of_them[index] for index in result.front],
-        scales=_scales(job, workload.global_batch, steps, run_file.goal, price, belief),
-        notes=[*cluster.notes, *_learned(measurements), *outside_measured(job, cluster.num_accelerators)],
+        best=rows[:_TABLE_LENGTH],
+        front=[rows[index] for index in result.front],
+        scales=found,
+        goal=goal_in_words(run, own, found) if has_goal else None,
+        notes=[*filter(None, notes), *outside_measured(run.job, cluster.num_accelerators)],
     )
 
 
-def _learned(measurements: list[Measurement]) -> list[str]:
+def _learned(measurements: list[Measurement]) -> str | None:
     if not measurements:
-        return []
+        return None
     newest = time.strftime("%Y-%m-%d", time.localtime(measurements[-1].created_at))
-    return [f"calibrated by {len(measurements)} measurement(s) of this kind of cluster, the newest of {newest}"]
+    count = "1 measurement" if len(measurements) == 1 else f"{len(measurements)} measurements"
+    return f"calibrated by {count} of this kind of cluster, the newest of {newest}"
 
 
-def _search(job: AnyJob, global_batch: int, fixed: Fixed, *, keep: int, belief: Belief) -> SearchResult:
-    """Offloading is a last resort: it is searched where it was asked for, or where nothing fits without."""
-    without = dict.fromkeys(("offload", "offload_optimizer"), 0) | dict(fixed)
-    world_size = job.cluster.num_accelerators
-    result = search(job, world_size=world_size, global_batch=global_batch, fixed=without, keep=keep, belief=belief)
-    if result.fitting or without == fixed:
-        return result
-    return search(job, world_size=world_size, global_batch=global_batch, fixed=fixed, keep=keep, belief=belief)
+def _of_batch(run: Run) -> str | None:
+    """A batch that few degrees of data parallelism divide leaves slow layouts."""
+    count = run.job.cluster.num_accelerators
+    batch = None if "dp" in run.fixed else roomier_batch(count, run.global_batch)
+    if batch is None:
+        return None
+    return (
+        f"few layouts of {count:,} accelerators share {run.global_batch:,} sequences evenly: "
+        f"`global_batch: {batch}` may be faster"
+    )
 
 
 def _located(source: Source | None, field: tuple[str, ...], text: str) -> ClusterDescription:
@@ -184,95 +193,44 @@ def _preset_job(workload: Workload, name: str, cluster: ClusterDescription, sour
     return Job(shape, length, workload.precision, cluster, Stack(fused_kernels=workload.compile))
 
 
-def _fixed_of_run_file(run_file: RunFile, cluster: ClusterDescription, source: Source | None) -> dict[str, int]:
-    if run_file.layout is None or run_file.workload is None:
+def _decided(
+    layout: Layout | None, workload: Workload, cluster: ClusterDescription, source: Source | None
+) -> dict[str, int]:
+    if layout is None:
         return {}
     try:
-        resolve_layout(
-            run_file.layout,
-            world_size=cluster.num_accelerators,
-            global_batch=run_file.workload.global_batch,
-            micro_batch=1 if run_file.layout.micro_batch == "auto" else run_file.layout.micro_batch,
-        )
+        return check_against(layout, world_size=cluster.num_accelerators, global_batch=workload.global_batch)
     except LayoutError as error:
         raise source.locate(error) if source else error from None
-    return fixed_of(run_file.layout)
 
 
-def _check_something_fits(
-    result: SearchResult, decided: Fixed, cluster: ClusterDescription, *, place: str | None
-) -> None:
-    if result.fitting:
-        return
-    if not result.evaluated and not result.rejections:
-        written = ", ".join(f"{name} {value}" for name, value in decided.items())
-        raise UsageError(
-            f"no layout of {cluster.num_accelerators} accelerators has {written}",
-            place=place,
-            hint="degrees multiply to the accelerators, `micro_batch` divides a rank's share of the batch, "
-            "`interleave` the layers of a stage",
-        )
-    reasons = "; ".join(f"{rejection.count:,} {rejection.unit}: {rejection.reason}" for rejection in result.rejections)
-    nearest = next((rejection.nearest for rejection in result.rejections if rejection.unit == "layouts"), "")
-    raise EnvironmentProblem(
-        f"no layout fits {cluster.num_accelerators} x {format_bytes(cluster.accelerator.memory_bytes)}: {reasons}",
-        hint=f"nearest: {nearest}" if nearest else "change the layout, the batch, or the number of accelerators",
-    )
+def _refusal(run: Run, result: SearchResult, source: Source | None) -> TrainworksError:
+    """Why there is no plan, at what is written of the layout."""
+    written = source.place(("layout",)) if source and run.fixed else None
+    if result.evaluated:
+        return does_not_fit(run, result, place=written)
+    error = why_nothing(run.job, run.fixed, result, global_batch=run.global_batch)
+    if error.field:
+        return source.locate(error) if source else error
+    return UsageError(error.message, place=written, hint=error.hint)
 
 
 def _steps(workload: Workload, source: Source | None) -> int:
-    try:
-        return num_steps(workload, tokens_in_data=None)
-    except UsageError as error:
-        place = source.place(("workload", "train_for")) if source else None
-        raise UsageError(error.message, place=place, hint="say how long to train in steps or tokens") from None
+    if workload.train_for.unit == "epochs":
+        raise UsageError(
+            "epochs cannot be planned for a described cluster: how long one is, is known once the data is prepared",
+            place=source.place(("workload", "train_for")) if source else None,
+            hint="set `train_for: 1B tokens`, or steps",
+        )
+    return num_steps(workload, tokens_in_data=None)
 
 
-def _check_price(goal: Goal, price_usd: float | None, source: Source | None) -> None:
-    if goal.budget is not None and price_usd is None:
+def _price(run_file: RunFile, source: Source | None) -> float | None:
+    price_usd = run_file.cluster.usd_per_accelerator_hour
+    if run_file.goal.budget is not None and price_usd is None:
         raise UsageError(
             "a budget needs the price of an accelerator hour",
             place=source.place(("goal", "budget")) if source else None,
             hint="set `cluster.usd_per_accelerator_hour`",
         )
-
-
-def _scales(
-    job: AnyJob, global_batch: int, steps: int, goal: Goal, price_usd: float | None, belief: Belief
-) -> list[Scale]:
-    """The cluster and its parts, as far as there is a goal; the ones that nothing beats in time and size."""
-    if goal.deadline is None and goal.budget is None:
-        return []
-    scales: list[Scale] = []
-    for num_nodes in _node_counts(job.cluster.num_nodes):
-        scale = _scale(job, num_nodes, global_batch, steps, goal, price_usd, belief)
-        if scale and (not scales or scale.run_time_s < scales[-1].run_time_s):
-            scales.append(scale)
-        if num_nodes >= job.cluster.num_nodes and (scales and scales[-1].meets_goal):
-            break
-    return scales
-
-
-def _scale(
-    job: AnyJob, num_nodes: int, global_batch: int, steps: int, goal: Goal, price_usd: float | None, belief: Belief
-) -> Scale | None:
-    cluster = job.cluster.model_copy(update={"num_nodes": num_nodes})
-    smaller = replace(job, cluster=cluster)
-    result = _search(smaller, global_batch, {}, keep=1, belief=belief)
-    if not result.fitting:
-        return None
-    best = predictions(
-        smaller, result.layouts, result.times, result.memories, global_batch=global_batch, belief=belief
-    )[0]
-    run_time_s = steps * best.step_time_s
-    hours = run_time_s / _SECONDS_PER_HOUR * cluster.num_accelerators
-    cost = None if price_usd is None else hours * price_usd
-    in_time = goal.deadline is None or run_time_s <= goal.deadline
-    in_budget = goal.budget is None or (cost is not None and cost <= goal.budget)
-    return Scale(num_nodes, best, run_time_s, cost, in_time and in_budget)
-
-
-def _node_counts(num_nodes: int) -> Iterator[int]:
-    """1, 2, 3, 4, 6, 8, 12 ... and the whole cluster, ascending; up to several times the cluster."""
-    counts = {num_nodes, 1} | {base << shift for base in (2, 3) for shift in range(20)}
-    return iter(sorted(count for count in counts if count <= _LARGEST_SCALE * num_nodes))
+    return price_usd

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -14,14 +15,24 @@ from trainworks.plan.uncertainty import Belief
 from trainworks.spec.run_file import Goal
 from trainworks.units import format_duration
 
-__all__ = ["Chance", "Run", "Scale", "chance", "goal_in_words", "scales", "search_layouts", "smallest_fit"]
+__all__ = [
+    "LARGEST_SCALE",
+    "Chance",
+    "Run",
+    "Scale",
+    "chance",
+    "goal_in_words",
+    "scales",
+    "search_layouts",
+    "smallest_fit",
+]
 
 Chance = Literal["unlikely", "about even", "likely"]
 """Of meeting a goal: the 80 % interval misses it, has it inside, or meets it."""
 
 _CHANCES: tuple[Chance, ...] = ("unlikely", "about even", "likely")
 _SECONDS_PER_HOUR = 3600.0
-_LARGEST_SCALE = 8
+LARGEST_SCALE = 8
 """Times the described cluster, where that one misses the goal."""
 
 
@@ -62,7 +73,7 @@ def search_layouts(job: AnyJob, global_batch: int, fixed: Fixed, *, keep: int, b
 
 
 def scales(run: Run) -> list[Scale]:
-    """The cluster, its parts and its multiples, as far as there is a goal; those that nothing beats in time and size."""
+    """The cluster, its parts and multiples, if there is a goal; those that nothing beats in time and size."""
     if run.goal.deadline is None and run.goal.budget is None:
         return []
     found: list[Scale] = []
@@ -97,9 +108,7 @@ def _scale(run: Run, num_nodes: int) -> Scale | None:
         return None
     job, result = searched
     batch = run.global_batch
-    best = predictions(
-        job, result.layouts, result.times, result.memories, global_batch=batch, belief=run.belief
-    )[0]
+    best = predictions(job, result.layouts, result.times, result.memories, global_batch=batch, belief=run.belief)[0]
     num_accelerators, run_time_s = job.cluster.num_accelerators, run.steps * best.step_time_s
     hours = run_time_s / _SECONDS_PER_HOUR * num_accelerators
     return Scale(
@@ -130,18 +139,16 @@ def _limit_s(run: Run, num_accelerators: int) -> float:
 
 def goal_in_words(run: Run, own: Chance, found: list[Scale]) -> str:
     """`30d: unlikely on 32 nodes; about even on 96; likely on 128`."""
-    goals = [] if run.goal.deadline is None else [format_duration(run.goal.deadline)]
+    goals = [] if run.goal.deadline is None else [re.sub(r" 0[hms]$", "", format_duration(run.goal.deadline))]
     goals += [] if run.goal.budget is None else [f"{run.goal.budget:,.0f} USD"]
     num_nodes = run.job.cluster.num_nodes
     parts = [f"{own} on {_nodes(num_nodes)}"]
     for name in _CHANCES[max(1, _CHANCES.index(own)) :]:
         smallest = min((scale.num_nodes for scale in found if scale.chance == name), default=num_nodes)
-        if smallest > num_nodes and name != own:
-            parts.append(f"{name} on {smallest:,}")
-        elif smallest < num_nodes:
-            parts.append(f"{name} on {smallest:,} {'already' if name == own else 'even'}")
+        if smallest != num_nodes and (smallest < num_nodes or name != own):
+            parts.append(f"{name} on {smallest:,}{' already' if name == own else ''}")
     if own != "likely" and not any(scale.chance == "likely" for scale in found):
-        parts.append(f"likely on none up to {_LARGEST_SCALE * num_nodes:,}")
+        parts.append(f"likely on none up to {LARGEST_SCALE * num_nodes:,}")
     return f"{' and '.join(goals)}: {'; '.join(parts)}"
 
 
@@ -152,4 +159,4 @@ def _nodes(count: int) -> str:
 def _node_counts(num_nodes: int) -> Iterator[int]:
     """1, 2, 3, 4, 6, 8, 12 ... and the whole cluster, ascending; up to several times the cluster."""
     counts = {num_nodes, 1} | {base << shift for base in (2, 3) for shift in range(20)}
-    return iter(sorted(count for count in counts if count <= _LARGEST_SCALE * num_nodes))
+    return iter(sorted(count for count in counts if count <= LARGEST_SCALE * num_nodes))

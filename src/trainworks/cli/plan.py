@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import json
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from pydantic import ValidationError
 from rich.console import Console
 
 from trainworks.catalog.cluster import parse_cluster
-from trainworks.cli.cluster_plan_view import plan_as_json, print_cluster_plan, print_explanation
-from trainworks.cli.cluster_planning import plan_cluster
+from trainworks.cli.cluster_layout import parse_layout
+from trainworks.cli.cluster_plan_view import (
+    explanation_as_json,
+    plan_as_json,
+    print_cluster_plan,
+    print_explanation,
+)
+from trainworks.cli.cluster_planning import ClusterPlan, plan_cluster
 from trainworks.cli.launch import Nodes, ProcessesPerNode, Recalibrate, Wanted, wanted
 from trainworks.cli.options import AsJson, RunFilePath, RunsOption, runs_folder, wide_console
 from trainworks.cli.plan_view import print_plan
 from trainworks.cli.planning import resolve
-from trainworks.errors import UsageError
-from trainworks.plan.learning import fixed_of
+from trainworks.errors import DiskFullError, EnvironmentProblem, UsageError
 from trainworks.plan.prediction import Prediction, describe_layout
 from trainworks.report.plan_page import PlannedLayout, write_plan_page
-from trainworks.spec.layout import Layout
 from trainworks.spec.run_file import Goal, RunFile
 
-__all__ = ["command", "named_degrees"]
+__all__ = ["command"]
 
 On = Annotated[str | None, typer.Option("--on", metavar="CLUSTER", help="Plan for this cluster: `4x p4d.24xlarge`.")]
 Explain = Annotated[
@@ -54,6 +56,7 @@ def command(
         parse_cluster(on)  # blamed here on the option, later on the run file
         cluster = cluster.model_copy(update={"engine": "described", "of": on})
     if cluster.engine == "described":
+        _check_options({"--nodes": nodes, "--nproc": nproc, "--recalibrate": recalibrate or None})
         described = asked.run_file.model_copy(update={"cluster": cluster})
         _plan_described(asked, described, explain, plot, as_json=as_json)
         return
@@ -71,23 +74,57 @@ def command(
         print_plan(resolved, Console())
 
 
+def _check_options(given: dict[str, int | None]) -> None:
+    """Options of this machine say nothing of a cluster that is described."""
+    if named := [name for name, value in given.items() if value is not None]:
+        are = f"{' and '.join(named)} {'is' if len(named) == 1 else 'are'}"
+        raise UsageError(
+            f"{are} for this machine, and the cluster is a described one",
+            hint='say it in the description: `--on "4 nodes of 8x H100"`; `trainworks calibrate` takes measurements',
+        )
+
+
 def _plan_described(asked: Wanted, run_file: RunFile, explain: str | None, plot: Path | None, *, as_json: bool) -> None:
-    plan = plan_cluster(run_file, asked.source)
-    if plot is not None:
-        about = f"{plan.job.cluster.name}, {plan.global_batch} sequences per step, {plan.job.precision}"
-        write_plan_page(plot, title=run_file.name, about=about, layouts=[_drawn(row) for row in plan.best])
-    if explain is not None:
-        free = run_file.model_copy(update={"layout": None, "goal": Goal()})
-        wanted_one = plan_cluster(free, asked.source, fixed=named_degrees(explain)).best[0]
+    _check_plot(plot)
+    layout = None if explain is None else parse_layout(explain)
+    fastest = plan_cluster(run_file, asked.source)
+    if layout is None:
+        _plot(plot, run_file.name, fastest, fastest.best)
         if as_json:
-            both = {"asked": wanted_one.model_dump(mode="json"), "fastest": plan.best[0].model_dump(mode="json")}
-            typer.echo(json.dumps(both, indent=2))
+            typer.echo(json.dumps(plan_as_json(fastest), indent=2))
         else:
-            print_explanation(wanted_one, plan.best[0], wide_console())
-    elif as_json:
-        typer.echo(json.dumps(plan_as_json(plan), indent=2))
+            print_cluster_plan(fastest, wide_console())
+        return
+    this = plan_cluster(run_file.model_copy(update={"goal": Goal()}), asked.source, layout=layout)
+    _plot(plot, run_file.name, fastest, [this.best[0], fastest.best[0]])
+    if as_json:
+        typer.echo(json.dumps(explanation_as_json(this, fastest), indent=2))
     else:
-        print_cluster_plan(plan, wide_console())
+        print_explanation(this, fastest, wide_console())
+
+
+def _check_plot(plot: Path | None) -> None:
+    """Before anything is planned: a page that cannot be written is refused."""
+    if plot is None:
+        return
+    if not plot.absolute().parent.is_dir():
+        raise UsageError(f"`{plot.parent}` is no folder", place="--plot")
+    if plot.exists() and not plot.is_file():
+        raise UsageError(f"`{plot}` is no file", place="--plot", hint="name a page to write: `--plot plan.html`")
+
+
+def _plot(plot: Path | None, title: str, plan: ClusterPlan, rows: list[Prediction]) -> None:
+    if plot is None:
+        return
+    about = f"{plan.job.cluster.name}, {plan.global_batch} sequences per step, {plan.job.precision}"
+    try:
+        write_plan_page(plot, title=title, about=about, layouts=[_drawn(row) for row in rows])
+    except DiskFullError as error:
+        raise DiskFullError(
+            error.message, place="--plot", hint="free some space, or write the page elsewhere"
+        ) from None
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot write `{plot}`: {error.strerror}", place="--plot") from None
 
 
 def _drawn(row: Prediction) -> PlannedLayout:
@@ -100,31 +137,3 @@ def _drawn(row: Prediction) -> PlannedLayout:
         terms_s=row.terms_s,
         memory_bytes={term: getattr(row.memory, f"{term}_bytes") for term in terms},
     )
-
-
-def named_degrees(text: str) -> dict[str, int]:
-    """`tp=8,pp=4,recompute=full` as fields of the search; what is not named stays open.
-
-    Raises:
-        UsageError: a name that no layout has, or a value that it cannot have.
-    """
-    named = dict(pair.partition("=")[::2] for pair in text.replace(" ", "").split(",") if pair)
-    if unknown := sorted(named.keys() - Layout.model_fields.keys()):
-        near = get_close_matches(unknown[0], Layout.model_fields, n=1)
-        known = ", ".join(Layout.model_fields)
-        raise UsageError(
-            f"no layout has `{unknown[0]}`", hint=f"did you mean `{near[0]}`?" if near else f"there are {known}"
-        )
-    try:
-        layout = Layout.model_validate({name: int(v) if v.isdigit() else v for name, v in named.items()})
-    except ValidationError as error:
-        detail = error.errors()[0]
-        raise UsageError(f"{detail['loc'][0]} `{detail['input']}`: {detail['msg'].lower()}") from None
-    fixed = fixed_of(layout) | ({} if layout.zero == "auto" else {"zero": layout.zero})
-    searched = {"offload_activations": "offload", "dp_replicate": "dp"}
-    chosen = {searched.get(name, name) for name in named}
-    if "dp_shard" in named:
-        chosen |= {"zero"} | ({"dp"} if "dp_replicate" in named else set())
-    elif "dp_replicate" in named:
-        chosen |= {"zero", "dp_shard"}
-    return {name: value for name, value in fixed.items() if name in chosen}

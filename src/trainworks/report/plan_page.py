@@ -10,7 +10,7 @@ from pathlib import Path
 from trainworks.files import write_atomic
 from trainworks.report.plots import Segment, stacked_bar
 from trainworks.report.style import STYLE_SHEET
-from trainworks.units import format_bytes, format_duration
+from trainworks.units import format_gib, format_step_time
 
 __all__ = ["PlannedLayout", "render_plan_page", "write_plan_page"]
 
@@ -42,13 +42,13 @@ def write_plan_page(path: Path, *, title: str, about: str, layouts: Sequence[Pla
 def render_plan_page(*, title: str, about: str, layouts: Sequence[PlannedLayout]) -> str:
     """The whole page; bars of one section share one scale."""
     times = [(row.name, row.terms_s, _time(row)) for row in layouts]
-    memories = [(row.name, row.memory_bytes, format_bytes(sum(row.memory_bytes.values()))) for row in layouts]
+    memories = [(row.name, row.memory_bytes, format_gib(sum(row.memory_bytes.values()))) for row in layouts]
     body = (
         f'<header><h1>{escape(title)}</h1><p class="about">{escape(about)}</p></header>'
         + _section(
-            "Step time", "Predicted seconds of one optimizer step, with the 80 % interval.", times, format_duration
+            "Step time", "Predicted seconds of one optimizer step, with the 80 % interval.", times, format_step_time
         )
-        + _section("Memory", "Allocated on the fullest rank at its peak.", memories, format_bytes)
+        + _section("Memory", "Allocated on the fullest rank at its peak.", memories, format_gib)
     )
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -67,7 +67,7 @@ figcaption span { margin-right: 14px; white-space: nowrap; }
 
 
 def _time(row: PlannedLayout) -> str:
-    return f"{format_duration(row.step_time_s)} ({format_duration(row.low_s)} to {format_duration(row.high_s)})"
+    return f"{format_step_time(row.step_time_s)} ({format_step_time(row.low_s)} to {format_step_time(row.high_s)})"
 
 
 def _section(title: str, text: str, bars: list[_Bar], written: Callable[[float], str]) -> str:

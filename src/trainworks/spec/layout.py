@@ -195,14 +195,20 @@ def one_of(values: Sequence[int]) -> str:
 
 
 def _check_divisors(layout: Layout, world_size: int) -> None:
-    """No choice of data parallelism mends a degree that does not divide the world size."""
-    for name in ("tp", "pp", "cp"):
-        if world_size % getattr(layout, name):
+    """No choice of data parallelism mends the other degrees if they do not divide the world size."""
+    left, seen = world_size, ""
+    for name in ("cp", "tp", "pp"):
+        degree = getattr(layout, name)
+        if left % degree and (world_size % degree or layout.model_fields_set.isdisjoint(("dp_replicate", "dp_shard"))):
+            possible = world_size if world_size % degree else left
+            of = "accelerators" if possible == world_size else f"of {world_size} accelerators that {seen} leave"
             raise LayoutError(
-                f"{name} ({getattr(layout, name)}) does not divide {world_size} accelerators",
+                f"{name} ({degree}) does not divide {'the ' if possible != world_size else ''}{possible} {of}",
                 field=name,
-                hint=f"set `{name}` to {one_of(divisors(world_size))}",
+                hint=f"set `{name}` to {one_of(divisors(possible))}",
             )
+        left = left // degree if left % degree == 0 else left
+        seen += f"{' and ' if seen else ''}{name} ({degree})" if degree > 1 else ""
 
 
 def _check_batch(layout: Layout, global_batch: int) -> None:

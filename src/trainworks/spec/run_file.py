@@ -226,7 +226,7 @@ class RunFile(Spec):
     """Environment variables of `setup` and `run`."""
     cluster: Annotated[Cluster, BeforeValidator(_cluster_from_text)] = Cluster()
     layout: Annotated[Layout | None, BeforeValidator(_layout_from_text)] = None
-    """Degrees of parallelism and options; `auto` when left out. What it leaves out is 1 here, and open elsewhere."""
+    """Degrees of parallelism and options; `auto` when left out. A degree it leaves out is 1 here, open elsewhere."""
     goal: Goal = Goal()
     checkpoint: Checkpoint = Checkpoint()
     recover: Recover = Recover()
