@@ -13,7 +13,7 @@ from trainworks.plan.conv_step import ConvJob
 from trainworks.plan.layouts import Recompute
 from trainworks.plan.learning import fixed_of
 from trainworks.plan.pricing import AnyJob
-from trainworks.plan.search import Fixed, SearchResult
+from trainworks.plan.search import LARGEST_INTERLEAVE, LARGEST_MICRO_BATCH, Fixed, SearchResult
 from trainworks.spec.layout import Layout, check_micro_batch, check_written, divisors, next_multiple, one_of
 
 __all__ = ["as_option", "check_against", "fixed_at", "fixed_by", "parse_layout", "roomier_batch", "why_nothing"]
@@ -21,8 +21,6 @@ __all__ = ["as_option", "check_against", "fixed_at", "fixed_by", "parse_layout",
 _FIELDS = {"offload": "offload_activations", "dp": "dp_shard"}
 """Fields of the search that a run file calls otherwise."""
 _SWITCHES = ("sequence_parallel", "zero_bubble", "offload", "offload_optimizer")
-_LARGEST_MICRO_BATCH, _LARGEST_INTERLEAVE = 64, 12
-"""That are searched."""
 
 
 def parse_layout(text: str) -> Layout:
@@ -201,8 +199,8 @@ def _legal(job: AnyJob, whole: list[int]) -> dict[str, tuple[list[int], str]]:
 
 def _of_options(job: AnyJob, fixed: Fixed) -> Iterator[LayoutError]:
     """Options that are never offered together."""
-    if fixed.get("micro_batch", 1) > _LARGEST_MICRO_BATCH and not isinstance(job, ConvJob):
-        yield _blame("micro_batch", fixed, f"is more than {_LARGEST_MICRO_BATCH}, the largest that is searched", "less")
+    if fixed.get("micro_batch", 1) > LARGEST_MICRO_BATCH and not isinstance(job, ConvJob):
+        yield _blame("micro_batch", fixed, f"is more than {LARGEST_MICRO_BATCH}, the largest that is searched", "less")
     if fixed.get("recompute") == Recompute.SELECTIVE and job.stack.fused_attention:
         text = "recompute (selective) saves nothing: fused attention keeps no scores"
         yield LayoutError(text, field="recompute", hint="set `recompute` to none or full")
@@ -225,7 +223,7 @@ def _of_chunks(layers: int, fixed: Fixed, whole: list[int]) -> Iterator[LayoutEr
     possible = {size for pp in stages if pp > 1 and layers % pp == 0 for size in divisors(layers // pp)}
     if chunks in possible:
         return
-    sizes = sorted(size for size in possible | {1} if size <= _LARGEST_INTERLEAVE)
+    sizes = sorted(size for size in possible | {1} if size <= LARGEST_INTERLEAVE)
     of = f"the {layers // stages[0]} of a stage" if possible and "pp" in fixed else f"any stage of {layers} layers"
     yield _blame("interleave", fixed, f"does not divide {of}", one_of(sizes))
 

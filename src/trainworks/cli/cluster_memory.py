@@ -9,9 +9,9 @@ from trainworks.errors import EnvironmentProblem
 from trainworks.plan.prediction import Prediction, describe_layout, predictions
 from trainworks.plan.pricing import AnyJob
 from trainworks.plan.search import Fixed, Rejection, SearchResult, limit_bytes, search
-from trainworks.units import format_bytes, format_count, format_gib
+from trainworks.units import format_count, format_gib
 
-__all__ = ["does_not_fit", "is_tight", "nearest_in_words", "offloading_note", "reason_in_words", "rejected_in_words"]
+__all__ = ["does_not_fit", "is_tight", "offloading_note", "rejected_in_words"]
 
 _TIGHT_SHARE = 0.97
 """Of what a plan may use; from here on what a program keeps beside it decides."""
@@ -30,26 +30,12 @@ def rejected_in_words(rejection: Rejection) -> str:
     return f"{format_count(rejection.count)} {_UNITS.get(unit, unit.rstrip('s')) if rejection.count == 1 else unit}"
 
 
-def reason_in_words(rejection: Rejection, job: AnyJob) -> str:
-    """Its reason, memory in the unit of this page."""
-    capacity = job.cluster.accelerator.memory_bytes
-    reason = rejection.reason.replace(format_bytes(capacity), format_gib(capacity))
-    return reason.replace("do not fit", "does not fit") if rejection.count == 1 else reason
-
-
-def nearest_in_words(rejection: Rejection) -> str:
-    """What came nearest, memory in the unit of this page."""
-    if rejection.unit != "layouts":
-        return rejection.nearest
-    return rejection.nearest.replace(format_bytes(rejection.excess), format_gib(rejection.excess))
-
-
 def does_not_fit(run: Run, result: SearchResult, *, place: str | None) -> EnvironmentProblem:
     """The error of a job that fits in no layout: every reason, the nearest layout, and what to do next."""
     job, count = run.job, run.job.cluster.num_accelerators
     capacity = format_gib(job.cluster.accelerator.memory_bytes)
     lines = [f"no layout fits {'1 accelerator' if count == 1 else f'{count:,} accelerators'} of {capacity}"]
-    lines += [f"  {rejected_in_words(rejection)}: {reason_in_words(rejection, job)}" for rejection in result.rejections]
+    lines += [f"  {rejected_in_words(rejection)}: {rejection.reason}" for rejection in result.rejections]
     least = _least_memory(run, run.fixed)
     stage = f" on stage {least.memory.stage}" if least.layout.pp > 1 else ""
     nearest = f"nearest: {format_gib(least.memory.device_bytes)}{stage} with {describe_layout(least.layout)}"

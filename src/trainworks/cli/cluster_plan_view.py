@@ -11,7 +11,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from trainworks.cli.cluster_memory import is_tight, nearest_in_words, reason_in_words, rejected_in_words
+from trainworks.cli.cluster_memory import is_tight, rejected_in_words
 from trainworks.cli.cluster_planning import ClusterPlan
 from trainworks.cli.cluster_scales import Scale
 from trainworks.plan.conv_step import ConvJob
@@ -170,7 +170,7 @@ def _rejections(plan: ClusterPlan) -> list[RenderableType]:
     table.add_column("because")
     table.add_column("nearest")
     for rejection in result.rejections:
-        table.add_row(rejected_in_words(rejection), reason_in_words(rejection, plan.job), nearest_in_words(rejection))
+        table.add_row(rejected_in_words(rejection), rejection.reason, rejection.nearest)
     return [_title(title), table]
 
 

@@ -21,17 +21,28 @@ from trainworks.plan.pricing import AnyJob, memories_of, step_times_of
 from trainworks.plan.step_time import StepTimes
 from trainworks.plan.uncertainty import PRIOR, Belief, calibrated_s
 from trainworks.spec.layout import divisors
-from trainworks.units import format_bytes
+from trainworks.units import format_gib
 
-__all__ = ["Fixed", "Rejection", "SearchResult", "fits", "limit_bytes", "meshes", "options", "search"]
+__all__ = [
+    "LARGEST_INTERLEAVE",
+    "LARGEST_MICRO_BATCH",
+    "Fixed",
+    "Rejection",
+    "SearchResult",
+    "fits",
+    "limit_bytes",
+    "meshes",
+    "options",
+    "search",
+]
 
 Fixed = Mapping[str, int]
 """Fields of `Layouts` that a person has decided."""
 
 _CHUNK = 16384
-_LARGEST_MICRO_BATCH = 64
+LARGEST_MICRO_BATCH = 64
 _LARGEST_IMAGE_BATCH = 512
-_LARGEST_INTERLEAVE = 12
+LARGEST_INTERLEAVE = 12
 _USABLE_SHARE, _PROGRAM_SHARE = 0.96, 0.98
 """Of the memory that was sold, and of what a program can have of it, what a plan may use: the rest is for what
 fragments differently tomorrow."""
@@ -210,17 +221,19 @@ def _reject_large(
             nearest = mine[used[mine].argmin()]
             stage = int(memories.stage[large][nearest])
             kept.reject(
-                f"do not fit {format_bytes(capacity)}, most of it {name}",
+                f"do not fit into {format_gib(capacity)}, most of it {name}",
                 len(mine),
                 unit="layouts",
-                nearest=f"{format_bytes(used[nearest])} on stage {stage} with {_named(layouts, int(nearest))}",
+                nearest=f"{format_gib(used[nearest])} on stage {stage} with {_named(layouts, int(nearest))}",
                 excess=float(used[nearest]),
             )
 
 
 def _named(layouts: Layouts, index: int) -> str:
     row = layouts.row(index)
-    return ", ".join(f"{name} {row[name]}" for name in ("dp", "zero", "tp", "pp", "cp", "micro_batch"))
+    named = [f"{name} {row[name]}" for name in ("dp", "zero", "tp", "pp", "cp", "micro_batch")]
+    named += ["recompute full"] if row["recompute"] == Recompute.FULL else []
+    return ", ".join(named + (["offload"] if row["offload"] or row["offload_optimizer"] else []))
 
 
 def meshes(job: AnyJob, world_size: int, global_batch: int, fixed: Fixed, kept: _Kept) -> Iterator[dict[str, int]]:
@@ -269,7 +282,7 @@ def options(job: AnyJob, mesh: Mapping[str, int], global_batch: int, fixed: Fixe
     tp, pp, cp, dp = mesh["tp"], mesh["pp"], mesh["cp"], mesh["dp"]
     per_rank = global_batch // dp
     images = isinstance(job, ConvJob) or bool(job.shape.patch_values)
-    largest = _LARGEST_IMAGE_BATCH if images else _LARGEST_MICRO_BATCH
+    largest = _LARGEST_IMAGE_BATCH if images else LARGEST_MICRO_BATCH
     choices: dict[str, list[int]] = {
         "micro_batch": [size for size in divisors(per_rank) if size <= largest],
         "recompute": [int(kind) for kind in _recomputations(job)],
@@ -332,5 +345,5 @@ def _schedules(layers: int, pp: int) -> list[tuple[int, int]]:
     """(interleave, zero_bubble)."""
     if pp == 1:
         return [(1, 0)]
-    chunks = [v for v in divisors(max(1, layers // pp)) if v <= _LARGEST_INTERLEAVE] if layers % pp == 0 else [1]
+    chunks = [v for v in divisors(max(1, layers // pp)) if v <= LARGEST_INTERLEAVE] if layers % pp == 0 else [1]
     return [(v, 0) for v in chunks] + [(1, 1)]
