@@ -221,7 +221,7 @@ def _reject_large(
             nearest = mine[used[mine].argmin()]
             stage = int(memories.stage[large][nearest])
             kept.reject(
-                f"do not fit into {format_gib(capacity)}, most of it {name}",
+                f"too large for {format_gib(capacity)}, most of it {name}",
                 len(mine),
                 unit="layouts",
                 nearest=f"{format_gib(used[nearest])} on stage {stage} with {_named(layouts, int(nearest))}",
