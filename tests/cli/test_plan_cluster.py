@@ -514,3 +514,13 @@ def test_a_page_on_a_full_disk_is_one_clear_error(tmp_path: Path, monkeypatch: p
 def test_a_model_with_experts_is_less_certain() -> None:
     dense, routed = (planned(RUN.replace("llama2-7b", name)).best[0] for name in ("llama2-7b", "qwen3-30b-a3b"))
     assert routed.high_s / routed.low_s > dense.high_s / dense.low_s
+
+
+def test_smaller_clusters_are_planned_without_a_goal_where_they_are_asked_for() -> None:
+    run_file, source = parse_run_file(RUN, name="run.yaml")
+    asked = plan_cluster(run_file, source, all_sizes=True)
+    assert plan_cluster(run_file, source).scales == []
+    assert [scale.num_nodes for scale in asked.scales] == sorted({scale.num_nodes for scale in asked.scales})
+    assert asked.scales[-1].num_nodes <= asked.job.cluster.num_nodes
+    times = [scale.run_time_s for scale in asked.scales]
+    assert times == sorted(times, reverse=True)

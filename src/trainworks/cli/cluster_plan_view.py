@@ -39,7 +39,8 @@ def print_cluster_plan(plan: ClusterPlan, console: Console) -> None:
         parts.append([_title("less memory for more time"), _layout_table(plan, front)])
     parts.append(_rejections(plan))
     if plan.scales:
-        parts.append([_title("how many nodes"), _scale_table(plan.scales, narrow=console.width < _NARROW)])
+        shown = _scale_table(plan.scales, narrow=console.width < _NARROW, goal=plan.goal is not None)
+        parts.append([_title("how many nodes"), shown])
     print_parts([*parts, _notes(plan.notes)], console)
 
 
@@ -174,10 +175,12 @@ def _rejections(plan: ClusterPlan) -> list[RenderableType]:
     return [_title(title), table]
 
 
-def _scale_table(scales: Sequence[Scale], *, narrow: bool) -> Table:
-    """One row per size; a narrow one leaves out the accelerators, and any one a cost that nobody can know."""
+def _scale_table(scales: Sequence[Scale], *, narrow: bool, goal: bool) -> Table:
+    """One row per size: nothing beats one of them in time, memory and accelerators. A narrow table leaves out the
+    accelerators and the memory, and any one a cost that nobody can know.
+    """
     rows = [_scale_cells(scale) for scale in scales]
-    left_out = {"accelerators"} if narrow else set()
+    left_out = ({"accelerators", "memory"} if narrow else set()) | (set() if goal else {"goal"})
     shown = [name for name in rows[0] if name not in left_out and any(row[name] for row in rows)]
     table = _table(*shown)
     for row in rows:
@@ -194,6 +197,7 @@ def _scale_cells(scale: Scale) -> dict[str, str]:
         "accelerators": f"{devices:,}",
         "run time": format_duration(scale.run_time_s),
         "accelerator hours": f"{hours:,.0f}" if hours >= 9.5 else f"{hours:.2g}",
+        "memory": format_gib(scale.best.memory.device_bytes),
         "cost": "" if scale.cost_usd is None else f"{scale.cost_usd:,.0f} USD",
         "goal": scale.chance,
         "layout": _layout(scale.best),

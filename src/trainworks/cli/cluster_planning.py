@@ -66,6 +66,7 @@ def plan_cluster(
     layout: Layout | None = None,
     fixed: Fixed | None = None,
     learned: Sequence[Measurement] = (),
+    all_sizes: bool = False,
 ) -> ClusterPlan:
     """Search the layouts of a workload on the cluster that the run file describes.
 
@@ -75,6 +76,7 @@ def plan_cluster(
         layout: instead of the run file's; an error of it has no place.
         fixed: decisions of the search beside those of the layout.
         learned: measurements beside those that are kept.
+        all_sizes: plan for smaller clusters, too, as a goal asks for anyway.
 
     Raises:
         UsageError: something is unknown or does not multiply, with its place.
@@ -95,6 +97,7 @@ def plan_cluster(
         goal=run_file.goal,
         price_usd=_price(run_file, source),
         belief=belief_from(measurements, experts=not isinstance(job, ConvJob) and job.shape.experts > 0),
+        all_sizes=all_sizes,
     )
     result = search_layouts(run.job, run.global_batch, run.fixed, keep=_TABLE_LENGTH, belief=run.belief)
     if not result.fitting:
@@ -108,7 +111,6 @@ def _planned(run: Run, result: SearchResult, measurements: list[Measurement]) ->
         run.job, result.layouts, result.times, result.memories, global_batch=run.global_batch, belief=run.belief
     )
     found = scales(run)
-    has_goal = run.goal.deadline is not None or run.goal.budget is not None
     own = chance(run, rows[0], cluster.num_accelerators)
     notes = [offloading_note(run, rows[0]), *cluster.notes, _of_batch(run), _learned(measurements)]
     return ClusterPlan(
@@ -119,7 +121,7 @@ def _planned(run: Run, result: SearchResult, measurements: list[Measurement]) ->
         best=rows[:_TABLE_LENGTH],
         front=[rows[index] for index in result.front],
         scales=found,
-        goal=goal_in_words(run, own, found) if has_goal else None,
+        goal=goal_in_words(run, own, found) if run.has_goal else None,
         notes=[*filter(None, notes), *outside_measured(run.job, cluster.num_accelerators)],
     )
 

@@ -47,6 +47,13 @@ class Run:
     goal: Goal
     price_usd: float | None
     belief: Belief
+    all_sizes: bool = False
+    """Whether smaller clusters are of interest without a goal, too."""
+
+    @property
+    def has_goal(self) -> bool:
+        """Whether a deadline or a budget was given."""
+        return self.goal.deadline is not None or self.goal.budget is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +80,8 @@ def search_layouts(job: AnyJob, global_batch: int, fixed: Fixed, *, keep: int, b
 
 
 def scales(run: Run) -> list[Scale]:
-    """The cluster, its parts and multiples, if there is a goal; those that nothing beats in time and size."""
-    if run.goal.deadline is None and run.goal.budget is None:
+    """The cluster, its parts, and with a goal its multiples; those that nothing beats in time and size."""
+    if not run.has_goal and not run.all_sizes:
         return []
     found: list[Scale] = []
     own = run.job.cluster.num_nodes
@@ -82,7 +89,7 @@ def scales(run: Run) -> list[Scale]:
         scale = _scale(run, num_nodes)
         if scale and (not found or scale.run_time_s < found[-1].run_time_s):
             found.append(scale)
-        if num_nodes >= own and found and found[-1].chance == "likely":
+        if num_nodes >= own and (not run.has_goal or (found and found[-1].chance == "likely")):
             break
     return found
 

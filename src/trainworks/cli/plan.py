@@ -37,12 +37,15 @@ Plot = Annotated[
     Path | None, typer.Option("--plot", metavar="FILE", help="Write where time and memory go as an HTML page.")
 ]
 
+Sizes = Annotated[bool, typer.Option("--sizes", help="Plan for fewer nodes, too: time, memory and accelerators.")]
+
 
 def command(
     run_file: RunFilePath,
     on: On = None,
     explain: Explain = None,
     plot: Plot = None,
+    sizes: Sizes = False,
     nodes: Nodes = None,
     nproc: ProcessesPerNode = None,
     runs: RunsOption = None,
@@ -58,10 +61,11 @@ def command(
     if cluster.engine == "described":
         _check_options({"--nodes": nodes, "--nproc": nproc, "--recalibrate": recalibrate or None})
         described = asked.run_file.model_copy(update={"cluster": cluster})
-        _plan_described(asked, described, explain, plot, as_json=as_json)
+        _plan_described(asked, described, explain, plot, sizes=sizes, as_json=as_json)
         return
-    if explain is not None or plot is not None:
-        raise UsageError("--explain and --plot are for a described cluster", hint="name one with --on or in `cluster`")
+    if explain is not None or plot is not None or sizes:
+        told = "--explain, --plot and --sizes are for a described cluster"
+        raise UsageError(told, hint="name one with --on or in `cluster`")
     folder = runs_folder(runs, asked.run_file.checkpoint.to)
     resolved = resolve(
         asked.run_file, asked.source, run_id=asked.run_file.name, runs=folder, calibrate_again=recalibrate
@@ -84,10 +88,12 @@ def _check_options(given: dict[str, int | None]) -> None:
         )
 
 
-def _plan_described(asked: Wanted, run_file: RunFile, explain: str | None, plot: Path | None, *, as_json: bool) -> None:
+def _plan_described(
+    asked: Wanted, run_file: RunFile, explain: str | None, plot: Path | None, *, sizes: bool, as_json: bool
+) -> None:
     _check_plot(plot)
     layout = None if explain is None else parse_layout(explain)
-    fastest = plan_cluster(run_file, asked.source)
+    fastest = plan_cluster(run_file, asked.source, all_sizes=sizes)
     if layout is None:
         _plot(plot, run_file.name, fastest, fastest.best)
         if as_json:
