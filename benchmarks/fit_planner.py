@@ -46,7 +46,7 @@ class Parameter:
 
 
 PARAMETERS = {
-    "gemm_share": Parameter(0.7, 0.9, 1.0, 0.1),
+    "gemm_share": Parameter(0.7, 0.95, 1.0, 0.03),
     "narrow_share": Parameter(0.5, 0.9, 1.0, 0.2),
     "joules_per_flop": Parameter(0.5e-12, 1e-12, 2e-12, 0.3),
     "narrow_energy": Parameter(0.5, 1.4, 2.0, 0.3),
@@ -59,6 +59,7 @@ PARAMETERS = {
     "backward_bytes": Parameter(1.2, 1.6, 2.5, 0.2),
     "routed_share": Parameter(0.2, 0.7, 1.0, 0.3),
     "launch_s": Parameter(2e-6, 1.5e-5, 6e-5, 0.8),
+    "gap_s": Parameter(5e-7, 3e-6, 1e-5, 0.5),
     "optimizer_bytes": Parameter(25, 45, 90, 0.3),
     "step_s": Parameter(5e-4, 1e-2, 5e-2, 1.0),
     "scale_up_share": Parameter(0.5, 0.8, 1.0, 0.2),
@@ -67,7 +68,7 @@ PARAMETERS = {
     "pipelining": Parameter(0.1, 0.7, 1.2, 0.5),
     "pipelining_inside": Parameter(0.05, 0.4, 1.2, 0.5),
     "tp_hidden": Parameter(0.05, 0.5, 0.95, 0.5),
-    "pp_exposed": Parameter(0.1, 1.0, 2.0, 0.5),
+    "pp_exposed": Parameter(0.1, 0.9, 1.0, 0.5),
     "dp_hidden": Parameter(0.3, 0.8, 1.0, 0.3),
     "old_gather_share": Parameter(0.05, 0.2, 1.0, 0.5),
     "straggle": Parameter(0.001, 0.008, 0.03, 0.6),

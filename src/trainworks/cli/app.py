@@ -37,32 +37,31 @@ class _LazyCommands(TyperGroup):
     """Knows every command's summary, and imports the one that is called."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        near = get_close_matches(args[0], COMMANDS, n=1) if args and args[0] not in COMMANDS else []
+        name = args[0] if args else ""
+        near = [] if name in COMMANDS else get_close_matches(name, COMMANDS, n=1)
         if near:
-            raise UsageError(f"no command `{args[0]}`", hint=f"did you mean `{near[0]}`?")
+            raise UsageError(f"no command `{name}`", hint=f"did you mean `{near[0]}`?")
+        if name in COMMANDS and not ctx.resilient_parsing:
+            return name, _imported(name), args[1:]
         return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in COMMANDS:
-            return None
-        if ctx.resilient_parsing or _is_listing():
-            return typer.main.get_command(_placeholder(cmd_name))
-        module = importlib.import_module(f"trainworks.cli.{cmd_name}")
-        command = typer.Typer(add_completion=False, rich_markup_mode=None)
-        command.command(
-            name=cmd_name,
-            help=f"{COMMANDS[cmd_name]}\n\n{module.command.__doc__ or ''}",
-            context_settings=getattr(module, "CONTEXT_SETTINGS", None),
-        )(module.command)
-        return typer.main.get_command(command)
+        """For listings and completion, which need the summary only."""
+        return typer.main.get_command(_placeholder(cmd_name)) if cmd_name in COMMANDS else None
 
 
-def _is_listing() -> bool:
-    """Whether the program was asked for its own help, which needs the summaries only."""
-    return len(sys.argv) < 2 or sys.argv[1] in ("--help", "-h")
+def _imported(name: str) -> Any:
+    module = importlib.import_module(f"trainworks.cli.{name}")
+    command = typer.Typer(add_completion=False, rich_markup_mode=None)
+    command.command(
+        name=name,
+        help=f"{COMMANDS[name]}\n\n{module.command.__doc__ or ''}",
+        context_settings=getattr(module, "CONTEXT_SETTINGS", None),
+    )(module.command)
+    return typer.main.get_command(command)
 
 
 def _placeholder(name: str) -> typer.Typer:

@@ -99,20 +99,22 @@ def _one_kind(
     moved = traffic_s(_block_bytes(shape, layouts, sequence_length, machine, stack, experts), machine)
     forward = forward + core_forward + moved
     backward = backward + core_backward + moved * machine.coefficients.backward_bytes
-    launch_s = machine.coefficients.launch_s
     extra = _KERNELS_EXPERT if experts else 0
-    launched_forward, launched_backward = (_KERNELS_FORWARD + extra) * launch_s, (_KERNELS_BACKWARD + extra) * launch_s
-    forward = _at_least(forward, launched_forward)
+    forward = _with_launches(forward, _KERNELS_FORWARD + extra, machine)
     selective = core_forward if stack.fused_kernels else machine.coefficients.selective_share * forward
     again = np.select(
         [layouts.recompute == Recompute.FULL, layouts.recompute == Recompute.SELECTIVE], [forward, selective], 0.0
     )
-    return BlockTimes(forward, _at_least(backward, launched_backward), again)
+    return BlockTimes(forward, _with_launches(backward, _KERNELS_BACKWARD + extra, machine), again)
 
 
-def _at_least(device_s: Array, host_s: float) -> Array:
-    """The slower of device and host; near each other they do not overlap perfectly: (x^4 + y^4)^(1/4)."""
-    return np.sqrt(np.sqrt(device_s**4 + host_s**4))
+def _with_launches(kernels_s: Array, num_kernels: int, machine: Machine) -> Array:
+    """The slower of the device, with the gaps between its kernels, and of the host that launches them; near each other
+    they do not overlap perfectly: (x^8 + y^8)^(1/8).
+    """
+    device_s = kernels_s + num_kernels * machine.coefficients.gap_s
+    host_s = num_kernels * machine.coefficients.launch_s
+    return np.sqrt(np.sqrt(np.sqrt(device_s**8 + host_s**8)))
 
 
 def _product_forward_s(product: _Product, machine: Machine) -> Array:
