@@ -146,8 +146,8 @@ def test_a_caller_cannot_change_the_catalogue() -> None:
 
 @pytest.mark.parametrize("name", TRANSFORMERS)
 def test_a_preset_is_the_model_that_transformers_builds(name: str) -> None:
-    torch = pytest.importorskip("torch")
-    pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch", reason="NOT TESTED against PyTorch: needs trainworks[train,test]")
+    pytest.importorskip("transformers", reason="NOT TESTED against PyTorch: needs trainworks[train,test]")
     from tests.plan.built_models import built_parameters
 
     with torch.device("meta"):

@@ -44,8 +44,10 @@ def test_backward_is_twice_forward() -> None:
 @pytest.mark.parametrize("depth", [18, 50])
 @pytest.mark.parametrize("image_size", [64, 75, 224])
 def test_a_network_costs_what_pytorch_counts(depth: int, image_size: int) -> None:
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch", reason="NOT TESTED against PyTorch: needs trainworks[train,test]")
+    transformers = pytest.importorskip(
+        "transformers", reason="NOT TESTED against PyTorch: needs trainworks[train,test]"
+    )
     from torch.utils.flop_counter import FlopCounterMode
 
     fields = {name: value for name, value in preset(f"resnet-{depth}").items() if name != "model_type"}

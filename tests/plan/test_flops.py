@@ -70,8 +70,8 @@ def counted_forward_flops(fields: dict[str, Any], **inputs: Any) -> int:
 @pytest.mark.parametrize("name", COUNTED)
 def test_forward_is_a_third_of_the_flops_that_pytorch_counts(name: str) -> None:
     """Rotary models compute their table of angles by a product, of T d / 2 at most."""
-    torch = pytest.importorskip("torch")
-    pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch", reason="NOT TESTED against PyTorch: needs trainworks[train,test]")
+    pytest.importorskip("transformers", reason="NOT TESTED against PyTorch: needs trainworks[train,test]")
     tokens = torch.arange(LENGTH)[None] % 100
     counted = counted_forward_flops(CONFIGS[name], input_ids=tokens)
     assert model_flops_per_sequence(shape(name), LENGTH) / 3 == pytest.approx(counted, rel=1e-3)
@@ -79,8 +79,8 @@ def test_forward_is_a_third_of_the_flops_that_pytorch_counts(name: str) -> None:
 
 @pytest.mark.parametrize("config", [VIT, VIT | {"patch_size": 4}, preset("vit-b16") | {"num_hidden_layers": 1}])
 def test_an_image_costs_what_pytorch_counts(config: dict[str, Any]) -> None:
-    torch = pytest.importorskip("torch")
-    pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch", reason="NOT TESTED against PyTorch: needs trainworks[train,test]")
+    pytest.importorskip("transformers", reason="NOT TESTED against PyTorch: needs trainworks[train,test]")
     image = torch.zeros(1, 3, config["image_size"], config["image_size"])
     shape = shape_of_hf_config(config)
     forward = model_flops_per_sequence(shape, shape.max_sequence_length) / 3

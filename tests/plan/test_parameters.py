@@ -39,8 +39,8 @@ def shape(name: str) -> ModelShape:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_family_has_the_parameters_of_its_model(name: str) -> None:
-    pytest.importorskip("torch")
-    pytest.importorskip("transformers")
+    pytest.importorskip("torch", reason="NOT TESTED against PyTorch: needs trainworks[train,test]")
+    pytest.importorskip("transformers", reason="NOT TESTED against PyTorch: needs trainworks[train,test]")
     from tests.plan.built_models import built_parameters
 
     assert shape(name).num_parameters == built_parameters(CONFIGS[name])
@@ -48,7 +48,7 @@ def test_a_family_has_the_parameters_of_its_model(name: str) -> None:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_config_that_transformers_completed_gives_the_same_shape(name: str) -> None:
-    pytest.importorskip("transformers")
+    pytest.importorskip("transformers", reason="NOT TESTED against PyTorch: needs trainworks[train,test]")
     from tests.plan.built_models import config_of
 
     complete = config_of(CONFIGS[name]).to_dict()
@@ -56,7 +56,9 @@ def test_a_config_that_transformers_completed_gives_the_same_shape(name: str) ->
 
 
 def test_bert_for_masked_lm_has_no_pooler() -> None:
-    transformers = pytest.importorskip("transformers")
+    transformers = pytest.importorskip(
+        "transformers", reason="NOT TESTED against PyTorch: needs trainworks[train,test]"
+    )
     from tests.plan.built_models import built_parameters
 
     masked = shape_of_hf_config(CONFIGS["bert"] | {"architectures": ["BertForMaskedLM"]})

@@ -9,8 +9,8 @@ import pytest
 from trainworks.plan.model_shape import shape_of_hf_config, shape_of_model
 from trainworks.spec.run_file import Model
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+torch = pytest.importorskip("torch", reason="NOT TESTED against PyTorch: needs trainworks[train,test]")
+transformers = pytest.importorskip("transformers", reason="NOT TESTED against PyTorch: needs trainworks[train,test]")
 
 GATED = ("llama", "mistral", "qwen2")
 DIMENSIONS = {"layers": 3, "hidden": 48, "heads": 6, "feed_forward": 80}

@@ -20,8 +20,8 @@ from trainworks.plan.memory import Memories, activation_bytes, predict_memories
 from trainworks.plan.model_shape import shape_of_hf_config
 from trainworks.record.resolved import ModelShape
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+torch = pytest.importorskip("torch", reason="NOT TESTED against PyTorch: needs trainworks[train,test]")
+transformers = pytest.importorskip("transformers", reason="NOT TESTED against PyTorch: needs trainworks[train,test]")
 
 from tests.validation.hf_model import HfLlama  # noqa: E402
 from tests.validation.measured_memory import MICRO_BATCHES, Measured, Parallel, measure  # noqa: E402

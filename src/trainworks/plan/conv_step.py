@@ -14,7 +14,7 @@ import numpy as np
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.collectives import collective_s, fabric_of
-from trainworks.plan.compute import Machine, Stack, machine_of, product_s, traffic_s
+from trainworks.plan.compute import Machine, Stack, element_bytes, machine_of, product_s, traffic_s
 from trainworks.plan.conv_net import ConvNetShape, model_flops_per_image
 from trainworks.plan.layouts import Array, Layouts
 from trainworks.plan.memory import Memories
@@ -101,7 +101,6 @@ def _network_s(shape: ConvNetShape, layouts: Layouts, machine: Machine) -> tuple
 def predict_conv_memories(job: ConvJob, layouts: Layouts) -> Memories:
     """States of 16 bytes per parameter, and per image the output of every convolution twice: 2 e o r^2."""
     parameters = np.full(len(layouts), float(job.shape.num_parameters))
-    element = 4.0 if job.precision in ("fp32", "tf32") else 2.0
     values = sum(layer.count * layer.out_channels * layer.output_size**2 for layer in job.shape.convolutions)
     nothing = np.zeros(len(layouts))
     shared = np.where(layouts.zero > 0, layouts.dp_shard, 1.0)
@@ -109,7 +108,7 @@ def predict_conv_memories(job: ConvJob, layouts: Layouts) -> Memories:
         weights_bytes=4.0 * parameters / np.where(layouts.zero == 3, layouts.dp_shard, 1.0),
         gradients_bytes=4.0 * parameters / np.where(layouts.zero >= 2, layouts.dp_shard, 1.0),
         optimizer_bytes=8.0 * parameters / shared,
-        activations_bytes=layouts.micro_batch * 2.0 * element * values,
+        activations_bytes=layouts.micro_batch * 2.0 * element_bytes(job.precision) * values,
         logits_bytes=layouts.micro_batch * 8.0 * job.shape.classes,
         working_bytes=nothing,
         stage=nothing,

@@ -20,6 +20,7 @@ from typing import Literal
 
 import numpy as np
 
+from trainworks.plan.blocks import head_dims
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.compute import Stack, element_bytes
 from trainworks.plan.layouts import Array, Layouts, Recompute
@@ -244,9 +245,8 @@ def activation_bytes(
 ) -> Array:
     """What one block keeps of one micro-batch for its backward, on one rank.
 
-    Unfused, with dropout (Korthikanti et al. 2022, equation 2), per token in 16 bits:
-
-        10 h + (8 H d + 16 f/4h ...) -> h (10 + 24 / t) + 5 H T / t, norms and dropouts split by sequence parallelism
+    Unfused, with dropout (Korthikanti et al. 2022, equation 2), per token in 16 bits: h (10 + 24 / t) + 5 H T / t, of
+    which sequence parallelism splits the 10 h of norms and dropouts too.
 
     Fused, without dropout: inputs of the two norms and of the two projections after them 4 e h, queries, keys, values
     and attention output e (2 H + 2 K) d / t, the MLP's first product and its activation e (3 or 2) f / t. Selective
@@ -264,11 +264,8 @@ def activation_bytes(
     tokens = layouts.micro_batch * sequence_length / layouts.cp
     t = layouts.tp
     hidden_split = np.where(layouts.sequence_parallel > 0, t, 1.0)
-    query_dim, value_dim = shape.head_dim, shape.head_dim
-    if shape.latent is not None:
-        query_dim = shape.latent.nope_head_dim + shape.latent.rope_head_dim
-        value_dim = shape.latent.value_head_dim
-    heads = shape.heads * (query_dim + value_dim) + shape.kv_heads * (query_dim + value_dim)
+    query_dim, value_dim = head_dims(shape)
+    heads = (shape.heads + shape.kv_heads) * (query_dim + value_dim)
     dense_width = (3.0 if shape.gated_mlp else 2.0) * shape.feed_forward
     width = dense_width
     if shape.experts:
@@ -276,7 +273,7 @@ def activation_bytes(
         share = num_expert_layers(shape) / shape.layers
         width = share * (routed + 3 * shape.shared_feed_forward) + (1 - share) * dense_width
     hidden_bytes = 4.0 * e * shape.hidden + (0.0 if stack.fused_attention else 2.0 * shape.hidden)
-    inner_bytes = e * (heads + width) * 1.0
+    inner_bytes = e * (heads + width)
     if precision in ("fp8", "fp4"):
         hidden_bytes -= 2.0 * shape.hidden
         inner_bytes -= shape.heads * value_dim + (1 / 3 if shape.gated_mlp else 1 / 2) * width

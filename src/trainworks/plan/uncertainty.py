@@ -61,8 +61,6 @@ class Belief:
 
 PRIOR = Belief(mean=np.zeros(4), covariance=np.diag(np.array([0.085, 0.35, 0.45, 0.40]) ** 2))
 """Before any measurement; standard deviations from the residuals of the published runs, source by source."""
-
-
 EXPERTS_PRIOR = replace(PRIOR, noise=0.2)
 """Of models with routed experts: their kernels changed by up to 80 % between releases of the same software."""
 
