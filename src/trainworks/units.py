@@ -18,7 +18,9 @@ __all__ = [
     "format_count",
     "format_duration",
     "format_gib",
+    "format_quantity",
     "format_step_time",
+    "format_usd",
     "parse_bandwidth",
     "parse_bytes",
     "parse_count",
@@ -217,6 +219,36 @@ def format_count(count: float) -> str:
             scaled = count / (1e3 if suffix == "k" else size)
             return f"{_three_figures(scaled)}{suffix}"
     return f"{count:,.0f}"
+
+
+def format_usd(amount: float) -> str:
+    """US dollars: whole ones from 100 on, cents below 10.
+
+    >>> format_usd(1234567.8), format_usd(55.04), format_usd(1.549)
+    ('1,234,568 USD', '55.0 USD', '1.55 USD')
+    """
+    size = abs(amount)
+    return f"{amount:,.{0 if size >= 99.95 else 1 if size >= 9.995 else 2}f} USD"
+
+
+def format_quantity(value: float, unit: str) -> str:
+    """A number in the unit that it has inside, as a person writes it.
+
+    >>> format_quantity(5400.0, "s"), format_quantity(5e10, "bytes/s"), format_quantity(10200.0, "W")
+    ('1h 30m', '50.0 GB/s', '10.2 kW')
+    >>> format_quantity(0.0312, ""), format_quantity(12.5, "USD/h"), format_quantity(0.1, "USD/kWh")
+    ('0.0312', '12.5 USD/h', '0.10 USD/kWh')
+    """
+    if unit == "s":
+        return format_duration(value)
+    if unit in ("bytes", "bytes/s"):
+        return format_bytes(value) + unit.removeprefix("bytes")
+    if unit in ("W", "Wh"):
+        return _with_prefix(value, unit)
+    if unit.startswith("USD"):
+        return format_usd(value) + unit.removeprefix("USD")
+    number = f"{value:,.0f}" if abs(value) >= 1000 or value == round(value) else f"{value:.3g}"
+    return f"{number} {unit}".rstrip()
 
 
 def _with_prefix(value: float, unit: str) -> str:

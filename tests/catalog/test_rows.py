@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from importlib import resources
 from typing import get_args
 
 import pytest
@@ -68,12 +67,6 @@ def test_a_key_or_source_that_nobody_knows_is_refused(row: dict[str, str]) -> No
 def test_a_bandwidth_without_a_unit_is_refused() -> None:
     with pytest.raises(QuantityError, match="`450` has no unit"):
         link_row(bandwidth="450")
-
-
-def test_prices_are_not_kept_here() -> None:
-    folder = resources.files("trainworks.catalog").joinpath("data")
-    texts = {file.name: file.read_text() for file in folder.iterdir() if file.name.endswith(".yaml")}
-    assert not [name for name, text in texts.items() if re.search(r"usd|price_|per_hour", text, re.IGNORECASE)]
 
 
 def test_a_row_that_cannot_be_planned_with_says_why_and_what_to_use() -> None:

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import cache
 
-from trainworks.catalog.facts import Accelerator, Link, Node, Switch
+from trainworks.catalog.facts import Accelerator, Assumption, Link, Node, Offer, Switch
 from trainworks.catalog.rows import KINDS, Kind, Row, read_rows
 from trainworks.errors import UsageError
 
 __all__ = [
     "Catalog",
     "accelerator",
+    "assumption",
     "family",
     "find_row",
     "has",
@@ -34,6 +35,8 @@ _NOUNS: dict[Kind, str] = {
     "nodes": "node or instance",
     "links": "link",
     "switches": "switch",
+    "offers": "offer",
+    "assumptions": "assumption",
 }
 
 
@@ -45,6 +48,8 @@ class Catalog:
     nodes: Mapping[str, Node]
     links: Mapping[str, Link]
     switches: Mapping[str, Switch]
+    offers: Mapping[str, Offer]
+    assumptions: Mapping[str, Assumption]
     explained: Mapping[str, Mapping[str, str]]
     """By name of a row: rules that it rightly breaks, and why."""
 
@@ -92,6 +97,18 @@ def switch(name: str) -> Switch:
         UsageError: there is none.
     """
     return _switch(_find("switches", name))
+
+
+def assumption(name: str) -> Assumption:
+    """The assumption of that name.
+
+    Raises:
+        UsageError: there is none.
+
+    >>> assumption("electricity").unit
+    'USD/kWh'
+    """
+    return Assumption.model_validate(_find("assumptions", name).facts())
 
 
 def reference_node(accelerator_name: str) -> Node:
@@ -166,6 +183,8 @@ def load_catalog() -> Catalog:
         nodes={row.name: _node(row) for row in read_rows("nodes").values()},
         links={row.name: _link(row) for row in read_rows("links").values()},
         switches={row.name: _switch(row) for row in read_rows("switches").values()},
+        offers={row.name: Offer.model_validate(row.facts()) for row in read_rows("offers").values()},
+        assumptions={row.name: Assumption.model_validate(row.facts()) for row in read_rows("assumptions").values()},
         explained={row.name: row.explained for row in rows if row.explained},
     )
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from trainworks.spec.quantities import Spec
 
-__all__ = ["Accelerator", "Link", "Node", "Precision", "Switch"]
+__all__ = ["Accelerator", "Assumption", "Link", "Node", "Offer", "Precision", "Switch"]
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "fp4"]
 
@@ -97,3 +97,31 @@ class Node(Spec):
     vcpus: int | None = None
     host_memory_bytes: int | None = None
     power_w: float | None = None
+
+
+class Offer(Spec):
+    """What somebody asks for a node, or for a part of one, per hour."""
+
+    name: str
+    provider: str
+    node: str | None = None
+    """Of the catalogue; None where the provider names the accelerator only."""
+    accelerator: str
+    accelerators: int
+    usd_per_hour: float | None = None
+    """On demand, for all its accelerators; None where it is not sold that way."""
+    spot_usd_per_hour: tuple[float, ...] = ()
+    """Cheapest, median and dearest zone; empty where there is no spot market."""
+    zones: int | None = None
+    """With a spot price."""
+    region: str = "not given"
+
+
+class Assumption(Spec):
+    """A number of the world that differs from place to place: what it is usually, and how far it strays."""
+
+    name: str
+    low: float
+    typical: float
+    high: float
+    unit: str

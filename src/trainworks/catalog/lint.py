@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainworks.catalog.catalog import Catalog
-from trainworks.catalog.facts import Accelerator, Link, Node, Precision, Switch
+from trainworks.catalog.facts import Accelerator, Assumption, Link, Node, Offer, Precision, Switch
 from trainworks.catalog.rows import KINDS, Kind
 
 __all__ = ["RULES", "Finding", "lint"]
@@ -53,6 +53,9 @@ PORT_GBIT_PER_S = {
     "EFA": (100, 200, 400),
 }
 """Speeds that a port of the fabric can have."""
+
+ACCELERATOR_USD_PER_HOUR = (0.05, 30.0)
+"""Prices of one accelerator that were seen; some lists print 700 where they mean "not offered"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +283,42 @@ def _port_speed(network: str, bytes_per_s: float) -> Iterator[Problem]:
         yield f"port of {written:g} Gb/s", f"{network}: {', '.join(map(str, speeds))} Gb/s", meaning
 
 
+def _offer_is_of_its_node(offer: Offer, catalog: Catalog) -> Iterator[Problem]:
+    """An offer of a node has that node's accelerators, and an accelerator that there is."""
+    if offer.accelerator not in catalog.accelerators:
+        yield offer.accelerator, "an accelerator of the catalogue", "a typing error, or an alias"
+    if offer.node is None:
+        return
+    if offer.node not in catalog.nodes:
+        yield offer.node, "a node of the catalogue", "a typing error, or an alias"
+        return
+    node = catalog.nodes[offer.node]
+    sold, built = (offer.accelerator, offer.accelerators), (node.accelerator, node.accelerators)
+    if sold != built:
+        meaning = "the offer is of another size or part"
+        yield f"{sold[1]} x {sold[0]}", f"{offer.node} has {built[1]} x {built[0]}", meaning
+
+
+def _offer_price(offer: Offer, _: Catalog) -> Iterator[Problem]:
+    """A price per accelerator hour that somebody could ask for; spot in order, and below on demand."""
+    low, high = ACCELERATOR_USD_PER_HOUR
+    prices = [*offer.spot_usd_per_hour, *filter(None, [offer.usd_per_hour])]
+    for price in prices:
+        if not low <= price / offer.accelerators <= high:
+            each = f"{price / offer.accelerators:g} USD per accelerator hour"
+            yield each, f"{low:g} to {high:g}", "a placeholder for `not offered`, or the price of another size"
+    if prices != sorted(prices):
+        written = ", ".join(f"{price:g}" for price in prices)
+        yield written, "cheapest, median and dearest spot, on demand", "spot is dearer than on demand"
+
+
+def _assumption_in_range(assumption: Assumption, _: Catalog) -> Iterator[Problem]:
+    """The usual value lies between the ends."""
+    values = [assumption.low, assumption.typical, assumption.high]
+    if values != sorted(values):
+        yield f"{assumption.typical:g}", f"{assumption.low:g} to {assumption.high:g}", "two columns were swapped"
+
+
 def _tera(rate: float) -> str:
     return f"{rate / 1e12:g} TFLOP/s"
 
@@ -312,6 +351,8 @@ CHECKS: dict[Kind, dict[str, Callable[[Any, Catalog], Iterator[Problem]]]] = {
     },
     "links": {"sum-of-lanes": _sum_of_lanes, "port-speed": _link_speed},
     "switches": {"port-speed": _switch_port_speed},
+    "offers": {"offer-is-of-its-node": _offer_is_of_its_node, "offer-price": _offer_price},
+    "assumptions": {"in-range": _assumption_in_range},
 }
 RULES = (*(rule for checks in CHECKS.values() for rule in checks), "stale-explanation")
 """Names that `explained` in the data may use, and those of the findings."""

@@ -20,7 +20,7 @@ from trainworks.units import parse_bandwidth, parse_bytes
 
 __all__ = ["KINDS", "Confidence", "Figure", "Kind", "Row", "parse_rows", "read_rows", "read_sources"]
 
-Kind = Literal["accelerators", "nodes", "links", "switches"]
+Kind = Literal["accelerators", "nodes", "links", "switches", "offers", "assumptions"]
 Confidence = Literal["high", "medium", "low"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
@@ -29,6 +29,8 @@ _FILES: dict[Kind, tuple[str, ...]] = {
     "nodes": ("nodes", "instances"),
     "links": ("links",),
     "switches": ("switches",),
+    "offers": ("offers",),
+    "assumptions": ("assumptions",),
 }
 _DEFAULTS = {"instances": {"kind": "instance"}}
 _PROVENANCE = ("source", "date", "confidence")
@@ -148,7 +150,7 @@ def _figure(kind: Kind, key: str, value: Any, provenance: Mapping[str, Any]) -> 
 _CHOICES = ("kind", "reference_node")
 """Columns that are a choice of the catalogue, whatever the source of the row."""
 _LINK_COLUMNS = ("scale_up", "host", "nic", "nic_slot")
-_SUFFIXES = {"_tflops_per_s": "TFLOP/s", "_w": "W", "_us": "us", "_ns": "ns"}
+_SUFFIXES = {"_tflops_per_s": "TFLOP/s", "_w": "W", "_us": "us", "_ns": "ns", "_usd_h": "USD/h"}
 
 
 def _label(key: str) -> str:
@@ -165,6 +167,8 @@ def _written(key: str, value: Any) -> str:
     if key in _LINK_COLUMNS and value != "none":
         bandwidth = next(figure for figure in read_rows("links")[value].figures if figure.name == "bandwidth")
         return f"{value}, {bandwidth.written}"
+    if isinstance(value, list):
+        return f"{' / '.join(f'{item:g}' for item in value)} {unit or ''}".rstrip()
     return f"{value:g} {unit}" if unit else str(value)
 
 
@@ -252,5 +256,21 @@ _COLUMNS: dict[Kind, dict[str, Column]] = {
         "port": _bandwidth("port_bytes_per_s"),
         "latency_ns": _scaled("latency_s", Fraction(1, 10**9)),
         "in_network_reduction": _as_is("in_network_reduction"),
+    },
+    "offers": {
+        "provider": _as_is("provider"),
+        "node": _as_is("node"),
+        "accelerator": _as_is("accelerator"),
+        "accelerators": _as_is("accelerators"),
+        "on_demand_usd_h": _as_is("usd_per_hour"),
+        "spot_usd_h": _as_is("spot_usd_per_hour"),
+        "zones": _as_is("zones"),
+        "region": _as_is("region"),
+    },
+    "assumptions": {
+        "low": _as_is("low"),
+        "typical": _as_is("typical"),
+        "high": _as_is("high"),
+        "unit": _as_is("unit"),
     },
 }

@@ -23,6 +23,8 @@ _SHOWN: dict[Kind, tuple[str, ...]] = {
     "nodes": ("accelerators", "accelerator", "nics", "nic", "nic bandwidth", "network", "provider"),
     "links": ("bandwidth", "network", "latency"),
     "switches": ("ports", "port", "network", "latency"),
+    "offers": ("on demand", "spot", "provider", "accelerators", "accelerator", "region"),
+    "assumptions": ("low", "typical", "high", "unit"),
 }
 
 

@@ -1,0 +1,28 @@
+"""Assumptions of the catalogue as numbers that say where they come from."""
+
+from __future__ import annotations
+
+from trainworks.catalog.catalog import assumption, find_row
+from trainworks.plan.trace import Traced, fact
+
+__all__ = ["GIVEN", "assumed"]
+
+GIVEN = "given by you"
+"""Source of a number that the user replaced."""
+
+
+def assumed(name: str, given: float | None = None) -> Traced:
+    """The assumption of that name with its range, or what the user gave, which has none.
+
+    Raises:
+        UsageError: the catalogue has no such assumption.
+
+    >>> assumed("electricity").value, assumed("electricity", 0.3).source
+    (0.1, 'given by you')
+    """
+    known = assumption(name)
+    if given is not None:
+        return fact(name, given, known.unit, source=GIVEN)
+    figure = next(figure for figure in find_row(name, "assumptions").figures if figure.name == "typical")
+    source = f"{figure.source}, {figure.date}, confidence {figure.confidence}"
+    return fact(name, known.typical, known.unit, source=source, low=known.low, high=known.high)
