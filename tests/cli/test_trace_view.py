@@ -18,7 +18,7 @@ def energy_cost() -> Traced:
 
 def test_an_explanation_shows_formula_inputs_and_sources() -> None:
     guides = (
-        "public cost-of-ownership guides (v2-pseo, agoradigest, kshirol, tensorsmesh, vultrbonus), 2026-08, confidence"
+        "cost-of-ownership guides: v2-pseo, agoradigest, kshirol, tensorsmesh, vultrbonus, 2026-08, confidence medium"
     )
     assert list(trace_lines(energy_cost())) == [
         "energy cost = 1.43 USD/h",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import cache
 
-from trainworks.catalog.facts import Accelerator, Assumption, Link, Node, Offer, Switch
+from trainworks.catalog.facts import Accelerator, Assumption, Link, Node, Offer, Processor, Switch
 from trainworks.catalog.rows import KINDS, Kind, Row, read_rows
 from trainworks.errors import UsageError
 
@@ -26,6 +26,7 @@ __all__ = [
     "load_catalog",
     "names",
     "node",
+    "processor",
     "reference_node",
     "switch",
 ]
@@ -35,6 +36,7 @@ _NOUNS: dict[Kind, str] = {
     "nodes": "node or instance",
     "links": "link",
     "switches": "switch",
+    "processors": "processor",
     "offers": "offer",
     "assumptions": "assumption",
 }
@@ -48,6 +50,7 @@ class Catalog:
     nodes: Mapping[str, Node]
     links: Mapping[str, Link]
     switches: Mapping[str, Switch]
+    processors: Mapping[str, Processor]
     offers: Mapping[str, Offer]
     assumptions: Mapping[str, Assumption]
     explained: Mapping[str, Mapping[str, str]]
@@ -97,6 +100,15 @@ def switch(name: str) -> Switch:
         UsageError: there is none.
     """
     return _switch(_find("switches", name))
+
+
+def processor(name: str) -> Processor:
+    """The processor of that name or alias.
+
+    Raises:
+        UsageError: there is none.
+    """
+    return Processor.model_validate(_find("processors", name).facts())
 
 
 def assumption(name: str) -> Assumption:
@@ -183,6 +195,7 @@ def load_catalog() -> Catalog:
         nodes={row.name: _node(row) for row in read_rows("nodes").values()},
         links={row.name: _link(row) for row in read_rows("links").values()},
         switches={row.name: _switch(row) for row in read_rows("switches").values()},
+        processors={row.name: Processor.model_validate(row.facts()) for row in read_rows("processors").values()},
         offers={row.name: Offer.model_validate(row.facts()) for row in read_rows("offers").values()},
         assumptions={row.name: Assumption.model_validate(row.facts()) for row in read_rows("assumptions").values()},
         explained={row.name: row.explained for row in rows if row.explained},

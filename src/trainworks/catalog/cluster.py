@@ -59,6 +59,8 @@ class ClusterDescription(Spec):
     scale_up_reduction: bool = False
     """Whether the scale-up switches add up (NVLS)."""
     nics: int = 0
+    node: Node | None = None
+    """One node of it, with the NICs that were asked for; None for a cluster that was not described in words."""
     notes: tuple[str, ...] = ()
     """What was assumed or capped, each in a sentence."""
 
@@ -204,6 +206,7 @@ def _describe(text: str, num_nodes: int, base: Node, notes: list[str], *, sharp:
         in_network_reduction=sharp,
         scale_up_reduction=base.scale_up_reduction,
         nics=base.nics,
+        node=base,
         notes=(*notes, *capped),
     )
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from trainworks.spec.quantities import Spec
 
-__all__ = ["Accelerator", "Assumption", "Link", "Node", "Offer", "Precision", "Switch"]
+__all__ = ["Accelerator", "Assumption", "Link", "Node", "Offer", "Precision", "Processor", "Switch"]
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "fp4"]
 
@@ -94,9 +94,27 @@ class Node(Spec):
     """Whether the scale-up switches can add up (NVLS)."""
     nic_slot_bytes_per_s: float | None = None
     """PCIe slot of each NIC where it differs from the accelerator's; None where it is the same."""
+    processor: str | None = None
+    """Of the catalogue; None where nobody says."""
+    processors: int | None = None
+    """Sockets."""
     vcpus: int | None = None
     host_memory_bytes: int | None = None
     power_w: float | None = None
+
+
+class Processor(Spec):
+    """One socket of a node."""
+
+    name: str
+    vendor: str
+    cores: int
+    pcie_generation: int
+    pcie_lanes: int
+    memory_type: str
+    memory_channels: int
+    launched: int
+    power_w: float
 
 
 class Offer(Spec):

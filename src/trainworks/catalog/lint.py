@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainworks.catalog.catalog import Catalog
-from trainworks.catalog.facts import Accelerator, Assumption, Link, Node, Offer, Precision, Switch
+from trainworks.catalog.facts import Accelerator, Assumption, Link, Node, Offer, Precision, Processor, Switch
 from trainworks.catalog.rows import KINDS, Kind
 
 __all__ = ["RULES", "Finding", "lint"]
@@ -283,6 +283,13 @@ def _port_speed(network: str, bytes_per_s: float) -> Iterator[Problem]:
         yield f"port of {written:g} Gb/s", f"{network}: {', '.join(map(str, speeds))} Gb/s", meaning
 
 
+def _memory_of_its_time(processor: Processor, _: Catalog) -> Iterator[Problem]:
+    """DDR5 came with PCIe 5, DDR4 with the generations before."""
+    if processor.memory_type.startswith("DDR") and (processor.memory_type >= "DDR5") != (processor.pcie_generation >= 5):
+        value = f"{processor.memory_type} with PCIe {processor.pcie_generation}"
+        yield value, "DDR5 with PCIe 5, DDR4 with PCIe 4", "one of the two belongs to another processor"
+
+
 def _offer_is_of_its_node(offer: Offer, catalog: Catalog) -> Iterator[Problem]:
     """An offer of a node has that node's accelerators, and an accelerator that there is."""
     if offer.accelerator not in catalog.accelerators:
@@ -351,6 +358,7 @@ CHECKS: dict[Kind, dict[str, Callable[[Any, Catalog], Iterator[Problem]]]] = {
     },
     "links": {"sum-of-lanes": _sum_of_lanes, "port-speed": _link_speed},
     "switches": {"port-speed": _switch_port_speed},
+    "processors": {"memory-of-its-time": _memory_of_its_time},
     "offers": {"offer-is-of-its-node": _offer_is_of_its_node, "offer-price": _offer_price},
     "assumptions": {"in-range": _assumption_in_range},
 }

@@ -20,7 +20,7 @@ from trainworks.units import parse_bandwidth, parse_bytes
 
 __all__ = ["KINDS", "Confidence", "Figure", "Kind", "Row", "parse_rows", "read_rows", "read_sources"]
 
-Kind = Literal["accelerators", "nodes", "links", "switches", "offers", "assumptions"]
+Kind = Literal["accelerators", "nodes", "links", "switches", "processors", "offers", "assumptions"]
 Confidence = Literal["high", "medium", "low"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
@@ -29,6 +29,7 @@ _FILES: dict[Kind, tuple[str, ...]] = {
     "nodes": ("nodes", "instances"),
     "links": ("links",),
     "switches": ("switches",),
+    "processors": ("processors",),
     "offers": ("offers",),
     "assumptions": ("assumptions",),
 }
@@ -239,6 +240,8 @@ _COLUMNS: dict[Kind, dict[str, Column]] = {
         "network": _as_is("network"),
         "in_network_reduction": _as_is("in_network_reduction"),
         "nic_slot": _link("nic_slot_bytes_per_s"),
+        "processor": _as_is("processor"),
+        "processors": _as_is("processors"),
         "vcpus": _as_is("vcpus"),
         "host_memory": _size("host_memory_bytes"),
         "power_w": _as_is("power_w"),
@@ -256,6 +259,16 @@ _COLUMNS: dict[Kind, dict[str, Column]] = {
         "port": _bandwidth("port_bytes_per_s"),
         "latency_ns": _scaled("latency_s", Fraction(1, 10**9)),
         "in_network_reduction": _as_is("in_network_reduction"),
+    },
+    "processors": {
+        "vendor": _as_is("vendor"),
+        "cores": _as_is("cores"),
+        "pcie_generation": _as_is("pcie_generation"),
+        "pcie_lanes": _as_is("pcie_lanes"),
+        "memory_type": _as_is("memory_type"),
+        "memory_channels": _as_is("memory_channels"),
+        "launched": _as_is("launched"),
+        "power_w": _as_is("power_w"),
     },
     "offers": {
         "provider": _as_is("provider"),

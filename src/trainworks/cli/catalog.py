@@ -23,6 +23,7 @@ _SHOWN: dict[Kind, tuple[str, ...]] = {
     "nodes": ("accelerators", "accelerator", "nics", "nic", "nic bandwidth", "network", "provider"),
     "links": ("bandwidth", "network", "latency"),
     "switches": ("ports", "port", "network", "latency"),
+    "processors": ("cores", "pcie generation", "memory type", "memory channels", "power", "launched"),
     "offers": ("on demand", "spot", "provider", "accelerators", "accelerator", "region"),
     "assumptions": ("low", "typical", "high", "unit"),
 }

@@ -178,6 +178,10 @@ class Goal(Spec):
     """Longest acceptable time from launch to the last step."""
     budget: BudgetUsd | None = None
     """Most that the run may cost; needs the price of an accelerator hour."""
+    every: DurationS | None = None
+    """How often such a run is started, when `trainworks size` plans for several teams; once when left out."""
+    wait: DurationS | None = None
+    """Longest acceptable time in the queue, for nine starts of ten."""
 
 
 class Checkpoint(Spec):

@@ -1,0 +1,136 @@
+"""Whether the parts of a node go together: each rule holds one part against the part that limits it.
+
+A NIC cannot send more than its PCIe slot takes, an accelerator's slot is as fast as the slower of the two generations
+that meet in it, and the NICs of a node are shared by its accelerators. Figures are one direction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from trainworks.catalog.catalog import reference_node
+from trainworks.catalog.cluster import ClusterDescription
+from trainworks.catalog.facts import Node, Processor
+from trainworks.units import format_bytes
+
+__all__ = ["Finding", "Verdict", "check_hardware", "pcie_generation"]
+
+Verdict = Literal["fits", "wasteful", "too little", "mismatch", "note"]
+
+_PCIE_BYTES_PER_S = {3: 15.754e9, 4: 31.508e9, 5: 63.015e9, 6: 121e9}
+"""Of a slot with 16 lanes, by generation; PCI-SIG."""
+_SLOT_LANES = 16
+_POOR_SHARE = 0.5
+"""Of the NIC bandwidth per accelerator in the reference node, below which a node is called poor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One rule's answer."""
+
+    part: str
+    verdict: Verdict
+    value: str
+    limit: str
+    meaning: str
+
+
+def check_hardware(cluster: ClusterDescription, *, processor: Processor | None = None) -> list[Finding]:
+    """Every rule that has something to look at.
+
+    Args:
+        cluster: described in words, so that it has a node.
+        processor: of the node; the catalogue's where nobody says another.
+    """
+    base = cluster.node
+    if base is None:
+        return []
+    return [
+        *_nic_and_slot(cluster, base),
+        *_nics_per_accelerator(cluster, base),
+        *([] if processor is None else _processor(cluster, base, processor)),
+        *_scale_up(cluster, base),
+    ]
+
+
+def pcie_generation(bytes_per_s: float) -> int | None:
+    """Of a slot with 16 lanes that brings so much; None for anything that is no such slot.
+
+    >>> pcie_generation(31.508e9), pcie_generation(450e9)
+    (4, None)
+    """
+    return next((gen for gen, rate in _PCIE_BYTES_PER_S.items() if abs(rate / bytes_per_s - 1) < 0.05), None)
+
+
+def _nic_and_slot(cluster: ClusterDescription, base: Node) -> Iterator[Finding]:
+    slot = base.nic_slot_bytes_per_s or cluster.accelerator.host_bytes_per_s
+    if not base.nics:
+        return
+    value, limit = f"NIC of {_rate(base.nic_bytes_per_s)}", f"its slot takes {_rate(slot)}"
+    if base.nic_bytes_per_s > slot:
+        wasted = 1 - slot / base.nic_bytes_per_s
+        yield Finding("NIC", "wasteful", value, limit, f"the slot cannot feed {wasted:.0%} of the NIC")
+    else:
+        yield Finding("NIC", "fits", value, limit, "the slot feeds the NIC")
+
+
+def _nics_per_accelerator(cluster: ClusterDescription, base: Node) -> Iterator[Finding]:
+    """NIC bandwidth per accelerator, against the node that this accelerator is usually sold in."""
+    part = cluster.accelerator
+    if not base.nics or part.reference_node is None:
+        return
+    usual = reference_node(part.name)
+    each = cluster.node_bytes_per_s / cluster.accelerators_per_node
+    usual_each = usual.nics * usual.nic_bytes_per_s / usual.accelerators
+    value = f"{base.nics} NIC{'s' if base.nics > 1 else ''} for {base.accelerators}: {_rate(each)} per accelerator"
+    limit = f"{_rate(usual_each)} in {usual.name}"
+    if each < _POOR_SHARE * usual_each:
+        meaning = f"{usual_each / each:.0f} times less than this accelerator usually has"
+        yield Finding("NICs per accelerator", "too little", value, limit, meaning)
+    else:
+        yield Finding("NICs per accelerator", "fits", value, limit, "as this accelerator usually has, or more")
+
+
+def _processor(cluster: ClusterDescription, base: Node, processor: Processor) -> Iterator[Finding]:
+    """The generation of PCIe that processor and accelerator share, and the lanes for accelerators and NICs."""
+    wanted = pcie_generation(cluster.accelerator.host_bytes_per_s)
+    if wanted is None:
+        return
+    value, limit = f"{processor.name}: PCIe {processor.pcie_generation}", f"{cluster.accelerator.name}: PCIe {wanted}"
+    bad: Verdict = "note" if processor.name == base.processor else "mismatch"  # it is sold like that
+    if processor.pcie_generation < wanted:
+        meaning = "every slot runs at the processor's generation, half as fast per step"
+        yield Finding("processor", bad, value, limit, meaning)
+    elif processor.pcie_generation > wanted:
+        meaning = f"a board of the generation before: its slots stay PCIe {wanted}, and servers pair it with PCIe {wanted}"
+        yield Finding("processor", bad, value, limit, meaning)
+    else:
+        yield Finding("processor", "fits", value, limit, "one generation")
+    sockets = base.processors or 2
+    lanes, needed = sockets * processor.pcie_lanes, _SLOT_LANES * (base.accelerators + base.nics)
+    if needed > lanes:
+        of = f"{base.accelerators} accelerators and {base.nics} NICs want {needed}"
+        meaning = "they share lanes behind PCIe switches, NIC beside accelerator"
+        yield Finding("PCIe lanes", "note", of, f"{sockets} x {processor.name} has {lanes}", meaning)
+
+
+def _scale_up(cluster: ClusterDescription, base: Node) -> Iterator[Finding]:
+    if base.accelerators == 1:
+        return
+    if cluster.scale_up_domain >= base.accelerators:
+        value = f"{cluster.accelerator.scale_up}, {_rate(cluster.scale_up_bytes_per_s)}"
+        limit = f"joins {cluster.scale_up_domain} accelerators"
+        yield Finding("scale-up link", "fits", value, limit, f"tensor parallelism up to {cluster.scale_up_domain}")
+        return
+    value = f"{cluster.accelerator.scale_up} joins {cluster.scale_up_domain} of {base.accelerators}"
+    slot = _rate(cluster.accelerator.host_bytes_per_s)
+    meaning = "data parallelism is what such a node is good at; tensor parallelism crosses the slot"
+    yield Finding("scale-up link", "note", value, f"the rest talks over PCIe, {slot}", meaning)
+
+
+
+
+def _rate(bytes_per_s: float) -> str:
+    return f"{format_bytes(bytes_per_s)}/s"
