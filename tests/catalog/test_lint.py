@@ -138,3 +138,28 @@ def test_a_finding_has_value_and_limit() -> None:
         "600 GB/s",
         "300 GB/s of NVLink3, one direction",
     )
+
+
+@pytest.mark.parametrize(
+    "fields", [{"client_bytes_per_s": 200e9}, {"server_read_bytes_per_s": 1e9, "server_write_bytes_per_s": 2e9}]
+)
+def test_rates_of_storage_that_cannot_be_are_caught(fields: dict[str, float]) -> None:
+    assert set(new_findings(with_changed("storage", "Lustre", **fields))) == {"storage-rates"}
+
+
+def test_kilograms_for_grams_of_a_grid_are_caught() -> None:
+    assert "grid-intensity" in new_findings(with_changed("grids", "Germany", kg_co2e_per_kwh=381.0))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"nodes": 16_384}, {"failures": 466}, {"accelerator": "H100"}],
+    ids=["accelerators for nodes", "causes that do not add up", "an alias"],
+)
+def test_a_fleet_s_rate_that_does_not_follow_from_its_counts_is_caught(fields: dict[str, Any]) -> None:
+    assert "fleet-rate" in new_findings(with_changed("fleets", "Llama 3 pre-training", **fields))
+
+
+@pytest.mark.parametrize("architectures", [("Hopper",), ("Hooper",)])
+def test_two_fleets_for_one_architecture_or_one_for_none_are_caught(architectures: tuple[str, ...]) -> None:
+    assert "fleet-stands-alone" in new_findings(with_changed("fleets", "Meta RSC-2", stands_for=architectures))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import cache
 
-from trainworks.catalog.facts import Accelerator, Assumption, Link, Node, Offer, Processor, Switch
+from trainworks.catalog.facts import Accelerator, Assumption, Fleet, Grid, Link, Node, Offer, Processor, Storage, Switch
 from trainworks.catalog.rows import KINDS, Kind, Row, read_rows
 from trainworks.errors import UsageError
 
@@ -21,6 +21,7 @@ __all__ = [
     "assumption",
     "family",
     "find_row",
+    "grid",
     "has",
     "link",
     "load_catalog",
@@ -28,6 +29,7 @@ __all__ = [
     "node",
     "processor",
     "reference_node",
+    "storage",
     "switch",
 ]
 
@@ -37,8 +39,11 @@ _NOUNS: dict[Kind, str] = {
     "links": "link",
     "switches": "switch",
     "processors": "processor",
+    "storage": "storage system",
     "offers": "offer",
+    "fleets": "fleet",
     "assumptions": "assumption",
+    "grids": "grid",
 }
 
 
@@ -51,8 +56,11 @@ class Catalog:
     links: Mapping[str, Link]
     switches: Mapping[str, Switch]
     processors: Mapping[str, Processor]
+    storage: Mapping[str, Storage]
     offers: Mapping[str, Offer]
+    fleets: Mapping[str, Fleet]
     assumptions: Mapping[str, Assumption]
+    grids: Mapping[str, Grid]
     explained: Mapping[str, Mapping[str, str]]
     """By name of a row: rules that it rightly breaks, and why."""
 
@@ -111,6 +119,18 @@ def processor(name: str) -> Processor:
     return Processor.model_validate(_find("processors", name).facts())
 
 
+def storage(name: str) -> Storage:
+    """The storage system of that name.
+
+    Raises:
+        UsageError: there is none.
+
+    >>> storage("NFS").most_servers
+    1
+    """
+    return Storage.model_validate(_find("storage", name).facts())
+
+
 def assumption(name: str) -> Assumption:
     """The assumption of that name.
 
@@ -121,6 +141,18 @@ def assumption(name: str) -> Assumption:
     'USD/kWh'
     """
     return Assumption.model_validate(_find("assumptions", name).facts())
+
+
+def grid(name: str) -> Grid:
+    """The grid of that country or cloud region.
+
+    Raises:
+        UsageError: there is none.
+
+    >>> grid("Sweden").kg_co2e_per_kwh
+    0.041
+    """
+    return Grid.model_validate(_find("grids", name).facts())
 
 
 def reference_node(accelerator_name: str) -> Node:
@@ -196,8 +228,11 @@ def load_catalog() -> Catalog:
         links={row.name: _link(row) for row in read_rows("links").values()},
         switches={row.name: _switch(row) for row in read_rows("switches").values()},
         processors={row.name: Processor.model_validate(row.facts()) for row in read_rows("processors").values()},
+        storage={row.name: Storage.model_validate(row.facts()) for row in read_rows("storage").values()},
         offers={row.name: Offer.model_validate(row.facts()) for row in read_rows("offers").values()},
+        fleets={row.name: Fleet.model_validate(row.facts()) for row in read_rows("fleets").values()},
         assumptions={row.name: Assumption.model_validate(row.facts()) for row in read_rows("assumptions").values()},
+        grids={row.name: Grid.model_validate(row.facts()) for row in read_rows("grids").values()},
         explained={row.name: row.explained for row in rows if row.explained},
     )
 

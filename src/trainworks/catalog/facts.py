@@ -6,7 +6,19 @@ from typing import Literal
 
 from trainworks.spec.quantities import Spec
 
-__all__ = ["Accelerator", "Assumption", "Link", "Node", "Offer", "Precision", "Processor", "Switch"]
+__all__ = [
+    "Accelerator",
+    "Assumption",
+    "Fleet",
+    "Grid",
+    "Link",
+    "Node",
+    "Offer",
+    "Precision",
+    "Processor",
+    "Storage",
+    "Switch",
+]
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "fp4"]
 
@@ -117,6 +129,35 @@ class Processor(Spec):
     power_w: float
 
 
+class Storage(Spec):
+    """A kind of storage: what one server of it gives, and what it is good for."""
+
+    name: str
+    form: Literal["local drives", "file server", "object store", "parallel file system", "cache"]
+    posix: bool
+    """Whether a program opens its files as any other file."""
+    fewest_servers: int = 1
+    """Below which it keeps no copies, or nobody takes over."""
+    most_servers: int | None = None
+    """1 where it does not scale out; None where no limit is near."""
+    survives: Literal["nothing", "drives", "servers", "sites"]
+    """The largest thing whose loss costs no data."""
+    server: str
+    """What one server is: `drive`, `storage server`, of a service a `default quota`."""
+    server_read_bytes_per_s: float | None = None
+    """None where only the clients limit it."""
+    server_write_bytes_per_s: float | None = None
+    server_capacity_bytes: int | None = None
+    """Usable; None where it is bought by the byte."""
+    client_bytes_per_s: float | None = None
+    """One node's largest rate; None where the storage is in the node."""
+    opens_per_s: float
+    """Files found and opened per second, by one metadata server or, where there is none, one server."""
+    latency_s: float
+    """From opening a small file to its first byte."""
+    good_for: str
+
+
 class Offer(Spec):
     """What somebody asks for a node, or for a part of one, per hour."""
 
@@ -133,6 +174,32 @@ class Offer(Spec):
     zones: int | None = None
     """With a spot price."""
     region: str = "not given"
+    source: str = ""
+    """Who says so, of a price that did not come with the catalogue; empty where the catalogue's row says it."""
+
+
+class Fleet(Spec):
+    """How often nodes failed somewhere."""
+
+    name: str
+    accelerator: str | None = None
+    nodes: int | None = None
+    days: float | None = None
+    """Observed; with `nodes` and `failures` they give the rate."""
+    failures: int | None = None
+    causes: dict[str, int] | None = None
+    """What the failures were; adds up to them."""
+    failures_per_node_s: float
+    """Failures of one node per second."""
+    hardware_share: float | None = None
+    """Share of the failures after which a node needs repair; None where nobody said."""
+    stands_for: tuple[str, ...] = ()
+    """Architectures whose plans take this rate where none is given."""
+
+    @property
+    def node_mttf_s(self) -> float:
+        """Mean time between failures of one node."""
+        return 1 / self.failures_per_node_s
 
 
 class Assumption(Spec):
@@ -143,3 +210,11 @@ class Assumption(Spec):
     typical: float
     high: float
     unit: str
+
+
+class Grid(Spec):
+    """The electricity of a country, or of the place of a cloud region."""
+
+    name: str
+    kg_co2e_per_kwh: float
+    """Greenhouse gases of a kilowatt-hour, averaged over a year."""

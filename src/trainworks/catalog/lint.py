@@ -11,7 +11,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainworks.catalog.catalog import Catalog
-from trainworks.catalog.facts import Accelerator, Assumption, Link, Node, Offer, Precision, Processor, Switch
+from trainworks.catalog.facts import (
+    Accelerator,
+    Assumption,
+    Fleet,
+    Grid,
+    Link,
+    Node,
+    Offer,
+    Precision,
+    Processor,
+    Storage,
+    Switch,
+)
 from trainworks.catalog.rows import KINDS, Kind
 
 __all__ = ["RULES", "Finding", "lint"]
@@ -53,6 +65,12 @@ PORT_GBIT_PER_S = {
     "EFA": (100, 200, 400),
 }
 """Speeds that a port of the fabric can have."""
+
+CLIENT_BYTES_PER_S = 100e9
+"""More than one node has been seen to read from shared storage (two ports of 400 Gb/s)."""
+
+GRID_KG_PER_KWH = (0.005, 1.2)
+"""Greenhouse gases of a kilowatt-hour: hydropower and nuclear alone, and lignite alone."""
 
 ACCELERATOR_USD_PER_HOUR = (0.05, 30.0)
 """Prices of one accelerator that were seen; some lists print 700 where they mean "not offered"."""
@@ -285,7 +303,9 @@ def _port_speed(network: str, bytes_per_s: float) -> Iterator[Problem]:
 
 def _memory_of_its_time(processor: Processor, _: Catalog) -> Iterator[Problem]:
     """DDR5 came with PCIe 5, DDR4 with the generations before."""
-    if processor.memory_type.startswith("DDR") and (processor.memory_type >= "DDR5") != (processor.pcie_generation >= 5):
+    if processor.memory_type.startswith("DDR") and (processor.memory_type >= "DDR5") != (
+        processor.pcie_generation >= 5
+    ):
         value = f"{processor.memory_type} with PCIe {processor.pcie_generation}"
         yield value, "DDR5 with PCIe 5, DDR4 with PCIe 4", "one of the two belongs to another processor"
 
@@ -319,11 +339,54 @@ def _offer_price(offer: Offer, _: Catalog) -> Iterator[Problem]:
         yield written, "cheapest, median and dearest spot, on demand", "spot is dearer than on demand"
 
 
+def _storage_rates(system: Storage, _: Catalog) -> Iterator[Problem]:
+    """A server writes no faster than it reads, and a bottleneck of the network is written in bytes."""
+    read, write = system.server_read_bytes_per_s, system.server_write_bytes_per_s
+    if read is not None and write is not None and write > read:
+        yield f"writes {_giga(write)}", f"reads {_giga(read)}", "read and write were swapped"
+    client = system.client_bytes_per_s
+    if client is not None and client > CLIENT_BYTES_PER_S:
+        yield f"client of {_giga(client)}", f"{_giga(CLIENT_BYTES_PER_S)}", "Gb/s were written as GB/s"
+
+
+def _fleet_rate(fleet: Fleet, catalog: Catalog) -> Iterator[Problem]:
+    """Failures over nodes and days are the rate, causes add up to the failures, the accelerator is known."""
+    if fleet.accelerator is not None and fleet.accelerator not in catalog.accelerators:
+        yield fleet.accelerator, "an accelerator of the catalogue", "a typing error, or an alias"
+    if fleet.causes is not None and sum(fleet.causes.values()) != fleet.failures:
+        yield f"causes of {sum(fleet.causes.values())}", f"{fleet.failures} failures", "a cause is missing"
+    if fleet.failures is None or fleet.nodes is None or fleet.days is None:
+        return
+    counted = fleet.failures / fleet.nodes / fleet.days
+    rate = fleet.failures_per_node_s * 86400
+    if abs(rate / counted - 1) > 0.02:
+        yield f"{1000 * rate:.2f} per 1000 node-days", f"{1000 * counted:.2f}", "GPUs were counted for nodes"
+
+
+def _fleet_stands_alone(fleet: Fleet, catalog: Catalog) -> Iterator[Problem]:
+    """One fleet stands for an architecture, and the architecture is that of some accelerator."""
+    known = {part.architecture for part in catalog.accelerators.values()}
+    for architecture in fleet.stands_for:
+        others = [name for name, other in catalog.fleets.items() if architecture in other.stands_for]
+        if len(others) > 1:
+            yield f"{architecture}: {', '.join(others)}", "one fleet", "which one a plan takes is left to chance"
+        if architecture not in known:
+            yield architecture, "an architecture of some accelerator", "a typing error"
+
+
 def _assumption_in_range(assumption: Assumption, _: Catalog) -> Iterator[Problem]:
     """The usual value lies between the ends."""
     values = [assumption.low, assumption.typical, assumption.high]
     if values != sorted(values):
         yield f"{assumption.typical:g}", f"{assumption.low:g} to {assumption.high:g}", "two columns were swapped"
+
+
+def _grid_intensity(grid: Grid, _: Catalog) -> Iterator[Problem]:
+    """Between hydropower alone and lignite alone."""
+    low, high = GRID_KG_PER_KWH
+    if not low <= grid.kg_co2e_per_kwh <= high:
+        limit = f"{low * 1e3:g} to {high * 1e3:g} g/kWh"
+        yield f"{grid.kg_co2e_per_kwh * 1e3:g} g/kWh", limit, "kg for g, or a figure per MWh"
 
 
 def _tera(rate: float) -> str:
@@ -359,8 +422,11 @@ CHECKS: dict[Kind, dict[str, Callable[[Any, Catalog], Iterator[Problem]]]] = {
     "links": {"sum-of-lanes": _sum_of_lanes, "port-speed": _link_speed},
     "switches": {"port-speed": _switch_port_speed},
     "processors": {"memory-of-its-time": _memory_of_its_time},
+    "storage": {"storage-rates": _storage_rates},
     "offers": {"offer-is-of-its-node": _offer_is_of_its_node, "offer-price": _offer_price},
+    "fleets": {"fleet-rate": _fleet_rate, "fleet-stands-alone": _fleet_stands_alone},
     "assumptions": {"in-range": _assumption_in_range},
+    "grids": {"grid-intensity": _grid_intensity},
 }
 RULES = (*(rule for checks in CHECKS.values() for rule in checks), "stale-explanation")
 """Names that `explained` in the data may use, and those of the findings."""

@@ -20,7 +20,9 @@ from trainworks.units import parse_bandwidth, parse_bytes
 
 __all__ = ["KINDS", "Confidence", "Figure", "Kind", "Row", "parse_rows", "read_rows", "read_sources"]
 
-Kind = Literal["accelerators", "nodes", "links", "switches", "processors", "offers", "assumptions"]
+Kind = Literal[
+    "accelerators", "nodes", "links", "switches", "processors", "storage", "offers", "fleets", "assumptions", "grids"
+]
 Confidence = Literal["high", "medium", "low"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
@@ -30,8 +32,11 @@ _FILES: dict[Kind, tuple[str, ...]] = {
     "links": ("links",),
     "switches": ("switches",),
     "processors": ("processors",),
+    "storage": ("storage",),
     "offers": ("offers",),
+    "fleets": ("fleets",),
     "assumptions": ("assumptions",),
+    "grids": ("grids",),
 }
 _DEFAULTS = {"instances": {"kind": "instance"}}
 _PROVENANCE = ("source", "date", "confidence")
@@ -151,7 +156,15 @@ def _figure(kind: Kind, key: str, value: Any, provenance: Mapping[str, Any]) -> 
 _CHOICES = ("kind", "reference_node")
 """Columns that are a choice of the catalogue, whatever the source of the row."""
 _LINK_COLUMNS = ("scale_up", "host", "nic", "nic_slot")
-_SUFFIXES = {"_tflops_per_s": "TFLOP/s", "_w": "W", "_us": "us", "_ns": "ns", "_usd_h": "USD/h"}
+_SUFFIXES = {
+    "_tflops_per_s": "TFLOP/s",
+    "_w": "W",
+    "_us": "us",
+    "_ns": "ns",
+    "_usd_h": "USD/h",
+    "_g_kwh": "g/kWh",
+    "_files_s": "files/s",
+}
 
 
 def _label(key: str) -> str:
@@ -169,7 +182,9 @@ def _written(key: str, value: Any) -> str:
         bandwidth = next(figure for figure in read_rows("links")[value].figures if figure.name == "bandwidth")
         return f"{value}, {bandwidth.written}"
     if isinstance(value, list):
-        return f"{' / '.join(f'{item:g}' for item in value)} {unit or ''}".rstrip()
+        return f"{' / '.join(item if isinstance(item, str) else f'{item:g}' for item in value)} {unit or ''}".rstrip()
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {count}" for name, count in value.items())
     return f"{value:g} {unit}" if unit else str(value)
 
 
@@ -270,6 +285,21 @@ _COLUMNS: dict[Kind, dict[str, Column]] = {
         "launched": _as_is("launched"),
         "power_w": _as_is("power_w"),
     },
+    "storage": {
+        "form": _as_is("form"),
+        "posix": _as_is("posix"),
+        "fewest_servers": _as_is("fewest_servers"),
+        "most_servers": _as_is("most_servers"),
+        "survives": _as_is("survives"),
+        "client": _bandwidth("client_bytes_per_s"),
+        "server_read": _bandwidth("server_read_bytes_per_s"),
+        "server_write": _bandwidth("server_write_bytes_per_s"),
+        "server_capacity": _size("server_capacity_bytes"),
+        "opens_files_s": _as_is("opens_per_s"),
+        "latency_us": _scaled("latency_s", Fraction(1, 10**6)),
+        "server": _as_is("server"),
+        "good_for": _as_is("good_for"),
+    },
     "offers": {
         "provider": _as_is("provider"),
         "node": _as_is("node"),
@@ -280,10 +310,21 @@ _COLUMNS: dict[Kind, dict[str, Column]] = {
         "zones": _as_is("zones"),
         "region": _as_is("region"),
     },
+    "fleets": {
+        "accelerator": _as_is("accelerator"),
+        "nodes": _as_is("nodes"),
+        "days": _as_is("days"),
+        "failures": _as_is("failures"),
+        "causes": _as_is("causes"),
+        "failures_per_1000_node_days": _scaled("failures_per_node_s", Fraction(1, 1000 * 86400)),
+        "hardware_share": _as_is("hardware_share"),
+        "stands_for": _as_is("stands_for"),
+    },
     "assumptions": {
         "low": _as_is("low"),
         "typical": _as_is("typical"),
         "high": _as_is("high"),
         "unit": _as_is("unit"),
     },
+    "grids": {"intensity_g_kwh": _scaled("kg_co2e_per_kwh", Fraction(1, 1000))},
 }

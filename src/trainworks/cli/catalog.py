@@ -24,8 +24,11 @@ _SHOWN: dict[Kind, tuple[str, ...]] = {
     "links": ("bandwidth", "network", "latency"),
     "switches": ("ports", "port", "network", "latency"),
     "processors": ("cores", "pcie generation", "memory type", "memory channels", "power", "launched"),
+    "storage": ("form", "client", "server read", "server write", "server capacity", "opens", "latency", "survives"),
     "offers": ("on demand", "spot", "provider", "accelerators", "accelerator", "region"),
+    "fleets": ("accelerator", "nodes", "failures per 1000 node days", "stands for"),
     "assumptions": ("low", "typical", "high", "unit"),
+    "grids": ("intensity",),
 }
 
 

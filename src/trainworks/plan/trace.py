@@ -22,6 +22,7 @@ __all__ = ["Swing", "Traced", "computed", "derive", "fact", "leaves", "tornado",
 _FUNCTIONS: Mapping[str, Callable[..., float]] = {
     "ceil": math.ceil,
     "exp": math.exp,
+    "expm1": math.expm1,
     "log": math.log,
     "log2": math.log2,
     "max": max,

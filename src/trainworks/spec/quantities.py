@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_serializer, model_validator
 
 from trainworks.errors import QuantityError
-from trainworks.units import parse_counted, parse_duration, parse_usd
+from trainworks.units import parse_bytes, parse_counted, parse_duration, parse_usd
 
-__all__ = ["BudgetUsd", "CheckpointInterval", "DurationS", "Spec", "TrainFor"]
+__all__ = ["BudgetUsd", "CheckpointInterval", "DurationS", "SizeBytes", "Spec", "TrainFor"]
 
 
 class Spec(BaseModel):
@@ -39,6 +39,16 @@ DurationS = Annotated[
     float, _parsed(_duration), Field(gt=0), WithJsonSchema({"type": "string", "examples": ["3h", "90s"]})
 ]
 """Seconds, written as `3h` or `90s`; a float is already seconds."""
+
+
+def _size(value: Any) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else parse_bytes(value)
+
+
+SizeBytes = Annotated[
+    int, _parsed(_size), Field(gt=0), WithJsonSchema({"type": "string", "examples": ["110 kB", "8 KiB"]})
+]
+"""Bytes, written as `110 kB` or `8 KiB`; a whole number is already bytes."""
 
 
 def _usd(value: Any) -> float:

@@ -1,0 +1,121 @@
+"""`trainworks storage`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Annotated, TypeVar
+
+import typer
+
+from trainworks.catalog.cluster import parse_cluster
+from trainworks.cli.cluster_planning import plan_cluster
+from trainworks.cli.launch import wanted
+from trainworks.cli.options import AsJson, RunFilePath, wide_console
+from trainworks.cli.storage_view import StoragePlan, print_storage, storage_as_json
+from trainworks.cli.trace_view import explain as explain_figure
+from trainworks.errors import QuantityError, UsageError
+from trainworks.plan.storage.run import StoredRun, storage_of
+from trainworks.plan.storage.systems import judge
+from trainworks.spec.run_file import RunFile
+from trainworks.units import parse_bytes, parse_count, parse_duration
+
+__all__ = ["command"]
+
+_T = TypeVar("_T")
+
+On = Annotated[str | None, typer.Option("--on", metavar="CLUSTER", help="On this cluster: `16 nodes of DGX H100`.")]
+DatasetSize = Annotated[
+    str | None, typer.Option("--dataset-size", metavar="SIZE", help="Of the data as they are stored: `10 TB`.")
+]
+Files = Annotated[str | None, typer.Option("--files", metavar="COUNT", help="Files that hold the data: `14M`.")]
+Stall = Annotated[str, typer.Option("--stall", metavar="SHARE", help="Most of the time that saving may take.")]
+Restart = Annotated[str, typer.Option("--restart", metavar="TIME", help="Accepted to read the newest checkpoint.")]
+Explain = Annotated[
+    str | None, typer.Option("--explain", metavar="FIGURE", help="How a figure comes about: `checkpoint write`.")
+]
+
+
+def command(
+    run_file: RunFilePath,
+    on: On = None,
+    dataset_size: DatasetSize = None,
+    files: Files = None,
+    stall: Stall = "5%",
+    restart: Restart = "5m",
+    explain: Explain = None,
+    as_json: AsJson = False,
+) -> None:
+    """Required read and checkpoint rates, what each node needs, and every kind of storage with the reason."""
+    asked = wanted([str(run_file)], nodes=None, nproc=None, name=None)
+    options = {
+        "dataset_bytes": _option("--dataset-size", parse_bytes, dataset_size),
+        "files": _option("--files", parse_count, files),
+        "stall_share": _option("--stall", _parse_share, stall),
+        "restart_s": _option("--restart", parse_duration, restart),
+    }
+    described = _described(asked.run_file, on)
+    plan = plan_cluster(described, asked.source)
+    workload = described.workload
+    data = workload.data if workload is not None else None
+    demand, needs = storage_of(
+        StoredRun(
+            job=plan.job,
+            best=plan.best[0],
+            global_batch=plan.global_batch,
+            steps=plan.steps,
+            image_size=data.image_size if data is not None else None,
+            sample_bytes=data.sample_size if data is not None else None,
+            keep=described.checkpoint.keep,
+            every_steps=described.checkpoint.every.steps,
+            every_s=described.checkpoint.every.seconds,
+            node_mttf_s=described.recover.node_mttf,
+            **options,  # type: ignore[arg-type]
+        )
+    )
+    shown = StoragePlan(plan, demand, needs, judge(demand, needs))
+    if explain is not None:
+        explain_figure(shown.roots(), explain)
+    elif as_json:
+        typer.echo(json.dumps(storage_as_json(shown), indent=2))
+    else:
+        print_storage(shown, wide_console())
+
+
+def _described(run_file: RunFile, on: str | None) -> RunFile:
+    """The run file with the cluster to plan for."""
+    if on is not None:
+        parse_cluster(on)  # blamed here on the option, later on the run file
+        cluster = run_file.cluster.model_copy(update={"engine": "described", "of": on})
+        return run_file.model_copy(update={"cluster": cluster})
+    if run_file.cluster.engine != "described":
+        raise UsageError(
+            "storage is planned for a described cluster, and the run file's is this machine",
+            hint='name one with `--on "16 nodes of DGX H100"` or in `cluster`',
+        )
+    return run_file
+
+
+def _option(name: str, parse: Callable[[str], _T], text: str | None) -> _T | None:
+    """What an option says, blamed on the option where it cannot be read."""
+    if text is None:
+        return None
+    try:
+        value = parse(text)
+    except QuantityError as error:
+        raise UsageError(error.message, place=name, hint=error.hint) from None
+    if not value:
+        raise UsageError(f"`{text}` is nothing", place=name)
+    return value
+
+
+def _parse_share(text: str) -> float:
+    """0.05 of `5%` or `0.05`."""
+    number = text.strip().removesuffix("%")
+    try:
+        share = float(number) / (100 if "%" in text else 1)
+    except ValueError:
+        raise QuantityError(f"`{text}` is no share", hint="write it like `5%`") from None
+    if not 0 < share < 1:
+        raise QuantityError(f"`{text}` is not between 0 and 100 %", hint="write it like `5%`")
+    return share

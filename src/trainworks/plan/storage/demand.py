@@ -1,0 +1,270 @@
+"""What a run asks of its storage.
+
+Symbols: s share of the time that may be spent on saving, M mean time to failure of the whole job, T time between
+checkpoints, C time for which one save stops the training, N parameters.
+
+    dataset read        samples per second * bytes of a sample * read overhead
+    files opened        samples per second / samples in a file
+    checkpoint size     N (master weights 4 + two Adam moments 8 + 16-bit copy 2), bytes
+    checkpoint interval T = min(2 s M, longest accepted)
+    save time           C = s T
+    checkpoint write    size / C             while the training stands still
+    checkpoint drain    size / T             behind the training: before the next one begins
+    restart read        size * copies read / accepted time
+    capacity            (dataset * copies + (kept + 1) checkpoints) / (1 - free space)
+
+With Young's interval T = sqrt(2 C M) a share s = C / T is spent on saving when C = 2 s^2 M, and then T = 2 s M:
+failures lose as much again, T / 2 of every M. (Young, CACM 17(9), 1974.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from trainworks.errors import UsageError
+from trainworks.plan.assumptions import assumed
+from trainworks.plan.trace import Traced, derive, fact
+
+__all__ = ["Demand", "Number", "checkpoint_size", "demand_of", "given"]
+
+Number = float | Traced
+"""What a caller may give: a plain number, or one that knows where it comes from."""
+
+_ASKED = "what was asked for, or its default"
+_MANY_OPENS = 1000.0
+"""Files per second that any shared storage can find."""
+_MUCH_SMALLER = 10.0
+
+_STATES = "AdamW: Rajbhandari et al. 2020 (ZeRO), section 3.1; the gradients are not saved"
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Every figure knows where it comes from."""
+
+    nodes: Traced
+    dataset: Traced
+    epochs: Traced
+    """How often the run reads the dataset."""
+    read: Traced
+    """Bytes per second, of all nodes together, while the run trains."""
+    opens: Traced
+    """Files per second."""
+    packed: Traced
+    """Files per second if samples were packed into shards."""
+    fill: Traced
+    """Bytes per second to copy the dataset into a cache once."""
+    fill_opens: Traced
+    """Files per second meanwhile."""
+    checkpoint: Traced
+    interval: Traced
+    save: Traced
+    lost: Traced
+    """Share of the work that failures undo."""
+    write: Traced
+    """Bytes per second where a save stops the training."""
+    drain: Traced
+    """Bytes per second where it does not, or where a faster tier took the checkpoint first."""
+    restart: Traced
+    """Bytes per second while all nodes read the newest checkpoint."""
+    capacity: Traced
+
+    def figures(self) -> list[Traced]:
+        """All of them that say something: no cache where the data are read once, no packing where they are packed."""
+        silent = {"nodes"} | (set() if self.rereads else {"fill", "fill_opens"}) | (set() if self.small else {"packed"})
+        return [getattr(self, each.name) for each in fields(self) if each.name not in silent]
+
+    @property
+    def rereads(self) -> bool:
+        """Whether the run reads the dataset more than once, so that a cache helps."""
+        return self.epochs.value > 1
+
+    @property
+    def small(self) -> bool:
+        """Whether files are much smaller than shards, and so many that finding them is the work."""
+        return self.opens.value > max(_MANY_OPENS, _MUCH_SMALLER * self.packed.value)
+
+
+def demand_of(
+    *,
+    samples_per_s: Number,
+    sample_bytes: Number,
+    samples_per_file: Number,
+    num_parameters: Number,
+    dataset_bytes: Number,
+    num_nodes: Number,
+    keep: Number = 3,
+    node_mttf_s: Number = 30 * 86400.0,
+    stall_share: Number = 0.05,
+    restart_s: Number = 300.0,
+    interval_s: float | None = None,
+    epochs: Number = 1.0,
+    dataset_copies: int = 1,
+    restart_copies: Number = 1,
+    copy_bytes: int = 2,
+) -> Demand:
+    """What a run asks of its storage, as the module's formulas say.
+
+    Args:
+        samples_per_s: that the run trains on.
+        sample_bytes: of one sample as it is stored.
+        samples_per_file: 1 where every sample is a file of its own.
+        num_parameters: N.
+        dataset_bytes: as it is stored, once.
+        num_nodes: that read and save together.
+        keep: complete checkpoints that are kept; one more is being written.
+        node_mttf_s: mean time to failure of one node.
+        stall_share: s; at most this share of the time is spent on saving.
+        restart_s: accepted time to read the newest checkpoint.
+        interval_s: between checkpoints, instead of the one that s and M give.
+        epochs: how often the run reads the dataset.
+        dataset_copies: raw and tokenised data are two.
+        restart_copies: replicas that each read all of the state.
+        copy_bytes: per parameter of a 16-bit copy that is saved beside the master weights; 0 without one.
+
+    Raises:
+        UsageError: a number is not above 0, or the share is not below 1.
+    """
+    nodes = given("nodes", num_nodes, "")
+    reading = _reading(
+        given("samples per second", samples_per_s, "samples/s"),
+        given("sample size", sample_bytes, "bytes"),
+        given("samples per file", samples_per_file, "samples"),
+        given("dataset size", dataset_bytes, "bytes"),
+    )
+    size = checkpoint_size(num_parameters, copy_bytes=copy_bytes)
+    saving = _saving(size, given("node MTTF", node_mttf_s, "s"), nodes, _share(stall_share), interval_s)
+    restarting = {
+        "checkpoint_size": size,
+        "replicas": given("replicas that read", restart_copies, ""),
+        "restart_time": given("restart time", restart_s, "s"),
+    }
+    kept = derive(
+        "kept checkpoints", "bytes", "(keep + 1) * checkpoint_size", keep=given("keep", keep, ""), checkpoint_size=size
+    )
+    return Demand(
+        **reading,
+        **saving,
+        checkpoint=size,
+        restart=derive("restart read", "bytes/s", "checkpoint_size * replicas / restart_time", **restarting),
+        capacity=derive(
+            "capacity",
+            "bytes",
+            "(dataset_size * copies + kept_checkpoints) / (1 - free_space)",
+            dataset_size=reading["dataset"],
+            copies=given("copies of the dataset", dataset_copies, ""),
+            kept_checkpoints=kept,
+            free_space=assumed("free space"),
+        ),
+        epochs=given("epochs", epochs, ""),
+        nodes=nodes,
+    )
+
+
+def checkpoint_size(num_parameters: Number, *, copy_bytes: int = 2, master_bytes: int = 4) -> Traced:
+    """Bytes of a checkpoint from which training goes on: N (master + 8 + copy).
+
+    Args:
+        num_parameters: N.
+        copy_bytes: per parameter of a 16-bit copy; 0 where the weights are kept in fp32 alone.
+        master_bytes: per parameter of the fp32 weights; 0 where there are none, as in OPT.
+
+    >>> checkpoint_size(1e9).value
+    14000000000.0
+    """
+    return derive(
+        "checkpoint size",
+        "bytes",
+        "parameters * (master + moments + copy)",
+        parameters=given("parameters", num_parameters, ""),
+        master=fact("master weights", master_bytes, "bytes", source=f"fp32 per parameter; {_STATES}"),
+        moments=fact("Adam moments", 8, "bytes", source=f"two in fp32 per parameter; {_STATES}"),
+        copy=fact("weights copy", copy_bytes, "bytes", source="16-bit weights per parameter, where they are saved too"),
+    )
+
+
+def given(name: str, value: Number, unit: str) -> Traced:
+    """A number of the caller under the name that this module has for it.
+
+    Raises:
+        UsageError: it is not above 0.
+    """
+    if float(value) <= 0:
+        raise UsageError(f"{name} is {float(value):g}, and has to be above 0")
+    return value if isinstance(value, Traced) else fact(name, value, unit, source=_ASKED)
+
+
+def _share(value: Number) -> Traced:
+    if float(value) >= 1:
+        raise UsageError(f"stall share is {float(value):g}, and has to be below 1", hint="write it like `5%`")
+    return given("stall share", value, "")
+
+
+def _reading(rate: Traced, sample: Traced, per_file: Traced, dataset: Traced) -> dict[str, Traced]:
+    read = derive(
+        "dataset read",
+        "bytes/s",
+        "samples_per_second * sample_size * read_overhead",
+        samples_per_second=rate,
+        sample_size=sample,
+        read_overhead=assumed("read overhead"),
+    )
+    opens = derive(
+        "files opened", "files/s", "samples_per_second / samples_per_file",
+        samples_per_second=rate, samples_per_file=per_file,
+    )  # fmt: skip
+    packed = derive(
+        "files opened when packed", "files/s", "samples_per_second * sample_size / shard_size",
+        samples_per_second=rate, sample_size=sample, shard_size=assumed("shard size"),
+    )  # fmt: skip
+    files = derive(
+        "files", "files", "dataset_size / sample_size / samples_per_file",
+        dataset_size=dataset, sample_size=sample, samples_per_file=per_file,
+    )  # fmt: skip
+    accepted = assumed("cache fill time")
+    return {
+        "read": read,
+        "opens": opens,
+        "packed": packed,
+        "dataset": dataset,
+        "fill": derive("cache fill", "bytes/s", "dataset_size / time", dataset_size=dataset, time=accepted),
+        "fill_opens": derive("files opened to fill", "files/s", "files / time", files=files, time=accepted),
+    }
+
+
+def _saving(
+    size: Traced, node_mttf: Traced, nodes: Traced, stall: Traced, interval_s: float | None
+) -> dict[str, Traced]:
+    mttf = derive("job MTTF", "s", "node_mttf / nodes", node_mttf=node_mttf, nodes=nodes)
+    if interval_s is None:
+        longest = assumed("longest checkpoint interval")
+        interval = derive(
+            "checkpoint interval",
+            "s",
+            "min(longest, 2 * stall_share * job_mttf)",
+            longest=longest,
+            stall_share=stall,
+            job_mttf=mttf,
+        )
+    else:
+        interval = given("checkpoint interval", interval_s, "s")
+    save = derive(
+        "save time", "s", "stall_share * checkpoint_interval", stall_share=stall, checkpoint_interval=interval
+    )
+    return {
+        "interval": interval,
+        "save": save,
+        "lost": derive(
+            "work lost", "", "checkpoint_interval / (2 * job_mttf)", checkpoint_interval=interval, job_mttf=mttf
+        ),
+        "write": derive(
+            "checkpoint write", "bytes/s", "checkpoint_size / save_time", checkpoint_size=size, save_time=save
+        ),
+        "drain": derive(
+            "checkpoint drain",
+            "bytes/s",
+            "checkpoint_size / checkpoint_interval",
+            checkpoint_size=size,
+            checkpoint_interval=interval,
+        ),
+    }

@@ -1,0 +1,116 @@
+"""Kinds of storage, alone and in two tiers, and what each tier then has to do.
+
+A home holds the dataset and every checkpoint that counts. A faster tier in front of it may serve the reads (`cache`),
+take the checkpoints while the training waits (`staging`), or both. A cache helps from the second epoch on; before that
+the home fills it. A staged checkpoint counts when the home has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from trainworks.plan.storage.demand import Demand
+from trainworks.plan.storage.node_needs import NodeNeeds
+from trainworks.plan.trace import Traced, derive
+
+__all__ = ["DESIGNS", "LOCAL", "Design", "Tier", "tiers"]
+
+LOCAL = "local NVMe"
+
+
+@dataclass(frozen=True, slots=True)
+class Design:
+    """A home, and what stands in front of it; all three are systems of the catalogue."""
+
+    home: str
+    cache: str | None = None
+    staging: str | None = None
+
+    @property
+    def name(self) -> str:
+        """As a reader knows it: `object store + local NVMe`."""
+        return " + ".join(dict.fromkeys(filter(None, (self.home, self.cache, self.staging))))
+
+
+DESIGNS = (
+    Design(LOCAL),
+    Design("NFS"),
+    Design("NFS", cache=LOCAL, staging=LOCAL),
+    Design("object store"),
+    Design("object store", cache=LOCAL, staging=LOCAL),
+    Design("object store", cache="Alluxio"),
+    Design("CephFS"),
+    Design("BeeGFS"),
+    Design("Lustre"),
+    Design("Storage Scale"),
+    Design("BeeGFS", cache=LOCAL, staging=LOCAL),
+    Design("Lustre", cache=LOCAL, staging=LOCAL),
+)
+"""In the order of what has to be bought and run beside the nodes, least first: drives that come with the nodes, one
+server, a service rented by the byte, a cluster of caches, a cluster of storage servers. No price that could be cited
+was found, so this order, and not a price, decides which of the sufficient ones is recommended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """What one system of a design has to do: of all nodes together, or of one node where the drives are its own."""
+
+    system: str
+    is_home: bool
+    reads: tuple[Traced, ...] = ()
+    """Each at another time: the largest counts."""
+    writes: tuple[Traced, ...] = ()
+    opens: Traced | None = None
+    capacity: Traced | None = None
+
+
+def tiers(design: Design, demand: Demand, needs: NodeNeeds) -> Iterator[Tier]:
+    """The systems of a design with what each has to do, the home first."""
+    cached = design.cache is not None and demand.rereads
+    yield _per_node(
+        Tier(
+            design.home,
+            is_home=True,
+            reads=(_lesser(demand.read, demand.fill) if cached else demand.read, demand.restart),
+            writes=(demand.drain if design.staging else demand.write,),
+            opens=_lesser(demand.opens, demand.fill_opens) if cached else demand.opens,
+            capacity=demand.capacity,
+        ),
+        demand,
+    )
+    for system in dict.fromkeys(filter(None, (design.cache, design.staging))):
+        serves = cached and system == design.cache
+        takes = system == design.staging
+        front = Tier(
+            system,
+            is_home=False,
+            reads=(demand.read,) if serves else (),
+            writes=(demand.write,) if takes else (),
+            opens=demand.opens if serves else None,
+            capacity=needs.local if system == LOCAL else demand.dataset if serves else None,
+        )
+        if serves or takes:
+            yield _per_node(front, demand)
+
+
+def _lesser(one: Traced, other: Traced) -> Traced:
+    return min(one, other, key=float)
+
+
+def _per_node(tier: Tier, demand: Demand) -> Tier:
+    """Local drives serve their own node alone."""
+    if tier.system != LOCAL:
+        return tier
+    return Tier(
+        tier.system,
+        tier.is_home,
+        reads=tuple(_each(item, demand) for item in tier.reads),
+        writes=tuple(_each(item, demand) for item in tier.writes),
+        opens=None if tier.opens is None else _each(tier.opens, demand),
+        capacity=_each(tier.capacity, demand) if tier.is_home and tier.capacity is not None else tier.capacity,
+    )
+
+
+def _each(item: Traced, demand: Demand) -> Traced:
+    return derive(f"{item.name} per node", item.unit, "total / nodes", total=item, nodes=demand.nodes)

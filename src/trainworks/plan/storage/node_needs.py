@@ -1,0 +1,132 @@
+"""What reading and saving take of every node: cores, memory, local drives.
+
+    data workers   max(accelerators, samples per second of the node * bytes of a sample / bytes per second of a core)
+    cores          data workers + one per accelerator + those of the system
+    memory         (workers * (own + batches ahead * batch) + accelerators * rank + staged state) / (1 - page cache)
+    local drives   (share of the dataset, if it is read more than once + 2 staged checkpoints) / (1 - free space)
+
+How large the dataset is does not enter the memory: the page cache only spares reads. A dataset need not fit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from trainworks.plan.assumptions import assumed
+from trainworks.plan.storage.demand import Demand, Number, given
+from trainworks.plan.trace import Traced, derive
+
+__all__ = ["NodeNeeds", "node_needs"]
+
+_THREADS = 2
+"""Virtual CPUs of a core: what clouds sell are hardware threads of x86 processors."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeNeeds:
+    """Of one node."""
+
+    workers: Traced
+    cores: Traced
+    vcpus: Traced
+    """Hardware threads, as clouds count them."""
+    staged: Traced
+    """Bytes of state that this node saves."""
+    memory: Traced
+    cached: Traced
+    """Bytes of the dataset that are worth keeping on local drives; 0 where it is read once."""
+    local: Traced
+    """Bytes of local drives that cache and staging would take."""
+
+    def figures(self) -> list[Traced]:
+        """All of them."""
+        return [getattr(self, each.name) for each in fields(self)]
+
+
+def node_needs(
+    demand: Demand,
+    *,
+    samples_per_s: Number,
+    sample_bytes: Number,
+    prepared_bytes: Number,
+    batch_samples: int,
+    accelerators_per_node: Number,
+    images: bool,
+    saving_nodes: int | None = None,
+    prepare_bytes_per_s: float | None = None,
+) -> NodeNeeds:
+    """What a node needs to feed its accelerators and to stage its part of a checkpoint.
+
+    Args:
+        demand: of the run.
+        samples_per_s: of all nodes together.
+        sample_bytes: of one sample as it is stored.
+        prepared_bytes: of one sample as an accelerator gets it.
+        batch_samples: that a data worker prepares at once.
+        accelerators_per_node: each has a process of its own.
+        images: whether samples are decoded; tokens are loaded.
+        saving_nodes: nodes over which one replica's state is spread; all of them when left out.
+        prepare_bytes_per_s: stored bytes that one core prepares per second, instead of the assumption.
+
+    Raises:
+        UsageError: a number is not above 0.
+    """
+    ranks = given("accelerators per node", accelerators_per_node, "")
+    workers = derive(
+        "data workers",
+        "",
+        "max(accelerators, ceil(samples_per_second / nodes * sample_size / core_rate))",
+        accelerators=ranks,
+        samples_per_second=given("samples per second", samples_per_s, "samples/s"),
+        nodes=demand.nodes,
+        sample_size=given("sample size", sample_bytes, "bytes"),
+        core_rate=assumed("image preparation" if images else "token loading", prepare_bytes_per_s),
+    )
+    cores = derive(
+        "CPU cores", "", "workers + ranks + system", workers=workers, ranks=ranks, system=assumed("system cores")
+    )
+    savers = demand.nodes if saving_nodes is None else given("saving nodes", saving_nodes, "")
+    staged = derive("state per node", "bytes", "checkpoint / nodes", checkpoint=demand.checkpoint, nodes=savers)
+    cached = derive(
+        "cached data", "bytes", "dataset / nodes * (epochs > 1)",
+        dataset=demand.dataset, nodes=demand.nodes, epochs=demand.epochs,
+    )  # fmt: skip
+    return NodeNeeds(
+        workers=workers,
+        cores=cores,
+        vcpus=derive("vCPUs", "", f"{_THREADS} * cores", cores=cores),
+        staged=staged,
+        memory=_memory(workers, ranks, staged, given("prepared sample", prepared_bytes, "bytes"), batch_samples),
+        cached=cached,
+        local=derive(
+            "local drives",
+            "bytes",
+            "(cached + 2 * staged) / (1 - free)",
+            cached=cached,
+            staged=staged,
+            free=assumed("free space"),
+        ),
+    )
+
+
+def _memory(workers: Traced, ranks: Traced, staged: Traced, sample: Traced, batch_samples: int) -> Traced:
+    waiting = derive(
+        "prepared batches",
+        "bytes",
+        "workers * (own + ahead * batch * sample)",
+        workers=workers,
+        own=assumed("data worker memory"),
+        ahead=assumed("batches ahead"),
+        batch=given("samples in a batch", batch_samples, ""),
+        sample=sample,
+    )
+    return derive(
+        "node memory",
+        "bytes",
+        "(waiting + ranks * rank_memory + staged) / (1 - page_cache)",
+        waiting=waiting,
+        ranks=ranks,
+        rank_memory=assumed("rank memory"),
+        staged=staged,
+        page_cache=assumed("page cache share"),
+    )

@@ -1,0 +1,148 @@
+"""From a planned training run to what it asks of storage and of its nodes.
+
+samples per second   sequences (images) of a step / step time
+sample size          tokens * 2 bytes where the vocabulary has fewer than 65,536 entries, else 4; an image's file
+dataset size         for text what the run reads, as if once; for images those of ImageNet-1k
+epochs               sequences of a step * steps * sample size / dataset size
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainworks.plan.assumptions import assumed
+from trainworks.plan.prediction import Prediction
+from trainworks.plan.pricing import AnyJob
+from trainworks.plan.storage.demand import Demand, demand_of, given
+from trainworks.plan.storage.node_needs import NodeNeeds, node_needs
+from trainworks.plan.trace import Traced, computed, derive, fact
+
+__all__ = ["StoredRun", "storage_of"]
+
+_SHORT_IDS = 65_536
+_IMAGENET_IMAGES = 1_281_167
+_TOKEN_BYTES = 8
+"""Of a token where an accelerator gets it: a 64-bit integer."""
+_PIXEL_BYTES = 12
+"""Three channels in fp32."""
+_FULL = ("fp32", "tf32")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredRun:
+    """A run with its best layout, and what is known of its data and wanted of its checkpoints."""
+
+    job: AnyJob
+    best: Prediction
+    global_batch: int
+    steps: int
+    image_size: int | None = None
+    """None for text."""
+    sample_bytes: int | None = None
+    dataset_bytes: int | None = None
+    files: int | None = None
+    """That the dataset has; images are files of their own and text is packed when left out."""
+    keep: int = 3
+    node_mttf_s: float = 30 * 86400.0
+    stall_share: float = 0.05
+    restart_s: float = 300.0
+    every_steps: int | None = None
+    """Steps between checkpoints; the fewest that stall share and failures allow when neither is given."""
+    every_s: float | None = None
+
+    @property
+    def interval_s(self) -> float | None:
+        """Time between checkpoints, where it is given."""
+        return self.every_s if self.every_steps is None else self.every_steps * self.best.step_time_s
+
+
+def storage_of(run: StoredRun) -> tuple[Demand, NodeNeeds]:
+    """What the run asks of storage, and of each of its nodes.
+
+    Raises:
+        UsageError: a number is not above 0.
+    """
+    batch = fact("samples per step", run.global_batch, "samples", source="global_batch of the run file")
+    rate = derive("samples per second", "samples/s", "batch / step", batch=batch, step=_step_time(run))
+    sample = _sample_size(run)
+    total = derive(
+        "read in all", "bytes", "batch * steps * sample",
+        batch=batch, steps=fact("steps", run.steps, "", source="train_for of the run file"), sample=sample,
+    )  # fmt: skip
+    dataset = _dataset(run, sample, total)
+    layout, cluster = run.best.layout, run.job.cluster
+    demand = demand_of(
+        samples_per_s=rate,
+        sample_bytes=sample,
+        samples_per_file=_samples_per_file(run, sample, dataset),
+        num_parameters=fact("parameters", run.job.shape.num_parameters, "", source="the model"),
+        dataset_bytes=dataset,
+        num_nodes=fact("nodes", cluster.num_nodes, "", source=cluster.name),
+        keep=fact("keep", run.keep, "", source="checkpoint.keep of the run file"),
+        node_mttf_s=fact("node MTTF", run.node_mttf_s, "s", source="recover.node_mttf of the run file"),
+        stall_share=run.stall_share,
+        restart_s=run.restart_s,
+        interval_s=run.interval_s,
+        epochs=derive("epochs", "", "total / dataset", total=total, dataset=dataset),
+        restart_copies=fact("replicas that read", layout.dp_replicate, "", source="dp_replicate of the layout"),
+        copy_bytes=0 if run.job.precision in _FULL or layout.zero == 3 else 2,
+    )
+    needs = node_needs(
+        demand,
+        samples_per_s=rate,
+        sample_bytes=sample,
+        prepared_bytes=_prepared_bytes(run),
+        batch_samples=1 if layout.micro_batch == "auto" else layout.micro_batch,
+        accelerators_per_node=fact("accelerators per node", cluster.accelerators_per_node, "", source=cluster.name),
+        images=run.image_size is not None,
+        saving_nodes=max(1, cluster.num_nodes // layout.dp_replicate),
+    )
+    return demand, needs
+
+
+def _step_time(run: StoredRun) -> Traced:
+    best = run.best
+    return computed("step time", best.step_time_s, "s", by="layout search", low=best.low_s, high=best.high_s)
+
+
+def _sample_size(run: StoredRun) -> Traced:
+    if run.sample_bytes is not None:
+        return given("sample size", run.sample_bytes, "bytes")
+    if run.image_size is not None:
+        return derive("sample size", "bytes", "image_file_size", image_file_size=assumed("image file size"))
+    entries = int(getattr(run.job.shape, "vocabulary", 0))
+    short = entries < _SHORT_IDS
+    why = f"a vocabulary of {entries:,} entries {'fits' if short else 'does not fit'} 16 bits"
+    return derive(
+        "sample size",
+        "bytes",
+        "tokens * token_size",
+        tokens=fact("tokens of a sequence", run.job.sequence_length, "", source="sequence_length of the run file"),
+        token_size=fact("token size", 2 if short else 4, "bytes", source=why),
+    )
+
+
+def _dataset(run: StoredRun, sample: Traced, total: Traced) -> Traced:
+    if run.dataset_bytes is not None:
+        return given("dataset size", run.dataset_bytes, "bytes")
+    if run.image_size is None:
+        return derive("dataset size", "bytes", "read_in_all", read_in_all=total)
+    images = fact("images", _IMAGENET_IMAGES, "", source="ImageNet-1k, training set (Russakovsky et al. 2015)")
+    return derive("dataset size", "bytes", "images * sample_size", images=images, sample_size=sample)
+
+
+def _samples_per_file(run: StoredRun, sample: Traced, dataset: Traced) -> Traced:
+    if run.files is not None:
+        files = given("files of the dataset", run.files, "files")
+        return derive(
+            "samples per file", "samples", "dataset / sample / files", dataset=dataset, sample=sample, files=files
+        )
+    if run.image_size is not None:
+        return fact("samples per file", 1, "samples", source="images are files of their own when nothing is said")
+    return derive("samples per file", "samples", "max(1, shard / sample)", shard=assumed("shard size"), sample=sample)
+
+
+def _prepared_bytes(run: StoredRun) -> int:
+    if run.image_size is not None:
+        return _PIXEL_BYTES * run.image_size**2
+    return _TOKEN_BYTES * run.job.sequence_length

@@ -1,0 +1,154 @@
+"""`trainworks storage`: what it prints, explains and refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.test_app import trainworks_program
+from trainworks.cli import storage as storage_command
+from trainworks.errors import TrainworksError
+
+TEXT = """\
+name: llama
+workload:
+  task: causal-lm
+  model: {preset: llama2-70b}
+  data: {sequence_length: 4096}
+  precision: bf16
+  global_batch: 1024
+  train_for: 300B tokens
+cluster: 16 nodes of DGX H100
+layout: {dp_shard: 8, zero: 1, tp: 8, pp: 2, micro_batch: 1, sequence_parallel: true}
+"""
+IMAGES = """\
+name: resnet
+workload:
+  task: image-classification
+  model: {preset: resnet-50}
+  data: {image_size: 224}
+  precision: bf16
+  global_batch: 8192
+  train_for: 14000 steps
+cluster: 4 nodes of 8x A100-SXM-80GB over 8x HDR
+layout: {dp_shard: 32, zero: 1, micro_batch: 256}
+"""
+
+
+@pytest.fixture(autouse=True)
+def nothing_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No measurement of this machine's user calibrates a plan."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.delenv("TRAINWORKS_DATA", raising=False)
+
+
+def run(tmp_path: Path, text: str = TEXT, **options: Any) -> None:
+    (tmp_path / "run.yaml").write_text(text, encoding="utf-8")
+    storage_command.command(tmp_path / "run.yaml", **options)
+
+
+def answer(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str = TEXT, **options: Any) -> dict[str, Any]:
+    run(tmp_path, text, as_json=True, **options)
+    parsed: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return parsed
+
+
+def refusal(tmp_path: Path, text: str = TEXT, **options: Any) -> str:
+    with pytest.raises(TrainworksError) as refused:
+        run(tmp_path, text, **options)
+    return refused.value.render().replace(f"{tmp_path}/", "")
+
+
+def masked(text: str) -> str:
+    """Without what a better fit of the step time would change."""
+    text = re.sub(r"(?m)^(step .* in ).*?,", r"\1#,", text)
+    return re.sub(r"(?m)^(dataset read|files opened) .*?(\S*/s)", r"\1 # \2", text)
+
+
+def counted(text: str) -> str:
+    """Without any number, and without the blanks that align them."""
+    return "\n".join(" ".join(re.sub(r"\d[\d,.]*", "#", line).split()) for line in text.splitlines()) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "mask"), [(TEXT, "storage_text.txt", masked), (IMAGES, "storage_images.txt", counted)]
+)
+def test_storage_reads_like_this(tmp_path: Path, capsys, golden, monkeypatch, text: str, name: str, mask) -> None:
+    monkeypatch.setenv("COLUMNS", "110")
+    run(tmp_path, text)
+    golden(name, "".join(f"{line.rstrip()}\n" for line in mask(capsys.readouterr().out).splitlines()))
+
+
+def test_a_figure_is_explained_down_to_its_sources(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(tmp_path, explain="checkpoint size")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "checkpoint size = 966 GB"
+    assert lines[1].startswith("    = parameters * (master + moments + copy)   where master is master weights, ")
+    assert (
+        "      fp32 per parameter; AdamW: Rajbhandari et al. 2020 (ZeRO), section 3.1; the gradients are not saved"
+        in lines
+    )
+
+
+def test_the_answer_has_base_units_in_its_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    of = answer(tmp_path, capsys)
+    assert of["demand"]["checkpoint_size_bytes"] == 68_976_648_192 * 14
+    assert of["demand"]["checkpoint_write_bytes_per_s"] == pytest.approx(68_976_648_192 * 14 / 180)
+    assert of["recommended"] == "NFS + local NVMe"
+
+
+def test_fewer_stalls_take_a_faster_storage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    usual = answer(tmp_path, capsys)["demand"]["checkpoint_write_bytes_per_s"]
+    assert answer(tmp_path, capsys, stall="2.5%")["demand"]["checkpoint_write_bytes_per_s"] == pytest.approx(2 * usual)
+
+
+def test_packed_images_need_no_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    enough = {
+        files: next(
+            row["enough"]
+            for row in answer(tmp_path, capsys, IMAGES, files=files)["systems"]
+            if row["name"] == "object store"
+        )
+        for files in ("1281167", "600")
+    }
+    assert enough == {"1281167": False, "600": True}
+
+
+def test_a_described_cluster_may_be_named_on_the_command_line(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(IMAGES.replace("cluster: 4 nodes", "#"), encoding="utf-8")
+    done = trainworks_program("storage", "run.yaml", "--on", "32x H100", folder=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "cluster  32x H100: 4 nodes, 32 accelerators" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stall": "0%"}, "error: `0%` is not between 0 and 100 %\n  --> --stall\n\nhint: write it like `5%`"),
+        ({"stall": "much"}, "error: `much` is no share\n  --> --stall\n\nhint: write it like `5%`"),
+        ({"stall": "nan"}, "error: `nan` is not between 0 and 100 %\n  --> --stall\n\nhint: write it like `5%`"),
+        ({"files": "0"}, "error: `0` is nothing\n  --> --files"),
+        ({"dataset_size": "10"}, "error: `10` has no unit; a size takes B"),
+        ({"dataset_size": "-1 TB"}, "error: `-1 TB` is not a size\n  --> --dataset-size"),
+        ({"restart": "5"}, "error: `5` has no unit; a duration takes ms"),
+        ({"on": "4x nothing"}, "error: `4x nothing` describes no cluster"),
+        ({"explain": "spine switches"}, "error: no figure `spine switches` in this answer\n  --> --explain"),
+    ],
+)
+def test_an_option_that_cannot_be_is_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    assert refusal(tmp_path, **options).startswith(message)
+
+
+def test_this_machine_has_no_storage_to_plan(tmp_path: Path) -> None:
+    assert refusal(tmp_path, TEXT.replace("cluster: 16 nodes of DGX H100", "cluster: local")).startswith(
+        "error: storage is planned for a described cluster, and the run file's is this machine"
+    )
+
+
+def test_a_sample_of_nothing_is_refused_where_it_is_written(tmp_path: Path) -> None:
+    text = TEXT.replace("sequence_length: 4096", "sequence_length: 4096, sample_size: 0 kB")
+    assert "run.yaml:5  workload.data.sample_size" in refusal(tmp_path, text)

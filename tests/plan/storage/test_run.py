@@ -1,0 +1,86 @@
+"""From a planned run to its demand: what is taken for granted when nothing is said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trainworks.catalog.cluster import parse_cluster
+from trainworks.catalog.models import preset
+from trainworks.plan.compute import Stack
+from trainworks.plan.conv_net import conv_net_of_hf_config
+from trainworks.plan.conv_step import ConvJob
+from trainworks.plan.model_shape import shape_of_hf_config
+from trainworks.plan.prediction import predictions
+from trainworks.plan.search import search
+from trainworks.plan.step_time import Job
+from trainworks.plan.storage.demand import Demand
+from trainworks.plan.storage.run import StoredRun, storage_of
+from trainworks.plan.trace import Traced, walk
+
+CLUSTER = parse_cluster("2 nodes of 8x A100-SXM-80GB over 8x HDR")
+
+
+def run_of(job, global_batch: int, **changes: Any) -> StoredRun:
+    found = search(job, world_size=CLUSTER.num_accelerators, global_batch=global_batch, keep=1)
+    best = predictions(job, found.layouts, found.times, found.memories, global_batch=global_batch)[0]
+    return StoredRun(job=job, best=best, global_batch=global_batch, steps=1000, **changes)
+
+
+def text(model: str = "llama2-7b", precision: str = "bf16", **changes: Any) -> StoredRun:
+    shape = shape_of_hf_config(preset(model))
+    return run_of(Job(shape, 2048, precision, CLUSTER, Stack()), 256, **changes)
+
+
+def images(**changes: Any) -> StoredRun:
+    shape = conv_net_of_hf_config(preset("resnet-50") | {"image_size": 224})
+    return run_of(ConvJob(shape, "bf16", CLUSTER, Stack()), 4096, image_size=224, **changes)
+
+
+def demand(run: StoredRun) -> Demand:
+    return storage_of(run)[0]
+
+
+def figure(root: Traced, name: str) -> float:
+    return next(item.value for item in walk(root) if item.name == name)
+
+
+@pytest.mark.parametrize(("model", "token_bytes"), [("llama2-7b", 2), ("llama3-8b", 4)])
+def test_a_token_of_a_small_vocabulary_takes_two_bytes(model: str, token_bytes: int) -> None:
+    assert figure(demand(text(model)).read, "sample size") == 2048 * token_bytes
+
+
+def test_text_is_read_once_when_nobody_says_how_large_it_is() -> None:
+    of = demand(text())
+    assert (of.epochs.value, of.dataset.value) == (1.0, 256 * 1000 * 4096)
+
+
+def test_a_dataset_of_half_the_size_is_read_twice() -> None:
+    assert demand(text(dataset_bytes=128 * 1000 * 4096)).epochs.value == 2.0
+
+
+def test_an_image_is_a_file_and_as_large_as_in_imagenet() -> None:
+    of = demand(images())
+    assert (figure(of.read, "sample size"), figure(of.opens, "samples per file")) == (110_000, 1)
+    assert of.dataset.value == 1_281_167 * 110_000
+
+
+def test_files_that_are_counted_hold_the_dataset() -> None:
+    of = demand(images(files=1000))
+    assert figure(of.opens, "samples per file") == pytest.approx(1281.167)
+
+
+def test_a_sample_is_as_large_as_the_run_file_says() -> None:
+    assert figure(demand(images(sample_bytes=150_000)).read, "sample size") == 150_000
+
+
+def test_steps_between_checkpoints_take_their_time() -> None:
+    run = text(every_steps=100)
+    assert demand(run).interval.value == pytest.approx(100 * run.best.step_time_s)
+
+
+def test_samples_per_second_are_those_of_the_step() -> None:
+    run = text()
+    rate = figure(demand(run).read, "samples per second")
+    assert rate == pytest.approx(256 / run.best.step_time_s)
