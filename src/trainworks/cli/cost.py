@@ -1,0 +1,203 @@
+"""`trainworks cost`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+
+from trainworks.catalog.catalog import find_row
+from trainworks.catalog.cluster import ClusterDescription, parse_cluster
+from trainworks.cli.cost_inputs import RunToPay, checked, parse_assumptions, read_prices, run_to_pay
+from trainworks.cli.cost_notes import notes_of, sentences_of
+from trainworks.cli.cost_view import Told, costs_as_json, print_costs
+from trainworks.cli.options import AsJson, wide_console
+from trainworks.cli.trace_view import explain as explain_figure
+from trainworks.errors import DiskFullError, EnvironmentProblem, UsageError
+from trainworks.plan.assumptions import GIVEN
+from trainworks.plan.money.comparison import compare, per_million
+from trainworks.plan.money.energy import AVERAGE_GRID
+from trainworks.plan.money.renting import spot_waste
+from trainworks.plan.trace import Traced, fact
+from trainworks.report.cost_page import write_cost_page
+from trainworks.units import parse_duration, parse_usd
+
+__all__ = ["command"]
+
+T = TypeVar("T")
+
+USUAL_HOURS, MOST_HOURS = 5000.0, 8784.0
+
+RunFileOption = Annotated[Path | None, typer.Argument(metavar="[RUN_FILE]", help="YAML run file; a year without one.")]
+On = Annotated[str | None, typer.Option("--on", metavar="CLUSTER", help="The cluster: `DGX H100`, `8x p5.48xlarge`.")]
+Prices = Annotated[
+    str | None, typer.Option("--prices", metavar="FILE|skypilot", help="Offers from a CSV, or from SkyPilot's tables.")
+]
+Hours = Annotated[
+    float | None, typer.Option("--hours-per-year", metavar="H", help="Hours of training in a year; 5000 if left out.")
+]
+ServerPrice = Annotated[str | None, typer.Option("--server-price", metavar="USD", help="Price of a node: `350000USD`.")]
+Electricity = Annotated[float | None, typer.Option("--electricity", metavar="USD/kWh", help="Price of electricity.")]
+Pue = Annotated[float | None, typer.Option("--pue", metavar="RATIO", help="Power of the building over the nodes'.")]
+Years = Annotated[float | None, typer.Option("--years", metavar="Y", help="Years of use of an own cluster.")]
+Salary = Annotated[str | None, typer.Option("--salary", metavar="USD", help="A year of one person: `170kUSD`.")]
+Colocation = Annotated[bool, typer.Option("--colocation", help="An own cluster stands in a rented data centre.")]
+Grid = Annotated[str | None, typer.Option("--grid", metavar="NAME", help="Electricity of: `Germany`, `us-central1`.")]
+SpotLife = Annotated[
+    str | None, typer.Option("--spot-life", metavar="TIME", help="Mean time to preemption of a spot job: `3h`.")
+]
+Assume = Annotated[
+    list[str] | None, typer.Option("--assume", metavar="NAME=VALUE", help="Replace an assumption of the catalogue.")
+]
+Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Write it all as an HTML page.")]
+Explain = Annotated[str | None, typer.Option("--explain", metavar="FIGURE", help="Say how a figure comes about.")]
+
+
+def command(
+    run_file: RunFileOption = None,
+    on: On = None,
+    prices: Prices = None,
+    hours_per_year: Hours = None,
+    server_price: ServerPrice = None,
+    electricity: Electricity = None,
+    pue: Pue = None,
+    years: Years = None,
+    salary: Salary = None,
+    colocation: Colocation = False,
+    grid: Grid = None,
+    spot_life: SpotLife = None,
+    assume: Assume = None,
+    plot: Plot = None,
+    explain: Explain = None,
+    as_json: AsJson = False,
+) -> None:
+    """With a run file the price of that run, else of a year on the cluster of --on; all prices in US dollars."""
+    given = parse_assumptions(assume or [])
+    given |= _numbers(electricity=electricity, pue=pue, years=years)
+    given |= _amounts(server_price=server_price, salary=salary, spot_life=spot_life)
+    _asked("--spot-life", partial(spot_waste, given))
+    if plot is not None:
+        _check_plot(plot)
+    told, roots = _told(run_file, on, prices, _hours(hours_per_year), given=given, colocated=colocation, grid_name=grid)
+    if plot is not None:
+        _write(plot, told)
+    if explain is not None:
+        explain_figure(roots, explain)
+    elif as_json:
+        typer.echo(json.dumps(costs_as_json(told), indent=2))
+    else:
+        print_costs(told, wide_console())
+
+
+def _numbers(*, electricity: float | None, pue: float | None, years: float | None) -> dict[str, float]:
+    written = {
+        "electricity": ("--electricity", electricity),
+        "PUE": ("--pue", pue),
+        "years of use": ("--years", years),
+    }
+    return {name: checked(name, value, place=option) for name, (option, value) in written.items() if value is not None}
+
+
+def _amounts(*, server_price: str | None, salary: str | None, spot_life: str | None) -> dict[str, float]:
+    parsers = {
+        "server price": ("--server-price", server_price, parse_usd),
+        "salary": ("--salary", salary, parse_usd),
+        "spot life": ("--spot-life", spot_life, parse_duration),
+    }
+    given = {}
+    for name, (option, text, parse) in parsers.items():
+        if text is None:
+            continue
+        given[name] = checked(name, _asked(option, partial(parse, text)), place=option)
+    return given
+
+
+def _asked(option: str, make: Callable[[], T]) -> T:
+    """What an option says; an error of it names the option."""
+    try:
+        return make()
+    except UsageError as error:
+        raise UsageError(error.message, place=option, hint=error.hint) from None
+
+
+def _hours(asked: float | None) -> Traced:
+    if asked is None:
+        return fact("hours per year", USUAL_HOURS, "h", source="assumed: a well used cluster")
+    if not 0 < asked <= MOST_HOURS:
+        limit = f"has to lie above 0 and at most at {MOST_HOURS:,.0f}"
+        raise UsageError(f"{asked:g} hours of training a year, and it {limit}", place="--hours-per-year")
+    return fact("hours per year", asked, "h", source=GIVEN)
+
+
+def _told(
+    run_file: Path | None,
+    on: str | None,
+    prices: str | None,
+    hours_per_year: Traced,
+    *,
+    given: dict[str, float],
+    colocated: bool,
+    grid_name: str | None,
+) -> tuple[Told, list[Traced]]:
+    """The answer, and the figures that can be explained."""
+    grid_row = _asked("--grid", partial(find_row, grid_name or AVERAGE_GRID, "grids"))
+    table = read_prices(prices)
+    run = None if run_file is None else run_to_pay(run_file, on)
+    cluster = _cluster(on) if run is None else run.cluster
+    extra = () if run is None or run.own_price is None else (run.own_price,)
+    found = compare(
+        cluster,
+        (*extra, *table.offers),
+        hours=hours_per_year if run is None else run.hours,
+        hours_per_year=None if run is None else hours_per_year,
+        given=given,
+        colocated=colocated,
+        grid_name=grid_name,
+    )
+    told = Told(
+        title=_title(cluster, hours_per_year, run),
+        comparison=found,
+        grid=grid_row.name,
+        notes=(*notes_of(found, table.offers, given, is_run=run is not None), *table.notes),
+        sentences=tuple(sentences_of(found, None if run is None else run.budget_usd)),
+    )
+    roots = found.roots
+    if run is not None:
+        told = replace(told, count=run.count, noun=run.noun)
+        roots += [per_million(line.first, run.count, run.noun) for line in found.lines]
+    return told, roots
+
+
+def _cluster(on: str | None) -> ClusterDescription:
+    if on is None:
+        raise UsageError("what is it that costs?", hint='name a run file, or a cluster: `--on "DGX H100"`')
+    return _asked("--on", partial(parse_cluster, on))
+
+
+def _title(cluster: ClusterDescription, hours_per_year: Traced, run: RunToPay | None) -> str:
+    if run is None:
+        return f"A year of {cluster.name}: {hours_per_year.value:,.0f} hours of training, in US dollars"
+    return f"{run.name} on {cluster.name}: {run.hours.value:,.3g} hours, in US dollars"
+
+
+def _check_plot(plot: Path) -> None:
+    """Before anything is computed: a page that cannot be written is refused."""
+    if not plot.absolute().parent.is_dir():
+        raise UsageError(f"`{plot.parent}` is no folder", place="--plot")
+    if plot.exists() and not plot.is_file():
+        raise UsageError(f"`{plot}` is no file", place="--plot", hint="name a page to write: `--plot cost.html`")
+
+
+def _write(plot: Path, told: Told) -> None:
+    try:
+        write_cost_page(plot, title=told.title, found=told.comparison, grid=told.grid, notes=told.notes)
+    except DiskFullError as error:
+        hint = "free some space, or write the page elsewhere"
+        raise DiskFullError(error.message, place="--plot", hint=hint) from None
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot write `{plot}`: {error.strerror}", place="--plot") from None

@@ -1,0 +1,120 @@
+"""Electricity and carbon of a cluster.
+
+    energy = N * P * u * PUE * h        carbon = energy * i
+
+Symbols:
+    N   nodes                           u    share of that power while training
+    P   largest power of a node, W      PUE  power of the building over that of the nodes
+    h   hours                           i    greenhouse gases of a kilowatt-hour, kg CO2e
+
+Left out: what the making of the hardware emitted, the network's switches, and certificates that a buyer holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from trainworks.catalog.catalog import find_row, grid, has, names, reference_node
+from trainworks.catalog.cluster import ClusterDescription
+from trainworks.errors import UsageError
+from trainworks.plan.assumptions import GIVEN, assumed
+from trainworks.plan.trace import Traced, derive, fact
+
+__all__ = ["AVERAGE_GRID", "carbon", "energy", "node_count", "node_power"]
+
+AVERAGE_GRID = "World"
+NODE_POWER = "node power"
+
+
+def node_count(cluster: ClusterDescription) -> Traced:
+    """Nodes of the cluster."""
+    return fact("nodes", cluster.num_nodes, "", source=f"`{cluster.name}`")
+
+
+def node_power(cluster: ClusterDescription, given: Mapping[str, float] | None = None) -> Traced:
+    """Largest power of one node, W: what its vendor says, else that of its accelerators times what nodes add.
+
+    Args:
+        cluster: whose nodes.
+        given: numbers that replace assumptions, by their names; `node power` among them, in W.
+
+    Raises:
+        UsageError: neither the node's nor the accelerator's power is published.
+    """
+    given = given or {}
+    if NODE_POWER in given:
+        return fact(NODE_POWER, given[NODE_POWER], "W", source=GIVEN)
+    known = _published(cluster)
+    if known is not None:
+        return known
+    part = cluster.accelerator
+    if part.power_w is None:
+        raise UsageError(
+            f"nobody publishes the power of {part.name} or of its node",
+            hint='say what a node takes at most, in W: `--assume "node power=5000"`',
+        )
+    each = fact("accelerator power", part.power_w, "W", source=_power_source(part.name, "accelerators"))
+    count = fact("accelerators per node", cluster.accelerators_per_node, "", source=f"`{cluster.name}`")
+    over = assumed("node power over accelerators", given.get("node power over accelerators"))
+    return derive(NODE_POWER, "W", "count * each * over", count=count, each=each, over=over)
+
+
+def _published(cluster: ClusterDescription) -> Traced | None:
+    """Power of the node itself, or of the catalogue's node with the same accelerators."""
+    own = [] if cluster.node is None else [cluster.node]
+    if cluster.accelerator.reference_node is not None:
+        own.append(reference_node(cluster.accelerator.name))
+    for node in own:
+        same = node.accelerators == cluster.accelerators_per_node
+        if same and node.power_w is not None and has("nodes", node.name):
+            return fact(NODE_POWER, node.power_w, "W", source=_power_source(node.name, "nodes"))
+    return None
+
+
+def _power_source(name: str, kind: str) -> str:
+    row = find_row(name, "nodes" if kind == "nodes" else "accelerators")
+    figure = next(figure for figure in row.figures if figure.name == "power")
+    return f"{row.name}: {figure.source}, {figure.date}"
+
+
+def energy(cluster: ClusterDescription, hours: Traced, given: Mapping[str, float] | None = None) -> Traced:
+    """Electricity of training for these hours, cooling and losses of the building included, in Wh.
+
+    Raises:
+        UsageError: nobody publishes the power.
+    """
+    given = given or {}
+    return derive(
+        "energy",
+        "Wh",
+        "nodes * power * training * PUE * hours",
+        nodes=node_count(cluster),
+        power=node_power(cluster, given),
+        training=assumed("power while training", given.get("power while training")),
+        PUE=assumed("PUE", given.get("PUE")),
+        hours=hours,
+    )
+
+
+def carbon(energy_wh: Traced, grid_name: str | None = None) -> Traced:
+    """Greenhouse gases of that electricity, kg of CO2 equivalent.
+
+    Args:
+        energy_wh: in Wh.
+        grid_name: a country or cloud region; None is the world's average, between the cleanest and the dirtiest grid.
+
+    Raises:
+        UsageError: no such grid in the catalogue.
+    """
+    chosen = grid(grid_name or AVERAGE_GRID)
+    figure = find_row(chosen.name, "grids").figures[0]
+    ends = sorted(grid(name).kg_co2e_per_kwh for name in names("grids")) if grid_name is None else [None]
+    intensity = fact(
+        "carbon intensity",
+        chosen.kg_co2e_per_kwh,
+        "kg/kWh",
+        source=f"{chosen.name}: {figure.source}, {figure.date}",
+        low=ends[0],
+        high=ends[-1],
+    )
+    return derive("carbon", "kg CO2e", "energy / 1000 * intensity", energy=energy_wh, intensity=intensity)

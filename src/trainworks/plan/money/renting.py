@@ -1,0 +1,213 @@
+"""What renting costs, by kind of contract.
+
+    on-demand   price * n / k * h
+    reserved    price * (1 - discount) * n / k * max(h, term)
+    spot        price / (1 - waste) * n / k * h        waste = C/T + (T/2 + R)/M        T = sqrt(2 C M)
+
+Symbols:
+    price   of an offer and hour, USD; of spot the median zone, between the cheapest and the dearest
+    n, k    accelerators that are wanted, and those of one offer; n/k is rounded up
+    h       hours of progress; a spot job runs h / (1 - waste) of them
+    C, T    time to save, and the best time between saves (Young, CACM 17(9), 1974)
+    R, M    time from a preemption to the next step, and mean life of a spot job
+
+A commitment is paid for its whole term, however short the run. M is the life of the whole job: preemptions come by
+zone, and the nodes of a job stand in one. A notice before a preemption is not counted on, though a save that fits into
+it would keep what is lost on average, T/2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
+from typing import Literal
+
+from trainworks.catalog.catalog import assumption, find_row, has
+from trainworks.catalog.cluster import ClusterDescription
+from trainworks.catalog.facts import Offer
+from trainworks.errors import UsageError
+from trainworks.plan.assumptions import assumed
+from trainworks.plan.trace import Traced, derive, fact
+
+__all__ = [
+    "CONTRACTS",
+    "Contract",
+    "contracts",
+    "effective_discount",
+    "market_price",
+    "notice_s",
+    "offers_for",
+    "price_per_hour",
+    "rent",
+    "sold_per_accelerator",
+    "spot_waste",
+]
+
+Contract = Literal["on-demand", "reserved", "spot"]
+CONTRACTS: tuple[Contract, ...] = ("on-demand", "reserved", "spot")
+
+
+def offers_for(cluster: ClusterDescription, offers: Iterable[Offer]) -> list[Offer]:
+    """The offers that such a cluster can be rented by, the cheapest first.
+
+    A cluster of an instance (`8x p5.48xlarge`) is rented as that, if it is offered. Any other can be rented wherever
+    its accelerators come in nodes that hold as many as reach each other in one of its nodes, or are priced one by one.
+    A smaller instance makes no such node.
+    """
+    same = [offer for offer in offers if offer.accelerator == cluster.accelerator.name and contracts(offer)]
+    instance = cluster.node.name if cluster.node is not None and cluster.node.kind == "instance" else None
+    named = [offer for offer in same if offer.node == instance]
+    fitting = named if instance and named else [offer for offer in same if _fits(offer, cluster)]
+    return sorted(fitting, key=lambda offer: (_cheapest(offer), offer.name))
+
+
+def _fits(offer: Offer, cluster: ClusterDescription) -> bool:
+    joined = min(cluster.scale_up_domain, cluster.accelerators_per_node)
+    whole = cluster.num_accelerators % offer.accelerators == 0
+    return whole and (offer.accelerators >= joined or sold_per_accelerator(offer))
+
+
+def sold_per_accelerator(offer: Offer) -> bool:
+    """Whether the price is one accelerator's, and names no instance: how many of them share a node is not said."""
+    return offer.node is None and offer.accelerators == 1
+
+
+def _cheapest(offer: Offer) -> float:
+    price = offer.usd_per_hour if offer.usd_per_hour is not None else median(offer.spot_usd_per_hour)
+    return price / offer.accelerators
+
+
+def contracts(offer: Offer) -> list[Contract]:
+    """Kinds of contract that the offer has a price for; a commitment is a discount on its on-demand price."""
+    on_demand: list[Contract] = [] if offer.usd_per_hour is None else ["on-demand", "reserved"]
+    return [*on_demand, "spot"] if offer.spot_usd_per_hour else on_demand
+
+
+def rent(
+    offer: Offer,
+    *,
+    contract: Contract,
+    num_accelerators: int,
+    hours: Traced,
+    given: Mapping[str, float] | None = None,
+) -> Traced:
+    """What renting costs for these hours of progress, USD.
+
+    Args:
+        offer: has that contract (`contracts`).
+        contract: `on-demand`, `reserved` or `spot`.
+        num_accelerators: rented in whole offers.
+        hours: of progress, in h; spot runs longer.
+        given: numbers that replace assumptions, by their names.
+
+    Raises:
+        UsageError: the offer has no such contract, or a spot job lives too short to make progress.
+    """
+    given = given or {}
+    return derive(
+        f"{offer.name}, {contract}",
+        "USD",
+        "price * hours",
+        price=price_per_hour(offer, contract=contract, num_accelerators=num_accelerators, given=given),
+        hours=_paid(hours, given) if contract == "reserved" else hours,
+    )
+
+
+def _paid(hours: Traced, given: Mapping[str, float]) -> Traced:
+    term = assumed("committed term", given.get("committed term"))
+    return derive("hours paid", "h", "max(hours, term)", hours=hours, term=term)
+
+
+def price_per_hour(
+    offer: Offer, *, contract: Contract, num_accelerators: int, given: Mapping[str, float] | None = None
+) -> Traced:
+    """What an hour of progress costs with all accelerators, USD/h; arguments and errors as of `rent`."""
+    if contract not in contracts(offer):
+        sold = ", ".join(contracts(offer)) or "nothing"
+        raise UsageError(f"{offer.name} has no {contract} price", hint=f"it has {sold}")
+    given = given or {}
+    wanted = fact("accelerators", num_accelerators, "", source="asked for")
+    size = fact(f"accelerators of {offer.name}", offer.accelerators, "", source=_source(offer, "accelerators"))
+    price, terms = _terms(offer, contract, given)
+    formula = f"{price} * ceil(accelerators / size)"
+    return derive(f"{offer.name}, {contract} per hour", "USD/h", formula, accelerators=wanted, size=size, **terms)
+
+
+def _terms(offer: Offer, contract: Contract, given: Mapping[str, float]) -> tuple[str, dict[str, Traced]]:
+    """The formula of an offer's price in that contract, and its inputs."""
+    if contract == "spot":
+        return "spot / (1 - waste)", {"spot": _spot(offer), "waste": spot_waste(given)}
+    terms = {"price": _on_demand(offer)}
+    if contract == "on-demand":
+        return "price", terms
+    discount = assumed("committed-use discount", given.get("committed-use discount"))
+    return "price * (1 - discount)", terms | {"discount": discount}
+
+
+def _on_demand(offer: Offer) -> Traced:
+    price = offer.usd_per_hour or 0.0
+    return fact(f"{offer.name} price", price, "USD/h", source=_source(offer, "on demand"))
+
+
+def _spot(offer: Offer) -> Traced:
+    prices = sorted(offer.spot_usd_per_hour)
+    ends = (prices[0], prices[-1]) if len(prices) > 1 else (None, None)
+    source = _source(offer, "spot") + (f", median of {offer.zones} zones" if offer.zones else "")
+    return fact(f"{offer.name} spot price", median(prices), "USD/h", source=source, low=ends[0], high=ends[1])
+
+
+def _source(offer: Offer, figure: str) -> str:
+    if offer.source:
+        return offer.source
+    found = next(each for each in find_row(offer.name, "offers").figures if each.name == figure)
+    return f"{offer.provider}: {found.source}, {found.date}"
+
+
+def spot_waste(given: Mapping[str, float] | None = None) -> Traced:
+    """Share of a spot job's hours that make no progress: saves, work done again, and waiting for new nodes.
+
+    Raises:
+        UsageError: a spot job lives so short that it makes no progress.
+    """
+    given = given or {}
+    life, save, restart = (assumed(name, given.get(name)) for name in ("spot life", "spot save", "spot restart"))
+    interval = derive("spot save interval", "s", "sqrt(2 * save * life)", save=save, life=life)
+    formula = "save / interval + (interval / 2 + restart) / life"
+    waste = derive("spot waste", "", formula, save=save, interval=interval, restart=restart, life=life)
+    if waste.value >= 1:
+        raise UsageError(
+            f"a spot job that lives {life.value:g} s, saves for {save.value:g} s and restarts in {restart.value:g} s "
+            "makes no progress",
+            hint="count on a longer life, a faster save or a faster restart",
+        )
+    return waste
+
+
+def effective_discount(offer: Offer, given: Mapping[str, float] | None = None) -> Traced | None:
+    """What spot saves of the on-demand price once the waste is paid for; None without both prices."""
+    if offer.usd_per_hour is None or not offer.spot_usd_per_hour:
+        return None
+    return derive(
+        f"{offer.name} effective discount",
+        "",
+        "1 - spot / (1 - waste) / price",
+        spot=_spot(offer),
+        waste=spot_waste(given),
+        price=_on_demand(offer),
+    )
+
+
+def notice_s(provider: str) -> float | None:
+    """Time that a provider gives between notice and preemption; None where it promises none that we know of."""
+    name = f"spot notice of {provider}"
+    return assumption(name).typical if has("assumptions", name) else None
+
+
+def market_price(offers: Sequence[Offer]) -> Traced | None:
+    """On-demand price of an accelerator hour: the median of the offers, between the cheapest and the dearest."""
+    by_price = sorted((offer for offer in offers if offer.usd_per_hour is not None), key=_cheapest)
+    if not by_price:
+        return None
+    prices = [_cheapest(offer) for offer in by_price]
+    source = f"{len(prices)} on-demand offers, from {by_price[0].name} to {by_price[-1].name}"
+    return fact("market price", median(prices), "USD/h", source=source, low=prices[0], high=prices[-1])
