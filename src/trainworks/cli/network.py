@@ -1,0 +1,158 @@
+"""`trainworks network`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trainworks.catalog.cluster import ClusterDescription, parse_cluster
+from trainworks.cli.cluster_planning import plan_cluster
+from trainworks.cli.network_view import Answer, answer_as_json, print_answer
+from trainworks.cli.options import AsJson, wide_console
+from trainworks.cli.trace_view import explain as print_explanation
+from trainworks.errors import DiskFullError, EnvironmentProblem, UsageError
+from trainworks.files import write_atomic
+from trainworks.plan.network.bill import Prices
+from trainworks.plan.network.cables import cables_as_csv
+from trainworks.plan.network.design import NetworkDesign, design_network, topologies_compared
+from trainworks.plan.network.messages import Message, messages_of_job, usual_messages
+from trainworks.plan.network.support import NODES_PER_RACK, support_networks
+from trainworks.plan.network.switches import find_switch
+from trainworks.plan.network.topologies import TOPOLOGIES
+from trainworks.report.network_dot import network_dot
+from trainworks.report.network_drawing import network_svg
+from trainworks.spec.load import Source, load_run_file
+from trainworks.spec.run_file import RunFile
+from trainworks.units import parse_usd
+
+__all__ = ["command"]
+
+RunFilePath = Annotated[Path | None, typer.Argument(metavar="[RUN_FILE]", help="YAML run file, for its messages.")]
+On = Annotated[str | None, typer.Option("--on", metavar="CLUSTER", help="The cluster: `16 nodes of DGX A100`.")]
+TopologyName = Annotated[
+    str, typer.Option("--topology", metavar="NAME", help=f"auto, {', '.join(TOPOLOGIES)}.", show_default=False)
+]
+Oversubscription = Annotated[
+    float, typer.Option("--oversubscription", metavar="RATIO", help="Links down to links up of a leaf, at most.")
+]
+SwitchName = Annotated[
+    str | None, typer.Option("--switch", metavar="SWITCH", help="Of the catalogue, or `64x 400 Gb/s`.")
+]
+SpareSlots = Annotated[
+    int, typer.Option("--spare-slots", metavar="N", help="Places for nodes that a fabric manager takes.")
+]
+PerRack = Annotated[int, typer.Option("--nodes-per-rack", metavar="N", min=1, help="For the lengths of cables.")]
+Draw = Annotated[Path | None, typer.Option("--draw", metavar="FILE", help="Write a drawing: .svg, or .dot (Graphviz).")]
+Cables = Annotated[Path | None, typer.Option("--cables", metavar="FILE", help="Write the cable plan as CSV.")]
+Price = Annotated[str | None, typer.Option("--switch-price", metavar="USD", help="Of one switch: `30000 USD`.")]
+CablePrice = Annotated[str | None, typer.Option("--cable-price", metavar="USD", help="Of one, without transceivers.")]
+TransceiverPrice = Annotated[str | None, typer.Option("--transceiver-price", metavar="USD", help="A cable has two.")]
+NicPrice = Annotated[str | None, typer.Option("--nic-price", metavar="USD", help="Of one NIC.")]
+Power = Annotated[float | None, typer.Option("--switch-power", metavar="WATTS", min=0, help="Of one switch.")]
+Explain = Annotated[str | None, typer.Option("--explain", metavar="FIGURE", help="How a figure comes about.")]
+
+
+def command(
+    run_file: RunFilePath = None,
+    on: On = None,
+    topology: TopologyName = "auto",
+    oversubscription: Oversubscription = 1.0,
+    switch: SwitchName = None,
+    spare_slots: SpareSlots = 0,
+    nodes_per_rack: PerRack = NODES_PER_RACK,
+    draw: Draw = None,
+    cables: Cables = None,
+    switch_price: Price = None,
+    cable_price: CablePrice = None,
+    transceiver_price: TransceiverPrice = None,
+    nic_price: NicPrice = None,
+    switch_power: Power = None,
+    explain: Explain = None,
+    as_json: AsJson = False,
+) -> None:
+    """The one that suits, all that could be built instead, and what each takes for the messages of a job."""
+    _check_files({"--draw": draw, "--cables": cables})
+    loaded = None if run_file is None else load_run_file(run_file)
+    cluster = _cluster(loaded, on)
+    model = None if switch is None else find_switch(switch)
+    design = design_network(
+        cluster, topology=topology, oversubscription=oversubscription, switch=model, spare_slots=spare_slots
+    )
+    others = topologies_compared(cluster, oversubscription=oversubscription, switch=model, spare_slots=spare_slots)
+    answer = Answer(
+        design=design,
+        others=others,
+        messages=_messages(loaded, design),
+        support=support_networks(design, nodes_per_rack=nodes_per_rack),
+        prices=Prices(
+            switch_usd=_usd("--switch-price", switch_price),
+            cable_usd=_usd("--cable-price", cable_price),
+            transceiver_usd=_usd("--transceiver-price", transceiver_price),
+            nic_usd=_usd("--nic-price", nic_price),
+            switch_power_w=switch_power,
+        ),
+    )
+    if cables is not None:
+        _write(cables, "--cables", cables_as_csv(design, nodes_per_rack=nodes_per_rack))
+    if draw is not None:
+        drawing = network_dot if draw.suffix == ".dot" else network_svg
+        _write(draw, "--draw", drawing(design, answer.support))
+    if explain is not None:
+        print_explanation(answer.figures, explain)
+    elif as_json:
+        typer.echo(json.dumps(answer_as_json(answer), indent=2))
+    else:
+        print_answer(answer, wide_console())
+
+
+def _cluster(loaded: tuple[RunFile, Source] | None, on: str | None) -> ClusterDescription:
+    if on is not None:
+        return parse_cluster(on)
+    described = loaded[0].cluster.of if loaded else None
+    if described is None:
+        raise UsageError("no cluster to design a network for", hint="name one: `--on '16 nodes of DGX A100'`")
+    return parse_cluster(described)
+
+
+def _messages(loaded: tuple[RunFile, Source] | None, design: NetworkDesign) -> list[Message]:
+    """Of the job's fastest layout; some usual sizes without a job, or where it sends nothing over the network."""
+    if loaded is None:
+        return usual_messages(design.cluster)
+    run_file, source = loaded
+    cluster = run_file.cluster.model_copy(update={"engine": "described", "of": design.cluster.name})
+    plan = plan_cluster(run_file.model_copy(update={"cluster": cluster}), source)
+    return messages_of_job(plan.job, plan.best[0]) or usual_messages(design.cluster)
+
+
+def _usd(option: str, text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        return parse_usd(text)
+    except UsageError as error:
+        raise UsageError(error.message, place=option, hint=error.hint) from None
+
+
+def _check_files(files: dict[str, Path | None]) -> None:
+    """Before anything is planned: a file that cannot be written is refused."""
+    for option, path in files.items():
+        if path is None:
+            continue
+        if not path.absolute().parent.is_dir():
+            raise UsageError(f"`{path.parent}` is no folder", place=option)
+        if path.exists() and not path.is_file():
+            raise UsageError(f"`{path}` is no file", place=option, hint="name a file to write")
+        if option == "--draw" and path.suffix not in (".svg", ".dot"):
+            raise UsageError(f"`{path}` is neither .svg nor .dot", place=option, hint="try `--draw network.svg`")
+
+
+def _write(path: Path, option: str, text: str) -> None:
+    try:
+        write_atomic(path, text)
+    except DiskFullError as error:
+        raise DiskFullError(error.message, place=option, hint="free some space, or write it elsewhere") from None
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot write `{path}`: {error.strerror}", place=option) from None

@@ -1,0 +1,305 @@
+"""A network and what could be built instead, as a person reads it, and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from trainworks.cli.cluster_plan_view import print_parts
+from trainworks.plan.network.bill import Prices, bill_of_materials, bill_total, switch_power, usual_share
+from trainworks.plan.network.design import NetworkDesign
+from trainworks.plan.network.figures import figures_of
+from trainworks.plan.network.grids import Grid
+from trainworks.plan.network.messages import Message
+from trainworks.plan.network.support import SupportNetworks
+from trainworks.plan.network.traffic import message_time
+from trainworks.plan.trace import Traced
+from trainworks.units import format_bytes, format_quantity, format_step_time, format_usd
+
+__all__ = ["Answer", "answer_as_json", "print_answer"]
+
+_NARROW = 100
+"""Columns of a terminal below which the comparison leaves out what the design's own lines have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A design and what is said of it."""
+
+    design: NetworkDesign
+    others: list[NetworkDesign]
+    """Every topology that holds the cluster."""
+    messages: list[Message]
+    support: SupportNetworks
+    prices: Prices
+
+    @property
+    def figures(self) -> list[Traced]:
+        """All that `--explain` knows."""
+        times = [message_time(self.design, message) for message in self.messages]
+        scattered = [
+            message_time(self.design, each, "scattered") for each in self.messages if each.kind == "all_reduce"
+        ]
+        bill = bill_of_materials(self.design, self.prices)
+        money = [bill_total(bill), *(item.total_usd for item in bill), switch_power(self.design, self.prices)]
+        known = [*figures_of(self.design), *times, *scattered, *filter(None, money)]
+        return [*known, *self.support.figures, usual_share()]
+
+
+def print_answer(answer: Answer, console: Console) -> None:
+    """The design in full, its messages and parts, and the comparison."""
+    narrow = console.width < _NARROW
+    print_parts(
+        [
+            [_facts(answer)],
+            [_title("messages"), _message_table(answer)],
+            [_title("bill of materials"), _bill_table(answer), *_bill_notes(answer)],
+            [_title("what else could be built"), _comparison(answer, narrow=narrow), _heads(answer, narrow=narrow)],
+            [Text(f"note: {note}", style="yellow") for note in _notes(answer.design)],
+        ],
+        console,
+    )
+
+
+def _title(text: str) -> Text:
+    return Text(text, style="bold")
+
+
+def _table(*columns: str, text_columns: int = 1) -> Table:
+    """Words on the left, numbers on the right."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index < text_columns else "right", no_wrap=True)
+    return table
+
+
+def _facts(answer: Answer) -> Table:
+    design = answer.design
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    speed = _speed(design.endpoint_bytes_per_s)
+    rows = {
+        "cluster": f"{design.cluster.name}: {design.endpoints:,} NICs of {speed}, {_count(design.rails, 'rail')}",
+        "topology": _topology(design),
+        "switches": _switches(design),
+        "cables": f"{design.num_cables:,}{_parts(design.cables)}",
+        "bisection": f"{format_quantity(design.bisection_bytes_per_s, 'bytes/s')}, {_blocking(design)}",
+        "longest path": _count(design.hops_worst, "switch" if design.switch else "NIC"),
+        "room for": "any number of nodes" if design.max_nodes is None else f"{_count(design.max_nodes, 'node')}",
+        "storage": _storage(answer.support),
+        "management": _management(answer.support),
+    }
+    for name, text in rows.items():
+        table.add_row(name, Text(text))
+    return table
+
+
+def _topology(design: NetworkDesign) -> str:
+    if design.topology == "star" and design.copies > 1:
+        rails = -(-design.rails // design.copies)
+        return f"star: {_count(rails, 'rail')} on each switch; rails meet in the nodes"
+    if isinstance(design.fabric, Grid):
+        return f"{design.topology}: {' x '.join(map(str, design.fabric.sides))} nodes"
+    tiers = {1: "one tier", 3: "two tiers", 5: "three tiers"}.get(design.hops_worst)
+    return design.topology if tiers is None or "tier" in design.topology else f"{design.topology}, {tiers}"
+
+
+def _switches(design: NetworkDesign) -> str:
+    if design.ports is None:
+        return "none"
+    switch, split = design.ports.switch, design.ports.split
+    ports = f"{switch.ports} ports of {_speed(switch.port_bytes_per_s)}"
+    model = ports if switch.network == "unnamed" else f"{switch.name}, {ports}"
+    into = f", each split into {split}" if split > 1 else ""
+    return f"{design.num_switches:,}{_parts(design.switches)}: {model}{into}"
+
+
+def _parts(counts: Any) -> str:
+    """` = 8 leaf + 4 spine`; nothing for a single part."""
+    if len(counts) < 2:
+        return ""
+    return f" = {' + '.join(f'{count:,} {name}' for name, count in counts.items())}"
+
+
+def _count(number: int, noun: str) -> str:
+    plural = f"{noun}es" if noun.endswith("ch") else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else plural}"
+
+
+def _speed(bytes_per_s: float) -> str:
+    return f"{bytes_per_s * 8 / 1e9:.4g} Gb/s"
+
+
+def _blocking(design: NetworkDesign) -> str:
+    return "nothing blocks" if design.oversubscription <= 1.0 else f"oversubscription {design.oversubscription:.3g}"
+
+
+def _storage(support: SupportNetworks) -> str:
+    switches = f"{support.storage_leaves.value:.0f} leaf"
+    if support.storage_spines.value:
+        switches += f" + {support.storage_spines.value:.0f} spine"
+    return (
+        f"{switches} switches, {support.storage_cables.value:,.0f} cables: two ports of each node on a pair of leaves"
+    )
+
+
+def _management(support: SupportNetworks) -> str:
+    switches, cables = int(support.management_switches.value), support.management_cables.value
+    return f"{_count(switches, 'switch')} of 48 ports, {cables:,.0f} cables: nodes, switches, power distribution"
+
+
+def _message_table(answer: Answer) -> Table:
+    scattered = any(message.kind == "all_reduce" for message in answer.messages)
+    columns = ("collective", "size", "ranks", "time", *(("ranks scattered",) if scattered else ()))
+    table = _table(*columns)
+    for message in answer.messages:
+        name = message.name.partition(" of ")[0]
+        cells = [format_bytes(message.size_bytes), f"{message.ranks:,}"]
+        cells.append(_seconds(message_time(answer.design, message)))
+        if message.kind == "all_reduce":
+            cells.append(_seconds(message_time(answer.design, message, "scattered")))
+        table.add_row(name, *cells)
+    return table
+
+
+def _seconds(time: Traced) -> str:
+    return format_step_time(time.value)
+
+
+def _bill_table(answer: Answer) -> Table:
+    table = _table("part", "number", "each", "together")
+    for item in bill_of_materials(answer.design, answer.prices):
+        each = "not given" if item.each_usd is None else format_usd(item.each_usd)
+        total = "" if item.total_usd is None else format_usd(item.total_usd.value)
+        table.add_row(item.name, f"{item.count:,}", each, total)
+    return table
+
+
+def _bill_notes(answer: Answer) -> list[RenderableType]:
+    bill, share = bill_of_materials(answer.design, answer.prices), usual_share()
+    total, power = bill_total(bill), switch_power(answer.design, answer.prices)
+    missing = [item.name for item in bill if item.each_usd is None]
+    lines = []
+    if total is not None:
+        left_out = f"; no price was given for: {', '.join(missing)}" if missing else ""
+        lines.append(f"together {format_usd(total.value)}{left_out}")
+    if power is not None:
+        lines.append(f"the switches take {format_quantity(power.value, 'W')}")
+    if missing:
+        low, high = 100 * (share.low or 0), 100 * (share.high or 0)
+        lines.append(f"prices are yours to give; networks usually are {low:.0f} to {high:.0f} % of everything bought")
+    return [Text(line) for line in lines]
+
+
+def _compared(answer: Answer) -> list[Message]:
+    """The largest collective of each kind."""
+    kinds = dict.fromkeys(message.kind for message in answer.messages)
+    return [
+        max((each for each in answer.messages if each.kind == kind), key=lambda each: each.size_bytes) for kind in kinds
+    ]
+
+
+def _comparison(answer: Answer, *, narrow: bool) -> Table:
+    """One line for each topology; a narrow one leaves out what the scattered times say, too."""
+    messages = _compared(answer)
+    heads = [head for each in messages for head in _columns(each)]
+    columns = ["topology", "switches", "cables", *(() if narrow else ("hops", "blocks")), *heads, "room"]
+    priced = answer.prices.switch_usd is not None and not narrow
+    table = _table(*columns, *(("price",) if priced else ()))
+    for design in answer.others:
+        cells = [design.topology, f"{design.num_switches:,}", f"{design.num_cables:,}"]
+        cells += [] if narrow else [f"{design.hops_worst:,}", f"{design.oversubscription:.3g}"]
+        cells += [_seconds(time) for message in messages for time in _times(design, message)]
+        cells.append("any" if design.max_nodes is None else f"{design.max_nodes:,}")
+        if priced:
+            total = bill_total(bill_of_materials(design, answer.prices))
+            cells.append("" if total is None else format_usd(total.value))
+        table.add_row(*cells, style="bold" if design == answer.design else None)
+    return table
+
+
+def _columns(message: Message) -> tuple[str, ...]:
+    return ("all-reduce", "scattered") if message.kind == "all_reduce" else ("all-to-all",)
+
+
+def _times(design: NetworkDesign, message: Message) -> list[Traced]:
+    times = [message_time(design, message)]
+    return times if message.kind == "all_to_all" else [*times, message_time(design, message, "scattered")]
+
+
+def _heads(answer: Answer, *, narrow: bool) -> Text:
+    """What the columns of the comparison mean."""
+    sizes = " and ".join(dict.fromkeys(format_bytes(message.size_bytes) for message in _compared(answer)))
+    wide = "" if narrow else "hops: switches, or NICs, on the longest path; blocks: oversubscription; "
+    scattered = any(message.kind == "all_reduce" for message in answer.messages)
+    anywhere = "; scattered: with ranks anywhere, not along the network" if scattered else ""
+    return Text(f"{wide}room: nodes it can hold; times are of {sizes}{anywhere}")
+
+
+def _notes(design: NetworkDesign) -> list[str]:
+    notes = list(design.cluster.notes)
+    if design.topology == "star":
+        larger = "rail-optimised" if design.rails > 1 else "spine-leaf"
+        notes.append(f"the star holds {design.max_nodes:,} nodes at most; `{larger}` can grow beyond that")
+    if design.topology in ("ring", "torus"):
+        notes.append("a node or cable that fails cuts its ring; switches would lead around it")
+    if isinstance(design.fabric, Grid) and design.fabric.used_nics < design.nics:
+        notes.append(f"{design.nics - design.fabric.used_nics} NICs of each node have no neighbour and stay unused")
+    return notes
+
+
+def answer_as_json(answer: Answer) -> dict[str, Any]:
+    """Base units, the unit in the key."""
+    prices = bill_of_materials(answer.design, answer.prices)
+    total, power = bill_total(prices), switch_power(answer.design, answer.prices)
+    return {
+        "design": _design_as_json(answer.design, answer.messages),
+        "bill": [
+            {
+                "name": item.name,
+                "count": item.count,
+                "each_usd": item.each_usd,
+                "total_usd": None if item.total_usd is None else item.total_usd.value,
+            }
+            for item in prices
+        ],
+        "price_usd": None if total is None else total.value,
+        "power_w": None if power is None else power.value,
+        "support": {figure.name.replace(" ", "_"): int(figure.value) for figure in answer.support.figures},
+        "topologies": [_design_as_json(design, answer.messages) for design in answer.others],
+        "notes": _notes(answer.design),
+    }
+
+
+def _design_as_json(design: NetworkDesign, messages: Sequence[Message]) -> dict[str, Any]:
+    return {
+        "topology": design.topology,
+        "nodes": design.nodes,
+        "endpoints": design.endpoints,
+        "endpoint_bytes_per_s": design.endpoint_bytes_per_s,
+        "switch": None if design.switch is None else design.switch.name,
+        "switches": dict(design.switches),
+        "cables": dict(design.cables),
+        "hops_worst": design.hops_worst,
+        "bisection_bytes_per_s": design.bisection_bytes_per_s,
+        "oversubscription": design.oversubscription,
+        "max_nodes": design.max_nodes,
+        "max_endpoints": design.max_endpoints,
+        "rails": design.rails,
+        "planes": design.planes,
+        "messages": [_message_as_json(design, message) for message in messages],
+    }
+
+
+def _message_as_json(design: NetworkDesign, message: Message) -> dict[str, Any]:
+    facts = {"name": message.name, "size_bytes": message.size_bytes, "ranks": message.ranks}
+    return facts | {
+        "time_s": message_time(design, message).value,
+        "scattered_s": message_time(design, message, "scattered").value if message.kind == "all_reduce" else None,
+    }

@@ -1,0 +1,1 @@
+"""The network of a cluster: its switches and cables by topology, what traffic it carries, what it is built of."""

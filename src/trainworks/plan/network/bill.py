@@ -1,0 +1,80 @@
+"""What a network is built of, and what that costs where prices are given.
+
+    switches * price + NICs * price + cables * (cable + 2 transceivers)
+
+No price or power of a switch is published where it could be cited, so both are inputs, and what is not given is not
+counted. As a check there is the share of everything bought that networks usually are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainworks.plan.assumptions import GIVEN, assumed
+from trainworks.plan.network.design import NetworkDesign
+from trainworks.plan.trace import Traced, derive, fact
+
+__all__ = ["LineItem", "Prices", "bill_of_materials", "bill_total", "switch_power", "usual_share"]
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """US dollars of one, and watts of one switch; None where nobody said."""
+
+    switch_usd: float | None = None
+    cable_usd: float | None = None
+    transceiver_usd: float | None = None
+    nic_usd: float | None = None
+    switch_power_w: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LineItem:
+    """Equal parts."""
+
+    name: str
+    count: int
+    each_usd: float | None
+    total_usd: Traced | None
+    """None without a price."""
+
+
+def bill_of_materials(design: NetworkDesign, prices: Prices) -> list[LineItem]:
+    """Switches, NICs, cables and the transceivers at both of their ends; the ones that the network has."""
+    switch = design.switch
+    items = [
+        (switch.name if switch else "switch", "switches", design.num_switches, prices.switch_usd),
+        ("NIC", "NICs", design.endpoints, prices.nic_usd),
+        ("cable", "cables", design.num_cables, prices.cable_usd),
+        ("transceiver", "transceivers", 2 * design.num_cables, prices.transceiver_usd),
+    ]
+    return [_item(name, plural, count, price) for name, plural, count, price in items if count]
+
+
+def _item(name: str, plural: str, count: int, each_usd: float | None) -> LineItem:
+    if each_usd is None:
+        return LineItem(name, count, None, None)
+    pieces = fact(plural, count, "", source="the network's design")
+    price = fact(f"price of a {name}", each_usd, "USD", source=GIVEN)
+    return LineItem(name, count, each_usd, derive(f"{plural} price", "USD", "count * each", count=pieces, each=price))
+
+
+def bill_total(items: Sequence[LineItem]) -> Traced | None:
+    """What the priced items cost together; None where none has a price."""
+    priced = {f"item{number}": item.total_usd for number, item in enumerate(items) if item.total_usd is not None}
+    return derive("network price", "USD", " + ".join(priced), **priced) if priced else None
+
+
+def switch_power(design: NetworkDesign, prices: Prices) -> Traced | None:
+    """All switches at the power that was given; None where none was."""
+    if prices.switch_power_w is None:
+        return None
+    count = fact("switches", design.num_switches, "", source="the network's design")
+    each = fact("power of a switch", prices.switch_power_w, "W", source=GIVEN)
+    return derive("switch power", "W", "count * each", count=count, each=each)
+
+
+def usual_share() -> Traced:
+    """Of everything bought, what networks usually are."""
+    return assumed("network share of capex")

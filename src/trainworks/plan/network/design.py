@@ -1,0 +1,285 @@
+"""From a cluster to its network: switches and cables by tier, what it can carry, and the largest it can be.
+
+`bisection` is what one half of the nodes can send to the other, in one direction, over the worst cut between whole
+nodes: n c / 2 links where nothing blocks. `oversubscription` is that over what there is. Traffic between rails passes
+the nodes' scale-up links first where rails do not meet (NCCL's PXN).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from trainworks.catalog.cluster import ClusterDescription
+from trainworks.catalog.facts import Switch
+from trainworks.errors import UsageError
+from trainworks.plan.network.grids import Grid
+from trainworks.plan.network.groups import Groups
+from trainworks.plan.network.switches import Ports
+from trainworks.plan.network.topologies import TOPOLOGIES, Built, Topology, Wanted, build, rails_of
+from trainworks.plan.network.trees import Tree, leaf_ports
+
+__all__ = ["CABLES_OF_SPARE_SLOT", "NetworkDesign", "design_network", "topologies_compared"]
+
+CABLES_OF_SPARE_SLOT = 4
+"""Of a fabric manager in the place of a node (DGX SuperPOD H100: 252 cables for 31 nodes of 8)."""
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkDesign:
+    """A network that holds a cluster."""
+
+    topology: Topology
+    cluster: ClusterDescription
+    ports: Ports | None
+    """None without switches."""
+    fabric: Tree | Groups | Grid
+    """Of one of the copies."""
+    copies: int
+    """Networks side by side: rails of their own, or planes."""
+    rails: int
+    planes: int
+    sets: int
+    """Sets of leaves that whole nodes are attached to."""
+    spare_slots: int
+    """Places for nodes that something else takes."""
+    max_nodes: int | None
+    """Largest cluster, spare slots left out; None without a limit."""
+    taper: float
+    """As asked for; leaves that are not full may have less."""
+
+    @property
+    def nodes(self) -> int:
+        """Of the cluster."""
+        return self.cluster.num_nodes
+
+    @property
+    def nics(self) -> int:
+        """Of a node."""
+        return self.cluster.nics
+
+    @property
+    def endpoints(self) -> int:
+        """NICs of all nodes."""
+        return self.nodes * self.nics
+
+    @property
+    def max_endpoints(self) -> int | None:
+        """NICs of the largest cluster."""
+        return None if self.max_nodes is None else self.max_nodes * self.nics
+
+    @property
+    def spare_cables(self) -> int:
+        """Of what stands in the spare slots."""
+        return self.spare_slots * min(CABLES_OF_SPARE_SLOT, self.nics)
+
+    @property
+    def endpoint_bytes_per_s(self) -> float:
+        """Of one NIC."""
+        return self.cluster.node_bytes_per_s / self.nics
+
+    @property
+    def switch(self) -> Switch | None:
+        """The one that it is built of."""
+        return self.ports.switch if self.ports else None
+
+    @property
+    def switches(self) -> Mapping[str, int]:
+        """By tier."""
+        return _switches(self)
+
+    @property
+    def num_switches(self) -> int:
+        """Of all tiers."""
+        return sum(self.switches.values())
+
+    @property
+    def cables(self) -> Mapping[str, int]:
+        """By what they join. A cable between switches carries as many links as a port is split into."""
+        return _cables(self)
+
+    @property
+    def num_cables(self) -> int:
+        """Of all kinds."""
+        return sum(self.cables.values())
+
+    @property
+    def hops_worst(self) -> int:
+        """Switches, or without switches NICs, on the longest of the shortest paths."""
+        return self.fabric.hops
+
+    @property
+    def bisection_links(self) -> float:
+        """Links of a NIC's speed between two halves of the nodes."""
+        return min(_cut_links(self), self.endpoints / 2)
+
+    @property
+    def bisection_bytes_per_s(self) -> float:
+        """Between two halves of the nodes, one direction."""
+        return self.bisection_links * self.endpoint_bytes_per_s
+
+    @property
+    def oversubscription(self) -> float:
+        """What half of the NICs could send over what the bisection carries; 1 where nothing blocks."""
+        return self.endpoints / 2 / self.bisection_links
+
+
+def _switches(design: NetworkDesign) -> dict[str, int]:
+    fabric, copies = design.fabric, design.copies
+    if isinstance(fabric, Grid):
+        return {}
+    if isinstance(fabric, Groups):
+        names = ("leaf", "spine") if fabric.spines else ("switch", "")
+        counts = {names[0]: fabric.count * fabric.members, names[1]: fabric.count * fabric.spines}
+    else:
+        counts = {"leaf" if fabric.up else "switch": fabric.leaves, "spine": fabric.spines, "core": fabric.cores}
+    return {name: copies * count for name, count in counts.items() if count}
+
+
+def _cables(design: NetworkDesign) -> dict[str, int]:
+    fabric, copies = design.fabric, design.copies
+    if isinstance(fabric, Grid):
+        return {"node-node": fabric.cables}
+    own = design.endpoints + design.spare_cables
+    if isinstance(fabric, Groups):
+        local = "leaf-spine" if fabric.spines else "local"
+        first = "node-leaf" if fabric.spines else "node-switch"
+        counts = {first: own, local: fabric.local_links, "global": fabric.global_links}
+    else:
+        split = design.ports.split if design.ports else 1
+        up, core = fabric.leaves * -(-fabric.up // split), fabric.spines * -(-fabric.spine_up // split)
+        counts = {"node-leaf" if up else "node-switch": own, "leaf-spine": copies * up, "spine-core": copies * core}
+    return {name: count for name, count in counts.items() if count}
+
+
+def _cut_links(design: NetworkDesign) -> float:
+    """Links that a cut between two halves of the nodes crosses, in units of a NIC; not limited by the NICs."""
+    fabric = design.fabric
+    if isinstance(fabric, Grid):
+        return float(fabric.bisection_links)
+    if isinstance(fabric, Groups):
+        return fabric.pair_links * (fabric.count // 2) * -(-fabric.count // 2)
+    if design.sets == 1:
+        return design.endpoints / 2
+    return design.copies / design.planes * fabric.leaf_spine_links / 2
+
+
+# Choosing, and refusing
+
+
+def design_network(
+    cluster: ClusterDescription,
+    *,
+    topology: str = "auto",
+    oversubscription: float = 1.0,
+    switch: Switch | None = None,
+    spare_slots: int = 0,
+) -> NetworkDesign:
+    """The network of a cluster.
+
+    `auto` is a star where one switch holds every node's NIC of a rail and the nodes join the rails; else leaves by rail
+    with the fewest tiers.
+
+    Args:
+        cluster: of at least two nodes with NICs.
+        topology: `auto` or one of `TOPOLOGIES`.
+        oversubscription: links down to links up of a full leaf; of groups, endpoints to links that leave the group.
+        switch: instead of the catalogue's that fits the NICs.
+        spare_slots: places for nodes that something else takes, such as a fabric manager.
+
+    Raises:
+        UsageError: the topology is unknown or cannot hold so many nodes, or the switch does not fit the NICs.
+    """
+    _check(topology, oversubscription, spare_slots)
+    wanted = Wanted(cluster, cluster.num_nodes + spare_slots, rails_of(cluster), oversubscription, switch)
+    chosen = _automatic(wanted) if topology == "auto" else next(name for name in TOPOLOGIES if name == topology)
+    design = _design(chosen, wanted, build(chosen, wanted))
+    if design is None:
+        raise _refusal(chosen, wanted)
+    return design
+
+
+def topologies_compared(
+    cluster: ClusterDescription, *, oversubscription: float = 1.0, switch: Switch | None = None, spare_slots: int = 0
+) -> list[NetworkDesign]:
+    """Every topology that can hold the cluster, in the order of `TOPOLOGIES`.
+
+    Raises:
+        UsageError: no switch fits the NICs.
+    """
+    wanted = Wanted(cluster, cluster.num_nodes + spare_slots, rails_of(cluster), oversubscription, switch)
+    designs = (_attempt(name, wanted) for name in TOPOLOGIES)
+    return [design for design in designs if design is not None]
+
+
+def _attempt(topology: Topology, wanted: Wanted) -> NetworkDesign | None:
+    try:
+        return _design(topology, wanted, build(topology, wanted))
+    except UsageError:  # ports that cannot be split for planes, or no switch: the topology is not there
+        return None
+
+
+def _check(topology: str, oversubscription: float, spare_slots: int) -> None:
+    if topology not in ("auto", *TOPOLOGIES):
+        raise UsageError(f"no topology `{topology}`", hint=f"there are auto, {', '.join(TOPOLOGIES)}")
+    if not 1.0 <= oversubscription < float("inf"):
+        raise UsageError(
+            f"oversubscription is {oversubscription:g}, and has to be at least 1",
+            hint="2 means two links down for each link up",
+        )
+    if spare_slots < 0:
+        raise UsageError(f"spare slots are {spare_slots}, and have to be at least 0")
+
+
+def _automatic(wanted: Wanted) -> Topology:
+    one_tier = build("star", wanted)
+    joined = wanted.cluster.scale_up_domain >= wanted.cluster.accelerators_per_node
+    if one_tier.fabric is not None and (one_tier.copies == 1 or joined):
+        return "star"
+    if wanted.rails > 1:
+        return "rail-optimised"
+    return "spine-leaf" if build("spine-leaf", wanted).fabric is not None else "3-tier"
+
+
+def _design(topology: Topology, wanted: Wanted, built: Built) -> NetworkDesign | None:
+    if built.fabric is None:
+        return None
+    spare = wanted.slots - wanted.cluster.num_nodes
+    return NetworkDesign(
+        topology=topology,
+        cluster=wanted.cluster,
+        ports=built.ports,
+        fabric=built.fabric,
+        copies=built.copies,
+        rails=wanted.rails,
+        planes=built.planes,
+        sets=built.sets,
+        spare_slots=spare,
+        max_nodes=None if built.most_slots is None else built.most_slots - spare,
+        taper=wanted.taper,
+    )
+
+
+def _refusal(topology: Topology, wanted: Wanted) -> UsageError:
+    """Why there is no such network, and which there is."""
+    built, nodes = build(topology, wanted), wanted.cluster.num_nodes
+    if built.ports is None:
+        nics = wanted.cluster.nics
+        return UsageError(f"a {topology} needs 2 NICs in each node, and these have {nics}", hint="take `auto`")
+    ports = built.ports.count
+    if not leaf_ports(ports, wanted.taper)[1]:
+        return UsageError(
+            f"oversubscription {wanted.taper:g} leaves no link up on a switch with {ports} links",
+            hint=f"it is at most {ports - 1}",
+        )
+    spare = wanted.slots - nodes
+    most = max(0, (built.most_slots or 0) - spare)
+    if nodes <= most:
+        return UsageError(f"{nodes} nodes are too few for a {topology}: fewer switches hold them", hint="take `auto`")
+    held = [each for each in (_attempt(name, wanted) for name in TOPOLOGIES) if each is not None and each.ports]
+    instead = f"`{held[0].topology}` holds {held[0].max_nodes:,}" if held else "name a switch with more ports"
+    return UsageError(
+        f"{nodes:,} nodes are too many for `{topology}`: with {ports} links on {built.ports.switch.name} it holds "
+        f"{most:,} of {wanted.cluster.nics} NICs",
+        hint=instead,
+    )

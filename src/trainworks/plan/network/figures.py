@@ -1,0 +1,144 @@
+"""The figures of a design with their origin, for `--explain`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trainworks.plan.network.design import NetworkDesign
+from trainworks.plan.network.grids import Grid
+from trainworks.plan.network.groups import Groups
+from trainworks.plan.network.trees import Tree, leaf_ports
+from trainworks.plan.trace import Traced, computed, derive, fact
+
+__all__ = ["figures_of"]
+
+_DOWN = "the most links down that are at most that many to one link up"
+_UP = "of those that leave no taper too large, the one with the fewest switches (plan/network/trees.py)"
+_SPINES = "the smallest divisor of a leaf's links up that has links for all leaves of a pod (plan/network/trees.py)"
+_CORES = "links up of the spines with one place in their pods, over the links of a switch, rounded up"
+_GROUPS = "whole groups for all endpoints (plan/network/groups.py)"
+
+
+def figures_of(design: NetworkDesign) -> list[Traced]:
+    """Switches and cables by tier and together, bisection, oversubscription, hops and the largest cluster."""
+    given = _given(design)
+    nic = fact("bandwidth of a NIC", design.endpoint_bytes_per_s, "bytes/s", source=design.cluster.name)
+    endpoints = derive("endpoints", "", "nodes * nics", nodes=given["nodes"], nics=given["nics"])
+    cut = computed("links of the worst cut", design.bisection_links, "", by=_cut_rule(design), endpoints=endpoints)
+    bisection = derive("bisection", "bytes/s", "cut * nic", cut=cut, nic=nic)
+    blocking = derive("oversubscription", "", "endpoints / 2 / cut", endpoints=endpoints, cut=cut)
+    hops = computed("worst hops", design.hops_worst, "", by="switches, or NICs, on the longest of the shortest paths")
+    tiers = _tiers(design, given)
+    return [*_sum("switches", tiers), *_cables(design, tiers), bisection, blocking, hops, *_largest(design, given)]
+
+
+def _given(design: NetworkDesign) -> dict[str, Traced]:
+    """What the counts come from, by the names that formulas use."""
+    named = design.cluster.name
+    found = {
+        "nodes": fact("nodes", design.nodes, "", source=named),
+        "nics": fact("NICs of a node", design.nics, "", source=named),
+        "spare": fact("spare slots", design.spare_slots, "", source="asked for"),
+        "rails": fact("rails", design.rails, "", source=f"NICs with the same place in nodes of {named}"),
+        "planes": fact("planes", design.planes, "", source=f"topology {design.topology}"),
+        "taper": fact("oversubscription of a leaf", design.taper, "", source="asked for, at most"),
+    }
+    if design.ports is not None:
+        name = design.ports.switch.name
+        ports = fact("ports of a switch", design.ports.switch.ports, "", source=name)
+        split = fact("links of a port", design.ports.split, "", source=f"the NIC's speed on a port of {name}")
+        found["links"] = derive("links of a switch", "", "ports * split", ports=ports, split=split)
+    return found
+
+
+def _cut_rule(design: NetworkDesign) -> str:
+    if isinstance(design.fabric, Grid):
+        return "2 * parallel cables * nodes / longest side (plan/network/grids.py)"
+    if isinstance(design.fabric, Groups):
+        return "links of a pair of groups * groups^2 / 4, at most half of the endpoints (plan/network/groups.py)"
+    return "half of the links up from all leaves, at most half of the endpoints (plan/network/design.py)"
+
+
+def _tiers(design: NetworkDesign, given: Mapping[str, Any]) -> dict[str, Traced]:
+    """Switches of each tier."""
+    fabric, counts = design.fabric, design.switches
+    if isinstance(fabric, Grid):
+        return {}
+    if isinstance(fabric, Groups):
+        return {name: _count(name, count, _GROUPS, given) for name, count in counts.items()}
+    if not fabric.up:
+        return {"switch": _one_tier(design, given)}
+    leaf = _leaves(design, fabric, given)
+    up = computed("links up of a leaf", fabric.up, "", by=_UP, links=given["links"], taper=given["taper"])
+    inputs = {"leaves": leaf, "up": up, "links": given["links"]}
+    upper = {name: rule for name, rule in (("spine", _SPINES), ("core", _CORES)) if name in counts}
+    return {"leaf": leaf} | {name: _count(name, counts[name], rule, inputs) for name, rule in upper.items()}
+
+
+def _count(tier: str, count: int, rule: str, inputs: Mapping[str, Any]) -> Traced:
+    return computed(f"{tier} switches", count, "", by=rule, **inputs)
+
+
+def _pick(given: Mapping[str, Traced], *names: str) -> dict[str, Traced]:
+    return {name: given[name] for name in names}
+
+
+def _one_tier(design: NetworkDesign, given: Mapping[str, Traced]) -> Traced:
+    if design.topology == "rail-only":
+        return derive("edge switches", "", "1 * rails", rails=given["rails"])
+    formula = "max(1, -ceil(-links * rails / ((nodes + spare) * nics)))"
+    names = ("links", "rails", "nodes", "spare", "nics")
+    together = derive("rails that fit on a switch", "", formula, **_pick(given, *names))
+    return derive("edge switches", "", "ceil(rails / together)", rails=given["rails"], together=together)
+
+
+def _leaves(design: NetworkDesign, fabric: Tree, given: Mapping[str, Any]) -> Traced:
+    """By formula; as counted where whole pods need a few more."""
+    inputs = _pick(given, "links", "taper")
+    down = computed("links down of a full leaf", leaf_ports(fabric.ports, design.taper)[0], "", by=_DOWN, **inputs)  # type: ignore[arg-type]
+    by_rail = design.topology in ("rail-optimised", "rail-only", "multi-plane")
+    if by_rail:
+        nodes = derive(
+            "nodes of a full leaf", "", "-ceil(-down * rails / nics)", down=down, **_pick(given, "rails", "nics")
+        )
+        sets = derive(
+            "sets of leaves", "", "ceil((nodes + spare) / full)", full=nodes, **_pick(given, "nodes", "spare")
+        )
+        leaves = derive("leaf switches", "", "planes * rails * sets", sets=sets, **_pick(given, "planes", "rails"))
+    else:
+        formula = "max(2, ceil((nodes + spare) * nics / down))"
+        leaves = derive("leaf switches", "", formula, down=down, **_pick(given, "nodes", "spare", "nics"))
+    if leaves.value == design.switches["leaf"]:
+        return leaves
+    needed: dict[str, Any] = {"needed": leaves}
+    return computed(
+        "leaf switches in whole pods", design.switches["leaf"], "", by="the same leaves in each pod", **needed
+    )
+
+
+def _cables(design: NetworkDesign, tiers: Mapping[str, Traced]) -> list[Traced]:
+    inputs: dict[str, Any] = dict(tiers)
+    kinds = {
+        f"{name.replace('-', '_')}_cables": computed(
+            f"{name} cables",
+            count,
+            "",
+            by="ends of what it joins, several links to a cable where ports are split",
+            **inputs,
+        )
+        for name, count in design.cables.items()
+    }
+    return _sum("cables", kinds)
+
+
+def _sum(name: str, parts: Mapping[str, Traced]) -> list[Traced]:
+    return [derive(name, "", " + ".join(parts), **parts)] if parts else []
+
+
+def _largest(design: NetworkDesign, given: Mapping[str, Any]) -> list[Traced]:
+    if design.max_nodes is None:
+        return []
+    rule = "the topology's limit with this switch (plan/network/topologies.py)"
+    nodes = computed("largest nodes", design.max_nodes, "", by=rule, links=given["links"], taper=given["taper"])
+    return [derive("largest endpoints", "", "nodes * nics", nodes=nodes, nics=given["nics"])]

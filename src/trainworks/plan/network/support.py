@@ -1,0 +1,80 @@
+"""The networks beside the compute fabric: storage, and management out of band.
+
+    storage     two ports of each node, on two leaves of a pair; 48 of a leaf's 64 ports are for nodes, 16 for the
+                storage system, or, with more than one pair, for spines: an even number that has these ports
+    management  a port of each node, each switch and each of a rack's two power distribution units, on switches of 48
+                ports, with two links up from each
+
+Two ports to two switches is how NVIDIA's enterprise reference architectures join nodes to storage; everything is on the
+management network there too. How many ports the storage system needs is not known here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainworks.plan.network.design import NetworkDesign
+from trainworks.plan.trace import Traced, derive, fact
+
+__all__ = ["NODES_PER_RACK", "SupportNetworks", "support_networks"]
+
+NODES_PER_RACK = 4
+_RULES = "sizing rule of this planner, docs/concepts/networks.md"
+
+
+@dataclass(frozen=True, slots=True)
+class SupportNetworks:
+    """Switches and cables of both."""
+
+    storage_leaves: Traced
+    storage_spines: Traced
+    storage_cables: Traced
+    management_switches: Traced
+    management_cables: Traced
+    racks: Traced
+
+    @property
+    def figures(self) -> tuple[Traced, ...]:
+        """All that can be explained."""
+        return (
+            self.storage_leaves,
+            self.storage_spines,
+            self.storage_cables,
+            self.management_switches,
+            self.management_cables,
+        )
+
+
+def support_networks(design: NetworkDesign, *, nodes_per_rack: int = NODES_PER_RACK) -> SupportNetworks:
+    """Storage and management of the same nodes.
+
+    Args:
+        design: the compute fabric.
+        nodes_per_rack: which says how many racks have power distribution units.
+    """
+    nodes = fact("nodes", design.nodes, "", source=design.cluster.name)
+    down = fact("node ports of a storage leaf", 48, "", source=_RULES)
+    up = fact("other ports of a storage leaf", 16, "", source=_RULES)
+    leaves = derive("storage leaf switches", "", "2 * ceil(nodes / down)", nodes=nodes, down=down)
+    # One pair has its other ports for the storage system; more pairs meet in spines.
+    formula = "2 * ceil(leaves * up / (2 * (up + down))) * min(1, leaves - 2)"
+    spines = derive("storage spine switches", "", formula, leaves=leaves, up=up, down=down)
+    cabling = "2 * nodes + leaves * up * min(1, spines)"
+    cables = derive("storage cables", "", cabling, nodes=nodes, leaves=leaves, up=up, spines=spines)
+    per_rack = fact("nodes per rack", nodes_per_rack, "", source=_RULES)
+    racks = derive("racks of nodes", "", "ceil(nodes / per_rack)", nodes=nodes, per_rack=per_rack)
+    compute = fact("compute switches", design.num_switches, "", source="the compute fabric")
+    ports = derive(
+        "management ports",
+        "",
+        "nodes + compute + leaves + spines + 2 * racks",
+        nodes=nodes,
+        compute=compute,
+        leaves=leaves,
+        spines=spines,
+        racks=racks,
+    )
+    each = fact("ports of a management switch", 48, "", source=_RULES)
+    management = derive("management switches", "", "ceil(ports / each)", ports=ports, each=each)
+    managed = derive("management cables", "", "ports + 2 * switches", ports=ports, switches=management)
+    return SupportNetworks(leaves, spines, cables, management, managed, racks)

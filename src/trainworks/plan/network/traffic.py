@@ -1,0 +1,154 @@
+"""Time of a collective over a designed network.
+
+A network that blocks nothing gives what `collectives.py` says. One that does gives each node a share of its NICs:
+
+    in order    1: neighbours of a ring are neighbours in the network, each leaf or group is entered and left once
+    scattered   1 / oversubscription: every byte crosses the worst cut, as when a scheduler places ranks anywhere
+    all-to-all  the fullest cut that evenly spread traffic meets:
+                leaves   u / (d (1 - 1 / sets)): what stays within a set of leaves needs no spine
+                groups   H (g - 1) / (a p (1 - 1 / g))
+                grids    4 bisection / (N B): half of all traffic crosses the middle
+
+Where rails do not meet, or to keep to its rail, a byte for another rail first crosses the node's scale-up links (PXN):
+(r - 1) / r of what leaves the node. To that comes the latency of switches beyond the first, once per doubling of the
+nodes; without switches, of every NIC that a ring passes, there and back.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from trainworks.catalog.cluster import ClusterDescription
+from trainworks.plan.collectives import collective_s, fabric_of
+from trainworks.plan.network.design import NetworkDesign
+from trainworks.plan.network.grids import Grid
+from trainworks.plan.network.groups import Groups
+from trainworks.plan.network.messages import Message
+from trainworks.plan.trace import Traced, computed, fact
+
+__all__ = [
+    "Placement",
+    "all_to_all_share",
+    "effective_cluster",
+    "message_time",
+    "placement_share",
+]
+
+Placement = Literal["in order", "scattered"]
+
+_HOP_S = {"InfiniBand": 200e-9}
+_OTHER_HOP_S = 700e-9
+_NIC_HOP_S = 600e-9
+_HOP_SOURCE = "assumption: 200 ns through an InfiniBand switch, 700 ns through an Ethernet switch, 600 ns through a NIC"
+
+
+def placement_share(design: NetworkDesign, placement: Placement) -> float:
+    """Part of its NICs that each node has for rings of all nodes."""
+    return 1.0 if placement == "in order" else 1.0 / design.oversubscription
+
+
+def all_to_all_share(design: NetworkDesign) -> float:
+    """Part of its NICs that each node has when all send to all."""
+    fabric = design.fabric
+    if isinstance(fabric, Grid):
+        capacity = 4 * fabric.bisection_links / (fabric.nodes * fabric.used_nics)
+    elif isinstance(fabric, Groups):
+        between = fabric.pair_links * fabric.count * (fabric.count - 1)
+        capacity = between / (design.endpoints * (1 - 1 / fabric.count))
+    elif design.sets == 1:
+        capacity = 1.0
+    else:
+        links = design.copies / design.planes * fabric.leaf_spine_links
+        capacity = links / (design.endpoints * (1 - 1 / design.sets))
+    return min(1.0, capacity)
+
+
+def effective_cluster(
+    cluster: ClusterDescription, design: NetworkDesign, placement: Placement = "scattered"
+) -> ClusterDescription:
+    """The cluster as a planner that knows no topology should see it: nodes with the share of their NICs that they get.
+
+    In a grid only the NICs that have a neighbour count.
+
+    Args:
+        cluster: that of the design, or the same nodes with other switches or accelerators.
+        design: the network.
+        placement: of the ranks.
+    """
+    return _with_share(cluster, design, placement_share(design, placement))
+
+
+def _with_share(cluster: ClusterDescription, design: NetworkDesign, share: float) -> ClusterDescription:
+    used = design.fabric.used_nics / design.nics if isinstance(design.fabric, Grid) else 1.0
+    return cluster.model_copy(update={"node_bytes_per_s": cluster.node_bytes_per_s * used * share})
+
+
+def message_time(design: NetworkDesign, message: Message, placement: Placement = "in order") -> Traced:
+    """Seconds of one collective.
+
+    Args:
+        design: the network and its cluster.
+        message: the collective.
+        placement: of its ranks; an all-to-all takes the same time with any.
+    """
+    all_to_all = message.kind == "all_to_all"
+    share = all_to_all_share(design) if all_to_all else placement_share(design, placement)
+    seconds = _seconds(design, message, share)
+    if all_to_all:
+        seconds = max(seconds, _through_nodes_s(design, message))
+    return computed(
+        message.name if placement == "in order" else f"{message.name}, scattered",
+        seconds,
+        "s",
+        by="plan/collectives.py over this network (plan/network/traffic.py)",
+        size=fact("message", message.size_bytes, "bytes", source="asked for, or the job's layout"),
+        ranks=fact("ranks", message.ranks, "", source="asked for, or the job's layout"),
+        share=computed("share of the NICs", share, "", by="the network's worst cut for this traffic"),
+        hop=fact("latency of a hop", _hop_s(design), "s", source=_hop_source(design)),
+    )
+
+
+def _hop_s(design: NetworkDesign) -> float:
+    if design.switch is None:
+        return _NIC_HOP_S
+    return design.switch.latency_s or _HOP_S.get(design.switch.network, _OTHER_HOP_S)
+
+
+def _hop_source(design: NetworkDesign) -> str:
+    known = design.switch is not None and design.switch.latency_s is not None
+    return design.switch.name if known and design.switch else _HOP_SOURCE
+
+
+def _seconds(design: NetworkDesign, message: Message, share: float) -> float:
+    size, ranks, stride = (np.array([float(value)]) for value in (message.size_bytes, message.ranks, message.stride))
+    seconds = collective_s(message.kind, size, ranks, stride, fabric_of(_with_share(design.cluster, design, share)))
+    return float(seconds[0]) + _latency_s(design, message)
+
+
+def _domains(design: NetworkDesign, message: Message) -> int:
+    """Nodes, or larger domains, over which the ranks lie."""
+    domain = max(design.cluster.scale_up_domain, design.cluster.accelerators_per_node)
+    inside = min(message.ranks, max(1, domain // message.stride))
+    return -(-message.ranks // inside)
+
+
+def _latency_s(design: NetworkDesign, message: Message) -> float:
+    """Of what lies behind the first switch, which the collectives' latency has in it."""
+    hop_s, fabric, domains = _hop_s(design), design.fabric, _domains(design, message)
+    if domains == 1:
+        return 0.0
+    if isinstance(fabric, Grid):
+        return hop_s * (2 * fabric.ring_steps if message.kind == "all_reduce" else fabric.hops)
+    return hop_s * (design.hops_worst - 1) * float(np.log2(domains))
+
+
+def _through_nodes_s(design: NetworkDesign, message: Message) -> float:
+    """What an all-to-all moves over the scale-up links so that every byte stays on its rail."""
+    by_rail = design.topology in ("star", "rail-only", "rail-optimised", "multi-plane") and design.num_switches > 1
+    if not by_rail or _domains(design, message) == 1:
+        return 0.0
+    inside = message.ranks / _domains(design, message)
+    share = (inside - 1 + (message.ranks - inside) * (design.rails - 1) / design.rails) / message.ranks
+    return share * message.size_bytes / fabric_of(design.cluster).scale_up_bytes_per_s

@@ -1,0 +1,147 @@
+"""Fat trees: how many switches of each tier, and how many links between the tiers.
+
+Symbols: R ports of a switch, L leaves, d links down from the fullest leaf, u links up from each, t = d / u the taper,
+P pods, s spines of a pod, C cores that one place in the pods shares.
+
+    star       L = 1, u = 0
+    two tiers  s = the smallest divisor of u with s >= L u / R, so that every leaf has u / s links to every spine
+    three      pods of m = L / P leaves; s = the smallest divisor of u with m u / s <= R / 2 links down from a spine,
+               and as many up; C = ceil(P m u / (s R)); P s spines, s C cores. A spine's links to its C cores
+               may differ by one
+
+Leaves that are not full may have more links up than they need: among u with d / u <= t the one with the fewest switches
+is taken, then the one with the fewest links. Source of the divisor rule: NVIDIA's reference designs, which it
+reproduces (16 -> 18 and 32 -> 36 spines at u = 72).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+__all__ = ["Tree", "leaf_ports", "most_leaves", "smallest_divisor", "star", "tree"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """One fat tree of equal switches."""
+
+    ports: int
+    """R, of a switch."""
+    leaves: int
+    """L"""
+    down: int
+    """d, links to endpoints of the fullest leaf."""
+    up: int = 0
+    """u, links to spines of each leaf; 0 in a star."""
+    pods: int = 1
+    """P; 1 where there are no cores."""
+    pod_spines: int = 0
+    """s"""
+    place_cores: int = 0
+    """C; spines with the same place in their pods share them; 0 where there are two tiers."""
+
+    @property
+    def spines(self) -> int:
+        """Of all pods."""
+        return self.pods * self.pod_spines
+
+    @property
+    def cores(self) -> int:
+        """Of all places."""
+        return self.pod_spines * self.place_cores
+
+    @property
+    def switches(self) -> int:
+        """Of all tiers."""
+        return self.leaves + self.spines + self.cores
+
+    @property
+    def leaf_spine_links(self) -> int:
+        """L u."""
+        return self.leaves * self.up
+
+    @property
+    def spine_core_links(self) -> int:
+        """As many as come up from the leaves; none without cores."""
+        return self.leaf_spine_links if self.cores else 0
+
+    @property
+    def spine_up(self) -> int:
+        """Links to cores of each spine."""
+        return self.leaf_spine_links // self.spines if self.cores else 0
+
+    @property
+    def hops(self) -> int:
+        """Switches on the longest path: leaf, spine, core, spine, leaf."""
+        return 5 if self.cores else 3 if self.up else 1
+
+
+def leaf_ports(ports: int, taper: float) -> tuple[int, int]:
+    """Ports down and up of a full leaf: the most down that are at most t times those up.
+
+    No port up is left where the taper is larger than R - 1.
+
+    >>> leaf_ports(64, 1.0), leaf_ports(64, 2.0), leaf_ports(80, 44 / 36)
+    ((32, 32), (42, 21), (44, 36))
+    """
+    fewest = int(ports / (1.0 + taper) + 1e-9)
+    down, up = max((min(int(taper * up + 1e-9), ports - up), -up) for up in (fewest, fewest + 1))
+    return (down, -up) if fewest else (0, 0)
+
+
+def most_leaves(ports: int, tiers: int) -> int:
+    """The largest L: R with two tiers, R pods of R / 2 leaves with three."""
+    return {1: 1, 2: ports, 3: ports * (ports // 2)}[tiers]
+
+
+@cache
+def smallest_divisor(number: int, least: int) -> int | None:
+    """The smallest divisor of `number` that is at least `least`; None where that is more than the number.
+
+    >>> smallest_divisor(72, 16), smallest_divisor(32, 12)
+    (18, 16)
+    """
+    return next((value for value in range(max(1, least), number + 1) if number % value == 0), None)
+
+
+def star(ports: int, endpoints: int) -> Tree:
+    """One switch."""
+    return Tree(ports=ports, leaves=1, down=endpoints)
+
+
+def tree(ports: int, leaves: int, down: int, *, taper: float, tiers: int) -> Tree | None:
+    """The tree of two or three tiers with the fewest switches, then links, then pods; None where none is possible.
+
+    Args:
+        ports: R.
+        leaves: L; with three tiers a few more where pods cannot share them evenly.
+        down: d, of the fullest leaf.
+        taper: t, at most.
+        tiers: 2 or 3.
+    """
+    fewest_up = max(1, math.ceil(down / taper - 1e-9))
+    build = _two_tiers if tiers == 2 else _three_tiers
+    found = [built for up in range(fewest_up, ports - down + 1) for built in build(ports, leaves, down, up)]
+    return min(found, key=lambda each: (each.switches, each.leaf_spine_links, each.pods), default=None)
+
+
+def _two_tiers(ports: int, leaves: int, down: int, up: int) -> Iterator[Tree]:
+    spines = smallest_divisor(up, -(-leaves * up // ports))
+    if spines is not None:
+        yield Tree(ports=ports, leaves=leaves, down=down, up=up, pod_spines=spines)
+
+
+def _three_tiers(ports: int, leaves: int, down: int, up: int) -> Iterator[Tree]:
+    half = ports // 2
+    for size in range(1, min(half, leaves) + 1):
+        pods = -(-leaves // size)
+        spines = smallest_divisor(up, -(-size * up // half))
+        if spines is None or pods < 2:
+            continue
+        links = size * up // spines
+        cores = -(-pods * links // ports)
+        if cores <= links:
+            yield Tree(ports, pods * size, down, up, pods, spines, cores)

@@ -1,0 +1,187 @@
+"""A drawing of a network as SVG: compute above the nodes, storage and management below; light and dark, no script."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from html import escape
+from itertools import pairwise
+
+from trainworks.plan.network.design import NetworkDesign
+from trainworks.plan.network.support import SupportNetworks
+from trainworks.report.network_graph import Box, Bundle, Graph, network_graph
+
+__all__ = ["network_svg"]
+
+_WIDTH, _LEFT, _RIGHT = 1240, 190, 20
+_HEAD, _ROW, _BOX, _ARC = 84, 140, 30, 90
+_RAILS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#b3a100", "#8a9199")
+_STORAGE = ("storage", "storage spine")
+_MOST_LABELS = 16
+_STYLE = """
+svg { color-scheme: light dark; --paper: #ffffff; --ink: #14171a; --soft: #5d666e; --rule: #c9ced3; --box: #eef1f4;
+  --node: #dfeaf3; --store: #e4f2ec; --manage: #f3eee0; background: var(--paper);
+  font: 12px system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif; }
+@media (prefers-color-scheme: dark) { svg { --paper: #121417; --ink: #e8eaed; --soft: #9aa3ab; --rule: #454c53;
+  --box: #262b31; --node: #1d3140; --store: #1c332a; --manage: #35301f; } }
+text { fill: var(--ink); } .soft { fill: var(--soft); } .title { font-size: 18px; font-weight: 650; }
+.row { font-weight: 600; } .mid { text-anchor: middle; }
+.halo { paint-order: stroke; stroke: var(--paper); stroke-width: 4px; font-size: 11px; }
+rect { fill: var(--box); stroke: var(--rule); } .node { fill: var(--node); } .store { fill: var(--store); }
+.manage { fill: var(--manage); } .link { fill: none; stroke: var(--soft); stroke-opacity: 0.55; }
+.rail { fill: none; stroke-opacity: 0.75; } .storage { fill: none; stroke: #009e73; stroke-opacity: 0.6;
+  stroke-dasharray: 5 3; } .managed { stroke: #b58900; stroke-opacity: 0.7; stroke-dasharray: 1 3; }
+"""
+
+
+def network_svg(design: NetworkDesign, support: SupportNetworks) -> str:
+    """The whole picture.
+
+    Args:
+        design: the compute fabric.
+        support: storage and management of the same nodes.
+    """
+    graph = network_graph(design, support)
+    tops = _tops(graph)
+    management = max(tops.values()) + _ROW - 30
+    height = management + _BOX + 34
+    parts = [
+        _heading(design),
+        *_management_lines(graph, tops, management),
+        *(_bundle(bundle, graph, tops) for bundle in graph.bundles),
+        *_boxes(graph, tops),
+        *_labels(graph, tops),
+        *_row_titles(design, graph, tops),
+        _management(support, management),
+    ]
+    label = escape(f"network of {design.cluster.name}: {design.topology}")
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{label}">'
+        f"<style>{_STYLE}</style>{''.join(parts)}</svg>\n"
+    )
+
+
+def _tops(graph: Graph) -> dict[str, int]:
+    """Where each row begins; the first has room for the arcs of links within it."""
+    first = next(iter(graph.rows))
+    arcs = any(bundle.start.row == bundle.end.row == first for bundle in graph.bundles)
+    return {row: _HEAD + (_ARC if arcs else 0) + index * _ROW for index, row in enumerate(graph.rows)}
+
+
+def _heading(design: NetworkDesign) -> str:
+    switch = f"{design.num_switches:,} {design.switch.name}" if design.switch else "no switches"
+    blocking = "nothing blocks" if design.oversubscription <= 1 else f"oversubscription {design.oversubscription:.3g}"
+    about = f"{design.topology}: {switch}, {design.num_cables:,} cables, {blocking}"
+    return (
+        f'<text class="title" x="24" y="34">{escape(design.cluster.name)}</text>'
+        f'<text class="soft" x="24" y="56">{escape(about)}</text>'
+    )
+
+
+def _middle(box: Box, graph: Graph) -> float:
+    step = (_WIDTH - _LEFT - _RIGHT) / len(graph.rows[box.row])
+    return _LEFT + (box.index + 0.5) * step
+
+
+def _width(row: Sequence[Box]) -> float:
+    step = (_WIDTH - _LEFT - _RIGHT) / len(row)
+    return min(step * 0.82, 110.0)
+
+
+def _bundle(bundle: Bundle, graph: Graph, tops: dict[str, int]) -> str:
+    x1, x2 = _middle(bundle.start, graph), _middle(bundle.end, graph)
+    width = 1.0 + 0.45 * math.log2(bundle.links)
+    path = _path(bundle, x1, x2, tops)
+    css, colour = _look(bundle)
+    title = f"<title>{bundle.links:,} links</title>"
+    return f'<path class="{css}" d="{path}" stroke-width="{width:.2f}"{colour}>{title}</path>'
+
+
+def _path(bundle: Bundle, x1: float, x2: float, tops: dict[str, int]) -> str:
+    y1, y2 = tops[bundle.start.row], tops[bundle.end.row]
+    if y1 == y2:
+        up = y1 - 18 - (_ARC - 30) * abs(x2 - x1) / (_WIDTH - _LEFT - _RIGHT)
+        return f"M{x1:.1f} {y1}C{x1:.1f} {up:.1f} {x2:.1f} {up:.1f} {x2:.1f} {y2}"
+    above, below = (y1 + _BOX, y2) if y1 < y2 else (y1, y2 + _BOX)
+    return f"M{x1:.1f} {above}L{x2:.1f} {below}"
+
+
+def _look(bundle: Bundle) -> tuple[str, str]:
+    if bundle.end.row in _STORAGE:
+        return "storage", ""
+    if bundle.rail is None:
+        return "link", ""
+    return "rail", f' stroke="{_RAILS[bundle.rail % len(_RAILS)]}"'
+
+
+def _boxes(graph: Graph, tops: dict[str, int]) -> Iterator[str]:
+    for row, boxes in graph.rows.items():
+        width, css = _width(boxes), "node" if row == "node" else "store" if row in _STORAGE else ""
+        for box in boxes:
+            x, y = _middle(box, graph), tops[row]
+            yield (
+                f'<rect class="{css}" x="{x - width / 2:.1f}" y="{y}" width="{width:.1f}" height="{_BOX}" rx="4"/>'
+                f'<text class="mid" x="{x:.1f}" y="{y + _BOX / 2 + 4:.0f}">{escape(box.label)}</text>'
+            )
+
+
+def _between(graph: Graph, upper: str, lower: str) -> list[Bundle]:
+    return [bundle for bundle in graph.bundles if {bundle.start.row, bundle.end.row} == {upper, lower}]
+
+
+def _labels(graph: Graph, tops: dict[str, int]) -> Iterator[str]:
+    """Numbers on the lines where there are few, else beside them."""
+    rows = list(graph.rows)
+    for upper, lower in [*pairwise(rows), (rows[0], rows[0])]:
+        bundles = _between(graph, upper, lower)
+        y = (tops[upper] + tops[lower] + _BOX) // 2 + 4 if upper != lower else tops[upper] - 14
+        if bundles:
+            yield f'<text class="soft" x="24" y="{y}">{escape(_beside(bundles))}</text>'
+        counts = {bundle.links for bundle in bundles}
+        if upper != lower and len(bundles) <= _MOST_LABELS and counts != {1} and len(counts) < 4:
+            for bundle in bundles:
+                x = (_middle(bundle.start, graph) + _middle(bundle.end, graph)) / 2
+                yield f'<text class="halo mid" x="{x:.1f}" y="{y}">{bundle.links:,}</text>'
+
+
+def _beside(bundles: Sequence[Bundle]) -> str:
+    total, counts = sum(bundle.links for bundle in bundles), {bundle.links for bundle in bundles}
+    if counts == {1}:
+        return f"{total:,} links"
+    each = f"{min(counts):,}" if len(counts) == 1 else f"{min(counts):,} to {max(counts):,}"
+    return f"{total:,} links, {each} a line"
+
+
+def _row_titles(design: NetworkDesign, graph: Graph, tops: dict[str, int]) -> Iterator[str]:
+    for row, boxes in graph.rows.items():
+        number = sum(box.devices for box in boxes)
+        name = {"storage": "storage leaf", "node": "nodes", "switch": "switches"}.get(row, row)
+        y = tops[row] + _BOX // 2
+        yield f'<text class="row" x="24" y="{y - 2}">{number:,} {name}</text>'
+        yield f'<text class="soft" x="24" y="{y + 13}">{escape(_about(design, graph, row))}</text>'
+
+
+def _about(design: NetworkDesign, graph: Graph, row: str) -> str:
+    within = f"{graph.inside[row]:,} links inside boxes" if row in graph.inside else ""
+    if row == "node":
+        return within or f"{design.nics} NICs each"
+    if row in _STORAGE:
+        return "64 ports each"
+    return within or (f"{design.ports.count} links each" if design.ports else "")
+
+
+def _management_lines(graph: Graph, tops: dict[str, int], management: int) -> Iterator[str]:
+    for box in graph.rows["node"]:
+        x = _middle(box, graph) - _width(graph.rows["node"]) * 0.35
+        yield f'<line class="managed" x1="{x:.1f}" x2="{x:.1f}" y1="{tops["node"] + _BOX}" y2="{management}"/>'
+
+
+def _management(support: SupportNetworks, y: int) -> str:
+    cables = f"{support.management_cables.value:,.0f} cables to every node, switch and power distribution unit"
+    width = _WIDTH - _LEFT - _RIGHT
+    return (
+        f'<rect class="manage" x="{_LEFT}" y="{y}" width="{width}" height="{_BOX}" rx="4"/>'
+        f'<text class="mid" x="{_LEFT + width / 2:.0f}" y="{y + _BOX / 2 + 4:.0f}">{cables}</text>'
+        f'<text class="row" x="24" y="{y + _BOX // 2 - 2}">{support.management_switches.value:,.0f} management</text>'
+        f'<text class="soft" x="24" y="{y + _BOX // 2 + 13}">48 ports each</text>'
+    )

@@ -1,0 +1,171 @@
+"""Laws of every design: ports, bisection, taper, limits; which topology is chosen, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from tests.plan.network.networks import NICS, NODES, PORTS, SWITCHED, TAPERS, a_switch, cluster, network, networks
+from trainworks.catalog.cluster import parse_cluster
+from trainworks.errors import UsageError
+from trainworks.plan.network.design import NetworkDesign, design_network, topologies_compared
+from trainworks.plan.network.switches import find_switch
+from trainworks.plan.network.topologies import TOPOLOGIES
+
+
+@given(networks())
+def test_there_are_switch_ports_for_all_links(design: NetworkDesign) -> None:
+    assume(design.ports is not None)
+    assert design.ports is not None
+    between = sum(count for name, count in design.cables.items() if not name.startswith("node"))
+    assert design.endpoints + 2 * between <= design.num_switches * design.ports.count
+
+
+@given(networks())
+def test_the_bisection_is_never_more_than_half_of_the_nics(design: NetworkDesign) -> None:
+    assert 0 < design.bisection_links <= design.endpoints / 2
+    assert design.oversubscription >= 1
+
+
+@given(NODES, NICS, PORTS, st.sampled_from(SWITCHED[:6]))
+def test_a_fat_tree_without_a_taper_has_the_bisection_of_half_of_its_nics(
+    nodes: int, nics: int, ports: int, topology: str
+) -> None:
+    design = built(nodes, nics, ports, topology)
+    assert design.bisection_links == design.endpoints / 2
+
+
+@pytest.mark.parametrize("taper", [1.0, 3.0, 7.0])
+def test_a_taper_divides_the_bisection_of_full_leaves_exactly(taper: float) -> None:
+    leaves = round(64 * taper / (1 + taper))
+    design = design_network(cluster(4 * leaves, 1), topology="spine-leaf", oversubscription=taper, switch=a_switch(64))
+    assert design.oversubscription == taper
+
+
+@given(NODES, NICS, PORTS, TAPERS)
+def test_a_taper_is_never_exceeded(nodes: int, nics: int, ports: int, taper: float) -> None:
+    design = built(nodes, nics, ports, "spine-leaf", taper)
+    assert design.oversubscription <= taper * (1 + 1e-9)
+
+
+@given(NODES, NICS, PORTS, st.sampled_from(SWITCHED))
+def test_a_topology_holds_its_largest_cluster_and_refuses_one_more(
+    nodes: int, nics: int, ports: int, topology: str
+) -> None:
+    most = built(nodes, nics, ports, topology).max_nodes
+    assert most is not None
+    assume(most * nics < 20000)
+    assert built(most, nics, ports, topology).max_endpoints == most * nics
+    with pytest.raises(UsageError, match="are too many"):
+        design_network(cluster(most + 1, nics), topology=topology, switch=a_switch(ports))
+
+
+@given(NODES, NICS, PORTS, st.sampled_from(("star", "3-tier", "dragonfly")))
+def test_a_larger_cluster_never_needs_fewer_switches(nodes: int, nics: int, ports: int, topology: str) -> None:
+    smaller, larger = built(nodes, nics, ports, topology), built(nodes + 1, nics, ports, topology)
+    assert larger.num_switches >= smaller.num_switches
+
+
+@given(NODES, NICS, PORTS)
+def test_links_down_of_all_leaves_are_enough_for_all_nics(nodes: int, nics: int, ports: int) -> None:
+    design = built(nodes, nics, ports, "rail-optimised")
+    assert design.switches["leaf"] % design.rails == 0
+    assert design.fabric.down * design.switches["leaf"] >= design.endpoints  # type: ignore[union-attr]
+
+
+def built(nodes: int, nics: int, ports: int, topology: str, taper: float = 1.0) -> NetworkDesign:
+    try:
+        return design_network(cluster(nodes, nics), topology=topology, oversubscription=taper, switch=a_switch(ports))
+    except UsageError:
+        assume(False)
+        raise
+
+
+@pytest.mark.parametrize(
+    ("on", "topology", "switches"),
+    [
+        ("4 nodes of DGX A100", "star", {"switch": 1}),
+        ("16 nodes of DGX A100", "star", {"switch": 4}),
+        ("64 nodes of DGX A100", "rail-optimised", {"leaf": 32, "spine": 16}),
+        ("1024 nodes of DGX B200", "rail-optimised", {"leaf": 256, "spine": 256, "core": 128}),
+        ("100 nodes of 8x L4 over 1x RoCE 400", "spine-leaf", {"leaf": 4, "spine": 2}),
+        ("32 nodes of 8x L4 over 2x RoCE 400", "star", {"switch": 1}),
+    ],
+)
+def test_the_topology_that_is_chosen(on: str, topology: str, switches: dict[str, int]) -> None:
+    design = network(on=on)
+    assert (design.topology, dict(design.switches)) == (topology, switches)
+
+
+def test_sixteen_nodes_take_a_third_of_the_switches_in_a_star_that_a_spine_leaf_network_takes() -> None:
+    star, tree = network("star"), network("spine-leaf")
+    assert (star.num_switches, tree.num_switches) == (4, 11)
+    assert (star.num_cables, tree.num_cables) == (128, 268)
+    assert star.bisection_bytes_per_s == tree.bisection_bytes_per_s
+
+
+def test_rails_that_no_scale_up_link_joins_get_spines() -> None:
+    assert network(on="32 nodes of 8x L40S over 8x RoCE 400").topology == "rail-optimised"
+
+
+def test_one_leaf_of_each_rail_makes_a_taper_harmless_between_nodes() -> None:
+    assert network("rail-optimised", oversubscription=2).oversubscription == 1
+
+
+def test_a_fabric_manager_takes_the_place_of_a_node() -> None:
+    design = network("rail-optimised", "31 nodes of DGX H100", spare_slots=1)
+    assert design.cables == {"node-leaf": 252, "leaf-spine": 256}
+    with pytest.raises(UsageError, match="256 nodes are too many"):
+        network("spine-leaf", "256 nodes of DGX H100", spare_slots=1)
+
+
+def test_the_comparison_has_every_topology_that_holds_the_cluster() -> None:
+    found = {design.topology for design in topologies_compared(parse_cluster("1024 nodes of DGX B200"))}
+    assert found == set(TOPOLOGIES) - {"star", "spine-leaf"}
+
+
+@pytest.mark.parametrize(
+    ("topology", "on", "options", "message", "hint"),
+    [
+        (
+            "spine-leaf",
+            "300 nodes of DGX H100",
+            {},
+            "300 nodes are too many for `spine-leaf`: with 64 links on Quantum-2 QM9700 it holds 256 of 8 NICs",
+            "`3-tier` holds 8,192",
+        ),
+        ("mesh", "4 nodes of DGX A100", {}, "no topology `mesh`", f"there are auto, {', '.join(TOPOLOGIES)}"),
+        ("ring", "4 nodes of 8x L4 over 1x RoCE 400", {}, "a ring needs 2 NICs in each node, and these have 1", None),
+        (
+            "dragonfly+",
+            "4 nodes of DGX A100",
+            {},
+            "4 nodes are too few for a dragonfly+: fewer switches hold them",
+            None,
+        ),
+        (
+            "auto",
+            "4 nodes of DGX A100",
+            {"oversubscription": 0.5},
+            "oversubscription is 0.5, and has to be at least",
+            None,
+        ),
+        ("auto", "4 nodes of DGX A100", {"oversubscription": float("nan")}, "oversubscription is nan", None),
+        ("spine-leaf", "4 nodes of DGX A100", {"oversubscription": 99}, "oversubscription 99 leaves no link up", None),
+        ("auto", "4 nodes of DGX A100", {"spare_slots": -1}, "spare slots are -1", None),
+        (
+            "multi-plane",
+            "4 nodes of DGX H100",
+            {"switch": find_switch("64x 200 Gb/s")},
+            "2 planes need ports that make 2 links",
+            None,
+        ),
+    ],
+)
+def test_what_cannot_be_built_is_refused_with_the_limit(
+    topology: str, on: str, options: dict[str, float], message: str, hint: str | None
+) -> None:
+    with pytest.raises(UsageError, match=message.replace("+", r"\+")) as refused:
+        network(topology, on, **options)
+    assert hint is None or refused.value.hint == hint
