@@ -1,0 +1,86 @@
+"""The job whose failures are forecast: of a run file, or so much work on a cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainworks.catalog.cluster import ClusterDescription
+from trainworks.cli.cluster_planning import plan_cluster
+from trainworks.errors import UsageError
+from trainworks.plan.assumptions import GIVEN
+from trainworks.plan.failures.scenario import spread_of
+from trainworks.plan.storage.demand import checkpoint_size
+from trainworks.plan.trace import Traced, computed, derive, fact
+from trainworks.spec.load import Source
+from trainworks.spec.run_file import RunFile
+from trainworks.units import format_duration
+
+__all__ = ["Asked", "ask", "ask_without_run_file"]
+
+_SHORTEST_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The job without its failures."""
+
+    title: str
+    cluster: ClusterDescription
+    work: Traced
+    work_spread: float
+    checkpoint: Traced | None
+    """Size; None where no model is known."""
+    shortest: Traced
+    """Nobody saves more often."""
+    accelerators_per_replica: int = 1
+    every_s: float | None = None
+    node_mttf_s: float | None = None
+    deadline_s: float | None = None
+    notes: tuple[str, ...] = ()
+
+
+def ask_without_run_file(cluster: ClusterDescription, work_s: float) -> Asked:
+    """So much work on a cluster, of a model that nobody has named."""
+    return Asked(
+        title=f"{format_duration(work_s)} of work",
+        cluster=cluster,
+        work=fact("work", work_s, "s", source=GIVEN),
+        work_spread=0.0,
+        checkpoint=None,
+        shortest=fact("shortest interval", _SHORTEST_S, "s", source="a choice of this command"),
+        notes=cluster.notes,
+    )
+
+
+def ask(run_file: RunFile, source: Source | None) -> Asked:
+    """The planned steps of a run file.
+
+    Raises:
+        UsageError: its cluster is this machine, or it cannot be planned.
+    """
+    if run_file.cluster.engine != "described":
+        raise UsageError(
+            "failures are forecast for a described cluster",
+            place=source.place(("cluster",)) if source else None,
+            hint='name one: `--on "16 nodes of DGX H100"`',
+        )
+    plan = plan_cluster(run_file, source)
+    best, layout = plan.best[0], plan.best[0].layout
+    step = computed(
+        "step time", best.step_time_s, "s", by="trainworks plan, fastest layout", low=best.low_s, high=best.high_s
+    )
+    steps = fact("steps", plan.steps, "", source="the run file")
+    every, recover = run_file.checkpoint.every, run_file.recover
+    return Asked(
+        title=run_file.name,
+        cluster=plan.job.cluster,
+        work=derive("work", "s", "steps * step_time", steps=steps, step_time=step),
+        work_spread=spread_of(best.low_s, best.high_s),
+        checkpoint=checkpoint_size(plan.job.shape.num_parameters),
+        shortest=step,
+        accelerators_per_replica=layout.tp * layout.pp * layout.cp,
+        every_s=every.seconds if every.steps is None else every.steps * best.step_time_s,
+        node_mttf_s=recover.node_mttf if "node_mttf" in recover.model_fields_set else None,
+        deadline_s=run_file.goal.deadline,
+        notes=tuple(plan.notes),
+    )

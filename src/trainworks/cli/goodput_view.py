@@ -1,0 +1,207 @@
+"""A forecast as a person reads it, as JSON, and as a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from trainworks.cli.cluster_plan_view import print_parts
+from trainworks.cli.goodput_planning import Forecast
+from trainworks.errors import DiskFullError, EnvironmentProblem, UsageError
+from trainworks.plan.failures.scenario import Outcome
+from trainworks.report.goodput_page import write_goodput_page
+from trainworks.units import format_duration
+
+__all__ = ["check_plot", "forecast_as_json", "print_forecast", "write_plot"]
+
+_QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
+
+
+def print_forecast(found: Forecast, console: Console) -> None:
+    """Failures and checkpoints, the finish, where the time goes, and what spares change."""
+    parts: list[Sequence[RenderableType]] = [
+        [_facts(found)],
+        [_title(f"where the time goes, {found.wishes.trials:,} simulated runs"), _shares(found.outcome)],
+        [_title("spares"), _spares(found)],
+        [Text(f"note: {note}", style="yellow") for note in found.notes],
+    ]
+    print_parts(parts, console)
+
+
+def _title(text: str) -> Text:
+    return Text(text, style="bold")
+
+
+def _facts(found: Forecast) -> Table:
+    mean, failures, cluster = found.expected, found.failures, found.asked.cluster
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    low, high = (found.outcome.quantile_s(_QUANTILES[name]) for name in ("p10", "p90"))
+    rows = {
+        "cluster": f"{cluster.name}: {cluster.num_nodes:,} node{'s' if cluster.num_nodes > 1 else ''} of "
+        f"{cluster.accelerators_per_node}",
+        "work": f"{_time(found.asked.work.value)} on all nodes, if nothing fails",
+        "failures": f"one every {_time(mean.job_mttf.value)}, {_few(mean.failures.value)} in the run; "
+        f"{_node_mttf(found)}",
+        "checkpoint": f"every {_time(mean.interval.value)}, training stands still for {_time(failures.save.value)}",
+        "recovery": f"{_time(failures.detection.value)} to notice, {_time(failures.restart.value)} to restart, "
+        f"{_time(failures.repair.value)} to repair a node",
+        "expected": f"runtime goodput {_percent(mean.runtime_goodput.value)}, ETTR {_percent(mean.ettr.value)}, "
+        f"run time {_time(mean.run_time.value)}",
+        "spares": _needed(found),
+        "finish": f"{_time(found.outcome.quantile_s(0.5))} (80 %: {_time(low)} to {_time(high)}) "
+        f"with {_count(found.spares)}",
+    }
+    if found.deadline_s is not None:
+        chance = found.outcome.chance(found.deadline_s)
+        rows["deadline"] = f"{_time(found.deadline_s)}: met by {_percent(chance)} of the runs"
+    for name, text in rows.items():
+        table.add_row(name, Text(text))
+    return table
+
+
+def _node_mttf(found: Forecast) -> str:
+    """What one node does, all failures taken together."""
+    own = found.failures.node_mttf
+    every = own.inputs.get("node_mttf", own)
+    return f"a node has one every {_time(every.value)} ({(every.source or '').partition(':')[0]})"
+
+
+def _few(count: float) -> str:
+    return f"{count:.1f}" if count < 10 else f"{count:,.0f}"
+
+
+def _needed(found: Forecast) -> str:
+    needed, nodes = found.needed, found.asked.cluster.num_nodes
+    limit = needed.inputs["limit"].value
+    share = _percent(needed.value / nodes)
+    return f"{needed.value:,.0f} ({share}) are needed to wait for nodes less than {100 * limit:g} % of the time"
+
+
+def _shares(outcome: Outcome) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    mean = float(outcome.wall_s.mean())
+    for name, share in outcome.shares().items():
+        if share > 0:
+            table.add_row(name, _percent(share), _time(share * mean))
+    return table
+
+
+def _spares(found: Forecast) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    columns = ["spares", "goodput", "waiting", *_QUANTILES]
+    for name in columns + ([] if found.deadline_s is None else ["in time"]):
+        table.add_column(name, justify="right", no_wrap=True)
+    for spares, outcome in found.by_spares.items():
+        cells = [f"{spares:,}", _percent(outcome.runtime_goodput), _percent(outcome.shares()["waiting for nodes"])]
+        cells += [_time(outcome.quantile_s(share)) for share in _QUANTILES.values()]
+        if found.deadline_s is not None:
+            cells.append(_percent(outcome.chance(found.deadline_s)))
+        table.add_row(*cells, style="bold" if spares == found.spares else None)
+    return table
+
+
+def _time(seconds: float) -> str:
+    """`54d` for 54 days and no hour."""
+    head, _, tail = format_duration(seconds).partition(" ")
+    return head if tail in ("0h", "0m", "0s") else f"{head} {tail}".rstrip()
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _count(spares: int) -> str:
+    return f"{spares:,} spare{'' if spares == 1 else 's'}"
+
+
+def forecast_as_json(found: Forecast) -> dict[str, Any]:
+    """All figures in base units."""
+    mean, failures = found.expected, found.failures
+    return {
+        "cluster": found.asked.cluster.name,
+        "num_nodes": found.asked.cluster.num_nodes,
+        "work_s": found.asked.work.value,
+        "job_mttf_s": mean.job_mttf.value,
+        "checkpoint_interval_s": mean.interval.value,
+        "save_s": failures.save.value,
+        "expected": {
+            "runtime_goodput": mean.runtime_goodput.value,
+            "ettr": mean.ettr.value,
+            "run_time_s": mean.run_time.value,
+            "failures": mean.failures.value,
+            "waiting_share": mean.waiting.value,
+        },
+        "spares_needed": round(found.needed.value),
+        "spares": found.spares,
+        "deadline_s": found.deadline_s,
+        "simulated": {"trials": found.wishes.trials, "seed": found.wishes.seed}
+        | _outcome_as_json(found.outcome, found.deadline_s),
+        "by_spares": [
+            {"spares": spares} | _outcome_as_json(outcome, found.deadline_s)
+            for spares, outcome in found.by_spares.items()
+        ],
+        "notes": list(found.notes),
+    }
+
+
+def _outcome_as_json(outcome: Outcome, deadline_s: float | None) -> dict[str, Any]:
+    return {
+        "runtime_goodput": outcome.runtime_goodput,
+        "ettr": outcome.ettr,
+        "failures": float(outcome.failures.mean()),
+        "preemptions": float(outcome.preemptions.mean()),
+        "finish_s": {name: outcome.quantile_s(share) for name, share in _QUANTILES.items()},
+        "chance": None if deadline_s is None else outcome.chance(deadline_s),
+        "shares": outcome.shares(),
+    }
+
+
+def check_plot(plot: Path | None) -> None:
+    """Before anything is simulated: a page that cannot be written is refused.
+
+    Raises:
+        UsageError: there is no such folder, or the path is no file.
+    """
+    if plot is None:
+        return
+    if not plot.absolute().parent.is_dir():
+        raise UsageError(f"`{plot.parent}` is no folder", place="--plot")
+    if plot.exists() and not plot.is_file():
+        raise UsageError(f"`{plot}` is no file", place="--plot", hint="name a page to write: `--plot goodput.html`")
+
+
+def write_plot(plot: Path | None, found: Forecast) -> None:
+    """Write the page, if one is wanted.
+
+    Raises:
+        EnvironmentProblem: it cannot be written.
+    """
+    if plot is None:
+        return
+    about = f"{found.asked.cluster.name}, {_time(found.asked.work.value)} of work, {_count(found.spares)}"
+    shares = {f"{_count(spares)}": outcome.shares() for spares, outcome in found.by_spares.items()}
+    try:
+        write_goodput_page(
+            plot,
+            title=found.asked.title,
+            about=about,
+            finishes_s=found.outcome.wall_s.tolist(),
+            shares=shares,
+            deadline_s=found.deadline_s,
+        )
+    except DiskFullError as error:
+        raise DiskFullError(
+            error.message, place="--plot", hint="free some space, or write the page elsewhere"
+        ) from None
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot write `{plot}`: {error.strerror}", place="--plot") from None
