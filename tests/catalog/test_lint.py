@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from trainworks.catalog.accelerator_rules import FLOPS_PER_CLOCK
 from trainworks.catalog.catalog import Catalog, load_catalog
-from trainworks.catalog.lint import FLOPS_PER_CLOCK, RULES, Finding, lint
+from trainworks.catalog.lint import RULES, Finding, lint
 from trainworks.catalog.rows import Kind
 
 SHIPPED = load_catalog()

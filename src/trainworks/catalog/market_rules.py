@@ -1,0 +1,110 @@
+"""What can be recomputed of offers, storage, fleets, assumptions and grids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trainworks.catalog.catalog import Catalog
+from trainworks.catalog.facts import Assumption, Fleet, Grid, Offer, Storage
+from trainworks.catalog.problem import Check, Problem, giga
+from trainworks.catalog.rows import Kind
+
+__all__ = ["MARKET_CHECKS"]
+
+CLIENT_BYTES_PER_S = 100e9
+"""More than one node has been seen to read from shared storage (two ports of 400 Gb/s)."""
+
+GRID_KG_PER_KWH = (0.005, 1.2)
+"""Greenhouse gases of a kilowatt-hour: hydropower and nuclear alone, and lignite alone."""
+
+ACCELERATOR_USD_PER_HOUR = (0.05, 30.0)
+"""Prices of one accelerator that were seen; some lists print 700 where they mean "not offered"."""
+
+
+def _offer_is_of_its_node(offer: Offer, catalog: Catalog) -> Iterator[Problem]:
+    """An offer of a node has that node's accelerators, and an accelerator that there is."""
+    if offer.accelerator not in catalog.accelerators:
+        yield offer.accelerator, "an accelerator of the catalogue", "a typing error, or an alias"
+    if offer.node is None:
+        return
+    if offer.node not in catalog.nodes:
+        yield offer.node, "a node of the catalogue", "a typing error, or an alias"
+        return
+    node = catalog.nodes[offer.node]
+    sold, built = (offer.accelerator, offer.accelerators), (node.accelerator, node.accelerators)
+    if sold != built:
+        meaning = "the offer is of another size or part"
+        yield f"{sold[1]} x {sold[0]}", f"{offer.node} has {built[1]} x {built[0]}", meaning
+
+
+def _offer_price(offer: Offer, _: Catalog) -> Iterator[Problem]:
+    """A price per accelerator hour that somebody could ask for; spot in order, and below on demand."""
+    low, high = ACCELERATOR_USD_PER_HOUR
+    prices = [*offer.spot_usd_per_hour, *filter(None, [offer.usd_per_hour])]
+    for price in prices:
+        if not low <= price / offer.accelerators <= high:
+            each = f"{price / offer.accelerators:g} USD per accelerator hour"
+            yield each, f"{low:g} to {high:g}", "a placeholder for `not offered`, or the price of another size"
+    if prices != sorted(prices):
+        written = ", ".join(f"{price:g}" for price in prices)
+        yield written, "cheapest, median and dearest spot, on demand", "spot is dearer than on demand"
+
+
+def _storage_rates(system: Storage, _: Catalog) -> Iterator[Problem]:
+    """A server writes no faster than it reads, and a bottleneck of the network is written in bytes."""
+    read, write = system.server_read_bytes_per_s, system.server_write_bytes_per_s
+    if read is not None and write is not None and write > read:
+        yield f"writes {giga(write)}", f"reads {giga(read)}", "read and write were swapped"
+    client = system.client_bytes_per_s
+    if client is not None and client > CLIENT_BYTES_PER_S:
+        yield f"client of {giga(client)}", f"{giga(CLIENT_BYTES_PER_S)}", "Gb/s were written as GB/s"
+
+
+def _fleet_rate(fleet: Fleet, catalog: Catalog) -> Iterator[Problem]:
+    """Failures over nodes and days are the rate, causes add up to the failures, the accelerator is known."""
+    if fleet.accelerator is not None and fleet.accelerator not in catalog.accelerators:
+        yield fleet.accelerator, "an accelerator of the catalogue", "a typing error, or an alias"
+    if fleet.causes is not None and sum(fleet.causes.values()) != fleet.failures:
+        yield f"causes of {sum(fleet.causes.values())}", f"{fleet.failures} failures", "a cause is missing"
+    if fleet.failures is None or fleet.nodes is None or fleet.days is None:
+        return
+    counted = fleet.failures / fleet.nodes / fleet.days
+    rate = fleet.failures_per_node_s * 86400
+    if abs(rate / counted - 1) > 0.02:
+        yield f"{1000 * rate:.2f} per 1000 node-days", f"{1000 * counted:.2f}", "GPUs were counted for nodes"
+
+
+def _fleet_stands_alone(fleet: Fleet, catalog: Catalog) -> Iterator[Problem]:
+    """One fleet stands for an architecture, and the architecture is that of some accelerator."""
+    known = {part.architecture for part in catalog.accelerators.values()}
+    for architecture in fleet.stands_for:
+        others = [name for name, other in catalog.fleets.items() if architecture in other.stands_for]
+        if len(others) > 1:
+            yield f"{architecture}: {', '.join(others)}", "one fleet", "which one a plan takes is left to chance"
+        if architecture not in known:
+            yield architecture, "an architecture of some accelerator", "a typing error"
+
+
+def _assumption_in_range(assumption: Assumption, _: Catalog) -> Iterator[Problem]:
+    """The usual value lies between the ends."""
+    values = [assumption.low, assumption.typical, assumption.high]
+    if values != sorted(values):
+        yield f"{assumption.typical:g}", f"{assumption.low:g} to {assumption.high:g}", "two columns were swapped"
+
+
+def _grid_intensity(grid: Grid, _: Catalog) -> Iterator[Problem]:
+    """Between hydropower alone and lignite alone."""
+    low, high = GRID_KG_PER_KWH
+    if not low <= grid.kg_co2e_per_kwh <= high:
+        limit = f"{low * 1e3:g} to {high * 1e3:g} g/kWh"
+        yield f"{grid.kg_co2e_per_kwh * 1e3:g} g/kWh", limit, "kg for g, or a figure per MWh"
+
+
+MARKET_CHECKS: dict[Kind, dict[str, Check]] = {
+    "offers": {"offer-is-of-its-node": _offer_is_of_its_node, "offer-price": _offer_price},
+    "storage": {"storage-rates": _storage_rates},
+    "fleets": {"fleet-rate": _fleet_rate, "fleet-stands-alone": _fleet_stands_alone},
+    "assumptions": {"in-range": _assumption_in_range},
+    "grids": {"grid-intensity": _grid_intensity},
+}
+"""Rules by the kind of row that they look at, and by their names."""
