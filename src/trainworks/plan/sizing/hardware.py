@@ -104,7 +104,9 @@ def _processor(cluster: ClusterDescription, base: Node, processor: Processor) ->
         meaning = "every slot runs at the processor's generation, half as fast per step"
         yield Finding("processor", bad, value, limit, meaning)
     elif processor.pcie_generation > wanted:
-        meaning = f"a board of the generation before: its slots stay PCIe {wanted}, and servers pair it with PCIe {wanted}"
+        meaning = (
+            f"a board of the generation before: its slots stay PCIe {wanted}, and servers pair it with PCIe {wanted}"
+        )
         yield Finding("processor", bad, value, limit, meaning)
     else:
         yield Finding("processor", "fits", value, limit, "one generation")
@@ -128,8 +130,6 @@ def _scale_up(cluster: ClusterDescription, base: Node) -> Iterator[Finding]:
     slot = _rate(cluster.accelerator.host_bytes_per_s)
     meaning = "data parallelism is what such a node is good at; tensor parallelism crosses the slot"
     yield Finding("scale-up link", "note", value, f"the rest talks over PCIe, {slot}", meaning)
-
-
 
 
 def _rate(bytes_per_s: float) -> str:

@@ -1,0 +1,206 @@
+"""`trainworks size`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+from trainworks.catalog.catalog import find_row, has
+from trainworks.cli.cost_inputs import parse_assumptions, read_prices
+from trainworks.cli.options import AsJson, wide_console
+from trainworks.cli.size_tables import Proposal
+from trainworks.cli.size_view import check_page, print_proposal, proposal_as_json, write_proposal
+from trainworks.cli.sizing import Asked, size_up
+from trainworks.cli.sizing_details import details_of, minimum_clusters
+from trainworks.cli.sizing_plans import Plans
+from trainworks.cli.sizing_teams import print_shared, share_out, shared_as_json
+from trainworks.cli.trace_view import explain as explain_figure
+from trainworks.errors import EnvironmentProblem, QuantityError, UsageError
+from trainworks.plan.sizing.proposal import Wish, choose
+from trainworks.spec.load import Source, load_run_file
+from trainworks.spec.run_file import RunFile
+from trainworks.units import parse_duration, parse_usd
+
+__all__ = ["command"]
+
+CONTRACTS = ("on-demand", "reserved", "spot", "own")
+_LARGEST = 65_536
+
+RunFiles = Annotated[
+    list[Path], typer.Argument(metavar="RUN_FILE...", help="YAML run files; several are teams that share a cluster.")
+]
+Deadline = Annotated[str | None, typer.Option("--deadline", metavar="TIME", help="Done by then; the run file's goal.")]
+Budget = Annotated[str | None, typer.Option("--budget", metavar="USD", help="Of the run: `200000USD`.")]
+Confidence = Annotated[float, typer.Option("--confidence", metavar="SHARE", help="Chance of meeting the deadline.")]
+Only = Annotated[
+    list[str] | None, typer.Option("--only", metavar="NAME", help="Accelerator or node to look at; may be repeated.")
+]
+Contracts = Annotated[
+    list[str] | None, typer.Option("--contract", metavar="|".join(CONTRACTS), help="To look at; may be repeated.")
+]
+Hours = Annotated[
+    float | None,
+    typer.Option("--hours-per-year", metavar="H", help="For which a cluster of your own would train: priced as well."),
+]
+Largest = Annotated[int, typer.Option("--largest", metavar="NODES", min=1, max=_LARGEST, help="Nodes to look at.")]
+Prices = Annotated[
+    str | None, typer.Option("--prices", metavar="FILE|skypilot", help="Offers from a CSV, or from SkyPilot's tables.")
+]
+Assume = Annotated[
+    list[str] | None, typer.Option("--assume", metavar="NAME=VALUE", help="Replace an assumption of the catalogue.")
+]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Of the simulations.")]
+Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Write the proposal as an HTML page.")]
+Explain = Annotated[str | None, typer.Option("--explain", metavar="FIGURE", help="Say how a figure comes about.")]
+
+
+def command(
+    run_files: RunFiles,
+    deadline: Deadline = None,
+    budget: Budget = None,
+    confidence: Confidence = 0.9,
+    only: Only = None,
+    contract: Contracts = None,
+    hours_per_year: Hours = None,
+    largest: Largest = 1024,
+    prices: Prices = None,
+    assume: Assume = None,
+    seed: Seed = 1,
+    plot: Plot = None,
+    explain: Explain = None,
+    as_json: AsJson = False,
+) -> None:
+    """Plans every kind of node on offer, with its failures and its price; proposes the cheapest that meets the goal."""
+    check_page(plot)
+    if not 0 < confidence < 1:
+        raise UsageError(f"a chance of {confidence:g}", place="--confidence", hint="it lies between 0 and 1: `0.9`")
+    table = read_prices(prices)
+    loaded = [load_run_file(path) for path in run_files]
+    asked = [
+        Asked(
+            run_file=run_file,
+            wish=_wish(run_file, deadline, budget, confidence),
+            offers=table.offers,
+            only=_names(only or []),
+            contracts=_contracts(contract, hours_per_year),
+            hours_per_year=_hours(hours_per_year),
+            largest=largest,
+            given=parse_assumptions(assume or []),
+            seed=seed,
+        )
+        for run_file, _ in loaded
+    ]
+    sources = [source for _, source in loaded]
+    if len(asked) == 1:
+        _size_one(asked[0], sources[0], plot, explain, as_json=as_json, notes=table.notes)
+    elif plot is None and explain is None:
+        _size_many(asked, sources, as_json=as_json)
+    else:
+        raise UsageError("--plot and --explain are for one run file", hint="several are answered with one table")
+
+
+def _size_many(asked: list[Asked], sources: list[Source], *, as_json: bool) -> None:
+    with _progress() as progress:
+        shared = share_out(list(zip(asked, sources, strict=True)), progress)
+    if as_json:
+        typer.echo(json.dumps(shared_as_json(shared), indent=2))
+    else:
+        print_shared(shared, wide_console())
+
+
+def _size_one(
+    asked: Asked, source: Source, plot: Path | None, explain: str | None, *, as_json: bool, notes: tuple[str, ...]
+) -> None:
+    proposal = _proposal(asked, source)
+    if plot is not None:
+        write_proposal(plot, proposal)
+    if explain is not None:
+        explain_figure(proposal.figures, explain)
+    elif as_json:
+        typer.echo(json.dumps(proposal_as_json(proposal), indent=2))
+    else:
+        print_proposal(proposal, notes, wide_console())
+
+
+def _proposal(asked: Asked, source: Source) -> Proposal:
+    plans = Plans(asked.run_file, source)
+    with _progress() as progress:
+        sized = size_up(asked, plans, progress)
+        chosen = choose(sized.alternatives, asked.wish)
+        if chosen is None:
+            raise _unmet(sized.alternatives, asked.wish)
+        plan = plans.exactly(chosen.candidate.cluster_text(chosen.num_nodes))
+        details = details_of(chosen, plan, asked, plans)
+        return Proposal(asked, chosen, sized, details, minimum_clusters(asked, plans))
+
+
+def _unmet(alternatives: list, wish: Wish) -> EnvironmentProblem:  # type: ignore[type-arg]
+    """No alternative meets the goal: what comes nearest, in cost or in time."""
+    surest = max(alternatives, key=lambda item: (item.chance(wish), -item.cost.value))
+    cheapest = min(alternatives, key=lambda item: item.cost.value)
+    return EnvironmentProblem(
+        f"none of {len(alternatives)} alternatives meets the goal; the surest is {surest.name} with a chance of "
+        f"{surest.chance(wish):.0%} for {surest.cost.value:,.0f} USD, the cheapest {cheapest.name} for "
+        f"{cheapest.cost.value:,.0f} USD",
+        hint="allow more time, more money, more nodes (`--largest`) or a smaller `--confidence`",
+    )
+
+
+def _wish(run_file: RunFile, deadline: str | None, budget: str | None, confidence: float) -> Wish:
+    return Wish(
+        deadline_s=_parsed("--deadline", parse_duration, deadline) or run_file.goal.deadline,
+        budget_usd=_parsed("--budget", parse_usd, budget) or run_file.goal.budget,
+        confidence=confidence,
+    )
+
+
+def _parsed(option: str, parse: Callable[[str], float], text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        value = parse(text)
+    except QuantityError as error:
+        raise UsageError(error.message, place=option, hint=error.hint) from None
+    if value <= 0:
+        raise UsageError(f"`{text}` is nothing", place=option)
+    return value
+
+
+def _names(written: list[str]) -> frozenset[str]:
+    """Names of accelerators or nodes as the catalogue writes them."""
+    known = [name for name in written if has("accelerators", name) or has("nodes", name)]
+    if unknown := [name for name in written if name not in known]:
+        find_row(unknown[0], "accelerators")  # raises, with the nearest names
+    return frozenset(find_row(name, "accelerators" if has("accelerators", name) else "nodes").name for name in written)
+
+
+def _contracts(written: list[str] | None, hours_per_year: float | None) -> frozenset[str]:
+    """On demand and spot, unless said otherwise; owning where its hours are given."""
+    for name in written or []:
+        if name not in CONTRACTS:
+            raise UsageError(f"no contract `{name}`", place="--contract", hint=f"there are {', '.join(CONTRACTS)}")
+    chosen = frozenset(written or ("on-demand", "spot"))
+    return chosen | {"own"} if hours_per_year is not None and not written else chosen
+
+
+def _hours(asked: float | None) -> float:
+    if asked is not None and not 0 < asked <= 8784:
+        raise UsageError(f"{asked:g} hours in a year", place="--hours-per-year", hint="it has 8,760")
+    return asked or 5000.0
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, float], None]]:
+    """A bar on stderr where that is a terminal."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("planning", total=1.0)
+        yield lambda node, share: bar.update(task, description=f"planning {node}", completed=share)

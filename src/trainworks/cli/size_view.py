@@ -1,0 +1,162 @@
+"""A proposal on the terminal, as JSON, and as a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from trainworks.cli.cluster_plan_view import print_parts
+from trainworks.cli.size_tables import Proposal, facts, own_or_rent, sheets
+from trainworks.cli.trace_view import trace_as_json, trace_lines
+from trainworks.errors import DiskFullError, EnvironmentProblem, UsageError
+from trainworks.plan.network.support import support_networks
+from trainworks.plan.sizing.proposal import Alternative, Wish, front
+from trainworks.plan.trace import tornado
+from trainworks.report.network_drawing import network_svg
+from trainworks.report.proposal_page import ProposalPage, Sheet, write_proposal_page
+from trainworks.report.scatter import Dot
+from trainworks.units import format_duration, format_usd
+
+__all__ = ["check_page", "print_proposal", "proposal_as_json", "write_proposal"]
+
+_SECONDS_PER_DAY = 86400.0
+_NARROW = 120
+"""Columns of a terminal below which tables leave out what they can spare."""
+
+
+def print_proposal(proposal: Proposal, notes: Sequence[str], console: Console) -> None:
+    """What is proposed and why, what else there is, and everything that goes with it."""
+    named = Table(show_header=False, box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    named.add_column(style="bold", no_wrap=True)
+    named.add_column()
+    for name, text in facts(proposal).items():
+        named.add_row(name, Text(text))
+    parts: list[Sequence[RenderableType]] = [[named]]
+    parts.append([_title("why"), *(Text(f"- {reason}") for reason in proposal.reasons)])
+    parts += [_printed(sheet, narrow=console.width < _NARROW) for sheet in sheets(proposal)]
+    lines = own_or_rent(proposal.details.buying, proposal.asked)
+    parts.append([_title("own or rent"), *(Text(line) for line in lines)])
+    parts.append([Text(f"note: {note}", style="yellow") for note in (*proposal.details.plan.notes, *notes)])
+    print_parts(parts, console)
+
+
+def _title(text: str) -> Text:
+    return Text(text, style="bold")
+
+
+def _printed(sheet: Sheet, *, narrow: bool) -> list[RenderableType]:
+    """A table whose last column alone is wrapped."""
+    shown = [index for index, head in enumerate(sheet.heads) if not (narrow and head in sheet.spared)]
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for index in shown:
+        table.add_column(sheet.heads[index], no_wrap=index != shown[-1])
+    for row in sheet.rows:
+        table.add_row(*(Text(row[index]) for index in shown))
+    return [_title(sheet.title), table, *([Text(sheet.about)] if sheet.about else [])]
+
+
+def proposal_as_json(proposal: Proposal) -> dict[str, Any]:
+    """Everything that the tables show, in base units, and every figure with its inputs."""
+    details, wish = proposal.details, proposal.asked.wish
+    return {
+        "proposal": _as_json(proposal.chosen, wish),
+        "reasons": proposal.reasons,
+        "alternatives": [_as_json(item, wish) for item in proposal.sized.alternatives],
+        "not_proposed": [asdict(item) for item in proposal.sized.skipped],
+        "smallest": [
+            {
+                "accelerator": item.accelerator.name,
+                "count": item.count,
+                "run_time_s": item.run_time_s,
+                "usd_per_hour": item.usd_per_hour,
+            }
+            for item in proposal.minima
+        ],
+        "layout": details.plan.best[0].model_dump(mode="json"),
+        "networks": [
+            {
+                "over": item.option.over,
+                "step_time_s": item.best.step_time_s,
+                "exposed_s": item.exposed_s,
+                "enough": item is details.enough,
+            }
+            for item in details.fabrics
+        ],
+        "hosts": [asdict(item) for item in details.findings],
+        "storage": [{"storage": item.name, "enough": item.enough, "reason": item.reason} for item in details.storage],
+        "figures": {figure.name: trace_as_json(figure) for figure in proposal.figures},
+        "notes": details.plan.notes,
+    }
+
+
+def _as_json(item: Alternative, wish: Wish) -> dict[str, Any]:
+    return {
+        "node": item.candidate.node,
+        "num_nodes": item.num_nodes,
+        "accelerators": item.accelerators,
+        "spares": item.spares,
+        "contract": item.contract,
+        "seller": item.seller,
+        "p50_s": item.p50_s,
+        "p90_s": item.p90_s,
+        "chance": item.chance(wish) if wish.deadline_s else None,
+        "cost_usd": item.cost.value,
+        "meets_goal": item.meets(wish),
+    }
+
+
+def check_page(plot: Path | None) -> None:
+    """Before anything is planned: a page that cannot be written is refused."""
+    if plot is None:
+        return
+    if not plot.absolute().parent.is_dir():
+        raise UsageError(f"`{plot.parent}` is no folder", place="--plot")
+    if plot.exists() and not plot.is_file():
+        raise UsageError(f"`{plot}` is no file", place="--plot", hint="name a page to write: `--plot proposal.html`")
+
+
+def write_proposal(plot: Path, proposal: Proposal) -> None:
+    """Write the page, atomically."""
+    try:
+        write_proposal_page(plot, _page(proposal))
+    except DiskFullError as error:
+        hint = "free some space, or write the page elsewhere"
+        raise DiskFullError(error.message, place="--plot", hint=hint) from None
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot write `{plot}`: {error.strerror}", place="--plot") from None
+
+
+def _page(proposal: Proposal) -> ProposalPage:
+    chosen, details, best = proposal.chosen, proposal.details, front(proposal.sized.alternatives)
+    return ProposalPage(
+        title=proposal.asked.run_file.name,
+        facts=facts(proposal),
+        reasons=proposal.reasons,
+        dots=[
+            Dot(
+                item.p90_s / _SECONDS_PER_DAY,
+                item.cost.value,
+                f"{item.name}: {format_duration(item.p90_s)}, {format_usd(item.cost.value)}",
+                front=item in best,
+                chosen=item is chosen,
+            )
+            for item in proposal.sized.alternatives
+        ],
+        sheets=[*sheets(proposal)],
+        terms_s=details.plan.best[0].terms_s,
+        finishes_s=list(chosen.outcome.wall_s),
+        shares=chosen.outcome.shares(),
+        deadline_s=proposal.asked.wish.deadline_s,
+        cost=chosen.cost,
+        swings=tornado(chosen.cost),
+        drawing="" if details.network is None else network_svg(details.network, support_networks(details.network)),
+        owning=own_or_rent(details.buying, proposal.asked),
+        traces=["\n".join(trace_lines(figure)) for figure in proposal.figures],
+        notes=list(details.plan.notes),
+    )

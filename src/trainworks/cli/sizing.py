@@ -1,0 +1,270 @@
+"""From a run file and a goal to a proposal: every kind of node planned, priced and run through its failures."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from trainworks.catalog.catalog import load_catalog
+from trainworks.catalog.facts import Offer
+from trainworks.cli.cluster_planning import ClusterPlan
+from trainworks.cli.sizing_plans import Plans, smallest
+from trainworks.errors import EnvironmentProblem, UsageError
+from trainworks.plan.assumptions import GIVEN, assumed
+from trainworks.plan.failures.goodput import Expected, Failures, expected, spares_needed
+from trainworks.plan.failures.scenario import Outcome, scenario_of, spread_of
+from trainworks.plan.failures.simulation import simulate
+from trainworks.plan.failures.usual import save_stall, usual_failures
+from trainworks.plan.money.owning import own
+from trainworks.plan.money.renting import contracts, rent
+from trainworks.plan.sizing.candidates import Candidate, Skipped, candidates, node_counts
+from trainworks.plan.sizing.proposal import Alternative, Wish
+from trainworks.plan.storage.demand import checkpoint_size
+from trainworks.plan.trace import Traced, computed, derive, fact
+from trainworks.spec.run_file import RunFile, Workload
+
+__all__ = ["Asked", "Reliability", "Sized", "may_meet", "reliability_of", "size_up", "workload_of"]
+
+_TRIALS = 200
+_MORE = 2
+"""Numbers of nodes that are tried of each kind, from the smallest that may meet the deadline."""
+_SECONDS_PER_HOUR = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a proposal is asked for."""
+
+    run_file: RunFile
+    wish: Wish
+    offers: tuple[Offer, ...]
+    only: frozenset[str] = frozenset()
+    contracts: frozenset[str]
+    """`on-demand`, `reserved`, `spot`, `own`."""
+    hours_per_year: float
+    """For which a cluster of one's own trains."""
+    largest: int
+    """Nodes."""
+    given: Mapping[str, float]
+    """Numbers that replace assumptions."""
+    seed: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Reliability:
+    """How one size of a cluster fares, without a price."""
+
+    plan: ClusterPlan
+    work: Traced
+    failures: Failures
+    spares: Traced
+    mean: Expected
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """Everything that was tried."""
+
+    alternatives: list[Alternative]
+    skipped: list[Skipped]
+    runs: dict[tuple[str, int], Reliability]
+    """By name of the node and number of nodes."""
+
+
+def workload_of(run_file: RunFile) -> Workload:
+    """The workload of a run file.
+
+    Raises:
+        UsageError: it has a command instead.
+    """
+    if run_file.workload is None:
+        raise UsageError("a command of your own cannot be sized; only a `workload` can")
+    return run_file.workload
+
+
+def size_up(asked: Asked, plans: Plans, progress: Callable[[str, float], None]) -> Sized:
+    """Try every kind of node at the smallest number that meets the wish, and at a few more.
+
+    Args:
+        asked: the run and what it has to meet.
+        plans: of the same run file.
+        progress: is told the node that is tried, and the share of nodes that are done.
+
+    Raises:
+        EnvironmentProblem: no kind of node trains this workload in time.
+    """
+    precision = workload_of(asked.run_file).precision
+    found, skipped = candidates(load_catalog(), asked.offers, precision=precision, only=asked.only)
+    sized = Sized([], skipped, {})
+    for index, candidate in enumerate(found):
+        progress(candidate.node, index / len(found))
+        if reason := _try_out(candidate, asked, plans, sized):
+            sized.skipped.append(Skipped(candidate.node, reason))
+    if not sized.alternatives:
+        raise _nothing(sized.skipped)
+    return sized
+
+
+def _nothing(skipped: Sequence[Skipped]) -> EnvironmentProblem:
+    told = Counter(item.reason for item in skipped).most_common(3)
+    counted = "; ".join(f"{count} of them: {reason}" for reason, count in told)
+    return EnvironmentProblem(
+        f"no kind of node trains this workload in time ({counted or 'none is offered'})",
+        hint="allow more nodes with `--largest`, a later `--deadline`, or other nodes with `--only`",
+    )
+
+
+def _try_out(candidate: Candidate, asked: Asked, plans: Plans, sized: Sized) -> str:
+    """Add the candidate's alternatives; why there are none, or nothing."""
+    owned = candidate.for_sale and "own" in asked.contracts
+    if not owned and not candidate.offers:
+        return "it can be bought, and not rented"
+    largest = candidate.largest or asked.largest
+    too_few = _too_few(candidate, asked, plans.flops)
+
+    def meets(count: int) -> bool:
+        if count <= too_few:
+            return False
+        plan = plans.on(candidate.cluster_text(count))
+        return plan is not None and may_meet(plan, asked)
+
+    least = smallest(largest, meets)
+    if least is None:
+        return _why_not(candidate, largest, plans)
+    if not owned and not candidate.offers_of(least):
+        return "several are needed, and no offer says what network joins them"
+    tried = [count for count in node_counts(largest) if count >= least]
+    for count in tried[: _MORE if asked.wish.deadline_s else _MORE + 2]:
+        sized.alternatives.extend(_alternatives(candidate, count, asked, plans, sized))
+    return ""
+
+
+def _too_few(candidate: Candidate, asked: Asked, flops: float | None) -> int:
+    """Nodes that miss the deadline even if every accelerator ran at its peak; 0 where that is not known."""
+    if asked.wish.deadline_s is None or flops is None:
+        return 0
+    part = load_catalog().accelerators[candidate.base.accelerator]
+    peak = part.peak_flops_per_s[workload_of(asked.run_file).precision] * candidate.base.accelerators
+    return int(flops / (peak * asked.wish.deadline_s))
+
+
+def _why_not(candidate: Candidate, largest: int, plans: Plans) -> str:
+    if candidate.largest == 1:
+        return "one node is too few, and no offer says what network joins several"
+    if plans.on(candidate.cluster_text(largest)) is not None:
+        return f"{largest:,} nodes would take too long"
+    return plans.why_not(candidate.cluster_text(largest)).splitlines()[0]
+
+
+def may_meet(plan: ClusterPlan, asked: Asked, *, share: float = 1.0) -> bool:
+    """Whether the mean run, failures included, is done within that share of the time to the deadline."""
+    if asked.wish.deadline_s is None:
+        return True
+    try:
+        _, _, _, mean = _mean(plan, asked)
+    except UsageError:  # it fails too often to get on
+        return False
+    return mean.run_time.value <= share * asked.wish.deadline_s
+
+
+def _mean(plan: ClusterPlan, asked: Asked) -> tuple[Traced, Failures, Traced, Expected]:
+    best, cluster = plan.best[0], plan.job.cluster
+    by = "trainworks plan, fastest layout"
+    step = computed("step time", best.step_time_s, "s", by=by, low=best.low_s, high=best.high_s)
+    steps = fact("steps", plan.steps, "", source="the run file")
+    work = derive("work", "s", "steps * step_time", steps=steps, step_time=step)
+    recover = asked.run_file.recover
+    failures = usual_failures(
+        cluster.accelerator,
+        cluster.num_nodes,
+        save=save_stall(checkpoint_size(plan.job.shape.num_parameters), cluster.num_nodes),
+        node_mttf_s=recover.node_mttf if "node_mttf" in recover.model_fields_set else None,
+    )
+    spares = spares_needed(failures, limit=assumed("time without nodes"))
+    return work, failures, spares, expected(failures, work=work, spares=spares, shortest=step)
+
+
+def reliability_of(plan: ClusterPlan, asked: Asked, **more: float) -> Reliability:
+    """The simulated finish of a plan; `more` are fields of the scenario, for capacity that is taken away."""
+    work, failures, spares, mean = _mean(plan, asked)
+    best = plan.best[0]
+    scenario = scenario_of(
+        failures,
+        work_s=work.value,
+        interval_s=mean.interval.value,
+        work_spread=spread_of(best.low_s, best.high_s),
+        spares=round(spares.value),
+        **more,
+    )
+    return Reliability(plan, work, failures, spares, mean, simulate(scenario, trials=_TRIALS, seed=asked.seed))
+
+
+def _alternatives(candidate: Candidate, count: int, asked: Asked, plans: Plans, sized: Sized) -> Iterator[Alternative]:
+    """The cheapest of each kind of contract, and to own."""
+    plan = plans.on(candidate.cluster_text(count))
+    if plan is None:
+        return
+    run = reliability_of(plan, asked)
+    sized.runs[candidate.node, count] = run
+    for contract in ("on-demand", "reserved", "spot"):
+        selling = [offer for offer in candidate.offers_of(count) if contract in contracts(offer)]
+        if contract in asked.contracts and selling:
+            yield _rented(candidate, count, contract, selling, run, asked)
+    if candidate.for_sale and "own" in asked.contracts:
+        yield _owned(candidate, count, run, asked)
+
+
+def _rented(
+    candidate: Candidate, count: int, contract: str, selling: Sequence[Offer], run: Reliability, asked: Asked
+) -> Alternative:
+    outcome = run.outcome if contract != "spot" else _on_spot(run, asked)
+    held = run.outcome if contract == "spot" else outcome  # a spot price has the waste in it
+    hours = _hours(held)
+    accelerators = count * candidate.base.accelerators
+    priced = [
+        (rent(offer, contract=contract, num_accelerators=accelerators, hours=hours, given=asked.given), offer)  # type: ignore[arg-type]
+        for offer in selling
+    ]
+    cost, offer = min(priced, key=lambda pair: pair[0].value)
+    return Alternative(candidate, count, 0, contract, offer.name, cost, outcome)
+
+
+def _on_spot(run: Reliability, asked: Asked) -> Outcome:
+    """The same run on capacity that is taken away."""
+    life, restart = (assumed(name, asked.given.get(name)).value for name in ("spot life", "spot restart"))
+    save = assumed("spot save", asked.given.get("spot save")).value
+    failures = replace(run.failures, save=fact("save stall", save, "s", source=GIVEN))
+    scenario = scenario_of(
+        failures,
+        work_s=run.work.value,
+        interval_s=(2 * save * life) ** 0.5,
+        work_spread=spread_of(run.plan.best[0].low_s, run.plan.best[0].high_s),
+        preempt_s=life,
+        capacity_wait_s=restart,
+    )
+    return simulate(scenario, trials=_TRIALS, seed=asked.seed)
+
+
+def _hours(outcome: Outcome) -> Traced:
+    low, mid, high = (outcome.quantile_s(share) / _SECONDS_PER_HOUR for share in (0.1, 0.5, 0.9))
+    return computed("hours", mid, "h", by=f"simulation of {_TRIALS} runs with their failures", low=low, high=high)
+
+
+def _owned(candidate: Candidate, count: int, run: Reliability, asked: Asked) -> Alternative:
+    """A share of one's own cluster, spares included, for the hours of the run."""
+    cluster = run.plan.job.cluster
+    spares = round(run.spares.value)
+    bought = cluster.model_copy(update={"num_nodes": count + spares})
+    yearly = fact("hours per year", asked.hours_per_year, "h/year", source=GIVEN)
+    owning = own(bought, hours_per_year=yearly, given=asked.given)
+    cost = derive(
+        f"{candidate.node}, own",
+        "USD",
+        "per_accelerator_hour * accelerators * hours",
+        per_accelerator_hour=owning.per_accelerator_hour,
+        accelerators=fact("accelerators bought", bought.num_accelerators, "", source="with spares"),
+        hours=_hours(run.outcome),
+    )
+    return Alternative(candidate, count, spares, "own", "bought", cost, run.outcome)

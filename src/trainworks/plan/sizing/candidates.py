@@ -1,0 +1,111 @@
+"""Kinds of node that could be bought or rented, and the numbers of them that are tried."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from trainworks.catalog.catalog import Catalog, reference_node
+from trainworks.catalog.facts import Node, Offer
+from trainworks.errors import UsageError
+
+__all__ = ["PYTORCH_VENDORS", "Candidate", "Skipped", "candidates", "node_counts"]
+
+PYTORCH_VENDORS = ("NVIDIA", "AMD")
+"""Whose accelerators run the same PyTorch program; the others are tried when they are named."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One kind of node."""
+
+    node: str
+    """As a cluster's text names it: `4 nodes of NODE`."""
+    base: Node
+    for_sale: bool
+    """Whether it is a machine that can be bought."""
+    offers: tuple[Offer, ...]
+    """By which it can be rented."""
+
+    @property
+    def largest(self) -> int | None:
+        """Nodes that one job can span: one where nobody publishes their network, else any number."""
+        joined = self.for_sale or self.base.scale_up_domain > self.base.accelerators
+        known = joined or any(offer.node is not None for offer in self.offers)
+        return None if self.base.nics and known else 1
+
+    def offers_of(self, num_nodes: int) -> list[Offer]:
+        """By which so many can be rented: a price that names no instance says nothing of the network between nodes."""
+        joined = self.base.scale_up_domain > self.base.accelerators
+        return [offer for offer in self.offers if offer.node is not None or num_nodes == 1 or joined]
+
+    def cluster_text(self, num_nodes: int) -> str:
+        """The description of so many of them."""
+        return f"{num_nodes} nodes of {self.node}"
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A kind of node that is not proposed, and why."""
+
+    node: str
+    reason: str
+
+
+def candidates(
+    catalog: Catalog, offers: Iterable[Offer], *, precision: str, only: frozenset[str] = frozenset()
+) -> tuple[list[Candidate], list[Skipped]]:
+    """Every kind of node that somebody offers or sells, and those that cannot train in this precision.
+
+    An offer that names an accelerator only stands for that accelerator's reference node. A machine is for sale where
+    its power is known, because owning it cannot be priced otherwise.
+
+    Args:
+        catalog: all facts.
+        offers: from the catalogue or from a price table of the user.
+        precision: of the workload.
+        only: names of accelerators or nodes to look at; all when empty.
+    """
+    bases = {name: node for name, node in catalog.nodes.items() if node.kind == "machine" and node.power_w}
+    for_sale = frozenset(bases)
+    rented: dict[str, list[Offer]] = {}
+    for offer in offers:
+        for name, base in _offered(offer, catalog):
+            bases[name] = base
+            rented.setdefault(name, []).append(offer)
+    found, skipped = [], []
+    for name, base in bases.items():
+        part = catalog.accelerators[base.accelerator]
+        if only and not {name, part.name} & only:
+            continue
+        if not only and part.vendor not in PYTORCH_VENDORS:
+            skipped.append(Skipped(name, "neither CUDA nor ROCm; name it with `--only` to have it tried"))
+        elif precision in part.peak_flops_per_s:
+            found.append(Candidate(name, base, name in for_sale, tuple(rented.get(name, ()))))
+        else:
+            skipped.append(Skipped(name, f"no {precision} matrix units"))
+    return found, skipped
+
+
+def _offered(offer: Offer, catalog: Catalog) -> Iterator[tuple[str, Node]]:
+    """The node of an offer with the name that a cluster's text gives it; nothing if it is part of a node only."""
+    if offer.node is not None:
+        if offer.node in catalog.nodes:
+            yield offer.node, catalog.nodes[offer.node]
+        return
+    try:
+        base = reference_node(offer.accelerator)
+    except UsageError:
+        return
+    if offer.accelerators in (1, base.accelerators):
+        yield base.name if base.name in catalog.nodes else f"{base.accelerators}x {offer.accelerator}", base
+
+
+def node_counts(largest: int) -> list[int]:
+    """1, 2, 3, 4, 6, 8, 12 ... up to the largest: each at most twice the one before it.
+
+    >>> node_counts(20)
+    [1, 2, 3, 4, 6, 8, 12, 16]
+    """
+    counts = {base << shift for base in (2, 3) for shift in range(largest.bit_length())} | {1}
+    return sorted(count for count in counts if count <= largest)

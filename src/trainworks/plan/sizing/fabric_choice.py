@@ -1,0 +1,71 @@
+"""Which network a job needs, decided by the time that its communication adds to a step.
+
+Every option is planned with the layout that is best on it, because a slow network is answered with another layout. The
+leanest option whose step is at most a few percent slower than on the fastest is enough: what a better network costs is
+a share of everything bought (10 to 25 %), so a network that saves less than that share does not pay for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainworks.catalog.cluster import ClusterDescription
+from trainworks.plan.prediction import Prediction
+
+__all__ = ["EXPOSED_TERMS", "FabricOption", "PlannedFabric", "choose_fabric", "fabric_options"]
+
+EXPOSED_TERMS = ("tp", "cp", "ep", "pp", "dp")
+"""Terms of a step that are communication which computing does not hide."""
+
+
+@dataclass(frozen=True, slots=True)
+class FabricOption:
+    """NICs of one node, as a cluster's text says them after `over`; leaner ones come first."""
+
+    kind: str
+    """`Ethernet` through the kernel, `RoCE` or `InfiniBand`."""
+    over: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedFabric:
+    """An option with the best plan on it."""
+
+    option: FabricOption
+    best: Prediction
+
+    @property
+    def exposed_s(self) -> float:
+        """Communication that computing does not hide, in one step."""
+        return sum(self.best.terms_s.get(term, 0.0) for term in EXPOSED_TERMS)
+
+
+def fabric_options(cluster: ClusterDescription) -> list[FabricOption]:
+    """From one slow Ethernet port to as many InfiniBand ports as the node has accelerators, leaner ones first.
+
+    Ports are no faster than the slot of an accelerator feeds.
+
+    Args:
+        cluster: whose nodes get other NICs.
+    """
+    per_node = cluster.accelerators_per_node
+    speed = max(
+        (gbit for gbit in (100, 200, 400, 800) if gbit / 8 * 1e9 <= cluster.accelerator.host_bytes_per_s), default=100
+    )
+    infiniband = {100: "HDR100", 200: "HDR", 400: "NDR", 800: "XDR"}[speed]
+    written = ["1x TCP 25", "1x TCP 100", "1x RoCE 100", f"1x RoCE {speed}", f"{max(1, per_node // 2)}x RoCE {speed}"]
+    written += [f"{per_node}x RoCE {speed}", f"{per_node}x {infiniband}"]
+    kinds = {"TCP": "Ethernet", "RoCE": "RoCE"}
+    return [FabricOption(kinds.get(over.split()[1], "InfiniBand"), over) for over in dict.fromkeys(written)]
+
+
+def choose_fabric(planned: Sequence[PlannedFabric], *, tolerance: float) -> PlannedFabric:
+    """The first, leanest one whose step is at most `tolerance` slower than the fastest.
+
+    Args:
+        planned: leanest first, not empty.
+        tolerance: 0.05 accepts 5 % more time.
+    """
+    fastest = min(item.best.step_time_s for item in planned)
+    return next(item for item in planned if item.best.step_time_s <= fastest * (1 + tolerance))

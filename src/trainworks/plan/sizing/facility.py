@@ -1,0 +1,58 @@
+"""What the room has to bring: power with losses and cooling, racks, and whether air is enough.
+
+facility power = nodes * node power * PUE        nodes per rack = floor(rack power / node power)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from trainworks.catalog.cluster import ClusterDescription
+from trainworks.plan.assumptions import assumed
+from trainworks.plan.money.energy import node_count, node_power
+from trainworks.plan.trace import Traced, derive
+
+__all__ = ["Facility", "facility_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Facility:
+    """Of all nodes, spares included; switches and storage come on top."""
+
+    it_power: Traced
+    power: Traced
+    racks: Traced
+    cooling: str
+    """In a sentence."""
+
+
+def facility_of(cluster: ClusterDescription, given: Mapping[str, float]) -> Facility:
+    """Power and racks of a cluster that stands in one's own room.
+
+    Args:
+        cluster: with its spares.
+        given: numbers that replace assumptions, by their names.
+
+    Raises:
+        UsageError: nobody publishes the power of the nodes.
+    """
+    nodes, power = node_count(cluster), node_power(cluster, given)
+    it_power = derive("power of the nodes", "W", "nodes * power", nodes=nodes, power=power)
+    pue = assumed("PUE", given.get("PUE"))
+    total = derive("power of the room", "W", "it_power * PUE", it_power=it_power, PUE=pue)
+    rack = assumed("air-cooled rack", given.get("air-cooled rack"))
+    formula = "ceil(nodes / max(1, rack * 1000 // power))"
+    racks = derive("racks", "", formula, nodes=nodes, rack=rack, power=power)
+    return Facility(it_power, total, racks, _cooling(cluster, power.value, rack))
+
+
+def _cooling(cluster: ClusterDescription, node_w: float, rack: Traced) -> str:
+    each = f"{node_w / 1000:.3g} kW a node, {rack.value:g} kW a rack with air"
+    if cluster.scale_up_domain > cluster.accelerators_per_node:
+        together = cluster.scale_up_domain // cluster.accelerators_per_node
+        return f"a rack holds {together} of these nodes, {together * node_w / 1000:.0f} kW: it needs liquid cooling"
+    if node_w > 1000 * rack.value:
+        return f"{each}: one node is more than a rack takes with air, it needs liquid cooling"
+    fit = int(1000 * rack.value // node_w)
+    return f"{each}: {fit} node{'s' if fit > 1 else ''} a rack; air is enough"

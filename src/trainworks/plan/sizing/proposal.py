@@ -1,0 +1,125 @@
+"""What to buy or rent for a run: alternatives, those that nothing beats, and the one that is proposed.
+
+An alternative is proposed when it meets the deadline with the chance that was asked for, costs no more than the budget,
+and is the cheapest of those. Without a deadline the cheapest is proposed whatever it takes, so the front of cost and
+time stands beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainworks.plan.failures.scenario import Outcome
+from trainworks.plan.sizing.candidates import Candidate
+from trainworks.plan.trace import Traced
+from trainworks.units import format_duration, format_usd
+
+__all__ = ["Alternative", "Wish", "choose", "front", "reasons"]
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a proposal has to meet."""
+
+    deadline_s: float | None
+    budget_usd: float | None
+    confidence: float
+    """Smallest acceptable chance of meeting the deadline."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """So many nodes of one kind under one contract."""
+
+    candidate: Candidate
+    num_nodes: int
+    """That train, without spares."""
+    spares: int
+    contract: str
+    """`on-demand`, `spot`, `reserved` or `own`."""
+    seller: str
+    cost: Traced
+    """Of the run, USD."""
+    outcome: Outcome
+
+    @property
+    def accelerators(self) -> int:
+        """That train."""
+        return self.num_nodes * self.candidate.base.accelerators
+
+    @property
+    def p50_s(self) -> float:
+        """Half of the simulated runs are done by then."""
+        return self.outcome.quantile_s(0.5)
+
+    @property
+    def p90_s(self) -> float:
+        """Nine of ten are."""
+        return self.outcome.quantile_s(0.9)
+
+    @property
+    def name(self) -> str:
+        """In one line."""
+        return f"{self.num_nodes} x {self.offer}, {self.contract}"
+
+    @property
+    def offer(self) -> str:
+        """The node and who sells it."""
+        node = self.candidate.node
+        return self.seller if node in self.seller else f"{node} ({self.seller})"
+
+    def chance(self, wish: Wish) -> float:
+        """Of being done by the deadline; 1 without one."""
+        return 1.0 if wish.deadline_s is None else self.outcome.chance(wish.deadline_s)
+
+    def meets(self, wish: Wish) -> bool:
+        """Whether deadline and budget are met."""
+        affordable = wish.budget_usd is None or self.cost.value <= wish.budget_usd
+        return affordable and self.chance(wish) >= wish.confidence
+
+
+def choose(alternatives: Sequence[Alternative], wish: Wish) -> Alternative | None:
+    """The cheapest that meets the wish; None where none does."""
+    meeting = [item for item in alternatives if item.meets(wish)]
+    return min(meeting, key=lambda item: (item.cost.value, item.p90_s), default=None)
+
+
+def front(alternatives: Sequence[Alternative]) -> list[Alternative]:
+    """Those that nothing beats in both cost and time to the 90 % quantile, the cheapest first."""
+    kept: list[Alternative] = []
+    for item in sorted(alternatives, key=lambda each: (each.cost.value, each.p90_s)):
+        if not kept or item.p90_s < kept[-1].p90_s:
+            kept.append(item)
+    return kept
+
+
+def reasons(chosen: Alternative, alternatives: Sequence[Alternative], wish: Wish) -> list[str]:
+    """Why this one and not the others, each in a sentence."""
+    meeting = [item for item in alternatives if item.meets(wish) and item is not chosen]
+    said = [f"{len(meeting) + 1} of {len(alternatives)} alternatives meet the goal, and this is the cheapest"]
+    other = [item for item in meeting if item.candidate.base.accelerator != chosen.candidate.base.accelerator]
+    if other:
+        said.append(
+            _beside("the cheapest with another accelerator", min(other, key=lambda item: item.cost.value), chosen)
+        )
+    fastest = min(meeting, key=lambda item: item.p50_s, default=chosen)
+    if fastest.p50_s < chosen.p50_s:
+        said.append(_beside("the fastest that meets it", fastest, chosen))
+    cheaper = [item for item in alternatives if item.cost.value < chosen.cost.value]
+    if cheaper:
+        item = min(cheaper, key=lambda each: each.cost.value)
+        said.append(f"{_beside('cheaper would be', item, chosen)}, {_misses(item, wish)}")
+    return said
+
+
+def _beside(what: str, item: Alternative, chosen: Alternative) -> str:
+    more = item.cost.value / chosen.cost.value - 1
+    cost = f"{abs(more):.0%} {'dearer' if more >= 0 else 'cheaper'}"
+    return f"{what}: {item.name}, {cost}, half of the runs done in {format_duration(item.p50_s)}"
+
+
+def _misses(item: Alternative, wish: Wish) -> str:
+    if item.chance(wish) < wish.confidence:
+        return f"but it meets the deadline with a chance of {item.chance(wish):.0%} only"
+    return f"but it costs {format_usd(item.cost.value)}"

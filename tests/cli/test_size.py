@@ -1,0 +1,132 @@
+"""`trainworks size`: what it proposes, why, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_app import trainworks_program
+
+RUN = """\
+name: llama-2-7b
+workload:
+  task: causal-lm
+  model: {preset: llama2-7b}
+  data: {sequence_length: 4096}
+  precision: bf16
+  global_batch: 64
+  train_for: 1.6B tokens
+goal: {deadline: 4h}
+"""
+TEAMS = ("every: 12h, deadline: 10h", "every: 1d, deadline: 1d")
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Path:
+    """Fine-tuning of a 7B model, as the articles have it."""
+    path = tmp_path / "run.yaml"
+    path.write_text(RUN)
+    return path
+
+
+def size(*arguments: str | Path, folder: Path) -> str:
+    """What the command prints when all goes well."""
+    done = trainworks_program("size", *map(str, arguments), folder=folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def test_a_proposal_reads_like_this(run_file: Path, golden) -> None:
+    told = size("run.yaml", "--only", "H100", "--only", "A100", folder=run_file.parent)
+    golden("size.txt", told)
+
+
+def test_the_proposal_meets_the_deadline_and_is_the_cheapest_that_does(run_file: Path) -> None:
+    told = json.loads(size("run.yaml", "--only", "H100", "--json", folder=run_file.parent))
+    meeting = [item for item in told["alternatives"] if item["p90_s"] <= 4 * 3600]
+    assert told["proposal"] == min(meeting, key=lambda item: item["cost_usd"])
+    assert told["proposal"]["chance"] >= 0.9
+
+
+def test_owning_is_an_alternative_where_its_hours_are_given(run_file: Path) -> None:
+    told = json.loads(
+        size("run.yaml", "--only", "DGX H100", "--hours-per-year", "7000", "--json", folder=run_file.parent)
+    )
+    assert "own" in {item["contract"] for item in told["alternatives"]}
+
+
+def test_every_figure_of_a_proposal_can_be_explained(run_file: Path) -> None:
+    only = ("--only", "p5.48xlarge", "--contract", "on-demand")
+    told = size("run.yaml", *only, "--explain", "cost", folder=run_file.parent)
+    assert told.startswith("cost = ")
+    assert "AWS p5.48xlarge price = 55.0 USD/h" in told
+
+
+def test_the_page_holds_all_of_it_and_asks_for_nothing(run_file: Path) -> None:
+    size("run.yaml", "--only", "p5.48xlarge", "--plot", "page.html", folder=run_file.parent)
+    page = (run_file.parent / "page.html").read_text()
+    heads = (
+        "Why",
+        "Cost and time",
+        "Alternatives",
+        "Smallest clusters",
+        "One step",
+        "Finish",
+        "Which network",
+        "Hosts",
+    )
+    for head in (*heads, "Storage", "Own or rent", "Where the figures come from"):
+        assert f"<h2>{head}</h2>" in page
+    assert "<script" not in page
+    assert "http" not in page.replace("http://www.w3.org", "")
+
+
+def test_several_runs_share_one_cluster(run_file: Path, golden) -> None:
+    for index, goal in enumerate(TEAMS):
+        team = RUN.replace("llama-2-7b\n", f"team-{index}\n").replace("deadline: 4h", goal)
+        (run_file.parent / f"{index}.yaml").write_text(team)
+    golden("size_teams.txt", size("0.yaml", "1.yaml", "--only", "H100", folder=run_file.parent))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--only", "H1000"], "no accelerator `H1000` in the catalogue"),
+        (["--deadline", "soon"], "`soon` is not a duration"),
+        (["--deadline", "0s"], "`0s` is nothing"),
+        (["--budget", "5"], "`5` is no amount of US dollars"),
+        (["--confidence", "90"], "a chance of 90"),
+        (["--contract", "stolen"], "no contract `stolen`"),
+        (["--hours-per-year", "9000"], "9000 hours in a year"),
+        (["--assume", "PUE=0.5"], "PUE is 0.5"),
+        (["--plot", "nowhere/page.html"], "`nowhere` is no folder"),
+        (["--largest", "0"], "'--largest'"),
+        (["--prices", "none.csv"], "cannot read `none.csv`"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_planned(run_file: Path, arguments: list[str], said: str) -> None:
+    done = trainworks_program("size", "run.yaml", *arguments, folder=run_file.parent)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_goal_that_nothing_meets_names_what_comes_nearest(run_file: Path) -> None:
+    done = trainworks_program("size", "run.yaml", "--only", "p5.48xlarge", "--budget", "1USD", folder=run_file.parent)
+    assert done.returncode == 3
+    assert "alternatives meets the goal; the surest is" in done.stderr
+
+
+def test_a_command_has_nothing_to_size(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("name: x\nrun: python train.py\n")
+    done = trainworks_program("size", "run.yaml", folder=tmp_path)
+    assert done.returncode == 2
+    assert "only a `workload` can" in done.stderr
+
+
+def test_teams_that_do_not_say_how_often_they_start_are_refused_with_the_line(run_file: Path) -> None:
+    done = trainworks_program("size", "run.yaml", "run.yaml", folder=run_file.parent)
+    assert done.returncode == 2
+    assert "how often `llama-2-7b` starts is not said\n  --> run.yaml:9  goal" in done.stderr

@@ -1,0 +1,81 @@
+"""Which alternative is proposed, and which ones nothing beats."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainworks.catalog.catalog import node
+from trainworks.plan.failures.scenario import CAUSES, Outcome
+from trainworks.plan.sizing.candidates import Candidate
+from trainworks.plan.sizing.proposal import Alternative, Wish, choose, front, reasons
+from trainworks.plan.trace import fact
+
+DAY_S = 86400.0
+
+
+def alternative(cost_usd: float, *days: float, name: str = "DGX H100", contract: str = "on-demand") -> Alternative:
+    """One that takes these days in as many simulated runs."""
+    work = np.array(days) * DAY_S
+    nothing = np.zeros_like(work)
+    counts = np.zeros(len(days), dtype=np.int64)
+    outcome = Outcome(work, dict.fromkeys(CAUSES, nothing), counts, counts)
+    candidate = Candidate(name, node(name), for_sale=True, offers=())
+    cost = fact("cost", cost_usd, "USD", source="a test")
+    return Alternative(candidate, 2, 0, contract, f"X {name}", cost, outcome)
+
+
+def wish(days: float | None = 10.0, budget: float | None = None, confidence: float = 0.9) -> Wish:
+    """Done by that day."""
+    return Wish(None if days is None else days * DAY_S, budget, confidence)
+
+
+def test_the_cheapest_that_meets_the_deadline_is_chosen() -> None:
+    slow, cheap, dear = alternative(1.0, 20.0), alternative(2.0, 9.0), alternative(3.0, 1.0)
+    assert choose([dear, slow, cheap], wish()) is cheap
+
+
+def test_a_chance_below_the_confidence_is_not_enough() -> None:
+    unsure = alternative(1.0, *[9.0] * 8, 11.0, 11.0)
+    assert choose([unsure], wish()) is None
+    assert choose([unsure], wish(confidence=0.8)) is unsure
+
+
+def test_the_budget_counts_too() -> None:
+    assert choose([alternative(5.0, 1.0)], wish(budget=4.0)) is None
+
+
+def test_without_a_deadline_the_cheapest_is_chosen_however_long_it_takes() -> None:
+    slow = alternative(1.0, 1000.0)
+    assert choose([slow, alternative(2.0, 1.0)], wish(days=None)) is slow
+
+
+@given(st.lists(st.tuples(st.floats(1, 100), st.floats(1, 100)), min_size=1, max_size=20))
+def test_nothing_beats_one_of_the_front_and_something_beats_every_other(points: list[tuple[float, float]]) -> None:
+    items = [alternative(cost, days) for cost, days in points]
+    best = front(items)
+    for item in items:
+        beaten = any(
+            other.cost.value <= item.cost.value
+            and other.p90_s <= item.p90_s
+            and (other.cost.value, other.p90_s) != (item.cost.value, item.p90_s)
+            for other in items
+        )
+        same = any((kept.cost.value, kept.p90_s) == (item.cost.value, item.p90_s) for kept in best)
+        assert same is not beaten
+
+
+def test_a_cheaper_one_that_misses_the_goal_is_named_with_the_reason() -> None:
+    items = [alternative(1.0, 20.0, name="p5.48xlarge"), alternative(2.0, 9.0)]
+    said = reasons(items[1], items, wish())
+    assert said[-1] == (
+        "cheaper would be: 2 x X p5.48xlarge, on-demand, 50% cheaper, half of the runs done in 20d 0h, "
+        "but it meets the deadline with a chance of 0% only"
+    )
+
+
+@pytest.mark.parametrize("budget", [None, 10.0])
+def test_everything_meets_no_wish_at_all(budget: float | None) -> None:
+    assert alternative(1.0, 1.0).meets(wish(days=None, budget=budget))
