@@ -218,13 +218,13 @@ def test_a_page_that_cannot_be_written_is_the_machine_s_fault(
 ) -> None:
     folder = tmp_path / "gone"
     folder.mkdir()
-    checked = goodput_command.check_plot
+    checked = goodput_command.check_writable
 
-    def check_then_remove(plot: Path | None) -> None:
-        checked(plot)
+    def check_then_remove(plot: Path | None, option: str) -> None:
+        checked(plot, option)
         shutil.rmtree(folder)
 
-    monkeypatch.setattr(goodput_command, "check_plot", check_then_remove)
+    monkeypatch.setattr(goodput_command, "check_writable", check_then_remove)
     with pytest.raises(EnvironmentProblem, match="cannot write"):
         forecast(plot=folder / "page.html")
 

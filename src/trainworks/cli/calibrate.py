@@ -13,7 +13,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from trainworks.catalog.cluster import parse_cluster
+from trainworks.cli.asked import on_cluster
 from trainworks.cli.cluster_layout import as_option, parse_layout
 from trainworks.cli.cluster_plan_view import print_parts
 from trainworks.cli.cluster_planning import ClusterPlan, plan_cluster
@@ -82,11 +82,7 @@ def _on(run_file: RunFile, on: str | None) -> RunFile:
     """The run file on the cluster that was measured; a goal says nothing here."""
     if on is None and run_file.cluster.engine != "described":
         raise UsageError("calibration needs a described cluster", hint="name one with --on or in `cluster`")
-    cluster = run_file.cluster
-    if on is not None:
-        parse_cluster(on)  # blamed here on the option, later on the run file
-        cluster = cluster.model_copy(update={"engine": "described", "of": on})
-    return run_file.model_copy(update={"cluster": cluster, "goal": Goal()})
+    return on_cluster(run_file, on).model_copy(update={"goal": Goal()})
 
 
 def _which_layout(plan: ClusterPlan, step_time: str) -> UsageError:

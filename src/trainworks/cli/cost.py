@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -13,12 +11,13 @@ import typer
 
 from trainworks.catalog.catalog import find_row
 from trainworks.catalog.cluster import ClusterDescription, parse_cluster
+from trainworks.cli.asked import blamed_on, check_writable, option_value, said_by
 from trainworks.cli.cost_inputs import RunToPay, checked, parse_assumptions, read_prices, run_to_pay
 from trainworks.cli.cost_notes import notes_of, sentences_of
 from trainworks.cli.cost_view import Told, costs_as_json, print_costs
 from trainworks.cli.options import AsJson, wide_console
 from trainworks.cli.trace_view import explain as explain_figure
-from trainworks.errors import DiskFullError, EnvironmentProblem, UsageError
+from trainworks.errors import UsageError
 from trainworks.plan.assumptions import GIVEN
 from trainworks.plan.money.comparison import compare, per_million
 from trainworks.plan.money.energy import AVERAGE_GRID
@@ -80,12 +79,13 @@ def command(
     given = parse_assumptions(assume or [])
     given |= _numbers(electricity=electricity, pue=pue, years=years)
     given |= _amounts(server_price=server_price, salary=salary, spot_life=spot_life)
-    _asked("--spot-life", partial(spot_waste, given))
-    if plot is not None:
-        _check_plot(plot)
+    with said_by("--spot-life"):
+        spot_waste(given)
+    check_writable(plot, "--plot")
     told, roots = _told(run_file, on, prices, _hours(hours_per_year), given=given, colocated=colocation, grid_name=grid)
     if plot is not None:
-        _write(plot, told)
+        with blamed_on("--plot", plot):
+            write_cost_page(plot, title=told.title, found=told.comparison, grid=told.grid, notes=told.notes)
     if explain is not None:
         explain_figure(roots, explain)
     elif as_json:
@@ -111,18 +111,10 @@ def _amounts(*, server_price: str | None, salary: str | None, spot_life: str | N
     }
     given = {}
     for name, (option, text, parse) in parsers.items():
-        if text is None:
-            continue
-        given[name] = checked(name, _asked(option, partial(parse, text)), place=option)
+        value = option_value(option, parse, text, zero=True)
+        if value is not None:
+            given[name] = checked(name, value, place=option)
     return given
-
-
-def _asked(option: str, make: Callable[[], T]) -> T:
-    """What an option says; an error of it names the option."""
-    try:
-        return make()
-    except UsageError as error:
-        raise UsageError(error.message, place=option, hint=error.hint) from None
 
 
 def _hours(asked: float | None) -> Traced:
@@ -145,7 +137,8 @@ def _told(
     grid_name: str | None,
 ) -> tuple[Told, list[Traced]]:
     """The answer, and the figures that can be explained."""
-    grid_row = _asked("--grid", partial(find_row, grid_name or AVERAGE_GRID, "grids"))
+    with said_by("--grid"):
+        grid_row = find_row(grid_name or AVERAGE_GRID, "grids")
     table = read_prices(prices)
     run = None if run_file is None else run_to_pay(run_file, on)
     cluster = _cluster(on) if run is None else run.cluster
@@ -176,28 +169,11 @@ def _told(
 def _cluster(on: str | None) -> ClusterDescription:
     if on is None:
         raise UsageError("what is it that costs?", hint='name a run file, or a cluster: `--on "DGX H100"`')
-    return _asked("--on", partial(parse_cluster, on))
+    with said_by("--on"):
+        return parse_cluster(on)
 
 
 def _title(cluster: ClusterDescription, hours_per_year: Traced, run: RunToPay | None) -> str:
     if run is None:
         return f"A year of {cluster.name}: {hours_per_year.value:,.0f} hours of training, in US dollars"
     return f"{run.name} on {cluster.name}: {run.hours.value:,.3g} hours, in US dollars"
-
-
-def _check_plot(plot: Path) -> None:
-    """Before anything is computed: a page that cannot be written is refused."""
-    if not plot.absolute().parent.is_dir():
-        raise UsageError(f"`{plot.parent}` is no folder", place="--plot")
-    if plot.exists() and not plot.is_file():
-        raise UsageError(f"`{plot}` is no file", place="--plot", hint="name a page to write: `--plot cost.html`")
-
-
-def _write(plot: Path, told: Told) -> None:
-    try:
-        write_cost_page(plot, title=told.title, found=told.comparison, grid=told.grid, notes=told.notes)
-    except DiskFullError as error:
-        hint = "free some space, or write the page elsewhere"
-        raise DiskFullError(error.message, place="--plot", hint=hint) from None
-    except OSError as error:
-        raise EnvironmentProblem(f"cannot write `{plot}`: {error.strerror}", place="--plot") from None

@@ -9,9 +9,10 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from trainworks.catalog.catalog import assumption, load_catalog
-from trainworks.catalog.cluster import ClusterDescription, parse_cluster
+from trainworks.catalog.cluster import ClusterDescription
 from trainworks.catalog.facts import Offer
 from trainworks.catalog.prices import PriceTable, parse_prices
+from trainworks.cli.asked import on_cluster
 from trainworks.cli.cluster_planning import plan_cluster
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.plan.money.comparison import YOU
@@ -76,13 +77,11 @@ def run_to_pay(path: Path, on: str | None) -> RunToPay:
         EnvironmentProblem: no layout fits.
     """
     run_file, source = load_run_file(path)
+    run_file = on_cluster(run_file, on)
     cluster = run_file.cluster
-    if on is not None:
-        parse_cluster(on)  # blamed here on the option, later on the run file
-        cluster = cluster.model_copy(update={"engine": "described", "of": on})
     if cluster.engine != "described":
         raise UsageError(f"`{path}` runs on this machine, which has no price", hint='name a cluster: `--on "64x H100"`')
-    plan = plan_cluster(run_file.model_copy(update={"cluster": cluster, "goal": Goal()}), source)
+    plan = plan_cluster(run_file.model_copy(update={"goal": Goal()}), source)
     best = plan.best[0]
     run_time = computed(
         "run time",

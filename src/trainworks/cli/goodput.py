@@ -9,12 +9,13 @@ from typing import Annotated
 import typer
 
 from trainworks.catalog.cluster import parse_cluster
+from trainworks.cli.asked import check_writable, on_cluster, option_value, said_by
 from trainworks.cli.goodput_asked import Asked, ask, ask_without_run_file
 from trainworks.cli.goodput_planning import Wishes, forecast
-from trainworks.cli.goodput_view import check_plot, forecast_as_json, print_forecast, write_plot
+from trainworks.cli.goodput_view import forecast_as_json, print_forecast, write_plot
 from trainworks.cli.options import AsJson, wide_console
 from trainworks.cli.trace_view import explain as print_explanation
-from trainworks.errors import QuantityError, UsageError
+from trainworks.errors import UsageError
 from trainworks.spec.load import load_run_file
 from trainworks.units import parse_duration
 
@@ -96,7 +97,7 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Formulas for the mean, and a simulation of every failure, repair and restart for the rest."""
-    check_plot(plot)
+    check_writable(plot, "--plot")
     wishes = Wishes(
         deadline_s=_seconds("--deadline", deadline),
         spares=spares,
@@ -136,27 +137,17 @@ def _asked(run_file: Path | None, on: str | None, work: str | None) -> Asked:
                 "a run file is missing, or `--on CLUSTER` and `--work TIME`",
                 hint='trainworks goodput --on "2048 nodes of DGX H100" --work 54d',
             )
-        return ask_without_run_file(parse_cluster(on), _seconds("--work", work) or 0.0)
+        with said_by("--on"):
+            cluster = parse_cluster(on)
+        return ask_without_run_file(cluster, _seconds("--work", work) or 0.0)
     if work is not None:
         raise UsageError("the work of a run file is planned; `--work` is for a cluster alone", place="--work")
-    if on is not None:
-        parse_cluster(on)  # blamed here on the option, later on the run file
     found, source = load_run_file(run_file)
-    if on is not None:
-        found = found.model_copy(update={"cluster": found.cluster.model_copy(update={"engine": "described", "of": on})})
-    return ask(found, source)
+    return ask(on_cluster(found, on), source)
 
 
 def _seconds(option: str, text: str | None, *, zero: bool = False) -> float | None:
-    if text is None:
-        return None
-    try:
-        seconds = parse_duration(text)
-    except QuantityError as error:
-        raise UsageError(error.message, place=option, hint=error.hint) from None
-    if seconds == 0 and not zero:
-        raise UsageError(f"`{text}` is not above 0", place=option)
-    return seconds
+    return option_value(option, parse_duration, text, zero=zero)
 
 
 def _share(option: str, value: float) -> float:

@@ -10,14 +10,14 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from trainworks.cli.asked import blamed_on
 from trainworks.cli.cluster_plan_view import print_parts
 from trainworks.cli.goodput_planning import Forecast
-from trainworks.errors import DiskFullError, EnvironmentProblem, UsageError
 from trainworks.plan.failures.scenario import Outcome
 from trainworks.report.goodput_page import write_goodput_page
 from trainworks.units import format_duration
 
-__all__ = ["check_plot", "forecast_as_json", "print_forecast", "write_plot"]
+__all__ = ["forecast_as_json", "print_forecast", "write_plot"]
 
 _QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
 
@@ -166,20 +166,6 @@ def _outcome_as_json(outcome: Outcome, deadline_s: float | None) -> dict[str, An
     }
 
 
-def check_plot(plot: Path | None) -> None:
-    """Before anything is simulated: a page that cannot be written is refused.
-
-    Raises:
-        UsageError: there is no such folder, or the path is no file.
-    """
-    if plot is None:
-        return
-    if not plot.absolute().parent.is_dir():
-        raise UsageError(f"`{plot.parent}` is no folder", place="--plot")
-    if plot.exists() and not plot.is_file():
-        raise UsageError(f"`{plot}` is no file", place="--plot", hint="name a page to write: `--plot goodput.html`")
-
-
 def write_plot(plot: Path | None, found: Forecast) -> None:
     """Write the page, if one is wanted.
 
@@ -190,7 +176,7 @@ def write_plot(plot: Path | None, found: Forecast) -> None:
         return
     about = f"{found.asked.cluster.name}, {_time(found.asked.work.value)} of work, {_count(found.spares)}"
     shares = {f"{_count(spares)}": outcome.shares() for spares, outcome in found.by_spares.items()}
-    try:
+    with blamed_on("--plot", plot):
         write_goodput_page(
             plot,
             title=found.asked.title,
@@ -199,9 +185,3 @@ def write_plot(plot: Path | None, found: Forecast) -> None:
             shares=shares,
             deadline_s=found.deadline_s,
         )
-    except DiskFullError as error:
-        raise DiskFullError(
-            error.message, place="--plot", hint="free some space, or write the page elsewhere"
-        ) from None
-    except OSError as error:
-        raise EnvironmentProblem(f"cannot write `{plot}`: {error.strerror}", place="--plot") from None

@@ -9,11 +9,12 @@ from typing import Annotated
 import typer
 
 from trainworks.catalog.cluster import ClusterDescription, parse_cluster
+from trainworks.cli.asked import blamed_on, check_writable, option_value, said_by
 from trainworks.cli.cluster_planning import plan_cluster
 from trainworks.cli.network_view import Answer, answer_as_json, print_answer
 from trainworks.cli.options import AsJson, wide_console
 from trainworks.cli.trace_view import explain as print_explanation
-from trainworks.errors import DiskFullError, EnvironmentProblem, UsageError
+from trainworks.errors import UsageError
 from trainworks.files import write_atomic
 from trainworks.plan.network.bill import Prices
 from trainworks.plan.network.cables import cables_as_csv
@@ -88,10 +89,10 @@ def command(
         messages=_messages(loaded, design),
         support=support_networks(design, nodes_per_rack=nodes_per_rack),
         prices=Prices(
-            switch_usd=_usd("--switch-price", switch_price),
-            cable_usd=_usd("--cable-price", cable_price),
-            transceiver_usd=_usd("--transceiver-price", transceiver_price),
-            nic_usd=_usd("--nic-price", nic_price),
+            switch_usd=option_value("--switch-price", parse_usd, switch_price, zero=True),
+            cable_usd=option_value("--cable-price", parse_usd, cable_price, zero=True),
+            transceiver_usd=option_value("--transceiver-price", parse_usd, transceiver_price, zero=True),
+            nic_usd=option_value("--nic-price", parse_usd, nic_price, zero=True),
             switch_power_w=switch_power,
         ),
     )
@@ -110,7 +111,8 @@ def command(
 
 def _cluster(loaded: tuple[RunFile, Source] | None, on: str | None) -> ClusterDescription:
     if on is not None:
-        return parse_cluster(on)
+        with said_by("--on"):
+            return parse_cluster(on)
     described = loaded[0].cluster.of if loaded else None
     if described is None:
         raise UsageError("no cluster to design a network for", hint="name one: `--on '16 nodes of DGX A100'`")
@@ -127,32 +129,13 @@ def _messages(loaded: tuple[RunFile, Source] | None, design: NetworkDesign) -> l
     return messages_of_job(plan.job, plan.best[0]) or usual_messages(design.cluster)
 
 
-def _usd(option: str, text: str | None) -> float | None:
-    if text is None:
-        return None
-    try:
-        return parse_usd(text)
-    except UsageError as error:
-        raise UsageError(error.message, place=option, hint=error.hint) from None
-
-
 def _check_files(files: dict[str, Path | None]) -> None:
-    """Before anything is planned: a file that cannot be written is refused."""
     for option, path in files.items():
-        if path is None:
-            continue
-        if not path.absolute().parent.is_dir():
-            raise UsageError(f"`{path.parent}` is no folder", place=option)
-        if path.exists() and not path.is_file():
-            raise UsageError(f"`{path}` is no file", place=option, hint="name a file to write")
-        if option == "--draw" and path.suffix not in (".svg", ".dot"):
+        check_writable(path, option)
+        if option == "--draw" and path is not None and path.suffix not in (".svg", ".dot"):
             raise UsageError(f"`{path}` is neither .svg nor .dot", place=option, hint="try `--draw network.svg`")
 
 
 def _write(path: Path, option: str, text: str) -> None:
-    try:
+    with blamed_on(option, path):
         write_atomic(path, text)
-    except DiskFullError as error:
-        raise DiskFullError(error.message, place=option, hint="free some space, or write it elsewhere") from None
-    except OSError as error:
-        raise EnvironmentProblem(f"cannot write `{path}`: {error.strerror}", place=option) from None

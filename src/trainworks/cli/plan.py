@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from trainworks.catalog.cluster import parse_cluster
+from trainworks.cli.asked import blamed_on, check_writable, on_cluster
 from trainworks.cli.cluster_layout import parse_layout
 from trainworks.cli.cluster_plan_view import (
     explanation_as_json,
@@ -22,7 +22,7 @@ from trainworks.cli.launch import Nodes, ProcessesPerNode, Recalibrate, Wanted, 
 from trainworks.cli.options import AsJson, RunFilePath, RunsOption, runs_folder, wide_console
 from trainworks.cli.plan_view import print_plan
 from trainworks.cli.planning import resolve
-from trainworks.errors import DiskFullError, EnvironmentProblem, UsageError
+from trainworks.errors import UsageError
 from trainworks.plan.prediction import Prediction, describe_layout
 from trainworks.report.plan_page import PlannedLayout, write_plan_page
 from trainworks.spec.run_file import Goal, RunFile
@@ -54,13 +54,9 @@ def command(
 ) -> None:
     """For this machine, which the first plan measures for a few seconds; or for any cluster that you can describe."""
     asked = wanted([str(run_file)], nodes=nodes, nproc=nproc, name=None)
-    cluster = asked.run_file.cluster
-    if on is not None:
-        parse_cluster(on)  # blamed here on the option, later on the run file
-        cluster = cluster.model_copy(update={"engine": "described", "of": on})
-    if cluster.engine == "described":
+    described = on_cluster(asked.run_file, on)
+    if described.cluster.engine == "described":
         _check_options({"--nodes": nodes, "--nproc": nproc, "--recalibrate": recalibrate or None})
-        described = asked.run_file.model_copy(update={"cluster": cluster})
         _plan_described(asked, described, explain, plot, sizes=sizes, as_json=as_json)
         return
     if explain is not None or plot is not None or sizes:
@@ -91,7 +87,7 @@ def _check_options(given: dict[str, int | None]) -> None:
 def _plan_described(
     asked: Wanted, run_file: RunFile, explain: str | None, plot: Path | None, *, sizes: bool, as_json: bool
 ) -> None:
-    _check_plot(plot)
+    check_writable(plot, "--plot")
     layout = None if explain is None else parse_layout(explain)
     fastest = plan_cluster(run_file, asked.source, all_sizes=sizes)
     if layout is None:
@@ -109,28 +105,12 @@ def _plan_described(
         print_explanation(this, fastest, wide_console())
 
 
-def _check_plot(plot: Path | None) -> None:
-    """Before anything is planned: a page that cannot be written is refused."""
-    if plot is None:
-        return
-    if not plot.absolute().parent.is_dir():
-        raise UsageError(f"`{plot.parent}` is no folder", place="--plot")
-    if plot.exists() and not plot.is_file():
-        raise UsageError(f"`{plot}` is no file", place="--plot", hint="name a page to write: `--plot plan.html`")
-
-
 def _plot(plot: Path | None, title: str, plan: ClusterPlan, rows: list[Prediction]) -> None:
     if plot is None:
         return
     about = f"{plan.job.cluster.name}, {plan.global_batch} sequences per step, {plan.job.precision}"
-    try:
+    with blamed_on("--plot", plot):
         write_plan_page(plot, title=title, about=about, layouts=[_drawn(row) for row in rows])
-    except DiskFullError as error:
-        raise DiskFullError(
-            error.message, place="--plot", hint="free some space, or write the page elsewhere"
-        ) from None
-    except OSError as error:
-        raise EnvironmentProblem(f"cannot write `{plot}`: {error.strerror}", place="--plot") from None
 
 
 def _drawn(row: Prediction) -> PlannedLayout:

@@ -13,16 +13,17 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from trainworks.catalog.catalog import find_row, has
+from trainworks.cli.asked import check_writable, option_value
 from trainworks.cli.cost_inputs import parse_assumptions, read_prices
 from trainworks.cli.options import AsJson, wide_console
 from trainworks.cli.size_tables import Proposal
-from trainworks.cli.size_view import check_page, print_proposal, proposal_as_json, write_proposal
+from trainworks.cli.size_view import print_proposal, proposal_as_json, write_proposal
 from trainworks.cli.sizing import Asked, size_up
 from trainworks.cli.sizing_details import details_of, minimum_clusters
 from trainworks.cli.sizing_plans import Plans
 from trainworks.cli.sizing_teams import print_shared, share_out, shared_as_json
 from trainworks.cli.trace_view import explain as explain_figure
-from trainworks.errors import EnvironmentProblem, QuantityError, UsageError
+from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.plan.sizing.proposal import Wish, choose
 from trainworks.spec.load import Source, load_run_file
 from trainworks.spec.run_file import RunFile
@@ -78,7 +79,7 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Plans every kind of node on offer, with its failures and its price; proposes the cheapest that meets the goal."""
-    check_page(plot)
+    check_writable(plot, "--plot")
     if not 0 < confidence < 1:
         raise UsageError(f"a chance of {confidence:g}", place="--confidence", hint="it lies between 0 and 1: `0.9`")
     table = read_prices(prices)
@@ -155,22 +156,10 @@ def _unmet(alternatives: list, wish: Wish) -> EnvironmentProblem:  # type: ignor
 
 def _wish(run_file: RunFile, deadline: str | None, budget: str | None, confidence: float) -> Wish:
     return Wish(
-        deadline_s=_parsed("--deadline", parse_duration, deadline) or run_file.goal.deadline,
-        budget_usd=_parsed("--budget", parse_usd, budget) or run_file.goal.budget,
+        deadline_s=option_value("--deadline", parse_duration, deadline) or run_file.goal.deadline,
+        budget_usd=option_value("--budget", parse_usd, budget) or run_file.goal.budget,
         confidence=confidence,
     )
-
-
-def _parsed(option: str, parse: Callable[[str], float], text: str | None) -> float | None:
-    if text is None:
-        return None
-    try:
-        value = parse(text)
-    except QuantityError as error:
-        raise UsageError(error.message, place=option, hint=error.hint) from None
-    if value <= 0:
-        raise UsageError(f"`{text}` is nothing", place=option)
-    return value
 
 
 def _names(written: list[str]) -> frozenset[str]:

@@ -11,10 +11,10 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from trainworks.cli.asked import blamed_on
 from trainworks.cli.cluster_plan_view import print_parts
 from trainworks.cli.size_tables import Proposal, facts, own_or_rent, sheets
 from trainworks.cli.trace_view import trace_as_json, trace_lines
-from trainworks.errors import DiskFullError, EnvironmentProblem, UsageError
 from trainworks.plan.network.support import support_networks
 from trainworks.plan.sizing.proposal import Alternative, Wish, front
 from trainworks.plan.trace import tornado
@@ -23,7 +23,7 @@ from trainworks.report.proposal_page import ProposalPage, Sheet, write_proposal_
 from trainworks.report.scatter import Dot
 from trainworks.units import format_duration, format_usd
 
-__all__ = ["check_page", "print_proposal", "proposal_as_json", "write_proposal"]
+__all__ = ["print_proposal", "proposal_as_json", "write_proposal"]
 
 _SECONDS_PER_DAY = 86400.0
 _NARROW = 120
@@ -111,25 +111,10 @@ def _as_json(item: Alternative, wish: Wish) -> dict[str, Any]:
     }
 
 
-def check_page(plot: Path | None) -> None:
-    """Before anything is planned: a page that cannot be written is refused."""
-    if plot is None:
-        return
-    if not plot.absolute().parent.is_dir():
-        raise UsageError(f"`{plot.parent}` is no folder", place="--plot")
-    if plot.exists() and not plot.is_file():
-        raise UsageError(f"`{plot}` is no file", place="--plot", hint="name a page to write: `--plot proposal.html`")
-
-
 def write_proposal(plot: Path, proposal: Proposal) -> None:
     """Write the page, atomically."""
-    try:
+    with blamed_on("--plot", plot):
         write_proposal_page(plot, _page(proposal))
-    except DiskFullError as error:
-        hint = "free some space, or write the page elsewhere"
-        raise DiskFullError(error.message, place="--plot", hint=hint) from None
-    except OSError as error:
-        raise EnvironmentProblem(f"cannot write `{plot}`: {error.strerror}", place="--plot") from None
 
 
 def _page(proposal: Proposal) -> ProposalPage:

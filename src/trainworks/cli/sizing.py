@@ -26,7 +26,7 @@ from trainworks.spec.run_file import RunFile, Workload
 
 __all__ = ["Asked", "Reliability", "Sized", "may_meet", "reliability_of", "size_up", "workload_of"]
 
-_TRIALS = 200
+_TRIALS = 500
 _MORE = 2
 """Numbers of nodes that are tried of each kind, from the smallest that may meet the deadline."""
 _SECONDS_PER_HOUR = 3600.0

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Annotated, TypeVar
 
 import typer
 
-from trainworks.catalog.cluster import parse_cluster
+from trainworks.cli.asked import on_cluster, option_value
 from trainworks.cli.cluster_planning import plan_cluster
 from trainworks.cli.launch import wanted
 from trainworks.cli.options import AsJson, RunFilePath, wide_console
@@ -49,10 +48,10 @@ def command(
     """Required read and checkpoint rates, what each node needs, and every kind of storage with the reason."""
     asked = wanted([str(run_file)], nodes=None, nproc=None, name=None)
     options = {
-        "dataset_bytes": _option("--dataset-size", parse_bytes, dataset_size),
-        "files": _option("--files", parse_count, files),
-        "stall_share": _option("--stall", _parse_share, stall),
-        "restart_s": _option("--restart", parse_duration, restart),
+        "dataset_bytes": option_value("--dataset-size", parse_bytes, dataset_size),
+        "files": option_value("--files", parse_count, files),
+        "stall_share": option_value("--stall", _parse_share, stall),
+        "restart_s": option_value("--restart", parse_duration, restart),
     }
     described = _described(asked.run_file, on)
     plan = plan_cluster(described, asked.source)
@@ -84,29 +83,13 @@ def command(
 
 def _described(run_file: RunFile, on: str | None) -> RunFile:
     """The run file with the cluster to plan for."""
-    if on is not None:
-        parse_cluster(on)  # blamed here on the option, later on the run file
-        cluster = run_file.cluster.model_copy(update={"engine": "described", "of": on})
-        return run_file.model_copy(update={"cluster": cluster})
-    if run_file.cluster.engine != "described":
+    described = on_cluster(run_file, on)
+    if described.cluster.engine != "described":
         raise UsageError(
             "storage is planned for a described cluster, and the run file's is this machine",
             hint='name one with `--on "16 nodes of DGX H100"` or in `cluster`',
         )
-    return run_file
-
-
-def _option(name: str, parse: Callable[[str], _T], text: str | None) -> _T | None:
-    """What an option says, blamed on the option where it cannot be read."""
-    if text is None:
-        return None
-    try:
-        value = parse(text)
-    except QuantityError as error:
-        raise UsageError(error.message, place=name, hint=error.hint) from None
-    if not value:
-        raise UsageError(f"`{text}` is nothing", place=name)
-    return value
+    return described
 
 
 def _parse_share(text: str) -> float:

@@ -1,0 +1,41 @@
+"""What spot nodes cost the jobs on them: checkpoints, lost work and restarts.
+
+Symbols:
+    T   checkpoint interval, s             C   writing one checkpoint, s
+    M   mean life of a spot node, s        N   notice before it is taken back, s
+    n   nodes of the job                   w   work since the job's last start, s
+"""
+
+from __future__ import annotations
+
+import math
+
+from trainworks.plan.capacity.policy import Spot
+
+__all__ = ["kept_s", "slowdown", "young_interval_s"]
+
+
+def young_interval_s(spot: Spot, nodes: int) -> float:
+    """Checkpoint interval that loses least in all: T = sqrt(2 C M / n), for a job whose nodes die independently.
+
+    Source: Young, "A first order approximation to the optimum checkpoint interval", 1974.
+    """
+    return math.sqrt(2 * spot.checkpoint_write_s * spot.mean_life_s / nodes)
+
+
+def slowdown(spot: Spot, nodes: int, own_interval_s: float) -> float:
+    """Seconds on spot nodes for one second of work: 1 + C / T.
+
+    Args:
+        spot: terms of the nodes.
+        nodes: of the job.
+        own_interval_s: checkpoints that the job writes everywhere, so that its run time has them; NaN without any.
+    """
+    return 1.0 + spot.checkpoint_write_s / young_interval_s(spot, nodes) if math.isnan(own_interval_s) else 1.0
+
+
+def kept_s(spot: Spot, nodes: int, own_interval_s: float, work_s: float) -> float:
+    """Work that an interruption leaves: w - min(w mod T, N) if a checkpoint fits into the notice, else w - w mod T."""
+    interval_s = young_interval_s(spot, nodes) if math.isnan(own_interval_s) else own_interval_s
+    lost_s = math.fmod(work_s, interval_s)
+    return work_s - (min(lost_s, spot.notice_s) if spot.checkpoint_write_s <= spot.notice_s else lost_s)

@@ -1,0 +1,190 @@
+"""Many policies on one trace: what each costs, how long jobs wait, and the front that nothing beats in both.
+
+cost per week = fixed nodes * accelerators of a node * 168 h * fixed price
+              + sum over elastic classes of (accelerator-hours bought / span of the trace * 168 h * price)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainworks.plan.capacity.answer import CapacityAnswer
+from trainworks.plan.capacity.jobs import JobTrace
+from trainworks.plan.capacity.policy import FIXED, ON_DEMAND, SPOT, Elastic, Policy, Spot
+from trainworks.plan.capacity.pool import need_of
+from trainworks.plan.capacity.service import Service, Target, service_of
+from trainworks.plan.capacity.simulation import replay
+from trainworks.plan.trace import Traced, computed, derive, fact
+
+__all__ = ["Limits", "Point", "Prices", "cheapest", "cost_of", "front", "point_of", "policies"]
+
+WEEK_H = 168.0
+_FIXED_SHARES = (0.0, 0.5, 0.75, 1.0, 1.25)
+"""Fixed nodes beside elastic ones, over the mean load."""
+_BACKLOGS_S = (0.0, 3600.0, 4 * 3600.0)
+"""Backlogs from which on nodes are ordered."""
+_FIXED_ALONE = 8
+"""Sizes without elastic nodes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """Of one accelerator for one hour, USD/h."""
+
+    fixed: Traced
+    spot: Traced
+    on_demand: Traced
+
+    def of(self, name: str) -> Traced:
+        """Of a class of nodes."""
+        return {FIXED: self.fixed, SPOT: self.spot, ON_DEMAND: self.on_demand}[name]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What may be bought."""
+
+    node_accelerators: int
+    fixed_nodes: int | None = None
+    """None: any number."""
+    on_demand: Elastic
+    spot: Spot
+    seed: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One policy, replayed."""
+
+    policy: Policy
+    service: Service
+    bought_h_per_week: dict[str, float]
+    """Accelerator-hours paid, by class of nodes."""
+    utilisation: float
+    """Accelerator-hours that jobs held over those paid."""
+    wasted_share: float
+    """Of what jobs held: restarts, lost work, checkpoints for the sake of spot nodes."""
+    interruptions: int
+    cost_usd_per_week: float
+
+
+def policies(trace: JobTrace, limits: Limits, answer: CapacityAnswer) -> list[Policy]:
+    """A grid of fixed nodes, classes of elastic nodes, and rules for when to order them.
+
+    Every policy can run every job and carry at least the mean load, so that no queue grows without end.
+    """
+    base = Policy(node_accelerators=limits.node_accelerators, fixed_nodes=0, seed=limits.seed)
+    mean, enough = answer.load.mean.value / limits.node_accelerators, round(answer.nodes.value)
+    alone = [replace(base, fixed_nodes=nodes) for nodes in _alone(limits, mean, enough)]
+    mixed = [
+        replace(base, fixed_nodes=nodes, on_demand=on_demand, spot=spot, backlog_s=backlog_s, patience_s=patience_s)
+        for nodes in _beside(limits, mean)
+        for on_demand, spot in _elastic(limits, mean)
+        for backlog_s, patience_s in (
+            _rules(answer.target, limits.on_demand.start_latency_s) if nodes else [(0.0, math.inf)]
+        )
+    ]
+    return [policy for policy in dict.fromkeys([*alone, *mixed]) if _carries(trace, policy)]
+
+
+def _alone(limits: Limits, mean: float, enough: int) -> list[int]:
+    """Sizes without elastic nodes, from the mean load to a quarter more than what meets the target."""
+    if limits.fixed_nodes is not None:
+        return [limits.fixed_nodes]
+    least, most = math.ceil(mean - 1e-9), math.ceil(1.25 * enough)
+    steps = {round(least + (most - least) * step / (_FIXED_ALONE - 1)) for step in range(_FIXED_ALONE)}
+    return sorted({*steps, enough})
+
+
+def _beside(limits: Limits, mean: float) -> list[int]:
+    """Sizes beside elastic nodes."""
+    if limits.fixed_nodes is not None:
+        return [limits.fixed_nodes]
+    return sorted({round(share * mean) for share in _FIXED_SHARES})
+
+
+def _elastic(limits: Limits, mean: float) -> Iterator[tuple[Elastic, Spot]]:
+    """On-demand nodes, few or many; spot nodes; and both, as far as they may be bought."""
+    on_demand, spot = limits.on_demand, limits.spot
+    few = replace(on_demand, max_nodes=min(on_demand.max_nodes, math.ceil(mean / 2)))
+    no_spot, no_on_demand = replace(spot, max_nodes=0), replace(on_demand, max_nodes=0)
+    pairs = ((few, no_spot), (on_demand, no_spot), (no_on_demand, spot), (on_demand, spot))
+    yield from dict.fromkeys(pair for pair in pairs if pair[0].max_nodes or pair[1].max_nodes)
+
+
+def _rules(target: Traced, latency_s: float) -> list[tuple[float, float]]:
+    """Backlog and patience from which on nodes are ordered: in time for the target."""
+    patience = [(math.inf, max(0.0, target.value - latency_s))] if target.unit == "s" else []
+    return [*((backlog_s, math.inf) for backlog_s in _BACKLOGS_S), *patience]
+
+
+def _carries(trace: JobTrace, policy: Policy) -> bool:
+    """Whether its nodes hold the largest job and at least the mean load, without and with the preemptible jobs."""
+    nodes = policy.fixed_nodes + policy.on_demand.max_nodes
+    largest = max(policy.fixed_nodes, policy.on_demand.max_nodes)
+    work_s = trace.accelerators * trace.duration_s / trace.span_s / policy.node_accelerators
+    steady = ~trace.preemptible
+    return (
+        _nodes_of_largest(trace, steady, policy) <= largest
+        and _nodes_of_largest(trace, trace.preemptible, policy) <= max(largest, policy.spot.max_nodes)
+        and float(work_s[steady].sum()) <= nodes
+        and float(work_s.sum()) <= nodes + policy.spot.max_nodes
+    )
+
+
+def _nodes_of_largest(trace: JobTrace, jobs: NDArray[np.bool_], policy: Policy) -> int:
+    return need_of(int(trace.accelerators[jobs].max()), policy.node_accelerators)[0] if jobs.any() else 0
+
+
+def point_of(trace: JobTrace, policy: Policy, prices: Prices) -> Point:
+    """Replay a trace under a policy, and price it."""
+    done = replay(trace, policy)
+    weeks = trace.span_s / 3600 / WEEK_H
+    bought = {name: value / 3600 / weeks for name, value in done.bought_accelerator_s.items()}
+    bought[FIXED] = policy.fixed_nodes * policy.node_accelerators * WEEK_H
+    held = sum((run.end_s - run.start_s) * run.accelerators for run in done.runs if run.end_s > run.start_s)
+    return Point(
+        policy=policy,
+        service=service_of(trace, done),
+        bought_h_per_week=bought,
+        utilisation=held / sum(done.bought_accelerator_s.values()),
+        wasted_share=done.wasted_accelerator_s / held,
+        interruptions=done.interruptions,
+        cost_usd_per_week=sum(hours * prices.of(name).value for name, hours in bought.items()),
+    )
+
+
+def front(points: Sequence[Point]) -> list[Point]:
+    """Points that none beats in cost and in the p90 wait of the team that waits longest, cheapest first."""
+    kept: list[Point] = []
+    for point in sorted(points, key=lambda point: (point.cost_usd_per_week, point.service.worst_wait_s)):
+        if not kept or point.service.worst_wait_s < kept[-1].service.worst_wait_s:
+            kept.append(point)
+    return kept
+
+
+def cheapest(points: Sequence[Point], target: Target) -> Point | None:
+    """The one that meets the target for the least; None if none does."""
+    meeting = [point for point in points if target.is_met(point.service)]
+    return min(meeting, key=lambda point: (point.cost_usd_per_week, point.service.worst_wait_s), default=None)
+
+
+def cost_of(point: Point, prices: Prices) -> Traced:
+    """The cost of a point with where it comes from."""
+    parts: dict[str, Traced] = {}
+    for name, hours in point.bought_h_per_week.items():
+        if name == FIXED:
+            nodes = fact("fixed nodes", point.policy.fixed_nodes, "", source="the policy")
+            each = fact("accelerators per node", point.policy.node_accelerators, "", source="the policy")
+            bought = derive("fixed hours per week", "accelerator-h", "nodes * each * 168", nodes=nodes, each=each)
+        else:
+            by = f"replay of the trace, seed {point.policy.seed}"
+            bought = computed(f"{name} hours per week", hours, "accelerator-h", by=by)
+        key = name.replace("-", "_")
+        parts[key] = derive(f"{name} cost per week", "USD", "hours * price", hours=bought, price=prices.of(name))
+    return derive("cost per week", "USD", " + ".join(parts), **parts)

@@ -1,0 +1,46 @@
+"""What a replay leaves: who ran where and when, who waited, and what was bought."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+__all__ = ["Replay", "Run"]
+
+
+class Run(NamedTuple):
+    """A job on its nodes, from its start to its end or interruption."""
+
+    job: int
+    pool: str
+    start_s: float
+    end_s: float
+    nodes: tuple[int, ...]
+    each: int
+    """Accelerators on every node."""
+    setup_s: float
+    """Before the first work."""
+    stretch: float
+    """Seconds for one second of work."""
+
+    @property
+    def accelerators(self) -> int:
+        """On all its nodes."""
+        return len(self.nodes) * self.each
+
+
+@dataclass(slots=True)
+class Replay:
+    """What became of the jobs, by their index in the trace, and what it took."""
+
+    wait_s: list[float]
+    """In the queue and for starting nodes, before the first start and after every interruption."""
+    end_s: list[float]
+    runs: list[Run] = field(default_factory=list)
+    bought_accelerator_s: dict[str, float] = field(default_factory=dict)
+    """Paid, by class of nodes; of the fixed nodes until the last job has ended."""
+    most_nodes: dict[str, int] = field(default_factory=dict)
+    """At one time, by class."""
+    wasted_accelerator_s: float = 0.0
+    """Of running jobs: restarts, lost work, and checkpoints for the sake of spot nodes."""
+    interruptions: int = 0

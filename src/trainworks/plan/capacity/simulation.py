@@ -1,0 +1,300 @@
+"""Replay of a trace: jobs queue, start as gangs, end, are interrupted on spot nodes; elastic nodes come and go.
+
+Rules, in the order in which they act at every moment at which something happens:
+
+1. The queue is ordered by priority, then by submission. Jobs start from its head on fixed nodes, then on idle spot
+   nodes (preemptible ones), then on idle on-demand nodes. A job runs on one class of nodes as a whole.
+2. The first job that has to wait for fixed nodes gets a reservation there. A later one may start if it ends before the
+   reservation or takes none of its nodes (EASY). Run times are taken as known, and of the queue the first 100 are
+   looked at. A job that is larger than all fixed nodes holds the elastic ones, so that smaller jobs do not starve it.
+3. While the backlog is above the policy's limit, or a job has lost its patience, elastic nodes are ordered for it.
+
+A spot node that is taken back interrupts every job on it. With w the work since the job's last start, T its checkpoint
+interval, N the notice and C one checkpoint, it loses min(w mod T, N) if C <= N, else w mod T. A job without an interval
+of its own takes Young's, T = sqrt(2 C M / nodes), on spot nodes of mean life M, and runs 1 + C / T times as long there.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from bisect import insort
+from collections.abc import Callable
+
+from trainworks.errors import UsageError
+from trainworks.plan.capacity.checkpointing import kept_s, slowdown
+from trainworks.plan.capacity.elastic import ElasticPool
+from trainworks.plan.capacity.jobs import JobTrace
+from trainworks.plan.capacity.outcome import Replay, Run
+from trainworks.plan.capacity.policy import FIXED, ON_DEMAND, SPOT, Policy
+from trainworks.plan.capacity.pool import Need, Pool, need_of
+
+__all__ = ["replay"]
+
+_DEPTH = 100
+"""Jobs of the queue that one pass looks at."""
+_MOST_INTERRUPTIONS = 1000
+"""Of one job, after which it counts as one that never ends."""
+_SPOT_ATTEMPTS = 3
+"""Interruptions after which a job is kept off spot nodes if it fits elsewhere."""
+_FIXED_ALONE = (FIXED,)
+_GIVES, _TAKES = 0, 1
+"""Of events at one time those that free nodes come first."""
+
+_Reservation = tuple[int, float, set[int]]
+"""Of the first job that waits for fixed nodes: the job, when it will start at the latest, and on which nodes."""
+
+
+def replay(trace: JobTrace, policy: Policy) -> Replay:
+    """Run all jobs of a trace to their end under a policy.
+
+    Raises:
+        UsageError: a job fits on no class of nodes that it may use, or spot nodes die before it gets anywhere.
+    """
+    return _Simulation(trace, policy).run()
+
+
+class _Simulation:
+    def __init__(self, trace: JobTrace, policy: Policy) -> None:
+        size, num_jobs = policy.node_accelerators, len(trace)
+        self.policy = policy
+        self.random = random.Random(policy.seed)  # noqa: S311, no secret depends on it
+        self.fixed = Pool(size, range(policy.fixed_nodes))
+        self.elastic = {SPOT: ElasticPool(size, policy.spot), ON_DEMAND: ElasticPool(size, policy.on_demand)}
+        self.pools: dict[str, Pool] = {FIXED: self.fixed, **self.elastic}
+        self.needs: list[Need] = [need_of(int(wanted), size) for wanted in trace.accelerators]
+        self.sizes = [count * each for count, each in self.needs]
+        self.left_s: list[float] = trace.duration_s.tolist()
+        self.checkpoint_s: list[float] = trace.checkpoint_s.tolist()
+        self.since_s: list[float] = trace.submit_s.tolist()
+        self.order = list(zip((-trace.priority).tolist(), self.since_s.copy(), range(num_jobs), strict=True))
+        self.allowed = [self._allowed(job, bool(may)) for job, may in enumerate(trace.preemptible)]
+        self.interrupted = [0] * num_jobs
+        self.queue: list[tuple[int, float, int]] = []
+        self.queued_accelerator_s = 0.0
+        self.running: dict[str, dict[int, Run]] = {name: {} for name in self.pools}
+        self.reserved: _Reservation | None = None
+        self.result = Replay(wait_s=[0.0] * num_jobs, end_s=[0.0] * num_jobs)
+        self.num_events = num_jobs
+        self.events: list[tuple[float, int, int, Callable[..., None], tuple[int | str | float, ...]]] = [
+            (at, _TAKES, job, self._submit, (job,)) for job, at in enumerate(self.since_s)
+        ]
+
+    def run(self) -> Replay:
+        """Every event in turn; then, once per moment, the queue."""
+        events = self.events
+        while events:
+            self.now_s = events[0][0]
+            while events and events[0][0] == self.now_s:
+                _, _, _, act, subject = heapq.heappop(events)
+                act(*subject)
+            if self.queue:
+                self._start_queued()
+            if self.queue:
+                self._order_nodes()
+        return self._result()
+
+    def _result(self) -> Replay:
+        result, nodes, size = self.result, self.policy.fixed_nodes, self.policy.node_accelerators
+        paid = {name: pool.paid_s * size for name, pool in self.elastic.items()}
+        result.bought_accelerator_s = {FIXED: nodes * size * max(result.end_s), **paid}
+        result.most_nodes = {FIXED: nodes, **{name: pool.most_nodes for name, pool in self.elastic.items()}}
+        return result
+
+    def _allowed(self, job: int, preemptible: bool) -> tuple[str, ...]:
+        nodes = self.needs[job][0]
+        most = {FIXED: self.policy.fixed_nodes, SPOT: self.policy.spot.max_nodes if preemptible else 0}
+        most |= {ON_DEMAND: self.policy.on_demand.max_nodes}
+        allowed = tuple(name for name in most if nodes <= most[name])
+        if not allowed:
+            limits = ", ".join(f"{count:,} {name}" for name, count in most.items())
+            raise UsageError(
+                f"a job needs {nodes:,} nodes, and it may use {limits} nodes",
+                hint="allow as many fixed or on-demand nodes as the largest job needs",
+            )
+        return allowed
+
+    # Events
+
+    def _at(self, time_s: float, kind: int, act: Callable[..., None], *subject: int | str | float) -> None:
+        self.num_events += 1
+        heapq.heappush(self.events, (time_s, kind, self.num_events, act, subject))
+
+    def _submit(self, job: int) -> None:
+        insort(self.queue, self.order[job])
+        self.since_s[job] = self.now_s
+        self.queued_accelerator_s += self._work(job)
+        if self.policy.patience_s < math.inf:
+            self._at(self.now_s + self.policy.patience_s, _TAKES, self._look_at_queue)
+
+    def _look_at_queue(self) -> None:
+        """Somebody loses patience: nothing happens but the look at the queue that follows every event."""
+
+    def _end(self, job: int, name: str) -> None:
+        run = self.running[name].get(job)
+        if run is None or run.end_s != self.now_s:
+            return  # it was interrupted, and perhaps runs again
+        self._leave(run)
+        self.result.end_s[job] = self.now_s
+        self.result.wasted_accelerator_s += (run.setup_s + (run.stretch - 1) * self.left_s[job]) * run.accelerators
+
+    def _leave(self, run: Run) -> None:
+        """A job frees its nodes: at its end, or because one of them was taken back."""
+        del self.running[run.pool][run.job]
+        self.result.runs.append(run._replace(end_s=self.now_s))
+        self.result.wait_s[run.job] += min(run.start_s, self.now_s) - self.since_s[run.job]
+        self.pools[run.pool].give_back(run.nodes, run.each)
+        if run.pool != FIXED:
+            for node in filter(self.pools[run.pool].is_empty, run.nodes):
+                until_s = self.elastic[run.pool].idle_until_s(node, self.now_s)
+                self._at(until_s, _GIVES, self._give_back_idle, run.pool, node, self.now_s)
+
+    def _give_back_idle(self, name: str, node: int, since_s: float) -> None:
+        if self.elastic[name].is_idle_since(node, since_s):
+            self.elastic[name].leave(node, self.now_s)
+
+    def _take_back(self, node: int) -> None:
+        """A spot node's life is over."""
+        if node not in self.elastic[SPOT].free:
+            return
+        for run in [run for run in self.running[SPOT].values() if node in run.nodes]:
+            self._interrupt(run)
+        self.elastic[SPOT].leave(node, self.now_s)
+
+    def _interrupt(self, run: Run) -> None:
+        job = run.job
+        self._leave(run)
+        ran_s = max(0.0, self.now_s - run.start_s)
+        work_s = max(0.0, ran_s - run.setup_s) / run.stretch
+        saved_s = kept_s(self.policy.spot, len(run.nodes), self.checkpoint_s[job], work_s)
+        self.left_s[job] -= saved_s
+        self.result.wasted_accelerator_s += (ran_s - saved_s) * run.accelerators
+        self.result.interruptions += 1
+        self.interrupted[job] += 1
+        if self.interrupted[job] > _MOST_INTERRUPTIONS:
+            raise UsageError(
+                f"a job of {len(run.nodes)} spot nodes was interrupted {_MOST_INTERRUPTIONS:,} times and never ended",
+                hint="allow on-demand nodes, or a longer mean life of spot nodes",
+            )
+        self._submit(job)
+
+    # The queue
+
+    def _work(self, job: int) -> float:
+        return self.sizes[job] * self.left_s[job]
+
+    def _start_queued(self) -> None:
+        queue, index, held = self.queue, 0, set[str]()
+        reserved: _Reservation | None = None
+        most_free = self._most_free()
+        while index < len(queue) and index < _DEPTH and most_free:
+            job = queue[index][2]
+            place = self._place(job, reserved, held) if self.sizes[job] <= most_free else None
+            if place is not None:
+                if reserved is None:
+                    self.reserved = None  # it is the job that had one, or goes before it
+                del queue[index]
+                self._start(job, *place)
+                most_free = self._most_free()
+                continue
+            if not self.policy.backfill:
+                return
+            if FIXED not in self.allowed[job]:
+                held |= set(self.allowed[job])
+            elif reserved is None:
+                reserved = self.reserved = self._reservation(job)
+            index += 1
+
+    def _most_free(self) -> int:
+        return max(pool.free_accelerators for pool in self.pools.values())
+
+    def _place(self, job: int, reserved: _Reservation | None, held: set[str]) -> tuple[str, list[int]] | None:
+        """Where the job can start now."""
+        need = self.needs[job]
+        for name in self.allowed[job]:
+            pool = self.pools[name]
+            if self.sizes[job] > pool.free_accelerators or name in held or self._shuns(job, name):
+                continue
+            if name != FIXED or reserved is None or self._end_s(job) <= reserved[1]:
+                nodes = pool.find(need)
+            else:
+                nodes = pool.find(need, avoid=reserved[2])
+            if nodes:
+                return name, nodes
+        return None
+
+    def _shuns(self, job: int, name: str) -> bool:
+        return name == SPOT and self.interrupted[job] >= _SPOT_ATTEMPTS and len(self.allowed[job]) > 1
+
+    def _reservation(self, job: int) -> _Reservation:
+        """It stays as it is while the job waits: run times are known, and nobody touches its nodes for longer."""
+        if self.reserved is not None and self.reserved[0] == job:
+            return self.reserved
+        ends = ((run.end_s, run.nodes, run.each) for run in self.running[FIXED].values())
+        return job, *self.fixed.reservation(self.needs[job], ends)
+
+    def _end_s(self, job: int) -> float:  # on fixed nodes, if it starts now; to the last bit what `_start` will say
+        return self.now_s + (self._setup_s(job) + self.left_s[job])
+
+    def _setup_s(self, job: int) -> float:
+        return self.policy.spot.restart_s if self.interrupted[job] else 0.0
+
+    def _start(self, job: int, name: str, nodes: list[int]) -> None:
+        self.queued_accelerator_s -= self._work(job)
+        each = self.needs[job][1]
+        self.pools[name].take(nodes, each)
+        ready_s = 0.0 if name == FIXED else max(self.elastic[name].ready_s[node] for node in nodes)
+        start_s, setup_s = max(self.now_s, ready_s), self._setup_s(job)
+        stretch = slowdown(self.policy.spot, len(nodes), self.checkpoint_s[job]) if name == SPOT else 1.0
+        end_s = start_s + (setup_s + self.left_s[job] * stretch)
+        self.running[name][job] = Run(job, name, start_s, end_s, tuple(nodes), each, setup_s, stretch)
+        self._at(end_s, _GIVES, self._end, job, name)
+
+    # Elastic nodes
+
+    def _order_nodes(self) -> None:
+        queue, index, held = self.queue, 0, set[str]()
+        room, allowed_accelerator_s = self._room(), self._allowed_backlog()
+        while index < len(queue) and index < _DEPTH and room:
+            job = queue[index][2]
+            is_due = self.queued_accelerator_s > allowed_accelerator_s or self._is_pressing(job)
+            name = self._ordered_from(job, held) if is_due and self.allowed[job] != _FIXED_ALONE else None
+            if name is not None:
+                self.reserved = None  # it may be the job that had one
+                del queue[index]
+                self._start(job, name, self._ordered(job, name))
+                room, allowed_accelerator_s = self._room(), self._allowed_backlog()
+                continue
+            if FIXED not in self.allowed[job]:
+                held |= set(self.allowed[job])
+            index += 1
+
+    def _room(self) -> int:
+        return max(pool.room for pool in self.elastic.values())
+
+    def _allowed_backlog(self) -> float:
+        at_hand = sum(len(pool.free) for pool in self.pools.values()) * self.policy.node_accelerators
+        return self.policy.backlog_s * at_hand if at_hand else 0.0
+
+    def _is_pressing(self, job: int) -> bool:
+        """Whether nodes are ordered for it whatever the backlog: it has no others, or has waited long enough."""
+        return FIXED not in self.allowed[job] or self.now_s >= self.since_s[job] + self.policy.patience_s
+
+    def _ordered_from(self, job: int, held: set[str]) -> str | None:
+        for name in self.allowed[job]:
+            if name == FIXED or name in held or self._shuns(job, name):
+                continue
+            if self.elastic[name].missing(self.needs[job]) <= self.elastic[name].room:
+                return name
+        return None
+
+    def _ordered(self, job: int, name: str) -> list[int]:
+        """Nodes for a job, the missing ones ordered now."""
+        pool, need = self.elastic[name], self.needs[job]
+        if not pool.find(need):
+            for node in pool.order(pool.missing(need), self.now_s):
+                if name == SPOT:
+                    life_s = self.random.expovariate(1 / self.policy.spot.mean_life_s)
+                    self._at(pool.ready_s[node] + life_s, _GIVES, self._take_back, node)
+        return pool.find(need)
