@@ -83,6 +83,25 @@ def test_the_page_holds_all_of_it_and_asks_for_nothing(run_file: Path) -> None:
     assert "http" not in page.replace("http://www.w3.org", "")
 
 
+def test_nodes_in_words_are_checked_with_their_processor(run_file: Path) -> None:
+    node = ("--node", "8x A100-SXM-80GB over 8x NDR", "--processor", "EPYC 9654", "--json")
+    told = json.loads(size("run.yaml", *node, folder=run_file.parent))
+    verdicts = {item["part"]: item["verdict"] for item in told["hosts"]}
+    assert (verdicts["NIC"], verdicts["processor"]) == ("wasteful", "mismatch")
+    assert {item["contract"] for item in told["alternatives"]} == {"own"}
+
+
+def test_a_price_of_your_own_rents_nodes_in_words(run_file: Path) -> None:
+    with run_file.open("a") as file:
+        file.write("cluster: {of: 8x A100-SXM-80GB, usd_per_accelerator_hour: 2.5}\n")
+    node = ("--node", "8x A100-SXM-80GB over 8x HDR", "--json")
+    told = json.loads(size("run.yaml", *node, folder=run_file.parent))
+    rented = [item for item in told["alternatives"] if item["contract"] == "on-demand"]
+    each = [item["cost_usd"] / item["accelerators"] / item["p50_s"] * 3600 for item in rented]
+    assert rented
+    assert each == [pytest.approx(2.5)] * len(each)
+
+
 def test_several_runs_share_one_cluster(run_file: Path, golden) -> None:
     for index, goal in enumerate(TEAMS):
         team = RUN.replace("llama-2-7b\n", f"team-{index}\n").replace("deadline: 4h", goal)
@@ -94,6 +113,8 @@ def test_several_runs_share_one_cluster(run_file: Path, golden) -> None:
     ("arguments", "said"),
     [
         (["--only", "H1000"], "no accelerator `H1000` in the catalogue"),
+        (["--node", "8x H1000"], "describes no cluster"),
+        (["--processor", "EPYC"], "no processor `EPYC`"),
         (["--deadline", "soon"], "`soon` is not a duration"),
         (["--deadline", "0s"], "`0s` is nothing"),
         (["--budget", "5"], "`5` is no amount of US dollars"),

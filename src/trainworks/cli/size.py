@@ -13,7 +13,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from trainworks.catalog.catalog import find_row, has
-from trainworks.cli.asked import check_writable, option_value
+from trainworks.catalog.catalog import processor as find_processor
+from trainworks.catalog.facts import Processor
+from trainworks.cli.asked import check_writable, option_value, said_by
 from trainworks.cli.cost_inputs import parse_assumptions, read_prices
 from trainworks.cli.options import AsJson, wide_console
 from trainworks.cli.size_tables import Proposal
@@ -24,6 +26,7 @@ from trainworks.cli.sizing_plans import Plans
 from trainworks.cli.sizing_teams import print_shared, share_out, shared_as_json
 from trainworks.cli.trace_view import explain as explain_figure
 from trainworks.errors import EnvironmentProblem, UsageError
+from trainworks.plan.sizing.candidates import Candidate, described_node
 from trainworks.plan.sizing.proposal import Wish, choose
 from trainworks.spec.load import Source, load_run_file
 from trainworks.spec.run_file import RunFile
@@ -42,6 +45,13 @@ Budget = Annotated[str | None, typer.Option("--budget", metavar="USD", help="Of 
 Confidence = Annotated[float, typer.Option("--confidence", metavar="SHARE", help="Chance of meeting the deadline.")]
 Only = Annotated[
     list[str] | None, typer.Option("--only", metavar="NAME", help="Accelerator or node to look at; may be repeated.")
+]
+NodeText = Annotated[
+    list[str] | None,
+    typer.Option("--node", metavar="NODE", help="Of these alone: `8x A100-SXM-80GB over 8x HDR`; may be repeated."),
+]
+ProcessorName = Annotated[
+    str | None, typer.Option("--processor", metavar="NAME", help="Of the nodes, to be checked: `EPYC 9654`.")
 ]
 Contracts = Annotated[
     list[str] | None, typer.Option("--contract", metavar="|".join(CONTRACTS), help="To look at; may be repeated.")
@@ -68,6 +78,8 @@ def command(
     budget: Budget = None,
     confidence: Confidence = 0.9,
     only: Only = None,
+    node: NodeText = None,
+    processor: ProcessorName = None,
     contract: Contracts = None,
     hours_per_year: Hours = None,
     largest: Largest = 1024,
@@ -90,7 +102,9 @@ def command(
             wish=_wish(run_file, deadline, budget, confidence),
             offers=table.offers,
             only=_names(only or []),
-            contracts=_contracts(contract, hours_per_year),
+            nodes=_nodes(node or [], run_file),
+            processor=_processor(processor),
+            contracts=_contracts(contract, owned=hours_per_year is not None or bool(node)),
             hours_per_year=_hours(hours_per_year),
             largest=largest,
             given=parse_assumptions(assume or []),
@@ -170,13 +184,23 @@ def _names(written: list[str]) -> frozenset[str]:
     return frozenset(find_row(name, "accelerators" if has("accelerators", name) else "nodes").name for name in written)
 
 
-def _contracts(written: list[str] | None, hours_per_year: float | None) -> frozenset[str]:
-    """On demand and spot, unless said otherwise; owning where its hours are given."""
+def _nodes(written: list[str], run_file: RunFile) -> tuple[Candidate, ...]:
+    with said_by("--node"):
+        return tuple(described_node(text, run_file.cluster.usd_per_accelerator_hour) for text in written)
+
+
+def _processor(name: str | None) -> Processor | None:
+    with said_by("--processor"):
+        return None if name is None else find_processor(name)
+
+
+def _contracts(written: list[str] | None, *, owned: bool) -> frozenset[str]:
+    """On demand and spot, unless said otherwise; owning where its hours or nodes are given."""
     for name in written or []:
         if name not in CONTRACTS:
             raise UsageError(f"no contract `{name}`", place="--contract", hint=f"there are {', '.join(CONTRACTS)}")
     chosen = frozenset(written or ("on-demand", "spot"))
-    return chosen | {"own"} if hours_per_year is not None and not written else chosen
+    return chosen | {"own"} if owned and not written else chosen
 
 
 def _hours(asked: float | None) -> float:

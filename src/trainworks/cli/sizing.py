@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from trainworks.catalog.catalog import load_catalog
-from trainworks.catalog.facts import Offer
+from trainworks.catalog.facts import Offer, Processor
 from trainworks.cli.cluster_planning import ClusterPlan
 from trainworks.cli.sizing_plans import Plans, smallest
 from trainworks.errors import EnvironmentProblem, UsageError
@@ -40,6 +40,10 @@ class Asked:
     wish: Wish
     offers: tuple[Offer, ...]
     only: frozenset[str] = frozenset()
+    nodes: tuple[Candidate, ...] = ()
+    """Described ones, instead of the catalogue's."""
+    processor: Processor | None = None
+    """Of the nodes; the catalogue's where left out."""
     contracts: frozenset[str]
     """`on-demand`, `reserved`, `spot`, `own`."""
     hours_per_year: float
@@ -97,6 +101,7 @@ def size_up(asked: Asked, plans: Plans, progress: Callable[[str, float], None]) 
     """
     precision = workload_of(asked.run_file).precision
     found, skipped = candidates(load_catalog(), asked.offers, precision=precision, only=asked.only)
+    found, skipped = ([*asked.nodes], []) if asked.nodes else (found, skipped)
     sized = Sized([], skipped, {})
     for index, candidate in enumerate(found):
         progress(candidate.node, index / len(found))

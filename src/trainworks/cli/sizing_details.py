@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from trainworks.catalog.catalog import load_catalog, processor
 from trainworks.catalog.cluster import ClusterDescription
-from trainworks.catalog.facts import Accelerator, Offer
+from trainworks.catalog.facts import Accelerator, Offer, Processor
 from trainworks.cli.cluster_planning import ClusterPlan
 from trainworks.cli.sizing import Asked, workload_of
 from trainworks.cli.sizing_plans import Plans, smallest_power
@@ -85,7 +85,7 @@ def details_of(chosen: Alternative, plan: ClusterPlan, asked: Asked, plans: Plan
     electricity = _energy(cluster, chosen, asked)
     return Details(
         plan=plan,
-        findings=_findings(cluster),
+        findings=_findings(cluster, asked.processor),
         needs=needs,
         demand=demand,
         storage=judge(demand, needs),
@@ -98,9 +98,9 @@ def details_of(chosen: Alternative, plan: ClusterPlan, asked: Asked, plans: Plan
     )
 
 
-def _findings(cluster: ClusterDescription) -> list[Finding]:
+def _findings(cluster: ClusterDescription, asked: Processor | None) -> list[Finding]:
     named = cluster.node.processor if cluster.node else None
-    return check_hardware(cluster, processor=processor(named) if named else None)
+    return check_hardware(cluster, processor=asked or (processor(named) if named else None))
 
 
 def _stored(plan: ClusterPlan, asked: Asked) -> StoredRun:

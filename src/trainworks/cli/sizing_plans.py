@@ -82,7 +82,7 @@ class Plans:
 
 
 def _over(num_nodes: int, node: str, option: FabricOption) -> str:
-    return f"{num_nodes} nodes of {node} over {option.over}"
+    return f"{num_nodes} nodes of {node.partition(' over ')[0]} over {option.over}"
 
 
 def smallest(largest: int, enough: Callable[[int], bool]) -> int | None:

@@ -124,7 +124,7 @@ def _deadline(percent: float, deadline_s: float) -> str:
     x, anchor, dx = f"{percent:.2f}%", "end" if percent > 50 else "start", -6 if percent > 50 else 6
     return (
         f'<line class="deadline" x1="{x}" x2="{x}" y1="0" y2="100%"/>'
-        f'<text class="tick" x="{x}" y="0" dx="{dx}" dy="12" text-anchor="{anchor}">'
+        f'<text class="tick" x="{x}" y="92%" dx="{dx}" text-anchor="{anchor}">'
         f"deadline {escape(format_duration(deadline_s))}</text>"
     )
 

@@ -100,8 +100,10 @@ def render_proposal_page(page: ProposalPage) -> str:
 _RULES = """
 dl.facts { display: grid; grid-template-columns: max-content minmax(0, 1fr); gap: 6px 18px; margin-top: 24px; }
 dl.facts dt { color: var(--soft); } dl.facts dd { margin: 0; }
-table.sheet td, table.sheet th { text-align: left; }
-table.sheet td:last-child { white-space: normal; min-width: 260px; }
+main { max-width: 1120px; }
+table.sheet td, table.sheet th { text-align: left; font-size: 13px; padding-left: 14px; }
+table.sheet td:first-child, table.sheet th:first-child { padding-left: 0; }
+table.sheet td:last-child { white-space: normal; min-width: 220px; }
 table.sheet tr.chosen td { font-weight: 600; }
 .drawing { overflow-x: auto; margin-top: 16px; } .drawing svg { max-width: 100%; height: auto; }
 """

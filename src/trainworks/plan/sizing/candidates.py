@@ -6,10 +6,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from trainworks.catalog.catalog import Catalog, reference_node
+from trainworks.catalog.cluster import parse_cluster
 from trainworks.catalog.facts import Node, Offer
 from trainworks.errors import UsageError
 
-__all__ = ["PYTORCH_VENDORS", "Candidate", "Skipped", "candidates", "node_counts"]
+__all__ = ["PYTORCH_VENDORS", "Candidate", "Skipped", "candidates", "described_node", "node_counts"]
 
 PYTORCH_VENDORS = ("NVIDIA", "AMD")
 """Whose accelerators run the same PyTorch program; the others are tried when they are named."""
@@ -99,6 +100,33 @@ def _offered(offer: Offer, catalog: Catalog) -> Iterator[tuple[str, Node]]:
         return
     if offer.accelerators in (1, base.accelerators):
         yield base.name if base.name in catalog.nodes else f"{base.accelerators}x {offer.accelerator}", base
+
+
+def described_node(text: str, usd_per_accelerator_hour: float | None = None) -> Candidate:
+    """A node in words, as a cluster's text has it behind `nodes of`: one that can be bought, or rented at your price.
+
+    Raises:
+        UsageError: the words describe no node.
+
+    >>> described_node("8x A100-SXM-80GB over 8x NDR").base.nics
+    8
+    """
+    base = parse_cluster(f"1 nodes of {text}").node
+    assert base is not None, "a cluster that was read has a node"
+    price = [] if usd_per_accelerator_hour is None else [_your_price(text, base, usd_per_accelerator_hour)]
+    return Candidate(text, base, for_sale=True, offers=tuple(price))
+
+
+def _your_price(text: str, base: Node, usd: float) -> Offer:
+    return Offer(
+        name="your price",
+        provider="you",
+        node=text,
+        accelerator=base.accelerator,
+        accelerators=1,
+        usd_per_hour=usd,
+        source="cluster.usd_per_accelerator_hour of the run file",
+    )
 
 
 def node_counts(largest: int) -> list[int]:
