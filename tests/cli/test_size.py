@@ -113,7 +113,7 @@ def test_several_runs_share_one_cluster(run_file: Path, golden) -> None:
     ("arguments", "said"),
     [
         (["--only", "H1000"], "no accelerator `H1000` in the catalogue"),
-        (["--node", "8x H1000"], "describes no cluster"),
+        (["--node", "8x H1000"], "no accelerator `H1000`"),
         (["--processor", "EPYC"], "no processor `EPYC`"),
         (["--deadline", "soon"], "`soon` is not a duration"),
         (["--deadline", "0s"], "`0s` is nothing"),
