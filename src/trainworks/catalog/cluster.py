@@ -16,7 +16,7 @@ import re
 from trainworks.catalog.catalog import accelerator, has, link, node, reference_node
 from trainworks.catalog.facts import Accelerator, Link, Node
 from trainworks.errors import QuantityError, UsageError
-from trainworks.spec.quantities import Spec
+from trainworks.spec.quantities import Frozen
 from trainworks.units import format_bytes, parse_bandwidth
 
 __all__ = ["ClusterDescription", "parse_cluster"]
@@ -39,7 +39,7 @@ _NODES_WITHOUT_OF = re.compile(r"(?P<nodes>\d[\d_]*\s*nodes?)\s+(?!of\s)(?P<rest
 _NODES_OF = re.compile(r"\s*\d[\d_]*\s*nodes?\s+of\s", re.IGNORECASE)
 
 
-class ClusterDescription(Spec):
+class ClusterDescription(Frozen):
     """What a planner needs to know of a cluster. Bandwidths are one direction."""
 
     name: str

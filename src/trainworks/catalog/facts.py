@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from trainworks.spec.quantities import Spec
+from trainworks.spec.quantities import Frozen
 
 __all__ = [
     "Accelerator",
@@ -23,7 +23,7 @@ __all__ = [
 Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "fp4"]
 
 
-class Accelerator(Spec):
+class Accelerator(Frozen):
     """One device as the framework sees it."""
 
     name: str
@@ -59,7 +59,7 @@ class Accelerator(Spec):
     """The node that a planner assumes when it knows the accelerator only."""
 
 
-class Link(Spec):
+class Link(Frozen):
     """One port of a network; of a scale-up link all ports of one accelerator together."""
 
     name: str
@@ -72,7 +72,7 @@ class Link(Spec):
     lane_bytes_per_s: float | None = None
 
 
-class Switch(Spec):
+class Switch(Frozen):
     """A switch of a fabric."""
 
     name: str
@@ -84,7 +84,7 @@ class Switch(Spec):
     in_network_reduction: bool = False
 
 
-class Node(Spec):
+class Node(Frozen):
     """A machine as it is sold or rented."""
 
     name: str
@@ -115,7 +115,7 @@ class Node(Spec):
     power_w: float | None = None
 
 
-class Processor(Spec):
+class Processor(Frozen):
     """One socket of a node."""
 
     name: str
@@ -129,7 +129,7 @@ class Processor(Spec):
     power_w: float
 
 
-class Storage(Spec):
+class Storage(Frozen):
     """A kind of storage: what one server of it gives, and what it is good for."""
 
     name: str
@@ -158,7 +158,7 @@ class Storage(Spec):
     good_for: str
 
 
-class Offer(Spec):
+class Offer(Frozen):
     """What somebody asks for a node, or for a part of one, per hour."""
 
     name: str
@@ -178,7 +178,7 @@ class Offer(Spec):
     """Who says so, of a price that did not come with the catalogue; empty where the catalogue's row says it."""
 
 
-class Fleet(Spec):
+class Fleet(Frozen):
     """How often nodes failed somewhere."""
 
     name: str
@@ -202,7 +202,7 @@ class Fleet(Spec):
         return 1 / self.failures_per_node_s
 
 
-class Assumption(Spec):
+class Assumption(Frozen):
     """A number of the world that differs from place to place: what it is usually, and how far it strays."""
 
     name: str
@@ -212,7 +212,7 @@ class Assumption(Spec):
     unit: str
 
 
-class Grid(Spec):
+class Grid(Frozen):
     """The electricity of a country, or of the place of a cloud region."""
 
     name: str

@@ -11,12 +11,12 @@ from typing import Any, Literal
 import yaml
 
 from trainworks.errors import UsageError
-from trainworks.spec.quantities import Spec
+from trainworks.spec.quantities import Frozen
 
 __all__ = ["KnownModel", "find_preset", "known_model", "preset", "preset_names"]
 
 
-class KnownModel(Spec):
+class KnownModel(Frozen):
     """One row of the catalogue."""
 
     name: str

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from trainworks.errors import UsageError
-from trainworks.spec.quantities import Spec
+from trainworks.spec.quantities import Frozen
 
 __all__ = [
     "ConvNetShape",
@@ -24,7 +24,7 @@ __all__ = [
 BlockKind = Literal["basic", "bottleneck"]
 
 
-class Convolution(Spec):
+class Convolution(Frozen):
     """One convolution without bias, with the batch norm behind it."""
 
     in_channels: int
@@ -37,7 +37,7 @@ class Convolution(Spec):
     """How often the network has it."""
 
 
-class ConvNetShape(Spec):
+class ConvNetShape(Frozen):
     """An image classifier: convolutions with batch norms, an average over the image, one linear layer."""
 
     convolutions: tuple[Convolution, ...]

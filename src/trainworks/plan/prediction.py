@@ -12,7 +12,7 @@ from trainworks.plan.pricing import AnyJob
 from trainworks.plan.step_time import StepTimes
 from trainworks.plan.uncertainty import PRIOR, Belief, calibrated_s, group_factors, interval_s
 from trainworks.spec.layout import Layout
-from trainworks.spec.quantities import Spec
+from trainworks.spec.quantities import Frozen
 
 __all__ = ["MemoryPrediction", "Prediction", "describe_layout", "outside_measured", "predictions", "to_layout"]
 
@@ -23,7 +23,7 @@ _WIDEN = 1.5
 """Factor on the standard deviation for each way in which a job is unlike everything that was measured."""
 
 
-class MemoryPrediction(Spec):
+class MemoryPrediction(Frozen):
     """Bytes of the fullest rank; the terms add up to `allocated_bytes`."""
 
     weights_bytes: int
@@ -40,7 +40,7 @@ class MemoryPrediction(Spec):
     """The pipeline stage that needs most."""
 
 
-class Prediction(Spec):
+class Prediction(Frozen):
     """One layout of one job."""
 
     layout: Layout

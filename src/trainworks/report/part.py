@@ -6,14 +6,14 @@ import unicodedata
 
 from pydantic import ConfigDict
 
-from trainworks.spec.quantities import Spec
+from trainworks.spec.quantities import Frozen
 
 __all__ = ["ReportPart", "printable"]
 
 KEPT_CONTROLS = "\n\t"
 
 
-class ReportPart(Spec):
+class ReportPart(Frozen):
     """Base of the report's models: a number that is not finite becomes a JSON string, and reads back."""
 
     model_config = ConfigDict(ser_json_inf_nan="strings")

@@ -10,13 +10,19 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 from trainworks.errors import QuantityError
 from trainworks.units import parse_bytes, parse_counted, parse_duration, parse_usd
 
-__all__ = ["BudgetUsd", "CheckpointInterval", "DurationS", "SizeBytes", "Spec", "TrainFor"]
+__all__ = ["BudgetUsd", "CheckpointInterval", "DurationS", "Frozen", "SizeBytes", "Spec", "TrainFor"]
 
 
-class Spec(BaseModel):
-    """Base of everything a person writes: frozen, unknown keys refused, every field documented."""
+class Frozen(BaseModel):
+    """Base of what is read and not changed: unknown keys are refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Spec(Frozen):
+    """Base of everything a person writes or reads on disk: every field is documented where it stands."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)  # reads the source, which takes time at import
 
 
 def _parsed(parse: Callable[[Any], Any]) -> BeforeValidator:
