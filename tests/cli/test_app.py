@@ -98,6 +98,7 @@ def test_every_file_of_a_command_is_a_command_or_shared_by_some() -> None:
         "network_view",
         "options",
         "outcome",
+        "parts",
         "plan_view",
         "planning",
         "score_view",

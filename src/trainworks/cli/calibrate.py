@@ -15,10 +15,10 @@ from rich.text import Text
 
 from trainworks.cli.asked import on_cluster
 from trainworks.cli.cluster_layout import as_option, parse_layout
-from trainworks.cli.cluster_plan_view import print_parts
 from trainworks.cli.cluster_planning import ClusterPlan, plan_cluster
 from trainworks.cli.launch import Wanted, wanted
 from trainworks.cli.options import RunFilePath, wide_console
+from trainworks.cli.parts import print_parts
 from trainworks.cli.plan import On
 from trainworks.errors import UsageError
 from trainworks.host.folders import data_folder

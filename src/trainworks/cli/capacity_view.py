@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trainworks.cli.capacity_planning import CapacityPlan
-from trainworks.cli.cluster_plan_view import print_parts
+from trainworks.cli.parts import fact_table, note_lines, print_parts, title
 from trainworks.plan.capacity.front import Point, cost_of
 from trainworks.plan.capacity.policy import FIXED, ON_DEMAND, SPOT, Policy
 from trainworks.plan.trace import Traced
@@ -27,11 +27,11 @@ def print_capacity(plan: CapacityPlan, console: Console) -> None:
     """Load, the smallest fixed capacity for the target, its service by team, the front, and what is best."""
     policies = f"cheapest for the p90 wait of the team that waits longest, of {len(plan.points):,} policies"
     parts: list[list[RenderableType]] = [
-        [_facts(plan)],
-        [_title("teams on these fixed nodes"), _teams(plan)],
-        [_title(policies), _front(plan)],
+        [fact_table(_facts(plan))],
+        [title("teams on these fixed nodes"), _teams(plan)],
+        [title(policies), _front(plan)],
         [_best(plan)],
-        [Text(f"note: {note}", style="yellow") for note in plan.notes],
+        note_lines(plan.notes),
     ]
     print_parts(parts, console)
 
@@ -56,24 +56,11 @@ def _s(count: float) -> str:
     return "" if count == 1 else "s"
 
 
-def _title(text: str) -> Text:
-    return Text(text, style="bold")
-
-
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def _facts(plan: CapacityPlan) -> Table:
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column()
-    for name, text in _fact_rows(plan).items():
-        table.add_row(name, Text(text))
-    return table
-
-
-def _fact_rows(plan: CapacityPlan) -> dict[str, str]:
+def _facts(plan: CapacityPlan) -> dict[str, str]:
     answer, service = plan.answer, plan.answer.service
     nodes, size = answer.nodes.value, plan.limits.node_accelerators
     used = f"{_percent(answer.utilisation.value)} used on average"

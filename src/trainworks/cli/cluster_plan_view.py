@@ -9,24 +9,22 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.table import Table
-from rich.text import Text
 
 from trainworks.cli.cluster_memory import is_tight, rejected_in_words
 from trainworks.cli.cluster_planning import ClusterPlan
 from trainworks.cli.cluster_scales import Scale
+from trainworks.cli.parts import GLUE, fact_table, note_lines, plain_table, print_parts, title
 from trainworks.plan.conv_step import ConvJob
 from trainworks.plan.prediction import Prediction, describe_layout
 from trainworks.plan.pricing import AnyJob
 from trainworks.spec.layout import MESH_AXES
 from trainworks.units import format_count, format_duration, format_gib, format_step_time
 
-__all__ = ["explanation_as_json", "plan_as_json", "print_cluster_plan", "print_explanation", "print_parts"]
+__all__ = ["explanation_as_json", "plan_as_json", "print_cluster_plan", "print_explanation"]
 
 _SHOWN_SHARE = 0.005
 _SHOWN_BYTES = 0.005 * 2**30
 _FRONT_LENGTH = 5
-_GLUE = "\ue000"
-"""Stands for a blank at which no line is broken, until the lines are."""
 _NARROW = 100
 """Columns of a terminal below which a table leaves out what can be computed from the rest."""
 
@@ -34,51 +32,23 @@ _NARROW = 100
 def print_cluster_plan(plan: ClusterPlan, console: Console) -> None:
     """The best layout in full, the next ones, why the others lost, and what smaller clusters would do."""
     parts: list[Sequence[RenderableType]] = [[_facts(plan)]]
-    parts.append([_title("fastest layouts"), _layout_table(plan, plan.best)])
+    parts.append([title("fastest layouts"), _layout_table(plan, plan.best)])
     if front := _thinned([row for row in plan.front if row not in plan.best]):
-        parts.append([_title("less memory for more time"), _layout_table(plan, front)])
+        parts.append([title("less memory for more time"), _layout_table(plan, front)])
     parts.append(_rejections(plan))
     if plan.scales:
         shown = _scale_table(plan.scales, narrow=console.width < _NARROW, goal=plan.goal is not None)
-        parts.append([_title("how many nodes"), shown])
-    print_parts([*parts, _notes(plan.notes)], console)
-
-
-def print_parts(parts: Sequence[Sequence[RenderableType]], console: Console) -> None:
-    """Print with an empty line between parts, and no blanks at the end of a line."""
-    blocks = []
-    for part in filter(None, parts):
-        with console.capture() as captured:
-            for renderable in part:
-                console.print(renderable)
-        blocks.append("".join(f"{line.rstrip()}\n" for line in captured.get().replace(_GLUE, " ").splitlines()))
-    console.file.write("\n".join(blocks))
+        parts.append([title("how many nodes"), shown])
+    print_parts([*parts, note_lines(plan.notes)], console)
 
 
 def _glued(text: str, separator: str) -> str:
     """A list whose lines are broken between its items alone."""
-    return separator.join(item.replace(" ", _GLUE) for item in text.split(separator))
+    return separator.join(item.replace(" ", GLUE) for item in text.split(separator))
 
 
 def _layout(prediction: Prediction) -> str:
     return _glued(describe_layout(prediction.layout), ", ")
-
-
-def _title(text: str) -> Text:
-    return Text(text, style="bold")
-
-
-def _notes(notes: Sequence[str]) -> list[RenderableType]:
-    return [Text(f"note: {note}", style="yellow") for note in notes]
-
-
-def _table(*columns: str) -> Table:
-    """A table whose last column alone is wrapped."""
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for column in columns[:-1]:
-        table.add_column(column, no_wrap=True)
-    table.add_column(columns[-1])
-    return table
 
 
 def _thinned(front: list[Prediction]) -> list[Prediction]:
@@ -91,9 +61,6 @@ def _thinned(front: list[Prediction]) -> list[Prediction]:
 def _facts(plan: ClusterPlan) -> Table:
     best, job = plan.best[0], plan.job
     count = job.cluster.num_accelerators
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column()
     tokens = plan.global_batch * job.sequence_length
     steps = f"{plan.steps:,} step{'s' if plan.steps > 1 else ''} of {format_count(tokens)} {_unit(plan)}"
     low, high = format_duration(plan.steps * best.low_s), format_duration(plan.steps * best.high_s)
@@ -107,9 +74,7 @@ def _facts(plan: ClusterPlan) -> Table:
         "memory": _memory(best, job),
         "run": f"{steps} in {format_duration(plan.run_time_s)} (80 %: {low} to {high})",
     }
-    for name, text in (rows | ({} if plan.goal is None else {"goal": plan.goal})).items():
-        table.add_row(name, Text(text))
-    return table
+    return fact_table(rows | ({} if plan.goal is None else {"goal": plan.goal}))
 
 
 def _unit(plan: ClusterPlan) -> str:
@@ -147,7 +112,7 @@ def _memory(prediction: Prediction, job: AnyJob) -> str:
 
 
 def _layout_table(plan: ClusterPlan, rows: Sequence[Prediction]) -> Table:
-    table = _table("step time", "80 %", "MFU", "memory", "layout")
+    table = plain_table("step time", "80 %", "MFU", "memory", "layout")
     for row in rows:
         tight = " tight" if is_tight(plan.job, row) else ""
         table.add_row(
@@ -163,16 +128,14 @@ def _layout_table(plan: ClusterPlan, rows: Sequence[Prediction]) -> Table:
 def _rejections(plan: ClusterPlan) -> list[RenderableType]:
     result = plan.result
     priced = f"{format_count(result.evaluated)} layout{'s' if result.evaluated > 1 else ''} priced"
-    title = f"{priced}, {format_count(result.fitting)} fit{'' if result.fitting > 1 else 's'}"
+    heading = f"{priced}, {format_count(result.fitting)} fit{'' if result.fitting > 1 else 's'}"
     if not result.rejections:
-        return [_title(title)]
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column("rejected", no_wrap=True)
-    table.add_column("because")
-    table.add_column("nearest")
+        return [title(heading)]
+    table = Table("rejected", "because", "nearest", box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.columns[0].no_wrap = True
     for rejection in result.rejections:
         table.add_row(rejected_in_words(rejection), rejection.reason, rejection.nearest)
-    return [_title(title), table]
+    return [title(heading), table]
 
 
 def _scale_table(scales: Sequence[Scale], *, narrow: bool, goal: bool) -> Table:
@@ -182,7 +145,7 @@ def _scale_table(scales: Sequence[Scale], *, narrow: bool, goal: bool) -> Table:
     rows = [_scale_cells(scale) for scale in scales]
     left_out = ({"accelerators", "memory"} if narrow else set()) | (set() if goal else {"goal"})
     shown = [name for name in rows[0] if name not in left_out and any(row[name] for row in rows)]
-    table = _table(*shown)
+    table = plain_table(*shown)
     for row in rows:
         table.add_row(*(row[name] for name in shown))
     return table
@@ -207,16 +170,12 @@ def _scale_cells(scale: Scale) -> dict[str, str]:
 def print_explanation(asked: ClusterPlan, fastest: ClusterPlan, console: Console) -> None:
     """One layout beside the fastest, term by term."""
     this, best = asked.best[0], fastest.best[0]
-    names = Table(show_header=False, box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    names.add_column(style="bold", no_wrap=True)
-    names.add_column()
-    names.add_row("this layout", _layout(this))
-    names.add_row("fastest", _layout(best))
-    print_parts([[names], [_term_table(this, best)], _notes(asked.notes)], console)
+    names = fact_table({"this layout": _layout(this), "fastest": _layout(best)})
+    print_parts([[names], [_term_table(this, best)], note_lines(asked.notes)], console)
 
 
 def _term_table(this: Prediction, best: Prediction) -> Table:
-    table = _table("term", "this layout", "fastest", "difference")
+    table = plain_table("term", "this layout", "fastest", "difference")
     least = _SHOWN_SHARE * best.step_time_s
     for name, value in this.terms_s.items():
         other = best.terms_s[name]

@@ -10,7 +10,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from trainworks.cli.cluster_plan_view import print_parts
+from trainworks.cli.parts import print_parts
 from trainworks.plan.money.break_even import within_a_year
 from trainworks.plan.money.comparison import Comparison, Line, per_million
 from trainworks.plan.money.renting import CONTRACTS, Contract

@@ -8,11 +8,10 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.table import Table
-from rich.text import Text
 
 from trainworks.cli.asked import blamed_on
-from trainworks.cli.cluster_plan_view import print_parts
 from trainworks.cli.goodput_planning import Forecast
+from trainworks.cli.parts import fact_table, note_lines, print_parts, title
 from trainworks.plan.failures.scenario import Outcome
 from trainworks.report.goodput_page import write_goodput_page
 from trainworks.units import format_duration
@@ -26,22 +25,15 @@ def print_forecast(found: Forecast, console: Console) -> None:
     """Failures and checkpoints, the finish, where the time goes, and what spares change."""
     parts: list[Sequence[RenderableType]] = [
         [_facts(found)],
-        [_title(f"where the time goes, {found.wishes.trials:,} simulated runs"), _shares(found.outcome)],
-        [_title("spares"), _spares(found)],
-        [Text(f"note: {note}", style="yellow") for note in found.notes],
+        [title(f"where the time goes, {found.wishes.trials:,} simulated runs"), _shares(found.outcome)],
+        [title("spares"), _spares(found)],
+        note_lines(found.notes),
     ]
     print_parts(parts, console)
 
 
-def _title(text: str) -> Text:
-    return Text(text, style="bold")
-
-
 def _facts(found: Forecast) -> Table:
     mean, failures, cluster = found.expected, found.failures, found.asked.cluster
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column()
     low, high = (found.outcome.quantile_s(_QUANTILES[name]) for name in ("p10", "p90"))
     rows = {
         "cluster": f"{cluster.name}: {cluster.num_nodes:,} node{'s' if cluster.num_nodes > 1 else ''} of "
@@ -61,9 +53,7 @@ def _facts(found: Forecast) -> Table:
     if found.deadline_s is not None:
         chance = found.outcome.chance(found.deadline_s)
         rows["deadline"] = f"{_time(found.deadline_s)}: met by {_percent(chance)} of the runs"
-    for name, text in rows.items():
-        table.add_row(name, Text(text))
-    return table
+    return fact_table(rows)
 
 
 def _node_mttf(found: Forecast) -> str:

@@ -10,7 +10,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from trainworks.cli.cluster_plan_view import print_parts
+from trainworks.cli.parts import fact_table, note_lines, plain_table, print_parts, title
 from trainworks.plan.network.bill import Prices, bill_of_materials, bill_total, switch_power, usual_share
 from trainworks.plan.network.design import NetworkDesign
 from trainworks.plan.network.figures import figures_of
@@ -57,32 +57,17 @@ def print_answer(answer: Answer, console: Console) -> None:
     print_parts(
         [
             [_facts(answer)],
-            [_title("messages"), _message_table(answer)],
-            [_title("bill of materials"), _bill_table(answer), *_bill_notes(answer)],
-            [_title("what else could be built"), _comparison(answer, narrow=narrow), _heads(answer, narrow=narrow)],
-            [Text(f"note: {note}", style="yellow") for note in _notes(answer.design)],
+            [title("messages"), _message_table(answer)],
+            [title("bill of materials"), _bill_table(answer), *_bill_notes(answer)],
+            [title("what else could be built"), _comparison(answer, narrow=narrow), _heads(answer, narrow=narrow)],
+            note_lines(_notes(answer.design)),
         ],
         console,
     )
 
 
-def _title(text: str) -> Text:
-    return Text(text, style="bold")
-
-
-def _table(*columns: str, text_columns: int = 1) -> Table:
-    """Words on the left, numbers on the right."""
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if index < text_columns else "right", no_wrap=True)
-    return table
-
-
 def _facts(answer: Answer) -> Table:
     design = answer.design
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column()
     speed = _speed(design.endpoint_bytes_per_s)
     rows = {
         "cluster": f"{design.cluster.name}: {design.endpoints:,} NICs of {speed}, {_count(design.rails, 'rail')}",
@@ -95,9 +80,7 @@ def _facts(answer: Answer) -> Table:
         "storage": _storage(answer.support),
         "management": _management(answer.support),
     }
-    for name, text in rows.items():
-        table.add_row(name, Text(text))
-    return table
+    return fact_table(rows)
 
 
 def _topology(design: NetworkDesign) -> str:
@@ -157,7 +140,7 @@ def _management(support: SupportNetworks) -> str:
 def _message_table(answer: Answer) -> Table:
     scattered = any(message.kind == "all_reduce" for message in answer.messages)
     columns = ("collective", "size", "ranks", "time", *(("ranks scattered",) if scattered else ()))
-    table = _table(*columns)
+    table = plain_table(*columns, text_columns=1)
     for message in answer.messages:
         name = message.name.partition(" of ")[0]
         cells = [format_bytes(message.size_bytes), f"{message.ranks:,}"]
@@ -173,7 +156,7 @@ def _seconds(time: Traced) -> str:
 
 
 def _bill_table(answer: Answer) -> Table:
-    table = _table("part", "number", "each", "together")
+    table = plain_table("part", "number", "each", "together", text_columns=1)
     for item in bill_of_materials(answer.design, answer.prices):
         each = "not given" if item.each_usd is None else format_usd(item.each_usd)
         total = "" if item.total_usd is None else format_usd(item.total_usd.value)
@@ -211,7 +194,7 @@ def _comparison(answer: Answer, *, narrow: bool) -> Table:
     heads = [head for each in messages for head in _columns(each)]
     columns = ["topology", "switches", "cables", *(() if narrow else ("hops", "blocks")), *heads, "room"]
     priced = answer.prices.switch_usd is not None and not narrow
-    table = _table(*columns, *(("price",) if priced else ()))
+    table = plain_table(*columns, *(("price",) if priced else ()), text_columns=1)
     for design in answer.others:
         cells = [design.topology, f"{design.num_switches:,}", f"{design.num_cables:,}"]
         cells += [] if narrow else [f"{design.hops_worst:,}", f"{design.oversubscription:.3g}"]

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from trainworks.cli.asked import blamed_on
-from trainworks.cli.cluster_plan_view import print_parts
+from trainworks.cli.parts import fact_table, note_lines, plain_table, print_parts, title
 from trainworks.cli.size_tables import Proposal, facts, own_or_rent, sheets
 from trainworks.cli.trace_view import trace_as_json, trace_lines
 from trainworks.plan.network.support import support_networks
@@ -32,33 +31,22 @@ _NARROW = 120
 
 def print_proposal(proposal: Proposal, notes: Sequence[str], console: Console) -> None:
     """What is proposed and why, what else there is, and everything that goes with it."""
-    named = Table(show_header=False, box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    named.add_column(style="bold", no_wrap=True)
-    named.add_column()
-    for name, text in facts(proposal).items():
-        named.add_row(name, Text(text))
-    parts: list[Sequence[RenderableType]] = [[named]]
-    parts.append([_title("why"), *(Text(f"- {reason}") for reason in proposal.reasons)])
+    parts: list[Sequence[RenderableType]] = [[fact_table(facts(proposal))]]
+    parts.append([title("why"), *(Text(f"- {reason}") for reason in proposal.reasons)])
     parts += [_printed(sheet, narrow=console.width < _NARROW) for sheet in sheets(proposal)]
     lines = own_or_rent(proposal.details.buying, proposal.asked)
-    parts.append([_title("own or rent"), *(Text(line) for line in lines)])
-    parts.append([Text(f"note: {note}", style="yellow") for note in (*proposal.details.plan.notes, *notes)])
+    parts.append([title("own or rent"), *(Text(line) for line in lines)])
+    parts.append(note_lines([*proposal.details.plan.notes, *notes]))
     print_parts(parts, console)
-
-
-def _title(text: str) -> Text:
-    return Text(text, style="bold")
 
 
 def _printed(sheet: Sheet, *, narrow: bool) -> list[RenderableType]:
     """A table whose last column alone is wrapped."""
     shown = [index for index, head in enumerate(sheet.heads) if not (narrow and head in sheet.spared)]
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for index in shown:
-        table.add_column(sheet.heads[index], no_wrap=index != shown[-1])
+    table = plain_table(*(sheet.heads[index] for index in shown))
     for row in sheet.rows:
         table.add_row(*(Text(row[index]) for index in shown))
-    return [_title(sheet.title), table, *([Text(sheet.about)] if sheet.about else [])]
+    return [title(sheet.title), table, *([Text(sheet.about)] if sheet.about else [])]
 
 
 def proposal_as_json(proposal: Proposal) -> dict[str, Any]:

@@ -237,7 +237,10 @@ def _rented(
 
 
 def _on_spot(run: Reliability, asked: Asked) -> Outcome:
-    """The same run on capacity that is taken away."""
+    """The same run on capacity that is taken away; a node that fails is replaced as it is on demand.
+
+    The time from a preemption to the next step is a wait for capacity and the restart that every failure needs.
+    """
     life, restart = (assumed(name, asked.given.get(name)).value for name in ("spot life", "spot restart"))
     save = assumed("spot save", asked.given.get("spot save")).value
     failures = replace(run.failures, save=fact("save stall", save, "s", source=GIVEN))
@@ -246,8 +249,9 @@ def _on_spot(run: Reliability, asked: Asked) -> Outcome:
         work_s=run.work.value,
         interval_s=(2 * save * life) ** 0.5,
         work_spread=spread_of(run.plan.best[0].low_s, run.plan.best[0].high_s),
+        spares=round(run.spares.value),
         preempt_s=life,
-        capacity_wait_s=restart,
+        capacity_wait_s=max(0.0, restart - failures.restart.value),
     )
     return simulate(scenario, trials=_TRIALS, seed=asked.seed)
 

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from trainworks.catalog.catalog import load_catalog
-from trainworks.cli.cluster_plan_view import print_parts
+from trainworks.cli.parts import plain_table, print_parts
 from trainworks.cli.sizing import Asked, may_meet, workload_of
 from trainworks.cli.sizing_plans import Plans, smallest
 from trainworks.errors import EnvironmentProblem, UsageError
@@ -168,9 +167,7 @@ def _per_week(candidate: Candidate, answer: CapacityAnswer) -> float | None:
 def print_shared(shared: Shared, console: Console) -> None:
     """One row for every kind of node."""
     promise = Text(f"promise: {shared.promise}; {_WEEKS} weeks of starts replayed")
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for column in ("nodes", "used", "spare", "wait of 90 %", "USD a week", "node and what one job of each takes"):
-        table.add_column(column, no_wrap=not column.startswith("node and"))
+    table = plain_table("nodes", "used", "spare", "wait of 90 %", "USD a week", "node and what one job of each takes")
     for item in shared.clusters[:_ROWS]:
         answer = item.answer
         table.add_row(
