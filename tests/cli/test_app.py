@@ -201,3 +201,10 @@ def test_the_control_plane_imports_without_torch() -> None:
     assert {"cli", "report", "observe", "scheduler", "bench", "job", "plan", "record", "host", "spec"} <= set(
         done.stdout.split()
     )
+
+
+@pytest.mark.parametrize(("to", "exit_code", "told"), [(">&-", 0, ""), (">/dev/full", 3, "error: no space left")])
+def test_an_output_that_cannot_be_written_is_no_crash(to: str, exit_code: int, told: str) -> None:
+    command = f'"{sys.executable}" -m trainworks cost --on "DGX H100" {to}'
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.partition("for")[0].strip()) == (exit_code, told)

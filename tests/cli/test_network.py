@@ -160,3 +160,9 @@ def test_a_file_that_cannot_be_written_is_a_problem_of_the_environment(
     with pytest.raises(expected) as problem:
         network_command.command(on=SIXTEEN[1], draw=tmp_path / "network.svg")
     assert problem.value.place == "--draw"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("watts", ["inf", "nan"])
+def test_a_power_that_no_switch_has_is_refused(watts: str) -> None:
+    with pytest.raises(UsageError, match="watts of a switch"):
+        network_command.command(on=SIXTEEN[1], switch_power=float(watts))

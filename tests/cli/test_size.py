@@ -151,3 +151,21 @@ def test_teams_that_do_not_say_how_often_they_start_are_refused_with_the_line(ru
     done = trainworks_program("size", "run.yaml", "run.yaml", folder=run_file.parent)
     assert done.returncode == 2
     assert "how often `llama-2-7b` starts is not said\n  --> run.yaml:9  goal" in done.stderr
+
+
+def test_a_spot_run_is_paid_for_about_as_long_as_it_takes(run_file: Path) -> None:
+    run_file.write_text(RUN.replace("1.6B", "60B").replace("4h", "5d"))
+    spot = ("--only", "gpu-h100-sxm_8gpu", "--contract", "spot", "--prices", "prices.csv", "--json")
+    (run_file.parent / "prices.csv").write_text(
+        "accelerator,accelerators,on_demand_usd_h,spot_usd_h,node\nH100,8,20,8,gpu-h100-sxm_8gpu\n"
+    )
+    told = json.loads(size("run.yaml", *spot, folder=run_file.parent))["proposal"]
+    paid_s = told["cost_usd"] / told["accelerators"] * 3600
+    assert told["p50_s"] == pytest.approx(paid_s, rel=0.04)
+
+
+def test_checkpoints_come_as_often_as_the_run_file_says(run_file: Path) -> None:
+    with run_file.open("a") as file:
+        file.write("checkpoint: {every: 10m}\n")
+    told = size("run.yaml", "--only", "p5.48xlarge", "--contract", "on-demand", folder=run_file.parent)
+    assert "a checkpoint every 10m 0s" in told

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from tests.cli.test_app import trainworks_program
+from trainworks.catalog.cluster import parse_cluster
 from trainworks.cli import storage as storage_command
 from trainworks.errors import TrainworksError
+from trainworks.plan.failures.usual import usual_node_mttf
 
 TEXT = """\
 name: llama
@@ -130,6 +132,7 @@ def test_a_described_cluster_may_be_named_on_the_command_line(tmp_path: Path) ->
     [
         ({"stall": "0%"}, "error: `0%` is not between 0 and 100 %\n  --> --stall\n\nhint: write it like `5%`"),
         ({"stall": "much"}, "error: `much` is no share\n  --> --stall\n\nhint: write it like `5%`"),
+        ({"stall": "1e-300"}, "error: `1e-300` leaves a save no time\n  --> --stall\n\nhint: it is at least 0.0001%"),
         ({"stall": "nan"}, "error: `nan` is not between 0 and 100 %\n  --> --stall\n\nhint: write it like `5%`"),
         ({"files": "0"}, "error: `0` is nothing\n  --> --files"),
         ({"dataset_size": "10"}, "error: `10` has no unit; a size takes B"),
@@ -152,3 +155,14 @@ def test_this_machine_has_no_storage_to_plan(tmp_path: Path) -> None:
 def test_a_sample_of_nothing_is_refused_where_it_is_written(tmp_path: Path) -> None:
     text = TEXT.replace("sequence_length: 4096", "sequence_length: 4096, sample_size: 0 kB")
     assert "run.yaml:5  workload.data.sample_size" in refusal(tmp_path, text)
+
+
+def test_storage_and_goodput_count_with_the_same_failures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = answer(tmp_path, capsys)["demand"]["work_lost"]
+    fleet = usual_node_mttf(parse_cluster("DGX H100").accelerator).value
+    assert told == pytest.approx(3600 * 16 / (2 * fleet))
+
+
+def test_the_run_files_own_failures_come_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = answer(tmp_path, capsys, TEXT + "recover: {node_mttf: 20d}\n")["demand"]["work_lost"]
+    assert told == pytest.approx(3600 * 16 / (2 * 20 * 86400))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -12,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from trainworks import __version__
-from trainworks.errors import TrainworksError, UsageError
+from trainworks.errors import DiskFullError, TrainworksError, UsageError
 
 __all__ = ["COMMANDS", "app", "main"]
 
@@ -105,6 +106,8 @@ def _options(
 
 def main() -> None:
     """Run the program; an error that we foresaw is printed without a traceback, with its exit code."""
+    if sys.stdout is None:  # `trainworks ls >&-`: nobody listens
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, until the end of the program
     try:
         app()
     except TrainworksError as error:
@@ -113,5 +116,12 @@ def main() -> None:
     except BrokenPipeError:  # `trainworks logs | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(0)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left to be written
+        full = DiskFullError("no space left for what is printed")
+        typer.echo(full.render(), err=True)
+        sys.exit(full.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -11,7 +11,7 @@ from trainworks.catalog.cluster import parse_cluster
 from trainworks.errors import DiskFullError, EnvironmentProblem, UsageError
 from trainworks.spec.run_file import RunFile
 
-__all__ = ["blamed_on", "check_writable", "on_cluster", "option_value", "said_by"]
+__all__ = ["blamed_on", "check_writable", "interval_of", "node_mttf_of", "on_cluster", "option_value", "said_by"]
 
 _T = TypeVar("_T")
 
@@ -49,6 +49,18 @@ def on_cluster(run_file: RunFile, on: str | None) -> RunFile:
         parse_cluster(on)
     cluster = run_file.cluster.model_copy(update={"engine": "described", "of": on})
     return run_file.model_copy(update={"cluster": cluster})
+
+
+def interval_of(run_file: RunFile, step_time_s: float) -> float | None:
+    """Seconds between the checkpoints that the run file asks for; None where that is left to the planner."""
+    every = run_file.checkpoint.every
+    return every.seconds if every.steps is None else every.steps * step_time_s
+
+
+def node_mttf_of(run_file: RunFile) -> float | None:
+    """Seconds that the run file itself gives; None where a published fleet has to say it."""
+    recover = run_file.recover
+    return recover.node_mttf if "node_mttf" in recover.model_fields_set else None
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainworks.catalog.cluster import ClusterDescription
+from trainworks.cli.asked import interval_of, node_mttf_of
 from trainworks.cli.cluster_planning import plan_cluster
 from trainworks.errors import UsageError
 from trainworks.plan.assumptions import GIVEN
@@ -70,7 +71,6 @@ def ask(run_file: RunFile, source: Source | None) -> Asked:
         "step time", best.step_time_s, "s", by="trainworks plan, fastest layout", low=best.low_s, high=best.high_s
     )
     steps = fact("steps", plan.steps, "", source="the run file")
-    every, recover = run_file.checkpoint.every, run_file.recover
     return Asked(
         title=run_file.name,
         cluster=plan.job.cluster,
@@ -79,8 +79,8 @@ def ask(run_file: RunFile, source: Source | None) -> Asked:
         checkpoint=checkpoint_size(plan.job.shape.num_parameters),
         shortest=step,
         accelerators_per_replica=layout.tp * layout.pp * layout.cp,
-        every_s=every.seconds if every.steps is None else every.steps * best.step_time_s,
-        node_mttf_s=recover.node_mttf if "node_mttf" in recover.model_fields_set else None,
+        every_s=interval_of(run_file, best.step_time_s),
+        node_mttf_s=node_mttf_of(run_file),
         deadline_s=run_file.goal.deadline,
         notes=tuple(plan.notes),
     )

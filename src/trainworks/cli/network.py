@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -76,6 +77,8 @@ def command(
 ) -> None:
     """The one that suits, all that could be built instead, and what each takes for the messages of a job."""
     _check_files({"--draw": draw, "--cables": cables})
+    if switch_power is not None and not math.isfinite(switch_power):
+        raise UsageError(f"{switch_power:g} watts of a switch", place="--switch-power", hint="write a number")
     loaded = None if run_file is None else load_run_file(run_file)
     cluster = _cluster(loaded, on)
     model = None if switch is None else find_switch(switch)

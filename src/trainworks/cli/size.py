@@ -152,7 +152,8 @@ def _proposal(asked: Asked, source: Source) -> Proposal:
         if chosen is None:
             raise _unmet(sized.alternatives, asked.wish)
         plan = plans.exactly(chosen.candidate.cluster_text(chosen.num_nodes))
-        details = details_of(chosen, plan, asked, plans)
+        run = sized.runs[chosen.candidate.node, chosen.num_nodes]
+        details = details_of(chosen, run, plan, asked, plans)
         return Proposal(asked, chosen, sized, details, minimum_clusters(asked, plans))
 
 

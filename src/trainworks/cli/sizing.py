@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from trainworks.catalog.catalog import load_catalog
 from trainworks.catalog.facts import Offer, Processor
+from trainworks.cli.asked import interval_of, node_mttf_of
 from trainworks.cli.cluster_planning import ClusterPlan
 from trainworks.cli.sizing_plans import Plans, smallest
 from trainworks.errors import EnvironmentProblem, UsageError
@@ -180,15 +181,19 @@ def _mean(plan: ClusterPlan, asked: Asked) -> tuple[Traced, Failures, Traced, Ex
     step = computed("step time", best.step_time_s, "s", by=by, low=best.low_s, high=best.high_s)
     steps = fact("steps", plan.steps, "", source="the run file")
     work = derive("work", "s", "steps * step_time", steps=steps, step_time=step)
-    recover = asked.run_file.recover
     failures = usual_failures(
         cluster.accelerator,
         cluster.num_nodes,
         save=save_stall(checkpoint_size(plan.job.shape.num_parameters), cluster.num_nodes),
-        node_mttf_s=recover.node_mttf if "node_mttf" in recover.model_fields_set else None,
+        node_mttf_s=node_mttf_of(asked.run_file),
     )
     spares = spares_needed(failures, limit=assumed("time without nodes"))
-    return work, failures, spares, expected(failures, work=work, spares=spares, shortest=step)
+    every = interval_of(asked.run_file, best.step_time_s)
+    interval = (
+        None if every is None else fact("checkpoint interval", every, "s", source="checkpoint.every of the run file")
+    )
+    mean = expected(failures, work=work, spares=spares, shortest=step, interval=interval)
+    return work, failures, spares, mean
 
 
 def reliability_of(plan: ClusterPlan, asked: Asked, **more: float) -> Reliability:

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from trainworks.catalog.catalog import load_catalog, processor
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.catalog.facts import Accelerator, Offer, Processor
+from trainworks.cli.asked import interval_of, node_mttf_of
 from trainworks.cli.cluster_planning import ClusterPlan
-from trainworks.cli.sizing import Asked, workload_of
+from trainworks.cli.sizing import Asked, Reliability, workload_of
 from trainworks.cli.sizing_plans import Plans, smallest_power
 from trainworks.errors import UsageError
+from trainworks.plan.failures.usual import usual_node_mttf
 from trainworks.plan.money.break_even import break_even_hours
 from trainworks.plan.money.energy import carbon, energy
 from trainworks.plan.money.owning import Owning, own
@@ -32,7 +34,6 @@ __all__ = ["TOLERANCE", "Buying", "Details", "Minimum", "details_of", "minimum_c
 
 TOLERANCE = 0.05
 """Of the step time that a leaner network may cost."""
-_YEAR_H = 8760.0
 _MOST_TO_HOLD = 256
 """Accelerators, of a smallest cluster that anybody would look at."""
 
@@ -49,7 +50,7 @@ class Minimum:
 
 @dataclass(frozen=True, slots=True)
 class Buying:
-    """The same cluster as one's own."""
+    """The same cluster as one's own, spares included."""
 
     owning: Owning
     facility: Facility
@@ -77,8 +78,8 @@ class Details:
     carbon: Traced | None
 
 
-def details_of(chosen: Alternative, plan: ClusterPlan, asked: Asked, plans: Plans) -> Details:
-    """Everything beside the accelerators."""
+def details_of(chosen: Alternative, run: Reliability, plan: ClusterPlan, asked: Asked, plans: Plans) -> Details:
+    """Everything beside the accelerators; a cluster of one's own has its spares."""
     cluster, several = plan.job.cluster, chosen.num_nodes > 1
     fabrics = plans.fabrics(chosen.num_nodes, chosen.candidate.node, plan) if several else []
     demand, needs = storage_of(_stored(plan, asked))
@@ -92,7 +93,7 @@ def details_of(chosen: Alternative, plan: ClusterPlan, asked: Asked, plans: Plan
         fabrics=fabrics,
         enough=choose_fabric(fabrics, tolerance=TOLERANCE) if fabrics else None,
         network=_network(cluster) if several else None,
-        buying=_buying(cluster, asked),
+        buying=_buying(cluster, round(run.spares.value), asked),
         energy=electricity,
         carbon=None if electricity is None else carbon(electricity),
     )
@@ -113,9 +114,8 @@ def _stored(plan: ClusterPlan, asked: Asked) -> StoredRun:
         image_size=data.image_size,
         sample_bytes=data.sample_size,
         keep=run_file.checkpoint.keep,
-        every_steps=run_file.checkpoint.every.steps,
-        every_s=run_file.checkpoint.every.seconds,
-        node_mttf_s=run_file.recover.node_mttf,
+        interval_s=interval_of(run_file, plan.best[0].step_time_s),
+        node_mttf=usual_node_mttf(plan.job.cluster.accelerator, node_mttf_of(run_file)),
     )
 
 
@@ -134,12 +134,13 @@ def _energy(cluster: ClusterDescription, chosen: Alternative, asked: Asked) -> T
         return None
 
 
-def _buying(cluster: ClusterDescription, asked: Asked) -> Buying | None:
-    yearly = fact("hours per year", asked.hours_per_year or _YEAR_H, "h/year", source="of training")
+def _buying(cluster: ClusterDescription, spares: int, asked: Asked) -> Buying | None:
+    yearly = fact("hours per year", asked.hours_per_year, "h/year", source="of training")
+    bought = cluster.model_copy(update={"num_nodes": cluster.num_nodes + spares})
     anywhere = cluster.model_copy(update={"node": None})  # not of that one instance alone
     market = market_price(offers_for(anywhere, asked.offers))
     try:
-        owning, facility = own(cluster, hours_per_year=yearly, given=asked.given), facility_of(cluster, asked.given)
+        owning, facility = own(bought, hours_per_year=yearly, given=asked.given), facility_of(bought, asked.given)
     except UsageError:
         return None
     if market is None:

@@ -7,13 +7,14 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from trainworks.cli.asked import on_cluster, option_value
+from trainworks.cli.asked import interval_of, node_mttf_of, on_cluster, option_value
 from trainworks.cli.cluster_planning import plan_cluster
 from trainworks.cli.launch import wanted
 from trainworks.cli.options import AsJson, RunFilePath, wide_console
 from trainworks.cli.storage_view import StoragePlan, print_storage, storage_as_json
 from trainworks.cli.trace_view import explain as explain_figure
 from trainworks.errors import QuantityError, UsageError
+from trainworks.plan.failures.usual import usual_node_mttf
 from trainworks.plan.storage.run import StoredRun, storage_of
 from trainworks.plan.storage.systems import judge
 from trainworks.spec.run_file import RunFile
@@ -22,6 +23,9 @@ from trainworks.units import parse_bytes, parse_count, parse_duration
 __all__ = ["command"]
 
 _T = TypeVar("_T")
+
+_LEAST_STALL = 1e-6
+"""Below it no storage is fast enough."""
 
 On = Annotated[str | None, typer.Option("--on", metavar="CLUSTER", help="On this cluster: `16 nodes of DGX H100`.")]
 DatasetSize = Annotated[
@@ -66,9 +70,8 @@ def command(
             image_size=data.image_size if data is not None else None,
             sample_bytes=data.sample_size if data is not None else None,
             keep=described.checkpoint.keep,
-            every_steps=described.checkpoint.every.steps,
-            every_s=described.checkpoint.every.seconds,
-            node_mttf_s=described.recover.node_mttf,
+            interval_s=interval_of(described, plan.best[0].step_time_s),
+            node_mttf=usual_node_mttf(plan.job.cluster.accelerator, node_mttf_of(described)),
             **options,  # type: ignore[arg-type]
         )
     )
@@ -99,6 +102,8 @@ def _parse_share(text: str) -> float:
         share = float(number) / (100 if "%" in text else 1)
     except ValueError:
         raise QuantityError(f"`{text}` is no share", hint="write it like `5%`") from None
+    if 0 < share < _LEAST_STALL:
+        raise QuantityError(f"`{text}` leaves a save no time", hint=f"it is at least {_LEAST_STALL:.4%}")
     if not 0 < share < 1:
         raise QuantityError(f"`{text}` is not between 0 and 100 %", hint="write it like `5%`")
     return share

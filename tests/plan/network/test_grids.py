@@ -53,3 +53,9 @@ def test_a_prime_number_of_nodes_is_a_ring() -> None:
 @pytest.mark.parametrize(("nodes", "nics"), [(1, 8), (8, 1)])
 def test_one_node_or_one_nic_makes_no_grid(nodes: int, nics: int) -> None:
     assert grid(nodes, nics) is None
+
+
+def test_a_torus_of_very_many_nodes_is_found_at_once() -> None:
+    found = grid(10**9, 6)
+    assert found is not None
+    assert found.sides == (1000, 1000, 1000)

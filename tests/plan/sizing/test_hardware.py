@@ -68,3 +68,9 @@ def test_more_nics_are_never_called_too_little_where_fewer_are_not(nics: int) ->
     assert few is not None
     assert more is not None
     assert not (few.verdict == "fits" and more.verdict == "too little")
+
+
+def test_two_processors_spend_lanes_on_the_link_between_them() -> None:
+    found = finding("2x DGX A100", "PCIe lanes", "EPYC 7742")
+    assert found is not None
+    assert found.limit == "2 x EPYC 7742 has 160"

@@ -10,7 +10,7 @@ from trainworks.plan.assumptions import GIVEN, assumed
 from trainworks.plan.failures.goodput import Failures
 from trainworks.plan.trace import Traced, derive, fact
 
-__all__ = ["fleet_of", "save_stall", "usual_failures"]
+__all__ = ["fleet_of", "save_stall", "usual_failures", "usual_node_mttf"]
 
 
 def fleet_of(accelerator: Accelerator) -> Fleet | None:
@@ -50,7 +50,7 @@ def usual_failures(
     """
     nodes = fact("nodes", num_nodes, "", source="of the cluster")
     fleet = fleet_of(accelerator)
-    every = _node_mttf(fleet, node_mttf_s)
+    every = usual_node_mttf(accelerator, node_mttf_s)
     share = 1.0 if fleet is None or fleet.hardware_share is None else fleet.hardware_share
     own, other = _by_kind(every, nodes, share, "" if fleet is None else _source(fleet))
     rest = {"write": fact("checkpoint write", write_s, "s", source=GIVEN)} if write_s else {}
@@ -68,8 +68,9 @@ def usual_failures(
     )
 
 
-def _node_mttf(fleet: Fleet | None, given_s: float | None) -> Traced:
+def usual_node_mttf(accelerator: Accelerator, given_s: float | None = None) -> Traced:
     """What was given, else the fleet's with the spread of all that was published, else the assumption."""
+    fleet = fleet_of(accelerator)
     spread = assumed("node MTTF", given_s)
     if given_s is not None or fleet is None:
         return spread

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import product
-from math import prod
+from math import isqrt, prod
 
 __all__ = ["Grid", "grid"]
 
@@ -72,7 +72,8 @@ def grid(nodes: int, nics: int, *, axes: int = _MOST_AXES) -> Grid | None:
 
 def _sides(nodes: int, axes: int) -> tuple[int, ...]:
     """Factors of the nodes whose longest is shortest."""
-    divisors = [value for value in range(1, nodes + 1) if nodes % value == 0]
+    low = [value for value in range(1, isqrt(nodes) + 1) if nodes % value == 0]
+    divisors = sorted({*low, *(nodes // value for value in low)})
     found = [(*short, nodes // prod(short)) for short in product(divisors, repeat=axes - 1) if nodes % prod(short) == 0]
     shapes = [tuple(sorted((side for side in shape if side > 1), reverse=True)) for shape in found]
     return min(shapes, key=lambda shape: (shape[0], shape))

@@ -43,17 +43,11 @@ class StoredRun:
     files: int | None = None
     """That the dataset has; images are files of their own and text is packed when left out."""
     keep: int = 3
-    node_mttf_s: float = 30 * 86400.0
+    node_mttf: Traced
     stall_share: float = 0.05
     restart_s: float = 300.0
-    every_steps: int | None = None
-    """Steps between checkpoints; the fewest that stall share and failures allow when neither is given."""
-    every_s: float | None = None
-
-    @property
-    def interval_s(self) -> float | None:
-        """Time between checkpoints, where it is given."""
-        return self.every_s if self.every_steps is None else self.every_steps * self.best.step_time_s
+    interval_s: float | None = None
+    """Between checkpoints; the least that stall share and failures allow when left out."""
 
 
 def storage_of(run: StoredRun) -> tuple[Demand, NodeNeeds]:
@@ -79,7 +73,7 @@ def storage_of(run: StoredRun) -> tuple[Demand, NodeNeeds]:
         dataset_bytes=dataset,
         num_nodes=fact("nodes", cluster.num_nodes, "", source=cluster.name),
         keep=fact("keep", run.keep, "", source="checkpoint.keep of the run file"),
-        node_mttf_s=fact("node MTTF", run.node_mttf_s, "s", source="recover.node_mttf of the run file"),
+        node_mttf_s=run.node_mttf,
         stall_share=run.stall_share,
         restart_s=run.restart_s,
         interval_s=run.interval_s,
