@@ -18,6 +18,7 @@ from trainworks.units import (
     parse_count,
     parse_counted,
     parse_duration,
+    parse_share,
     parse_usd,
 )
 
@@ -107,13 +108,13 @@ def test_what_is_no_quantity_is_refused(parse, text: str) -> None:
     ("parse", "text", "nearest"),
     [
         (parse_duration, "10 minutes", "10 min"),
-        (parse_duration, "2 weeks", "2 w"),
+        (parse_duration, "2 wks", "2 w"),
         (parse_duration, "1 hr", "1 h"),
         (parse_bytes, "80 GiBB", "80 GiB"),
         (parse_bytes, "80 G", "80 GB"),
         (parse_bandwidth, "400 Gbps", "400 Gb/s"),
         (parse_bandwidth, "50 GB", "50 GB/s"),
-        (parse_duration, "3 hours", "3 h"),
+        (parse_duration, "3 hrs", "3 h"),
         (parse_bytes, "80 gb", "80 GB"),
         (parse_bytes, "80 gib", "80 GiB"),
         (parse_bandwidth, "4 gb/s", "4 Gb/s"),
@@ -234,3 +235,22 @@ def test_memory_of_an_accelerator_is_printed_in_gib(num_bytes: float, text: str)
 )
 def test_step_times_keep_three_figures(seconds: float, text: str) -> None:
     assert format_step_time(seconds) == text
+
+
+@pytest.mark.parametrize("text", ["3mo", "2 months", "1 month"])
+def test_a_month_is_refused_because_its_length_differs(text: str) -> None:
+    with pytest.raises(QuantityError, match="a month has no fixed length") as raised:
+        parse_duration(text)
+    assert raised.value.hint == "write it in days, like `90d`"
+
+
+@pytest.mark.parametrize("text", ["much", "", "%", "-5%", "1.5", "150%", "nan"])
+def test_what_is_no_share_is_refused(text: str) -> None:
+    with pytest.raises(QuantityError, match=r"is no share|is not between 0 and 100 %"):
+        parse_share(text)
+
+
+def test_a_share_without_its_sign_is_asked_for() -> None:
+    with pytest.raises(QuantityError) as raised:
+        parse_share("90")
+    assert raised.value.hint == "did you mean `90%`?"

@@ -26,6 +26,7 @@ __all__ = [
     "parse_count",
     "parse_counted",
     "parse_duration",
+    "parse_share",
     "parse_usd",
 ]
 
@@ -36,10 +37,14 @@ DURATION_UNITS_S = {
     "m": 60.0,
     "min": 60.0,
     "h": 3600.0,
+    "hour": 3600.0,
+    "hours": 3600.0,
     "d": 86400.0,
     "day": 86400.0,
     "days": 86400.0,
     "w": 604800.0,
+    "week": 604800.0,
+    "weeks": 604800.0,
 }
 BYTE_UNITS = {"B": 1} | {
     prefix + suffix: base ** (power + 1)
@@ -67,6 +72,8 @@ def _scale(value: Fraction, unit: str, units: Mapping[str, float], kind: str, ex
     if unit in units:
         return value * Fraction(units[unit])
     number = f"{float(value):g}"
+    if units is DURATION_UNITS_S and unit.lower().startswith("mo"):
+        raise QuantityError(f"a month has no fixed length: `{number} {unit}`", hint="write it in days, like `90d`")
     suggestion = f"did you mean `{number} {_nearest(unit, units)}`?" if unit else f"write it like `{example}`"
     written = f"unit `{unit}` is unknown" if unit else f"`{number}` has no unit"
     raise QuantityError(f"{written}; {kind} takes {', '.join(filter(None, units))}", hint=suggestion)
@@ -141,6 +148,24 @@ def parse_usd(text: str | float) -> float:
         raise QuantityError(f"`{text}` is no amount of US dollars", hint="write it like `2000 USD`")
     value, suffix = _split(amount.strip(), "an amount", "2000 USD")
     return float(_scale(value, suffix, COUNT_SUFFIXES, "an amount", "2000 USD"))
+
+
+def parse_share(text: str | float) -> float:
+    """A share of `5%` or `0.05`; 0 and 1 are shares, what lies beyond them is not.
+
+    >>> parse_share("90%"), parse_share("0.9")
+    (0.9, 0.9)
+    """
+    written = str(text).strip()
+    number = written.removesuffix("%")
+    try:
+        share = float(number) / (100 if number != written else 1)
+    except ValueError:
+        raise QuantityError(f"`{text}` is no share", hint="write it like `90%`") from None
+    if not 0 <= share <= 1:
+        hint = f"did you mean `{share:g}%`?" if 1 < share <= 100 else "write it like `90%`"
+        raise QuantityError(f"`{text}` is not between 0 and 100 %", hint=hint)
+    return share
 
 
 def parse_counted(text: str, nouns: tuple[str, ...]) -> tuple[int, str]:

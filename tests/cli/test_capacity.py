@@ -92,7 +92,7 @@ def test_the_page_has_a_dot_for_every_policy(small: str, tmp_path: Path) -> None
         ({"price": -1.0}, "-1 USD per accelerator hour is not between"),
         ({"wait": "4"}, "`4` has no unit"),
         ({"wait": "4h", "deadlines": 0.9}, "one target at a time"),
-        ({"deadlines": 95.0}, "95 is no share"),
+        ({"deadlines": "95"}, "`95` is not between 0 and 100 %"),
         ({"deadlines": 0.9}, "no job of the trace has a deadline that it can meet"),
         ({"spot_life": "1s"}, "`1s` is below 1m 0s"),
         ({"fixed": 0, "on_demand_max": 1}, "what may be bought cannot run every job"),

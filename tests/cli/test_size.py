@@ -45,7 +45,8 @@ def test_a_proposal_reads_like_this(run_file: Path, golden) -> None:
 
 def test_the_proposal_meets_the_deadline_and_is_the_cheapest_that_does(run_file: Path) -> None:
     told = json.loads(size("run.yaml", "--only", "H100", "--json", folder=run_file.parent))
-    meeting = [item for item in told["alternatives"] if item["p90_s"] <= 4 * 3600]
+    lasting = [item for item in told["alternatives"] if item["contract"] != "spot"]
+    meeting = [item for item in lasting if item["p90_s"] <= 4 * 3600]
     assert told["proposal"] == min(meeting, key=lambda item: item["cost_usd"])
     assert told["proposal"]["chance"] >= 0.9
 
@@ -118,7 +119,7 @@ def test_several_runs_share_one_cluster(run_file: Path, golden) -> None:
         (["--deadline", "soon"], "`soon` is not a duration"),
         (["--deadline", "0s"], "`0s` is nothing"),
         (["--budget", "5"], "`5` is no amount of US dollars"),
-        (["--confidence", "90"], "a chance of 90"),
+        (["--confidence", "90"], "`90` is not between 0 and 100 %"),
         (["--contract", "stolen"], "no contract `stolen`"),
         (["--hours-per-year", "9000"], "9000 hours in a year"),
         (["--assume", "PUE=0.5"], "PUE is 0.5"),

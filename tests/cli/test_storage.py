@@ -112,7 +112,7 @@ def test_packed_images_need_no_cache(tmp_path: Path, capsys: pytest.CaptureFixtu
     enough = {
         files: next(
             row["enough"]
-            for row in answer(tmp_path, capsys, IMAGES, files=files)["systems"]
+            for row in answer(tmp_path, capsys, IMAGES, files=files, dataset_size="141 GB")["systems"]
             if row["name"] == "object store"
         )
         for files in ("1281167", "600")
@@ -131,9 +131,9 @@ def test_a_described_cluster_may_be_named_on_the_command_line(tmp_path: Path) ->
     ("options", "message"),
     [
         ({"stall": "0%"}, "error: `0%` is not between 0 and 100 %\n  --> --stall\n\nhint: write it like `5%`"),
-        ({"stall": "much"}, "error: `much` is no share\n  --> --stall\n\nhint: write it like `5%`"),
+        ({"stall": "much"}, "error: `much` is no share\n  --> --stall\n\nhint: write it like `90%`"),
         ({"stall": "1e-300"}, "error: `1e-300` leaves a save no time\n  --> --stall\n\nhint: it is at least 0.0001%"),
-        ({"stall": "nan"}, "error: `nan` is not between 0 and 100 %\n  --> --stall\n\nhint: write it like `5%`"),
+        ({"stall": "nan"}, "error: `nan` is not between 0 and 100 %\n  --> --stall\n\nhint: write it like `90%`"),
         ({"files": "0"}, "error: `0` is nothing\n  --> --files"),
         ({"dataset_size": "10"}, "error: `10` has no unit; a size takes B"),
         ({"dataset_size": "-1 TB"}, "error: `-1 TB` is not a size\n  --> --dataset-size"),

@@ -21,7 +21,7 @@ from trainworks.plan.capacity.jobs import trace_text
 from trainworks.plan.capacity.prices import prices_for
 from trainworks.plan.capacity.service import Target
 from trainworks.report.capacity_page import write_capacity_page
-from trainworks.units import format_duration, parse_duration
+from trainworks.units import format_duration, parse_duration, parse_share
 
 __all__ = ["command"]
 
@@ -41,7 +41,9 @@ Latency = Annotated[str, typer.Option("--start-latency", help="From ordering a n
 Timeout = Annotated[str, typer.Option("--idle-timeout", help="An idle elastic node is given back after it.")]
 Life = Annotated[str, typer.Option("--spot-life", help="Mean life of a spot node.")]
 Wait = Annotated[str | None, typer.Option("--wait", help="That 90 % of a team's jobs wait at most; 4h if left out.")]
-Deadlines = Annotated[float | None, typer.Option("--deadlines", help="Share of a team's deadlines to meet, instead.")]
+Deadlines = Annotated[
+    str | None, typer.Option("--deadlines", metavar="SHARE", help="Share of a team's deadlines to meet, instead.")
+]
 Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Write cost against wait as an HTML page.")]
 SaveTrace = Annotated[Path | None, typer.Option("--save-trace", metavar="FILE", help="Write the sampled jobs as CSV.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Of sampled jobs and of the lives of spot nodes.")]
@@ -123,14 +125,13 @@ def _check_price(usd: float | None, option: str) -> None:
         )
 
 
-def _target(wait: str | None, deadlines: float | None) -> Target:
-    if deadlines is None:
+def _target(wait: str | None, deadlines: str | None) -> Target:
+    share = option_value("--deadlines", parse_share, deadlines)
+    if share is None:
         return Target(wait_s=_seconds(wait or _WAIT, "--wait"))
     if wait is not None:
         raise UsageError("one target at a time", place="--wait, --deadlines", hint="leave one of the two out")
-    if not 0 < deadlines <= 1:
-        raise UsageError(f"{deadlines:g} is no share between 0 and 1", place="--deadlines", hint="`--deadlines 0.95`")
-    return Target(deadlines=deadlines)
+    return Target(deadlines=share)
 
 
 def _save(path: Path | None, file: Path, seed: int) -> None:

@@ -17,7 +17,7 @@ from trainworks.cli.options import AsJson, wide_console
 from trainworks.cli.trace_view import explain as print_explanation
 from trainworks.errors import UsageError
 from trainworks.spec.load import load_run_file
-from trainworks.units import parse_duration
+from trainworks.units import parse_duration, parse_share
 
 __all__ = ["command"]
 
@@ -57,7 +57,9 @@ Elastic = Annotated[
     int | None, typer.Option("--elastic", metavar="NODES", min=1, help="Go on with fewer nodes, down to these.")
 ]
 Slow = Annotated[str | None, typer.Option("--slow", metavar="TIME", help="Mean time until a node becomes a straggler.")]
-SlowSpeed = Annotated[float, typer.Option("--slow-speed", help="Speed of a job that has a straggler, as a share.")]
+SlowSpeed = Annotated[
+    str, typer.Option("--slow-speed", metavar="SHARE", help="Speed of a job that has a straggler, as a share.")
+]
 SlowFound = Annotated[str, typer.Option("--slow-found", metavar="TIME", help="Until a straggler is replaced.")]
 Spot = Annotated[str | None, typer.Option("--spot", metavar="TIME", help="Mean life of preemptible capacity.")]
 Notice = Annotated[str, typer.Option("--notice", metavar="TIME", help="Warning before it is taken.")]
@@ -84,7 +86,7 @@ def command(
     repair: Repair = None,
     elastic: Elastic = None,
     slow: Slow = None,
-    slow_speed: SlowSpeed = 0.94,
+    slow_speed: SlowSpeed = "94%",
     slow_found: SlowFound = "1d",
     spot: Spot = None,
     notice: Notice = "0s",
@@ -150,7 +152,5 @@ def _seconds(option: str, text: str | None, *, zero: bool = False) -> float | No
     return option_value(option, parse_duration, text, zero=zero)
 
 
-def _share(option: str, value: float) -> float:
-    if not 0 < value <= 1:
-        raise UsageError(f"`{value:g}` is no share of the speed", place=option, hint="it is above 0 and at most 1")
-    return value
+def _share(option: str, text: str) -> float:
+    return option_value(option, parse_share, text) or 0.0

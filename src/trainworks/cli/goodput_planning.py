@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from trainworks.cli.goodput_asked import Asked
 from trainworks.errors import UsageError
 from trainworks.plan.assumptions import GIVEN, assumed
-from trainworks.plan.failures.goodput import Expected, Failures, expected, spares_needed
+from trainworks.plan.failures.goodput import Expected, Failures, expected, spares_needed, waiting_share
 from trainworks.plan.failures.scenario import (
     Outcome,
     Scenario,
@@ -29,6 +29,8 @@ from trainworks.units import format_duration
 __all__ = ["Forecast", "Wishes", "forecast"]
 
 _QUIET_S = 2.0
+_MOST_WAITING = 0.9
+"""Share of the time; a job that waits longer takes years to simulate, and nobody runs it."""
 _MOST_ROWS = 7
 _FEW = 5.0
 """Failures below which a run has not seen its average."""
@@ -99,7 +101,7 @@ def forecast(asked: Asked, wishes: Wishes) -> Forecast:
         queue=fact("queue", wishes.queue_s, "s", source=GIVEN if wishes.queue_s else "none asked for"),
     )
     scenario = _scenario(asked, wishes, failures, mean)
-    outcomes = _simulated(scenario, sorted({chosen, *_rows(round(needed.value))}), wishes)
+    outcomes = _simulated(scenario, sorted({chosen, *_rows(needed)}), wishes)
     deadline_s = asked.deadline_s if wishes.deadline_s is None else wishes.deadline_s
     outcome = outcomes[chosen]
     return Forecast(
@@ -179,10 +181,12 @@ def _in_vain(scenario: Scenario, wishes: Wishes) -> list[str]:
     return [f"--elastic changes nothing: without one replica {left} nodes are left"]
 
 
-def _rows(needed: int) -> list[int]:
-    """0, 1, 2, 4 ... and what is needed; of many only the last ones."""
-    powers = [0, *(1 << bit for bit in range(needed.bit_length())), needed]
-    return powers[-_MOST_ROWS:] if len(powers) > _MOST_ROWS else powers
+def _rows(needed: Traced) -> list[int]:
+    """0, 1, 2, 4 ... and what is needed, without those with which the job hardly runs; of many only the last ones."""
+    most = round(needed.value)
+    powers = [0, *(1 << bit for bit in range(most.bit_length())), most]
+    load = needed.inputs["load"].value
+    return [count for count in powers if waiting_share(load, count) <= _MOST_WAITING][-_MOST_ROWS:] or [most]
 
 
 def _simulated(scenario: Scenario, rows: Sequence[int], wishes: Wishes) -> dict[int, Outcome]:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from trainworks.catalog.cluster import ClusterDescription, parse_cluster
-from trainworks.cli.asked import blamed_on, check_writable, option_value, said_by
-from trainworks.cli.cluster_planning import plan_cluster
+from trainworks.cli.asked import blamed_on, check_writable, on_cluster, option_value, said_by
+from trainworks.cli.cluster_planning import ClusterPlan, plan_cluster
+from trainworks.cli.cluster_scales import search_layouts
 from trainworks.cli.network_view import Answer, answer_as_json, print_answer
 from trainworks.cli.options import AsJson, wide_console
 from trainworks.cli.trace_view import explain as print_explanation
-from trainworks.errors import UsageError
+from trainworks.errors import QuantityError, UsageError
 from trainworks.files import write_atomic
 from trainworks.plan.network.bill import Prices
 from trainworks.plan.network.cables import cables_as_csv
@@ -24,10 +26,12 @@ from trainworks.plan.network.messages import Message, messages_of_job, usual_mes
 from trainworks.plan.network.support import NODES_PER_RACK, support_networks
 from trainworks.plan.network.switches import find_switch
 from trainworks.plan.network.topologies import TOPOLOGIES
+from trainworks.plan.network.traffic import PLACEMENTS, Placement, effective_cluster
+from trainworks.plan.uncertainty import PRIOR
 from trainworks.report.network_dot import network_dot
 from trainworks.report.network_drawing import network_svg
 from trainworks.spec.load import Source, load_run_file
-from trainworks.spec.run_file import RunFile
+from trainworks.spec.run_file import Goal, RunFile
 from trainworks.units import parse_usd
 
 __all__ = ["command"]
@@ -38,7 +42,7 @@ TopologyName = Annotated[
     str, typer.Option("--topology", metavar="NAME", help=f"auto, {', '.join(TOPOLOGIES)}.", show_default=False)
 ]
 Oversubscription = Annotated[
-    float, typer.Option("--oversubscription", metavar="RATIO", help="Links down to links up of a leaf, at most.")
+    str, typer.Option("--oversubscription", metavar="RATIO", help="Links down to links up of a leaf, at most: `2:1`.")
 ]
 SwitchName = Annotated[
     str | None, typer.Option("--switch", metavar="SWITCH", help="Of the catalogue, or `64x 400 Gb/s`.")
@@ -61,7 +65,7 @@ def command(
     run_file: RunFilePath = None,
     on: On = None,
     topology: TopologyName = "auto",
-    oversubscription: Oversubscription = 1.0,
+    oversubscription: Oversubscription = "1:1",
     switch: SwitchName = None,
     spare_slots: SpareSlots = 0,
     nodes_per_rack: PerRack = NODES_PER_RACK,
@@ -79,17 +83,18 @@ def command(
     _check_files({"--draw": draw, "--cables": cables})
     if switch_power is not None and not math.isfinite(switch_power):
         raise UsageError(f"{switch_power:g} watts of a switch", place="--switch-power", hint="write a number")
+    taper = option_value("--oversubscription", _ratio, oversubscription) or 0.0
     loaded = None if run_file is None else load_run_file(run_file)
     cluster = _cluster(loaded, on)
     model = None if switch is None else find_switch(switch)
-    design = design_network(
-        cluster, topology=topology, oversubscription=oversubscription, switch=model, spare_slots=spare_slots
-    )
-    others = topologies_compared(cluster, oversubscription=oversubscription, switch=model, spare_slots=spare_slots)
+    design = design_network(cluster, topology=topology, oversubscription=taper, switch=model, spare_slots=spare_slots)
+    others = topologies_compared(cluster, oversubscription=taper, switch=model, spare_slots=spare_slots)
+    plan = _planned(loaded, design)
     answer = Answer(
         design=design,
         others=others,
-        messages=_messages(loaded, design),
+        messages=_messages(plan, design),
+        step_times_s=_step_times(plan, design),
         support=support_networks(design, nodes_per_rack=nodes_per_rack),
         prices=Prices(
             switch_usd=option_value("--switch-price", parse_usd, switch_price, zero=True),
@@ -122,14 +127,39 @@ def _cluster(loaded: tuple[RunFile, Source] | None, on: str | None) -> ClusterDe
     return parse_cluster(described)
 
 
-def _messages(loaded: tuple[RunFile, Source] | None, design: NetworkDesign) -> list[Message]:
-    """Of the job's fastest layout; some usual sizes without a job, or where it sends nothing over the network."""
+def _planned(loaded: tuple[RunFile, Source] | None, design: NetworkDesign) -> ClusterPlan | None:
+    """The job on the cluster of the design, as if its network blocked nothing; None without a job."""
     if loaded is None:
-        return usual_messages(design.cluster)
+        return None
     run_file, source = loaded
-    cluster = run_file.cluster.model_copy(update={"engine": "described", "of": design.cluster.name})
-    plan = plan_cluster(run_file.model_copy(update={"cluster": cluster}), source)
-    return messages_of_job(plan.job, plan.best[0]) or usual_messages(design.cluster)
+    return plan_cluster(on_cluster(run_file, design.cluster.name).model_copy(update={"goal": Goal()}), source)
+
+
+def _messages(plan: ClusterPlan | None, design: NetworkDesign) -> list[Message]:
+    """Of the job's fastest layout; some usual sizes without a job, or where it sends nothing over the network."""
+    usual = usual_messages(design.cluster)
+    return usual if plan is None else messages_of_job(plan.job, plan.best[0]) or usual
+
+
+def _step_times(plan: ClusterPlan | None, design: NetworkDesign) -> dict[Placement, float]:
+    """Seconds of a step with the layout that is fastest on this network, by the placement of ranks."""
+    if plan is None:
+        return {}
+    times: dict[Placement, float] = {}
+    for placement in PLACEMENTS:
+        job = replace(plan.job, cluster=effective_cluster(plan.job.cluster, design, placement))
+        found = search_layouts(job, plan.global_batch, {}, keep=1, belief=PRIOR)
+        times[placement] = float(found.times.total_s[0])
+    return times
+
+
+def _ratio(text: str) -> float:
+    """2 of `2:1` or `2`."""
+    down, _, up = text.partition(":")
+    try:
+        return float(down) / float(up or 1)
+    except (ValueError, ZeroDivisionError):
+        raise QuantityError(f"`{text}` is no ratio", hint="write it like `2:1`") from None
 
 
 def _check_files(files: dict[str, Path | None]) -> None:

@@ -30,7 +30,7 @@ from trainworks.plan.sizing.candidates import Candidate, described_node
 from trainworks.plan.sizing.proposal import Wish, choose
 from trainworks.spec.load import Source, load_run_file
 from trainworks.spec.run_file import RunFile
-from trainworks.units import parse_duration, parse_usd
+from trainworks.units import parse_duration, parse_share, parse_usd
 
 __all__ = ["command"]
 
@@ -42,7 +42,7 @@ RunFiles = Annotated[
 ]
 Deadline = Annotated[str | None, typer.Option("--deadline", metavar="TIME", help="Done by then; the run file's goal.")]
 Budget = Annotated[str | None, typer.Option("--budget", metavar="USD", help="Of the run: `200000USD`.")]
-Confidence = Annotated[float, typer.Option("--confidence", metavar="SHARE", help="Chance of meeting the deadline.")]
+Confidence = Annotated[str, typer.Option("--confidence", metavar="SHARE", help="Chance of meeting the deadline.")]
 Only = Annotated[
     list[str] | None, typer.Option("--only", metavar="NAME", help="Accelerator or node to look at; may be repeated.")
 ]
@@ -76,7 +76,7 @@ def command(
     run_files: RunFiles,
     deadline: Deadline = None,
     budget: Budget = None,
-    confidence: Confidence = 0.9,
+    confidence: Confidence = "90%",
     only: Only = None,
     node: NodeText = None,
     processor: ProcessorName = None,
@@ -92,14 +92,13 @@ def command(
 ) -> None:
     """Plans every kind of node on offer, with its failures and its price; proposes the cheapest that meets the goal."""
     check_writable(plot, "--plot")
-    if not 0 < confidence < 1:
-        raise UsageError(f"a chance of {confidence:g}", place="--confidence", hint="it lies between 0 and 1: `0.9`")
+    chance = option_value("--confidence", parse_share, confidence) or 0.0
     table = read_prices(prices)
     loaded = [load_run_file(path) for path in run_files]
     asked = [
         Asked(
             run_file=run_file,
-            wish=_wish(run_file, deadline, budget, confidence),
+            wish=_wish(run_file, deadline, budget, chance, spot="spot" in (contract or [])),
             offers=table.offers,
             only=_names(only or []),
             nodes=_nodes(node or [], run_file),
@@ -169,11 +168,12 @@ def _unmet(alternatives: list, wish: Wish) -> EnvironmentProblem:  # type: ignor
     )
 
 
-def _wish(run_file: RunFile, deadline: str | None, budget: str | None, confidence: float) -> Wish:
+def _wish(run_file: RunFile, deadline: str | None, budget: str | None, confidence: float, *, spot: bool) -> Wish:
     return Wish(
         deadline_s=option_value("--deadline", parse_duration, deadline) or run_file.goal.deadline,
         budget_usd=option_value("--budget", parse_usd, budget) or run_file.goal.budget,
         confidence=confidence,
+        spot=spot,
     )
 
 

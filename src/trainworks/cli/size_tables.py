@@ -81,8 +81,8 @@ def facts(proposal: Proposal) -> dict[str, str]:
         f"nine of ten in {format_duration(chosen.p90_s)}{chance}",
         "cost": f"{format_usd(chosen.cost.value)}, {_per_million(proposal)}",
         "step time": f"{format_step_time(best.step_time_s)} with {describe_layout(best.layout)}",
-        "failures": f"one in {format_duration(mean.job_mttf.value)}, a checkpoint every "
-        f"{format_duration(mean.interval.value)}, goodput {chosen.outcome.runtime_goodput:.1%}; spares: {spares}",
+        "failures": f"one in {format_duration(mean.job_mttf.value)}{_preempted(chosen)}, a checkpoint every "
+        f"{format_duration(chosen.interval_s)}, goodput {chosen.outcome.runtime_goodput:.1%}; spares: {spares}",
     }
     if details.energy is not None and details.carbon is not None:
         energy = format_quantity(details.energy.value, "Wh")
@@ -90,6 +90,12 @@ def facts(proposal: Proposal) -> dict[str, str]:
         mass = f"{kg / 1000:,.1f} t" if kg >= 1000 else f"{kg:,.0f} kg"
         rows["energy"] = f"{energy}, {mass} CO2e on the world's average grid"
     return rows
+
+
+def _preempted(chosen: Alternative) -> str:
+    if chosen.life_s is None:
+        return ""
+    return f" and a preemption every {format_duration(chosen.life_s)} (assumed)"
 
 
 def _goal(wish: Wish) -> str:
@@ -250,7 +256,7 @@ def own_or_rent(buying: Buying | None, asked: Asked) -> list[str]:
     """What owning the proposed cluster would take, in lines."""
     if buying is None:
         return ["nobody publishes the power of these nodes, so owning them cannot be priced"]
-    each = f"{buying.owning.per_accelerator_hour.value:.2f} USD per accelerator hour"
+    each = f"{buying.owning.per_accelerator_hour.value:.2f} USD per hour of an accelerator bought"
     lines = [f"own: {format_usd(buying.owning.capex.value)} to buy, {each} at {asked.hours_per_year:,.0f} h a year"]
     if buying.market is not None:
         lines.append(f"rent: {buying.market.value:.2f} USD per accelerator hour, the median of what is offered")

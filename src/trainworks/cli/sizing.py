@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,17 +19,17 @@ from trainworks.plan.failures.scenario import Outcome, scenario_of, spread_of
 from trainworks.plan.failures.simulation import simulate
 from trainworks.plan.failures.usual import save_stall, usual_failures
 from trainworks.plan.money.owning import own
-from trainworks.plan.money.renting import contracts, rent
+from trainworks.plan.money.renting import contracts, rent, spot_interval
 from trainworks.plan.sizing.candidates import Candidate, Skipped, candidates, node_counts
 from trainworks.plan.sizing.proposal import Alternative, Wish
 from trainworks.plan.storage.demand import checkpoint_size
 from trainworks.plan.trace import Traced, computed, derive, fact
 from trainworks.spec.run_file import RunFile, Workload
 
-__all__ = ["Asked", "Reliability", "Sized", "may_meet", "reliability_of", "size_up", "workload_of"]
+__all__ = ["Asked", "Reliability", "Sized", "may_meet", "mean_run_time_s", "reliability_of", "size_up", "workload_of"]
 
 _TRIALS = 500
-_MORE = 2
+_MORE = 3
 """Numbers of nodes that are tried of each kind, from the smallest that may meet the deadline."""
 _SECONDS_PER_HOUR = 3600.0
 
@@ -168,11 +169,15 @@ def may_meet(plan: ClusterPlan, asked: Asked, *, share: float = 1.0) -> bool:
     """Whether the mean run, failures included, is done within that share of the time to the deadline."""
     if asked.wish.deadline_s is None:
         return True
+    return mean_run_time_s(plan, asked) <= share * asked.wish.deadline_s
+
+
+def mean_run_time_s(plan: ClusterPlan, asked: Asked) -> float:
+    """Of a run with its failures; infinite where it fails too often to get on."""
     try:
-        _, _, _, mean = _mean(plan, asked)
-    except UsageError:  # it fails too often to get on
-        return False
-    return mean.run_time.value <= share * asked.wish.deadline_s
+        return _mean(plan, asked)[-1].run_time.value
+    except UsageError:
+        return math.inf
 
 
 def _mean(plan: ClusterPlan, asked: Asked) -> tuple[Traced, Failures, Traced, Expected]:
@@ -229,33 +234,35 @@ def _alternatives(candidate: Candidate, count: int, asked: Asked, plans: Plans, 
 def _rented(
     candidate: Candidate, count: int, contract: str, selling: Sequence[Offer], run: Reliability, asked: Asked
 ) -> Alternative:
-    outcome = run.outcome if contract != "spot" else _on_spot(run, asked)
-    held = run.outcome if contract == "spot" else outcome  # a spot price has the waste in it
-    hours = _hours(held)
+    outcome, interval_s, life_s = run.outcome, run.mean.interval.value, None
+    if contract == "spot":
+        life_s = assumed("spot life", asked.given.get("spot life")).value
+        interval_s = spot_interval(asked.given).value
+        outcome = _on_spot(run, asked, life_s=life_s, interval_s=interval_s)
+    hours = _hours(run.outcome)  # a spot price has the waste in it
     accelerators = count * candidate.base.accelerators
     priced = [
         (rent(offer, contract=contract, num_accelerators=accelerators, hours=hours, given=asked.given), offer)  # type: ignore[arg-type]
         for offer in selling
     ]
     cost, offer = min(priced, key=lambda pair: pair[0].value)
-    return Alternative(candidate, count, 0, contract, offer.name, cost, outcome)
+    return Alternative(candidate, count, 0, contract, offer.name, cost, outcome, interval_s, life_s)
 
 
-def _on_spot(run: Reliability, asked: Asked) -> Outcome:
+def _on_spot(run: Reliability, asked: Asked, *, life_s: float, interval_s: float) -> Outcome:
     """The same run on capacity that is taken away; a node that fails is replaced as it is on demand.
 
     The time from a preemption to the next step is a wait for capacity and the restart that every failure needs.
     """
-    life, restart = (assumed(name, asked.given.get(name)).value for name in ("spot life", "spot restart"))
-    save = assumed("spot save", asked.given.get("spot save")).value
+    restart, save = (assumed(name, asked.given.get(name)).value for name in ("spot restart", "spot save"))
     failures = replace(run.failures, save=fact("save stall", save, "s", source=GIVEN))
     scenario = scenario_of(
         failures,
         work_s=run.work.value,
-        interval_s=(2 * save * life) ** 0.5,
+        interval_s=interval_s,
         work_spread=spread_of(run.plan.best[0].low_s, run.plan.best[0].high_s),
         spares=round(run.spares.value),
-        preempt_s=life,
+        preempt_s=life_s,
         capacity_wait_s=max(0.0, restart - failures.restart.value),
     )
     return simulate(scenario, trials=_TRIALS, seed=asked.seed)
@@ -281,4 +288,4 @@ def _owned(candidate: Candidate, count: int, run: Reliability, asked: Asked) -> 
         accelerators=fact("accelerators bought", bought.num_accelerators, "", source="with spares"),
         hours=_hours(run.outcome),
     )
-    return Alternative(candidate, count, spares, "own", "bought", cost, run.outcome)
+    return Alternative(candidate, count, spares, "own", "bought", cost, run.outcome, run.mean.interval.value)

@@ -82,7 +82,7 @@ def details_of(chosen: Alternative, run: Reliability, plan: ClusterPlan, asked: 
     """Everything beside the accelerators; a cluster of one's own has its spares."""
     cluster, several = plan.job.cluster, chosen.num_nodes > 1
     fabrics = plans.fabrics(chosen.num_nodes, chosen.candidate.node, plan) if several else []
-    demand, needs = storage_of(_stored(plan, asked))
+    demand, needs = storage_of(_stored(plan, run, asked))
     electricity = _energy(cluster, chosen, asked)
     return Details(
         plan=plan,
@@ -104,7 +104,8 @@ def _findings(cluster: ClusterDescription, asked: Processor | None) -> list[Find
     return check_hardware(cluster, processor=asked or (processor(named) if named else None))
 
 
-def _stored(plan: ClusterPlan, asked: Asked) -> StoredRun:
+def _stored(plan: ClusterPlan, run: Reliability, asked: Asked) -> StoredRun:
+    """Storage that saves as fast as the failures were simulated with."""
     run_file, data = asked.run_file, workload_of(asked.run_file).data
     return StoredRun(
         job=plan.job,
@@ -114,7 +115,8 @@ def _stored(plan: ClusterPlan, asked: Asked) -> StoredRun:
         image_size=data.image_size,
         sample_bytes=data.sample_size,
         keep=run_file.checkpoint.keep,
-        interval_s=interval_of(run_file, plan.best[0].step_time_s),
+        interval_s=interval_of(run_file, plan.best[0].step_time_s) or run.mean.interval.value,
+        stall_share=min(0.5, run.failures.save.value / run.mean.interval.value),
         node_mttf=usual_node_mttf(plan.job.cluster.accelerator, node_mttf_of(run_file)),
     )
 

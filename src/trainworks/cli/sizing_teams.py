@@ -11,7 +11,7 @@ from rich.text import Text
 
 from trainworks.catalog.catalog import load_catalog
 from trainworks.cli.parts import plain_table, print_parts
-from trainworks.cli.sizing import Asked, may_meet, workload_of
+from trainworks.cli.sizing import Asked, may_meet, mean_run_time_s, workload_of
 from trainworks.cli.sizing_plans import Plans, smallest
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.plan.capacity.answer import CapacityAnswer, capacity_for
@@ -60,10 +60,11 @@ def share_out(asked: Sequence[tuple[Asked, Source]], progress: Callable[[str, fl
     wait_s, deadlines = _promise(asked)
     first = asked[0][0]
     precisions = {workload_of(one.run_file).precision for one, _ in asked}
+    able = [candidates(load_catalog(), first.offers, precision=name, only=first.only)[0] for name in precisions]
     found = [
         candidate
-        for candidate in candidates(load_catalog(), first.offers, precision=min(precisions), only=first.only)[0]
-        if candidate.largest is None and candidate.offers_of(2)
+        for candidate in able[0]
+        if candidate.largest is None and candidate.offers_of(2) and all(candidate in others for others in able)
     ]
     plans = [Plans(one.run_file, source) for one, source in asked]
     shared = Shared([], _in_words(wait_s, deadlines), {})
@@ -74,6 +75,8 @@ def share_out(asked: Sequence[tuple[Asked, Source]], progress: Callable[[str, fl
             shared.skipped[candidate.node] = jobs
         else:
             shared.clusters.append(_cluster(candidate, jobs, asked, wait_s=wait_s, deadlines=deadlines))
+    if not found:
+        raise EnvironmentProblem(f"no kind of node on offer computes in {' and '.join(sorted(precisions))}")
     if not shared.clusters:
         reasons = "; ".join(f"{node}: {why}" for node, why in [*shared.skipped.items()][:3])
         raise EnvironmentProblem(f"no kind of node serves all {len(asked)} runs ({reasons})")
@@ -98,7 +101,16 @@ def _promise(asked: Sequence[tuple[Asked, Source]]) -> tuple[float | None, float
             )
     waits = [one.run_file.goal.wait for one, _ in asked]
     known = [wait for wait in waits if wait is not None]
-    return (min(known), None) if len(known) == len(waits) else (None, asked[0][0].wish.confidence)
+    if not known:
+        return None, asked[0][0].wish.confidence
+    if len(known) < len(waits):
+        one, source = asked[waits.index(None)]
+        raise UsageError(
+            f"`{one.run_file.name}` says no `goal.wait`, and others do: one promise has to hold for all",
+            place=source.place(("goal",)),
+            hint="give it to every run, or to none: then deadlines are what is promised",
+        )
+    return min(known), None
 
 
 def _in_words(wait_s: float | None, deadlines: float | None) -> str:
@@ -110,7 +122,7 @@ def _in_words(wait_s: float | None, deadlines: float | None) -> str:
 def _jobs(
     candidate: Candidate, asked: Sequence[tuple[Asked, Source]], plans: Sequence[Plans]
 ) -> dict[str, tuple[int, float]] | str:
-    """Nodes and time of one job of every run, or why there are none."""
+    """Nodes and time, failures included, of one job of every run, or why there are none."""
     jobs = {}
     for (one, _), planned in zip(asked, plans, strict=True):
 
@@ -122,7 +134,7 @@ def _jobs(
         plan = None if least is None else planned.on(candidate.cluster_text(least))
         if least is None or plan is None:
             return f"{one.largest:,} nodes of it do not finish `{one.run_file.name}` in time"
-        jobs[one.run_file.name] = (least, plan.run_time_s)
+        jobs[one.run_file.name] = (least, mean_run_time_s(plan, one))
     return jobs
 
 

@@ -18,7 +18,7 @@ from trainworks.plan.failures.usual import usual_node_mttf
 from trainworks.plan.storage.run import StoredRun, storage_of
 from trainworks.plan.storage.systems import judge
 from trainworks.spec.run_file import RunFile
-from trainworks.units import parse_bytes, parse_count, parse_duration
+from trainworks.units import parse_bytes, parse_count, parse_duration, parse_share
 
 __all__ = ["command"]
 
@@ -54,7 +54,7 @@ def command(
     options = {
         "dataset_bytes": option_value("--dataset-size", parse_bytes, dataset_size),
         "files": option_value("--files", parse_count, files),
-        "stall_share": option_value("--stall", _parse_share, stall),
+        "stall_share": option_value("--stall", _stall_share, stall),
         "restart_s": option_value("--restart", parse_duration, restart),
     }
     described = _described(asked.run_file, on)
@@ -95,13 +95,8 @@ def _described(run_file: RunFile, on: str | None) -> RunFile:
     return described
 
 
-def _parse_share(text: str) -> float:
-    """0.05 of `5%` or `0.05`."""
-    number = text.strip().removesuffix("%")
-    try:
-        share = float(number) / (100 if "%" in text else 1)
-    except ValueError:
-        raise QuantityError(f"`{text}` is no share", hint="write it like `5%`") from None
+def _stall_share(text: str) -> float:
+    share = parse_share(text)
     if 0 < share < _LEAST_STALL:
         raise QuantityError(f"`{text}` leaves a save no time", hint=f"it is at least {_LEAST_STALL:.4%}")
     if not 0 < share < 1:

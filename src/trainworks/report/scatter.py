@@ -63,8 +63,8 @@ def _grid(x_axis: Axis, y_axis: Axis) -> str:
 
 def _names(x_name: str, y_name: str) -> str:
     return (
-        f'<text class="axis-name" x="100%" y="100%" dy="-8" text-anchor="end">{escape(x_name)}</text>'
-        f'<text class="axis-name" x="4" y="0" dy="14">{escape(y_name)}</text>'
+        f'<text class="axis-name" x="100%" y="0" dy="14" text-anchor="end">to the right: {escape(x_name)}</text>'
+        f'<text class="axis-name" x="4" y="0" dy="14">upwards: {escape(y_name)}</text>'
     )
 
 

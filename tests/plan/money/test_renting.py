@@ -130,7 +130,7 @@ def test_the_effective_discount_is_what_spot_saves() -> None:
 
 @pytest.mark.parametrize(("used", "paid"), [(100, 8760), (8760, 8760), (10000, 10000)])
 def test_a_commitment_is_paid_for_its_whole_term(used: float, paid: float) -> None:
-    assert cost("reserved", used=used, committed_use_discount=0) == pytest.approx(0.55 * 40 * paid)
+    assert cost("reserved", used=used, committed_use_discount=0) == pytest.approx(0.7 * 40 * paid)
 
 
 @given(st.sampled_from(["on-demand", "reserved", "spot"]), st.floats(1, 1e5), st.floats(1.0, 10))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -24,7 +26,8 @@ def alternative(cost_usd: float, *days: float, name: str = "DGX H100", contract:
     outcome = Outcome(work, dict.fromkeys(CAUSES, nothing), counts, counts)
     candidate = Candidate(name, node(name), for_sale=True, offers=())
     cost = fact("cost", cost_usd, "USD", source="a test")
-    return Alternative(candidate, 2, 0, contract, f"X {name}", cost, outcome)
+    life_s = 10_800.0 if contract == "spot" else None
+    return Alternative(candidate, 2, 0, contract, f"X {name}", cost, outcome, interval_s=3600.0, life_s=life_s)
 
 
 def wish(days: float | None = 10.0, budget: float | None = None, confidence: float = 0.9) -> Wish:
@@ -45,6 +48,25 @@ def test_a_chance_below_the_confidence_is_not_enough() -> None:
 
 def test_the_budget_counts_too() -> None:
     assert choose([alternative(5.0, 1.0)], wish(budget=4.0)) is None
+
+
+def test_capacity_that_is_taken_away_is_proposed_only_where_it_was_asked_for() -> None:
+    spot, lasting = alternative(1.0, 9.0, contract="spot"), alternative(2.0, 9.0)
+    assert choose([spot, lasting], wish()) is lasting
+    assert choose([spot, lasting], replace(wish(), spot=True)) is spot
+
+
+def test_capacity_that_is_taken_away_is_proposed_where_nothing_else_meets_the_goal() -> None:
+    spot = alternative(1.0, 9.0, contract="spot")
+    assert choose([spot, alternative(2.0, 20.0)], wish()) is spot
+
+
+def test_spot_that_would_be_cheaper_is_named_with_its_assumption() -> None:
+    items = [alternative(1.0, 9.0, contract="spot"), alternative(2.0, 9.0)]
+    said = reasons(items[1], items, wish())
+    assert said[0] == "2 of 2 alternatives meet the goal; this is the cheapest that nobody takes away"
+    assert said[1].startswith("on spot: 2 x X DGX H100, spot, 50% cheaper")
+    assert said[1].endswith("if a job lives 3h 0m there, which is assumed: `--contract spot` proposes it")
 
 
 def test_without_a_deadline_the_cheapest_is_chosen_however_long_it_takes() -> None:

@@ -96,7 +96,7 @@ def test_small_files_are_found_out_and_shards_are_not() -> None:
 
 def test_a_figure_of_a_cache_is_shown_only_where_the_data_are_read_again() -> None:
     names = {item.name for item in images().figures()} - {item.name for item in text().figures()}
-    assert names == {"cache fill", "files opened to fill", "files opened when packed"}
+    assert names == {"cache fill", "copies in local drives", "files opened to fill", "files opened when packed"}
 
 
 def test_every_number_says_where_it_comes_from() -> None:

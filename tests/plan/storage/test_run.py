@@ -69,8 +69,14 @@ def test_an_image_is_a_file_and_as_large_as_in_imagenet() -> None:
 
 
 def test_files_that_are_counted_hold_the_dataset() -> None:
-    of = demand(images(files=1000))
+    of = demand(images(files=1000, dataset_bytes=1281167 * 110_000))
     assert figure(of.opens, "samples per file") == pytest.approx(1281.167)
+
+
+def test_as_many_images_as_files_are_stored_where_their_size_is_not_said() -> None:
+    of = demand(images(files=14_000_000))
+    assert of.dataset.value == 14_000_000 * figure(of.read, "sample size")
+    assert figure(of.opens, "samples per file") == 1
 
 
 def test_a_sample_is_as_large_as_the_run_file_says() -> None:

@@ -40,6 +40,7 @@ __all__ = [
     "price_per_hour",
     "rent",
     "sold_per_accelerator",
+    "spot_interval",
     "spot_waste",
 ]
 
@@ -170,8 +171,9 @@ def spot_waste(given: Mapping[str, float] | None = None) -> Traced:
         UsageError: a spot job lives so short that it makes no progress.
     """
     given = given or {}
-    life, save, restart = (assumed(name, given.get(name)) for name in ("spot life", "spot save", "spot restart"))
-    interval = derive("spot save interval", "s", "sqrt(2 * save * life)", save=save, life=life)
+    interval = spot_interval(given)
+    life, save = interval.inputs["life"], interval.inputs["save"]
+    restart = assumed("spot restart", given.get("spot restart"))
     formula = "save / interval + (interval / 2 + restart) / life"
     waste = derive("spot waste", "", formula, save=save, interval=interval, restart=restart, life=life)
     if waste.value >= 1:
@@ -181,6 +183,13 @@ def spot_waste(given: Mapping[str, float] | None = None) -> Traced:
             hint="count on a longer life, a faster save or a faster restart",
         )
     return waste
+
+
+def spot_interval(given: Mapping[str, float] | None = None) -> Traced:
+    """Young's interval between the saves of a spot job."""
+    given = given or {}
+    save, life = (assumed(name, given.get(name)) for name in ("spot save", "spot life"))
+    return derive("spot save interval", "s", "sqrt(2 * save * life)", save=save, life=life)
 
 
 def effective_discount(offer: Offer, given: Mapping[str, float] | None = None) -> Traced | None:

@@ -16,7 +16,7 @@ nodes; without switches, of every NIC that a ring passes, there and back.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from trainworks.plan.network.messages import Message
 from trainworks.plan.trace import Traced, computed, fact
 
 __all__ = [
+    "PLACEMENTS",
     "Placement",
     "all_to_all_share",
     "effective_cluster",
@@ -37,6 +38,7 @@ __all__ = [
 ]
 
 Placement = Literal["in order", "scattered"]
+PLACEMENTS: tuple[Placement, ...] = get_args(Placement)
 
 _HOP_S = {"InfiniBand": 200e-9}
 _OTHER_HOP_S = 700e-9

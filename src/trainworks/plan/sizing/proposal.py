@@ -1,8 +1,9 @@
 """What to buy or rent for a run: alternatives, those that nothing beats, and the one that is proposed.
 
 An alternative is proposed when it meets the deadline with the chance that was asked for, costs no more than the budget,
-and is the cheapest of those. Without a deadline the cheapest is proposed whatever it takes, so the front of cost and
-time stands beside it.
+and is the cheapest of those. Spot capacity is proposed where it was asked for, or where nothing else meets the goal:
+how long it lives is an assumption. Without a deadline the cheapest is proposed whatever it takes, so the front of cost
+and time stands beside it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ class Wish:
     budget_usd: float | None
     confidence: float
     """Smallest acceptable chance of meeting the deadline."""
+    spot: bool = False
+    """Whether capacity may be proposed that is taken away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,10 @@ class Alternative:
     cost: Traced
     """Of the run, USD."""
     outcome: Outcome
+    interval_s: float
+    """Of work between two checkpoints."""
+    life_s: float | None = None
+    """Mean life of spot capacity; None where nobody takes it away."""
 
     @property
     def accelerators(self) -> int:
@@ -82,7 +89,8 @@ class Alternative:
 def choose(alternatives: Sequence[Alternative], wish: Wish) -> Alternative | None:
     """The cheapest that meets the wish; None where none does."""
     meeting = [item for item in alternatives if item.meets(wish)]
-    return min(meeting, key=lambda item: (item.cost.value, item.p90_s), default=None)
+    lasting = [item for item in meeting if wish.spot or item.life_s is None]
+    return min(lasting or meeting, key=lambda item: (item.cost.value, item.p90_s), default=None)
 
 
 def front(alternatives: Sequence[Alternative]) -> list[Alternative]:
@@ -97,20 +105,30 @@ def front(alternatives: Sequence[Alternative]) -> list[Alternative]:
 def reasons(chosen: Alternative, alternatives: Sequence[Alternative], wish: Wish) -> list[str]:
     """Why this one and not the others, each in a sentence."""
     meeting = [item for item in alternatives if item.meets(wish) and item is not chosen]
-    said = [f"{len(meeting) + 1} of {len(alternatives)} alternatives meet the goal, and this is the cheapest"]
+    cheaper = [item for item in alternatives if item.cost.value < chosen.cost.value]
+    spot = [item for item in cheaper if item.meets(wish)]
+    lasting = " that nobody takes away" if spot else ""
+    said = [f"{len(meeting) + 1} of {len(alternatives)} alternatives meet the goal; this is the cheapest{lasting}"]
+    if spot:
+        said.append(_on_spot(min(spot, key=lambda item: item.cost.value), chosen))
     other = [item for item in meeting if item.candidate.base.accelerator != chosen.candidate.base.accelerator]
+    other = [item for item in other if item not in spot]
     if other:
-        said.append(
-            _beside("the cheapest with another accelerator", min(other, key=lambda item: item.cost.value), chosen)
-        )
+        nearest = min(other, key=lambda item: item.cost.value)
+        said.append(_beside("the cheapest with another accelerator", nearest, chosen))
     fastest = min(meeting, key=lambda item: item.p50_s, default=chosen)
     if fastest.p50_s < chosen.p50_s:
-        said.append(_beside("the fastest that meets it", fastest, chosen))
-    cheaper = [item for item in alternatives if item.cost.value < chosen.cost.value]
-    if cheaper:
-        item = min(cheaper, key=lambda each: each.cost.value)
+        said.append(_beside("the fastest that was tried", fastest, chosen))
+    missing = [item for item in cheaper if not item.meets(wish)]
+    if missing:
+        item = min(missing, key=lambda each: each.cost.value)
         said.append(f"{_beside('cheaper would be', item, chosen)}, {_misses(item, wish)}")
     return said
+
+
+def _on_spot(item: Alternative, chosen: Alternative) -> str:
+    life = f"if a job lives {format_duration(item.life_s or 0.0)} there, which is assumed"
+    return f"{_beside('on spot', item, chosen)}, {life}: `--contract spot` proposes it"
 
 
 def _beside(what: str, item: Alternative, chosen: Alternative) -> str:

@@ -25,10 +25,13 @@ from trainworks.errors import UsageError
 from trainworks.plan.assumptions import assumed
 from trainworks.plan.trace import Traced, derive, fact
 
-__all__ = ["Demand", "Number", "checkpoint_size", "demand_of", "given"]
+__all__ = ["AGAIN", "Demand", "Number", "checkpoint_size", "demand_of", "given"]
 
 Number = float | Traced
 """What a caller may give: a plain number, or one that knows where it comes from."""
+
+AGAIN = 1.05
+"""Epochs from which on data are read again: the last step of a single epoch may begin a second one."""
 
 _ASKED = "what was asked for, or its default"
 _MANY_OPENS = 1000.0
@@ -68,16 +71,19 @@ class Demand:
     restart: Traced
     """Bytes per second while all nodes read the newest checkpoint."""
     capacity: Traced
+    copies: Traced
+    """Of the dataset in the drives of all nodes, if they cache it."""
 
     def figures(self) -> list[Traced]:
         """All of them that say something: no cache where the data are read once, no packing where they are packed."""
-        silent = {"nodes"} | (set() if self.rereads else {"fill", "fill_opens"}) | (set() if self.small else {"packed"})
+        once = set() if self.rereads else {"fill", "fill_opens", "copies"}
+        silent = {"nodes"} | once | (set() if self.small else {"packed"})
         return [getattr(self, each.name) for each in fields(self) if each.name not in silent]
 
     @property
     def rereads(self) -> bool:
         """Whether the run reads the dataset more than once, so that a cache helps."""
-        return self.epochs.value > 1
+        return self.epochs.value > AGAIN
 
     @property
     def small(self) -> bool:
@@ -158,6 +164,7 @@ def demand_of(
         ),
         epochs=given("epochs", epochs, ""),
         nodes=nodes,
+        copies=_copies(given("samples per file", samples_per_file, "samples"), nodes),
     )
 
 
@@ -198,6 +205,15 @@ def _share(value: Number) -> Traced:
     if float(value) >= 1:
         raise UsageError(f"stall share is {float(value):g}, and has to be below 1", hint="write it like `5%`")
     return given("stall share", value, "")
+
+
+def _copies(per_file: Traced, nodes: Traced) -> Traced:
+    """Shards are dealt to nodes, once. Files of one sample each are drawn from the whole dataset by every rank, anew in
+    every epoch, so that each node comes to need all of them.
+    """
+    if per_file.value > 1:
+        return fact("copies in local drives", 1, "", source="shards are dealt to nodes")
+    return derive("copies in local drives", "", "nodes", nodes=nodes)
 
 
 def _reading(rate: Traced, sample: Traced, per_file: Traced, dataset: Traced) -> dict[str, Traced]:

@@ -68,13 +68,14 @@ class Tier:
 def tiers(design: Design, demand: Demand, needs: NodeNeeds) -> Iterator[Tier]:
     """The systems of a design with what each has to do, the home first."""
     cached = design.cache is not None and demand.rereads
+    fill, fill_opens = (_filling(item, design, demand) for item in (demand.fill, demand.fill_opens))
     yield _per_node(
         Tier(
             design.home,
             is_home=True,
-            reads=(_lesser(demand.read, demand.fill) if cached else demand.read, demand.restart),
+            reads=(_lesser(demand.read, fill) if cached else demand.read, demand.restart),
             writes=(demand.drain if design.staging else demand.write,),
-            opens=_lesser(demand.opens, demand.fill_opens) if cached else demand.opens,
+            opens=_lesser(demand.opens, fill_opens) if cached else demand.opens,
             capacity=demand.capacity,
         ),
         demand,
@@ -92,6 +93,13 @@ def tiers(design: Design, demand: Demand, needs: NodeNeeds) -> Iterator[Tier]:
         )
         if serves or takes:
             yield _per_node(front, demand)
+
+
+def _filling(item: Traced, design: Design, demand: Demand) -> Traced:
+    """A shared cache is filled once, local drives as often as they hold the dataset."""
+    if design.cache != LOCAL:
+        return item
+    return derive(f"{item.name} local drives", item.unit, "once * copies", once=item, copies=demand.copies)
 
 
 def _lesser(one: Traced, other: Traced) -> Traced:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from trainworks.plan.assumptions import assumed
-from trainworks.plan.storage.demand import Demand, Number, given
+from trainworks.plan.storage.demand import AGAIN, Demand, Number, given
 from trainworks.plan.trace import Traced, derive
 
 __all__ = ["NodeNeeds", "node_needs"]
@@ -88,8 +88,8 @@ def node_needs(
     savers = demand.nodes if saving_nodes is None else given("saving nodes", saving_nodes, "")
     staged = derive("state per node", "bytes", "checkpoint / nodes", checkpoint=demand.checkpoint, nodes=savers)
     cached = derive(
-        "cached data", "bytes", "dataset / nodes * (epochs > 1)",
-        dataset=demand.dataset, nodes=demand.nodes, epochs=demand.epochs,
+        "cached data", "bytes", f"dataset * copies / nodes * (epochs > {AGAIN})",
+        dataset=demand.dataset, copies=demand.copies, nodes=demand.nodes, epochs=demand.epochs,
     )  # fmt: skip
     return NodeNeeds(
         workers=workers,

@@ -121,6 +121,9 @@ def _dataset(run: StoredRun, sample: Traced, total: Traced) -> Traced:
         return given("dataset size", run.dataset_bytes, "bytes")
     if run.image_size is None:
         return derive("dataset size", "bytes", "read_in_all", read_in_all=total)
+    if run.files is not None:
+        files = given("files of the dataset", run.files, "files")
+        return derive("dataset size", "bytes", "files * sample_size", files=files, sample_size=sample)
     images = fact("images", _IMAGENET_IMAGES, "", source="ImageNet-1k, training set (Russakovsky et al. 2015)")
     return derive("dataset size", "bytes", "images * sample_size", images=images, sample_size=sample)
 
