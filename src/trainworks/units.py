@@ -261,6 +261,8 @@ def format_quantity(value: float, unit: str) -> str:
 
     >>> format_quantity(5400.0, "s"), format_quantity(5e10, "bytes/s"), format_quantity(10200.0, "W")
     ('1h 30m', '50.0 GB/s', '10.2 kW')
+    >>> format_quantity(93_206.0, "kg CO2e"), format_quantity(27.0, "kg CO2e")
+    ('93.2 t CO2e', '27 kg CO2e')
     >>> format_quantity(0.0312, ""), format_quantity(12.5, "USD/h"), format_quantity(0.1, "USD/kWh")
     ('0.0312', '12.5 USD/h', '0.10 USD/kWh')
     """
@@ -272,6 +274,9 @@ def format_quantity(value: float, unit: str) -> str:
         return _with_prefix(value, unit)
     if unit.startswith("USD"):
         return format_usd(value) + unit.removeprefix("USD")
+    if unit.startswith("kg ") and abs(value) >= 1000:
+        value, unit = value / 1000, unit.removeprefix("k").replace("g", "t", 1)
+        return f"{value:,.1f} {unit}"
     number = f"{value:,.0f}" if abs(value) >= 1000 or value == round(value) else f"{value:.3g}"
     return f"{number} {unit}".rstrip()
 

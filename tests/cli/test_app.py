@@ -112,6 +112,7 @@ def test_every_file_of_a_command_is_a_command_or_shared_by_some() -> None:
         "tail",
         "trace_view",
         "views",
+        "waiting",
         "watch",
     }
     assert {path.stem for path in folder.glob("*.py")} == shared | set(COMMANDS)

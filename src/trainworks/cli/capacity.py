@@ -39,7 +39,7 @@ SpotPrice = Annotated[float | None, typer.Option("--spot-price", help="USD per a
 OwnPrice = Annotated[float | None, typer.Option("--own-price", help="Of fixed nodes, USD per accelerator hour.")]
 Latency = Annotated[str, typer.Option("--start-latency", help="From ordering a node to its first job.")]
 Timeout = Annotated[str, typer.Option("--idle-timeout", help="An idle elastic node is given back after it.")]
-Life = Annotated[str, typer.Option("--spot-life", help="Mean life of a spot node.")]
+Life = Annotated[str, typer.Option("--spot-node-life", help="Mean life of a spot node.")]
 Wait = Annotated[str | None, typer.Option("--wait", help="That 90 % of a team's jobs wait at most; 4h if left out.")]
 Deadlines = Annotated[
     str | None, typer.Option("--deadlines", metavar="SHARE", help="Share of a team's deadlines to meet, instead.")
@@ -82,7 +82,7 @@ def command(
     terms = Terms(
         start_latency_s=_seconds(start_latency, "--start-latency"),
         idle_timeout_s=_seconds(idle_timeout, "--idle-timeout"),
-        spot_life_s=_seconds(spot_life, "--spot-life", least=60.0),
+        spot_life_s=_seconds(spot_life, "--spot-node-life", least=60.0),
         seed=seed,
     )
     trace = read_trace(file, seed=seed)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from trainworks.cli.waiting import counted
 from trainworks.errors import UsageError
 from trainworks.plan.capacity.answer import CapacityAnswer, capacity_for, most_nodes
 from trainworks.plan.capacity.front import Limits, Point, Prices, cheapest, front, point_of, policies
 from trainworks.plan.capacity.jobs import Job, JobTrace, parse_trace, trace_of
-from trainworks.plan.capacity.policy import Elastic, Policy, Spot
+from trainworks.plan.capacity.policy import Elastic, Spot
 from trainworks.plan.capacity.service import Target, num_deadlines
 from trainworks.plan.capacity.teams import parse_teams, sampled_jobs
 
@@ -118,7 +117,7 @@ def plan_capacity(name: str, trace: JobTrace, target: Target, limits: Limits, pr
             place="--fixed, --on-demand-max, --spot-max",
             hint=f"{answer.nodes.value:,.0f} fixed nodes meet the target",
         )
-    points = [point_of(trace, policy, prices) for policy in _followed(grid)]
+    points = [point_of(trace, policy, prices) for policy in counted(grid, "replaying policies")]
     return CapacityPlan(
         name=name,
         trace=trace,
@@ -153,21 +152,3 @@ def _said(text: str) -> AbstractContextManager[object]:
     """What is being done, on stderr, if somebody watches."""
     console = Console(stderr=True)
     return console.status(text) if console.is_terminal else nullcontext()
-
-
-def _followed(grid: Sequence[Policy]) -> Iterator[Policy]:
-    """The policies, with a bar on stderr from the moment on that they take long."""
-    started = time.monotonic()
-    columns = (TextColumn("replaying policies"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-    task = bar.add_task("policies", total=len(grid))
-    try:
-        for done, policy in enumerate(grid):
-            if not bar.live.is_started and time.monotonic() - started > _QUIET_S:
-                bar.start()
-            bar.update(task, completed=done)
-            yield policy
-    finally:
-        if bar.live.is_started:
-            bar.stop()

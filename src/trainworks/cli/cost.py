@@ -21,6 +21,7 @@ from trainworks.errors import UsageError
 from trainworks.plan.assumptions import GIVEN
 from trainworks.plan.money.comparison import compare, per_million
 from trainworks.plan.money.energy import AVERAGE_GRID
+from trainworks.plan.money.owning import MOST_HOURS_OF_A_YEAR
 from trainworks.plan.money.renting import spot_waste
 from trainworks.plan.trace import Traced, fact
 from trainworks.report.cost_page import write_cost_page
@@ -30,7 +31,7 @@ __all__ = ["command"]
 
 T = TypeVar("T")
 
-USUAL_HOURS, MOST_HOURS = 5000.0, 8784.0
+USUAL_HOURS = 5000.0
 
 RunFileOption = Annotated[Path | None, typer.Argument(metavar="[RUN_FILE]", help="YAML run file; a year without one.")]
 On = Annotated[str | None, typer.Option("--on", metavar="CLUSTER", help="The cluster: `DGX H100`, `8x p5.48xlarge`.")]
@@ -120,8 +121,8 @@ def _amounts(*, server_price: str | None, salary: str | None, spot_life: str | N
 def _hours(asked: float | None) -> Traced:
     if asked is None:
         return fact("hours per year", USUAL_HOURS, "h", source="assumed: a well used cluster")
-    if not 0 < asked <= MOST_HOURS:
-        limit = f"has to lie above 0 and at most at {MOST_HOURS:,.0f}"
+    if not 1 <= asked <= MOST_HOURS_OF_A_YEAR:
+        limit = f"has to lie between 1 and {MOST_HOURS_OF_A_YEAR:,}"
         raise UsageError(f"{asked:g} hours of training a year, and it {limit}", place="--hours-per-year")
     return fact("hours per year", asked, "h", source=GIVEN)
 

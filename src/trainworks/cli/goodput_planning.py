@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
 from trainworks.cli.goodput_asked import Asked
+from trainworks.cli.waiting import waiting
 from trainworks.errors import UsageError
 from trainworks.plan.assumptions import GIVEN, assumed
 from trainworks.plan.failures.goodput import Expected, Failures, expected, spares_needed, waiting_share
@@ -191,7 +187,7 @@ def _rows(needed: Traced) -> list[int]:
 
 def _simulated(scenario: Scenario, rows: Sequence[int], wishes: Wishes) -> dict[int, Outcome]:
     outcomes = {}
-    with _progress() as report:
+    with waiting("simulating") as report:
         for index, spares in enumerate(rows):
 
             def told(share: float, index: int = index) -> None:
@@ -200,27 +196,6 @@ def _simulated(scenario: Scenario, rows: Sequence[int], wishes: Wishes) -> dict[
             one = replace(scenario, spares=spares)
             outcomes[spares] = simulate(one, trials=wishes.trials, seed=wishes.seed, progress=told)
     return outcomes
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[float], None]]:
-    """A bar on stderr from the moment on that the simulation takes long."""
-    started = time.monotonic()
-    columns = (TextColumn("simulating"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-    task = bar.add_task("runs", total=1.0)
-
-    def report(share: float) -> None:
-        if not bar.live.is_started and time.monotonic() - started > _QUIET_S:
-            bar.start()
-        bar.update(task, completed=share)
-
-    try:
-        yield report
-    finally:
-        if bar.live.is_started:
-            bar.stop()
 
 
 def _expected_figures(mean: Expected) -> tuple[Traced, ...]:

@@ -23,10 +23,11 @@ from trainworks.plan.network.bill import Prices
 from trainworks.plan.network.cables import cables_as_csv
 from trainworks.plan.network.design import NetworkDesign, design_network, topologies_compared
 from trainworks.plan.network.messages import Message, messages_of_job, usual_messages
-from trainworks.plan.network.support import NODES_PER_RACK, support_networks
+from trainworks.plan.network.support import support_networks
 from trainworks.plan.network.switches import find_switch
 from trainworks.plan.network.topologies import TOPOLOGIES
 from trainworks.plan.network.traffic import PLACEMENTS, Placement, effective_cluster
+from trainworks.plan.sizing.facility import nodes_per_rack as usual_nodes_per_rack
 from trainworks.plan.uncertainty import PRIOR
 from trainworks.report.network_dot import network_dot
 from trainworks.report.network_drawing import network_svg
@@ -50,7 +51,10 @@ SwitchName = Annotated[
 SpareSlots = Annotated[
     int, typer.Option("--spare-slots", metavar="N", help="Places for nodes that a fabric manager takes.")
 ]
-PerRack = Annotated[int, typer.Option("--nodes-per-rack", metavar="N", min=1, help="For the lengths of cables.")]
+PerRack = Annotated[
+    int | None,
+    typer.Option("--nodes-per-rack", metavar="N", min=1, help="For the lengths of cables. As many as air cools."),
+]
 Draw = Annotated[Path | None, typer.Option("--draw", metavar="FILE", help="Write a drawing: .svg, or .dot (Graphviz).")]
 Cables = Annotated[Path | None, typer.Option("--cables", metavar="FILE", help="Write the cable plan as CSV.")]
 Price = Annotated[str | None, typer.Option("--switch-price", metavar="USD", help="Of one switch: `30000 USD`.")]
@@ -68,7 +72,7 @@ def command(
     oversubscription: Oversubscription = "1:1",
     switch: SwitchName = None,
     spare_slots: SpareSlots = 0,
-    nodes_per_rack: PerRack = NODES_PER_RACK,
+    nodes_per_rack: PerRack = None,
     draw: Draw = None,
     cables: Cables = None,
     switch_price: Price = None,
@@ -90,12 +94,13 @@ def command(
     design = design_network(cluster, topology=topology, oversubscription=taper, switch=model, spare_slots=spare_slots)
     others = topologies_compared(cluster, oversubscription=taper, switch=model, spare_slots=spare_slots)
     plan = _planned(loaded, design)
+    per_rack = nodes_per_rack or usual_nodes_per_rack(design.cluster)
     answer = Answer(
         design=design,
         others=others,
         messages=_messages(plan, design),
         step_times_s=_step_times(plan, design),
-        support=support_networks(design, nodes_per_rack=nodes_per_rack),
+        support=support_networks(design, nodes_per_rack=per_rack),
         prices=Prices(
             switch_usd=option_value("--switch-price", parse_usd, switch_price, zero=True),
             cable_usd=option_value("--cable-price", parse_usd, cable_price, zero=True),
@@ -105,7 +110,7 @@ def command(
         ),
     )
     if cables is not None:
-        _write(cables, "--cables", cables_as_csv(design, nodes_per_rack=nodes_per_rack))
+        _write(cables, "--cables", cables_as_csv(design, nodes_per_rack=per_rack))
     if draw is not None:
         drawing = network_dot if draw.suffix == ".dot" else network_svg
         _write(draw, "--draw", drawing(design, answer.support))

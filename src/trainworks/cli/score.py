@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from trainworks.bench.scoring import TABLES, Prediction, Refusal, Score, predictions_csv
-from trainworks.bench.tables import Row, read_table
+from trainworks.bench.tables import read_table
 from trainworks.cli.options import AsJson
 from trainworks.cli.score_view import print_refusals, print_score
+from trainworks.cli.waiting import counted
 from trainworks.errors import UsageError
 from trainworks.files import write_atomic
 
@@ -41,7 +40,7 @@ def command(
         raise UsageError(f"`{out.parent}` is no folder", place="--out")
     name = "memory" if memory else "collectives" if collectives else "runs"
     rows = read_table(table, TABLES[name].columns)
-    results = [TABLES[name].predict(row) for row in _followed(rows)]
+    results = [TABLES[name].predict(row) for row in counted(rows, "predicting")]
     score = TABLES[name].score(results)
     if out is not None:
         write_atomic(out, predictions_csv(results, with_fit=memory))
@@ -57,21 +56,3 @@ def _as_mapping(name: str, results: Sequence[Prediction], score: Score) -> dict[
     refused = [asdict(result) for result in results if isinstance(result, Refusal)]
     counts = {"table": name, "rows": len(results), "predicted": len(results) - len(refused)}
     return counts | asdict(score) | {"refused": refused}
-
-
-def _followed(rows: Sequence[Row]) -> Iterator[Row]:
-    """The rows, with a bar on stderr from the moment on that they take long."""
-    started = time.monotonic()
-    columns = (TextColumn("predicting"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-    task = bar.add_task("rows", total=len(rows))
-    try:
-        for done, row in enumerate(rows):
-            if not bar.live.is_started and time.monotonic() - started > _QUIET_S:
-                bar.start()
-            bar.update(task, completed=done)
-            yield row
-    finally:
-        if bar.live.is_started:
-            bar.stop()

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from trainworks.catalog.catalog import find_row, has
 from trainworks.catalog.catalog import processor as find_processor
@@ -25,7 +21,9 @@ from trainworks.cli.sizing_details import details_of, minimum_clusters
 from trainworks.cli.sizing_plans import Plans
 from trainworks.cli.sizing_teams import print_shared, share_out, shared_as_json
 from trainworks.cli.trace_view import explain as explain_figure
+from trainworks.cli.waiting import waiting
 from trainworks.errors import EnvironmentProblem, UsageError
+from trainworks.plan.money.owning import MOST_HOURS_OF_A_YEAR
 from trainworks.plan.sizing.candidates import Candidate, described_node
 from trainworks.plan.sizing.proposal import Wish, choose
 from trainworks.spec.load import Source, load_run_file
@@ -121,7 +119,7 @@ def command(
 
 
 def _size_many(asked: list[Asked], sources: list[Source], *, as_json: bool) -> None:
-    with _progress() as progress:
+    with waiting("planning") as progress:
         shared = share_out(list(zip(asked, sources, strict=True)), progress)
     if as_json:
         typer.echo(json.dumps(shared_as_json(shared), indent=2))
@@ -145,7 +143,7 @@ def _size_one(
 
 def _proposal(asked: Asked, source: Source) -> Proposal:
     plans = Plans(asked.run_file, source)
-    with _progress() as progress:
+    with waiting("planning") as progress:
         sized = size_up(asked, plans, progress)
         chosen = choose(sized.alternatives, asked.wish)
         if chosen is None:
@@ -205,16 +203,6 @@ def _contracts(written: list[str] | None, *, owned: bool) -> frozenset[str]:
 
 
 def _hours(asked: float | None) -> float:
-    if asked is not None and not 0 < asked <= 8784:
+    if asked is not None and not 1 <= asked <= MOST_HOURS_OF_A_YEAR:
         raise UsageError(f"{asked:g} hours in a year", place="--hours-per-year", hint="it has 8,760")
     return asked or 5000.0
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str, float], None]]:
-    """A bar on stderr where that is a terminal."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("planning", total=1.0)
-        yield lambda node, share: bar.update(task, description=f"planning {node}", completed=share)

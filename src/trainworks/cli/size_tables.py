@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from trainworks.cli.sizing import Asked, Reliability, Sized, workload_of
 from trainworks.cli.sizing_details import TOLERANCE, Buying, Details, Minimum
+from trainworks.plan.money.break_even import within_a_year
 from trainworks.plan.prediction import describe_layout
 from trainworks.plan.sizing.candidates import Skipped
 from trainworks.plan.sizing.fabric_choice import PlannedFabric
@@ -86,9 +87,8 @@ def facts(proposal: Proposal) -> dict[str, str]:
     }
     if details.energy is not None and details.carbon is not None:
         energy = format_quantity(details.energy.value, "Wh")
-        kg = details.carbon.value
-        mass = f"{kg / 1000:,.1f} t" if kg >= 1000 else f"{kg:,.0f} kg"
-        rows["energy"] = f"{energy}, {mass} CO2e on the world's average grid"
+        carbon = format_quantity(details.carbon.value, details.carbon.unit)
+        rows["energy"] = f"{energy}, {carbon} on the world's average grid"
     return rows
 
 
@@ -267,6 +267,6 @@ def own_or_rent(buying: Buying | None, asked: Asked) -> list[str]:
 
 
 def _break_even(buying: Buying) -> str:
-    if buying.break_even is None or buying.break_even.value > 8760:
+    if buying.break_even is None or not within_a_year(buying.break_even):
         return "owning never pays at that price"
     return f"owning pays from {buying.break_even.value:,.0f} hours of training a year on"

@@ -14,7 +14,9 @@ from trainworks.cli.asked import blamed_on
 from trainworks.cli.parts import fact_table, note_lines, plain_table, print_parts, title
 from trainworks.cli.size_tables import Proposal, facts, own_or_rent, sheets
 from trainworks.cli.trace_view import trace_as_json, trace_lines
+from trainworks.plan.network.design import NetworkDesign
 from trainworks.plan.network.support import support_networks
+from trainworks.plan.sizing.facility import nodes_per_rack
 from trainworks.plan.sizing.proposal import Alternative, Wish, front
 from trainworks.plan.trace import tornado
 from trainworks.report.network_drawing import network_svg
@@ -105,6 +107,12 @@ def write_proposal(plot: Path, proposal: Proposal) -> None:
         write_proposal_page(plot, _page(proposal))
 
 
+def _drawing(design: NetworkDesign | None) -> str:
+    if design is None:
+        return ""
+    return network_svg(design, support_networks(design, nodes_per_rack=nodes_per_rack(design.cluster)))
+
+
 def _page(proposal: Proposal) -> ProposalPage:
     chosen, details, best = proposal.chosen, proposal.details, front(proposal.sized.alternatives)
     return ProposalPage(
@@ -128,7 +136,7 @@ def _page(proposal: Proposal) -> ProposalPage:
         deadline_s=proposal.asked.wish.deadline_s,
         cost=chosen.cost,
         swings=tornado(chosen.cost),
-        drawing="" if details.network is None else network_svg(details.network, support_networks(details.network)),
+        drawing=_drawing(details.network),
         owning=own_or_rent(details.buying, proposal.asked),
         traces=["\n".join(trace_lines(figure)) for figure in proposal.figures],
         notes=list(details.plan.notes),

@@ -90,13 +90,13 @@ def workload_of(run_file: RunFile) -> Workload:
     return run_file.workload
 
 
-def size_up(asked: Asked, plans: Plans, progress: Callable[[str, float], None]) -> Sized:
+def size_up(asked: Asked, plans: Plans, progress: Callable[[float, str], None]) -> Sized:
     """Try every kind of node at the smallest number that meets the wish, and at a few more.
 
     Args:
         asked: the run and what it has to meet.
         plans: of the same run file.
-        progress: is told the node that is tried, and the share of nodes that are done.
+        progress: is told the share of nodes that are done, and what is being done.
 
     Raises:
         EnvironmentProblem: no kind of node trains this workload in time.
@@ -106,7 +106,7 @@ def size_up(asked: Asked, plans: Plans, progress: Callable[[str, float], None]) 
     found, skipped = ([*asked.nodes], []) if asked.nodes else (found, skipped)
     sized = Sized([], skipped, {})
     for index, candidate in enumerate(found):
-        progress(candidate.node, index / len(found))
+        progress(index / len(found), f"planning {candidate.node}")
         if reason := _try_out(candidate, asked, plans, sized):
             sized.skipped.append(Skipped(candidate.node, reason))
     if not sized.alternatives:

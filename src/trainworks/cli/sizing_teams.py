@@ -50,7 +50,7 @@ class Shared:
     skipped: dict[str, str]
 
 
-def share_out(asked: Sequence[tuple[Asked, Source]], progress: Callable[[str, float], None]) -> Shared:
+def share_out(asked: Sequence[tuple[Asked, Source]], progress: Callable[[float, str], None]) -> Shared:
     """Size every run alone, then replay all of them on one cluster of each kind of node.
 
     Raises:
@@ -69,7 +69,7 @@ def share_out(asked: Sequence[tuple[Asked, Source]], progress: Callable[[str, fl
     plans = [Plans(one.run_file, source) for one, source in asked]
     shared = Shared([], _in_words(wait_s, deadlines), {})
     for index, candidate in enumerate(found):
-        progress(candidate.node, index / len(found))
+        progress(index / len(found), f"planning {candidate.node}")
         jobs = _jobs(candidate, asked, plans)
         if isinstance(jobs, str):
             shared.skipped[candidate.node] = jobs

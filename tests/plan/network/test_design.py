@@ -132,7 +132,7 @@ def test_the_comparison_has_every_topology_that_holds_the_cluster() -> None:
             "spine-leaf",
             "300 nodes of DGX H100",
             {},
-            "300 nodes are too many for `spine-leaf`: with 64 links on Quantum-2 QM9700 it holds 256 of 8 NICs",
+            "300 nodes are too many for `spine-leaf`: with 64 links on Quantum-2 QM9700 it holds 256 nodes of 8 NICs",
             "`3-tier` holds 8,192",
         ),
         ("mesh", "4 nodes of DGX A100", {}, "no topology `mesh`", f"there are auto, {', '.join(TOPOLOGIES)}"),

@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import math
 
+from trainworks.plan import checkpoint
 from trainworks.plan.capacity.policy import Spot
 
 __all__ = ["kept_s", "slowdown", "young_interval_s"]
 
 
 def young_interval_s(spot: Spot, nodes: int) -> float:
-    """Checkpoint interval that loses least in all: T = sqrt(2 C M / n), for a job whose nodes die independently.
-
-    Source: Young, "A first order approximation to the optimum checkpoint interval", 1974.
-    """
-    return math.sqrt(2 * spot.checkpoint_write_s * spot.mean_life_s / nodes)
+    """Checkpoint interval that loses least in all: T = sqrt(2 C M / n), for a job whose nodes die independently."""
+    return checkpoint.young_interval_s(save_s=spot.checkpoint_write_s, job_mttf_s=spot.mean_life_s / nodes)
 
 
 def slowdown(spot: Spot, nodes: int, own_interval_s: float) -> float:

@@ -27,6 +27,8 @@ from trainworks.units import format_duration
 
 __all__ = ["Expected", "Failures", "expected", "job_mttf", "spares_needed", "waiting_share"]
 
+_LEAST_WORK = 0.02
+"""Between two checkpoints, over the stall of one."""
 _LARGEST_EXPONENT = 4.0
 """(T + C + R)/M beyond which a job has less than exp(-4), about 2 %, of its time left."""
 _SYNCHRONOUS = fact("checkpoint write", 0.0, "s", source="checkpoints are synchronous")
@@ -204,6 +206,7 @@ def _goodput_with_nodes(failures: Failures, mttf: Traced, interval: Traced) -> T
         restart=failures.restart,
         write=failures.write,
     )
+    _check_saves(failures.save.value, interval.value)
     _check_progress(failures.save.value + interval.value, recovery.value, mttf.value)
     return derive(
         "goodput with nodes at hand",
@@ -214,6 +217,15 @@ def _goodput_with_nodes(failures: Failures, mttf: Traced, interval: Traced) -> T
         recovery=recovery,
         save=failures.save,
     )
+
+
+def _check_saves(save_s: float, interval_s: float) -> None:
+    if interval_s < _LEAST_WORK * save_s:
+        every, takes = format_duration(interval_s), format_duration(save_s)
+        raise UsageError(
+            f"a checkpoint every {every} that takes {takes} leaves no time to work",
+            hint="save less often, or faster",
+        )
 
 
 def _check_progress(cycle_s: float, recovery_s: float, mttf_s: float) -> None:

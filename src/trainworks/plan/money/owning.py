@@ -29,9 +29,10 @@ from trainworks.plan.assumptions import GIVEN, assumed
 from trainworks.plan.money.energy import node_count, node_power
 from trainworks.plan.trace import Traced, derive, fact
 
-__all__ = ["HOURS_OF_A_YEAR", "Owning", "own"]
+__all__ = ["HOURS_OF_A_YEAR", "MOST_HOURS_OF_A_YEAR", "Owning", "own"]
 
 HOURS_OF_A_YEAR = 8760
+MOST_HOURS_OF_A_YEAR = 8784
 SERVER_PRICE = "server price"
 
 

@@ -280,6 +280,6 @@ def _refusal(topology: Topology, wanted: Wanted) -> UsageError:
     instead = f"`{held[0].topology}` holds {held[0].max_nodes:,}" if held else "name a switch with more ports"
     return UsageError(
         f"{nodes:,} nodes are too many for `{topology}`: with {ports} links on {built.ports.switch.name} it holds "
-        f"{most:,} of {wanted.cluster.nics} NICs",
+        f"{most:,} nodes of {wanted.cluster.nics} NICs",
         hint=instead,
     )

@@ -9,11 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trainworks.catalog.cluster import ClusterDescription
+from trainworks.errors import UsageError
 from trainworks.plan.assumptions import assumed
 from trainworks.plan.money.energy import node_count, node_power
+from trainworks.plan.network.support import NODES_PER_RACK
 from trainworks.plan.trace import Traced, derive
 
-__all__ = ["Facility", "facility_of"]
+__all__ = ["Facility", "facility_of", "nodes_per_rack"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,14 @@ def facility_of(cluster: ClusterDescription, given: Mapping[str, float]) -> Faci
     formula = "ceil(nodes / max(1, rack * 1000 // power))"
     racks = derive("racks", "", formula, nodes=nodes, rack=rack, power=power)
     return Facility(it_power, total, racks, _cooling(cluster, power.value, rack))
+
+
+def nodes_per_rack(cluster: ClusterDescription) -> int:
+    """Nodes that air cools in one rack, at least one; the usual four where nobody publishes their power."""
+    try:
+        return max(1, int(1000 * assumed("air-cooled rack").value // node_power(cluster).value))
+    except UsageError:
+        return NODES_PER_RACK
 
 
 def _cooling(cluster: ClusterDescription, node_w: float, rack: Traced) -> str:

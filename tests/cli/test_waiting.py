@@ -1,0 +1,22 @@
+"""A bar that shows up where somebody watches, and only when something takes long."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainworks.cli.waiting import counted, waiting
+
+
+def test_every_item_is_passed_on_in_its_order() -> None:
+    assert list(counted(["a", "b", "c"], "reading")) == ["a", "b", "c"]
+
+
+def test_nothing_is_printed_where_nobody_watches(capsys: pytest.CaptureFixture[str]) -> None:
+    with waiting("planning") as report:
+        report(0.5, "planning something else")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_an_error_passes_through() -> None:
+    with pytest.raises(ZeroDivisionError), waiting("planning"):
+        raise ZeroDivisionError
