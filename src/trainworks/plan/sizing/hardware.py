@@ -126,10 +126,11 @@ def _scale_up(cluster: ClusterDescription, base: Node) -> Iterator[Finding]:
         limit = f"joins {cluster.scale_up_domain} accelerators"
         yield Finding("scale-up link", "fits", value, limit, f"tensor parallelism up to {cluster.scale_up_domain}")
         return
-    value = f"{cluster.accelerator.scale_up} joins {cluster.scale_up_domain} of {base.accelerators}"
+    link = cluster.accelerator.scale_up
+    value = "no link" if link == "none" else f"{link} joins {cluster.scale_up_domain} of {base.accelerators}"
     slot = _rate(cluster.accelerator.host_bytes_per_s)
     meaning = "data parallelism is what such a node is good at; tensor parallelism crosses the slot"
-    yield Finding("scale-up link", "note", value, f"the rest talks over PCIe, {slot}", meaning)
+    yield Finding("scale-up link", "note", value, f"the others are reached over PCIe, {slot}", meaning)
 
 
 def _rate(bytes_per_s: float) -> str:
