@@ -26,7 +26,7 @@ def test_a_node_that_nobody_sells_has_the_median_price_of_its_accelerator_and_it
 
 def test_fixed_nodes_have_the_committed_use_discount() -> None:
     found = prices_for(None, on_demand=4.0)
-    assert found.fixed.value == pytest.approx(4.0 * (1 - 0.45))
+    assert found.fixed.value == pytest.approx(4.0 * (1 - 0.3))
 
 
 def test_without_a_spot_market_spot_costs_what_on_demand_costs() -> None:

@@ -109,3 +109,18 @@ def test_colocation_costs_its_rent_beside_the_electricity() -> None:
 def test_the_network_is_its_share_of_everything_bought() -> None:
     found = own(NODE, hours_per_year=hours(5000), given={"network share of capex": 0.2})
     assert found.capex.inputs["network"].value == pytest.approx(0.2 * found.capex.value)
+
+
+def test_half_of_the_nics_are_half_of_the_network() -> None:
+    usual, half = (
+        own(parse_cluster(f"4 nodes of 8x H100-SXM-80GB over {nics}x NDR"), hours_per_year=hours(5000))
+        for nics in (8, 4)
+    )
+    assert half.capex.inputs["network"].value == pytest.approx(usual.capex.inputs["network"].value / 2)
+    assert half.capex.inputs["servers"].value == usual.capex.inputs["servers"].value
+
+
+@pytest.mark.parametrize("text", ["4x DGX H100", "4x p5.48xlarge", "4x gpu-h100-sxm_8gpu"])
+def test_nodes_as_they_are_usually_sold_have_the_usual_network(text: str) -> None:
+    found = own(parse_cluster(text), hours_per_year=hours(5000))
+    assert found.capex.inputs["network"].inputs["width"].value == 1

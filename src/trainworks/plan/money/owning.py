@@ -1,6 +1,6 @@
 """What a cluster costs its owner, per year and per accelerator hour.
 
-    servers = N * p                                network = servers * f / (1 - f)
+    servers = N * p                                network = servers * f / (1 - f) * b
     capital = (servers * (1 - v) + network) / y    maintenance = (servers + network) * m
     staff = max(few, many * N) * salary            colocation = N * P * 12 * c
     fixed = capital + maintenance + staff + colocation + N * P * idle * PUE * 8760 * e
@@ -12,9 +12,11 @@ Symbols:
     f   network's share of capex       P  largest power of a node, kW
     v   residual value of the servers  e  electricity, USD/kWh
     c   rent of a kW and month, USD    h  hours of training in the year
+    b   NIC bandwidth per accelerator over that of the node that it is usually sold in
 
-The network has no residual value. Idle hours cost electricity too, at the idle share of the power. Staff is at least
-what the first node takes, and grows with the nodes from where one person has enough of them.
+A network is taken to cost by its bandwidth: half of the NICs, half of the price. It has no residual value. Idle hours
+cost electricity too, at the idle share of the power. Staff is at least what the first node takes, and grows with the
+nodes from where one person has enough of them.
 
 Left out: interest, storage, the building where it is your own, taxes, insurance, and the months until it runs.
 """
@@ -24,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from trainworks.catalog.catalog import reference_node
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.plan.assumptions import GIVEN, assumed
 from trainworks.plan.money.energy import node_count, node_power
@@ -75,7 +78,8 @@ def own(
     nodes, power = node_count(cluster), node_power(cluster, given)
     servers = derive("servers", "USD", "nodes * price", nodes=nodes, price=_server_price(power, given))
     share = _assumed("network share of capex", given)
-    network = derive("network", "USD", "servers * share / (1 - share)", servers=servers, share=share)
+    formula, width = "servers * share / (1 - share) * width", _network_width(cluster)
+    network = derive("network", "USD", formula, servers=servers, share=share, width=width)
     capex = derive("capex", "USD", "servers + network", servers=servers, network=network)
     fixed = derive(
         "fixed costs",
@@ -105,6 +109,16 @@ def own(
 
 def _assumed(name: str, given: Mapping[str, float]) -> Traced:
     return assumed(name, given.get(name))
+
+
+def _network_width(cluster: ClusterDescription) -> Traced:
+    """NIC bandwidth per accelerator over that of the node that the accelerator is usually sold in; 1 where unknown."""
+    name, part = "network width", cluster.accelerator
+    usual = reference_node(part.name) if part.reference_node else None
+    if cluster.node is None or not cluster.node.nics or usual is None or not usual.nics:
+        return fact(name, 1.0, "", source="taken for the usual one: its NICs are not published")
+    own_rate, usual_rate = (node.nics * node.nic_bytes_per_s / node.accelerators for node in (cluster.node, usual))
+    return fact(name, own_rate / usual_rate, "", source=f"NICs of a node over those of {usual.name}, per accelerator")
 
 
 def _server_price(power: Traced, given: Mapping[str, float]) -> Traced:
