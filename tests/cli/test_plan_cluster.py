@@ -460,6 +460,16 @@ def test_a_batch_that_few_layouts_divide_is_noted() -> None:
     assert not any("global_batch" in note for note in planned().notes)
 
 
+def test_fewer_nodes_are_named_where_they_are_faster() -> None:
+    odd = RUN.replace("4 nodes", "9 nodes")
+    note = next(note for note in planned(odd).notes if "may be faster" in note)
+    named = re.search(r": (\d+) of the 9 nodes take ([\d.]+) s a step; ", note)
+    assert named is not None
+    fewer = planned(odd.replace("9 nodes", f"{named[1]} nodes"))
+    assert fewer.best[0].step_time_s == pytest.approx(float(named[2]), rel=0.01)
+    assert fewer.best[0].step_time_s < planned(odd).best[0].step_time_s
+
+
 def test_a_layout_at_the_limit_of_memory_is_marked() -> None:
     plan = planned()
     limit = limit_bytes(plan.job)

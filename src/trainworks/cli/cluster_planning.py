@@ -10,7 +10,7 @@ from trainworks.catalog.cluster import ClusterDescription, parse_cluster
 from trainworks.catalog.models import preset
 from trainworks.cli.cluster_layout import check_against, roomier_batch, why_nothing
 from trainworks.cli.cluster_memory import does_not_fit, offloading_note
-from trainworks.cli.cluster_scales import Run, Scale, chance, goal_in_words, scales, search_layouts
+from trainworks.cli.cluster_scales import Run, Scale, chance, faster_with_fewer, goal_in_words, scales, search_layouts
 from trainworks.cli.planning import model_shape
 from trainworks.errors import LayoutError, TrainworksError, UsageError
 from trainworks.host.folders import data_folder
@@ -29,6 +29,7 @@ from trainworks.record.measurement_store import read_measurements
 from trainworks.spec.layout import Layout
 from trainworks.spec.load import Source
 from trainworks.spec.run_file import RunFile, Workload
+from trainworks.units import format_step_time
 
 __all__ = ["ClusterPlan", "plan_cluster"]
 
@@ -112,7 +113,7 @@ def _planned(run: Run, result: SearchResult, measurements: list[Measurement]) ->
     )
     found = scales(run)
     own = chance(run, rows[0], cluster.num_accelerators)
-    notes = [offloading_note(run, rows[0]), *cluster.notes, _of_batch(run), _learned(measurements)]
+    notes = [offloading_note(run, rows[0]), *cluster.notes, _of_batch(run, rows[0]), _learned(measurements)]
     return ClusterPlan(
         job=run.job,
         global_batch=run.global_batch,
@@ -134,16 +135,18 @@ def _learned(measurements: list[Measurement]) -> str | None:
     return f"calibrated by {count} of this kind of cluster, the newest of {newest}"
 
 
-def _of_batch(run: Run) -> str | None:
-    """A batch that few degrees of data parallelism divide leaves slow layouts."""
+def _of_batch(run: Run, best: Prediction) -> str | None:
+    """A batch that few degrees of data parallelism divide leaves slow layouts; some nodes idle can be better."""
     count = run.job.cluster.num_accelerators
     batch = None if "dp" in run.fixed else roomier_batch(count, run.global_batch)
     if batch is None:
         return None
-    return (
-        f"few layouts of {count:,} accelerators share {run.global_batch:,} sequences evenly: "
-        f"`global_batch: {batch}` may be faster"
-    )
+    told = f"few layouts of {count:,} accelerators share {run.global_batch:,} sequences evenly: "
+    fewer = faster_with_fewer(run, best.step_time_s)
+    if fewer is not None:
+        total = run.job.cluster.num_nodes
+        told += f"{fewer.num_nodes:,} of the {total:,} nodes take {format_step_time(fewer.best.step_time_s)} a step; "
+    return f"{told}`global_batch: {batch}` may be faster"
 
 
 def _located(source: Source | None, field: tuple[str, ...], text: str) -> ClusterDescription:

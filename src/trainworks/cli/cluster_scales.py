@@ -21,6 +21,7 @@ __all__ = [
     "Run",
     "Scale",
     "chance",
+    "faster_with_fewer",
     "goal_in_words",
     "scales",
     "search_layouts",
@@ -32,6 +33,9 @@ Chance = Literal["unlikely", "about even", "likely"]
 
 _CHANCES: tuple[Chance, ...] = ("unlikely", "about even", "likely")
 _SECONDS_PER_HOUR = 3600.0
+_ROUND = (1, 3, 5, 7, 9, 15)
+"""Times a power of two: counts among which batches divide."""
+_NEAR, _NEAREST = 0.75, 3
 LARGEST_SCALE = 8
 """Times the described cluster, where that one misses the goal."""
 
@@ -98,6 +102,15 @@ def smallest_fit(run: Run) -> int | None:
     """The smallest number of nodes above the described one on which a layout fits; None where there is none near."""
     larger = (count for count in _node_counts(run.job.cluster.num_nodes) if count > run.job.cluster.num_nodes)
     return next((count for count in larger if _searched(run, count)), None)
+
+
+def faster_with_fewer(run: Run, step_time_s: float) -> Scale | None:
+    """A somewhat smaller number of nodes whose step is shorter, because a batch divides among them, or None."""
+    all_nodes = run.job.cluster.num_nodes
+    round_counts = {odd << shift for odd in _ROUND for shift in range(all_nodes.bit_length())}
+    near = sorted((count for count in round_counts if _NEAR * all_nodes <= count < all_nodes), reverse=True)
+    tried = (_scale(run, count) for count in near[:_NEAREST])
+    return next((scale for scale in tried if scale is not None and scale.best.step_time_s < step_time_s), None)
 
 
 def _searched(run: Run, num_nodes: int) -> tuple[AnyJob, SearchResult] | None:
