@@ -14,11 +14,15 @@ from fractions import Fraction
 from trainworks.errors import QuantityError
 
 __all__ = [
+    "DAY_S",
+    "HOUR_S",
+    "WEEK_S",
     "format_bytes",
     "format_count",
     "format_duration",
     "format_gib",
     "format_quantity",
+    "format_short_usd",
     "format_step_time",
     "format_usd",
     "parse_bandwidth",
@@ -30,21 +34,23 @@ __all__ = [
     "parse_usd",
 ]
 
+HOUR_S, DAY_S, WEEK_S = 3600.0, 86400.0, 604800.0
+
 DURATION_UNITS_S = {
     "ms": 1e-3,
     "s": 1.0,
     "sec": 1.0,
     "m": 60.0,
     "min": 60.0,
-    "h": 3600.0,
-    "hour": 3600.0,
-    "hours": 3600.0,
-    "d": 86400.0,
-    "day": 86400.0,
-    "days": 86400.0,
-    "w": 604800.0,
-    "week": 604800.0,
-    "weeks": 604800.0,
+    "h": HOUR_S,
+    "hour": HOUR_S,
+    "hours": HOUR_S,
+    "d": DAY_S,
+    "day": DAY_S,
+    "days": DAY_S,
+    "w": WEEK_S,
+    "week": WEEK_S,
+    "weeks": WEEK_S,
 }
 BYTE_UNITS = {"B": 1} | {
     prefix + suffix: base ** (power + 1)
@@ -244,6 +250,15 @@ def format_count(count: float) -> str:
             scaled = count / (1e3 if suffix == "k" else size)
             return f"{_three_figures(scaled)}{suffix}"
     return f"{count:,.0f}"
+
+
+def format_short_usd(usd: float) -> str:
+    """Dollars in a table, three figures.
+
+    >>> format_short_usd(55.04), format_short_usd(9610.0), format_short_usd(1.39e6)
+    ('55.04', '9,610', '1.39M')
+    """
+    return f"{usd:.2f}" if abs(usd) < 100 else format_count(usd)
 
 
 def format_usd(amount: float) -> str:

@@ -58,6 +58,11 @@ class Figure:
     confidence: Confidence
     note: str | None = None
 
+    @property
+    def cited(self) -> str:
+        """Source, date and confidence in one line."""
+        return f"{self.source}, {self.date}, confidence {self.confidence}"
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -73,6 +78,10 @@ class Row:
     instead: str | None = None
     explained: Mapping[str, str] | None = None
     """Rules of the lint that the row rightly breaks, and why."""
+
+    def figure(self, name: str) -> Figure:
+        """The figure of that name, which the row has."""
+        return next(figure for figure in self.figures if figure.name == name)
 
     def facts(self) -> dict[str, Any]:
         """All figures in base units, by the field that each fills."""
@@ -179,8 +188,7 @@ def _written(key: str, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if key in _LINK_COLUMNS and value != "none":
-        bandwidth = next(figure for figure in read_rows("links")[value].figures if figure.name == "bandwidth")
-        return f"{value}, {bandwidth.written}"
+        return f"{value}, {read_rows('links')[value].figure('bandwidth').written}"
     if isinstance(value, list):
         return f"{' / '.join(item if isinstance(item, str) else f'{item:g}' for item in value)} {unit or ''}".rstrip()
     if isinstance(value, dict):

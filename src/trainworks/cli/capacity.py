@@ -17,7 +17,7 @@ from trainworks.cli.options import AsJson, wide_console
 from trainworks.cli.trace_view import explain as print_explained
 from trainworks.errors import UsageError
 from trainworks.files import write_atomic
-from trainworks.plan.capacity.jobs import trace_text
+from trainworks.plan.capacity.jobs import Job, trace_of, trace_text
 from trainworks.plan.capacity.prices import prices_for
 from trainworks.plan.capacity.service import Target
 from trainworks.report.capacity_page import write_capacity_page
@@ -85,8 +85,9 @@ def command(
         spot_life_s=_seconds(spot_life, "--spot-node-life", least=60.0),
         seed=seed,
     )
-    trace = read_trace(file, seed=seed)
-    _save(save_trace, file, seed)
+    jobs = sampled(file, seed=seed)
+    trace = read_trace(file) if jobs is None else trace_of(jobs)
+    _save(save_trace, file, jobs, seed)
     limits = limits_for(trace, size, terms, fixed=fixed, on_demand=on_demand_max, spot=spot_max)
     plan = plan_capacity(file.name, trace, target, limits, prices)
     _plot(plot, plan)
@@ -134,10 +135,9 @@ def _target(wait: str | None, deadlines: str | None) -> Target:
     return Target(deadlines=share)
 
 
-def _save(path: Path | None, file: Path, seed: int) -> None:
+def _save(path: Path | None, file: Path, jobs: list[Job] | None, seed: int) -> None:
     if path is None:
         return
-    jobs = sampled(file, seed=seed)
     if jobs is None:
         raise UsageError(f"`{file}` is a trace already", place="--save-trace", hint="give a YAML file of teams")
     with blamed_on("--save-trace", path):

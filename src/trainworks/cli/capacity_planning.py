@@ -13,15 +13,13 @@ from trainworks.cli.waiting import counted
 from trainworks.errors import UsageError
 from trainworks.plan.capacity.answer import CapacityAnswer, capacity_for, most_nodes
 from trainworks.plan.capacity.front import Limits, Point, Prices, cheapest, front, point_of, policies
-from trainworks.plan.capacity.jobs import Job, JobTrace, parse_trace, trace_of
+from trainworks.plan.capacity.jobs import Job, JobTrace, parse_trace
 from trainworks.plan.capacity.policy import Elastic, Spot
 from trainworks.plan.capacity.service import Target, num_deadlines
 from trainworks.plan.capacity.teams import parse_teams, sampled_jobs
+from trainworks.units import WEEK_S
 
 __all__ = ["CapacityPlan", "Terms", "limits_for", "plan_capacity", "read_trace", "sampled"]
-
-_QUIET_S = 1.0
-_WEEK_S = 604800.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,14 +49,13 @@ class CapacityPlan:
     notes: list[str]
 
 
-def read_trace(path: Path, *, seed: int) -> JobTrace:
-    """The jobs of a CSV trace, or a sample of the teams in a YAML file.
+def read_trace(path: Path) -> JobTrace:
+    """The jobs of a CSV trace.
 
     Raises:
         UsageError: the file cannot be read, or something in it is wrong, with its line.
     """
-    jobs = sampled(path, seed=seed)
-    return parse_trace(_text(path), name=str(path)) if jobs is None else trace_of(jobs)
+    return parse_trace(_text(path), name=str(path))
 
 
 def sampled(path: Path, *, seed: int) -> list[Job] | None:
@@ -136,7 +133,7 @@ def _notes(trace: JobTrace, limits: Limits, prices: Prices, answer: CapacityAnsw
     asked, hopeless = num_deadlines(trace)
     if hopeless:
         yield f"{hopeless:,} of {asked:,} deadlines are shorter than their job; they are left out"
-    if trace.span_s < _WEEK_S:
+    if trace.span_s < WEEK_S:
         yield "the trace is shorter than a week: costs per week are extrapolated"
     if limits.spot.max_nodes and not trace.preemptible.any():
         yield "no job is marked `preemptible`, so that none runs on spot nodes"

@@ -18,7 +18,7 @@ from trainworks.plan.conv_step import ConvJob
 from trainworks.plan.prediction import Prediction, describe_layout
 from trainworks.plan.pricing import AnyJob
 from trainworks.spec.layout import MESH_AXES
-from trainworks.units import format_count, format_duration, format_gib, format_step_time
+from trainworks.units import HOUR_S, format_count, format_duration, format_gib, format_step_time
 
 __all__ = ["explanation_as_json", "plan_as_json", "print_cluster_plan", "print_explanation"]
 
@@ -154,7 +154,7 @@ def _scale_table(scales: Sequence[Scale], *, narrow: bool, goal: bool) -> Table:
 def _scale_cells(scale: Scale) -> dict[str, str]:
     layout = scale.best.layout
     devices = math.prod(getattr(layout, axis) for axis in MESH_AXES)
-    hours = scale.run_time_s / 3600 * devices
+    hours = scale.run_time_s / HOUR_S * devices
     return {
         "nodes": f"{scale.num_nodes:,}",
         "accelerators": f"{devices:,}",

@@ -24,6 +24,7 @@ from trainworks.plan.prediction import Prediction, outside_measured, predictions
 from trainworks.plan.pricing import AnyJob
 from trainworks.plan.search import Fixed, SearchResult
 from trainworks.plan.step_time import Job
+from trainworks.plan.trace import Traced, computed, derive, fact
 from trainworks.record.measurement import Measurement
 from trainworks.record.measurement_store import read_measurements
 from trainworks.spec.layout import Layout
@@ -59,6 +60,14 @@ class ClusterPlan:
         """All steps, one after the other, without failures or checkpoints."""
         return self.steps * self.best[0].step_time_s
 
+    @property
+    def work(self) -> Traced:
+        """The same time, with where it comes from: inputs `steps` and `step_time` with its 80 % interval."""
+        best, by = self.best[0], "trainworks plan, fastest layout"
+        step = computed("step time", best.step_time_s, "s", by=by, low=best.low_s, high=best.high_s)
+        steps = fact("steps", self.steps, "", source="the run file")
+        return derive("work", "s", "steps * step_time", steps=steps, step_time=step)
+
 
 def plan_cluster(
     run_file: RunFile,
@@ -68,6 +77,7 @@ def plan_cluster(
     fixed: Fixed | None = None,
     learned: Sequence[Measurement] = (),
     all_sizes: bool = False,
+    advise: bool = True,
 ) -> ClusterPlan:
     """Search the layouts of a workload on the cluster that the run file describes.
 
@@ -78,6 +88,7 @@ def plan_cluster(
         fixed: decisions of the search beside those of the layout.
         learned: measurements beside those that are kept.
         all_sizes: plan for smaller clusters, too, as a goal asks for anyway.
+        advise: plan for fewer nodes, too, where the batch divides badly; wasted where nobody reads the notes.
 
     Raises:
         UsageError: something is unknown or does not multiply, with its place.
@@ -103,17 +114,18 @@ def plan_cluster(
     result = search_layouts(run.job, run.global_batch, run.fixed, keep=_TABLE_LENGTH, belief=run.belief)
     if not result.fitting:
         raise _refusal(run, result, at)
-    return _planned(run, result, measurements)
+    return _planned(run, result, measurements, advise=advise)
 
 
-def _planned(run: Run, result: SearchResult, measurements: list[Measurement]) -> ClusterPlan:
+def _planned(run: Run, result: SearchResult, measurements: list[Measurement], *, advise: bool) -> ClusterPlan:
     cluster = run.job.cluster
     rows = predictions(
         run.job, result.layouts, result.times, result.memories, global_batch=run.global_batch, belief=run.belief
     )
     found = scales(run)
     own = chance(run, rows[0], cluster.num_accelerators)
-    notes = [offloading_note(run, rows[0]), *cluster.notes, _of_batch(run, rows[0]), _learned(measurements)]
+    batch = _of_batch(run, rows[0]) if advise else None
+    notes = [offloading_note(run, rows[0]), *cluster.notes, batch, _learned(measurements)]
     return ClusterPlan(
         job=run.job,
         global_batch=run.global_batch,

@@ -13,7 +13,7 @@ from trainworks.plan.pricing import AnyJob
 from trainworks.plan.search import Fixed, SearchResult, search
 from trainworks.plan.uncertainty import Belief
 from trainworks.spec.run_file import Goal
-from trainworks.units import format_duration
+from trainworks.units import HOUR_S, format_duration
 
 __all__ = [
     "LARGEST_SCALE",
@@ -32,7 +32,6 @@ Chance = Literal["unlikely", "about even", "likely"]
 """Of meeting a goal: the 80 % interval misses it, has it inside, or meets it."""
 
 _CHANCES: tuple[Chance, ...] = ("unlikely", "about even", "likely")
-_SECONDS_PER_HOUR = 3600.0
 _ROUND = (1, 3, 5, 7, 9, 15)
 """Times a power of two: counts among which batches divide."""
 _NEAR, _NEAREST = 0.75, 3
@@ -130,7 +129,7 @@ def _scale(run: Run, num_nodes: int) -> Scale | None:
     batch = run.global_batch
     best = predictions(job, result.layouts, result.times, result.memories, global_batch=batch, belief=run.belief)[0]
     num_accelerators, run_time_s = job.cluster.num_accelerators, run.steps * best.step_time_s
-    hours = run_time_s / _SECONDS_PER_HOUR * num_accelerators
+    hours = run_time_s / HOUR_S * num_accelerators
     return Scale(
         num_nodes=num_nodes,
         best=best,
@@ -153,7 +152,7 @@ def _limit_s(run: Run, num_accelerators: int) -> float:
     """The longest run that meets the deadline and, at the price of so many accelerators, the budget."""
     limits = [float("inf")] if run.goal.deadline is None else [run.goal.deadline]
     if run.goal.budget is not None and run.price_usd is not None:
-        limits.append(run.goal.budget / run.price_usd / num_accelerators * _SECONDS_PER_HOUR)
+        limits.append(run.goal.budget / run.price_usd / num_accelerators * HOUR_S)
     return min(limits)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 
@@ -15,7 +15,7 @@ from trainworks.cli.asked import blamed_on, check_writable, option_value, said_b
 from trainworks.cli.cost_inputs import RunToPay, checked, parse_assumptions, read_prices, run_to_pay
 from trainworks.cli.cost_notes import notes_of, sentences_of
 from trainworks.cli.cost_view import Told, costs_as_json, print_costs
-from trainworks.cli.options import AsJson, wide_console
+from trainworks.cli.options import AsJson, Assume, Prices, wide_console
 from trainworks.cli.trace_view import explain as explain_figure
 from trainworks.errors import UsageError
 from trainworks.plan.assumptions import GIVEN
@@ -29,15 +29,10 @@ from trainworks.units import parse_duration, parse_usd
 
 __all__ = ["command"]
 
-T = TypeVar("T")
-
 USUAL_HOURS = 5000.0
 
 RunFileOption = Annotated[Path | None, typer.Argument(metavar="[RUN_FILE]", help="YAML run file; a year without one.")]
 On = Annotated[str | None, typer.Option("--on", metavar="CLUSTER", help="The cluster: `DGX H100`, `8x p5.48xlarge`.")]
-Prices = Annotated[
-    str | None, typer.Option("--prices", metavar="FILE|skypilot", help="Offers from a CSV, or from SkyPilot's tables.")
-]
 Hours = Annotated[
     float | None, typer.Option("--hours-per-year", metavar="H", help="Hours of training in a year; 5000 if left out.")
 ]
@@ -50,9 +45,6 @@ Colocation = Annotated[bool, typer.Option("--colocation", help="An own cluster s
 Grid = Annotated[str | None, typer.Option("--grid", metavar="NAME", help="Electricity of: `Germany`, `us-central1`.")]
 SpotLife = Annotated[
     str | None, typer.Option("--spot-life", metavar="TIME", help="Mean time to preemption of a spot job: `3h`.")
-]
-Assume = Annotated[
-    list[str] | None, typer.Option("--assume", metavar="NAME=VALUE", help="Replace an assumption of the catalogue.")
 ]
 Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Write it all as an HTML page.")]
 Explain = Annotated[str | None, typer.Option("--explain", metavar="FIGURE", help="Say how a figure comes about.")]

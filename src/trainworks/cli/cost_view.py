@@ -15,9 +15,9 @@ from trainworks.plan.money.break_even import within_a_year
 from trainworks.plan.money.comparison import Comparison, Line, per_million
 from trainworks.plan.money.renting import CONTRACTS, Contract
 from trainworks.plan.trace import Swing, Traced
-from trainworks.units import format_count, format_quantity, format_usd
+from trainworks.units import format_count, format_quantity, format_short_usd, format_usd
 
-__all__ = ["Told", "costs_as_json", "format_amount", "print_costs"]
+__all__ = ["Told", "costs_as_json", "print_costs"]
 
 _NARROW = 100
 """Columns of a terminal below which a table leaves out what can be asked for with --explain."""
@@ -36,11 +36,6 @@ class Told:
     noun: str = "tokens"
     sentences: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-
-
-def format_amount(usd: float) -> str:
-    """Dollars in a table, three figures: `55.04`, `9,610`, `1.39M`."""
-    return f"{usd:.2f}" if abs(usd) < 100 else format_count(usd)
 
 
 def print_costs(told: Told, console: Console) -> None:
@@ -95,11 +90,11 @@ def _each(line: Line) -> str:
 
 
 def _cost(line: Line, contract: Contract) -> str:
-    return format_amount(line.costs[contract].value) if contract in line.costs else "-"
+    return format_short_usd(line.costs[contract].value) if contract in line.costs else "-"
 
 
 def _of_spot(line: Line) -> list[str]:
-    zones = " to ".join(format_amount(end) for end in line.spot_range) if line.spot_range else ""
+    zones = " to ".join(format_short_usd(end) for end in line.spot_range) if line.spot_range else ""
     return [zones, "" if line.discount is None else f"{line.discount.value:.0%}"]
 
 
@@ -129,7 +124,7 @@ def _tornado(found: Comparison) -> Sequence[RenderableType]:
 def _ends(swing: Swing) -> tuple[str, ...]:
     unit = "s" if swing.of.unit == "s" else ""
     ends = [format_quantity(end or 0.0, unit) for end in (swing.of.low, swing.of.high)]
-    return (*ends, format_amount(swing.at_low), format_amount(swing.at_high))
+    return (*ends, format_short_usd(swing.at_low), format_short_usd(swing.at_high))
 
 
 def costs_as_json(told: Told) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from trainworks.errors import UsageError
 from trainworks.plan.assumptions import GIVEN
 from trainworks.plan.failures.scenario import spread_of
 from trainworks.plan.storage.demand import checkpoint_size
-from trainworks.plan.trace import Traced, computed, derive, fact
+from trainworks.plan.trace import Traced, fact
 from trainworks.spec.load import Source
 from trainworks.spec.run_file import RunFile
 from trainworks.units import format_duration
@@ -66,18 +66,14 @@ def ask(run_file: RunFile, source: Source | None) -> Asked:
             hint='name one: `--on "16 nodes of DGX H100"`',
         )
     plan = plan_cluster(run_file, source)
-    best, layout = plan.best[0], plan.best[0].layout
-    step = computed(
-        "step time", best.step_time_s, "s", by="trainworks plan, fastest layout", low=best.low_s, high=best.high_s
-    )
-    steps = fact("steps", plan.steps, "", source="the run file")
+    best, layout, work = plan.best[0], plan.best[0].layout, plan.work
     return Asked(
         title=run_file.name,
         cluster=plan.job.cluster,
-        work=derive("work", "s", "steps * step_time", steps=steps, step_time=step),
+        work=work,
         work_spread=spread_of(best.low_s, best.high_s),
         checkpoint=checkpoint_size(plan.job.shape.num_parameters),
-        shortest=step,
+        shortest=work.inputs["step_time"],
         accelerators_per_replica=layout.tp * layout.pp * layout.cp,
         every_s=interval_of(run_file, best.step_time_s),
         node_mttf_s=node_mttf_of(run_file),

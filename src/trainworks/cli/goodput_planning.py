@@ -24,7 +24,6 @@ from trainworks.units import format_duration
 
 __all__ = ["Forecast", "Wishes", "forecast"]
 
-_QUIET_S = 2.0
 _MOST_WAITING = 0.9
 """Share of the time; a job that waits longer takes years to simulate, and nobody runs it."""
 _MOST_ROWS = 7

@@ -12,7 +12,17 @@ from rich.console import Console
 
 from trainworks.record.run_dir import RunDir, find_run
 
-__all__ = ["AsJson", "OptionalRun", "RunFilePath", "RunsOption", "find", "runs_folder", "wide_console"]
+__all__ = [
+    "AsJson",
+    "Assume",
+    "OptionalRun",
+    "Prices",
+    "RunFilePath",
+    "RunsOption",
+    "find",
+    "runs_folder",
+    "wide_console",
+]
 
 RunsOption = Annotated[
     Path | None, typer.Option("--runs", envvar="TRAINWORKS_RUNS", help="Folder of all runs; `runs` when left out.")
@@ -20,6 +30,12 @@ RunsOption = Annotated[
 OptionalRun = Annotated[str | None, typer.Argument(metavar="[RUN]", help="Run id or folder; the newest when left out.")]
 RunFilePath = Annotated[Path, typer.Argument(metavar="RUN_FILE", help="YAML run file.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Prices = Annotated[
+    str | None, typer.Option("--prices", metavar="FILE|skypilot", help="Offers from a CSV, or from SkyPilot's tables.")
+]
+Assume = Annotated[
+    list[str] | None, typer.Option("--assume", metavar="NAME=VALUE", help="Replace an assumption of the catalogue.")
+]
 
 
 def runs_folder(option: Path | None, written: str = "runs") -> Path:

@@ -22,7 +22,6 @@ from trainworks.files import write_atomic
 
 __all__ = ["command"]
 
-_QUIET_S = 2.0
 _WIDTH = 160
 
 

@@ -13,7 +13,7 @@ from trainworks.catalog.catalog import processor as find_processor
 from trainworks.catalog.facts import Processor
 from trainworks.cli.asked import check_writable, option_value, said_by
 from trainworks.cli.cost_inputs import parse_assumptions, read_prices
-from trainworks.cli.options import AsJson, wide_console
+from trainworks.cli.options import AsJson, Assume, Prices, wide_console
 from trainworks.cli.size_tables import Proposal
 from trainworks.cli.size_view import print_proposal, proposal_as_json, write_proposal
 from trainworks.cli.sizing import Asked, size_up
@@ -24,15 +24,16 @@ from trainworks.cli.trace_view import explain as explain_figure
 from trainworks.cli.waiting import waiting
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.plan.money.owning import MOST_HOURS_OF_A_YEAR
+from trainworks.plan.money.renting import CONTRACTS as RENTED
 from trainworks.plan.sizing.candidates import Candidate, described_node
-from trainworks.plan.sizing.proposal import Wish, choose
+from trainworks.plan.sizing.proposal import Alternative, Wish, choose
 from trainworks.spec.load import Source, load_run_file
 from trainworks.spec.run_file import RunFile
 from trainworks.units import parse_duration, parse_share, parse_usd
 
 __all__ = ["command"]
 
-CONTRACTS = ("on-demand", "reserved", "spot", "own")
+CONTRACTS = (*RENTED, "own")
 _LARGEST = 65_536
 
 RunFiles = Annotated[
@@ -59,12 +60,6 @@ Hours = Annotated[
     typer.Option("--hours-per-year", metavar="H", help="For which a cluster of your own would train: priced as well."),
 ]
 Largest = Annotated[int, typer.Option("--largest", metavar="NODES", min=1, max=_LARGEST, help="Nodes to look at.")]
-Prices = Annotated[
-    str | None, typer.Option("--prices", metavar="FILE|skypilot", help="Offers from a CSV, or from SkyPilot's tables.")
-]
-Assume = Annotated[
-    list[str] | None, typer.Option("--assume", metavar="NAME=VALUE", help="Replace an assumption of the catalogue.")
-]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Of the simulations.")]
 Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Write the proposal as an HTML page.")]
 Explain = Annotated[str | None, typer.Option("--explain", metavar="FIGURE", help="Say how a figure comes about.")]
@@ -154,7 +149,7 @@ def _proposal(asked: Asked, source: Source) -> Proposal:
         return Proposal(asked, chosen, sized, details, minimum_clusters(asked, plans))
 
 
-def _unmet(alternatives: list, wish: Wish) -> EnvironmentProblem:  # type: ignore[type-arg]
+def _unmet(alternatives: list[Alternative], wish: Wish) -> EnvironmentProblem:
     """No alternative meets the goal: what comes nearest, in cost or in time."""
     surest = max(alternatives, key=lambda item: (item.chance(wish), -item.cost.value))
     cheapest = min(alternatives, key=lambda item: item.cost.value)

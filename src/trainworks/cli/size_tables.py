@@ -16,7 +16,15 @@ from trainworks.plan.sizing.proposal import Alternative, Wish, front, reasons
 from trainworks.plan.storage.systems import Verdict, recommended
 from trainworks.plan.trace import Traced
 from trainworks.report.proposal_page import Sheet
-from trainworks.units import format_bytes, format_count, format_duration, format_quantity, format_step_time, format_usd
+from trainworks.units import (
+    DAY_S,
+    format_bytes,
+    format_count,
+    format_duration,
+    format_quantity,
+    format_step_time,
+    format_usd,
+)
 
 __all__ = ["Proposal", "facts", "own_or_rent", "sheets", "shown_alternatives"]
 
@@ -24,7 +32,7 @@ _KINDS = 12
 _FRONT = 4
 _MINIMA = 6
 _NAMES = 4
-_YEAR_S = 365 * 86400.0
+_YEAR_S = 365 * DAY_S
 
 
 @dataclass(frozen=True, slots=True)

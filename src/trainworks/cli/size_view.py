@@ -22,11 +22,10 @@ from trainworks.plan.trace import tornado
 from trainworks.report.network_drawing import network_svg
 from trainworks.report.proposal_page import ProposalPage, Sheet, write_proposal_page
 from trainworks.report.scatter import Dot
-from trainworks.units import format_duration, format_usd
+from trainworks.units import DAY_S, format_duration, format_usd
 
 __all__ = ["print_proposal", "proposal_as_json", "write_proposal"]
 
-_SECONDS_PER_DAY = 86400.0
 _NARROW = 120
 """Columns of a terminal below which tables leave out what they can spare."""
 
@@ -121,7 +120,7 @@ def _page(proposal: Proposal) -> ProposalPage:
         reasons=proposal.reasons,
         dots=[
             Dot(
-                item.p90_s / _SECONDS_PER_DAY,
+                item.p90_s / DAY_S,
                 item.cost.value,
                 f"{item.name}: {format_duration(item.p90_s)}, {format_usd(item.cost.value)}",
                 front=item in best,

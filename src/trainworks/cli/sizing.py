@@ -19,19 +19,19 @@ from trainworks.plan.failures.scenario import Outcome, scenario_of, spread_of
 from trainworks.plan.failures.simulation import simulate
 from trainworks.plan.failures.usual import save_stall, usual_failures
 from trainworks.plan.money.owning import own
-from trainworks.plan.money.renting import contracts, rent, spot_interval
+from trainworks.plan.money.renting import CONTRACTS, Contract, contracts, rent, spot_interval
 from trainworks.plan.sizing.candidates import Candidate, Skipped, candidates, node_counts
 from trainworks.plan.sizing.proposal import Alternative, Wish
 from trainworks.plan.storage.demand import checkpoint_size
 from trainworks.plan.trace import Traced, computed, derive, fact
 from trainworks.spec.run_file import RunFile, Workload
+from trainworks.units import HOUR_S
 
-__all__ = ["Asked", "Reliability", "Sized", "may_meet", "mean_run_time_s", "reliability_of", "size_up", "workload_of"]
+__all__ = ["Asked", "Reliability", "Sized", "may_meet", "mean_run_time_s", "size_up", "workload_of"]
 
 _TRIALS = 500
 _MORE = 3
 """Numbers of nodes that are tried of each kind, from the smallest that may meet the deadline."""
-_SECONDS_PER_HOUR = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,10 +182,7 @@ def mean_run_time_s(plan: ClusterPlan, asked: Asked) -> float:
 
 def _mean(plan: ClusterPlan, asked: Asked) -> tuple[Traced, Failures, Traced, Expected]:
     best, cluster = plan.best[0], plan.job.cluster
-    by = "trainworks plan, fastest layout"
-    step = computed("step time", best.step_time_s, "s", by=by, low=best.low_s, high=best.high_s)
-    steps = fact("steps", plan.steps, "", source="the run file")
-    work = derive("work", "s", "steps * step_time", steps=steps, step_time=step)
+    work = plan.work
     failures = usual_failures(
         cluster.accelerator,
         cluster.num_nodes,
@@ -197,12 +194,12 @@ def _mean(plan: ClusterPlan, asked: Asked) -> tuple[Traced, Failures, Traced, Ex
     interval = (
         None if every is None else fact("checkpoint interval", every, "s", source="checkpoint.every of the run file")
     )
-    mean = expected(failures, work=work, spares=spares, shortest=step, interval=interval)
+    mean = expected(failures, work=work, spares=spares, shortest=work.inputs["step_time"], interval=interval)
     return work, failures, spares, mean
 
 
-def reliability_of(plan: ClusterPlan, asked: Asked, **more: float) -> Reliability:
-    """The simulated finish of a plan; `more` are fields of the scenario, for capacity that is taken away."""
+def _reliability_of(plan: ClusterPlan, asked: Asked) -> Reliability:
+    """The simulated finish of a plan, with the spares that it needs."""
     work, failures, spares, mean = _mean(plan, asked)
     best = plan.best[0]
     scenario = scenario_of(
@@ -211,7 +208,6 @@ def reliability_of(plan: ClusterPlan, asked: Asked, **more: float) -> Reliabilit
         interval_s=mean.interval.value,
         work_spread=spread_of(best.low_s, best.high_s),
         spares=round(spares.value),
-        **more,
     )
     return Reliability(plan, work, failures, spares, mean, simulate(scenario, trials=_TRIALS, seed=asked.seed))
 
@@ -221,9 +217,9 @@ def _alternatives(candidate: Candidate, count: int, asked: Asked, plans: Plans, 
     plan = plans.on(candidate.cluster_text(count))
     if plan is None:
         return
-    run = reliability_of(plan, asked)
+    run = _reliability_of(plan, asked)
     sized.runs[candidate.node, count] = run
-    for contract in ("on-demand", "reserved", "spot"):
+    for contract in CONTRACTS:
         selling = [offer for offer in candidate.offers_of(count) if contract in contracts(offer)]
         if contract in asked.contracts and selling:
             yield _rented(candidate, count, contract, selling, run, asked)
@@ -232,7 +228,7 @@ def _alternatives(candidate: Candidate, count: int, asked: Asked, plans: Plans, 
 
 
 def _rented(
-    candidate: Candidate, count: int, contract: str, selling: Sequence[Offer], run: Reliability, asked: Asked
+    candidate: Candidate, count: int, contract: Contract, selling: Sequence[Offer], run: Reliability, asked: Asked
 ) -> Alternative:
     outcome, interval_s, life_s = run.outcome, run.mean.interval.value, None
     if contract == "spot":
@@ -242,7 +238,7 @@ def _rented(
     hours = _hours(run.outcome)  # a spot price has the waste in it
     accelerators = count * candidate.base.accelerators
     priced = [
-        (rent(offer, contract=contract, num_accelerators=accelerators, hours=hours, given=asked.given), offer)  # type: ignore[arg-type]
+        (rent(offer, contract=contract, num_accelerators=accelerators, hours=hours, given=asked.given), offer)
         for offer in selling
     ]
     cost, offer = min(priced, key=lambda pair: pair[0].value)
@@ -269,7 +265,7 @@ def _on_spot(run: Reliability, asked: Asked, *, life_s: float, interval_s: float
 
 
 def _hours(outcome: Outcome) -> Traced:
-    low, mid, high = (outcome.quantile_s(share) / _SECONDS_PER_HOUR for share in (0.1, 0.5, 0.9))
+    low, mid, high = (outcome.quantile_s(share) / HOUR_S for share in (0.1, 0.5, 0.9))
     return computed("hours", mid, "h", by=f"simulation of {_TRIALS} runs with their failures", low=low, high=high)
 
 

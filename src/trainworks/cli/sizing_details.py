@@ -29,6 +29,7 @@ from trainworks.plan.storage.node_needs import NodeNeeds
 from trainworks.plan.storage.run import StoredRun, storage_of
 from trainworks.plan.storage.systems import Verdict, judge
 from trainworks.plan.trace import Traced, derive, fact
+from trainworks.units import HOUR_S
 
 __all__ = ["TOLERANCE", "Buying", "Details", "Minimum", "details_of", "minimum_clusters"]
 
@@ -129,7 +130,7 @@ def _network(cluster: ClusterDescription) -> NetworkDesign | None:
 
 
 def _energy(cluster: ClusterDescription, chosen: Alternative, asked: Asked) -> Traced | None:
-    hours = fact("hours held", float(chosen.outcome.held_s.mean()) / 3600, "h", source="simulation, mean")
+    hours = fact("hours held", float(chosen.outcome.held_s.mean()) / HOUR_S, "h", source="simulation, mean")
     try:
         return energy(cluster, hours, asked.given)
     except UsageError:  # nobody publishes the power
@@ -175,9 +176,9 @@ def _minimum(part: Accelerator, offers: Sequence[Offer], plans: Plans) -> Minimu
     plan = None if count is None else plans.on(text(count))
     if count is None or plan is None:
         return None
-    prices = [offer.usd_per_hour / offer.accelerators for offer in offers if _sells(offer, part) and offer.usd_per_hour]
+    prices = [
+        offer.usd_per_hour / offer.accelerators
+        for offer in offers
+        if offer.accelerator == part.name and offer.usd_per_hour
+    ]
     return Minimum(part, count, plan.run_time_s, count * min(prices) if prices else None)
-
-
-def _sells(offer: Offer, part: Accelerator) -> bool:
-    return offer.accelerator == part.name

@@ -49,7 +49,9 @@ class Plans:
             UsageError: it cannot be.
             EnvironmentProblem: nothing fits.
         """
-        return self._plan(text)
+        cluster = self._run_file.cluster.model_copy(update={"engine": "described", "of": text})
+        run_file = self._run_file.model_copy(update={"cluster": cluster})
+        return plan_cluster(run_file, self._source, fixed=_ON_THE_ACCELERATOR, advise=False)
 
     def why_not(self, text: str) -> str:
         """Why there is no plan on that cluster; empty where there is one."""
@@ -65,14 +67,9 @@ class Plans:
 
     def _search(self, text: str) -> ClusterPlan | str:
         try:
-            return self._plan(text)
+            return self.exactly(text)
         except (EnvironmentProblem, UsageError) as error:
             return error.message
-
-    def _plan(self, text: str) -> ClusterPlan:
-        cluster = self._run_file.cluster.model_copy(update={"engine": "described", "of": text})
-        run_file = self._run_file.model_copy(update={"cluster": cluster})
-        return plan_cluster(run_file, self._source, fixed=_ON_THE_ACCELERATOR)
 
     def fabrics(self, num_nodes: int, node: str, plan: ClusterPlan) -> list[PlannedFabric]:
         """The same nodes with leaner and better networks; those on which nothing fits are left out."""

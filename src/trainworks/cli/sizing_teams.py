@@ -20,13 +20,16 @@ from trainworks.plan.capacity.teams import Duration, Team, Teams, sampled_jobs
 from trainworks.plan.money.renting import price_per_hour
 from trainworks.plan.sizing.candidates import Candidate, candidates
 from trainworks.spec.load import Source
-from trainworks.units import format_duration, format_usd
+from trainworks.units import HOUR_S, WEEK_S, format_duration, format_usd
 
 __all__ = ["Shared", "SharedCluster", "print_shared", "share_out", "shared_as_json"]
 
-_WEEK_S = 604800.0
 _WEEKS = 26
 _ROWS = 10
+_WORK_SHARE = 0.7
+"""Of a deadline that the run itself may take, so that there is time to wait."""
+_SPREAD = 1.1
+"""Of a run's time, from one start to the next: about the 80 % interval of a planned step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +141,6 @@ def _jobs(
     return jobs
 
 
-_WORK_SHARE = 0.7
-"""Of a deadline that the run itself may take, so that there is time to wait."""
-
-
 def _cluster(
     candidate: Candidate,
     jobs: dict[str, tuple[int, float]],
@@ -153,7 +152,7 @@ def _cluster(
     each = candidate.base.accelerators
     teams = {
         one.run_file.name: Team(
-            jobs_per_week=_WEEK_S / (one.run_file.goal.every or _WEEK_S),
+            jobs_per_week=WEEK_S / (one.run_file.goal.every or WEEK_S),
             accelerators=jobs[one.run_file.name][0] * each,
             duration=Duration(median=jobs[one.run_file.name][1], spread=_SPREAD),
             deadline=one.wish.deadline_s,
@@ -165,15 +164,11 @@ def _cluster(
     return SharedCluster(candidate, jobs, answer, _per_week(candidate, answer))
 
 
-_SPREAD = 1.1
-"""Of a run's time, from one start to the next: about the 80 % interval of a planned step."""
-
-
 def _per_week(candidate: Candidate, answer: CapacityAnswer) -> float | None:
     num = round(answer.capacity.value)
     offers = [offer for offer in candidate.offers_of(2) if offer.usd_per_hour is not None]
     prices = [price_per_hour(offer, contract="on-demand", num_accelerators=num).value for offer in offers]
-    return min(prices, default=0.0) * _WEEK_S / 3600 or None
+    return min(prices, default=0.0) * WEEK_S / HOUR_S or None
 
 
 def print_shared(shared: Shared, console: Console) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 
@@ -22,7 +22,6 @@ from trainworks.units import parse_bytes, parse_count, parse_duration, parse_sha
 
 __all__ = ["command"]
 
-_T = TypeVar("_T")
 
 _LEAST_STALL = 1e-6
 """Below it no storage is fast enough."""

@@ -23,6 +23,5 @@ def assumed(name: str, given: float | None = None) -> Traced:
     known = assumption(name)
     if given is not None:
         return fact(name, given, known.unit, source=GIVEN)
-    figure = next(figure for figure in find_row(name, "assumptions").figures if figure.name == "typical")
-    source = f"{figure.source}, {figure.date}, confidence {figure.confidence}"
+    source = find_row(name, "assumptions").figure("typical").cited
     return fact(name, known.typical, known.unit, source=source, low=known.low, high=known.high)

@@ -23,6 +23,7 @@ from trainworks.plan.step_time import StepTimes
 __all__ = [
     "GROUPS",
     "PRIOR",
+    "Z80",
     "Belief",
     "calibrated_s",
     "group_factors",
@@ -39,7 +40,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "fixed": ("optimizer_s", "host_s", "straggle_s"),
 }
 """Terms of a step that err together."""
-_Z80 = 1.2815515655446004
+Z80 = 1.2815515655446004
+"""Half the width of the 80 % interval of a normal distribution, in standard deviations."""
 _NOISE = 0.08
 """Standard deviation of one layout around its group factors: 4 to 6 % between days and software releases, and what the
 model does not know of that layout."""
@@ -99,7 +101,7 @@ def interval_s(times: StepTimes, belief: Belief = PRIOR, *, widen: float = 1.0) 
     total = parts.sum(axis=0)
     shares = parts / total
     variance = np.einsum("gn,gh,hn->n", shares, belief.covariance, shares) + belief.noise**2
-    spread = np.exp(_Z80 * widen * np.sqrt(variance))
+    spread = np.exp(Z80 * widen * np.sqrt(variance))
     return total / spread, total * spread
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from trainworks.files import write_atomic
 from trainworks.report.axes import Axis, build_axis, tick_labels
-from trainworks.report.style import STYLE_SHEET
-from trainworks.units import format_duration, format_usd
+from trainworks.report.style import html_page
+from trainworks.units import DAY_S, HOUR_S, WEEK_S, format_duration, format_usd
 
 __all__ = ["PolicyPoint", "render_capacity_page", "write_capacity_page"]
 
@@ -19,10 +19,10 @@ _TICKS_S = {
     "0": 0.0,
     "1m": 60.0,
     "10m": 600.0,
-    "1h": 3600.0,
+    "1h": HOUR_S,
     "4h": 14400.0,
-    "1d": 86400.0,
-    "1w": 604800.0,
+    "1d": DAY_S,
+    "1w": WEEK_S,
     "8w": 4838400.0,
 }
 """Of the wait; its axis is logarithmic above a minute and linear below."""
@@ -61,12 +61,7 @@ def render_capacity_page(*, title: str, about: str, points: Sequence[PolicyPoint
         f'<figure><div class="frame">{_plot(points, target_s)}</div><figcaption>{_key(points)}</figcaption></figure>'
         f"</section><section><h2>Nothing beats these in both</h2>{_table(points)}</section>"
     )
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}: capacity</title>\n<style>{STYLE_SHEET}{_RULES}</style>\n</head>\n"
-        f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
-    )
+    return html_page(title, "capacity", body, rules=_RULES)
 
 
 _ABOUT = (

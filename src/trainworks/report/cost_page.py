@@ -11,8 +11,8 @@ from trainworks.plan.money.break_even import within_a_year
 from trainworks.plan.money.comparison import Comparison, Line
 from trainworks.plan.money.renting import CONTRACTS, Contract
 from trainworks.plan.trace import Swing, Traced
-from trainworks.report.style import STYLE_SHEET
-from trainworks.units import format_count, format_quantity, format_usd
+from trainworks.report.style import html_page
+from trainworks.units import format_quantity, format_short_usd, format_usd
 
 __all__ = ["TORNADO_RULES", "render_cost_page", "tornado_bars", "tornado_section", "write_cost_page"]
 
@@ -37,12 +37,7 @@ def render_cost_page(*, title: str, found: Comparison, grid: str, notes: Sequenc
         + (_offers(found) if found.lines else "")
         + f"<footer>{remarks}</footer>"
     )
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}: cost</title>\n<style>{STYLE_SHEET}{TORNADO_RULES}</style>\n</head>\n"
-        f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
-    )
+    return html_page(title, "cost", body, rules=TORNADO_RULES)
 
 
 TORNADO_RULES = """
@@ -74,7 +69,7 @@ def _figures(found: Comparison, grid: str) -> str:
 
 def _short(figure: Traced) -> str:
     if figure.unit.startswith("USD"):
-        return f"{_amount(figure.value)} USD"
+        return f"{format_short_usd(figure.value)} USD"
     return format_quantity(figure.value, figure.unit)
 
 
@@ -138,12 +133,8 @@ def _half(middle: float, end: float, css: str, tooltip: str) -> str:
 
 
 def _label(x: float, value: float, anchor: str) -> str:
-    shift = "-6" if anchor == "end" else "6"
-    return f'<text x="{x:.2f}%" dx="{shift}" y="50%" dy="0.34em" text-anchor="{anchor}">{escape(_amount(value))}</text>'
-
-
-def _amount(usd: float) -> str:
-    return f"{usd:.2f}" if abs(usd) < 100 else format_count(usd)
+    shift, text = "-6" if anchor == "end" else "6", escape(format_short_usd(value))
+    return f'<text x="{x:.2f}%" dx="{shift}" y="50%" dy="0.34em" text-anchor="{anchor}">{text}</text>'
 
 
 def _offers(found: Comparison) -> str:
@@ -168,4 +159,4 @@ def _offer_row(line: Line) -> str:
 
 
 def _cost(line: Line, contract: Contract) -> str:
-    return _amount(line.costs[contract].value) if contract in line.costs else ""
+    return format_short_usd(line.costs[contract].value) if contract in line.costs else ""

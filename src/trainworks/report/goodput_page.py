@@ -9,12 +9,11 @@ from pathlib import Path
 from trainworks.files import write_atomic
 from trainworks.report.axes import Axis, build_axis, tick_labels
 from trainworks.report.plots import Segment, stacked_bar
-from trainworks.report.style import STYLE_SHEET
-from trainworks.units import format_duration
+from trainworks.report.style import html_page
+from trainworks.units import DAY_S, format_duration
 
 __all__ = ["FINISH_RULES", "badput_section", "finish_section", "render_goodput_page", "write_goodput_page"]
 
-_SECONDS_PER_DAY = 86400.0
 _POINTS = 200
 _FILLS = {
     "work": "compute",
@@ -70,12 +69,7 @@ def render_goodput_page(
         + finish_section(finishes_s, deadline_s)
         + badput_section(shares)
     )
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}: goodput</title>\n<style>{STYLE_SHEET}{FINISH_RULES}</style>\n</head>\n"
-        f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
-    )
+    return html_page(title, "goodput", body, rules=FINISH_RULES)
 
 
 FINISH_RULES = """
@@ -88,8 +82,8 @@ FINISH_RULES = """
 
 def finish_section(finishes_s: Sequence[float], deadline_s: float | None) -> str:
     """Share of the runs that are done by a day."""
-    days = sorted(seconds / _SECONDS_PER_DAY for seconds in finishes_s)
-    ends = [days[0], days[-1]] + ([] if deadline_s is None else [deadline_s / _SECONDS_PER_DAY])
+    days = sorted(seconds / DAY_S for seconds in finishes_s)
+    ends = [days[0], days[-1]] + ([] if deadline_s is None else [deadline_s / DAY_S])
     x_axis = build_axis(min(ends), max(ends), num_ticks=7)
     grid = "".join(_row(share) for share in (0, 25, 50, 75, 100))
     labels = tick_labels(x_axis)
@@ -97,7 +91,7 @@ def finish_section(finishes_s: Sequence[float], deadline_s: float | None) -> str
         _column(x_axis.percent(tick), label, unit=" days" if index == len(labels) - 1 else "", wide=index % 2 == 1)
         for index, (tick, label) in enumerate(zip(x_axis.ticks, labels, strict=True))
     ]
-    line = "" if deadline_s is None else _deadline(x_axis.percent(deadline_s / _SECONDS_PER_DAY), deadline_s)
+    line = "" if deadline_s is None else _deadline(x_axis.percent(deadline_s / DAY_S), deadline_s)
     label = escape(f"share of runs done, {days[0]:.3g} to {days[-1]:.3g} days")
     return (
         '<section><h2>Finish</h2><p class="soft">Share of the simulated runs that are done by then.</p>'

@@ -11,7 +11,7 @@ from trainworks.report.attempts import Attempt, Failure
 from trainworks.report.comparison import Comparison, Difference
 from trainworks.report.ledger import Ledger
 from trainworks.report.plots import Mark, Segment, line_plot, stacked_bar
-from trainworks.report.style import STYLE_SHEET
+from trainworks.report.style import html_page
 from trainworks.report.summary import Report
 from trainworks.report.wording import (
     CATEGORY_MEANINGS,
@@ -60,12 +60,7 @@ def render_page(report: Report) -> str:
         _footer(report),
     ]
     body = "\n".join(section for section in sections if section)
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(report.run_id)}: report</title>\n<style>{STYLE_SHEET}</style>\n</head>\n"
-        f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
-    )
+    return html_page(report.run_id, "report", body)
 
 
 def _header(report: Report) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trainworks.files import write_atomic
 from trainworks.report.plots import Segment, stacked_bar
-from trainworks.report.style import STYLE_SHEET
+from trainworks.report.style import html_page
 from trainworks.units import format_gib, format_step_time
 
 __all__ = ["PlannedLayout", "render_plan_page", "write_plan_page"]
@@ -50,12 +50,7 @@ def render_plan_page(*, title: str, about: str, layouts: Sequence[PlannedLayout]
         )
         + _section("Memory", "Allocated on the fullest rank at its peak.", memories, format_gib)
     )
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}: plan</title>\n<style>{STYLE_SHEET}{_RULES}</style>\n</head>\n"
-        f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
-    )
+    return html_page(title, "plan", body, rules=_RULES)
 
 
 _RULES = """

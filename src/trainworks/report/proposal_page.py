@@ -13,7 +13,7 @@ from trainworks.report.cost_page import TORNADO_RULES, tornado_section
 from trainworks.report.goodput_page import FINISH_RULES, badput_section, finish_section
 from trainworks.report.plots import Segment, stacked_bar
 from trainworks.report.scatter import SCATTER_RULES, Dot, scatter_plot
-from trainworks.report.style import STYLE_SHEET
+from trainworks.report.style import html_page
 from trainworks.units import format_step_time
 
 __all__ = ["ProposalPage", "Sheet", "render_proposal_page", "write_proposal_page"]
@@ -88,13 +88,8 @@ def render_proposal_page(page: ProposalPage) -> str:
         + _traces(page.traces)
         + f"<footer>{notes}</footer>"
     )
-    rules = f"{STYLE_SHEET}{TORNADO_RULES}{FINISH_RULES}{SCATTER_RULES}{_RULES}"
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(page.title)}: proposal</title>\n<style>{rules}</style>\n</head>\n"
-        f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
-    )
+    rules = f"{TORNADO_RULES}{FINISH_RULES}{SCATTER_RULES}{_RULES}"
+    return html_page(page.title, "proposal", body, rules=rules)
 
 
 _RULES = """

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["STYLE_SHEET"]
+from html import escape
+
+__all__ = ["html_page"]
 
 _DARK_ON_LIGHT = "#14171a"
 _FILLS = {
@@ -128,5 +130,15 @@ footer { margin-top: 64px; padding-top: 16px; border-top: 1px solid var(--rule);
 @media print { main { max-width: none; padding: 0; } section { break-inside: avoid; } pre { max-height: none; } }
 """
 
-STYLE_SHEET = _RULES + _FILL_RULES
+_STYLE_SHEET = _RULES + _FILL_RULES
 """Everything between <style> and </style>; asks for nothing from outside the page."""
+
+
+def html_page(title: str, kind: str, body: str, *, rules: str = "") -> str:
+    """A whole page: head with the style sheet and more rules, and the body."""
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}: {kind}</title>\n<style>{_STYLE_SHEET}{rules}</style>\n</head>\n"
+        f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
+    )

@@ -19,14 +19,15 @@ from trainworks.plan.capacity.policy import FIXED, ON_DEMAND, SPOT, Elastic, Pol
 from trainworks.plan.capacity.pool import need_of
 from trainworks.plan.capacity.service import Service, Target, service_of
 from trainworks.plan.capacity.simulation import replay
+from trainworks.plan.pareto import pareto
 from trainworks.plan.trace import Traced, computed, derive, fact
+from trainworks.units import HOUR_S, WEEK_S
 
 __all__ = ["Limits", "Point", "Prices", "cheapest", "cost_of", "front", "point_of", "policies"]
 
-WEEK_H = 168.0
 _FIXED_SHARES = (0.0, 0.5, 0.75, 1.0, 1.25)
 """Fixed nodes beside elastic ones, over the mean load."""
-_BACKLOGS_S = (0.0, 3600.0, 4 * 3600.0)
+_BACKLOGS_S = (0.0, HOUR_S, 4 * HOUR_S)
 """Backlogs from which on nodes are ordered."""
 _FIXED_ALONE = 8
 """Sizes without elastic nodes."""
@@ -144,9 +145,9 @@ def _nodes_of_largest(trace: JobTrace, jobs: NDArray[np.bool_], policy: Policy) 
 def point_of(trace: JobTrace, policy: Policy, prices: Prices) -> Point:
     """Replay a trace under a policy, and price it."""
     done = replay(trace, policy)
-    weeks = trace.span_s / 3600 / WEEK_H
-    bought = {name: value / 3600 / weeks for name, value in done.bought_accelerator_s.items()}
-    bought[FIXED] = policy.fixed_nodes * policy.node_accelerators * WEEK_H
+    weeks = trace.span_s / WEEK_S
+    bought = {name: value / HOUR_S / weeks for name, value in done.bought_accelerator_s.items()}
+    bought[FIXED] = policy.fixed_nodes * policy.node_accelerators * WEEK_S / HOUR_S
     held = sum((run.end_s - run.start_s) * run.accelerators for run in done.runs if run.end_s > run.start_s)
     return Point(
         policy=policy,
@@ -161,11 +162,7 @@ def point_of(trace: JobTrace, policy: Policy, prices: Prices) -> Point:
 
 def front(points: Sequence[Point]) -> list[Point]:
     """Points that none beats in cost and in the p90 wait of the team that waits longest, cheapest first."""
-    kept: list[Point] = []
-    for point in sorted(points, key=lambda point: (point.cost_usd_per_week, point.service.worst_wait_s)):
-        if not kept or point.service.worst_wait_s < kept[-1].service.worst_wait_s:
-            kept.append(point)
-    return kept
+    return pareto(points, at=lambda point: (point.cost_usd_per_week, point.service.worst_wait_s))
 
 
 def cheapest(points: Sequence[Point], target: Target) -> Point | None:

@@ -17,10 +17,11 @@ from trainworks.errors import RunFileError, UsageError
 from trainworks.plan.capacity.jobs import Job
 from trainworks.spec.load import Source
 from trainworks.spec.quantities import DurationS, Spec
+from trainworks.units import HOUR_S, WEEK_S
 
 __all__ = ["Duration", "Team", "Teams", "parse_teams", "sampled_jobs"]
 
-_WEEK_H = 168.0
+_WEEK_H = WEEK_S / HOUR_S
 _WORKING_H = 45.0
 """Monday to Friday, 9:00 to 18:00."""
 _MOST_JOBS = 200_000
@@ -118,7 +119,7 @@ def _sampled(name: str, team: Team, weeks: int, seed: int) -> Iterator[Job]:
     while at_weeks < weeks:
         duration_s = chance.lognormvariate(math.log(team.duration.median), math.log(team.duration.spread))
         yield Job(
-            submit_s=round((int(at_weeks) * _WEEK_H + _hour_of_week(chance, team.working_hours_share)) * 3600.0),
+            submit_s=round((int(at_weeks) * _WEEK_H + _hour_of_week(chance, team.working_hours_share)) * HOUR_S),
             accelerators=team.accelerators,
             duration_s=max(1, round(duration_s)),
             team=name,

@@ -18,7 +18,9 @@ FGCS 22(3), 2006; Erlang, 1917. Left out: stragglers, preemption, elastic jobs; 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count, islice
 
 from trainworks.errors import UsageError
 from trainworks.plan.assumptions import assumed
@@ -117,13 +119,18 @@ def waiting_share(load: float, spares: int) -> float:
     >>> round(waiting_share(1.0, 0), 3), round(waiting_share(1.0, 3), 3)
     (0.5, 0.015)
     """
+    return next(islice(_blocked(load), spares, None))
+
+
+def _blocked(load: float) -> Iterator[float]:
+    """Erlang's B with 1, 2, 3 ... places."""
     blocked = 1.0
-    for places in range(1, spares + 2):
+    for places in count(1):
         blocked = load * blocked / (places + load * blocked)
-    return blocked
+        yield blocked
 
 
-def repair_load(failures: Failures) -> Traced:
+def _repair_load(failures: Failures) -> Traced:
     """Mean number of nodes in repair if the job never stood still."""
     return derive(
         "nodes in repair",
@@ -142,11 +149,9 @@ def spares_needed(failures: Failures, *, limit: Traced) -> Traced:
         failures: of the job, or of all jobs of a cluster taken as one.
         limit: largest share of time in which more nodes are in repair than there are spares; above 0.
     """
-    load = repair_load(failures)
-    blocked, spares = load.value / (1 + load.value), 0
-    while blocked > limit.value and spares < failures.num_nodes.value:
-        spares += 1
-        blocked = load.value * blocked / (spares + 1 + load.value * blocked)
+    load = _repair_load(failures)
+    shares = enumerate(_blocked(load.value))
+    spares = next(spares for spares, share in shares if share <= limit.value or spares >= failures.num_nodes.value)
     by = "fewest with which Erlang's B(spares + 1, nodes in repair) is at most the limit"
     return computed("spares needed", spares, "", by=by, load=load, limit=limit)
 
@@ -176,7 +181,7 @@ def expected(
     mttf = job_mttf(failures)
     interval = interval or _daly_interval(failures, mttf, shortest)
     with_nodes = _goodput_with_nodes(failures, mttf, interval)
-    load = repair_load(failures)
+    load = _repair_load(failures)
     by = "Erlang's B(spares + 1, nodes in repair)"
     share = waiting_share(load.value, round(spares.value))
     waiting = computed("waiting for nodes", share, "", by=by, load=load, spares=spares)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from trainworks.errors import UsageError
 from trainworks.plan.failures.goodput import Failures
+from trainworks.plan.uncertainty import Z80
 from trainworks.units import format_duration
 
 __all__ = [
@@ -25,9 +26,6 @@ __all__ = [
 ]
 
 Array = npt.NDArray[np.float64]
-
-_Z80_BOTH_SIDES = 2 * 1.2815515655446004
-"""Width of the 80 % interval of a normal distribution in standard deviations."""
 
 CAUSES = (
     "checkpoint",
@@ -166,7 +164,7 @@ def spread_of(low: float, high: float) -> float:
     >>> spread_of(1.0, 1.0)
     0.0
     """
-    return math.log(high / low) / _Z80_BOTH_SIDES
+    return math.log(high / low) / (2 * Z80)
 
 
 @dataclass(frozen=True, slots=True)

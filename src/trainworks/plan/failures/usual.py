@@ -79,7 +79,7 @@ def usual_node_mttf(accelerator: Accelerator, given_s: float | None = None) -> T
 
 def _source(fleet: Fleet) -> str:
     rate = next(figure for figure in find_row(fleet.name, "fleets").figures if "failures_per_node_s" in figure.facts)
-    return f"fleet {fleet.name}: {rate.source}, {rate.date}, confidence {rate.confidence}"
+    return f"fleet {fleet.name}: {rate.cited}"
 
 
 def _by_kind(every: Traced, nodes: Traced, share: float, source: str) -> tuple[Traced, Traced | None]:

@@ -73,7 +73,7 @@ def _published(cluster: ClusterDescription) -> Traced | None:
 
 def _power_source(name: str, kind: str) -> str:
     row = find_row(name, "nodes" if kind == "nodes" else "accelerators")
-    figure = next(figure for figure in row.figures if figure.name == "power")
+    figure = row.figure("power")
     return f"{row.name}: {figure.source}, {figure.date}"
 
 

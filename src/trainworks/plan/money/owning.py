@@ -53,7 +53,6 @@ class Owning:
     """USD per year at the hours that were asked for."""
     per_accelerator_hour: Traced
     """USD per accelerator and hour of training."""
-    accelerators: int
 
 
 def own(
@@ -104,7 +103,7 @@ def own(
         hours=hours_per_year,
         accelerators=accelerators,
     )
-    return Owning(capex, fixed, running, year, hour, cluster.num_accelerators)
+    return Owning(capex, fixed, running, year, hour)
 
 
 def _assumed(name: str, given: Mapping[str, float]) -> Traced:

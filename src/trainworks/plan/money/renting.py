@@ -160,7 +160,7 @@ def _spot(offer: Offer) -> Traced:
 def _source(offer: Offer, figure: str) -> str:
     if offer.source:
         return offer.source
-    found = next(each for each in find_row(offer.name, "offers").figures if each.name == figure)
+    found = find_row(offer.name, "offers").figure(figure)
     return f"{offer.provider}: {found.source}, {found.date}"
 
 

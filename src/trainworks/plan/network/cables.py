@@ -126,13 +126,13 @@ def _slots(design: NetworkDesign) -> Iterator[tuple[int, int, str]]:
 
 
 def _tree_links(design: NetworkDesign, fabric: Tree) -> Iterator[_Link]:
-    ports = _Ports(fabric.ports, design.ports.split if design.ports else 1)
+    ports = _Ports(fabric.ports, design.split)
     tier = "node-leaf" if fabric.up else "node-switch"
     for number, (slot, nic, device) in enumerate(_slots(design)):
         for plane, (copy, leaf) in enumerate(_attached(design, fabric, slot, nic)):
             own = f"nic{nic + 1}" + (f"/{plane + 1}" if design.planes > 1 else "")
             name = _name(design, copy, "leaf" if fabric.up else "switch", leaf)
-            yield tier, number, _End(device, own, slot), ports.first(name, _leaf_place(design, fabric, leaf))
+            yield tier, number, _End(device, own, slot), ports.first(name, _leaf_place(design, leaf))
     for copy in range(design.copies):
         yield from _up_links(design, fabric, copy, ports)
 
@@ -151,18 +151,18 @@ def _attached(design: NetworkDesign, fabric: Tree, slot: int, nic: int) -> Itera
         yield 0, (slot * design.nics + nic) // fabric.down
 
 
-def _leaf_place(design: NetworkDesign, fabric: Tree, leaf: int) -> float:
+def _leaf_place(design: NetworkDesign, leaf: int) -> float:
     """The node in the middle of those that a leaf serves."""
     which = leaf // design.rails if design.topology in ("rail-optimised", "multi-plane") else leaf
     return (which + 0.5) * design.nodes / max(1, design.sets)
 
 
 def _up_links(design: NetworkDesign, fabric: Tree, copy: int, ports: _Ports) -> Iterator[_Link]:
-    split, middle = (design.ports.split if design.ports else 1), design.nodes / 2
+    split, middle = design.split, design.nodes / 2
     cables = -(-fabric.up // split)
     for leaf in range(fabric.leaves if fabric.up else 0):
         pod, first = leaf // (fabric.leaves // fabric.pods), (copy * fabric.leaves + leaf) * cables
-        name, place = _name(design, copy, "leaf", leaf), _leaf_place(design, fabric, leaf)
+        name, place = _name(design, copy, "leaf", leaf), _leaf_place(design, leaf)
         for link in range(fabric.up):
             spine = pod * fabric.pod_spines + link // (fabric.up // fabric.pod_spines)
             end = ports.first(_name(design, copy, "spine", spine), middle)
@@ -188,7 +188,7 @@ def _name(design: NetworkDesign, copy: int, tier: str, index: int) -> str:
 
 
 def _group_links(design: NetworkDesign, fabric: Groups) -> Iterator[_Link]:
-    ports = _Ports(fabric.ports, design.ports.split if design.ports else 1)
+    ports = _Ports(fabric.ports, design.split)
     tier, member = ("node-leaf", "leaf") if fabric.spines else ("node-switch", "switch")
     for number, (slot, nic, device) in enumerate(_slots(design)):
         switch = (slot * design.nics + nic) // fabric.down

@@ -64,6 +64,11 @@ class NetworkDesign:
         return self.nodes * self.nics
 
     @property
+    def split(self) -> int:
+        """Links that one cable of a switch carries."""
+        return self.ports.split if self.ports else 1
+
+    @property
     def max_endpoints(self) -> int | None:
         """NICs of the largest cluster."""
         return None if self.max_nodes is None else self.max_nodes * self.nics
@@ -146,7 +151,7 @@ def _cables(design: NetworkDesign) -> dict[str, int]:
         first = "node-leaf" if fabric.spines else "node-switch"
         counts = {first: own, local: fabric.local_links, "global": fabric.global_links}
     else:
-        split = design.ports.split if design.ports else 1
+        split = design.split
         up, core = fabric.leaves * -(-fabric.up // split), fabric.spines * -(-fabric.spine_up // split)
         counts = {"node-leaf" if up else "node-switch": own, "leaf-spine": copies * up, "spine-core": copies * core}
     return {name: count for name, count in counts.items() if count}

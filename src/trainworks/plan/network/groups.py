@@ -35,11 +35,6 @@ class Groups:
     """H, between each pair of groups."""
 
     @property
-    def switches(self) -> int:
-        """Of all groups."""
-        return self.count * (self.members + self.spines)
-
-    @property
     def group_endpoints(self) -> int:
         """Endpoints that a group holds."""
         return self.members * self.down

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainworks.plan.failures.scenario import Outcome
+from trainworks.plan.pareto import pareto
 from trainworks.plan.sizing.candidates import Candidate
 from trainworks.plan.trace import Traced
 from trainworks.units import format_duration, format_usd
@@ -95,11 +96,7 @@ def choose(alternatives: Sequence[Alternative], wish: Wish) -> Alternative | Non
 
 def front(alternatives: Sequence[Alternative]) -> list[Alternative]:
     """Those that nothing beats in both cost and time to the 90 % quantile, the cheapest first."""
-    kept: list[Alternative] = []
-    for item in sorted(alternatives, key=lambda each: (each.cost.value, each.p90_s)):
-        if not kept or item.p90_s < kept[-1].p90_s:
-            kept.append(item)
-    return kept
+    return pareto(alternatives, at=lambda each: (each.cost.value, each.p90_s))
 
 
 def reasons(chosen: Alternative, alternatives: Sequence[Alternative], wish: Wish) -> list[str]:

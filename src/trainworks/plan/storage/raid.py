@@ -90,7 +90,7 @@ def raid(level: Level, drives: int, *, drive_bytes: float, parity: int = 0, driv
     count, size = given("drives", drives, ""), given("drive size", drive_bytes, "bytes")
     tolerates, at_best = _failures(level, drives, parity)
     tolerated = fact("failures survived", tolerates, "", source=f"definition of {level}: any drives")
-    data = _data_drives(level, drives, parity)
+    data = _data_drives(level)
     full = derive("data drives", "", data, drives=count, parity=tolerated)
     rebuild = derive("rebuild time", "s", "size / rate", size=size, rate=assumed(f"{drive} rebuild rate"))
     return Raid(
@@ -143,7 +143,7 @@ def _failures(level: Level, drives: int, parity: int) -> tuple[int, int]:
     return any_of[level], any_of[level]
 
 
-def _data_drives(level: Level, drives: int, parity: int) -> str:
+def _data_drives(level: Level) -> str:
     """Formula of the drives whose worth of bytes is data."""
     return "drives / 2" if level == "RAID 10" else "drives - parity"
 

@@ -124,9 +124,8 @@ def _key(item: Traced) -> str:
 
 
 def _figure(system: Storage, name: str, value: float, unit: str) -> Traced:
-    figure = next(figure for figure in find_row(system.name, "storage").figures if figure.name == name)
-    source = f"{figure.source}, {figure.date}, confidence {figure.confidence}"
-    return fact(f"{system.name} {name}", value, unit, source=source + (f"; {figure.note}" if figure.note else ""))
+    figure = find_row(system.name, "storage").figure(name)
+    return fact(f"{system.name} {name}", value, unit, source=figure.cited + (f"; {figure.note}" if figure.note else ""))
 
 
 def _too_few(system: Storage, count: _Count, have: int | None) -> Iterator[str]:
