@@ -11,12 +11,14 @@ TrainworksError                 what every door of the program catches; carries 
 │   ├── DiskFullError           no space left, or not enough for what was planned
 │   └── PortInUseError          somebody else listens there
 └── RunFailedError              exit 1: the job ran and failed
+    └── DivergedError           a step was not finite or a spike, and the policy is to end the run
 """
 
 from __future__ import annotations
 
 __all__ = [
     "DiskFullError",
+    "DivergedError",
     "EnvironmentProblem",
     "LayoutError",
     "MissingExtraError",
@@ -118,3 +120,7 @@ class PortInUseError(EnvironmentProblem):
 
 class RunFailedError(TrainworksError):
     """The job ran and failed; the message names the first rank that failed."""
+
+
+class DivergedError(RunFailedError):
+    """A step was not finite or a spike, and the policy is to end the run."""

@@ -70,6 +70,17 @@ EDITS = [
     ("layout: auto", "layout: {interleave: 0}"),
     ("  global_batch: 32", "  precision: bf61\n  global_batch: 32"),
     ("cluster: local", "cluster: {of: 64x H100, usd_per_accelerator_hour: 0}"),
+    (GOOD, "name: task\nrun: echo\nframework: tensor-flow\n"),
+    (GOOD, "name: task\nrun: echo\nnum_nodes: 0\n"),
+    (GOOD, "name: task\nrun: echo\nresources: {accelerator: A100:8}\n"),
+    (GOOD, "name: task\nrun: echo\nresources:\n  accelerators: A100:0.5\n"),
+    (GOOD, "name: task\nrun: echo\nresources:\n  accelerators: 8\n"),
+    (GOOD, "name: task\nrun: echo\nresources: {memory: lots}\n"),
+    (GOOD, "name: task\nrun: echo\nresources:\n  use_spot: true\n"),
+    (GOOD, "name: task\nrun: echo\nresources:\n  infra: aws\n  accelerators: A100:8\n"),
+    (GOOD, "run: echo\nfile_mounts:\n  /data: s3://bucket\n"),
+    (GOOD, "run: echo\nsecrets: {HF_TOKEN: null}\n"),
+    (GOOD, "run: echo\nworkdir: {url: https://example.org/code.git}\n"),
     ("deadline: 3h", "budget: 2000"),
     ("deadline: 3h", "budget: 2000 EUR"),
     # what does not go together
@@ -82,6 +93,9 @@ EDITS = [
     ("heads: 8", "heads: 8, dropout: 0.1"),
     ("cluster: local", "run: python train.py"),
     ("cluster: local", "setup: pip install -r requirements.txt"),
+    ("cluster: local", "framework: jax"),
+    ("cluster: local", "num_nodes: 2"),
+    (GOOD, "name: task\nrun: echo\nnum_nodes: 3\ncluster: {nodes: 2}\n"),
     (GOOD, "name: nothing-to-do\n"),
     (GOOD, "name: command\nrun: echo\nlayout: {dp_shard: 2}\n"),
     # not a run file
@@ -198,3 +212,20 @@ def test_a_key_of_the_design_that_is_not_built_yet_is_said_to_be(field: str) -> 
     lines = ["name: x", "run: make", f"{parent}: {{{key}: 1}}" if parent else f"{key}: 1"]
     with pytest.raises(RunFileError, match=f"`{key}` is not in this version"):
         parse_run_file("\n".join(lines), name="x.yaml")
+
+
+def test_a_command_without_a_name_has_that_of_its_file() -> None:
+    run_file, _ = parse_run_file("run: make\n", name="tasks/my task.yaml")
+    assert run_file.name == "my-task"
+
+
+def test_numbers_in_envs_are_text() -> None:
+    run_file, _ = parse_run_file("run: make\nenvs: {LR: 0.1, STEPS: 300, TOKEN: null}\n", name="x.yaml")
+    assert run_file.envs == {"LR": "0.1", "STEPS": "300", "TOKEN": None}
+
+
+def test_a_window_of_steps_is_no_number_of_base_60() -> None:
+    run_file, _ = parse_run_file(GOOD + "profile: 20:25\n", name="run.yaml")
+    assert str(run_file.profile) == "20:25"
+    command, _ = parse_run_file("run: date\nenvs: {AT: 12:30:15}\n", name="run.yaml")
+    assert command.envs == {"AT": "12:30:15"}

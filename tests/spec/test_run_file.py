@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from trainworks.errors import QuantityError
 from trainworks.spec.load import load_run_file
-from trainworks.spec.quantities import CheckpointInterval, TrainFor
+from trainworks.spec.quantities import CheckpointInterval, StepWindow, TrainFor
 from trainworks.spec.run_file import RunFile
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
@@ -45,7 +46,8 @@ RUN_FILES = st.fixed_dictionaries(
 )
 WORKS = st.sampled_from(
     [
-        {"run": "python train.py", "setup": "true", "envs": {"A": "1"}},
+        {"run": "python train.py", "setup": "true", "envs": {"A": "1", "B": None}, "framework": "jax"},
+        {"run": "torchrun train.py", "num_nodes": 2, "resources": {"accelerators": ["A100:8", "H100"], "cpus": "4+"}},
         {"workload": WORKLOAD, "layout": {"dp_shard": 2}},
         {
             "workload": WORKLOAD | {"model": {"preset": "llama3-70b"}, "precision": "fp8"},
@@ -226,3 +228,60 @@ def test_text_has_a_sequence_length_and_no_image_size(data: dict[str, Any]) -> N
 def test_images_have_a_size() -> None:
     with pytest.raises(ValidationError, match="image_size"):
         run_file(workload=WORKLOAD | {"task": "image-classification"})
+
+
+@pytest.mark.parametrize(("written", "read"), [("auto", "auto"), ("60s", 60.0), ("1h30m", 5400.0)])
+def test_a_hang_timeout_is_automatic_or_a_duration(written, read):
+    assert run_file(recover={"hang_timeout": written}).recover.hang_timeout == read
+
+
+def test_a_hang_timeout_of_nothing_is_refused():
+    with pytest.raises(ValidationError, match="no duration to wait"):
+        run_file(recover={"hang_timeout": "0s"})
+
+
+def test_a_command_has_no_hang_timeout():
+    with pytest.raises(ValidationError, match="has no heartbeat"):
+        RunFile.model_validate({"name": "a", "run": "true", "recover": {"hang_timeout": "60s"}})
+
+
+@pytest.mark.parametrize("extra", [{"guard": {"nonfinite": "stop"}}, {"profile": "20:25"}])
+def test_what_needs_the_steps_of_a_workload_is_refused_beside_a_command(extra: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="is for a workload"):
+        RunFile.model_validate({"name": "a", "run": "true", **extra})
+
+
+def test_a_profile_beyond_the_last_step_is_refused() -> None:
+    with pytest.raises(ValidationError, match=r"profile \(20:25\) goes beyond the last step \(24\)"):
+        RunFile.model_validate({"name": "a", "workload": WORKLOAD | {"train_for": "24 steps"}, "profile": "20:25"})
+
+
+def test_a_deterministic_run_is_not_compiled() -> None:
+    with pytest.raises(ValidationError, match="`deterministic` needs `compile: false`"):
+        RunFile.model_validate({"name": "a", "workload": WORKLOAD | {"deterministic": True, "compile": True}})
+
+
+@pytest.mark.parametrize(("text", "steps"), [("20:25", (20, 25)), ("7", (7, 7)), (" 1 : 50 ", (1, 50))])
+def test_a_window_of_steps_includes_both_ends(text: str, steps: tuple[int, int]) -> None:
+    window = StepWindow.parse(text)
+    assert (window.first, window.last) == steps
+
+
+@pytest.mark.parametrize("text", ["", "a:b", "0:3", "5:4", "1:51", "-1:4", "1:2:3"])
+def test_what_is_no_window_of_steps_is_refused(text: str) -> None:
+    with pytest.raises(QuantityError):
+        StepWindow.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"architecture": "llama", "experts": 4}, "`experts` goes with `architecture: mixtral`"),
+        ({"architecture": "mixtral", "experts": 2, "experts_per_token": 3}, "is more than the 2 experts"),
+        ({"architecture": "mixtral", "experts_per_token": 9}, "is more than the 8 experts"),
+        ({"architecture": "mixtral", "experts": 1}, "greater than or equal to 2"),
+    ],
+)
+def test_experts_that_cannot_be_are_refused(model: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        RunFile.model_validate({"name": "x", "workload": WORKLOAD | {"model": WORKLOAD["model"] | model}})

@@ -1,37 +1,72 @@
-"""Which text files a data source names."""
+"""Which local files a data source names."""
 
 from __future__ import annotations
 
+import importlib.util
 import sysconfig
 from collections.abc import Iterator
+from difflib import get_close_matches
 from pathlib import Path
 
-from trainworks.errors import UsageError
+from trainworks.errors import MissingExtraError, UsageError
+from trainworks.spec.data import Data
+from trainworks.spec.data_source import STDLIB, DataSource
 
-__all__ = ["STDLIB", "anchored_source", "source_files"]
+__all__ = ["STDLIB", "anchored_data", "anchored_source", "check_sources", "source_files"]
 
-STDLIB = "python-stdlib"
+_DRIVERS = {
+    "s3": ("s3fs", "s3"),
+    "hf": ("datasets", "hf"),
+    "http": ("aiohttp", "s3"),
+    "https": ("aiohttp", "s3"),
+}
+"""The package that opens a scheme, and our extra that brings it."""
+
+
+def anchored_data(data: Data) -> Data:
+    """The same data with paths that mean the same from every folder."""
+    if isinstance(data.source, str):
+        return data.model_copy(update={"source": anchored_source(data.source)})
+    parts = (part.model_copy(update={"source": anchored_source(part.source)}) for part in data.source)
+    return data.model_copy(update={"source": tuple(parts)})
 
 
 def anchored_source(source: str) -> str:
     """The source in a form that means the same from every folder."""
-    return source if source == STDLIB else str(Path(source).expanduser().absolute())
+    if source in ("", STDLIB) or "://" in source:
+        return source
+    return str(Path(source).expanduser().absolute())
 
 
-def source_files(source: str) -> list[Path]:
-    """The text files of a source, sorted: `python-stdlib`, a file, a folder (all files below) or a glob.
+def check_sources(data: Data) -> None:
+    """Refuse what cannot be read, as far as this machine can tell without asking a network.
+
+    Raises:
+        UsageError: a source names no files.
+        MissingExtraError: the library that opens a store is not installed.
+    """
+    for source in data.sources:
+        if source.scheme is None:
+            source_files(source.source)
+        elif source.scheme in _DRIVERS:
+            package, extra = _DRIVERS[source.scheme]
+            if importlib.util.find_spec(package) is None:
+                raise MissingExtraError(package, extra)
+
+
+def source_files(source: DataSource | str) -> list[Path]:
+    """The files of a local source, sorted: `python-stdlib`, a file, a folder (all files below) or a glob.
 
     Raises:
         UsageError: there are none.
     """
-    if source == STDLIB:
+    address = source if isinstance(source, str) else source.source
+    if address == STDLIB:
         library = Path(sysconfig.get_path("stdlib"))
         return sorted(path for path in library.rglob("*.py") if "site-packages" not in path.parts)
-    files = sorted(file for file in _named(Path(anchored_source(source))) if file.is_file())
+    files = sorted(file for file in _named(Path(anchored_source(address))) if file.is_file())
     if not files:
-        raise UsageError(
-            f"data source `{source}` names no files", hint="give `python-stdlib`, a file, a folder or a glob"
-        )
+        raise UsageError(f"data source `{address}` names no files", hint=_hint(Path(anchored_source(address))))
     return files
 
 
@@ -41,3 +76,11 @@ def _named(path: Path) -> Iterator[Path]:
     if any(character in str(path) for character in "*?["):
         return Path(path.anchor).glob(str(path.relative_to(path.anchor)))
     return iter([path])
+
+
+def _hint(path: Path) -> str:
+    if path.parent.is_dir():
+        near = get_close_matches(path.name, [beside.name for beside in path.parent.iterdir()], n=1)
+        if near:
+            return f"did you mean `{path.parent / near[0]}`?"
+    return "give `python-stdlib`, a file, a folder, a glob, `s3://bucket/folder` or `hf://name`"

@@ -17,7 +17,7 @@ from trainworks.record.environment import AcceleratorFacts, HostFacts
 __all__ = ["num_cores", "probe_accelerators", "probe_host"]
 
 _CGROUP = Path("/sys/fs/cgroup")
-_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
+_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "torchao")
 
 
 def probe_host(disk: Path) -> HostFacts:
@@ -57,6 +57,7 @@ def probe_accelerators() -> tuple[AcceleratorFacts, ...]:
                 index=index,
                 name=pynvml.nvmlDeviceGetName(handle),
                 memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+                compute_capability=pynvml.nvmlDeviceGetCudaComputeCapability(handle),
             )
             for index, handle in enumerate(handles)
         ]

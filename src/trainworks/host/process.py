@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,10 +27,12 @@ __all__ = [
     "end_descendants",
     "identity",
     "is_running",
+    "lines",
     "python_module",
     "python_program",
     "run",
     "spawn",
+    "state",
 ]
 
 _PR_SET_PDEATHSIG = 1
@@ -107,6 +109,23 @@ def run(command: Sequence[str], *, timeout_s: float | None = None, env: Mapping[
     except subprocess.TimeoutExpired:
         raise EnvironmentProblem(f"`{' '.join(command[:4])} ...` took longer than {timeout_s:.0f} s") from None
     return Output(done.returncode, done.stdout, done.stderr)
+
+
+def lines(command: Sequence[str]) -> Iterator[str]:
+    """What a command prints on stdout, line by line as it comes; whoever stops listening ends the command.
+
+    It is not in the terminal's foreground group: Ctrl-C reaches it through us. What it says on stderr is seen at once.
+    """
+    process = subprocess.Popen(
+        list(command), stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, process_group=0
+    )
+    assert process.stdout is not None
+    try:
+        yield from process.stdout
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
 
 
 def spawn(
@@ -228,6 +247,15 @@ def identity(pid: int | None = None) -> tuple[int, float]:
     stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     ticks = int(stat.rpartition(")")[2].split()[19])
     return pid, ticks / os.sysconf("SC_CLK_TCK")
+
+
+def state(pid: int) -> str:
+    """How the kernel has a process: R running, S sleeping, D uninterruptible, T stopped, Z zombie; X if it is gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return "X"
+    return stat.rpartition(")")[2].split()[0]
 
 
 def is_running(pid: int, started_at: float) -> bool:

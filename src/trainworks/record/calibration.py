@@ -23,7 +23,7 @@ class CalibrationRequest(Spec):
 
 
 class GemmRate(Spec):
-    """Speed of one matrix product [m, k] x [k, n], as every rank reaches it while the others do the same."""
+    """Speed of a product [m, k] x [k, n] and its gradients, as every rank reaches it while the others do the same."""
 
     m: int
     n: int

@@ -13,6 +13,8 @@ class AcceleratorFacts(Spec):
     index: int
     name: str
     memory_bytes: int
+    compute_capability: tuple[int, int] | None = None
+    """Of NVIDIA's architectures: 8.0 Ampere, 8.9 Ada, 9.0 Hopper; None in records of older versions."""
 
 
 class HostFacts(Spec):

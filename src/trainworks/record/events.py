@@ -19,11 +19,16 @@ EventKind = Literal[
     "agent_lost",  # node, exit_code
     "data_progress",  # done_bytes, total_bytes: tokenizing
     "data_ready",  # folder, num_tokens, fingerprint, seconds, cached
+    "compiled",  # compile_s, compiled_s, eager_s: what it took, and one forward and backward with it and without
     "attempt",  # attempt, world_size, resumed_from_step, pids (by rank): all ranks have met
-    "failure",  # rank, node, host, pid, cause, exit_code, signal, message, traceback
+    "failure",  # rank, node, host, pid, cause, exit_code, signal, message, hint, traceback, step, phase, memory
     "checkpoint",  # attempt, step, stall_s, write_s, bytes: the manifest is written
     "checkpoint_damaged",  # step, folder: complete once, passed over on resume
     "checkpoint_failed",  # step, message
+    "skipped",  # attempt, step, reason (nonfinite, spike), loss, grad_norm, losses (by rank): left out of the weights
+    "rollback",  # those of skipped, to_step, batches_left_out: back to that checkpoint, on behind these batches
+    "profile",  # first_step, last_step, ranks, folder: the traces of these steps are written
+    "profile_refused",  # first_step, last_step, message: they could not be recorded
     "stop_requested",  # reason
     "stopped",  # step: the ranks ended early, with a checkpoint
     "sample",  # step, prompt, text

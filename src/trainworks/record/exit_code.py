@@ -15,6 +15,8 @@ class ExitCode(enum.IntEnum):
     """The model, the data or the code failed: the same again would fail the same way."""
     ENVIRONMENT = 3
     """The machine is in the way; a person has to act."""
+    HANG = 76
+    """A rank stood still and was ended, with those that waited for it; starting again can help."""
     PEER_LOST = 75
     """Another rank went away; starting again can help."""
 

@@ -1,7 +1,7 @@
 """metrics.jsonl: one line per optimizer step, written by rank 0 once per logging interval.
 
-Steps that were done again after a restart stand twice; the later line is the one that counts, the earlier ones are
-the work that was lost.
+Steps that were done again after a restart or a rollback stand twice; the later line is the one that counts, the earlier
+ones are the work that was lost.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ class MetricsRow(TypedDict):
     """Time that the step stood still for a checkpoint."""
     other_s: float
     """Logging and whatever the other terms do not name."""
+    skipped: NotRequired[str]
+    """Why the step did not touch the weights: `nonfinite`, `spike`, or `loss_scale` (of fp16, no fault)."""
     memory_peak_bytes: NotRequired[int]
     """Largest peak over the ranks so far; on the last row of an interval."""
 

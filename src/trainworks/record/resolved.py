@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from trainworks.record.calibration import Calibration
 from trainworks.record.environment import HostFacts
 from trainworks.spec.layout import ResolvedLayout
@@ -49,7 +51,7 @@ class SmallParameters(Spec):
 
 
 class ModelShape(Spec):
-    """A transformer in the numbers that planning needs."""
+    """A transformer in the numbers that planning needs; without layers a model of which its parameters are known."""
 
     layers: int
     hidden: int
@@ -89,6 +91,19 @@ class ModelShape(Spec):
     small: SmallParameters = SmallParameters()
     """What is no matrix, so that parameters can be counted anew for another number of layers."""
 
+    @classmethod
+    def of_size(cls, num_parameters: int) -> ModelShape:
+        """A model that was built and counted, and that no formula describes."""
+        widths = dict.fromkeys(("layers", "hidden", "heads", "kv_heads", "head_dim", "feed_forward"), 0)
+        rest = {"vocabulary": 0, "max_sequence_length": 0, "num_parameters": num_parameters}
+        kinds = dict.fromkeys(("gated_mlp", "tie_embeddings", "learned_positions", "causal"), False)
+        return cls.model_validate(widths | rest | kinds)
+
+    @property
+    def is_described(self) -> bool:
+        """Whether formulas apply to it."""
+        return self.layers > 0
+
 
 class Processes(Spec):
     """Ranks and what each of them gets."""
@@ -98,6 +113,14 @@ class Processes(Spec):
     threads_per_process: int
     device: str
     """`cpu` or `cuda`."""
+    accelerators_per_node: int = 0
+    """Accelerators that the processes of a node share, where a command asks for them; 0: one per rank."""
+    starts: Literal["per_rank", "per_node", "once"] = "per_rank"
+    """How often a command starts: what it starts itself is its own."""
+
+    def starts_on(self, node: int) -> int:
+        """Processes that this node's agent starts."""
+        return self.processes_per_node if self.starts != "once" else int(node == 0)
 
     @property
     def world_size(self) -> int:
@@ -135,6 +158,8 @@ class MemoryTerms(Spec):
     optimizer_bytes: int
     activations_bytes: int
     logits_bytes: int
+    allocator_bytes: int = 0
+    """What the allocator holds and cannot hand out again."""
     checkpoint_bytes: int
     """Staging copy of an asynchronous checkpoint."""
 

@@ -6,6 +6,7 @@ runs/stdlib-lm-1/
   events.jsonl    what happened                logs/           supervisor, node-N, rank-N; appended
   metrics.jsonl   one line per step            checkpoints/    step-NNNNNNNN/, complete with manifest.json
   report.html     written by `report`          .lock .reserve  held while it runs; room for last words
+  profile.json    steps to be profiled         profiles/       steps-N-M/: rank-R.trace.json.gz, rank-R.json
 """
 
 from __future__ import annotations
@@ -70,6 +71,20 @@ class RunDir:
     def stop_file(self) -> Path:
         """Present once somebody asked the run to stop."""
         return self.path / "stop"
+
+    @property
+    def hostfile(self) -> Path:
+        """Nodes of a command and their ranks, for a launcher such as mpirun."""
+        return self.path / "hostfile"
+
+    @property
+    def profile_request_file(self) -> Path:
+        """Present while steps are asked to be profiled."""
+        return self.path / "profile.json"
+
+    def profile(self, first_step: int, last_step: int) -> Path:
+        """Folder of the traces of these steps."""
+        return self.path / "profiles" / f"steps-{first_step}-{last_step}"
 
     @property
     def report_file(self) -> Path:

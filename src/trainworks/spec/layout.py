@@ -9,9 +9,10 @@ A degree that is not written is 1 on this machine, and open on a described clust
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -26,11 +27,13 @@ __all__ = [
     "check_micro_batch",
     "check_written",
     "resolve_layout",
+    "stage_layers",
 ]
 
 MESH_AXES = ("dp_replicate", "dp_shard", "cp", "tp", "pp")
 """Axes whose degrees multiply to the world size."""
 Degree = Field(default=1, ge=1)
+Compression = Literal["none", "bf16", "fp16", "powersgd"]
 
 
 class Layout(Spec):
@@ -68,6 +71,15 @@ class Layout(Spec):
     """Let activations wait for their backward in the host's memory."""
     offload_optimizer: bool | Literal["auto"] = "auto"
     """Keep optimizer states in the host's memory."""
+    gradient_compression: Compression = "none"
+    """What gradients are sent as between replicas: whole (fp32), rounded to 16 bits, or as PowerSGD's low-rank factors
+    with error feedback (Vogels et al. 2019)."""
+    powersgd_rank: Annotated[int, Field(ge=1)] = 4
+    """Rank of the factors."""
+    powersgd_warmup: Annotated[int, Field(ge=2)] = 100
+    """Steps before PowerSGD begins, after a start and after every resume, in which gradients are sent whole."""
+    stage_layers: tuple[Annotated[int, Field(ge=1)], ...] | None = None
+    """Layers of each pipeline stage, first to last; when left out as even as can be, the shorter ones at both ends."""
 
 
 class ResolvedLayout(Spec):
@@ -81,6 +93,19 @@ class ResolvedLayout(Spec):
     ep: int
     micro_batch: int
     grad_accum_steps: int
+    zero: Literal[1, 2, 3] = 3
+    sequence_parallel: bool = False
+    interleave: int = 1
+    zero_bubble: bool = False
+    recompute: Literal["none", "selective", "full"] = "none"
+    offload_activations: bool = False
+    offload_optimizer: bool = False
+    gradient_compression: Compression = "none"
+    powersgd_rank: int = 4
+    powersgd_warmup: int = 100
+    bucket_mib: int = 25
+    """Gradients that replicas send at a time; chosen by the plan."""
+    stage_layers: tuple[int, ...] | None = None
 
     @property
     def dp(self) -> int:
@@ -96,7 +121,24 @@ class ResolvedLayout(Spec):
         """One line without the axes that are 1."""
         axes = {name: getattr(self, name) for name in ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep")}
         used = [f"{name} {degree}" for name, degree in axes.items() if degree > 1] or ["one process"]
-        return ", ".join([*used, f"micro-batch {self.micro_batch}", f"accumulation {self.grad_accum_steps}"])
+        return ", ".join(
+            [*used, *self._options(), f"micro-batch {self.micro_batch}", f"accumulation {self.grad_accum_steps}"]
+        )
+
+    def _options(self) -> list[str]:
+        """In words, what is not as it is without being asked for."""
+        plain = self.dp_shard * self.cp == 1
+        chosen = {
+            f"zero {self.zero}": self.zero != 3 and not plain,
+            "whole sequences": self.tp > 1 and not self.sequence_parallel,
+            f"interleave {self.interleave}": self.interleave > 1,
+            "zero bubble": self.zero_bubble,
+            f"recompute {self.recompute}": self.recompute != "none",
+            "offload activations": self.offload_activations,
+            "offload optimizer": self.offload_optimizer,
+            f"{self.gradient_compression} gradients": self.gradient_compression != "none",
+        }
+        return [words for words, said in chosen.items() if said]
 
 
 def resolve_layout(layout: Layout, *, world_size: int, global_batch: int, micro_batch: int) -> ResolvedLayout:
@@ -115,7 +157,51 @@ def resolve_layout(layout: Layout, *, world_size: int, global_batch: int, micro_
     per_rank = global_batch // (layout.dp_replicate * layout.dp_shard)
     check_micro_batch(micro_batch, per_rank)
     degrees = {axis: getattr(layout, axis) for axis in (*MESH_AXES, "ep")}
-    return ResolvedLayout(**degrees, micro_batch=micro_batch, grad_accum_steps=per_rank // micro_batch)
+    return ResolvedLayout(
+        **degrees,
+        micro_batch=micro_batch,
+        grad_accum_steps=per_rank // micro_batch,
+        stage_layers=layout.stage_layers,
+        gradient_compression=layout.gradient_compression,
+        powersgd_rank=layout.powersgd_rank,
+        powersgd_warmup=layout.powersgd_warmup,
+        **{
+            name: automatic if (set_ := getattr(layout, name)) == "auto" else set_
+            for name, automatic in _automatic(layout)
+        },
+    )
+
+
+def _automatic(layout: Layout) -> list[tuple[str, Any]]:
+    """Options that nobody asked for. Zero bubble needs weights that stay, so it does not go with ZeRO-3."""
+    return [
+        ("zero", 2 if layout.zero_bubble is True else 3),
+        ("sequence_parallel", layout.tp > 1),
+        ("interleave", 1),
+        ("zero_bubble", False),
+        ("recompute", "none"),
+        ("offload_activations", False),
+        ("offload_optimizer", False),
+    ]
+
+
+def stage_layers(layout: ResolvedLayout, num_layers: int) -> list[range]:
+    """The layers of each of the pp * interleave stages.
+
+    What does not divide goes to the stages in the middle: the first has the embedding besides, the last the output.
+
+    >>> four = resolve_layout(Layout(pp=4), world_size=4, global_batch=4, micro_batch=1)
+    >>> stage_layers(four, 6)
+    [range(0, 1), range(1, 3), range(3, 5), range(5, 6)]
+    """
+    count = layout.pp * layout.interleave
+    sizes = list(layout.stage_layers or ())
+    if not sizes:
+        fewest, longer = divmod(num_layers, count)
+        start = (count - longer) // 2
+        sizes = [fewest + (start <= index < start + longer) for index in range(count)]
+    ends = list(itertools.accumulate(sizes))
+    return [range(end - size, end) for size, end in zip(sizes, ends, strict=True)]
 
 
 def check_micro_batch(micro_batch: int, sequences: int, *, whose: str = "that each data-parallel rank gets") -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import types
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
@@ -14,19 +15,49 @@ from pydantic import BaseModel, ValidationError
 from trainworks.errors import LayoutError, RunFileError, TrainworksError, UsageError
 from trainworks.spec.run_file import RunFile
 
-__all__ = ["LATER", "Source", "load_run_file", "parse_run_file"]
+__all__ = ["LATER", "Source", "load_run_file", "name_from", "parse_run_file"]
+
+_ELSEWHERE = "this version runs on this machine; leave it out"
+_ON_A_CLOUD = (
+    "infra",
+    "cloud",
+    "region",
+    "zone",
+    "instance_type",
+    "image_id",
+    "any_of",
+    "ordered",
+    "labels",
+    "autostop",
+)
+_OF_A_CLOUD_S_MACHINE = ("disk_size", "disk_tier", "network_tier", "local_disk", "accelerator_args", "max_hourly_cost")
 
 LATER = {
-    "num_nodes": "set `cluster: {engine: local, nodes: N}`",
-    "resources": "set `cluster: {engine: local, processes_per_node: N}`",
-    "framework": "every rank gets the variables of torchrun; for another rendezvous set them in `envs`",
     "track": "read `metrics.jsonl` of the run, or `trainworks report --json`",
     "notify": None,
     "recover.warm_spares": None,
+    "file_mounts": "on this machine the files are where they are; name their paths in `envs`",
+    "volumes": "on this machine the files are where they are; name their paths in `envs`",
+    "secrets": "export them in the shell that starts the run; a command inherits its environment",
+    "config": None,
+    "service": None,
+    "pool": None,
+    **{f"resources.{key}": _ELSEWHERE for key in (*_ON_A_CLOUD, *_OF_A_CLOUD_S_MACHINE)},
+    "resources.ports": "on this machine no port is closed; leave it out",
+    "resources.job_recovery": "set `recover: {max_restarts: N}`",
 }
-"""Keys of the design that are not built yet, and what to do meanwhile."""
+"""Keys of the design and of a SkyPilot task file that are not built yet, and what to do meanwhile."""
 
 FieldPath = tuple[str | int, ...]
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which `20:25` is text: YAML 1.1 takes it for a number of base 60, which nobody means."""
+
+    def resolve(self, kind: type[yaml.Node], value: str, implicit: bool | tuple[bool, bool]) -> str:
+        tag: str = super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
+        is_number = tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+        return "tag:yaml.org,2002:str" if is_number and ":" in value else tag
 
 
 class Source:
@@ -61,9 +92,9 @@ class Source:
             RunFileError: the text is not YAML, or a key stands twice.
         """
         try:
-            node = yaml.compose(self.text, Loader=yaml.SafeLoader)
+            node = yaml.compose(self.text, Loader=_Loader)
             self._remember(node, ())
-            return yaml.safe_load(self.text)
+            return yaml.load(self.text, Loader=_Loader)  # noqa: S506, a safe loader
         except yaml.MarkedYAMLError as error:
             line = error.problem_mark.line + 1 if error.problem_mark else 1
             problem = UsageError(f"not YAML: {error.problem}", place=f"{self.name}:{line}")
@@ -116,10 +147,17 @@ def parse_run_file(text: str, *, name: str) -> tuple[RunFile, Source]:
     data = source.parse()
     if not isinstance(data, dict):
         raise RunFileError([UsageError("a run file is a mapping of keys to values", place=f"{name}:1")])
+    if "run" in data:
+        data.setdefault("name", name_from(Path(name).stem))
     try:
         return RunFile.model_validate(data), source
     except ValidationError as error:
         raise RunFileError(list(_problems(error, data, source))) from None
+
+
+def name_from(text: str) -> str:
+    """A name of a run from any text: `train` for `train.py` without its ending, `command` where nothing is left."""
+    return re.sub("[^A-Za-z0-9]", "-", text.lstrip("._-")).strip("-")[:60] or "command"
 
 
 def _problems(error: ValidationError, data: Mapping[str, Any], source: Source) -> Iterator[TrainworksError]:
@@ -174,6 +212,8 @@ def _written_path(loc: FieldPath, data: Any, *, missing: bool) -> FieldPath:
 
 def _fields_at(model: type[BaseModel], path: FieldPath) -> list[str]:
     for part in path:
+        if isinstance(part, int):  # an item of a list: the list's model is that of its items
+            continue
         inner = _inner_model(model.model_fields[str(part)].annotation) if str(part) in model.model_fields else None
         if inner is None:
             return []
@@ -184,7 +224,7 @@ def _fields_at(model: type[BaseModel], path: FieldPath) -> list[str]:
 def _inner_model(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    if get_origin(annotation) in (Union, Annotated, types.UnionType):
+    if get_origin(annotation) in (Union, Annotated, types.UnionType, tuple):
         return next(filter(None, (_inner_model(option) for option in get_args(annotation))), None)
     return None
 

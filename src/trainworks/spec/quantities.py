@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
@@ -10,7 +11,19 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 from trainworks.errors import QuantityError
 from trainworks.units import parse_bytes, parse_counted, parse_duration, parse_usd
 
-__all__ = ["BudgetUsd", "CheckpointInterval", "DurationS", "Frozen", "SizeBytes", "Spec", "TrainFor"]
+__all__ = [
+    "AutoDurationS",
+    "BudgetUsd",
+    "CheckpointInterval",
+    "DurationS",
+    "Frozen",
+    "SizeBytes",
+    "Spec",
+    "StepWindow",
+    "TrainFor",
+]
+
+_MAX_WINDOW_STEPS = 50
 
 
 class Frozen(BaseModel):
@@ -45,6 +58,23 @@ DurationS = Annotated[
     float, _parsed(_duration), Field(gt=0), WithJsonSchema({"type": "string", "examples": ["3h", "90s"]})
 ]
 """Seconds, written as `3h` or `90s`; a float is already seconds."""
+
+
+def _duration_or_auto(value: Any) -> float | str:
+    if value == "auto":
+        return "auto"
+    seconds = _duration(value)
+    if seconds <= 0:
+        raise QuantityError(f"`{value}` is no duration to wait", hint="write it like `60s`, or `auto`")
+    return seconds
+
+
+AutoDurationS = Annotated[
+    float | Literal["auto"],
+    _parsed(_duration_or_auto),
+    WithJsonSchema({"type": "string", "examples": ["auto", "60s"]}),
+]
+"""Seconds, written as `60s`, or `auto`."""
 
 
 def _size(value: Any) -> int:
@@ -132,6 +162,34 @@ class CheckpointInterval(_Counted):
         return cls(seconds=seconds)
 
 
+class StepWindow(_Counted):
+    """Steps `first` to `last`, both included, counted from 1; written `20:25`."""
+
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        return f"{self.first}:{self.last}"
+
+    @classmethod
+    def parse(cls, value: Any) -> StepWindow:
+        """Read `20:25`, or `20` for that step alone; a StepWindow passes through."""
+        if isinstance(value, StepWindow):
+            return value
+        match = re.fullmatch(r"\s*(\d{1,15})\s*(?::\s*(\d{1,15})\s*)?", str(value))
+        if match is None:
+            raise QuantityError(f"`{value}` names no steps", hint="write them like `20:25`")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if not 1 <= first <= last:
+            raise QuantityError(f"`{value}` names no steps; they count from 1", hint="write them like `20:25`")
+        if last - first >= _MAX_WINDOW_STEPS:
+            raise QuantityError(
+                f"`{value}` names {last - first + 1:,} steps, more than {_MAX_WINDOW_STEPS}",
+                hint="a trace of a few steps shows as much, and opens",
+            )
+        return cls(first=first, last=last)
+
+
 def _text_schema(*examples: str) -> WithJsonSchema:
     return WithJsonSchema({"type": "string", "examples": list(examples)})
 
@@ -140,3 +198,4 @@ TrainForField = Annotated[TrainFor, _parsed(TrainFor.parse), _text_schema("300 s
 CheckpointIntervalField = Annotated[
     CheckpointInterval, _parsed(CheckpointInterval.parse), _text_schema("auto", "50 steps", "10m")
 ]
+StepWindowField = Annotated[StepWindow, _parsed(StepWindow.parse), _text_schema("20:25")]

@@ -1,0 +1,99 @@
+"""Memory of processes as the kernel counts it, and whom its out-of-memory killer ended."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+import psutil
+
+__all__ = ["address_space_left_bytes", "memory_left_bytes", "oom_kills", "peak_bytes", "resident_bytes"]
+
+_CGROUP = Path("/sys/fs/cgroup")
+_PROC = Path("/proc")
+_UNLIMITED = 1 << 60
+"""Version 1 writes a number near 2^63 where there is no limit."""
+
+
+def resident_bytes(pid: int | str = "self") -> int:
+    """VmRSS; 0 if the process is gone."""
+    return _status_bytes(pid, "VmRSS:")
+
+
+def peak_bytes(pid: int | str = "self") -> int:
+    """VmHWM, the largest resident size so far; 0 if the process is gone."""
+    return _status_bytes(pid, "VmHWM:")
+
+
+def address_space_left_bytes() -> int | None:
+    """What `ulimit -v` leaves to this process; None without a limit."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if limit == resource.RLIM_INFINITY else max(0, limit - _status_bytes("self", "VmSize:"))
+
+
+def memory_left_bytes() -> tuple[str, int]:
+    """What is scarcest for this process, `cgroup` or `machine`, and what is left of it."""
+    machine = int(psutil.virtual_memory().available)
+    left = [limit - used for folder in _cgroups() for limit, used in [_limit_and_usage(folder)] if limit < _UNLIMITED]
+    return ("cgroup", max(0, min(left))) if left and min(left) < machine else ("machine", machine)
+
+
+def oom_kills() -> int:
+    """Processes that the kernel has ended for want of memory: in this process's cgroups, else on the whole machine.
+
+    The count of a cgroup is its own business; that of the machine rises for other people's processes, too.
+    """
+    counts = [count for folder in _cgroups() for count in [_count(folder)] if count is not None]
+    return max(counts) if counts else _field(_PROC / "vmstat", "oom_kill") or 0
+
+
+def _cgroups() -> list[Path]:
+    """Memory cgroups of this process and those around them, of version 2 or 1, as far as they can be seen."""
+    for line in _read(_PROC / "self" / "cgroup").splitlines():
+        number, controllers, path = line.split(":", 2)
+        root = _CGROUP if number == "0" else _CGROUP / "memory"
+        if (number == "0" or "memory" in controllers.split(",")) and (folders := _with_memory(root, path)):
+            return folders
+    return []
+
+
+def _with_memory(root: Path, path: str) -> list[Path]:
+    folder = root / path.lstrip("/")
+    folders = [folder, *(parent for parent in folder.parents if parent.is_relative_to(root))]
+    return [f for f in folders if (f / "memory.events").exists() or (f / "memory.oom_control").exists()]
+
+
+def _count(folder: Path) -> int | None:
+    version_2 = _field(folder / "memory.events", "oom_kill")
+    return _field(folder / "memory.oom_control", "oom_kill") if version_2 is None else version_2
+
+
+def _limit_and_usage(folder: Path) -> tuple[int, int]:
+    """Reclaimable file pages are not counted as used."""
+    names = ("memory.max", "memory.current") if (folder / "memory.events").exists() else _VERSION_1
+    limit, used = (_read(folder / name).strip() for name in names)
+    inactive = _field(folder / "memory.stat", "inactive_file") or 0
+    return int(limit) if limit.isdigit() else _UNLIMITED, max(0, (int(used) if used.isdigit() else 0) - inactive)
+
+
+_VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+
+
+def _status_bytes(pid: int | str, field: str) -> int:
+    kilobytes = _field(_PROC / str(pid) / "status", field)
+    return 0 if kilobytes is None else kilobytes * 1024
+
+
+def _field(path: Path, name: str) -> int | None:
+    for line in _read(path).splitlines():
+        words = line.split()
+        if len(words) > 1 and words[0] == name:
+            return int(words[1])
+    return None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,95 @@
+"""Profiled steps: the request for them, and what a rank's trace says in short."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from trainworks.files import write_atomic
+from trainworks.record.run_dir import RunDir
+from trainworks.spec.quantities import Spec
+
+__all__ = [
+    "OperatorTime",
+    "ProfileRequest",
+    "ProfileSummary",
+    "read_summaries",
+    "summary_file",
+    "trace_file",
+    "write_request",
+]
+
+
+class ProfileRequest(Spec):
+    """Steps to record, and on which ranks: the content of profile.json."""
+
+    first_step: int
+    last_step: int
+    """Included."""
+    ranks: tuple[int, ...] = (0,)
+
+
+class OperatorTime(Spec):
+    """One operator (on a CPU) or kernel (on an accelerator) over all its calls."""
+
+    name: str
+    calls: int
+    self_s: float
+    """Without what it called."""
+
+
+class ProfileSummary(Spec):
+    """One rank's trace in short. The four times add up to `window_s`: at each moment what ran counts once.
+
+    Compute and optimizer go before communication: what of it they hide is no time of its own.
+    """
+
+    rank: int
+    first_step: int
+    last_step: int
+    window_s: float
+    compute_s: float
+    optimizer_s: float
+    communication_s: float
+    """Exposed."""
+    idle_s: float
+    """Nothing of these ran: Python, waiting for data, launches."""
+    operators: tuple[OperatorTime, ...]
+    """Those with the most time of their own."""
+
+    def shares(self) -> dict[str, float]:
+        """Share of each category in the window, 0-1."""
+        parts = {
+            "compute": self.compute_s,
+            "communication": self.communication_s,
+            "optimizer": self.optimizer_s,
+            "idle": self.idle_s,
+        }
+        return {name: seconds / self.window_s if self.window_s > 0 else 0.0 for name, seconds in parts.items()}
+
+
+def write_request(run_dir: RunDir, request: ProfileRequest) -> None:
+    """Ask for it; the ranks look once per logging interval."""
+    write_atomic(run_dir.profile_request_file, request.model_dump_json(indent=2) + "\n")
+
+
+def trace_file(folder: Path, rank: int) -> Path:
+    """The chrome trace of one rank, for Perfetto or chrome://tracing."""
+    return folder / f"rank-{rank}.trace.json.gz"
+
+
+def summary_file(folder: Path, rank: int) -> Path:
+    """The summary of one rank."""
+    return folder / f"rank-{rank}.json"
+
+
+def read_summaries(folder: Path) -> list[ProfileSummary]:
+    """The summaries of all profiled ranks, by rank; one that cannot be read is left out."""
+    found = []
+    for path in folder.glob("rank-*.json"):
+        try:
+            found.append(ProfileSummary.model_validate_json(path.read_bytes()))
+        except (OSError, ValidationError):
+            continue
+    return sorted(found, key=lambda summary: summary.rank)
