@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from tests.plan.shapes import shape
 from trainworks.errors import UsageError
-from trainworks.plan.model_shape import model_flops_per_token, shape_of_hf_config
+from trainworks.plan.model_shape import model_flops_per_token, shape_of_hf_config, shape_of_model
+from trainworks.spec.run_file import Model
 
 LLAMA_2_7B = {
     "model_type": "llama",
@@ -71,3 +72,14 @@ def test_an_unknown_model_type_names_the_known_ones() -> None:
     with pytest.raises(UsageError, match="model type `mamba` cannot be planned yet") as refused:
         shape_of_hf_config({"model_type": "mamba"})
     assert str(refused.value.hint).startswith("known types: llama, mistral, qwen2, qwen3, ")
+
+
+def test_a_mixtral_of_bare_dimensions_has_its_experts() -> None:
+    model = Model(architecture="mixtral", layers=2, hidden=64, heads=4, feed_forward=96, experts=4, experts_per_token=1)
+    found = shape_of_model(model, vocabulary=100, sequence_length=32)
+    assert (found.experts, found.experts_per_token, found.expert_feed_forward) == (4, 1, 96)
+
+
+def test_a_qwen3_of_bare_dimensions_has_heads_as_wide_as_they_are_many() -> None:
+    model = Model(architecture="qwen3", layers=2, hidden=64, heads=4)
+    assert shape_of_model(model, vocabulary=100, sequence_length=32).head_dim == 16

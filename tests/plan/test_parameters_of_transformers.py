@@ -75,9 +75,13 @@ def test_optional_biases_of_llama_are_counted(option: str) -> None:
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("architecture", [*GATED, "gpt2"])
 def test_a_run_file_s_dimensions_have_the_parameters_of_the_model_that_is_built(architecture: str, tied: bool) -> None:
-    from trainworks.worker.model import build_model
+    from trainworks.worker.models.decoder import Decoder
+    from trainworks.worker.models.families import decoder_config
+    from trainworks.worker.models.transformer import model_config
 
     model = Model.model_validate(DIMENSIONS | {"architecture": architecture, "tie_embeddings": tied})
     shape = shape_of_model(model, vocabulary=100, sequence_length=32)
-    built = build_model(model, shape, seed=1)
+    config = decoder_config(model_config(model, shape))
+    assert config is not None
+    built = Decoder(config)
     assert shape.num_parameters == sum(parameter.numel() for parameter in built.parameters())

@@ -24,7 +24,7 @@ __all__ = [
     "shape_of_model",
 ]
 
-_GATED = ("llama", "mistral", "qwen2")
+_GATED = ("llama", "mistral", "qwen2", "qwen3", "mixtral")
 _READERS: dict[str, Callable[[Config], ModelShape]] = {
     "llama": gated.llama,
     "mistral": gated.mistral,
@@ -53,7 +53,8 @@ _READERS: dict[str, Callable[[Config], ModelShape]] = {
 def shape_of_model(model: Model, *, vocabulary: int, sequence_length: int) -> ModelShape:
     """The shape of a model given by bare dimensions.
 
-    Defaults: key/value heads = heads; feed-forward = 8/3 h rounded up to a multiple of 64 (gated), 4 h (gpt2).
+    Defaults: key/value heads = heads; heads h / H wide; 8 experts, 2 of them per token (mixtral);
+    feed-forward = 8/3 h rounded up to a multiple of 64 (gated), 4 h (gpt2).
     """
     assert model.layers and model.hidden and model.heads
     is_gated = model.architecture in _GATED
@@ -64,6 +65,9 @@ def shape_of_model(model: Model, *, vocabulary: int, sequence_length: int) -> Mo
             "model_type": model.architecture,
             "num_hidden_layers": model.layers,
             "hidden_size": model.hidden,
+            "head_dim": model.hidden // model.heads,
+            "num_local_experts": model.experts,
+            "num_experts_per_tok": model.experts_per_token,
             "num_attention_heads": model.heads,
             "num_key_value_heads": model.kv_heads if is_gated else None,
             "intermediate_size": width,

@@ -27,9 +27,9 @@ def choose(world_size: int = 2, wanted: Layout | None = None, memory: int = PLEN
     )
 
 
-def needed(dp_shard: int, dp_replicate: int = 1) -> int:
+def needed(dp_shard: int, dp_replicate: int = 1, recompute: str = "none") -> int:
     """Memory of a rank that has 80 % of it for a micro-batch of 1, and a little more."""
-    ranks = layout(dp_shard, dp_replicate)
+    ranks = layout(dp_shard, dp_replicate).model_copy(update={"recompute": recompute})
     terms = predict_memory(shape(), ranks, sequence_length=128, precision="bf16", baseline_bytes=0)
     return round(terms.total_bytes / 0.8) + 10
 
@@ -41,6 +41,16 @@ def test_a_model_that_fits_is_replicated() -> None:
 def test_a_model_that_does_not_fit_is_sharded() -> None:
     chosen = choose(4, memory=needed(dp_shard=4))
     assert (chosen.dp_replicate, chosen.dp_shard) == (1, 4)
+
+
+def test_what_does_not_fit_even_sharded_computes_activations_again() -> None:
+    chosen = choose(4, memory=needed(dp_shard=4, recompute="full"))
+    assert (chosen.dp_shard, chosen.recompute, chosen.micro_batch) == (4, "full", 1)
+
+
+def test_what_does_not_fit_says_which_terms_take_most() -> None:
+    with pytest.raises(EnvironmentProblem, match=r"usable; [\d.]+ .B are \w+.* and [\d.]+ .B are \w+"):
+        choose(memory=10**6)
 
 
 def test_what_does_not_fit_even_sharded_is_refused_with_both_figures() -> None:
@@ -83,41 +93,12 @@ def test_what_is_chosen_fits(memory: int) -> None:
     assert terms.total_bytes <= 0.8 * memory
 
 
-@pytest.mark.parametrize("axis", ["tp", "pp", "cp", "ep"])
-def test_an_axis_that_cannot_be_trained_yet_is_refused_by_name(axis: str) -> None:
-    with pytest.raises(LayoutError, match=rf"{axis} \(2\) cannot be trained") as refused:
-        choose(2, Layout.model_validate({axis: 2}))
-    assert refused.value.field == axis
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "trained"),
-    [
-        ("zero", 1, "3"),
-        ("zero", 2, "3"),
-        ("sequence_parallel", True, "false"),
-        ("interleave", 2, "1"),
-        ("zero_bubble", True, "false"),
-        ("recompute", "full", "none"),
-        ("recompute", "selective", "none"),
-        ("offload_activations", True, "false"),
-        ("offload_optimizer", True, "false"),
-    ],
-)
-def test_an_option_that_cannot_be_trained_yet_is_refused_with_the_value_that_can(
-    option: str, value: object, trained: str
-) -> None:
-    with pytest.raises(LayoutError, match=rf"{option} \({str(value).lower()}\) cannot be trained") as refused:
-        choose(2, Layout.model_validate({"dp_shard": 2, option: value}))
-    assert refused.value.field == option
-    assert refused.value.hint == f"leave it out, or set `{option}: {trained}`"
-
-
-def test_an_option_with_the_only_value_that_can_be_trained_changes_nothing() -> None:
-    written = Layout(dp_shard=2, zero=3, sequence_parallel=False, interleave=1, zero_bubble=False, recompute="none")
-    assert choose(2, written) == choose(2, Layout(dp_shard=2))
-
-
 def test_a_batch_that_the_ranks_cannot_share_is_refused() -> None:
     with pytest.raises(LayoutError, match=r"global_batch \(32\) is not a multiple"):
         choose(3)
+
+
+@pytest.mark.parametrize("wanted", [{"dp_shard": 2}, {"tp": 2}, {"dp_replicate": 2, "offload_optimizer": True}])
+def test_compressed_gradients_are_for_plain_replicas(wanted: dict[str, object]) -> None:
+    with pytest.raises(LayoutError, match=r"gradient_compression \(bf16\) is for plain replicas"):
+        choose(wanted=Layout.model_validate(wanted | {"gradient_compression": "bf16"}))

@@ -8,7 +8,10 @@ from hypothesis import strategies as st
 
 from tests.fakes import processes
 from tests.plan.shapes import calibration, layout, shape
-from trainworks.plan.local.step_time import all_reduce_time_s, calibration_request, predict_step_time, ring_share
+from trainworks.plan.local.communication import all_reduce_time_s, bucket_mib, ring_share
+from trainworks.plan.local.step_time import calibration_request, predict_step_time
+from trainworks.record.resolved import StepTimeTerms
+from trainworks.spec.layout import Layout, resolve_layout
 
 BYTES = st.floats(1, 1e12)
 RATES = st.floats(1e6, 1e12)
@@ -18,6 +21,15 @@ def step(dp_shard: int = 1, dp_replicate: int = 1, accumulate: int = 1, **measur
     """A predicted step of sequences of 128 tokens."""
     ranks = layout(dp_shard, dp_replicate, accumulate=accumulate)
     return predict_step_time(shape(), ranks, calibration(**measured), sequence_length=128)
+
+
+def of_layout(accumulate: int = 4, measured: dict[str, float] | None = None, **written: object) -> StepTimeTerms:
+    """A predicted step of micro-batches of one sequence of 128 tokens."""
+    wanted = Layout.model_validate(written)
+    dp = wanted.dp_replicate * wanted.dp_shard
+    world_size = dp * wanted.cp * wanted.tp * wanted.pp
+    resolved = resolve_layout(wanted, world_size=world_size, global_batch=dp * accumulate, micro_batch=1)
+    return predict_step_time(shape(), resolved, calibration(**measured or {}), sequence_length=128)
 
 
 @given(BYTES, RATES, st.floats(0, 1))
@@ -42,9 +54,41 @@ def test_one_rank_does_not_communicate() -> None:
     assert step(all_reduce_latency_s=1.0).communication_s == 0
 
 
-@pytest.mark.parametrize("axis", ["dp_shard", "dp_replicate"])
+@pytest.mark.parametrize("axis", ["dp_shard", "dp_replicate", "cp", "tp", "pp"])
 def test_more_ranks_communicate(axis: str) -> None:
-    assert step(**{axis: 2}).communication_s > 0
+    assert of_layout(**{axis: 2}).communication_s > 0
+
+
+@pytest.mark.parametrize("axis", ["cp", "tp"])
+def test_ranks_that_share_a_sequence_share_its_work(axis: str) -> None:
+    assert of_layout(**{axis: 2}).compute_s < of_layout().compute_s
+
+
+@given(st.integers(4, 64))
+def test_a_pipeline_wastes_less_the_more_micro_batches_it_has(accumulate: int) -> None:
+    few, many = (of_layout(count, pp=4).compute_s / count for count in (accumulate, accumulate + 1))
+    assert many < few
+
+
+def test_interleaving_and_zero_bubble_make_the_bubble_smaller() -> None:
+    plain = of_layout(pp=2).compute_s
+    assert of_layout(pp=2, interleave=2).compute_s < plain
+    assert of_layout(pp=2, zero_bubble=True).compute_s < plain
+
+
+def test_what_is_computed_again_takes_a_third_of_the_blocks_time() -> None:
+    none, selective, full = (of_layout(recompute=what).compute_s for what in ("none", "selective", "full"))
+    assert none < selective < full < none * 4 / 3
+
+
+@pytest.mark.parametrize(("zero", "other"), [(1, 2), (2, 3)])
+def test_the_more_zero_shares_the_more_is_exchanged(zero: int, other: int) -> None:
+    assert of_layout(dp_shard=2, zero=zero).communication_s < of_layout(dp_shard=2, zero=other).communication_s
+
+
+def test_sequence_parallelism_moves_the_same_bytes() -> None:
+    split, whole = (of_layout(tp=2, sequence_parallel=parallel) for parallel in (True, False))
+    assert split.communication_s == pytest.approx(whole.communication_s)
 
 
 @given(st.integers(1, 64))
@@ -74,3 +118,34 @@ def test_matrix_products_take_their_flops_over_their_rate() -> None:
 def test_what_is_measured_are_the_products_of_one_micro_batch() -> None:
     request = calibration_request(shape(), layout(micro_batch=2), processes(), sequence_length=128, precision="bf16")
     assert request.gemm_shapes == ((256, 64, 64), (256, 192, 64), (256, 1000, 64))
+
+
+@given(st.floats(1e-6, 1e-2), st.floats(1e7, 1e11), st.sampled_from([0.5, 2.0]))
+def test_no_other_bucket_is_cheaper_in_latency_and_exposed_bytes(latency: float, rate: float, factor: float) -> None:
+    measured = calibration(all_reduce_latency_s=latency, all_reduce_bytes_per_s=rate)
+    chosen = bucket_mib(shape(), 4, measured)
+    gradient_bytes = 4 * shape().num_parameters
+
+    def cost(mib: float) -> float:
+        sent = ring_share(4) * mib * 2**20 / rate
+        return gradient_bytes / (mib * 2**20) * latency + sent
+
+    other = factor * chosen
+    if 1 < chosen < 256:
+        assert cost(chosen) <= cost(other)
+
+
+def test_a_bucket_has_bounds() -> None:
+    slow = calibration(all_reduce_latency_s=1.0, all_reduce_bytes_per_s=1e12)
+    fast = calibration(all_reduce_latency_s=1e-9, all_reduce_bytes_per_s=1e6)
+    assert (bucket_mib(shape(), 2, slow), bucket_mib(shape(), 2, fast), bucket_mib(shape(), 1, slow)) == (256, 1, 25)
+
+
+def test_gradients_in_16_bits_expose_less() -> None:
+    whole = layout(1, 2)
+    half = whole.model_copy(update={"gradient_compression": "bf16"})
+    seconds = [
+        predict_step_time(shape(), ranks, calibration(all_reduce_latency_s=0.0), sequence_length=128).communication_s
+        for ranks in (whole, half)
+    ]
+    assert seconds[1] == pytest.approx(seconds[0] / 2)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from trainworks.errors import EnvironmentProblem, LayoutError
 from trainworks.plan.local.memory import predict_memory
-from trainworks.record.resolved import ModelShape
+from trainworks.plan.local.trainable import check_trainable
+from trainworks.record.resolved import MemoryTerms, ModelShape
 from trainworks.spec.layout import Layout, ResolvedLayout, divisors, resolve_layout
 from trainworks.spec.run_file import Workload
 from trainworks.units import format_bytes
@@ -13,19 +14,14 @@ __all__ = ["choose_layout"]
 
 _USABLE_SHARE = 0.8
 """Of a rank's memory; the rest is the system's and the allocator's."""
+_NAMES = {
+    "baseline_bytes": "the program itself",
+    "optimizer_bytes": "optimizer state",
+    "allocator_bytes": "the allocator's",
+    "checkpoint_bytes": "the copy for a checkpoint",
+}
 _ENOUGH_TOKENS = 8192
 """Per micro-batch: larger matrix products are no faster."""
-
-_TRAINED_OPTIONS = {
-    "zero": 3,
-    "sequence_parallel": False,
-    "interleave": 1,
-    "zero_bubble": False,
-    "recompute": "none",
-    "offload_activations": False,
-    "offload_optimizer": False,
-}
-"""Options of a layout and the only value that the worker can train with."""
 
 
 def choose_layout(
@@ -36,62 +32,58 @@ def choose_layout(
     world_size: int,
     memory_per_rank_bytes: int,
     baseline_bytes: int,
+    device: str = "cpu",
 ) -> ResolvedLayout:
-    """Replicas if the model fits on every rank, else shards; the largest micro-batch that fits.
+    """Replicas if the model fits on every rank, else shards, else shards that compute activations again in backward;
+    the largest micro-batch that fits.
 
     Raises:
-        LayoutError: the wanted degrees do not multiply to the world size, do not divide the batch, or name an axis
-            that this version cannot train with.
+        LayoutError: the wanted degrees do not multiply to the world size, do not divide the batch, or cannot cut the
+            model.
         EnvironmentProblem: nothing fits; the message says what is short.
     """
-    options = [_trainable(wanted)] if wanted else _automatic(world_size)
-    smallest = None
+    options = [wanted] if wanted else _automatic(world_size)
+    smallest: MemoryTerms | None = None
+    refused: LayoutError | None = None
     for degrees in options:
         for layout in _micro_batches(degrees, workload, world_size):
+            try:
+                check_trainable(layout, workload, shape)
+            except LayoutError as error:  # a smaller micro-batch may do: a pipeline needs several
+                refused = refused or error
+                continue
             memory = predict_memory(
                 shape,
                 layout,
                 sequence_length=workload.data.sequence_length,
                 precision=workload.precision,
                 baseline_bytes=baseline_bytes,
+                device=device,
             )
             if memory.total_bytes <= _USABLE_SHARE * memory_per_rank_bytes:
                 return layout
-            smallest = min(smallest or memory.total_bytes, memory.total_bytes)
+            smallest = min(smallest or memory, memory, key=lambda terms: terms.total_bytes)
+    if smallest is None:
+        assert refused is not None
+        raise refused
     raise EnvironmentProblem(
-        f"the model does not fit: {format_bytes(smallest or 0)} per rank at least, "
-        f"{format_bytes(_USABLE_SHARE * memory_per_rank_bytes)} usable",
+        f"the model does not fit: {format_bytes(smallest.total_bytes)} per rank at least, "
+        f"{format_bytes(_USABLE_SHARE * memory_per_rank_bytes)} usable; {_largest(smallest)}",
         hint="make the model or the sequence shorter, shard it over more ranks, or start fewer ranks per node",
     )
 
 
-def _written(value: object) -> str:
-    """As YAML has it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _trainable(wanted: Layout) -> Layout:
-    for axis in ("tp", "pp", "cp", "ep"):
-        if getattr(wanted, axis) > 1:
-            raise LayoutError(
-                f"{axis} ({getattr(wanted, axis)}) cannot be trained by this version",
-                field=axis,
-                hint="use `dp_shard` to spread the model and `dp_replicate` to copy it",
-            )
-    for option, trained in _TRAINED_OPTIONS.items():
-        if getattr(wanted, option) not in (trained, "auto"):
-            raise LayoutError(
-                f"{option} ({_written(getattr(wanted, option))}) cannot be trained by this version",
-                field=option,
-                hint=f"leave it out, or set `{option}: {_written(trained)}`",
-            )
-    return wanted
+def _largest(memory: MemoryTerms) -> str:
+    """The two terms that take most."""
+    terms = sorted(memory.model_dump().items(), key=lambda term: -term[1])[:2]
+    named = [f"{format_bytes(value)} are {_NAMES.get(name, name.removesuffix('_bytes'))}" for name, value in terms]
+    return " and ".join(named)
 
 
 def _automatic(world_size: int) -> list[Layout]:
     if world_size == 1:
-        return [Layout()]
-    return [Layout(dp_replicate=world_size), Layout(dp_shard=world_size)]
+        return [Layout(), Layout(recompute="full")]
+    return [Layout(dp_replicate=world_size), Layout(dp_shard=world_size), Layout(dp_shard=world_size, recompute="full")]
 
 
 def _micro_batches(degrees: Layout, workload: Workload, world_size: int) -> list[ResolvedLayout]:

@@ -1,58 +1,57 @@
 """Memory of the fullest rank, term by term.
 
-Symbols: N parameters, s dp_shard, b micro-batch, T sequence length, e bytes of an activation (4 in fp32, 2 under
-autocast), and those of `model_shape`. Weights, gradients and AdamW's two moments are fp32.
+Symbols: N parameters of a rank after pp, tp and ep have cut the model, s ranks that share a state, b micro-batch,
+T sequence length, e bytes of a value in products (4 in fp32, else 2), m micro-batches per step. Weights, gradients and
+AdamW's two moments are fp32.
 """
 
 from __future__ import annotations
 
-from trainworks.plan.model_shape import block_matmul_parameters
+from trainworks.plan.coefficients import COEFFICIENTS
+from trainworks.plan.local.activations import BlockBytes, block_bytes, loss_bytes, micro_batches_under_way
+from trainworks.plan.local.rank_parameters import FULL_PRECISIONS, RankParameters, is_sharded, rank_parameters
 from trainworks.record.resolved import MemoryTerms, ModelShape
 from trainworks.spec.layout import ResolvedLayout
 
-__all__ = ["activation_bytes_per_token", "checkpoint_bytes", "predict_memory"]
+__all__ = ["checkpoint_bytes", "predict_memory"]
+
+_HEAP_SHARE = 0.6
+"""Of what glibc holds for tensors that come and go, what is in use: freed memory of their size serves no aligned
+request of the same size again. Measured (docs/reference/local-accuracy.md)."""
+_MAPPED_BYTES = 32 << 20
+"""Larger tensors are mapped on their own and given back (MALLOC_MMAP_THRESHOLD_ of the ranks)."""
+_BLOCKS_IN_FLIGHT = 2
+"""Whose activations are on the device while they are moved to the host and back."""
 
 
 def predict_memory(
-    shape: ModelShape, layout: ResolvedLayout, *, sequence_length: int, precision: str, baseline_bytes: int
+    shape: ModelShape,
+    layout: ResolvedLayout,
+    *,
+    sequence_length: int,
+    precision: str,
+    baseline_bytes: int,
+    device: str = "cpu",
 ) -> MemoryTerms:
-    """Peak resident memory of one rank.
+    """Peak of the fullest rank, resident on a CPU and allocated on an accelerator.
 
-        weights      4 N / s, and with shards the largest gathered unit, and under autocast a 16-bit copy
-        gradients    4 N / s
+        weights      4 N / s, and what is gathered: with zero 3 e (embedding, output, two units), with 1 and 2 e N;
+                     under autocast a 16-bit copy
+        gradients    4 N / s; whole until the last micro-batch with zero 1 or pipelines, with shards a unit on its way
         optimizer    8 N / s
-        activations  L b T a, a from `activation_bytes_per_token`
-        logits       b T V (2 e + 8): output and its gradient, fp32 log-softmax and its gradient
+        activations  micro-batches under way * layers * b T / cp * bytes of a block; the block in backward; buffers of
+                     a pipeline
+        logits       of the chunked loss
+        allocator    what comes and goes, times (1 / share in use - 1)
         checkpoint   12 N / s: the copy that is written while training goes on
 
-    Leaves out fragmentation of the allocator; the largest difference to a measured run is there.
+    On a CPU the optimizer and the activations are in the host's memory anyway, so that offloading them saves nothing.
     """
-    n = shape.num_parameters
-    tokens = layout.micro_batch * sequence_length
-    element = 4 if precision == "fp32" else 2
-    copies = 0 if precision == "fp32" else 2 * n
-    gathered = _largest_unit(shape) * (4 if precision == "fp32" else 2) * 2 if layout.dp_shard > 1 else copies
-    return MemoryTerms(
-        baseline_bytes=baseline_bytes,
-        weights_bytes=4 * n // layout.dp_shard + gathered,
-        gradients_bytes=4 * n // layout.dp_shard,
-        optimizer_bytes=8 * n // layout.dp_shard,
-        activations_bytes=round(shape.layers * tokens * activation_bytes_per_token(shape, precision)),
-        logits_bytes=tokens * shape.vocabulary * (2 * element + 8),
-        checkpoint_bytes=12 * n // layout.dp_shard,
-    )
-
-
-def activation_bytes_per_token(shape: ModelShape, precision: str) -> float:
-    """What one block keeps for its backward, per token: 4 * 8 h + e * (2 h + 3 H d + 4 K d + 4 f) without fusion.
-
-    Residual stream and norms stay in fp32 (input, normalised and scaled, of two norms); matrix inputs, queries, keys
-    and values before and after rotation, the attention output and the MLP's intermediates are in e bytes.
-    """
-    element = 4 if precision == "fp32" else 2
-    width, kv_width = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    mlp = (4 if shape.gated_mlp else 3) * shape.feed_forward
-    return 4 * 8 * shape.hidden + element * (2 * shape.hidden + 3 * width + 4 * kv_width + mlp)
+    ranks = [
+        _rank(shape, layout, pp_rank, sequence_length, precision, baseline_bytes, device)
+        for pp_rank in range(layout.pp)
+    ]
+    return max(ranks, key=lambda terms: terms.total_bytes)
 
 
 def checkpoint_bytes(shape: ModelShape) -> int:
@@ -60,7 +59,84 @@ def checkpoint_bytes(shape: ModelShape) -> int:
     return 12 * shape.num_parameters
 
 
-def _largest_unit(shape: ModelShape) -> int:
-    """Parameters that FSDP2 gathers at once: a block, or the embeddings, which belong to the root."""
-    embeddings = shape.vocabulary * shape.hidden * (1 if shape.tie_embeddings else 2)
-    return max(block_matmul_parameters(shape), embeddings)
+def _rank(
+    shape: ModelShape,
+    layout: ResolvedLayout,
+    pp_rank: int,
+    sequence_length: int,
+    precision: str,
+    baseline_bytes: int,
+    device: str,
+) -> MemoryTerms:
+    sharded = is_sharded(shape, layout, precision)
+    held = rank_parameters(shape, layout, pp_rank)
+    on_device = 0.0 if layout.offload_optimizer and device != "cpu" else held.sharded(layout)
+    copies = _copies(held, layout, sharded, precision)
+    whole_gradients = _gradients_on_the_way(held, layout, sharded)
+    block = block_bytes(shape, layout, precision=precision, sharded=sharded)
+    tokens = layout.micro_batch * sequence_length / layout.cp
+    activations = _activations(held, block, layout, pp_rank, tokens, device)
+    activations += _boundaries(shape, held, layout, tokens, precision)
+    logits = loss_bytes(shape, layout, sequence_length=sequence_length, precision=precision) if held.has_last else 0.0
+    moving = activations + copies + whole_gradients + 4 * on_device
+    widest = tokens * max(shape.hidden, shape.feed_forward / layout.tp) * (4 if precision in FULL_PRECISIONS else 2)
+    return MemoryTerms(
+        baseline_bytes=baseline_bytes,
+        weights_bytes=round(4 * on_device + copies),
+        gradients_bytes=round(4 * on_device + whole_gradients),
+        optimizer_bytes=round(8 * on_device),
+        activations_bytes=round(activations),
+        logits_bytes=round(logits),
+        allocator_bytes=round(moving * _unused_share(widest, device)),
+        checkpoint_bytes=round(12 * held.sharded(layout)) if device == "cpu" else 0,
+    )
+
+
+def _unused_share(tensor_bytes: float, device: str) -> float:
+    """Bytes that the allocator holds in vain per byte in use."""
+    if device != "cpu":
+        return 1 / (1 - COEFFICIENTS.fragmentation) - 1
+    return 1 / _HEAP_SHARE - 1 if tensor_bytes < _MAPPED_BYTES else 0.0
+
+
+def _copies(held: RankParameters, layout: ResolvedLayout, sharded: bool, precision: str) -> float:
+    """Weights besides the fp32 ones that the optimizer updates."""
+    e = 4 if precision in FULL_PRECISIONS else 2
+    if not sharded:
+        return 0.0 if precision in FULL_PRECISIONS else e * held.total
+    if layout.zero == 3 and layout.pp == 1:
+        return e * (held.ends + min(2, held.units) * held.unit)
+    return e * (held.total + held.unit)
+
+
+def _gradients_on_the_way(held: RankParameters, layout: ResolvedLayout, sharded: bool) -> float:
+    """Not yet reduced to shards: of a unit, with its copy for the reduction; or of all, as long as they accumulate."""
+    if not sharded:
+        return 0.0
+    several = layout.grad_accum_steps > 1
+    if layout.pp > 1 or (layout.zero == 1 and several):
+        return 4 * held.total + 4 * max(held.unit, held.ends)
+    return 8 * max(held.unit, held.ends)
+
+
+def _activations(
+    held: RankParameters, block: BlockBytes, layout: ResolvedLayout, pp_rank: int, tokens: float, device: str
+) -> float:
+    under_way = micro_batches_under_way(layout, pp_rank)
+    kept = held.layers * under_way * block.kept
+    if layout.offload_activations and device != "cpu":
+        kept = min(kept, _BLOCKS_IN_FLIGHT * block.kept)
+    return tokens * (kept + block.passing + block.whole - block.kept)
+
+
+def _boundaries(
+    shape: ModelShape, held: RankParameters, layout: ResolvedLayout, tokens: float, precision: str
+) -> float:
+    """Final norm, and what a pipeline rank receives into: inputs and gradients of every micro-batch of each chunk."""
+    e = 4 if precision in FULL_PRECISIONS else 2
+    hidden = tokens * shape.hidden / (layout.tp if layout.sequence_parallel else 1)
+    norm = 3 * 4 * hidden if held.has_last else 0.0
+    if layout.pp == 1:
+        return norm
+    sides = 2 * layout.interleave - held.has_first - held.has_last
+    return norm + sides * layout.grad_accum_steps * e * hidden

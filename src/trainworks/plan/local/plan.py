@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from trainworks.errors import UsageError
 from trainworks.plan.checkpoint import checkpoint_interval
-from trainworks.plan.local.memory import checkpoint_bytes, predict_memory
-from trainworks.plan.local.step_time import predict_step_time
+from trainworks.plan.local.communication import bucket_mib
+from trainworks.plan.local.memory import checkpoint_bytes
+from trainworks.plan.local.pricing import pricing
 from trainworks.plan.model_shape import model_flops_per_token
 from trainworks.record.calibration import Calibration
 from trainworks.record.resolved import ModelShape, Plan, Processes
@@ -75,7 +76,10 @@ def make_plan(
     workload = run_file.workload
     assert workload is not None
     length = workload.data.sequence_length
-    step_time = predict_step_time(shape, layout, calibration, sequence_length=length)
+    if layout.dp_replicate == layout.world_size:
+        layout = layout.model_copy(update={"bucket_mib": bucket_mib(shape, layout.dp_replicate, calibration)})
+    price = pricing(workload, shape, calibration)(layout)
+    step_time = price.step_time
     saved_bytes = checkpoint_bytes(shape)
     save_s = _SAVE_FIXED_S + 2 * saved_bytes / processes.world_size / calibration.memory_bytes_per_s
     every_steps, every_s = checkpoint_interval(
@@ -96,13 +100,7 @@ def make_plan(
         peak_flops_per_s=fastest,
         peak_source=f"fastest {workload.precision} matrix product of this model's shapes, measured on this machine",
         step_time=step_time,
-        memory=predict_memory(
-            shape,
-            layout,
-            sequence_length=length,
-            precision=workload.precision,
-            baseline_bytes=calibration.baseline_bytes,
-        ),
+        memory=price.memory,
         checkpoint_bytes=saved_bytes,
         checkpoint_every_steps=every_steps,
         checkpoint_every_s=every_s,

@@ -1,0 +1,119 @@
+"""Processes of a command on this machine, and whether it has what the command asks for."""
+
+from __future__ import annotations
+
+import re
+
+from trainworks.errors import UsageError
+from trainworks.plan.local.plan import choose_processes
+from trainworks.record.environment import HostFacts
+from trainworks.record.resolved import Processes
+from trainworks.spec.command import Resources
+from trainworks.spec.run_file import RunFile
+from trainworks.units import format_bytes
+
+__all__ = ["ResourceError", "choose_command_processes"]
+
+_LAUNCHERS = re.compile(r"(?:^|[\s;&|(])(torchrun|deepspeed|mpirun|mpiexec|horovodrun)\s")
+_ONCE_PER_NODE = {"torchrun": "--nproc-per-node", "deepspeed": "--num_gpus"}
+"""Launchers that start once per node, and their option for the ranks there; the others start once."""
+
+
+class ResourceError(UsageError):
+    """This machine has less than the command asks for.
+
+    Args:
+        field: the key of `resources` to blame, so that its line can be named.
+    """
+
+    def __init__(self, message: str, *, field: str, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.field = field
+
+
+def choose_command_processes(run_file: RunFile, host: HostFacts) -> Processes:
+    """How often a command starts, on how many nodes, with how many threads and accelerators each.
+
+    Raises:
+        ResourceError: the machine has less than `resources` asks for.
+        UsageError: a launcher would be started once per rank.
+    """
+    starts, nodes = run_file.starts, run_file.nodes
+    resources = run_file.resources or Resources()
+    asked = _accelerators_per_node(resources, host, nodes)
+    _check_size(resources, host, nodes)
+    shared = len(host.accelerators) // nodes if starts == "per_node" else 0
+    per_node = _processes_per_node(run_file, host, asked)
+    chosen = choose_processes(
+        run_file.with_ranks(nodes, per_node), num_cores=host.num_cores, num_accelerators=len(host.accelerators)
+    )
+    _check_launcher(run_file.run or "", chosen, starts)
+    each = asked or shared
+    threads = max(1, host.num_cores // (nodes * max(1, each))) if starts == "per_node" else chosen.threads_per_process
+    return chosen.model_copy(update={"starts": starts, "accelerators_per_node": each, "threads_per_process": threads})
+
+
+def _processes_per_node(run_file: RunFile, host: HostFacts, asked: int) -> int | None:
+    """As written; else one where the command makes the ranks, and under MPI a slot per accelerator or per core."""
+    if run_file.cluster.processes_per_node != "auto":
+        return None
+    if run_file.starts == "per_node":
+        return 1
+    if run_file.starts == "once":
+        return max(1, asked or (len(host.accelerators) or host.num_cores) // run_file.nodes)
+    return None
+
+
+def _accelerators_per_node(resources: Resources, host: HostFacts, nodes: int) -> int:
+    """Of the first alternative that this machine can give to every node; 0 if none is asked for."""
+    if resources.accelerators is None:
+        return 0
+    for request in resources.accelerators:
+        if nodes * request.count <= sum(_is_called(request.name, device.name) for device in host.accelerators):
+            return request.count
+    wanted = " or ".join(f"{nodes * request.count} {request.name}" for request in resources.accelerators)
+    each = f" ({nodes} nodes)" if nodes > 1 else ""
+    raise ResourceError(
+        f"{wanted}{each} asked for, and this machine has {_present(host)}",
+        field="accelerators",
+        hint="leave `accelerators` out to run here as it is; plan for other machines with `trainworks size`",
+    )
+
+
+def _present(host: HostFacts) -> str:
+    names = [device.name for device in host.accelerators]
+    return ", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(names)) or "no accelerator"
+
+
+def _is_called(wanted: str, name: str) -> bool:
+    """Whether a driver's name is that of `A100`, `A100-80GB` or `H100-SXM`: all parts of it, `SXM` for any `SXM4`."""
+    parts = re.split(r"[\s_-]+", name.lower())
+    return all(
+        part in parts or (part.isalpha() and any(re.fullmatch(rf"{part}\d+", other) for other in parts))
+        for part in re.split(r"[_-]+", wanted.lower())
+    )
+
+
+def _check_size(resources: Resources, host: HostFacts, nodes: int) -> None:
+    cores = (resources.cpus or 0) * nodes
+    if cores > host.num_cores:
+        raise ResourceError(f"{cores:g} cores asked for, and this machine has {host.num_cores}", field="cpus")
+    memory_bytes = (resources.memory or 0) * nodes * 1e9
+    if memory_bytes > host.memory_bytes:
+        asked, present = format_bytes(int(memory_bytes)), format_bytes(host.memory_bytes)
+        raise ResourceError(f"{asked} of memory asked for, and this machine has {present}", field="memory")
+
+
+def _check_launcher(script: str, processes: Processes, starts: str) -> None:
+    """A launcher makes the ranks of its node, or of all; started once per rank it would make too many."""
+    found = _LAUNCHERS.search(script)
+    if found is None or starts != "per_rank" or processes.processes_per_node == 1:
+        return
+    launcher, per_node = found[1], _ONCE_PER_NODE.get(found[1])
+    instead = (
+        f"start it once per node (--nproc 1) and give {launcher} {per_node}" if per_node else "set `framework: mpi`"
+    )
+    raise UsageError(
+        f"{launcher} would be started {processes.processes_per_node} times on each node",
+        hint=f"{instead}, or start the script itself",
+    )

@@ -1,0 +1,129 @@
+"""The plan of a model that no formula describes: layouts to try, and what a trial of one says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trainworks.errors import LayoutError, UsageError
+from trainworks.plan.checkpoint import checkpoint_interval
+from trainworks.record.resolved import MemoryTerms, ModelShape, Plan, Processes
+from trainworks.record.trial import Trial
+from trainworks.spec.layout import Layout, ResolvedLayout, divisors, resolve_layout
+from trainworks.spec.run_file import RunFile, Workload
+
+__all__ = ["check_own_optimizer", "make_measured_plan", "measured_layouts"]
+
+_START_S = 6.0
+"""From launch to the first step: importing torch, building the model, meeting the other ranks."""
+_SAVE_FIXED_S = 0.02
+_SAVE_BYTES_PER_S = 1e9
+"""Of the copy for which training stands still: a cautious guess, not measured."""
+_LOG_INTERVAL_S = 1.0
+_MAX_LOG_STEPS = 50
+_LARGEST_MICRO_BATCH = 64
+"""Samples, where the run file leaves it open."""
+_SURGERY = ("tp", "pp", "cp", "ep")
+_ONLY_WITH = {"sequence_parallel": "tp", "interleave": "pp", "zero_bubble": "pp", "stage_layers": "pp"}
+
+
+def measured_layouts(workload: Workload, wanted: Layout | None, *, world_size: int) -> Iterator[ResolvedLayout]:
+    """Layouts in the order in which they are worth trying: replicas before shards, large micro-batches before small.
+
+    Raises:
+        LayoutError: the wanted one does not fit the ranks or the batch, or would have to cut the model's layers.
+    """
+    options = [wanted] if wanted else [Layout(dp_replicate=world_size), Layout(dp_shard=world_size)]
+    for degrees in options[: 1 if world_size == 1 else None]:
+        _check_uncut(degrees)
+        micro = degrees.micro_batch
+        if micro != "auto":
+            yield _resolved(degrees, workload, world_size, micro)
+            continue
+        per_rank = workload.global_batch // _resolved(degrees, workload, world_size, 1).dp
+        sizes = [size for size in divisors(per_rank) if size <= _LARGEST_MICRO_BATCH]
+        for size in reversed(sizes):
+            yield _resolved(degrees, workload, world_size, size)
+
+
+def _check_uncut(layout: Layout) -> None:
+    for axis in _SURGERY:
+        if getattr(layout, axis) > 1:
+            raise LayoutError(
+                f"{axis} ({getattr(layout, axis)}) cuts the layers of a model; those of a causal-lm alone can be cut",
+                field=axis,
+                hint="use `dp_shard` to spread the model, `dp_replicate` to copy it, or both",
+            )
+    for option, axis in _ONLY_WITH.items():
+        if getattr(layout, option) not in ("auto", None, False, 1):
+            raise LayoutError(f"{option} goes with {axis}, and {axis} is 1", field=option, hint="leave it out")
+
+
+def _resolved(degrees: Layout, workload: Workload, world_size: int, micro_batch: int) -> ResolvedLayout:
+    return resolve_layout(degrees, world_size=world_size, global_batch=workload.global_batch, micro_batch=micro_batch)
+
+
+def check_own_optimizer(workload: Workload, trial: Trial) -> None:
+    """The run file says nothing of an optimizer that the module builds.
+
+    Raises:
+        UsageError: it does.
+    """
+    written = [name for name in ("betas", "eps", "weight_decay") if name in workload.optimizer.model_fields_set]
+    if trial.own_optimizer and written:
+        raise UsageError(
+            f"`optimizer.{written[0]}` is for AdamW, and the module builds its own optimizer",
+            hint="write it into `build_optimizer`; schedule, warm-up and clipping stay in the run file",
+        )
+
+
+def make_measured_plan(run_file: RunFile, layout: ResolvedLayout, processes: Processes, trial: Trial) -> Plan:
+    """The run as the trial went: step time and memory are measured, the sum over the steps is arithmetic."""
+    workload = run_file.workload
+    assert workload is not None
+    step_s = trial.step_time.total_s
+    save_s = _SAVE_FIXED_S + trial.checkpoint_bytes / processes.world_size / _SAVE_BYTES_PER_S
+    every_steps, every_s = checkpoint_interval(
+        run_file.checkpoint.every, save_s=save_s, node_mttf_s=run_file.recover.node_mttf, num_nodes=processes.nodes
+    )
+    steps = _num_steps(workload, trial)
+    train_s = steps * step_s
+    interval_s = every_s or (every_steps or 1) * step_s
+    return Plan(
+        model=ModelShape.of_size(trial.num_parameters),
+        layout=layout,
+        num_steps=steps,
+        tokens_per_step=workload.global_batch * workload.data.sequence_length,
+        model_flops_per_token=trial.flops_per_sample / workload.data.sequence_length,
+        peak_flops_per_s=None,
+        peak_source="none: the plan of this model is measured, not predicted",
+        step_time=trial.step_time,
+        memory=_memory(trial, processes),
+        checkpoint_bytes=trial.checkpoint_bytes,
+        checkpoint_every_steps=every_steps,
+        checkpoint_every_s=every_s,
+        log_every_steps=max(1, min(_MAX_LOG_STEPS, round(_LOG_INTERVAL_S / step_s))),
+        run_time_s=_START_S + train_s + (train_s // interval_s + 1) * save_s,
+    )
+
+
+def _num_steps(workload: Workload, trial: Trial) -> int:
+    wanted = workload.train_for
+    if wanted.unit == "steps":
+        return wanted.amount
+    if wanted.unit == "tokens":
+        return -(-wanted.amount // (workload.global_batch * workload.data.sequence_length))
+    return max(1, wanted.amount * trial.num_samples // workload.global_batch)
+
+
+def _memory(trial: Trial, processes: Processes) -> MemoryTerms:
+    """Activations are what the measured peak leaves to them; the copy of a checkpoint comes on top."""
+    states = trial.weights_bytes + trial.gradients_bytes + trial.optimizer_bytes
+    return MemoryTerms(
+        baseline_bytes=trial.baseline_bytes,
+        weights_bytes=trial.weights_bytes,
+        gradients_bytes=trial.gradients_bytes,
+        optimizer_bytes=trial.optimizer_bytes,
+        activations_bytes=max(0, trial.peak_bytes - trial.baseline_bytes - states),
+        logits_bytes=0,
+        checkpoint_bytes=trial.weights_bytes + trial.optimizer_bytes,
+    )

@@ -1,0 +1,44 @@
+"""What a layout takes: memory and time together, from what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from trainworks.plan.local.memory import predict_memory
+from trainworks.plan.local.step_time import predict_step_time
+from trainworks.record.calibration import Calibration
+from trainworks.record.resolved import MemoryTerms, ModelShape, StepTimeTerms
+from trainworks.spec.layout import ResolvedLayout
+from trainworks.spec.run_file import Workload
+
+__all__ = ["Price", "Pricing", "pricing"]
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What a layout takes on its fullest rank, as predicted."""
+
+    memory: MemoryTerms
+    step_time: StepTimeTerms
+
+
+Pricing = Callable[[ResolvedLayout], Price]
+
+
+def pricing(workload: Workload, shape: ModelShape, calibration: Calibration) -> Pricing:
+    """Prices of this workload on this machine."""
+    length = workload.data.sequence_length
+
+    def price(layout: ResolvedLayout) -> Price:
+        memory = predict_memory(
+            shape,
+            layout,
+            sequence_length=length,
+            precision=workload.precision,
+            baseline_bytes=calibration.baseline_bytes,
+            device=calibration.device,
+        )
+        return Price(memory, predict_step_time(shape, layout, calibration, sequence_length=length))
+
+    return price

@@ -1,0 +1,153 @@
+"""What a run that ran out of memory could do instead: neighbouring layouts, with what each saves and costs.
+
+A neighbour moves a factor from one axis to another, takes a smaller micro-batch, or switches on an option that saves
+memory. Whatever the validation of a layout accepts is tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from trainworks.errors import TrainworksError
+from trainworks.plan.local.layout import choose_layout
+from trainworks.plan.local.pricing import Pricing
+from trainworks.record.resolved import ModelShape
+from trainworks.spec.layout import MESH_AXES, Layout, ResolvedLayout, divisors
+from trainworks.spec.run_file import Workload
+
+__all__ = ["Remedy", "as_written", "cheapest_remedies", "neighbours"]
+
+_SAVING_OPTIONS: Mapping[str, tuple[object, ...]] = {
+    "zero": (2, 3),
+    "sequence_parallel": (True,),
+    "recompute": ("selective", "full"),
+    "offload_optimizer": (True,),
+    "offload_activations": (True,),
+}
+"""Options of a layout that save memory, and their values from the lightest to the strongest."""
+_NO_LIMIT = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """One way to need less."""
+
+    changes: dict[str, Any]
+    """Fields of the layout that are other than they were."""
+    layout: ResolvedLayout
+    saves_bytes: int
+    step_time_ratio: float
+    """Predicted step time over that of the layout as it is; below 1 it is even faster."""
+    is_enough: bool
+    """Whether it saves as much as is needed."""
+
+
+def cheapest_remedies(
+    workload: Workload,
+    shape: ModelShape,
+    layout: ResolvedLayout,
+    price: Pricing,
+    *,
+    needed_bytes: int,
+    count: int = 3,
+) -> tuple[Remedy, ...]:
+    """The cheapest neighbours that save at least `needed_bytes`; where too few do, those that save most follow.
+
+    Of remedies that change the same fields only the best is given. One that changes more than another that is enough
+    comes after all that do not.
+    """
+    now = price(layout)
+    found = []
+    for changes, other in neighbours(workload, shape, layout, price):
+        after = price(other)
+        saves_bytes = now.memory.total_bytes - after.memory.total_bytes
+        ratio = after.step_time.total_s / now.step_time.total_s
+        found.append(Remedy(changes, other, saves_bytes, ratio, is_enough=saves_bytes >= needed_bytes))
+    best: dict[frozenset[str], Remedy] = {}
+    for remedy in sorted((remedy for remedy in found if remedy.saves_bytes > 0), key=_preference):
+        best.setdefault(frozenset(remedy.changes), remedy)
+    enough = [fields for fields, remedy in best.items() if remedy.is_enough]
+    ordered = sorted(best.items(), key=lambda item: (not item[1].is_enough, any(fields < item[0] for fields in enough)))
+    return tuple(remedy for _, remedy in ordered[:count])
+
+
+def _preference(remedy: Remedy) -> tuple[Any, ...]:
+    """Enough ones first, by cost to a percent, then by how little they change; the others by what they save."""
+    if remedy.is_enough:
+        return 0, round(remedy.step_time_ratio, 2), len(remedy.changes), -remedy.saves_bytes
+    return 1, -remedy.saves_bytes, len(remedy.changes), remedy.step_time_ratio
+
+
+def neighbours(
+    workload: Workload, shape: ModelShape, layout: ResolvedLayout, price: Pricing
+) -> Iterator[tuple[dict[str, Any], ResolvedLayout]]:
+    """Layouts that differ in the degrees of two axes, the micro-batch, one option, or one of each of these.
+
+    Each of the changes saves memory by itself.
+    """
+    now = price(layout).memory.total_bytes
+
+    def saves(changes: dict[str, Any]) -> bool:
+        accepted = _accepted(workload, shape, layout, changes)
+        return accepted is not None and price(accepted).memory.total_bytes < now
+
+    kinds = (_moved_axes(layout), _smaller_sizes(layout), _switched_options(layout))
+    for parts in product(*([{}, *filter(saves, kind)] for kind in kinds)):
+        changes = {name: value for part in parts for name, value in part.items()}
+        if changes and (accepted := _accepted(workload, shape, layout, changes)) is not None:
+            yield changes, accepted
+
+
+def _smaller_sizes(layout: ResolvedLayout) -> Iterator[dict[str, Any]]:
+    per_rank = layout.micro_batch * layout.grad_accum_steps
+    yield from ({"micro_batch": size} for size in divisors(per_rank) if size < layout.micro_batch)
+
+
+def _moved_axes(layout: ResolvedLayout) -> Iterator[dict[str, Any]]:
+    """A factor that goes from one axis to another."""
+    for source, target in product(MESH_AXES, MESH_AXES):
+        for factor in divisors(getattr(layout, source))[1:] if source != target else ():
+            yield {
+                source: getattr(layout, source) // factor,
+                target: getattr(layout, target) * factor,
+            }
+
+
+def _switched_options(layout: ResolvedLayout) -> Iterator[dict[str, Any]]:
+    for option, values in _SAVING_OPTIONS.items():
+        present = getattr(layout, option)
+        stronger = values[values.index(present) + 1 :] if present in values else values
+        yield from ({option: value} for value in stronger)
+
+
+def _accepted(
+    workload: Workload, shape: ModelShape, layout: ResolvedLayout, changes: Mapping[str, Any]
+) -> ResolvedLayout | None:
+    """The changed layout as it would be trained; None if it would be refused."""
+    try:
+        return choose_layout(
+            workload,
+            shape,
+            Layout.model_validate({**as_written(layout), **changes}),
+            world_size=layout.world_size,
+            memory_per_rank_bytes=_NO_LIMIT,
+            baseline_bytes=0,
+        )
+    except (TrainworksError, ValueError):
+        return None
+
+
+def as_written(layout: ResolvedLayout) -> dict[str, Any]:
+    """A resolved layout as a run file has it: without degrees of 1, and without options at their defaults, which may
+    follow other ones.
+    """
+    fields = ResolvedLayout.model_fields
+    values = {name: getattr(layout, name) for name in Layout.model_fields if name in fields}
+    return {
+        name: value
+        for name, value in values.items()
+        if value != (Layout.model_fields[name].default if fields[name].is_required() else fields[name].default)
+    }

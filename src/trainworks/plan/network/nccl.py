@@ -1,0 +1,50 @@
+"""What NCCL has to be told about a network, beyond what it finds out.
+
+It finds adapters, rails, PCIe distances, peer access and in-node switches by itself, and a setting that repeats them
+goes wrong when a node changes: `NCCL_IB_HCA=mlx5_0`, often copied, takes one adapter of eight. So little is set, each
+thing with its reason. Source: NCCL User Guide, Environment Variables; aws-ofi-nccl.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainworks.catalog.cluster import ClusterDescription
+
+__all__ = ["NcclSetting", "nccl_settings"]
+
+_VENDORS = ("NVIDIA", "AMD")
+"""AMD's RCCL reads the same variables."""
+_WIDE_BYTES_PER_S = 100e9 / 8
+"""Of one adapter: more than the sockets that NCCL opens by itself carry."""
+
+
+@dataclass(frozen=True, slots=True)
+class NcclSetting:
+    """One variable of the ranks' environment."""
+
+    name: str
+    value: str
+    why: str
+
+
+def nccl_settings(cluster: ClusterDescription) -> tuple[NcclSetting, ...]:
+    """The variables that ranks on this cluster need; none on one node.
+
+    >>> from trainworks.catalog.cluster import parse_cluster
+    >>> [setting.name for setting in nccl_settings(parse_cluster("16 nodes of DGX H100 with SHARP"))]
+    ['NCCL_COLLNET_ENABLE']
+    >>> nccl_settings(parse_cluster("16 nodes of DGX H100"))
+    ()
+    """
+    if cluster.num_nodes == 1 or cluster.accelerator.vendor not in _VENDORS:
+        return ()
+    settings = []
+    if cluster.in_network_reduction:
+        settings.append(NcclSetting("NCCL_COLLNET_ENABLE", "1", "the switches add up, which NCCL does not ask for"))
+    if cluster.network == "EFA":
+        settings.append(NcclSetting("FI_PROVIDER", "efa", "libfabric may take TCP otherwise"))
+    if cluster.network == "TCP" and cluster.nics and cluster.node_bytes_per_s / cluster.nics >= _WIDE_BYTES_PER_S:
+        why = "one TCP stream does not fill such an adapter"
+        settings += [NcclSetting("NCCL_SOCKET_NTHREADS", "4", why), NcclSetting("NCCL_NSOCKS_PERTHREAD", "4", why)]
+    return tuple(settings)
