@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainworks.record.resolved import Processes
 
-__all__ = ["agent_environment", "rank_environment"]
+__all__ = ["accelerators_per_node", "agent_environment", "rank_environment"]
 
 _KEEP_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
 """By default glibc gives each freed activation back to the kernel, and the next step pays a page fault per 4 KiB."""
@@ -14,6 +14,13 @@ def agent_environment(processes: Processes) -> dict[str, str]:
     """Variables of a node agent of the trainer, which its ranks inherit; read once, when a process starts."""
     threads = {"OMP_NUM_THREADS": str(processes.threads_per_process)}
     return threads if processes.device == "cuda" else threads | _KEEP_FREED_MEMORY
+
+
+def accelerators_per_node(processes: Processes) -> int:
+    """Accelerators that the processes of one node have together."""
+    if processes.device != "cuda":
+        return 0
+    return processes.accelerators_per_node or processes.processes_per_node
 
 
 def rank_environment(
@@ -53,7 +60,7 @@ def rank_environment(
         "SKYPILOT_NODE_RANK": str(node),
         "SKYPILOT_NUM_NODES": str(processes.nodes),
         "SKYPILOT_NODE_IPS": "\n".join([address] * processes.nodes),
-        "SKYPILOT_NUM_GPUS_PER_NODE": str(per_node if processes.device == "cuda" else 0),
+        "SKYPILOT_NUM_GPUS_PER_NODE": str(accelerators_per_node(processes)),
         "TRAINWORKS_ATTEMPT": str(attempt),
         "OMP_NUM_THREADS": str(processes.threads_per_process),
         "PYTHONUNBUFFERED": "1",

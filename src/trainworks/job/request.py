@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trainworks.record.resolved import Processes, ResolvedRun
+from trainworks.spec.command import Framework
 from trainworks.spec.run_file import RunFile
 
 __all__ = ["JobRequest", "job_request", "max_restarts"]
@@ -23,6 +24,8 @@ class JobRequest:
     max_restarts: int
     rendezvous_port: int
     """Port that the ranks meet at; 0 takes a free one."""
+    framework: Framework | None = None
+    """Of a command; torch when None."""
     longest_pause_s: float = 0.0
     """Predicted time in which a workload may not look up: one logging interval."""
 
@@ -36,6 +39,7 @@ def job_request(resolved: ResolvedRun) -> JobRequest:
         processes=resolved.processes,
         max_restarts=max_restarts(resolved.run_file),
         rendezvous_port=resolved.run_file.cluster.rendezvous_port,
+        framework=resolved.run_file.framework,
         longest_pause_s=plan.log_every_steps * plan.step_time.total_s if plan else 0.0,
     )
 
