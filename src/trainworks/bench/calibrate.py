@@ -8,10 +8,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from pydantic import ValidationError
-
+from trainworks.bench.remembered import remembered
 from trainworks.errors import EnvironmentProblem, MissingExtraError
-from trainworks.files import write_atomic
 from trainworks.host import process
 from trainworks.record.calibration import Calibration, CalibrationRequest
 from trainworks.record.environment import HostFacts
@@ -19,6 +17,8 @@ from trainworks.record.environment import HostFacts
 __all__ = ["calibrate"]
 
 _TIMEOUT_S = 300
+_METHOD = 3
+"""Counts the changes of what is measured: an answer of another method is none."""
 
 
 def calibrate(
@@ -45,12 +45,7 @@ def calibrate(
     if "torch" not in host.packages:
         raise MissingExtraError("torch", "train")
     known = cache / f"{_key(request, host)}.json"
-    if not again and (remembered := _read(known)):
-        return remembered
-    calibration = _run(request, environment)
-    cache.mkdir(parents=True, exist_ok=True)
-    write_atomic(known, calibration.model_dump_json(indent=2) + "\n")
-    return calibration
+    return remembered(known, Calibration, lambda: _run(request, environment), again=again)
 
 
 def _run(request: CalibrationRequest, environment: Mapping[str, str]) -> Calibration:
@@ -63,14 +58,7 @@ def _run(request: CalibrationRequest, environment: Mapping[str, str]) -> Calibra
     return Calibration.model_validate_json(output.stdout.splitlines()[-1])
 
 
-def _read(path: Path) -> Calibration | None:
-    try:
-        return Calibration.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError):
-        return None
-
-
 def _key(request: CalibrationRequest, host: HostFacts) -> str:
     accelerators = [accelerator.name for accelerator in host.accelerators]
-    facts = [2, request.model_dump(), host.hostname, host.processor, host.num_cores, accelerators, host.packages]
+    facts = [_METHOD, request.model_dump(), host.hostname, host.processor, host.num_cores, accelerators, host.packages]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]

@@ -6,19 +6,21 @@ bandwidth and cores when they train.
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import socket
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from multiprocessing.queues import SimpleQueue
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.nn import functional
 
+from trainworks.host import memory
 from trainworks.host.network import LOOPBACK, listen
 from trainworks.record.calibration import Calibration, CalibrationRequest, GemmRate
 from trainworks.worker import preloaded
@@ -28,7 +30,14 @@ __all__ = ["measure"]
 IMPORTED_FOR_ITS_MEMORY = preloaded
 """A rank of a training run has it resident, so the baseline must have it too."""
 
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_DTYPES = {
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp8": torch.bfloat16,
+}
+"""Of what the products take; fp8 is cast to within them."""
 _SECONDS_EACH = 0.15
 _STREAM_ELEMENTS = 1 << 24
 _OPTIMIZER_TENSORS = (1 << 20,) * 8
@@ -73,9 +82,12 @@ def _rank(rank: int, request: CalibrationRequest, listener: socket.socket, resul
 def _measure(request: CalibrationRequest, device: torch.device) -> Calibration:
     started = time.perf_counter()
     dtype = _DTYPES[request.precision]
-    gemms = tuple(_gemm(shape, dtype, device) for shape in request.gemm_shapes)
+    if request.precision == "tf32":
+        torch.set_float32_matmul_precision("high")
+    product = _gemm_in_fp8 if request.precision == "fp8" else _gemm
+    gemms = tuple(product(shape, dtype, device) for shape in request.gemm_shapes)
     attention = _attention(request, dtype, device)
-    memory, optimizer, overhead = _stream(device), _optimizer(device), _op_overhead(device)
+    stream, optimizer, overhead = _stream(device), _optimizer(device), _op_overhead(device)
     latency, bandwidth = _all_reduce(device)
     return Calibration(
         device=request.device,
@@ -84,7 +96,7 @@ def _measure(request: CalibrationRequest, device: torch.device) -> Calibration:
         threads_per_rank=request.threads_per_rank,
         gemms=gemms,
         attention_flops_per_s=attention,
-        memory_bytes_per_s=memory,
+        memory_bytes_per_s=stream,
         optimizer_params_per_s=optimizer,
         op_overhead_s=overhead,
         all_reduce_latency_s=latency,
@@ -109,10 +121,28 @@ def _median_s(action: Callable[[], object], device: torch.device) -> float:
 
 
 def _gemm(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> GemmRate:
+    """Of a linear layer's three products: a CPU without units for 16 bits does some of them seven times slower."""
+    m, n, k = shape
+    x, weight = torch.randn(m, k, device=device, dtype=dtype), torch.randn(n, k, device=device, dtype=dtype)
+    grad = torch.randn(m, n, device=device, dtype=dtype)
+
+    def products() -> tuple[torch.Tensor, ...]:
+        return functional.linear(x, weight), grad @ weight, grad.T @ x
+
+    return GemmRate(m=m, n=n, k=k, flops_per_s=3 * 2 * m * n * k / _median_s(products, device))
+
+
+def _gemm_in_fp8(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> GemmRate:
+    """With the casts that training does before each product, under a scale per tensor."""
     m, n, k = shape
     left, right = torch.randn(m, k, device=device, dtype=dtype), torch.randn(n, k, device=device, dtype=dtype)
-    seconds = _median_s(lambda: functional.linear(left, right), device)
-    return GemmRate(m=m, n=n, k=k, flops_per_s=2 * m * n * k / seconds)
+    one = torch.ones((), device=device)
+
+    def product() -> torch.Tensor:
+        left_8, right_8 = left.to(torch.float8_e4m3fn), right.to(torch.float8_e4m3fn)
+        return torch._scaled_mm(left_8, right_8.T, scale_a=one, scale_b=one, out_dtype=dtype)
+
+    return GemmRate(m=m, n=n, k=k, flops_per_s=2 * m * n * k / _median_s(product, device))
 
 
 def _attention(request: CalibrationRequest, dtype: torch.dtype, device: torch.device) -> float:
@@ -185,8 +215,11 @@ def _collective_s(buffer: torch.Tensor, repeats: int = 12) -> float:
 
 
 def _resident_bytes() -> int:
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return pages * 4096
+    """What stays resident once the tensors of the measurements are gone; glibc would keep their memory for the next."""
+    gc.collect()
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
+        trim(0)
+    return memory.resident_bytes()
 
 
 if __name__ == "__main__":

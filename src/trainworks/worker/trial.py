@@ -1,0 +1,259 @@
+"""Try a model for a few steps: `python -m trainworks.worker.trial REQUEST_JSON PARENT_PID`.
+
+Prints one Trial as JSON, or `{"error": .., "hint": .., "place": ..}`. The ranks are those of the run: same layout, same
+threads, same data; nothing is written.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Iterable
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from trainworks.errors import TrainworksError
+from trainworks.host import memory
+from trainworks.host.network import LOOPBACK, listen
+from trainworks.host.process import die_with, die_with_parent
+from trainworks.record.resolved import StepTimeTerms
+from trainworks.record.trial import Trial, TrialRequest
+from trainworks.spec.run_file import Guard
+from trainworks.worker import preloaded
+from trainworks.worker.data.reader import BatchReader
+from trainworks.worker.failure import explain
+from trainworks.worker.loop import on_device, warm_up
+from trainworks.worker.mesh import Mesh
+from trainworks.worker.optimizer import StepOptimizer
+from trainworks.worker.parallel.build import Parallel, Setup
+from trainworks.worker.tasks import Opened, open_task
+from trainworks.worker.timing import StepMarks, Timeline
+
+__all__ = ["try_out"]
+
+IMPORTED_FOR_ITS_MEMORY = preloaded
+"""A rank of a training run has it resident, so the baseline must have it too."""
+
+_SECONDS = 1.0
+_MOST_STEPS, _FEWEST_STEPS = 20, 3
+_FIRST = 1
+"""Steps that are not counted: caches are cold, and the optimizer makes its state."""
+
+
+def try_out(request: TrialRequest) -> dict[str, object]:
+    """What rank 0 measured, or what is wrong; no process is left behind."""
+    context = multiprocessing.get_context("fork")
+    listener = listen()
+    pipes = [context.Pipe(duplex=False) for _ in range(request.processes.world_size)]
+    ranks = [
+        context.Process(target=_rank, args=(rank, request, listener, pipe, os.getpid()))
+        for rank, (_, pipe) in enumerate(pipes)
+    ]
+    for process, (_, writing) in zip(ranks, pipes, strict=True):
+        process.start()
+        writing.close()
+    try:
+        return _first_word([reading for reading, _ in pipes])
+    finally:
+        for process in ranks:
+            process.kill()
+            process.join()
+
+
+def _first_word(pipes: list[Connection]) -> dict[str, object]:
+    """The error of whoever has one, else what rank 0 says."""
+    waiting = list(pipes)
+    said: dict[str, object] = {}
+    while waiting:
+        for pipe in wait(waiting):
+            assert isinstance(pipe, Connection)
+            waiting.remove(pipe)
+            try:
+                word: dict[str, object] = pipe.recv()
+            except EOFError:
+                word = {
+                    "error": "a rank was killed, most likely because the memory is full",
+                    "hint": None,
+                    "cause": "oom",
+                }
+            if "error" in word:
+                return word
+            said = word if pipe is pipes[0] else said
+    return said
+
+
+def _rank(rank: int, request: TrialRequest, listener: socket.socket, pipe: Connection, parent: int) -> None:
+    die_with(parent)
+    os.dup2(2, 1)  # what a module prints is talk
+    try:
+        _join(rank, request, listener)
+        trial = _measure(request, _device(request, rank))
+        dist.barrier()
+        pipe.send(trial.model_dump(mode="json"))
+    except BaseException as error:
+        traceback.print_exception(error)
+        failure = explain(error)
+        if failure.cause != "peer_lost":  # whoever caused that says why
+            pipe.send({"error": failure.message, "hint": failure.hint, "place": failure.place, "cause": failure.cause})
+    signal.pause()  # until all have spoken: a rank that leaves takes its store along
+
+
+def _device(request: TrialRequest, rank: int) -> torch.device:
+    return torch.device("cuda", rank) if request.processes.device == "cuda" else torch.device("cpu")
+
+
+def _join(rank: int, request: TrialRequest, listener: socket.socket) -> None:
+    world_size = request.processes.world_size
+    store = dist.TCPStore(
+        LOOPBACK,
+        listener.getsockname()[1],
+        is_master=rank == 0,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach() if rank == 0 else None,
+    )
+    if request.processes.device == "cuda":
+        torch.cuda.set_device(rank)
+    dist.init_process_group(request.processes.backend, store=store, rank=rank, world_size=world_size)
+    torch.set_num_threads(request.processes.threads_per_process)
+
+
+def _measure(request: TrialRequest, device: torch.device) -> Trial:
+    started = time.perf_counter()
+    workload, layout = request.workload, request.layout
+    baseline = _resident(device)
+    mesh = Mesh(layout, device.type)
+    folder = Path(request.data_folder) if request.data_folder else None
+    opened = open_task(workload, mesh, data_folder=folder)
+    timeline = Timeline(device)
+    setup = Setup(mesh=mesh, device=device, precision=workload.precision, compiled=workload.compile, timeline=timeline)
+    parallel = opened.task.build(setup)
+    flops = _warm_up(parallel, opened, timeline, device, counted=not workload.compile and layout.recompute == "none")
+    optimizer = StepOptimizer(
+        parallel.parts,
+        mesh,
+        workload.optimizer,
+        num_steps=_MOST_STEPS,
+        precision=workload.precision,
+        device=device,
+        guard=Guard(),
+        build=opened.build_optimizer,
+    )
+    steps = _steps(request, opened, parallel, optimizer, timeline, device)
+    weights = [each.local for each in optimizer.parameters]
+    states = [value for state in optimizer.adamw.state.values() for value in state.values()]
+    of_rank = _bytes(states)
+    return Trial(
+        num_parameters=sum(parameter.numel() for part in parallel.parts for parameter in part.parameters()),
+        num_samples=len(opened.dataset),
+        flops_per_sample=flops / layout.micro_batch,
+        step_time=steps,
+        baseline_bytes=baseline,
+        weights_bytes=_bytes(weights),
+        gradients_bytes=_bytes(weights),
+        optimizer_bytes=of_rank,
+        peak_bytes=max(baseline, memory.peak_bytes() if device.type == "cpu" else torch.cuda.max_memory_allocated()),
+        checkpoint_bytes=_whole_bytes(parallel) + of_rank * layout.dp_shard,
+        own_optimizer=opened.build_optimizer is not None,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _warm_up(parallel: Parallel, opened: Opened, timeline: Timeline, device: torch.device, *, counted: bool) -> int:
+    if not counted:
+        warm_up(parallel, opened.task, timeline, device)
+        return 0
+    with FlopCounterMode(display=False) as counter:
+        warm_up(parallel, opened.task, timeline, device)
+    return int(counter.get_total_flops())
+
+
+def _steps(
+    request: TrialRequest,
+    opened: Opened,
+    parallel: Parallel,
+    optimizer: StepOptimizer,
+    timeline: Timeline,
+    device: torch.device,
+) -> StepTimeTerms:
+    """Medians over as many steps as fit into a second; all ranks make the same number."""
+    reader = _reader(request, opened, parallel.mesh)
+    durations: list[list[float]] = []
+    num_steps = _FIRST + _FEWEST_STEPS
+    while len(durations) < num_steps:
+        marks = StepMarks(timeline.mark())
+        batch = on_device(reader.next_batch(), device)
+        marks.data = timeline.mark()
+        scale = optimizer.loss_scale.per_micro_batch(request.layout.grad_accum_steps)
+        loss = parallel.gradients(*opened.task.split(batch), scale=scale)
+        marks.waits = timeline.take_waits()
+        marks.gradients = timeline.mark()
+        optimizer.step(len(durations), loss)
+        marks.optimizer = marks.end = timeline.mark()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        durations.append(marks.durations())
+        if len(durations) == _FIRST + 1:
+            num_steps = _FIRST + _agreed_steps(durations[-1][0], device)
+    reader.close()
+    step = [statistics.median(column) for column in zip(*durations[_FIRST:], strict=True)]
+    return StepTimeTerms(data_s=step[1], compute_s=step[2], communication_s=step[3], optimizer_s=step[4])
+
+
+def _agreed_steps(step_s: float, device: torch.device) -> int:
+    wanted: Tensor = torch.tensor(min(_MOST_STEPS, max(_FEWEST_STEPS, round(_SECONDS / step_s))), device=device)
+    dist.broadcast(wanted, src=0)
+    return int(wanted.item())
+
+
+def _reader(request: TrialRequest, opened: Opened, mesh: Mesh) -> BatchReader:
+    return BatchReader(
+        opened.dataset,
+        seed=request.workload.seed,
+        global_batch=request.workload.global_batch,
+        micro_batch=request.layout.micro_batch,
+        dp_rank=mesh.dp_rank,
+        dp=request.layout.dp,
+        first_step=0,
+        last_step=_FIRST + _MOST_STEPS,
+    )
+
+
+def _bytes(tensors: Iterable[object]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors if isinstance(tensor, Tensor))
+
+
+def _whole_bytes(parallel: Parallel) -> int:
+    """Of weights and buffers, which know their size as a whole."""
+    return _bytes([tensor for part in parallel.parts for tensor in part.state_dict().values()])
+
+
+def _resident(device: torch.device) -> int:
+    return memory.resident_bytes() if device.type == "cpu" else torch.cuda.memory_allocated()
+
+
+def main(request: str, parent: str) -> int:
+    """Print what was found."""
+    die_with_parent(signal.SIGKILL, int(parent))
+    try:
+        word = try_out(TrialRequest.model_validate_json(request))
+    except TrainworksError as error:
+        word = {"error": error.message, "hint": error.hint, "place": error.place}
+    print(json.dumps(word), flush=True)  # noqa: T201
+    return 0
+
+
+if __name__ == "__main__":
+    code = main(*sys.argv[1:])
+    os._exit(code)  # torch's store threads abort a process that ends in good order, now and then
