@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from tests.fakes import FakeClock, job, processes
@@ -18,6 +19,8 @@ REQUESTS = {
     "runs/with space/demo-1": JobRequest(
         run_id="demo-1", kind="training", processes=processes(2, 4), max_restarts=3, rendezvous_port=29500
     ),
+    "runs/task-1": replace(job("command", nodes=2), processes=processes(2).model_copy(update={"starts": "per_node"})),
+    "runs/mpi-1": replace(job("command"), processes=processes(1, 2).model_copy(update={"starts": "once"})),
 }
 
 

@@ -20,7 +20,7 @@ from trainworks.host.network import listen
 from trainworks.host.probe import probe_host
 from trainworks.plan.local.layout import choose_layout
 from trainworks.plan.local.plan import choose_processes, make_plan, num_steps
-from trainworks.plan.model_shape import shape_of_model
+from trainworks.plan.model_shape import shape_of_hf_config, shape_of_model
 from trainworks.record.calibration import Calibration, GemmRate
 from trainworks.record.manifest import complete_checkpoints
 from trainworks.record.metrics import MetricsRow, effective_rows, read_metrics
@@ -105,7 +105,8 @@ class TinyRun:
         """Start all ranks and wait; once `until` holds, send the signal `kill` to all. Returns exit codes."""
         with listen() as server:
             port = server.getsockname()[1]
-        arguments = (self.run_dir.path, self.data_folder, self.world_size, port, os.getpid())
+        here = {name: value for name, value in os.environ.items() if name.startswith(("AWS_", "TRAINWORKS_"))}
+        arguments = (self.run_dir.path, self.data_folder, self.world_size, port, os.getpid(), here)
         ranks = [_FORKSERVER.Process(target=_rank, args=(rank, *arguments)) for rank in range(self.world_size)]
         for rank in ranks:
             rank.start()
@@ -137,10 +138,13 @@ def _signal_all(ranks: list[ForkServerProcess], number: int) -> None:
             os.kill(rank.pid, number)
 
 
-def _rank(rank: int, run_path: Path, data_folder: Path, world_size: int, port: int, parent: int) -> None:
+def _rank(
+    rank: int, run_path: Path, data_folder: Path, world_size: int, port: int, parent: int, env: dict[str, str]
+) -> None:
+    """`env`: variables of this test, which the fork server, started by the first of them, does not have."""
     from trainworks.worker.train import train
 
-    os.environ |= {
+    os.environ |= env | {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(world_size),
@@ -157,7 +161,10 @@ def make_run(folder: Path, corpus: Path, cache: Path, **changes: Any) -> TinyRun
     assert workload is not None
     processes = choose_processes(run_file, num_cores=1, num_accelerators=0)
     data = workload.data
-    shape = shape_of_model(workload.model, vocabulary=data.vocabulary, sequence_length=data.sequence_length)
+    if workload.model.hf is not None:
+        shape = shape_of_hf_config(json.loads((Path(workload.model.hf) / "config.json").read_bytes()))
+    else:
+        shape = shape_of_model(workload.model, vocabulary=data.vocabulary, sequence_length=data.sequence_length)
     layout = choose_layout(
         workload,
         shape,

@@ -12,8 +12,9 @@ from torch import nn
 from trainworks.record.manifest import complete_checkpoints
 from trainworks.record.run_dir import create_run_dir
 from trainworks.spec.layout import ResolvedLayout
-from trainworks.spec.run_file import Optimizer
+from trainworks.spec.run_file import Guard, Optimizer
 from trainworks.worker.checkpoint import Checkpointer
+from trainworks.worker.mesh import Mesh
 from trainworks.worker.optimizer import StepOptimizer
 
 ONE_PROCESS = ResolvedLayout(dp_replicate=1, dp_shard=1, cp=1, tp=1, pp=1, ep=1, micro_batch=1, grad_accum_steps=1)
@@ -30,10 +31,18 @@ def checkpointer(tmp_path):
 def test_a_checkpoint_is_complete_only_after_the_record_holds_its_steps(checkpointer):
     """Otherwise a run killed in between resumes after steps that no row tells of."""
     module = nn.Linear(2, 2)
-    optimizer = StepOptimizer(module, Optimizer(), num_steps=8, precision="fp32", device=torch.device("cpu"))
+    optimizer = StepOptimizer(
+        [module],
+        Mesh(ONE_PROCESS, "cpu"),
+        Optimizer(),
+        num_steps=8,
+        precision="fp32",
+        device=torch.device("cpu"),
+        guard=Guard(),
+    )
     run_dir = checkpointer._run_dir
 
-    checkpointer.save(4, module, optimizer, samples_consumed=4)
+    checkpointer.save(4, [module], optimizer, samples_consumed=4)
     while not any(run_dir.checkpoint(4).glob(".metadata")):
         time.sleep(0.01)
     time.sleep(0.2)

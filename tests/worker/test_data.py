@@ -8,8 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainworks.worker.data import BatchReader, TokenDataset, permute
-from trainworks.worker.prepare import DatasetCard
+from trainworks.worker.data.card import DatasetCard, Shard
+from trainworks.worker.data.order import WindowShuffle, permute
+from trainworks.worker.data.reader import BatchReader
+from trainworks.worker.data.tokens import TokenDataset
 
 LENGTH = 4
 SHARDS = {"a.bin": 41, "b.bin": 3, "c.bin": 22}
@@ -20,8 +22,13 @@ def dataset(tmp_path):
     """Sequences whose first token names them: 10 of shard a, none of b, 5 of c."""
     for number, (name, size) in enumerate(SHARDS.items()):
         (np.arange(size) + 100 * number).astype("<u2").tofile(tmp_path / name)
-    card = DatasetCard(source="test", vocabulary=500, dtype="<u2", shards=SHARDS, num_bytes_of_text=0, fingerprint="f")
+    shards = {name: Shard(items=size, num_bytes=2 * size, sha256="") for name, size in SHARDS.items()}
+    card = DatasetCard(source="test", vocabulary=500, shards=shards, fingerprint="f")
     return TokenDataset(tmp_path, card, LENGTH)
+
+
+def rows(dataset):
+    return dataset.gather(np.arange(len(dataset)), np.arange(len(dataset)))["tokens"]
 
 
 def global_batches(dataset, steps, *, dp=1, micro_batch=1, first=0, global_batch=8):
@@ -39,7 +46,7 @@ def global_batches(dataset, steps, *, dp=1, micro_batch=1, first=0, global_batch
             last_step=steps,
         )
         for step in taken:
-            taken[step] += reader.next_step()[..., 0].flatten().tolist()
+            taken[step] += reader.next_batch()["tokens"][..., 0].flatten().tolist()
         reader.close()
     return [sorted(tokens) for tokens in taken.values()]
 
@@ -62,13 +69,13 @@ def test_neighbours_do_not_stay_together():
 
 def test_a_sequence_never_crosses_two_shards(dataset):
     assert len(dataset) == 15
-    first = dataset.gather(np.arange(15))
+    first = rows(dataset)
     assert (np.diff(first, axis=1) == 1).all()
 
 
 def test_an_epoch_takes_every_sequence_once(dataset):
     taken = global_batches(dataset, 15, global_batch=1)
-    assert sorted(token for batch in taken for token in batch) == sorted(dataset.gather(np.arange(15))[:, 0])
+    assert sorted(token for batch in taken for token in batch) == sorted(rows(dataset)[:, 0])
 
 
 @pytest.mark.parametrize(("dp", "micro_batch"), [(1, 8), (2, 1), (2, 4), (4, 2), (8, 1)])
@@ -83,5 +90,67 @@ def test_reading_from_a_step_repeats_and_skips_nothing(dataset, first):
 
 def test_a_batch_has_one_token_more_than_the_sequence(dataset):
     reader = BatchReader(dataset, seed=0, global_batch=8, micro_batch=2, dp_rank=0, dp=2, first_step=0, last_step=1)
-    batch = reader.next_step()
+    batch = reader.next_batch()["tokens"]
     assert (batch.shape, batch.dtype) == ((2, 2, LENGTH + 1), torch.int64)
+
+
+SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=12).filter(any)
+
+
+@given(sizes=SIZES, seed=st.integers(0, 2**63 - 1), window=st.integers(1, 5), epoch=st.integers(0, 3))
+def test_an_epoch_of_windows_takes_every_item_once(sizes, seed, window, epoch):
+    order = WindowShuffle(sizes, seed, window=window)
+    n = sum(sizes)
+    assert sorted(order(np.arange(epoch * n, (epoch + 1) * n))) == list(range(n))
+
+
+@given(sizes=SIZES, seed=st.integers(0, 2**63 - 1), window=st.integers(1, 5))
+def test_what_a_window_reads_was_announced(sizes, seed, window):
+    announced = []
+    order = WindowShuffle(sizes, seed, window=window, ahead=lambda shards: announced.append(set(shards.tolist())))
+    shard_of = np.repeat(np.arange(len(sizes)), sizes)
+    for g in range(0, 2 * sum(sizes), 3):
+        assert int(shard_of[order(np.array([g]))[0]]) in announced[-1]
+
+
+def test_the_next_window_is_announced_when_a_window_is_entered():
+    announced = []
+    order = WindowShuffle([10] * 8, 1, window=2, ahead=lambda shards: announced.append(shards.tolist()))
+    order(np.arange(20))
+    assert announced == [[*order.shards_of(0, 0), *order.shards_of(0, 1)]]
+    order(np.arange(75, 80))
+    assert announced[1] == [*order.shards_of(0, 3), *order.shards_of(1, 0)]
+
+
+@given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=12), window=st.integers(1, 5))
+def test_of_equal_shards_a_window_reads_one_more_than_it_is_wide(sizes, window):
+    sizes = [sizes[0]] * len(sizes)
+    order = WindowShuffle(sizes, 1, window=window)
+    assert all(len(order.shards_of(0, number)) <= window + 1 for number in range(len(sizes)))
+
+
+def test_a_batch_is_the_same_whether_read_alone_or_in_a_block(dataset):
+    order = dataset.order(1)
+    assert (order(np.arange(40)) == [order(np.array([g]))[0] for g in range(40)]).all()
+
+
+def test_a_dataset_of_ones_own_needs_five_members():
+    class Squares:
+        fingerprint, sample_bytes = "squares", 16
+
+        def __len__(self):
+            return 10
+
+        def order(self, seed):
+            return lambda samples: samples % 10
+
+        def gather(self, indices, samples):
+            return {"x": indices[:, None] ** 2, "g": samples}
+
+    reader = BatchReader(Squares(), seed=0, global_batch=4, micro_batch=1, dp_rank=1, dp=2, first_step=3, last_step=5)
+    batch = reader.next_batch()
+    assert (batch["x"].shape, batch["x"].flatten().tolist(), batch["g"].flatten().tolist()) == (
+        (2, 1, 1),
+        [9, 25],
+        [13, 15],
+    )

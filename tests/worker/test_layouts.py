@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+TWO, FOUR, EIGHT = ({"cluster__processes_per_node": ranks} for ranks in (2, 4, 8))
 LAYOUTS = {
     "replicas": {"cluster__processes_per_node": 2},
     "shards": {"cluster__processes_per_node": 2, "layout": {"dp_shard": 2}},
     "replicas-of-shards": {"cluster__processes_per_node": 4, "layout": {"dp_replicate": 2, "dp_shard": 2}},
     "accumulation": {"cluster__processes_per_node": 2, "layout": {"dp_replicate": 2, "micro_batch": 1}},
     "shards-and-accumulation": {"cluster__processes_per_node": 2, "layout": {"dp_shard": 2, "micro_batch": 2}},
+    "tensor": TWO | {"layout": {"tp": 2}},
+    "context": TWO | {"layout": {"cp": 2}},
+    "pipeline": TWO | {"layout": {"pp": 2, "micro_batch": 2}},
+    "shards-tensor": FOUR | {"layout": {"dp_shard": 2, "tp": 2}},
+    "shards-tensor-pipeline": EIGHT | {"layout": {"dp_shard": 2, "tp": 2, "pp": 2, "micro_batch": 1}},
 }
 ONE = {"cluster__processes_per_node": 1}
 
@@ -38,8 +44,8 @@ def test_a_layout_has_the_loss_curve_of_one_process(new_run, one_process, name):
     assert losses(run) == pytest.approx(one_process, rel=2e-4)
 
 
-@pytest.mark.parametrize("before", ["replicas", "shards"])
-@pytest.mark.parametrize("after", ["one", "shards", "replicas-of-shards"])
+@pytest.mark.parametrize("before", ["replicas", "context", "shards-tensor-pipeline"])
+@pytest.mark.parametrize("after", ["one", "replicas-of-shards", "tensor", "pipeline"])
 def test_a_checkpoint_of_one_layout_goes_on_under_another(new_run, one_process, before, after):
     first = new_run(**LAYOUTS[before])
     first.train(until=first.a_checkpoint_is_complete)

@@ -47,18 +47,6 @@ def test_two_processes_at_once_make_it_once(corpus, tmp_path):
     assert [path.name for path in (tmp_path / "cache").iterdir() if path.name.startswith(".")] == []
 
 
-def test_what_a_killed_process_left_is_cleaned_up(corpus, tmp_path):
-    folder, _ = prepare(data(corpus), tmp_path)
-    leftover = tmp_path / f".{folder.name}.abc"
-    leftover.mkdir()
-    (folder / "dataset.json").unlink()
-    for file in folder.iterdir():
-        file.unlink()
-    folder.rmdir()
-    prepare(data(corpus), tmp_path)
-    assert not leftover.exists()
-
-
 def test_too_little_text_is_refused(tmp_path):
     (tmp_path / "short.txt").write_text("a few words")
     with pytest.raises(UsageError, match="fewer than one sequence of 32"):

@@ -44,5 +44,9 @@ class Scheduler(abc.ABC):
         """
 
     @abc.abstractmethod
-    def stop(self, run_dir: RunDir, reason: str) -> None:
-        """Ask for a clean end: a workload saves a checkpoint first. Asking twice ends it at once."""
+    def stop(self, run_dir: RunDir, reason: str) -> bool:
+        """Ask for a clean end: a workload saves a checkpoint first. Asking twice ends it at once.
+
+        Returns:
+            Whether there was somebody to ask; a job that is only just being submitted has nobody yet.
+        """

@@ -1,12 +1,13 @@
-"""One node of a command: `python -m trainworks.scheduler.command_agent RUN_DIR NODE PARENT_PID MASTER_PORT ATTEMPT`.
+"""One node of a command: `python -m trainworks.scheduler.command_agent RUN_DIR NODE PARENT_PID PORTS ATTEMPT`.
 
-Starts the command once per rank, with the variables of `job.environment`; the first rank that fails ends the others.
-It needs no torch: the command may be in any framework, or in none.
+Starts the command's processes with the variables of `job.frameworks`; the first that fails ends the others. It needs no
+torch: the command may be in any framework, or in none.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import sys
@@ -15,7 +16,7 @@ from pathlib import Path
 from trainworks.host import process
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.host.network import LOOPBACK
-from trainworks.job.environment import rank_environment
+from trainworks.job.frameworks import Meeting, command_environment, setup_environment
 from trainworks.record.events import append_event
 from trainworks.record.exit_code import as_exit_code
 from trainworks.record.resolved import ResolvedRun
@@ -24,16 +25,19 @@ from trainworks.record.run_dir import RunDir
 __all__ = ["main"]
 
 _POLL_S = 0.02
-_GRACE_S = 10.0
+_NOTES = 4
+"""Lines in which to look for an exception with notes below it."""
+_GRACE_S = 5.0
+_STOP_GRACE_S = 30.0
+"""Time to save after a request to stop; whoever ends because another one failed has less."""
 
 
 class _CommandNode:
-    def __init__(self, run_dir: RunDir, resolved: ResolvedRun, node: int, port: int, attempt: int) -> None:
+    def __init__(self, run_dir: RunDir, resolved: ResolvedRun, node: int, meeting: Meeting) -> None:
         self._run_dir = run_dir
         self._resolved = resolved
         self._node = node
-        self._port = port
-        self._attempt = attempt
+        self._meeting = meeting
         self._stopping = False
 
     def ask_to_stop(self, number: int, frame: object) -> None:
@@ -48,18 +52,18 @@ class _CommandNode:
             append_event(
                 self._run_dir.events_file,
                 "attempt",
-                attempt=self._attempt,
+                attempt=self._meeting.attempt,
                 world_size=self._resolved.processes.world_size,
                 resumed_from_step=0,
             )
-        ranks = [self._start(local_rank) for local_rank in range(self._resolved.processes.processes_per_node)]
+        ranks = [self._start(local_rank) for local_rank in range(self._resolved.processes.starts_on(self._node))]
         while True:
             codes = [rank.exit_code() for rank in ranks]
             failed = next((index for index, code in enumerate(codes) if code), None)
             if failed is not None and not self._stopping:
                 self._note_failure(failed, ranks[failed].pid, codes[failed] or 0)
             if failed is not None or self._stopping:
-                process.end_descendants(_GRACE_S)
+                process.end_descendants(_STOP_GRACE_S if self._stopping else _GRACE_S)
                 return as_exit_code(codes[failed] or 0) if failed is not None else 128 + signal.SIGTERM
             if all(code == 0 for code in codes):
                 return 0
@@ -70,7 +74,7 @@ class _CommandNode:
         if setup is None:
             return 0
         log = self._run_dir.node_log(self._node)
-        child = process.spawn(_shell(setup), log=log, env=self._env(0), folder=self._folder())
+        child = process.spawn(self._shell(setup), log=log, env=setup_environment(self._env(0)), folder=self._folder())
         while (code := child.exit_code()) is None and not self._stopping:
             clock.sleep(_POLL_S)
         if self._stopping:
@@ -83,7 +87,7 @@ class _CommandNode:
 
     def _start(self, local_rank: int) -> process.Child:
         run_file = self._resolved.run_file
-        command = list(self._resolved.command) if self._resolved.command else _shell(run_file.run or "")
+        command = list(self._resolved.command) if self._resolved.command else self._shell(run_file.run or "")
         log = self._run_dir.rank_log(self._rank(local_rank))
         try:
             return process.spawn(command, log=log, env=self._env(local_rank), folder=self._folder())
@@ -100,16 +104,18 @@ class _CommandNode:
         return Path(self._resolved.working_folder)
 
     def _env(self, local_rank: int) -> dict[str, str]:
-        ranks = rank_environment(
-            self._resolved.processes,
-            node=self._node,
-            local_rank=local_rank,
-            master_address=LOOPBACK,
-            master_port=self._port,
-            attempt=self._attempt,
+        run_file = self._resolved.run_file
+        ranks = command_environment(
+            run_file.framework, self._resolved.processes, self._meeting, node=self._node, local_rank=local_rank
         )
-        own = {"TRAINWORKS_RUN_DIR": str(self._run_dir.path.resolve())}
-        return os.environ | ranks | own | self._resolved.run_file.envs
+        own = {"TRAINWORKS_RUN_DIR": str(self._run_dir.path.resolve()), "SKYPILOT_TASK_ID": self._run_dir.run_id}
+        written = {name: value for name, value in run_file.envs.items() if value is not None}
+        return os.environ | ranks | own | written
+
+    def _shell(self, script: str) -> list[str]:
+        """Bash that stops at the first error; a SkyPilot task relies on a bash that goes on."""
+        strict = ["-euo", "pipefail"] if self._resolved.processes.starts != "per_node" else []
+        return ["/bin/bash", *strict, "-c", script]
 
     def _note_failure(self, local_rank: int, pid: int, code: int) -> None:
         rank = self._rank(local_rank)
@@ -122,7 +128,7 @@ class _CommandNode:
         append_event(
             self._run_dir.events_file,
             "failure",
-            attempt=self._attempt,
+            attempt=self._meeting.attempt,
             rank=rank,
             node=self._node,
             host=socket.gethostname(),
@@ -134,24 +140,39 @@ class _CommandNode:
         )
 
 
-def _shell(script: str) -> list[str]:
-    return ["/bin/bash", "-euo", "pipefail", "-c", script]
-
-
 def _tail(log: Path) -> str:
-    """The last line that says something; programs print their error there."""
+    """The last line with a word in it; programs print their error there.
+
+    mpirun rules a line below it, and a Python exception may have notes below it, as those of JAX do.
+    """
     try:
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        text = log.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")[:300]
+    said = [line.rstrip() for line in text.splitlines() if re.search(r"\w", line)]
+    exception = next((line for line in _after_traceback(said) if not line.startswith((" ", "\t"))), "")
+    last = exception if exception in said[-_NOTES:] else "".join(said[-1:])
+    return last.strip()[:300]
 
 
-def main(run_folder: str, node: str, parent: str, port: str, attempt: str) -> int:
+def _after_traceback(lines: list[str]) -> list[str]:
+    """What follows the heading of the last Python traceback."""
+    headings = [index for index, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
+    return lines[headings[-1] + 1 :] if headings else []
+
+
+def main(run_folder: str, node: str, parent: str, ports: str, attempt: str) -> int:
     """Run this node's ranks to their end."""
     process.adopt_orphans()
     run_dir = RunDir(Path(run_folder))
-    agent = _CommandNode(run_dir, run_dir.read_resolved(), int(node), int(port), int(attempt))
+    meeting = Meeting(
+        address=LOOPBACK,
+        ports=tuple(map(int, ports.split(","))),
+        hostfile=str(run_dir.hostfile.resolve()),
+        attempt=int(attempt),
+        as_root=os.geteuid() == 0,
+    )
+    agent = _CommandNode(run_dir, run_dir.read_resolved(), int(node), meeting)
     signal.signal(signal.SIGTERM, agent.ask_to_stop)
     process.die_with_parent(signal.SIGTERM, int(parent))
     append_event(run_dir.events_file, "agent_started", node=int(node))

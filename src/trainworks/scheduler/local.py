@@ -21,6 +21,11 @@ from trainworks.scheduler.base import Rendered, Scheduler
 __all__ = ["LocalScheduler"]
 
 _START_TIMEOUT_S = 20.0
+_STARTS: dict[str, list[str]] = {
+    "per_rank": [],
+    "per_node": ["# the command starts once per node; more ranks are its own"],
+    "once": ["# the command starts once, and starts the ranks"],
+}
 
 
 @final
@@ -37,6 +42,7 @@ class LocalScheduler(Scheduler):
             shlex.join(["python", "-m", "trainworks.scheduler.supervisor", str(run_dir.path)]),
             f"# {processes.nodes} node agent(s), {processes.processes_per_node} rank(s) each, "
             f"{processes.threads_per_process} thread(s) per rank, {processes.device}",
+            *_STARTS[processes.starts],
             f"# restarts after a failure: {request.max_restarts}",
         ]
         return Rendered(request, "\n".join(lines) + "\n")
@@ -87,12 +93,14 @@ class LocalScheduler(Scheduler):
         )
         return EnvironmentProblem(message, hint=f"see {run_dir.supervisor_log}")
 
-    def stop(self, run_dir: RunDir, reason: str) -> None:
+    def stop(self, run_dir: RunDir, reason: str) -> bool:
         """Signal the supervisor, if it is still that process."""
         status = run_dir.read_status()
         if status.supervisor_pid is None or status.supervisor_started_at is None:
-            return
-        if process.is_running(status.supervisor_pid, status.supervisor_started_at):
-            append_event(run_dir.events_file, "stop_requested", reason=reason)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(status.supervisor_pid, signal.SIGTERM)
+            return False
+        if not process.is_running(status.supervisor_pid, status.supervisor_started_at):
+            return False
+        append_event(run_dir.events_file, "stop_requested", reason=reason)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(status.supervisor_pid, signal.SIGTERM)
+        return True

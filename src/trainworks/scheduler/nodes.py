@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import os
 import signal
 import socket
 from collections.abc import Iterator, Sequence
 from typing import final
 
+from trainworks.files import write_atomic
 from trainworks.host import process
-from trainworks.host.network import listen
-from trainworks.job.environment import agent_environment
+from trainworks.host.network import LOOPBACK, listen
+from trainworks.job.environment import accelerators_per_node, agent_environment
+from trainworks.job.frameworks import deepspeed_hostfile, mpi_hostfile, ports_needed
 from trainworks.job.request import JobRequest
 from trainworks.record.exit_code import ExitCode
 from trainworks.record.run_dir import RunDir
@@ -73,10 +76,11 @@ class Nodes(abc.ABC):
     def _devices(self, node: int) -> dict[str, str]:
         """This node's share of the accelerators, where several nodes stand on one machine."""
         processes = self._request.processes
-        if processes.device != "cuda" or processes.nodes == 1:
+        asked = processes.accelerators_per_node
+        if processes.device != "cuda" or (processes.nodes == 1 and not asked):
             return {}
-        count = processes.processes_per_node
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(processes.world_size)))
+        count = accelerators_per_node(processes)
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(processes.nodes * count)))
         return {"CUDA_VISIBLE_DEVICES": ",".join(visible.split(",")[node * count : (node + 1) * count])}
 
     def any_running(self) -> bool:
@@ -141,17 +145,18 @@ class CommandNodes(Nodes):
     def __init__(self, run_dir: RunDir, request: JobRequest, inherited: Sequence[int] = ()) -> None:
         super().__init__(run_dir, request, inherited)
         self._attempt = 1
-        self._port = _free_port(request.rendezvous_port)
+        self._ports = self._free_ports()
+        self._write_hostfile()
 
     def restartable(self, exit_code: int) -> bool:
         """Any failure: nobody but the user knows better, who said how often."""
         return True
 
     def restart(self, node: int) -> None:
-        """End all nodes and start them all again, at another port."""
+        """End all nodes and start them all again, at other ports."""
         process.end_descendants(5.0)
         self._attempt += 1
-        self._port = _free_port(self._request.rendezvous_port)
+        self._ports = self._free_ports()
         self.start_all()
 
     def ask_to_stop(self) -> None:
@@ -160,11 +165,22 @@ class CommandNodes(Nodes):
             agent.signal_group(signal.SIGTERM)
 
     def _command(self, node: int) -> tuple[list[str], tuple[int, ...]]:
-        arguments = (str(self._run_dir.path), str(node), str(os.getpid()), str(self._port), str(self._attempt))
+        ports = ",".join(map(str, self._ports))
+        arguments = (str(self._run_dir.path), str(node), str(os.getpid()), ports, str(self._attempt))
         return process.python_module("trainworks.scheduler.command_agent", *arguments), ()
 
+    def _free_ports(self) -> list[int]:
+        """Ports that are free now, all at once; the ranks bind them, so they cannot be held until then."""
+        wanted = [self._request.rendezvous_port, *[0] * (self._ports_needed() - 1)]
+        with contextlib.ExitStack() as listeners:
+            return [listeners.enter_context(listen(port)).getsockname()[1] for port in wanted]
 
-def _free_port(wanted: int) -> int:
-    """A port that is free now; rank 0 binds it, so it cannot be held until then."""
-    with listen(wanted) as listener:
-        return int(listener.getsockname()[1])
+    def _ports_needed(self) -> int:
+        return ports_needed(self._request.framework, self._request.processes)
+
+    def _write_hostfile(self) -> None:
+        processes = self._request.processes
+        if self._request.framework == "mpi":
+            write_atomic(self._run_dir.hostfile, mpi_hostfile(processes, [LOOPBACK] * processes.nodes))
+        elif self._request.framework == "deepspeed":
+            write_atomic(self._run_dir.hostfile, deepspeed_hostfile(processes))

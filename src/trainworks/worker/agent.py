@@ -54,8 +54,10 @@ def main(
 def _start_fork_server(resolved: ResolvedRun) -> None:
     """Import the trainer, and the model's own module, in the process that ranks are forked from."""
     assert resolved.run_file.workload is not None
-    architecture = resolved.run_file.workload.model.architecture
-    preload = [PRELOADED, f"transformers.models.{architecture}.modeling_{architecture}"]
+    preload = [PRELOADED]
+    if resolved.run_file.workload.task == "causal-lm":
+        architecture = resolved.run_file.workload.model.architecture
+        preload.append(f"transformers.models.{architecture}.modeling_{architecture}")
     multiprocessing.get_context("forkserver").set_forkserver_preload(preload)
     multiprocessing.forkserver.ensure_running()
 
@@ -63,12 +65,15 @@ def _start_fork_server(resolved: ResolvedRun) -> None:
 def _prepare_data(resolved: ResolvedRun, run_dir: RunDir, node: int) -> Path:
     """The tokenized shards, made now if this machine does not have them."""
     assert resolved.run_file.workload is not None and resolved.plan is not None
+    if resolved.run_file.workload.task == "module":
+        return run_dir.path  # its file reads the data
     preparation = importlib.import_module("trainworks.worker.prepare")  # imports tokenizers: likewise
+    model = resolved.plan.model
     folder: Path = preparation.prepare_for_run(
         resolved.run_file.workload.data,
         cache_folder("data"),
         run_dir.events_file if node == 0 else None,
-        model_vocabulary=resolved.plan.model.vocabulary,
+        model_vocabulary=model.vocabulary if model.is_described else sys.maxsize,  # else the task looks itself
     )
     return folder
 

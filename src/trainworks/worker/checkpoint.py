@@ -10,16 +10,19 @@ import errno
 import re
 import threading
 import time
-from concurrent.futures import Future
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.stateful import Stateful
+from torch.utils._pytree import tree_map_only
 
 from trainworks.errors import DiskFullError, EnvironmentProblem, TrainworksError
 from trainworks.files import free_bytes
@@ -34,11 +37,22 @@ from trainworks.record.manifest import (
 )
 from trainworks.record.run_dir import RunDir
 from trainworks.units import format_bytes
-from trainworks.worker.optimizer import StepOptimizer
 
-__all__ = ["Checkpointer"]
+__all__ = ["Checkpointer", "HasState"]
 
 _DISK_FULL = re.compile("No space left on device|inline_container|unexpected pos")
+
+
+class HasState(Protocol):
+    """What of a training run a checkpoint holds beside the model: the optimizer and what goes with it."""
+
+    def checkpoint_state(self) -> dict[str, Any]:
+        """By name: `optimizer`, under the names that every layout has, and whatever else there is."""
+        ...
+
+    def fill_state(self) -> None:
+        """Make the state that the first step would make, so that a checkpoint has something to be loaded into."""
+        ...
 
 
 class Checkpointer:
@@ -58,38 +72,60 @@ class Checkpointer:
         self._template = template
         self._pending: Future[Any] | None = None
         self._may_complete = threading.Event()
+        self._stager = DefaultStager(_staging())
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-writer")
+        self._copied: Future[Any] | None = None
+        self._stall_s = 0.0
+        self._saving_step = 0
+        self._abandoned = False
         self.failure: TrainworksError | None = None
         """Why the last checkpoint could not be completed; the loop reads it once per logging interval."""
 
-    def save(self, step: int, module: nn.Module, optimizer: StepOptimizer, *, samples_consumed: int) -> float:
-        """Start saving; returns after the state was copied. Waits first if the previous save still runs.
+    def save(self, step: int, parts: Sequence[nn.Module], optimizer: HasState, *, samples_consumed: int) -> None:
+        """Start saving. Waits first if the previous save still runs.
 
-        The checkpoint becomes complete only after `allow_completion`: a run that resumes from it starts at the next
-        step, and the rows of the steps before must be in the record by then.
-
-        Returns:
-            Seconds for which training stood still.
+        The state is copied beside the next step's forward and backward, which only read it (CheckFreq, Mohan et al.
+        2021); `await_copy` has to be called before it changes. The checkpoint becomes complete only after
+        `allow_completion`: a run that resumes from it starts at the next step, and the rows of the steps before must be
+        in the record by then.
         """
         started = time.perf_counter()
         self.wait()
         if self.failure is not None:
-            return time.perf_counter() - started
+            return
         self._may_complete.clear()
+        self._saving_step = step
         folder = self._run_dir.checkpoint(step)
         if dist.get_rank() == 0:
             delete_checkpoint(folder)
-        written: Future[Any] = dcp.async_save(  # type: ignore[assignment]  # its other type comes with a process
-            _state(module, optimizer), checkpoint_id=folder, process_group=self._group
-        )
-        stall_s = time.perf_counter() - started
+        if torch.cuda.is_initialized():  # the copy has a stream of its own, which knows nothing of this one
+            torch.cuda.current_stream().synchronize()
+        copied = self._stager.stage(_unchanging(_state(parts, optimizer), parts))
+        assert isinstance(copied, Future)
+        self._copied = copied
+        self._stall_s = time.perf_counter() - started
         fields = {"step": step, "samples_consumed": samples_consumed, **self._template}
-        self._pending = Future()
-        written.add_done_callback(lambda done: self._finish(done, folder, fields, started, stall_s))
-        return stall_s
+        self._pending = self._writer.submit(self._write, copied, folder, fields, started)
+
+    def await_copy(self) -> None:
+        """Wait until weights and optimizer state may change."""
+        if self._copied is None:
+            return
+        started = time.perf_counter()
+        wait((self._copied,))  # why it failed, if it did, is the writer's to say
+        self._copied = None
+        self._stall_s += time.perf_counter() - started
 
     def allow_completion(self) -> None:
         """The record holds every step up to the one that is being saved."""
         self._may_complete.set()
+
+    def abandon_from(self, step: int) -> None:
+        """Of the save that is under way, delete what it wrote if it is of `step` or a later one, else complete it."""
+        self._abandoned = self._saving_step >= step
+        self.allow_completion()
+        self.wait()
+        self._abandoned = False
 
     def wait(self) -> None:
         """Wait until the save that is under way, if any, is complete or has failed."""
@@ -97,23 +133,23 @@ class Checkpointer:
             self._pending.result()
             self._pending = None
 
-    def _finish(self, done: Future[Any], folder: Path, fields: dict[str, Any], started: float, stall_s: float) -> None:
-        """Runs in the saving thread, after every rank has written its part."""
+    def _write(self, copied: Future[Any], folder: Path, fields: dict[str, Any], started: float) -> None:
+        """Runs in the writing thread."""
         try:
-            done.result()
+            dcp.save(copied.result(), checkpoint_id=folder, process_group=self._group)
             self._may_complete.wait()
             if dist.get_rank() == 0:
-                self._complete(folder, fields, started, stall_s)
+                if self._abandoned:
+                    delete_checkpoint(folder)
+                else:
+                    self._complete(folder, fields, started)
         except BaseException as error:  # CheckpointException is one; the loop reports it and ends the run
             self.failure = _explained(error, folder)
             if dist.get_rank() == 0:
                 delete_checkpoint(folder)
                 self._note_failure(fields["step"])
-        finally:
-            assert self._pending is not None
-            self._pending.set_result(None)
 
-    def _complete(self, folder: Path, fields: dict[str, Any], started: float, stall_s: float) -> None:
+    def _complete(self, folder: Path, fields: dict[str, Any], started: float) -> None:
         files = {file.name: file.stat().st_size for file in folder.iterdir() if file.name != MANIFEST}
         manifest = Manifest(created_at=time.time(), torch=torch.__version__, files=files, **fields)
         write_manifest(folder, manifest)
@@ -122,7 +158,7 @@ class Checkpointer:
             "checkpoint",
             attempt=manifest.attempt,
             step=manifest.step,
-            stall_s=stall_s,
+            stall_s=self._stall_s,
             write_s=time.perf_counter() - started,
             bytes=manifest.num_bytes,
         )
@@ -153,7 +189,13 @@ class Checkpointer:
                 delete_checkpoint(folder)
         return None
 
-    def load(self, manifest: Manifest, folder: Path, module: nn.Module, optimizer: StepOptimizer) -> None:
+    def continue_behind(self, manifest: Manifest, folder: Path, *, samples_consumed: int) -> None:
+        """From now on whoever resumes from this checkpoint reads on behind that sample."""
+        if dist.get_rank() == 0:
+            write_manifest(folder, manifest.model_copy(update={"samples_consumed": samples_consumed}))
+        dist.barrier(self._group)
+
+    def load(self, manifest: Manifest, folder: Path, parts: Sequence[nn.Module], optimizer: HasState) -> None:
         """Put a checkpoint's state into the model, the optimizer and the random generators.
 
         Raises:
@@ -164,7 +206,9 @@ class Checkpointer:
                 f"the data changed since step {manifest.step}: the run cannot go on where it was",
                 hint="restore the text files, or start a new run",
             )
-        state = _state(module, optimizer)
+        self.await_copy()
+        optimizer.fill_state()
+        state = _state(parts, optimizer)
         same_world = manifest.layout.world_size == dist.get_world_size()
         if not same_world:
             del state["random"]
@@ -172,23 +216,36 @@ class Checkpointer:
             dcp.load(state, checkpoint_id=folder, process_group=self._group)
         except (CheckpointException, RuntimeError, ValueError) as error:
             raise EnvironmentProblem(f"cannot load checkpoint `{folder}`: {error}") from None
-        set_state_dict(module, optimizer.adamw, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
-        if optimizer.scaler.is_enabled():
-            optimizer.scaler.load_state_dict(state["scaler"])
         if same_world:
             _set_random_state(state["random"][_rank_key()])
         else:
             torch.manual_seed(manifest.step * dist.get_world_size() + dist.get_rank())
 
 
-def _state(module: nn.Module, optimizer: StepOptimizer) -> dict[str, Any]:
-    model_state, optimizer_state = get_state_dict(module, optimizer.adamw)
+def _state(parts: Sequence[nn.Module], optimizer: HasState) -> dict[str, Any]:
+    """Names and shapes are those of the whole model: each rank gives its part of each tensor, whatever the layout."""
     return {
-        "model": model_state,
-        "optimizer": optimizer_state,
-        "scaler": optimizer.scaler.state_dict(),
+        "model": {name: tensor for part in parts for name, tensor in part.state_dict().items()},
+        **optimizer.checkpoint_state(),
         "random": {_rank_key(): _random_state()},
     }
+
+
+def _unchanging(state: dict[str, Any], parts: Sequence[nn.Module]) -> dict[str, Any]:
+    """The state with copies of what forward and backward change: buffers of the model, and the small rest."""
+    parameters = {name for part in parts for name, _ in part.named_parameters()}
+    model = {name: value if name in parameters else value.clone() for name, value in state["model"].items()}
+    small = {key: tree_map_only(Tensor, Tensor.clone, state[key]) for key in state.keys() - {"model", "optimizer"}}
+    optimizer = state["optimizer"]
+    if isinstance(optimizer, Stateful):
+        optimizer = optimizer.state_dict()
+    return {"model": model, "optimizer": optimizer, **small}
+
+
+def _staging() -> StagingOptions:
+    """Copies go to buffers that are kept for the next save, pinned where an accelerator copies by itself."""
+    accelerator = torch.accelerator.is_available()
+    return StagingOptions(accelerator, False, True, accelerator)
 
 
 def _rank_key() -> str:

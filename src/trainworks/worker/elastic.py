@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -16,18 +18,26 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousTimeout
 
+from trainworks.host import memory
+from trainworks.host.clock import SystemClock
 from trainworks.host.network import LOOPBACK
 from trainworks.record.events import append_event
 from trainworks.record.exit_code import ExitCode, as_exit_code
+from trainworks.record.memory import MemoryAtFailure
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
+from trainworks.worker.hang import Hang, Limits
+from trainworks.worker.heartbeat import Board
 from trainworks.worker.rank import run_rank
+from trainworks.worker.watch import HangMonitor
 
 __all__ = ["run_node"]
 
 _JOIN_TIMEOUT = timedelta(minutes=10)
 _MONITOR_INTERVAL_S = 0.05
 _EXIT_TIMEOUT_S = 20
+_STACK_TAKES_S = 0.3
+_STACK_CHARS = 20_000
 
 
 def run_node(
@@ -82,7 +92,8 @@ def _store(port: int, listener: int | None) -> dist.Store:
 def _agent(
     resolved: ResolvedRun, run_dir: RunDir, data_folder: Path, node: int, max_restarts: int, store: dist.Store
 ) -> _NodeAgent:
-    nodes = resolved.processes.nodes
+    nodes, per_node = resolved.processes.nodes, resolved.processes.processes_per_node
+    board = Board(per_node)
     rendezvous = DynamicRendezvousHandler.from_backend(
         resolved.run_id,
         store,
@@ -96,26 +107,80 @@ def _agent(
     )
     spec = WorkerSpec(
         role="trainer",
-        local_world_size=resolved.processes.processes_per_node,
+        local_world_size=per_node,
         rdzv_handler=rendezvous,
         fn=run_rank,
-        args=(str(run_dir.path), str(data_folder), node, os.getpid()),
+        args=(str(run_dir.path), str(data_folder), node, os.getpid(), board.path),
         max_restarts=max_restarts,
         monitor_interval=_MONITOR_INTERVAL_S,
     )
-    return _NodeAgent(spec, run_dir, node)
+    timeout = resolved.run_file.recover.hang_timeout
+    exchange = _StoreExchange(store, node, nodes) if nodes > 1 else None
+    monitor = HangMonitor(
+        board,
+        Limits(None if timeout == "auto" else timeout),
+        world_size=resolved.processes.world_size,
+        exchange=exchange,
+        now=time.monotonic,
+    )
+    return _NodeAgent(spec, run_dir, node, board, monitor, exchange)
+
+
+class _StoreExchange:
+    """What the nodes tell each other of their ranks, in the rendezvous store."""
+
+    def __init__(self, store: dist.Store, node: int, nodes: int) -> None:
+        self._store = store
+        self._node = node
+        self._nodes = nodes
+        self._round = ""
+
+    def begin(self, group: str) -> None:
+        """Forget what was said about earlier ranks."""
+        self._round = group
+
+    def share(self, own: str) -> list[str]:
+        """What the other nodes said last; nothing while the store is out of reach, which the rendezvous will note."""
+        keys = [f"hang/{self._round}/{node}" for node in range(self._nodes) if node != self._node]
+        with contextlib.suppress(dist.DistError, RuntimeError):
+            self._store.set(f"hang/{self._round}/{self._node}", own)
+            return [self._store.get(key).decode() for key in keys if self._store.check([key])]
+        return []
 
 
 class _NodeAgent(LocalElasticAgent):
     """Starts ranks by fork server, kills them without waiting, and restarts only what a restart can help."""
 
-    def __init__(self, spec: WorkerSpec, run_dir: RunDir, node: int) -> None:
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        run_dir: RunDir,
+        node: int,
+        board: Board,
+        monitor: HangMonitor,
+        exchange: _StoreExchange | None,
+    ) -> None:
         logs = DefaultLogsSpecs(log_dir=str(run_dir.logs / "elastic"))  # its error files; ranks redirect themselves
         super().__init__(spec, logs, start_method="forkserver", exit_barrier_timeout=_EXIT_TIMEOUT_S)
         self._run_dir = run_dir
         self._node = node
+        self._board = board
+        self._monitor = monitor
+        self._exchange = exchange
+        self._hung = False
+        self._oom_kills = 0
         self.first_bad_code: int = ExitCode.PEER_LOST
         """Exit code of the rank that failed first, not of those that lost their peer to it."""
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, int]:
+        self._board.clear()
+        self._hung = False
+        self._oom_kills = memory.oom_kills()
+        if self._exchange is not None:
+            self._exchange.begin(f"{worker_group.master_addr}:{worker_group.master_port}")
+        pids: dict[int, int] = super()._start_workers(worker_group)
+        self._monitor.begin([(worker.global_rank, pids[worker.local_rank]) for worker in worker_group.workers])
+        return pids
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         assert isinstance(self._pcontext, MultiprocessContext) and self._pcontext._pc is not None
@@ -124,10 +189,42 @@ class _NodeAgent(LocalElasticAgent):
             self._judge(worker_group, [(process.pid or 0, process.exitcode or 0) for process in processes])
             for process in processes:  # now: torch would ask with SIGTERM, which a rank takes as a wish to save
                 process.kill()
+        elif hang := self._monitor.look():
+            self._end(hang)
+            for process in processes:
+                process.kill()
         return super()._monitor_workers(worker_group)
+
+    def _end(self, hang: Hang) -> None:
+        """Write down who stood still, with its stack; what its processes' ends say is no news after that."""
+        self._hung = True
+        culprit, log = hang.first, self._run_dir.rank_log(hang.first.rank)
+        pid = self._monitor.last_seen(culprit.rank).pid
+        stack = "" if culprit.is_stopped else _stack(pid, log)
+        append_event(
+            self._run_dir.events_file,
+            "failure",
+            rank=culprit.rank,
+            node=self._node,
+            host=socket.gethostname(),
+            pid=pid,
+            cause="hang",
+            exit_code=int(ExitCode.HANG),
+            signal=None,
+            message=hang.message(),
+            hint=hang.hint(str(log)),
+            traceback=stack,
+            step=culprit.beat.step,
+            phase=culprit.beat.phase.text,
+            silent_s=culprit.silent_s,
+            waiting={victim.rank: victim.waits_for for victim in hang.victims},
+        )
 
     def _judge(self, worker_group: WorkerGroup, ended: list[tuple[int, int]]) -> None:
         """Note the ranks that a signal ended, and give up if a rank failed by itself."""
+        if self._hung:
+            self.first_bad_code = ExitCode.HANG
+            return
         for worker, (pid, code) in zip(worker_group.workers, ended, strict=True):
             if code < 0:
                 self._note(worker.global_rank, pid, signal.Signals(-code))
@@ -141,6 +238,14 @@ class _NodeAgent(LocalElasticAgent):
         super()._shutdown(signal.SIGKILL, timeout)
 
     def _note(self, rank: int, pid: int, number: signal.Signals) -> None:
+        """What a rank could not write itself; the kernel's out-of-memory killer leaves a count behind."""
+        seen = self._monitor.last_seen(rank)
+        killed_for_memory = number is signal.SIGKILL and memory.oom_kills() > self._oom_kills
+        cause, message, held = "killed", f"killed by {number.name}", None
+        if killed_for_memory:
+            cause, message = "oom", "out of memory: killed by the kernel (SIGKILL)"
+            limited_by, _ = memory.memory_left_bytes()
+            held = MemoryAtFailure(limited_by=limited_by, peak_bytes=seen.peak_bytes).model_dump()
         append_event(
             self._run_dir.events_file,
             "failure",
@@ -148,8 +253,23 @@ class _NodeAgent(LocalElasticAgent):
             node=self._node,
             host=socket.gethostname(),
             pid=pid,
-            cause="killed",
+            cause=cause,
             exit_code=-number,
             signal=number.name,
-            message=f"killed by {number.name}",
+            message=message,
+            step=seen.beat.step,
+            phase=seen.beat.phase.text,
+            memory=held,
         )
+
+
+def _stack(pid: int, log: Path) -> str:
+    """The stacks of a process that has a few moments to live, from its log."""
+    with contextlib.suppress(OSError):
+        before = log.stat().st_size
+        os.kill(pid, signal.SIGUSR1)
+        SystemClock().sleep(_STACK_TAKES_S)
+        with log.open("rb") as file:
+            file.seek(before)
+            return file.read(_STACK_CHARS).decode(errors="replace")
+    return ""

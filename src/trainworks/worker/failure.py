@@ -7,8 +7,11 @@ import traceback
 
 import torch
 
-from trainworks.errors import DiskFullError, EnvironmentProblem, TrainworksError
+from trainworks.errors import DiskFullError, DivergedError, EnvironmentProblem, TrainworksError
 from trainworks.record.exit_code import ExitCode
+from trainworks.units import format_bytes
+from trainworks.worker.memory import is_out_of_memory, requested_bytes
+from trainworks.worker.user_module import place_in_user_code
 
 __all__ = ["Failure", "explain"]
 
@@ -22,35 +25,52 @@ _MISUSE = re.compile(r"invalid (usage|argument)|not supported|Duplicate GPU", re
 """Words of the same libraries for what would fail the same way again."""
 
 
-class Failure:
-    """Cause, message and hint of the exception that ended a rank."""
+_NOT_DETERMINISTIC = "does not have a deterministic implementation"
+_FORESEEN: tuple[tuple[type[TrainworksError], str, ExitCode], ...] = (
+    (DiskFullError, "disk_full", ExitCode.ENVIRONMENT),
+    (EnvironmentProblem, "environment", ExitCode.ENVIRONMENT),
+    (DivergedError, "diverged", ExitCode.USER_ERROR),
+    (TrainworksError, "user_error", ExitCode.USER_ERROR),
+)
+"""The first that fits names the cause."""
 
-    def __init__(self, cause: str, exit_code: ExitCode, message: str, hint: str | None = None) -> None:
+
+class Failure:
+    """Cause, message, hint, and `file:line` in a user's file, of the exception that ended a rank."""
+
+    def __init__(
+        self, cause: str, exit_code: ExitCode, message: str, hint: str | None = None, place: str | None = None
+    ) -> None:
         self.cause = cause
         self.exit_code = exit_code
         self.message = message
         self.hint = hint
+        self.place = place
 
 
 def explain(error: BaseException) -> Failure:
     """Name the cause of an exception.
 
-    Causes: `disk_full`, `environment`, `user_error`, `oom`, `peer_lost`.
+    Causes: `disk_full`, `environment`, `diverged`, `user_error`, `oom`, `peer_lost`.
     """
-    if isinstance(error, DiskFullError):
-        return Failure("disk_full", ExitCode.ENVIRONMENT, error.message, error.hint)
-    if isinstance(error, EnvironmentProblem):
-        return Failure("environment", ExitCode.ENVIRONMENT, error.message, error.hint)
-    if isinstance(error, TrainworksError):
-        return Failure("user_error", ExitCode.USER_ERROR, error.message, error.hint)
-    if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error):
-        message = f"out of memory: {_first_line(error)}"
+    for kind, cause, exit_code in _FORESEEN:
+        if isinstance(error, kind):
+            return Failure(cause, exit_code, error.message, error.hint, error.place)
+    if is_out_of_memory(error):
+        asked = requested_bytes(error)
+        what = _first_line(error) if asked is None else f"cannot allocate {format_bytes(asked)} more"
+        return Failure("oom", ExitCode.USER_ERROR, f"out of memory: {what}")
+    if _NOT_DETERMINISTIC in str(error):
         return Failure(
-            "oom", ExitCode.USER_ERROR, message, "lower `layout.micro_batch`, or shard with `layout.dp_shard`"
+            "user_error",
+            ExitCode.USER_ERROR,
+            _first_line(error).partition(", but")[0],
+            "replace that operation in the model, or set `workload.deterministic: false`",
         )
     if _is_lost_peer(error):
         return Failure("peer_lost", ExitCode.PEER_LOST, "lost contact to another rank")
-    return Failure("user_error", ExitCode.USER_ERROR, f"{type(error).__name__}: {_first_line(error)}")
+    what = f"{type(error).__name__}: {_first_line(error)}"
+    return Failure("user_error", ExitCode.USER_ERROR, what, place=place_in_user_code(error))
 
 
 def _is_lost_peer(error: BaseException) -> bool:

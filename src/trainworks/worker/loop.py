@@ -4,34 +4,28 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from trainworks.errors import EnvironmentProblem
+from trainworks.errors import DivergedError, EnvironmentProblem
 from trainworks.record.resolved import Plan
-from trainworks.record.run_dir import RunDir
 from trainworks.worker.checkpoint import Checkpointer
-from trainworks.worker.data import BatchReader
+from trainworks.worker.data.reader import BatchReader
+from trainworks.worker.guard import Recourse, SkippedStep
+from trainworks.worker.heartbeat import Heartbeat, Phase
 from trainworks.worker.optimizer import StepOptimizer
-from trainworks.worker.parallel import Parallel
+from trainworks.worker.parallel.build import Parallel
+from trainworks.worker.parallel.statistics import average_statistics
+from trainworks.worker.profiling import StepProfiler
+from trainworks.worker.stopping import StopRequest
+from trainworks.worker.task import Task
 from trainworks.worker.telemetry import Agreement, Telemetry
 from trainworks.worker.timing import StepMarks, Timeline
 
-__all__ = ["StopRequest", "Trainer"]
-
-
-class StopRequest:
-    """Whether this rank has been asked to stop: by a signal, or by the stop file, which rank 0 looks at."""
-
-    def __init__(self, run_dir: RunDir, *, watch_file: bool) -> None:
-        self.signalled = False
-        self._file = run_dir.stop_file if watch_file else None
-
-    def __bool__(self) -> bool:
-        return self.signalled or (self._file is not None and self._file.exists())
+__all__ = ["Trainer", "on_device", "warm_up"]
 
 
 @dataclass
@@ -44,30 +38,24 @@ class Trainer:
     plan: Plan
     global_batch: int
     device: torch.device
+    task: Task
     parallel: Parallel
     optimizer: StepOptimizer
     read_from: Callable[[int], BatchReader]
-    """Starts reading at a step."""
+    """Starts reading at a batch, counted from 0."""
     timeline: Timeline
     telemetry: Telemetry
     checkpointer: Checkpointer
+    recourse: Recourse
+    profiler: StepProfiler
     stop: StopRequest
+    heartbeat: Heartbeat = field(default_factory=Heartbeat)
+    batches_left_out: int = 0
+    """By rollbacks: step s trains on batch s - 1 + batches_left_out."""
+    _fault: SkippedStep | None = None
+    """The skipped step that asks for a rollback."""
     _last_saved_step: int = 0
     _last_save_at: float = field(default_factory=time.monotonic)
-
-    def warm_up(self) -> None:
-        """One forward and backward whose gradients are thrown away; random state and weights stay as they were.
-
-        DDP orders its buckets by the first backward it sees. Done here, every step that counts has the same order,
-        and with it the same rounding, in a fresh run and in a resumed one.
-        """
-        shape = (self.plan.layout.micro_batch, self.plan.tokens_per_step // self.global_batch + 1)
-        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
-            tokens = torch.zeros(shape, dtype=torch.int64, device=self.device)
-            self.parallel.accumulate(tokens, scale=1.0, last=True)
-        self.parallel.settle()
-        self.timeline.take_waits()
-        self.optimizer.adamw.zero_grad(set_to_none=True)
 
     def run(self, steps_done: int) -> int:
         """Train from `steps_done` to the plan's last step, or until a stop is agreed.
@@ -79,21 +67,28 @@ class Trainer:
             TrainworksError: a checkpoint could not be written; the one before it is complete.
         """
         agreed, save_due = Agreement(), False
-        reader = self.read_from(steps_done)
+        reader = self.read_from(steps_done + self.batches_left_out)
+        self.profiler.take(steps_done)
         _collect_garbage_by_hand()
         self.telemetry.begin()
-        for step in range(steps_done + 1, self.plan.num_steps + 1):
+        step = steps_done
+        while step < self.plan.num_steps:
+            step += 1
             marks = self._train_step(step, reader)
             if saved := save_due or self._is_checkpoint_step(step):
                 self._save(step)
                 save_due = False
             marks.end = self.timeline.mark()
+            self.profiler.end_step(step)
             if saved or step == steps_done + 1 or self._is_logging_step(step):
-                agreed = self._flush()
+                agreed = self._flush(step)
                 save_due = save_due or agreed.checkpoint
+                if self._fault is not None:
+                    step, reader = self._roll_back(self._fault, step, reader)
             if agreed.stop:
                 break
         reader.close()
+        self.profiler.close()
         if self._last_saved_step < step:
             self._save(step)
             self.checkpointer.allow_completion()
@@ -103,25 +98,24 @@ class Trainer:
 
     def _train_step(self, step: int, reader: BatchReader) -> StepMarks:
         """One optimizer step; its loss is the mean over the micro-batches of this rank."""
+        self.heartbeat.mark(Phase.DATA, step)
+        self.profiler.begin_step(step)
         marks = StepMarks(self.timeline.mark())
-        tokens = reader.next_step().to(self.device, non_blocking=True)
+        batch = on_device(reader.next_batch(), self.device)
         marks.data = self.timeline.mark()
-        loss = self._gradients(tokens)
+        self.heartbeat.mark(Phase.COMPUTE, step)
+        x, labels = self.task.split(batch)
+        scale = self.optimizer.loss_scale.per_micro_batch(self.plan.layout.grad_accum_steps)
+        loss = self.parallel.gradients(x, labels, scale=scale)
         marks.waits = self.timeline.take_waits()
         marks.gradients = self.timeline.mark()
-        grad_norm = self.optimizer.step(step - 1)
+        self.checkpointer.await_copy()
+        marks.free = self.timeline.mark()
+        self.heartbeat.mark(Phase.OPTIMIZER, step)
+        grad_norm = self.optimizer.step(step - 1, loss)
         marks.optimizer = self.timeline.mark()
-        self.telemetry.add(step, loss, grad_norm, self.optimizer.lr, marks)
+        self.telemetry.add(step, loss, grad_norm, self.optimizer.verdict, self.optimizer.lr, marks)
         return marks
-
-    def _gradients(self, tokens: Tensor) -> Tensor:
-        accum = tokens.shape[0]
-        scale = self.optimizer.loss_scale(accum)
-        losses = [
-            self.parallel.accumulate(micro_batch, scale=scale, last=index == accum - 1)
-            for index, micro_batch in enumerate(tokens.unbind(0))
-        ]
-        return losses[0] if accum == 1 else torch.stack(losses).mean()
 
     def _is_logging_step(self, step: int) -> bool:
         return step % self.plan.log_every_steps == 0 or step == self.plan.num_steps
@@ -131,17 +125,24 @@ class Trainer:
         return every is not None and step % every == 0
 
     def _save(self, step: int) -> None:
-        self.checkpointer.save(step, self.parallel.module, self.optimizer, samples_consumed=step * self.global_batch)
+        self.heartbeat.mark(Phase.CHECKPOINT, step)
+        consumed = (step + self.batches_left_out) * self.global_batch
+        average_statistics(self.parallel.parts)
+        self.checkpointer.save(step, self.parallel.parts, self.optimizer, samples_consumed=consumed)
         self._last_saved_step, self._last_save_at = step, time.monotonic()
 
-    def _flush(self) -> Agreement:
+    def _flush(self, step: int) -> Agreement:
+        self.heartbeat.mark(Phase.COMMUNICATION, step)
         every_s = self.plan.checkpoint_every_s
         due = every_s is not None and time.monotonic() - self._last_save_at >= every_s
         failed = self.checkpointer.failure is not None
         try:
-            agreed = self.telemetry.flush(Agreement(stop=bool(self.stop), checkpoint=due, failed=failed))
+            agreed = self.telemetry.flush(Agreement(bool(self.stop), due, failed, self.profiler.is_wanted()))
+            self._fault = self._answer(agreed.skipped)
         finally:
             self.checkpointer.allow_completion()
+        if agreed.profile:
+            self.profiler.take(step)
         gc.collect(1)
         if agreed.failed:
             self.checkpointer.wait()
@@ -149,9 +150,67 @@ class Trainer:
             raise EnvironmentProblem("another rank could not write its part of the checkpoint")
         return agreed
 
+    def _answer(self, skipped: Sequence[SkippedStep]) -> SkippedStep | None:
+        """The skipped step to go back before, if any; a checkpoint that was begun since is none to go on from."""
+        if not skipped:
+            return None
+        try:
+            fault = self.recourse.answer(skipped)
+        except DivergedError:
+            self.checkpointer.abandon_from(skipped[0].step)
+            raise
+        if fault is not None:
+            self.checkpointer.abandon_from(fault.step)
+        return fault
+
+    def _roll_back(self, fault: SkippedStep, step: int, reader: BatchReader) -> tuple[int, BatchReader]:
+        """Load the newest checkpoint, and leave out every batch since then up to that of the fault.
+
+        The same batches would lead to the same fault. Leaving out those before it too is what PaLM's authors found to
+        work (Chowdhery et al., 2022, section 5.1).
+
+        Returns:
+            Steps done, and who reads on from there. Without a checkpoint those that were: the step was skipped.
+        """
+        self._fault = None
+        found = self.checkpointer.newest()
+        if found is None:
+            return step, reader
+        manifest, folder = found
+        self.batches_left_out += fault.step - manifest.step
+        consumed = (manifest.step + self.batches_left_out) * self.global_batch
+        self.checkpointer.continue_behind(manifest, folder, samples_consumed=consumed)
+        self.heartbeat.mark(Phase.LOADING, step)
+        self.checkpointer.load(manifest, folder, self.parallel.parts, self.optimizer)
+        self.recourse.rolled_back(fault, manifest.step)
+        self._last_saved_step = manifest.step
+        self.telemetry.begin()
+        reader.close()
+        return manifest.step, self.read_from(manifest.step + self.batches_left_out)
+
     def _raise_failure(self) -> None:
         if self.checkpointer.failure is not None:
             raise self.checkpointer.failure
+
+
+def warm_up(parallel: Parallel, task: Task, timeline: Timeline, device: torch.device) -> None:
+    """One forward and backward whose gradients are thrown away; random state and weights stay as they were.
+
+    DDP orders its buckets by the first backward it sees, and FSDP2 lays its shards out in the first forward. Done here,
+    every step that counts has the same order, and with it the same rounding, in a fresh run and in a resumed one.
+    """
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        batch = task.blank_batch(parallel.warm_up_micro_batches)
+        parallel.gradients(*task.split(on_device(batch, device)), scale=1.0)
+    parallel.settle()
+    timeline.take_waits()
+    for part in parallel.parts:
+        part.zero_grad(set_to_none=True)
+
+
+def on_device(batch: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """The batch where it is computed with."""
+    return {name: values.to(device, non_blocking=True) for name, values in batch.items()}
 
 
 def _collect_garbage_by_hand() -> None:

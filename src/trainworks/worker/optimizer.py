@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from trainworks.spec.run_file import Optimizer
+from trainworks.errors import LayoutError
+from trainworks.spec.run_file import Guard, Optimizer
+from trainworks.worker.grad_norm import GlobalNorm, clip
+from trainworks.worker.guard import StepJudge
+from trainworks.worker.mesh import Mesh
+from trainworks.worker.parallel.build import tied_embedding
 
-__all__ = ["StepOptimizer", "learning_rate"]
+__all__ = ["StepOptimizer", "learning_rate", "named_parameters"]
 
 
 def learning_rate(step: int, *, num_steps: int, settings: Optimizer) -> float:
@@ -39,55 +45,223 @@ def learning_rate(step: int, *, num_steps: int, settings: Optimizer) -> float:
 
 
 class StepOptimizer:
-    """One optimizer step: unscale, clip, update, with no host synchronisation in between."""
+    """One optimizer step: unscale, clip, judge, update, with no host synchronisation in between.
+
+    AdamW is element-wise, so it works on each rank's part of a distributed parameter as on a plain tensor; dispatching
+    its operations on distributed tensors would cost more than a small step takes.
+
+    Args:
+        parts: the model, or this rank's stages of it.
+        mesh: of this rank.
+        settings: of the run file.
+        num_steps: of the run, for the schedule.
+        precision: fp16 scales the loss.
+        device: of this rank.
+        guard: what happens to a step that cannot be right.
+        build: makes another optimizer than AdamW, of this rank's part of each parameter; the run file's schedule scales
+            its learning rates.
+    """
 
     def __init__(
-        self, module: nn.Module, settings: Optimizer, *, num_steps: int, precision: str, device: torch.device
+        self,
+        parts: Sequence[nn.Module],
+        mesh: Mesh,
+        settings: Optimizer,
+        *,
+        num_steps: int,
+        precision: str,
+        device: torch.device,
+        guard: Guard,
+        build: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer] | None = None,
     ) -> None:
         self._settings = settings
         self._num_steps = num_steps
-        self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        self.adamw = torch.optim.AdamW(
-            _parameter_groups(self._parameters, settings.weight_decay),
-            lr=settings.lr,
-            betas=settings.betas,
-            eps=settings.eps,
-            fused=True,
-        )
-        self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
-        self._one = torch.ones((), device=device)
+        self.parameters = [_Parameter(name, parameter) for name, parameter in named_parameters(parts)]
+        self._norm = GlobalNorm([each.whole for each in self.parameters], mesh, not_counted=tied_embedding(parts))
+        local = [each.local for each in self.parameters]
+        self.adamw = build(local) if build else _adamw(local, settings)
+        """AdamW, or the optimizer of a module."""
+        self._unchecked = build is not None
+        self._peaks = [float(group["lr"]) / settings.lr for group in self.adamw.param_groups]
+        self.loss_scale = LossScale(device, enabled=precision == "fp16")
+        self.masks_on_device = device.type != "cpu" and build is None
+        self.judge = StepJudge(guard, device)
+        self.verdict = torch.zeros((), device=device)
+        """Of the last step, as StepJudge says it."""
 
     @property
     def lr(self) -> float:
         """Learning rate of the last step."""
         return float(self.adamw.param_groups[0]["lr"])
 
-    def loss_scale(self, grad_accum_steps: int) -> Tensor | float:
-        """Factor of each micro-batch's loss before backward."""
-        if self.scaler.is_enabled():
-            return self.scaler.scale(self._one) / grad_accum_steps
-        return 1.0 / grad_accum_steps
+    def step(self, step: int, loss: Tensor) -> Tensor:
+        """Update the weights and clear the gradients; returns the gradient norm before clipping, on the device.
 
-    def step(self, step: int) -> Tensor:
-        """Update the weights and clear the gradients; returns the gradient norm before clipping, on the device."""
+        A step that the judge refuses leaves weights, moments and step counts as they are.
+        """
         rate = learning_rate(step, num_steps=self._num_steps, settings=self._settings)
-        for group in self.adamw.param_groups:
-            group["lr"] = rate
-        self.scaler.unscale_(self.adamw)
-        norm = self._clip()
-        self.scaler.step(self.adamw)
-        self.scaler.update()
-        self.adamw.zero_grad(set_to_none=True)
+        for group, peak in zip(self.adamw.param_groups, self._peaks, strict=True):
+            group["lr"] = rate * peak
+        gradients = self._take_gradients()
+        self.loss_scale.undo(gradients)
+        norm = self._norm.of(gradients)
+        if self._settings.clip_grad_norm is not None:
+            clip(gradients, norm, self._settings.clip_grad_norm)
+        self.verdict = self.judge.judge(loss, norm)
+        self._update()
+        if self._unchecked:
+            self._check_elementwise()
+            self._unchecked = False
+        self.loss_scale.adapt(norm)
+        self.clear()
         return norm
 
-    def _clip(self) -> Tensor:
-        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
-        if isinstance(norm, DTensor):
-            norm = norm.full_tensor()
-        if self._settings.clip_grad_norm is not None:
-            torch.nn.utils.clip_grads_with_norm_(self._parameters, self._settings.clip_grad_norm, norm, foreach=True)
-        return norm
+    def _update(self) -> None:
+        """The fused kernel reads `found_inf` on the device, as it does for GradScaler; a CPU's values are at hand."""
+        if self.masks_on_device:
+            self.adamw.found_inf = (self.verdict != 0).float()  # type: ignore[attr-defined]
+            self.adamw.step()
+        elif self.verdict.item() == 0:
+            self.adamw.step()
+
+    def clear(self) -> None:
+        """Forget all gradients."""
+        self.adamw.zero_grad(set_to_none=True)
+        for each in self.parameters:
+            each.whole.grad = None
+
+    def fill_state(self) -> None:
+        """Make the state that the first step would make, so that a checkpoint has something to be loaded into."""
+        if self.adamw.state:
+            return
+        for group in self.adamw.param_groups:
+            group["lr"] = 0.0  # a tensor then does not change, decayed or not
+        for each in self.parameters:
+            each.local.grad = torch.zeros_like(each.local)
+        self.adamw.step()
+        self.clear()
+
+    def _check_elementwise(self) -> None:
+        """A state that is not shaped like its parameter is no part of the whole parameter's state.
+
+        Raises:
+            LayoutError: there is one, and the parameters are sharded.
+        """
+        for each in self.parameters:
+            for key, value in self.adamw.state[each.local].items():
+                if isinstance(value, Tensor) and value.ndim and value.shape != each.local.shape and each.is_sharded:
+                    raise LayoutError(
+                        f"{type(self.adamw).__name__} keeps `{key}` of `{each.name}` for the parameter as a whole, "
+                        "and shards have parts of it",
+                        field="dp_shard",
+                        hint="train it with replicas (`dp_replicate`), or take an element-wise optimizer",
+                    )
+
+    def checkpoint_state(self) -> dict[str, Any]:
+        """Optimizer state under its parameter's name, distributed as the parameter is, and what judges the steps."""
+        return {"optimizer": self._state(), "loss_scale": self.loss_scale.state(), "judge": self.judge.state()}
+
+    def _state(self) -> dict[str, dict[str, Any]]:
+        return {
+            each.name: {key: each.like_whole(value) for key, value in self.adamw.state[each.local].items()}
+            for each in self.parameters
+        }
+
+    def _take_gradients(self) -> list[Tensor | None]:
+        """This rank's part of every gradient, handed to the optimizer."""
+        for each in self.parameters:
+            each.local.grad = each.gradient()
+        return [each.local.grad for each in self.parameters]
+
+
+class LossScale:
+    """Dynamic loss scaling of fp16: half as large after gradients that overflow, twice after 2,000 steps that do not
+    (Micikevicius et al. 2018).
+
+    torch's GradScaler looks at the gradients that a rank has, so that ranks with different shards would part ways; here
+    the norm of all gradients decides, which is the same everywhere.
+    """
+
+    _GROWTH, _BACKOFF, _GROWTH_STEPS = 2.0, 0.5, 2000
+
+    def __init__(self, device: torch.device, *, enabled: bool) -> None:
+        self.enabled = enabled
+        self._scale = torch.full((), 65536.0 if enabled else 1.0, device=device)
+        self._good_steps = torch.zeros((), dtype=torch.int32, device=device)
+
+    def per_micro_batch(self, grad_accum_steps: int) -> Tensor | float:
+        """Factor of each micro-batch's loss before backward."""
+        return self._scale / grad_accum_steps if self.enabled else 1.0 / grad_accum_steps
+
+    def undo(self, gradients: Sequence[Tensor | None]) -> None:
+        """Bring gradients back to their own size."""
+        if self.enabled:
+            torch._foreach_mul_([each for each in gradients if each is not None], 1.0 / self._scale)
+
+    def adapt(self, norm: Tensor) -> None:
+        """Change the scale after a step, from the norm of all gradients."""
+        if self.enabled:
+            overflow = torch.isfinite(norm).logical_not().float()
+            torch._amp_update_scale_(
+                self._scale, self._good_steps, overflow, self._GROWTH, self._BACKOFF, self._GROWTH_STEPS
+            )
+
+    def state(self) -> dict[str, Tensor]:
+        """What a checkpoint holds of it, to be loaded in place."""
+        return {"scale": self._scale, "good_steps": self._good_steps} if self.enabled else {}
+
+
+class _Parameter:
+    """A parameter, and this rank's part of it as a leaf of its own over the same storage."""
+
+    def __init__(self, name: str, whole: nn.Parameter) -> None:
+        self.name = name
+        self.whole = whole
+        self.local = nn.Parameter(whole.to_local().detach()) if isinstance(whole, DTensor) else whole
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether this rank has a part only."""
+        return isinstance(self.whole, DTensor) and self.local.shape != self.whole.shape
+
+    def gradient(self) -> Tensor | None:
+        """This rank's part. Gradients of norms that saw other positions elsewhere are still to be summed."""
+        gradient = self.whole.grad
+        if not isinstance(gradient, DTensor) or not isinstance(self.whole, DTensor):
+            return gradient
+        if gradient.placements != self.whole.placements:
+            gradient = gradient.redistribute(placements=self.whole.placements)
+        return gradient.to_local()
+
+    def like_whole(self, value: Any) -> Any:
+        """A state tensor as the distributed tensor of which it is this rank's part; a scalar as it is."""
+        if not isinstance(self.whole, DTensor) or not isinstance(value, Tensor) or value.shape != self.local.shape:
+            return value
+        return DTensor.from_local(
+            value,
+            self.whole.device_mesh,
+            self.whole.placements,
+            run_check=False,
+            shape=self.whole.shape,
+            stride=self.whole.stride(),
+        )
+
+
+def named_parameters(parts: Sequence[nn.Module]) -> list[tuple[str, nn.Parameter]]:
+    """Trained parameters by the name that they have in every layout."""
+    return [
+        (name, parameter) for part in parts for name, parameter in part.named_parameters() if parameter.requires_grad
+    ]
+
+
+def _adamw(parameters: list[nn.Parameter], settings: Optimizer) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(
+        _parameter_groups(parameters, settings.weight_decay),
+        lr=settings.lr,
+        betas=settings.betas,
+        eps=settings.eps,
+        fused=True,
+    )
 
 
 def _parameter_groups(parameters: list[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:

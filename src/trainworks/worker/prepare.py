@@ -1,89 +1,77 @@
-"""From text files to tokenized shards, once per text and tokenizer, cached.
+"""From sources to folders of prepared data, once per source and tokenizer, cached.
 
-<cache>/data/<key>/dataset.json   what it is; written last, so that the folder is complete or absent
-                   tokenizer.json
-                   tokens-00000.bin ...   little-endian uint16 (uint32 for vocabularies over 65,536)
+<cache>/tokenizers/<key>/tokenizer.json    trained on the sources
+        <source>-<key>/                    prepared tokens or images, see data/card.py
+        mixture-<key>/                     a card that names the folders of several sources
 """
 
 from __future__ import annotations
 
 import fcntl
-import hashlib
-import json
-import os
-import shutil
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from trainworks.errors import EnvironmentProblem, TrainworksError, UsageError
+from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.files import naming_full_disk, write_atomic
-from trainworks.host.corpus import STDLIB, source_files
-from trainworks.host.folders import cache_folder
+from trainworks.host.corpus import STDLIB, anchored_source
+from trainworks.host.probe import num_cores
 from trainworks.record.events import append_event
-from trainworks.spec.quantities import Spec
-from trainworks.spec.run_file import TRAINED_VOCABULARY, Data
+from trainworks.spec.data import TRAINED_VOCABULARY, Data
+from trainworks.spec.data_source import DataSource
+from trainworks.worker.data.card import CARD, DatasetCard, Part, fingerprint, hash_file, read_card
+from trainworks.worker.data.documents import documents
+from trainworks.worker.data.image_index import prepare_images
+from trainworks.worker.data.inputs import Input, find_inputs, part_bytes_for, parts_of
+from trainworks.worker.data.remote import stored_data
+from trainworks.worker.data.token_shards import Progress, make_token_shards, making
+from trainworks.worker.data.tokenizing import END_OF_TEXT, end_of_text, load_tokenizer
 
 __all__ = ["DatasetCard", "end_of_text", "prepare", "prepare_for_run", "read_card"]
 
-END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
-"""What closes a document: the first that the tokenizer knows. A trained one knows the first."""
-CARD = "dataset.json"
 _TRAINING_SAMPLE_BYTES = 6_000_000
-_BATCH_BYTES = 2_000_000
-_SHARD_TOKENS = 1 << 27
-
 _PROGRESS_INTERVAL_S = 0.5
-
-Progress = Callable[[int, int], None]
-"""Called with bytes done and bytes in all."""
-
-
-class DatasetCard(Spec):
-    """What a folder of tokenized shards holds."""
-
-    source: str
-    vocabulary: int
-    dtype: str
-    shards: dict[str, int]
-    """Tokens in each shard file, in order."""
-    num_bytes_of_text: int
-    fingerprint: str
-    """SHA-256 over all tokens: the same fingerprint is the same training data."""
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens in all shards."""
-        return sum(self.shards.values())
+_FORMAT = 2
+"""Counted up when the same source gives other bytes."""
 
 
-def prepare(data: Data, cache: Path, progress: Progress = lambda done, total: None) -> tuple[Path, DatasetCard]:
-    """The folder of tokenized shards for `data`, made now if it is not there; one process at a time makes it.
+def _silent(done: int, total: int) -> None:
+    """Nobody watches."""
+
+
+def prepare(
+    data: Data, cache: Path, progress: Progress = _silent, *, processes: int | None = None
+) -> tuple[Path, DatasetCard]:
+    """The folder of prepared data for `data`, made now if it is not there; one process at a time makes it.
+
+    Args:
+        data: sources, tokenizer, sequence length.
+        cache: folder of all prepared data.
+        progress: called while something is made.
+        processes: that tokenize; as many as there are cores when None.
 
     Raises:
-        UsageError: the source names no files, or holds too little text for one sequence.
-        EnvironmentProblem: the tokenizer file cannot be read.
-        DiskFullError: no space for the shards; nothing is left behind.
+        UsageError: a source names no files, cannot be read as it is, or holds too little text for one sequence.
+        EnvironmentProblem: the tokenizer cannot be read, or a store does not answer.
+        DiskFullError: no space for the shards; what is finished is kept for the next try.
     """
-    files = source_files(data.source)
-    folder = cache / _cache_key(data, files)
     cache.mkdir(parents=True, exist_ok=True)
-    with _locked(folder.with_suffix(".lock")):
-        if not (folder / CARD).exists():
-            _make(data, files, folder, progress)
-    card = read_card(folder)
-    if card.num_tokens <= data.sequence_length:
-        raise UsageError(
-            f"`{data.source}` holds {card.num_tokens} tokens, fewer than one sequence of {data.sequence_length} + 1",
-            hint="lower `data.sequence_length` or name more text",
-        )
+    if data.image_size is not None:
+        return _several(data, cache, [prepare_images(source, cache) for source in data.sources])
+    ready = {source: found for source in data.sources if (found := _prepared_already(source, cache)) is not None}
+    raw = {source: find_inputs(source) for source in data.sources if source not in ready}
+    tokenizer = _tokenizer(data, cache, list(ready.values()), raw)
+    workers = processes or num_cores()
+    folders = [
+        ready[source] if source in ready else _tokenized(data, source, raw[source], cache, tokenizer, workers, progress)
+        for source in data.sources
+    ]
+    folder, card = _several(data, cache, folders)
+    _check_enough(data, folders)
     return folder, card
 
 
@@ -114,7 +102,7 @@ def prepare_for_run(data: Data, cache: Path, events_file: Path | None, *, model_
             events_file,
             "data_ready",
             folder=str(folder),
-            num_tokens=card.num_tokens,
+            num_tokens=num_tokens(folder),
             fingerprint=card.fingerprint,
             seconds=time.monotonic() - started,
             cached=not made,
@@ -122,151 +110,163 @@ def prepare_for_run(data: Data, cache: Path, events_file: Path | None, *, model_
     return folder
 
 
-def read_card(folder: Path) -> DatasetCard:
-    """The card of a complete folder of shards."""
-    return DatasetCard.model_validate_json((folder / CARD).read_bytes())
+def num_tokens(folder: Path) -> int:
+    """Tokens of a prepared folder, or of all sources of a mixture."""
+    card = read_card(folder)
+    return card.num_tokens + sum(num_tokens(Path(part.folder)) for part in card.parts)
 
 
-def _cache_key(data: Data, files: list[Path]) -> str:
-    facts = [(str(file), stat.st_size, stat.st_mtime_ns) for file in files for stat in [file.stat()]]
-    tokenizer = (
-        _hash_of(Path(data.tokenizer)) if data.tokenizer != "bpe" else f"bpe-{data.vocabulary or TRAINED_VOCABULARY}"
+def _prepared_already(source: DataSource, cache: Path) -> Path | None:
+    """The folder of a source that was prepared before: here, or in a store, whose card is then fetched."""
+    if source.scheme not in (None, "hf"):
+        return stored_data(source.source, cache)
+    folder = Path(anchored_source(source.source))
+    return folder if source.source != STDLIB and (folder / CARD).is_file() else None
+
+
+def _several(data: Data, cache: Path, folders: Sequence[Path]) -> tuple[Path, DatasetCard]:
+    """The one folder, or that of a mixture of several."""
+    cards = [read_card(folder) for folder in folders]
+    if len(folders) == 1:
+        return folders[0], cards[0]
+    parts = tuple(Part(folder=str(at), weight=source.weight) for at, source in zip(folders, data.sources, strict=True))
+    card = DatasetCard(
+        kind="mixture",
+        source=data.title,
+        fingerprint=fingerprint([(each.fingerprint, part.weight) for each, part in zip(cards, parts, strict=True)]),
+        vocabulary=max(each.vocabulary for each in cards),
+        tokenizer_sha256=cards[0].tokenizer_sha256,
+        classes=cards[0].classes,
+        parts=parts,
     )
-    key = hashlib.sha256(json.dumps([1, tokenizer, facts]).encode()).hexdigest()[:16]
-    return f"{STDLIB if data.source == STDLIB else 'files'}-{key}"
+    folder = cache / f"mixture-{fingerprint([card.model_dump_json()])[:16]}"
+    with _locked(folder), naming_full_disk(folder):
+        folder.mkdir(exist_ok=True)
+        if (folders[0] / "tokenizer.json").exists():
+            write_atomic(folder / "tokenizer.json", (folders[0] / "tokenizer.json").read_bytes())
+        write_atomic(folder / CARD, card.model_dump_json(indent=2) + "\n")
+    return folder, card
 
 
-def _hash_of(tokenizer: Path) -> str:
-    try:
-        return hashlib.sha256(tokenizer.read_bytes()).hexdigest()
-    except OSError as error:
-        raise EnvironmentProblem(f"cannot read tokenizer `{tokenizer}`: {error.strerror}") from None
+def _check_enough(data: Data, folders: Sequence[Path]) -> None:
+    for source, folder in zip(data.sources, folders, strict=True):
+        card = read_card(folder)
+        if card.kind != "tokens":
+            raise UsageError(f"`{source.source}` holds prepared {card.kind}, not tokens")
+        if card.packed not in (None, data.sequence_length + 1):
+            raise UsageError(
+                f"`{source.source}` is packed for sequences of {card.packed - 1}, not {data.sequence_length}",
+                hint=f"set `data.sequence_length: {card.packed - 1}`, or pack it again",
+            )
+        if card.num_tokens <= data.sequence_length:
+            raise UsageError(
+                f"`{source.source}` holds {card.num_tokens} tokens, "
+                f"fewer than one sequence of {data.sequence_length} + 1",
+                hint="lower `data.sequence_length` or name more text",
+            )
+
+
+def _tokenized(
+    data: Data,
+    source: DataSource,
+    inputs: list[Input],
+    cache: Path,
+    tokenizer: Path,
+    processes: int,
+    progress: Progress,
+) -> Path:
+    """The folder of one source's tokens, made now if it is not there."""
+    packed = data.sequence_length + 1 if data.pack else None
+    facts = [(file.address, file.num_bytes, file.version) for file in inputs]
+    key = fingerprint([_FORMAT, hash_file(tokenizer), facts, source.column, packed])[:16]
+    folder = cache / f"{STDLIB if source.source == STDLIB else source.scheme or 'files'}-{key}"
+    with _locked(folder):
+        if not (folder / CARD).exists():
+            with making(folder) as work, naming_full_disk(folder):
+                if not (work / "tokenizer.json").exists():
+                    write_atomic(work / "tokenizer.json", tokenizer.read_bytes())
+                make_token_shards(
+                    work,
+                    parts_of(inputs, part_bytes_for(inputs)),
+                    source=source.source,
+                    column=source.column,
+                    packed=packed,
+                    processes=processes,
+                    progress=progress,
+                )
+    return folder
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
+def _locked(folder: Path) -> Iterator[None]:
+    with folder.with_name(f"{folder.name}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def _make(data: Data, files: list[Path], folder: Path, progress: Progress) -> None:
-    for abandoned in folder.parent.glob(f".{folder.name}.*"):  # by one that was killed: we hold the lock
-        shutil.rmtree(abandoned, ignore_errors=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
-        with naming_full_disk(folder):
-            tokenizer = _train_tokenizer(data, files) if data.tokenizer == "bpe" else _load(data.tokenizer)
-            tokenizer.save(str(temporary / "tokenizer.json"))
-            card = _write_shards(tokenizer, data, files, temporary, progress)
-            write_atomic(temporary / CARD, card.model_dump_json(indent=2) + "\n")
-            temporary.rename(folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+def _tokenizer(data: Data, cache: Path, prepared: Sequence[Path], raw: dict[DataSource, list[Input]]) -> Path:
+    """The tokenizer.json of all sources: the written one, that of the prepared sources, or one trained now.
+
+    Raises:
+        UsageError: sources were prepared with different ones, or not with the written one.
+    """
+    written = None if data.tokenizer == "bpe" else Path(data.tokenizer)
+    if written is not None:
+        try:
+            written.read_bytes()
+        except OSError as error:
+            raise EnvironmentProblem(f"cannot read tokenizer `{written}`: {error.strerror}") from None
+        load_tokenizer(written)
+    candidates = [*([written] if written else []), *(folder / "tokenizer.json" for folder in prepared)]
+    for other in candidates[1:]:
+        if hash_file(other) != hash_file(candidates[0]):
+            raise UsageError(
+                f"`{candidates[0]}` and `{other}` are different tokenizers",
+                hint="prepare all sources with the same `tokenizer`",
+            )
+    if candidates:
+        return candidates[0]
+    return _trained(data.vocabulary or TRAINED_VOCABULARY, cache, raw)
 
 
-def _load(path: str) -> Tokenizer:
-    try:
-        tokenizer = Tokenizer.from_file(path)
-    except Exception as error:  # the library raises plain Exception
-        raise EnvironmentProblem(f"`{path}` is not a tokenizer.json: {error}") from None
-    return tokenizer
+def _trained(vocabulary: int, cache: Path, raw: dict[DataSource, list[Input]]) -> Path:
+    facts = [
+        [source.column, *((file.address, file.num_bytes, file.version) for file in files)]
+        for source, files in raw.items()
+    ]
+    folder = cache / "tokenizers" / fingerprint([_FORMAT, vocabulary, facts])[:16]
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "tokenizer.json"
+    with _locked(folder):
+        if not file.exists():
+            write_atomic(file, _train(vocabulary, _sample(raw)).to_str(pretty=True))
+    return file
 
 
-def end_of_text(tokenizer: Tokenizer) -> int | None:
-    """The token that closes a document; None if the tokenizer has none, and documents then follow each other."""
-    known = (tokenizer.token_to_id(name) for name in END_OF_TEXT)
-    return next((token for token in known if token is not None), None)
+def _sample(raw: dict[DataSource, list[Input]]) -> Iterator[str]:
+    """Documents spread evenly over all sources, about as many as training a tokenizer needs."""
+    parts = [(source, part) for source, files in raw.items() for part in parts_of(files, part_bytes_for(files))]
+    share = _TRAINING_SAMPLE_BYTES / max(1, len(parts))
+    for source, part in parts:
+        taken = 0
+        every = max(1, round(sum(piece.num_bytes for piece in part) / share))
+        for text in islice(documents(part, source.column), 0, None, every):
+            yield text[:_TRAINING_SAMPLE_BYTES]
+            taken += len(text)
+            if taken >= 2 * share:
+                break
 
 
-def _train_tokenizer(data: Data, files: list[Path]) -> Tokenizer:
-    """A byte-level BPE tokenizer, trained on files spread evenly over the source."""
+def _train(vocabulary: int, texts: Iterator[str]) -> Tokenizer:
+    """A byte-level BPE tokenizer."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=data.vocabulary or TRAINED_VOCABULARY,
+        vocab_size=vocabulary,
         special_tokens=[END_OF_TEXT[0]],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    total = sum(file.stat().st_size for file in files)
-    every = max(1, round(total / _TRAINING_SAMPLE_BYTES))
-    tokenizer.train_from_iterator((_text(file) for file in files[::every]), trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
-
-
-def _write_shards(tokenizer: Tokenizer, data: Data, files: list[Path], folder: Path, progress: Progress) -> DatasetCard:
-    vocabulary = 1 + max(tokenizer.get_vocab().values())
-    dtype = np.dtype("<u2" if vocabulary <= 1 << 16 else "<u4")
-    shards: dict[str, int] = {}
-    digest, done = hashlib.sha256(), 0
-    total = sum(file.stat().st_size for file in files)
-    for tokens, num_bytes in _encoded(tokenizer, files, dtype):
-        name = _shard_with_room(shards, len(tokens))
-        with (folder / name).open("ab") as shard:
-            shard.write(tokens.tobytes())
-            os.fsync(shard.fileno())
-        shards[name] = shards.get(name, 0) + len(tokens)
-        digest.update(tokens.tobytes())
-        done += num_bytes
-        progress(done, total)
-    return DatasetCard(
-        source=data.source,
-        vocabulary=vocabulary,
-        dtype=dtype.str,
-        shards=shards,
-        num_bytes_of_text=done,
-        fingerprint=digest.hexdigest(),
-    )
-
-
-def _shard_with_room(shards: dict[str, int], num_tokens: int) -> str:
-    last = next(reversed(shards), None)
-    if last is not None and shards[last] + num_tokens <= _SHARD_TOKENS:
-        return last
-    return f"tokens-{len(shards):05d}.bin"
-
-
-def _encoded(
-    tokenizer: Tokenizer, files: list[Path], dtype: np.dtype[np.unsignedinteger]
-) -> Iterator[tuple[NDArray[np.unsignedinteger], int]]:
-    """Batches of documents as one array of tokens, each document closed by `end_of_text`, and their size as text."""
-    end = end_of_text(tokenizer)
-    closing = [] if end is None else [end]
-    for batch in _batches(files):
-        encodings = tokenizer.encode_batch_fast(batch, add_special_tokens=False)
-        parts = [np.array(encoding.ids + closing, dtype=dtype) for encoding in encodings]
-        yield np.concatenate(parts), sum(len(text.encode()) for text in batch)
-
-
-def _batches(files: list[Path]) -> Iterator[list[str]]:
-    batch: list[str] = []
-    size = 0
-    for file in files:
-        batch.append(_text(file))
-        size += len(batch[-1])
-        if size >= _BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
-
-
-def _text(file: Path) -> str:
-    return file.read_bytes().decode("utf-8", errors="replace")
-
-
-def _main(data_json: str) -> int:
-    """`python -m trainworks.worker.prepare DATA_JSON`: prepare, and print the size of the data."""
-    try:
-        _, card = prepare(Data.model_validate_json(data_json), cache_folder("data"))
-    except TrainworksError as error:
-        print(error.message, file=sys.stderr)  # noqa: T201
-        return error.exit_code
-    print(json.dumps({"num_tokens": card.num_tokens}))  # noqa: T201
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(_main(sys.argv[1]))

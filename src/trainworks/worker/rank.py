@@ -7,6 +7,6 @@ import importlib
 __all__ = ["run_rank"]
 
 
-def run_rank(run_folder: str, data_folder: str, node: int, agent_pid: int) -> None:
+def run_rank(run_folder: str, data_folder: str, node: int, agent_pid: int, board: str) -> None:
     """Train as one rank; in a process forked from the fork server, where the trainer is imported already."""
-    importlib.import_module("trainworks.worker.train").train(run_folder, data_folder, node, agent_pid)
+    importlib.import_module("trainworks.worker.train").train(run_folder, data_folder, node, agent_pid, board)

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
-from torch import nn
 
-from trainworks.worker.model import CausalLanguageModel
+from trainworks.worker.parallel.build import Parallel
 from trainworks.worker.prepare import end_of_text
 
 __all__ = ["generate"]
@@ -19,14 +18,14 @@ _TEMPERATURE = 0.7
 
 @torch.no_grad()
 def generate(
-    model: CausalLanguageModel, data_folder: Path, prompt: str, *, num_tokens: int, window: int, device: torch.device
+    parallel: Parallel, data_folder: Path, prompt: str, *, num_tokens: int, window: int, device: torch.device
 ) -> str:
     """The continuation of a prompt, sampled from the 20 likeliest tokens at temperature 0.7 until the document ends.
 
     Every rank calls it with the same seed and takes part in every forward, as sharded parameters need.
 
     Args:
-        model: in any wrapping; its parameters may be shards.
+        parallel: the model, in any layout.
         data_folder: holds tokenizer.json.
         prompt: text to continue.
         num_tokens: most tokens to add.
@@ -37,25 +36,20 @@ def generate(
     end = end_of_text(tokenizer)
     tokens: list[int] = tokenizer.encode(prompt, add_special_tokens=False).ids or [end or 0]
     prompt_tokens = len(tokens)
-    model.eval()
+    for part in parallel.parts:
+        part.eval()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         for _ in range(num_tokens):
-            chosen = _next_token(model, torch.tensor([tokens[-window:]], device=device))
+            chosen = _next_token(parallel, torch.tensor([tokens[-window:]], device=device))
             if chosen == end:
                 break
             tokens.append(chosen)
-    model.train()
+    for part in parallel.parts:
+        part.train()
     return str(tokenizer.decode(tokens[prompt_tokens:]))
 
 
-def _next_token(model: CausalLanguageModel, tokens_BT: torch.Tensor) -> int:
-    logits, indices = model(tokens_BT, last_only=True).float().cpu()[0].topk(_TOP_K)
+def _next_token(parallel: Parallel, tokens_BT: torch.Tensor) -> int:
+    logits, indices = parallel.next_token_logits(tokens_BT).float().cpu()[0].topk(_TOP_K)
     return int(indices[torch.multinomial(torch.softmax(logits / _TEMPERATURE, 0), 1)])
-
-
-def unwrapped(module: nn.Module) -> CausalLanguageModel:
-    """The language model inside DDP; FSDP2 changes a module in place and adds no wrapper."""
-    inner = getattr(module, "module", module)
-    assert isinstance(inner, CausalLanguageModel)
-    return inner

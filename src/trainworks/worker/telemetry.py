@@ -1,21 +1,23 @@
 """What leaves the training loop: once per logging interval, in one collective, in one write.
 
 The same collective carries what all ranks must agree on, so that agreeing costs nothing: has anybody been asked to
-stop, is a checkpoint due, has one failed.
+stop, is a checkpoint due, has one failed, are steps to be profiled.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from trainworks.host import memory
 from trainworks.record.metrics import MetricsRow, append_metrics
 from trainworks.record.run_dir import RunDir
+from trainworks.worker.guard import SkippedStep, reason_of
 from trainworks.worker.timing import StepMarks
 
 __all__ = ["Agreement", "Telemetry"]
@@ -31,6 +33,9 @@ class Agreement:
     stop: bool = False
     checkpoint: bool = False
     failed: bool = False
+    profile: bool = False
+    skipped: tuple[SkippedStep, ...] = ()
+    """The steps of the interval that did not touch the weights."""
 
 
 @dataclass(slots=True)
@@ -38,6 +43,7 @@ class _Step:
     step: int
     loss: Tensor
     grad_norm: Tensor
+    verdict: Tensor
     lr: float
     marks: StepMarks
 
@@ -45,11 +51,22 @@ class _Step:
 class Telemetry:
     """Collects the steps of one logging interval; losses stay on the device until it ends."""
 
-    def __init__(self, run_dir: RunDir, *, attempt: int, tokens_per_step: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        run_dir: RunDir,
+        *,
+        attempt: int,
+        tokens_per_step: int,
+        num_stages: int,
+        device: torch.device,
+        loss_scaling: bool = False,
+    ) -> None:
         self._run_dir = run_dir
         self._attempt = attempt
         self._tokens_per_step = tokens_per_step
+        self._num_stages = num_stages
         self._device = device
+        self._loss_scaling = loss_scaling
         self._steps: list[_Step] = []
         self._interval_began = time.perf_counter()
 
@@ -57,17 +74,18 @@ class Telemetry:
         """The first interval begins now."""
         self._interval_began = time.perf_counter()
 
-    def add(self, step: int, loss: Tensor, grad_norm: Tensor, lr: float, marks: StepMarks) -> None:
+    def add(self, step: int, loss: Tensor, grad_norm: Tensor, verdict: Tensor, lr: float, marks: StepMarks) -> None:
         """Take one step's results; nothing is computed or copied yet."""
-        self._steps.append(_Step(step, loss, grad_norm, lr, marks))
+        self._steps.append(_Step(step, loss, grad_norm, verdict, lr, marks))
 
     def flush(self, mine: Agreement) -> Agreement:
         """Average the interval over the ranks, write it (rank 0), and agree."""
-        values = torch.stack([torch.stack([s.loss, s.grad_norm]) for s in self._steps]).double().cpu()
+        values = torch.stack([torch.stack([s.loss, s.grad_norm, s.verdict]) for s in self._steps]).double().cpu()
+        losses = values[:, 0].clone()
         now = time.perf_counter()
         elapsed_s, self._interval_began = now - self._interval_began, now
         durations = torch.tensor([s.marks.durations() for s in self._steps], dtype=torch.float64)
-        flags = torch.tensor([mine.stop, mine.checkpoint, mine.failed], dtype=torch.float64)
+        flags = torch.tensor([mine.stop, mine.checkpoint, mine.failed, mine.profile], dtype=torch.float64)
         peak = torch.zeros(dist.get_world_size(), dtype=torch.float64)
         peak[dist.get_rank()] = _peak_memory_bytes(self._device)
         packed = torch.cat([values.flatten(), durations.flatten(), flags, peak, torch.tensor([elapsed_s])])
@@ -75,21 +93,43 @@ class Telemetry:
         sizes = [values.numel(), durations.numel(), flags.numel(), peak.numel(), 1]
         values, durations, flags, peak, elapsed = packed.split(sizes)
         world = dist.get_world_size()
+        # One pipeline stage in `num_stages` has the loss, the others report 0; all have norm and verdict.
+        values = values.view(-1, 3) / world * torch.tensor([self._num_stages, 1, 1])
+        skipped = self._skipped(values)
         if dist.get_rank() == 0:
-            rows = self._rows(
-                values.view(-1, 2) / world, durations.view(-1, _DURATIONS) / world, elapsed.item() / world
-            )
+            rows = self._rows(values, durations.view(-1, _DURATIONS) / world, elapsed.item() / world)
+            _name_skipped(rows, skipped)
             rows[-1]["memory_peak_bytes"] = int(peak.max())
             append_metrics(self._run_dir.metrics_file, rows)
+        skipped = self._with_losses_by_rank(skipped, losses)
         self._steps.clear()
-        return Agreement(*(bool(flag) for flag in flags))
+        stop, checkpoint, failed, profile = (bool(flag) for flag in flags)
+        return Agreement(stop=stop, checkpoint=checkpoint, failed=failed, profile=profile, skipped=skipped)
+
+    def _skipped(self, values: Tensor) -> tuple[SkippedStep, ...]:
+        """The steps of the interval that were left out, from loss, gradient norm and verdict [steps, 3]."""
+        judged = (
+            (step.step, reason_of(verdict, loss, loss_scaling=self._loss_scaling), loss, norm)
+            for step, (loss, norm, verdict) in zip(self._steps, values.tolist(), strict=True)
+        )
+        return tuple(SkippedStep(step, reason, loss, norm) for step, reason, loss, norm in judged if reason)
+
+    def _with_losses_by_rank(self, skipped: Sequence[SkippedStep], losses: Tensor) -> tuple[SkippedStep, ...]:
+        """Every rank's own loss of the skipped steps; a collective of its own, because they are rare."""
+        if not skipped:
+            return ()
+        own = losses[[fault.step - self._steps[0].step for fault in skipped]]
+        by_rank = torch.zeros(dist.get_world_size(), len(skipped), dtype=torch.float64)
+        by_rank[dist.get_rank()] = own
+        by_rank = _sum_over_ranks(by_rank, self._device)
+        return tuple(replace(fault, losses=tuple(by_rank[:, index].tolist())) for index, fault in enumerate(skipped))
 
     def _rows(self, values: Tensor, durations: Tensor, elapsed_s: float) -> list[MetricsRow]:
         """One row per step. What the interval took beyond its steps (the last flush) is spread over them as `other`."""
         other_s = max(0.0, elapsed_s - float(durations[:, 0].sum())) / len(self._steps)
         ends_at = time.time() - elapsed_s + (durations[:, 0] + other_s).cumsum(0)
         rows: list[MetricsRow] = []
-        for step, (loss, norm), parts, t in zip(
+        for step, (loss, norm, _), parts, t in zip(
             self._steps, values.tolist(), durations.tolist(), ends_at.tolist(), strict=True
         ):
             total_s, data_s, compute_s, communication_s, optimizer_s, checkpoint_s = parts
@@ -114,6 +154,13 @@ class Telemetry:
         return rows
 
 
+def _name_skipped(rows: Sequence[MetricsRow], skipped: Sequence[SkippedStep]) -> None:
+    reasons = {fault.step: fault.reason for fault in skipped}
+    for row in rows:
+        if reason := reasons.get(row["step"]):
+            row["skipped"] = reason
+
+
 def _sum_over_ranks(values: Tensor, device: torch.device) -> Tensor:
     if dist.get_world_size() == 1:
         return values
@@ -126,7 +173,4 @@ def _peak_memory_bytes(device: torch.device) -> int:
     """Largest memory of this rank so far: allocated on an accelerator, resident on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    return 0
+    return memory.peak_bytes()

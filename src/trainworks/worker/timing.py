@@ -32,13 +32,15 @@ class Timeline:
 
 
 class StepMarks:
-    """The marks of one step: begin, data at hand, gradients done, optimizer done, end."""
+    """The marks of one step: begin, data at hand, gradients done, weights free to change, optimizer done, end."""
 
-    __slots__ = ("begin", "data", "end", "gradients", "optimizer", "waits")
+    __slots__ = ("begin", "data", "end", "free", "gradients", "optimizer", "waits")
 
     def __init__(self, begin: Mark) -> None:
         self.begin = begin
         self.data = self.gradients = self.optimizer = self.end = begin
+        self.free: Mark | None = None
+        """When the weights may change; None where nothing has to be awaited."""
         self.waits: list[tuple[Mark, Mark]] = []
 
     def durations(self) -> list[float]:
@@ -46,14 +48,15 @@ class StepMarks:
 
         What a step spends between its end and the next step's begin (logging) is not in it.
         """
+        free = self.gradients if self.free is None else self.free
         communication = sum(_between(start, end) for start, end in self.waits)
         return [
             _between(self.begin, self.end),
             _between(self.begin, self.data),
             _between(self.data, self.gradients) - communication,
             communication,
-            _between(self.gradients, self.optimizer),
-            _between(self.optimizer, self.end),
+            _between(free, self.optimizer),
+            _between(self.gradients, free) + _between(self.optimizer, self.end),
         ]
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import os
 import signal
 import socket
 import sys
+import time
 import traceback
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -25,20 +27,31 @@ from trainworks.record.resolved import Plan, ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.spec.run_file import Workload
 from trainworks.worker.checkpoint import Checkpointer
-from trainworks.worker.data import BatchReader, TokenDataset
+from trainworks.worker.data.reader import BatchReader, Dataset
+from trainworks.worker.determinism import make_deterministic
 from trainworks.worker.failure import explain
-from trainworks.worker.loop import StopRequest, Trainer
-from trainworks.worker.model import build_model
+from trainworks.worker.gains import compile_gain
+from trainworks.worker.guard import Recourse
+from trainworks.worker.hang import Limits
+from trainworks.worker.heartbeat import Heartbeat, Phase
+from trainworks.worker.loop import Trainer, warm_up
+from trainworks.worker.memory import Scene, measure
+from trainworks.worker.mesh import Mesh
 from trainworks.worker.optimizer import StepOptimizer
-from trainworks.worker.parallel import Parallel, parallelize
-from trainworks.worker.prepare import read_card
-from trainworks.worker.sample import generate, unwrapped
+from trainworks.worker.parallel.build import Parallel, Setup
+from trainworks.worker.profiling import StepProfiler
+from trainworks.worker.sample import generate
+from trainworks.worker.stopping import StopRequest
+from trainworks.worker.task import Task
+from trainworks.worker.tasks import open_task
 from trainworks.worker.telemetry import Telemetry
 from trainworks.worker.timing import Timeline
+from trainworks.worker.witness import CHECKPOINT_GROUP, testify
 
 __all__ = ["train"]
 
 _TIMEOUT = timedelta(minutes=10)
+"""Of a collective, at least; the node agent notices a hang long before."""
 _SAMPLE_TOKENS = 160
 
 
@@ -53,32 +66,38 @@ class _Rank:
     run_dir: RunDir
     data_folder: Path
     stop: StopRequest
+    scene: Scene
 
 
-def train(run_folder: str, data_folder: str, node: int, agent_pid: int) -> None:
+def train(run_folder: str, data_folder: str, node: int, agent_pid: int, board: str | None = None) -> None:
     """Entry of every rank, started by the node agent in a process forked from one that has torch imported.
 
     Never returns normally on failure: the reason is written to the record, and the exit code tells the agent
     whether starting again can help.
     """
-    die_with(agent_pid)
     run_dir = RunDir(Path(run_folder))
     rank = int(os.environ["RANK"])
     _redirect_output(run_dir.rank_log(rank))
+    scene = Scene(Heartbeat((board, int(os.environ["LOCAL_RANK"])) if board else None))
+    testify(scene.heartbeat)
+    die_with(agent_pid)
+    scene.heartbeat.mark(Phase.STARTING)
     try:
-        _train(run_dir, Path(data_folder), node)
+        _train(run_dir, Path(data_folder), node, scene)
     except BaseException as error:
-        _leave(run_dir, node, error)
+        _leave(run_dir, node, error, scene)
 
 
-def _train(run_dir: RunDir, data_folder: Path, node: int) -> None:
+def _train(run_dir: RunDir, data_folder: Path, node: int, scene: Scene) -> None:
     resolved = run_dir.read_resolved()
     assert resolved.plan is not None and resolved.run_file.workload is not None
-    rank = _join(resolved, run_dir, data_folder, node)
-    attempt = _next_attempt(run_dir)
-    trainer = _build(resolved, resolved.plan, resolved.run_file.workload, rank, attempt)
+    rank = _join(resolved, run_dir, data_folder, node, scene)
+    attempt, rollbacks = _so_far(run_dir)
+    recourse = Recourse(resolved.run_file.guard, run_dir, attempt=attempt, rollbacks=rollbacks)
+    trainer = _build(resolved, resolved.plan, resolved.run_file.workload, rank, attempt, recourse)
     _train_to_the_end(trainer, resolved.plan, resolved.run_file.workload, rank, attempt)
     dist.barrier()
+    rank.scene.parts, rank.scene.optimizer = (), None
     del trainer  # DDP before its process group: torch aborts at exit otherwise, now and then
     gc.unfreeze()
     gc.collect()
@@ -97,8 +116,8 @@ def _train_to_the_end(trainer: Trainer, plan: Plan, workload: Workload, rank: _R
         append_event(events, "attempt", attempt=attempt, resumed_from_step=steps_done, **met)
     step = steps_done
     if steps_done < plan.num_steps:
-        trainer.warm_up()
         step = trainer.run(steps_done)
+    rank.scene.heartbeat.mark(Phase.FINISHING, step)
     finished = step == plan.num_steps
     if finished and workload.sample_prompt is not None:
         _write_sample(trainer.parallel, workload, rank, step)
@@ -116,26 +135,40 @@ def _redirect_output(log: Path) -> None:
     os.close(handle)
 
 
-def _join(resolved: ResolvedRun, run_dir: RunDir, data_folder: Path, node: int) -> _Rank:
+def _join(resolved: ResolvedRun, run_dir: RunDir, data_folder: Path, node: int, scene: Scene) -> _Rank:
     """Meet the other ranks; SIGTERM from here on asks for a clean stop."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.set_num_threads(resolved.processes.threads_per_process)
+    if resolved.run_file.workload is not None and resolved.run_file.workload.deterministic:
+        make_deterministic()
     device = torch.device("cpu")
     if resolved.processes.device == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
+        if resolved.run_file.workload is not None and resolved.run_file.workload.precision == "tf32":
+            torch.set_float32_matmul_precision("high")
+    scene.device = device
     stop = StopRequest(run_dir, watch_file=rank == 0)
-    signal.signal(signal.SIGTERM, functools.partial(_note_signal, stop))
+    signal.signal(signal.SIGTERM, stop.note_signal)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(
-        resolved.processes.backend, store=_store(rank), rank=rank, world_size=world_size, timeout=_TIMEOUT
+        resolved.processes.backend,
+        store=_store(rank),
+        rank=rank,
+        world_size=world_size,
+        timeout=_collective_timeout(resolved),
     )
-    return _Rank(rank, world_size, node, device, run_dir, data_folder, stop)
+    return _Rank(rank, world_size, node, device, run_dir, data_folder, stop, scene)
 
 
-def _note_signal(stop: StopRequest, number: int, frame: object) -> None:
-    stop.signalled = True
+def _collective_timeout(resolved: ResolvedRun) -> timedelta:
+    """Longer than a rank may be silent: who stands still is the node agent's to say."""
+    assert resolved.plan is not None
+    silence_s = resolved.run_file.recover.hang_timeout
+    if silence_s == "auto":
+        silence_s = Limits().of_step([resolved.plan.step_time.total_s])
+    return max(_TIMEOUT, timedelta(seconds=3 * silence_s))
 
 
 def _store(rank: int) -> dist.Store:
@@ -160,11 +193,12 @@ def _listener(port: int) -> int:
         raise ConnectionError(error.message) from None
 
 
-def _next_attempt(run_dir: RunDir) -> int:
-    """The number of this attempt, counted by rank 0 from the record."""
-    seen = [1 + sum(event["kind"] == "attempt" for event in read_events(run_dir.events_file))]
+def _so_far(run_dir: RunDir) -> tuple[int, int]:
+    """The number of this attempt, and the rollbacks so far, counted by rank 0 from the record."""
+    kinds = Counter(event["kind"] for event in read_events(run_dir.events_file))
+    seen = [1 + kinds["attempt"], kinds["rollback"]]
     dist.broadcast_object_list(seen, src=0)
-    return seen[0]
+    return seen[0], seen[1]
 
 
 def _pids_by_rank(rank: _Rank) -> list[int]:
@@ -173,51 +207,103 @@ def _pids_by_rank(rank: _Rank) -> list[int]:
     return pids
 
 
-def _build(resolved: ResolvedRun, plan: Plan, workload: Workload, rank: _Rank, attempt: int) -> Trainer:
+def _build(
+    resolved: ResolvedRun, plan: Plan, workload: Workload, rank: _Rank, attempt: int, recourse: Recourse
+) -> Trainer:
     timeline = Timeline(rank.device)
-    card = read_card(rank.data_folder)
-    dataset = TokenDataset(rank.data_folder, card, workload.data.sequence_length)
-    model = build_model(workload.model, plan.model, seed=workload.seed)
-    if workload.compile:
-        for block in model.blocks:
-            block.compile()
-    parallel = parallelize(model, plan.layout, device=rank.device, precision=workload.precision, timeline=timeline)
+    mesh = Mesh(plan.layout, rank.device.type)
+    opened = open_task(workload, mesh, data_folder=rank.data_folder, plan=plan)
+    task, dataset = opened.task, opened.dataset
+    parallel = _build_model(task, workload, mesh, timeline, rank)
     optimizer = StepOptimizer(
-        parallel.module,
+        parallel.parts,
+        mesh,
         workload.optimizer,
         num_steps=plan.num_steps,
         precision=workload.precision,
         device=rank.device,
+        guard=resolved.run_file.guard,
+        build=opened.build_optimizer,
     )
-    checkpointer = Checkpointer(
-        rank.run_dir,
-        dist.new_group(backend="gloo"),
-        keep=resolved.run_file.checkpoint.keep,
-        template={"attempt": attempt, "layout": plan.layout, "data_fingerprint": card.fingerprint},
-    )
-    telemetry = Telemetry(rank.run_dir, attempt=attempt, tokens_per_step=plan.tokens_per_step, device=rank.device)
-    reading = functools.partial(
-        BatchReader,
-        dataset,
-        seed=workload.seed,
-        global_batch=workload.global_batch,
-        micro_batch=plan.layout.micro_batch,
-        dp_rank=rank.rank,
-        dp=plan.layout.dp,
-        last_step=plan.num_steps,
-    )
+    rank.scene.optimizer = optimizer
     return Trainer(
         plan=plan,
         global_batch=workload.global_batch,
         device=rank.device,
+        task=task,
         parallel=parallel,
         optimizer=optimizer,
-        read_from=lambda step: reading(first_step=step),
+        read_from=_reading(dataset, workload, plan, mesh),
         timeline=timeline,
-        telemetry=telemetry,
-        checkpointer=checkpointer,
+        telemetry=_telemetry(plan, rank, attempt, loss_scaling=optimizer.loss_scale.enabled),
+        checkpointer=_checkpointer(resolved, plan, rank, attempt, dataset),
+        recourse=recourse,
+        profiler=StepProfiler(
+            rank.run_dir, device=rank.device, num_steps=plan.num_steps, from_run_file=resolved.run_file.profile
+        ),
         stop=rank.stop,
+        heartbeat=rank.scene.heartbeat,
     )
+
+
+def _telemetry(plan: Plan, rank: _Rank, attempt: int, *, loss_scaling: bool) -> Telemetry:
+    return Telemetry(
+        rank.run_dir,
+        attempt=attempt,
+        tokens_per_step=plan.tokens_per_step,
+        num_stages=plan.layout.pp,
+        device=rank.device,
+        loss_scaling=loss_scaling,
+    )
+
+
+def _checkpointer(resolved: ResolvedRun, plan: Plan, rank: _Rank, attempt: int, dataset: Dataset) -> Checkpointer:
+    return Checkpointer(
+        rank.run_dir,
+        dist.new_group(backend="gloo", group_desc=CHECKPOINT_GROUP),
+        keep=resolved.run_file.checkpoint.keep,
+        template={"attempt": attempt, "layout": plan.layout, "data_fingerprint": dataset.fingerprint},
+    )
+
+
+def _build_model(task: Task, workload: Workload, mesh: Mesh, timeline: Timeline, rank: _Rank) -> Parallel:
+    """The model as this rank trains it, after one step that does not count."""
+    setup = Setup(
+        mesh=mesh,
+        device=rank.device,
+        precision=workload.precision,
+        compiled=workload.compile,
+        timeline=timeline,
+    )
+    parallel = task.build(setup)
+    rank.scene.parts = parallel.parts
+    rank.scene.heartbeat.mark(Phase.COMPUTE)
+    begin = time.perf_counter()
+    warm_up(parallel, task, timeline, rank.device)
+    if workload.compile:
+        first_s = time.perf_counter() - begin
+        gain = compile_gain(lambda: warm_up(parallel, task, timeline, rank.device), rank.device, first_s=first_s)
+        if rank.rank == 0:
+            append_event(rank.run_dir.events_file, "compiled", **gain)
+    return parallel
+
+
+def _reading(dataset: Dataset, workload: Workload, plan: Plan, mesh: Mesh) -> Callable[[int], BatchReader]:
+    """Starts reading at a batch; rollbacks leave batches out, so that there may be more of them than steps."""
+
+    def read_from(batch: int) -> BatchReader:
+        return BatchReader(
+            dataset,
+            seed=workload.seed,
+            global_batch=workload.global_batch,
+            micro_batch=plan.layout.micro_batch,
+            dp_rank=mesh.dp_rank,
+            dp=plan.layout.dp,
+            first_step=batch,
+            last_step=batch + plan.num_steps,
+        )
+
+    return read_from
 
 
 def _resume(trainer: Trainer, rank: _Rank) -> int:
@@ -225,19 +311,21 @@ def _resume(trainer: Trainer, rank: _Rank) -> int:
 
     Dropout needs another random stream on every rank, the weights the same one: ranks part ways here.
     """
+    rank.scene.heartbeat.mark(Phase.LOADING)
     torch.manual_seed(torch.initial_seed() + 1 + rank.rank)
     found = trainer.checkpointer.newest()
     if found is None:
         return 0
     manifest, folder = found
-    trainer.checkpointer.load(manifest, folder, trainer.parallel.module, trainer.optimizer)
+    trainer.checkpointer.load(manifest, folder, trainer.parallel.parts, trainer.optimizer)
+    trainer.batches_left_out = manifest.samples_consumed // trainer.global_batch - manifest.step
     return manifest.step
 
 
 def _write_sample(parallel: Parallel, workload: Workload, rank: _Rank, step: int) -> None:
     prompt = workload.sample_prompt or ""
     text = generate(
-        unwrapped(parallel.module),
+        parallel,
         rank.data_folder,
         prompt,
         num_tokens=_SAMPLE_TOKENS,
@@ -248,10 +336,12 @@ def _write_sample(parallel: Parallel, workload: Workload, rank: _Rank, step: int
         append_event(rank.run_dir.events_file, "sample", step=step, prompt=prompt, text=text)
 
 
-def _leave(run_dir: RunDir, node: int, error: BaseException) -> None:
+def _leave(run_dir: RunDir, node: int, error: BaseException, scene: Scene) -> None:
     """Write down why this rank ends, and end it at once: no clean-up may wait for ranks that are gone."""
     failure = explain(error)
     try:
+        last = scene.heartbeat.last
+        memory = measure(error, scene).model_dump() if failure.cause == "oom" else None
         if failure.cause == "disk_full":
             run_dir.release_reserve()
         append_event(
@@ -264,9 +354,12 @@ def _leave(run_dir: RunDir, node: int, error: BaseException) -> None:
             cause=failure.cause,
             exit_code=int(failure.exit_code),
             signal=None,
-            message=failure.message,
+            message=f"{failure.place}: {failure.message}" if failure.place else failure.message,
             hint=failure.hint,
             traceback="".join(traceback.format_exception(error)),
+            step=last.step,
+            phase=last.phase.text,
+            memory=memory,
         )
         traceback.print_exception(error)
         sys.stderr.flush()

@@ -1,0 +1,173 @@
+"""Shards of a store on this node's disk: complete or absent, verified, no more than a limit, one copy for all ranks.
+
+<folder>/<shard>          complete and verified: it was renamed to this name
+         .<shard>.part    being downloaded; has its final size from the start, so that it counts
+         <shard>.lock     shared by whoever reads the shard, exclusive for who downloads or removes it
+         cache.lock       for who makes room
+
+The locks are the kernel's (flock): a killed process holds none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from trainworks.errors import EnvironmentProblem
+from trainworks.files import naming_full_disk
+from trainworks.host.clock import Clock, SystemClock
+from trainworks.units import format_bytes
+from trainworks.worker.data.card import Shard
+from trainworks.worker.data.store import Store, naming_store
+
+__all__ = ["ShardCache"]
+
+_READ_BYTES = 4 << 20
+_TRIES = 2
+_PATIENCE, _WAIT_S = 100, 0.1
+
+
+class NoRoomError(EnvironmentProblem):
+    """What is in use leaves no room in the cache."""
+
+
+class ShardCache:
+    """A folder of shards, least recently used first out.
+
+    Args:
+        folder: shared by all processes of the node, and by all datasets.
+        limit_bytes: most that the folder may hold, downloads in progress included.
+        clock: to wait for room by.
+    """
+
+    def __init__(self, folder: Path, limit_bytes: int, clock: Clock | None = None) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._limit_bytes = limit_bytes
+        self._clock = clock or SystemClock()
+
+    def hold(self, name: str, shard: Shard, store: Store, remote_name: str) -> tuple[Path, int]:
+        """The file of a shard, downloaded if it is not here, and a lock; until that is closed the file stays.
+
+        Args:
+            name: in this cache.
+            shard: what it has to be.
+            store: where it comes from.
+            remote_name: what it is called there.
+
+        Raises:
+            EnvironmentProblem: the store does not answer, its file is not what the card says, or what is in use
+                leaves no room.
+            DiskFullError: no space on the disk.
+        """
+        path, patience = self._folder / name, _PATIENCE
+        while True:
+            lock = self._lock(name, fcntl.LOCK_SH)  # waits while somebody downloads it
+            if path.exists():
+                os.utime(path)
+                return path, lock
+            os.close(lock)
+            try:
+                self.fetch_ahead(name, shard, store, remote_name)
+            except NoRoomError:  # downloads of others, which cannot be removed, are in use when they are finished
+                patience -= 1
+                if not patience:
+                    raise
+                self._clock.sleep(_WAIT_S)
+
+    def fetch_ahead(self, name: str, shard: Shard, store: Store, remote_name: str) -> None:
+        """Download a shard, unless it is here or somebody downloads it.
+
+        It never waits for the exclusive lock: another rank may have downloaded the shard meanwhile, and hold it for as
+        long as it trains.
+        """
+        if not (self._folder / name).exists():
+            with contextlib.suppress(BlockingIOError):
+                self._fetch(name, shard, store, remote_name)
+
+    def _fetch(self, name: str, shard: Shard, store: Store, remote_name: str) -> None:
+        path, part = self._folder / name, self._folder / f".{name}.part"
+        with self._locked(name, fcntl.LOCK_EX | fcntl.LOCK_NB), naming_full_disk(path):
+            if path.exists():
+                return
+            self._reserve(part, shard.num_bytes)
+            try:
+                _download(store, remote_name, part, shard)
+                with self._locked("cache", fcntl.LOCK_EX):  # so that who counts sees it under one name
+                    part.replace(path)
+            except BaseException:
+                with self._locked("cache", fcntl.LOCK_EX):  # nor may it vanish while somebody counts
+                    part.unlink(missing_ok=True)
+                raise
+
+    def _reserve(self, part: Path, num_bytes: int) -> None:
+        """An empty file of the final size, after what was used longest ago has made room for it."""
+        with self._locked("cache", fcntl.LOCK_EX):
+            files = sorted((file.stat().st_mtime_ns, file) for file in self._folder.iterdir() if file.suffix != ".lock")
+            held = sum(file.stat().st_size for _, file in files)
+            for _, file in files:
+                if held + num_bytes <= self._limit_bytes:
+                    break
+                held -= self._removed_bytes(file)
+            if held + num_bytes > self._limit_bytes:
+                raise NoRoomError(
+                    f"no room for a shard of {format_bytes(num_bytes)}: {format_bytes(held)} of "
+                    f"{format_bytes(self._limit_bytes)} in `{self._folder}` are in use",
+                    hint="raise `data.cache`, or lower `data.shuffle_shards`",
+                )
+            with part.open("wb") as reserved:
+                reserved.truncate(num_bytes)
+
+    def _removed_bytes(self, file: Path) -> int:
+        """Size of the file, now removed; 0 if somebody uses it."""
+        try:
+            with self._locked(file.name.removeprefix(".").removesuffix(".part"), fcntl.LOCK_EX | fcntl.LOCK_NB):
+                size = file.stat().st_size
+                file.unlink()
+                return size
+        except (BlockingIOError, FileNotFoundError):
+            return 0
+
+    @contextlib.contextmanager
+    def _locked(self, name: str, how: int) -> Iterator[None]:
+        lock = self._lock(name, how)
+        try:
+            yield
+        finally:
+            os.close(lock)
+
+    def _lock(self, name: str, how: int) -> int:
+        handle = os.open(self._folder / f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(handle, how)
+        except BaseException:
+            os.close(handle)
+            raise
+        return handle
+
+
+def _download(store: Store, name: str, to: Path, shard: Shard) -> None:
+    """Write a file of the store over `to`, and check that it is what the card says; once more if it is not."""
+    address = f"{store.address}/{name}"
+    for _ in range(_TRIES):
+        digest = hashlib.sha256()
+        with (
+            naming_store(address),
+            store.fs.open(store.path(name), "rb", block_size=_READ_BYTES) as remote,
+            to.open("r+b") as file,
+        ):
+            while chunk := remote.read(_READ_BYTES):
+                digest.update(chunk)
+                with naming_full_disk(to):
+                    file.write(chunk)
+            file.truncate()
+        if digest.hexdigest() == shard.sha256:
+            return
+    raise EnvironmentProblem(
+        f"`{address}` is damaged: its SHA-256 is {digest.hexdigest()[:12]}..., the card says {shard.sha256[:12]}...",
+        hint="put the shard there again; `trainworks data verify` names every damaged one",
+    )

@@ -1,0 +1,117 @@
+"""What a folder of prepared data holds.
+
+<folder>/dataset.json           the card; written last, so that the folder is complete or absent
+         tokenizer.json         of tokens
+         tokens-00000.bin ...   little-endian uint16 (uint32 for vocabularies over 65,536)
+         images-00000.bin ...   encoded images, see images.py
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, ValidationError
+
+from trainworks.errors import EnvironmentProblem, UsageError
+from trainworks.spec.quantities import Spec
+
+__all__ = ["CARD", "DatasetCard", "Part", "Shard", "fingerprint", "hash_file", "read_card"]
+
+CARD = "dataset.json"
+_READ_BYTES = 1 << 20
+
+
+class Shard(Spec):
+    """One file of prepared data."""
+
+    items: int
+    """Tokens, or images."""
+    num_bytes: int
+    """Of the file."""
+    sha256: str
+
+
+class Part(Spec):
+    """One source of a mixture."""
+
+    folder: str
+    """Prepared data: a folder of this machine."""
+    weight: float | None = None
+    """Its share of the samples over the sum of all weights; its size when None."""
+
+
+class DatasetCard(Spec):
+    """What a folder of prepared data holds."""
+
+    kind: Literal["tokens", "images", "image-files", "mixture"] = "tokens"
+    source: str
+    fingerprint: str
+    """SHA-256 over the shards' own: the same fingerprint is the same training data."""
+    shards: dict[str, Shard] = Field(default_factory=dict)
+    """By file name, in order."""
+    vocabulary: int = 0
+    dtype: str = "<u2"
+    num_bytes_of_text: int = 0
+    packed: int | None = None
+    """Tokens per row of packed documents; None if documents follow each other and sequences are cut out of them."""
+    padding_tokens: int = 0
+    """Tokens that only fill up rows of packed documents."""
+    tokenizer_sha256: str | None = None
+    classes: tuple[str, ...] = ()
+    """Names of the labels 0, 1, 2 ... of images."""
+    parts: tuple[Part, ...] = ()
+    """Sources of a mixture."""
+    store: str | None = None
+    """Address that the shards are streamed from; None if they lie beside the card."""
+
+    @property
+    def num_items(self) -> int:
+        """Tokens or images in all shards."""
+        return sum(shard.items for shard in self.shards.values())
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in all shards; 0 for images."""
+        return self.num_items if self.kind == "tokens" else 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all shards."""
+        return sum(shard.num_bytes for shard in self.shards.values())
+
+
+def fingerprint(facts: Iterable[object]) -> str:
+    """SHA-256 of the facts that make data what it is."""
+    return hashlib.sha256(json.dumps(list(facts)).encode()).hexdigest()
+
+
+def hash_file(path: Path) -> str:
+    """SHA-256 of a file's content."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_READ_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def read_card(folder: Path) -> DatasetCard:
+    """The card of a complete folder of prepared data.
+
+    Raises:
+        UsageError: there is none.
+        EnvironmentProblem: it is damaged, or of another version.
+    """
+    try:
+        return DatasetCard.model_validate_json((folder / CARD).read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        raise UsageError(f"`{folder}` holds no prepared data: no {CARD}", hint="trainworks data prepare") from None
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "its text"
+        raise EnvironmentProblem(
+            f"`{folder / CARD}` is not a card of this version: {where}: {first['msg']}", hint="prepare the data again"
+        ) from None

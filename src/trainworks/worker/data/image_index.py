@@ -1,0 +1,140 @@
+"""Which images a source has, and of which class: one folder per class, or shards made of such folders."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainworks.errors import UsageError
+from trainworks.files import naming_full_disk, write_atomic
+from trainworks.host.corpus import anchored_source
+from trainworks.spec.data_source import STDLIB, DataSource
+from trainworks.worker.data.card import CARD, DatasetCard, Shard, fingerprint, hash_file, read_card
+from trainworks.worker.data.image_shards import joined
+from trainworks.worker.data.remote import stored_data
+from trainworks.worker.data.token_shards import Progress, making
+
+__all__ = ["FILES", "ImageFile", "image_files", "make_image_shards", "prepare_images", "read_files"]
+
+FILES = "files.jsonl"
+_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
+_SHARD_BYTES = 64_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFile:
+    """An image and its class."""
+
+    path: str
+    label: int
+    num_bytes: int
+
+
+def prepare_images(source: DataSource, cache: Path) -> Path:
+    """A folder with a card for a source of images; folders of images are read where they are.
+
+    Raises:
+        UsageError: there are no images, or they are not in one folder per class.
+        EnvironmentProblem: a store does not answer.
+    """
+    folder = _prepared_already(source, cache)
+    if folder is not None:
+        if read_card(folder).kind not in ("images", "image-files"):
+            raise UsageError(f"`{source.source}` holds prepared text, not images")
+        return folder
+    classes, files = image_files(source)
+    facts = fingerprint([classes, [(Path(file.path).name, file.label, file.num_bytes) for file in files]])
+    card = DatasetCard(kind="image-files", source=source.source, fingerprint=facts, classes=classes)
+    folder = cache / f"images-{fingerprint([source.source, facts])[:16]}"
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = (json.dumps([file.path, file.label, file.num_bytes]) for file in files)
+    write_atomic(folder / FILES, "\n".join(lines) + "\n")
+    write_atomic(folder / CARD, card.model_dump_json(indent=2) + "\n")
+    return folder
+
+
+def make_image_shards(source: DataSource, folder: Path, progress: Progress) -> DatasetCard:
+    """Images of folders in shards of about 64 MB, as they are: nothing is decoded, nothing is lost.
+
+    They are dealt to the shards like cards, one by one: neighbouring files, which belong to one class, come to lie in
+    different shards, and every shard holds about every class.
+    """
+    classes, files = image_files(source)
+    total, done = sum(file.num_bytes for file in files), 0
+    num_shards = max(1, round(total / _SHARD_BYTES))
+    shards: dict[str, Shard] = {}
+    with making(folder) as work, naming_full_disk(folder):
+        for number in range(num_shards):
+            name, dealt = f"images-{number:05d}.bin", files[number::num_shards]
+            size = sum(file.num_bytes for file in dealt)
+            known = work / f"{name}.json"  # of an earlier try; its presence says that the shard is complete
+            if not known.exists() or not _is_whole(work / name, known):
+                shard = _write_shard(work / name, dealt)
+                write_atomic(known, shard.model_dump_json())
+            shards[name] = Shard.model_validate_json(known.read_bytes())
+            done += size
+            progress(done, total)
+        facts = fingerprint([classes, *(shard.sha256 for shard in shards.values())])
+        card = DatasetCard(kind="images", source=source.source, fingerprint=facts, shards=shards, classes=classes)
+        write_atomic(work / CARD, card.model_dump_json(indent=2) + "\n")
+        for name in shards:
+            (work / f"{name}.json").unlink(missing_ok=True)
+    return card
+
+
+def read_files(folder: Path) -> list[ImageFile]:
+    """The images that `prepare_images` found."""
+    return [ImageFile(*json.loads(line)) for line in (folder / FILES).read_text().splitlines()]
+
+
+def image_files(source: DataSource) -> tuple[tuple[str, ...], list[ImageFile]]:
+    """Names of the classes, sorted, and all images.
+
+    Raises:
+        UsageError: there are no images, or they are not in one folder per class.
+    """
+    root = Path(anchored_source(source.source))
+    if source.scheme is not None or source.source == STDLIB or not root.is_dir():
+        raise UsageError(
+            f"`{source.source}` is no folder of images",
+            hint="name a folder with one folder per class, or images that `trainworks data prepare` wrote",
+        )
+    classes = tuple(sorted(folder.name for folder in root.iterdir() if folder.is_dir() and any(_images_in(folder))))
+    if not classes:
+        loose = any(_images_in(root))
+        raise UsageError(
+            f"`{source.source}` holds no folders of images" + (", but loose ones" if loose else ""),
+            hint=f"one folder per class, with {', '.join(_SUFFIXES)} in it",
+        )
+    files = [
+        ImageFile(str(path), label, path.stat().st_size)
+        for label, name in enumerate(classes)
+        for path in sorted(_images_in(root / name))
+    ]
+    return classes, files
+
+
+def _images_in(folder: Path) -> Iterator[Path]:
+    return (path for path in folder.rglob("*") if path.suffix.lower() in _SUFFIXES and path.is_file())
+
+
+def _prepared_already(source: DataSource, cache: Path) -> Path | None:
+    if source.scheme not in (None, "hf"):
+        return stored_data(source.source, cache)
+    folder = Path(anchored_source(source.source))
+    return folder if (folder / CARD).is_file() else None
+
+
+def _write_shard(path: Path, files: Sequence[ImageFile]) -> Shard:
+    with ThreadPoolExecutor(8) as pool:
+        images = list(pool.map(lambda file: Path(file.path).read_bytes(), files))
+    content = joined(images, [file.label for file in files])
+    write_atomic(path, content)
+    return Shard(items=len(files), num_bytes=len(content), sha256=hash_file(path))
+
+
+def _is_whole(path: Path, known: Path) -> bool:
+    return path.is_file() and hash_file(path) == Shard.model_validate_json(known.read_bytes()).sha256

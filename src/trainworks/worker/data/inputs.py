@@ -1,0 +1,181 @@
+"""What a source of text consists of, and its division into parts: one part becomes one shard.
+
+The division depends on the source alone, never on how many processes tokenize it, so that shards are the same bytes
+whoever makes them and however often they were interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal
+
+from trainworks.errors import EnvironmentProblem, UsageError
+from trainworks.host.corpus import anchored_source, source_files
+from trainworks.spec.data_source import DataSource
+from trainworks.worker.data.extras import extra
+from trainworks.worker.data.store import Store, naming_store
+
+__all__ = ["Input", "Piece", "find_inputs", "part_bytes_for", "parts_of"]
+
+Format = Literal["text", "jsonl", "parquet", "arrow"]
+
+_SMALLEST_PART_BYTES = 1_000_000
+_LARGEST_PART_BYTES = 64_000_000
+_PARTS = 64
+_FORMATS: dict[str, Format] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+}
+_IMAGES = (".jpg", ".jpeg", ".png", ".webp")
+_OF_DATASETS = ("dataset_dict.json", "state.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A file of a source."""
+
+    address: str
+    format: Format
+    num_bytes: int
+    version: str
+    """Changes when the content does: a modification time, or a store's ETag."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A range of a file: bytes of JSONL, row groups of Parquet, record batches of Arrow; a text file is never cut."""
+
+    address: str
+    format: Format
+    start: int
+    stop: int
+    num_bytes: int
+
+
+def find_inputs(source: DataSource) -> list[Input]:
+    """The files of a source, in an order that does not change.
+
+    Raises:
+        UsageError: there are none, or they are no text.
+        EnvironmentProblem: a store or the hub does not answer.
+        MissingExtraError: a library is not installed.
+    """
+    if source.scheme == "hf":
+        return [_local_input(file) for file in _hub_files(source)]
+    if source.scheme is not None:
+        return [_stored_input(source, path, info) for path, info in Store(source.source).files()]
+    folder = Path(anchored_source(source.source))
+    if any((folder / name).is_file() for name in _OF_DATASETS):
+        return [_local_input(file) for file in _saved_files(folder, source.split)]
+    return [_local_input(file) for file in source_files(source)]
+
+
+def part_bytes_for(inputs: Sequence[Input]) -> int:
+    """Text per shard: a 64th of the source, at least 1 MB and at most 64 MB."""
+    total = sum(file.num_bytes for file in inputs)
+    return min(max(total // _PARTS, _SMALLEST_PART_BYTES), _LARGEST_PART_BYTES)
+
+
+def parts_of(inputs: Sequence[Input], part_bytes: int) -> list[list[Piece]]:
+    """Pieces of about `part_bytes` together, in order."""
+    parts: list[list[Piece]] = [[]]
+    size = 0
+    for piece in (piece for file in inputs for piece in _pieces(file, part_bytes)):
+        if size and size + piece.num_bytes > part_bytes:
+            parts.append([])
+            size = 0
+        parts[-1].append(piece)
+        size += piece.num_bytes
+    return parts
+
+
+def _pieces(file: Input, part_bytes: int) -> Iterator[Piece]:
+    if file.format == "jsonl" and not file.address.endswith(".gz"):
+        for start in range(0, file.num_bytes, part_bytes):
+            stop = min(start + part_bytes, file.num_bytes)
+            yield Piece(file.address, file.format, start, stop, stop - start)
+    elif file.format in ("parquet", "arrow"):
+        yield from _grouped(file, _group_sizes(file), part_bytes)
+    else:
+        yield Piece(file.address, file.format, 0, file.num_bytes, file.num_bytes)
+
+
+def _grouped(file: Input, sizes: list[int], part_bytes: int) -> Iterator[Piece]:
+    """Neighbouring row groups of about `part_bytes` together."""
+    start = size = 0
+    for number, group_bytes in enumerate(sizes):
+        size += group_bytes
+        if size >= part_bytes or number == len(sizes) - 1:
+            yield Piece(file.address, file.format, start, number + 1, size)
+            start, size = number + 1, 0
+
+
+def _group_sizes(file: Input) -> list[int]:
+    """Bytes of each row group or record batch."""
+    if file.format == "arrow":
+        with extra("pyarrow", "data").memory_map(file.address) as mapped:
+            return [batch.nbytes for batch in extra("pyarrow.ipc", "data").open_stream(mapped)]
+    store = Store(file.address)
+    with naming_store(file.address), store.fs.open(store.root, "rb") as opened:
+        metadata = extra("pyarrow.parquet", "data").ParquetFile(opened).metadata
+        return [metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups)]
+
+
+def _format(path: str) -> Format:
+    suffixes = Path(path.removesuffix(".gz")).suffix.lower()
+    if suffixes in _IMAGES:
+        raise UsageError(f"`{path}` is an image, not text", hint="set `task: image-classification`, or a glob of texts")
+    return _FORMATS.get(suffixes, "text")
+
+
+def _local_input(file: Path) -> Input:
+    stat = file.stat()
+    return Input(str(file), _format(str(file)), stat.st_size, str(stat.st_mtime_ns))
+
+
+def _stored_input(source: DataSource, path: str, info: dict[str, Any]) -> Input:
+    version = next((str(info[key]) for key in ("ETag", "etag", "LastModified", "mtime", "created") if key in info), "")
+    return Input(f"{source.scheme}://{path.removeprefix(f'{source.scheme}://')}", _format(path), info["size"], version)
+
+
+def _saved_files(folder: Path, split: str | None) -> list[Path]:
+    """Arrow files of a dataset, or of a split of several, that `datasets` saved to disk."""
+    splits = folder / "dataset_dict.json"
+    if splits.is_file():
+        known = json.loads(splits.read_bytes())["splits"]
+        return _saved_files(folder / _one_of("split", split or "train", known, str(folder)), None)
+    if split is not None:
+        raise UsageError(f"`{folder}` is one dataset without splits; it has no `{split}`", hint="leave `split` out")
+    state = json.loads((folder / "state.json").read_bytes())
+    return [folder / file["filename"] for file in state["_data_files"]]
+
+
+def _hub_files(source: DataSource) -> list[Path]:
+    """Arrow files of a dataset of the hub, downloaded by `datasets` into its own cache."""
+    datasets = extra("datasets", "hf")
+    name, split = source.source.removeprefix("hf://"), source.split or "train"
+    try:
+        dataset = datasets.load_dataset(name, source.config, split=split)
+    except Exception as error:  # the hub's, the network's and the builder's own
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise EnvironmentProblem(
+            f"cannot load `{source.source}`, split `{split}`, from the hub: {reason}",
+            hint="check the id and the network; a dataset that `datasets` saved to a folder needs none",
+        ) from None
+    return [Path(file["filename"]) for file in dataset.cache_files]
+
+
+def _one_of(what: str, wanted: str, known: Sequence[str], where: str) -> str:
+    if wanted in known:
+        return wanted
+    near = get_close_matches(wanted, known, n=1)
+    raise UsageError(
+        f"`{where}` has no {what} `{wanted}`",
+        hint=f"did you mean `{near[0]}`?" if near else f"there are {', '.join(known)}",
+    )

@@ -1,0 +1,95 @@
+"""Which of several sources the g-th sample comes from: a pure function of (seed, g) as well.
+
+Samples are dealt in blocks of M. Of the first n = b * M samples, source s gets
+
+    D_s(n) = floor(n * W_s) - floor(n * W_(s-1)),   W_s = w_1 + ... + w_s,  W_last = 1
+
+so that its share is right to less than one sample at the end of every block, for ever, whatever the weights. Within a
+block the sources come in an order that is a keyed permutation. The k-th sample of source s in the whole run is its own
+sample k: each source goes through its own epochs, and nothing of it repeats before all of it was seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from functools import lru_cache
+from itertools import accumulate
+
+import numpy as np
+
+from trainworks.worker.data.order import Indices, Order, as_key, permute
+
+__all__ = ["Dealer", "MixedOrder"]
+
+_BLOCK = 4096
+
+
+class Dealer:
+    """Deals samples to sources by weight.
+
+    Args:
+        weights: one per source, positive; only their ratios count. Whole numbers and floats are taken exactly.
+        seed: of the run.
+    """
+
+    def __init__(self, weights: Sequence[float], seed: int | Sequence[int]) -> None:
+        exact = [Fraction(weight) for weight in weights]
+        total = sum(exact)
+        self._bounds = [bound / total for bound in accumulate(exact)]
+        smallest = min(exact) / total
+        self.block = max(_BLOCK, 1 << (int(1 / smallest)).bit_length())  # M * w_s >= 1: D_s never decreases
+        self._seed = as_key(seed)
+        self._dealt = lru_cache(maxsize=4)(self._deal)
+
+    def __call__(self, samples: Indices) -> tuple[Indices, Indices]:
+        """Source and number within the source, both [n], of samples g [n]."""
+        blocks, places = np.divmod(samples, self.block)
+        sources, numbers = np.empty_like(samples), np.empty_like(samples)
+        for block in np.unique(blocks):
+            rows = blocks == block
+            of_place, number_of_place = self._dealt(int(block))
+            sources[rows], numbers[rows] = of_place[places[rows]], number_of_place[places[rows]]
+        return sources, numbers
+
+    def first_numbers(self, num_samples: int) -> list[int]:
+        """D_s: samples of each source among the first `num_samples`, a multiple of the block."""
+        ends = [num_samples * bound.numerator // bound.denominator for bound in self._bounds]
+        return [end - start for start, end in zip([0, *ends], ends, strict=False)]
+
+    def _deal(self, block: int) -> tuple[Indices, Indices]:
+        """Source and number of every place in a block."""
+        before, after = self.first_numbers(block * self.block), self.first_numbers((block + 1) * self.block)
+        counts = np.subtract(after, before)
+        in_order = np.repeat(np.arange(len(counts)), counts)
+        sources = in_order[
+            permute(np.arange(self.block), num_items=self.block, seed=(*self._seed, len(counts)), epoch=block)
+        ]
+        numbers = np.empty_like(sources)
+        for source, (first, count) in enumerate(zip(before, counts, strict=True)):
+            numbers[sources == source] = first + np.arange(count)
+        return sources, numbers
+
+
+class MixedOrder:
+    """Samples of several sources, whose items are numbered one source after the other.
+
+    Args:
+        orders: of each source.
+        sizes: items of each source.
+        dealer: says whose turn it is.
+    """
+
+    def __init__(self, orders: Sequence[Order], sizes: Sequence[int], dealer: Dealer) -> None:
+        self._orders = orders
+        self._first_of_source = np.cumsum([0, *sizes])
+        self._dealer = dealer
+
+    def __call__(self, samples: Indices) -> Indices:
+        """The items of samples g [n]."""
+        sources, numbers = self._dealer(samples)
+        items = np.empty_like(samples)
+        for source in np.unique(sources):
+            rows = sources == source
+            items[rows] = self._first_of_source[source] + self._orders[source](numbers[rows])
+        return items

@@ -1,0 +1,117 @@
+"""Batches for one rank, read ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trainworks.worker.data.order import Indices, Order
+
+__all__ = ["BatchReader", "Dataset"]
+
+_BLOCK_BYTES = 4 << 20
+_MAX_BLOCK_STEPS = 64
+
+
+class Dataset(Protocol):
+    """What the reader reads: items by number, and an order to take them in.
+
+    A dataset of one's own has these five members and nothing else to do with ranks, steps or resuming.
+    """
+
+    fingerprint: str
+    """The same fingerprint is the same data: a run does not resume on another."""
+    sample_bytes: int
+    """Of one item as it is gathered; decides how far the reader reads ahead."""
+
+    def __len__(self) -> int: ...
+
+    def order(self, seed: int | Sequence[int]) -> Order:
+        """Which item is sample g; several numbers are one seed together."""
+        ...
+
+    def gather(self, indices: Indices, samples: Indices) -> Mapping[str, NDArray[Any]]:
+        """Arrays by name, each [n, ...], of the items `indices` [n].
+
+        Args:
+            indices: which items.
+            samples: their numbers g in the run, which augmentation and masking are keyed by, so that they too do not
+                depend on the ranks and differ from epoch to epoch.
+        """
+        ...
+
+
+class BatchReader:
+    """This rank's micro-batches, step after step, read ahead by one thread.
+
+    Args:
+        dataset: what is read.
+        seed: of the run.
+        global_batch: samples per optimizer step over all ranks.
+        micro_batch: samples per forward of one rank.
+        dp_rank: which data-parallel rank this is.
+        dp: data-parallel ranks; micro_batch * dp divides global_batch.
+        first_step: optimizer steps already done.
+        last_step: nothing is read from this step on.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        *,
+        seed: int,
+        global_batch: int,
+        micro_batch: int,
+        dp_rank: int,
+        dp: int,
+        first_step: int,
+        last_step: int,
+    ) -> None:
+        self._dataset = dataset
+        self._order = dataset.order(seed)
+        self._global_batch = global_batch
+        self._accum = global_batch // (micro_batch * dp)
+        self._micro_batch = micro_batch
+        columns = np.arange(global_batch).reshape(self._accum, dp, micro_batch)
+        self._columns = columns[:, dp_rank].reshape(-1)
+        self._last_step = last_step
+        step_bytes = len(self._columns) * dataset.sample_bytes
+        self._block_steps = int(np.clip(_BLOCK_BYTES // step_bytes, 1, _MAX_BLOCK_STEPS))
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="batch-reader")
+        self._steps: Iterator[dict[str, Tensor]] = iter(())
+        self._next_block = self._submit(first_step)
+
+    def next_batch(self) -> dict[str, Tensor]:
+        """What the dataset gathers, by name, each [accumulation, micro_batch, ...], of the next optimizer step;
+        waits only if reading is behind.
+        """
+        for batch in self._steps:
+            return batch
+        blocks, first, last = self._next_block.result()
+        self._next_block = self._submit(last)
+        self._steps = ({name: block[step] for name, block in blocks.items()} for step in range(last - first))
+        return next(self._steps)
+
+    def close(self) -> None:
+        """End the reading thread."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _submit(self, step: int) -> Future[tuple[dict[str, Tensor], int, int]]:
+        return self._pool.submit(self._read, step, min(step + self._block_steps, self._last_step))
+
+    def _read(self, first: int, last: int) -> tuple[dict[str, Tensor], int, int]:
+        """By name [steps, accumulation, micro_batch, ...] of steps `first` ... `last` - 1, with both."""
+        samples = self._samples(first, last)
+        arrays = self._dataset.gather(self._order(samples), samples)
+        shape: Sequence[int] = (last - first, self._accum, self._micro_batch)
+        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        return {name: tensor.view(*shape, *tensor.shape[1:]) for name, tensor in tensors.items()}, first, last
+
+    def _samples(self, first: int, last: int) -> Indices:
+        return (np.arange(first, last)[:, None] * self._global_batch + self._columns).reshape(-1)

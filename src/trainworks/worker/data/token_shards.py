@@ -1,0 +1,175 @@
+"""All shards of a source, made by several processes, and taken up again where a killed one stopped.
+
+<folder>.making/tokenizer.json
+                finished.jsonl         one line per finished shard, written after the shard is on disk
+                tokens-00000.bin ...
+                dataset.json           written last; then the folder gets its name
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+from trainworks.errors import DiskFullError, EnvironmentProblem
+from trainworks.files import append_text, fsync_folder, write_atomic
+from trainworks.worker.data.card import CARD, DatasetCard, Shard, fingerprint, hash_file
+from trainworks.worker.data.inputs import Piece
+from trainworks.worker.data.tokenizing import Made, ShardMaker, begin_process, make_in_process
+
+__all__ = ["Progress", "make_token_shards", "making"]
+
+_FINISHED = "finished.jsonl"
+_TOKENIZER = "tokenizer.json"
+_WORTH_PROCESSES_BYTES = 8_000_000
+
+Progress = Callable[[int, int], None]
+"""Called with bytes done and bytes in all."""
+
+
+@contextmanager
+def making(folder: Path) -> Iterator[Path]:
+    """The folder beside `folder` in which it is made; renamed at the end, kept for another try after a failure."""
+    beside = folder.with_name(f".{folder.name}.making")
+    beside.mkdir(parents=True, exist_ok=True)
+    try:
+        yield beside
+    except DiskFullError as error:
+        hint = f"free some space and ask again: what is finished is kept in `{beside}` and not made again"
+        raise DiskFullError(error.message, hint=hint) from None
+    if folder.exists():  # without a card: not ours to keep
+        shutil.rmtree(folder)
+    beside.rename(folder)
+    fsync_folder(folder.parent)
+
+
+def make_token_shards(
+    work: Path,
+    parts: Sequence[Sequence[Piece]],
+    *,
+    source: str,
+    column: str | None,
+    packed: int | None,
+    processes: int,
+    progress: Progress,
+) -> DatasetCard:
+    """Make the shards that are not finished yet, then the card.
+
+    The bytes of every shard depend on its part and the tokenizer only, so the result is the same whether one process
+    made it in one go or many did in several.
+
+    Args:
+        work: holds tokenizer.json, and perhaps shards of an earlier try.
+        parts: one per shard.
+        source: for the card.
+        column: of the text.
+        packed: tokens per row of packed documents.
+        processes: to tokenize in.
+        progress: called as text is done.
+
+    Raises:
+        UsageError: the text cannot be read as it is.
+        DiskFullError: no space left; finished shards stay.
+        EnvironmentProblem: a process was killed.
+    """
+    if (work / CARD).exists():
+        return DatasetCard.model_validate_json((work / CARD).read_bytes())
+    names = {f"tokens-{number:05d}.bin": part for number, part in enumerate(parts)}
+    done = _kept(work, names)
+    total = sum(piece.num_bytes for part in parts for piece in part)
+    counted = sum(piece.num_bytes for name in done for piece in names[name])
+    if counted:
+        progress(counted, total)
+
+    def advance(num_bytes: int) -> None:
+        nonlocal counted
+        counted = min(counted + num_bytes, total)
+        progress(counted, total)
+
+    maker = ShardMaker(work, column, packed)
+    open_parts = {name: part for name, part in names.items() if name not in done}
+    todo_bytes = sum(piece.num_bytes for part in open_parts.values() for piece in part)
+    several = processes > 1 and len(open_parts) > 1 and todo_bytes >= _WORTH_PROCESSES_BYTES
+    made = (
+        _in_processes(work, open_parts, column, packed, processes, advance)
+        if several
+        else (maker.make(name, part, advance) for name, part in open_parts.items())
+    )
+    for finished in made:
+        append_text(work / _FINISHED, json.dumps(asdict(finished) | {"shard": finished.shard.model_dump()}) + "\n")
+        done[finished.name] = finished
+    card = _card(maker, [done[name] for name in names], source, packed, hash_file(work / _TOKENIZER))
+    write_atomic(work / CARD, card.model_dump_json(indent=2) + "\n")
+    (work / _FINISHED).unlink()
+    return card
+
+
+def _in_processes(
+    work: Path,
+    parts: dict[str, Sequence[Piece]],
+    column: str | None,
+    packed: int | None,
+    processes: int,
+    advance: Callable[[int], None],
+) -> Iterator[Made]:
+    pool = ProcessPoolExecutor(
+        min(processes, len(parts)),
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=begin_process,
+        initargs=(os.getpid(), work, column, packed),
+    )
+    try:
+        futures = {pool.submit(make_in_process, name, part): part for name, part in parts.items()}
+        for future in as_completed(futures):
+            yield future.result()
+            advance(sum(piece.num_bytes for piece in futures[future]))
+    except BrokenProcessPool:
+        raise EnvironmentProblem(
+            "a process that tokenizes was killed, perhaps for want of memory",
+            hint="ask again, with fewer `--processes`: what is finished is kept",
+        ) from None
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _kept(work: Path, names: dict[str, Sequence[Piece]]) -> dict[str, Made]:
+    """Finished shards of an earlier try whose bytes are what they were; anything else is cleared away."""
+    kept: dict[str, Made] = {}
+    for line in (work / _FINISHED).read_text().splitlines() if (work / _FINISHED).exists() else []:
+        try:
+            facts = json.loads(line)
+            made = Made(**facts | {"shard": Shard.model_validate(facts["shard"])})
+        except (ValueError, TypeError, KeyError):
+            continue  # cut off by the end of the process
+        file = work / made.name
+        if made.name in names and file.is_file() and hash_file(file) == made.shard.sha256:
+            kept[made.name] = made
+    for file in work.iterdir():
+        if file.name not in (*kept, _FINISHED, _TOKENIZER):
+            file.unlink()
+    return kept
+
+
+def _card(
+    maker: ShardMaker, made: Sequence[Made], source: str, packed: int | None, tokenizer_sha256: str
+) -> DatasetCard:
+    shards = {one.name: one.shard for one in made}
+    return DatasetCard(
+        source=source,
+        fingerprint=fingerprint([maker.dtype.str, packed, *(shard.sha256 for shard in shards.values())]),
+        shards=shards,
+        vocabulary=maker.vocabulary,
+        dtype=maker.dtype.str,
+        num_bytes_of_text=sum(one.num_bytes_of_text for one in made),
+        packed=packed,
+        padding_tokens=sum(one.padding_tokens for one in made),
+        tokenizer_sha256=tokenizer_sha256,
+    )

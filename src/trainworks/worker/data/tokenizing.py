@@ -1,0 +1,140 @@
+"""One part of the text becomes one shard, in whatever process."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from trainworks.errors import EnvironmentProblem
+from trainworks.files import write_atomic
+from trainworks.host.process import die_with_parent
+from trainworks.worker.data.card import Shard, hash_file
+from trainworks.worker.data.documents import documents
+from trainworks.worker.data.inputs import Piece
+from trainworks.worker.data.packing import pack
+
+__all__ = ["END_OF_TEXT", "Made", "ShardMaker", "begin_process", "end_of_text", "load_tokenizer", "make_in_process"]
+
+END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
+"""What closes a document: the first that the tokenizer knows. A trained one knows the first."""
+_BATCH_BYTES = 2_000_000
+
+Tokens = NDArray[np.unsignedinteger]
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A finished shard, and what went into it."""
+
+    name: str
+    shard: Shard
+    num_bytes_of_text: int
+    padding_tokens: int
+
+
+class ShardMaker:
+    """Turns parts into shards; every process has its own.
+
+    Args:
+        folder: that holds tokenizer.json and receives the shards.
+        column: of the text.
+        packed: tokens per row of packed documents; None to let documents follow each other.
+    """
+
+    def __init__(self, folder: Path, column: str | None, packed: int | None) -> None:
+        self.tokenizer = load_tokenizer(folder / "tokenizer.json")
+        self.vocabulary = 1 + max(self.tokenizer.get_vocab().values())
+        self.dtype = np.dtype("<u2" if self.vocabulary <= 1 << 16 else "<u4")
+        self._folder = folder
+        self._column = column
+        self._packed = packed
+        self._end = end_of_text(self.tokenizer)
+
+    def make(self, name: str, pieces: Sequence[Piece], progress: Callable[[int], None] = lambda done: None) -> Made:
+        """Write the shard `name`, complete or not at all.
+
+        Args:
+            name: of the file.
+            pieces: the part.
+            progress: called with bytes of text done since the last call.
+        """
+        encoded: list[Tokens] = []
+        num_bytes = 0
+        for batch, batch_bytes in self._encoded(pieces):
+            encoded += batch
+            num_bytes += batch_bytes
+            progress(batch_bytes)
+        tokens, padding = self._rows(encoded)
+        content = tokens.tobytes()
+        write_atomic(self._folder / name, content)
+        shard = Shard(items=tokens.size, num_bytes=len(content), sha256=hash_file(self._folder / name))
+        return Made(name, shard, num_bytes, padding)
+
+    def _rows(self, encoded: list[Tokens]) -> tuple[Tokens, int]:
+        if self._packed is not None:
+            return pack(encoded, self._packed, filler=self._end or 0)
+        return (np.concatenate(encoded) if encoded else np.empty(0, dtype=self.dtype)), 0
+
+    def _encoded(self, pieces: Sequence[Piece]) -> Iterator[tuple[list[Tokens], int]]:
+        """Tokens of a batch of documents, each closed by `end_of_text`, and their size as text."""
+        closing = [] if self._end is None else [self._end]
+        for batch in _batches(documents(pieces, self._column)):
+            encodings = self.tokenizer.encode_batch_fast(batch, add_special_tokens=False)
+            tokens = [np.array(encoding.ids + closing, dtype=self.dtype) for encoding in encodings]
+            yield tokens, sum(len(text.encode()) for text in batch)
+
+
+def _batches(texts: Iterator[str]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    size = 0
+    for text in texts:
+        batch.append(text)
+        size += len(text)
+        if size >= _BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def end_of_text(tokenizer: Tokenizer) -> int | None:
+    """The token that closes a document; None if the tokenizer has none, and documents then follow each other."""
+    known = (tokenizer.token_to_id(name) for name in END_OF_TEXT)
+    return next((token for token in known if token is not None), None)
+
+
+def load_tokenizer(path: Path | str) -> Tokenizer:
+    """A tokenizer.json.
+
+    Raises:
+        EnvironmentProblem: it is none.
+    """
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception
+        raise EnvironmentProblem(f"`{path}` is not a tokenizer.json: {error}") from None
+    return tokenizer
+
+
+_makers: list[ShardMaker] = []
+"""Of this process, if it is one of a pool."""
+
+
+def begin_process(parent: int, folder: Path, column: str | None, packed: int | None) -> None:
+    """Start of a pool's process: it ends with its parent, and its tokenizer keeps to one thread."""
+    die_with_parent(signal.SIGKILL, parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    _makers.append(ShardMaker(folder, column, packed))
+
+
+def make_in_process(name: str, pieces: Sequence[Piece]) -> Made:
+    """`ShardMaker.make` in a process of a pool."""
+    return _makers[0].make(name, pieces)

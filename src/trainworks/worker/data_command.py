@@ -1,0 +1,136 @@
+"""`python -m trainworks.worker.data_command prepare|verify REQUEST_JSON PARENT_PID`: the worker's half of `data`.
+
+Prints one JSON object per line: `{"done": .., "total": ..}` in bytes while it works, at the end the result, or
+`{"error": .., "hint": .., "exit_code": ..}`.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from trainworks.errors import TrainworksError, UsageError
+from trainworks.host.corpus import anchored_source
+from trainworks.host.folders import cache_folder
+from trainworks.host.process import die_with_parent
+from trainworks.spec.data import Data
+from trainworks.spec.data_source import DataSource, scheme_of
+from trainworks.worker.data.card import CARD, DatasetCard, fingerprint, read_card
+from trainworks.worker.data.image_index import image_files, make_image_shards
+from trainworks.worker.data.remote import put, stored_data
+from trainworks.worker.data.verify import verify
+from trainworks.worker.prepare import num_tokens, prepare
+
+__all__ = ["main"]
+
+_INTERVAL_S = 0.2
+
+
+class _Printer:
+    """Progress as lines, a few per second."""
+
+    def __init__(self) -> None:
+        self._last = 0.0
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - self._last >= _INTERVAL_S or done == total:
+            self._last = now
+            _print({"done": done, "total": total})
+
+
+def main(action: str, request_json: str, parent: str) -> int:
+    """Do it, and print how it goes; returns the exit code."""
+    die_with_parent(signal.SIGKILL, int(parent))
+    request = json.loads(request_json)
+    try:
+        _print(_prepare(request) if action == "prepare" else _verify(request))
+    except TrainworksError as error:
+        _print({"error": error.message, "hint": error.hint, "exit_code": error.exit_code})
+        return error.exit_code
+    return 0
+
+
+def _prepare(request: dict[str, Any]) -> dict[str, Any]:
+    """`data`, and perhaps `processes`, `images` (shards of them) and `to` (another place)."""
+    data, cache, started = Data.model_validate(request["data"]), cache_folder("data"), time.monotonic()
+    if request.get("images"):
+        folder, card = _image_shards(data.sources[0], cache)
+    else:
+        folder, card = prepare(data, cache, _Printer(), processes=request.get("processes"))
+    to = request.get("to")
+    if to is not None:
+        if card.parts or card.kind == "image-files":
+            raise UsageError(
+                f"`--to` takes one source in shards, not a {card.kind}", hint="prepare each of its sources"
+            )
+        put(folder, card, to if scheme_of(to) else anchored_source(to))
+    return _facts(card) | {
+        "folder": to or str(folder),
+        "num_tokens": num_tokens(folder),
+        "seconds": time.monotonic() - started,
+    }
+
+
+def _image_shards(source: DataSource, cache: Path) -> tuple[Path, DatasetCard]:
+    classes, files = image_files(source)
+    key = fingerprint([source.source, classes, [(file.path, file.num_bytes) for file in files]])[:16]
+    folder = cache / f"image-shards-{key}"
+    if not (folder / CARD).exists():
+        make_image_shards(source, folder, _Printer())
+    return folder, read_card(folder)
+
+
+def _facts(card: DatasetCard) -> dict[str, Any]:
+    return {
+        "kind": card.kind,
+        "num_shards": len(card.shards),
+        "num_items": card.num_items,
+        "num_bytes": card.num_bytes,
+        "num_bytes_of_text": card.num_bytes_of_text,
+        "padding_tokens": card.padding_tokens,
+        "vocabulary": card.vocabulary,
+        "classes": len(card.classes),
+        "fingerprint": card.fingerprint,
+    }
+
+
+def _verify(request: dict[str, Any]) -> dict[str, Any]:
+    """`addresses` of prepared data."""
+    cache = cache_folder("data")
+    folders = [folder for address in request["addresses"] for folder in _folders(address, cache)]
+    checked = [(folder, verify(folder, _Printer())) for folder in folders]
+    return {
+        "shards": sum(len(read_card(folder).shards) for folder in folders),
+        "num_bytes": sum(read_card(folder).num_bytes for folder in folders),
+        "damaged": [{"folder": str(folder), **damage} for folder, found in checked for damage in found],
+    }
+
+
+def _folders(address: str, cache: Path) -> Iterator[Path]:
+    """The folder, or those of a mixture's sources."""
+    if scheme_of(address) is not None:
+        cache.mkdir(parents=True, exist_ok=True)
+        folder = stored_data(address, cache)
+        if folder is None:
+            raise UsageError(f"`{address}` holds no prepared data: no {CARD}", hint="trainworks data prepare --to")
+    else:
+        folder = Path(anchored_source(address))
+    parts = read_card(folder).parts
+    for part in parts:
+        yield from _folders(part.folder, cache)
+    if not parts:
+        yield folder
+
+
+def _print(facts: dict[str, Any]) -> None:
+    print(json.dumps(facts), flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,288 @@
+"""`python -m trainworks.worker.export export REQUEST_JSON PARENT_PID`: a checkpoint as a Hugging Face model.
+
+Reads one output file's worth of a checkpoint at a time, without a process group, whatever layout wrote it. Prints one
+JSON object per line, as `data_command` does.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerFast
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from trainworks.errors import DiskFullError, EnvironmentProblem, TrainworksError, UsageError
+from trainworks.files import free_bytes, fsync_folder, naming_full_disk, take_lock, write_atomic
+from trainworks.host.folders import cache_folder
+from trainworks.host.process import die_with_parent
+from trainworks.record.events import read_events
+from trainworks.record.manifest import Manifest, read_manifest
+from trainworks.record.run_dir import RunDir
+from trainworks.spec.run_file import Workload
+from trainworks.units import format_bytes
+from trainworks.worker.data.card import hash_file
+from trainworks.worker.models.decoder import Decoder
+from trainworks.worker.models.families import decoder_config, stored_as, stored_names
+from trainworks.worker.models.transformer import checkpoint_folder, model_config
+from trainworks.worker.prepare import end_of_text, prepare
+
+__all__ = ["export", "main"]
+
+_FILE_BYTES = 5_000_000_000
+"""Of one safetensors file, at most, unless a single tensor is larger; the size that `transformers` writes."""
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_BESIDE_TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "added_tokens.json")
+
+
+def main(action: str, request_json: str, parent: str) -> int:
+    """Do it, and print how it goes; returns the exit code."""
+    die_with_parent(signal.SIGKILL, int(parent))
+    request = json.loads(request_json)
+    try:
+        run_dir, to = RunDir(Path(request["run"])), Path(request["to"])
+        _print(export(run_dir, request["step"], to, dtype=request["dtype"], file_bytes=_FILE_BYTES))
+    except TrainworksError as error:
+        _print({"error": error.message, "hint": error.hint, "exit_code": error.exit_code})
+        return error.exit_code
+    return 0
+
+
+def export(run_dir: RunDir, step: int, to: Path, *, dtype: str, file_bytes: int = _FILE_BYTES) -> dict[str, Any]:
+    """Write the checkpoint of a step to a folder that `from_pretrained` opens; the folder is complete or absent.
+
+    Args:
+        run_dir: of a workload.
+        step: of a complete checkpoint.
+        to: where nothing is yet.
+        dtype: fp32 as trained, or bf16 or fp16.
+        file_bytes: most bytes of one file; also how much of the model is in memory, in fp32.
+
+    Returns:
+        Facts: folder, tensors, parameters, bytes and files.
+
+    Raises:
+        UsageError: something is at the place, or another export writes there.
+        EnvironmentProblem: the checkpoint, the config or the tokenizer cannot be read.
+        DiskFullError: no space left.
+    """
+    resolved = run_dir.read_resolved()
+    assert resolved.plan is not None and resolved.run_file.workload is not None
+    workload, folder = resolved.run_file.workload, run_dir.checkpoint(step)
+    manifest = read_manifest(folder)
+    if manifest is None:
+        raise EnvironmentProblem(f"checkpoint `{folder}` is gone, or not complete")
+    tokenizer = _tokenizer_file(run_dir, workload, manifest)
+    config = model_config(workload.model, resolved.plan.model)
+    _check_space(to, resolved.plan.model.num_parameters * _DTYPES[dtype].itemsize)
+    with _complete_or_absent(to) as part:
+        if decoder_config(config) is None:
+            facts = _write_whole(folder, config, part, dtype, file_bytes)
+        else:
+            facts = _write_decoder(folder, config, part, dtype, file_bytes)
+        _write_config(config, tokenizer, part, dtype, own=workload.model.hf is None)
+        _write_tokenizer(workload, tokenizer, part)
+    return facts | {"folder": str(to), "step": step, "dtype": dtype}
+
+
+def _write_decoder(folder: Path, config: PretrainedConfig, part: Path, dtype: str, file_bytes: int) -> dict[str, Any]:
+    """One file after the other; the parameters that a file needs are read for it, and forgotten."""
+    decoder = decoder_config(config)
+    assert decoder is not None
+    with torch.device("meta"):
+        parameters = dict(Decoder(decoder).named_parameters())
+    tensors = stored_names(list(parameters), config)
+    files = _files(tensors, parameters, _DTYPES[dtype].itemsize, file_bytes)
+    total = sum(parameter.numel() for parameter in parameters.values()) * _DTYPES[dtype].itemsize
+    where: dict[str, str] = {}
+    done = 0
+    for number, names in enumerate(files, start=1):
+        needed = {holder for name in names for holder, _ in tensors[name]}
+        values = _read(folder, {name: parameters[name] for name in sorted(needed)})
+        content = {name: _tensor(tensors[name], values, config, _DTYPES[dtype]) for name in names}
+        file = f"model-{number:05d}-of-{len(files):05d}.safetensors" if len(files) > 1 else "model.safetensors"
+        _save(content, part / file)
+        where |= dict.fromkeys(names, file)
+        done += sum(tensor.nbytes for tensor in content.values())
+        _print({"done": done, "total": total})
+    if len(files) > 1:
+        index = {"metadata": {"total_size": total}, "weight_map": where}
+        write_atomic(part / "model.safetensors.index.json", json.dumps(index, indent=2) + "\n")
+    return {"tensors": len(where), "bytes": total, "files": len(files)}
+
+
+def _files(
+    tensors: Mapping[str, list[tuple[str, Any]]], parameters: Mapping[str, Tensor], itemsize: int, file_bytes: int
+) -> list[list[str]]:
+    """Names of the tensors of each file, in the order of the model."""
+    files: list[list[str]] = [[]]
+    size = 0
+    for name, holders in tensors.items():
+        values = sum(parameters[holder][0 if row is not None else ...].numel() for holder, row in holders)
+        if files[-1] and size + values * itemsize > file_bytes:
+            files.append([])
+            size = 0
+        files[-1].append(name)
+        size += values * itemsize
+    return files
+
+
+def _tensor(
+    holders: list[tuple[str, Any]], values: Mapping[str, Tensor], config: PretrainedConfig, dtype: torch.dtype
+) -> Tensor:
+    """A tensor of the files from the parameters that it holds: the inverse of `load_weights`."""
+    transposed = stored_as(holders[0][0], config).transposed
+    pieces = [values[name] if row is None else values[name][row] for name, row in holders]
+    whole = torch.cat([piece.T if transposed else piece for piece in pieces], dim=1 if transposed else 0)
+    return whole.to(dtype).contiguous()
+
+
+def _read(folder: Path, wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Some parameters of a checkpoint, whole, in fp32."""
+    values = {name: torch.empty(like.shape, dtype=torch.float32) for name, like in wanted.items()}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it says that there is no process group
+            dcp.load({"model": values}, checkpoint_id=folder, no_dist=True)
+    except (CheckpointException, RuntimeError, ValueError, OSError) as error:
+        raise EnvironmentProblem(
+            f"cannot read checkpoint `{folder}`: {error}",
+            hint="a run that goes on deletes old checkpoints; export its newest, or raise `checkpoint.keep`",
+        ) from None
+    return values
+
+
+def _write_whole(folder: Path, config: PretrainedConfig, part: Path, dtype: str, file_bytes: int) -> dict[str, Any]:
+    """A model that `transformers` computes, written by it; all of it is in memory."""
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    state = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    with torch.no_grad():
+        for name, value in _read(folder, state).items():
+            state[name].copy_(value)
+    with naming_full_disk(part):
+        model.to(_DTYPES[dtype]).save_pretrained(part, max_shard_size=file_bytes)
+    files = list(part.glob("*.safetensors"))
+    for file in files:
+        _flush(file)
+    size = sum(file.stat().st_size for file in files)
+    return {"tensors": len(model.state_dict()), "bytes": size, "files": len(files)}
+
+
+def _save(content: dict[str, Tensor], file: Path) -> None:
+    try:
+        save_file(content, file, metadata={"format": "pt"})
+    except SafetensorError as error:
+        if "No space left" not in str(error):
+            raise EnvironmentProblem(f"cannot write `{file}`: {error}") from None
+        raise DiskFullError(
+            f"no space left on device: {format_bytes(free_bytes(file.parent))} free, writing `{file.name}`",
+            hint="free some space, or export to another disk",
+        ) from None
+    _flush(file)
+
+
+def _flush(file: Path) -> None:
+    with naming_full_disk(file):
+        fsync_folder(file)  # a file's own bytes, as a folder's names
+
+
+def _write_config(config: PretrainedConfig, tokenizer: Path, part: Path, dtype: str, *, own: bool) -> None:
+    """config.json; a model given by dimensions gets the token that ends its documents."""
+    config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
+    config.dtype = _DTYPES[dtype]
+    if own:
+        end = end_of_text(Tokenizer.from_file(str(tokenizer)))
+        config.bos_token_id, config.eos_token_id = end, end
+    with naming_full_disk(part):
+        config.save_pretrained(part)
+
+
+def _write_tokenizer(workload: Workload, tokenizer: Path, part: Path) -> None:
+    """The tokenizer of the data; with everything that lies beside it if it is that of the model's checkpoint."""
+    origin = checkpoint_folder(workload.model.hf) if workload.model.hf is not None else None
+    with naming_full_disk(part):
+        beside = origin / "tokenizer.json" if origin is not None else None
+        if origin is not None and beside is not None and beside.is_file() and hash_file(beside) == hash_file(tokenizer):
+            for name in ("tokenizer.json", *_BESIDE_TOKENIZER):
+                if (origin / name).is_file():
+                    shutil.copyfile(origin / name, part / name)
+        if not (part / "tokenizer_config.json").exists():
+            loaded = Tokenizer.from_file(str(tokenizer))
+            end = end_of_text(loaded)
+            special = {} if end is None else {"eos_token": loaded.id_to_token(end)}
+            length = workload.data.sequence_length
+            PreTrainedTokenizerFast(tokenizer_object=loaded, model_max_length=length, **special).save_pretrained(part)
+
+
+def _tokenizer_file(run_dir: RunDir, workload: Workload, manifest: Manifest) -> Path:
+    """The tokenizer.json that the run trained with: beside its data, or made again from the same text.
+
+    Raises:
+        EnvironmentProblem: the text is not what it was.
+    """
+    ready = [event["folder"] for event in read_events(run_dir.events_file) if event["kind"] == "data_ready"]
+    kept = Path(ready[-1]) / "tokenizer.json" if ready else None
+    if kept is not None and kept.is_file():
+        return kept
+    folder, card = prepare(workload.data, cache_folder("data"))
+    if card.fingerprint != manifest.data_fingerprint:
+        raise EnvironmentProblem(
+            "the prepared data of the run is gone and its text changed: the tokenizer cannot be made again",
+            hint="restore the text files",
+        )
+    return folder / "tokenizer.json"
+
+
+def _check_space(to: Path, needed: int) -> None:
+    if (free := free_bytes(to)) < needed:
+        raise DiskFullError(
+            f"the model takes {format_bytes(needed)}, `{to.parent}` has {format_bytes(free)} free",
+            hint="free some space, export to another disk, or take `--dtype bf16`",
+        )
+
+
+@contextmanager
+def _complete_or_absent(to: Path) -> Iterator[Path]:
+    """A folder beside `to` that is renamed at the end; what a killed export left there is taken over."""
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise UsageError(f"`{to}` exists", hint="name a folder that is not there yet")
+    part = to.parent / f".{to.name}.part"
+    with naming_full_disk(part):
+        part.mkdir(parents=True, exist_ok=True)
+        lock = take_lock(part / ".lock")
+    if lock is None:
+        raise UsageError(f"another export writes `{to}`", hint="wait for it, or name another folder")
+    for left in part.iterdir():
+        if left.name != ".lock":
+            left.unlink()
+    try:
+        yield part
+        (part / ".lock").unlink()
+        fsync_folder(part)
+        part.rename(to)
+        fsync_folder(to.parent)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+
+
+def _print(facts: dict[str, Any]) -> None:
+    print(json.dumps(facts), flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,207 @@
+"""Steps that cannot be right: found on the device, kept out of weights and optimizer state, answered by policy.
+
+Finding costs no host synchronisation and, as long as spikes are ignored, no collective: a loss that is not finite
+makes its gradients NaN before they are reduced, so that the global gradient norm tells every rank the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from trainworks.errors import DivergedError
+from trainworks.record.events import append_event
+from trainworks.record.faults import FAULTS, describe_values
+from trainworks.record.run_dir import RunDir
+from trainworks.spec.run_file import Guard
+
+__all__ = ["Reason", "Recourse", "SkippedStep", "StepJudge", "spread_nonfinite"]
+
+Reason = Literal["nonfinite", "spike", "loss_scale"]
+
+_NONFINITE, _SPIKE = 1.0, 2.0
+
+
+def spread_nonfinite(loss: Tensor, scale: Tensor | float) -> Tensor:
+    """`loss * scale`, whose every gradient is NaN if the loss is not finite: scale + 0 * loss is scale, or NaN.
+
+    A loss of infinity alone may have finite gradients: those of cross-entropy are softmax(z) - onehot.
+    """
+    return loss * (loss.detach() * 0.0 + scale)
+
+
+class StepJudge:
+    """Says of each step, on the device and alike on every rank, whether it may touch the weights.
+
+    A spike is a loss or gradient norm x with
+
+        x > mean + sigmas * std        over the last `window` good steps
+
+    once at least half of the window is filled. Source: `SkipStepOptimizer` of OLMo-core (Allen Institute for AI), which
+    skips deviations to both sides and counts skipped steps into its window; here a fall is no spike, and a step that
+    was left out does not make the next one look usual.
+    """
+
+    def __init__(self, settings: Guard, device: torch.device) -> None:
+        self._watches_spikes = settings.spike != "ignore"
+        self._sigmas = settings.sigmas
+        self._window = settings.window
+        self._slots = torch.arange(settings.window, device=device)
+        self._history = torch.zeros(2, settings.window, device=device)
+        self._num_good = torch.zeros((), dtype=torch.int64, device=device)
+
+    def judge(self, loss: Tensor, grad_norm: Tensor) -> Tensor:
+        """0 for a step to take, 1 for one that is not finite, 2 for a spike; scalar, fp32.
+
+        Args:
+            loss: mean over the micro-batches of this rank.
+            grad_norm: of the whole model, the same on every rank.
+        """
+        finite = torch.isfinite(grad_norm)
+        if not self._watches_spikes:
+            return finite.logical_not().float()
+        values = torch.stack([_mean_over_ranks(loss.float()), grad_norm.float()])
+        finite &= torch.isfinite(values).all()
+        verdict = torch.where(finite, self._is_spike(values) * _SPIKE, _NONFINITE)
+        self._remember(values, verdict == 0)
+        return verdict
+
+    def _is_spike(self, values: Tensor) -> Tensor:
+        filled = self._slots < self._num_good
+        num = filled.sum()
+        mean = self._history.sum(dim=1) / num
+        deviations = torch.where(filled, self._history - mean[:, None], 0.0)
+        std = (deviations.square().sum(dim=1) / (num - 1)).sqrt()
+        return ((values > mean + self._sigmas * std).any() & (2 * num >= self._window)).float()
+
+    def _remember(self, values: Tensor, good: Tensor) -> None:
+        here = (self._slots == self._num_good % self._window) & good
+        self._history.copy_(torch.where(here, values[:, None], self._history))
+        self._num_good += good
+
+    def state(self) -> dict[str, Tensor]:
+        """What a checkpoint holds of it, to be loaded in place; nothing while spikes are ignored."""
+        return {"history": self._history, "num_good": self._num_good} if self._watches_spikes else {}
+
+
+def _mean_over_ranks(loss: Tensor) -> Tensor:
+    if dist.get_world_size() == 1:
+        return loss
+    total = loss.clone()
+    dist.all_reduce(total)
+    return total / dist.get_world_size()
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedStep:
+    """A step that did not touch the weights."""
+
+    step: int
+    reason: Reason
+    loss: float
+    """Mean over the ranks."""
+    grad_norm: float
+    losses: tuple[float, ...] = ()
+    """By rank."""
+
+
+def reason_of(verdict: float, loss: float, *, loss_scaling: bool) -> Reason | None:
+    """Why a step was skipped; None if it was not.
+
+    With fp16 a finite loss whose gradients overflow is no fault: the loss scale was too high, and is lowered.
+    """
+    if verdict == 0:
+        return None
+    if verdict == _SPIKE:
+        return "spike"
+    return "loss_scale" if loss_scaling and math.isfinite(loss) else "nonfinite"
+
+
+class Recourse:
+    """What the run does about skipped steps. It decides once per logging interval, on every rank the same.
+
+    Args:
+        settings: the policy.
+        run_dir: whose events are written, by rank 0.
+        attempt: of this start of the ranks.
+        rollbacks: that this run has done so far, over all attempts.
+    """
+
+    def __init__(self, settings: Guard, run_dir: RunDir, *, attempt: int, rollbacks: int) -> None:
+        self._settings = settings
+        self._run_dir = run_dir
+        self._attempt = attempt
+        self._rollbacks = rollbacks
+        self._in_a_row = self._last_skipped = 0
+
+    def answer(self, skipped: Sequence[SkippedStep]) -> SkippedStep | None:
+        """Write the skipped steps down; returns the last one that asks for a rollback.
+
+        Raises:
+            DivergedError: the policy is to stop, or a limit is reached.
+        """
+        faults = [step for step in skipped if step.reason != "loss_scale"]
+        for fault in faults:
+            self._note("skipped", fault)
+        for fault in faults:
+            self._check(fault)
+        asking = [fault for fault in faults if self._policy(fault) == "rollback"]
+        if asking and self._rollbacks >= self._settings.max_rollbacks:
+            raise self._diverged(
+                asking[-1], f"after {self._rollbacks} rollbacks (`guard.max_rollbacks`)", answer="skip"
+            )
+        return asking[-1] if asking else None
+
+    def rolled_back(self, fault: SkippedStep, to_step: int) -> None:
+        """Note a rollback that was done."""
+        self._rollbacks += 1
+        self._in_a_row = self._last_skipped = 0
+        self._note("rollback", fault, to_step=to_step, batches_left_out=fault.step - to_step)
+
+    def _check(self, fault: SkippedStep) -> None:
+        if self._policy(fault) == "stop":
+            raise self._diverged(fault, "and `guard.nonfinite` is `stop`", answer="skip")
+        self._in_a_row = self._in_a_row + 1 if fault.step == self._last_skipped + 1 else 1
+        self._last_skipped = fault.step
+        if self._in_a_row > self._settings.max_skips and self._policy(fault) == "skip":
+            raise self._diverged(
+                fault, f"the {_ordinal(self._in_a_row)} in a row (`guard.max_skips`)", answer="rollback"
+            )
+
+    def _policy(self, fault: SkippedStep) -> str:
+        return self._settings.spike if fault.reason == "spike" else self._settings.nonfinite
+
+    def _diverged(self, fault: SkippedStep, why: str, *, answer: str) -> DivergedError:
+        """The end of the run, with another answer to try."""
+        values = describe_values(fault.loss, fault.grad_norm, fault.losses)
+        option = "--spike" if fault.reason == "spike" else "--nonfinite"
+        return DivergedError(
+            f"step {fault.step} is {FAULTS[fault.reason]}, {why}: {values}",
+            hint="look at the data of that step, and at `optimizer.lr`; then go on with another answer: "
+            f"trainworks resume {self._run_dir.run_id} {option} {answer}",
+        )
+
+    def _note(self, kind: Literal["skipped", "rollback"], fault: SkippedStep, **fields: int) -> None:
+        if dist.get_rank() == 0:
+            append_event(
+                self._run_dir.events_file,
+                kind,
+                attempt=self._attempt,
+                step=fault.step,
+                reason=fault.reason,
+                loss=fault.loss,
+                grad_norm=fault.grad_norm,
+                losses=fault.losses,
+                **fields,
+            )
+
+
+def _ordinal(number: int) -> str:
+    suffix = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{suffix}"

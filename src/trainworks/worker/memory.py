@@ -1,0 +1,95 @@
+"""What a rank holds, by term as far as its tensors tell, at the moment it runs out of memory."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from trainworks.host import memory
+from trainworks.record.memory import MemoryAtFailure
+from trainworks.units import parse_bytes
+from trainworks.worker.heartbeat import Heartbeat
+from trainworks.worker.optimizer import StepOptimizer
+
+__all__ = ["Scene", "is_out_of_memory", "measure", "requested_bytes"]
+
+_WORDS = re.compile(r"can't allocate memory|out of memory|bad_alloc|ALLOC_FAILED|Cannot allocate memory")
+_REQUESTED = re.compile(r"[Tt]ried to allocate (\d+(?:\.\d+)? (?:[KMGT]iB|bytes))")
+
+
+@dataclass
+class Scene:
+    """What a rank is at, kept for its last words."""
+
+    heartbeat: Heartbeat
+    device: torch.device = field(default_factory=functools.partial(torch.device, "cpu"))
+    parts: Sequence[torch.nn.Module] = ()
+    optimizer: StepOptimizer | None = None
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed, in any library's words."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, RuntimeError) and _WORDS.search(str(error)) is not None
+
+
+def measure(error: BaseException, scene: Scene) -> MemoryAtFailure:
+    """The memory of this rank, before anything of it is given back."""
+    terms = _terms(scene)
+    if scene.device.type == "cuda":
+        return MemoryAtFailure(
+            limited_by="accelerator",
+            peak_bytes=torch.cuda.max_memory_allocated(scene.device),
+            held_bytes=torch.cuda.memory_allocated(scene.device),
+            reserved_bytes=torch.cuda.memory_reserved(scene.device),
+            free_bytes=torch.cuda.mem_get_info(scene.device)[0],
+            requested_bytes=requested_bytes(error),
+            **terms,
+        )
+    limited_by, free_bytes = memory.memory_left_bytes()
+    address_space = memory.address_space_left_bytes()
+    if address_space is not None and address_space < free_bytes:
+        limited_by, free_bytes = "address space", address_space
+    return MemoryAtFailure(
+        limited_by=limited_by,
+        peak_bytes=memory.peak_bytes(),
+        held_bytes=memory.resident_bytes(),
+        free_bytes=free_bytes,
+        requested_bytes=requested_bytes(error),
+        **terms,
+    )
+
+
+def requested_bytes(error: BaseException) -> int | None:
+    """As torch's allocators say it: `20.00 GiB` of an accelerator, `12884901888 bytes` of a CPU."""
+    found = _REQUESTED.search(str(error))
+    return None if found is None else parse_bytes(found[1].replace(" bytes", " B"))
+
+
+def _terms(scene: Scene) -> dict[str, int]:
+    if not scene.parts:
+        return {}
+    parameters = [parameter for part in scene.parts for parameter in part.parameters()]
+    states = [] if scene.optimizer is None else list(scene.optimizer.adamw.state.values())
+    return {
+        "weights_bytes": _bytes(parameters, scene.device),
+        "gradients_bytes": _bytes((parameter.grad for parameter in parameters), scene.device),
+        "optimizer_bytes": _bytes((value for state in states for value in state.values()), scene.device),
+    }
+
+
+def _bytes(tensors: Iterable[object], device: torch.device) -> int:
+    """Of this rank's part, as far as it lies on the device."""
+    local = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
+    held = [tensor for tensor in local if isinstance(tensor, Tensor) and tensor.device.type == device.type]
+    return sum(tensor.numel() * tensor.element_size() for tensor in held)

@@ -1,0 +1,318 @@
+"""A decoder-only transformer that every layout can cut: Llama, Mistral, Qwen, GPT-2 and Mixtral from one file.
+
+It knows nothing of meshes. Tensor parallelism replaces its parameters (`parallel/tensor_parallel.py`), pipelines build
+it with some of its layers, context parallelism hangs an exchange into `Attention`.
+
+Shape suffixes: B sequences, T positions, D hidden, N query heads, K key/value heads, H head dimension, F feed-forward,
+V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812  (everybody writes it so)
+
+from trainworks.worker.loss import ChunkedCrossEntropy
+from trainworks.worker.models.experts import MixtureOfExperts, local_part
+
+__all__ = ["Attention", "Block", "Decoder", "DecoderConfig", "FeedForward"]
+
+Rotation = tuple[Tensor, Tensor] | None
+"""Cosine and sine [T, H] of the rotary embedding; None with learned positions."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecoderConfig:
+    """Dimensions and the choices in which the families differ."""
+
+    vocabulary: int
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    feed_forward: int
+    max_positions: int
+    norm_eps: float = 1e-6
+    layer_norm: bool = False
+    """LayerNorm with biases instead of RMSNorm."""
+    gated_mlp: bool = True
+    """SwiGLU instead of GELU (tanh)."""
+    learned_positions: bool = False
+    rope_frequencies: tuple[float, ...] = ()
+    """Radians per position of each pair of head dimensions, H / 2 of them."""
+    rope_scale: float = 1.0
+    """Factor of cosine and sine (YaRN's attention scale)."""
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    """RMSNorm of every query and key head (Qwen3)."""
+    tie_embeddings: bool = False
+    sliding_window: int = 0
+    """Positions that a token sees, itself included; 0 is all of them."""
+    dropout: float = 0.0
+    experts: int = 0
+    experts_per_token: int = 0
+    renormalize_experts: bool = True
+    """Weights of the chosen experts add up to 1."""
+    balance_loss: float = 0.0
+    """Weight of the loss that keeps all experts in use, see `ExpertBalance`."""
+    initializer_range: float = 0.02
+
+
+class Decoder(nn.Module):
+    """Embedding, blocks, norm and output; or the part of them that one pipeline stage has.
+
+    Args:
+        config: of the whole model.
+        layers: those that this part has.
+        first: this part looks tokens up.
+        last: this part computes logits or the loss.
+    """
+
+    def __init__(
+        self, config: DecoderConfig, layers: Iterable[int] | None = None, *, first: bool = True, last: bool = True
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.first, self.last = first, last
+        # A tied matrix has one name, on the first part and on the last.
+        self.embed_tokens = (
+            nn.Embedding(config.vocabulary, config.hidden) if first or (last and config.tie_embeddings) else None
+        )
+        self.embed_positions = (
+            nn.Embedding(config.max_positions, config.hidden) if first and config.learned_positions else None
+        )
+        chosen = range(config.layers) if layers is None else layers
+        self.layers = nn.ModuleDict({str(index): Block(config) for index in chosen})
+        self.norm = _norm(config, config.hidden) if last else None
+        self.lm_head = (
+            nn.Linear(config.hidden, config.vocabulary, bias=False) if last and not config.tie_embeddings else None
+        )
+        self.output = Output() if last else None
+        self.first_position = 0
+        """Of the positions that this rank has, under context parallelism."""
+        self.sequence_shards = 1
+        """Ranks that share the positions of what passes between parts, under sequence parallelism."""
+        self._rotations: dict[tuple[int, int, torch.device], Rotation] = {}
+
+    @property
+    def blocks(self) -> list[nn.Module]:
+        """The layers of this part, in order."""
+        return list(self.layers.values())
+
+    @property
+    def output_weight(self) -> Tensor:
+        """The output matrix."""
+        holder = self.embed_tokens if self.lm_head is None else self.lm_head
+        assert holder is not None
+        return holder.weight
+
+    def forward(self, x: Tensor, labels_BT: Tensor | None = None, *, at: int | None = None) -> Tensor:
+        """Hidden states, logits or loss, as far as this part goes.
+
+        Args:
+            x: tokens [B, T] for the first part, hidden states [B, T, D] for any other.
+            labels_BT: what the last part compares with; entries of -100 do not count. Other parts leave them alone.
+            at: without labels: the position whose logits [B, V] are wanted; all of them [B, T, V] when None.
+
+        Returns:
+            [B, T, D], [B, V] or [B, T, V]; with labels the mean cross-entropy in fp32, natural logarithm, shape [1].
+        """
+        positions = x.shape[1] * (1 if self.first else self.sequence_shards)
+        x_BTD = self._embed(x) if self.first else x
+        rotation = self._rotation(positions, x.device)
+        for block in self.layers.values():
+            x_BTD = block(x_BTD, rotation)
+        if self.norm is None or self.output is None:
+            return x_BTD
+        return self.output(self.norm(x_BTD), self.output_weight, labels_BT, at)
+
+    def _embed(self, tokens_BT: Tensor) -> Tensor:
+        assert self.embed_tokens is not None
+        x_BTD: Tensor = self.embed_tokens(tokens_BT)
+        if self.embed_positions is not None:
+            start = self.first_position
+            positions_T = torch.arange(start, start + tokens_BT.shape[1], device=tokens_BT.device)
+            x_BTD = x_BTD + self.embed_positions(positions_T.unsqueeze(0))
+        return F.dropout(x_BTD, self.config.dropout, self.training)
+
+    def _rotation(self, positions: int, device: torch.device) -> Rotation:
+        """Computed once per length; it is no buffer, so that no checkpoint and no meta device knows of it."""
+        if self.config.learned_positions:
+            return None
+        start = self.first_position
+        key = positions, start, device
+        if key not in self._rotations:
+            frequencies = torch.tensor(self.config.rope_frequencies, device=device, dtype=torch.float32)
+            angle = torch.arange(start, start + positions, device=device, dtype=torch.float32).outer(frequencies)
+            angle_TH = torch.cat((angle, angle), dim=-1)
+            scale = self.config.rope_scale
+            self._rotations = {key: (angle_TH.cos() * scale, angle_TH.sin() * scale)}
+        return self._rotations[key]
+
+    def initial_std(self, name: str) -> float | None:
+        """Standard deviation of a parameter's first values; None for ones (norms), 0 for zeros (biases).
+
+        GPT-2 divides that of the projections into the residual stream by sqrt(2 * layers) (Radford et al. 2019).
+        """
+        if name.endswith("bias"):
+            return 0.0
+        if "norm" in name:
+            return None
+        residual = self.config.learned_positions and name.endswith(("o_proj.weight", "down_proj.weight"))
+        return self.config.initializer_range / (math.sqrt(2 * self.config.layers) if residual else 1.0)
+
+
+class Output(nn.Module):
+    """From the last hidden states to logits or loss. Tensor parallelism replaces `loss` and what gathers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loss: Callable[[Tensor, Tensor, Tensor], Tensor] = ChunkedCrossEntropy()
+        self.gather_positions: Callable[[Tensor], Tensor] = _as_it_is
+        self.gather_logits: Callable[[Tensor], Tensor] = _as_it_is
+
+    def forward(self, x_BTD: Tensor, weight_VD: Tensor, labels_BT: Tensor | None, at: int | None) -> Tensor:
+        """See `Decoder.forward`."""
+        x_BTD = self.gather_positions(x_BTD)
+        if labels_BT is not None:
+            return self.loss(x_BTD.flatten(0, 1), weight_VD, labels_BT.flatten())
+        return self.gather_logits(F.linear(x_BTD if at is None else x_BTD[:, at], local_part(weight_VD)))
+
+
+def _as_it_is(x: Tensor) -> Tensor:
+    return x
+
+
+class Block(nn.Module):
+    """Pre-norm attention and feed-forward, each added to the residual stream."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.input_layernorm = _norm(config, config.hidden)
+        self.self_attn = Attention(config)
+        self.post_attention_layernorm = _norm(config, config.hidden)
+        self.mlp = _experts(config) if config.experts else FeedForward(config)
+        self._dropout = config.dropout
+
+    def forward(self, x_BTD: Tensor, rotation: Rotation) -> Tensor:
+        """[B, T, D] to [B, T, D]."""
+        x_BTD = x_BTD + self._drop(self.self_attn(self.input_layernorm(x_BTD), rotation))
+        return x_BTD + self._drop(self.mlp(self.post_attention_layernorm(x_BTD)))
+
+    def _drop(self, x_BTD: Tensor) -> Tensor:
+        return F.dropout(x_BTD, self._dropout, self.training) if self._dropout else x_BTD
+
+
+class Attention(nn.Module):
+    """Causal grouped-query attention. `exchange` trades sequence parts for head parts under context parallelism."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        query, key = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        self.q_proj = nn.Linear(config.hidden, query, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(config.hidden, key, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(config.hidden, key, bias=config.qkv_bias)
+        self.o_proj = nn.Linear(query, config.hidden, bias=config.out_bias)
+        self.q_norm = nn.RMSNorm(config.head_dim, eps=config.norm_eps) if config.qk_norm else None
+        self.k_norm = nn.RMSNorm(config.head_dim, eps=config.norm_eps) if config.qk_norm else None
+        self.exchange: Callable[[Attend, Tensor, Tensor, Tensor], Tensor] | None = None
+        self._head_dim = config.head_dim
+        self._window = config.sliding_window
+        self._dropout = config.dropout
+
+    def forward(self, x_BTD: Tensor, rotation: Rotation) -> Tensor:
+        """[B, T, D] to [B, T, D]; T are positions of this rank."""
+        q_BTNH, k_BTKH, v_BTKH = (
+            projection(x_BTD).unflatten(-1, (-1, self._head_dim))
+            for projection in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        if self.q_norm is not None and self.k_norm is not None:
+            q_BTNH, k_BTKH = self.q_norm(q_BTNH), self.k_norm(k_BTKH)
+        if rotation is not None:
+            q_BTNH, k_BTKH = _rotate(q_BTNH, rotation), _rotate(k_BTKH, rotation)
+        if self.exchange is None:
+            out_BTNH = self.attend(q_BTNH, k_BTKH, v_BTKH)
+        else:
+            out_BTNH = self.exchange(self.attend, q_BTNH, k_BTKH, v_BTKH)
+        out_BTD: Tensor = self.o_proj(out_BTNH.flatten(2))
+        return out_BTD
+
+    def attend(self, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor) -> Tensor:
+        """softmax(q k^T / sqrt(H)) v over the positions up to each one; [B, T, N, H]."""
+        mask = _window_mask(q_BTNH.shape[1], self._window, q_BTNH.device)
+        out_BNTH = F.scaled_dot_product_attention(
+            q_BTNH.transpose(1, 2),
+            k_BTKH.transpose(1, 2),
+            v_BTKH.transpose(1, 2),
+            attn_mask=mask,
+            dropout_p=self._dropout if self.training else 0.0,
+            is_causal=mask is None,
+            enable_gqa=q_BTNH.shape[2] != k_BTKH.shape[2],
+        )
+        return out_BNTH.transpose(1, 2)
+
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""`Attention.attend`."""
+
+
+def _rotate(x_BTNH: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotary position embedding over the halves of each head (Su et al. 2021, in the order of Hugging Face weights)."""
+    cos_TH, sin_TH = (part.to(x_BTNH.dtype).unsqueeze(1) for part in rotation)
+    left, right = x_BTNH.chunk(2, dim=-1)
+    return x_BTNH * cos_TH + torch.cat((-right, left), dim=-1) * sin_TH
+
+
+def _window_mask(positions: int, window: int, device: torch.device) -> Tensor | None:
+    """Which keys [T, T] each query sees; None if causality alone says it, and the fused kernels need no mask."""
+    if window == 0 or positions <= window:
+        return None
+    at = torch.arange(positions, device=device)
+    distance = at.unsqueeze(1) - at
+    return (distance >= 0) & (distance < window)
+
+
+def _experts(config: DecoderConfig) -> MixtureOfExperts:
+    return MixtureOfExperts(
+        config.hidden,
+        config.feed_forward,
+        experts=config.experts,
+        experts_per_token=config.experts_per_token,
+        renormalize=config.renormalize_experts,
+        balance_loss=config.balance_loss,
+    )
+
+
+class FeedForward(nn.Module):
+    """SwiGLU, or two projections with GELU (tanh) in between."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        gated = config.gated_mlp
+        self.gate_proj = nn.Linear(config.hidden, config.feed_forward, bias=config.mlp_bias) if gated else None
+        self.up_proj = nn.Linear(config.hidden, config.feed_forward, bias=config.mlp_bias)
+        self.down_proj = nn.Linear(config.feed_forward, config.hidden, bias=config.mlp_bias)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """[B, T, D] to [B, T, D]."""
+        up_BTF = self.up_proj(x_BTD)
+        if self.gate_proj is None:
+            act_BTF = F.gelu(up_BTF, approximate="tanh")
+        else:
+            act_BTF = F.silu(self.gate_proj(x_BTD)) * up_BTF
+        out_BTD: Tensor = self.down_proj(act_BTF)
+        return out_BTD
+
+
+def _norm(config: DecoderConfig, width: int) -> nn.Module:
+    if config.layer_norm:
+        return nn.LayerNorm(width, eps=config.norm_eps)
+    return nn.RMSNorm(width, eps=config.norm_eps)

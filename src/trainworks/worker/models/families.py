@@ -1,0 +1,185 @@
+"""Which Hugging Face models the decoder is, and under which names their weights are stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PretrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from trainworks.worker.models.decoder import DecoderConfig
+
+__all__ = ["FAMILIES", "Stored", "decoder_config", "stored_as"]
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gpt2")
+"""`model_type` of the configs that the decoder computes; anything else is trained as `transformers` has it."""
+
+_FIXED_ROPES = ("default", "linear", "llama3", "yarn")
+"""Rotary embeddings whose frequencies do not depend on the length of the sequence."""
+
+
+def decoder_config(config: PretrainedConfig) -> DecoderConfig | None:
+    """The decoder of a Hugging Face config; None where it differs from what the decoder can be."""
+    if config.model_type == "gpt2":
+        return _gpt2(config)
+    if config.model_type not in FAMILIES or config.hidden_act != "silu" or _has_other_layers(config):
+        return None
+    if config.rope_parameters["rope_type"] not in _FIXED_ROPES:
+        return None
+    heads = config.num_attention_heads
+    experts = getattr(config, "num_local_experts", 0) or 0
+    qwen2, qwen3 = config.model_type == "qwen2", config.model_type.startswith("qwen3")
+    frequencies, scale = _rope(config)
+    return DecoderConfig(
+        vocabulary=config.vocab_size,
+        hidden=config.hidden_size,
+        layers=config.num_hidden_layers,
+        heads=heads,
+        kv_heads=config.num_key_value_heads or heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        feed_forward=getattr(config, "moe_intermediate_size", None) or config.intermediate_size,
+        max_positions=config.max_position_embeddings,
+        norm_eps=config.rms_norm_eps,
+        rope_frequencies=frequencies,
+        rope_scale=scale,
+        qkv_bias=qwen2 or getattr(config, "attention_bias", False),
+        out_bias=not qwen2 and getattr(config, "attention_bias", False),
+        mlp_bias=getattr(config, "mlp_bias", False),
+        qk_norm=qwen3,
+        tie_embeddings=config.tie_word_embeddings,
+        sliding_window=_window(config),
+        experts=experts,
+        experts_per_token=config.num_experts_per_tok if experts else 0,
+        renormalize_experts=getattr(config, "norm_topk_prob", True),
+        balance_loss=config.router_aux_loss_coef if experts else 0.0,
+        initializer_range=config.initializer_range,
+    )
+
+
+def _has_other_layers(config: PretrainedConfig) -> bool:
+    """Some layers differ from others."""
+    mixed_attention = len(set(getattr(config, "layer_types", None) or ())) > 1
+    some_dense = bool(getattr(config, "mlp_only_layers", None)) or getattr(config, "decoder_sparse_step", 1) != 1
+    return mixed_attention or some_dense
+
+
+def _window(config: PretrainedConfig) -> int:
+    used = getattr(config, "use_sliding_window", True)
+    return (getattr(config, "sliding_window", None) or 0) if used else 0
+
+
+def _rope(config: PretrainedConfig) -> tuple[tuple[float, ...], float]:
+    parameters = config.rope_parameters
+    if parameters["rope_type"] != "default":
+        frequencies, scale = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config, torch.device("cpu"))
+        return tuple(frequencies.tolist()), float(scale)
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    exponents = torch.arange(0, size, 2, dtype=torch.int64).float() / size
+    return tuple((1.0 / parameters["rope_theta"] ** exponents).tolist()), 1.0
+
+
+def _gpt2(config: PretrainedConfig) -> DecoderConfig | None:
+    plain = config.scale_attn_weights and not config.scale_attn_by_inverse_layer_idx
+    dropouts = {config.resid_pdrop, config.embd_pdrop, config.attn_pdrop}
+    if config.activation_function not in ("gelu_new", "gelu_pytorch_tanh") or not plain or len(dropouts) > 1:
+        return None
+    return DecoderConfig(
+        vocabulary=config.vocab_size,
+        hidden=config.hidden_size,
+        layers=config.num_hidden_layers,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_attention_heads,
+        head_dim=config.hidden_size // config.num_attention_heads,
+        feed_forward=config.n_inner or 4 * config.hidden_size,
+        max_positions=config.max_position_embeddings,
+        norm_eps=config.layer_norm_epsilon,
+        layer_norm=True,
+        gated_mlp=False,
+        learned_positions=True,
+        qkv_bias=True,
+        out_bias=True,
+        mlp_bias=True,
+        tie_embeddings=config.tie_word_embeddings,
+        dropout=dropouts.pop(),
+        initializer_range=config.initializer_range,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """How a parameter lies in a safetensors file: one tensor, one of several parts of it, or one tensor per expert."""
+
+    names: tuple[str, ...]
+    transposed: bool = False
+    """Stored as [in, out], as GPT-2's `Conv1D` has it."""
+    part: int = 0
+    parts: int = 1
+    """The parameter is part 0, 1 ... of the tensor's output features."""
+
+    @property
+    def stacked(self) -> bool:
+        """Whether each row of the first dimension is a tensor of its own."""
+        return len(self.names) > 1
+
+
+def stored_as(name: str, config: PretrainedConfig) -> Stored:
+    """Where a parameter of `Decoder` is found in the files of a Hugging Face model."""
+    if config.model_type == "gpt2":
+        return _stored_as_gpt2(name)
+    if ".experts." in name:
+        return _stored_experts(name, config)
+    prefix = "" if name.startswith("lm_head") else "model."
+    if config.model_type == "mixtral":
+        name = name.replace(".mlp.gate.", ".block_sparse_moe.gate.")
+    return Stored((prefix + name,))
+
+
+_MIXTRAL_EXPERTS = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
+
+
+def _stored_experts(name: str, config: PretrainedConfig) -> Stored:
+    block, _, projection = name.rpartition(".mlp.experts.")
+    if config.model_type == "mixtral":
+        folder, leaf = f"model.{block}.block_sparse_moe.experts", _MIXTRAL_EXPERTS[projection]
+    else:
+        folder, leaf = f"model.{block}.mlp.experts", projection
+    return Stored(tuple(f"{folder}.{expert}.{leaf}.weight" for expert in range(config.num_local_experts)))
+
+
+_GPT2_NAMES = {
+    "embed_tokens": "wte",
+    "embed_positions": "wpe",
+    "norm": "ln_f",
+    "input_layernorm": "ln_1",
+    "post_attention_layernorm": "ln_2",
+    "self_attn.o_proj": "attn.c_proj",
+    "mlp.up_proj": "mlp.c_fc",
+    "mlp.down_proj": "mlp.c_proj",
+}
+
+
+def _stored_as_gpt2(name: str) -> Stored:
+    if name.startswith("lm_head"):
+        return Stored((name,))
+    module, _, kind = name.rpartition(".")
+    block = ""
+    if module.startswith("layers."):
+        _, index, module = module.split(".", 2)
+        block = f"h.{index}."
+    transposed = kind == "weight" and "proj" in module
+    for part, projection in enumerate(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")):
+        if module == projection:
+            return Stored((f"transformer.{block}attn.c_attn.{kind}",), transposed, part, parts=3)
+    return Stored((f"transformer.{block}{_GPT2_NAMES[module]}.{kind}",), transposed)
+
+
+def stored_names(names: list[str], config: PretrainedConfig) -> dict[str, list[tuple[str, Any]]]:
+    """For each tensor of the files the parameters that it holds, in order of their parts or with their row."""
+    tensors: dict[str, list[tuple[str, Any]]] = {}
+    for name in names:
+        stored = stored_as(name, config)
+        for row, tensor in enumerate(stored.names):
+            tensors.setdefault(tensor, []).append((name, row if stored.stacked else None))
+    return tensors

@@ -1,0 +1,157 @@
+"""Causal language models that the decoder is not: as `transformers` computes them, cut by their own plan tables."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+from torch.nn.functional import cross_entropy
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import logging as transformers_logging
+
+from trainworks.errors import EnvironmentProblem, LayoutError
+from trainworks.record.resolved import ModelShape
+from trainworks.spec.run_file import Model
+
+__all__ = ["CausalTransformer", "checkpoint_folder", "model_config"]
+
+_STYLES: dict[str, type[ParallelStyle]] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
+"""Words of `base_model_tp_plan`."""
+_BALANCE_LOSS = 0.01
+"""Fedus et al. 2021, section 2.2."""
+
+
+class CausalTransformer(nn.Module):
+    """Next-token prediction with a model of `transformers`.
+
+    Shape suffixes: B sequences, T positions, V vocabulary.
+
+    Args:
+        config: of the model.
+        pretrained: folder or hub id with its weights; random ones when None.
+        seed: of random weights, the same on every rank.
+
+    Raises:
+        EnvironmentProblem: the weights cannot be read.
+    """
+
+    def __init__(self, config: PretrainedConfig, *, pretrained: str | None, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        options = {"dtype": torch.float32}  # attention by SDPA, where the model has it
+        try:
+            self.model: PreTrainedModel = (
+                AutoModelForCausalLM.from_config(config, **options)
+                if pretrained is None
+                else AutoModelForCausalLM.from_pretrained(pretrained, use_safetensors=True, **options)
+            )
+        except (OSError, ValueError) as error:
+            raise EnvironmentProblem(f"cannot load `{pretrained or config.model_type}`: {error}") from None
+        self.model.train()
+
+    def forward(self, tokens_BT: Tensor, labels_BT: Tensor | None = None, *, at: int | None = None) -> Tensor:
+        """Mean cross-entropy in fp32, natural logarithm; without labels logits [B, T, V], or [B, V] `at` a position."""
+        logits_BTV: Tensor = self.model(input_ids=tokens_BT, use_cache=False).logits
+        if labels_BT is None:
+            return logits_BTV if at is None else logits_BTV[:, at]
+        return cross_entropy(logits_BTV.flatten(0, 1).float(), labels_BT.flatten())
+
+    @property
+    def blocks(self) -> list[nn.Module]:
+        """The decoder layers, in order."""
+        lists = [list(module) for module in self.model.modules() if isinstance(module, nn.ModuleList)]
+        return max(lists, key=len)
+
+    def apply_tensor_parallel(self, mesh: DeviceMesh) -> None:
+        """Cut the layers as the model's own table says; embeddings and output stay whole.
+
+        Raises:
+            LayoutError: the model has no table, or one with a cut that is not by columns or rows.
+        """
+        table = getattr(self.model.config, "base_model_tp_plan", None) or {}
+        unknown = sorted(set(table.values()) - set(_STYLES))
+        if not table or unknown:
+            why = f"its table has {', '.join(unknown)}" if unknown else "`transformers` has no table for it"
+            raise LayoutError(
+                f"a {self.model.config.model_type} cannot be cut over tp: {why}",
+                field="tp",
+                hint="use `dp_shard` to spread the model",
+            )
+        base = self.model.base_model
+        plan = {
+            name: _STYLES[table[pattern]]()
+            for pattern in table
+            for name, _ in base.named_modules()
+            if re.fullmatch(re.escape(pattern).replace(r"\*", r"\d+"), name)
+        }
+        parallelize_module(base, mesh, plan)
+
+
+def model_config(model: Model, shape: ModelShape) -> PretrainedConfig:
+    """The Hugging Face config of a model that is named, or given by dimensions.
+
+    Raises:
+        EnvironmentProblem: it cannot be read.
+    """
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    if model.hf is not None:
+        return _loaded_config(model)
+    fields: dict[str, Any] = {
+        "hidden_size": shape.hidden,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "max_position_embeddings": shape.max_sequence_length,
+        "vocab_size": shape.vocabulary,
+        "tie_word_embeddings": shape.tie_embeddings,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    }
+    if model.architecture == "gpt2":
+        dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), model.dropout)
+        return AutoConfig.for_model("gpt2", **fields, n_inner=shape.feed_forward, **dropout)
+    fields |= {"num_key_value_heads": shape.kv_heads, "intermediate_size": shape.feed_forward}
+    fields |= {"head_dim": shape.head_dim}
+    if model.architecture == "mistral":
+        fields["sliding_window"] = shape.window or None
+    if shape.experts:
+        fields |= {"num_local_experts": shape.experts, "num_experts_per_tok": shape.experts_per_token}
+        fields |= {"intermediate_size": shape.expert_feed_forward}
+        fields["router_aux_loss_coef"] = _BALANCE_LOSS if model.balance_loss is None else model.balance_loss
+    return AutoConfig.for_model(model.architecture, **fields)
+
+
+def _loaded_config(model: Model) -> PretrainedConfig:
+    try:
+        config = AutoConfig.from_pretrained(str(model.hf))
+    except (OSError, ValueError) as error:
+        raise EnvironmentProblem(f"cannot load `{model.hf}`: {error}") from None
+    if model.balance_loss is not None:
+        config.router_aux_loss_coef = model.balance_loss
+    return config
+
+
+def checkpoint_folder(checkpoint: str) -> Path:
+    """The folder of a checkpoint with its safetensors files: as named, or from the hub's cache, or from the hub.
+
+    Raises:
+        EnvironmentProblem: it is no folder, and the hub cannot give it.
+    """
+    folder = Path(checkpoint).expanduser()
+    if folder.is_dir():
+        return folder
+    from huggingface_hub import snapshot_download  # noqa: PLC0415  # half a second that only few need
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError  # noqa: PLC0415
+
+    try:
+        return Path(snapshot_download(checkpoint, allow_patterns=["*.safetensors", "*.json"]))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        raise EnvironmentProblem(
+            f"`{checkpoint}` is no folder, and the hub cannot give it: {error}",
+            hint="name a folder with config.json and safetensors files, or check the id and the network",
+        ) from None

@@ -1,0 +1,147 @@
+"""First values of a decoder's parameters: drawn, or read from safetensors. Each rank makes or reads its own part alone.
+
+A drawn value depends on the seed, the parameter's name and its place in the whole parameter, never on the layout, so
+that every layout starts from the same weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from transformers import PretrainedConfig
+
+from trainworks.errors import EnvironmentProblem
+from trainworks.worker.models.decoder import Decoder
+from trainworks.worker.models.families import Stored, stored_as
+
+__all__ = ["SafetensorsFolder", "draw_weights", "load_weights"]
+
+_BLOCK_VALUES = 1 << 20
+"""Values drawn from one seed; a rank draws the blocks that its part touches."""
+
+Slices = tuple[slice, ...]
+
+
+def draw_weights(parts: Iterable[Decoder], *, seed: int) -> None:
+    """Normal with `Decoder.initial_std`; norms 1, biases 0."""
+    with torch.no_grad():
+        for part in parts:
+            for name, parameter in part.named_parameters():
+                local, place = _local_part(parameter)
+                std = part.initial_std(name)
+                if std:
+                    local.copy_(_drawn(name, parameter.shape, place, seed).mul_(std))
+                else:
+                    local.fill_(1.0 if std is None else 0.0)
+
+
+def _drawn(name: str, shape: torch.Size, place: Slices, seed: int) -> Tensor:
+    """The part `place` of a parameter of standard normal values."""
+    row_values = math.prod(shape[1:])
+    rows_per_block = max(1, _BLOCK_VALUES // max(1, row_values))
+    first, last = place[0].start, place[0].stop
+    if first >= last:
+        return torch.empty([part.stop - part.start for part in place])
+    blocks = range(first // rows_per_block, (last - 1) // rows_per_block + 1)
+    begin = blocks[0] * rows_per_block
+    drawn = torch.cat(
+        [
+            torch.empty(min(rows_per_block, shape[0] - block * rows_per_block), *shape[1:]).normal_(
+                generator=_generator(seed, name, block)
+            )
+            for block in blocks
+        ]
+    )
+    return drawn[(slice(first - begin, last - begin), *place[1:])]
+
+
+def _generator(seed: int, name: str, block: int) -> torch.Generator:
+    digest = hashlib.sha256(f"{seed}/{name}/{block}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+
+
+def load_weights(parts: Iterable[Decoder], folder: SafetensorsFolder, config: PretrainedConfig) -> None:
+    """Every parameter from the files of a Hugging Face model.
+
+    Raises:
+        EnvironmentProblem: a tensor is missing, has another shape, or a file cannot be read.
+    """
+    with torch.no_grad():
+        for part in parts:
+            for name, parameter in part.named_parameters():
+                local, place = _local_part(parameter)
+                local.copy_(_read(folder, stored_as(name, config), parameter.shape, place))
+
+
+def _read(folder: SafetensorsFolder, stored: Stored, shape: torch.Size, place: Slices) -> Tensor:
+    if stored.stacked:
+        rows = range(place[0].start, place[0].stop)
+        tensors = [folder.read(stored.names[row], shape[1:], place[1:]) for row in rows]
+        return torch.stack(tensors) if tensors else torch.empty(0, *(part.stop - part.start for part in place[1:]))
+    start = stored.part * shape[0]
+    first = slice(place[0].start + start, place[0].stop + start)
+    whole = torch.Size((shape[0] * stored.parts, *shape[1:]))
+    if not stored.transposed:
+        return folder.read(stored.names[0], whole, (first, *place[1:]))
+    return folder.read(stored.names[0], whole[::-1], (*place[1:], first)).T
+
+
+def _local_part(parameter: Tensor) -> tuple[Tensor, Slices]:
+    """This rank's values, and where they stand in the whole parameter."""
+    if not isinstance(parameter, DTensor):
+        return parameter, tuple(slice(0, size) for size in parameter.shape)
+    local = parameter.to_local()
+    shape, offset = compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, parameter.placements)
+    return local, tuple(slice(first, first + size) for first, size in zip(offset, shape, strict=True))
+
+
+class SafetensorsFolder:
+    """The tensors of `model.safetensors`, or of the files that `model.safetensors.index.json` names.
+
+    Raises:
+        EnvironmentProblem: neither is there, or they cannot be read.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        index = folder / "model.safetensors.index.json"
+        try:
+            if index.exists():
+                self._files = dict(json.loads(index.read_bytes())["weight_map"])
+            else:
+                with safe_open(folder / "model.safetensors", "pt") as file:
+                    self._files = dict.fromkeys(file.keys(), "model.safetensors")
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            raise EnvironmentProblem(
+                f"cannot read the weights of `{folder}`: {error}",
+                hint="it needs model.safetensors or model.safetensors.index.json",
+            ) from None
+
+    def read(self, name: str, shape: torch.Size, place: Slices) -> Tensor:
+        """Part of a tensor, in fp32; the tensor must have that shape."""
+        found = self._files.get(name) or self._files.get(name.removeprefix("transformer."))
+        if found is None:
+            raise EnvironmentProblem(
+                f"`{self._folder}` has no tensor `{name}`", hint="is its config.json of this model?"
+            )
+        key = name if name in self._files else name.removeprefix("transformer.")
+        try:
+            with safe_open(self._folder / found, "pt") as file:
+                part = file.get_slice(key)
+                if tuple(part.get_shape()) != tuple(shape):
+                    raise EnvironmentProblem(
+                        f"tensor `{name}` of `{self._folder}` is {part.get_shape()}, its config says {list(shape)}"
+                    )
+                values: Tensor = part[place]
+        except (OSError, SafetensorError) as error:
+            raise EnvironmentProblem(f"cannot read `{self._folder / found}`: {error}") from None
+        return values.float()

@@ -1,0 +1,296 @@
+"""From a run's model and layout to what this rank trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.functional import pad
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_map
+
+from trainworks.worker.guard import spread_nonfinite
+from trainworks.worker.mesh import Mesh
+from trainworks.worker.models.decoder import Decoder, DecoderConfig
+from trainworks.worker.models.experts import MixtureOfExperts
+from trainworks.worker.parallel.context_parallel import apply_context_parallel
+from trainworks.worker.parallel.data_parallel import DTYPES, LastGradient, note_collectives, replicate, shard
+from trainworks.worker.parallel.expert_parallel import apply_expert_parallel, balance_sequences
+from trainworks.worker.parallel.float8 import use_float8
+from trainworks.worker.parallel.pipeline import PipelineRun, stages_of_rank
+from trainworks.worker.parallel.recompute import offload_activations, recompute
+from trainworks.worker.parallel.statistics import check_batch_norm
+from trainworks.worker.parallel.tensor_parallel import apply_tensor_parallel
+from trainworks.worker.timing import Timeline
+from trainworks.worker.waits import all_reduce, note_waits
+
+__all__ = ["Parallel", "Setup", "distribute_decoder", "distribute_module", "tied_embedding"]
+
+
+@contextmanager
+def _seen_from(parts: Sequence[nn.Module], first_position: int) -> Iterator[None]:
+    """For a moment, context-parallel parts have another stretch of positions than in training."""
+    decoders = [part for part in parts if isinstance(part, Decoder)]
+    before = [part.first_position for part in decoders]
+    for part in decoders:
+        part.first_position = first_position
+    try:
+        yield
+    finally:
+        for part, position in zip(decoders, before, strict=True):
+            part.first_position = position
+
+
+FirstWeights = Callable[[Sequence[Decoder]], None]
+"""Fills the parameters of this rank's parts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What a model is prepared for."""
+
+    mesh: Mesh
+    device: torch.device
+    precision: str
+    """Of forward and backward; weights, gradients and optimizer state stay in fp32."""
+    compiled: bool
+    """Compile each block."""
+    timeline: Timeline
+    """Told how long this rank waits for others."""
+
+
+class Parallel:
+    """What this rank trains, wrapped for its layout; computes gradients over all ranks.
+
+    Args:
+        parts: the model, or this rank's pipeline stages; a checkpoint holds their state.
+        setup: what they were prepared for.
+        pipeline: runs the stages, where there are any.
+    """
+
+    def __init__(self, parts: list[nn.Module], setup: Setup, pipeline: PipelineRun | None = None) -> None:
+        self.parts = parts
+        self.mesh = setup.mesh
+        self._pipeline = pipeline
+        self._device = setup.device
+        self._timeline = setup.timeline
+        sharded = isinstance(parts[0], FSDPModule)
+        self._autocast_dtype = None if sharded else DTYPES.get(setup.precision)
+        self._module = parts[0]
+        self._balances = [
+            module.balance for part in parts for module in part.modules() if isinstance(module, MixtureOfExperts)
+        ]
+        self._last_gradient: LastGradient | None = None
+        layout = setup.mesh.layout
+        if layout.tp * layout.cp * layout.ep * layout.pp > 1:
+            note_waits(setup.timeline)
+        if sharded and setup.device.type == "cpu":
+            for part in parts:
+                note_collectives(part, setup.timeline)
+        if not sharded and layout.dp_replicate > 1:
+            self._last_gradient = LastGradient(parts[0], setup.timeline)
+            self._module = replicate(parts[0], setup.device, layout)
+
+    def gradients(self, x: Any, labels: Any, *, scale: Tensor | float) -> Tensor:
+        """Forward and backward of one step; gradients are summed over the ranks, as a mean over data-parallel ranks.
+
+        Args:
+            x: inputs of the model, a tensor or several, each [accumulation, micro_batch, ...].
+            labels: the same of what the loss compares with.
+            scale: factor of each micro-batch's loss before backward.
+
+        Returns:
+            Mean loss of this rank's micro-batches, detached, on the device; 0 on ranks without the last stage.
+        """
+        for balance in self._balances:
+            balance.scale = scale
+        if self._pipeline is not None:
+            loss = self._pipeline.gradients(x.flatten(0, 1), labels.flatten(0, 1), scale)
+            self._sum_tied_embeddings()
+            return torch.zeros((), device=self._device) if loss is None else loss
+        accum = len(labels)
+        losses = [
+            self._micro_batch(_row(x, index), _row(labels, index), scale, last=index == accum - 1)
+            for index in range(accum)
+        ]
+        return losses[0] if accum == 1 else torch.stack(losses).mean()
+
+    def _micro_batch(self, x: Any, labels: Any, scale: Tensor | float, *, last: bool) -> Tensor:
+        with self._synchronised(last=last):
+            with self._autocast():
+                loss: Tensor = self._module(x, labels).view(())
+            spread_nonfinite(loss, scale).backward()
+        if last and self._last_gradient is not None:
+            self._timeline.waited_since(self._last_gradient.mark)
+        return loss.detach()
+
+    @property
+    def warm_up_micro_batches(self) -> int:
+        """Micro-batches of the smallest step: one, or as many as the pipeline's schedule is made for."""
+        return 1 if self._pipeline is None else self.mesh.layout.grad_accum_steps
+
+    def settle(self) -> None:
+        """To be called once after a first step whose gradients were thrown away."""
+        if self._last_gradient is not None:
+            self._last_gradient.keep_only_last()
+
+    @torch.no_grad()
+    def next_token_logits(self, tokens_BT: Tensor) -> Tensor:
+        """Logits [B, V] of the token that follows, on every rank; all ranks call it together."""
+        layout, length = self.mesh.layout, tokens_BT.shape[1]
+        padded_BT = pad(tokens_BT, (0, -length % (layout.tp * layout.cp)))
+        stretch = padded_BT.shape[1] // layout.cp
+        first = self.mesh.cp_rank * stretch
+        mine_BT = padded_BT[:, first : first + stretch]
+        with _seen_from(self.parts, first), self._autocast():
+            logits_BV = self._through_stages(mine_BT, at=(length - 1) % stretch)
+        if layout.cp > 1:
+            dist.broadcast(logits_BV, group=self.mesh.cp_group, group_src=(length - 1) // stretch)
+        return logits_BV
+
+    def _through_stages(self, x: Tensor, *, at: int) -> Tensor:
+        if self._pipeline is None:
+            return self.parts[0](x, at=at)  # type: ignore[no-any-return]
+        return self._pipeline.forward(x, at=at)
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        if self._autocast_dtype is None:
+            return nullcontext()
+        return torch.autocast(self._device.type, dtype=self._autocast_dtype)
+
+    def _synchronised(self, *, last: bool) -> AbstractContextManager[object]:
+        """Gradients go to other ranks when they must, and no sooner.
+
+        With ZeRO-1 and with replicas that is once per step; with ZeRO-2 and 3 they go to their shards after every
+        micro-batch, because kept whole they would need as much as no shards at all. Weights that stay after forward
+        stay until the last backward.
+        """
+        root = self.parts[0]
+        if isinstance(root, FSDPModule):
+            zero = self.mesh.layout.zero
+            root.set_requires_gradient_sync(last or zero > 1)
+            root.set_requires_all_reduce(last)
+            if zero < 3:
+                root.set_reshard_after_backward(last)
+        elif not last and isinstance(self._module, DistributedDataParallel):
+            return self._module.no_sync()
+        return nullcontext()
+
+    def _sum_tied_embeddings(self) -> None:
+        """The first and the last stage both have the tied matrix, each with its own part of the gradient."""
+        if (tied := tied_embedding(self.parts)) is not None and tied.grad is not None:
+            gradient = tied.grad.to_local() if hasattr(tied.grad, "to_local") else tied.grad
+            all_reduce(gradient, self.mesh.embedding_group)
+
+
+def _row(values: Any, index: int) -> Any:
+    return tree_map(lambda each: each[index], values)
+
+
+def tied_embedding(parts: Sequence[nn.Module]) -> Tensor | None:
+    """The copy of a tied embedding that another pipeline rank has, too; None if there is none."""
+    ends = [part for part in parts if isinstance(part, Decoder) and part.first != part.last]
+    tied = next((part.embed_tokens for part in ends if part.config.tie_embeddings), None)
+    return None if tied is None else tied.weight
+
+
+def distribute_decoder(config: DecoderConfig, setup: Setup, *, positions: int, first_weights: FirstWeights) -> Parallel:
+    """A decoder for any layout. Built without storage, cut, and only then filled: no rank ever holds all of a model
+    that is sharded.
+
+    Args:
+        config: of the whole model.
+        setup: what it is prepared for.
+        positions: of a sequence, T.
+        first_weights: fills the parameters.
+    """
+    mesh = setup.mesh
+    stages = stages_of_rank(mesh.layout, mesh.pp_rank, config)
+    parts = list(stages.values())
+    for part in parts:
+        _cut(part, mesh, positions)
+        _prepare_blocks(part.blocks, setup)
+        if _is_sharded(setup, experts=config.experts):
+            shard(part, part.blocks, mesh, precision=setup.precision, device=setup.device)
+    for part in parts:
+        part.to_empty(device=_home(setup))
+    first_weights(parts)
+    pipeline = _pipeline(stages, config, setup, positions) if mesh.layout.pp > 1 else None
+    return Parallel(list(parts), setup, pipeline)
+
+
+def distribute_module(model: nn.Module, blocks: Sequence[nn.Module], setup: Setup) -> Parallel:
+    """Any module that maps (x, labels) to its loss, under every layout that needs no surgery: replicas and shards.
+
+    Args:
+        model: with its first weights, the same on every rank.
+        blocks: its layers, each worth gathering on its own.
+        setup: what it is prepared for.
+    """
+    _prepare_blocks(blocks, setup)
+    model.to(_home(setup))
+    if _is_sharded(setup, experts=0):
+        check_batch_norm(model, setup.precision)
+        shard(model, blocks, setup.mesh, precision=setup.precision, device=setup.device)
+    return Parallel([model], setup)
+
+
+def _cut(part: Decoder, mesh: Mesh, positions: int) -> None:
+    layout = mesh.layout
+    if layout.tp > 1:
+        apply_tensor_parallel(part, mesh.tp, sequence_parallel=layout.sequence_parallel)
+    if layout.cp > 1:
+        apply_context_parallel(part, mesh.cp_group, first_position=mesh.cp_rank * (positions // layout.cp))
+    if layout.ep > 1:
+        apply_expert_parallel(part, mesh.ep)
+    if part.config.balance_loss and layout.cp * layout.tp > 1:
+        balance_sequences(part, mesh)
+
+
+def _prepare_blocks(blocks: Sequence[nn.Module], setup: Setup) -> None:
+    layout = setup.mesh.layout
+    if setup.precision == "fp8":
+        use_float8(blocks, emulate=setup.device.type == "cpu")
+    recompute(blocks, layout.recompute)
+    if layout.offload_activations:
+        offload_activations(blocks, pin_memory=setup.device.type == "cuda")
+    if setup.compiled:
+        for block in blocks:
+            block.compile()
+
+
+def _is_sharded(setup: Setup, *, experts: int) -> bool:
+    """FSDP2 for whatever is not plain replicas. It also keeps 32-bit weights beside 16-bit ones, and sums the gradients
+    of experts that several tensor-parallel ranks have.
+    """
+    layout = setup.mesh.layout
+    if layout.offload_optimizer or layout.dp_shard * layout.cp > 1:
+        return True
+    cut = layout.tp * layout.pp > 1
+    return cut and (layout.dp_replicate > 1 or setup.precision in DTYPES or (experts > 0 and layout.tp > 1))
+
+
+def _home(setup: Setup) -> torch.device:
+    """Where the parameters live."""
+    return torch.device("cpu") if setup.mesh.layout.offload_optimizer else setup.device
+
+
+def _pipeline(stages: dict[int, Decoder], config: DecoderConfig, setup: Setup, positions: int) -> PipelineRun:
+    layout = setup.mesh.layout
+    stretch = positions // layout.cp
+    split = layout.tp if layout.sequence_parallel else 1
+    return PipelineRun(
+        dict(stages),
+        setup.mesh,
+        setup.device,
+        boundary=(layout.micro_batch, stretch // split, config.hidden),
+        tokens=(layout.micro_batch, stretch),
+        vocabulary=config.vocabulary,
+        dtype=DTYPES.get(setup.precision, torch.float32),
+    )

@@ -1,0 +1,172 @@
+"""Replicas with DDP, shards with FSDP2, and what each waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import Shard
+from torch.nn.parallel import DistributedDataParallel
+
+from trainworks.spec.layout import ResolvedLayout
+from trainworks.worker.mesh import Mesh
+from trainworks.worker.models.experts import Experts
+from trainworks.worker.timing import Mark, Timeline
+
+__all__ = ["DTYPES", "LastGradient", "replicate", "shard"]
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
+"""Precisions in which weights are cast for forward and backward; fp8 casts from there within its matrix products."""
+
+_SMALLEST_UNIT = 4 << 20
+"""Parameters. Each unit costs its collectives' latency and some milliseconds of Python; smaller ones are joined."""
+
+
+def replicate(model: nn.Module, device: torch.device, layout: ResolvedLayout) -> DistributedDataParallel:
+    """The same weights on every rank; gradients are summed while backward runs, compressed if the layout says so."""
+    replicas = DistributedDataParallel(
+        model,
+        device_ids=[device.index] if device.type == "cuda" else None,
+        bucket_cap_mb=layout.bucket_mib,
+        forward_sync_buffers=False,
+        gradient_as_bucket_view=True,
+    )
+    if layout.gradient_compression == "powersgd":
+        state = powerSGD_hook.PowerSGDState(
+            process_group=None,
+            matrix_approximation_rank=layout.powersgd_rank,
+            start_powerSGD_iter=layout.powersgd_warmup,
+        )
+        replicas.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    elif layout.gradient_compression != "none":
+        dtype = DTYPES[layout.gradient_compression]
+        # A lambda, because DDP reads annotations, and does not understand those that are text.
+        replicas.register_comm_hook(dtype, lambda dtype, bucket: _rounded_mean(dtype, bucket))  # noqa: PLW0108
+    return replicas
+
+
+def _rounded_mean(dtype: torch.dtype, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """Sum in 16 bits of gradients that are divided before, so that it cannot overflow.
+
+    (torch has the same, but its bf16 hook refuses gloo.)
+    """
+    whole = bucket.buffer()
+    rounded = whole.div(dist.get_world_size()).to(dtype)
+    work = dist.all_reduce(rounded, async_op=True)
+    assert work is not None
+    return work.get_future().then(lambda _: whole.copy_(rounded))
+
+
+class LastGradient:
+    """Marks the moment at which the parameter whose gradient comes last has it: what DDP still does then is exposed.
+
+    Which parameter that is shows in the first backward; from then on a single hook remains.
+    """
+
+    def __init__(self, model: nn.Module, timeline: Timeline) -> None:
+        self.mark: Mark | None = None
+        self._timeline = timeline
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._last = len(self._parameters) - 1
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(self._noting(index))
+            for index, parameter in enumerate(self._parameters)
+        ]
+
+    def _noting(self, index: int) -> Callable[[Tensor], None]:
+        def note(_: Tensor) -> None:
+            self._last = index
+            self.mark = self._timeline.mark()
+
+        return note
+
+    def keep_only_last(self) -> None:
+        """Drop the hooks of all parameters but the one that came last."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = [self._parameters[self._last].register_post_accumulate_grad_hook(self._noting(self._last))]
+
+
+def shard(
+    model: nn.Module, blocks: Sequence[nn.Module], mesh: Mesh, *, precision: str, device: torch.device
+) -> FSDPModule:
+    """Each unit's parameters are gathered before use and its gradients reduced to shards after.
+
+    A unit is one block, or several small ones; the rest of the model belongs to the root.
+    """
+    dtype = DTYPES.get(precision)
+    options = {
+        "reshard_after_forward": mesh.layout.zero == 3,
+        "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None),
+        "offload_policy": _offload(mesh, device),
+    }
+    for module in model.modules():
+        if isinstance(module, Experts):
+            _shard_experts(module, mesh, options)
+    for unit in _units(blocks):
+        fully_shard(unit if len(unit) > 1 else unit[0], mesh=mesh.fsdp, **options)  # type: ignore[call-overload]
+    root: FSDPModule = fully_shard(model, mesh=mesh.fsdp, **options)  # type: ignore[call-overload]
+    return root
+
+
+def _offload(mesh: Mesh, device: torch.device) -> OffloadPolicy:
+    if mesh.layout.offload_optimizer:
+        return CPUOffloadPolicy(pin_memory=device.type == "cuda")
+    return OffloadPolicy()
+
+
+def _shard_experts(experts: Experts, mesh: Mesh, options: dict[str, object]) -> None:
+    """Over the ranks that have the same experts. They see every token of their group, so that their gradients are
+    sums already, and are divided by the number of losses instead of the number of ranks.
+    """
+    shards = mesh.expert_fsdp.size(-1)
+    rows = len(experts.gate_proj) // mesh.layout.ep
+    dim = 0 if rows % shards == 0 else 1
+    fully_shard(experts, mesh=mesh.expert_fsdp, shard_placement_fn=lambda parameter: Shard(dim), **options)  # type: ignore[call-overload]
+    assert isinstance(experts, FSDPModule)
+    experts.set_gradient_divide_factor(mesh.num_losses)
+    # gloo has no reduction that scales; and asked for sums, FSDP2 divides twice where there is nothing to reduce.
+    experts.set_force_sum_reduction_for_comms(shards > 1)
+
+
+def _units(blocks: Iterable[nn.Module]) -> list[list[nn.Module]]:
+    """Consecutive blocks, joined until they are worth a collective."""
+    units: list[list[nn.Module]] = []
+    size = _SMALLEST_UNIT
+    for block in blocks:
+        own = sum(parameter.numel() for parameter in block.parameters())
+        if size + own > _SMALLEST_UNIT:
+            units.append([])
+            size = 0
+        units[-1].append(block)
+        size += own
+    return units
+
+
+def note_collectives(root: nn.Module, timeline: Timeline) -> None:
+    """On a CPU every collective of FSDP2 blocks its caller: all of its time is exposed."""
+    for module in root.modules():
+        if isinstance(module, FSDPModule):
+            module.set_custom_all_gather(_Noted(dist.all_gather_single, timeline))  # type: ignore[arg-type]
+            module.set_custom_reduce_scatter(_Noted(dist.reduce_scatter_single, timeline))  # type: ignore[arg-type]
+
+
+class _Noted:
+    """FSDP2's default collective, with its duration noted (the interface of `fully_shard`'s custom collectives)."""
+
+    def __init__(self, collective: Callable[..., dist.Work | None], timeline: Timeline) -> None:
+        self._collective = collective
+        self._timeline = timeline
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, **options: object) -> dist.Work | None:
+        start = self._timeline.mark()
+        work = self._collective(output_tensor, input_tensor, **options)
+        self._timeline.waited_since(start)
+        return work

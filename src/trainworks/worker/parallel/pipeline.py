@@ -1,0 +1,121 @@
+"""Pipeline parallelism: which rank has which layers, and in which order micro-batches pass them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
+from torch.distributed.pipelining.schedules import ScheduleInterleavedZeroBubble
+
+from trainworks.spec.layout import ResolvedLayout, stage_layers
+from trainworks.worker.guard import spread_nonfinite
+from trainworks.worker.mesh import Mesh
+from trainworks.worker.models.decoder import Decoder, DecoderConfig
+
+__all__ = ["PipelineRun", "stages_of_rank"]
+
+
+def stages_of_rank(layout: ResolvedLayout, pp_rank: int, config: DecoderConfig) -> dict[int, Decoder]:
+    """The stages that a pipeline rank has, by their index, without storage.
+
+    With i chunks per rank, stage s is on rank s mod pp (Narayanan et al. 2021); without pipelines there is one stage.
+    """
+    stages = stage_layers(layout, config.layers)
+    with torch.device("meta"):
+        return {
+            index: Decoder(config, stages[index], first=index == 0, last=index == len(stages) - 1)
+            for index in range(pp_rank, len(stages), layout.pp)
+        }
+
+
+class PipelineRun:
+    """Runs the micro-batches of a step through the stages of all ranks.
+
+    Args:
+        modules: the stages of this rank, as they are wrapped for data parallelism, by their index.
+        mesh: of this rank.
+        device: of this rank.
+        boundary: shape [b, T, D] of what a stage hands to the next, of one micro-batch.
+        tokens: shape [b, T] of one micro-batch's tokens.
+        vocabulary: V.
+        dtype: of what stages hand on.
+    """
+
+    def __init__(
+        self,
+        modules: dict[int, nn.Module],
+        mesh: Mesh,
+        device: torch.device,
+        *,
+        boundary: tuple[int, ...],
+        tokens: tuple[int, int],
+        vocabulary: int,
+        dtype: torch.dtype,
+    ) -> None:
+        layout = mesh.layout
+        count = layout.pp * layout.interleave
+        hidden = torch.empty(boundary, dtype=dtype, device="meta", requires_grad=True)
+        first = torch.empty(tokens, dtype=torch.int64, device="meta")
+        loss = torch.empty(1, device="meta", requires_grad=True)
+        stages = [
+            PipelineStage(
+                module,
+                index,
+                count,
+                device,
+                input_args=first if index == 0 else hidden,
+                output_args=loss if index == count - 1 else hidden,
+                group=mesh.pp_group,
+            )
+            for index, module in modules.items()
+        ]
+        self._modules, self._count, self._layout, self._group = modules, count, layout, mesh.pp_group
+        self._hidden, self._vocabulary = hidden, vocabulary
+        self._has_first, self._has_last = 0 in modules, count - 1 in modules
+        self._scale: Tensor | float = 1.0
+        self._losses: list[Tensor] = []
+        self._schedule = _schedule(layout, stages, self._loss)
+
+    def gradients(self, x: Tensor, labels: Tensor, scale: Tensor | float) -> Tensor | None:
+        """Forward and backward of all micro-batches [m * b, T]; gradients accumulate in the parameters.
+
+        Returns:
+            Mean loss of the micro-batches on the ranks that have the last stage; None elsewhere.
+        """
+        self._scale, self._losses = scale, []
+        arguments = (x,) if self._has_first else ()
+        self._schedule.step(*arguments, target=labels, labels_BT=labels, return_outputs=False)
+        return torch.stack(self._losses).mean() if self._has_last else None
+
+    def forward(self, tokens_BT: Tensor, *, at: int) -> Tensor:
+        """Logits [B, V] at a position, on all ranks of the pipeline: one stage after the other."""
+        split = self._layout.tp if self._layout.sequence_parallel else 1
+        shape = (len(tokens_BT), tokens_BT.shape[1] // split, self._hidden.shape[-1])
+        x = tokens_BT
+        for index in range(self._count):
+            last = index == self._count - 1
+            if (module := self._modules.get(index)) is not None:
+                x = module(x, at=at if last else None).contiguous()
+            else:
+                size = (len(tokens_BT), self._vocabulary) if last else shape
+                x = torch.empty(size, dtype=self._hidden.dtype, device=tokens_BT.device)
+            dist.broadcast(x, group=self._group, group_src=index % self._layout.pp)
+        return x
+
+    def _loss(self, output: Tensor, labels: Tensor) -> Tensor:
+        """The last stage has computed it; what is scaled is only what backward starts from."""
+        self._losses.append(output.detach()[0])
+        return spread_nonfinite(output[0], self._scale)
+
+
+def _schedule(layout: ResolvedLayout, stages: list[PipelineStage], loss: Callable[[Tensor, Tensor], Tensor]) -> Any:
+    options = {"n_microbatches": layout.grad_accum_steps, "loss_fn": loss, "scale_grads": False}
+    if layout.zero_bubble:
+        return ScheduleInterleavedZeroBubble(stages, **options)  # type: ignore[arg-type]
+    if layout.interleave > 1:
+        return ScheduleInterleaved1F1B(stages, **options)  # type: ignore[arg-type]
+    return Schedule1F1B(stages[0], **options)  # type: ignore[arg-type]

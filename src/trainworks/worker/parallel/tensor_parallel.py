@@ -1,0 +1,162 @@
+"""Tensor parallelism of the decoder: heads, feed-forward columns and vocabulary rows over the ranks of `tp`.
+
+Megatron's cut (Shoeybi et al. 2019): q, k, v, gate and up by output features, o and down by input features, so that
+each half of a block needs one exchange. With sequence parallelism (Korthikanti et al. 2022) norms and residual stream
+are cut by positions, and that exchange is a gather before and a reduce-scatter after, of the same volume.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+from torch.nn.functional import embedding
+
+from trainworks.worker.loss import ChunkedCrossEntropy
+from trainworks.worker.models.decoder import Attention, Block, Decoder, FeedForward
+
+__all__ = ["apply_tensor_parallel"]
+
+
+def apply_tensor_parallel(part: Decoder, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
+    """Cut a decoder, or a part of one, over the ranks of a one-dimensional mesh."""
+    between: Placement = Shard(1) if sequence_parallel else Replicate()
+    plan: dict[str, ParallelStyle] = {}
+    if part.embed_tokens is not None:
+        plan["embed_tokens"] = _VocabularyRows(between)
+    if part.embed_positions is not None:
+        plan["embed_positions"] = _Replicated(Replicate(), between)
+    if part.lm_head is not None:
+        plan["lm_head"] = ColwiseParallel()
+    if sequence_parallel:
+        part.sequence_shards = mesh.size()
+        if part.norm is not None:
+            plan["norm"] = SequenceParallel(use_local_output=True)
+    parallelize_module(part, mesh, plan)
+    for block in part.layers.values():
+        assert isinstance(block, Block)
+        parallelize_module(block, mesh, _block_plan(block, between))
+    _cut_output(part, mesh, between)
+
+
+def _block_plan(block: Block, between: Placement) -> dict[str, ParallelStyle]:
+    plan: dict[str, ParallelStyle] = {
+        "self_attn.q_proj": ColwiseParallel(),
+        "self_attn.k_proj": ColwiseParallel(),
+        "self_attn.v_proj": ColwiseParallel(),
+        "self_attn.o_proj": RowwiseParallel(output_layouts=between),
+    }
+    assert isinstance(block.self_attn, Attention)
+    if block.self_attn.q_norm is not None:  # of heads, which are what is cut there
+        plan |= {f"self_attn.{name}": SequenceParallel(sequence_dim=2, use_local_output=True) for name in _HEAD_NORMS}
+    if isinstance(between, Shard):
+        plan |= {name: SequenceParallel(use_local_output=True) for name in _BLOCK_NORMS}
+        plan["self_attn"] = _gathered(2)
+    if isinstance(block.mlp, FeedForward):
+        plan |= {"mlp.up_proj": ColwiseParallel(), "mlp.down_proj": RowwiseParallel(output_layouts=between)}
+        if block.mlp.gate_proj is not None:
+            plan["mlp.gate_proj"] = ColwiseParallel()
+        if isinstance(between, Shard):
+            plan["mlp"] = _gathered(1)
+    else:  # each rank routes the positions that it has; the experts are parallel/expert_parallel.py's
+        plan["mlp.gate"] = _Replicated(between, between)
+    return plan
+
+
+_HEAD_NORMS = ("q_norm", "k_norm")
+_BLOCK_NORMS = ("input_layernorm", "post_attention_layernorm")
+
+
+def _gathered(num_arguments: int) -> PrepareModuleInput:
+    """The first argument is gathered over the positions, others are left alone."""
+    others = (None,) * (num_arguments - 1)
+    return PrepareModuleInput(
+        input_layouts=(Shard(1), *others), desired_input_layouts=(Replicate(), *others), use_local_output=False
+    )
+
+
+class _VocabularyRows(ParallelStyle):
+    """An embedding of which each rank has some rows; tokens of other rows count as zeros before the sum over the ranks.
+
+    (`RowwiseParallel` gives its gradient the size of the whole table.)
+    """
+
+    def __init__(self, outputs: Placement) -> None:
+        self._outputs = outputs
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        assert isinstance(module, nn.Embedding)
+        module.weight = nn.Parameter(distribute_tensor(module.weight, device_mesh, [Shard(0)]))
+        module.forward = functools.partial(self._look_up, module, device_mesh)  # type: ignore[method-assign]
+        return module
+
+    def _look_up(self, module: nn.Embedding, mesh: DeviceMesh, tokens_BT: Tensor) -> Tensor:
+        assert isinstance(module.weight, DTensor)
+        rows_VD = module.weight.to_local()
+        row_BT = tokens_BT - len(rows_VD) * mesh.get_local_rank()
+        mine_BT = (row_BT >= 0) & (row_BT < len(rows_VD))
+        x_BTD = embedding(row_BT.clamp(0, len(rows_VD) - 1), rows_VD) * mine_BT.unsqueeze(-1)
+        return (
+            DTensor.from_local(x_BTD, mesh, [Partial()], run_check=False)
+            .redistribute(placements=[self._outputs])
+            .to_local()
+        )
+
+
+class _Replicated(ParallelStyle):
+    """A module with the same weights on every rank that computes on distributed tensors, so that DTensor sums its
+    gradients where ranks see different positions.
+    """
+
+    def __init__(self, inputs: Placement, outputs: Placement) -> None:
+        self._inputs, self._outputs = inputs, outputs
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        def place_inputs(module: nn.Module, inputs: Any, mesh: DeviceMesh) -> tuple[DTensor, ...]:
+            return (DTensor.from_local(inputs[0], mesh, [self._inputs], run_check=False),)
+
+        def local_output(module: nn.Module, output: DTensor, mesh: DeviceMesh) -> Tensor:
+            return output.redistribute(placements=[self._outputs]).to_local()
+
+        return distribute_module(module, device_mesh, _replicate, place_inputs, local_output)  # type: ignore[arg-type]
+
+
+def _replicate(name: str, module: nn.Module, mesh: DeviceMesh) -> None:
+    for key, parameter in module.named_parameters(recurse=False):
+        module.register_parameter(key, nn.Parameter(distribute_tensor(parameter, mesh, [Replicate()])))
+
+
+def _cut_output(part: Decoder, mesh: DeviceMesh, between: Placement) -> None:
+    """Each rank has some rows of the vocabulary; the loss is computed from them without ever gathering logits."""
+    if part.output is None:
+        return
+    part.output.loss = ChunkedCrossEntropy(mesh.get_group())
+
+    def gather_positions(x_BTD: Tensor) -> Tensor:
+        # The loss gives the same gradient to every rank, which is what `to_local` takes it for.
+        return (
+            DTensor.from_local(x_BTD, mesh, [between], run_check=False)
+            .redistribute(placements=[Replicate()])
+            .to_local()
+        )
+
+    def gather_logits(logits: Tensor) -> Tensor:
+        pieces = [torch.empty_like(logits) for _ in range(mesh.size())]
+        dist.all_gather(pieces, logits.contiguous(), group=mesh.get_group())
+        return torch.cat(pieces, dim=-1)
+
+    part.output.gather_positions = gather_positions
+    part.output.gather_logits = gather_logits

@@ -1,0 +1,243 @@
+"""A window of steps under torch.profiler: asked for while the run goes on, recorded on chosen ranks, summed up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from pydantic import ValidationError
+from torch.autograd import DeviceType
+
+from trainworks.files import write_atomic
+from trainworks.record.events import append_event
+from trainworks.record.profile import (
+    OperatorTime,
+    ProfileRequest,
+    ProfileSummary,
+    summary_file,
+    trace_file,
+    write_request,
+)
+from trainworks.record.run_dir import RunDir
+from trainworks.spec.quantities import StepWindow
+
+__all__ = ["StepProfiler", "summarize"]
+
+_TOP_OPERATORS = 15
+_COMMUNICATION = ("c10d::", "_c10d_functional::", "gloo:", "nccl:", "ncclDevKernel", "ncclKernel", "record_param_comms")
+_WRAPPERS = ("autograd::", "torch::autograd", "FSDP::", "Optimizer.")
+_OPTIMIZER = "Optimizer.step#"
+
+Interval = tuple[float, float]
+
+
+class StepProfiler:
+    """Records the steps that were asked for. Off, it costs rank 0 one look for a file per logging interval.
+
+    Args:
+        run_dir: whose profile.json is looked for, and whose profiles/ is written.
+        device: of this rank.
+        num_steps: the plan's last step.
+        from_run_file: the steps that the run file asks for.
+    """
+
+    def __init__(
+        self, run_dir: RunDir, *, device: torch.device, num_steps: int, from_run_file: StepWindow | None
+    ) -> None:
+        self._run_dir = run_dir
+        self._device = device
+        self._num_steps = num_steps
+        self._from_run_file = from_run_file
+        self._request: ProfileRequest | None = None
+        self._recording: torch.profiler.profile | None = None
+
+    def is_wanted(self) -> bool:
+        """Whether this rank, if it is rank 0, sees a request that is not taken yet."""
+        return self._request is None and dist.get_rank() == 0 and self._run_dir.profile_request_file.exists()
+
+    def take(self, steps_done: int) -> None:
+        """Take the request that is there, if any: a collective over all ranks."""
+        shared = [self._find(steps_done) if dist.get_rank() == 0 else None]
+        dist.broadcast_object_list(shared, src=0)
+        self._request = shared[0]
+
+    def begin_step(self, step: int) -> None:
+        """Start recording if this is the first step asked for."""
+        if self._request is None or step != self._request.first_step or dist.get_rank() not in self._request.ranks:
+            return
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if self._device.type == "cuda":
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+            torch.cuda.synchronize(self._device)
+        self._recording = torch.profiler.profile(activities=activities)
+        self._recording.start()
+
+    def end_step(self, step: int) -> None:
+        """After the last step asked for, write the trace and what it says; the other ranks wait for it."""
+        request = self._request
+        if request is None or step != request.last_step:
+            return
+        self._request = None
+        folder = self._run_dir.profile(request.first_step, request.last_step)
+        if self._recording is not None:
+            self._write(self._recording, request, folder)
+            self._recording = None
+        dist.barrier()
+        if dist.get_rank() == 0:
+            self._run_dir.profile_request_file.unlink(missing_ok=True)
+            append_event(
+                self._run_dir.events_file,
+                "profile",
+                folder=str(folder.relative_to(self._run_dir.path)),
+                **_fields(request),
+            )
+
+    def close(self) -> None:
+        """The run ends; a window that was asked for and not finished is refused."""
+        if self._recording is not None:
+            self._recording.stop()
+            self._recording = None
+        if self._request is not None and dist.get_rank() == 0:
+            self._refuse(self._request, "the run ended before its last step")
+        self._request = None
+
+    def _find(self, steps_done: int) -> ProfileRequest | None:
+        """Rank 0: the request file, else the run file's window unless it is past."""
+        path = self._run_dir.profile_request_file
+        if not path.exists():
+            window = self._from_run_file
+            if window is None or window.first <= steps_done:
+                return None
+            write_request(self._run_dir, ProfileRequest(first_step=window.first, last_step=window.last))
+        try:
+            request = ProfileRequest.model_validate_json(path.read_bytes())
+        except ValidationError:
+            self._refuse(ProfileRequest(first_step=0, last_step=0), f"cannot read `{path}`")
+            return None
+        if request.first_step <= steps_done:
+            self._refuse(request, f"step {request.first_step} is past: the ranks are at step {steps_done}")
+            return None
+        if request.last_step > self._num_steps:
+            self._refuse(request, f"step {request.last_step} is beyond the last step, {self._num_steps}")
+            return None
+        return request
+
+    def _refuse(self, request: ProfileRequest, message: str) -> None:
+        self._run_dir.profile_request_file.unlink(missing_ok=True)
+        append_event(self._run_dir.events_file, "profile_refused", message=message, **_fields(request))
+
+    def _write(self, recording: torch.profiler.profile, request: ProfileRequest, folder: Path) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        recording.stop()
+        rank = dist.get_rank()
+        folder.mkdir(parents=True, exist_ok=True)
+        trace = trace_file(folder, rank)
+        partial = trace.with_name(f".{trace.name}")  # torch compresses what ends in .gz
+        recording.export_chrome_trace(str(partial))
+        partial.replace(trace)
+        summary = summarize(recording, rank=rank, request=request)
+        write_atomic(summary_file(folder, rank), summary.model_dump_json(indent=2) + "\n")
+
+
+def _fields(request: ProfileRequest) -> dict[str, Any]:
+    return {"first_step": request.first_step, "last_step": request.last_step, "ranks": list(request.ranks)}
+
+
+def summarize(recording: torch.profiler.profile, *, rank: int, request: ProfileRequest) -> ProfileSummary:
+    """Where the time of a recording went: on the accelerator if it has one, else on the CPU.
+
+    On a CPU that is what operators of the training thread take, Python between them is idle time; collectives count on
+    whatever thread they run.
+    """
+    events: list[Any] = list(recording.events() or [])
+    on_device = [event for event in events if event.device_type != DeviceType.CPU and not event.is_user_annotation]
+    optimizer = _merged(_span(event) for event in events if event.name.startswith(_OPTIMIZER))
+    threads = Counter(event.thread for event in events if _is_operator(event.name))
+    training_thread = threads.most_common(1)[0][0] if threads else None
+    ran = on_device or [
+        event
+        for event in events
+        if _is_collective(event.name) or (_is_operator(event.name) and event.thread == training_thread)
+    ]
+    collective = _merged(_span(event) for event in ran if _is_collective(event.name))
+    other = _merged(_span(event) for event in ran if not _is_collective(event.name))
+    in_optimizer = _length(_overlap(other, optimizer))
+    exposed = _length(collective) - _length(_overlap(collective, other))
+    window = _window(events)
+    compute = _length(other) - in_optimizer
+    return ProfileSummary(
+        rank=rank,
+        first_step=request.first_step,
+        last_step=request.last_step,
+        window_s=window,
+        compute_s=compute,
+        optimizer_s=in_optimizer,
+        communication_s=exposed,
+        idle_s=max(0.0, window - compute - in_optimizer - exposed),
+        operators=_operators(recording, on_device=bool(on_device)),
+    )
+
+
+def _is_operator(name: str) -> bool:
+    """`aten::mm`, and not what merely wraps operators."""
+    return "::" in name and not name.startswith(_WRAPPERS)
+
+
+def _is_collective(name: str) -> bool:
+    return name.startswith(_COMMUNICATION)
+
+
+def _operators(recording: torch.profiler.profile, *, on_device: bool) -> tuple[OperatorTime, ...]:
+    rows = [
+        OperatorTime(
+            name=row.key,
+            calls=row.count,
+            self_s=(row.self_device_time_total if on_device else row.self_cpu_time_total) / 1e6,
+        )
+        for row in recording.key_averages()
+        if (row.device_type != DeviceType.CPU if on_device else _is_operator(row.key))
+    ]
+    return tuple(sorted((row for row in rows if row.self_s > 0), key=lambda row: -row.self_s)[:_TOP_OPERATORS])
+
+
+def _span(event: Any) -> Interval:
+    return event.time_range.start / 1e6, event.time_range.end / 1e6
+
+
+def _window(events: Iterable[Any]) -> float:
+    spans = [_span(event) for event in events]
+    return max((end for _, end in spans), default=0.0) - min((start for start, _ in spans), default=0.0)
+
+
+def _merged(intervals: Iterable[Interval]) -> list[Interval]:
+    """The union, as intervals that do not touch."""
+    union: list[Interval] = []
+    for start, end in sorted(intervals):
+        if union and start <= union[-1][1]:
+            union[-1] = (union[-1][0], max(union[-1][1], end))
+        else:
+            union.append((start, end))
+    return union
+
+
+def _overlap(left: list[Interval], right: list[Interval]) -> list[Interval]:
+    """What two unions have in common."""
+    common, first, second = [], 0, 0
+    while first < len(left) and second < len(right):
+        start, end = max(left[first][0], right[second][0]), min(left[first][1], right[second][1])
+        if start < end:
+            common.append((start, end))
+        if left[first][1] < right[second][1]:
+            first += 1
+        else:
+            second += 1
+    return common
+
+
+def _length(intervals: Iterable[Interval]) -> float:
+    return sum(end - start for start, end in intervals)

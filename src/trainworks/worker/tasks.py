@@ -1,0 +1,58 @@
+"""From a workload to what its ranks train, and on what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from trainworks.record.resolved import Plan
+from trainworks.spec.run_file import Workload
+from trainworks.worker.data.opening import open_dataset
+from trainworks.worker.data.reader import Dataset
+from trainworks.worker.mesh import Mesh
+from trainworks.worker.module_task import ModuleTask
+from trainworks.worker.task import CausalLanguageModeling, Task
+from trainworks.worker.transformer_tasks import ImageClassification, MaskedLanguageModeling
+
+__all__ = ["Opened", "open_task"]
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A task with its dataset."""
+
+    task: Task
+    dataset: Dataset
+    build_optimizer: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer] | None = None
+    """A module's own; AdamW otherwise."""
+
+
+def open_task(workload: Workload, mesh: Mesh, *, data_folder: Path | None, plan: Plan | None = None) -> Opened:
+    """The task of a workload.
+
+    Args:
+        workload: of the run file.
+        mesh: of this rank.
+        data_folder: of prepared data; None for a module.
+        plan: for causal-lm, whose model it describes.
+
+    Raises:
+        UsageError: a module's file is at fault.
+    """
+    if workload.task == "module":
+        own = ModuleTask(workload, mesh.layout.micro_batch)
+        return Opened(own, own.dataset, own.user.build_optimizer)
+    assert data_folder is not None
+    micro_batch = mesh.layout.micro_batch
+    if workload.task == "masked-lm":
+        masked = MaskedLanguageModeling(workload, data_folder, micro_batch)
+        return Opened(masked, masked.dataset)
+    if workload.task == "image-classification":
+        images = ImageClassification(workload, data_folder, micro_batch)
+        return Opened(images, images.dataset)
+    assert plan is not None
+    return Opened(CausalLanguageModeling(workload, plan, mesh), open_dataset(data_folder, workload.data))

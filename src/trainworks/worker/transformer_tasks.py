@@ -1,0 +1,194 @@
+"""Masked tokens and classes of images, with the models of `transformers`, under replicas and shards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForImageClassification, AutoModelForMaskedLM, PretrainedConfig
+from transformers import logging as transformers_logging
+
+from trainworks.errors import EnvironmentProblem, UsageError
+from trainworks.spec.run_file import Model, Workload
+from trainworks.worker.data.card import DatasetCard, read_card
+from trainworks.worker.data.masked import MaskedTokens
+from trainworks.worker.data.opening import open_dataset
+from trainworks.worker.data.tokenizing import end_of_text, load_tokenizer
+from trainworks.worker.parallel.build import Parallel, Setup, distribute_module
+
+__all__ = ["ImageClassification", "MaskedLanguageModeling"]
+
+_MASKS = ("[MASK]", "<mask>")
+_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""Of ImageNet's pixels, by channel: what published image models are trained with."""
+
+
+class MaskedLanguageModeling:
+    """BERT and its like: the tokens that were hidden are predicted from all others.
+
+    Args:
+        workload: of the run file.
+        folder: of prepared tokens.
+        micro_batch: sequences per forward.
+
+    Raises:
+        UsageError: the model has no room for the tokens, or none for one that hides the others.
+    """
+
+    def __init__(self, workload: Workload, folder: Path, micro_batch: int) -> None:
+        self._workload = workload
+        self._shape = (micro_batch, workload.data.sequence_length)
+        card, home = _first_card(folder)
+        tokenizer = load_tokenizer(home / "tokenizer.json")
+        known = (tokenizer.token_to_id(name) for name in _MASKS)
+        mask = next((number for number in known if number is not None), card.vocabulary)
+        needed = max(mask + 1, card.vocabulary)
+        self._config = _bert_config(workload, needed)
+        _check_room(self._config, needed, workload.data.sequence_length)
+        self.dataset = MaskedTokens(
+            open_dataset(folder, workload.data),
+            mask=mask,
+            vocabulary=card.vocabulary,
+            spared=[] if (end := end_of_text(tokenizer)) is None else [end],
+            seed=workload.seed,
+        )
+
+    def build(self, setup: Setup) -> Parallel:
+        """The model of `transformers` with its head over the vocabulary."""
+        model = _built(AutoModelForMaskedLM, self._config, self._workload)
+        return distribute_module(_Objective(model, "input_ids"), _longest_list(model), setup)
+
+    def split(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Sequences with hidden tokens, and what was there."""
+        return batch["x"], batch["labels"]
+
+    def blank_batch(self, num_micro_batches: int) -> dict[str, Tensor]:
+        """Zeros."""
+        zeros = torch.zeros((num_micro_batches, *self._shape), dtype=torch.int64)
+        return {"x": zeros, "labels": zeros}
+
+
+class ImageClassification:
+    """ResNet, ViT and their like.
+
+    Args:
+        workload: of the run file.
+        folder: of prepared images.
+        micro_batch: images per forward.
+
+    Raises:
+        UsageError: the model takes images of another size.
+    """
+
+    def __init__(self, workload: Workload, folder: Path, micro_batch: int) -> None:
+        self._workload = workload
+        size = int(workload.data.image_size or 0)
+        self._shape = (micro_batch, size, size, 3)
+        card, _ = _first_card(folder)
+        self._config = _loaded_config(workload.model, num_labels=len(card.classes))
+        own = getattr(self._config, "image_size", size)
+        if own != size:
+            raise UsageError(
+                f"data.image_size ({size}) is not the {own} pixels of the model", hint=f"set `data.image_size: {own}`"
+            )
+        self.dataset = open_dataset(folder, workload.data)
+
+    def build(self, setup: Setup) -> Parallel:
+        """The model of `transformers` with a head over the classes of the data."""
+        model = _built(AutoModelForImageClassification, self._config, self._workload)
+        return distribute_module(_Objective(model, "pixel_values"), _longest_list(model), setup)
+
+    def split(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Pixels and classes."""
+        return batch["images"], batch["labels"]
+
+    def blank_batch(self, num_micro_batches: int) -> dict[str, Tensor]:
+        """Black."""
+        images = torch.zeros((num_micro_batches, *self._shape), dtype=torch.uint8)
+        return {"images": images, "labels": torch.zeros(images.shape[:2], dtype=torch.int64)}
+
+
+class _Objective(nn.Module):
+    """Inputs and labels to the loss: the mean cross-entropy over the labels that count."""
+
+    def __init__(self, model: nn.Module, argument: str) -> None:
+        super().__init__()
+        self.model = model
+        self._argument = argument
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        if x.dtype == torch.uint8:
+            x = _normalised(x, next(self.model.parameters()).dtype)
+        logits: Tensor = self.model(**{self._argument: x}).logits
+        return nn.functional.cross_entropy(logits.flatten(0, -2).float(), labels.flatten())
+
+
+def _normalised(pixels: Tensor, dtype: torch.dtype) -> Tensor:
+    """[B, S, S, 3] of 0 ... 255 as [B, 3, S, S] of about mean 0 and deviation 1."""
+    mean, std = (torch.tensor(values, device=pixels.device) for values in (_MEAN, _STD))
+    return ((pixels / 255 - mean) / std).permute(0, 3, 1, 2).contiguous().to(dtype)
+
+
+def _first_card(folder: Path) -> tuple[DatasetCard, Path]:
+    """Of a folder, or of a mixture's first source: all of them have the same tokenizer and classes."""
+    card = read_card(folder)
+    return _first_card(Path(card.parts[0].folder)) if card.parts else (card, folder)
+
+
+def _bert_config(workload: Workload, vocabulary: int) -> PretrainedConfig:
+    model = workload.model
+    if model.hf is not None:
+        return _loaded_config(model)
+    dropout = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), model.dropout)
+    return AutoConfig.for_model(
+        "bert",
+        vocab_size=vocabulary,
+        hidden_size=model.hidden,
+        num_hidden_layers=model.layers,
+        num_attention_heads=model.heads,
+        intermediate_size=model.feed_forward or 4 * (model.hidden or 0),
+        max_position_embeddings=workload.data.sequence_length,
+        tie_word_embeddings=model.tie_embeddings,
+        **dropout,
+    )
+
+
+def _check_room(config: PretrainedConfig, vocabulary: int, positions: int) -> None:
+    if config.vocab_size < vocabulary:
+        raise UsageError(
+            f"the tokens need {vocabulary} entries, one of them to hide others; the model has {config.vocab_size}",
+            hint="take the tokenizer that belongs to the model",
+        )
+    if config.max_position_embeddings < positions:
+        limit = config.max_position_embeddings
+        raise UsageError(f"data.sequence_length ({positions}) is longer than the {limit} positions of the model")
+
+
+def _loaded_config(model: Model, **changes: int) -> PretrainedConfig:
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    try:
+        return AutoConfig.from_pretrained(str(model.hf), **changes)
+    except (OSError, ValueError) as error:
+        raise EnvironmentProblem(f"cannot load `{model.hf}`: {error}") from None
+
+
+def _built(kind: type, config: PretrainedConfig, workload: Workload) -> nn.Module:
+    """With random weights from the seed, or with those of the checkpoint and a new head where it has another."""
+    torch.manual_seed(workload.seed)
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        if workload.model.weights == "pretrained":
+            options = {"config": config, "use_safetensors": True, "ignore_mismatched_sizes": True}
+            model: nn.Module = kind.from_pretrained(str(workload.model.hf), **options)  # type: ignore[attr-defined]
+        else:
+            model = kind.from_config(config)  # type: ignore[attr-defined]
+    except (OSError, ValueError) as error:
+        raise EnvironmentProblem(f"cannot load `{workload.model.hf}`: {error}") from None
+    return model.float().train()
+
+
+def _longest_list(model: nn.Module) -> list[nn.Module]:
+    return max((list(each) for each in model.modules() if isinstance(each, nn.ModuleList)), key=len, default=[])

@@ -1,0 +1,99 @@
+"""A user's Python file: found, executed, checked, and blamed by line."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from trainworks.errors import UsageError
+
+__all__ = ["UserModule", "load_user_module", "place_in_user_code"]
+
+_NAME = "trainworks_user_module"
+_REQUIRED = ("build_model", "build_dataset")
+_OPTIONAL = ("loss", "blocks", "build_optimizer")
+
+
+class UserModule:
+    """What a file defines.
+
+    Args:
+        module: executed, with `build_model` and `build_dataset`.
+    """
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module = module
+        self.build_model: Callable[[], nn.Module] = module.build_model
+        self.build_dataset: Callable[[], Any] = module.build_dataset
+        self.loss: Callable[[nn.Module, Any], Any] | None = getattr(module, "loss", None)
+        self.build_optimizer: Callable[[Sequence[nn.Parameter]], Optimizer] | None = getattr(
+            module, "build_optimizer", None
+        )
+
+    def blocks(self, model: nn.Module) -> list[nn.Module]:
+        """The layers that are gathered, recomputed and compiled one by one: as the file says, else the longest list of
+        modules that have parameters; none if there is no such list.
+        """
+        if (own := getattr(self._module, "blocks", None)) is not None:
+            return list(own(model))
+        lists = [list(each) for each in model.modules() if isinstance(each, nn.ModuleList | nn.Sequential)]
+        whole = [each for each in lists if all(any(True for _ in block.parameters()) for block in each)]
+        return max(whole, key=len, default=[])
+
+    def place_of(self, name: str) -> str:
+        """`file:line` of one of its functions."""
+        function = inspect.unwrap(getattr(self._module, name))
+        code = getattr(function, "__code__", None)
+        return f"{self._module.__file__}:{code.co_firstlineno if code else 1}"
+
+
+def load_user_module(path: Path) -> UserModule:
+    """Execute a file; its own folder is where it imports from.
+
+    Raises:
+        UsageError: there is no such file, it cannot be executed, or it lacks a function; with file and line.
+    """
+    spec = importlib.util.spec_from_file_location(_NAME, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise UsageError(f"`{path}` is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[_NAME] = module  # dataclasses look their module up
+    sys.path.insert(0, str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as error:
+        raise UsageError(f"SyntaxError: {error.msg}", place=f"{error.filename}:{error.lineno}") from error
+    except Exception as error:
+        raise _blamed(error, f"{path}:1") from error
+    for name in (*_REQUIRED, *_OPTIONAL):
+        if not callable(getattr(module, name, None)) and (name in _REQUIRED or hasattr(module, name)):
+            raise UsageError(
+                f"`{path.name}` has no function `{name}`",
+                place=f"{path}:1",
+                hint="it needs `build_model()` and `build_dataset()`; see docs/guides/your-own-model.md",
+            )
+    return UserModule(module)
+
+
+def place_in_user_code(error: BaseException) -> str | None:
+    """`file:line` of the innermost call that a user's file made; None if it made none."""
+    place = None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if frame.f_globals.get("__name__") == _NAME:
+            place = f"{frame.f_code.co_filename}:{line}"
+    return place
+
+
+def _blamed(error: BaseException, place: str) -> UsageError:
+    found = place_in_user_code(error) or place
+    text = (str(error).strip() or "no message").splitlines()[0]
+    return UsageError(f"{type(error).__name__}: {text}", place=found)

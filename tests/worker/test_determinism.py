@@ -1,0 +1,78 @@
+"""Deterministic runs: the same bits twice, and a clear refusal of what cannot be."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from trainworks.record.exit_code import ExitCode
+from trainworks.worker.failure import explain
+
+FLAGS = """
+import torch, os
+from trainworks.worker.determinism import make_deterministic
+make_deterministic()
+sdp = torch.backends.cuda
+print(torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled(),
+      torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark, sdp.mem_efficient_sdp_enabled(),
+      os.environ["CUBLAS_WORKSPACE_CONFIG"])
+"""
+
+LAYOUTS = [
+    pytest.param({}, id="replicas"),
+    pytest.param({"layout": {"dp_shard": 2}}, id="shards"),
+    pytest.param({"workload__precision": "bf16"}, id="bf16"),
+]
+
+
+@pytest.mark.parametrize("changes", LAYOUTS)
+def test_two_runs_are_bit_identical(new_run, changes):
+    first, second = (new_run(**changes, workload__deterministic=True) for _ in range(2))
+    assert first.train() == second.train() == [0, 0]
+    assert first.curve() == second.curve()
+
+
+def test_the_option_does_not_change_what_a_cpu_computes(new_run):
+    plain, deterministic = new_run(), new_run(workload__deterministic=True)
+    assert plain.train() == deterministic.train() == [0, 0]
+    assert plain.curve() == deterministic.curve()
+
+
+def test_torch_is_told_before_the_device_is_used():
+    done = subprocess.run([sys.executable, "-c", FLAGS], capture_output=True, text=True, check=True, env=os.environ)
+    assert done.stdout.split() == ["True", "False", "True", "False", "False", ":4096:8"]
+
+
+def test_an_operation_without_a_deterministic_form_is_named():
+    failure = explain(
+        RuntimeError(
+            "cumsum_cuda_kernel does not have a deterministic implementation, but you set "
+            "'torch.use_deterministic_algorithms(True)'. You can turn off determinism just for this operation"
+        )
+    )
+    assert failure.exit_code == ExitCode.USER_ERROR
+    assert failure.message == "cumsum_cuda_kernel does not have a deterministic implementation"
+    assert "workload.deterministic: false" in failure.hint
+
+
+@pytest.mark.gpu
+def test_two_runs_are_bit_identical_on_a_gpu(tmp_path):
+    program = """
+import torch
+from trainworks.worker.determinism import make_deterministic
+make_deterministic()
+torch.manual_seed(0)
+tokens = torch.randint(0, 50, (64, 128), device="cuda")
+embedding = torch.nn.Embedding(50, 64, device="cuda")
+layer = torch.nn.TransformerEncoderLayer(64, 4, batch_first=True, dropout=0.0, device="cuda")
+layer(embedding(tokens)).square().mean().backward()
+print(embedding.weight.grad.double().sum().item().hex(), layer.linear1.weight.grad.double().sum().item().hex())
+"""
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("needs an NVIDIA GPU")
+    runs = [subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True) for _ in "ab"]
+    assert runs[0].stdout == runs[1].stdout
