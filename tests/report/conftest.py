@@ -123,9 +123,13 @@ class RunWriter:
         self.step = self.step if from_step is None else from_step
         return self.event("attempt", attempt=self.attempt_number, world_size=2, resumed_from_step=self.step)
 
-    def steps(self, num_steps: int, *, memory: int | None = 900_000_000, **terms: float) -> RunWriter:
+    def steps(
+        self, num_steps: int, *, memory: int | None = 900_000_000, skipped: str | None = None, **terms: float
+    ) -> RunWriter:
         """Train, one row per step."""
         rows = [self._row({**STEP_TERMS, **terms}) for _ in range(num_steps)]
+        for row in rows if skipped else []:
+            row["skipped"] = skipped
         if rows and memory:
             rows[-1]["memory_peak_bytes"] = memory
         append_metrics(self.run_dir.metrics_file, rows)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from trainworks.record.resolved import MemoryTerms, StepTimeTerms
 from trainworks.report.html import render_page, write_page
 
 RunStart = Callable[..., Any]
@@ -111,3 +112,9 @@ def test_the_page_follows_the_colour_scheme_of_its_reader(finished_run: Any) -> 
     page = render_page(finished_run.report())
     assert "prefers-color-scheme: dark" in page
     assert "color-scheme: light dark" in page
+
+
+def test_every_term_of_a_plan_has_a_colour(finished_run: Any) -> None:
+    terms = {name.removesuffix("_bytes") for name in MemoryTerms.model_fields}
+    terms |= {name.removesuffix("_s") for name in StepTimeTerms.model_fields}
+    assert terms <= set(re.findall(r"\.fill-([a-z_]+) \{", render_page(finished_run.report())))

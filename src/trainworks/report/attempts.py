@@ -82,12 +82,13 @@ def _numbers(launch: Launch) -> list[int]:
 def _attempt(launch: Launch, number: int, index: int, start_at: float) -> Attempt:
     started = _first(launch.events, "attempt", number)
     steps = [step for step in launch.steps if step.row["attempt"] == number]
+    told = [event for event in launch.events if event.get("kind") == "attempt" and event.get("attempt") == number]
     return Attempt(
         number=number,
         launch=index,
         after_s=float(started["t"]) - start_at if started else None,
         world_size=started.get("world_size"),
-        resumed_from_step=int(started.get("resumed_from_step") or 0),
+        resumed_from_step=max((int(event.get("resumed_from_step") or 0) for event in told), default=0),
         first_step=steps[0].row["step"] if steps else None,
         last_step=steps[-1].row["step"] if steps else None,
         lost_steps=sum(step.lost for step in steps),

@@ -62,8 +62,15 @@ class Comparison(ReportPart):
     """One sentence per difference worth a sentence, the biggest first; one of agreement if there is none."""
 
 
-def build_comparison(plan: Plan, history: History, ledger: Ledger) -> Comparison:
-    """Hold a plan against a history; everything measured is None before there are steps."""
+def build_comparison(plan: Plan, history: History, ledger: Ledger, *, unit: str = "tokens") -> Comparison:
+    """Hold a plan against a history; everything measured is None before there are steps.
+
+    Args:
+        plan: of the run.
+        history: its record.
+        ledger: where its time went.
+        unit: what its throughput counts.
+    """
     rows = history.effective
     skipped = warmup_steps(len(rows))
     steady = rows[skipped:]
@@ -71,7 +78,7 @@ def build_comparison(plan: Plan, history: History, ledger: Ledger) -> Comparison
     terms = _step_time_terms(plan, steady, step_time.measured)
     memory = _difference("memory peak", "bytes", plan.memory.total_bytes, _memory_peak(history))
     run_time = _difference("run time", "s", plan.run_time_s, _run_time(plan, history))
-    throughput = _difference("tokens/s", "per_s", plan.tokens_per_s, _median_of(steady, _tokens_per_s))
+    throughput = _difference(f"{unit}/s", "per_s", plan.tokens_per_s, _median_of(steady, _tokens_per_s))
     checkpoints = history.of_kind("checkpoint")
     return Comparison(
         num_steps=len(steady),

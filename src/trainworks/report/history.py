@@ -15,6 +15,9 @@ __all__ = ["END_STATES", "History", "Launch", "RecordedStep", "build_history"]
 END_STATES = frozenset({"SUCCEEDED", "FAILED", "STOPPED", "LOST"})
 """The final states of `job.state`, which nothing but a new launch leaves; read here from the record as text."""
 
+_GOES_ON_FROM = {"attempt": "resumed_from_step", "rollback": "to_step"}
+"""Events after which training goes on from an earlier step, and their field that names it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedStep:
@@ -125,14 +128,18 @@ def _with_attempts(events: Sequence[Event]) -> list[Event]:
 
 
 def _mark_lost(rows: Sequence[MetricsRow], events: Sequence[Event]) -> list[RecordedStep]:
-    """A step is lost when a later row, or a later attempt, went back to it or to before it."""
-    attempts = [(float(e["t"]), int(e.get("resumed_from_step") or 0)) for e in events if e.get("kind") == "attempt"]
-    attempts.sort(reverse=True)
+    """A step is lost when a later row, a later attempt or a rollback went back to it or to before it."""
+    returns = [
+        (float(event["t"]), int(event.get(_GOES_ON_FROM[event["kind"]]) or 0))
+        for event in events
+        if event.get("kind") in _GOES_ON_FROM
+    ]
+    returns.sort(reverse=True)
     went_back_to = float("inf")
     marked = []
     for row in reversed(rows):
-        while attempts and attempts[0][0] >= row["t"]:
-            went_back_to = min(went_back_to, attempts.pop(0)[1] + 1)
+        while returns and returns[0][0] >= row["t"]:
+            went_back_to = min(went_back_to, returns.pop(0)[1] + 1)
         marked.append(RecordedStep(row=row, lost=row["step"] >= went_back_to))
         went_back_to = min(went_back_to, row["step"])
     marked.reverse()

@@ -10,7 +10,9 @@ from trainworks.files import write_atomic
 from trainworks.report.attempts import Attempt, Failure
 from trainworks.report.comparison import Comparison, Difference
 from trainworks.report.ledger import Ledger
+from trainworks.report.out_of_memory import OutOfMemory, finding, remedy_lines
 from trainworks.report.plots import Mark, Segment, line_plot, stacked_bar
+from trainworks.report.profile import render_profiles
 from trainworks.report.style import html_page
 from trainworks.report.summary import Report
 from trainworks.report.wording import (
@@ -25,6 +27,7 @@ from trainworks.report.wording import (
     format_relative,
     headline,
     key_figures,
+    loss_scale_text,
     processes_text,
 )
 from trainworks.units import format_bytes, format_count, format_duration
@@ -48,6 +51,7 @@ def render_page(report: Report) -> str:
     """The whole page; every text that the run or its user wrote is escaped. Sections without content are left out."""
     sections = [
         _header(report),
+        _out_of_memory(report.out_of_memory) if report.out_of_memory else "",
         _loss(report),
         _comparison(report.comparison) if report.comparison else "",
         _memory(report.comparison) if report.comparison else "",
@@ -55,6 +59,8 @@ def render_page(report: Report) -> str:
         _ledger(report.ledger) if report.ledger else "",
         _attempts(report),
         _checkpoints(report),
+        _faults(report),
+        render_profiles(report.profiles),
         _sample(report),
         _environment(report),
         _footer(report),
@@ -83,24 +89,45 @@ def _header(report: Report) -> str:
     return f'<header>{"".join(lines)}<dl class="figures">{figures}</dl></header>'
 
 
+def _out_of_memory(failure: OutOfMemory) -> str:
+    rows = "".join(
+        f"<tr><td>{escape(term.name)}</td><td>{format_amount(term.planned_bytes, 'bytes')}</td>"
+        f"<td>{format_amount(term.measured_bytes, 'bytes')}</td></tr>"
+        for term in failure.terms
+    )
+    remedies = escape("\n".join(remedy_lines(failure)))
+    cheapest = f'<p class="soft">The cheapest remedies, as predicted:</p><pre>{remedies}</pre>' if remedies else ""
+    return (
+        f'<section><h2>Out of memory</h2><p class="soft">{escape(finding(failure))}.</p><div class="scroll"><table>'
+        f"<thead><tr><th></th><th>planned</th><th>measured</th></tr></thead><tbody>{rows}</tbody></table></div>"
+        f"{cheapest}</section>"
+    )
+
+
 def _loss(report: Report) -> str:
     if not report.curves or not report.training:
         return ""
     plot = line_plot(report.curves.loss, title="Loss", marks=_marks(report))
     lowest = report.training.loss_lowest
     text = f"Lowest {lowest.loss:.3f} at step {lowest.step:,}." if lowest else "No finite loss was recorded."
-    return _plot_section("Loss", f"Nats per token, over optimizer steps. {text}", plot, _key(report))
+    unit = {"tokens": "Nats per token", "images": "Nats per image"}.get(report.training.unit, "As the task has it")
+    return _plot_section("Loss", f"{unit}, over optimizer steps. {text}", plot, _key(report))
 
 
 def _throughput(report: Report) -> str:
-    if not report.curves or not report.comparison:
+    if not report.curves or not report.comparison or not report.training:
         return ""
+    unit = report.training.unit.capitalize()
     planned = report.comparison.tokens_per_s.planned
     reference = (f"planned {format_count(planned)}", planned) if planned else None
     plot = line_plot(
-        report.curves.tokens_per_s, title="Tokens per second", marks=_marks(report), reference=reference, from_zero=True
+        report.curves.tokens_per_s,
+        title=f"{unit} per second",
+        marks=_marks(report),
+        reference=reference,
+        from_zero=True,
     )
-    return _plot_section("Throughput", "Tokens per second of the whole job, over optimizer steps.", plot, _key(report))
+    return _plot_section("Throughput", f"{unit} per second of the whole job, over optimizer steps.", plot, _key(report))
 
 
 def _plot_section(title: str, text: str, plot: str, key: str) -> str:
@@ -115,6 +142,9 @@ def _marks(report: Report) -> list[Mark]:
         Mark(attempt.resumed_from_step, "restart", f"attempt {attempt.number}: {attempt_text(attempt, has_steps=True)}")
         for attempt in report.attempts[1:]
     ]
+    restarts += [
+        Mark(fault.rolled_back_to, "restart", fault.text) for fault in report.faults if fault.rolled_back_to is not None
+    ]
     saved = [Mark(step, "checkpoint", f"checkpoint after step {step}") for step in report.checkpoints.steps]
     return [*saved, *restarts]
 
@@ -122,7 +152,8 @@ def _marks(report: Report) -> list[Mark]:
 def _key(report: Report) -> str:
     entries = [("", "effective steps", True)]
     entries.append(("lost-key", "lost work", bool(report.training and report.training.lost_steps)))
-    entries.append(("restart-key", "restart", len(report.attempts) > 1))
+    rolled_back = any(fault.rolled_back_to is not None for fault in report.faults)
+    entries.append(("restart-key", "restart", len(report.attempts) > 1 or rolled_back))
     entries.append(("checkpoint-key", "checkpoint", bool(report.checkpoints.steps)))
     return "".join(f'<span><i class="key {css}"></i>{name}</span>' for css, name, present in entries if present)
 
@@ -247,6 +278,15 @@ def _checkpoints(report: Report) -> str:
         ("time to write", format_amount(saved.write_s, "s")),
     ]
     return f"<section><h2>Checkpoints</h2>{_facts(rows)}</section>"
+
+
+def _faults(report: Report) -> str:
+    scaled = report.training.loss_scale_steps if report.training else 0
+    if not report.faults and not scaled:
+        return ""
+    lines = "".join(f"<li>{escape(fault.text)}</li>" for fault in report.faults)
+    note = f'<p class="soft">{escape(loss_scale_text(scaled))}.</p>' if scaled else ""
+    return f"<section><h2>Skipped steps</h2>{f'<ul>{lines}</ul>' if lines else ''}{note}</section>"
 
 
 def _sample(report: Report) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from trainworks.record.faults import is_fault
 from trainworks.record.metrics import MetricsRow
 from trainworks.report.history import History, Launch, RecordedStep
 from trainworks.report.part import ReportPart
@@ -34,9 +35,9 @@ class Ledger(ReportPart):
     start_s: float
     """From each launch to its first step."""
     restart_s: float
-    """From the last recorded step before a failure to the first one after it, or until the run was given up."""
+    """From the last recorded step before a failure or rollback to the first one after it, or to the end of the run."""
     lost_s: float
-    """Steps whose work was thrown away by a restart from before them, in full."""
+    """Steps whose work was thrown away, in full: skipped, or undone by a restart or rollback from before them."""
     idle_s: float
     """From a stop to the next launch; no accelerator is held."""
     other_s: float
@@ -103,7 +104,7 @@ def _spend_gap(
     before: RecordedStep | None,
     after: RecordedStep | None,
 ) -> None:
-    failures = [float(event["t"]) for event in launch.events if event.get("kind") == "failure"]
+    failures = [float(event["t"]) for event in launch.events if event.get("kind") in ("failure", "rollback")]
     failed_at = next((t for t in failures if begin <= t <= end), None)
     new_attempt = before and after and before.row["attempt"] != after.row["attempt"]
     if before is None:
@@ -116,7 +117,7 @@ def _spend_gap(
 
 
 def _spend_step(spent: dict[str, float], step: RecordedStep, seconds: float) -> None:
-    if step.lost:
+    if step.lost or is_fault(step.row):
         spent["lost"] += seconds
         return
     terms = {term: max(0.0, float(_term(step.row, term))) for term in STEP_TERMS}

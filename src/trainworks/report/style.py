@@ -39,6 +39,7 @@ _FILLS = {
     "gradients": ("#56b4e9", _DARK_ON_LIGHT),
     "activations": ("#e69f00", _DARK_ON_LIGHT),
     "logits": ("#cc79a7", _DARK_ON_LIGHT),
+    "allocator": ("#d5d9dd", _DARK_ON_LIGHT),
     "working": ("#8fd3bd", _DARK_ON_LIGHT),
     "peak": ("#5d666e", "#ffffff"),
 }

@@ -8,6 +8,7 @@ from statistics import median
 
 from trainworks.record.environment import HostFacts
 from trainworks.record.events import Event, read_events
+from trainworks.record.faults import describe_fault
 from trainworks.record.metrics import MetricsRow, read_metrics
 from trainworks.record.resolved import Plan, Processes, ResolvedRun
 from trainworks.record.run_dir import RunDir
@@ -17,15 +18,17 @@ from trainworks.report.comparison import Comparison, build_comparison
 from trainworks.report.curves import Curves, build_curves
 from trainworks.report.history import History, build_history
 from trainworks.report.ledger import Ledger, build_ledger
+from trainworks.report.out_of_memory import OutOfMemory, build_out_of_memory
 from trainworks.report.part import ReportPart, printable
+from trainworks.report.profile import ProfiledRank, build_profiles
 from trainworks.spec.run_file import Workload
 from trainworks.units import format_count
 
-__all__ = ["Checkpoints", "LossPoint", "Report", "Sample", "Training", "build_report"]
+__all__ = ["Checkpoints", "Compiled", "Fault", "LossPoint", "Report", "Sample", "Training", "build_report"]
 
 
 class LossPoint(ReportPart):
-    """The loss of one step, nats per token."""
+    """The loss of one step; of tokens and images in nats."""
 
     step: int
     loss: float
@@ -38,6 +41,8 @@ class Training(ReportPart):
     num_parameters: int
     layout: str
     precision: str
+    unit: str
+    """What throughput counts: tokens, images or samples."""
     data: str
     """Source and sequence length."""
     data_tokens: int | None
@@ -51,11 +56,25 @@ class Training(ReportPart):
     tokens: int
     """Trained on by the effective steps."""
     lost_steps: int
-    """Steps that were done and then thrown away by a restart."""
+    """Steps that were done and then thrown away by a restart or a rollback."""
+    compiled: Compiled | None
+    """None where blocks are not compiled."""
+    loss_scale_steps: int
+    """Steps that fp16's loss scaling left out, because its scale was too high; no faults."""
     loss_first: LossPoint | None
     loss_last: LossPoint | None
     loss_lowest: LossPoint | None
     """None when no loss is finite."""
+
+
+class Compiled(ReportPart):
+    """What compiling cost and gained, measured before the first step of the last attempt."""
+
+    compile_s: float
+    compiled_s: float
+    """Of one forward and backward."""
+    eager_s: float
+    """The same without compiling."""
 
 
 class Checkpoints(ReportPart):
@@ -71,6 +90,22 @@ class Checkpoints(ReportPart):
     """Median time until the manifest was written; the run goes on meanwhile."""
 
 
+class Fault(ReportPart):
+    """A step that could not be right and was left out."""
+
+    step: int
+    attempt: int
+    reason: str
+    """`nonfinite` or `spike`."""
+    loss: float
+    """Mean over the ranks."""
+    grad_norm: float
+    rolled_back_to: int | None
+    """Step of the checkpoint that the run went back to; None if the step alone was skipped."""
+    text: str
+    """The same in words."""
+
+
 class Sample(ReportPart):
     """Text that the trained model wrote."""
 
@@ -80,7 +115,7 @@ class Sample(ReportPart):
 
 
 class Report(ReportPart):
-    """One run. A job that runs a command has no training, comparison, ledger or curves."""
+    """One run. A command has no training or comparison, and ledger and curves only if its loop records steps."""
 
     format_version: int = 1
     run_id: str
@@ -105,7 +140,11 @@ class Report(ReportPart):
     training: Training | None
     attempts: tuple[Attempt, ...]
     failures: tuple[Failure, ...]
+    out_of_memory: OutOfMemory | None
+    """Explained, if that is what ended the run."""
     checkpoints: Checkpoints
+    faults: tuple[Fault, ...]
+    profiles: tuple[ProfiledRank, ...]
     comparison: Comparison | None
     ledger: Ledger | None
     sample: Sample | None
@@ -128,7 +167,8 @@ def build_report(run_dir: RunDir, now: float, *, state: str | None = None) -> Re
     status = status.model_copy(update={"state": state}) if state else status
     events, rows = read_events(run_dir.events_file), read_metrics(run_dir.metrics_file)
     history = build_history(events, rows, created_at=resolved.created_at, status=status, now=now)
-    ledger = build_ledger(history) if resolved.plan else None
+    has_steps = resolved.plan is not None or bool(history.effective)  # a command's loop may record them
+    ledger = build_ledger(history) if has_steps else None
     standing = _standing(status, history.of_kind("state"))
     return Report(
         run_id=printable(resolved.run_id),
@@ -147,11 +187,14 @@ def build_report(run_dir: RunDir, now: float, *, state: str | None = None) -> Re
         training=_training(resolved, history),
         attempts=build_attempts(history),
         failures=build_failures(history),
+        out_of_memory=build_out_of_memory(resolved, events) if standing.state == "FAILED" else None,
         checkpoints=_checkpoints(history),
-        comparison=build_comparison(resolved.plan, history, ledger) if resolved.plan and ledger else None,
+        faults=_faults(history),
+        profiles=build_profiles(run_dir, history),
+        comparison=_comparison(resolved, history, ledger),
         ledger=ledger,
         sample=_sample(history),
-        curves=build_curves(history) if resolved.plan else None,
+        curves=build_curves(history) if has_steps else None,
     )
 
 
@@ -189,25 +232,45 @@ def _training(resolved: ResolvedRun, history: History) -> Training | None:
         num_parameters=plan.model.num_parameters,
         layout=plan.layout.describe(),
         precision=workload.precision,
-        data=printable(f"{workload.data.source}, {workload.data.sequence_length} tokens per sequence"),
+        unit=workload.unit,
+        data=_describe_data(workload),
         data_tokens=ready.get("num_tokens"),
         data_seconds=ready.get("seconds"),
         data_cached=bool(ready.get("cached", False)),
         num_steps=plan.num_steps,
         steps_done=rows[-1]["step"] if rows else 0,
-        tokens=sum(row["tokens"] for row in rows),
+        tokens=sum(row["tokens"] for row in rows if not row.get("skipped")),
         lost_steps=len(history.lost),
+        compiled=_compiled(history),
+        loss_scale_steps=sum(row.get("skipped") == "loss_scale" for row in rows),
         loss_first=_loss_point(rows[:1]),
         loss_last=_loss_point(rows[-1:]),
         loss_lowest=_loss_point(_lowest(rows)),
     )
 
 
+def _compiled(history: History) -> Compiled | None:
+    events = history.of_kind("compiled")
+    if not events:
+        return None
+    return Compiled(**{name: float(events[-1][name]) for name in ("compile_s", "compiled_s", "eager_s")})
+
+
 def _describe_model(plan: Plan, workload: Workload) -> str:
     shape = plan.model
-    family = workload.model.hf or workload.model.architecture
+    family = workload.model.title
+    if not shape.is_described:
+        return printable(f"{family}, {format_count(shape.num_parameters)} parameters")
     sizes = f"{shape.layers} layers, hidden {shape.hidden}, {format_count(shape.num_parameters)} parameters"
     return printable(f"{family}, {sizes}")
+
+
+def _describe_data(workload: Workload) -> str:
+    data = workload.data
+    if workload.task == "module":
+        return "as its file reads it"
+    size = f"{data.image_size} pixels" if data.image_size else f"{data.sequence_length} tokens per sequence"
+    return printable(f"{data.title}, {size}")
 
 
 def _lowest(rows: Sequence[MetricsRow]) -> list[MetricsRow]:
@@ -217,6 +280,13 @@ def _lowest(rows: Sequence[MetricsRow]) -> list[MetricsRow]:
 
 def _loss_point(rows: Sequence[MetricsRow]) -> LossPoint | None:
     return LossPoint(step=rows[0]["step"], loss=rows[0]["loss"]) if rows else None
+
+
+def _comparison(resolved: ResolvedRun, history: History, ledger: Ledger | None) -> Comparison | None:
+    workload = resolved.run_file.workload
+    if resolved.plan is None or ledger is None:
+        return None
+    return build_comparison(resolved.plan, history, ledger, unit=workload.unit if workload else "tokens")
 
 
 def _checkpoints(history: History) -> Checkpoints:
@@ -229,6 +299,26 @@ def _checkpoints(history: History) -> Checkpoints:
         size_bytes=sizes[-1] if sizes else None,
         stall_s=math.fsum(float(event.get("stall_s") or 0.0) for event in written),
         write_s=median(write_times) if write_times else None,
+    )
+
+
+def _faults(history: History) -> tuple[Fault, ...]:
+    """Every `skipped` event, in the words of the rollback that answered it if there was one."""
+    rollbacks = {(event.get("attempt"), event.get("step")): event for event in history.of_kind("rollback")}
+    return tuple(
+        _fault(event, rollbacks.get((event.get("attempt"), event.get("step")))) for event in history.of_kind("skipped")
+    )
+
+
+def _fault(skipped: Event, rollback: Event | None) -> Fault:
+    return Fault(
+        step=int(skipped["step"]),
+        attempt=int(skipped["attempt"]),
+        reason=printable(skipped["reason"]),
+        loss=float(skipped["loss"]),
+        grad_norm=float(skipped["grad_norm"]),
+        rolled_back_to=None if rollback is None else int(rollback["to_step"]),
+        text=printable(describe_fault(rollback or skipped)),
     )
 
 

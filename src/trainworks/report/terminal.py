@@ -11,6 +11,7 @@ from rich.text import Text
 from trainworks.report.attempts import Attempt, Failure
 from trainworks.report.comparison import Comparison
 from trainworks.report.ledger import Ledger
+from trainworks.report.out_of_memory import OutOfMemory, finding, remedy_lines
 from trainworks.report.summary import Report
 from trainworks.report.wording import (
     CATEGORY_MEANINGS,
@@ -24,6 +25,7 @@ from trainworks.report.wording import (
     format_relative,
     headline,
     key_figures,
+    loss_scale_text,
     processes_text,
 )
 from trainworks.units import format_bytes, format_count, format_duration
@@ -33,6 +35,7 @@ __all__ = ["print_report", "render_report"]
 BAR_WIDTH = 24
 MAX_WIDTH = 80
 MAX_SAMPLE_LINES = 20
+MAX_FAULTS = 10
 GOOD, BAD = 0.05, 0.25
 STATE_STYLES = {"FAILED": "bold red", "LOST": "bold red", "STOPPED": "bold yellow"}
 
@@ -50,6 +53,8 @@ def render_report(report: Report, *, ascii_only: bool = False) -> RenderableType
         ascii_only: draw bars with `#`, for a terminal without block characters.
     """
     sections = [_header(report), _figures(report)]
+    if report.out_of_memory:
+        sections.append(_section("Out of memory", _out_of_memory(report.out_of_memory)))
     if report.comparison:
         sections.append(_section("Planned and measured", _comparison(report.comparison)))
     if report.ledger:
@@ -57,6 +62,10 @@ def render_report(report: Report, *, ascii_only: bool = False) -> RenderableType
     sections.append(_section("Attempts", _attempts(report)))
     if report.checkpoints.steps or report.checkpoints.failed_steps:
         sections.append(_section("Checkpoints", _checkpoints(report)))
+    if report.faults or (report.training and report.training.loss_scale_steps):
+        sections.append(_section("Skipped steps", _faults(report)))
+    if report.profiles:
+        sections.append(_section("Profile", _profiles(report)))
     if report.sample:
         sections.append(_section(f"Sample after step {report.sample.step}", _sample(report)))
     sections.append(_section("Environment", _environment(report)))
@@ -108,6 +117,20 @@ def _difference_style(relative: float | None) -> str:
     if relative is None or abs(relative) < GOOD:
         return ""
     return "red" if abs(relative) >= BAD else "yellow"
+
+
+def _out_of_memory(failure: OutOfMemory) -> RenderableType:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("")
+    for heading in ("planned", "measured"):
+        table.add_column(heading, justify="right")
+    for term in failure.terms:
+        table.add_row(
+            term.name, format_amount(term.planned_bytes, "bytes"), format_amount(term.measured_bytes, "bytes")
+        )
+    remedies = [Padding(Text(line), (0, 0, 0, 2)) for line in remedy_lines(failure)]
+    intro = [Text("The cheapest remedies, as predicted:")] if remedies else []
+    return Group(Text(finding(failure) + "."), table, *intro, *remedies)
 
 
 def _ledger(ledger: Ledger, block: str) -> RenderableType:
@@ -166,6 +189,27 @@ def _checkpoints(report: Report) -> RenderableType:
     if saved.failed_steps:
         steps = ", ".join(str(step) for step in saved.failed_steps)
         lines.append(Text(f"failed after step {steps}", style="red"))
+    return Group(*lines)
+
+
+def _faults(report: Report) -> RenderableType:
+    """The last ones; the page has them all."""
+    lines = [Text(fault.text, style="yellow") for fault in report.faults[-MAX_FAULTS:]]
+    if (earlier := len(report.faults) - MAX_FAULTS) > 0:
+        lines.insert(0, Text(f"({earlier} earlier ones)", style="dim"))
+    if report.training and report.training.loss_scale_steps:
+        lines.append(Text(loss_scale_text(report.training.loss_scale_steps), style="dim"))
+    return Group(*lines)
+
+
+def _profiles(report: Report) -> RenderableType:
+    """Shares of each rank, and where its trace is."""
+    lines = []
+    for profiled in report.profiles:
+        summary = profiled.summary
+        shares = ", ".join(f"{name} {format_percent(share)}" for name, share in summary.shares().items())
+        lines.append(Text(f"steps {summary.first_step} to {summary.last_step}, rank {summary.rank}: {shares}"))
+        lines.append(Text(f"   {profiled.trace}", style="dim"))
     return Group(*lines)
 
 
