@@ -27,6 +27,8 @@ class Program:
     def __init__(self, folder: Path, cache: Path) -> None:
         self.folder = folder
         self.mark = uuid.uuid4().hex
+        self.join: Path | None = None
+        """The `cgroup.procs` of a cgroup to start in."""
         self._started: list[subprocess.Popen[str]] = []
         own = {"TRAINWORKS_CACHE": str(cache), "TRAINWORKS_TEST": self.mark, "COLUMNS": "200"}
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -34,8 +36,11 @@ class Program:
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Start a command and leave it running, in a process group of its own, as a shell would."""
+        command = [sys.executable, "-P", "-m", "trainworks", *arguments]
+        if self.join is not None:
+            command = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self.join), *command]
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "trainworks", *arguments],
+            command,
             cwd=self.folder,
             env=self._env,
             stdin=subprocess.DEVNULL,
@@ -46,6 +51,11 @@ class Program:
         )
         self._started.append(process)
         return process
+
+    def hurt(self, fault: str) -> None:
+        """Let `inject/sitecustomize.py` hurt the runs that are started from now on."""
+        path = [str(Path(__file__).parent / "inject"), *filter(None, [self._env.get("PYTHONPATH")])]
+        self._env |= {"TRAINWORKS_TEST_FAULT": fault, "PYTHONPATH": os.pathsep.join(path)}
 
     def kill_all(self) -> None:
         """Clean up after a test."""

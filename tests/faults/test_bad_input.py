@@ -35,10 +35,10 @@ def test_a_layout_that_does_not_multiply_to_the_world_size(program, write_run_fi
     assert_one_clear_error(stderr)
 
 
-def test_a_layout_that_this_version_cannot_train(program, write_run_file):
-    code, _, stderr = program.run("run", write_run_file(program.folder, layout={"tp": 2}))
+def test_a_layout_that_cannot_cut_the_model(program, write_run_file):
+    code, _, stderr = program.run("run", write_run_file(program.folder, layout={"dp_shard": 2, "ep": 2}))
     assert code == 2
-    assert "tp (2) cannot be trained by this version" in stderr
+    assert "ep (2) spreads experts, and this model has none" in stderr
     assert_one_clear_error(stderr)
 
 

@@ -15,6 +15,7 @@ from trainworks.cli.cluster_planning import ClusterPlan
 from trainworks.cli.cluster_scales import Scale
 from trainworks.cli.parts import GLUE, fact_table, note_lines, plain_table, print_parts, title
 from trainworks.plan.conv_step import ConvJob
+from trainworks.plan.network.nccl import nccl_settings
 from trainworks.plan.prediction import Prediction, describe_layout
 from trainworks.plan.pricing import AnyJob
 from trainworks.spec.layout import MESH_AXES
@@ -74,6 +75,8 @@ def _facts(plan: ClusterPlan) -> Table:
         "memory": _memory(best, job),
         "run": f"{steps} in {format_duration(plan.run_time_s)} (80 %: {low} to {high})",
     }
+    if settings := nccl_settings(job.cluster):
+        rows["NCCL"] = "; ".join(f"{each.name}={each.value}: {each.why}" for each in settings)
     return fact_table(rows | ({} if plan.goal is None else {"goal": plan.goal}))
 
 
@@ -203,6 +206,7 @@ def plan_as_json(plan: ClusterPlan) -> dict[str, Any]:
     result = plan.result
     return {
         "cluster": plan.job.cluster.model_dump(mode="json"),
+        "nccl": [asdict(setting) for setting in nccl_settings(plan.job.cluster)],
         "num_parameters": plan.job.shape.num_parameters,
         "steps": plan.steps,
         "run_time_s": plan.run_time_s,

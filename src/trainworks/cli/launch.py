@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +20,10 @@ from trainworks.job.request import job_request
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir, create_run_dir
 from trainworks.scheduler.local import LocalScheduler
-from trainworks.spec.load import Source, load_run_file
+from trainworks.spec.load import Source, load_run_file, name_from
 from trainworks.spec.run_file import RunFile, RunName
 
-__all__ = ["DryRun", "Name", "Nodes", "ProcessesPerNode", "Recalibrate", "Target", "Wanted", "launch", "wanted"]
+__all__ = ["DryRun", "Name", "Nodes", "ProcessesPerNode", "Recalibrate", "Target", "Wanted", "prepare", "wanted"]
 
 Target = Annotated[
     list[str], typer.Argument(metavar="RUN_FILE | -- COMMAND...", help="A run file, or a command after `--`.")
@@ -80,20 +79,17 @@ def _checked(name: str) -> str:
 def _name_of(command: list[str]) -> str:
     """`train` for `python train.py --lr 1`: the first argument that looks like a script, else the program."""
     script = next((part for part in command if part.endswith((".py", ".sh"))), command[0])
-    stem = Path(script).stem.lstrip("._-")
-    return re.sub("[^A-Za-z0-9]", "-", stem).strip("-")[:60] or "command"
+    return name_from(Path(script).stem)
 
 
 def _with_options(run_file: RunFile, nodes: int | None, nproc: int | None, name: str | None) -> RunFile:
-    changes = {"nodes": nodes, "processes_per_node": nproc}
-    cluster = run_file.cluster.model_copy(update={key: value for key, value in changes.items() if value is not None})
-    return run_file.model_copy(update={"cluster": cluster} | ({"name": _checked(name)} if name else {}))
+    return run_file.with_ranks(nodes, nproc).model_copy(update={"name": _checked(name)} if name else {})
 
 
-def launch(
-    asked: Wanted, *, runs: Path | None, attached: bool, dry_run: bool, recalibrate: bool, console: Console
-) -> RunDir | None:
-    """Resolve, show the plan, make the run directory and submit; None after a dry run."""
+def prepare(
+    asked: Wanted, *, runs: Path | None, dry_run: bool, recalibrate: bool, console: Console
+) -> tuple[RunDir, ResolvedRun] | None:
+    """Resolve, show the plan and make the run directory, ready to be submitted; None after a dry run."""
     folder = runs_folder(runs, asked.run_file.checkpoint.to)
     resolved = resolve(
         asked.run_file,
@@ -105,16 +101,14 @@ def launch(
     )
     if resolved.plan is not None:
         print_plan(resolved, console)
-    scheduler = LocalScheduler()
     if dry_run:
-        rendered = scheduler.render(job_request(resolved), RunDir(folder / f"{resolved.run_id}-N"))
+        rendered = LocalScheduler().render(job_request(resolved), RunDir(folder / f"{resolved.run_id}-N"))
         typer.echo(rendered.text, nl=False)
         return None
     run_dir = create_run_dir(folder, asked.run_file.name)
     resolved = resolved.model_copy(update={"run_id": run_dir.run_id})
     _write_inputs(run_dir, resolved, asked.source)
-    scheduler.submit(scheduler.render(job_request(resolved), run_dir), run_dir, attached=attached)
-    return run_dir
+    return run_dir, resolved
 
 
 def _write_inputs(run_dir: RunDir, resolved: ResolvedRun, source: Source | None) -> None:

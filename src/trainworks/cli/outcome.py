@@ -8,10 +8,11 @@ from rich.console import Console
 from trainworks.cli.options import runs_folder
 from trainworks.errors import RunFailedError
 from trainworks.job.state import JobState
-from trainworks.record.events import read_events
+from trainworks.record.events import Event, read_events
 from trainworks.record.failures import first_failure
 from trainworks.record.manifest import complete_checkpoints
 from trainworks.record.run_dir import RunDir
+from trainworks.report.out_of_memory import build_out_of_memory, finding, remedy_lines
 
 __all__ = ["raise_for_failure", "resume_command", "say_stopped"]
 
@@ -28,18 +29,31 @@ def raise_for_failure(run_dir: RunDir, state: JobState) -> None:
         return
     status = run_dir.read_status()
     message = "its supervisor is gone" if state is JobState.LOST else status.message
+    if status.cause == "oom" and (explained := build_out_of_memory(run_dir.read_resolved(), _events(run_dir))):
+        message = f"out of memory: {finding(explained)}"
+        hint = (
+            "\n      ".join(["the cheapest ways to need less, as predicted", *remedy_lines(explained)])
+            if explained.remedies
+            else None
+        )
+    else:
+        hint = status.hint
     error = RunFailedError(
-        f"run {run_dir.run_id} failed: {message}", place=_place(run_dir), hint=status.hint or _resume_hint(run_dir)
+        f"run {run_dir.run_id} failed: {message}", place=_place(run_dir), hint=hint or _resume_hint(run_dir)
     )
     error.exit_code = status.exit_code or 1
     raise error
 
 
 def _place(run_dir: RunDir) -> str:
-    failure = first_failure(read_events(run_dir.events_file))
+    failure = first_failure(_events(run_dir))
     if failure is None or failure.get("rank") is None:
         return str(run_dir.node_log(failure["node"]) if failure else run_dir.supervisor_log)
     return f"{run_dir.rank_log(failure['rank'])}  rank {failure['rank']} on node {failure['node']}"
+
+
+def _events(run_dir: RunDir) -> list[Event]:
+    return read_events(run_dir.events_file)
 
 
 def _resume_hint(run_dir: RunDir) -> str | None:

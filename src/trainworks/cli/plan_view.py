@@ -35,28 +35,38 @@ def _rows(resolved: ResolvedRun, plan: Plan) -> list[tuple[str, str]]:
     assert workload is not None
     time, memory = plan.step_time, plan.memory
     states = memory.weights_bytes + memory.gradients_bytes + memory.optimizer_bytes
-    name = workload.model.hf or workload.model.architecture
+    name = workload.model.title
+    unit = workload.unit
     where = f"{processes.world_size} rank(s) on {processes.nodes} node(s), {processes.device}"
     return [
         ("model", f"{name}, {format_count(plan.model.num_parameters)} parameters, {workload.precision}"),
         ("layout", f"{where}: {plan.layout.describe()}"),
-        ("training", f"{plan.num_steps:,} steps of {format_count(plan.tokens_per_step)} tokens"),
+        ("training", f"{plan.num_steps:,} steps of {format_count(plan.tokens_per_step)} {unit}"),
         (
             "step time",
             f"{format_duration(time.total_s)} = compute {format_duration(time.compute_s)}"
             f" + communication {format_duration(time.communication_s)}"
             f" + optimizer {format_duration(time.optimizer_s)} + data {format_duration(time.data_s)}",
         ),
-        ("throughput", f"{format_count(plan.tokens_per_s)} tokens/s"),
+        ("throughput", f"{format_count(plan.tokens_per_s)} {unit}/s"),
         (
             "memory",
             f"{format_bytes(memory.total_bytes)} per rank = program {format_bytes(memory.baseline_bytes)}"
             f" + states {format_bytes(states)} + activations {format_bytes(memory.activations_bytes)}"
-            f" + logits {format_bytes(memory.logits_bytes)} + checkpoint copy {format_bytes(memory.checkpoint_bytes)}",
+            f" + logits {format_bytes(memory.logits_bytes)} + allocator {format_bytes(memory.allocator_bytes)}"
+            f" + checkpoint copy {format_bytes(memory.checkpoint_bytes)}",
         ),
         ("checkpoints", f"{format_bytes(plan.checkpoint_bytes)} each, {_interval(plan)}"),
         ("run time", f"{format_duration(plan.run_time_s)} predicted"),
+        *_basis(plan),
     ]
+
+
+def _basis(plan: Plan) -> list[tuple[str, str]]:
+    """Said where no formula stands behind the figures."""
+    if plan.model.is_described:
+        return []
+    return [("basis", "step time and memory as measured in a few steps of the model itself")]
 
 
 def _interval(plan: Plan) -> str:

@@ -3,31 +3,40 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
 
 from trainworks import __version__
 from trainworks.bench.calibrate import calibrate
+from trainworks.bench.trial import TrialOutOfMemoryError, try_out
+from trainworks.cli.data_worker import ask
+from trainworks.cli.precision import check_precision
 from trainworks.errors import DiskFullError, EnvironmentProblem, LayoutError, MissingExtraError, UsageError
 from trainworks.files import free_bytes
 from trainworks.host import process
-from trainworks.host.corpus import anchored_source, source_files
+from trainworks.host.corpus import anchored_data, check_sources
 from trainworks.host.folders import cache_folder
 from trainworks.host.probe import probe_host
 from trainworks.job.environment import agent_environment
+from trainworks.plan.local.command import ResourceError, choose_command_processes
 from trainworks.plan.local.layout import choose_layout
+from trainworks.plan.local.measured import check_own_optimizer, make_measured_plan, measured_layouts
 from trainworks.plan.local.plan import choose_processes, make_plan, num_steps
 from trainworks.plan.local.step_time import calibration_request
 from trainworks.plan.model_shape import shape_of_hf_config, shape_of_model
 from trainworks.record.environment import HostFacts
 from trainworks.record.resolved import ModelShape, Processes, ResolvedRun
+from trainworks.record.trial import TrialRequest
 from trainworks.spec.load import Source
 from trainworks.spec.run_file import TRAINED_VOCABULARY, Data, RunFile, Workload
 from trainworks.units import format_bytes
 
 __all__ = ["model_shape", "resolve"]
 
+_USABLE_SHARE = 0.8
+"""Of a rank's memory; the rest is the system's and the allocator's."""
 _TYPICAL_BASELINE_BYTES = 400_000_000
 """Of a rank before calibration, for the choice of the layout alone."""
 
@@ -47,22 +56,27 @@ def resolve(
         TrainworksError: with the run file's line where it is to blame.
     """
     _check_it_can_run_here(run_file, source)
-    run_file = _anchored(run_file, source)
+    folder = _working_folder(run_file, source)
+    run_file = _anchored(run_file, source, folder)
     host = probe_host(runs)
-    accelerators = len(host.accelerators)
-    processes = choose_processes(run_file, num_cores=host.num_cores, num_accelerators=accelerators)
+    if run_file.workload is not None:
+        check_precision(run_file.workload.precision, host, source)
+    processes = (
+        choose_processes(run_file, num_cores=host.num_cores, num_accelerators=len(host.accelerators))
+        if run_file.workload
+        else _command_processes(run_file, source, host)
+    )
     resolved = ResolvedRun(
         run_id=run_id,
         created_at=time.time(),
         trainworks=__version__,
         run_file=run_file,
         command=tuple(command) if command else None,
-        working_folder=str(Path.cwd()),
+        working_folder=str(folder),
         processes=processes,
         host=host,
     )
     if run_file.workload is None:
-        _check_launcher(run_file, processes)
         return resolved
     try:
         return _with_plan(resolved, run_file.workload, host, processes, runs, calibrate_again)
@@ -86,13 +100,9 @@ def _check_it_can_run_here(run_file: RunFile, source: Source | None) -> None:
             text,
             "name a checkpoint folder or hub id in `hf`, or give dimensions",
         )
-    elif workload is not None and workload.precision not in ("fp32", "bf16", "fp16"):
-        text = f"precision {workload.precision} can be planned, not trained, by this version"
-        problem = ("workload", "precision"), text, "train in bf16"
-    elif workload is not None and workload.task != "causal-lm":
-        text = f"task {workload.task} can be planned, not trained, by this version"
-        problem = ("workload", "task"), text, "train a causal-lm, or a script of your own with `run:`"
-    elif workload is not None and not workload.data.source:
+    elif workload is not None and (wanted := _other_model(workload)) is not None:
+        problem = ("workload", "model"), *wanted
+    elif workload is not None and not workload.data.source and workload.task != "module":
         problem = (
             ("workload", "data"),
             "`source` is missing",
@@ -103,26 +113,55 @@ def _check_it_can_run_here(run_file: RunFile, source: Source | None) -> None:
         raise UsageError(message, place=source.place(field) if source else None, hint=hint)
 
 
-def _check_launcher(run_file: RunFile, processes: Processes) -> None:
-    if "torchrun" in (run_file.run or "") and processes.processes_per_node > 1:
-        raise UsageError(
-            f"torchrun would be started {processes.processes_per_node} times on each node",
-            hint="start it once per node (--nproc 1) and give torchrun --nproc-per-node, or start the script itself",
-        )
+def _other_model(workload: Workload) -> tuple[str, str] | None:
+    """Why the model that is given by dimensions is none for the task, and what to write."""
+    if workload.model.layers is None or workload.task == "causal-lm":
+        return None
+    if workload.task == "image-classification":
+        return "a model of images is not given by dimensions", "name a folder or hub id with its config.json in `hf`"
+    if workload.model.architecture != "bert":
+        return f"{workload.model.architecture} predicts the next token, not hidden ones", "set `architecture: bert`"
+    return None
 
 
-def _anchored(run_file: RunFile, source: Source | None) -> RunFile:
+def _command_processes(run_file: RunFile, source: Source | None, host: HostFacts) -> Processes:
+    missing = [name for name, value in run_file.envs.items() if value is None and name not in os.environ]
+    if missing:
+        place = source.place(("envs", missing[0])) if source else None
+        hint = f"export {missing[0]}=..., or write its value in `envs`"
+        raise UsageError(f"environment variable `{missing[0]}` has no value", place=place, hint=hint)
+    try:
+        return choose_command_processes(run_file, host)
+    except ResourceError as error:
+        place = source.place(("resources", error.field)) if source else None
+        raise UsageError(error.message, place=place, hint=error.hint) from None
+
+
+def _working_folder(run_file: RunFile, source: Source | None) -> Path:
+    """Where a command starts: `workdir`, from the folder that one is in."""
+    folder = Path.cwd() / Path(run_file.workdir or "").expanduser()
+    if not folder.is_dir():
+        place = source.place(("workdir",)) if source else None
+        raise UsageError(f"`workdir` ({run_file.workdir}) is no folder", place=place)
+    return folder
+
+
+def _anchored(run_file: RunFile, source: Source | None, working_folder: Path) -> RunFile:
     """The same run file with paths that mean the same from every folder; the text must exist now."""
     workload = run_file.workload
     if workload is None:
-        return run_file
+        return run_file.model_copy(update={"workdir": str(working_folder)} if run_file.workdir else {})
     try:
-        source_files(workload.data.source)
-    except UsageError as error:
-        place = source.place(("workload", "data", "source")) if source else None
-        raise UsageError(error.message, place=place, hint=error.hint) from None
+        check_sources(workload.data)
+    except (UsageError, MissingExtraError) as error:
+        error.place = source.place(("workload", "data", "source")) if source else None
+        raise
     tokenizer = _tokenizer(workload)
-    data = {"source": anchored_source(workload.data.source)}
+    if workload.model.module is not None:
+        module = _module_file(workload.model.module, source)
+        changed: dict[str, Any] = {"model": workload.model.model_copy(update={"module": str(module)})}
+        return run_file.model_copy(update={"workload": workload.model_copy(update=changed)})
+    data = {"source": anchored_data(workload.data).source}
     data |= {} if tokenizer == "bpe" else {"tokenizer": str(Path(tokenizer).expanduser().absolute())}
     folder = Path(workload.model.hf).expanduser() if workload.model.hf else None
     model = {"hf": str(folder.absolute())} if folder and folder.is_dir() else {}
@@ -131,6 +170,16 @@ def _anchored(run_file: RunFile, source: Source | None) -> RunFile:
         "model": workload.model.model_copy(update=model),
     }
     return run_file.model_copy(update={"workload": workload.model_copy(update=changed)})
+
+
+def _module_file(written: str, source: Source | None) -> Path:
+    """The Python file, as seen from the run file."""
+    folder = Path(source.name).parent if source else Path()
+    file = (folder / Path(written).expanduser()).absolute()
+    if not file.is_file():
+        place = source.place(("workload", "model", "module")) if source else None
+        raise UsageError(f"`{written}` is no file", place=place, hint=f"it is looked for as `{file}`")
+    return file
 
 
 def _tokenizer(workload: Workload) -> str:
@@ -151,8 +200,10 @@ def _with_plan(
 ) -> ResolvedRun:
     if "torch" not in host.packages or "transformers" not in host.packages:
         raise MissingExtraError("torch" if "torch" not in host.packages else "transformers", "train")
+    if workload.task != "causal-lm":
+        return _with_measured_plan(resolved, workload, host, runs, again)
     shape = model_shape(workload)
-    if shape.experts or not shape.causal or shape.latent is not None:
+    if not shape.causal or shape.latent is not None:
         raise UsageError(f"`{workload.model.hf}` can be planned for a described cluster, not trained, by this version")
     layout = choose_layout(
         workload,
@@ -161,6 +212,7 @@ def _with_plan(
         world_size=processes.world_size,
         memory_per_rank_bytes=_memory_per_rank(host, processes),
         baseline_bytes=_TYPICAL_BASELINE_BYTES,
+        device=processes.device,
     )
     request = calibration_request(
         shape,
@@ -178,6 +230,42 @@ def _with_plan(
     return resolved.model_copy(update={"plan": plan, "calibration": calibration})
 
 
+def _with_measured_plan(
+    resolved: ResolvedRun, workload: Workload, host: HostFacts, runs: Path, again: bool
+) -> ResolvedRun:
+    """A plan of what a few steps of the real model took; the first layout that has room is the one."""
+    processes = resolved.processes
+    usable = _USABLE_SHARE * _memory_per_rank(host, processes)
+    largest = 0
+    folder = _prepared_folder(workload)
+    for layout in measured_layouts(workload, resolved.run_file.layout, world_size=processes.world_size):
+        request = TrialRequest(workload=workload, layout=layout, processes=processes, data_folder=folder)
+        try:
+            trial = try_out(
+                request, host, cache_folder("trials"), environment=agent_environment(processes), again=again
+            )
+        except TrialOutOfMemoryError:
+            continue
+        plan = make_measured_plan(resolved.run_file, layout, processes, trial)
+        largest = plan.memory.total_bytes
+        if largest <= usable:
+            check_own_optimizer(workload, trial)
+            _check_disk(plan.checkpoint_bytes, runs)
+            return resolved.model_copy(update={"plan": plan})
+    raise EnvironmentProblem(
+        f"the model does not fit: {format_bytes(largest) if largest else 'more memory than there is'} per rank, "
+        f"{format_bytes(usable)} usable",
+        hint="set a smaller `layout.micro_batch`, shard the model over more ranks, or start fewer ranks per node",
+    )
+
+
+def _prepared_folder(workload: Workload) -> str | None:
+    """Of the data, prepared now if it has to be: a trial reads it. A module brings its own."""
+    if workload.task == "module":
+        return None
+    return str(ask("prepare", {"data": workload.data.model_dump(mode="json")})["folder"])
+
+
 def _memory_per_rank(host: HostFacts, processes: Processes) -> int:
     if processes.device == "cuda":
         return min(accelerator.memory_bytes for accelerator in host.accelerators)
@@ -192,6 +280,11 @@ def model_shape(workload: Workload) -> ModelShape:
         EnvironmentProblem: the config cannot be had.
     """
     length = workload.data.sequence_length
+    if workload.model.module is not None:
+        raise UsageError(
+            f"nobody knows the shape of a model that `{workload.model.module}` builds",
+            hint="plan it for this machine, where it is built and tried out",
+        )
     if workload.model.hf is None:
         return shape_of_model(workload.model, vocabulary=_vocabulary(workload.data), sequence_length=length)
     shape = shape_of_hf_config(_hf_config(workload.model.hf))
@@ -247,11 +340,7 @@ def _tokens_in_data(workload: Workload) -> int | None:
     """Size of the tokenized data, which only a run by epochs needs to know; prepared now if it has to be."""
     if workload.train_for.unit != "epochs":
         return None
-    command = process.python_module("trainworks.worker.prepare", workload.data.model_dump_json())
-    output = process.run(command, timeout_s=3600)
-    if output.exit_code != 0:
-        raise EnvironmentProblem((output.stderr.strip().splitlines() or ["data preparation failed"])[-1])
-    return int(json.loads(output.stdout.splitlines()[-1])["num_tokens"])
+    return int(ask("prepare", {"data": workload.data.model_dump(mode="json")})["num_tokens"])
 
 
 def _check_disk(checkpoint_bytes: int, runs: Path) -> None:

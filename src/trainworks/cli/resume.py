@@ -12,7 +12,7 @@ from trainworks.cli.options import OptionalRun, RunsOption, find
 from trainworks.cli.outcome import raise_for_failure, say_stopped
 from trainworks.cli.planning import resolve
 from trainworks.cli.report import print_report
-from trainworks.cli.watch import watch
+from trainworks.cli.watch import submit_and_watch
 from trainworks.errors import UsageError
 from trainworks.job.request import job_request
 from trainworks.job.state import JobState
@@ -20,6 +20,7 @@ from trainworks.observe.progress import current_state
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.scheduler.local import LocalScheduler
+from trainworks.spec.run_file import OnNonfinite, OnSpike
 
 __all__ = ["command"]
 
@@ -28,6 +29,10 @@ def command(
     run: OptionalRun = None,
     nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="Go on with another number of nodes.")] = None,
     nproc: Annotated[int | None, typer.Option("--nproc", min=1, help="Go on with other ranks per node.")] = None,
+    nonfinite: Annotated[
+        OnNonfinite | None, typer.Option("--nonfinite", help="Go on with this for steps that are not finite.")
+    ] = None,
+    spike: Annotated[OnSpike | None, typer.Option("--spike", help="Go on with this for spikes.")] = None,
     background: Annotated[bool, typer.Option("--background", "-b", help="Do not watch; survive this shell.")] = False,
     runs: RunsOption = None,
 ) -> None:
@@ -41,13 +46,15 @@ def command(
     resolved = run_dir.read_resolved()
     if nodes or nproc:
         resolved = _with_ranks(run_dir, resolved, nodes, nproc)
-    scheduler, launched_at = LocalScheduler(), time.time()
-    scheduler.submit(scheduler.render(job_request(resolved), run_dir), run_dir, attached=not background)
+    if nonfinite or spike:
+        resolved = _with_guard(run_dir, resolved, {"nonfinite": nonfinite, "spike": spike})
     if background:
+        scheduler = LocalScheduler()
+        scheduler.submit(scheduler.render(job_request(resolved), run_dir), run_dir, attached=False)
         typer.echo(run_dir.run_id)
         return
     talk = Console(stderr=True)
-    final = watch(run_dir, talk, num_steps=resolved.plan.num_steps if resolved.plan else None, since=launched_at)
+    final = submit_and_watch(run_dir, resolved, talk, since=time.time())
     if resolved.plan is not None:
         print_report(run_dir)
     raise_for_failure(run_dir, final)
@@ -55,11 +62,23 @@ def command(
         say_stopped(run_dir, talk)
 
 
+def _with_guard(run_dir: RunDir, before: ResolvedRun, asked: dict[str, str | None]) -> ResolvedRun:
+    """The same run with another answer to steps that cannot be right.
+
+    Raises:
+        UsageError: the run is a command, whose loss nobody sees.
+    """
+    if before.plan is None:
+        raise UsageError(f"run {before.run_id} runs a command; `guard` is for a workload")
+    guard = before.run_file.guard.model_copy(update={key: value for key, value in asked.items() if value})
+    resolved = before.model_copy(update={"run_file": before.run_file.model_copy(update={"guard": guard})})
+    run_dir.write_resolved(resolved)
+    return resolved
+
+
 def _with_ranks(run_dir: RunDir, before: ResolvedRun, nodes: int | None, nproc: int | None) -> ResolvedRun:
     """The same run planned for other ranks; its number of steps is the one that it started with."""
-    changes = {"nodes": nodes, "processes_per_node": nproc}
-    cluster = before.run_file.cluster.model_copy(update={key: value for key, value in changes.items() if value})
-    run_file = before.run_file.model_copy(update={"cluster": cluster, "layout": None})
+    run_file = before.run_file.with_ranks(nodes, nproc).model_copy(update={"layout": None})
     command = list(before.command) if before.command else None
     resolved = resolve(run_file, None, run_id=before.run_id, runs=run_dir.path.parent, command=command)
     if resolved.plan is not None and before.plan is not None:

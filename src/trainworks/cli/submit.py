@@ -5,8 +5,10 @@ from __future__ import annotations
 import typer
 from rich.console import Console
 
-from trainworks.cli.launch import DryRun, Name, Nodes, ProcessesPerNode, Recalibrate, Target, launch, wanted
+from trainworks.cli.launch import DryRun, Name, Nodes, ProcessesPerNode, Recalibrate, Target, prepare, wanted
 from trainworks.cli.options import RunsOption
+from trainworks.job.request import job_request
+from trainworks.scheduler.local import LocalScheduler
 
 __all__ = ["command"]
 
@@ -23,6 +25,10 @@ def command(
     """The run survives this shell. Prints the run id; `trainworks logs -f` follows it."""
     talk = Console(stderr=True)
     asked = wanted(target, nodes=nodes, nproc=nproc, name=name)
-    run_dir = launch(asked, runs=runs, attached=False, dry_run=dry_run, recalibrate=recalibrate, console=talk)
-    if run_dir is not None:
-        typer.echo(run_dir.run_id)
+    prepared = prepare(asked, runs=runs, dry_run=dry_run, recalibrate=recalibrate, console=talk)
+    if prepared is None:
+        return
+    run_dir, resolved = prepared
+    scheduler = LocalScheduler()
+    scheduler.submit(scheduler.render(job_request(resolved), run_dir), run_dir, attached=False)
+    typer.echo(run_dir.run_id)

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from trainworks.observe import progress as observed
 from trainworks.record.events import Event
+from trainworks.record.faults import describe_fault
 from trainworks.record.metrics import MetricsRow
 from trainworks.units import format_bytes, format_count, format_duration
 
@@ -32,8 +33,9 @@ _PARTS = (
 class LineView:
     """One line now and then, for log files."""
 
-    def __init__(self, console: Console, num_steps: int | None) -> None:
+    def __init__(self, console: Console, num_steps: int | None, unit: str = "tokens") -> None:
         self._console = console
+        self._unit = unit
         self._num_steps = num_steps
         self._shown_at = 0.0
         self._shown_step = 0
@@ -56,7 +58,7 @@ class LineView:
         if row is None or row["step"] == self._shown_step or not due:
             return
         self._shown_at, self._shown_step = now, row["step"]
-        figures = _figures(snapshot, row, self._num_steps, now)
+        figures = _figures(snapshot, row, self._num_steps, self._unit, now)
         text = " | ".join(f"{name} {value}" for name, value in figures.items())
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
@@ -64,8 +66,9 @@ class LineView:
 class LiveView:
     """A progress bar and a table that stay in place; events scroll by above them."""
 
-    def __init__(self, console: Console, run_id: str, num_steps: int | None) -> None:
+    def __init__(self, console: Console, run_id: str, num_steps: int | None, unit: str = "tokens") -> None:
         self._console = console
+        self._unit = unit
         self._num_steps = num_steps
         self._bar = Progress(
             TextColumn(f"[bold]{run_id}"),
@@ -103,7 +106,7 @@ class LiveView:
         if snapshot.latest is None:
             return self._bar
         table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-        for name, text in _figures(snapshot, snapshot.latest, self._num_steps, now).items():
+        for name, text in _figures(snapshot, snapshot.latest, self._num_steps, self._unit, now).items():
             table.add_row(Text(name, style="bold"), text)
         return Group(self._bar, table)
 
@@ -114,14 +117,16 @@ class _Done(ProgressColumn):
         return Text(f"{task.completed:,.0f}{total}")
 
 
-def _figures(snapshot: observed.Progress, row: MetricsRow, num_steps: int | None, now: float) -> dict[str, str]:
+def _figures(
+    snapshot: observed.Progress, row: MetricsRow, num_steps: int | None, unit: str, now: float
+) -> dict[str, str]:
     """What both views show, by name."""
     of = f"/{num_steps:,}" if num_steps else ""
     eta = snapshot.eta_s(num_steps) if num_steps else None
     figures = {
         "step": f"{row['step']:,}{of}",
         "loss": f"{row['loss']:.4f}",
-        "throughput": f"{format_count(snapshot.tokens_per_s or 0)} tokens/s",
+        "throughput": f"{format_count(snapshot.tokens_per_s or 0)} {unit}/s",
         "step time": f"{format_duration(snapshot.step_s or 0)} = {_parts(snapshot.recent)}",
         "memory": format_bytes(snapshot.memory_peak_bytes or 0),
         "checkpoint": _checkpoint_age(snapshot, now),
@@ -145,17 +150,28 @@ def _checkpoint_age(snapshot: observed.Progress, now: float) -> str:
 
 def _event_line(event: Event) -> str | None:
     """What a person wants to hear of, in one line; None for the rest."""
+    line = None
     match event["kind"]:
         case "data_ready" if not event["cached"]:
-            return f"tokenized {format_count(event['num_tokens'])} tokens in {format_duration(event['seconds'])}"
+            line = f"tokenized {format_count(event['num_tokens'])} tokens in {format_duration(event['seconds'])}"
         case "attempt" if event["resumed_from_step"]:
-            return f"attempt {event['attempt']}: resumed from step {event['resumed_from_step']:,}"
+            line = f"attempt {event['attempt']}: resumed from step {event['resumed_from_step']:,}"
         case "failure" if event.get("cause") != "peer_lost":
             rank = f"rank {event['rank']} on " if event.get("rank") is not None else ""
-            return f"{rank}node {event.get('node')}: {event.get('message')}"
+            line = f"{rank}node {event.get('node')}: {event.get('message')}"
+        case "skipped" | "rollback":
+            line = describe_fault(event)
+        case "profile" | "profile_refused":
+            line = _profile_line(event)
         case "checkpoint_damaged":
-            return f"checkpoint of step {event['step']:,} is damaged and passed over: {event['folder']}"
+            line = f"checkpoint of step {event['step']:,} is damaged and passed over: {event['folder']}"
         case "checkpoint_failed":
-            return f"checkpoint of step {event['step']:,} failed: {event['message']}"
-        case _:
-            return None
+            line = f"checkpoint of step {event['step']:,} failed: {event['message']}"
+    return line
+
+
+def _profile_line(event: Event) -> str:
+    steps = f"steps {event['first_step']:,} to {event['last_step']:,}"
+    if event["kind"] == "profile":
+        return f"profiled {steps}: {event['folder']}"
+    return f"{steps} were not profiled: {event['message']}"

@@ -1,41 +1,52 @@
-"""Watch a run to its end; Ctrl-C stops it."""
+"""Start a run and watch it to its end; Ctrl-C stops it."""
 
 from __future__ import annotations
 
 import signal
 import time
 from types import TracebackType
+from typing import Self
 
 from rich.console import Console
 
 from trainworks.cli.tail import RankLogs
 from trainworks.cli.views import LineView, LiveView
 from trainworks.host.clock import SystemClock
+from trainworks.job.request import job_request
 from trainworks.job.state import JobState
 from trainworks.observe.progress import RunFollower
+from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.scheduler.local import LocalScheduler
 
-__all__ = ["watch"]
+__all__ = ["submit_and_watch"]
 
 _LOOK_S = 0.1
 
 
-def watch(run_dir: RunDir, console: Console, *, num_steps: int | None, since: float) -> JobState:
-    """Show a run until it has a final state. Ctrl-C asks it to stop; a second one ends it at once.
+def submit_and_watch(run_dir: RunDir, resolved: ResolvedRun, console: Console, *, since: float) -> JobState:
+    """Start a run that ends with this process, and show it until it has a final state.
+
+    Ctrl-C asks it to stop; a second one ends it at once. One that comes while the run is being submitted is kept until
+    there is a supervisor to tell.
 
     Args:
         run_dir: of the run.
+        resolved: the run; the output of a command is shown as it comes.
         console: for progress and events.
-        num_steps: of a workload; None for a command, whose own output is shown instead.
         since: when it was launched; what an earlier launch left is not shown.
     """
+    num_steps = resolved.plan.num_steps if resolved.plan else None
     follower = RunFollower(run_dir)
     output = RankLogs(run_dir) if num_steps is None else None
     live = console.is_terminal and num_steps is not None
-    view = LiveView(console, run_dir.run_id, num_steps) if live else LineView(console, num_steps)
-    with _StopOnInterrupt(run_dir, console), view:
+    unit = resolved.run_file.workload.unit if resolved.run_file.workload else "tokens"
+    view = LiveView(console, run_dir.run_id, num_steps, unit) if live else LineView(console, num_steps, unit)
+    scheduler = LocalScheduler()
+    with _StopOnInterrupt(run_dir, console) as interrupts, view:
+        scheduler.submit(scheduler.render(job_request(resolved), run_dir), run_dir, attached=True)
         while True:
+            interrupts.pass_on()
             snapshot = follower.look(since=since)
             if output is not None:
                 output.print_new(everything=snapshot.state.is_final)
@@ -54,9 +65,11 @@ class _StopOnInterrupt:
         self._run_dir = run_dir
         self._console = console
         self._asked = 0
+        self._reasons: list[str] = []
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Self:
         self._before = {number: signal.signal(number, self._ask) for number in self._SIGNALS}
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -64,8 +77,13 @@ class _StopOnInterrupt:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    def pass_on(self) -> None:
+        """Tell the supervisor what it has not been told yet."""
+        while self._reasons and LocalScheduler().stop(self._run_dir, reason=self._reasons[0]):
+            del self._reasons[0]
+
     def _ask(self, number: int, frame: object) -> None:
+        self._reasons.append(signal.Signals(number).name)
         self._asked += 1
-        LocalScheduler().stop(self._run_dir, reason=signal.Signals(number).name)
         words = "stopping; once more to end at once" if self._asked == 1 else "ending at once"
         self._console.print(words, style="yellow")

@@ -1,0 +1,51 @@
+"""Ask the worker about data: it has the libraries, and this program starts without them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from typing import Any
+
+from trainworks.errors import EnvironmentProblem, TrainworksError, UsageError
+from trainworks.host import process
+
+__all__ = ["ask"]
+
+
+def ask(
+    action: str,
+    request: dict[str, Any],
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    *,
+    module: str = "data_command",
+) -> dict[str, Any]:
+    """The worker's answer to `prepare` or `verify`, or of another of its modules.
+
+    Args:
+        action: what to do.
+        request: with what, see `trainworks.worker.data_command`.
+        progress: called with bytes done and bytes in all.
+        module: of the worker, that talks as `data_command` does.
+
+    Raises:
+        TrainworksError: what the worker met.
+    """
+    command = process.python_module(f"trainworks.worker.{module}", action, json.dumps(request), str(os.getpid()))
+    answer: dict[str, Any] = {}
+    for line in process.lines(command):
+        answer = json.loads(line)
+        if "done" in answer:
+            progress(answer["done"], answer["total"])
+    if "error" in answer:
+        raise _error(answer)
+    if not answer or "done" in answer:
+        raise EnvironmentProblem(
+            "the worker ended without an answer", hint="pip install 'trainworks[train]'; what it said stands above"
+        )
+    return answer
+
+
+def _error(answer: dict[str, Any]) -> TrainworksError:
+    kinds: dict[int, type[TrainworksError]] = {2: UsageError, 3: EnvironmentProblem}
+    return kinds.get(answer["exit_code"], TrainworksError)(answer["error"], hint=answer["hint"])

@@ -1,0 +1,82 @@
+"""A loop of one's own with a session: recorded, stopped, killed and resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="a session is torch's: trainworks[train]")
+pytest.importorskip("sklearn", reason="the example reads digits of scikit-learn")
+
+from tests.faults.launcher import Program, finished, wait_until
+from trainworks.record.events import read_events
+from trainworks.record.metrics import read_metrics
+
+pytestmark = pytest.mark.slow
+LOOP = ("run", "--nproc", "2", "--", "python", "session_loop.py")
+
+
+@pytest.fixture
+def program(tmp_path):
+    """The program beside the example; whatever a failed test leaves is killed."""
+    program = Program(tmp_path, tmp_path / "cache")
+    shutil.copy(Path(__file__).parents[2] / "examples" / "session_loop.py", tmp_path)
+    yield program
+    program.kill_all()
+
+
+def started(program, step):
+    """The loop, once it has recorded a step; the process, and the curve so far."""
+    process = program.start(*LOOP)
+    wait_until(lambda: any(row["step"] >= step for row in read_metrics(program.run_dir.metrics_file)))
+    return process
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The curve of a loop that nobody hurt, and its report."""
+    program = Program(tmp_path_factory.mktemp("whole"), tmp_path_factory.mktemp("cache"))
+    shutil.copy(Path(__file__).parents[2] / "examples" / "session_loop.py", program.folder)
+    code, stdout, stderr = program.run(*LOOP)
+    assert code == 0, stderr
+    assert "of the digits are read right" in stdout + stderr
+    _, report, _ = program.run("report", "--json")
+    rows = read_metrics(program.run_dir.metrics_file)
+    assert all(row["checkpoint_s"] >= 0 and row["optimizer_s"] == 0 and row["compute_s"] > 0 for row in rows)
+    return program.curve(), json.loads(report)
+
+
+def test_a_loop_that_is_killed_goes_on_bit_identically(program, whole):
+    process = started(program, 120)
+    rank = next(event for event in read_events(program.run_dir.events_file) if event["kind"] == "attempt")
+    assert rank["world_size"] == 2
+    victim = next(each for each in program.processes() if each.cmdline()[1:] == ["session_loop.py"])
+    os.kill(victim.pid, signal.SIGKILL)
+    code, _, _ = finished(process)
+    assert code != 0
+    code, _, stderr = program.run("resume")
+    assert code == 0, stderr
+    assert program.curve() == whole[0]
+
+
+def test_a_loop_that_is_stopped_saves_its_last_step_and_goes_on(program, whole):
+    process = started(program, 60)
+    code, _, stderr = program.run("stop")
+    assert code == 0, stderr
+    finished(process)
+    kinds = [event["kind"] for event in read_events(program.run_dir.events_file)]
+    assert "stopped" in kinds
+    code, _, stderr = program.run("resume")
+    assert code == 0, stderr
+    assert program.curve() == whole[0]
+
+
+def test_the_report_of_a_loop_has_its_curve_and_its_checkpoints(whole):
+    _, report = whole
+    assert report["curves"]["loss"][-1]["points"][-1][0] == 400
+    assert report["checkpoints"]["steps"] == list(range(50, 401, 50))

@@ -1,0 +1,123 @@
+"""Hurts one rank of a real run from inside: Python imports this module by itself if its folder is in PYTHONPATH.
+
+TRAINWORKS_TEST_FAULT is `kind:rank:step`, or `limit:rank:MiB` of address space more than it has before the model.
+A hang happens in the first attempt only, so that recovery can be seen.
+"""
+
+import importlib.abc
+import importlib.machinery
+import os
+import resource
+import sys
+import time
+from pathlib import Path
+
+READER, TOKENS = "trainworks.worker.data.reader", "trainworks.worker.data.tokens"
+
+
+class _Loader(importlib.abc.Loader):
+    """Runs the module as it is, then puts the fault into it."""
+
+    def __init__(self, real):
+        self._real = real
+
+    def create_module(self, spec):
+        return self._real.create_module(spec)
+
+    def exec_module(self, module):
+        self._real.exec_module(module)
+        harm(module)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        limited = os.environ["TRAINWORKS_TEST_FAULT"].startswith("limit:")
+        if name != (TOKENS if limited else READER):
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        spec.loader = _Loader(spec.loader)
+        return spec
+
+
+def harm(module):
+    """Replace `next_batch` by one that does what the fault says, and then reads."""
+    if os.environ["TRAINWORKS_TEST_FAULT"].startswith("limit:"):
+        limit(module)
+        return
+    healthy = module.BatchReader.next_batch
+    calls = 0
+
+    def next_batch(reader):
+        nonlocal calls
+        calls += 1
+        kind, rank, step = os.environ["TRAINWORKS_TEST_FAULT"].split(":")
+        mine = rank in ("all", os.environ["RANK"])
+        if kind == "straggle" and mine:
+            time.sleep(0.2)
+        elif kind != "straggle" and calls == int(step) and is_first_attempt():
+            if kind == "deadlock":
+                deadlock()
+            elif mine:
+                globals()[kind]()
+        return healthy(reader)
+
+    module.BatchReader.next_batch = next_batch
+
+
+def limit(module):
+    """Let one rank have little memory, from when it opens its data."""
+    healthy = module.TokenDataset.__init__
+
+    def open_limited(dataset, *arguments, **options):
+        _, rank, mebibytes = os.environ["TRAINWORKS_TEST_FAULT"].split(":")
+        if os.environ["RANK"] == rank:
+            has = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+            most = has + int(mebibytes) * 2**20
+            resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        healthy(dataset, *arguments, **options)
+
+    module.TokenDataset.__init__ = open_limited
+
+
+def is_first_attempt():
+    """Whether nobody has been hurt yet."""
+    run_dir = next(Path("runs").iterdir())
+    return '"cause": "hang"' not in (run_dir / "events.jsonl").read_text()
+
+
+def read():
+    """A disk that does not answer."""
+    time.sleep(3600)
+
+
+def hoard():
+    """A leak of 2 GiB, page by page."""
+    globals()["hoarded"] = b"x" * 2**31
+
+
+def forward():
+    """The next attention sleeps."""
+    import torch
+
+    torch.nn.functional.scaled_dot_product_attention = lambda *_, **__: time.sleep(3600)
+
+
+def hold():
+    """C code that never gives the interpreter back."""
+    import ctypes
+
+    ctypes.PyDLL(None).sleep(3600)
+
+
+def deadlock():
+    """Rank 0 waits to be sent something, the others to sum something."""
+    import torch
+    import torch.distributed as dist
+
+    if dist.get_rank() == 0:
+        dist.recv(torch.zeros(3), 1)
+    dist.all_reduce(torch.zeros(7))
+
+
+if "TRAINWORKS_TEST_FAULT" in os.environ:
+    sys.meta_path.insert(0, _Finder())

@@ -1,0 +1,231 @@
+"""Commands in frameworks other than torch: the examples as they are, and how they end when somebody dies."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.faults.launcher import Program, finished, interrupt, wait_until
+
+pytestmark = pytest.mark.slow
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+needs_mpi = pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun: apt-get install openmpi-bin")
+needs_gromacs = pytest.mark.skipif(shutil.which("gmx") is None, reason="no gmx: apt-get install gromacs")
+
+
+@pytest.fixture
+def examples(program: Program) -> Program:
+    """The program in a folder with the examples, as in a clone."""
+    shutil.copytree(EXAMPLES, program.folder / "examples")
+    return program
+
+
+def output(program: Program, rank: int = 0) -> str:
+    """What a process has printed so far."""
+    log = program.run_dir.rank_log(rank)
+    return log.read_text(encoding="utf-8") if log.exists() else ""
+
+
+def pid_of(program: Program, command: str) -> int:
+    """The process whose command line begins like this."""
+    return next(process.pid for process in program.processes() if " ".join(process.cmdline()).startswith(command))
+
+
+def write_waiting(program: Program, framework: str, script: str) -> None:
+    """A run file of two ranks that run a script."""
+    (program.folder / "wait.py").write_text(script)
+    launcher = "mpirun " if framework == "mpi" else ""
+    (program.folder / "wait.yaml").write_text(
+        f"framework: {framework}\nrun: |\n  {launcher}python wait.py\n  echo over\ncluster: {{processes_per_node: 2}}\n"
+    )
+
+
+JAX_WAITS = "import jax, time; jax.distributed.initialize(); print('up', flush=True); time.sleep(300)"
+MPI_WAITS = (
+    "import os, time; from mpi4py import MPI; world = MPI.COMM_WORLD; world.Barrier()\n"
+    "print(f'up {world.rank} {os.getpid()} .', flush=True)\nwhile True: world.Barrier(); time.sleep(0.05)\n"
+)
+
+
+@pytest.fixture
+def jax_up(program: Program):
+    """Two JAX processes that have met and wait, and the command that watches them."""
+    pytest.importorskip("jax", reason="no JAX: pip install 'jax[cpu]'")
+    write_waiting(program, "jax", JAX_WAITS)
+    running = program.start("run", "wait.yaml")
+    wait_until(lambda: all("up" in output(program, rank) for rank in (0, 1)))
+    return running
+
+
+@pytest.fixture
+def mpi_up(program: Program):
+    """Two ranks under mpirun that have met and wait, and the command that watches them."""
+    if shutil.which("mpirun") is None:
+        pytest.skip("no mpirun: apt-get install openmpi-bin")
+    pytest.importorskip("mpi4py", reason="no mpi4py: pip install mpi4py")
+    write_waiting(program, "mpi", MPI_WAITS)
+    running = program.start("run", "wait.yaml")
+    wait_until(lambda: output(program).count(" .") == 2)
+    return running
+
+
+def test_jax_finds_its_coordinator_and_trains_on_two_processes(examples: Program) -> None:
+    pytest.importorskip("jax", reason="no JAX: pip install 'jax[cpu]'")
+    code, _, stderr = examples.run("run", "examples/digits-jax.yaml")
+    assert code == 0, stderr
+    last = [re.search(r"process (\d) of 2: final loss (.*)", output(examples, rank)) for rank in (0, 1)]
+    assert [found and found[1] for found in last] == ["0", "1"]
+    assert last[0][2] == last[1][2] and float(last[0][2]) < 0.1
+
+
+def test_a_killed_jax_process_ends_the_job_with_one_error(program: Program, jax_up) -> None:
+    ranks = [process for process in program.processes() if process.cmdline()[1:] == ["wait.py"]]
+    next(process for process in ranks if process.environ()["JAX_PROCESS_ID"] == "1").kill()
+    code, _, stderr = finished(jax_up)
+    assert code == 137
+    assert stderr.count("error:") == 1 and "rank 1 on node 0" in stderr
+    program.assert_nothing_left()
+
+
+def test_ctrl_c_twice_ends_jax_at_once(program: Program, jax_up) -> None:
+    interrupt(jax_up)
+    wait_until(lambda: "SIGTERM caught" in output(program))  # JAX waits for the script to save
+    interrupt(jax_up)
+    assert finished(jax_up)[0] == 130
+    program.assert_nothing_left()
+
+
+@needs_mpi
+def test_ranks_of_mpi_train_as_one_process_does(examples: Program) -> None:
+    pytest.importorskip("mpi4py", reason="no mpi4py: pip install mpi4py")
+    losses = []
+    for nproc in ("1", "2"):
+        code, _, stderr = examples.run("run", "examples/digits-mpi.yaml", "--nproc", nproc)
+        assert code == 0, stderr
+        losses += re.findall(r"final loss (\d\.\d{6})", output(examples))  # a line's end may come late
+    assert len(losses) == 3 and len(set(losses)) == 1
+    assert sorted(re.findall(r"rank (\d) of 2", output(examples))) == ["0", "1"]
+
+
+def test_a_killed_rank_of_mpi_is_named_by_mpirun(program: Program, mpi_up) -> None:
+    rank_1 = int(re.search(r"up 1 (\d+)", output(program))[1])
+    next(process for process in program.processes() if process.pid == rank_1).kill()
+    code, _, stderr = finished(mpi_up)
+    assert code == 137
+    assert stderr.count("error:") == 1 and "mpirun noticed that process rank 1" in stderr
+    program.assert_nothing_left()
+
+
+def test_a_killed_mpirun_takes_its_ranks_along(program: Program, mpi_up) -> None:
+    launcher = pid_of(program, "mpirun")
+    next(process for process in program.processes() if process.pid == launcher).kill()
+    assert finished(mpi_up)[0] == 137
+    program.assert_nothing_left()
+
+
+def test_ctrl_c_ends_mpirun_and_its_ranks(program: Program, mpi_up) -> None:
+    interrupt(mpi_up)
+    assert finished(mpi_up)[0] == 130
+    program.assert_nothing_left()
+
+
+def test_every_worker_of_tensorflow_can_listen_where_its_cluster_says(program: Program) -> None:
+    script = (
+        "import json, os, socket; config = json.loads(os.environ['TF_CONFIG']); index = config['task']['index']\n"
+        "host, port = config['cluster']['worker'][index].split(':'); socket.create_server((host, int(port)))\n"
+        "print(json.dumps(config))\n"
+    )
+    (program.folder / "listen.py").write_text(script)
+    (program.folder / "listen.yaml").write_text(
+        "framework: tensorflow\nrun: python listen.py\ncluster: {nodes: 2, processes_per_node: 2}\n"
+    )
+    code, _, stderr = program.run("run", "listen.yaml")
+    assert code == 0, stderr
+    assert [json.loads(output(program, rank))["task"]["index"] for rank in range(4)] == [0, 1, 2, 3]
+
+
+def test_deepspeed_trains_on_two_ranks(examples: Program) -> None:
+    pytest.importorskip("deepspeed", reason="no DeepSpeed, which compiles for minutes: pip install deepspeed")
+    code, _, stderr = examples.run("run", "examples/digits-deepspeed.yaml")
+    assert code == 0, stderr
+    assert "rank 1 of 2: final loss" in output(examples, 1)
+
+
+def test_a_skypilot_task_runs_as_it_is(examples: Program) -> None:
+    code, _, stderr = examples.run("run", "examples/skypilot-task.yaml")
+    assert code == 0, stderr
+    assert "test accuracy 97.2%" in output(examples)
+    assert [examples.run_dir.node_log(node).read_text() for node in (0, 1)] == [
+        "hello from node 0\n",
+        "hello from node 1\n",
+    ]
+
+
+def test_a_skypilot_task_runs_in_plain_bash_and_in_its_folder(program: Program) -> None:
+    (program.folder / "code").mkdir()
+    (program.folder / "task.yaml").write_text(
+        "num_nodes: 1\nworkdir: code\nrun: |\n  false\n  echo ${UNSET}here >> done\n"
+    )
+    code, _, stderr = program.run("run", "task.yaml")
+    assert code == 0, stderr
+    assert (program.folder / "code" / "done").read_text() == "here\n"
+    assert program.run_dir.run_id == "task-1"
+
+
+@pytest.mark.parametrize(
+    ("lines", "message", "place"),
+    [
+        ("envs: {NO_SUCH_TOKEN: null}", "environment variable `NO_SUCH_TOKEN` has no value", "envs.NO_SUCH_TOKEN"),
+        ("workdir: nowhere", "`workdir` (nowhere) is no folder", "workdir"),
+        ("resources: {cpus: 4096+}", "4096 cores asked for", "resources.cpus"),
+    ],
+)
+def test_what_a_task_needs_and_is_not_here_is_refused_in_its_place(
+    program: Program, lines: str, message: str, place: str
+) -> None:
+    (program.folder / "task.yaml").write_text(f"run: echo\n{lines}\n")
+    code, _, stderr = program.run("run", "task.yaml")
+    assert code == 2
+    assert message in stderr and f"--> task.yaml:2  {place}" in stderr
+    assert not (program.folder / "runs").exists()
+
+
+def water_log(program: Program) -> str:
+    """The log of mdrun."""
+    log = program.run_dir.path / "water.log"
+    return log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+
+
+def checkpoints(program: Program) -> list[int]:
+    """Steps of the checkpoints that mdrun has written."""
+    return [int(step) for step in re.findall(r"Writing checkpoint, step (\d+)", water_log(program))]
+
+
+@needs_gromacs
+def test_a_killed_gromacs_goes_on_from_its_own_checkpoint_to_the_same_step(examples: Program) -> None:
+    running = examples.start("run", "examples/gromacs-water.yaml")
+    wait_until((examples.run_dir.path / "water.cpt").exists)
+    next(process for process in examples.processes() if process.name() == "gmx").kill()
+    code, _, stderr = finished(running)
+    assert code == 0, stderr
+    assert "Restarting from checkpoint" in water_log(examples)
+    assert "Statistics over 6001 steps" in water_log(examples)
+
+
+@needs_gromacs
+def test_a_stopped_gromacs_writes_a_last_checkpoint_and_a_resumed_one_ends_at_the_same_step(examples: Program) -> None:
+    running = examples.start("run", "examples/gromacs-water.yaml")
+    wait_until(lambda: "Started mdrun" in water_log(examples))
+    assert examples.run("stop", "--runs", "runs")[0] == 0
+    assert finished(running)[0] == 130
+    stopped_at = checkpoints(examples)[-1]
+    assert 0 < stopped_at < 6000
+    code, _, stderr = examples.run("resume")
+    assert code == 0, stderr
+    assert f"continuing from step {stopped_at}" in output(examples).replace(",", "")
+    assert "Statistics over 6001 steps" in water_log(examples)

@@ -1,0 +1,87 @@
+"""A rank that stands still is found and named in seconds; the run goes on to the same losses."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from tests.faults.launcher import finished
+from trainworks.record.events import read_events
+
+pytestmark = pytest.mark.slow
+TIMEOUT = {"recover__hang_timeout": "4s"}
+TWO_NODES = {"cluster": {"engine": "local", "nodes": 2, "processes_per_node": 1}}
+
+
+def hangs(program):
+    events = read_events(program.run_dir.events_file)
+    return [event for event in events if event["kind"] == "failure" and event["cause"] == "hang"]
+
+
+@pytest.mark.parametrize("nodes", [{}, TWO_NODES], ids=["one-node", "two-nodes"])
+def test_a_stopped_rank_is_named_and_the_run_goes_on(program, write_run_file, uninterrupted, nodes):
+    running = program.start("run", write_run_file(program.folder, **TIMEOUT, **nodes))
+    program.wait_for_step(60)
+    program.rank(1).send_signal(signal.SIGSTOP)
+    code, _, stderr = finished(running)
+    (hang,) = hangs(program)
+    assert (code, program.curve()) == (0, uninterrupted)
+    assert hang["rank"] == 1 and "rank 1 was stopped by a signal for" in hang["message"]
+    assert "was stopped by a signal" in stderr
+    program.assert_nothing_left()
+
+
+def test_a_rank_whose_disk_does_not_answer_is_named_with_its_stack(program, write_run_file, uninterrupted):
+    program.hurt("read:1:70")
+    code, _, _ = program.run("run", write_run_file(program.folder, **TIMEOUT))
+    (hang,) = hangs(program)
+    assert (code, program.curve()) == (0, uninterrupted)
+    assert (hang["rank"], hang["step"], hang["phase"]) == (1, 70, "data")
+    assert "rank 0 waited for it" in hang["message"] and "in read" in hang["traceback"]
+    assert "all_reduce" in hang["waiting"]["0"]
+    program.assert_nothing_left()
+
+
+@pytest.mark.parametrize("layout", [{}, {"layout": {"dp_shard": 2}}], ids=["replicas", "shards"])
+def test_a_rank_that_sleeps_in_forward_is_told_from_those_that_wait_in_it(program, write_run_file, layout):
+    program.hurt("forward:0:70")
+    code, _, _ = program.run("run", write_run_file(program.folder, **TIMEOUT, **layout))
+    (hang,) = hangs(program)
+    assert code == 0
+    assert (hang["rank"], hang["step"], hang["phase"]) == (0, 70, "forward and backward")
+
+
+def test_a_rank_that_never_lets_go_of_its_interpreter_is_named_with_its_stack(program, write_run_file):
+    program.hurt("hold:1:70")
+    code, _, _ = program.run("run", write_run_file(program.folder, **TIMEOUT))
+    (hang,) = hangs(program)
+    assert code == 0
+    assert hang["rank"] == 1 and "holding its interpreter" in hang["message"] and "in hold" in hang["traceback"]
+
+
+def test_ranks_that_wait_for_different_things_are_told_what(program, write_run_file):
+    program.hurt("deadlock:all:70")
+    code, _, _ = program.run("run", write_run_file(program.folder, **TIMEOUT, **TWO_NODES))
+    (hang,) = hangs(program)
+    assert code == 0
+    assert "all ranks have waited for different things" in hang["message"]
+    assert "rank 0 in `recv`" in hang["message"] and "rank 1 in gloo:all_reduce" in hang["message"]
+    program.assert_nothing_left()
+
+
+def test_a_hang_without_restarts_left_is_one_clear_error(program, write_run_file):
+    program.hurt("read:1:70")
+    code, _, stderr = program.run(
+        "run", write_run_file(program.folder, recover={"hang_timeout": "4s", "max_restarts": 0})
+    )
+    assert code == 76
+    assert stderr.count("error: ") == 1 and "Traceback" not in stderr
+    assert "rank 1 stood still" in stderr and "recover.hang_timeout" in stderr
+    program.assert_nothing_left()
+
+
+def test_a_rank_that_is_only_slow_is_left_alone(program, write_run_file):
+    program.hurt("straggle:1:0")
+    code, _, _ = program.run("run", write_run_file(program.folder, **TIMEOUT, workload__train_for="40 steps"))
+    assert (code, hangs(program)) == (0, [])
