@@ -202,7 +202,7 @@ def run_file_content(config: PeerConfig, workspace: Workspace) -> dict[str, Any]
         "name": "benchmark",
         "workload": workload,
         "cluster": {"engine": "local", "nodes": 1, "processes_per_node": RANKS},
-        "layout": {"dp_replicate": RANKS, "micro_batch": config.micro_batch},
+        "layout": {"dp_shard" if config.shards else "dp_replicate": RANKS, "micro_batch": config.micro_batch},
         "checkpoint": {"every": "1000000 steps", "to": str(workspace.runs)},
         "recover": {"max_restarts": 0},
     }

@@ -32,6 +32,8 @@ from contenders import (
 PRODUCT = "trainworks"
 DEFAULT_PEERS = {"tiny": list(PEERS), "compute": ["bare", "bare_malloc"]}
 """Once a step takes most of a second, the libraries cannot be told apart."""
+CAN_SHARD = ("bare", "bare_malloc")
+"""Peers whose script knows FSDP2."""
 
 
 @dataclass(slots=True)
@@ -72,6 +74,9 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", type=_names(MODELS), default=list(MODELS), help="comma-separated: tiny,compute")
     parser.add_argument("--peers", type=_names(PEERS), help="comma-separated; default: all on tiny, bare on compute")
+    parser.add_argument(
+        "--layout", choices=("replicas", "shards"), default="replicas", help="DDP, or FSDP2 (bare only)"
+    )
     parser.add_argument("--rounds", type=int, default=5, help="times that every contender runs")
     parser.add_argument("--steps", type=int, help="timed steps per run instead of the model's own number")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every single result")
@@ -93,9 +98,10 @@ def measure(model: str, options: argparse.Namespace, workspace: Workspace) -> li
     config = MODELS[model]
     if options.steps:
         config = replace(config, steps=options.steps + config.warmup_steps)
-    config = replace(config, data_file=str(workspace.token_file(config)))
+    config = replace(config, shards=options.layout == "shards", data_file=str(workspace.token_file(config)))
     workspace.text_file(config)
-    outcomes = [Outcome(name) for name in (PRODUCT, *(options.peers or DEFAULT_PEERS[model]))]
+    peers = options.peers or [name for name in DEFAULT_PEERS[model] if name in CAN_SHARD or not config.shards]
+    outcomes = [Outcome(name) for name in (PRODUCT, *peers)]
     for number in range(1, options.rounds + 1):
         for outcome in outcomes:
             if not outcome.not_measured:

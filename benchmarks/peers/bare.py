@@ -10,9 +10,10 @@ import torch.distributed as dist
 from common import CLIP_GRAD_NORM, StepClock, TokenWindows, build_model, build_optimizer, log
 from config import RANKS, PeerConfig
 from torch import Tensor
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
-from transformers import get_cosine_schedule_with_warmup
+from transformers import LlamaForCausalLM, get_cosine_schedule_with_warmup
 
 
 def main() -> None:
@@ -30,7 +31,7 @@ def main() -> None:
 
 def train(config: PeerConfig, clock: StepClock, num_steps: int) -> None:
     """The loop."""
-    model = DistributedDataParallel(build_model(config), gradient_as_bucket_view=True, forward_sync_buffers=False)
+    model = distribute(build_model(config), config)
     parameters = list(model.parameters())
     optimizer = build_optimizer(parameters, config)
     scheduler = get_cosine_schedule_with_warmup(optimizer, config.lr_warmup_steps, config.steps)
@@ -47,6 +48,15 @@ def train(config: PeerConfig, clock: StepClock, num_steps: int) -> None:
             log_mean_loss(step, loss_sum / config.log_every)
             loss_sum.zero_()
         clock.step_ended()
+
+
+def distribute(model: LlamaForCausalLM, config: PeerConfig) -> torch.nn.Module:
+    """DDP, or FSDP2 around every block and the rest, as its tutorial has it."""
+    if not config.shards:
+        return DistributedDataParallel(model, gradient_as_bucket_view=True, forward_sync_buffers=False)
+    for layer in model.model.layers:
+        fully_shard(layer)
+    return fully_shard(model)
 
 
 def batches(config: PeerConfig) -> Iterator[dict[str, Tensor]]:

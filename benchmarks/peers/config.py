@@ -34,6 +34,8 @@ class PeerConfig:
     log_every: int = 10
     """The loss is averaged over the ranks and logged once in so many steps."""
     seed: int = 1
+    shards: bool = False
+    """FSDP2 over all ranks, ZeRO-3, instead of DDP; only `bare.py` knows it."""
     data_file: str = ""
     """Token file of `data.write_token_file`."""
     stop_after_first_step: bool = False

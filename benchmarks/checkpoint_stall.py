@@ -1,0 +1,158 @@
+"""How long training stands still for a checkpoint: Trainworks against PyTorch's synchronous and asynchronous saves.
+
+    torchrun --standalone --nproc-per-node 2 benchmarks/checkpoint_stall.py
+
+One sharded decoder (FSDP2) of 0.5 GB of state is trained. In turns, a step is followed by `dcp.save`, by
+`dcp.async_save`, by Trainworks' save, or by none. Printed are the time for which the loop stood still, and what the
+save cost the loop in all: that, and how much longer the next steps took than as many without a save.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+
+from trainworks.record.run_dir import RunDir, create_run_dir
+from trainworks.spec.layout import Layout, resolve_layout
+from trainworks.spec.run_file import Guard, Optimizer
+from trainworks.worker.checkpoint import Checkpointer, _state
+from trainworks.worker.mesh import Mesh
+from trainworks.worker.models.decoder import DecoderConfig
+from trainworks.worker.models.weights import draw_weights
+from trainworks.worker.optimizer import StepOptimizer
+from trainworks.worker.parallel.build import Setup, distribute_decoder
+from trainworks.worker.timing import Timeline
+
+MODEL = DecoderConfig(
+    vocabulary=8192, hidden=512, layers=11, heads=8, kv_heads=8, head_dim=64, feed_forward=1536, max_positions=32,
+    rope_frequencies=tuple(10000 ** (-i / 32) for i in range(32)),
+)  # fmt: skip
+FOLLOWING_STEPS = 4
+
+
+class Loop:
+    """A few steps of training, timed."""
+
+    def __init__(self) -> None:
+        device = torch.device("cpu")
+        layout = resolve_layout(
+            Layout(dp_shard=dist.get_world_size()), world_size=dist.get_world_size(), global_batch=2, micro_batch=1
+        )
+        mesh = Mesh(layout, "cpu")
+        setup = Setup(mesh=mesh, device=device, precision="fp32", compiled=False, timeline=Timeline(device))
+        self.parallel = distribute_decoder(
+            MODEL, setup, positions=32, first_weights=lambda parts: draw_weights(parts, seed=1)
+        )
+        tokens = torch.randint(0, MODEL.vocabulary, (1, 1, 33))
+        self.x, self.labels = tokens[..., :-1], tokens[..., 1:]
+        self.parallel.gradients(self.x, self.labels, scale=1.0)
+        self.optimizer = StepOptimizer(
+            self.parallel.parts, mesh, Optimizer(), num_steps=1000, precision="fp32", device=device, guard=Guard()
+        )
+
+    def step(self, before_update: Callable[[], object] = lambda: None) -> None:
+        """One optimizer step."""
+        loss = self.parallel.gradients(self.x, self.labels, scale=1.0)
+        before_update()
+        self.optimizer.step(1, loss)
+
+    def steps_s(self, before_update: Callable[[], object] = lambda: None) -> float:
+        """Seconds of the steps after a save."""
+        dist.barrier()
+        started = time.perf_counter()
+        for _ in range(FOLLOWING_STEPS):
+            self.step(before_update)
+        return time.perf_counter() - started
+
+
+def main() -> None:
+    """Measure in turns, print medians."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    shared: list[str] = [tempfile.mkdtemp(prefix="checkpoint-stall-")] * dist.get_world_size()
+    dist.broadcast_object_list(shared)
+    folder = Path(shared[0])
+    loop = Loop()
+    group = dist.new_group(backend="gloo")
+    (folder / "runs").mkdir(exist_ok=True)
+    names: list[str] = [create_run_dir(folder / "runs", "stall").run_id if dist.get_rank() == 0 else ""]
+    dist.broadcast_object_list(names)
+    ours = Checkpointer(
+        RunDir(folder / "runs" / names[0]), group, keep=2,
+        template={"attempt": 1, "layout": loop.parallel.mesh.layout, "data_fingerprint": ""},
+    )  # fmt: skip
+    ways = {"none": None, "dcp.save": sync, "dcp.async_save": asynchronous, "trainworks": product}
+    stalls: dict[str, list[float]] = {name: [] for name in ways}
+    totals: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(options.rounds + 1):
+        for name, way in ways.items():
+            loop.step()
+            dist.barrier()
+            stall_s, total_s = (0.0, loop.steps_s()) if way is None else way(loop, ours, group, folder, number)
+            if number:  # the first round allocates what the others keep
+                stalls[name].append(stall_s)
+                totals[name].append(total_s)
+    if dist.get_rank() == 0:
+        report(loop, stalls, totals)
+        shutil.rmtree(folder)
+    dist.destroy_process_group()
+
+
+def sync(loop: Loop, ours: Checkpointer, group: dist.ProcessGroup, folder: Path, number: int) -> tuple[float, float]:
+    """PyTorch's blocking save."""
+    started = time.perf_counter()
+    dcp.save(_state(loop.parallel.parts, loop.optimizer), checkpoint_id=folder / f"sync-{number}", process_group=group)
+    stall_s = time.perf_counter() - started
+    return stall_s, stall_s + loop.steps_s()
+
+
+def asynchronous(
+    loop: Loop, ours: Checkpointer, group: dist.ProcessGroup, folder: Path, number: int
+) -> tuple[float, float]:
+    """PyTorch's asynchronous save, by thread."""
+    started = time.perf_counter()
+    state = _state(loop.parallel.parts, loop.optimizer)
+    done = dcp.async_save(state, checkpoint_id=folder / f"async-{number}", process_group=group)
+    stall_s = time.perf_counter() - started
+    following_s = loop.steps_s()
+    done.result()  # type: ignore[union-attr]
+    return stall_s, stall_s + following_s
+
+
+def product(loop: Loop, ours: Checkpointer, group: dist.ProcessGroup, folder: Path, number: int) -> tuple[float, float]:
+    """Trainworks' save, as its loop uses it."""
+    started = time.perf_counter()
+    ours.save(number, loop.parallel.parts, loop.optimizer, samples_consumed=0)
+    saved_s = time.perf_counter() - started
+    ours.allow_completion()
+    following_s = loop.steps_s(ours.await_copy)
+    ours.wait()
+    return ours._stall_s, saved_s + following_s
+
+
+def report(loop: Loop, stalls: dict[str, list[float]], totals: dict[str, list[float]]) -> None:
+    """Medians, and ratios over the blocking save."""
+    state_bytes = 12 * sum(parameter.numel() for parameter in loop.parallel.parts[0].parameters())
+    undisturbed, blocking = median(totals["none"]), median(stalls["dcp.save"])
+    print(f"{state_bytes / 1e9:.2f} GB of state, {dist.get_world_size()} ranks")
+    print(f"{FOLLOWING_STEPS} steps take {undisturbed:.2f} s")
+    print(f"{'':<16}{'stands still':>14}{'of dcp.save':>13}{'costs in all':>14}")
+    for name in list(stalls)[1:]:
+        stall_s, cost_s = median(stalls[name]), median(totals[name]) - undisturbed
+        print(f"{name:<16}{stall_s * 1e3:>11.0f} ms{stall_s / blocking:>13.3f}{cost_s * 1e3:>11.0f} ms")
+
+
+if __name__ == "__main__":
+    main()
