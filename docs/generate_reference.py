@@ -21,7 +21,7 @@ from trainworks import errors
 from trainworks.cli.app import COMMANDS
 from trainworks.host import process
 from trainworks.job import state
-from trainworks.record import calibration, environment, events, manifest, metrics, resolved, run_dir, status
+from trainworks.record import calibration, environment, events, manifest, memory, metrics, resolved, run_dir, status
 from trainworks.spec import layout, run_file
 from trainworks.units import format_duration
 
@@ -105,12 +105,14 @@ def run_file_page() -> str:
         ("workload", run_file.Workload),
         ("workload.model", run_file.Model),
         ("workload.data", run_file.Data),
+        ("workload.data.source[]", run_file.DataSource),
         ("workload.optimizer", run_file.Optimizer),
         ("cluster", run_file.Cluster),
         ("layout", layout.Layout),
         ("goal", run_file.Goal),
         ("checkpoint", run_file.Checkpoint),
         ("recover", run_file.Recover),
+        ("guard", run_file.Guard),
     ]
     return _page("Run file", intro, *(_model_section(path or "Top level", model) for path, model in models))
 
@@ -136,9 +138,12 @@ def _type(schema: dict[str, Any]) -> str:
     if values := schema.get("enum") or schema.get("examples") or ([schema["const"]] if "const" in schema else []):
         return ", ".join(f"`{value}`" for value in values)
     if schema.get("type") == "array":
-        return f"list of {len(schema['prefixItems'])} numbers"
+        length = f"{len(schema['prefixItems'])} " if "prefixItems" in schema else ""
+        mappings = not length and schema.get("items", {}).get("type") != "integer"
+        return "list of mappings" if mappings else f"list of {length}numbers"
     if schema.get("type") == "object":
-        return "mapping of text to text"
+        numbers = schema.get("additionalProperties", {}) == {"type": "number"}
+        return "mapping of text to numbers" if numbers else "mapping of text to text"
     names = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false"}
     return names[schema["type"]] + _limits(schema)
 
@@ -193,6 +198,7 @@ def record_page() -> str:
         _record_section("status.json", status, "RunStatus"),
         f"### States\n\n{_block(_after_first_paragraph(state))}\n\n{_members(state, 'JobState')}",
         _record_section("manifest.json of a checkpoint", manifest, "Manifest"),
+        _record_section("`memory` of a failure", memory, "MemoryAtFailure"),
         "## resolved.json\n\nThe resolved run: what `plan` decided and predicted, and what it was based on.",
         *(_record_section(None, resolved, name) for name in ("ResolvedRun", "Processes", "Plan")),
         *(
@@ -301,7 +307,8 @@ def errors_page() -> str:
         f"## Errors\n\n{_sentence(errors.__doc__).partition(chr(10))[0]}\n\n{_block(_after_first_paragraph(errors))}",
         "## Exit codes of a rank\n\n" + _rank_codes(),
         f"## Causes of a failure\n\nA `failure` event names a cause. A rank of a workload says {causes[1]}\n"
-        "Whoever watches it adds `killed` (a signal ended it) and, for a command, `setup` and `launch_failed`.\n"
+        "Whoever watches it adds `killed` (a signal ended it), `hang` (it stood still), `oom` (the kernel ended it)\n"
+        "and, for a command, `setup` and `launch_failed`.\n"
         "The supervisor adds `agent_lost`, `environment` and `controller_error`.",
     )
 
