@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from trainworks.cli.precision import check_precision
+from trainworks.cli.precision import check_precision, default_precision, emulation_note
 from trainworks.errors import MissingExtraError, UsageError
 from trainworks.record.environment import AcceleratorFacts, HostFacts
 
 
-def host(*capabilities: tuple[int, int] | None, torchao: bool = True) -> HostFacts:
+def host(*capabilities: tuple[int, int] | None, torchao: bool = True, formats: tuple[str, ...] = ()) -> HostFacts:
     """A machine with such accelerators."""
     accelerators = tuple(
         AcceleratorFacts(index=index, name=f"gpu-{index}", memory_bytes=1, compute_capability=capability)
@@ -19,6 +19,7 @@ def host(*capabilities: tuple[int, int] | None, torchao: bool = True) -> HostFac
         hostname="h",
         operating_system="o",
         processor="p",
+        processor_formats=formats,  # type: ignore[arg-type]
         num_cores=1,
         memory_bytes=1,
         disk_free_bytes=1,
@@ -62,3 +63,19 @@ def test_fp8_without_torchao_names_the_extra() -> None:
     with pytest.raises(MissingExtraError) as refused:
         check_precision("fp8", host((9, 0), torchao=False), None)
     assert refused.value.hint == "pip install 'trainworks[fp8]'"
+
+
+@pytest.mark.parametrize(
+    ("device", "formats", "chosen"),
+    [("cpu", (), "fp32"), ("cpu", ("fp16",), "fp32"), ("cpu", ("bf16",), "bf16"), ("cuda", (), "bf16")],
+)
+def test_bf16_is_chosen_where_it_is_not_emulated(device: str, formats: tuple[str, ...], chosen: str) -> None:
+    machine = host(formats=formats)
+    assert default_precision(machine, device) == chosen
+    assert emulation_note(default_precision(machine, device), machine, device) is None
+
+
+def test_an_emulated_precision_is_said_to_be_slow() -> None:
+    assert "only emulates fp16" in (emulation_note("fp16", host(formats=("bf16",)), "cpu") or "")
+    assert emulation_note("fp16", host(formats=("bf16", "fp16")), "cpu") is None
+    assert emulation_note("fp32", host(), "cpu") is None

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from trainworks.host import probe
 from trainworks.host.folders import cache_folder
 from trainworks.host.probe import num_cores, probe_accelerators, probe_host
 
@@ -32,6 +33,25 @@ def test_there_is_a_core_and_none_beyond_the_affinity() -> None:
 def test_a_machine_has_a_name_memory_disk_and_a_python(tmp_path: Path) -> None:
     facts = probe_host(tmp_path)
     assert all((facts.hostname, facts.memory_bytes, facts.disk_free_bytes, facts.python, facts.processor))
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "formats"),
+    [
+        ("model name\t: AMD EPYC\nflags\t\t: fpu sse2 avx2 avx512f\n", ()),
+        ("flags\t\t: fpu avx512f avx512_bf16\n", ("bf16",)),
+        ("flags\t\t: fpu amx_bf16 avx512_fp16\nflags\t\t: fpu\n", ("bf16", "fp16")),
+        ("Features\t: fp asimd fphp asimdhp bf16\n", ("bf16", "fp16")),
+        ("processor: 0\n", ()),
+    ],
+)
+def test_formats_are_those_of_the_instructions(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cpuinfo: str, formats: tuple[str, ...]
+) -> None:
+    file = tmp_path / "cpuinfo"
+    file.write_text(cpuinfo)
+    monkeypatch.setattr(probe, "_CPUINFO", file)
+    assert probe.probe_host(tmp_path).processor_formats == formats
 
 
 def test_versions_that_decide_numerics_are_kept(tmp_path: Path) -> None:

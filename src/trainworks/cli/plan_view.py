@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
+from trainworks.cli.precision import emulation_note
 from trainworks.record.resolved import Plan, ResolvedRun
 from trainworks.units import format_bytes, format_count, format_duration
 
@@ -21,6 +22,9 @@ def print_plan(resolved: ResolvedRun, console: Console) -> None:
     for name, text in _rows(resolved, plan):
         table.add_row(name, text)
     console.print(table)
+    note = emulation_note(resolved.run_file.workload.precision, resolved.host, resolved.processes.device)
+    if note is not None:
+        console.print(f"warning: {note}", style="yellow")
     deadline = resolved.run_file.goal.deadline
     if deadline is not None and plan.run_time_s > deadline:
         console.print(

@@ -12,7 +12,7 @@ from trainworks import __version__
 from trainworks.bench.calibrate import calibrate
 from trainworks.bench.trial import TrialOutOfMemoryError, try_out
 from trainworks.cli.data_worker import ask
-from trainworks.cli.precision import check_precision
+from trainworks.cli.precision import check_precision, default_precision
 from trainworks.errors import DiskFullError, EnvironmentProblem, LayoutError, MissingExtraError, UsageError
 from trainworks.files import free_bytes
 from trainworks.host import process
@@ -59,13 +59,14 @@ def resolve(
     folder = _working_folder(run_file, source)
     run_file = _anchored(run_file, source, folder)
     host = probe_host(runs)
-    if run_file.workload is not None:
-        check_precision(run_file.workload.precision, host, source)
     processes = (
         choose_processes(run_file, num_cores=host.num_cores, num_accelerators=len(host.accelerators))
         if run_file.workload
         else _command_processes(run_file, source, host)
     )
+    run_file = _with_precision(run_file, host, processes.device)
+    if run_file.workload is not None:
+        check_precision(run_file.workload.precision, host, source)
     resolved = ResolvedRun(
         run_id=run_id,
         created_at=time.time(),
@@ -170,6 +171,15 @@ def _anchored(run_file: RunFile, source: Source | None, working_folder: Path) ->
         "model": workload.model.model_copy(update=model),
     }
     return run_file.model_copy(update={"workload": workload.model_copy(update=changed)})
+
+
+def _with_precision(run_file: RunFile, host: HostFacts, device: str) -> RunFile:
+    """The same run file with a precision, where it names none."""
+    workload = run_file.workload
+    if workload is None or "precision" in workload.model_fields_set:
+        return run_file
+    chosen = workload.model_copy(update={"precision": default_precision(host, device)})
+    return run_file.model_copy(update={"workload": chosen})
 
 
 def _module_file(written: str, source: Source | None) -> Path:

@@ -1,16 +1,30 @@
-"""Which precisions this machine trains in; each that it does not is refused with the reason."""
+"""Which precision this machine trains in: decided where it is left open, refused where the machine has not got it."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 from trainworks.errors import MissingExtraError, UsageError
 from trainworks.record.environment import HostFacts
 from trainworks.spec.load import Source
 
-__all__ = ["check_precision"]
+__all__ = ["check_precision", "default_precision", "emulation_note"]
 
 _NEEDS = {"tf32": ((8, 0), "Ampere"), "fp8": ((8, 9), "Ada or Hopper")}
 """Least compute capability whose tensor cores have the format (NVIDIA, CUDA C++ Programming Guide, "Compute
 Capabilities"), and what it is called."""
+
+
+def default_precision(host: HostFacts, device: str) -> Literal["bf16", "fp32"]:
+    """bf16, or fp32 on a processor that only emulates it."""
+    return "bf16" if device != "cpu" or "bf16" in host.processor_formats else "fp32"
+
+
+def emulation_note(precision: str, host: HostFacts, device: str) -> str | None:
+    """What to know about a 16-bit precision that the processor emulates; None where there is nothing to say."""
+    if device != "cpu" or precision not in ("bf16", "fp16") or precision in host.processor_formats:
+        return None
+    return f"this processor only emulates {precision}, and fp32 is faster; leave `precision` out, or set it to fp32"
 
 
 def check_precision(precision: str, host: HostFacts, source: Source | None) -> None:

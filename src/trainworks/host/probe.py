@@ -7,6 +7,7 @@ import platform
 import socket
 from importlib import metadata
 from pathlib import Path
+from typing import Literal
 
 import psutil
 import pynvml
@@ -17,6 +18,12 @@ from trainworks.record.environment import AcceleratorFacts, HostFacts
 __all__ = ["num_cores", "probe_accelerators", "probe_host"]
 
 _CGROUP = Path("/sys/fs/cgroup")
+_CPUINFO = Path("/proc/cpuinfo")
+_FORMAT_FLAGS: dict[Literal["bf16", "fp16"], set[str]] = {
+    "bf16": {"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16"},
+    "fp16": {"avx512_fp16", "amx_fp16", "asimdhp"},
+}
+"""Of the kernel's names for what x86 and Arm processors have, those that oneDNN and Arm's library multiply with."""
 _PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "torchao")
 
 
@@ -26,6 +33,7 @@ def probe_host(disk: Path) -> HostFacts:
         hostname=socket.gethostname(),
         operating_system=_operating_system(),
         processor=_processor(),
+        processor_formats=_processor_formats(),
         num_cores=num_cores(),
         memory_bytes=_memory_bytes(),
         disk_free_bytes=free_bytes(disk),
@@ -99,10 +107,18 @@ def _operating_system() -> str:
 
 
 def _processor() -> str:
-    for line in _read(Path("/proc/cpuinfo")).splitlines():
+    for line in _read(_CPUINFO).splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.machine()
+
+
+def _processor_formats() -> tuple[Literal["bf16", "fp16"], ...]:
+    for line in _read(_CPUINFO).splitlines():
+        if line.startswith(("flags", "Features")):
+            flags = set(line.partition(":")[2].split())
+            return tuple(name for name, carriers in _FORMAT_FLAGS.items() if flags & carriers)
+    return ()
 
 
 def _package_versions() -> dict[str, str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from trainworks.spec.quantities import Spec
 
 __all__ = ["AcceleratorFacts", "HostFacts"]
@@ -23,6 +25,8 @@ class HostFacts(Spec):
     hostname: str
     operating_system: str
     processor: str
+    processor_formats: tuple[Literal["bf16", "fp16"], ...] = ()
+    """16-bit formats that the processor has arithmetic for; where it emulates one, fp32 is faster."""
     num_cores: int
     memory_bytes: int
     disk_free_bytes: int

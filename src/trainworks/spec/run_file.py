@@ -146,8 +146,9 @@ class Workload(Spec):
     data: Data = Data()
     """What to learn from; left out with `task: module`, whose file brings its own."""
     precision: Literal["fp32", "bf16", "fp16", "tf32", "fp8", "fp4"] = "bf16"
-    """Arithmetic of forward and backward; weights, sums and optimizer stay in fp32. tf32 and fp8
-    need accelerators that have them; fp4 can be planned, not trained."""
+    """Arithmetic of forward and backward; weights, sums and optimizer stay in fp32. Left out: bf16, or fp32 on a
+    processor that only emulates bf16. tf32 and fp8 need accelerators that have them; fp4 can be planned, not
+    trained."""
     global_batch: PositiveInt
     """Sequences, images or samples per optimizer step, over all ranks."""
     train_for: TrainForField
