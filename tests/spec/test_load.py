@@ -61,7 +61,7 @@ EDITS = [
     ("lr: 3e-4", "lr: -1"),
     ("keep: 3", "keep: 1"),
     ("max_restarts: 3", "max_restarts: -1"),
-    ("cluster: local", "cluster: {engine: slurm}"),
+    ("cluster: local", "cluster: {engine: slrum}"),
     ("layout: auto", "layout: {dp_shard: 0}"),
     ("layout: auto", "layout: {micro_batch: some}"),
     ("layout: auto", "layout: fast"),

@@ -285,3 +285,35 @@ def test_what_is_no_window_of_steps_is_refused(text: str) -> None:
 def test_experts_that_cannot_be_are_refused(model: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         RunFile.model_validate({"name": "x", "workload": WORKLOAD | {"model": WORKLOAD["model"] | model}})
+
+
+@pytest.mark.parametrize(
+    ("text", "engine", "partition"),
+    [
+        ("local", "local", None),
+        ("slurm", "slurm", None),
+        ("slurm:train", "slurm", "train"),
+        ("kubernetes", "kubernetes", None),
+    ],
+)
+def test_one_word_changes_the_engine(text: str, engine: str, partition: str | None) -> None:
+    cluster = RunFile.model_validate({"name": "a", "run": "true", "cluster": text}).cluster
+    assert (cluster.engine, cluster.slurm.partition) == (engine, partition)
+
+
+HOSTILE = ["a b", "a;b", "$(reboot)", "`id`", "a\nb", "'", '"', "-rf", "a&b", ""]
+
+
+@pytest.mark.parametrize("word", HOSTILE)
+@pytest.mark.parametrize("key", ["partition", "account", "qos", "reservation", "login"])
+def test_a_name_of_slurm_holds_nothing_that_a_shell_reads(key: str, word: str) -> None:
+    with pytest.raises(ValidationError):
+        RunFile.model_validate({"name": "a", "run": "true", "cluster": {"engine": "slurm", "slurm": {key: word}}})
+
+
+@pytest.mark.parametrize("option", ["reservation", "--a b", "--x=1\n#SBATCH --wrap", "-x", "--UP=1"])
+def test_an_option_of_sbatch_is_one_option(option: str) -> None:
+    with pytest.raises(ValidationError):
+        RunFile.model_validate(
+            {"name": "a", "run": "true", "cluster": {"engine": "slurm", "slurm": {"options": [option]}}}
+        )

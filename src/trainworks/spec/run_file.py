@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 from trainworks.spec.command import EnvironmentValue, Framework, Resources
 from trainworks.spec.data import TRAINED_VOCABULARY, Data
 from trainworks.spec.data_source import DataSource
+from trainworks.spec.engines import Engine, Job, Kubernetes, Slurm
 from trainworks.spec.layout import Layout
 from trainworks.spec.quantities import (
     AutoDurationS,
@@ -31,6 +32,7 @@ __all__ = [
     "Data",
     "DataSource",
     "Goal",
+    "Job",
     "Guard",
     "Model",
     "OnNonfinite",
@@ -204,9 +206,11 @@ class Workload(Spec):
 
 
 class Cluster(Spec):
-    """Where to run. `cluster: local` is this machine; `cluster: 4x p4d.24xlarge` is one to plan with."""
+    """Where to run: `local` is this machine, `slurm`, `slurm:PARTITION` and `kubernetes` are what they say; any other
+    text, such as `4x p4d.24xlarge`, is a cluster to plan with.
+    """
 
-    engine: Literal["local", "described"] = "local"
+    engine: Engine = "local"
     of: str | None = None
     """A cluster in words, to plan with: `4 nodes of 8x A100-SXM-80GB over 8x HDR`, `64x H100`, `4x p4d.24xlarge`."""
     usd_per_accelerator_hour: Annotated[float, Field(gt=0)] | None = None
@@ -216,13 +220,17 @@ class Cluster(Spec):
     processes_per_node: PositiveInt | Literal["auto"] = "auto"
     """Ranks per node; `auto` is one per accelerator, or one process on a machine without any."""
     rendezvous_port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """Loopback port of the rendezvous; 0 takes a free one."""
+    """Port of the rendezvous; 0 takes a free one."""
+    slurm: Slurm = Slurm()
+    """For `engine: slurm`."""
+    kubernetes: Kubernetes = Kubernetes()
+    """For `engine: kubernetes`."""
 
     @model_validator(mode="after")
     def _described_or_local(self) -> Cluster:
         if self.engine == "described" and self.of is None:
             raise ValueError("`cluster.of` is missing: the cluster in words\x1fwrite it like `cluster: 64x H100`")
-        if (self.of is None) != (self.engine == "local"):
+        if self.of is not None and self.engine == "local":
             raise ValueError("`of` describes a cluster to plan for; leave `engine` out beside it")
         return self
 
@@ -281,10 +289,13 @@ class Guard(Spec):
 
 
 def _cluster_from_text(value: Any) -> Any:
-    """`local` is an engine; any other text describes a cluster."""
+    """`local`, `slurm`, `slurm:PARTITION` and `kubernetes` are engines; any other text describes a cluster."""
     if not isinstance(value, str):
         return value if not isinstance(value, dict) or "of" not in value else {"engine": "described"} | value
-    return {"engine": value} if value == "local" else {"engine": "described", "of": value}
+    engine, _, partition = value.partition(":")
+    if engine == "slurm" and partition:
+        return {"engine": engine, "slurm": {"partition": partition.strip()}}
+    return {"engine": value} if value in ("local", "slurm", "kubernetes") else {"engine": "described", "of": value}
 
 
 def _layout_from_text(value: Any) -> Any:
@@ -316,6 +327,7 @@ class RunFile(Spec):
     cluster: Annotated[Cluster, BeforeValidator(_cluster_from_text)] = Cluster()
     layout: Annotated[Layout | None, BeforeValidator(_layout_from_text)] = None
     """Degrees of parallelism and options; `auto` when left out. A degree it leaves out is 1 here, open elsewhere."""
+    job: Job = Job()
     goal: Goal = Goal()
     checkpoint: Checkpoint = Checkpoint()
     recover: Recover = Recover()
