@@ -5,11 +5,13 @@ TrainworksError                 what every door of the program catches; carries 
 │   ├── QuantityError           a number or unit that cannot be read
 │   ├── RunFileError            a run file with one or more problems, each with file:line
 │   ├── LayoutError             a parallel layout that does not fit the world size or the batch
+│   ├── InfeasibleError         a job that no node of this cluster can ever hold
 │   └── UnknownRunError         no such run
 ├── EnvironmentProblem          exit 3: the machine, not the request, is in the way
 │   ├── MissingExtraError       an optional dependency is not installed
 │   ├── DiskFullError           no space left, or not enough for what was planned
-│   └── PortInUseError          somebody else listens there
+│   ├── PortInUseError          somebody else listens there
+│   └── UnreachableError        an engine does not answer; that says nothing about its jobs
 └── RunFailedError              exit 1: the job ran and failed
     └── DivergedError           a step was not finite or a spike, and the policy is to end the run
 """
@@ -20,6 +22,7 @@ __all__ = [
     "DiskFullError",
     "DivergedError",
     "EnvironmentProblem",
+    "InfeasibleError",
     "LayoutError",
     "MissingExtraError",
     "PortInUseError",
@@ -28,6 +31,7 @@ __all__ = [
     "RunFileError",
     "TrainworksError",
     "UnknownRunError",
+    "UnreachableError",
     "UsageError",
 ]
 
@@ -93,6 +97,10 @@ class LayoutError(UsageError):
         self.field = field
 
 
+class InfeasibleError(UsageError):
+    """A job that no node of this cluster can ever hold; the hint says what would fit."""
+
+
 class UnknownRunError(UsageError):
     """No such run."""
 
@@ -116,6 +124,10 @@ class DiskFullError(EnvironmentProblem):
 
 class PortInUseError(EnvironmentProblem):
     """Somebody else listens there."""
+
+
+class UnreachableError(EnvironmentProblem):
+    """An engine does not answer; that says nothing about its jobs."""
 
 
 class RunFailedError(TrainworksError):
