@@ -126,14 +126,17 @@ class FakeNodes(Nodes):
 
     def _start(self, node: int) -> None:
         self.asked.starts.append(node)
-        self._noted.discard(node)
+        super()._start(node)
+
+    def _agent(self, node: int) -> Any:
         life = self._lives[node].pop(0)
-        self._agents[node] = FakeAgent(self._clock, life)
+        agent = FakeAgent(self._clock, life)
         for kind, fields in life.says:
             append_event(self._run_dir.events_file, kind, **fields)
+        return agent
 
-    def _command(self, node: int) -> tuple[list[str], tuple[int, ...]]:
-        raise AssertionError("a fake starts no process")
+    def wait(self, timeout_s: float) -> None:
+        self._clock.sleep(timeout_s)
 
 
 def processes(nodes: int = 1, processes_per_node: int = 1) -> Processes:
