@@ -30,14 +30,14 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     wanted = parser.parse_args()
     rows = [
-        measure(kind, queued, wanted.rounds)
-        for kind in ("mixed", "distinct", "open")
-        for queued in (100, 1000, 10_000)
+        measure(kind, queued, wanted.rounds) for kind in ("mixed", "distinct", "open") for queued in (100, 1000, 10_000)
     ]
     if wanted.json:
         print(json.dumps(rows, indent=2))
         return
-    print(f"{NODES} nodes, {RUNNING} running, median of {wanted.rounds} (least); goal {GOAL_MS:.0f} ms at 10,000 queued")
+    print(
+        f"{NODES} nodes, {RUNNING} running, median of {wanted.rounds} (least); goal {GOAL_MS:.0f} ms at 10,000 queued"
+    )
     for row in rows:
         print(
             f"{row['kind']:9}{row['queued']:7,} queued {row['ms']:7.1f} ms ({row['least_ms']:.1f})"

@@ -21,6 +21,7 @@ HOST = HostFacts(
     hostname="ada-1",
     operating_system="Debian GNU/Linux 12",
     processor="AMD EPYC 9454",
+    processor_formats=("bf16",),
     num_cores=2,
     memory_bytes=16 * 10**9,
     disk_free_bytes=10**11,

@@ -5,10 +5,9 @@ from __future__ import annotations
 import typer
 from rich.console import Console
 
-from trainworks.cli.launch import DryRun, Name, Nodes, ProcessesPerNode, Recalibrate, Target, prepare, wanted
+from trainworks.cli.launch import DryRun, Name, Nodes, ProcessesPerNode, Recalibrate, Target, prepare, ticket, wanted
 from trainworks.cli.options import RunsOption
-from trainworks.job.request import job_request
-from trainworks.scheduler.local import LocalScheduler
+from trainworks.scheduler.local_engine import LocalEngine
 
 __all__ = ["command"]
 
@@ -25,10 +24,10 @@ def command(
     """The run survives this shell. Prints the run id; `trainworks logs -f` follows it."""
     talk = Console(stderr=True)
     asked = wanted(target, nodes=nodes, nproc=nproc, name=name)
-    prepared = prepare(asked, runs=runs, dry_run=dry_run, recalibrate=recalibrate, console=talk)
+    engine = LocalEngine()
+    prepared = prepare(asked, runs=runs, dry_run=dry_run, recalibrate=recalibrate, console=talk, check=engine.check)
     if prepared is None:
         return
     run_dir, resolved = prepared
-    scheduler = LocalScheduler()
-    scheduler.submit(scheduler.render(job_request(resolved), run_dir), run_dir, attached=False)
+    engine.submit(engine.render(ticket(resolved), run_dir), run_dir)
     typer.echo(run_dir.run_id)

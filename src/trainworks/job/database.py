@@ -46,10 +46,9 @@ def open_database(url: str) -> Engine:
 
 
 def _options(url: str) -> dict[str, Any]:
-    """SQLite's file is opened for each use: a process that was forked never shares a connection."""
-    if url.startswith("sqlite"):
-        return {"poolclass": NullPool, "connect_args": {"timeout": _BUSY_S}}
-    return {"pool_size": 1, "max_overflow": 4, "pool_pre_ping": True}
+    """Connected anew for each use: a process that is forked off never shares a connection."""
+    timeout = {"timeout": _BUSY_S} if url.startswith("sqlite") else {}
+    return {"poolclass": NullPool, "connect_args": timeout}
 
 
 def _set_up_sqlite(connection: Any, record: object) -> None:
@@ -87,13 +86,19 @@ def _version(connection: Connection) -> str | None:
 
 
 def _migrate(connection: Connection) -> None:
-    from alembic import command  # noqa: PLC0415, once in the life of a store
-    from alembic.config import Config  # noqa: PLC0415
+    """Run what is missing, in order, within the transaction that there is."""
+    from alembic.operations import Operations  # noqa: PLC0415, once in the life of a store
+    from alembic.runtime.migration import MigrationContext  # noqa: PLC0415
+    from alembic.script import ScriptDirectory  # noqa: PLC0415
 
-    config = Config()
-    config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
-    config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+    scripts = ScriptDirectory(str(_MIGRATIONS))
+    context = MigrationContext.configure(connection)
+    missing = list(scripts.walk_revisions(context.get_current_revision() or "base", "head"))
+    with Operations.context(context):
+        for revision in reversed(missing):
+            if revision.revision != context.get_current_revision():
+                revision.module.upgrade()
+    context.stamp(scripts, "head")
 
 
 def _without_password(url: str) -> str:

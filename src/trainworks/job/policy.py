@@ -59,7 +59,7 @@ __all__ = [
 ]
 
 MOST_ESTIMATES = 1000
-"""So many jobs at the front of the line get an estimate of their start; further back it would be dear and worth little."""
+"""So many jobs at the front of the line get an estimate of their start; further back it is dear and worth little."""
 
 
 def decide(snapshot: Snapshot) -> Decision:

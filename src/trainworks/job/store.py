@@ -285,10 +285,10 @@ class JobStore:
         """Write down why jobs wait: reason, detail, position and estimated start of each."""
         if not pending:
             return
-        waits = [str(state) for state in JobState if state.waits]
+        waits = sa.or_(*(jobs.c.state == str(state) for state in JobState if state.waits))
         statement = (
             sa.update(jobs)
-            .where((jobs.c.id == sa.bindparam("job")) & jobs.c.state.in_(waits))
+            .where((jobs.c.id == sa.bindparam("job")) & waits)
             .values({name: sa.bindparam(f"new_{name}") for name in ("reason", "detail", "position", "starts_at")})
         )
         rows = [

@@ -103,6 +103,14 @@ class Engine(abc.ABC):
         """Let a held job start."""
 
     @abc.abstractmethod
+    def retry(self, handle: str) -> None:
+        """Put a job that has ended without success back into the queue, with the run directory that it has.
+
+        Raises:
+            UsageError: it has not ended, or it has succeeded.
+        """
+
+    @abc.abstractmethod
     def nodes(self) -> list[NodeFacts]:
         """All nodes, in order of their names."""
 
