@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from trainworks.errors import UsageError
-from trainworks.job.placement import gang_on, place, size_of
+from trainworks.job.placement import Terrain, place
 from trainworks.job.reasons import amounts_text, count_of, joined, share_text
 from trainworks.job.snapshot import Node, Shape
 
@@ -21,7 +21,7 @@ def check_feasible(shape: Shape, nodes: Iterable[Node]) -> None:
         UsageError: with what is there, and what would fit.
     """
     known = sorted((node for node in nodes if node.name not in shape.exclude), key=lambda node: node.name)
-    if gang_on(known, shape).candidates:
+    if Terrain(known).gang(shape).candidates:
         return
     smaller = what_fits(shape, known)
     if smaller is None:
@@ -40,10 +40,10 @@ def what_fits(shape: Shape, nodes: Sequence[Node]) -> Shape | None:
     if not of_kind:
         most = max(nodes, key=lambda node: (node.accelerators, node.cores, node.memory_bytes))
         return what_fits(replace(shape, accelerator=most.accelerator), nodes)
-    if not gang_on(of_kind, replace(shape, nodes_min=1)).candidates:
+    terrain = Terrain(of_kind)
+    if not terrain.gang(replace(shape, nodes_min=1)).candidates:
         shape = _clipped(shape, of_kind)
-    alone = gang_on(of_kind, replace(shape, nodes_min=1))
-    count = len(place(alone, [size_of(node) for node in of_kind], most=shape.nodes_min))
+    count = len(place(terrain.gang(replace(shape, nodes_min=1)), terrain.sizes, most=shape.nodes_min))
     return replace(shape, nodes_min=count, nodes_max=max(count, min(shape.nodes_max, len(of_kind))))
 
 
@@ -78,7 +78,7 @@ def _what_is_there(shape: Shape, nodes: Sequence[Node]) -> str:
     of_kind = [node for node in nodes if shape.accelerator in (None, node.accelerator)]
     if not of_kind:
         return f"no node has {shape.accelerator}, but {joined(kinds) or 'no accelerators'}"
-    able = [node for node in of_kind if gang_on([node], replace(shape, nodes_min=1)).candidates]
+    able = [node for node in of_kind if Terrain([node]).gang(replace(shape, nodes_min=1)).candidates]
     if len(able) >= shape.nodes_min:
         return "no rack has as many"
     if able:
@@ -89,7 +89,7 @@ def _what_is_there(shape: Shape, nodes: Sequence[Node]) -> str:
 def _most(shape: Shape, nodes: Sequence[Node]) -> str:
     """What the nodes have at most of what is wanted; the numbers alone if that is accelerators only."""
     accelerators = max(node.accelerators for node in nodes)
-    up_to = "up to " if len({size_of(node) for node in nodes}) > 1 else ""
+    up_to = "up to " if len(set(Terrain(nodes).sizes)) > 1 else ""
     text = amounts_text(
         accelerators if shape.accelerators_per_node else 0,
         shape.accelerator,
