@@ -16,7 +16,7 @@ import random
 import statistics
 import time
 
-from trainworks.job.policy import Decision, Node, Running, Shape, Snapshot, Waiting, decide
+from trainworks.job.policy import Node, Running, Shape, Snapshot, Waiting, decide
 
 NODES = 64
 GOAL_MS = 100.0
@@ -39,7 +39,7 @@ def main() -> None:
     for row in rows:
         print(
             f"{row['kind']:9}{row['queued']:7,} queued {row['ms']:7.1f} ms ({row['least_ms']:.1f})"
-            f"  {row['ratio']:5.1f} times sorting  {row['running']:3} run, {row['starts']} start, {row['estimates']:5,} estimates"
+            f"  {row['ratio']:5.1f} times sorting  {row['running']:3} run, {row['starts']:2} start"
         )
 
 
@@ -62,12 +62,7 @@ def measure(kind: str, queued: int, rounds: int) -> dict[str, object]:
         "ratio": statistics.median(ratios),
         "running": len(snapshot.running),
         "starts": len(decision.starts),
-        "estimates": estimates(decision),
     }
-
-
-def estimates(decision: Decision) -> int:
-    return sum(pending.starts_at is not None for pending in decision.pending.values())
 
 
 def busy_cluster(kind: str, queued: int, seed: int) -> Snapshot:

@@ -10,37 +10,10 @@ from itertools import combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.job.queues import Played, node, shape, snapshot, waiting
+from tests.job.queues import NAMES, NODES, SHAPES, Played, node, shape, snapshot, waiting
 from trainworks.job.policy import Decision, Node, Reason, Running, Shape, Snapshot, Waiting, decide
 
-NAMES = [f"n{number}" for number in range(1, 6)]
 LIMITS = st.sampled_from([60.0, 300.0, 1000.0, 3600.0])
-
-SHAPES = st.builds(
-    lambda least, more, **fields: shape(nodes_min=least, nodes_max=least + more, **fields),
-    least=st.integers(1, 3),
-    more=st.integers(0, 2),
-    accelerators=st.sampled_from([0, 1, 2, 3, 4, 8]),
-    cores_per_node=st.sampled_from([0.0, 0.5, 8.0, 24.0]),
-    memory_per_node_bytes=st.sampled_from([0, 10**9, 200 * 10**9]),
-    accelerator=st.sampled_from([None, None, "A100"]),
-    exclude=st.frozensets(st.sampled_from(NAMES), max_size=1),
-    same_rack=st.booleans(),
-)
-
-NODES = st.lists(
-    st.builds(
-        node,
-        st.sampled_from(NAMES),
-        st.sampled_from([0, 4, 8, 8]),
-        rack=st.sampled_from(["a", "b", None]),
-        drained=st.sampled_from([None, None, None, "disk"]),
-        alive=st.sampled_from([True, True, True, False]),
-    ),
-    min_size=1,
-    max_size=5,
-    unique_by=lambda one: one.name,
-)
 
 
 def queues(limits: st.SearchStrategy[float | None], most: int = 12) -> st.SearchStrategy[list[Waiting]]:

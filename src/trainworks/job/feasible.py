@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -81,22 +80,29 @@ def _what_is_there(shape: Shape, nodes: Sequence[Node]) -> str:
     able = [node for node in of_kind if Terrain([node]).gang(replace(shape, nodes_min=1)).candidates]
     if len(able) >= shape.nodes_min:
         return "no rack has as many"
+    if len(able) == len(of_kind):
+        return f"{_there_are(len(able))} like that"
     if able:
-        return f"{count_of(len(able), 'node')} of {len(nodes)} {'has' if len(able) == 1 else 'have'} that"
-    return f"there {'is' if len(of_kind) == 1 else 'are'} {count_of(len(of_kind), 'node')} with {_most(shape, of_kind)}"
+        return f"{len(able)} of {count_of(len(of_kind), 'node')} {'is' if len(able) == 1 else 'are'} like that"
+    return f"{_there_are(len(of_kind))} with {_most(shape, of_kind)}"
+
+
+def _there_are(count: int) -> str:
+    return f"there {'is' if count == 1 else 'are'} {count_of(count, 'node')}"
 
 
 def _most(shape: Shape, nodes: Sequence[Node]) -> str:
-    """What the nodes have at most of what is wanted; the numbers alone if that is accelerators only."""
+    """What the nodes have at most of what is wanted."""
     accelerators = max(node.accelerators for node in nodes)
-    up_to = "up to " if len(set(Terrain(nodes).sizes)) > 1 else ""
     text = amounts_text(
         accelerators if shape.accelerators_per_node else 0,
         shape.accelerator,
         max(node.cores for node in nodes) if shape.cores_per_node else 0,
         max(node.memory_bytes for node in nodes) if shape.memory_per_node_bytes else 0,
     )
-    return f"{up_to}{text}" if text and (accelerators or not shape.accelerators_per_node) else "no accelerators"
+    if shape.accelerators_per_node and not accelerators:
+        return "no accelerators"
+    return text if len(set(Terrain(nodes).sizes)) == 1 else f"up to {text}"
 
 
 def _changes(wanted: Shape, smaller: Shape) -> str:
@@ -104,12 +110,12 @@ def _changes(wanted: Shape, smaller: Shape) -> str:
     changes = []
     if smaller.nodes_min != wanted.nodes_min:
         changes.append(f"`num_nodes: {smaller.nodes_min}`")
-    accelerators = (smaller.accelerators_per_node, smaller.accelerator)
-    if accelerators != (wanted.accelerators_per_node, wanted.accelerator):
-        kind = f"{smaller.accelerator}:" if smaller.accelerator else ""
-        changes.append(f"`accelerators: {kind}{accelerators[0]}`" if accelerators[0] else "no `accelerators`")
+    count, kind = smaller.accelerators_per_node, smaller.accelerator
+    if (count, kind) != (wanted.accelerators_per_node, wanted.accelerator):
+        text = f"`accelerators: {f'{kind}:' if kind else ''}{count}`"
+        changes.append(text if count else "leave out `accelerators`")
     if smaller.cores_per_node != wanted.cores_per_node:
         changes.append(f"`cpus: {smaller.cores_per_node:g}`")
     if smaller.memory_per_node_bytes != wanted.memory_per_node_bytes:
-        changes.append(f"`memory: {math.floor(smaller.memory_per_node_bytes / 1e8) / 10:g}`")
+        changes.append(f"`memory: {smaller.memory_per_node_bytes / 1e9:g}`")
     return ", ".join(changes)
