@@ -22,7 +22,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainworks.job.placement import Amounts, Board, Gang, lesser, minus, place, plus
+from trainworks.job.placement import Amounts, Board, Gang, fits, lesser, minus, place, plus
 
 __all__ = ["Backfill", "Reservation", "reserve"]
 
@@ -48,7 +48,7 @@ def reserve(gang: Gang, board: Board) -> Reservation:
             later[index] = plus(later[index], stay.need)
         if position + 1 < len(ends) and ends[position + 1].ends_at == stay.ends_at:
             continue
-        nodes = place(gang, later, most=gang.nodes_min)
+        nodes = place(gang, later, most=gang.nodes_min, fullest_by=board.free)
         if nodes:
             for index in nodes:
                 later[index] = minus(later[index], gang.need)
@@ -73,12 +73,13 @@ class Backfill:
         self._ends_by = -math.inf if reservation.starts_at is None else reservation.starts_at
         self._others = reservation.others
         self._beside = [lesser(*pair) for pair in zip(board.free, self._others, strict=True)]
+        self._most = (self._most_of(self._beside), self._most_of(board.free))
         self._failed: set[tuple[int, bool]] = set()
 
     def start(self, gang: Gang, time_limit_s: float | None) -> list[int]:
         """The nodes of a job that starts now, already taken; none if it does not fit or would delay the head."""
         is_short = time_limit_s is not None and self._board.now + time_limit_s <= self._ends_by
-        if (gang.number, is_short) in self._failed:
+        if not fits(gang.need, self._most[is_short]) or (gang.number, is_short) in self._failed:
             return []
         nodes = place(gang, self._board.free if is_short else self._beside)
         if not nodes:
@@ -89,4 +90,11 @@ class Backfill:
             if not is_short:
                 self._others[index] = minus(self._others[index], gang.need)
             self._beside[index] = lesser(self._board.free[index], self._others[index])
+        self._most = (self._most_of(self._beside), self._most_of(self._board.free))
         return nodes
+
+    @staticmethod
+    def _most_of(free: Sequence[Amounts]) -> Amounts:
+        """Of each resource, the most that is free on any node: who needs more need not be looked at."""
+        cores, accelerators, memory = zip(*free, strict=True)
+        return (max(cores), max(accelerators), max(memory))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from trainworks.errors import UsageError
-from trainworks.job.placement import gang_on, place, size_of
+from trainworks.job.placement import Terrain, place
 from trainworks.job.reasons import amounts_text, count_of, joined, share_text
 from trainworks.job.snapshot import Node, Shape
 
@@ -21,7 +20,7 @@ def check_feasible(shape: Shape, nodes: Iterable[Node]) -> None:
         UsageError: with what is there, and what would fit.
     """
     known = sorted((node for node in nodes if node.name not in shape.exclude), key=lambda node: node.name)
-    if gang_on(known, shape).candidates:
+    if Terrain(known).gang(shape).candidates:
         return
     smaller = what_fits(shape, known)
     if smaller is None:
@@ -40,10 +39,10 @@ def what_fits(shape: Shape, nodes: Sequence[Node]) -> Shape | None:
     if not of_kind:
         most = max(nodes, key=lambda node: (node.accelerators, node.cores, node.memory_bytes))
         return what_fits(replace(shape, accelerator=most.accelerator), nodes)
-    if not gang_on(of_kind, replace(shape, nodes_min=1)).candidates:
+    terrain = Terrain(of_kind)
+    if not terrain.gang(replace(shape, nodes_min=1)).candidates:
         shape = _clipped(shape, of_kind)
-    alone = gang_on(of_kind, replace(shape, nodes_min=1))
-    count = len(place(alone, [size_of(node) for node in of_kind], most=shape.nodes_min))
+    count = len(place(terrain.gang(replace(shape, nodes_min=1)), terrain.sizes, most=shape.nodes_min))
     return replace(shape, nodes_min=count, nodes_max=max(count, min(shape.nodes_max, len(of_kind))))
 
 
@@ -78,25 +77,32 @@ def _what_is_there(shape: Shape, nodes: Sequence[Node]) -> str:
     of_kind = [node for node in nodes if shape.accelerator in (None, node.accelerator)]
     if not of_kind:
         return f"no node has {shape.accelerator}, but {joined(kinds) or 'no accelerators'}"
-    able = [node for node in of_kind if gang_on([node], replace(shape, nodes_min=1)).candidates]
+    able = [node for node in of_kind if Terrain([node]).gang(replace(shape, nodes_min=1)).candidates]
     if len(able) >= shape.nodes_min:
         return "no rack has as many"
+    if len(able) == len(of_kind):
+        return f"{_there_are(len(able))} like that"
     if able:
-        return f"{count_of(len(able), 'node')} of {len(nodes)} {'has' if len(able) == 1 else 'have'} that"
-    return f"there {'is' if len(of_kind) == 1 else 'are'} {count_of(len(of_kind), 'node')} with {_most(shape, of_kind)}"
+        return f"{len(able)} of {count_of(len(of_kind), 'node')} {'is' if len(able) == 1 else 'are'} like that"
+    return f"{_there_are(len(of_kind))} with {_most(shape, of_kind)}"
+
+
+def _there_are(count: int) -> str:
+    return f"there {'is' if count == 1 else 'are'} {count_of(count, 'node')}"
 
 
 def _most(shape: Shape, nodes: Sequence[Node]) -> str:
-    """What the nodes have at most of what is wanted; the numbers alone if that is accelerators only."""
+    """What the nodes have at most of what is wanted."""
     accelerators = max(node.accelerators for node in nodes)
-    up_to = "up to " if len({size_of(node) for node in nodes}) > 1 else ""
     text = amounts_text(
         accelerators if shape.accelerators_per_node else 0,
         shape.accelerator,
         max(node.cores for node in nodes) if shape.cores_per_node else 0,
         max(node.memory_bytes for node in nodes) if shape.memory_per_node_bytes else 0,
     )
-    return f"{up_to}{text}" if text and (accelerators or not shape.accelerators_per_node) else "no accelerators"
+    if shape.accelerators_per_node and not accelerators:
+        return "no accelerators"
+    return text if len(set(Terrain(nodes).sizes)) == 1 else f"up to {text}"
 
 
 def _changes(wanted: Shape, smaller: Shape) -> str:
@@ -104,12 +110,12 @@ def _changes(wanted: Shape, smaller: Shape) -> str:
     changes = []
     if smaller.nodes_min != wanted.nodes_min:
         changes.append(f"`num_nodes: {smaller.nodes_min}`")
-    accelerators = (smaller.accelerators_per_node, smaller.accelerator)
-    if accelerators != (wanted.accelerators_per_node, wanted.accelerator):
-        kind = f"{smaller.accelerator}:" if smaller.accelerator else ""
-        changes.append(f"`accelerators: {kind}{accelerators[0]}`" if accelerators[0] else "no `accelerators`")
+    count, kind = smaller.accelerators_per_node, smaller.accelerator
+    if (count, kind) != (wanted.accelerators_per_node, wanted.accelerator):
+        text = f"`accelerators: {f'{kind}:' if kind else ''}{count}`"
+        changes.append(text if count else "leave out `accelerators`")
     if smaller.cores_per_node != wanted.cores_per_node:
         changes.append(f"`cpus: {smaller.cores_per_node:g}`")
     if smaller.memory_per_node_bytes != wanted.memory_per_node_bytes:
-        changes.append(f"`memory: {math.floor(smaller.memory_per_node_bytes / 1e8) / 10:g}`")
+        changes.append(f"`memory: {smaller.memory_per_node_bytes / 1e9:g}`")
     return ", ".join(changes)

@@ -15,7 +15,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable
 
-from trainworks.job.placement import Amounts, Board, Gang, size_of
+from trainworks.job.placement import Amounts, Board, Gang
 
 __all__ = ["Forecast"]
 
@@ -28,10 +28,10 @@ class Forecast:
 
     def __init__(self, board: Board) -> None:
         self._now = board.now
-        self._sizes = [size_of(node) for node in board.nodes]
+        self._sizes = board.terrain.sizes
         stays = [*board.occupied, *(stay for _, stay in board.leaving)]
         self._next_end = min((stay.ends_at for stay in stays), default=math.inf)
-        taken: list[list[float]] = [[] for _ in board.nodes]
+        taken: list[list[float]] = [[] for _ in self._sizes]
         for stay in stays:
             for index in stay.nodes:
                 taken[index] += [stay.ends_at] * _parts(stay.need, self._sizes[index])
@@ -66,7 +66,8 @@ class Forecast:
     def _parts_of(self, gang: Gang) -> list[int]:
         found = self._parts.get(gang.need)
         if found is None:
-            found = self._parts[gang.need] = [_parts(gang.need, size) for size in self._sizes]
+            by_size = {size: _parts(gang.need, size) for size in set(self._sizes)}
+            found = self._parts[gang.need] = [by_size[size] for size in self._sizes]
         return found
 
     def _put(self, index: int, parts: int, ends_at: float) -> None:

@@ -7,15 +7,19 @@ are fullest already, accelerators first, so that whole nodes stay free for those
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 
 from trainworks.job.snapshot import Node, Running, Shape, Snapshot
 
-__all__ = ["Amounts", "Board", "Gang", "Occupied", "fits", "gang_on", "minus", "need_of", "place", "plus", "size_of"]
+__all__ = ["Amounts", "Board", "Gang", "Occupied", "Terrain", "fits", "lesser", "minus", "need_of", "place", "plus"]
 
 Amounts = tuple[int, int, int]
 """Thousandths of cores, accelerators, bytes of memory: whole numbers, whose sums do not depend on their order."""
+
+_ENDLESS: Amounts = (2**63, 2**63, 2**63)
 
 
 def need_of(shape: Shape) -> Amounts:
@@ -39,6 +43,11 @@ def minus(one: Amounts, other: Amounts) -> Amounts:
     return (one[0] - other[0], one[1] - other[1], one[2] - other[2])
 
 
+def lesser(one: Amounts, other: Amounts) -> Amounts:
+    """The lesser of each amount."""
+    return (min(one[0], other[0]), min(one[1], other[1]), min(one[2], other[2]))
+
+
 def fits(need: Amounts, free: Amounts) -> bool:
     """Whether all three suffice. An overcommitted node takes nothing."""
     return need[0] <= free[0] and need[1] <= free[1] and need[2] <= free[2]
@@ -46,7 +55,7 @@ def fits(need: Amounts, free: Amounts) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gang:
-    """A shape on given nodes, which are numbered in the order of their names."""
+    """A shape on given nodes, which go by their numbers."""
 
     number: int
     """The same for equal shapes."""
@@ -59,43 +68,77 @@ class Gang:
     """Rack of each candidate, where all must stand in one."""
 
 
-def gang_on(nodes: Sequence[Node], shape: Shape, number: int = 0) -> Gang:
-    """The gang of that shape on these nodes, used or not."""
-    need = need_of(shape)
-    found = [
-        index
-        for index, node in enumerate(nodes)
-        if node.name not in shape.exclude
-        and shape.accelerator in (None, node.accelerator)
-        and fits(need, size_of(node))
-    ]
-    racks = None
-    if shape.same_rack:
-        racks = {index: _rack(nodes[index]) for index in found}
-        together = list(racks.values())
-        found = [index for index in found if together.count(racks[index]) >= shape.nodes_min]
-    return Gang(
-        number=number,
-        need=need,
-        nodes_min=shape.nodes_min,
-        nodes_max=shape.nodes_max,
-        candidates=found if len(found) >= shape.nodes_min else (),
-        racks=racks,
-    )
+class Terrain:
+    """Nodes in the order of their names, as gangs see them: whole, used or not."""
+
+    def __init__(self, nodes: Iterable[Node]) -> None:
+        self.nodes = sorted(nodes, key=lambda node: node.name)
+        self.sizes = [size_of(node) for node in self.nodes]
+        self.numbers = {node.name: index for index, node in enumerate(self.nodes)}
+        self._gangs: dict[Shape, Gang] = {}
+        self._allowed: dict[tuple[str | None, frozenset[str]], tuple[list[int], Amounts]] = {}
+
+    def gang(self, shape: Shape) -> Gang:
+        """The gang of a shape on these nodes."""
+        found = self._gangs.get(shape)
+        if found is None:
+            found = self._gangs[shape] = self._gang_of(shape)
+        return found
+
+    def _gang_of(self, shape: Shape) -> Gang:
+        need = need_of(shape)
+        candidates, least = self._allowed_for(shape)
+        if not fits(need, least):
+            candidates = [index for index in candidates if fits(need, self.sizes[index])]
+        racks = None
+        if shape.same_rack:
+            racks = {index: _rack(self.nodes[index]) for index in candidates}
+            together = Counter(racks.values())
+            candidates = [index for index in candidates if together[racks[index]] >= shape.nodes_min]
+        return Gang(
+            number=len(self._gangs),
+            need=need,
+            nodes_min=shape.nodes_min,
+            nodes_max=shape.nodes_max,
+            candidates=candidates if len(candidates) >= shape.nodes_min else (),
+            racks=racks,
+        )
+
+    def _allowed_for(self, shape: Shape) -> tuple[list[int], Amounts]:
+        """The nodes of the right kind that are not excluded, and what each of them has at least."""
+        key = (shape.accelerator, shape.exclude)
+        if key not in self._allowed:
+            allowed = [
+                index
+                for index, node in enumerate(self.nodes)
+                if node.name not in shape.exclude and shape.accelerator in (None, node.accelerator)
+            ]
+            self._allowed[key] = (allowed, reduce(lesser, (self.sizes[index] for index in allowed), _ENDLESS))
+        return self._allowed[key]
 
 
 def _rack(node: Node) -> str:
     return f"rack {node.rack}" if node.rack is not None else f"node {node.name}"
 
 
-def place(gang: Gang, free: Sequence[Amounts], most: int | None = None) -> list[int]:
-    """The nodes that the gang gets of what is free, at most `most`; none if it does not fit."""
+def place(
+    gang: Gang, free: Sequence[Amounts], *, most: int | None = None, fullest_by: Sequence[Amounts] | None = None
+) -> list[int]:
+    """The nodes that the gang gets of what is free; none if it does not fit.
+
+    Args:
+        gang: what to place.
+        free: of each node.
+        most: nodes to take at most; those of the gang when None.
+        fullest_by: where the fullest nodes come first by something else than `free`.
+    """
+    order = free if fullest_by is None else fullest_by
     cores, accelerators, memory = gang.need
     found = []
     for index in gang.candidates:
         there = free[index]
         if accelerators <= there[1] and cores <= there[0] and memory <= there[2]:
-            found.append((there[1], there[0], index))
+            found.append((order[index][1], order[index][0], index))
     if len(found) < gang.nodes_min:
         return []
     most = gang.nodes_max if most is None else most
@@ -130,8 +173,7 @@ class Board:
     """The nodes in service, and what of them is free while a decision is made."""
 
     now: float
-    nodes: list[Node]
-    numbers: dict[str, int]
+    terrain: Terrain
     unused: list[Amounts]
     """What nobody has at this moment."""
     soon: list[Amounts]
@@ -142,15 +184,12 @@ class Board:
     """By jobs that run on, that start and that have a promise."""
     leaving: list[tuple[Running, Occupied]] = field(default_factory=list)
     """By jobs that are ending, until they have gone at the latest."""
-    gangs: dict[Shape, Gang] = field(default_factory=dict)
 
     @classmethod
     def of(cls, snapshot: Snapshot) -> Board:
         """The board before anything is decided."""
-        nodes = sorted((node for node in snapshot.nodes if node.in_service), key=lambda node: node.name)
-        sizes = [size_of(node) for node in nodes]
-        numbers = {node.name: index for index, node in enumerate(nodes)}
-        board = cls(snapshot.now, nodes, numbers, sizes, list(sizes), list(sizes))
+        terrain = Terrain(node for node in snapshot.nodes if node.in_service)
+        board = cls(snapshot.now, terrain, list(terrain.sizes), list(terrain.sizes), list(terrain.sizes))
         for job in sorted(snapshot.running, key=lambda job: job.job_id):
             stay = board.stay_of(job)
             board._take(stay, board.unused, board.soon)
@@ -161,16 +200,9 @@ class Board:
 
     def stay_of(self, job: Running) -> Occupied:
         """What a running job has of the nodes in service. One beyond its limit is about to be ended."""
-        nodes = [self.numbers[name] for name in job.nodes if name in self.numbers]
+        nodes = [self.terrain.numbers[name] for name in job.nodes if name in self.terrain.numbers]
         ends_at = math.inf if job.time_limit_s is None else max(self.now, job.started_at + job.time_limit_s)
         return Occupied(ends_at=ends_at, need=need_of(job.shape), nodes=nodes)
-
-    def gang(self, shape: Shape) -> Gang:
-        """The gang of a shape on this board."""
-        found = self.gangs.get(shape)
-        if found is None:
-            found = self.gangs[shape] = gang_on(self.nodes, shape, len(self.gangs))
-        return found
 
     def start(self, gang: Gang, nodes: Sequence[int], time_limit_s: float | None) -> None:
         """Give nodes to a job that starts now."""
@@ -207,8 +239,3 @@ class Board:
     def _settle(self, nodes: Iterable[int]) -> None:
         for index in nodes:
             self.free[index] = lesser(self.unused[index], self.soon[index])
-
-
-def lesser(one: Amounts, other: Amounts) -> Amounts:
-    """The lesser of each amount."""
-    return (min(one[0], other[0]), min(one[1], other[1]), min(one[2], other[2]))

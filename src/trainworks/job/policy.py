@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from trainworks.job.backfill import Backfill, reserve
 from trainworks.job.feasible import check_feasible
 from trainworks.job.forecast import Forecast
-from trainworks.job.placement import Board, Gang, fits, place
+from trainworks.job.placement import Board, Gang, Terrain, fits, place
 from trainworks.job.preemption import jobs_to_preempt
 from trainworks.job.reasons import leaving_text, short_text, unavailable_text
 from trainworks.job.snapshot import (
@@ -121,7 +121,8 @@ class _Service:
     """Serves the jobs in line, one after the other."""
 
     def __init__(self, snapshot: Snapshot, board: Board) -> None:
-        self._snapshot = snapshot
+        self._running = snapshot.running
+        self._everywhere = Terrain(snapshot.nodes)
         self._board = board
         self._unavailable: dict[int, str] = {}
         self.starts: list[Start] = []
@@ -130,7 +131,7 @@ class _Service:
 
     def serve(self, job: Waiting) -> bool:
         """Do for a job what can be done; False if that is nothing, so that all behind it have to mind it."""
-        gang = self._board.gang(job.shape)
+        gang = self._board.terrain.gang(job.shape)
         if not gang.candidates:
             self._wait_for_nodes(job, gang)
             return True
@@ -146,7 +147,7 @@ class _Service:
 
     def backfill(self, head: Waiting, others: Sequence[Waiting]) -> None:
         """Reserve for the head, and start of the others what does not delay it."""
-        board, gang = self._board, self._board.gang(head.shape)
+        board, gang = self._board, self._board.terrain.gang(head.shape)
         reservation = reserve(gang, board)
         self.waits.append(
             _Wait(
@@ -161,7 +162,7 @@ class _Service:
         filling = Backfill(board, reservation)
         behind = f"behind job {head.job_id} (priority {head.priority})"
         for job in others:
-            gang = board.gang(job.shape)
+            gang = board.terrain.gang(job.shape)
             if not gang.candidates:
                 self._wait_for_nodes(job, gang)
             elif nodes := filling.start(gang, job.time_limit_s):
@@ -170,18 +171,18 @@ class _Service:
                 self.waits.append(_Wait(job, Reason.PRIORITY, behind, None, gang))
 
     def _started(self, job: Waiting, nodes: Sequence[int]) -> None:
-        names = tuple(self._board.nodes[index].name for index in nodes)
+        names = tuple(self._board.terrain.nodes[index].name for index in nodes)
         self.starts.append(Start(job_id=job.job_id, nodes=names))
 
     def _wait_for_nodes(self, job: Waiting, gang: Gang) -> None:
         if gang.number not in self._unavailable:
-            self._unavailable[gang.number] = unavailable_text(job.shape, self._snapshot.nodes)
+            self._unavailable[gang.number] = unavailable_text(job.shape, self._everywhere)
         self.waits.append(_Wait(job, Reason.NODES_UNAVAILABLE, self._unavailable[gang.number]))
 
     def _preempt(self, job: Waiting, gang: Gang) -> list[int]:
         """Ask jobs to give way; the nodes that the gang gets for it, if any."""
         board = self._board
-        chosen = jobs_to_preempt(gang, job.priority, board, self._snapshot.running)
+        chosen = jobs_to_preempt(gang, job.priority, board, self._running)
         starts_at = reserve(gang, board).starts_at if chosen else None
         gone_by = board.now + max((other.grace_s for other in chosen), default=0.0)
         if not chosen or (starts_at is not None and starts_at <= gone_by):

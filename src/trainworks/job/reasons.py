@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from trainworks.job.placement import Board, Gang, fits, gang_on
+from trainworks.job.placement import Board, Gang, Terrain, fits
 from trainworks.job.snapshot import Node, Shape
 from trainworks.units import format_bytes
 
@@ -34,14 +34,14 @@ def short_text(shape: Shape, gang: Gang, board: Board) -> str:
     return f"{needs_text(shape)}; {_have(most, 'node')} that free in the emptiest rack"
 
 
-def unavailable_text(shape: Shape, nodes: Iterable[Node]) -> str:
-    """That the nodes which a gang could take are not in service, or excluded."""
-    known = sorted(nodes, key=lambda node: node.name)
-    alone = [node for node in known if gang_on([node], replace(shape, nodes_min=1, exclude=frozenset())).candidates]
-    missing = [f"{node.name} {why}" for node in alone if (why := _why_not(node, shape))]
+def unavailable_text(shape: Shape, everywhere: Terrain) -> str:
+    """That too few of the nodes which a gang could take are in service and not excluded."""
+    alone = everywhere.gang(replace(shape, nodes_min=1, exclude=frozenset()))
+    able = [everywhere.nodes[index] for index in alone.candidates]
+    missing = [f"{node.name} {why}" for node in able if (why := _why_not(node, shape))]
     more = len(missing) - _MOST_NODES
     named = missing[:_MOST_NODES] + ([f"{more} more"] if more > 0 else [])
-    text = f"{needs_text(shape)}; {_have(len(alone) - len(missing), 'node')} that and can be taken"
+    text = f"{needs_text(shape)}; {_have(len(able) - len(missing), 'node')} that and can be taken"
     return f"{text}: {joined(named)}" if named else text
 
 
