@@ -25,6 +25,7 @@ __all__ = [
     "Forked",
     "Output",
     "adopt_orphans",
+    "detach",
     "die_with",
     "die_with_parent",
     "end_descendants",
@@ -192,6 +193,18 @@ def spawn(
             pass_fds=tuple(pass_fds),
         )
     return Child(process)
+
+
+def detach(command: Sequence[str], *, log: Path, folder: Path) -> None:
+    """Start a process that is nobody's child: it survives us, and we need not wait for it.
+
+    Args:
+        command: argument vector; the shell in between gets it as arguments, not as text.
+        log: file that receives stdout and stderr.
+        folder: working folder.
+    """
+    script = '"$@" < /dev/null >> "$0" 2>&1 &'
+    subprocess.run(["/bin/sh", "-c", script, str(log), *command], cwd=folder, start_new_session=True, check=True)
 
 
 def fork(

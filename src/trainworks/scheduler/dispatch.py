@@ -28,7 +28,7 @@ from trainworks.scheduler.store_place import (
 
 __all__ = ["main", "wake"]
 
-_LINGERS_S = 30.0
+_LINGERS_S = 10.0
 """After the last job has ended, for the next one to start at once."""
 _LOOK_S = 0.25
 """Between two looks, where nothing happens: states of running jobs, time limits."""
@@ -39,12 +39,7 @@ _TAKES_OVER_S = 5.0
 def wake() -> None:
     """Have a dispatcher look at the store now; starts one if there is none."""
     if not _knock():
-        process.spawn(
-            process.python_module("trainworks.scheduler.dispatch"),
-            log=dispatcher_log(),
-            folder=Path("/"),
-            new_session=True,
-        )
+        process.detach(process.python_module("trainworks.scheduler.dispatch"), log=dispatcher_log(), folder=Path("/"))
 
 
 def _knock() -> bool:

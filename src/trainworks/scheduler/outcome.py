@@ -11,7 +11,7 @@ from trainworks.record.status import RunStatus
 
 __all__ = ["Outcome", "outcome_of"]
 
-_MAX_LAUNCHES = 3
+_MAX_LAUNCHES = 5
 """A supervisor that dies before it has started anything is started anew so often."""
 
 
@@ -36,7 +36,8 @@ def outcome_of(job: JobRow, status: RunStatus) -> Outcome:
     | stopped                 | nobody, or a person   | stopped                               |
     | stopped                 | for another job       | waits again, no restart counted       |
     | stopped                 | its time was over     | failed, `time_limit`                  |
-    | none: it never began    | nobody                | waits again, three times              |
+    | it was not launched yet | nobody                | waits again                           |
+    | none: it never began    | nobody                | waits again, five times               |
     | in the middle           | a person, or its time | stopped, or failed with `time_limit`  |
     | in the middle           | nobody                | waits again if it may; else failed    |
     """
@@ -45,6 +46,8 @@ def outcome_of(job: JobRow, status: RunStatus) -> Outcome:
         return Outcome(state, status.cause, status.message, status.exit_code)
     if state is JobState.STOPPED or job.asked_to_end is not None:
         return _ended_on_request(job, status)
+    if state is JobState.QUEUED:  # whoever meant to launch it was killed before
+        return Outcome(JobState.QUEUED, Cause.CONTROLLER_ERROR, "its dispatcher was killed before the launch")
     return _never_began(job) if state is JobState.CREATED else _in_the_middle(job)
 
 
