@@ -388,6 +388,17 @@ def test_for_a_gang_jobs_on_several_nodes_give_way() -> None:
     assert preempted(decided(nodes(3), waiting(1, shape(count=2)), busy=busy)) == {7, 8}
 
 
+def test_a_job_is_spared_once_others_that_must_go_make_its_room() -> None:
+    """Job 6 on n1 is the least of all, but job 8 has to go for n2 and clears n1 as well."""
+    busy = [
+        low(6, shape(4), "n1", priority=5),
+        running(7, shape(4), "n2"),
+        low(8, shape(4, count=2), "n1", "n2", priority=20),
+        low(9, shape(), "n3"),
+    ]
+    assert preempted(decided(nodes(3), waiting(1, shape(4, count=3)), busy=busy)) == {8, 9}
+
+
 def test_one_gang_gives_way_to_another_rather_than_two_jobs() -> None:
     busy = [low(7, shape(), "n1"), low(8, shape(), "n2"), low(9, shape(count=2), "n3", "n4", priority=40)]
     assert preempted(decided(nodes(4), waiting(1, shape(count=2)), busy=busy)) == {9}
