@@ -243,6 +243,18 @@ def test_a_job_beyond_its_time_limit_is_about_to_go() -> None:
     assert waits(decided(nodes(1), waiting(1), busy=busy, now=HOUR + 5), 1).starts_at == HOUR + 5
 
 
+def test_the_head_is_not_promised_what_an_ending_job_may_still_have() -> None:
+    busy = [running(8, shape(), "n1", ending=True, grace_s=90.0), running(9, shape(), "n2", time_limit_s=60.0)]
+    assert waits(decided(nodes(2), waiting(1, shape(count=2)), busy=busy), 1).starts_at == 90.0
+
+
+def test_what_an_ending_job_leaves_is_not_lent_to_others() -> None:
+    """It may go at once, and then nothing but job 9 keeps the head waiting."""
+    busy = [running(8, shape(), "n1", ending=True, grace_s=90.0), running(9, shape(), "n2", time_limit_s=60.0)]
+    queue = [waiting(1, shape(count=3)), waiting(2, time_limit_s=61.0)]
+    assert not decided(nodes(3), *queue, busy=busy).starts
+
+
 def reserved(behind: Waiting, *more: Running) -> Decision:
     """Job 1 wants both nodes, of which n1 is in use for another hour."""
     busy = [running(9, shape(), "n1", time_limit_s=HOUR), *more]
