@@ -291,6 +291,11 @@ def test_long_jobs_share_what_the_reservation_leaves() -> None:
     assert set(started(decided(nodes(1), *queue, busy=busy))) == {2, 3}
 
 
+def test_what_ends_at_the_same_moment_is_left_to_others_too() -> None:
+    busy = [running(number, shape(2), "n1", time_limit_s=HOUR) for number in (8, 9)]
+    assert set(started(decided(nodes(1), waiting(1, shape(6)), waiting(2, shape(2)), busy=busy))) == {2}
+
+
 def test_short_jobs_use_what_long_ones_must_leave() -> None:
     busy = [running(9, shape(4), "n1", time_limit_s=HOUR)]
     queue = [waiting(1, shape(6)), waiting(2, shape(2)), waiting(3, shape(2), time_limit_s=60.0)]
