@@ -66,7 +66,7 @@ SHAPES = st.builds(
     more=st.integers(0, 2),
     accelerators=st.sampled_from([0, 1, 2, 3, 4, 8]),
     cores_per_node=st.sampled_from([0.0, 0.5, 8.0, 24.0]),
-    memory_per_node_bytes=st.sampled_from([0, 10**9, 200 * 10**9]),
+    memory_per_node_bytes=st.sampled_from([0, 10**9, 200 * 10**9, 300 * 10**9]),
     accelerator=st.sampled_from([None, None, "A100"]),
     exclude=st.frozensets(st.sampled_from(NAMES), max_size=1),
     same_rack=st.booleans(),

@@ -243,6 +243,18 @@ def test_a_job_beyond_its_time_limit_is_about_to_go() -> None:
     assert waits(decided(nodes(1), waiting(1), busy=busy, now=HOUR + 5), 1).starts_at == HOUR + 5
 
 
+def test_the_head_is_not_promised_what_an_ending_job_may_still_have() -> None:
+    busy = [running(8, shape(), "n1", ending=True, grace_s=90.0), running(9, shape(), "n2", time_limit_s=60.0)]
+    assert waits(decided(nodes(2), waiting(1, shape(count=2)), busy=busy), 1).starts_at == 90.0
+
+
+def test_what_an_ending_job_leaves_is_not_lent_to_others() -> None:
+    """It may go at once, and then nothing but job 9 keeps the head waiting."""
+    busy = [running(8, shape(), "n1", ending=True, grace_s=90.0), running(9, shape(), "n2", time_limit_s=60.0)]
+    queue = [waiting(1, shape(count=3)), waiting(2, time_limit_s=61.0)]
+    assert not decided(nodes(3), *queue, busy=busy).starts
+
+
 def reserved(behind: Waiting, *more: Running) -> Decision:
     """Job 1 wants both nodes, of which n1 is in use for another hour."""
     busy = [running(9, shape(), "n1", time_limit_s=HOUR), *more]
@@ -277,6 +289,11 @@ def test_long_jobs_share_what_the_reservation_leaves() -> None:
     busy = [running(9, shape(4), "n1", time_limit_s=HOUR)]
     queue = [waiting(1, shape(6)), *[waiting(number, shape(1)) for number in (2, 3, 4, 5)]]
     assert set(started(decided(nodes(1), *queue, busy=busy))) == {2, 3}
+
+
+def test_what_ends_at_the_same_moment_is_left_to_others_too() -> None:
+    busy = [running(number, shape(2), "n1", time_limit_s=HOUR) for number in (8, 9)]
+    assert set(started(decided(nodes(1), waiting(1, shape(6)), waiting(2, shape(2)), busy=busy))) == {2}
 
 
 def test_short_jobs_use_what_long_ones_must_leave() -> None:
@@ -386,6 +403,17 @@ def test_of_several_jobs_on_a_node_as_few_as_needed_give_way() -> None:
 def test_for_a_gang_jobs_on_several_nodes_give_way() -> None:
     busy = [low(7, shape(), "n1"), low(8, shape(), "n2"), low(9, shape(), "n3", priority=20)]
     assert preempted(decided(nodes(3), waiting(1, shape(count=2)), busy=busy)) == {7, 8}
+
+
+def test_a_job_is_spared_once_others_that_must_go_make_its_room() -> None:
+    """Job 6 on n1 is the least of all, but job 8 has to go for n2 and clears n1 as well."""
+    busy = [
+        low(6, shape(4), "n1", priority=5),
+        running(7, shape(4), "n2"),
+        low(8, shape(4, count=2), "n1", "n2", priority=20),
+        low(9, shape(), "n3"),
+    ]
+    assert preempted(decided(nodes(3), waiting(1, shape(4, count=3)), busy=busy)) == {8, 9}
 
 
 def test_one_gang_gives_way_to_another_rather_than_two_jobs() -> None:

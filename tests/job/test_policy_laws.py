@@ -197,6 +197,16 @@ def test_the_order_in_which_things_are_listed_does_not_matter(state: Snapshot, r
     assert decide(mixed) == decision
 
 
+@given(snapshots())
+def test_a_job_behind_the_head_is_not_said_to_start_now(state: Snapshot) -> None:
+    """Unless a job is beyond its limit or gets no grace, and about to go."""
+    ends = [job.started_at + (job.time_limit_s or 9999.0) for job in state.running]
+    ends += [state.now + job.grace_s for job in state.running if job.ending]
+    if all(end > state.now for end in ends):
+        waits = [one.starts_at for one in decide(state).pending.values() if one.reason is Reason.PRIORITY]
+        assert all(starts_at is None or starts_at > state.now for starts_at in waits)
+
+
 # Preemption
 
 

@@ -33,6 +33,8 @@ class Reservation:
 
     starts_at: float | None
     """At the latest; None where the running jobs have no known end."""
+    others_end_by: float
+    """When other jobs must have gone that do not keep to `others`."""
     nodes: Sequence[int]
     """Those it gets then; none are chosen while the moment is unknown."""
     others: list[Amounts]
@@ -52,8 +54,10 @@ def reserve(gang: Gang, board: Board) -> Reservation:
         if nodes:
             for index in nodes:
                 later[index] = minus(later[index], gang.need)
-            return Reservation(starts_at=stay.ends_at, nodes=nodes, others=later)
-    return Reservation(starts_at=None, nodes=(), others=_of_no_use(gang, board.free))
+            gone_by = [left.ends_at for _, left in board.leaving if not set(nodes).isdisjoint(left.nodes)]
+            starts_at = max([stay.ends_at, *gone_by])
+            return Reservation(starts_at=starts_at, others_end_by=stay.ends_at, nodes=nodes, others=later)
+    return Reservation(starts_at=None, others_end_by=-math.inf, nodes=(), others=_of_no_use(gang, board.free))
 
 
 def _of_no_use(gang: Gang, free: list[Amounts]) -> list[Amounts]:
@@ -70,7 +74,7 @@ class Backfill:
 
     def __init__(self, board: Board, reservation: Reservation) -> None:
         self._board = board
-        self._ends_by = -math.inf if reservation.starts_at is None else reservation.starts_at
+        self._ends_by = reservation.others_end_by
         self._others = reservation.others
         self._beside = [lesser(*pair) for pair in zip(board.free, self._others, strict=True)]
         self._most = (self._most_of(self._beside), self._most_of(board.free))

@@ -149,16 +149,8 @@ class _Service:
         """Reserve for the head, and start of the others what does not delay it."""
         board, gang = self._board, self._board.terrain.gang(head.shape)
         reservation = reserve(gang, board)
-        self.waits.append(
-            _Wait(
-                head,
-                Reason.RESOURCES,
-                short_text(head.shape, gang, board),
-                reservation.starts_at,
-                gang,
-                reservation.nodes,
-            )
-        )
+        short = short_text(head.shape, gang, board)
+        self.waits.append(_Wait(head, Reason.RESOURCES, short, reservation.starts_at, gang, reservation.nodes))
         filling = Backfill(board, reservation)
         behind = f"behind job {head.job_id} (priority {head.priority})"
         for job in others:
