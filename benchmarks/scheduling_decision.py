@@ -16,7 +16,8 @@ import random
 import statistics
 import time
 
-from trainworks.job.policy import Node, Running, Shape, Snapshot, Waiting, decide
+from trainworks.job.policy.decide import decide
+from trainworks.job.policy.snapshot import Node, Running, Shape, Snapshot, Waiting
 
 NODES = 64
 GOAL_MS = 100.0

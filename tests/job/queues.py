@@ -8,7 +8,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from trainworks.job.policy import Decision, Node, Running, Shape, Snapshot, Waiting, decide
+from trainworks.job.policy.decide import decide
+from trainworks.job.policy.snapshot import Decision, Node, Running, Shape, Snapshot, Waiting
 
 
 def node(name: str, accelerators: int = 8, **fields: Any) -> Node:

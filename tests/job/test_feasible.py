@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given
 
 from tests.job.queues import NODES, SHAPES, node, nodes, shape
-from trainworks.errors import UsageError
-from trainworks.job.feasible import check_feasible, what_fits
-from trainworks.job.policy import Node, Shape
-from trainworks.job.reasons import needs_text
+from trainworks.errors import InfeasibleError
+from trainworks.job.policy.feasible import check_feasible, what_fits
+from trainworks.job.policy.reasons import needs_text
+from trainworks.job.policy.snapshot import Node, Shape
 
 GB = 10**9
 
 
 def refusal(of: Shape, *on: Node) -> tuple[str, str | None]:
     """Message and hint."""
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(InfeasibleError) as caught:
         check_feasible(of, on)
     return caught.value.message, caught.value.hint
 
@@ -106,7 +106,7 @@ def test_what_fits_already_is_not_made_smaller(on: list[Node], of: Shape) -> Non
     smaller = what_fits(of, on)
     try:
         check_feasible(of, on)
-    except UsageError:
+    except InfeasibleError:
         return
     assert smaller is not None
     assert replace(smaller, nodes_max=of.nodes_max) == of

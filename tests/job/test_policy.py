@@ -9,19 +9,8 @@ from typing import Any
 import pytest
 
 from tests.job.queues import node, nodes, running, shape, snapshot, waiting
-from trainworks.job.policy import (
-    MOST_ESTIMATES,
-    Cancel,
-    Decision,
-    Node,
-    Pending,
-    Preempt,
-    Reason,
-    Running,
-    Shape,
-    Waiting,
-    decide,
-)
+from trainworks.job.policy.decide import MOST_ESTIMATES, decide
+from trainworks.job.policy.snapshot import Cancel, Decision, Node, Pending, Preempt, Reason, Running, Shape, Waiting
 
 HOUR = 3600.0
 

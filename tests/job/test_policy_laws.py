@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.job.queues import NAMES, NODES, SHAPES, Played, node, shape, snapshot, waiting
-from trainworks.job.policy import Decision, Node, Reason, Running, Shape, Snapshot, Waiting, decide
+from trainworks.job.policy.decide import decide
+from trainworks.job.policy.snapshot import Decision, Node, Reason, Running, Shape, Snapshot, Waiting
 
 LIMITS = st.sampled_from([60.0, 300.0, 1000.0, 3600.0])
 

@@ -13,7 +13,8 @@ from typing import Literal
 
 from trainworks.errors import EnvironmentProblem, TrainworksError
 from trainworks.host.clock import Clock
-from trainworks.job.policy import Decision, Snapshot, Start, decide
+from trainworks.job.policy.decide import decide
+from trainworks.job.policy.snapshot import Decision, Snapshot, Start
 from trainworks.job.state import Cause, JobState, parse_state
 from trainworks.job.store import JobRow, JobStore, Placement
 from trainworks.record.exit_code import ExitCode

@@ -12,7 +12,7 @@ from typing import ClassVar, final
 from trainworks.errors import UsageError
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.host.probe import probe_host
-from trainworks.job.policy import check_feasible
+from trainworks.job.policy.feasible import check_feasible
 from trainworks.job.state import JobState, parse_cause
 from trainworks.job.store import EndRequest, JobRow, JobStore, open_store
 from trainworks.job.ticket import Ticket

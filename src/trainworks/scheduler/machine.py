@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trainworks.errors import UsageError
-from trainworks.job.policy import Node, Running, Shape, Waiting
+from trainworks.job.policy.snapshot import Node, Running, Shape, Waiting
 from trainworks.job.store import JobRow, Placement
 from trainworks.job.ticket import NodeResources, Ticket
 from trainworks.record.environment import HostFacts

@@ -16,7 +16,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable
 
-from trainworks.job.placement import Amounts, Board, Gang
+from trainworks.job.policy.placement import Amounts, Board, Gang
 
 __all__ = ["Forecast"]
 

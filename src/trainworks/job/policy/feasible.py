@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from trainworks.errors import UsageError
-from trainworks.job.placement import Terrain, place
-from trainworks.job.reasons import amounts_text, count_of, joined, share_text
-from trainworks.job.snapshot import Node, Shape
+from trainworks.errors import InfeasibleError
+from trainworks.job.policy.placement import Terrain, place
+from trainworks.job.policy.reasons import amounts_text, count_of, joined, share_text
+from trainworks.job.policy.snapshot import Node, Shape
 
 __all__ = ["check_feasible", "what_fits"]
 
@@ -17,7 +17,7 @@ def check_feasible(shape: Shape, nodes: Iterable[Node]) -> None:
     """Refuse a gang that could not run on these nodes even if all of them were in service and empty.
 
     Raises:
-        UsageError: with what is there, and what would fit.
+        InfeasibleError: with what is there, and what would fit.
     """
     known = sorted((node for node in nodes if node.name not in shape.exclude), key=lambda node: node.name)
     if Terrain(known).gang(shape).candidates:
@@ -26,8 +26,8 @@ def check_feasible(shape: Shape, nodes: Iterable[Node]) -> None:
     if smaller is None:
         excluded = f" but the {len(shape.exclude)} excluded" if shape.exclude else ""
         hint = "exclude fewer nodes" if shape.exclude else "add a node"
-        raise UsageError(f"{_gang_text(shape)}; there is no node{excluded}", hint=hint)
-    raise UsageError(f"{_gang_text(shape)}; {_what_is_there(shape, known)}", hint=_changes(shape, smaller))
+        raise InfeasibleError(f"{_gang_text(shape)}; there is no node{excluded}", hint=hint)
+    raise InfeasibleError(f"{_gang_text(shape)}; {_what_is_there(shape, known)}", hint=_changes(shape, smaller))
 
 
 def what_fits(shape: Shape, nodes: Sequence[Node]) -> Shape | None:

@@ -6,9 +6,9 @@ dependent stand aside, and so do those for which too few nodes are in service. T
 1. A job that fits starts, on as many nodes as are free up to its most. Nobody takes a part of what it needs.
 2. A job that fits once the jobs that are ending have gone has what it needs kept for it.
 3. A job that fits if running jobs of a lower priority give way has them preempted, unless it has a reservation that
-   starts it at least as soon; see `job/preemption.py`.
+   starts it at least as soon; see `preemption.py`.
 4. The first job that nothing helps gets a reservation. Behind it jobs start only if they do not delay it, and
-   preempt nobody; see `job/backfill.py`.
+   preempt nobody; see `backfill.py`.
 
 Priorities are strict: a stream of jobs of a higher priority keeps the others waiting, and nobody's priority grows with
 time. Within one priority every job is served.
@@ -20,43 +20,24 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainworks.job.backfill import Backfill, reserve
-from trainworks.job.feasible import check_feasible
-from trainworks.job.forecast import Forecast
-from trainworks.job.placement import Board, Gang, Terrain, fits, place
-from trainworks.job.preemption import jobs_to_preempt
-from trainworks.job.reasons import leaving_text, short_text, unavailable_text
-from trainworks.job.snapshot import (
+from trainworks.job.policy.backfill import Backfill, reserve
+from trainworks.job.policy.forecast import Forecast
+from trainworks.job.policy.placement import Board, Gang, Terrain, fits, place
+from trainworks.job.policy.preemption import jobs_to_preempt
+from trainworks.job.policy.reasons import leaving_text, short_text, unavailable_text
+from trainworks.job.policy.snapshot import (
     Cancel,
     Decision,
-    Node,
     Pending,
     Preempt,
     Reason,
-    Running,
-    Shape,
     Snapshot,
     Start,
     Waiting,
 )
 from trainworks.units import format_duration
 
-__all__ = [
-    "MOST_ESTIMATES",
-    "Cancel",
-    "Decision",
-    "Node",
-    "Pending",
-    "Preempt",
-    "Reason",
-    "Running",
-    "Shape",
-    "Snapshot",
-    "Start",
-    "Waiting",
-    "check_feasible",
-    "decide",
-]
+__all__ = ["MOST_ESTIMATES", "decide"]
 
 MOST_ESTIMATES = 1000
 """So many jobs at the front of the line get an estimate of their start; further back it is dear and worth little."""

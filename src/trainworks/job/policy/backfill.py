@@ -22,7 +22,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainworks.job.placement import Amounts, Board, Gang, fits, lesser, minus, place, plus
+from trainworks.job.policy.placement import Amounts, Board, Gang, fits, lesser, minus, place, plus
 
 __all__ = ["Backfill", "Reservation", "reserve"]
 

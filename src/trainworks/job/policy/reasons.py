@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from trainworks.job.placement import Board, Gang, Terrain, fits
-from trainworks.job.snapshot import Node, Shape
+from trainworks.job.policy.placement import Board, Gang, Terrain, fits
+from trainworks.job.policy.snapshot import Node, Shape
 from trainworks.units import format_bytes
 
 __all__ = [

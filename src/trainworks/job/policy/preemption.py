@@ -11,8 +11,8 @@ import math
 from collections.abc import Iterable, Sequence
 from itertools import combinations
 
-from trainworks.job.placement import Amounts, Board, Gang, fits, need_of, place, plus
-from trainworks.job.snapshot import Running
+from trainworks.job.policy.placement import Amounts, Board, Gang, fits, need_of, place, plus
+from trainworks.job.policy.snapshot import Running
 
 __all__ = ["jobs_to_preempt"]
 

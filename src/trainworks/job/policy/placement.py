@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 
-from trainworks.job.snapshot import Node, Running, Shape, Snapshot
+from trainworks.job.policy.snapshot import Node, Running, Shape, Snapshot
 
 __all__ = ["Amounts", "Board", "Gang", "Occupied", "Terrain", "fits", "lesser", "minus", "need_of", "place", "plus"]
 
