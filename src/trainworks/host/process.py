@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import psutil
 
@@ -27,12 +28,16 @@ __all__ = [
     "end_descendants",
     "identity",
     "is_running",
+    "leave_the_tree",
     "lines",
+    "processes_with",
     "python_module",
     "python_program",
+    "replace",
     "run",
     "spawn",
     "state",
+    "wait_for_end",
 ]
 
 _PR_SET_PDEATHSIG = 1
@@ -90,10 +95,23 @@ def python_program(source: str) -> list[str]:
     return [sys.executable, "-P", "-c", source]
 
 
-def run(command: Sequence[str], *, timeout_s: float | None = None, env: Mapping[str, str] | None = None) -> Output:
+def run(
+    command: Sequence[str],
+    *,
+    timeout_s: float | None = None,
+    env: Mapping[str, str] | None = None,
+    stdin: str | None = None,
+) -> Output:
     """Run a command to its end and capture what it prints; its exit code is the caller's to judge.
 
+    Args:
+        command: argument vector; no shell in between.
+        timeout_s: longest time; none when None.
+        env: the whole environment; this process's own when None.
+        stdin: text that it reads; nothing when None.
+
     Raises:
+        FileNotFoundError: there is no such program.
         EnvironmentProblem: it took longer than `timeout_s`, and was killed.
     """
     try:
@@ -104,7 +122,7 @@ def run(command: Sequence[str], *, timeout_s: float | None = None, env: Mapping[
             timeout=timeout_s,
             env=env,
             check=False,
-            stdin=subprocess.DEVNULL,
+            input=stdin or "",
         )
     except subprocess.TimeoutExpired:
         raise EnvironmentProblem(f"`{' '.join(command[:4])} ...` took longer than {timeout_s:.0f} s") from None
@@ -192,6 +210,35 @@ def die_with(pid: int) -> None:
     threading.Thread(target=wait_and_die, name="die-with-agent", daemon=True).start()
 
 
+def replace(command: Sequence[str], env: Mapping[str, str]) -> NoReturn:
+    """Become another program, under the same process id.
+
+    Args:
+        command: argument vector; the program is looked for on the path.
+        env: the whole environment.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execvpe(command[0], list(command), dict(env))  # noqa: S606
+
+
+def leave_the_tree() -> None:
+    """Go on as a process whose parent has ended: whoever ends a tree of processes does not find this one."""
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+
+
+def wait_for_end(pid: int) -> None:
+    """Wait until a process ends that need not be a child; at once if it is gone."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    select.select([handle], [], [])
+    os.close(handle)
+
+
 def adopt_orphans() -> None:
     """Become the parent of every descendant whose own parent ends, so that none escapes `end_descendants`."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -215,6 +262,19 @@ def end_descendants(grace_s: float) -> int:
         _signal_quietly(process, signal.SIGKILL)
     _wait_until_gone(stubborn, _KILL_TAKES_S)
     return len(stubborn)
+
+
+def processes_with(variables: Mapping[str, str]) -> list[psutil.Process]:
+    """All processes, but for this one, that were started with these environment variables."""
+    found = (one for one in psutil.process_iter() if one.pid != os.getpid())
+    return [one for one in found if _is_alive(one) and _has(one, variables)]
+
+
+def _has(one: psutil.Process, variables: Mapping[str, str]) -> bool:
+    try:
+        return variables.items() <= one.environ().items()
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return False
 
 
 def _wait_until_gone(processes: list[psutil.Process], timeout_s: float) -> None:

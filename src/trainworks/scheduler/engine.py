@@ -12,7 +12,9 @@ from trainworks.job.state import Cause, JobState
 from trainworks.job.ticket import Ticket
 from trainworks.record.run_dir import RunDir
 
-__all__ = ["Ability", "Engine", "NodeFacts", "Script", "Sight"]
+__all__ = ["Ability", "Engine", "NodeFacts", "NodeState", "Script", "Sight"]
+
+NodeState = Literal["free", "mixed", "taken", "draining", "drained", "down", "unknown"]
 
 Ability = Literal["priority", "hold", "exclude", "depends_on", "min_nodes", "drain", "time_limit", "memory"]
 """What an engine may lack; a ticket that asks for it is refused before anything is submitted."""
@@ -48,7 +50,7 @@ class NodeFacts:
     """A node as its engine sees it now."""
 
     name: str
-    state: Literal["free", "mixed", "taken", "draining", "drained", "down", "unknown"]
+    state: NodeState
     raw: str = ""
     reason: str | None = None
     """Why it is drained or down."""

@@ -1,4 +1,4 @@
-"""The node agents of one local job: processes that start and watch the ranks of one node each."""
+"""The node agents of one job: processes that start and watch the ranks of one node each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 from collections.abc import Iterator, Sequence
-from typing import final
+from typing import Protocol, final
 
 from trainworks.files import write_atomic
 from trainworks.host import process
@@ -19,7 +19,51 @@ from trainworks.job.request import JobRequest
 from trainworks.record.exit_code import ExitCode
 from trainworks.record.run_dir import RunDir
 
-__all__ = ["CommandNodes", "Nodes", "TrainingNodes"]
+__all__ = ["CommandNodes", "Hosts", "Nodes", "ThisMachine", "TrainingNodes"]
+
+
+class Hosts(Protocol):
+    """Where the nodes of a job stand, and how to start something there."""
+
+    @property
+    def addresses(self) -> Sequence[str]:
+        """Of the nodes, in their order; the ranks meet at the first one."""
+        ...
+
+    @property
+    def are_here(self) -> bool:
+        """Whether agents are children of this process, which inherit its sockets and share its accelerators."""
+        ...
+
+    def command(self, node: int, command: list[str]) -> list[str]:
+        """An argument vector for this machine that runs `command` on a node, and ends as it does."""
+        ...
+
+    def ask_to_stop(self, agent: process.Child) -> None:
+        """Ask an agent, started by `command`, for a clean end."""
+        ...
+
+
+@final
+class ThisMachine:
+    """All nodes of a local job.
+
+    Args:
+        nodes: how many.
+    """
+
+    are_here = True
+
+    def __init__(self, nodes: int) -> None:
+        self.addresses: Sequence[str] = [LOOPBACK] * nodes
+
+    def command(self, node: int, command: list[str]) -> list[str]:
+        """The command itself."""
+        return command
+
+    def ask_to_stop(self, agent: process.Child) -> None:
+        """SIGTERM."""
+        agent.signal_group(signal.SIGTERM)
 
 
 class Nodes(abc.ABC):
@@ -29,11 +73,15 @@ class Nodes(abc.ABC):
         run_dir: of the run.
         request: the job.
         inherited: file descriptors that every agent keeps open: the run's lock is free only when all are gone.
+        hosts: where the nodes stand; on this machine when None.
     """
 
-    def __init__(self, run_dir: RunDir, request: JobRequest, inherited: Sequence[int] = ()) -> None:
+    def __init__(
+        self, run_dir: RunDir, request: JobRequest, inherited: Sequence[int] = (), hosts: Hosts | None = None
+    ) -> None:
         self._run_dir = run_dir
         self._request = request
+        self._hosts = hosts or ThisMachine(request.processes.nodes)
         self._inherited = inherited
         self._agents: dict[int, process.Child] = {}
         self._noted: set[int] = set()
@@ -63,7 +111,7 @@ class Nodes(abc.ABC):
         command, file_descriptors = self._command(node)
         self._noted.discard(node)
         self._agents[node] = process.spawn(
-            command,
+            self._hosts.command(node, command),
             log=self._run_dir.node_log(node),
             env=os.environ | self._environment() | self._devices(node),
             pass_fds=(*file_descriptors, *self._inherited),
@@ -75,6 +123,8 @@ class Nodes(abc.ABC):
 
     def _devices(self, node: int) -> dict[str, str]:
         """This node's share of the accelerators, where several nodes stand on one machine."""
+        if not self._hosts.are_here:
+            return {}
         processes = self._request.processes
         asked = processes.accelerators_per_node
         if processes.device != "cuda" or (processes.nodes == 1 and not asked):
@@ -82,6 +132,10 @@ class Nodes(abc.ABC):
         count = accelerators_per_node(processes)
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(processes.nodes * count)))
         return {"CUDA_VISIBLE_DEVICES": ",".join(visible.split(",")[node * count : (node + 1) * count])}
+
+    def _parent(self) -> str:
+        """Process id that an agent ends with; 0 for whoever starts it on another machine."""
+        return str(os.getpid()) if self._hosts.are_here else "0"
 
     def any_running(self) -> bool:
         """Whether an agent runs, or has ended badly and was not looked at yet."""
@@ -108,11 +162,19 @@ class Nodes(abc.ABC):
 
 @final
 class TrainingNodes(Nodes):
-    """Agents of the trainer. They meet at a store whose listening socket the supervisor owns for the whole job."""
+    """Agents of the trainer. They meet at a store on the first node.
 
-    def __init__(self, run_dir: RunDir, request: JobRequest, inherited: Sequence[int] = ()) -> None:
-        super().__init__(run_dir, request, inherited)
-        self._listener: socket.socket = listen(request.rendezvous_port)
+    Its listening socket is the supervisor's for the whole job where the agents are here; else the first agent's.
+    """
+
+    def __init__(
+        self, run_dir: RunDir, request: JobRequest, inherited: Sequence[int] = (), hosts: Hosts | None = None
+    ) -> None:
+        super().__init__(run_dir, request, inherited, hosts)
+        self._listener: socket.socket = listen(request.rendezvous_port, self._hosts.addresses[0])
+        self._store = "{}:{}".format(*self._listener.getsockname())
+        if not self._hosts.are_here:
+            self._listener.close()
 
     def restartable(self, exit_code: int) -> bool:
         """An agent that was killed, or that lost contact; a rank's own failure was dealt with by its agent."""
@@ -130,20 +192,24 @@ class TrainingNodes(Nodes):
         return agent_environment(self._request.processes)
 
     def _command(self, node: int) -> tuple[list[str], tuple[int, ...]]:
-        port = self._listener.getsockname()[1]
-        arguments = [str(self._run_dir.path), str(node), str(os.getpid()), str(self._request.max_restarts), str(port)]
-        if node == 0:
+        own = self._hosts.addresses[node]
+        restarts = str(self._request.max_restarts)
+        arguments = [str(self._run_dir.path), str(node), self._parent(), restarts, own, self._store]
+        serves = self._hosts.are_here and node == 0
+        if serves:
             arguments.append(str(self._listener.fileno()))
         command = process.python_module("trainworks.worker.agent", *arguments)
-        return command, (self._listener.fileno(),) if node == 0 else ()
+        return command, (self._listener.fileno(),) if serves else ()
 
 
 @final
 class CommandNodes(Nodes):
     """Agents of a command of the user's own; its ranks know nothing of restarts, so all start again together."""
 
-    def __init__(self, run_dir: RunDir, request: JobRequest, inherited: Sequence[int] = ()) -> None:
-        super().__init__(run_dir, request, inherited)
+    def __init__(
+        self, run_dir: RunDir, request: JobRequest, inherited: Sequence[int] = (), hosts: Hosts | None = None
+    ) -> None:
+        super().__init__(run_dir, request, inherited, hosts)
         self._attempt = 1
         self._ports = self._free_ports()
         self._write_hostfile()
@@ -160,20 +226,21 @@ class CommandNodes(Nodes):
         self.start_all()
 
     def ask_to_stop(self) -> None:
-        """SIGTERM to every agent, which passes it on to its ranks."""
+        """A signal to every agent, which passes SIGTERM on to its ranks."""
         for agent in self._agents.values():
-            agent.signal_group(signal.SIGTERM)
+            self._hosts.ask_to_stop(agent)
 
     def _command(self, node: int) -> tuple[list[str], tuple[int, ...]]:
-        ports = ",".join(map(str, self._ports))
-        arguments = (str(self._run_dir.path), str(node), str(os.getpid()), ports, str(self._attempt))
+        ports, addresses = ",".join(map(str, self._ports)), ",".join(self._hosts.addresses)
+        arguments = (str(self._run_dir.path), str(node), self._parent(), ports, str(self._attempt), addresses)
         return process.python_module("trainworks.scheduler.command_agent", *arguments), ()
 
     def _free_ports(self) -> list[int]:
         """Ports that are free now, all at once; the ranks bind them, so they cannot be held until then."""
         wanted = [self._request.rendezvous_port, *[0] * (self._ports_needed() - 1)]
         with contextlib.ExitStack() as listeners:
-            return [listeners.enter_context(listen(port)).getsockname()[1] for port in wanted]
+            first = self._hosts.addresses[0]
+            return [listeners.enter_context(listen(port, first)).getsockname()[1] for port in wanted]
 
     def _ports_needed(self) -> int:
         return ports_needed(self._request.framework, self._request.processes)
@@ -181,6 +248,6 @@ class CommandNodes(Nodes):
     def _write_hostfile(self) -> None:
         processes = self._request.processes
         if self._request.framework == "mpi":
-            write_atomic(self._run_dir.hostfile, mpi_hostfile(processes, [LOOPBACK] * processes.nodes))
+            write_atomic(self._run_dir.hostfile, mpi_hostfile(processes, self._hosts.addresses))
         elif self._request.framework == "deepspeed":
             write_atomic(self._run_dir.hostfile, deepspeed_hostfile(processes))

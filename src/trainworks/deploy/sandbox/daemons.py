@@ -14,7 +14,7 @@ from trainworks.errors import EnvironmentProblem
 from trainworks.host import process
 from trainworks.host.clock import Clock
 
-__all__ = ["end", "kill", "pid_of", "processes_with", "start", "wait_until"]
+__all__ = ["end", "kill", "pid_of", "start", "wait_until"]
 
 _LOOK_S = 0.05
 
@@ -57,18 +57,6 @@ def kill(pids: Iterable[int]) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-
-
-def processes_with(**variables: str) -> list[psutil.Process]:
-    """All processes that were started with these environment variables."""
-    return [one for one in psutil.process_iter() if _has(one, variables)]
-
-
-def _has(one: psutil.Process, variables: dict[str, str]) -> bool:
-    try:
-        return variables.items() <= one.environ().items()
-    except (psutil.NoSuchProcess, psutil.AccessDenied):
-        return False
 
 
 def wait_until(condition: Callable[[], bool], clock: Clock, what: str, *, timeout_s: float, log: Path) -> None:

@@ -108,6 +108,10 @@ class SlurmSandbox:
         """Variables for whoever wants to talk to it."""
         return {"SLURM_CONF": str(self.paths.conf)}
 
+    def _mark(self) -> dict[str, str]:
+        """Variables that every process of its jobs has, and no other."""
+        return {"SLURM_CLUSTER_NAME": CLUSTER} | self.env()
+
     def up(self, size: SandboxSize) -> None:
         """Start everything that does not run yet, and wait until all nodes are idle.
 
@@ -205,7 +209,7 @@ class SlurmSandbox:
     def kill_node(self, name: str) -> None:
         """As if its power had failed: the daemons die before they can report that the tasks have."""
         self._check_node(name)
-        tasks = daemons.processes_with(SLURMD_NODENAME=name, SLURM_CLUSTER_NAME=CLUSTER)
+        tasks = process.processes_with({"SLURMD_NODENAME": name} | self._mark())
         steps = {parent.pid for task in tasks if (parent := task.parent()) and parent.name() == "slurmstepd"}
         pid_file = self.paths.pid_file(f"slurmd-{name}")
         slurmd = daemons.pid_of(pid_file, "slurmd")
@@ -234,7 +238,7 @@ class SlurmSandbox:
             self._until_no_job()
         for name, program in self._all():
             daemons.end(self.paths.pid_file(name), program, self._clock)
-        daemons.kill(one.pid for one in daemons.processes_with(SLURM_CLUSTER_NAME=CLUSTER, **self.env()))
+        daemons.kill(one.pid for one in process.processes_with(self._mark()))
 
     def purge(self) -> None:
         """`down`, and remove the folder."""
