@@ -174,8 +174,10 @@ def main(run_folder: str, node: str, parent: str, ports: str, attempt: str, addr
         as_root=os.geteuid() == 0,
     )
     agent = _CommandNode(run_dir, run_dir.read_resolved(), int(node), meeting)
-    for number in (signal.SIGTERM, signal.SIGUSR1):
+    for number in (signal.SIGTERM, signal.SIGURG):
         signal.signal(number, agent.ask_to_stop)
+    if run_dir.stop_file.exists():  # asked for before there was somebody to hear it
+        return 128 + signal.SIGTERM
     process.die_with_parent(signal.SIGTERM, int(parent) or None)
     append_event(run_dir.events_file, "agent_started", node=int(node))
     return agent.run(SystemClock())

@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol, final
 
 from trainworks.files import write_atomic
@@ -16,7 +16,9 @@ from trainworks.host.network import LOOPBACK, listen
 from trainworks.job.environment import accelerators_per_node, agent_environment
 from trainworks.job.frameworks import deepspeed_hostfile, mpi_hostfile, ports_needed
 from trainworks.job.request import JobRequest
+from trainworks.record.events import read_events
 from trainworks.record.exit_code import ExitCode
+from trainworks.record.failures import first_failure
 from trainworks.record.run_dir import RunDir
 
 __all__ = ["CommandNodes", "Hosts", "Nodes", "ThisMachine", "TrainingNodes"]
@@ -39,8 +41,8 @@ class Hosts(Protocol):
         """An argument vector for this machine that runs `command` on a node, and ends as it does."""
         ...
 
-    def ask_to_stop(self, agent: process.Child) -> None:
-        """Ask an agent, started by `command`, for a clean end."""
+    def ask_to_stop(self, agents: Iterable[process.Child]) -> None:
+        """Ask all agents, started by `command`, for a clean end."""
         ...
 
 
@@ -61,9 +63,10 @@ class ThisMachine:
         """The command itself."""
         return command
 
-    def ask_to_stop(self, agent: process.Child) -> None:
+    def ask_to_stop(self, agents: Iterable[process.Child]) -> None:
         """SIGTERM."""
-        agent.signal_group(signal.SIGTERM)
+        for agent in agents:
+            agent.signal_group(signal.SIGTERM)
 
 
 class Nodes(abc.ABC):
@@ -215,8 +218,11 @@ class CommandNodes(Nodes):
         self._write_hostfile()
 
     def restartable(self, exit_code: int) -> bool:
-        """Any failure: nobody but the user knows better, who said how often."""
-        return True
+        """Any failure of a rank: nobody but the user knows better, who said how often.
+
+        An agent that ends without an account on another machine may have lost that machine.
+        """
+        return self._hosts.are_here or first_failure(read_events(self._run_dir.events_file)) is not None
 
     def restart(self, node: int) -> None:
         """End all nodes and start them all again, at other ports."""
@@ -226,9 +232,9 @@ class CommandNodes(Nodes):
         self.start_all()
 
     def ask_to_stop(self) -> None:
-        """A signal to every agent, which passes SIGTERM on to its ranks."""
-        for agent in self._agents.values():
-            self._hosts.ask_to_stop(agent)
+        """A signal to every agent, which passes SIGTERM on to its ranks; one that only starts looks for the file."""
+        self._run_dir.stop_file.touch()
+        self._hosts.ask_to_stop(self._agents.values())
 
     def _command(self, node: int) -> tuple[list[str], tuple[int, ...]]:
         ports, addresses = ",".join(map(str, self._ports)), ",".join(self._hosts.addresses)

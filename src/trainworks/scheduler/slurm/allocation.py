@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 import re
-import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from trainworks.errors import EnvironmentProblem
+from trainworks.errors import EnvironmentProblem, TrainworksError
 from trainworks.host import process
 from trainworks.record.resolved import Processes, ResolvedRun
 from trainworks.scheduler.slurm.client import SlurmClient
@@ -104,13 +103,15 @@ class StepHosts:
     Args:
         got: the nodes.
         step: how an agent is started.
+        client: calls Slurm's programs.
     """
 
     are_here = False
 
-    def __init__(self, got: Allocation, step: Step) -> None:
+    def __init__(self, got: Allocation, step: Step, client: SlurmClient) -> None:
         self._got = got
         self._step = step
+        self._client = client
 
     @property
     def addresses(self) -> Sequence[str]:
@@ -136,7 +137,7 @@ class StepHosts:
             *process.python_module("trainworks.scheduler.slurm.node", *arguments)[1:],
         ]
 
-    def ask_to_stop(self, agent: process.Child) -> None:
-        """SIGUSR1: srun passes it on to the agent; SIGTERM it would take for itself, and end the step at once."""
-        if agent.exit_code() is None:
-            os.kill(agent.pid, signal.SIGUSR1)
+    def ask_to_stop(self, agents: Iterable[process.Child]) -> None:
+        """SIGURG to all processes of all steps: Slurm cannot tell an agent from its ranks, and they do not mind it."""
+        with contextlib.suppress(TrainworksError):  # the agents that are gone need no signal
+            self._client.call("scancel", "--signal=URG", self._got.job)

@@ -12,6 +12,7 @@ import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from trainworks.errors import TrainworksError
 from trainworks.host import process
@@ -24,15 +25,16 @@ from trainworks.record.status import RunStatus
 from trainworks.scheduler.nodes import CommandNodes, TrainingNodes
 from trainworks.scheduler.slurm.allocation import Allocation, Step, StepHosts, allocation, processes_in
 from trainworks.scheduler.slurm.client import SlurmClient
-from trainworks.scheduler.slurm.states import JOB_STATES
+from trainworks.scheduler.slurm.states import cause_of_the_kill
 from trainworks.scheduler.supervisor import Supervisor, supervise
 
-__all__ = ["main", "starts_that_count", "why_it_left"]
+__all__ = ["main", "starts_that_count"]
 
 _MEMORY_OF_THE_JOB = ("SLURM_MEM_PER_CPU", "SLURM_MEM_PER_GPU", "SLURM_MEM_PER_NODE")
 """srun takes no second word about memory beside `--mem=0`."""
 _SIGNAL_COMES_EARLY_S = 90.0
 """Slurm may send a signal up to a minute before its time."""
+_UNTIL_SLURM_ENDS_US_S = 60.0
 
 
 def main(run_folder: str, *step: str) -> int:
@@ -41,9 +43,8 @@ def main(run_folder: str, *step: str) -> int:
     for name in _MEMORY_OF_THE_JOB:
         os.environ.pop(name, None)
     batch = _Batch(RunDir(Path(run_folder)), _step(list(step)), SlurmClient())
-    signals: list[int] = []
-    code = supervise(batch.run_dir, batch.supervisor, heard=signals.append)
-    return batch.leave(code, signals)
+    code = supervise(batch.run_dir, batch.supervisor, heard=batch.hear)
+    return batch.leave(code)
 
 
 def _step(arguments: list[str]) -> Step:
@@ -65,6 +66,13 @@ class _Batch:
         self._started_at = self._clock.now()
         self._got: Allocation | None = None
         self._request: JobRequest | None = None
+        self._signals: list[int] = []
+
+    def hear(self, number: int) -> None:
+        """A signal has come."""
+        if number == signal.SIGTERM and not self._signals:
+            append_event(self.run_dir.events_file, "stop_requested", reason="Slurm asked for an end")
+        self._signals.append(number)
 
     def supervisor(self, lock: int) -> Supervisor:
         """The supervisor of the nodes that Slurm gave."""
@@ -76,18 +84,15 @@ class _Batch:
         self._request = request = job_request(resolved)
         kind = TrainingNodes if request.kind == "training" else CommandNodes
         in_place = replace(request, max_restarts=self._restarts_in_place(request))
-        nodes = kind(self.run_dir, in_place, (lock,), StepHosts(self._got, self._step))
+        nodes = kind(self.run_dir, in_place, (lock,), StepHosts(self._got, self._step, self._client))
         return Supervisor(self.run_dir, in_place, nodes, self._clock, resolved.run_file.job.grace)
 
     def _restarts_in_place(self, request: JobRequest) -> int:
-        """Those of a command are counted together with its turns in the queue, and the last of them is such a turn.
-
-        A workload goes on from its checkpoint: every turn has all of them.
+        """Those of a command are counted together with its turns in the queue; a workload, which goes on from its
+        checkpoint, has all of them in every turn.
         """
-        if request.kind == "training":
-            return request.max_restarts
-        before = self._starts(request) - 1
-        return max(0, request.max_restarts - before - 1)
+        before = self._starts(request) - 1 if request.kind == "command" else 0
+        return max(0, request.max_restarts - before)
 
     def _starts(self, request: JobRequest) -> int:
         return starts_that_count(read_events(self.run_dir.events_file), in_place=request.kind == "command")
@@ -96,45 +101,61 @@ class _Batch:
         """Write down how the last stretch ended, if it could not, and that this one begins."""
         events = self.run_dir.events_file
         last = self.run_dir.read_status()
-        if got.restarts and not _has_ended(last):
-            self._enter(JobState.QUEUED, Cause.NODE_LOST, "its nodes were taken away or lost")
+        if got.restarts and last.state not in (JobState.QUEUED, JobState.PREEMPTED):
+            cause = cause_of_the_kill(self._log(), got.job) or Cause.NODE_LOST
+            self._enter(*_back_in_the_queue(cause))
         self.run_dir.stop_file.unlink(missing_ok=True)
         self.run_dir.make_reserve()
         each = {"processes_per_node": 1, "job": got.job, "restarts": got.restarts}
         append_event(events, "submitted", nodes=len(got.nodes), hosts=list(got.nodes), **each)
 
-    def leave(self, code: int, signals: list[int]) -> int:
+    def leave(self, code: int) -> int:
         """Put the job back into the queue if that can help; returns the exit code of the batch script."""
         status = self.run_dir.read_status()
         if self._request is None or self._got is None or status.state == JobState.SUCCEEDED:
             return code
         cause = parse_cause(status.cause) or Cause.UNKNOWN
         if status.state == JobState.STOPPED:
-            if signal.SIGINT in signals:
-                return 0
-            found = self._why_it_left(self._got)
+            found = None if signal.SIGINT in self._signals else self._why_it_left(self._got)
             if found is None:
-                return code
+                return self._cancelled(self._got)
             cause = found
-        if cause is Cause.PREEMPTED:
-            self._enter(JobState.PREEMPTED, cause, CAUSES[cause].words)
-            return code  # Slurm itself puts it back
+            if cause is not Cause.TIME_LIMIT:  # Slurm itself puts it back
+                self._enter(*_back_in_the_queue(cause))
+                return code
         if not self._another_start_may_help(cause):
             if status.state == JobState.STOPPED:
                 self._enter(JobState.FAILED, cause, CAUSES[cause].words)
             return status.exit_code or code
         return self._requeue(self._got, cause, status.message)
 
+    def _cancelled(self, got: Allocation) -> int:
+        """Slurm shall say so, too; it would take this end for a success or for a failure."""
+        with contextlib.suppress(TrainworksError):
+            self._end_with("scancel", got.job)
+        return 0
+
+    def _end_with(self, program: Literal["scancel", "scontrol"], *arguments: str) -> None:
+        """Have Slurm end this job: an end of our own could come first, and be taken for the job's."""
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self._client.call(program, *arguments)
+        self._clock.sleep(_UNTIL_SLURM_ENDS_US_S)
+
     def _why_it_left(self, got: Allocation) -> Cause | None:
         """Why Slurm asked for an end; None if a person cancelled the job, or nobody can say."""
         with contextlib.suppress(TrainworksError):
             said = self._client.call("squeue", "--noheader", "--states=all", f"--jobs={got.job}", "--Format=State:20")
-            limit_s = self.run_dir.read_resolved().run_file.job.time_limit
-            return why_it_left(said.strip(), self._clock.now() - self._started_at, limit_s, self._grace_s())
+            if said.strip() != "RUNNING":
+                return cause_of_the_kill(self._log(), got.job)
+            asked = self.run_dir.read_resolved().run_file.job
+            end_s = asked.time_limit - asked.grace - _SIGNAL_COMES_EARLY_S if asked.time_limit else 0.0
+            return Cause.TIME_LIMIT if self._clock.now() - self._started_at > end_s else Cause.PREEMPTED
         return None
 
-    def _grace_s(self) -> float:
-        return self.run_dir.read_resolved().run_file.job.grace
+    def _log(self) -> str:
+        with contextlib.suppress(OSError):
+            return self.run_dir.supervisor_log.read_text(encoding="utf-8", errors="replace")
+        return ""
 
     def _another_start_may_help(self, cause: Cause) -> bool:
         assert self._request is not None
@@ -144,11 +165,9 @@ class _Batch:
         """The job waits again, under the same number; Slurm ends this script."""
         self._enter(JobState.QUEUED, cause, message)
         try:
-            self._client.call("scontrol", "requeue", got.job)
+            self._end_with("scontrol", "requeue", got.job)
         except TrainworksError as error:
             self._enter(JobState.FAILED, cause, f"{message}; it could not be put back into the queue: {error.message}")
-            return 1
-        self._clock.sleep(60.0)  # until Slurm ends us: an end of our own could be taken for the job's
         return 1
 
     def _enter(self, state: JobState, cause: Cause, message: str | None) -> None:
@@ -166,8 +185,9 @@ class _Batch:
         append_event(self.run_dir.events_file, "state", state=state, cause=cause, message=message)
 
 
-def _has_ended(status: RunStatus) -> bool:
-    return status.state in (JobState.QUEUED, JobState.PREEMPTED, JobState.CREATED) or JobState(status.state).is_final
+def _back_in_the_queue(cause: Cause) -> tuple[JobState, Cause, str]:
+    state = JobState.PREEMPTED if cause is Cause.PREEMPTED else JobState.QUEUED
+    return state, cause, CAUSES[cause].words
 
 
 def starts_that_count(events: list[Event], *, in_place: bool) -> int:
@@ -193,23 +213,6 @@ def _was_free(stretch: list[Event]) -> bool:
     states = [event for event in stretch if event["kind"] == "state"]
     cause = parse_cause(states[-1]["cause"]) if states else None
     return cause is not None and not CAUSES[cause].counts_as_restart
-
-
-def why_it_left(word: str, ran_s: float, limit_s: float | None, grace_s: float) -> Cause | None:
-    """Why Slurm sent SIGTERM.
-
-    Args:
-        word: Slurm's word for the job's state now.
-        ran_s: how long it has run.
-        limit_s: its time limit, if the run file has one.
-        grace_s: how long before that Slurm sends its signal.
-    """
-    if word.startswith("CANCELLED"):
-        return None
-    if JOB_STATES.get(word) is JobState.RUNNING and word != "COMPLETING":
-        near = limit_s is None or ran_s > limit_s - grace_s - _SIGNAL_COMES_EARLY_S
-        return Cause.TIME_LIMIT if near else Cause.PREEMPTED
-    return Cause.PREEMPTED
 
 
 if __name__ == "__main__":

@@ -33,7 +33,8 @@ _SITE_DEFAULTS = {
 """Variables that would beat what the script says; they hold where it says nothing."""
 _SILENT = re.compile(
     r"unable to contact|connection (refused|timed out|reset)|timed out|zero bytes|transport endpoint|"
-    r"unable to establish|message receive failure|no route to host|unexpected message received|slurm backup controller|configuration source",
+    r"unable to establish|message receive failure|no route to host|unexpected message received|slurm backup controller|"
+    r"configuration source",
     re.IGNORECASE,
 )
 

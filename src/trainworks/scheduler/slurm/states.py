@@ -7,7 +7,7 @@ import re
 from trainworks.job.state import Cause, JobState
 from trainworks.scheduler.engine import NodeState
 
-__all__ = ["JOB_STATES", "accelerators_in", "cause_of", "expand", "job_state", "node_state"]
+__all__ = ["JOB_STATES", "accelerators_in", "cause_of", "cause_of_the_kill", "expand", "job_state", "node_state"]
 
 JOB_STATES: dict[str, JobState] = {
     "PENDING": JobState.QUEUED,
@@ -58,6 +58,13 @@ _CAUSES_BY_REASON: dict[str, Cause] = {
     "DependencyNeverSatisfied": Cause.DEPENDENCY,
     "BadConstraints": Cause.NO_CAPACITY,
 }
+_CAUSES_OF_A_KILL: dict[str, Cause] = {
+    "PREEMPTION": Cause.PREEMPTED,
+    "NODE FAILURE": Cause.NODE_LOST,
+    "TIME LIMIT": Cause.TIME_LIMIT,
+    "JOB REQUEUE": Cause.PREEMPTED,
+}
+"""What slurmstepd says in a job's log: `*** JOB 7 ON node1 CANCELLED AT 2026-11-22T06:34:01 DUE TO PREEMPTION ***`."""
 _NODE_STATES: dict[str, NodeState] = {
     "idle": "free",
     "planned": "free",
@@ -97,6 +104,13 @@ def cause_of(word: str, reason: str | None) -> Cause | None:
         return None
     by_reason = _CAUSES_BY_REASON.get((reason or "").replace(" ", "_"))
     return by_reason or _CAUSES.get(word.split(maxsplit=1)[0], Cause.UNKNOWN)
+
+
+def cause_of_the_kill(log: str, job: str) -> Cause | None:
+    """Why slurmstepd ended a job's batch script the last time, from its log; None if a person cancelled the job."""
+    found = re.findall(rf"\*\*\* JOB {job} ON \S+ CANCELLED AT \S+(?: DUE TO ([A-Z ]+))?", log)
+    words = found[-1] if found else ""
+    return next((cause for text, cause in _CAUSES_OF_A_KILL.items() if words.startswith(text)), None)
 
 
 def node_state(raw: str) -> NodeState:
