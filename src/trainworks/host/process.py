@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -28,7 +28,7 @@ __all__ = [
     "end_descendants",
     "identity",
     "is_running",
-    "leave_the_tree",
+    "leave_behind",
     "lines",
     "processes_with",
     "python_module",
@@ -222,11 +222,22 @@ def replace(command: Sequence[str], env: Mapping[str, str]) -> NoReturn:
     os.execvpe(command[0], list(command), dict(env))  # noqa: S606
 
 
-def leave_the_tree() -> None:
-    """Go on as a process whose parent has ended: whoever ends a tree of processes does not find this one."""
+def leave_behind(work: Callable[[], object]) -> None:
+    """Do something in a process without parent and output: whoever ends the tree of this one does not find it."""
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        return
+    os.setsid()
     if os.fork():
         os._exit(0)
-    os.setsid()
+    try:
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for stream in range(3):
+            os.dup2(nowhere, stream)
+        work()
+    finally:
+        os._exit(0)
 
 
 def wait_for_end(pid: int) -> None:

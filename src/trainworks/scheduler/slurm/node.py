@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
 from trainworks.host import process
+from trainworks.scheduler.slurm.sweep import sweep_after
 
 __all__ = ["main", "of_the_job"]
 
@@ -40,10 +40,7 @@ def of_the_job(env: dict[str, str]) -> dict[str, str]:
 
 def main(module: str, *arguments: str) -> int:
     """Become the agent; never returns."""
-    sweeper = process.spawn(
-        process.python_module("trainworks.scheduler.slurm.sweep", str(os.getpid())), log=Path(os.devnull)
-    )
-    sweeper.wait()  # its first process, which leaves the other one without a parent
+    sweep_after(os.getpid(), os.environ)
     process.replace(process.python_module(module, *arguments), of_the_job(dict(os.environ)))
 
 

@@ -21,6 +21,7 @@ _OWN = ("array", "comment", "error", "help", "job-name", "open-mode", "output", 
 """Options of sbatch that are not the user's: a run is one job, known by its mark."""
 _NICE_PER_PRIORITY = 100
 _MIDDLE = 50
+_SIGNAL_COMES_EARLY_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,10 @@ def check(ticket: Ticket, options: Slurm) -> None:
     if not ticket.preemptible:
         hint = "take a `cluster.slurm.qos` or `partition` that is not preempted, and leave `job.preemptible` out"
         raise UsageError("in Slurm the QOS or the partition says whether a job is preempted", hint=hint)
+    if ticket.time_limit_s is not None and ticket.time_limit_s < ticket.grace_s + _SIGNAL_COMES_EARLY_S:
+        least_s = ticket.grace_s + _SIGNAL_COMES_EARLY_S
+        hint = "Slurm may ask for an end a minute before the grace: a longer limit, or a shorter grace"
+        raise UsageError(f"`job.time_limit` ({ticket.time_limit_s:.0f} s) is below {least_s:.0f} s", hint=hint)
     for job in ticket.depends_on:
         if not job.isdecimal():
             raise UsageError(f"`{job}` is no number of a Slurm job", hint="`depends_on` takes what `squeue` shows")

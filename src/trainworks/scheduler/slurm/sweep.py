@@ -1,22 +1,20 @@
-"""`python -m trainworks.scheduler.slurm.sweep PID`: when a node's agent ends, nothing that it started stays.
+"""When a node's agent ends, nothing that it started stays.
 
 Where Slurm knows a task's processes by their parents alone, one that detached itself survives the end of its job. It
-still carries the variables of its step; this process, which detached itself as well, waits for the agent's end and
-kills whatever has the same ones.
+still carries the variables of its step; a process that detached itself as well waits for the agent's end, and kills
+whatever has the same ones.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
 from collections.abc import Mapping
 
 import psutil
 
 from trainworks.host import process
 
-__all__ = ["main", "marks_of", "sweep"]
+__all__ = ["marks_of", "sweep", "sweep_after"]
 
 _MARKS = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT", "SLURMD_NODENAME")
 _ROUNDS = 5
@@ -45,16 +43,13 @@ def sweep(marks: Mapping[str, str]) -> int:
     return killed
 
 
-def main(pid: str) -> int:
-    """Wait and sweep, unless this is no step of a job."""
-    marks = marks_of(os.environ)
-    if not {"SLURM_JOB_ID", "SLURM_STEP_ID"} <= marks.keys():
-        return 0
-    process.leave_the_tree()
-    process.wait_for_end(int(pid))
+def sweep_after(pid: int, env: Mapping[str, str]) -> None:
+    """Leave a process behind that waits for the end of another one and sweeps; only in a step of a job."""
+    marks = marks_of(env)
+    if {"SLURM_JOB_ID", "SLURM_STEP_ID"} <= marks.keys():
+        process.leave_behind(lambda: _wait_and_sweep(pid, marks))
+
+
+def _wait_and_sweep(pid: int, marks: Mapping[str, str]) -> None:
+    process.wait_for_end(pid)
     sweep(marks)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
