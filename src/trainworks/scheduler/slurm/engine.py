@@ -224,13 +224,12 @@ def _remembered(word: str, code: str, restarts: str, nodes: str) -> Sight:
 
 
 def _exit_code(text: str) -> int | None:
-    """`7:0` and `0:9`: exit code and signal. `squeue` of old versions prints the code of wait(2) instead."""
-    code, _, number = text.partition(":")
-    if not code.isdecimal():
+    """As a shell says it; from `7:0` and `0:9`, exit code and signal, or from a status of wait(2), as squeue has it."""
+    code, colon, number = text.partition(":")
+    if not code.isdecimal() or (colon and not number.isdecimal()):
         return None
-    if not number:
-        return int(code) >> 8 if int(code) > 0xFF else int(code)
-    return 128 + int(number) if int(number) else int(code)
+    ended, killed_by = (int(code), int(number)) if colon else (int(code) >> 8, int(code) & 0x7F)
+    return 128 + killed_by if killed_by else ended
 
 
 def _facts(row: Sequence[str], jobs: dict[str, list[str]]) -> NodeFacts:

@@ -164,9 +164,21 @@ def _step(container: Container | None, run_dir: RunDir, ticket: Ticket) -> list[
     mounts = [_checked_mount(mount) for mount in (str(run_dir.path), ticket.working_folder, *container.mounts)]
     mounts = list(dict.fromkeys(mounts))
     if container.runtime == "pyxis":
-        return [f"--container-image={container.image}", f"--container-mounts={','.join(mounts)}", "--", "python3"]
+        return [
+            f"--container-image={_in_words_of_pyxis(container.image)}",
+            f"--container-mounts={','.join(mounts)}",
+            "--",
+            "python3",
+        ]
     binds = [part for mount in mounts for part in ("--bind", mount)]
     return ["--", "apptainer", "exec", "--nv", *binds, container.image, "python3"]
+
+
+def _in_words_of_pyxis(image: str) -> str:
+    """`nvcr.io#nvidia/pytorch:26.09-py3`: Enroot wants `#` behind the name of a registry."""
+    name = image.removeprefix("docker://")
+    registry, slash, rest = name.partition("/")
+    return f"{registry}#{rest}" if slash and re.search(r"[.:]", registry) else name
 
 
 def _checked_mount(mount: str) -> str:
