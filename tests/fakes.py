@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from trainworks.host.process import Output
 from trainworks.job.request import JobRequest
+from trainworks.job.ticket import NodeResources, Ticket
 from trainworks.record.environment import HostFacts
 from trainworks.record.events import append_event
 from trainworks.record.metrics import MetricsRow
@@ -140,6 +142,36 @@ class FakeNodes(Nodes):
         self._clock.sleep(timeout_s)
 
 
+class FakeSlurm:
+    """Slurm's programs, as `host.process.run` would run them: answers by program, and what was asked.
+
+    An answer is stdout, an Output, an exception to be raised, or a list of these, one per call.
+    """
+
+    def __init__(self, **answers: Any) -> None:
+        self._answers = answers
+        self.calls: list[list[str]] = []
+        self.scripts: list[str] = []
+        self.env: dict[str, str] = {}
+
+    def __call__(self, command: Sequence[str], *, timeout_s: float, env: dict[str, str], stdin: str | None) -> Output:
+        """One call of a program."""
+        self.calls.append(list(command))
+        self.env = env
+        if stdin is not None:
+            self.scripts.append(stdin)
+        answer = self._answers.get(command[0], "")
+        if isinstance(answer, list):
+            answer = answer.pop(0) if len(answer) > 1 else answer[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer if isinstance(answer, Output) else Output(0, answer, "")
+
+    def asked(self, program: str) -> list[str]:
+        """The calls of one program, as a shell would write them."""
+        return [" ".join(call) for call in self.calls if call[0] == program]
+
+
 def processes(nodes: int = 1, processes_per_node: int = 1) -> Processes:
     """Ranks of one thread on CPUs."""
     return Processes(nodes=nodes, processes_per_node=processes_per_node, threads_per_process=1, device="cpu")
@@ -150,6 +182,13 @@ def job(kind: Any = "training", *, nodes: int = 1, max_restarts: int = 0) -> Job
     return JobRequest(
         run_id="demo-1", kind=kind, processes=processes(nodes), max_restarts=max_restarts, rendezvous_port=0
     )
+
+
+def ticket(**changes: Any) -> Ticket:
+    """A ticket of four nodes of eight accelerators."""
+    node = NodeResources(accelerators=8, accelerator="h100")
+    defaults: dict[str, Any] = {"run_id": "demo-1", "name": "demo", "min_nodes": 4, "max_nodes": 4, "node": node}
+    return Ticket(**(defaults | {"working_folder": "/home/ada"} | changes))
 
 
 def resolved_command(run_id: str = "demo-1", **changes: Any) -> ResolvedRun:

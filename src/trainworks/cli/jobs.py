@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,7 +15,7 @@ from trainworks.scheduler.engine import Engine
 from trainworks.scheduler.local_engine import LocalEngine
 from trainworks.scheduler.store_place import store_url
 
-__all__ = ["JobArgument", "engine_of", "find_job", "job_of_run", "jobs", "stop_job"]
+__all__ = ["JobArgument", "engine_of", "find_job", "job_of_run", "jobs", "retry_job", "stop_job"]
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="A job's number, or its run.")]
 
@@ -53,3 +54,9 @@ def engine_of(row: JobRow, store: JobStore) -> Engine:
 def stop_job(row: JobRow, *, at_once: bool) -> None:
     """Ask its engine for a clean end, or for any."""
     engine_of(row, jobs()).stop(row.handle or str(row.id), at_once=at_once)
+
+
+def retry_job(row: JobRow) -> None:
+    """Put it back into its engine's queue."""
+    engine, run_dir = engine_of(row, jobs()), RunDir(Path(row.run_dir))
+    engine.retry(engine.render(row.ticket, run_dir), run_dir, row.handle or str(row.id))

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from trainworks.cli.jobs import engine_of, job_of_run, jobs, stop_job
+from trainworks.cli.jobs import job_of_run, retry_job, stop_job
 from trainworks.cli.launch import ticket
 from trainworks.cli.options import OptionalRun, RunsOption, find
 from trainworks.cli.outcome import raise_for_failure, say_stopped
@@ -86,7 +86,7 @@ def _queue_again(run_dir: RunDir, resolved: ResolvedRun, job: JobRow | None) -> 
     if job is None:
         engine.submit(engine.render(ticket(resolved), run_dir), run_dir)
     else:
-        engine_of(job, jobs()).retry(job.handle or str(job.id))
+        retry_job(job)
 
 
 def _with_guard(run_dir: RunDir, before: ResolvedRun, asked: dict[str, str | None]) -> ResolvedRun:

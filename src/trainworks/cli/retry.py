@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import typer
 
-from trainworks.cli.jobs import JobArgument, engine_of, find_job, jobs
+from trainworks.cli.jobs import JobArgument, find_job, jobs, retry_job
 
 __all__ = ["command"]
 
 
 def command(job: JobArgument) -> None:
     """A workload goes on from its newest checkpoint; a command starts anew."""
-    store = jobs()
-    row = find_job(store, job)
-    engine_of(row, store).retry(row.handle or str(row.id))
+    row = find_job(jobs(), job)
+    retry_job(row)
     typer.echo(f"{row.run_id} in the queue again")

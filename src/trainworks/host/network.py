@@ -6,9 +6,14 @@ import socket
 
 from trainworks.errors import PortInUseError
 
-__all__ = ["LOOPBACK", "listen"]
+__all__ = ["LOOPBACK", "is_loopback", "listen"]
 
 LOOPBACK = "127.0.0.1"
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address leads back to the machine that uses it."""
+    return address.startswith("127.") or address in ("localhost", "::1")
 
 
 def listen(port: int = 0, address: str = LOOPBACK) -> socket.socket:

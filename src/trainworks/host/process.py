@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import psutil
 
@@ -33,13 +34,17 @@ __all__ = [
     "identity",
     "is_running",
     "kill",
+    "leave_behind",
     "lines",
+    "processes_with",
     "python_module",
     "python_program",
+    "replace",
     "run",
     "spawn",
     "state",
     "wait_any",
+    "wait_for_end",
 ]
 
 _PR_SET_PDEATHSIG = 1
@@ -123,10 +128,23 @@ def python_program(source: str) -> list[str]:
     return [sys.executable, "-P", "-c", source]
 
 
-def run(command: Sequence[str], *, timeout_s: float | None = None, env: Mapping[str, str] | None = None) -> Output:
+def run(
+    command: Sequence[str],
+    *,
+    timeout_s: float | None = None,
+    env: Mapping[str, str] | None = None,
+    stdin: str | None = None,
+) -> Output:
     """Run a command to its end and capture what it prints; its exit code is the caller's to judge.
 
+    Args:
+        command: argument vector; no shell in between.
+        timeout_s: longest time; none when None.
+        env: the whole environment; this process's own when None.
+        stdin: text that it reads; nothing when None.
+
     Raises:
+        FileNotFoundError: there is no such program.
         EnvironmentProblem: it took longer than `timeout_s`, and was killed.
     """
     try:
@@ -137,7 +155,7 @@ def run(command: Sequence[str], *, timeout_s: float | None = None, env: Mapping[
             timeout=timeout_s,
             env=env,
             check=False,
-            stdin=subprocess.DEVNULL,
+            input=stdin or "",
         )
     except subprocess.TimeoutExpired:
         raise EnvironmentProblem(f"`{' '.join(command[:4])} ...` took longer than {timeout_s:.0f} s") from None
@@ -316,6 +334,46 @@ def die_with(pid: int) -> None:
     threading.Thread(target=wait_and_die, name="die-with-agent", daemon=True).start()
 
 
+def replace(command: Sequence[str], env: Mapping[str, str]) -> NoReturn:
+    """Become another program, under the same process id.
+
+    Args:
+        command: argument vector; the program is looked for on the path.
+        env: the whole environment.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execvpe(command[0], list(command), dict(env))  # noqa: S606
+
+
+def leave_behind(work: Callable[[], object]) -> None:
+    """Do something in a process without parent and output: whoever ends the tree of this one does not find it."""
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        return
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    try:
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for stream in range(3):
+            os.dup2(nowhere, stream)
+        work()
+    finally:
+        os._exit(0)
+
+
+def wait_for_end(pid: int) -> None:
+    """Wait until a process ends that need not be a child; at once if it is gone."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    select.select([handle], [], [])
+    os.close(handle)
+
+
 def adopt_orphans() -> None:
     """Become the parent of every descendant whose own parent ends, so that none escapes `end_descendants`."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -339,6 +397,19 @@ def end_descendants(grace_s: float) -> int:
         _signal_quietly(process, signal.SIGKILL)
     _wait_until_gone(stubborn, _KILL_TAKES_S)
     return len(stubborn)
+
+
+def processes_with(variables: Mapping[str, str]) -> list[psutil.Process]:
+    """All processes, but for this one, that were started with these environment variables."""
+    found = (one for one in psutil.process_iter() if one.pid != os.getpid())
+    return [one for one in found if _is_alive(one) and _has(one, variables)]
+
+
+def _has(one: psutil.Process, variables: Mapping[str, str]) -> bool:
+    try:
+        return variables.items() <= one.environ().items()
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return False
 
 
 def _wait_until_gone(processes: list[psutil.Process], timeout_s: float) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from trainworks.record.resolved import Processes
 
 __all__ = ["accelerators_per_node", "agent_environment", "rank_environment"]
@@ -24,7 +26,14 @@ def accelerators_per_node(processes: Processes) -> int:
 
 
 def rank_environment(
-    processes: Processes, *, node: int, local_rank: int, master_address: str, master_port: int, attempt: int
+    processes: Processes,
+    *,
+    node: int,
+    local_rank: int,
+    master_address: str,
+    master_port: int,
+    attempt: int,
+    addresses: Sequence[str] = (),
 ) -> dict[str, str]:
     """Variables that a command finds, so that a script written for another launcher runs unchanged.
 
@@ -38,6 +47,7 @@ def rank_environment(
         master_address: where rank 0 listens.
         master_port: where rank 0 listens; free when the job started.
         attempt: 1 for the first start, counting up with every restart.
+        addresses: of all nodes, in their order; all are at `master_address` when left out.
     """
     per_node = processes.processes_per_node
     rank = node * per_node + local_rank
@@ -59,7 +69,7 @@ def rank_environment(
         "PET_MASTER_PORT": port,
         "SKYPILOT_NODE_RANK": str(node),
         "SKYPILOT_NUM_NODES": str(processes.nodes),
-        "SKYPILOT_NODE_IPS": "\n".join([address] * processes.nodes),
+        "SKYPILOT_NODE_IPS": "\n".join(addresses or [address] * processes.nodes),
         "SKYPILOT_NUM_GPUS_PER_NODE": str(accelerators_per_node(processes)),
         "TRAINWORKS_ATTEMPT": str(attempt),
         "OMP_NUM_THREADS": str(processes.threads_per_process),

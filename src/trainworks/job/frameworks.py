@@ -36,6 +36,8 @@ class Meeting:
     """Free when the attempt began; the first is rank 0's."""
     hostfile: str
     """Path of a host file in the words of the framework's launcher."""
+    nodes: tuple[str, ...] = ()
+    """Addresses of the nodes, in their order; all are at `address` when left out."""
     attempt: int = 1
     as_root: bool = False
     """Whether the launcher runs as root, which Open MPI wants to be told twice."""
@@ -65,6 +67,7 @@ def command_environment(
         master_address=meeting.address,
         master_port=meeting.ports[0],
         attempt=meeting.attempt,
+        addresses=meeting.nodes,
     )
     if framework in (None, "torch"):
         return common
@@ -125,7 +128,9 @@ def _jax_devices(processes: Processes, local_rank: int) -> dict[str, str]:
 
 def _tf_config(processes: Processes, meeting: Meeting, rank: int) -> str:
     """One worker per process; worker 0 is the chief, which writes checkpoints."""
-    workers = [f"{meeting.address}:{port}" for port in meeting.ports[: processes.world_size]]
+    each = processes.processes_per_node
+    addresses = meeting.nodes or (meeting.address,) * processes.nodes
+    workers = [f"{addresses[worker // each]}:{meeting.ports[worker]}" for worker in range(processes.world_size)]
     return json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}})
 
 

@@ -19,7 +19,8 @@ def first_failure(events: Sequence[Event]) -> Event | None:
     recent: list[Event] = []
     for event in events:
         if event["kind"] in ("attempt", "submitted"):
-            recent = []
+            # a rank of another node may have failed before the first node could say that this attempt began
+            recent = [seen for seen in recent if event.get("attempt") and seen.get("attempt") == event["attempt"]]
         elif event["kind"] == "failure":
             recent.append(event)
     own = [event for event in recent if event.get("cause") not in _CONSEQUENCES]

@@ -1,4 +1,4 @@
-"""One node of a command: `python -m trainworks.scheduler.command_agent RUN_DIR NODE PARENT_PID PORTS ATTEMPT`.
+"""One node of a command: `... trainworks.scheduler.command_agent RUN_DIR NODE PARENT_PID PORTS ATTEMPT ADDRESSES`.
 
 Starts the command's processes with the variables of `job.frameworks`; the first that fails ends the others. It needs no
 torch: the command may be in any framework, or in none.
@@ -14,7 +14,6 @@ import sys
 from pathlib import Path
 
 from trainworks.host import process
-from trainworks.host.network import LOOPBACK
 from trainworks.job.frameworks import Meeting, command_environment, setup_environment
 from trainworks.record.events import append_event
 from trainworks.record.exit_code import as_exit_code
@@ -160,20 +159,25 @@ def _after_traceback(lines: list[str]) -> list[str]:
     return lines[headings[-1] + 1 :] if headings else []
 
 
-def main(run_folder: str, node: str, parent: str, ports: str, attempt: str) -> int:
+def main(run_folder: str, node: str, parent: str, ports: str, attempt: str, addresses: str) -> int:
     """Run this node's ranks to their end."""
     process.adopt_orphans()
     run_dir = RunDir(Path(run_folder))
+    nodes = tuple(addresses.split(","))
     meeting = Meeting(
-        address=LOOPBACK,
+        address=nodes[0],
+        nodes=nodes,
         ports=tuple(map(int, ports.split(","))),
         hostfile=str(run_dir.hostfile.resolve()),
         attempt=int(attempt),
         as_root=os.geteuid() == 0,
     )
     agent = _CommandNode(run_dir, run_dir.read_resolved(), int(node), meeting)
-    signal.signal(signal.SIGTERM, agent.ask_to_stop)
-    process.die_with_parent(signal.SIGTERM, int(parent))
+    for number in (signal.SIGTERM, signal.SIGURG):
+        signal.signal(number, agent.ask_to_stop)
+    if run_dir.stop_file.exists():  # asked for before there was somebody to hear it
+        return 128 + signal.SIGTERM
+    process.die_with_parent(signal.SIGTERM, int(parent) or None)
     append_event(run_dir.events_file, "agent_started", node=int(node))
     return agent.run()
 

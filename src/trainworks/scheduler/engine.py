@@ -12,7 +12,9 @@ from trainworks.job.state import Cause, JobState
 from trainworks.job.ticket import Ticket
 from trainworks.record.run_dir import RunDir
 
-__all__ = ["Ability", "Engine", "NodeFacts", "Script", "Sight"]
+__all__ = ["Ability", "Engine", "NodeFacts", "NodeState", "Script", "Sight"]
+
+NodeState = Literal["free", "mixed", "taken", "draining", "drained", "down", "unknown"]
 
 Ability = Literal["priority", "hold", "exclude", "depends_on", "min_nodes", "drain", "time_limit", "memory"]
 """What an engine may lack; a ticket that asks for it is refused before anything is submitted."""
@@ -48,7 +50,7 @@ class NodeFacts:
     """A node as its engine sees it now."""
 
     name: str
-    state: Literal["free", "mixed", "taken", "draining", "drained", "down", "unknown"]
+    state: NodeState
     raw: str = ""
     reason: str | None = None
     """Why it is drained or down."""
@@ -102,13 +104,9 @@ class Engine(abc.ABC):
     def release(self, handle: str) -> None:
         """Let a held job start."""
 
-    @abc.abstractmethod
-    def retry(self, handle: str) -> None:
-        """Put a job that has ended without success back into the queue, with the run directory that it has.
-
-        Raises:
-            UsageError: it has not ended, or it has succeeded.
-        """
+    def retry(self, script: Script, run_dir: RunDir, handle: str) -> str:
+        """Queue a job anew that has ended without success; it goes on in its run directory. Returns its handle now."""
+        return self.submit(script, run_dir)
 
     @abc.abstractmethod
     def nodes(self) -> list[NodeFacts]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 from trainworks.errors import EnvironmentProblem
 from trainworks.files import take_lock
 from trainworks.host import process
@@ -48,19 +45,7 @@ def run_mark(run_dir: RunDir) -> dict[str, str]:
 
 def end_left_over(run_dir: RunDir) -> int:
     """Kill what still runs of a job whose supervisor and agents are gone; returns how many processes that were."""
-    mark = "=".join(*run_mark(run_dir).items()).encode()
-    left = [pid for pid in map(_as_pid, Path("/proc").iterdir()) if pid and mark in _environment_of(pid)]
-    for pid in left:
-        process.kill(pid)
+    left = process.processes_with(run_mark(run_dir))
+    for one in left:
+        process.kill(one.pid)
     return len(left)
-
-
-def _as_pid(folder: Path) -> int:
-    return int(folder.name) if folder.name.isdecimal() and int(folder.name) != os.getpid() else 0
-
-
-def _environment_of(pid: int) -> list[bytes]:
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:  # it has ended, or is somebody else's
-        return []

@@ -75,15 +75,21 @@ class LocalEngine(Engine):
         wake()
         return str(row.id)
 
-    def retry(self, handle: str) -> None:
-        """A workload goes on from its newest checkpoint."""
+    def retry(self, script: Script, run_dir: RunDir, handle: str) -> str:
+        """The same job goes back into the queue.
+
+        Raises:
+            UsageError: it has not ended, or it has succeeded.
+        """
         row = self._known(handle)
         again = (JobState.FAILED, JobState.STOPPED, JobState.LOST)
-        changes = {"ended_at": None, "asked_to_end": None}
-        self._say(RunDir(Path(row.run_dir)), JobState.QUEUED)
-        if not self._store.move(row.id, JobState.QUEUED, since=again, now=self._clock.now(), restarts=0, **changes):
+        if row.state not in again:
             raise UsageError(f"job {row.id} ({row.run_id}) is {row.state}", hint="retry one that failed or was stopped")
+        self._say(run_dir, JobState.QUEUED)  # before anybody can launch it, and speak there
+        changes = {"ended_at": None, "asked_to_end": None}
+        self._store.move(row.id, JobState.QUEUED, since=again, now=self._clock.now(), restarts=0, **changes)
         wake()
+        return handle
 
     def _say(self, run_dir: RunDir, state: JobState) -> None:
         """In the run directory, while no supervisor speaks there."""

@@ -1,4 +1,4 @@
-"""The node agents of one local job: processes that start and watch the ranks of one node each."""
+"""The node agents of one job: processes that start and watch the ranks of one node each."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import Iterator, Sequence
-from typing import final
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol, final
 
 from trainworks.files import write_atomic
 from trainworks.host import process
@@ -16,12 +16,59 @@ from trainworks.host.network import LOOPBACK, listen
 from trainworks.job.environment import accelerators_per_node, agent_environment
 from trainworks.job.frameworks import deepspeed_hostfile, mpi_hostfile, ports_needed
 from trainworks.job.request import JobRequest
+from trainworks.record.events import read_events
 from trainworks.record.exit_code import ExitCode
+from trainworks.record.failures import first_failure
 from trainworks.record.run_dir import RunDir
 from trainworks.scheduler import command_agent
 from trainworks.scheduler.launch import run_mark
 
-__all__ = ["CommandNodes", "Nodes", "TrainingNodes"]
+__all__ = ["CommandNodes", "Hosts", "Nodes", "ThisMachine", "TrainingNodes"]
+
+
+class Hosts(Protocol):
+    """Where the nodes of a job stand, and how to start something there."""
+
+    @property
+    def addresses(self) -> Sequence[str]:
+        """Of the nodes, in their order; the ranks meet at the first one."""
+        ...
+
+    @property
+    def are_here(self) -> bool:
+        """Whether agents are children of this process, which inherit its sockets and share its accelerators."""
+        ...
+
+    def command(self, node: int, command: list[str]) -> list[str]:
+        """An argument vector for this machine that runs `command` on a node, and ends as it does."""
+        ...
+
+    def ask_to_stop(self, agents: Iterable[process.Child]) -> None:
+        """Ask all agents, started by `command`, for a clean end."""
+        ...
+
+
+@final
+class ThisMachine:
+    """All nodes of a local job.
+
+    Args:
+        nodes: how many.
+    """
+
+    are_here = True
+
+    def __init__(self, nodes: int) -> None:
+        self.addresses: Sequence[str] = [LOOPBACK] * nodes
+
+    def command(self, node: int, command: list[str]) -> list[str]:
+        """The command itself."""
+        return command
+
+    def ask_to_stop(self, agents: Iterable[process.Child]) -> None:
+        """SIGTERM."""
+        for agent in agents:
+            agent.signal_group(signal.SIGTERM)
 
 
 class Nodes(abc.ABC):
@@ -31,11 +78,15 @@ class Nodes(abc.ABC):
         run_dir: of the run.
         request: the job.
         inherited: file descriptors that every agent keeps open: the run's lock is free only when all are gone.
+        hosts: where the nodes stand; on this machine when None.
     """
 
-    def __init__(self, run_dir: RunDir, request: JobRequest, inherited: Sequence[int] = ()) -> None:
+    def __init__(
+        self, run_dir: RunDir, request: JobRequest, inherited: Sequence[int] = (), hosts: Hosts | None = None
+    ) -> None:
         self._run_dir = run_dir
         self._request = request
+        self._hosts = hosts or ThisMachine(request.processes.nodes)
         self._inherited = inherited
         self._agents: dict[int, process.Child] = {}
         self._noted: set[int] = set()
@@ -67,6 +118,8 @@ class Nodes(abc.ABC):
 
     def _devices(self, node: int) -> dict[str, str]:
         """This node's share of the accelerators, where several nodes stand on one machine."""
+        if not self._hosts.are_here:
+            return {}
         processes = self._request.processes
         asked = processes.accelerators_per_node
         if processes.device != "cuda" or (processes.nodes == 1 and not asked):
@@ -79,6 +132,10 @@ class Nodes(abc.ABC):
         """Until an agent ends, or the time is over."""
         running = [agent for agent in self._agents.values() if agent.exit_code() is None]
         process.wait_any(running, timeout_s)
+
+    def _parent(self) -> str:
+        """Process id that an agent ends with; 0 for whoever starts it on another machine."""
+        return str(os.getpid()) if self._hosts.are_here else "0"
 
     def any_running(self) -> bool:
         """Whether an agent runs, or has ended badly and was not looked at yet."""
@@ -105,11 +162,19 @@ class Nodes(abc.ABC):
 
 @final
 class TrainingNodes(Nodes):
-    """Agents of the trainer. They meet at a store whose listening socket the supervisor owns for the whole job."""
+    """Agents of the trainer. They meet at a store on the first node.
 
-    def __init__(self, run_dir: RunDir, request: JobRequest, inherited: Sequence[int] = ()) -> None:
-        super().__init__(run_dir, request, inherited)
-        self._listener: socket.socket = listen(request.rendezvous_port)
+    Its listening socket is the supervisor's for the whole job where the agents are here; else the first agent's.
+    """
+
+    def __init__(
+        self, run_dir: RunDir, request: JobRequest, inherited: Sequence[int] = (), hosts: Hosts | None = None
+    ) -> None:
+        super().__init__(run_dir, request, inherited, hosts)
+        self._listener: socket.socket = listen(request.rendezvous_port, self._hosts.addresses[0])
+        self._store = "{}:{}".format(*self._listener.getsockname())
+        if not self._hosts.are_here:
+            self._listener.close()
 
     def restartable(self, exit_code: int) -> bool:
         """An agent that was killed, or that lost contact; a rank's own failure was dealt with by its agent."""
@@ -124,17 +189,18 @@ class TrainingNodes(Nodes):
         self._run_dir.stop_file.touch()
 
     def _agent(self, node: int) -> process.Child:
-        """A new interpreter: it imports torch, which does not go on in a copy of a process."""
-        port = self._listener.getsockname()[1]
-        arguments = [str(self._run_dir.path), str(node), str(os.getpid()), str(self._request.max_restarts), str(port)]
+        """A new interpreter, here or on another machine: it imports torch, and cannot be a copy of this process."""
+        own, restarts = self._hosts.addresses[node], str(self._request.max_restarts)
+        arguments = [str(self._run_dir.path), str(node), self._parent(), restarts, own, self._store]
         file_descriptors = list(self._inherited)
-        if node == 0:
+        if self._hosts.are_here and node == 0:
             arguments.append(str(self._listener.fileno()))
             file_descriptors.append(self._listener.fileno())
+        env = agent_environment(self._request.processes) | self._devices(node) | run_mark(self._run_dir)
         return process.spawn(
-            process.python_module("trainworks.worker.agent", *arguments),
+            self._hosts.command(node, process.python_module("trainworks.worker.agent", *arguments)),
             log=self._run_dir.node_log(node),
-            env=os.environ | agent_environment(self._request.processes) | self._devices(node) | run_mark(self._run_dir),
+            env=os.environ | env,
             pass_fds=file_descriptors,
         )
 
@@ -143,15 +209,20 @@ class TrainingNodes(Nodes):
 class CommandNodes(Nodes):
     """Agents of a command of the user's own; its ranks know nothing of restarts, so all start again together."""
 
-    def __init__(self, run_dir: RunDir, request: JobRequest, inherited: Sequence[int] = ()) -> None:
-        super().__init__(run_dir, request, inherited)
+    def __init__(
+        self, run_dir: RunDir, request: JobRequest, inherited: Sequence[int] = (), hosts: Hosts | None = None
+    ) -> None:
+        super().__init__(run_dir, request, inherited, hosts)
         self._attempt = 1
         self._ports = self._free_ports()
         self._write_hostfile()
 
     def restartable(self, exit_code: int) -> bool:
-        """Any failure: nobody but the user knows better, who said how often."""
-        return True
+        """Any failure of a rank: nobody but the user knows better, who said how often.
+
+        An agent that ends without an account on another machine may have lost that machine.
+        """
+        return self._hosts.are_here or first_failure(read_events(self._run_dir.events_file)) is not None
 
     def restart(self, node: int) -> None:
         """End all nodes and start them all again, at other ports."""
@@ -161,23 +232,26 @@ class CommandNodes(Nodes):
         self.start_all()
 
     def ask_to_stop(self) -> None:
-        """SIGTERM to every agent, which passes it on to its ranks."""
-        for agent in self._agents.values():
-            agent.signal_group(signal.SIGTERM)
+        """A signal to every agent, which passes SIGTERM on to its ranks; one that only starts looks for the file."""
+        self._run_dir.stop_file.touch()
+        self._hosts.ask_to_stop(self._agents.values())
 
     def _agent(self, node: int) -> process.Child:
-        """A copy of this process, which keeps the run's lock with everything else that is open."""
-        ports = ",".join(map(str, self._ports))
-        arguments = (str(self._run_dir.path), str(node), str(os.getpid()), ports, str(self._attempt))
-        return process.fork(
-            lambda: command_agent.main(*arguments), log=self._run_dir.node_log(node), env=self._devices(node)
-        )
+        """Here a copy of this process, which keeps the run's lock with everything else that is open."""
+        ports, addresses = ",".join(map(str, self._ports)), ",".join(self._hosts.addresses)
+        arguments = (str(self._run_dir.path), str(node), self._parent(), ports, str(self._attempt), addresses)
+        log = self._run_dir.node_log(node)
+        if self._hosts.are_here:
+            return process.fork(lambda: command_agent.main(*arguments), log=log, env=self._devices(node))
+        command = process.python_module("trainworks.scheduler.command_agent", *arguments)
+        return process.spawn(self._hosts.command(node, command), log=log, pass_fds=self._inherited)
 
     def _free_ports(self) -> list[int]:
         """Ports that are free now, all at once; the ranks bind them, so they cannot be held until then."""
         wanted = [self._request.rendezvous_port, *[0] * (self._ports_needed() - 1)]
         with contextlib.ExitStack() as listeners:
-            return [listeners.enter_context(listen(port)).getsockname()[1] for port in wanted]
+            first = self._hosts.addresses[0]
+            return [listeners.enter_context(listen(port, first)).getsockname()[1] for port in wanted]
 
     def _ports_needed(self) -> int:
         return ports_needed(self._request.framework, self._request.processes)
@@ -185,6 +259,6 @@ class CommandNodes(Nodes):
     def _write_hostfile(self) -> None:
         processes = self._request.processes
         if self._request.framework == "mpi":
-            write_atomic(self._run_dir.hostfile, mpi_hostfile(processes, [LOOPBACK] * processes.nodes))
+            write_atomic(self._run_dir.hostfile, mpi_hostfile(processes, self._hosts.addresses))
         elif self._request.framework == "deepspeed":
             write_atomic(self._run_dir.hostfile, deepspeed_hostfile(processes))

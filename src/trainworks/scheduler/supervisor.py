@@ -1,4 +1,4 @@
-"""The supervisor of one local job: `python -m trainworks.scheduler.supervisor RUN_DIR PARENT_PID`.
+"""The supervisor of one job: `python -m trainworks.scheduler.supervisor RUN_DIR PARENT_PID` on this machine.
 
 It starts one agent per node, watches them, restarts what can be restarted, ends everything in the end, and writes
 status.json. PARENT_PID is the process to die with; 0 for a job that survives its shell.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from trainworks.errors import TrainworksError
@@ -24,7 +25,7 @@ from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 from trainworks.scheduler.nodes import CommandNodes, Nodes, TrainingNodes
 
-__all__ = ["Supervisor", "main"]
+__all__ = ["Supervisor", "main", "supervise"]
 
 _POLL_S = 0.05
 _END_GRACE_S = 5.0
@@ -176,42 +177,74 @@ class Supervisor:
         return state
 
 
-def main(run_folder: str, parent_pid: str, lock: int | None = None) -> int:
-    """Run the job in a run directory to its end; `lock` is the run's, where whoever starts this has taken it."""
-    process.adopt_orphans()
-    run_dir = RunDir(Path(run_folder))
-    clock = SystemClock()
+def supervise(
+    run_dir: RunDir,
+    build: Callable[[int], Supervisor],
+    *,
+    parent_pid: int = 0,
+    lock: int | None = None,
+    heard: Callable[[int], None] = lambda number: None,
+) -> int:
+    """Run the job in a run directory to its end, or write down why that cannot be.
+
+    Args:
+        run_dir: of the run.
+        build: makes the supervisor, given the run's lock, which every agent keeps open.
+        parent_pid: process to die with; 0 for none.
+        lock: the run's, where whoever starts this has taken it.
+        heard: told of every signal that asks for an end.
+
+    Returns:
+        Exit code: 0 if the job has succeeded.
+    """
     if lock is None and (lock := take_lock(run_dir.lock_file)) is None:
         return ExitCode.ENVIRONMENT  # another supervisor has this run; status.json is that one's
     try:
-        request = job_request(run_dir.read_resolved())
-        kind = TrainingNodes if request.kind == "training" else CommandNodes
-        nodes = kind(run_dir, request, inherited=(lock,))
-        supervisor = Supervisor(run_dir, request, nodes, clock)
+        supervisor = build(lock)
+
+        def ask_to_stop(number: int, frame: object) -> None:
+            heard(number)
+            supervisor.ask_to_stop(number, frame)
+
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, supervisor.ask_to_stop)
-        if int(parent_pid):
-            process.die_with_parent(signal.SIGHUP, int(parent_pid))
+            signal.signal(number, ask_to_stop)
+        if parent_pid:
+            process.die_with_parent(signal.SIGHUP, parent_pid)
         return 0 if supervisor.run() is JobState.SUCCEEDED else 1
     except Exception as error:
         process.end_descendants(_END_GRACE_S)
         run_dir.release_reserve()
-        cause = "environment" if isinstance(error, TrainworksError) else "controller_error"
-        hint = error.hint if isinstance(error, TrainworksError) else f"see {run_dir.supervisor_log}"
-        run_dir.write_status(
-            RunStatus(
-                state=JobState.FAILED,
-                cause=cause,
-                message=str(error),
-                hint=hint,
-                exit_code=getattr(error, "exit_code", 1),
-                supervisor_pid=os.getpid(),
-                updated_at=clock.now(),
-            )
-        )
+        run_dir.write_status(_last_words(error, run_dir))
         if isinstance(error, TrainworksError):
             return error.exit_code
         raise
+
+
+def _last_words(error: Exception, run_dir: RunDir) -> RunStatus:
+    """What a supervisor that fails itself leaves behind."""
+    foreseen = isinstance(error, TrainworksError)
+    return RunStatus(
+        state=JobState.FAILED,
+        cause="environment" if foreseen else "controller_error",
+        message=str(error),
+        hint=error.hint if isinstance(error, TrainworksError) else f"see {run_dir.supervisor_log}",
+        exit_code=getattr(error, "exit_code", 1),
+        supervisor_pid=os.getpid(),
+        updated_at=SystemClock().now(),
+    )
+
+
+def main(run_folder: str, parent_pid: str, lock: int | None = None) -> int:
+    """Run a local job to its end; `lock` is the run's, where whoever starts this has taken it."""
+    process.adopt_orphans()
+    run_dir = RunDir(Path(run_folder))
+
+    def build(lock: int) -> Supervisor:
+        request = job_request(run_dir.read_resolved())
+        kind = TrainingNodes if request.kind == "training" else CommandNodes
+        return Supervisor(run_dir, request, kind(run_dir, request, inherited=(lock,)), SystemClock())
+
+    return supervise(run_dir, build, parent_pid=int(parent_pid), lock=lock)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,9 @@ Engine = Literal["local", "described", "slurm", "kubernetes"]
 Word = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@/:+=,\[\]-]*$", max_length=253)]
 """A name in another program's language: no blank, no quote, nothing that a shell reads."""
 
+Place = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9/][A-Za-z0-9._@/:+=-]*$", max_length=4096)]
+"""A path, or an image: no blank, no comma, no quote, nothing that a shell reads."""
+
 
 def _one_option(text: str) -> str:
     """An option of sbatch as one line; its value may hold anything but a line's end."""
@@ -51,11 +54,11 @@ class Job(Spec):
 class Container(Spec):
     """An image that every rank runs in."""
 
-    image: Word
+    image: Place
     """`docker://nvcr.io/nvidia/pytorch:26.09-py3`, or a file (`.sqsh`, `.sif`) that all nodes see."""
     runtime: Literal["pyxis", "apptainer"] = "pyxis"
     """What starts it: Slurm's plug-in Pyxis with Enroot, or Apptainer."""
-    mounts: tuple[Word, ...] = ()
+    mounts: tuple[Place, ...] = ()
     """`FROM:TO` or one path for both, beside the folders of the run."""
 
 

@@ -1,4 +1,6 @@
-"""The node agent: `python -m trainworks.worker.agent RUN_DIR NODE PARENT_PID MAX_RESTARTS STORE_PORT [STORE_FD]`.
+"""The node agent: `... -m trainworks.worker.agent RUN_DIR NODE PARENT_PID MAX_RESTARTS ADDRESS STORE [STORE_FD]`.
+
+ADDRESS is where the other nodes reach this one, STORE the address and port of the rendezvous store on the first node.
 
 It imports next to nothing itself. First it starts the fork server, which imports torch and the trainer while this
 process prepares the data and imports torch too; ranks are then forked from it and start at once, after a failure as
@@ -26,10 +28,16 @@ PRELOADED = "trainworks.worker.preloaded"
 
 
 def main(
-    run_folder: str, node: str, parent: str, max_restarts: str, store_port: str, store_fd: str | None = None
+    run_folder: str,
+    node: str,
+    parent: str,
+    max_restarts: str,
+    address: str,
+    store: str,
+    store_fd: str | None = None,
 ) -> int:
     """Run this node's ranks to their end; returns the agent's exit code."""
-    die_with_parent(signal.SIGTERM, int(parent))
+    die_with_parent(signal.SIGTERM, int(parent) or None)
     run_dir = RunDir(Path(run_folder))
     append_event(run_dir.events_file, "agent_started", node=int(node))
     try:
@@ -45,7 +53,8 @@ def main(
         data_folder,
         node=int(node),
         max_restarts=int(max_restarts),
-        store_port=int(store_port),
+        address=address,
+        store=store,
         store_fd=int(store_fd) if store_fd else None,
     )
     return exit_code

@@ -20,7 +20,6 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRende
 
 from trainworks.host import memory
 from trainworks.host.clock import SystemClock
-from trainworks.host.network import LOOPBACK
 from trainworks.record.events import append_event
 from trainworks.record.exit_code import ExitCode, as_exit_code
 from trainworks.record.memory import MemoryAtFailure
@@ -47,7 +46,8 @@ def run_node(
     *,
     node: int,
     max_restarts: int,
-    store_port: int,
+    address: str,
+    store: str,
     store_fd: int | None,
 ) -> int:
     """Run this node's ranks to their end.
@@ -58,9 +58,10 @@ def run_node(
         data_folder: tokenized shards on this machine.
         node: index of this node.
         max_restarts: how often failed ranks are started again.
-        store_port: loopback port of the rendezvous store.
-        store_fd: the store's listening socket, on the node that serves it; it is bound already, so that nobody
-            else can take the port between two attempts.
+        address: where the other nodes reach this one.
+        store: address and port of the rendezvous store, which the first node serves.
+        store_fd: the store's listening socket, if it is bound already, so that nobody else can take the port between
+            two attempts; else the first node binds it.
 
     Returns:
         Exit code: 0; that of the rank that failed (128 + signal if a signal ended it); 75 if the other nodes are
@@ -69,7 +70,8 @@ def run_node(
     # Without it a restarted rank finds the addresses of its dead predecessors in the store (pytorch#135712).
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     try:
-        agent = _agent(resolved, run_dir, data_folder, node, max_restarts, _store(store_port, store_fd))
+        met = _store(store, store_fd, serves=node == 0)
+        agent = _agent(resolved, run_dir, data_folder, node, max_restarts, address, met)
         result = agent.run()
     except SignalException as stopped:
         return 128 + int(stopped.sigval)
@@ -78,11 +80,12 @@ def run_node(
     return as_exit_code(agent.first_bad_code) if result.is_failed() else ExitCode.OK
 
 
-def _store(port: int, listener: int | None) -> dist.Store:
+def _store(store: str, listener: int | None, *, serves: bool) -> dist.Store:
+    address, _, port = store.rpartition(":")
     return dist.TCPStore(
-        LOOPBACK,
-        port,
-        is_master=listener is not None,
+        address,
+        int(port),
+        is_master=serves,
         wait_for_workers=False,
         master_listen_fd=listener,
         timeout=timedelta(seconds=60),
@@ -90,7 +93,13 @@ def _store(port: int, listener: int | None) -> dist.Store:
 
 
 def _agent(
-    resolved: ResolvedRun, run_dir: RunDir, data_folder: Path, node: int, max_restarts: int, store: dist.Store
+    resolved: ResolvedRun,
+    run_dir: RunDir,
+    data_folder: Path,
+    node: int,
+    max_restarts: int,
+    address: str,
+    store: dist.Store,
 ) -> _NodeAgent:
     nodes, per_node = resolved.processes.nodes, resolved.processes.processes_per_node
     board = Board(per_node)
@@ -100,7 +109,7 @@ def _agent(
         C10dRendezvousBackend(store, resolved.run_id),
         min_nodes=nodes,
         max_nodes=nodes,
-        local_addr=LOOPBACK,
+        local_addr=address,
         timeout=RendezvousTimeout(join=_JOIN_TIMEOUT),
         keep_alive_interval=1,
         keep_alive_max_attempt=5,

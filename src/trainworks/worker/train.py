@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from trainworks.errors import PortInUseError
-from trainworks.host.network import LOOPBACK, listen
+from trainworks.host.network import LOOPBACK, is_loopback, listen
 from trainworks.host.process import die_with
 from trainworks.record.events import append_event, read_events
 from trainworks.record.exit_code import ExitCode
@@ -151,7 +151,8 @@ def _join(resolved: ResolvedRun, run_dir: RunDir, data_folder: Path, node: int, 
     stop = StopRequest(run_dir, watch_file=rank == 0)
     signal.signal(signal.SIGTERM, stop.note_signal)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if is_loopback(_master_address()):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(
         resolved.processes.backend,
         store=_store(rank),
@@ -172,11 +173,11 @@ def _collective_timeout(resolved: ResolvedRun) -> timedelta:
 
 
 def _store(rank: int) -> dist.Store:
-    """The store of this group of workers; rank 0 serves it, on the loopback address."""
-    port = int(os.environ["MASTER_PORT"])
-    listener = _listener(port) if rank == 0 else None
+    """The store of this group of workers; rank 0 serves it, at the address of its node."""
+    address, port = _master_address(), int(os.environ["MASTER_PORT"])
+    listener = _listener(address, port) if rank == 0 else None
     return dist.TCPStore(
-        LOOPBACK,
+        address,
         port,
         is_master=rank == 0,
         wait_for_workers=False,
@@ -185,10 +186,15 @@ def _store(rank: int) -> dist.Store:
     )
 
 
-def _listener(port: int) -> int:
+def _master_address() -> str:
+    """Of rank 0's node, as its agent says; without an agent all ranks are on this machine."""
+    return os.environ.get("MASTER_ADDR", LOOPBACK)
+
+
+def _listener(address: str, port: int) -> int:
     """The port that the agent found free a moment ago; if somebody took it, the next attempt gets another."""
     try:
-        return listen(port).detach()
+        return listen(port, address).detach()
     except PortInUseError as error:
         raise ConnectionError(error.message) from None
 

@@ -1,0 +1,1 @@
+"""What is set up on machines: rendered as text first, then applied."""

@@ -1,0 +1,1 @@
+"""Real cluster software on one machine, to try things out."""

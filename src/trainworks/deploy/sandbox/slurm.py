@@ -1,0 +1,298 @@
+"""A real Slurm of several nodes on one machine: no systemd, no container, nothing outside of one folder.
+
+Every node is a slurmd with an address of its own in 127.0.1.0/24; cores, memory and accelerators are claimed, not
+there. It needs root, because slurmd does, and Slurm's packages: `install` gets those of Debian.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from trainworks.deploy.sandbox import daemons
+from trainworks.deploy.sandbox.slurm_files import CLUSTER, SandboxSize, SlurmPaths, node_names, slurm_files
+from trainworks.errors import EnvironmentProblem, UsageError
+from trainworks.host import process
+from trainworks.host.clock import Clock, SystemClock
+
+__all__ = ["SlurmSandbox", "default_folder", "install", "missing_programs"]
+
+_PACKAGES = ("munge", "slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins")
+_ACCOUNTING_PACKAGES = ("slurmdbd", "slurm-wlm-mysql-plugin", "mariadb-server")
+_PROGRAMS = ("munged", "munge", "slurmctld", "slurmd", "sinfo", "scontrol", "sbatch")
+_ACCOUNTING_PROGRAMS = ("slurmdbd", "mariadbd", "mariadb", "mariadb-install-db", "sacctmgr")
+_POLICY = Path("/usr/sbin/policy-rc.d")
+_SQL = """create database if not exists slurm_acct;
+create user if not exists 'slurm'@'127.0.0.1' identified by 'slurm'; grant all on slurm_acct.* to 'slurm'@'127.0.0.1';
+create user if not exists 'slurm'@'localhost' identified by 'slurm'; grant all on slurm_acct.* to 'slurm'@'localhost';
+"""
+
+
+def default_folder() -> Path:
+    """In the folder for temporary files: the path of a socket is short, and MariaDB must reach its own data."""
+    return Path(tempfile.gettempdir()) / "trainworks-slurm"
+
+
+def missing_programs(*, accounting: bool = False) -> list[str]:
+    """Programs of Slurm that are not installed."""
+    path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
+    wanted = _PROGRAMS + (_ACCOUNTING_PROGRAMS if accounting else ())
+    return [program for program in wanted if shutil.which(program, path=path) is None]
+
+
+def install(*, accounting: bool = False) -> None:
+    """Get Slurm from Debian, and start none of its services.
+
+    Raises:
+        EnvironmentProblem: no root, no apt-get, or apt-get failed.
+    """
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        raise EnvironmentProblem("Slurm is installed by root, with apt-get", hint=f"install {', '.join(_PACKAGES)}")
+    packages = _PACKAGES + (_ACCOUNTING_PACKAGES if accounting else ())
+    env = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    with _no_services():
+        for command in (["update", "-qq"], ["install", "-qq", "-y", "--no-install-recommends", *packages]):
+            done = process.run(["apt-get", *command], timeout_s=900, env=env)
+    if done.exit_code != 0:
+        said = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        raise EnvironmentProblem(f"apt-get could not install Slurm: {said}", hint="is there a network?")
+
+
+@contextlib.contextmanager
+def _no_services() -> Iterator[None]:
+    """Debian starts what it installs, unless this program says 101."""
+    if _POLICY.exists():
+        yield
+        return
+    _POLICY.write_text("#!/bin/sh\nexit 101\n", encoding="utf-8")
+    _POLICY.chmod(0o755)
+    try:
+        yield
+    finally:
+        _POLICY.unlink()
+
+
+class SlurmSandbox:
+    """One sandbox; its folder is all that there is of it.
+
+    Args:
+        folder: absolute, and short.
+        clock: waits for daemons.
+    """
+
+    def __init__(self, folder: Path | None = None, clock: Clock | None = None) -> None:
+        self.paths = SlurmPaths(folder or default_folder())
+        self._clock = clock or SystemClock()
+
+    @property
+    def size(self) -> SandboxSize:
+        """What it was started with.
+
+        Raises:
+            UsageError: it never was.
+        """
+        try:
+            return SandboxSize(**json.loads(self.paths.size_file.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            raise UsageError(f"no sandbox in `{self.paths.folder}`", hint="trainworks sandbox slurm up") from None
+
+    def env(self) -> dict[str, str]:
+        """Variables for whoever wants to talk to it."""
+        return {"SLURM_CONF": str(self.paths.conf)}
+
+    def _mark(self) -> dict[str, str]:
+        """Variables that every process of its jobs has, and no other."""
+        return {"SLURM_CLUSTER_NAME": CLUSTER} | self.env()
+
+    def up(self, size: SandboxSize) -> None:
+        """Start everything that does not run yet, and wait until all nodes are idle.
+
+        Raises:
+            EnvironmentProblem: no root, no Slurm, or a daemon that does not start.
+        """
+        self._check(size)
+        self._write_files(size)
+        self._start_munge()
+        if size.accounting:
+            self._start_database(size)
+        self._start("slurmctld", ["slurmctld", "-f", str(self.paths.conf)])
+        self._wait(lambda: self._says("scontrol", "ping"), "an answer of slurmctld", "slurmctld")
+        for name in node_names(size):
+            self.start_node(name)
+        self._wait(self._all_idle, "every node idle", "slurmctld")
+
+    def _check(self, size: SandboxSize) -> None:
+        if os.geteuid() != 0:
+            raise EnvironmentProblem("a Slurm sandbox needs root: slurmd does", hint="run it as root")
+        if missing := missing_programs(accounting=size.accounting):
+            option = " --accounting" if size.accounting else ""
+            hint = f"trainworks sandbox slurm install{option}"
+            raise EnvironmentProblem(f"Slurm is not complete: no {', '.join(missing)}", hint=hint)
+
+    def _write_files(self, size: SandboxSize) -> None:
+        folder = self.paths.folder
+        for name in ("etc", "run", "log", "state", "spool", "gpu", "munge", "sql"):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o755)
+        if not self.paths.munge_key.exists():
+            self.paths.munge_key.write_bytes(os.urandom(1024))
+        self.paths.munge_key.chmod(0o400)
+        for index in range(size.accelerators):
+            _make_device(self.paths.device(index))
+        for name, text in slurm_files(size, self.paths, host=socket.gethostname().split(".")[0]).items():
+            (folder / "etc" / name).write_text(text, encoding="utf-8")
+            (folder / "etc" / name).chmod(0o600 if name == "slurmdbd.conf" else 0o644)
+        self.paths.size_file.write_text(json.dumps(asdict(size)), encoding="utf-8")
+
+    def _start_munge(self) -> None:
+        command = ["munged", "--force", "--num-threads=4", "--origin=127.0.0.1"]
+        files = {
+            "socket": self.paths.munge_socket,
+            "key-file": self.paths.munge_key,
+            "pid-file": self.paths.pid_file("munged"),
+            "log-file": self.paths.log("munged"),
+            "seed-file": self.paths.folder / "munge" / "seed",
+        }
+        self._start("munged", [*command, *(f"--{option}={file}" for option, file in files.items())])
+        asks = ("munge", "--no-input", f"--socket={self.paths.munge_socket}")
+        self._wait(lambda: self._says(*asks), "an answer of munged", "munged")
+
+    def _start_database(self, size: SandboxSize) -> None:
+        if daemons.pid_of(self.paths.pid_file("mariadb"), "mariadbd") is None:
+            self._start_mariadb(size)
+        self._start("slurmdbd", ["slurmdbd"])
+        self._wait(lambda: self._says("sacctmgr", "-n", "list", "cluster"), "an answer of slurmdbd", "slurmdbd")
+        if CLUSTER not in self._run("sacctmgr", "-n", "list", "cluster", "format=cluster").stdout.split():
+            self._add_accounts()
+
+    def _start_mariadb(self, size: SandboxSize) -> None:
+        data, log = self.paths.database, self.paths.log("mariadb")
+        shutil.chown(data, "mysql", "mysql")
+        own = ["--no-defaults", "--user=mysql", f"--datadir={data}"]
+        if not (data / "mysql").is_dir():
+            install = ["mariadb-install-db", *own, "--auth-root-authentication-method=normal", "--skip-test-db"]
+            daemons.start(install, log=log, env=self._environment())
+        options = [f"--socket={self.paths.database_socket}", "--bind-address=127.0.0.1", f"--port={size.database_port}"]
+        tuning = [
+            "--innodb-buffer-pool-size=64M",
+            "--innodb-lock-wait-timeout=900",
+            "--innodb-flush-log-at-trx-commit=2",
+        ]
+        child = process.spawn(["mariadbd", *own, *options, *tuning], log=log, env=self._environment(), new_session=True)
+        self.paths.pid_file("mariadb").write_text(str(child.pid), encoding="utf-8")
+        client = ("mariadb", "--no-defaults", f"--socket={self.paths.database_socket}", "--user=root")
+        self._wait(lambda: self._says(*client, "--execute=select 1"), "an answer of MariaDB", "mariadb")
+        self._must(*client, f"--execute={_SQL}")
+
+    def _add_accounts(self) -> None:
+        """Two accounts for root, and a QOS whose jobs take the place of others."""
+        self._must("sacctmgr", "-i", "add", "cluster", CLUSTER)
+        self._must("sacctmgr", "-i", "add", "qos", "high", "priority=100", "preempt=normal", "preemptmode=requeue")
+        for account, share in (("research", 2), ("product", 1)):
+            self._must("sacctmgr", "-i", "add", "account", account, f"fairshare={share}")
+            self._must("sacctmgr", "-i", "add", "user", "root", f"account={account}", "qos=normal,high")
+
+    def start_node(self, name: str) -> None:
+        """Start a node that does not run; it rejoins by itself."""
+        self._check_node(name)
+        (self.paths.spool / name).mkdir(exist_ok=True)
+        self._start(f"slurmd-{name}", ["slurmd", "-N", name, "-f", str(self.paths.conf)])
+
+    def kill_node(self, name: str) -> None:
+        """As if its power had failed: the daemons die before they can report that the tasks have."""
+        self._check_node(name)
+        tasks = process.processes_with({"SLURMD_NODENAME": name} | self._mark())
+        steps = {parent.pid for task in tasks if (parent := task.parent()) and parent.name() == "slurmstepd"}
+        pid_file = self.paths.pid_file(f"slurmd-{name}")
+        slurmd = daemons.pid_of(pid_file, "slurmd")
+        daemons.kill([*([slurmd] if slurmd else []), *steps, *(task.pid for task in tasks)])
+        pid_file.unlink(missing_ok=True)
+        for left in self._spooled(name):  # a job's folder that is left here holds the job at its next start
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+    def _spooled(self, name: str) -> list[Path]:
+        spool = self.paths.spool / name
+        return [*spool.glob(f"{name}_*"), *spool.glob("job[0-9]*")]
+
+    def _check_node(self, name: str) -> None:
+        if name not in (names := node_names(self.size)):
+            raise UsageError(f"`{name}` is no node of the sandbox", hint=f"there are {names[0]} to {names[-1]}")
+
+    def status(self) -> dict[str, bool]:
+        """Every daemon, and whether it runs."""
+        return {name: daemons.pid_of(self.paths.pid_file(name), program) is not None for name, program in self._all()}
+
+    def down(self) -> None:
+        """End all jobs and daemons; what they wrote stays."""
+        if daemons.pid_of(self.paths.pid_file("slurmctld"), "slurmctld") is not None:
+            self._run("scancel", "--user=root")
+            self._run("scancel", "--user=root", "--signal=KILL", "--full")
+            self._until_no_job()
+        for name, program in self._all():
+            daemons.end(self.paths.pid_file(name), program, self._clock)
+        daemons.kill(one.pid for one in process.processes_with(self._mark()))
+
+    def purge(self) -> None:
+        """`down`, and remove the folder."""
+        if self.paths.size_file.exists():
+            self.down()
+            shutil.rmtree(self.paths.folder)
+
+    def _all(self) -> list[tuple[str, str]]:
+        """Name and program of every daemon, in the order in which they end."""
+        nodes = [(f"slurmd-{name}", "slurmd") for name in node_names(self.size)]
+        database = [("slurmdbd", "slurmdbd"), ("mariadb", "mariadbd")] if self.size.accounting else []
+        return [*nodes, ("slurmctld", "slurmctld"), *database, ("munged", "munged")]
+
+    def _until_no_job(self) -> None:
+        with contextlib.suppress(EnvironmentProblem):
+            self._wait(lambda: not self._run("squeue", "--noheader").stdout.strip(), "the end of all jobs", "slurmctld")
+
+    def _all_idle(self) -> bool:
+        idle = self._run("sinfo", "--noheader", "--Node", "--states=idle", "--format=%N").stdout.split()
+        return set(idle) == set(node_names(self.size))
+
+    def _start(self, name: str, command: list[str]) -> None:
+        if daemons.pid_of(self.paths.pid_file(name), command[0]) is None:
+            self.paths.pid_file(name).unlink(missing_ok=True)
+            daemons.start(command, log=self.paths.log(f"{name}-start"), env=self._environment())
+
+    def _wait(self, condition: Callable[[], bool], what: str, daemon: str) -> None:
+        daemons.wait_until(condition, self._clock, what, timeout_s=30, log=self.paths.log(daemon))
+
+    def _says(self, *command: str) -> bool:
+        return self._run(*command).exit_code == 0
+
+    def _must(self, *command: str) -> None:
+        if (done := self._run(*command)).exit_code != 0:
+            said = (done.stderr or done.stdout).strip()
+            raise EnvironmentProblem(
+                f"`{' '.join(command[:4])} ...` failed: {said}", hint=f"see {self.paths.folder}/log"
+            )
+
+    def _run(self, *command: str) -> process.Output:
+        return process.run(command, timeout_s=30, env=self._environment())
+
+    def _environment(self) -> dict[str, str]:
+        """Nothing of another Slurm that this shell may know."""
+        foreign = ("SLURM_", "SBATCH_", "SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_")
+        mine = {key: value for key, value in os.environ.items() if not key.startswith(foreign)}
+        return mine | {"PATH": f"{mine.get('PATH', '')}:/usr/sbin:/sbin", "LC_ALL": "C"} | self.env()
+
+
+def _make_device(path: Path) -> None:
+    """A device file that leads nowhere; a plain file where none may be made."""
+    if path.exists():
+        return
+    try:
+        os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    except PermissionError:
+        path.touch()

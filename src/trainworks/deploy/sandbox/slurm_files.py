@@ -1,0 +1,231 @@
+"""The configuration of a Slurm sandbox, as text: several nodes on one machine, with accelerators that are not there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["CLUSTER", "SandboxSize", "SlurmPaths", "node_names", "slurm_files"]
+
+CLUSTER = "sandbox"
+_SLURMCTLD, _SLURMDBD, _MARIADB, _SLURMD = 0, 1, 2, 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxSize:
+    """What the sandbox pretends to be."""
+
+    nodes: int = 4
+    cores: int = 16
+    """Of a node; advertised, not there."""
+    memory_mb: int = 64_000
+    accelerators: int = 8
+    """Of a node; device files that are /dev/null."""
+    accelerator: str = "h100"
+    first_port: int = 18_800
+    """slurmctld's; slurmdbd and MariaDB take the next two, the nodes those from ten on."""
+    accounting: bool = False
+    """Whether there is a database, and with it history, quotas, QOS and fair share."""
+    node_timeout_s: int = 10
+    """How long a node may be silent; Slurm's own default is 300 s."""
+
+    @property
+    def database_port(self) -> int:
+        """MariaDB's."""
+        return self.first_port + _MARIADB
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmPaths:
+    """File names below the folder of a sandbox; short, because sockets have to be."""
+
+    folder: Path
+
+    @property
+    def conf(self) -> Path:
+        """SLURM_CONF of everybody who wants to talk to it."""
+        return self.folder / "etc" / "slurm.conf"
+
+    @property
+    def size_file(self) -> Path:
+        """The sandbox's size, for the commands after `up`."""
+        return self.folder / "sandbox.json"
+
+    @property
+    def munge_key(self) -> Path:
+        """Shared secret of the daemons."""
+        return self.folder / "munge" / "key"
+
+    @property
+    def munge_socket(self) -> Path:
+        """Where the sandbox's own munged listens."""
+        return self.folder / "munge" / "socket"
+
+    @property
+    def database(self) -> Path:
+        """MariaDB's data."""
+        return self.folder / "sql"
+
+    @property
+    def database_socket(self) -> Path:
+        """MariaDB's socket."""
+        return self.database / "socket"
+
+    @property
+    def spool(self) -> Path:
+        """A folder per node."""
+        return self.folder / "spool"
+
+    def device(self, index: int) -> Path:
+        """A device file that stands for an accelerator."""
+        return self.folder / "gpu" / f"nvidia{index}"
+
+    def pid_file(self, daemon: str) -> Path:
+        """Process id of a daemon; of `slurmd-node1` for a node."""
+        return self.folder / "run" / f"{daemon}.pid"
+
+    def log(self, daemon: str) -> Path:
+        """What a daemon says."""
+        return self.folder / "log" / f"{daemon}.log"
+
+
+def node_names(size: SandboxSize) -> list[str]:
+    """`node1` ... in order."""
+    return [f"node{number}" for number in range(1, size.nodes + 1)]
+
+
+def slurm_files(size: SandboxSize, paths: SlurmPaths, *, host: str) -> dict[str, str]:
+    """Name and text of every file in the sandbox's `etc`.
+
+    Args:
+        size: of the sandbox.
+        paths: where it lies.
+        host: the machine's short name, which slurmctld and slurmd compare with their own.
+    """
+    files = {
+        "slurm.conf": _slurm_conf(size, paths, host),
+        "topology.conf": _topology(size),
+        "gres.conf": _gres(size, paths),
+    }
+    return files | ({"slurmdbd.conf": _slurmdbd_conf(size, paths, host)} if size.accounting else {})
+
+
+def _slurm_conf(size: SandboxSize, paths: SlurmPaths, host: str) -> str:
+    folder = paths.folder
+    lines = [
+        f"ClusterName={CLUSTER}",
+        f"SlurmctldHost={host}(127.0.0.1)",
+        f"SlurmctldPort={size.first_port + _SLURMCTLD}",
+        "SlurmUser=root",
+        "SlurmdUser=root",
+        "AuthType=auth/munge",
+        "# cred_expire is also how long a requeued job waits before it may start again; Slurm's default is 120 s",
+        f"AuthInfo=socket={paths.munge_socket},cred_expire=5",
+        "CredType=cred/munge",
+        f"StateSaveLocation={folder}/state",
+        f"SlurmdSpoolDir={paths.spool}/%n",
+        f"SlurmctldPidFile={paths.pid_file('slurmctld')}",
+        f"SlurmdPidFile={paths.pid_file('slurmd-%n')}",
+        f"SlurmctldLogFile={paths.log('slurmctld')}",
+        f"SlurmdLogFile={paths.log('slurmd-%n')}",
+        "# linuxproc needs nothing of the machine; a process that detached from its task survives it",
+        "ProctrackType=proctrack/linuxproc",
+        "TaskPlugin=task/none",
+        "MpiDefault=none",
+        "ReturnToService=2",
+        f"SlurmdTimeout={size.node_timeout_s}",
+        "MessageTimeout=5",
+        "TCPTimeout=2",
+        "KillWait=5",
+        "JobRequeue=1",
+        "SchedulerType=sched/backfill",
+        "SchedulerParameters=bf_interval=2,sched_interval=2,batch_sched_delay=0,bf_continue",
+        "SelectType=select/cons_tres",
+        "SelectTypeParameters=CR_Core_Memory",
+        "PriorityType=priority/multifactor",
+        "TopologyPlugin=topology/tree",
+        *_accounting(size, paths),
+        "# the nodes are larger than the machine",
+        "SlurmdParameters=config_overrides",
+        *(["GresTypes=gpu"] if size.accelerators else []),
+        "DefMemPerCPU=1000",
+        *_nodes(size, host),
+        *_partitions(size),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _accounting(size: SandboxSize, paths: SlurmPaths) -> list[str]:
+    if not size.accounting:
+        return ["AccountingStorageType=accounting_storage/none", "PreemptType=preempt/partition_prio", _REQUEUE]
+    return [
+        "AccountingStorageType=accounting_storage/slurmdbd",
+        "AccountingStorageHost=127.0.0.1",
+        f"AccountingStoragePort={size.first_port + _SLURMDBD}",
+        "# with a munged of its own, the password is that one's socket",
+        f"AccountingStoragePass={paths.munge_socket}",
+        "AccountingStorageTRES=gres/gpu",
+        "AccountingStorageEnforce=associations,limits,qos",
+        "PreemptType=preempt/qos",
+        _REQUEUE,
+        "PriorityWeightAge=1000",
+        "PriorityWeightQOS=100000",
+        "PriorityWeightFairshare=10000",
+    ]
+
+
+_REQUEUE = "PreemptMode=REQUEUE"
+
+
+def _nodes(size: SandboxSize, host: str) -> list[str]:
+    gres = f" Gres=gpu:{size.accelerator}:{size.accelerators}" if size.accelerators else ""
+    return [
+        f"NodeName={name} NodeHostname={host} NodeAddr=127.0.1.{index + 1} Port={size.first_port + _SLURMD + index} "
+        f"CPUs={size.cores} RealMemory={size.memory_mb}{gres} Feature=rack{index // 2} State=UNKNOWN"
+        for index, name in enumerate(node_names(size))
+    ]
+
+
+def _partitions(size: SandboxSize) -> list[str]:
+    """Every node in two partitions; jobs of `train` take the place of those of `spot`."""
+    nodes = f"node[1-{size.nodes}]"
+    return [
+        f"PartitionName=train Nodes={nodes} Default=YES MaxTime=INFINITE State=UP PriorityTier=10",
+        f"PartitionName=spot Nodes={nodes} MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=REQUEUE",
+    ]
+
+
+def _topology(size: SandboxSize) -> str:
+    """Two leaf switches and a spine."""
+    half = (size.nodes + 1) // 2
+    leaves = [f"SwitchName=leaf1 Nodes=node[1-{half}]"]
+    if size.nodes > half:
+        leaves.append(f"SwitchName=leaf2 Nodes=node[{half + 1}-{size.nodes}]")
+    return "\n".join([*leaves, f"SwitchName=spine Switches=leaf[1-{len(leaves)}]"]) + "\n"
+
+
+def _gres(size: SandboxSize, paths: SlurmPaths) -> str:
+    if not size.accelerators:
+        return ""
+    files = f"{paths.device(0).parent}/nvidia[0-{size.accelerators - 1}]"
+    return f"NodeName=node[1-{size.nodes}] Name=gpu Type={size.accelerator} File={files}\n"
+
+
+def _slurmdbd_conf(size: SandboxSize, paths: SlurmPaths, host: str) -> str:
+    lines = [
+        "AuthType=auth/munge",
+        f"AuthInfo=socket={paths.munge_socket}",
+        f"DbdHost={host}",
+        "DbdAddr=127.0.0.1",
+        f"DbdPort={size.first_port + _SLURMDBD}",
+        "SlurmUser=root",
+        "StorageType=accounting_storage/mysql",
+        "StorageHost=127.0.0.1",
+        f"StoragePort={size.database_port}",
+        "StorageUser=slurm",
+        "StoragePass=slurm",
+        "StorageLoc=slurm_acct",
+        f"PidFile={paths.pid_file('slurmdbd')}",
+        f"LogFile={paths.log('slurmdbd')}",
+    ]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,120 @@
+"""Slurm's programs, here or on a login node over ssh; every call has a time limit, and every answer one meaning."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, final
+
+from trainworks.errors import EnvironmentProblem, UnreachableError, UsageError
+from trainworks.host import process
+
+__all__ = ["Refused", "SlurmClient"]
+
+Program = Literal["sbatch", "squeue", "sacct", "scancel", "scontrol", "sinfo"]
+
+_TIMEOUT_S = 60.0
+_SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
+_SSH_FAILED = 255
+_NOT_FOUND = 127
+_READABLE = {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
+"""Not for sbatch, which hands its variables on to the job."""
+_OPTIONS_OF_A_USER = ("SQUEUE_", "SACCT_", "SINFO_", "SCONTROL_", "SCANCEL_")
+_ALREADY_IN_A_JOB = re.compile(r"SLURM_(?!CONF$|CLUSTERS$|JWT$)|SBATCH_")
+_SITE_DEFAULTS = {
+    "SBATCH_ACCOUNT": "--account",
+    "SBATCH_PARTITION": "--partition",
+    "SBATCH_QOS": "--qos",
+    "SBATCH_RESERVATION": "--reservation",
+    "SBATCH_CONSTRAINT": "--constraint",
+}
+"""Variables that would beat what the script says; they hold where it says nothing."""
+_SILENT = re.compile(
+    r"unable to contact|connection (refused|timed out|reset)|timed out|zero bytes|transport endpoint|"
+    r"unable to establish|message receive failure|no route to host|unexpected message received|slurm backup controller|"
+    r"configuration source",
+    re.IGNORECASE,
+)
+
+
+class Refused(UsageError):
+    """Slurm understood, and says no; the message is its own."""
+
+
+@final
+class SlurmClient:
+    """Calls Slurm.
+
+    Args:
+        login: where its programs are, as ssh names it; this machine when None.
+        run: runs a command; `host.process.run`.
+        env: variables of this shell; those of this process when None.
+    """
+
+    def __init__(
+        self,
+        login: str | None = None,
+        run: Callable[..., process.Output] = process.run,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self._login = login
+        self._run = run
+        self._env = dict(os.environ if env is None else env)
+
+    def call(self, program: Program, *arguments: str) -> str:
+        """What a program says.
+
+        Raises:
+            UnreachableError: slurmctld, or the login node, does not answer.
+            Refused: the program failed for another reason.
+            EnvironmentProblem: there is no such program.
+        """
+        env = {name: value for name, value in self._env.items() if not name.startswith(_OPTIONS_OF_A_USER)}
+        return self._said(self._call([program, *arguments], env | _READABLE, _READABLE, None))
+
+    def submit(self, script: str) -> str:
+        """What sbatch says of a script.
+
+        Raises: as `call`.
+        """
+        inherited = {name: value for name, value in self._env.items() if not _ALREADY_IN_A_JOB.match(name)}
+        defaults = {
+            name: self._env[name] for name, option in _SITE_DEFAULTS.items() if self._holds(name, option, script)
+        }
+        return self._said(self._call(["sbatch", "--parsable"], inherited | defaults, {}, script))
+
+    def _holds(self, name: str, option: str, script: str) -> bool:
+        return name in self._env and f"#SBATCH {option}=" not in script
+
+    def _call(
+        self, command: list[str], env: dict[str, str], remote_env: dict[str, str], stdin: str | None
+    ) -> process.Output:
+        if self._login is not None:
+            assignments = [f"{name}={value}" for name, value in remote_env.items()]
+            command = [*_SSH, self._login, shlex.join(["env", *assignments, *command])]
+        try:
+            return self._run(command, timeout_s=_TIMEOUT_S, env=env, stdin=stdin)
+        except FileNotFoundError:
+            hint = "set `cluster.slurm.login` to the node that has it"
+            raise EnvironmentProblem(f"`{command[0]}` is not installed here", hint=hint) from None
+        except EnvironmentProblem as slow:
+            raise UnreachableError(f"Slurm does not answer: {slow.message}", hint="try again later") from None
+
+    def _said(self, output: process.Output) -> str:
+        if output.exit_code == 0:
+            return output.stdout
+        said = _without_prefix(output.stderr or output.stdout)
+        if self._login is not None and output.exit_code in (_SSH_FAILED, _NOT_FOUND):
+            where = f"`{self._login}` does not answer" if output.exit_code == _SSH_FAILED else "Slurm is not there"
+            raise UnreachableError(f"{where}: {said}", hint=f"does `ssh {self._login} sinfo` work?")
+        if _SILENT.search(said):
+            raise UnreachableError(f"Slurm does not answer: {said}", hint="try again later")
+        raise Refused(said)
+
+
+def _without_prefix(stderr: str) -> str:
+    """The lines of an error, without the program's name and the word `error`."""
+    lines: Sequence[str] = [re.sub(r"^\w+: (error|fatal): ", "", line) for line in stderr.strip().splitlines()]
+    return "; ".join(dict.fromkeys(line for line in lines if line)) or "no reason given"

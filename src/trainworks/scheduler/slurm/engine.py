@@ -1,0 +1,251 @@
+"""A cluster under Slurm."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from typing import ClassVar, final
+
+from trainworks.errors import EnvironmentProblem, UnreachableError
+from trainworks.host.clock import Clock, SystemClock
+from trainworks.job.state import JobState
+from trainworks.job.ticket import Ticket
+from trainworks.record.run_dir import RunDir
+from trainworks.scheduler.engine import Ability, Engine, NodeFacts, Script, Sight
+from trainworks.scheduler.slurm.client import Refused, SlurmClient
+from trainworks.scheduler.slurm.render import check, mark_of, render
+from trainworks.scheduler.slurm.states import accelerators_in, cause_of, expand, job_state, node_state
+from trainworks.spec.engines import Slurm
+
+__all__ = ["SlurmEngine"]
+
+_GONE = re.compile(r"invalid job id|already complet|job has finished", re.IGNORECASE)
+_NO_ACCOUNTING = re.compile(r"accounting storage is disabled|not running a database", re.IGNORECASE)
+_HELD_BY_SLURM = "launch failed requeued held"
+_MOST_RELEASES = 3
+"""After that many restarts a job whose launch fails stays held, for a person to look at."""
+_LOOKS_AFTER_A_LOST_ANSWER = 5
+_JOB = "JobID:20|,State:20|,RestartCnt:8|,exit_code:16|,StartTime:24|,NodeList:4096|,Reason:256"
+_NODE = "NodeList:255|,StateComplete:80|,CPUsState:64|,Memory:24|,Gres:255|,GresUsed:255|,Reason:256"
+_HISTORY = "JobIDRaw,State,ExitCode,Restarts,NodeList"
+
+
+@final
+class SlurmEngine(Engine):
+    """Talks to Slurm by `sbatch`, `squeue`, `sacct`, `scancel`, `scontrol` and `sinfo`.
+
+    Args:
+        options: what the run file says about Slurm.
+        python: interpreter with Trainworks, on all nodes; this one when left out.
+        client: calls the programs.
+        clock: waits between two looks for a job whose submission was not answered.
+    """
+
+    name: ClassVar[str] = "slurm"
+    lacks: ClassVar[frozenset[Ability]] = frozenset()
+
+    def __init__(
+        self,
+        options: Slurm,
+        *,
+        python: str = sys.executable,
+        client: SlurmClient | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._options = options
+        self._python = python
+        self._client = client or SlurmClient(options.login)
+        self._clock = clock or SystemClock()
+        self._accounting = True  # until sacct says that there is none
+
+    def check(self, ticket: Ticket) -> None:
+        """Refuse what Slurm does for nobody."""
+        super().check(ticket)
+        check(ticket, self._options)
+
+    def render(self, ticket: Ticket, run_dir: RunDir) -> Script:
+        """The batch script."""
+        return Script(ticket, render(ticket, self._options, RunDir(run_dir.path.absolute()), python=self._python))
+
+    def submit(self, script: Script, run_dir: RunDir) -> str:
+        """Submit the script, unless a job with this run's mark waits or runs already.
+
+        Raises:
+            Refused: by sbatch, in its words.
+            UnreachableError: Slurm did not answer; if it has the job, another `submit` finds it.
+        """
+        mark = mark_of(RunDir(run_dir.path.absolute()))
+        if found := self._find(mark):
+            return found
+        try:
+            answer = self._client.submit(script.text)
+        except UnreachableError as silent:
+            return self._find_patiently(mark, silent)
+        return answer.strip().partition(";")[0]
+
+    def _find(self, mark: str) -> str | None:
+        """The job that carries a mark, of those that have not ended."""
+        said = self._client.call("squeue", "--me", "--noheader", f"--Format=JobID:20|,Comment:{len(mark) + 8}")
+        rows = [line.split("|", 1) for line in said.splitlines() if "|" in line]
+        return next((job.strip() for job, comment in rows if comment.strip() == mark), None)
+
+    def _find_patiently(self, mark: str, silent: UnreachableError) -> str:
+        for _ in range(_LOOKS_AFTER_A_LOST_ANSWER):
+            self._clock.sleep(1.0)
+            try:
+                found = self._find(mark)
+            except UnreachableError:
+                continue
+            if found is not None:
+                return found
+        raise silent
+
+    def look(self, handles: Sequence[str]) -> dict[str, Sight]:
+        """What slurmctld knows; of jobs that it has forgotten, what accounting knows where there is any.
+
+        A job that Slurm itself holds because a node could not launch it is released, a few times.
+        """
+        if not handles:
+            return {}
+        sights = self._in_the_queue(handles)
+        for handle, sight in sights.items():
+            if (sight.reason or "").replace("_", " ") == _HELD_BY_SLURM and sight.restarts <= _MOST_RELEASES:
+                self.release(handle)
+        if (missing := [handle for handle in handles if handle not in sights]) and self._accounting:
+            sights |= self._in_history(missing)
+        return sights
+
+    def _in_the_queue(self, handles: Sequence[str]) -> dict[str, Sight]:
+        wanted = f"--jobs={','.join(handles)}"
+        try:
+            said = self._client.call("squeue", "--noheader", "--states=all", wanted, f"--Format={_JOB}")
+        except Refused as refused:
+            if _GONE.search(refused.message):
+                return {}
+            raise
+        return dict(_sight(line) for line in said.splitlines() if line.count("|") >= _JOB.count("|"))
+
+    def _in_history(self, handles: Sequence[str]) -> dict[str, Sight]:
+        """By sacct, which need not exist; where it does and does not answer, nobody knows."""
+        options = ("--allocations", "--noheader", "--parsable2", f"--jobs={','.join(handles)}", f"--format={_HISTORY}")
+        try:
+            said = self._client.call("sacct", *options)
+        except (Refused, EnvironmentProblem) as error:
+            if isinstance(error, UnreachableError):
+                silent = Sight(state=JobState.UNKNOWN, reason=f"accounting does not answer: {error.message}")
+                return dict.fromkeys(handles, silent)
+            self._accounting = not _NO_ACCOUNTING.search(error.message) and isinstance(error, Refused)
+            return {}
+        rows = (line.split("|") for line in said.splitlines())
+        return {row[0]: _remembered(*row[1:]) for row in rows if len(row) == _HISTORY.count(",") + 1}
+
+    def stop(self, handle: str, *, at_once: bool = False) -> None:
+        """Cancel a job that waits; ask the supervisor of one that runs, which takes SIGINT as a person's wish."""
+        self._cancel("--state=PENDING", handle)
+        self._cancel("--batch", "--signal=INT", handle)
+        if at_once:
+            self._cancel(handle)
+
+    def _cancel(self, *arguments: str) -> None:
+        try:
+            self._client.call("scancel", *arguments)
+        except Refused as refused:
+            if not _GONE.search(refused.message):
+                raise
+
+    def hold(self, handle: str) -> None:
+        """Keep a job that waits from starting."""
+        self._client.call("scontrol", "hold", handle)
+
+    def release(self, handle: str) -> None:
+        """Let a held job start."""
+        self._client.call("scontrol", "release", handle)
+
+    def exclude(self, handle: str, nodes: Iterable[str]) -> None:
+        """Keep a job that waits away from these nodes; needs no operator. It replaces what was excluded before."""
+        self._client.call("scontrol", "update", f"JobId={handle}", f"ExcNodeList={','.join(nodes)}")
+
+    def nodes(self) -> list[NodeFacts]:
+        """All nodes of the partition, in order of their names."""
+        partition = [f"--partition={self._options.partition}"] if self._options.partition else []
+        said = self._client.call("sinfo", "--noheader", "--Node", *partition, f"--Format={_NODE}")
+        rows = [[field.strip() for field in line.split("|", _NODE.count("|"))] for line in said.splitlines()]
+        jobs = self._jobs_by_node()
+        return [_facts(row, jobs) for row in sorted({row[0]: row for row in rows if len(row) > 1}.values())]
+
+    def _jobs_by_node(self) -> dict[str, list[str]]:
+        states = "--states=RUNNING,SUSPENDED,COMPLETING,CONFIGURING"
+        said = self._client.call("squeue", "--noheader", states, "--Format=JobID:20|,NodeList:4096")
+        jobs: dict[str, list[str]] = {}
+        for job, _, nodes in (line.partition("|") for line in said.splitlines()):
+            for node in expand(nodes.strip()):
+                jobs.setdefault(node, []).append(job.strip())
+        return jobs
+
+    def drain(self, node: str, reason: str) -> None:
+        """Give the node no more jobs; Slurm lets its operators alone do this."""
+        words = " ".join(reason.split()) or "drained by trainworks"
+        self._client.call("scontrol", "update", f"NodeName={node}", "State=DRAIN", f"Reason={words}")
+
+    def undrain(self, node: str) -> None:
+        """Give the node jobs again."""
+        self._client.call("scontrol", "update", f"NodeName={node}", "State=RESUME")
+
+
+def _sight(line: str) -> tuple[str, Sight]:
+    """One line of squeue; the reason stands last, because it may hold anything."""
+    job, word, restarts, code, starts, nodes, reason = (part.strip() for part in line.split("|", _JOB.count("|")))
+    why = reason if reason not in ("None", "") else None
+    state = job_state(word, why)
+    return job, Sight(
+        state=state,
+        raw=word,
+        reason=why,
+        cause=cause_of(word, why),
+        nodes=expand(nodes),
+        restarts=int(restarts or 0),
+        exit_code=_exit_code(code) if state.is_final else None,
+        starts_at=float(starts) if state.waits and starts.isdecimal() else None,
+    )
+
+
+def _remembered(word: str, code: str, restarts: str, nodes: str) -> Sight:
+    """One line of sacct. A job that was preempted and is not in the queue has ended so."""
+    state = job_state(word, None)
+    return Sight(
+        state=JobState.FAILED if state is JobState.PREEMPTED else state,
+        raw=word,
+        cause=cause_of(word, None),
+        nodes=expand(nodes) if nodes != "None assigned" else (),
+        restarts=int(restarts or 0),
+        exit_code=_exit_code(code),
+    )
+
+
+def _exit_code(text: str) -> int | None:
+    """As a shell says it; from `7:0` and `0:9`, exit code and signal, or from a status of wait(2), as squeue has it."""
+    code, colon, number = text.partition(":")
+    if not code.isdecimal() or (colon and not number.isdecimal()):
+        return None
+    ended, killed_by = (int(code), int(number)) if colon else (int(code) >> 8, int(code) & 0x7F)
+    return 128 + killed_by if killed_by else ended
+
+
+def _facts(row: Sequence[str], jobs: dict[str, list[str]]) -> NodeFacts:
+    name, raw, cores, memory, gres, gres_used, reason = row
+    taken, _, _, total = (float(part) for part in cores.split("/"))
+    count, accelerator = accelerators_in(gres)
+    return NodeFacts(
+        name=name,
+        state=node_state(raw),
+        raw=raw,
+        reason=reason if reason.lower() != "none" else None,
+        cores=total,
+        cores_taken=taken,
+        accelerators=count,
+        accelerators_taken=accelerators_in(gres_used)[0],
+        accelerator=accelerator,
+        memory_bytes=int(memory) * 2**20 if memory.isdecimal() else 0,
+        jobs=tuple(jobs.get(name, ())),
+    )

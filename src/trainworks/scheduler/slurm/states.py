@@ -1,0 +1,162 @@
+"""Slurm's words as ours: states and causes of jobs, states of nodes. An unknown word stays itself."""
+
+from __future__ import annotations
+
+import re
+
+from trainworks.job.state import Cause, JobState
+from trainworks.scheduler.engine import NodeState
+
+__all__ = ["JOB_STATES", "accelerators_in", "cause_of", "cause_of_the_kill", "expand", "job_state", "node_state"]
+
+JOB_STATES: dict[str, JobState] = {
+    "PENDING": JobState.QUEUED,
+    "CONFIGURING": JobState.STARTING,
+    "STAGE_OUT": JobState.RUNNING,
+    "RUNNING": JobState.RUNNING,
+    "SUSPENDED": JobState.RUNNING,
+    "STOPPED": JobState.RUNNING,
+    "SIGNALING": JobState.RUNNING,
+    "RESIZING": JobState.RUNNING,
+    "COMPLETING": JobState.RUNNING,
+    "EXPEDITING": JobState.QUEUED,
+    "REQUEUED": JobState.QUEUED,
+    "REQUEUE_FED": JobState.QUEUED,
+    "REQUEUE_HOLD": JobState.QUEUED,
+    "RESV_DEL_HOLD": JobState.QUEUED,
+    "SPECIAL_EXIT": JobState.QUEUED,
+    "PREEMPTED": JobState.PREEMPTED,
+    "COMPLETED": JobState.SUCCEEDED,
+    "CANCELLED": JobState.STOPPED,
+    "REVOKED": JobState.STOPPED,
+    "FAILED": JobState.FAILED,
+    "TIMEOUT": JobState.FAILED,
+    "DEADLINE": JobState.FAILED,
+    "NODE_FAIL": JobState.FAILED,
+    "OUT_OF_MEMORY": JobState.FAILED,
+    "BOOT_FAIL": JobState.FAILED,
+    "LAUNCH_FAILED": JobState.FAILED,
+    "RECONFIG_FAIL": JobState.FAILED,
+}
+"""Extended states of `squeue` and `sacct`."""
+
+_CAUSES: dict[str, Cause] = {
+    "FAILED": Cause.USER_ERROR,
+    "TIMEOUT": Cause.TIME_LIMIT,
+    "DEADLINE": Cause.TIME_LIMIT,
+    "NODE_FAIL": Cause.NODE_LOST,
+    "OUT_OF_MEMORY": Cause.OOM,
+    "BOOT_FAIL": Cause.LAUNCH_FAILED,
+    "LAUNCH_FAILED": Cause.LAUNCH_FAILED,
+    "RECONFIG_FAIL": Cause.LAUNCH_FAILED,
+    "PREEMPTED": Cause.PREEMPTED,
+}
+_CAUSES_BY_REASON: dict[str, Cause] = {
+    "JobLaunchFailure": Cause.LAUNCH_FAILED,
+    "launch_failed_requeued_held": Cause.LAUNCH_FAILED,
+    "NodeDown": Cause.NODE_LOST,
+    "DependencyNeverSatisfied": Cause.DEPENDENCY,
+    "BadConstraints": Cause.NO_CAPACITY,
+}
+_CAUSES_OF_A_KILL: dict[str, Cause] = {
+    "PREEMPTION": Cause.PREEMPTED,
+    "NODE FAILURE": Cause.NODE_LOST,
+    "TIME LIMIT": Cause.TIME_LIMIT,
+    "JOB REQUEUE": Cause.PREEMPTED,
+}
+"""What slurmstepd says in a job's log: `*** JOB 7 ON node1 CANCELLED AT 2026-11-22T06:34:01 DUE TO PREEMPTION ***`."""
+_NODE_STATES: dict[str, NodeState] = {
+    "idle": "free",
+    "planned": "free",
+    "mixed": "mixed",
+    "allocated": "taken",
+    "completing": "taken",
+    "reserved": "taken",
+    "blocked": "taken",
+    "down": "down",
+    "fail": "down",
+    "failing": "down",
+    "error": "down",
+    "future": "down",
+    "powered_down": "down",
+    "powering_down": "down",
+    "powering_up": "down",
+    "power_down": "down",
+    "reboot": "down",
+    "rebooting": "down",
+    "inval": "down",
+}
+_SILENT = "*"
+"""Behind a state: the node does not answer."""
+
+
+def job_state(word: str, reason: str | None) -> JobState:
+    """The state of a job; one that was cancelled because it could never start has failed."""
+    first = word.split(maxsplit=1)[0] if word.split() else ""
+    if first == "CANCELLED" and reason == "DependencyNeverSatisfied":
+        return JobState.FAILED
+    return JOB_STATES.get(first, JobState.UNKNOWN)
+
+
+def cause_of(word: str, reason: str | None) -> Cause | None:
+    """Why a job failed or lost its place; None of one that did neither."""
+    if job_state(word, reason) not in (JobState.FAILED, JobState.PREEMPTED):
+        return None
+    by_reason = _CAUSES_BY_REASON.get((reason or "").replace(" ", "_"))
+    return by_reason or _CAUSES.get(word.split(maxsplit=1)[0], Cause.UNKNOWN)
+
+
+def cause_of_the_kill(log: str, job: str) -> Cause | None:
+    """Why slurmstepd ended a job's batch script the last time, from its log; None if a person cancelled the job."""
+    found = re.findall(rf"\*\*\* JOB {job} ON \S+ CANCELLED AT \S+(?: DUE TO ([A-Z ]+))?", log)
+    words = found[-1] if found else ""
+    return next((cause for text, cause in _CAUSES_OF_A_KILL.items() if words.startswith(text)), None)
+
+
+def node_state(raw: str) -> NodeState:
+    """The state of a node, from `idle`, `idle+drain`, `allocated*` and their like."""
+    words = re.sub(r"[*~#!%$@^-]+", "", raw.lower()).split("+")
+    base = _NODE_STATES.get(words[0], "unknown")
+    if "drain" in words or words[0] in ("drained", "draining", "maint"):
+        busy = base in ("mixed", "taken") or words[0] == "draining"
+        return "draining" if busy else "drained"
+    if any(_NODE_STATES.get(word) == "down" for word in words):
+        return "down"
+    if _SILENT in raw:
+        return "down" if base == "down" else "unknown"
+    return base
+
+
+def accelerators_in(gres: str) -> tuple[int, str | None]:
+    """Number and name of the accelerators in `gpu:h100:8(S:0-1),shard:4` or `gpu:h100:0(IDX:N/A)`."""
+    found = re.findall(r"(?:^|,)gpu(?::([^:,()]+))??:(\d+)(?=[(,]|$)", gres)
+    names = [name for name, _ in found if name]
+    return sum(int(count) for _, count in found), names[0] if names else None
+
+
+def expand(node_list: str) -> tuple[str, ...]:
+    """The nodes of `gpu[1-3,7],login`; leading zeros count.
+
+    >>> expand("gpu[08-10],login")
+    ('gpu08', 'gpu09', 'gpu10', 'login')
+    """
+    parts = re.findall(r"[^,\[\]]*(?:\[[^\]]*\][^,\[\]]*)*", node_list)
+    return tuple(name for part in parts if part for name in _expand_one(part))
+
+
+def _expand_one(part: str) -> list[str]:
+    """Brackets from left to right, as Slurm reads them."""
+    found = re.match(r"([^\[]*)\[([^\]]*)\](.*)", part)
+    if found is None:
+        return [part]
+    head, ranges, rest = found.groups()
+    return [head + number + tail for number in _numbers(ranges) for tail in _expand_one(rest)]
+
+
+def _numbers(ranges: str) -> list[str]:
+    numbers: list[str] = []
+    for one in ranges.split(","):
+        first, _, last = one.partition("-")
+        width = len(first)
+        numbers += [f"{number:0{width}}" for number in range(int(first), int(last or first) + 1)]
+    return numbers

@@ -1,0 +1,49 @@
+"""The files of a Slurm sandbox, and what it refuses; a real one is started by `tests/scheduler/slurm`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trainworks.deploy.sandbox import slurm
+from trainworks.deploy.sandbox.slurm import SlurmSandbox
+from trainworks.deploy.sandbox.slurm_files import SandboxSize, SlurmPaths, slurm_files
+from trainworks.errors import EnvironmentProblem, UsageError
+
+
+def rendered(size: SandboxSize) -> str:
+    files = slurm_files(size, SlurmPaths(Path("/tmp/sandbox")), host="ada")
+    return "\n".join(f"--- {name}\n{text}" for name, text in files.items())
+
+
+def test_four_nodes_of_eight_accelerators(golden) -> None:
+    golden("slurm_sandbox.txt", rendered(SandboxSize()))
+
+
+def test_accounting_brings_a_database_and_quotas(golden) -> None:
+    golden("slurm_sandbox_accounting.txt", rendered(SandboxSize(nodes=1, accelerators=0, accounting=True)))
+
+
+def test_what_was_never_started_has_no_status(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no sandbox in"):
+        SlurmSandbox(tmp_path).status()
+
+
+def test_what_was_never_started_can_be_purged(tmp_path: Path) -> None:
+    SlurmSandbox(tmp_path).purge()
+    assert tmp_path.is_dir()
+
+
+def test_it_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setattr(slurm.shutil, "which", lambda program, path: None if program == "slurmd" else program)
+    with pytest.raises(EnvironmentProblem, match="no slurmd") as refused:
+        SlurmSandbox(tmp_path).up(SandboxSize())
+    assert refused.value.hint == "trainworks sandbox slurm install"
+
+
+def test_it_wants_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    with pytest.raises(EnvironmentProblem, match="needs root"):
+        SlurmSandbox(tmp_path).up(SandboxSize())

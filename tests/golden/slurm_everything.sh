@@ -1,0 +1,30 @@
+#!/bin/bash
+#SBATCH --mail-type=END
+#SBATCH --mail-user=ada@example.org
+#SBATCH --gres-flags=enforce-binding
+#SBATCH --job-name=demo-1
+#SBATCH --comment=trainworks:demo-1:7576fa6d5ec5
+#SBATCH --nodes=3-4
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=16
+#SBATCH --gres=gpu:h100:8
+#SBATCH --mem=488282M
+#SBATCH --time=1-02:30:00
+#SBATCH --signal=B:TERM@120
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=/shared/runs/demo-1/logs/supervisor.log
+#SBATCH --chdir=/home/ada
+#SBATCH --partition=train
+#SBATCH --account=research
+#SBATCH --qos=high
+#SBATCH --constraint="[rack1|rack2]&nvlink"
+#SBATCH --switches=1@60
+#SBATCH --reservation=may
+#SBATCH --exclude=node7,gpu[1-2]
+#SBATCH --dependency=afterok:17:18
+#SBATCH --kill-on-invalid-dep=yes
+#SBATCH --nice=3000
+#SBATCH --hold
+
+exec /opt/trainworks/bin/python -P -m trainworks.scheduler.slurm.batch /shared/runs/demo-1

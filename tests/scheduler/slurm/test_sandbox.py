@@ -1,0 +1,150 @@
+"""The engine on a real Slurm of four nodes."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.scheduler.slurm.conftest import Cluster, Run, wait_until
+from trainworks.job.state import JobState
+from trainworks.record.run_dir import create_run_dir
+from trainworks.scheduler.slurm.engine import SlurmEngine
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+
+SHOW = (
+    "echo $RANK/$WORLD_SIZE $MASTER_ADDR $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES $SKYPILOT_NODE_IPS;"
+    " echo procid=$SLURM_PROCID"
+)
+FIRST_TIME_FOR_EVER = "sleep ${SLURM_RESTART_COUNT:+0.1} ${SLURM_RESTART_COUNT:-600}"
+STUBBORN = "trap '' TERM; setsid -f sleep 600; (setsid sleep 600 &); sleep 600 & wait"
+
+
+def test_four_nodes_meet_and_every_rank_knows_its_place(cluster: Cluster) -> None:
+    run = cluster.command(SHOW).submit()
+    assert (run.submit().end().state, run.state) == (JobState.SUCCEEDED, "SUCCEEDED")
+    addresses = "127.0.1.1 127.0.1.2 127.0.1.3 127.0.1.4"
+    for rank in range(4):
+        place = f"{rank}/4 127.0.1.1 node{rank + 1} 0,1,2,3,4,5,6,7 {addresses}"
+        assert run.rank_log(rank).split("\n")[:2] == [place, "procid="]
+    assert len(run.events("submitted")) == 1
+
+
+def test_a_hostile_run_directory_is_only_a_name(cluster: Cluster) -> None:
+    run = cluster.command("echo here", nodes=1)
+    hostile = create_run_dir(cluster.folder / 'a\'b "$(touch x)" #%j é', "t")
+    hostile.write_resolved(run.run_dir.read_resolved().model_copy(update={"run_id": hostile.run_id}))
+    run.run_dir = hostile
+    assert run.submit().end().state is JobState.SUCCEEDED
+    assert run.rank_log(0) == "here\n" and hostile.supervisor_log.exists()
+
+
+def test_a_range_of_nodes_starts_with_those_that_there_are(cluster: Cluster) -> None:
+    run = cluster.command("true", nodes=4, min_nodes=2, exclude=["node1", "node3"]).submit()
+    assert run.end().nodes == ("node2", "node4")
+    assert run.run_dir.read_resolved().processes.nodes == 2
+
+
+def test_a_held_job_waits_until_it_is_released(cluster: Cluster) -> None:
+    run = cluster.command("true", nodes=1, hold=True).submit()
+    assert (run.sight.state, run.sight.reason) == (JobState.QUEUED, "JobHeldUser")
+    run.engine.release(run.handle)
+    assert run.end().state is JobState.SUCCEEDED
+
+
+def test_a_drained_node_gets_no_job(cluster: Cluster, engine: SlurmEngine) -> None:
+    engine.drain("node4", "bad 'gpu' | Xid 79")
+    run = cluster.command("true").submit()
+    wait_until(lambda: "DRAINED" in (run.sight.reason or ""))
+    node = engine.nodes()[3]
+    assert (node.name, node.state, node.reason, node.accelerators) == ("node4", "drained", "bad 'gpu' | Xid 79", 8)
+    engine.undrain("node4")
+    engine.exclude(run.handle, [])
+    assert run.end().state is JobState.SUCCEEDED
+
+
+def test_a_quota_is_the_reason_to_wait(cluster: Cluster) -> None:
+    if not cluster.accounting:
+        pytest.skip("NOT TESTED: quotas; Slurm's database is not installed")
+    cluster.call("sacctmgr", "-i", "modify", "account", "research", "set", "GrpTRES=gres/gpu=8")
+    try:
+        run = cluster.command("true", nodes=2, slurm={"account": "research"}).submit()
+        wait_until(lambda: run.sight.reason == "AssocGrpGRES")
+        assert run.sight.state is JobState.QUEUED
+    finally:
+        cluster.call("sacctmgr", "-i", "modify", "account", "research", "set", "GrpTRES=gres/gpu=-1")
+
+
+def test_more_nodes_than_there_are_wait_with_a_reason_and_can_be_stopped(cluster: Cluster) -> None:
+    run = cluster.command("true", nodes=9).submit()
+    wait_until(lambda: run.sight.reason == "PartitionNodeLimit")
+    run.engine.stop(run.handle)
+    assert run.end().state is JobState.STOPPED
+
+
+def test_a_failing_command_fails_and_is_not_put_back(cluster: Cluster) -> None:
+    run = cluster.command("test $RANK = 2 && exit 9; sleep 600").submit()
+    sight = run.end()
+    assert (sight.state, sight.exit_code, sight.restarts) == (JobState.FAILED, 9, 0)
+    assert run.run_dir.read_status().cause == "user_error"
+
+
+def test_a_killed_rank_starts_again_where_it_is(cluster: Cluster) -> None:
+    run = cluster.command("test $RANK$TRAINWORKS_ATTEMPT = 21 && kill -9 $$; sleep 1", restarts=1).submit()
+    assert (run.end().restarts, run.state, len(run.events("attempt"))) == (0, "SUCCEEDED", 2)
+
+
+def test_a_killed_agent_puts_the_job_back(cluster: Cluster) -> None:
+    run = cluster.command(FIRST_TIME_FOR_EVER, nodes=2, restarts=1).start()
+    run.kill("trainworks.scheduler.command_agent")
+    sight = run.end()
+    assert (sight.state, sight.restarts, run.state) == (JobState.SUCCEEDED, 1, "SUCCEEDED")
+    assert [event["cause"] for event in run.events("state") if event["state"] == "QUEUED"] == ["agent_lost"]
+
+
+def test_a_stopped_run_has_time_to_save_and_leaves_nothing(cluster: Cluster) -> None:
+    run = cluster.command("trap 'echo saved; exit 0' TERM; setsid -f sleep 600; sleep 600 & wait").start()
+    run.engine.stop(run.handle)
+    assert (run.end().state, run.state) == (JobState.STOPPED, "STOPPED")
+    assert [run.rank_log(rank) for rank in range(4)] == ["saved\n"] * 4
+    wait_until(lambda: not run.processes())
+
+
+def test_a_cancelled_job_leaves_nothing_that_hides(cluster: Cluster) -> None:
+    run = cluster.command(STUBBORN, nodes=2).start()
+    cluster.call("scancel", run.handle)
+    assert run.end().state is JobState.STOPPED
+    wait_until(lambda: not run.processes())
+
+
+def test_a_job_goes_on_when_another_took_its_place(cluster: Cluster) -> None:
+    low, high = ({"qos": "normal"}, ["--qos=high"]) if cluster.accounting else ({"partition": "spot"}, [])
+    run = cluster.command(FIRST_TIME_FOR_EVER, nodes=4, slurm=low).start()
+    cluster.call("sbatch", "--nodes=4", "--exclusive", *high, "--output=/dev/null", "--wrap=sleep 1")
+    assert (run.end().restarts, run.state) == (1, "SUCCEEDED")
+    assert "preempted" in [event["cause"] for event in run.events("state")]
+
+
+def test_a_lost_node_puts_the_job_back_and_it_finishes_on_others(cluster: Cluster) -> None:
+    run = cluster.command(FIRST_TIME_FOR_EVER, nodes=3).start()
+    cluster.sandbox.kill_node("node2")
+    try:
+        sight = run.end()
+        assert (sight.state, sight.restarts, sight.nodes) == (JobState.SUCCEEDED, 1, ("node1", "node3", "node4"))
+        assert "node_lost" in [event["cause"] for event in run.events("state")]
+    finally:
+        cluster.sandbox.start_node("node2")
+        wait_until(lambda: run.engine.nodes()[1].state == "free")
+
+
+def test_training_meets_over_nodes_and_is_stopped_with_a_checkpoint(cluster: Cluster) -> None:
+    pytest.importorskip("torch", reason="NOT TESTED: training under Slurm; there is no torch here")
+    from tests.worker.harness import make_run, write_corpus
+
+    corpus = write_corpus(cluster.folder / "corpus")
+    size = {"cluster__nodes": 2, "cluster__processes_per_node": 1, "workload__train_for": "100000 steps"}
+    tiny = make_run(cluster.folder / "training", corpus, cluster.folder / "cache" / "data", **size)
+    run = Run(cluster, tiny.run_dir, tiny.run_dir.read_resolved()).start()
+    wait_until(tiny.a_checkpoint_is_complete)
+    run.engine.stop(run.handle)
+    assert (run.end().state, run.state) == (JobState.STOPPED, "STOPPED")
+    assert run.events("stopped") and run.events("attempt")[0]["world_size"] == 2
