@@ -36,6 +36,11 @@ def test_a_run_that_is_resolved_takes_its_threads() -> None:
     assert ticket(resolved).node == NodeResources(cores=12.0)
 
 
+def test_a_run_that_is_resolved_takes_no_more_than_it_asks_for() -> None:
+    asked = ticket(processes(1, 4), resources={"cpus": "2", "memory": "8+"})
+    assert asked.node == NodeResources(cores=2.0, memory_bytes=8 * 10**9)
+
+
 @pytest.mark.parametrize(("least", "fewest"), [(None, 4), (3, 3), (9, 4)])
 def test_fewer_nodes_do_only_where_that_is_said(least: int | None, fewest: int) -> None:
     asked = ticket(num_nodes=4, job={"min_nodes": least} if least else {})

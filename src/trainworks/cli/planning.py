@@ -92,7 +92,8 @@ def _check_it_can_run_here(run_file: RunFile, source: Source | None) -> None:
     workload = run_file.workload
     problem: tuple[tuple[str, ...], str, str] | None = None
     if run_file.cluster.engine != "local":
-        text = f"cluster `{run_file.cluster.of}` is not this machine, and this version runs on this machine only"
+        named = run_file.cluster.of or run_file.cluster.engine
+        text = f"cluster `{named}` is not this machine, and this version runs on this machine only"
         problem = ("cluster",), text, "plan it with `trainworks plan`, or set `cluster: local`"
     elif workload is not None and workload.model.preset is not None:
         text = f"preset `{workload.model.preset}` can be planned, not trained, by this version"

@@ -66,7 +66,7 @@ def ticket_of(
         name=run_file.name,
         min_nodes=min(job.min_nodes or nodes, nodes),
         max_nodes=nodes,
-        node=_of_processes(processes) if processes else _of_run_file(run_file),
+        node=_of_processes(processes, run_file) if processes else _of_run_file(run_file),
         working_folder=working_folder,
         max_restarts=max_restarts,
         **_wishes(run_file),
@@ -86,9 +86,12 @@ def _wishes(run_file: RunFile) -> dict[str, Any]:
     }
 
 
-def _of_processes(processes: Processes) -> NodeResources:
-    cores = float(processes.processes_per_node * processes.threads_per_process)
-    return NodeResources(cores=cores, accelerators=accelerators_per_node(processes))
+def _of_processes(processes: Processes, run_file: RunFile) -> NodeResources:
+    """A core for each thread, unless the run file says how many."""
+    asked = run_file.resources
+    cores = asked.cpus if asked and asked.cpus else float(processes.processes_per_node * processes.threads_per_process)
+    memory = int(asked.memory * 1e9) if asked and asked.memory else None
+    return NodeResources(cores=cores, accelerators=accelerators_per_node(processes), memory_bytes=memory)
 
 
 def _of_run_file(run_file: RunFile) -> NodeResources:

@@ -50,6 +50,9 @@ def choose_command_processes(run_file: RunFile, host: HostFacts) -> Processes:
     _check_launcher(run_file.run or "", chosen, starts)
     each = asked or shared
     threads = max(1, host.num_cores // (nodes * max(1, each))) if starts == "per_node" else chosen.threads_per_process
+    if resources.cpus is not None:
+        shared_by = max(1, each) if starts == "per_node" else chosen.processes_per_node
+        threads = max(1, int(resources.cpus) // shared_by)
     return chosen.model_copy(update={"starts": starts, "accelerators_per_node": each, "threads_per_process": threads})
 
 
