@@ -159,3 +159,49 @@ def test_the_exit_code_of_a_killed_child_is_its_signal(tmp_path: Path) -> None:
         "process.end_descendants(0); print(child.exit_code())"
     )
     assert process.run(process.python_program(program)).stdout in ("-9\n", "-15\n")
+
+
+def test_a_command_reads_what_it_is_given() -> None:
+    assert process.run(["cat"], stdin="grün\n").stdout == "grün\n"
+
+
+def test_a_command_that_is_given_nothing_reads_nothing() -> None:
+    assert process.run(["cat"], timeout_s=10).stdout == ""
+
+
+def test_processes_are_found_by_the_variables_that_they_were_started_with(tmp_path: Path) -> None:
+    mark = {"TRAINWORKS_TEST_MARK": str(tmp_path)}
+    child = process.spawn(["sleep", "60"], log=tmp_path / "log", env=os.environ | mark)
+    assert [one.pid for one in process.processes_with(mark)] == [child.pid]
+    child.signal_group(signal.SIGKILL)
+    child.wait()
+    assert process.processes_with(mark) == []
+
+
+def test_what_is_left_behind_outlives_the_tree_and_says_nothing(tmp_path: Path) -> None:
+    program = (
+        "import os; from pathlib import Path; from trainworks.host import process\n"
+        "def work():\n"
+        "    print('heard by nobody'); process.wait_for_end(parent)\n"
+        f"    Path({str(tmp_path / 'done')!r}).write_text('done')\n"
+        "parent = os.getpid()\n"
+        "process.leave_behind(work); print(process.end_descendants(0))"
+    )
+    assert process.run(process.python_program(program), timeout_s=20).stdout == "0\n"
+    deadline = time.monotonic() + 20
+    while not (tmp_path / "done").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_nobody_waits_for_a_process_that_is_gone(tmp_path: Path) -> None:
+    child = process.spawn(["true"], log=tmp_path / "log")
+    child.wait()
+    process.wait_for_end(child.pid)
+
+
+def test_a_program_takes_the_place_of_another() -> None:
+    program = (
+        "from trainworks.host import process; process.replace(['sh', '-c', 'echo $A'], {'A': '1', 'PATH': '/bin'})"
+    )
+    assert process.run(process.python_program(program)).stdout == "1\n"

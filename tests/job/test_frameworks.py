@@ -128,3 +128,11 @@ def test_no_two_nodes_of_deepspeed_share_a_name() -> None:
 def test_setup_finds_skypilot_s_names_for_it() -> None:
     env = setup_environment(environments("torch", processes(2, 1))[1])
     assert (env["SKYPILOT_SETUP_NODE_RANK"], env["SKYPILOT_SETUP_NODE_IPS"]) == ("1", "127.0.0.1\n127.0.0.1")
+
+
+def test_nodes_with_addresses_of_their_own_are_met_there() -> None:
+    place = meeting(nodes=("10.0.0.1", "10.0.0.2"))
+    env = command_environment("tensorflow", processes(2, 2), place, node=1, local_rank=0)
+    assert env["SKYPILOT_NODE_IPS"] == "10.0.0.1\n10.0.0.2"
+    workers = [worker.split(":")[0] for worker in json.loads(env["TF_CONFIG"])["cluster"]["worker"]]
+    assert workers == ["10.0.0.1", "10.0.0.1", "10.0.0.2", "10.0.0.2"]

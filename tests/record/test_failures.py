@@ -41,3 +41,8 @@ def test_failures_before_the_last_start_are_history() -> None:
 def test_other_events_do_not_end_the_search() -> None:
     events = [failure(1.0), event("agent_lost", 2.0), event("state", 3.0), event("checkpoint_failed", 4.0)]
     assert first_failure(events) == failure(1.0)
+
+
+def test_a_rank_may_fail_before_the_first_node_says_that_the_attempt_began() -> None:
+    own, old = failure(2.0) | {"attempt": 2}, failure(1.0) | {"attempt": 1}
+    assert first_failure([old, own, event("attempt", 3.0) | {"attempt": 2}]) == own

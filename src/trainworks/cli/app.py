@@ -46,6 +46,7 @@ COMMANDS = {
     "report": "Say what was planned and what happened.",
     "score": "Hold the planner's predictions against measurements of your own.",
     "catalog": "Look up accelerators, nodes and links, with sources.",
+    "sandbox": "Start a real Slurm of several nodes on this machine, to try things out.",
     "schema": "Print the JSON Schema of the run file.",
 }
 

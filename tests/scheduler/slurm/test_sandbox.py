@@ -136,6 +136,24 @@ def test_a_lost_node_puts_the_job_back_and_it_finishes_on_others(cluster: Cluste
         wait_until(lambda: run.engine.nodes()[1].state == "free")
 
 
+def test_a_job_that_slurm_holds_because_a_node_failed_its_check_is_released(cluster: Cluster) -> None:
+    conf = cluster.sandbox.paths.conf
+    before = conf.read_text(encoding="utf-8")
+    hook = cluster.folder / "prolog.sh"
+    hook.write_text('#!/bin/bash\ntest "$SLURMD_NODENAME" != node2\n', encoding="utf-8")
+    hook.chmod(0o755)
+    conf.write_text(f"{before}Prolog={hook}\nPrologFlags=Alloc\n", encoding="utf-8")
+    cluster.call("scontrol", "reconfigure")
+    try:
+        run = cluster.command("true", nodes=3).submit()
+        assert (run.end().nodes, run.state) == (("node1", "node3", "node4"), "SUCCEEDED")
+        assert run.engine.nodes()[1].state == "drained"
+    finally:
+        conf.write_text(before, encoding="utf-8")
+        cluster.call("scontrol", "reconfigure")
+        run.engine.undrain("node2")
+
+
 def test_training_meets_over_nodes_and_is_stopped_with_a_checkpoint(cluster: Cluster) -> None:
     pytest.importorskip("torch", reason="NOT TESTED: training under Slurm; there is no torch here")
     from tests.worker.harness import make_run, write_corpus

@@ -181,13 +181,10 @@ class SlurmSandbox:
             install = ["mariadb-install-db", *own, "--auth-root-authentication-method=normal", "--skip-test-db"]
             daemons.start(install, log=log, env=self._environment())
         options = [f"--socket={self.paths.database_socket}", "--bind-address=127.0.0.1", f"--port={size.database_port}"]
-        tuning = [
-            "--innodb-buffer-pool-size=64M",
-            "--innodb-lock-wait-timeout=900",
-            "--innodb-flush-log-at-trx-commit=2",
-        ]
-        child = process.spawn(["mariadbd", *own, *options, *tuning], log=log, env=self._environment(), new_session=True)
-        self.paths.pid_file("mariadb").write_text(str(child.pid), encoding="utf-8")
+        tuning = ["--innodb-buffer-pool-size=64M", "--innodb-lock-wait-timeout=900"]
+        pid_file = f"--pid-file={self.paths.pid_file('mariadb')}"
+        server = ["setsid", "--fork", "mariadbd", *own, *options, pid_file, *tuning]
+        daemons.start(server, log=log, env=self._environment())
         client = ("mariadb", "--no-defaults", f"--socket={self.paths.database_socket}", "--user=root")
         self._wait(lambda: self._says(*client, "--execute=select 1"), "an answer of MariaDB", "mariadb")
         self._must(*client, f"--execute={_SQL}")
@@ -199,6 +196,7 @@ class SlurmSandbox:
         for account, share in (("research", 2), ("product", 1)):
             self._must("sacctmgr", "-i", "add", "account", account, f"fairshare={share}")
             self._must("sacctmgr", "-i", "add", "user", "root", f"account={account}", "qos=normal,high")
+        self._must("sacctmgr", "-i", "modify", "user", "root", "set", "defaultaccount=research")
 
     def start_node(self, name: str) -> None:
         """Start a node that does not run; it rejoins by itself."""

@@ -81,8 +81,8 @@ class SlurmPaths:
         return self.folder / "gpu" / f"nvidia{index}"
 
     def pid_file(self, daemon: str) -> Path:
-        """Process id of a daemon; of `slurmd-node1` for a node."""
-        return self.folder / "run" / f"{daemon}.pid"
+        """Process id of a daemon; of `slurmd-node1` for a node. MariaDB is not root: it writes into its own folder."""
+        return self.database / "pid" if daemon == "mariadb" else self.folder / "run" / f"{daemon}.pid"
 
     def log(self, daemon: str) -> Path:
         """What a daemon says."""

@@ -1,0 +1,88 @@
+"""`trainworks sandbox`."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trainworks.cli.options import AsJson
+from trainworks.deploy.sandbox.slurm import SlurmSandbox, install
+from trainworks.deploy.sandbox.slurm_files import SandboxSize
+from trainworks.errors import UsageError
+
+__all__ = ["command"]
+
+
+class Kind(StrEnum):
+    """What to start."""
+
+    SLURM = "slurm"
+
+
+class Action(StrEnum):
+    """What to do with it."""
+
+    INSTALL = "install"
+    UP = "up"
+    DOWN = "down"
+    PURGE = "purge"
+    STATUS = "status"
+    ENV = "env"
+    KILL_NODE = "kill-node"
+    START_NODE = "start-node"
+
+
+_ACTIONS = "|".join(Action)
+_SIZE = SandboxSize()
+
+
+def command(
+    kind: Annotated[Kind, typer.Argument(metavar="slurm", help="What to start.", show_default=False)],
+    action: Annotated[Action, typer.Argument(metavar=_ACTIONS, help="What to do with it.", show_default=False)],
+    node: Annotated[str | None, typer.Argument(metavar="[NODE]", help="Of kill-node and start-node.")] = None,
+    nodes: Annotated[int, typer.Option("--nodes", min=1, max=200, help="Nodes.")] = _SIZE.nodes,
+    accelerators: Annotated[
+        int, typer.Option("--accelerators", min=0, help="Accelerators of a node; they are not there.")
+    ] = _SIZE.accelerators,
+    accounting: Annotated[bool, typer.Option("--accounting", help="With a database: history, quotas, QOS.")] = False,
+    port: Annotated[int, typer.Option("--port", min=1024, help="First of the ports that it takes.")] = _SIZE.first_port,
+    folder: Annotated[Path | None, typer.Option("--folder", help="Where all of it lies; keep it short.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Needs root and Slurm's packages, which `install` gets from Debian. Nothing outside of one folder is touched.
+
+    `eval "$(trainworks sandbox slurm env)"` lets Slurm's own programs find it.
+    """
+    sandbox = SlurmSandbox(folder.absolute() if folder else None)
+    if action is Action.INSTALL:
+        install(accounting=accounting)
+    elif action is Action.UP:
+        sandbox.up(SandboxSize(nodes=nodes, accelerators=accelerators, accounting=accounting, first_port=port))
+    elif action is Action.DOWN:
+        sandbox.down()
+    elif action is Action.PURGE:
+        sandbox.purge()
+    elif action in (Action.KILL_NODE, Action.START_NODE):
+        _change(sandbox, action, node)
+    if action in (Action.UP, Action.STATUS):
+        _print_status(sandbox.status(), as_json)
+    if action is Action.ENV:
+        typer.echo("\n".join(f"export {name}={value}" for name, value in sandbox.env().items()))
+
+
+def _change(sandbox: SlurmSandbox, action: Action, node: str | None) -> None:
+    if node is None:
+        raise UsageError(f"`{action}` wants a node", hint=f"trainworks sandbox slurm {action} node1")
+    if action is Action.KILL_NODE:
+        sandbox.kill_node(node)
+    else:
+        sandbox.start_node(node)
+
+
+def _print_status(status: dict[str, bool], as_json: bool) -> None:
+    lines = [f"{name:16} {'up' if runs else 'down'}" for name, runs in status.items()]
+    typer.echo(json.dumps(status) if as_json else "\n".join(lines))

@@ -1,0 +1,39 @@
+#!/bin/bash
+# Prolog: a node that fails its check gets no job
+export PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin
+node=${SLURMD_NODENAME:-$(hostname -s)}
+check() {
+    mountpoint -q /shared || { echo '/shared is not mounted'; exit 1; }
+    [ "$(df --output=avail --block-size=1G /tmp | tail -n 1)" -ge 1 ] || { echo '/tmp has less than 1 GiB free'; exit 1; }
+    [ "$(df --output=avail --block-size=1G '/scratch disk' | tail -n 1)" -ge 20 ] || { echo '/scratch disk has less than 20 GiB free'; exit 1; }
+    [ "$(nvidia-smi --query-gpu=uuid --format=csv,noheader | wc -l)" -eq 8 ] || { echo 'not 8 accelerators'; exit 1; }
+    true
+}
+export -f check
+reason=$(timeout --kill-after=2 20 bash -c check 2>&1) && exit 0
+reason=${reason:-no answer within 20 s}
+scontrol update NodeName="$node" State=DRAIN Reason="trainworks: ${reason//$'\n'/ }"
+exit 1
+
+#!/bin/bash
+# HealthCheckProgram: looks after nodes that wait for jobs
+export PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin
+node=${SLURMD_NODENAME:-$(hostname -s)}
+check() {
+    mountpoint -q /shared || { echo '/shared is not mounted'; exit 1; }
+    [ "$(df --output=avail --block-size=1G /tmp | tail -n 1)" -ge 1 ] || { echo '/tmp has less than 1 GiB free'; exit 1; }
+    [ "$(df --output=avail --block-size=1G '/scratch disk' | tail -n 1)" -ge 20 ] || { echo '/scratch disk has less than 20 GiB free'; exit 1; }
+    [ "$(nvidia-smi --query-gpu=uuid --format=csv,noheader | wc -l)" -eq 8 ] || { echo 'not 8 accelerators'; exit 1; }
+    true
+}
+export -f check
+reason=$(timeout --kill-after=2 20 bash -c check 2>&1) && exit 0
+reason=${reason:-no answer within 20 s}
+scontrol update NodeName="$node" State=DRAIN Reason="trainworks: ${reason//$'\n'/ }"
+exit 0
+
+Prolog=/etc/slurm/hooks/prolog.sh
+PrologFlags=Alloc
+HealthCheckProgram=/etc/slurm/hooks/health_check.sh
+HealthCheckInterval=300
+HealthCheckNodeState=IDLE
