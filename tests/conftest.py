@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,15 @@ GOLDEN = Path(__file__).parent / "golden"
 
 settings.register_profile("trainworks", deadline=None, derandomize=True, database=None)
 settings.load_profile("trainworks")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A job store of the tests' own, and never that of whoever runs them."""
+    folder = tmp_path_factory.mktemp("data")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("TRAINWORKS_DATA", str(folder))
+        yield folder
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

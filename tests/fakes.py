@@ -21,6 +21,7 @@ HOST = HostFacts(
     hostname="ada-1",
     operating_system="Debian GNU/Linux 12",
     processor="AMD EPYC 9454",
+    processor_formats=("bf16",),
     num_cores=2,
     memory_bytes=16 * 10**9,
     disk_free_bytes=10**11,
@@ -126,14 +127,17 @@ class FakeNodes(Nodes):
 
     def _start(self, node: int) -> None:
         self.asked.starts.append(node)
-        self._noted.discard(node)
+        super()._start(node)
+
+    def _agent(self, node: int) -> Any:
         life = self._lives[node].pop(0)
-        self._agents[node] = FakeAgent(self._clock, life)
+        agent = FakeAgent(self._clock, life)
         for kind, fields in life.says:
             append_event(self._run_dir.events_file, kind, **fields)
+        return agent
 
-    def _command(self, node: int) -> tuple[list[str], tuple[int, ...]]:
-        raise AssertionError("a fake starts no process")
+    def wait(self, timeout_s: float) -> None:
+        self._clock.sleep(timeout_s)
 
 
 def processes(nodes: int = 1, processes_per_node: int = 1) -> Processes:

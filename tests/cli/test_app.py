@@ -77,6 +77,7 @@ def test_the_help_of_a_command_begins_with_its_summary(name: str) -> None:
 def test_every_file_of_a_command_is_a_command_or_shared_by_some() -> None:
     folder = Path(trainworks.__file__).parent / "cli"
     shared = {
+        "jobs",
         "__init__",
         "__main__",
         "app",
@@ -95,6 +96,7 @@ def test_every_file_of_a_command_is_a_command_or_shared_by_some() -> None:
         "goodput_asked",
         "goodput_planning",
         "goodput_view",
+        "languages",
         "launch",
         "network_view",
         "options",

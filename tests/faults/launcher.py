@@ -30,7 +30,12 @@ class Program:
         self.join: Path | None = None
         """The `cgroup.procs` of a cgroup to start in."""
         self._started: list[subprocess.Popen[str]] = []
-        own = {"TRAINWORKS_CACHE": str(cache), "TRAINWORKS_TEST": self.mark, "COLUMNS": "200"}
+        own = {
+            "TRAINWORKS_CACHE": str(cache),
+            "TRAINWORKS_DATA": str(folder / ".data"),
+            "TRAINWORKS_TEST": self.mark,
+            "COLUMNS": "200",
+        }
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         self._env = {key: value for key, value in os.environ.items() if key != "TRAINWORKS_RUNS"} | own | {"PATH": path}
 

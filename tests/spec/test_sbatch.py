@@ -59,6 +59,7 @@ MISTAKES = [
     "--signal=@60",
     "--dependency=afterany:tokenize-3",
     "--dependency=afterok:12:tokenize-3",
+    "--dependency=afterok:$JOB",
     "--export=ALL,1A=2",
     "--gpus-per-node=h100:8,a100:1",
     "--gres=gpu:1g.10gb:2",
@@ -125,6 +126,7 @@ def test_what_has_no_effect_is_said() -> None:
     _, source = parse_batch_script(SCRIPT, name="train.sbatch")
     assert source.notes == [
         "train.sbatch:5  --output is not used: `trainworks logs` shows what the job prints",
+        "train.sbatch:6  --comment is not used: a job is known by a comment of Trainworks",
         "train.sbatch:11: `#SBATCH` behind the first command does not count",
     ]
 
@@ -179,6 +181,7 @@ def test_a_total_is_shared_among_the_nodes(nodes: int, each: int) -> None:
         ("--time=UNLIMITED", "--time=UNLIMITED"),
         ("--signal=USR1", "--signal=USR1"),
         ("-d afterok:12:13,afterany:4", "--dependency=afterok:12:13,afterany:4"),
+        ("-d afterok:12?afterok:13", "--dependency=afterok:12?afterok:13"),
         ("--export=NONE", "--export=NONE"),
         ("--export=PATH", "--export=PATH"),
         ("--depend=singleton", "--dependency=singleton"),
@@ -195,7 +198,8 @@ def test_what_only_slurm_knows_is_passed_on(option: str, passed_on: str) -> None
         ("--signal=USR1@30", {"grace": 30.0}),
         ("--hold", {"hold": True}),
         ("-x 'n[1-2]'", {"exclude": ["n1", "n2"]}),
-        ("-d afterok:tokenize-3:clean-1", {"depends_on": ["tokenize-3", "clean-1"]}),
+        ("-d afterok:12:13", {"depends_on": ["12", "13"]}),
+        ("-d afterok:12,afterok:13", {"depends_on": ["12", "13"]}),
         ("-N2-4", {"min_nodes": 2}),
     ],
 )

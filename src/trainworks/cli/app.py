@@ -29,6 +29,13 @@ COMMANDS = {
     "capacity": "Replay a trace of jobs: waiting time against cost for fixed, spot and elastic capacity.",
     "calibrate": "Teach the planner what was measured on a cluster.",
     "data": "Prepare training data ahead of a run, and verify it.",
+    "ps": "List jobs: where they stand, and why they wait.",
+    "describe": "Say why a job waits, where it runs, or why it failed.",
+    "hold": "Keep a job from starting.",
+    "release": "Let a held job start.",
+    "retry": "Put a job that failed or was stopped back into the queue.",
+    "nodes": "List the nodes that jobs run on.",
+    "drain": "Give a node no more jobs.",
     "ls": "List runs.",
     "status": "Show where a run stands.",
     "logs": "Print a run's logs.",
@@ -43,11 +50,15 @@ COMMANDS = {
 }
 
 
+ALIASES = {"launch": "submit", "queue": "ps", "squeue": "ps", "cancel": "stop", "scancel": "stop", "sinfo": "nodes"}
+"""What the hands know from SkyPilot and Slurm."""
+
+
 class _LazyCommands(TyperGroup):
     """Knows every command's summary, and imports the one that is called."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        name = args[0] if args else ""
+        name = ALIASES.get(args[0], args[0]) if args else ""
         near = [] if name in COMMANDS else get_close_matches(name, COMMANDS, n=1)
         if near:
             raise UsageError(f"no command `{name}`", hint=f"did you mean `{near[0]}`?")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +17,8 @@ from trainworks.cli.plan_view import print_plan
 from trainworks.cli.planning import resolve
 from trainworks.errors import UsageError
 from trainworks.files import write_atomic
-from trainworks.job.request import job_request
+from trainworks.job.request import job_request, max_restarts
+from trainworks.job.ticket import Ticket, ticket_of
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir, create_run_dir
 from trainworks.scheduler.local import LocalScheduler
@@ -24,7 +26,18 @@ from trainworks.spec.load import Source, load_run_file, name_from
 from trainworks.spec.run_file import RunFile, RunName
 from trainworks.spec.sbatch import BatchSource, is_batch_script, load_batch_script
 
-__all__ = ["DryRun", "Name", "Nodes", "ProcessesPerNode", "Recalibrate", "Target", "Wanted", "prepare", "wanted"]
+__all__ = [
+    "DryRun",
+    "Name",
+    "Nodes",
+    "ProcessesPerNode",
+    "Recalibrate",
+    "Target",
+    "Wanted",
+    "prepare",
+    "ticket",
+    "wanted",
+]
 
 Target = Annotated[
     list[str], typer.Argument(metavar="RUN_FILE | -- COMMAND...", help="A run file, or a command after `--`.")
@@ -93,9 +106,24 @@ def _with_options(run_file: RunFile, nodes: int | None, nproc: int | None, name:
 
 
 def prepare(
-    asked: Wanted, *, runs: Path | None, dry_run: bool, recalibrate: bool, console: Console
+    asked: Wanted,
+    *,
+    runs: Path | None,
+    dry_run: bool,
+    recalibrate: bool,
+    console: Console,
+    check: Callable[[Ticket], None] | None = None,
 ) -> tuple[RunDir, ResolvedRun] | None:
-    """Resolve, show the plan and make the run directory, ready to be submitted; None after a dry run."""
+    """Resolve, show the plan and make the run directory, ready to be submitted; None after a dry run.
+
+    Args:
+        asked: by the arguments.
+        runs: folder of all runs, where one is given.
+        dry_run: print what would be started, and start nothing.
+        recalibrate: measure this machine again.
+        console: for the plan.
+        check: refuses what could never start, before there is a run directory.
+    """
     folder = runs_folder(runs, asked.run_file.checkpoint.to)
     resolved = resolve(
         asked.run_file,
@@ -107,6 +135,8 @@ def prepare(
     )
     if resolved.plan is not None:
         print_plan(resolved, console)
+    if check is not None:
+        check(ticket(resolved))
     if dry_run:
         rendered = LocalScheduler().render(job_request(resolved), RunDir(folder / f"{resolved.run_id}-N"))
         typer.echo(rendered.text, nl=False)
@@ -115,6 +145,17 @@ def prepare(
     resolved = resolved.model_copy(update={"run_id": run_dir.run_id})
     _write_inputs(run_dir, resolved, asked.source)
     return run_dir, resolved
+
+
+def ticket(resolved: ResolvedRun) -> Ticket:
+    """What a queue is asked for a resolved run."""
+    return ticket_of(
+        resolved.run_file,
+        run_id=resolved.run_id,
+        working_folder=resolved.working_folder,
+        max_restarts=max_restarts(resolved.run_file),
+        processes=resolved.processes,
+    )
 
 
 def _write_inputs(run_dir: RunDir, resolved: ResolvedRun, source: Source | None) -> None:

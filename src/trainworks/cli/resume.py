@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from trainworks.cli.jobs import engine_of, job_of_run, jobs, stop_job
+from trainworks.cli.launch import ticket
 from trainworks.cli.options import OptionalRun, RunsOption, find
 from trainworks.cli.outcome import raise_for_failure, say_stopped
 from trainworks.cli.planning import resolve
 from trainworks.cli.report import print_report
-from trainworks.cli.watch import submit_and_watch
+from trainworks.cli.watch import submit_and_watch, watch
 from trainworks.errors import UsageError
-from trainworks.job.request import job_request
 from trainworks.job.state import JobState
+from trainworks.job.store import JobRow
 from trainworks.observe.progress import current_state
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
-from trainworks.scheduler.local import LocalScheduler
+from trainworks.scheduler.launch import take_run
+from trainworks.scheduler.local_engine import LocalEngine
 from trainworks.spec.run_file import OnNonfinite, OnSpike
 
 __all__ = ["command"]
@@ -49,17 +53,40 @@ def command(
     if nonfinite or spike:
         resolved = _with_guard(run_dir, resolved, {"nonfinite": nonfinite, "spike": spike})
     if background:
-        scheduler = LocalScheduler()
-        scheduler.submit(scheduler.render(job_request(resolved), run_dir), run_dir, attached=False)
+        _queue_again(run_dir, resolved, job_of_run(run_dir))
         typer.echo(run_dir.run_id)
         return
     talk = Console(stderr=True)
-    final = submit_and_watch(run_dir, resolved, talk, since=time.time())
+    final = _go_on(run_dir, resolved, talk)
     if resolved.plan is not None:
         print_report(run_dir)
     raise_for_failure(run_dir, final)
     if final is JobState.STOPPED:
         say_stopped(run_dir, talk)
+
+
+def _go_on(run_dir: RunDir, resolved: ResolvedRun, talk: Console) -> JobState:
+    """Watch the run to its end: in its queue, if it came from one."""
+    since = time.time()
+    job = job_of_run(run_dir)
+    if job is None:
+        return submit_and_watch(run_dir, resolved, talk, since=since)
+
+    def stop(reason: str) -> bool:
+        stop_job(job, at_once=False)
+        return True
+
+    return watch(run_dir, resolved, talk, since=since, start=lambda: _queue_again(run_dir, resolved, job), stop=stop)
+
+
+def _queue_again(run_dir: RunDir, resolved: ResolvedRun, job: JobRow | None) -> None:
+    """A run that was submitted goes back into its queue; one that was not comes into it."""
+    os.close(take_run(run_dir))
+    engine = LocalEngine()
+    if job is None:
+        engine.submit(engine.render(ticket(resolved), run_dir), run_dir)
+    else:
+        engine_of(job, jobs()).retry(job.handle or str(job.id))
 
 
 def _with_guard(run_dir: RunDir, before: ResolvedRun, asked: dict[str, str | None]) -> ResolvedRun:

@@ -6,10 +6,12 @@ from typing import Annotated
 
 import typer
 
+from trainworks.cli.jobs import job_of_run, stop_job
 from trainworks.cli.options import OptionalRun, RunsOption, find
 from trainworks.errors import UsageError
 from trainworks.host.clock import SystemClock
 from trainworks.observe.progress import current_state
+from trainworks.record.run_dir import RunDir
 from trainworks.scheduler.local import LocalScheduler
 
 __all__ = ["command"]
@@ -22,14 +24,22 @@ def command(
 ) -> None:
     """Returns when the run has ended."""
     run_dir = find(run, runs)
+    if (job := job_of_run(run_dir)) is not None and not job.state.is_final:
+        stop_job(job, at_once=now)
+    else:
+        _stop_run(run_dir, at_once=now)
+    while not (state := current_state(run_dir.read_status())).is_final:
+        SystemClock().sleep(0.1)
+    typer.echo(f"{run_dir.run_id} {state}")
+
+
+def _stop_run(run_dir: RunDir, *, at_once: bool) -> None:
+    """A run that somebody started himself."""
     state = current_state(run_dir.read_status())
     if state.is_final or run_dir.read_status().supervisor_pid is None:
         raise UsageError(f"run {run_dir.run_id} is not running: {state}")
     scheduler = LocalScheduler()
     scheduler.stop(run_dir, reason="trainworks stop")
-    if now:
+    if at_once:
         SystemClock().sleep(0.2)
         scheduler.stop(run_dir, reason="trainworks stop --now")
-    while not (state := current_state(run_dir.read_status())).is_final:
-        SystemClock().sleep(0.1)
-    typer.echo(f"{run_dir.run_id} {state}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -19,7 +20,7 @@ from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.scheduler.local import LocalScheduler
 
-__all__ = ["submit_and_watch"]
+__all__ = ["submit_and_watch", "watch"]
 
 _LOOK_S = 0.1
 
@@ -36,15 +37,44 @@ def submit_and_watch(run_dir: RunDir, resolved: ResolvedRun, console: Console, *
         console: for progress and events.
         since: when it was launched; what an earlier launch left is not shown.
     """
+    scheduler = LocalScheduler()
+
+    def start() -> None:
+        scheduler.submit(scheduler.render(job_request(resolved), run_dir), run_dir, attached=True)
+
+    def stop(reason: str) -> bool:
+        return scheduler.stop(run_dir, reason)
+
+    return watch(run_dir, resolved, console, since=since, start=start, stop=stop)
+
+
+def watch(
+    run_dir: RunDir,
+    resolved: ResolvedRun,
+    console: Console,
+    *,
+    since: float,
+    start: Callable[[], None],
+    stop: Callable[[str], bool],
+) -> JobState:
+    """Start a run, and show it until it has a final state; Ctrl-C as in `submit_and_watch`.
+
+    Args:
+        run_dir: of the run.
+        resolved: the run.
+        console: for progress and events.
+        since: what an earlier launch left is not shown.
+        start: starts it.
+        stop: asks it to stop, for a reason; False as long as there is nobody to ask.
+    """
     num_steps = resolved.plan.num_steps if resolved.plan else None
     follower = RunFollower(run_dir)
     output = RankLogs(run_dir) if num_steps is None else None
     live = console.is_terminal and num_steps is not None
     unit = resolved.run_file.workload.unit if resolved.run_file.workload else "tokens"
     view = LiveView(console, run_dir.run_id, num_steps, unit) if live else LineView(console, num_steps, unit)
-    scheduler = LocalScheduler()
-    with _StopOnInterrupt(run_dir, console) as interrupts, view:
-        scheduler.submit(scheduler.render(job_request(resolved), run_dir), run_dir, attached=True)
+    with _StopOnInterrupt(stop, console) as interrupts, view:
+        start()
         while True:
             interrupts.pass_on()
             snapshot = follower.look(since=since)
@@ -61,8 +91,8 @@ class _StopOnInterrupt:
 
     _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-    def __init__(self, run_dir: RunDir, console: Console) -> None:
-        self._run_dir = run_dir
+    def __init__(self, stop: Callable[[str], bool], console: Console) -> None:
+        self._stop = stop
         self._console = console
         self._asked = 0
         self._reasons: list[str] = []
@@ -79,7 +109,7 @@ class _StopOnInterrupt:
 
     def pass_on(self) -> None:
         """Tell the supervisor what it has not been told yet."""
-        while self._reasons and LocalScheduler().stop(self._run_dir, reason=self._reasons[0]):
+        while self._reasons and self._stop(self._reasons[0]):
             del self._reasons[0]
 
     def _ask(self, number: int, frame: object) -> None:

@@ -10,7 +10,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,19 +22,24 @@ from trainworks.errors import EnvironmentProblem
 
 __all__ = [
     "Child",
+    "Forked",
     "Output",
     "adopt_orphans",
+    "detach",
     "die_with",
     "die_with_parent",
     "end_descendants",
+    "fork",
     "identity",
     "is_running",
+    "kill",
     "lines",
     "python_module",
     "python_program",
     "run",
     "spawn",
     "state",
+    "wait_any",
 ]
 
 _PR_SET_PDEATHSIG = 1
@@ -78,6 +85,32 @@ class Child:
             os.killpg(self.pid, number)
         except ProcessLookupError:
             pass
+
+
+class Forked(Child):
+    """A copy of this process; see `fork`."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._exit_code: int | None = None
+
+    @property
+    def pid(self) -> int:
+        """Process id, and process group id."""
+        return self._pid
+
+    def exit_code(self) -> int | None:
+        """None while it runs; the negative signal number if a signal ended it."""
+        if self._exit_code is None:
+            pid, status = os.waitpid(self._pid, os.WNOHANG)
+            self._exit_code = os.waitstatus_to_exitcode(status) if pid else None
+        return self._exit_code
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """Wait for the end; None if it still runs after `timeout_s`."""
+        if self.exit_code() is None:
+            wait_any([self], timeout_s)
+        return self.exit_code()
 
 
 def python_module(module: str, *arguments: str) -> list[str]:
@@ -162,6 +195,97 @@ def spawn(
     return Child(process)
 
 
+def detach(command: Sequence[str], *, log: Path, folder: Path) -> None:
+    """Start a process that is nobody's child: it survives us, and we need not wait for it.
+
+    Args:
+        command: argument vector; the shell in between gets it as arguments, not as text.
+        log: file that receives stdout and stderr.
+        folder: working folder.
+    """
+    script = '"$@" < /dev/null >> "$0" 2>&1 &'
+    subprocess.run(["/bin/sh", "-c", script, str(log), *command], cwd=folder, start_new_session=True, check=True)
+
+
+def fork(
+    work: Callable[[], int],
+    *,
+    log: Path,
+    env: Mapping[str, str] | None = None,
+    new_session: bool = False,
+    close_fds: Iterable[int] = (),
+) -> Forked:
+    """Run `work` in a copy of this process, whose output is appended to `log`; its result is the exit code.
+
+    A hundred times faster than a new interpreter. For a process without threads, that has no connection open which its
+    copy could disturb. What is open stays open, locks included.
+
+    Args:
+        work: runs in the copy, which ends with it.
+        log: file that receives stdout and stderr.
+        env: variables that the copy has besides.
+        new_session: detach from the terminal.
+        close_fds: file descriptors that the copy must not keep.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with log.open("ab") as output:
+        pid = os.fork()
+        if pid:
+            if not new_session:
+                with suppress(OSError):  # the copy does the same: whoever comes first
+                    os.setpgid(pid, pid)
+            return Forked(pid)
+        code = 1
+        try:
+            _become_own(output.fileno(), new_session, close_fds)
+            os.environ.update(env or {})
+            code = work()
+        except SystemExit as leaving:
+            code = leaving.code if isinstance(leaving.code, int) else 1
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            with suppress(OSError):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(code)
+
+
+def _become_own(output: int, new_session: bool, close_fds: Iterable[int]) -> None:
+    """What a new program has from the start: a group, output, and signals that nobody handles."""
+    if new_session:
+        os.setsid()
+    else:
+        os.setpgid(0, 0)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.set_wakeup_fd(-1)
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    for handle in close_fds:
+        os.close(handle)
+
+
+def wait_any(children: Iterable[Child], timeout_s: float | None) -> None:
+    """Wait until one of these processes has ended, or `timeout_s` is over. None is reaped here."""
+    poll = select.poll()
+    handles = []
+    try:
+        for child in children:
+            try:
+                handles.append(os.pidfd_open(child.pid))
+            except ProcessLookupError:
+                return
+            poll.register(handles[-1], select.POLLIN)
+        poll.poll(None if timeout_s is None else timeout_s * 1000)
+    finally:
+        for handle in handles:
+            os.close(handle)
+
+
 def die_with_parent(number: signal.Signals, parent_pid: int | None = None) -> None:
     """Ask the kernel to signal this process when its parent ends; at once if the parent is already gone.
 
@@ -236,6 +360,12 @@ def _signal_quietly(process: psutil.Process, number: signal.Signals) -> None:
         process.send_signal(number)
     except psutil.NoSuchProcess:
         pass
+
+
+def kill(pid: int) -> None:
+    """End a process at once; nothing happens if it is gone."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 def identity(pid: int | None = None) -> tuple[int, float]:

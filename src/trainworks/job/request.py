@@ -26,6 +26,8 @@ class JobRequest:
     """Port that the ranks meet at; 0 takes a free one."""
     framework: Framework | None = None
     """Of a command; torch when None."""
+    grace_s: float = 120.0
+    """From the request to end until the end."""
     longest_pause_s: float = 0.0
     """Predicted time in which a workload may not look up: one logging interval."""
 
@@ -40,6 +42,7 @@ def job_request(resolved: ResolvedRun) -> JobRequest:
         max_restarts=max_restarts(resolved.run_file),
         rendezvous_port=resolved.run_file.cluster.rendezvous_port,
         framework=resolved.run_file.framework,
+        grace_s=resolved.run_file.job.grace,
         longest_pause_s=plan.log_every_steps * plan.step_time.total_s if plan else 0.0,
     )
 

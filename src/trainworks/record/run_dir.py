@@ -73,6 +73,11 @@ class RunDir:
         return self.path / "stop"
 
     @property
+    def environment_file(self) -> Path:
+        """Variables of whoever submitted the run, for its owner alone to read."""
+        return self.path / ".environment.json"
+
+    @property
     def hostfile(self) -> Path:
         """Nodes of a command and their ranks, for a launcher such as mpirun."""
         return self.path / "hostfile"

@@ -14,13 +14,13 @@ import sys
 from pathlib import Path
 
 from trainworks.host import process
-from trainworks.host.clock import Clock, SystemClock
 from trainworks.host.network import LOOPBACK
 from trainworks.job.frameworks import Meeting, command_environment, setup_environment
 from trainworks.record.events import append_event
 from trainworks.record.exit_code import as_exit_code
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
+from trainworks.scheduler.launch import run_mark
 from trainworks.spec.command import shell_of
 
 __all__ = ["main"]
@@ -29,8 +29,7 @@ _POLL_S = 0.02
 _NOTES = 4
 """Lines in which to look for an exception with notes below it."""
 _GRACE_S = 5.0
-_STOP_GRACE_S = 30.0
-"""Time to save after a request to stop; whoever ends because another one failed has less."""
+"""For those that end because another one failed; after a request to stop they have the job's own grace."""
 
 
 class _CommandNode:
@@ -45,9 +44,9 @@ class _CommandNode:
         """Signal handler."""
         self._stopping = True
 
-    def run(self, clock: Clock) -> int:
+    def run(self) -> int:
         """Set up, start all ranks, wait; returns the first bad exit code, or 0."""
-        if (code := self._set_up(clock)) != 0:
+        if (code := self._set_up()) != 0:
             return code
         if self._node == 0:
             append_event(
@@ -64,20 +63,20 @@ class _CommandNode:
             if failed is not None and not self._stopping:
                 self._note_failure(failed, ranks[failed].pid, codes[failed] or 0)
             if failed is not None or self._stopping:
-                process.end_descendants(_STOP_GRACE_S if self._stopping else _GRACE_S)
+                process.end_descendants(self._resolved.run_file.job.grace if self._stopping else _GRACE_S)
                 return as_exit_code(codes[failed] or 0) if failed is not None else 128 + signal.SIGTERM
             if all(code == 0 for code in codes):
                 return 0
-            clock.sleep(_POLL_S)
+            process.wait_any([rank for rank, code in zip(ranks, codes, strict=True) if code is None], _POLL_S)
 
-    def _set_up(self, clock: Clock) -> int:
+    def _set_up(self) -> int:
         setup = self._resolved.run_file.setup
         if setup is None:
             return 0
         log = self._run_dir.node_log(self._node)
         child = process.spawn(self._shell(setup), log=log, env=setup_environment(self._env(0)), folder=self._folder())
         while (code := child.exit_code()) is None and not self._stopping:
-            clock.sleep(_POLL_S)
+            process.wait_any([child], _POLL_S)
         if self._stopping:
             process.end_descendants(_GRACE_S)
             return 128 + signal.SIGTERM
@@ -109,7 +108,7 @@ class _CommandNode:
         ranks = command_environment(
             run_file.framework, self._resolved.processes, self._meeting, node=self._node, local_rank=local_rank
         )
-        own = {"TRAINWORKS_RUN_DIR": str(self._run_dir.path.resolve()), "SKYPILOT_TASK_ID": self._run_dir.run_id}
+        own = run_mark(self._run_dir) | {"SKYPILOT_TASK_ID": self._run_dir.run_id}
         written = {name: value for name, value in run_file.envs.items() if value is not None}
         return os.environ | ranks | own | written
 
@@ -182,7 +181,7 @@ def main(run_folder: str, node: str, parent: str, ports: str, attempt: str) -> i
     signal.signal(signal.SIGTERM, agent.ask_to_stop)
     process.die_with_parent(signal.SIGTERM, int(parent))
     append_event(run_dir.events_file, "agent_started", node=int(node))
-    return agent.run(SystemClock())
+    return agent.run()
 
 
 if __name__ == "__main__":

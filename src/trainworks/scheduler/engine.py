@@ -66,8 +66,8 @@ class Engine(abc.ABC):
 
     A subclass is final. It promises:
     1. `render` touches nothing: no file, no process, no network.
-    2. `submit` returns a handle when the job exists for sure; else it raises, and leaves nothing behind. the
-       same run twice gives the same job, or an error that names the first.
+    2. `submit` returns a handle when the job exists for sure; else it raises, and leaves nothing behind. The
+       same run, submitted twice, gives the same job, or an error that names the first.
     3. `look` tells the truth of one moment for all jobs at once. A job that the engine does not know any more is left
        out; an engine that cannot be reached raises UnreachableError, which says nothing about any job.
     4. `stop` asks for a clean end, with the ticket's grace, and returns at once. Twice ends it at once. A job that has
@@ -101,6 +101,14 @@ class Engine(abc.ABC):
     @abc.abstractmethod
     def release(self, handle: str) -> None:
         """Let a held job start."""
+
+    @abc.abstractmethod
+    def retry(self, handle: str) -> None:
+        """Put a job that has ended without success back into the queue, with the run directory that it has.
+
+        Raises:
+            UsageError: it has not ended, or it has succeeded.
+        """
 
     @abc.abstractmethod
     def nodes(self) -> list[NodeFacts]:

@@ -9,7 +9,6 @@ import signal
 from typing import final
 
 from trainworks.errors import EnvironmentProblem
-from trainworks.files import take_lock
 from trainworks.host import process
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.job.request import JobRequest
@@ -17,6 +16,7 @@ from trainworks.record.events import append_event
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 from trainworks.scheduler.base import Rendered, Scheduler
+from trainworks.scheduler.launch import make_ready, take_run
 
 __all__ = ["LocalScheduler"]
 
@@ -49,17 +49,8 @@ class LocalScheduler(Scheduler):
 
     def submit(self, rendered: Rendered, run_dir: RunDir, *, attached: bool) -> None:
         """Start the supervisor and wait until it has written its first status."""
-        processes = rendered.request.processes
-        self._check_free(run_dir)
-        run_dir.stop_file.unlink(missing_ok=True)
-        run_dir.make_reserve()
-        run_dir.write_status(RunStatus(state="CREATED", updated_at=self._clock.now()))
-        append_event(
-            run_dir.events_file,
-            "submitted",
-            nodes=processes.nodes,
-            processes_per_node=processes.processes_per_node,
-        )
+        os.close(take_run(run_dir))
+        make_ready(run_dir, rendered.request, self._clock.now())
         parent = str(os.getpid()) if attached else "0"
         child = process.spawn(
             process.python_module("trainworks.scheduler.supervisor", str(run_dir.path), parent),
@@ -67,15 +58,6 @@ class LocalScheduler(Scheduler):
             new_session=True,
         )
         self._await_start(child, run_dir)
-
-    def _check_free(self, run_dir: RunDir) -> None:
-        """Nobody may run this run already, not even the rest of an earlier launch."""
-        lock = take_lock(run_dir.lock_file)
-        if lock is None:
-            raise EnvironmentProblem(
-                f"run {run_dir.run_id} still has processes", hint=f"trainworks stop {run_dir.run_id}, or wait a moment"
-            )
-        os.close(lock)
 
     def _await_start(self, child: process.Child, run_dir: RunDir) -> None:
         deadline = self._clock.now() + _START_TIMEOUT_S

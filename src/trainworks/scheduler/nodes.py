@@ -18,6 +18,8 @@ from trainworks.job.frameworks import deepspeed_hostfile, mpi_hostfile, ports_ne
 from trainworks.job.request import JobRequest
 from trainworks.record.exit_code import ExitCode
 from trainworks.record.run_dir import RunDir
+from trainworks.scheduler import command_agent
+from trainworks.scheduler.launch import run_mark
 
 __all__ = ["CommandNodes", "Nodes", "TrainingNodes"]
 
@@ -51,8 +53,8 @@ class Nodes(abc.ABC):
         """Ask all ranks for a clean end; returns at once."""
 
     @abc.abstractmethod
-    def _command(self, node: int) -> tuple[list[str], tuple[int, ...]]:
-        """The agent's argument vector and the file descriptors that it inherits."""
+    def _agent(self, node: int) -> process.Child:
+        """Start that node's agent."""
 
     def start_all(self) -> None:
         """Start every node's agent."""
@@ -60,18 +62,8 @@ class Nodes(abc.ABC):
             self._start(node)
 
     def _start(self, node: int) -> None:
-        command, file_descriptors = self._command(node)
         self._noted.discard(node)
-        self._agents[node] = process.spawn(
-            command,
-            log=self._run_dir.node_log(node),
-            env=os.environ | self._environment() | self._devices(node),
-            pass_fds=(*file_descriptors, *self._inherited),
-        )
-
-    def _environment(self) -> dict[str, str]:
-        """Variables that the agent's ranks need before they start."""
-        return {}
+        self._agents[node] = self._agent(node)
 
     def _devices(self, node: int) -> dict[str, str]:
         """This node's share of the accelerators, where several nodes stand on one machine."""
@@ -82,6 +74,11 @@ class Nodes(abc.ABC):
         count = accelerators_per_node(processes)
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(processes.nodes * count)))
         return {"CUDA_VISIBLE_DEVICES": ",".join(visible.split(",")[node * count : (node + 1) * count])}
+
+    def wait(self, timeout_s: float) -> None:
+        """Until an agent ends, or the time is over."""
+        running = [agent for agent in self._agents.values() if agent.exit_code() is None]
+        process.wait_any(running, timeout_s)
 
     def any_running(self) -> bool:
         """Whether an agent runs, or has ended badly and was not looked at yet."""
@@ -126,16 +123,20 @@ class TrainingNodes(Nodes):
         """Rank 0 looks for this file once per logging interval, and all ranks stop at the same step."""
         self._run_dir.stop_file.touch()
 
-    def _environment(self) -> dict[str, str]:
-        return agent_environment(self._request.processes)
-
-    def _command(self, node: int) -> tuple[list[str], tuple[int, ...]]:
+    def _agent(self, node: int) -> process.Child:
+        """A new interpreter: it imports torch, which does not go on in a copy of a process."""
         port = self._listener.getsockname()[1]
         arguments = [str(self._run_dir.path), str(node), str(os.getpid()), str(self._request.max_restarts), str(port)]
+        file_descriptors = list(self._inherited)
         if node == 0:
             arguments.append(str(self._listener.fileno()))
-        command = process.python_module("trainworks.worker.agent", *arguments)
-        return command, (self._listener.fileno(),) if node == 0 else ()
+            file_descriptors.append(self._listener.fileno())
+        return process.spawn(
+            process.python_module("trainworks.worker.agent", *arguments),
+            log=self._run_dir.node_log(node),
+            env=os.environ | agent_environment(self._request.processes) | self._devices(node) | run_mark(self._run_dir),
+            pass_fds=file_descriptors,
+        )
 
 
 @final
@@ -164,10 +165,13 @@ class CommandNodes(Nodes):
         for agent in self._agents.values():
             agent.signal_group(signal.SIGTERM)
 
-    def _command(self, node: int) -> tuple[list[str], tuple[int, ...]]:
+    def _agent(self, node: int) -> process.Child:
+        """A copy of this process, which keeps the run's lock with everything else that is open."""
         ports = ",".join(map(str, self._ports))
         arguments = (str(self._run_dir.path), str(node), str(os.getpid()), ports, str(self._attempt))
-        return process.python_module("trainworks.scheduler.command_agent", *arguments), ()
+        return process.fork(
+            lambda: command_agent.main(*arguments), log=self._run_dir.node_log(node), env=self._devices(node)
+        )
 
     def _free_ports(self) -> list[int]:
         """Ports that are free now, all at once; the ranks bind them, so they cannot be held until then."""

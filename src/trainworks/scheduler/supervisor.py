@@ -27,7 +27,6 @@ from trainworks.scheduler.nodes import CommandNodes, Nodes, TrainingNodes
 __all__ = ["Supervisor", "main"]
 
 _POLL_S = 0.05
-_STOP_GRACE_S = 120.0
 _END_GRACE_S = 5.0
 
 
@@ -71,7 +70,7 @@ class Supervisor:
             self._follow_stop()
             if not self._restart_or_end():
                 break
-            self._clock.sleep(_POLL_S)
+            self._nodes.wait(_POLL_S)
         codes = self._nodes.exit_codes()  # before the nodes that are left are ended, too
         process.end_descendants(_END_GRACE_S)
         self._follow_events()
@@ -101,7 +100,7 @@ class Supervisor:
         """Time for a clean end. Ranks of a workload that do not train at the moment have nothing to save."""
         if self._request.kind == "training" and self._state is not JobState.RUNNING:
             return 0.0
-        return _STOP_GRACE_S + 2 * self._request.longest_pause_s
+        return self._request.grace_s + 2 * self._request.longest_pause_s
 
     def _restart_or_end(self) -> bool:
         """Deal with nodes that ended badly; False if the job cannot go on."""
@@ -177,12 +176,12 @@ class Supervisor:
         return state
 
 
-def main(run_folder: str, parent_pid: str) -> int:
-    """Run the job in a run directory to its end."""
+def main(run_folder: str, parent_pid: str, lock: int | None = None) -> int:
+    """Run the job in a run directory to its end; `lock` is the run's, where whoever starts this has taken it."""
     process.adopt_orphans()
     run_dir = RunDir(Path(run_folder))
     clock = SystemClock()
-    if (lock := take_lock(run_dir.lock_file)) is None:
+    if lock is None and (lock := take_lock(run_dir.lock_file)) is None:
         return ExitCode.ENVIRONMENT  # another supervisor has this run; status.json is that one's
     try:
         request = job_request(run_dir.read_resolved())
@@ -216,4 +215,4 @@ def main(run_folder: str, parent_pid: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main(sys.argv[1], sys.argv[2]))

@@ -40,6 +40,7 @@ _UNUSED = {
     "output": _LOGS,
     "error": _LOGS,
     "open-mode": _LOGS,
+    "comment": "a job is known by a comment of Trainworks",
     "wait": "`trainworks run` waits for the end",
     "parsable": "`trainworks submit` prints the id of the run",
     "quiet": "`trainworks submit` says little",
@@ -272,17 +273,16 @@ def _signal(reading: _Reading, option: Option) -> None:
 
 
 def _dependency(reading: _Reading, option: Option) -> None:
-    """Numbers are those of Slurm, and passed on; names are runs."""
-    parts = [part.partition(":") for part in re.split("[,?]", option.text)]
-    jobs = [(kind, job) for kind, _, rest in parts for job in rest.split(":") if job]
-    runs = [job for _, job in jobs if not re.match(r"[0-9]+(_([0-9]+|\*))?(\+[0-9]+)?$", job)]
-    if not runs:
-        reading.as_it_is(option)
-    elif len(runs) < len(jobs) or any(kind != "afterok" for kind, _ in jobs) or "?" in option.text:
-        hint = "write it like `--dependency=afterok:tokenize-3`, or with numbers of Slurm alone"
-        raise UsageError(f"`{option}`: runs can be waited for with `afterok` alone", hint=hint)
+    """Jobs of Slurm that have to succeed are those of `depends_on`; other conditions are passed on."""
+    parts = re.split("[,?]", option.text)
+    jobs = [job for part in parts for job in part.partition(":")[2].split(":") if job]
+    if any(not re.fullmatch(r"[0-9]+(_([0-9]+|\*))?(\+[0-9]+)?", job) for job in jobs):
+        hint = "write it like `afterok:1234:1235`; `squeue` shows the numbers"
+        raise UsageError(f"`{option}` does not name its jobs by Slurm's numbers", hint=hint)
+    if "?" not in option.text and re.fullmatch(r"(afterok(:[0-9]+)+,?)+", option.text):
+        reading.put(("job", "depends_on"), jobs, option)
     else:
-        reading.put(("job", "depends_on"), runs, option)
+        reading.as_it_is(option)
 
 
 def _export(reading: _Reading, option: Option) -> None:

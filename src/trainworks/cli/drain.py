@@ -1,0 +1,28 @@
+"""`trainworks drain`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from trainworks.errors import UsageError
+from trainworks.scheduler.local_engine import LocalEngine
+
+__all__ = ["command"]
+
+
+def command(
+    node: Annotated[str, typer.Argument(metavar="NODE", help="As `trainworks nodes` names it.")],
+    reason: Annotated[str | None, typer.Option("--reason", help="Why; everybody who waits for it reads this.")] = None,
+    undo: Annotated[bool, typer.Option("--undo", help="Give it jobs again.")] = False,
+) -> None:
+    """Jobs that run there go on; no other starts."""
+    if undo:
+        LocalEngine().undrain(node)
+        typer.echo(f"{node} takes jobs again")
+        return
+    if not reason:
+        raise UsageError("nobody will know why the node is drained", hint='trainworks drain NODE --reason "fan broken"')
+    LocalEngine().drain(node, reason)
+    typer.echo(f"{node} takes no more jobs: {reason}")

@@ -1,0 +1,17 @@
+"""`trainworks hold`."""
+
+from __future__ import annotations
+
+import typer
+
+from trainworks.cli.jobs import JobArgument, engine_of, find_job, jobs
+
+__all__ = ["command"]
+
+
+def command(job: JobArgument) -> None:
+    """It keeps its place in the order, and does not start until it is released."""
+    store = jobs()
+    row = find_job(store, job)
+    engine_of(row, store).hold(row.handle or str(row.id))
+    typer.echo(f"{row.run_id} held")

@@ -1,0 +1,55 @@
+"""What the commands about jobs share: the store, a job by its name, and the engine that has it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from trainworks.errors import UnknownRunError
+from trainworks.job.store import JobRow, JobStore, open_store
+from trainworks.record.run_dir import RunDir
+from trainworks.scheduler.dispatch import wake
+from trainworks.scheduler.engine import Engine
+from trainworks.scheduler.local_engine import LocalEngine
+from trainworks.scheduler.store_place import store_url
+
+__all__ = ["JobArgument", "engine_of", "find_job", "job_of_run", "jobs", "stop_job"]
+
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="A job's number, or its run.")]
+
+
+def jobs() -> JobStore:
+    """The store of this user. A dispatcher that was killed is missed by whoever looks."""
+    store = open_store(store_url())
+    if any(not state.is_final for state in store.counts()):
+        wake()
+    return store
+
+
+def find_job(store: JobStore, wanted: str) -> JobRow:
+    """The job that an argument names.
+
+    Raises:
+        UnknownRunError: naming some that there are.
+    """
+    row = store.find(wanted)
+    if row is None:
+        known = ", ".join(f"{job.id} ({job.run_id})" for job in store.search(limit=5)) or "none"
+        raise UnknownRunError(f"no job `{wanted}`", hint=f"the newest: {known}")
+    return row
+
+
+def job_of_run(run_dir: RunDir) -> JobRow | None:
+    """The job of a run that was submitted; None for one that somebody ran himself."""
+    return open_store(store_url()).find(str(run_dir.path.resolve()))
+
+
+def engine_of(row: JobRow, store: JobStore) -> Engine:
+    """The engine that has a job."""
+    return LocalEngine(store)
+
+
+def stop_job(row: JobRow, *, at_once: bool) -> None:
+    """Ask its engine for a clean end, or for any."""
+    engine_of(row, jobs()).stop(row.handle or str(row.id), at_once=at_once)

@@ -1,0 +1,34 @@
+"""`trainworks nodes`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import typer
+from rich.table import Table
+
+from trainworks.cli.options import AsJson, wide_console
+from trainworks.scheduler.local_engine import LocalEngine
+
+__all__ = ["command"]
+
+
+def command(as_json: AsJson = False) -> None:
+    """What is free, what is taken, and why a node takes no jobs."""
+    nodes = LocalEngine().nodes()
+    if as_json:
+        typer.echo(json.dumps([dataclasses.asdict(node) for node in nodes], indent=2))
+        return
+    table = Table("node", "state", "cores", "accelerators", "jobs", "why", box=None, padding=(0, 2, 0, 0))
+    for node in nodes:
+        accelerators = f"{node.accelerators_taken} of {node.accelerators} {node.accelerator or ''}".strip()
+        table.add_row(
+            node.name,
+            node.state,
+            f"{node.cores_taken:g} of {node.cores:g}",
+            accelerators if node.accelerators else "",
+            ", ".join(node.jobs),
+            node.reason or "",
+        )
+    wide_console().print(table)

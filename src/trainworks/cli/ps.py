@@ -1,0 +1,84 @@
+"""`trainworks ps`."""
+
+from __future__ import annotations
+
+import dataclasses
+import getpass
+import json
+import time
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from trainworks.cli.jobs import jobs
+from trainworks.cli.options import AsJson, wide_console
+from trainworks.errors import UsageError
+from trainworks.job.state import JobState
+from trainworks.job.store import JobRow
+from trainworks.units import format_duration
+
+__all__ = ["command", "job_as_json"]
+
+_RECENT = 10
+"""Ended jobs that are listed beside the others."""
+
+
+def command(
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Jobs that have ended, too.")] = False,
+    state: Annotated[str | None, typer.Option("--state", help="Only jobs in this state.")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Only jobs of this name.")] = None,
+    mine: Annotated[bool, typer.Option("--mine", help="Only my own jobs.")] = False,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")] = 50,
+    as_json: AsJson = False,
+) -> None:
+    """Newest first: the jobs that wait or run, or all."""
+    live = [one for one in JobState if not one.is_final]
+    found = jobs().search(
+        states=[_state(state)] if state else None if everything else live,
+        name=name,
+        owner=getpass.getuser() if mine else None,
+        limit=limit,
+    )
+    if as_json:
+        typer.echo(json.dumps([job_as_json(job) for job in found], indent=2))
+        return
+    table = Table("job", "run", "state", "why", "starts", "nodes", "prio", "time", box=None, padding=(0, 2, 0, 0))
+    for job in found:
+        table.add_row(*_row(job, time.time()))
+    wide_console().print(table)
+
+
+def _state(text: str) -> JobState:
+    try:
+        return JobState(text.upper())
+    except ValueError:
+        raise UsageError(f"no state `{text}`", hint=f"one of {', '.join(JobState)}") from None
+
+
+def _row(job: JobRow, now: float) -> list[str]:
+    reachable = "" if job.reachable else " (not reached)"
+    why = f"{job.reason}: {job.detail}" if job.reason else job.cause or ""
+    starts = format_duration(max(0.0, job.starts_at - now)) if job.starts_at else ""
+    return [
+        str(job.id),
+        job.run_id,
+        f"{job.state}{reachable}",
+        why,
+        f"in {starts}" if starts else f"{job.position}." if job.position else "",
+        ",".join(one.node for one in job.placement) or str(job.ticket.max_nodes),
+        str(job.priority),
+        _time(job, now),
+    ]
+
+
+def _time(job: JobRow, now: float) -> str:
+    """How long it has waited, or has run."""
+    if job.state.waits or job.started_at is None:
+        return f"{format_duration((job.ended_at or now) - job.submitted_at)} waiting"
+    return format_duration((job.ended_at or now) - job.started_at)
+
+
+def job_as_json(job: JobRow) -> dict[str, Any]:
+    """Every column, for programs."""
+    return dataclasses.asdict(job)

@@ -1,0 +1,17 @@
+"""`trainworks release`."""
+
+from __future__ import annotations
+
+import typer
+
+from trainworks.cli.jobs import JobArgument, engine_of, find_job, jobs
+
+__all__ = ["command"]
+
+
+def command(job: JobArgument) -> None:
+    """A held job may start."""
+    store = jobs()
+    row = find_job(store, job)
+    engine_of(row, store).release(row.handle or str(row.id))
+    typer.echo(f"{row.run_id} released")

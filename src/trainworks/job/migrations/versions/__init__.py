@@ -1,0 +1,1 @@
+"""One migration per file, in the order of their numbers."""

@@ -1,0 +1,355 @@
+"""The job store: every job that was submitted, whichever engine runs it. SQLite by default, PostgreSQL by URL.
+
+A change of state is one statement that names the states it may start from, so of two writers one wins and the other
+is told; nobody locks anything for longer than that.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Engine
+
+from trainworks.job.database import answering, open_database
+from trainworks.job.state import TRANSITIONS, JobState, parse_state
+from trainworks.job.tables import attempts, changes, jobs, nodes
+from trainworks.job.ticket import NodeResources, Ticket
+
+__all__ = ["Attempt", "EndRequest", "JobRow", "JobStore", "Placement", "open_store"]
+
+
+EndRequest = Literal["stop", "kill", "preempt", "time_limit", "requeue"]
+"""Why somebody wants a job to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What one job holds of one node."""
+
+    node: str
+    cores: float
+    devices: tuple[int, ...] = ()
+    """Accelerators by index."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRow:
+    """A job as the store has it."""
+
+    id: int
+    run_id: str
+    run_dir: str
+    name: str
+    owner: str
+    engine: str
+    ticket: Ticket
+    state: JobState
+    submitted_at: float
+    changed_at: float
+    version: int
+    """Of all changes of jobs, which one was this one's last."""
+    handle: str | None = None
+    """The engine's own name of it."""
+    priority: int = 50
+    held: bool = False
+    raw: str | None = None
+    """The engine's own word for the state."""
+    reason: str | None = None
+    """Why it waits."""
+    detail: str | None = None
+    cause: str | None = None
+    message: str | None = None
+    exit_code: int | None = None
+    asked_to_end: str | None = None
+    attempt: int = 0
+    """Times that it got its nodes."""
+    restarts: int = 0
+    """Starts after a failure; a start after a preemption is none."""
+    placement: tuple[Placement, ...] = ()
+    reachable: bool = True
+    """False while its engine does not answer; the state is then the last that was seen."""
+    position: int | None = None
+    starts_at: float | None = None
+    started_at: float | None = None
+    ended_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One time that a job got its nodes."""
+
+    job_id: int
+    number: int
+    state: JobState
+    started_at: float
+    ended_at: float | None = None
+    cause: str | None = None
+    message: str | None = None
+    placement: tuple[Placement, ...] = ()
+    exit_code: int | None = None
+
+
+def open_store(url: str) -> JobStore:
+    """The store at a URL that SQLAlchemy reads; made, or brought up to date, if need be.
+
+    Raises:
+        EnvironmentProblem: it cannot be opened, or a newer version of Trainworks wrote it.
+    """
+    return JobStore(open_database(url))
+
+
+class JobStore:
+    """Jobs, attempts and drained nodes.
+
+    Args:
+        engine: of SQLAlchemy; see `open_store`.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._writer = engine.execution_options(writes=True)
+
+    @property
+    def url(self) -> str:
+        """What `open_store` was given, password and all."""
+        return self._engine.url.render_as_string(hide_password=False)
+
+    def _writing(self) -> AbstractContextManager[Connection]:
+        return answering(self._writer)
+
+    def _reading(self) -> AbstractContextManager[Connection]:
+        return answering(self._engine)
+
+    def add(
+        self, ticket: Ticket, *, run_dir: str, owner: str, engine: str, now: float, state: JobState = JobState.QUEUED
+    ) -> JobRow:
+        """Write a new job down; once this returns it is not lost.
+
+        A run directory is submitted once: the same again is the job that there is.
+        """
+        row = {
+            "run_id": ticket.run_id,
+            "run_dir": run_dir,
+            "name": ticket.name,
+            "owner": owner,
+            "engine": engine,
+            "ticket": json.dumps(asdict(ticket)),
+            "priority": ticket.priority,
+            "held": ticket.hold,
+            "state": str(state),
+            "attempt": 0,
+            "restarts": 0,
+            "reachable": True,
+            "submitted_at": now,
+            "changed_at": now,
+        }
+        with self._writing() as connection:
+            there = connection.execute(sa.select(jobs).where(jobs.c.run_dir == run_dir)).first()
+            if there is None:
+                row["version"] = _next_version(connection)
+                there = connection.execute(sa.insert(jobs).values(row).returning(jobs)).one()
+        return _job(there)
+
+    def get(self, job_id: int) -> JobRow | None:
+        """The job of that number."""
+        with self._reading() as connection:
+            row = connection.execute(sa.select(jobs).where(jobs.c.id == job_id)).first()
+        return _job(row) if row else None
+
+    def find(self, wanted: str) -> JobRow | None:
+        """The job of that number, run or run directory; of several runs of one name the newest."""
+        known = jobs.c.run_id == wanted
+        if wanted.isdecimal() and len(wanted) < 10:
+            known |= jobs.c.id == int(wanted)
+        known |= jobs.c.run_dir == wanted
+        with self._reading() as connection:
+            row = connection.execute(sa.select(jobs).where(known).order_by(jobs.c.id.desc()).limit(1)).first()
+        return _job(row) if row else None
+
+    def search(
+        self,
+        *,
+        states: Iterable[JobState] | None = None,
+        engine: str | None = None,
+        owner: str | None = None,
+        name: str | None = None,
+        limit: int | None = None,
+        before: int | None = None,
+    ) -> list[JobRow]:
+        """Jobs, newest first.
+
+        Args:
+            states: only these.
+            engine: only its jobs.
+            owner: only theirs.
+            name: only runs of that name.
+            limit: at most so many.
+            before: only those with a smaller number; to page on from the last one.
+        """
+        query = sa.select(jobs).order_by(jobs.c.id.desc())
+        if states is not None:
+            query = query.where(jobs.c.state.in_([str(state) for state in states]))
+        for column, value in ((jobs.c.engine, engine), (jobs.c.owner, owner), (jobs.c.name, name)):
+            query = query.where(column == value) if value is not None else query
+        query = query.where(jobs.c.id < before) if before is not None else query
+        with self._reading() as connection:
+            return [_job(row) for row in connection.execute(query.limit(limit))]
+
+    def changed(self, after: int) -> Sequence[JobRow]:
+        """Jobs that were changed after that version, in the order of their changes."""
+        query = sa.select(jobs).where(jobs.c.version > after).order_by(jobs.c.version)
+        with self._reading() as connection:
+            return [_job(row) for row in connection.execute(query)]
+
+    def counts(self) -> dict[JobState, int]:
+        """Jobs by state."""
+        query = sa.select(jobs.c.state, sa.func.count()).group_by(jobs.c.state)
+        with self._reading() as connection:
+            return {parse_state(state): count for state, count in connection.execute(query)}
+
+    def move(
+        self, job_id: int, to: JobState, *, since: Sequence[JobState] | None = None, now: float, **changes: Any
+    ) -> bool:
+        """Take a job to another state, with what changes beside it; False where somebody else was faster.
+
+        Args:
+            job_id: which job.
+            to: the new state.
+            since: the states it may be in; all that may come before the new one when left out.
+            now: the time of the change.
+            changes: other columns of the job. A state that ends an attempt ends it in `attempts` too.
+        """
+        before = [state for state in (since or JobState) if to in TRANSITIONS[state]]
+        values = _columns(changes) | {"state": str(to), "changed_at": now}
+        if to.is_final:
+            values |= {"ended_at": now, "position": None, "starts_at": None, "reason": None, "detail": None}
+        with self._writing() as connection:
+            known = (jobs.c.id == job_id) & jobs.c.state.in_([str(state) for state in before])
+            values["version"] = _next_version(connection)
+            moved = connection.execute(sa.update(jobs).where(known).values(values).returning(jobs)).first()
+            if moved is not None:
+                self._follow(connection, _job(moved), now)
+        return moved is not None
+
+    def _follow(self, connection: Connection, job: JobRow, now: float) -> None:
+        """The attempt's own row: it ends when its job gives up its nodes."""
+        ended = now if job.state.is_final or job.state.waits else None
+        own = (attempts.c.job_id == job.id) & (attempts.c.number == job.attempt) & attempts.c.ended_at.is_(None)
+        values = {"state": str(job.state), "cause": job.cause, "message": job.message, "exit_code": job.exit_code}
+        connection.execute(sa.update(attempts).where(own).values(**values, ended_at=ended))
+
+    def start(self, job: JobRow, placement: Sequence[Placement], *, now: float) -> JobRow | None:
+        """Give a job that waits its nodes, and begin its next attempt; None where it waits no more."""
+        placed = _placement_text(placement)
+        known = (jobs.c.id == job.id) & (jobs.c.state == str(job.state)) & (jobs.c.attempt == job.attempt)
+        values = {
+            "state": str(JobState.STARTING),
+            "attempt": job.attempt + 1,
+            "placement": placed,
+            "changed_at": now,
+            "started_at": now,
+            **dict.fromkeys(
+                ("reason", "detail", "position", "starts_at", "asked_to_end", "cause", "message", "exit_code")
+            ),
+        }
+        with self._writing() as connection:
+            values["version"] = _next_version(connection)
+            started = connection.execute(sa.update(jobs).where(known).values(values).returning(jobs)).first()
+            if started:
+                connection.execute(
+                    sa.insert(attempts).values(
+                        job_id=job.id,
+                        number=job.attempt + 1,
+                        state=str(JobState.STARTING),
+                        placement=placed,
+                        started_at=now,
+                    )
+                )
+        return _job(started) if started else None
+
+    def change(self, job_id: int, *, now: float | None = None, **changes: Any) -> bool:
+        """Change columns of a job but its state; False if there is no such job that has not ended."""
+        live = [str(state) for state in JobState if not state.is_final]
+        values = _columns(changes) | ({"changed_at": now} if now is not None else {})
+        with self._writing() as connection:
+            known = (jobs.c.id == job_id) & jobs.c.state.in_(live)
+            values["version"] = _next_version(connection)
+            return connection.execute(sa.update(jobs).where(known).values(values)).rowcount == 1
+
+    def explain(self, pending: dict[int, tuple[str, str, int, float | None]]) -> None:
+        """Write down why jobs wait: reason, detail, position and estimated start of each."""
+        if not pending:
+            return
+        waits = sa.or_(*(jobs.c.state == str(state) for state in JobState if state.waits))
+        statement = (
+            sa.update(jobs)
+            .where((jobs.c.id == sa.bindparam("job")) & waits)
+            .values({name: sa.bindparam(f"new_{name}") for name in ("reason", "detail", "position", "starts_at")})
+        )
+        rows = [
+            {"job": job, "new_reason": reason, "new_detail": detail, "new_position": position, "new_starts_at": at}
+            for job, (reason, detail, position, at) in pending.items()
+        ]
+        with self._writing() as connection:
+            connection.execute(statement, rows)
+
+    def attempts(self, job_id: int) -> list[Attempt]:
+        """Every attempt of a job, in order."""
+        query = sa.select(attempts).where(attempts.c.job_id == job_id).order_by(attempts.c.number)
+        with self._reading() as connection:
+            rows = [dict(row._mapping) for row in connection.execute(query)]
+        return [
+            Attempt(**row | {"state": parse_state(row["state"]), "placement": _placement(row["placement"])})
+            for row in rows
+        ]
+
+    def drained(self) -> dict[str, str]:
+        """Drained nodes of this machine, and why."""
+        with self._reading() as connection:
+            return {row.name: row.reason for row in connection.execute(sa.select(nodes))}
+
+    def drain(self, node: str, reason: str, *, now: float) -> None:
+        """Give a node no more jobs; a new reason replaces the old one."""
+        with self._writing() as connection:
+            connection.execute(sa.delete(nodes).where(nodes.c.name == node))
+            connection.execute(sa.insert(nodes).values(name=node, reason=reason, drained_at=now))
+
+    def undrain(self, node: str) -> bool:
+        """Give a node jobs again; False if it was not drained."""
+        with self._writing() as connection:
+            return connection.execute(sa.delete(nodes).where(nodes.c.name == node)).rowcount == 1
+
+
+def _next_version(connection: Connection) -> int:
+    number: int = connection.execute(
+        sa.update(changes).values(number=changes.c.number + 1).returning(changes.c.number)
+    ).scalar_one()
+    return number
+
+
+def _job(row: Any) -> JobRow:
+    values = dict(row._mapping)
+    ticket = json.loads(values["ticket"])
+    lists = {key: tuple(value) for key, value in ticket.items() if isinstance(value, list)}
+    values["ticket"] = replace(Ticket(**ticket | lists), node=NodeResources(**ticket["node"]))
+    values["state"] = parse_state(values["state"])
+    values["placement"] = _placement(values["placement"])
+    return JobRow(**values)
+
+
+def _placement(text: str | None) -> tuple[Placement, ...]:
+    return tuple(Placement(node, cores, tuple(devices)) for node, cores, devices in json.loads(text or "[]"))
+
+
+def _placement_text(placement: Sequence[Placement]) -> str:
+    return json.dumps([(one.node, one.cores, one.devices) for one in placement])
+
+
+def _columns(changes: dict[str, Any]) -> dict[str, Any]:
+    placement = changes.get("placement")
+    return changes | ({"placement": _placement_text(placement)} if placement is not None else {})

@@ -1,0 +1,109 @@
+"""The dispatcher's process: `python -m trainworks.scheduler.dispatch`. One per store; it goes when nothing is left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import sys
+from pathlib import Path
+
+from trainworks.files import take_lock
+from trainworks.host import process
+from trainworks.host.clock import Clock, SystemClock
+from trainworks.host.probe import probe_host
+from trainworks.job.store import open_store
+from trainworks.scheduler.dispatcher import Dispatcher
+from trainworks.scheduler.launcher import ForkingLauncher
+from trainworks.scheduler.machine import local_nodes
+from trainworks.scheduler.store_place import (
+    dispatcher_address,
+    dispatcher_lock,
+    dispatcher_log,
+    store_folder,
+    store_url,
+)
+
+__all__ = ["main", "wake"]
+
+_LINGERS_S = 10.0
+"""After the last job has ended, for the next one to start at once."""
+_LOOK_S = 0.25
+"""Between two looks, where nothing happens: states of running jobs, time limits."""
+_TAKES_OVER_S = 5.0
+"""How long a new dispatcher waits for one that is about to go."""
+
+
+def wake() -> None:
+    """Have a dispatcher look at the store now; starts one if there is none."""
+    if not _knock():
+        process.detach(process.python_module("trainworks.scheduler.dispatch"), log=dispatcher_log(), folder=Path("/"))
+
+
+def _knock() -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as door:
+        try:
+            door.sendto(b".", dispatcher_address())
+        except BlockingIOError:  # it has enough to read already
+            return True
+        except OSError:
+            return False
+    return True
+
+
+def main() -> int:
+    """Serve the queue until it is empty."""
+    clock = SystemClock()
+    if (lock := _take_over(clock)) is None:
+        return 0  # there is one
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    process.adopt_orphans()
+    store, machine = open_store(store_url()), local_nodes(probe_host(store_folder()))
+    while True:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as door:
+            door.bind(dispatcher_address())
+            dispatcher = Dispatcher(store, machine, ForkingLauncher(clock, [lock, door.fileno()]), clock)
+            _serve(dispatcher, door, clock)
+        dispatcher.look()  # from now on whoever submits starts another one; whoever did before is seen here
+        if dispatcher.is_idle:
+            return 0
+
+
+def _serve(dispatcher: Dispatcher, door: socket.socket, clock: Clock) -> None:
+    busy_at = clock.now()
+    while clock.now() - busy_at < _LINGERS_S:
+        dispatcher.look()
+        if not dispatcher.is_idle:
+            busy_at = clock.now()
+        _wait(door, dispatcher)
+
+
+def _take_over(clock: Clock) -> int | None:
+    deadline = clock.now() + _TAKES_OVER_S
+    while (lock := take_lock(dispatcher_lock())) is None:
+        if _knock() or clock.now() > deadline:
+            return None
+        clock.sleep(0.02)
+    return lock
+
+
+def _wait(door: socket.socket, dispatcher: Dispatcher) -> None:
+    """Until somebody knocks, a supervisor ends, or some time has passed."""
+    poll = select.poll()
+    poll.register(door, select.POLLIN)
+    with contextlib.ExitStack() as opened:
+        for supervised in dispatcher.running:
+            with contextlib.suppress(ProcessLookupError):
+                handle = os.pidfd_open(supervised.pid)
+                opened.callback(os.close, handle)
+                poll.register(handle, select.POLLIN)
+        poll.poll(_LOOK_S * 1000)
+    with contextlib.suppress(BlockingIOError):
+        while door.recv(64):
+            pass
+
+
+if __name__ == "__main__":
+    sys.exit(main())

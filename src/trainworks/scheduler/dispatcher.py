@@ -1,0 +1,212 @@
+"""The dispatcher of this machine's queue: it starts what waits, and follows what runs.
+
+One process per store, started by whoever submits and gone when there is nothing left to do. It may be killed at any
+moment: what it decides is in the store before it is done, and jobs go on without it. Whoever comes next finds each
+job's own lock: while that is held somebody is at work there, and once it is free nobody is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+from trainworks.errors import EnvironmentProblem, TrainworksError
+from trainworks.host.clock import Clock
+from trainworks.job.policy.decide import decide
+from trainworks.job.policy.snapshot import Decision, Snapshot, Start
+from trainworks.job.state import Cause, JobState, parse_state
+from trainworks.job.store import JobRow, JobStore, Placement
+from trainworks.record.exit_code import ExitCode
+from trainworks.scheduler.launcher import Launcher, Supervised
+from trainworks.scheduler.machine import LocalNode, devices_free, running_job, snapshot_nodes, waiting_job, wanted_of
+from trainworks.scheduler.outcome import outcome_of
+
+__all__ = ["Dispatcher"]
+
+
+class Dispatcher:
+    """Takes the queue forward, one look at a time.
+
+    Args:
+        store: of all jobs; those of the engine `local` are this dispatcher's.
+        machine: its nodes.
+        launcher: starts supervisors, and finds those that another dispatcher started.
+        clock: the time.
+    """
+
+    def __init__(self, store: JobStore, machine: Sequence[LocalNode], launcher: Launcher, clock: Clock) -> None:
+        self._store = store
+        self._machine = list(machine)
+        self._launcher = launcher
+        self._clock = clock
+        self._version = 0
+        self._jobs: dict[int, JobRow] = {}
+        self._running: dict[int, Supervised] = {}
+        self._asked_at: dict[int, float] = {}
+        self._explained: dict[int, tuple[str, str, int, float | None]] = {}
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no job waits or runs."""
+        return not self._jobs
+
+    @property
+    def running(self) -> list[Supervised]:
+        """Supervisors, to be waited for."""
+        return list(self._running.values())
+
+    def look(self) -> None:
+        """Follow what runs, then start what can."""
+        self._refresh()
+        for job in [job for job in self._jobs.values() if not job.state.waits]:
+            self._follow(job)
+        self._refresh()
+        self._serve()
+
+    def _refresh(self) -> None:
+        """Take in what was changed since the last look, by whomever."""
+        for job in self._store.changed(self._version):
+            self._version = job.version
+            if job.engine == "local" and not job.state.is_final:
+                self._jobs[job.id] = job
+            else:
+                self._forget(job.id)
+
+    def _forget(self, job_id: int) -> None:
+        for kept in (self._jobs, self._running, self._asked_at, self._explained):
+            kept.pop(job_id, None)
+
+    def _follow(self, job: JobRow) -> None:
+        supervised = self._running.get(job.id) or self._adopt(job)
+        if supervised is None or not supervised.is_alive():
+            self._conclude(job)
+            return
+        self._take_over_state(job)
+        self._end_what_should(job, supervised)
+
+    def _adopt(self, job: JobRow) -> Supervised | None:
+        found = self._launcher.adopt(job)
+        if found is not None:
+            self._running[job.id] = found
+        return found
+
+    def _take_over_state(self, job: JobRow) -> None:
+        state = parse_state(self._launcher.status(job).state)
+        if state is not job.state and state.holds_resources:
+            self._store.move(job.id, state, now=self._clock.now())
+
+    def _end_what_should(self, job: JobRow, supervised: Supervised) -> None:
+        now = self._clock.now()
+        if job.asked_to_end is None and now >= _last_moment(job):
+            self._store.change(job.id, now=now, asked_to_end="time_limit")
+            self._ask(job, supervised)
+        elif job.asked_to_end is not None and job.id not in self._asked_at:
+            self._ask(job, supervised)
+        elif job.asked_to_end == "kill":
+            supervised.end(at_once=True)
+
+    def _ask(self, job: JobRow, supervised: Supervised) -> None:
+        """Once: the supervisor itself ends what has not ended when the grace is over."""
+        self._asked_at[job.id] = self._clock.now()
+        supervised.end(at_once=job.asked_to_end == "kill")
+
+    def _conclude(self, job: JobRow) -> None:
+        """Nobody supervises the job: find out how it ended, unless something of it still runs."""
+        status = self._launcher.last_words(job)
+        if status is None:
+            return
+        outcome = outcome_of(job, status)
+        self._running.pop(job.id, None)
+        self._asked_at.pop(job.id, None)
+        if outcome.state.waits:
+            self._launcher.back_in_line(job)
+        self._store.move(
+            job.id,
+            outcome.state,
+            now=self._clock.now(),
+            cause=outcome.cause,
+            message=outcome.message,
+            exit_code=outcome.exit_code,
+            asked_to_end=None,
+            placement=(),
+            restarts=job.restarts + int(outcome.is_restart),
+        )
+
+    def _serve(self) -> None:
+        waiting = [job for job in self._jobs.values() if job.state.waits]
+        if not waiting:
+            return
+        decision = decide(self._snapshot(waiting))
+        for start in decision.starts:
+            self._start(self._jobs[start.job_id], start)
+        for preempt in decision.preempts:
+            self._store.change(preempt.job_id, now=self._clock.now(), asked_to_end="preempt")
+        for cancel in decision.cancels:
+            self._store.move(
+                cancel.job_id,
+                JobState.FAILED,
+                now=self._clock.now(),
+                cause=Cause.DEPENDENCY,
+                message=cancel.reason,
+                exit_code=int(ExitCode.USER_ERROR),
+            )
+        self._explain(decision)
+
+    def _snapshot(self, waiting: Sequence[JobRow]) -> Snapshot:
+        drained = self._store.drained()
+        return Snapshot(
+            now=self._clock.now(),
+            nodes=snapshot_nodes(self._machine, drained),
+            waiting=tuple(waiting_job(job, self._machine, self._dependencies(job)) for job in waiting),
+            running=tuple(running_job(job, self._machine) for job in self._jobs.values() if not job.state.waits),
+        )
+
+    def _dependencies(self, job: JobRow) -> Literal["met", "waiting", "failed"]:
+        """How the jobs stand that have to succeed first; one that nobody knows has failed."""
+        found = [self._store.find(wanted) for wanted in job.ticket.depends_on]
+        open_ones = [one for one in found if one is None or one.state is not JobState.SUCCEEDED]
+        if not open_ones:
+            return "met"
+        return "failed" if any(one is None or one.state.is_final for one in open_ones) else "waiting"
+
+    def _start(self, job: JobRow, start: Start) -> None:
+        """Write the start down, then do it: of a dispatcher that dies in between the next one finds nothing begun."""
+        started = self._store.start(job, self._placed(job, start), now=self._clock.now())
+        if started is None:
+            return
+        self._jobs[job.id] = started
+        try:
+            self._running[job.id] = self._launcher.launch(started)
+        except TrainworksError as error:
+            state = JobState.QUEUED if isinstance(error, EnvironmentProblem) and job.attempt < 3 else JobState.FAILED
+            self._store.move(
+                job.id, state, now=self._clock.now(), cause=Cause.LAUNCH_FAILED, message=error.message, exit_code=3
+            )
+
+    def _placed(self, job: JobRow, start: Start) -> list[Placement]:
+        taken = [one for other in self._jobs.values() for one in other.placement]
+        _, _, wanted = wanted_of(job.ticket, self._machine)
+        return [
+            Placement(node.name, wanted.cores or 0.0, devices_free(node, taken)[: wanted.accelerators])
+            for node in self._machine
+            if node.name in start.nodes
+        ]
+
+    def _explain(self, decision: Decision) -> None:
+        """Write down why the others wait, where that is news."""
+        pending = {
+            job_id: (str(one.reason), one.detail, one.position, one.starts_at)
+            for job_id, one in decision.pending.items()
+        }
+        news = {job_id: why for job_id, why in pending.items() if self._explained.get(job_id) != why}
+        self._store.explain(news)
+        self._explained = pending
+
+
+def _last_moment(job: JobRow) -> float:
+    """When a job is asked to end so that it has ended at its time limit; half of that limit is its own at least."""
+    limit = job.ticket.time_limit_s
+    if limit is None or job.started_at is None:
+        return math.inf
+    return job.started_at + limit - min(job.ticket.grace_s, limit / 2)

@@ -1,0 +1,171 @@
+"""Starts the supervisors of queued jobs as copies of the dispatcher, and finds those that an earlier one started."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Protocol, final
+
+from trainworks.files import take_lock
+from trainworks.host import process
+from trainworks.host.clock import Clock
+from trainworks.job.request import job_request
+from trainworks.job.store import JobRow
+from trainworks.record.run_dir import RunDir
+from trainworks.record.status import RunStatus
+from trainworks.scheduler import supervisor
+from trainworks.scheduler.launch import end_left_over, make_ready, take_run
+
+__all__ = ["ForkingLauncher", "Launcher", "Supervised", "keep_environment"]
+
+
+class Supervised(Protocol):
+    """A job with a supervisor."""
+
+    @property
+    def pid(self) -> int:
+        """Of the supervisor."""
+
+    def is_alive(self) -> bool:
+        """Whether the supervisor runs."""
+
+    def end(self, *, at_once: bool) -> None:
+        """Ask for a clean end; at once: kill what runs."""
+
+
+class Launcher(Protocol):
+    """The door between the dispatcher and this machine."""
+
+    def launch(self, job: JobRow) -> Supervised:
+        """Start a supervisor.
+
+        Raises:
+            TrainworksError: it cannot be started, and nothing is left of it.
+        """
+
+    def adopt(self, job: JobRow) -> Supervised | None:
+        """The supervisor that somebody else started; None if there is none, or none yet."""
+
+    def status(self, job: JobRow) -> RunStatus:
+        """What the job says of itself."""
+
+    def last_words(self, job: JobRow) -> RunStatus | None:
+        """What a job said last that has nothing left running; None while it has."""
+
+    def back_in_line(self, job: JobRow) -> None:
+        """Say in the run directory that the job waits again."""
+
+
+class _Supervisor:
+    """A supervisor by its process: our own child, or somebody else's."""
+
+    def __init__(self, pid: int, started_at: float, child: process.Child | None = None) -> None:
+        self._pid = pid
+        self._started_at = started_at
+        self._child = child
+
+    @property
+    def pid(self) -> int:
+        return self._pid
+
+    def is_alive(self) -> bool:
+        if self._child is not None:
+            return self._child.exit_code() is None
+        return process.is_running(self._pid, self._started_at)
+
+    def end(self, *, at_once: bool) -> None:
+        if self.is_alive():
+            for _ in range(2 if at_once else 1):
+                os.kill(self._pid, signal.SIGTERM)
+
+
+@final
+class ForkingLauncher:
+    """The launcher of this machine.
+
+    Args:
+        clock: the time.
+        own_fds: file descriptors of the dispatcher that no job may keep.
+    """
+
+    def __init__(self, clock: Clock, own_fds: Iterable[int]) -> None:
+        self._clock = clock
+        self._own_fds = list(own_fds)
+
+    def launch(self, job: JobRow) -> Supervised:
+        """A copy of this process becomes the supervisor. It is born with the run's lock, so there is no moment at
+        which the job has begun and the lock is free.
+        """
+        run_dir = RunDir(Path(job.run_dir))
+        lock = take_run(run_dir)
+        try:
+            make_ready(run_dir, job_request(run_dir.read_resolved()), self._clock.now())
+            child = process.fork(
+                lambda: _supervise(run_dir, job, lock),
+                log=run_dir.supervisor_log,
+                new_session=True,
+                close_fds=self._own_fds,
+            )
+        finally:
+            os.close(lock)
+        return _Supervisor(*process.identity(child.pid), child)
+
+    def adopt(self, job: JobRow) -> Supervised | None:
+        """By the process id in the status, if that is still the process that wrote it."""
+        status = self.status(job)
+        if status.supervisor_pid is None or status.supervisor_started_at is None:
+            return None
+        found = _Supervisor(status.supervisor_pid, status.supervisor_started_at)
+        return found if found.is_alive() else None
+
+    def status(self, job: JobRow) -> RunStatus:
+        """Of the run directory."""
+        return RunDir(Path(job.run_dir)).read_status()
+
+    def last_words(self, job: JobRow) -> RunStatus | None:
+        """The status, once the run's lock is free and no process of the run is left."""
+        run_dir = RunDir(Path(job.run_dir))
+        try:
+            lock = take_lock(run_dir.lock_file)
+        except FileNotFoundError:
+            return RunStatus(state="FAILED", cause="environment", message=f"`{run_dir.path}` is gone", exit_code=3)
+        if lock is None:
+            return None
+        try:
+            end_left_over(run_dir)
+            return run_dir.read_status()
+        finally:
+            os.close(lock)
+
+    def back_in_line(self, job: JobRow) -> None:
+        """While no supervisor speaks there."""
+        RunDir(Path(job.run_dir)).write_status(RunStatus(state="QUEUED", updated_at=self._clock.now()))
+
+
+def _supervise(run_dir: RunDir, job: JobRow, lock: int) -> int:
+    """In the supervisor: take on the environment that the job was submitted with, and its accelerators."""
+    environment = kept_environment(run_dir)
+    if environment is not None:
+        os.environ.clear()
+        os.environ.update(environment)
+    devices = [str(device) for one in job.placement for device in one.devices]
+    if devices:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+    return supervisor.main(str(run_dir.path), "0", lock)
+
+
+def keep_environment(run_dir: RunDir, environment: Mapping[str, str]) -> None:
+    """Keep the variables of whoever submits, for the job alone and for nobody else to read."""
+    with os.fdopen(os.open(run_dir.environment_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        json.dump(dict(environment), file)
+
+
+def kept_environment(run_dir: RunDir) -> dict[str, str] | None:
+    """Those variables; None where nobody kept any."""
+    try:
+        return dict(json.loads(run_dir.environment_file.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None

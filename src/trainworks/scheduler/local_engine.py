@@ -1,0 +1,177 @@
+"""This machine's queue: a table of jobs, and a dispatcher that is there while one of them is not done."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar, final
+
+from trainworks.errors import UsageError
+from trainworks.host.clock import Clock, SystemClock
+from trainworks.host.probe import probe_host
+from trainworks.job.policy.feasible import check_feasible
+from trainworks.job.state import JobState, parse_cause
+from trainworks.job.store import EndRequest, JobRow, JobStore, open_store
+from trainworks.job.ticket import Ticket
+from trainworks.record.run_dir import RunDir
+from trainworks.record.status import RunStatus
+from trainworks.scheduler.dispatch import wake
+from trainworks.scheduler.engine import Ability, Engine, NodeFacts, Script, Sight
+from trainworks.scheduler.launcher import keep_environment
+from trainworks.scheduler.machine import LocalNode, local_nodes, shape_of, snapshot_nodes
+from trainworks.scheduler.store_place import store_folder, store_url
+
+__all__ = ["LocalEngine"]
+
+
+@final
+class LocalEngine(Engine):
+    """Runs jobs of this user on this machine, as many at a time as it has room for.
+
+    Args:
+        store: of all jobs; this user's own when None.
+        clock: the time.
+    """
+
+    name: ClassVar[str] = "local"
+    lacks: ClassVar[frozenset[Ability]] = frozenset()
+
+    def __init__(self, store: JobStore | None = None, clock: Clock | None = None) -> None:
+        self._store = store or open_store(store_url())
+        self._clock = clock or SystemClock()
+
+    def check(self, ticket: Ticket) -> None:
+        """Refuse what this machine can never hold."""
+        super().check(ticket)
+        machine = self._machine()
+        check_feasible(shape_of(ticket, machine), snapshot_nodes(machine, {}))
+
+    def _machine(self) -> list[LocalNode]:
+        return local_nodes(probe_host(store_folder()))
+
+    def render(self, ticket: Ticket, run_dir: RunDir) -> Script:
+        """What the dispatcher starts once there is room."""
+        lines = [
+            shlex.join(["python", "-m", "trainworks.scheduler.supervisor", str(run_dir.path)]),
+            f"# as soon as this machine has room; priority {ticket.priority}, restarts after a failure: "
+            f"{ticket.max_restarts}",
+        ]
+        return Script(ticket, "\n".join(lines) + "\n")
+
+    def submit(self, script: Script, run_dir: RunDir) -> str:
+        """Write the job down, then wake the dispatcher."""
+        keep_environment(run_dir, os.environ)
+        self._say(run_dir, JobState.QUEUED)
+        row = self._store.add(
+            script.ticket,
+            run_dir=str(run_dir.path.resolve()),
+            owner=getpass.getuser(),
+            engine=self.name,
+            now=self._clock.now(),
+        )
+        wake()
+        return str(row.id)
+
+    def retry(self, handle: str) -> None:
+        """A workload goes on from its newest checkpoint."""
+        row = self._known(handle)
+        again = (JobState.FAILED, JobState.STOPPED, JobState.LOST)
+        changes = {"ended_at": None, "asked_to_end": None}
+        self._say(RunDir(Path(row.run_dir)), JobState.QUEUED)
+        if not self._store.move(row.id, JobState.QUEUED, since=again, now=self._clock.now(), restarts=0, **changes):
+            raise UsageError(f"job {row.id} ({row.run_id}) is {row.state}", hint="retry one that failed or was stopped")
+        wake()
+
+    def _say(self, run_dir: RunDir, state: JobState) -> None:
+        """In the run directory, while no supervisor speaks there."""
+        run_dir.write_status(RunStatus(state=state, updated_at=self._clock.now()))
+
+    def look(self, handles: Sequence[str]) -> dict[str, Sight]:
+        """What the store says; the dispatcher keeps it true."""
+        found = {handle: self._store.get(int(handle)) for handle in handles if handle.isdecimal()}
+        return {handle: _sight(row) for handle, row in found.items() if row is not None}
+
+    def stop(self, handle: str, *, at_once: bool = False) -> None:
+        """A job that waits is stopped here; one that runs is asked by the dispatcher."""
+        row = self._known(handle)
+        asked: EndRequest = "kill" if at_once or row.asked_to_end == "stop" else "stop"
+        now = self._clock.now()
+        waits = (JobState.QUEUED, JobState.PREEMPTED)
+        if self._store.move(row.id, JobState.STOPPED, since=waits, now=now, exit_code=0):
+            self._say(RunDir(Path(row.run_dir)), JobState.STOPPED)
+        else:
+            self._store.change(row.id, now=now, asked_to_end=asked)
+        wake()
+
+    def hold(self, handle: str) -> None:
+        """Keep it in the queue."""
+        self._store.change(self._known(handle).id, now=self._clock.now(), held=True)
+        wake()
+
+    def release(self, handle: str) -> None:
+        """Let it go."""
+        self._store.change(self._known(handle).id, now=self._clock.now(), held=False)
+        wake()
+
+    def nodes(self) -> list[NodeFacts]:
+        """This machine, or its parts."""
+        running = self._store.search(states=[state for state in JobState if state.holds_resources], engine=self.name)
+        drained = self._store.drained()
+        return [_facts(node, running, drained.get(node.name)) for node in self._machine()]
+
+    def drain(self, node: str, reason: str) -> None:
+        """Keep jobs from starting there."""
+        self._store.drain(self._named(node), reason, now=self._clock.now())
+        wake()
+
+    def undrain(self, node: str) -> None:
+        """Let jobs start there."""
+        self._store.undrain(self._named(node))
+        wake()
+
+    def _known(self, handle: str) -> JobRow:
+        row = self._store.get(int(handle)) if handle.isdecimal() else None
+        if row is None:
+            raise UsageError(f"no job `{handle}`", hint="trainworks ps --all")
+        return row
+
+    def _named(self, node: str) -> str:
+        names = [known.name for known in self._machine()]
+        if node not in names:
+            raise UsageError(f"no node `{node}`", hint=f"known nodes: {', '.join(names)}")
+        return node
+
+
+def _sight(row: JobRow) -> Sight:
+    return Sight(
+        state=row.state,
+        raw=str(row.state),
+        reason=row.reason or row.message,
+        cause=parse_cause(row.cause),
+        nodes=tuple(one.node for one in row.placement),
+        restarts=row.restarts,
+        exit_code=row.exit_code,
+        starts_at=row.starts_at,
+    )
+
+
+def _facts(node: LocalNode, running: Sequence[JobRow], drained: str | None) -> NodeFacts:
+    here = [(row, one) for row in running for one in row.placement if one.node == node.name]
+    cores = sum(one.cores for _, one in here)
+    devices = sum(len(one.devices) for _, one in here)
+    full = cores >= node.cores or (devices >= len(node.devices) > 0)
+    return NodeFacts(
+        name=node.name,
+        state=("draining" if here else "drained") if drained else "taken" if full else "mixed" if here else "free",
+        reason=drained,
+        cores=node.cores,
+        cores_taken=cores,
+        accelerators=len(node.devices),
+        accelerators_taken=devices,
+        accelerator=node.accelerator,
+        memory_bytes=node.memory_bytes,
+        jobs=tuple(row.run_id for row, _ in here),
+    )

@@ -1,0 +1,152 @@
+"""This machine as the local queue sees it: one node, or several that are its parts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from trainworks.errors import UsageError
+from trainworks.job.policy.snapshot import Node, Running, Shape, Waiting
+from trainworks.job.store import JobRow, Placement
+from trainworks.job.ticket import NodeResources, Ticket
+from trainworks.record.environment import HostFacts
+
+__all__ = [
+    "LocalNode",
+    "devices_free",
+    "local_nodes",
+    "running_job",
+    "shape_of",
+    "snapshot_nodes",
+    "waiting_job",
+    "wanted_of",
+]
+
+SPLIT = "TRAINWORKS_NODES"
+"""Number of nodes that this machine counts as; each is a failure domain with its share of cores and accelerators."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalNode:
+    """A share of this machine."""
+
+    name: str
+    cores: float
+    devices: tuple[int, ...]
+    """Accelerators by index."""
+    accelerator: str | None
+    memory_bytes: int
+
+
+def local_nodes(host: HostFacts) -> list[LocalNode]:
+    """The nodes of this machine: itself, or as many equal parts as `$TRAINWORKS_NODES` says.
+
+    Raises:
+        UsageError: that is no number from 1 on.
+    """
+    text = os.environ.get(SPLIT, "1")
+    if not text.isdecimal() or not 1 <= int(text) <= 1024:
+        raise UsageError(f"{SPLIT} is `{text}`", hint="write a number of nodes, such as 4")
+    count = int(text)
+    each = len(host.accelerators) // count
+    return [
+        LocalNode(
+            name=host.hostname if count == 1 else f"{host.hostname}-{index}",
+            cores=host.num_cores / count,
+            devices=tuple(facts.index for facts in host.accelerators[index * each : (index + 1) * each]),
+            accelerator=host.accelerators[0].name if each else None,
+            memory_bytes=host.memory_bytes // count,
+        )
+        for index in range(count)
+    ]
+
+
+def wanted_of(ticket: Ticket, machine: list[LocalNode]) -> tuple[int, int, NodeResources]:
+    """Fewest and most nodes of this machine, and what is taken of each, for a ticket.
+
+    The nodes of a job share a machine that is not split, and take the sum of it. Cores are shares of time: a job that
+    has more ranks than there are cores takes them all.
+    """
+    node = ticket.node
+    whole = machine[0].cores
+    if len(machine) > 1:
+        return ticket.min_nodes, ticket.max_nodes, _with_cores(node, min(node.cores or 1.0, whole))
+    nodes = ticket.max_nodes
+    together = NodeResources(
+        cores=min((node.cores or 1.0) * nodes, whole),
+        accelerators=node.accelerators * nodes,
+        accelerator=node.accelerator,
+        memory_bytes=node.memory_bytes * nodes if node.memory_bytes else None,
+    )
+    return 1, 1, together
+
+
+def _with_cores(node: NodeResources, cores: float) -> NodeResources:
+    return NodeResources(
+        cores=cores, accelerators=node.accelerators, accelerator=node.accelerator, memory_bytes=node.memory_bytes
+    )
+
+
+def devices_free(node: LocalNode, taken: list[Placement]) -> tuple[int, ...]:
+    """Accelerators of a node that nobody holds."""
+    held = {device for one in taken if one.node == node.name for device in one.devices}
+    return tuple(device for device in node.devices if device not in held)
+
+
+def snapshot_nodes(machine: Sequence[LocalNode], drained: Mapping[str, str]) -> tuple[Node, ...]:
+    """The nodes as the policy sees them."""
+    return tuple(
+        Node(
+            name=node.name,
+            cores=node.cores,
+            accelerators=len(node.devices),
+            accelerator=node.accelerator,
+            memory_bytes=node.memory_bytes,
+            drained=drained.get(node.name),
+        )
+        for node in machine
+    )
+
+
+def shape_of(ticket: Ticket, machine: list[LocalNode]) -> Shape:
+    """The gang that a ticket asks of this machine. Its kind of accelerator was checked when the run was resolved."""
+    fewest, most, node = wanted_of(ticket, machine)
+    return Shape(
+        nodes_min=fewest,
+        nodes_max=most,
+        cores_per_node=node.cores or 0.0,
+        accelerators_per_node=node.accelerators,
+        accelerator=None,
+        memory_per_node_bytes=node.memory_bytes or 0,
+        exclude=frozenset(ticket.exclude),
+    )
+
+
+def waiting_job(job: JobRow, machine: list[LocalNode], depends: Literal["met", "waiting", "failed"]) -> Waiting:
+    """A job in the queue, as the policy sees it."""
+    return Waiting(
+        job_id=job.id,
+        shape=shape_of(job.ticket, machine),
+        priority=job.priority,
+        submitted_at=job.submitted_at,
+        time_limit_s=job.ticket.time_limit_s,
+        held=job.held,
+        depends=depends,
+    )
+
+
+def running_job(job: JobRow, machine: list[LocalNode]) -> Running:
+    """A job that holds nodes, as the policy sees it."""
+    return Running(
+        job_id=job.id,
+        shape=shape_of(job.ticket, machine),
+        nodes=tuple(one.node for one in job.placement),
+        priority=job.priority,
+        started_at=job.started_at or job.changed_at,
+        time_limit_s=job.ticket.time_limit_s,
+        preemptible=job.ticket.preemptible,
+        grace_s=job.ticket.grace_s,
+        ending=job.asked_to_end is not None,
+    )

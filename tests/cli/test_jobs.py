@@ -1,0 +1,186 @@
+"""The commands about jobs, on a queue of real processes."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from trainworks.cli.app import app
+from trainworks.cli.jobs import jobs
+from trainworks.errors import InfeasibleError, TrainworksError, UnknownRunError, UsageError
+from trainworks.job.state import JobState
+
+
+@pytest.fixture(scope="module", autouse=True)
+def queue(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A queue of these tests' own, on a machine that counts as two nodes."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("TRAINWORKS_DATA", str(tmp_path_factory.mktemp("queue")))
+        patched.setenv("TRAINWORKS_NODES", "2")
+        yield
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where jobs are submitted; none is left in the queue afterwards, and no node drained."""
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    for job in jobs().search():
+        if not job.state.is_final:
+            run("stop", job.run_dir, "--now")
+    for node in jobs().drained():
+        run("drain", node, "--undo")
+
+
+def run(*arguments: str) -> str:
+    """What a command prints on stdout."""
+    result = CliRunner().invoke(app, list(arguments))
+    if isinstance(result.exception, TrainworksError):
+        raise result.exception
+    assert result.exit_code == 0, (result.output, result.exception)
+    return result.stdout
+
+
+def submit(command: str, **keys: object) -> str:
+    """Submit a command; returns its run."""
+    number = len(list(Path.cwd().glob("*.yaml")))
+    resources = {"resources": {"cpus": 0.5}}
+    path = Path(f"job{number}.yaml")
+    path.write_text(json.dumps({"name": f"job{number}", "run": command} | resources | keys))
+    return run("submit", str(path)).strip()
+
+
+def seen(run_id: str) -> dict[str, object]:
+    """The job as `ps --json` shows it."""
+    return next(job for job in json.loads(run("ps", "--all", "--json")) if job["run_id"] == run_id)
+
+
+def wait_for(run_id: str, *states: JobState) -> dict[str, object]:
+    """Until the job is in one of these states."""
+    deadline = time.monotonic() + 30
+    while seen(run_id)["state"] not in states:
+        assert time.monotonic() < deadline, seen(run_id)
+        time.sleep(0.05)
+    return seen(run_id)
+
+
+def wait_for_reason(run_id: str, reason: str) -> None:
+    """Until the dispatcher has said why the job waits."""
+    deadline = time.monotonic() + 30
+    while seen(run_id)["reason"] != reason:
+        assert time.monotonic() < deadline, seen(run_id)
+        time.sleep(0.05)
+
+
+def test_a_job_goes_from_the_queue_to_its_end() -> None:
+    run_id = submit("echo hello")
+    assert wait_for(run_id, JobState.SUCCEEDED)["attempt"] == 1
+    assert "hello" in run("logs", run_id)
+
+
+def test_a_job_has_the_environment_and_the_folder_of_whoever_submits(
+    monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    monkeypatch.setenv("COLOUR", "it's $(blue)\nand green")
+    run_id = submit('printf "%s" "$COLOUR" > colour; pwd > where')
+    wait_for(run_id, JobState.SUCCEEDED)
+    assert (folder / "colour").read_text() == "it's $(blue)\nand green"
+    assert (folder / "where").read_text().strip() == str(folder)
+
+
+def test_the_variables_that_are_kept_for_a_job_are_its_owner_s_alone(folder: Path) -> None:
+    run_id = submit("true", job={"hold": True})
+    assert (folder / "runs" / run_id / ".environment.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_failed_job_is_described_with_its_rank_and_the_end_of_its_log() -> None:
+    run_id = submit("echo working; echo it broke >&2; exit 4")
+    wait_for(run_id, JobState.FAILED)
+    told = run("describe", run_id)
+    assert "user_error: the program failed" in told
+    assert "first to fail: rank 0" in told
+    assert "    it broke" in told
+
+
+def test_a_held_job_waits_until_it_is_released() -> None:
+    run_id = submit("true", job={"hold": True})
+    wait_for_reason(run_id, "Held")
+    assert seen(run_id)["state"] == "QUEUED"
+    run("release", run_id)
+    wait_for(run_id, JobState.SUCCEEDED)
+
+
+def test_a_job_that_waits_is_stopped_at_once_and_can_be_retried() -> None:
+    run_id = submit("true", job={"hold": True})
+    assert run("stop", run_id).strip() == f"{run_id} STOPPED"
+    run("retry", run_id)
+    run("release", run_id)
+    wait_for(run_id, JobState.SUCCEEDED)
+
+
+def test_a_running_job_is_stopped_with_its_grace(folder: Path) -> None:
+    run_id = submit("trap 'echo saved > saved; exit 0' TERM; echo up > up; while true; do sleep 0.1; done")
+    wait_for(run_id, JobState.RUNNING)
+    while not (folder / "up").exists():
+        time.sleep(0.02)
+    run("scancel", run_id)
+    assert wait_for(run_id, JobState.STOPPED)["exit_code"] == 0
+    assert (folder / "saved").exists()
+
+
+def test_a_job_that_is_over_its_time_limit_fails_with_that_cause() -> None:
+    run_id = submit("sleep 60", job={"time_limit": "2s", "grace": "1s"})
+    assert wait_for(run_id, JobState.FAILED)["cause"] == "time_limit"
+
+
+def test_a_job_waits_for_the_one_that_it_depends_on(folder: Path) -> None:
+    first = submit("sleep 0.5; echo first >> book")
+    second = submit("echo second >> book", job={"depends_on": [first]})
+    wait_for(second, JobState.SUCCEEDED)
+    assert (folder / "book").read_text().split() == ["first", "second"]
+
+
+def test_a_job_that_can_never_fit_is_refused_with_what_would(folder: Path) -> None:
+    with pytest.raises(InfeasibleError, match="3 nodes"):
+        submit("true", num_nodes=3)
+    assert not list(folder.glob("runs/*"))
+
+
+def test_a_drained_node_says_why_and_its_jobs_too() -> None:
+    nodes = json.loads(run("nodes", "--json"))
+    for node in nodes:
+        run("drain", node["name"], "--reason", "fan broken")
+    run_id = submit("true")
+    wait_for_reason(run_id, "NodesUnavailable")
+    assert "fan broken" in run("describe", run_id)
+    run("drain", nodes[0]["name"], "--undo")
+    assert wait_for(run_id, JobState.SUCCEEDED)["placement"] == []
+
+
+def test_what_does_not_exist_is_named() -> None:
+    with pytest.raises(UnknownRunError, match="no job `nope-1`"):
+        run("describe", "nope-1")
+    with pytest.raises(UsageError, match="no node `nope`"):
+        run("drain", "nope", "--reason", "x")
+    with pytest.raises(UsageError, match="no state `NOPE`"):
+        run("ps", "--state", "NOPE")
+
+
+def test_a_job_that_runs_is_not_retried() -> None:
+    run_id = submit("true")
+    wait_for(run_id, JobState.SUCCEEDED)
+    with pytest.raises(UsageError, match="is SUCCEEDED"):
+        run("retry", run_id)
+
+
+def test_a_list_for_people_fits_what_it_says() -> None:
+    run_id = submit("true", job={"hold": True})
+    wait_for_reason(run_id, "Held")
+    heading, row = run("squeue").splitlines()
+    assert heading.split() == ["job", "run", "state", "why", "starts", "nodes", "prio", "time"]
+    assert row.split()[1:4] == [run_id, "QUEUED", "Held:"]

@@ -1,0 +1,162 @@
+"""kill -9 of whoever submits and of whoever dispatches, at any moment: no job is lost, and none runs twice."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.fakes import resolved_command
+from trainworks.host import process
+from trainworks.job.state import JobState
+from trainworks.job.store import JobRow, open_store
+from trainworks.job.ticket import NodeResources, Ticket
+from trainworks.record.run_dir import RunDir, create_run_dir
+from trainworks.scheduler.dispatch import wake
+from trainworks.scheduler.engine import Script
+from trainworks.scheduler.local_engine import LocalEngine
+from trainworks.scheduler.store_place import dispatcher_log, store_url
+from trainworks.spec.run_file import RunFile
+
+KILLS = 100
+JOBS = 60
+PATIENCE_S = 90.0
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A queue of this test's own; nothing of it is left afterwards."""
+    monkeypatch.setenv("TRAINWORKS_DATA", str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    for found in (*dispatchers(tmp_path), *of_queue(tmp_path)):
+        found.kill()
+
+
+def of_queue(folder: Path) -> list[psutil.Process]:
+    """Everything that was started with this test's data folder."""
+    mine = []
+    for found in psutil.process_iter():
+        try:
+            if found.pid != os.getpid() and found.environ().get("TRAINWORKS_DATA") == str(folder / "data"):
+                mine.append(found)
+        except psutil.Error:
+            continue
+    return mine
+
+
+def dispatchers(folder: Path) -> list[psutil.Process]:
+    """Those alone that dispatch: they hold the lock, which the supervisors, their copies, have closed."""
+    return [found for found in of_queue(folder) if "dispatcher.lock" in open_files(found.pid)]
+
+
+def open_files(pid: int) -> set[str]:
+    """Names of the files that a process has open."""
+    folder = Path(f"/proc/{pid}/fd")
+    try:
+        return {link.readlink().name for link in folder.iterdir()}
+    except OSError:
+        return set()
+
+
+def script_of(folder: Path, number: int) -> tuple[Script, RunDir]:
+    """A job that writes a line when it begins, and another one when it ends."""
+    run_dir = create_run_dir(folder / "runs", "job")
+    command = f"echo begin {number} >> {folder}/book; sleep 0.02; echo end {number} >> {folder}/book"
+    run_file = RunFile.model_validate({"name": "job", "run": command})
+    resolved = resolved_command(run_file=run_file, run_id=run_dir.run_id, command=None, working_folder=str(folder))
+    run_dir.write_resolved(resolved)
+    node = NodeResources(cores=1.0)
+    return Script(Ticket(run_id=run_dir.run_id, name="job", min_nodes=1, max_nodes=1, node=node), ""), run_dir
+
+
+def submit_in_a_process(folder: Path, number: int) -> process.Forked:
+    """A command line that submits, and may be killed meanwhile."""
+    script, run_dir = script_of(folder, number)
+
+    def submit() -> int:
+        LocalEngine().submit(script, run_dir)
+        return 0
+
+    return process.fork(submit, log=folder / "submit.log")
+
+
+def wait_for_all(seconds: float) -> list[JobRow]:
+    """Every job, once all have ended; whoever looks sees to it that somebody dispatches."""
+    store = open_store(store_url())
+    deadline = time.monotonic() + seconds
+    while not all(job.state.is_final for job in store.search()):
+        assert time.monotonic() < deadline, store.counts()
+        wake()
+        time.sleep(0.2)
+    return store.search()
+
+
+def book(folder: Path) -> Counter[str]:
+    """How often each job began and ended."""
+    path = folder / "book"
+    return Counter(path.read_text().splitlines() if path.exists() else [])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_no_job_is_lost_and_none_runs_twice_whoever_is_killed(folder: Path) -> None:
+    chance = random.Random(7)
+    kills = submitted = 0
+    children: dict[int, process.Forked] = {}
+    while kills < KILLS or submitted < JOBS:
+        if submitted < JOBS:
+            children[submitted] = submit_in_a_process(folder, submitted)
+            submitted += 1
+            if chance.random() < 0.3:
+                time.sleep(chance.uniform(0.0, 0.03))
+                process.kill(children[submitted - 1].pid)
+                kills += 1
+        time.sleep(chance.uniform(0.0, 0.25))
+        wake()
+        for found in dispatchers(folder):
+            found.send_signal(signal.SIGKILL)
+            kills += 1
+    said_yes = {number for number, child in children.items() if child.wait(30.0) == 0}
+    jobs = wait_for_all(PATIENCE_S)
+    written = book(folder)
+    assert [(job.id, job.cause, job.message) for job in jobs if job.state is not JobState.SUCCEEDED] == []
+    assert [line for line, count in written.items() if count > 1] == []
+    assert len(jobs) == len([line for line in written if line.startswith("begin")]) == len(written) / 2
+    assert all(written[f"end {number}"] == 1 for number in said_yes), "a job that was accepted is lost"
+    assert kills >= KILLS and said_yes
+
+
+@pytest.mark.slow
+def test_a_supervisor_that_is_killed_takes_its_ranks_with_it_and_its_job_starts_again(folder: Path) -> None:
+    script, run_dir = script_of(folder, 0)
+    marker = folder / "once"
+    command = f"echo begin 0 >> {folder}/book; if mkdir {marker}; then sleep 300; fi; echo end 0 >> {folder}/book"
+    resolved = run_dir.read_resolved()
+    run_file = resolved.run_file.model_copy(update={"run": command})
+    run_dir.write_resolved(resolved.model_copy(update={"run_file": run_file}))
+    LocalEngine().submit(replace(script, ticket=replace(script.ticket, max_restarts=1)), run_dir)
+    wait_until(marker.is_dir)
+    pid = run_dir.read_status().supervisor_pid
+    assert pid is not None
+    process.kill(pid)
+    (job,) = wait_for_all(PATIENCE_S)
+    assert (job.state, job.restarts, job.attempt) == (JobState.SUCCEEDED, 1, 2)
+    assert book(folder) == {"begin 0": 2, "end 0": 1}
+    assert [found for found in of_queue(folder) if "sleep" in found.name()] == []
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    """Wait for something to become true."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, dispatcher_log().read_text()
+        time.sleep(0.02)
