@@ -96,6 +96,7 @@ def test_every_file_of_a_command_is_a_command_or_shared_by_some() -> None:
         "goodput_asked",
         "goodput_planning",
         "goodput_view",
+        "languages",
         "launch",
         "network_view",
         "options",
@@ -175,7 +176,10 @@ def test_a_bad_run_file_leaves_no_run_directory(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (("run", "nope.yaml"), "no run file `nope.yaml`"),
-        (("run", "no-such-program"), "`no-such-program` is neither a run file (*.yaml) nor a program"),
+        (
+            ("run", "no-such-program"),
+            "`no-such-program` is neither a run file (*.yaml), nor a batch script (*.sbatch), nor a program",
+        ),
         (("status",), "no runs in `runs`"),
         (("logs", "demo-9"), "no run `demo-9` in `runs`"),
     ],

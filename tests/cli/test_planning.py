@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -68,3 +69,33 @@ def test_a_described_cluster_is_a_usage_error_of_run_and_submit(tmp_path: Path, 
 def test_a_command_of_your_own_is_refused_a_described_cluster_too(tmp_path: Path) -> None:
     error = refusal("name: demo\nrun: python train.py\ncluster: 8x H100\n", tmp_path)
     assert error.place == "run.yaml:3  cluster"
+
+
+@pytest.mark.parametrize(
+    ("script", "word"),
+    [
+        ("srun python train.py", "srun"),
+        ("# srun\nhosts=$(scontrol show hostnames)", "scontrol"),
+        ("torchrun --nnodes=${SLURM_NNODES} train.py", "$SLURM_NNODES"),
+    ],
+)
+def test_a_batch_script_that_needs_slurm_is_refused_here(tmp_path: Path, script: str, word: str) -> None:
+    error = refusal(json.dumps({"name": "demo", "framework": "slurm", "run": script}), tmp_path)
+    assert error.message == f"the script needs Slurm: `{word}`, and `cluster` is this machine"
+    assert error.place == "run.yaml:1  run"
+
+
+@pytest.mark.parametrize("script", ["# srun python train.py\npython train.py", "echo no-srun", "python srun.py"])
+def test_a_batch_script_that_needs_no_slurm_runs_here(tmp_path: Path, script: str) -> None:
+    run_file, source = parse_run_file(
+        json.dumps({"name": "demo", "framework": "slurm", "run": script}), name="run.yaml"
+    )
+    assert resolve(run_file, source, run_id="demo", runs=tmp_path).processes.starts == "once"
+
+
+def test_a_batch_script_is_a_target_and_says_what_has_no_effect(tmp_path: Path) -> None:
+    (tmp_path / "train.sh").write_text("#!/bin/bash\n#SBATCH --output=x.log\nsrun hostname\n")
+    done = trainworks_program("submit", "train.sh", folder=tmp_path)
+    assert done.returncode == 2
+    assert "note: train.sh:2  --output is not used" in done.stderr
+    assert "cluster `slurm` is not this machine" in done.stderr

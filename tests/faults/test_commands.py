@@ -87,7 +87,7 @@ def test_a_setup_that_fails_is_said_to(program):
 def test_a_program_that_does_not_exist(program):
     code, _, stderr = program.run("run", "--", "no-such-program", "--lr", "1")
     assert code == 2
-    assert "`no-such-program` is neither a run file (*.yaml) nor a program" in stderr
+    assert "`no-such-program` is neither a run file (*.yaml), nor a batch script (*.sbatch), nor a program" in stderr
 
 
 def test_ctrl_c_during_setup_ends_it_and_starts_nothing(program):

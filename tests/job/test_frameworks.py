@@ -20,7 +20,7 @@ from trainworks.job.frameworks import (
 )
 from trainworks.record.resolved import Processes
 
-FRAMEWORKS = ("torch", "jax", "tensorflow", "mpi", "deepspeed")
+FRAMEWORKS = ("torch", "jax", "tensorflow", "mpi", "deepspeed", "slurm")
 SIZES = st.integers(1, 5)
 
 
@@ -92,7 +92,7 @@ def test_every_worker_of_tensorflow_listens_on_a_port_of_its_own(nodes: int, per
     assert len(set(workers)) == nodes * per_node == ports_needed("tensorflow", processes(nodes, per_node))
 
 
-@pytest.mark.parametrize("framework", ["torch", "jax", "mpi", "deepspeed", None])
+@pytest.mark.parametrize("framework", ["torch", "jax", "mpi", "deepspeed", "slurm", None])
 def test_elsewhere_rank_0_alone_listens(framework: Any) -> None:
     assert ports_needed(framework, processes(3, 2)) == 1
 
@@ -103,8 +103,9 @@ def test_mpirun_starts_once(nodes: int, per_node: int) -> None:
     assert len(environments("mpi", once)) == 1
 
 
-def test_mpirun_inherits_no_rank_that_its_ranks_would_all_share() -> None:
-    assert not {"RANK", "LOCAL_RANK", "WORLD_SIZE"} & environments("mpi", processes())[0].keys()
+@pytest.mark.parametrize("framework", ["mpi", "slurm"])
+def test_a_launcher_of_all_ranks_inherits_no_rank_that_they_would_share(framework: str) -> None:
+    assert not {"RANK", "LOCAL_RANK", "WORLD_SIZE"} & environments(framework, processes())[0].keys()
 
 
 def test_nodes_at_one_address_share_a_line_of_the_host_file() -> None:

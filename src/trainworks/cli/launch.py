@@ -24,6 +24,7 @@ from trainworks.record.run_dir import RunDir, create_run_dir
 from trainworks.scheduler.local import LocalScheduler
 from trainworks.spec.load import Source, load_run_file, name_from
 from trainworks.spec.run_file import RunFile, RunName
+from trainworks.spec.sbatch import BatchSource, is_batch_script, load_batch_script
 
 __all__ = [
     "DryRun",
@@ -67,9 +68,14 @@ def wanted(target: list[str], *, nodes: int | None, nproc: int | None, name: str
     if len(target) == 1 and target[0].endswith((".yaml", ".yml")):
         run_file, source = load_run_file(Path(target[0]))
         return Wanted(_with_options(run_file, nodes, nproc, name), source, None)
+    if len(target) == 1 and is_batch_script(Path(target[0])):
+        run_file, batch = load_batch_script(Path(target[0]))
+        for note in batch.notes:
+            typer.echo(f"note: {note}", err=True)
+        return Wanted(_with_options(run_file, nodes, nproc, name), batch, None)
     if shutil.which(target[0]) is None:
         raise UsageError(
-            f"`{target[0]}` is neither a run file (*.yaml) nor a program",
+            f"`{target[0]}` is neither a run file (*.yaml), nor a batch script (*.sbatch), nor a program",
             hint=_program_hint(target[0]),
         )
     run_file = RunFile(name=_checked(name or _name_of(target)), run=" ".join(target))
@@ -153,6 +159,6 @@ def ticket(resolved: ResolvedRun) -> Ticket:
 
 
 def _write_inputs(run_dir: RunDir, resolved: ResolvedRun, source: Source | None) -> None:
-    if source is not None:
+    if source is not None and not isinstance(source, BatchSource):
         write_atomic(run_dir.run_file, source.text)
     run_dir.write_resolved(resolved)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -92,9 +93,12 @@ def _check_it_can_run_here(run_file: RunFile, source: Source | None) -> None:
     workload = run_file.workload
     problem: tuple[tuple[str, ...], str, str] | None = None
     if run_file.cluster.engine != "local":
-        named = run_file.cluster.of or run_file.cluster.engine
-        text = f"cluster `{named}` is not this machine, and this version runs on this machine only"
+        where = run_file.cluster.of or run_file.cluster.engine
+        text = f"cluster `{where}` is not this machine, and this version runs on this machine only"
         problem = ("cluster",), text, "plan it with `trainworks plan`, or set `cluster: local`"
+    elif run_file.framework == "slurm" and (word := _word_of_slurm(run_file.run or "")):
+        text = f"the script needs Slurm: `{word}`, and `cluster` is this machine"
+        problem = ("run",), text, "set `cluster: slurm`, or let Trainworks start the ranks, without `srun`"
     elif workload is not None and workload.model.preset is not None:
         text = f"preset `{workload.model.preset}` can be planned, not trained, by this version"
         problem = (
@@ -113,6 +117,13 @@ def _check_it_can_run_here(run_file: RunFile, source: Source | None) -> None:
     if problem is not None:
         field, message, hint = problem
         raise UsageError(message, place=source.place(field) if source else None, hint=hint)
+
+
+def _word_of_slurm(script: str) -> str | None:
+    """The first thing in a script, outside of comments, that only Slurm provides."""
+    code = "".join(line for line in script.splitlines(keepends=True) if not line.lstrip().startswith("#"))
+    found = re.search(r"(?:^|(?<=[\s;&|(`]))(?:srun|scontrol|sbcast|sbatch|scancel)(?=\s|$)|\$\{?SLURM_\w+", code)
+    return found[0].replace("{", "") if found else None
 
 
 def _other_model(workload: Workload) -> tuple[str, str] | None:

@@ -5,6 +5,7 @@ deepspeed   torch's, LOCAL_SIZE, CROSS_RANK and CROSS_SIZE of DeepSpeed's launch
 jax         JAX_COORDINATOR_ADDRESS and the variables by which `jax.distributed.initialize()` knows Open MPI
 tensorflow  TF_CONFIG
 mpi         a host file and settings for Open MPI's mpirun, and no rank: mpirun gives each of its processes its own
+slurm       no rank either: srun gives each of its tasks its own
 
 Sources: jax/_src/distributed.py and jax/_src/clusters of JAX 0.10; deepspeed/launcher of DeepSpeed 0.19;
 tensorflow/python/distribute/cluster_resolver/tfconfig_cluster_resolver.py; mpirun(1) of Open MPI 4.1.
@@ -78,7 +79,7 @@ def command_environment(
         return common | _jax(processes, meeting, node, local_rank)
     if framework == "tensorflow":
         return common | {"TF_CONFIG": _tf_config(processes, meeting, int(common["RANK"]))}
-    return _without(common, _OF_A_RANK) | _mpi(meeting)
+    return _without(common, _OF_A_RANK) | (_mpi(meeting) if framework == "mpi" else {})
 
 
 def _without(env: dict[str, str], names: Iterable[str]) -> dict[str, str]:

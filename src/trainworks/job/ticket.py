@@ -105,6 +105,6 @@ def _of_run_file(run_file: RunFile) -> NodeResources:
     return NodeResources(
         cores=asked.cpus or (None if first else float(ranks)),
         accelerators=first.count if first else 0,
-        accelerator=first.name if first else None,
-        memory_bytes=int(asked.memory * 1e9) if asked.memory else None,
+        accelerator=first.kind if first else None,
+        memory_bytes=round(asked.memory * 1e9) if asked.memory else None,
     )

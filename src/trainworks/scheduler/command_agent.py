@@ -20,6 +20,7 @@ from trainworks.record.exit_code import as_exit_code
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.scheduler.launch import run_mark
+from trainworks.spec.command import shell_of
 
 __all__ = ["main"]
 
@@ -111,7 +112,12 @@ class _CommandNode:
         return os.environ | ranks | own | written
 
     def _shell(self, script: str) -> list[str]:
-        """Bash that stops at the first error; a SkyPilot task relies on a bash that goes on."""
+        """Bash that stops at the first error.
+
+        A SkyPilot task relies on a bash that goes on, and a batch script names its own shell.
+        """
+        if self._resolved.run_file.framework == "slurm":
+            return [*shell_of(script), "-c", script]
         strict = ["-euo", "pipefail"] if self._resolved.processes.starts != "per_node" else []
         return ["/bin/bash", *strict, "-c", script]
 

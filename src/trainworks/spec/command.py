@@ -9,9 +9,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, mod
 
 from trainworks.spec.quantities import Spec
 
-__all__ = ["AcceleratorRequest", "EnvironmentValue", "Framework", "Resources"]
+__all__ = ["AcceleratorRequest", "EnvironmentValue", "Framework", "Resources", "shell_of"]
 
-Framework = Literal["torch", "jax", "tensorflow", "mpi", "deepspeed"]
+Framework = Literal["torch", "jax", "tensorflow", "mpi", "deepspeed", "slurm"]
 
 
 class AcceleratorRequest(Spec):
@@ -19,6 +19,11 @@ class AcceleratorRequest(Spec):
 
     name: str
     count: int
+
+    @property
+    def kind(self) -> str | None:
+        """Its name; None for `gpu`, which means any."""
+        return None if self.name.lower() == "gpu" else self.name
 
     def __str__(self) -> str:
         return f"{self.name}:{self.count}"
@@ -97,10 +102,23 @@ class Resources(Spec):
     """What every node must have, in SkyPilot's words; refused if this machine has less."""
 
     accelerators: AcceleratorsField | None = None
-    """Accelerators of a node: `A100:8`, `{A100: 8}`, or a list of alternatives, of which this machine's counts."""
+    """Accelerators of a node: `A100:8`, `gpu:8` for any kind, `{A100: 8}`, or a list of alternatives, of which this
+    machine's counts."""
     cpus: CoresField | None = None
     """Cores of a node, at least."""
     memory: MemoryField | None = None
     """Memory of a node in GB, at least."""
     use_spot: Annotated[bool, AfterValidator(_not_spot)] = False
     """Only `false`: this machine is not rented."""
+
+
+def shell_of(script: str) -> list[str]:
+    r"""What the first line of a script says it is for; bash without one. Behind a program it has one argument at most.
+
+    >>> shell_of("#!/bin/bash -l\necho"), shell_of("echo")
+    (['/bin/bash', '-l'], ['/bin/bash'])
+    """
+    found = re.match(r"#![ \t]*(\S+)[ \t]*([^\n]*)", script)
+    if found is None:
+        return ["/bin/bash"]
+    return [found[1], *filter(None, [found[2].rstrip()])]

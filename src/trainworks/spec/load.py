@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from trainworks.errors import LayoutError, RunFileError, TrainworksError, UsageError
 from trainworks.spec.run_file import RunFile
 
-__all__ = ["LATER", "Source", "load_run_file", "name_from", "parse_run_file"]
+__all__ = ["LATER", "FieldPath", "Source", "load_run_file", "name_from", "parse_run_file", "problems_of", "read_text"]
 
 _ELSEWHERE = "this version runs on this machine; leave it out"
 _ON_A_CLOUD = (
@@ -128,13 +128,21 @@ def load_run_file(path: Path) -> tuple[RunFile, Source]:
         UsageError: the file does not exist or cannot be read.
         RunFileError: every problem in it, each with its line.
     """
+    return parse_run_file(read_text(path), name=str(path))
+
+
+def read_text(path: Path) -> str:
+    """The text of a file that somebody named.
+
+    Raises:
+        UsageError: the file does not exist or cannot be read.
+    """
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UsageError(f"no run file `{path}`", hint=_near_file(path)) from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read `{path}`: {error}") from None
-    return parse_run_file(text, name=str(path))
 
 
 def parse_run_file(text: str, *, name: str) -> tuple[RunFile, Source]:
@@ -152,7 +160,7 @@ def parse_run_file(text: str, *, name: str) -> tuple[RunFile, Source]:
     try:
         return RunFile.model_validate(data), source
     except ValidationError as error:
-        raise RunFileError(list(_problems(error, data, source))) from None
+        raise RunFileError(list(problems_of(error, data, source))) from None
 
 
 def name_from(text: str) -> str:
@@ -160,8 +168,8 @@ def name_from(text: str) -> str:
     return re.sub("[^A-Za-z0-9]", "-", text.lstrip("._-")).strip("-")[:60] or "command"
 
 
-def _problems(error: ValidationError, data: Mapping[str, Any], source: Source) -> Iterator[TrainworksError]:
-    """In the order of the file."""
+def problems_of(error: ValidationError, data: Mapping[str, Any], source: Source) -> Iterator[TrainworksError]:
+    """What pydantic found, in our words and in the order of the file."""
     found = [
         (_written_path(detail["loc"], data, missing=detail["type"] == "missing"), detail)
         for detail in error.errors(include_url=False)

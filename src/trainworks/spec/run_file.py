@@ -311,9 +311,10 @@ class RunFile(Spec):
     """A model to train; excludes `run`."""
     run: str | None = None
     """A shell command; excludes `workload`. Started once per rank; under SkyPilot's `num_nodes` or `resources` once per
-    node, in plain bash; under `framework: mpi` once."""
+    node, in plain bash; under `framework: mpi` and `slurm` once."""
     framework: Framework | None = None
-    """Whose rendezvous variables the command gets; `torch` when left out."""
+    """Whose rendezvous variables the command gets; `torch` when left out. `slurm`: a batch script, whose own `srun`
+    starts the ranks."""
     setup: str | None = None
     """A shell command that runs once per node before `run`."""
     envs: dict[str, EnvironmentValue] = Field(default_factory=dict)
@@ -375,8 +376,8 @@ class RunFile(Spec):
 
     @property
     def starts(self) -> Literal["per_rank", "per_node", "once"]:
-        """How often `run` starts: a launcher of MPI makes all ranks; a SkyPilot task makes those of its node."""
-        if self.framework == "mpi":
+        """How often `run` starts: mpirun and srun make all ranks; a SkyPilot task makes those of its node."""
+        if self.framework in ("mpi", "slurm"):
             return "once"
         as_skypilot = self.num_nodes is not None or self.resources is not None
         return "per_node" if as_skypilot and self.cluster.processes_per_node == "auto" else "per_rank"

@@ -72,7 +72,7 @@ def _accelerators_per_node(resources: Resources, host: HostFacts, nodes: int) ->
     if resources.accelerators is None:
         return 0
     for request in resources.accelerators:
-        if nodes * request.count <= sum(_is_called(request.name, device.name) for device in host.accelerators):
+        if nodes * request.count <= sum(_is_called(request.kind, device.name) for device in host.accelerators):
             return request.count
     wanted = " or ".join(f"{nodes * request.count} {request.name}" for request in resources.accelerators)
     each = f" ({nodes} nodes)" if nodes > 1 else ""
@@ -88,8 +88,10 @@ def _present(host: HostFacts) -> str:
     return ", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(names)) or "no accelerator"
 
 
-def _is_called(wanted: str, name: str) -> bool:
+def _is_called(wanted: str | None, name: str) -> bool:
     """Whether a driver's name is that of `A100`, `A100-80GB` or `H100-SXM`: all parts of it, `SXM` for any `SXM4`."""
+    if wanted is None:
+        return True
     parts = re.split(r"[\s_-]+", name.lower())
     return all(
         part in parts or (part.isalpha() and any(re.fullmatch(rf"{part}\d+", other) for other in parts))

@@ -1,0 +1,53 @@
+"""`--as`: a job in the language of an engine that Trainworks does not talk to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from trainworks.cli.launch import Wanted
+from trainworks.job.formats import jobset, lsf, skypilot, trainjob
+from trainworks.job.formats.manifest import Pods
+from trainworks.job.program import program_of
+from trainworks.job.request import max_restarts
+from trainworks.job.ticket import ticket_of
+
+__all__ = ["As", "Language", "job_as"]
+
+
+class Language(StrEnum):
+    """What `--as` takes."""
+
+    JOBSET = "jobset"
+    TRAINJOB = "trainjob"
+    SKYPILOT = "skypilot"
+    LSF = "lsf"
+
+
+As = Annotated[
+    Language | None, typer.Option("--as", help="With --dry-run: print the job in this language, for another engine.")
+]
+
+_RENDER: dict[Language, Callable[[Pods], str]] = {
+    Language.JOBSET: jobset.render,
+    Language.TRAINJOB: trainjob.render,
+    Language.SKYPILOT: lambda job: skypilot.render(job.ticket, job.program),
+    Language.LSF: lambda job: lsf.render(job.ticket, job.program),
+}
+
+
+def job_as(language: Language, asked: Wanted) -> str:
+    """The job as a text that the other engine takes as it is. Nobody looks at what this machine has.
+
+    Raises:
+        UsageError: the job asks for something that cannot be said in this language.
+    """
+    run_file = asked.run_file
+    ticket = ticket_of(
+        run_file, run_id=run_file.name, working_folder=run_file.workdir or "", max_restarts=max_restarts(run_file)
+    )
+    program = program_of(run_file, command=tuple(asked.command or ()))
+    return _RENDER[language](Pods(ticket=ticket, program=program, where=run_file.cluster.kubernetes))

@@ -1,0 +1,1 @@
+"""A job in the languages of other engines."""

@@ -1,0 +1,95 @@
+"""A job as a TrainJob of Kubeflow Trainer, which makes a JobSet of it after the runtime that it names.
+
+Source: Trainer's API `trainer.kubeflow.org/v1alpha1` (2.3) and its runtimes `torch-distributed` and `jax-distributed`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from trainworks.errors import UsageError
+from trainworks.job.formats.jobset import container_env, node_text, volume_mounts, volumes
+from trainworks.job.formats.manifest import (
+    REPLICATED_JOB,
+    Pods,
+    check,
+    dns_name,
+    header,
+    labels,
+    literal,
+    quantities,
+    scheduling,
+    to_yaml,
+)
+from trainworks.job.formats.shell import check_can_leave
+
+__all__ = ["render"]
+
+_LANGUAGE = "a TrainJob"
+_RUNTIMES = {
+    None: "torch-distributed",
+    "torch": "torch-distributed",
+    "deepspeed": "torch-distributed",
+    "jax": "jax-distributed",
+}
+
+
+def render(pods: Pods) -> str:
+    """The manifest, to be applied as it is; the runtime has to be installed, as it is by default.
+
+    Raises:
+        UsageError: the job has no image, or asks for something that a TrainJob cannot say.
+    """
+    ticket, program = pods.ticket, pods.program
+    check_can_leave(program, _LANGUAGE)
+    wishes = {
+        "job.depends_on": bool(ticket.depends_on),
+        "job.min_nodes": ticket.min_nodes != ticket.max_nodes,
+        "recover.max_restarts": ticket.max_restarts > 0,
+        "cluster.kubernetes.priority_class": pods.where.priority_class is not None,
+        "workdir": program.working_folder is not None,
+    }
+    check(pods, _LANGUAGE, wishes)
+    if program.framework not in _RUNTIMES:
+        raise UsageError(f"Kubeflow has no runtime of {program.framework}", hint="export it as a JobSet")
+    spec: dict[str, Any] = {
+        "suspend": True if ticket.hold or pods.where.queue else None,
+        "activeDeadlineSeconds": math.ceil(ticket.time_limit_s) if ticket.time_limit_s is not None else None,
+        "runtimeRef": {"name": _RUNTIMES[program.framework]},
+        "trainer": _trainer(pods),
+        "runtimePatches": [{"manager": "trainworks", "trainingRuntimeSpec": _patch(pods)}],
+    }
+    document = {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainJob",
+        "metadata": {"name": dns_name(ticket.name), "namespace": pods.where.namespace, "labels": labels(pods)},
+        "spec": {key: value for key, value in spec.items() if value is not None},
+    }
+    return header(pods) + to_yaml(document)
+
+
+def _trainer(pods: Pods) -> dict[str, Any]:
+    trainer: dict[str, Any] = {
+        "image": pods.program.image,
+        "command": ["/bin/bash", "-euo", "pipefail", "-c", literal(node_text(pods))],
+        "numNodes": pods.ticket.max_nodes,
+        "numProcPerNode": pods.program.processes_per_node,
+        "env": container_env(pods),
+        "resourcesPerNode": quantities(pods.ticket.node) or None,
+    }
+    return {key: value for key, value in trainer.items() if value is not None}
+
+
+def _patch(pods: Pods) -> dict[str, Any]:
+    """What the trainer's own fields cannot say, down to the pods of the runtime."""
+    pod: dict[str, Any] = {
+        "terminationGracePeriodSeconds": math.ceil(pods.ticket.grace_s),
+        "serviceAccountName": pods.where.service_account,
+        **scheduling(pods),
+        "containers": [{"name": REPLICATED_JOB, "volumeMounts": volume_mounts(pods)}],
+        "volumes": volumes(pods),
+    }
+    inner: dict[str, Any] = {"spec": {key: value for key, value in pod.items() if value is not None}}
+    job = {"name": REPLICATED_JOB, "template": {"spec": {"template": inner}}}
+    return {"template": {"spec": {"replicatedJobs": [job]}}}

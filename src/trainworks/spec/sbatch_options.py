@@ -1,0 +1,213 @@
+"""The options in a batch script of Slurm, read as sbatch reads them.
+
+`#SBATCH` counts at the begin of a line and before the first command. The rest of such a line is split at blanks; quotes
+and backslashes hold it together, and a `#` outside of quotes ends it.
+
+Source: sbatch(1) of Slurm 25.11 for the options; what sbatch 22.05 makes of a line was tried out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from trainworks.errors import UsageError
+
+__all__ = ["MAGIC", "Option", "OptionLines", "read_options"]
+
+MAGIC = "#SBATCH"
+
+_WORD = re.compile(r"""(?:\\\S?|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|[^\s#"'\\])+""")
+_MARKED = re.compile(r"""\\\S?|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'""")
+
+_SHORT = {
+    "A": "account", "a": "array", "B": "extra-node-info", "b": "begin", "C": "constraint", "c": "cpus-per-task",
+    "D": "chdir", "d": "dependency", "e": "error", "F": "nodefile", "G": "gpus", "H": "hold", "h": "help",
+    "i": "input", "J": "job-name", "k": "no-kill", "L": "licenses", "M": "clusters", "m": "distribution",
+    "N": "nodes", "n": "ntasks", "O": "overcommit", "o": "output", "p": "partition", "Q": "quiet", "q": "qos",
+    "S": "core-spec", "s": "oversubscribe", "t": "time", "V": "version", "v": "verbose", "W": "wait",
+    "w": "nodelist", "x": "exclude",
+}  # fmt: skip
+_WITH_VALUE = frozenset({
+    "account", "acctg-freq", "array", "batch", "bb", "bbf", "begin", "chdir", "cluster-constraint", "clusters",
+    "comment", "constraint", "container", "container-id", "core-spec", "cores-per-socket", "cpu-freq",
+    "cpus-per-gpu", "cpus-per-task", "deadline", "delay-boot", "dependency", "distribution", "error", "exclude",
+    "export", "export-file", "extra", "extra-node-info", "gid", "gpu-bind", "gpu-freq", "gpus", "gpus-per-node",
+    "gpus-per-socket", "gpus-per-task", "gres", "gres-flags", "hint", "input", "job-name", "kill-on-invalid-dep",
+    "licenses", "mail-type", "mail-user", "mcs-label", "mem", "mem-bind", "mem-per-cpu", "mem-per-gpu", "mincpus",
+    "network", "nodefile", "nodelist", "nodes", "ntasks", "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-node",
+    "ntasks-per-socket", "open-mode", "output", "partition", "power", "prefer", "priority", "profile", "qos",
+    "reservation", "segment", "signal", "sockets-per-node", "switches", "thread-spec", "threads-per-core", "time",
+    "time-min", "tmp", "tres-bind", "tres-per-task", "uid", "wait-all-nodes", "wckey", "wrap",
+})  # fmt: skip
+_MAYBE_WITH_VALUE = frozenset({"exclusive", "get-user-env", "nice", "no-kill", "oom-kill-step", "propagate"})
+_FLAGS = frozenset({
+    "consolidate-segments", "contiguous", "help", "hold", "ignore-pbs", "no-requeue", "overcommit",
+    "oversubscribe", "parsable", "quiet", "reboot", "requeue", "spread-job", "spread-segments", "stepmgr",
+    "test-only", "usage", "use-min-nodes", "verbose", "version", "wait",
+})  # fmt: skip
+_KNOWN = _WITH_VALUE | _MAYBE_WITH_VALUE | _FLAGS
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option and where it stands."""
+
+    name: str
+    """Its long name, in full, without dashes."""
+    value: str | None
+    file: str
+    line: int
+
+    @property
+    def place(self) -> str:
+        """`file:line  --name`."""
+        return f"{self.file}:{self.line}  --{self.name}"
+
+    @property
+    def text(self) -> str:
+        """Its value; empty without one."""
+        return self.value or ""
+
+    def __str__(self) -> str:
+        return f"--{self.name}" if self.value is None else f"--{self.name}={self.value}"
+
+
+@dataclass(frozen=True, slots=True)
+class OptionLines:
+    """What the `#SBATCH` lines of a script say."""
+
+    options: tuple[Option, ...]
+    problems: tuple[UsageError, ...]
+    """Of lines that cannot be read."""
+    late: tuple[int, ...]
+    """Lines behind the first command, which do not count."""
+
+
+def read_options(text: str, *, name: str) -> OptionLines:
+    """The options of a script, in their order.
+
+    Args:
+        text: of the script.
+        name: of the file, for errors.
+    """
+    options: list[Option] = []
+    problems: list[UsageError] = []
+    begin = _first_command(text)
+    marked = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.startswith(MAGIC)]
+    for number, line in marked:
+        if number > begin:
+            continue
+        try:
+            words = list(_words(line.removeprefix(MAGIC)))
+            options += [Option(option, value, name, number) for option, value in _options(words)]
+        except UsageError as error:
+            error.place = f"{name}:{number}"
+            problems.append(error)
+    return OptionLines(tuple(options), tuple(problems), tuple(number for number, _ in marked if number > begin))
+
+
+def _first_command(text: str) -> int:
+    """Number of the first line that is neither blank nor a comment; one behind the last where there is none."""
+    lines = text.split("\n")
+    commands = (number for number, line in enumerate(lines, 1) if line.strip() and not line.lstrip().startswith("#"))
+    return next(commands, len(lines) + 1)
+
+
+def _words(line: str) -> Iterator[str]:
+    """The words of a line behind `#SBATCH`; a backslash keeps any character but a blank from its meaning.
+
+    Raises:
+        UsageError: an open quote, an empty word, or a word that begins with a colon.
+    """
+    rest = line.strip()
+    while rest and not rest.startswith("#"):
+        found = _WORD.match(rest)
+        behind = rest[found.end() :] if found else rest
+        if behind.startswith(("'", '"')):
+            raise UsageError(f"the quote {behind[0]} is not closed in `{line.strip()}`")
+        if found is None or found[0].startswith(":"):
+            raise UsageError(f"unexpected `:` in `{line.strip()}`", hint=f"write it like `{MAGIC} --nodes=2`")
+        word = _MARKED.sub(_meaning, found[0])
+        if not word:
+            raise UsageError(f"an empty word in `{line.strip()}`", hint="Slurm does not read what follows it")
+        yield word
+        rest = behind.lstrip()
+
+
+def _meaning(marked: re.Match[str]) -> str:
+    """A quoted or escaped piece without its marks."""
+    text = marked[0]
+    return text[1:] if text.startswith("\\") else re.sub(r"\\(.)", r"\1", text[1:-1])
+
+
+def _options(words: list[str]) -> Iterator[tuple[str, str | None]]:
+    """Names and values, as getopt_long reads them.
+
+    Raises:
+        UsageError: an unknown option, or a value that is missing or too much.
+    """
+    rest = iter(words)
+    for word in rest:
+        if word.startswith("--") and len(word) > 2:
+            yield _long(word, rest)
+        elif word.startswith("-") and len(word) > 1:
+            yield from _short(word, rest)
+        else:
+            raise _no_option(word)
+
+
+def _long(word: str, rest: Iterator[str]) -> tuple[str, str | None]:
+    written, equals, value = word[2:].partition("=")
+    name = _full_name(written)
+    if equals and name in _FLAGS:
+        raise UsageError(f"`--{name}` takes no value, and has `{value}`")
+    if equals:
+        return name, value
+    return name, _next_value(f"--{name}", rest) if name in _WITH_VALUE else None
+
+
+def _short(word: str, rest: Iterator[str]) -> Iterator[tuple[str, str | None]]:
+    """`-N4`, `-N 4`, and several in one word as in `-HN4`."""
+    for index, letter in enumerate(word[1:], start=1):
+        name = _SHORT.get(letter)
+        if name is None:
+            raise _no_option(word)
+        if name not in _WITH_VALUE:
+            yield name, None
+            continue
+        value = word[index + 1 :]
+        if value.startswith("="):
+            raise UsageError(
+                f"`{word}`: a short option has no `=` before its value", hint=f"write `-{letter} {value[1:]}`"
+            )
+        yield name, value or _next_value(f"-{letter}", rest)
+        return
+
+
+def _next_value(option: str, rest: Iterator[str]) -> str:
+    value = next(rest, "")
+    if not value:
+        raise UsageError(f"`{option}` has no value")
+    return value
+
+
+def _full_name(written: str) -> str:
+    """A name may be cut where no other option begins alike."""
+    if written in _KNOWN:
+        return written
+    beginning = sorted(name for name in _KNOWN if name.startswith(written))
+    if len(beginning) == 1:
+        return beginning[0]
+    if beginning:
+        raise UsageError(f"`--{written}` is not clear", hint=f"it may be {', '.join(beginning)}")
+    raise _no_option(f"--{written}")
+
+
+def _no_option(word: str) -> UsageError:
+    bare = word.lstrip("-").partition("=")[0]
+    near = get_close_matches(bare, _KNOWN, n=1)
+    hint = f"did you mean `--{near[0]}`?" if near else "a value with blanks needs quotes"
+    return UsageError(f"`{word}` is no option of sbatch", hint=hint)
