@@ -47,3 +47,11 @@ def test_it_wants_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     with pytest.raises(EnvironmentProblem, match="needs root"):
         SlurmSandbox(tmp_path).up(SandboxSize())
+
+
+def test_a_folder_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm, "missing_programs", lambda accounting: [])
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    (tmp_path / "link").symlink_to(tmp_path)
+    with pytest.raises(EnvironmentProblem, match="is somebody else's"):
+        SlurmSandbox(tmp_path / "link").up(SandboxSize())

@@ -13,7 +13,7 @@ from trainworks.files import append_text
 __all__ = ["Event", "EventKind", "append_event", "read_events", "read_lines_from"]
 
 EventKind = Literal[
-    "submitted",  # nodes, processes_per_node
+    "submitted",  # nodes, processes_per_node; under Slurm also hosts, job, restarts (how often it was put back)
     "state",  # state, cause, message: the supervisor's view
     "agent_started",  # node
     "agent_lost",  # node, exit_code

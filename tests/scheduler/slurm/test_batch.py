@@ -8,6 +8,7 @@ import pytest
 
 from tests.fakes import FakeSlurm, processes, resolved_command
 from trainworks.errors import EnvironmentProblem
+from trainworks.host.process import Output
 from trainworks.record.resolved import ResolvedRun
 from trainworks.scheduler.slurm.allocation import Allocation, Step, StepHosts, allocation, processes_in
 from trainworks.scheduler.slurm.batch import starts_that_count
@@ -35,6 +36,11 @@ def test_the_node_of_the_batch_script_is_the_first() -> None:
 
 def test_nodes_are_reached_at_the_addresses_that_slurm_knows_or_by_name() -> None:
     assert seen(BATCH).addresses == ("10.0.0.2", "10.0.0.1", "node3")
+
+
+def test_a_controller_that_is_away_does_not_keep_a_job_from_starting() -> None:
+    silent = SlurmClient(run=FakeSlurm(scontrol=Output(1, "", "Unable to contact slurm controller")), env={})
+    assert allocation(BATCH, silent).addresses == ("node2", "node1", "node3")
 
 
 def test_outside_of_a_job_it_says_so() -> None:

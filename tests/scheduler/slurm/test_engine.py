@@ -97,14 +97,13 @@ def test_the_exit_code_of_a_job_that_has_ended(code: int, seen: int) -> None:
 
 
 def test_a_job_that_slurm_forgot_is_in_accounting() -> None:
-    fake = FakeSlurm(squeue=UNKNOWN_JOB, sacct="1|NODE_FAIL|0:15|2|node[1-2]\n")
+    fake = FakeSlurm(squeue=UNKNOWN_JOB, sacct="1|NODE_FAIL|0:15|node[1-2]\n")
     assert engine_of(fake).look(["1"]) == {
         "1": Sight(
             state=JobState.FAILED,
             raw="NODE_FAIL",
             cause=Cause.NODE_LOST,
             nodes=("node1", "node2"),
-            restarts=2,
             exit_code=143,
         )
     }
@@ -114,6 +113,17 @@ def test_without_accounting_a_forgotten_job_is_left_out_and_sacct_is_asked_once(
     fake = FakeSlurm(squeue=UNKNOWN_JOB, sacct=NO_ACCOUNTING)
     one = engine_of(fake)
     assert (one.look(["1"]), one.look(["1"]), len(fake.asked("sacct"))) == ({}, {}, 1)
+
+
+def test_without_the_program_sacct_there_is_no_accounting() -> None:
+    assert engine_of(FakeSlurm(squeue=UNKNOWN_JOB, sacct=FileNotFoundError())).look(["1"]) == {}
+
+
+def test_another_complaint_of_sacct_is_not_hidden() -> None:
+    with pytest.raises(Refused, match="Invalid field requested"):
+        engine_of(FakeSlurm(squeue=UNKNOWN_JOB, sacct=Output(1, "", "sacct: fatal: Invalid field requested"))).look(
+            ["1"]
+        )
 
 
 def test_accounting_that_does_not_answer_says_nothing_of_a_job() -> None:

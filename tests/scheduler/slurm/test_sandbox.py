@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.scheduler.slurm.conftest import Cluster, Run, wait_until
+from trainworks.host import process
 from trainworks.job.state import JobState
 from trainworks.record.run_dir import create_run_dir
+from trainworks.scheduler.slurm.client import SlurmClient
 from trainworks.scheduler.slurm.engine import SlurmEngine
+from trainworks.spec.engines import Slurm
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
@@ -86,6 +91,23 @@ def test_a_failing_command_fails_and_is_not_put_back(cluster: Cluster) -> None:
     sight = run.end()
     assert (sight.state, sight.exit_code, sight.restarts) == (JobState.FAILED, 9, 0)
     assert run.run_dir.read_status().cause == "user_error"
+
+
+def test_a_job_that_slurm_forgot_is_found_in_its_history(cluster: Cluster) -> None:
+    run = cluster.command("exit 7", nodes=1).submit()
+    run.end()
+
+    def forgetful(command: list[str], **options: Any) -> process.Output:
+        forgot = process.Output(1, "", "slurm_load_jobs error: Invalid job id specified\n")
+        return forgot if command[0] == "squeue" else process.run(command, **options)
+
+    engine = SlurmEngine(Slurm(), client=SlurmClient(env=cluster.env, run=forgetful))
+    seen = engine.look([run.handle, "99999"])
+    if not cluster.accounting:
+        assert seen == {}
+    else:
+        sight = seen[run.handle]
+        assert (list(seen), sight.state, sight.exit_code, sight.nodes) == ([run.handle], JobState.FAILED, 7, ("node1",))
 
 
 def test_a_killed_rank_starts_again_where_it_is(cluster: Cluster) -> None:

@@ -139,8 +139,11 @@ class SlurmSandbox:
 
     def _write_files(self, size: SandboxSize) -> None:
         folder = self.paths.folder
+        folder.mkdir(parents=True, exist_ok=True)
+        if folder.is_symlink() or folder.stat().st_uid != os.geteuid():  # anybody may make a name in /tmp
+            raise EnvironmentProblem(f"`{folder}` is somebody else's", hint="take another `--folder`")
         for name in ("etc", "run", "log", "state", "spool", "gpu", "munge", "sql"):
-            (folder / name).mkdir(parents=True, exist_ok=True)
+            (folder / name).mkdir(exist_ok=True)
         folder.chmod(0o755)
         if not self.paths.munge_key.exists():
             self.paths.munge_key.write_bytes(os.urandom(1024))

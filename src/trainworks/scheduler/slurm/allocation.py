@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from trainworks.errors import EnvironmentProblem, TrainworksError
+from trainworks.errors import EnvironmentProblem, TrainworksError, UnreachableError
 from trainworks.host import process
 from trainworks.record.resolved import Processes, ResolvedRun
 from trainworks.scheduler.slurm.client import SlurmClient
@@ -43,7 +43,9 @@ def allocation(env: Mapping[str, str], client: SlurmClient) -> Allocation:
         raise EnvironmentProblem(f"{missing} is not set", hint="this runs in a job of Slurm: submit the run") from None
     if here in nodes:
         nodes.sort(key=lambda name: name != here)
-    addresses = _addresses(client.call("scontrol", "--oneliner", "show", "nodes", ",".join(nodes)))
+    addresses: dict[str, str] = {}
+    with contextlib.suppress(UnreachableError):  # their names will do
+        addresses = _addresses(client.call("scontrol", "--oneliner", "show", "nodes", ",".join(nodes)))
     return Allocation(
         job=job,
         nodes=tuple(nodes),

@@ -77,10 +77,10 @@ class _Batch:
     def supervisor(self, lock: int) -> Supervisor:
         """The supervisor of the nodes that Slurm gave."""
         self._got = allocation(os.environ, self._client)
-        self._note_the_launch(self._got)
         resolved = self.run_dir.read_resolved()
         resolved = resolved.model_copy(update={"processes": processes_in(resolved, self._got)})
         self.run_dir.write_resolved(resolved)
+        self._note_the_launch(self._got, resolved.processes.processes_per_node)
         self._request = request = job_request(resolved)
         kind = TrainingNodes if request.kind == "training" else CommandNodes
         in_place = replace(request, max_restarts=self._restarts_in_place(request))
@@ -97,7 +97,7 @@ class _Batch:
     def _starts(self, request: JobRequest) -> int:
         return starts_that_count(read_events(self.run_dir.events_file), in_place=request.kind == "command")
 
-    def _note_the_launch(self, got: Allocation) -> None:
+    def _note_the_launch(self, got: Allocation, processes_per_node: int) -> None:
         """Write down how the last stretch ended, if it could not, and that this one begins."""
         events = self.run_dir.events_file
         last = self.run_dir.read_status()
@@ -106,8 +106,8 @@ class _Batch:
             self._enter(*_back_in_the_queue(cause))
         self.run_dir.stop_file.unlink(missing_ok=True)
         self.run_dir.make_reserve()
-        each = {"processes_per_node": 1, "job": got.job, "restarts": got.restarts}
-        append_event(events, "submitted", nodes=len(got.nodes), hosts=list(got.nodes), **each)
+        size = {"nodes": len(got.nodes), "processes_per_node": processes_per_node, "hosts": list(got.nodes)}
+        append_event(events, "submitted", **size, job=got.job, restarts=got.restarts)
 
     def leave(self, code: int) -> int:
         """Put the job back into the queue if that can help; returns the exit code of the batch script."""

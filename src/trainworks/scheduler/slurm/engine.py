@@ -28,7 +28,7 @@ _MOST_RELEASES = 3
 _LOOKS_AFTER_A_LOST_ANSWER = 5
 _JOB = "JobID:20|,State:20|,RestartCnt:8|,exit_code:16|,StartTime:24|,NodeList:4096|,Reason:256"
 _NODE = "NodeList:255|,StateComplete:80|,CPUsState:64|,Memory:24|,Gres:255|,GresUsed:255|,Reason:256"
-_HISTORY = "JobIDRaw,State,ExitCode,Restarts,NodeList"
+_HISTORY = "JobIDRaw,State,ExitCode,NodeList"
 
 
 @final
@@ -131,11 +131,13 @@ class SlurmEngine(Engine):
         options = ("--allocations", "--noheader", "--parsable2", f"--jobs={','.join(handles)}", f"--format={_HISTORY}")
         try:
             said = self._client.call("sacct", *options)
+        except UnreachableError as silent:
+            unknown = Sight(state=JobState.UNKNOWN, reason=f"accounting does not answer: {silent.message}")
+            return dict.fromkeys(handles, unknown)
         except (Refused, EnvironmentProblem) as error:
-            if isinstance(error, UnreachableError):
-                silent = Sight(state=JobState.UNKNOWN, reason=f"accounting does not answer: {error.message}")
-                return dict.fromkeys(handles, silent)
-            self._accounting = not _NO_ACCOUNTING.search(error.message) and isinstance(error, Refused)
+            if isinstance(error, Refused) and not _NO_ACCOUNTING.search(error.message):
+                raise
+            self._accounting = False
             return {}
         rows = (line.split("|") for line in said.splitlines())
         return {row[0]: _remembered(*row[1:]) for row in rows if len(row) == _HISTORY.count(",") + 1}
@@ -210,15 +212,14 @@ def _sight(line: str) -> tuple[str, Sight]:
     )
 
 
-def _remembered(word: str, code: str, restarts: str, nodes: str) -> Sight:
-    """One line of sacct. A job that was preempted and is not in the queue has ended so."""
+def _remembered(word: str, code: str, nodes: str) -> Sight:
+    """One line of sacct, which counts no restarts in old versions. Who was preempted and does not wait has ended so."""
     state = job_state(word, None)
     return Sight(
         state=JobState.FAILED if state is JobState.PREEMPTED else state,
         raw=word,
         cause=cause_of(word, None),
         nodes=expand(nodes) if nodes != "None assigned" else (),
-        restarts=int(restarts or 0),
         exit_code=_exit_code(code),
     )
 
