@@ -1,0 +1,1 @@
+"""Jobs on Kubernetes: JobSets, queued by Kueue where a queue is named."""
