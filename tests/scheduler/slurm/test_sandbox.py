@@ -124,10 +124,11 @@ def test_a_killed_agent_puts_the_job_back(cluster: Cluster) -> None:
 
 
 def test_a_stopped_run_has_time_to_save_and_leaves_nothing(cluster: Cluster) -> None:
-    run = cluster.command("trap 'echo saved; exit 0' TERM; setsid -f sleep 600; sleep 600 & wait").start()
+    run = cluster.command("trap 'echo saved; exit 0' TERM; setsid -f sleep 600; echo up; sleep 600 & wait").start()
+    wait_until(lambda: all(run.run_dir.rank_log(rank).exists() and run.rank_log(rank) == "up\n" for rank in range(4)))
     run.engine.stop(run.handle)
     assert (run.end().state, run.state) == (JobState.STOPPED, "STOPPED")
-    assert [run.rank_log(rank) for rank in range(4)] == ["saved\n"] * 4
+    assert [run.rank_log(rank) for rank in range(4)] == ["up\nsaved\n"] * 4
     wait_until(lambda: not run.processes())
 
 
