@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,6 +97,28 @@ def test_a_job_has_the_environment_and_the_folder_of_whoever_submits(
 def test_the_variables_that_are_kept_for_a_job_are_its_owner_s_alone(folder: Path) -> None:
     run_id = submit("true", job={"hold": True})
     assert (folder / "runs" / run_id / ".environment.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_the_variables_are_gone_when_the_job_has_ended(folder: Path) -> None:
+    run_id = submit("true")
+    wait_for(run_id, JobState.SUCCEEDED)
+    assert not (folder / "runs" / run_id / ".environment.json").exists()
+
+
+def test_a_job_is_found_by_its_number_from_any_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_id = submit("echo far away")
+    number = wait_for(run_id, JobState.SUCCEEDED)["id"]
+    (folder / "elsewhere").mkdir()
+    monkeypatch.chdir(folder / "elsewhere")
+    assert "far away" in run("logs", str(number))
+
+
+def test_a_job_whose_folder_is_gone_fails_and_the_next_one_runs(folder: Path) -> None:
+    lost = submit("true", job={"hold": True})
+    shutil.rmtree(folder / "runs" / lost)
+    run("release", lost)
+    assert wait_for(lost, JobState.FAILED)["cause"] == "launch_failed"
+    wait_for(submit("true"), JobState.SUCCEEDED)
 
 
 def test_a_failed_job_is_described_with_its_rank_and_the_end_of_its_log() -> None:

@@ -45,6 +45,7 @@ class FakeMachine:
     launched: list[int] = field(default_factory=list)
     placements: dict[int, tuple[Placement, ...]] = field(default_factory=dict)
     refuses: str | None = None
+    forgotten: list[int] = field(default_factory=list)
     left_over: set[int] = field(default_factory=set)
     """Jobs of which something still runs though the supervisor is gone."""
 
@@ -69,6 +70,9 @@ class FakeMachine:
 
     def back_in_line(self, job: JobRow) -> None:
         self.says[job.id] = RunStatus(state="QUEUED")
+
+    def forget(self, job: JobRow) -> None:
+        self.forgotten.append(job.id)
 
     def end(self, job_id: int, state: str, **words: object) -> None:
         """The job ends, and says so."""
@@ -390,3 +394,26 @@ def test_a_dispatcher_without_jobs_is_idle(queue: Queue) -> None:
     queue.machine.end(job, "FAILED")
     queue.look()
     assert queue.dispatcher.is_idle
+
+
+def test_what_was_kept_for_a_job_is_forgotten_when_it_has_ended(queue: Queue) -> None:
+    low = queue.submit("low", node=NodeResources(cores=2.0), priority=10)
+    queue.look()
+    high = queue.submit("high", node=NodeResources(cores=2.0), priority=90)
+    queue.look()
+    queue.machine.end(low, "STOPPED")
+    queue.look()
+    assert queue.machine.forgotten == []
+    queue.machine.end(high, "SUCCEEDED")
+    queue.look()
+    assert queue.machine.forgotten == [high]
+
+
+def test_a_new_dispatcher_does_not_read_what_has_ended(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended, live = queue.submit("ended"), queue.submit("live")
+    queue.look()
+    queue.machine.end(ended, "SUCCEEDED")
+    queue.look()
+    queue.restart()
+    queue.look()
+    assert list(queue.dispatcher._jobs) == [live]

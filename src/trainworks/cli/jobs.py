@@ -15,7 +15,7 @@ from trainworks.scheduler.engine import Engine
 from trainworks.scheduler.local_engine import LocalEngine
 from trainworks.scheduler.store_place import store_url
 
-__all__ = ["JobArgument", "engine_of", "find_job", "job_of_run", "jobs", "retry_job", "stop_job"]
+__all__ = ["JobArgument", "engine_of", "find_job", "job_of_run", "jobs", "retry_job", "run_of_job", "stop_job"]
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="A job's number, or its run.")]
 
@@ -44,6 +44,12 @@ def find_job(store: JobStore, wanted: str) -> JobRow:
 def job_of_run(run_dir: RunDir) -> JobRow | None:
     """The job of a run that was submitted; None for one that somebody ran himself."""
     return open_store(store_url()).find(str(run_dir.path.resolve()))
+
+
+def run_of_job(wanted: str) -> RunDir | None:
+    """The run of the job of that number or run, wherever it is."""
+    row = open_store(store_url()).find(wanted)
+    return RunDir(Path(row.run_dir)) if row else None
 
 
 def engine_of(row: JobRow, store: JobStore) -> Engine:

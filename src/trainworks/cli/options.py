@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from trainworks.errors import UnknownRunError
 from trainworks.record.run_dir import RunDir, find_run
 
 __all__ = [
@@ -49,5 +51,12 @@ def wide_console() -> Console:
 
 
 def find(run: str | None, runs: Path | None) -> RunDir:
-    """The run that an argument names."""
-    return find_run(runs_folder(runs), run)
+    """The run that an argument names: one of this folder, or that of a job, by its number or run."""
+    try:
+        return find_run(runs_folder(runs), run)
+    except UnknownRunError:
+        jobs = importlib.import_module("trainworks.cli.jobs")  # opens a database: not before it is needed
+        found: RunDir | None = jobs.run_of_job(run) if run else None
+        if found is None:
+            raise
+        return found

@@ -200,6 +200,11 @@ class JobStore:
         with self._reading() as connection:
             return [_job(row) for row in connection.execute(query.limit(limit))]
 
+    def version(self) -> int:
+        """Of the newest change of a job."""
+        with self._reading() as connection:
+            return int(connection.execute(sa.select(changes.c.number)).scalar_one())
+
     def changed(self, after: int) -> Sequence[JobRow]:
         """Jobs that were changed after that version, in the order of their changes."""
         query = sa.select(jobs).where(jobs.c.version > after).order_by(jobs.c.version)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-from trainworks.errors import EnvironmentProblem, TrainworksError
+from trainworks.errors import TrainworksError
 from trainworks.host.clock import Clock
 from trainworks.job.policy.decide import decide
 from trainworks.job.policy.snapshot import Decision, Snapshot, Start
@@ -23,6 +23,9 @@ from trainworks.scheduler.machine import LocalNode, devices_free, running_job, s
 from trainworks.scheduler.outcome import outcome_of
 
 __all__ = ["Dispatcher"]
+
+_MOST_REFUSALS = 3
+"""A launch that the machine refuses is tried again so often: a disk may be emptied meanwhile."""
 
 
 class Dispatcher:
@@ -40,8 +43,9 @@ class Dispatcher:
         self._machine = list(machine)
         self._launcher = launcher
         self._clock = clock
-        self._version = 0
-        self._jobs: dict[int, JobRow] = {}
+        self._version = store.version()  # first: what changes meanwhile is seen twice, and not overlooked
+        live = store.search(states=[state for state in JobState if not state.is_final], engine="local")
+        self._jobs = {job.id: job for job in reversed(live)}
         self._running: dict[int, Supervised] = {}
         self._asked_at: dict[int, float] = {}
         self._explained: dict[int, tuple[str, str, int, float | None]] = {}
@@ -121,6 +125,8 @@ class Dispatcher:
         self._asked_at.pop(job.id, None)
         if outcome.state.waits:
             self._launcher.back_in_line(job)
+        else:
+            self._launcher.forget(job)
         self._store.move(
             job.id,
             outcome.state,
@@ -178,10 +184,10 @@ class Dispatcher:
         self._jobs[job.id] = started
         try:
             self._running[job.id] = self._launcher.launch(started)
-        except TrainworksError as error:
-            state = JobState.QUEUED if isinstance(error, EnvironmentProblem) and job.attempt < 3 else JobState.FAILED
+        except (TrainworksError, OSError) as error:  # one bad run directory must not keep the others waiting
+            state = JobState.FAILED if job.attempt >= _MOST_REFUSALS else JobState.QUEUED
             self._store.move(
-                job.id, state, now=self._clock.now(), cause=Cause.LAUNCH_FAILED, message=error.message, exit_code=3
+                job.id, state, now=self._clock.now(), cause=Cause.LAUNCH_FAILED, message=str(error), exit_code=3
             )
 
     def _placed(self, job: JobRow, start: Start) -> list[Placement]:

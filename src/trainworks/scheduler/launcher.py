@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Protocol, final
 
-from trainworks.files import take_lock
+from trainworks.files import naming_full_disk, take_lock
 from trainworks.host import process
 from trainworks.host.clock import Clock
 from trainworks.job.request import job_request
@@ -57,6 +57,9 @@ class Launcher(Protocol):
 
     def back_in_line(self, job: JobRow) -> None:
         """Say in the run directory that the job waits again."""
+
+    def forget(self, job: JobRow) -> None:
+        """The job has ended: drop what was kept for its next start."""
 
 
 class _Supervisor:
@@ -122,16 +125,20 @@ class ForkingLauncher:
         return found if found.is_alive() else None
 
     def status(self, job: JobRow) -> RunStatus:
-        """Of the run directory."""
-        return RunDir(Path(job.run_dir)).read_status()
+        """Of the run directory; of one that cannot be read nobody knows."""
+        try:
+            return RunDir(Path(job.run_dir)).read_status()
+        except OSError as error:
+            return RunStatus(state="UNKNOWN", message=str(error))
 
     def last_words(self, job: JobRow) -> RunStatus | None:
         """The status, once the run's lock is free and no process of the run is left."""
         run_dir = RunDir(Path(job.run_dir))
         try:
             lock = take_lock(run_dir.lock_file)
-        except FileNotFoundError:
-            return RunStatus(state="FAILED", cause="environment", message=f"`{run_dir.path}` is gone", exit_code=3)
+        except OSError as error:
+            message = f"`{run_dir.path}` cannot be read: {error.strerror}"
+            return RunStatus(state="FAILED", cause="environment", message=message, exit_code=3)
         if lock is None:
             return None
         try:
@@ -143,6 +150,10 @@ class ForkingLauncher:
     def back_in_line(self, job: JobRow) -> None:
         """While no supervisor speaks there."""
         RunDir(Path(job.run_dir)).write_status(RunStatus(state="QUEUED", updated_at=self._clock.now()))
+
+    def forget(self, job: JobRow) -> None:
+        """The variables of whoever submitted it: there may be secrets among them."""
+        RunDir(Path(job.run_dir)).environment_file.unlink(missing_ok=True)
 
 
 def _supervise(run_dir: RunDir, job: JobRow, lock: int) -> int:
@@ -159,8 +170,10 @@ def _supervise(run_dir: RunDir, job: JobRow, lock: int) -> int:
 
 def keep_environment(run_dir: RunDir, environment: Mapping[str, str]) -> None:
     """Keep the variables of whoever submits, for the job alone and for nobody else to read."""
-    with os.fdopen(os.open(run_dir.environment_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        json.dump(dict(environment), file)
+    with naming_full_disk(run_dir.path):
+        handle = os.open(run_dir.environment_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(dict(environment), file)
 
 
 def kept_environment(run_dir: RunDir) -> dict[str, str] | None:

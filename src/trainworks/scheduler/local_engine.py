@@ -85,6 +85,7 @@ class LocalEngine(Engine):
         again = (JobState.FAILED, JobState.STOPPED, JobState.LOST)
         if row.state not in again:
             raise UsageError(f"job {row.id} ({row.run_id}) is {row.state}", hint="retry one that failed or was stopped")
+        keep_environment(run_dir, os.environ)
         self._say(run_dir, JobState.QUEUED)  # before anybody can launch it, and speak there
         changes = {"ended_at": None, "asked_to_end": None}
         self._store.move(row.id, JobState.QUEUED, since=again, now=self._clock.now(), restarts=0, **changes)
@@ -107,7 +108,9 @@ class LocalEngine(Engine):
         now = self._clock.now()
         waits = (JobState.QUEUED, JobState.PREEMPTED)
         if self._store.move(row.id, JobState.STOPPED, since=waits, now=now, exit_code=0):
-            self._say(RunDir(Path(row.run_dir)), JobState.STOPPED)
+            run_dir = RunDir(Path(row.run_dir))
+            self._say(run_dir, JobState.STOPPED)
+            run_dir.environment_file.unlink(missing_ok=True)
         else:
             self._store.change(row.id, now=now, asked_to_end=asked)
         wake()
