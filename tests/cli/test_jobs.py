@@ -174,6 +174,17 @@ def test_a_job_that_can_never_fit_is_refused_with_what_would(folder: Path) -> No
     assert not list(folder.glob("runs/*"))
 
 
+def test_a_command_starts_on_as_many_nodes_as_are_free(folder: Path) -> None:
+    nodes = json.loads(run("nodes", "--json"))
+    run("drain", nodes[0]["name"], "--reason", "for this test")
+    few = submit("echo $SKYPILOT_NUM_NODES >> sizes", num_nodes=2, job={"min_nodes": 1})
+    wait_for(few, JobState.SUCCEEDED)
+    run("drain", nodes[0]["name"], "--undo")
+    many = submit("echo $SKYPILOT_NUM_NODES >> sizes", num_nodes=2, job={"min_nodes": 1})
+    wait_for(many, JobState.SUCCEEDED)
+    assert (folder / "sizes").read_text().split() == ["1", "2", "2"]
+
+
 def test_a_drained_node_says_why_and_its_jobs_too() -> None:
     nodes = json.loads(run("nodes", "--json"))
     for node in nodes:

@@ -27,6 +27,7 @@ EDITS = [
     ("cluster: local", "cluster: 4x p4d.24xlarge"),
     ("cluster: local", "cluster: {of: 64x H100, usd_per_accelerator_hour: 2}"),
     ("layers: 2, hidden: 64, heads: 4", "preset: llama3-8b"),
+    ("cluster: local", "cluster: {nodes: 2}\njob: {min_nodes: 1}"),
     ("precision: bf16", "precision: fp8"),
     ("precision: bf16", "precision: tf32"),
     ("source: python-stdlib, ", ""),

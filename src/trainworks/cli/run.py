@@ -30,6 +30,8 @@ def command(
     if prepared is None:
         return
     run_dir, resolved = prepared
+    if any((asked.run_file.job.hold, asked.run_file.job.depends_on, asked.run_file.job.time_limit)):
+        talk.print("warning: `job` is for `trainworks submit`; `run` starts at once, without a limit", style="yellow")
     talk.print(f"run {run_dir.run_id} in {run_dir.path}", highlight=False)
     state = submit_and_watch(run_dir, resolved, talk, since=0.0)
     if resolved.plan is not None:

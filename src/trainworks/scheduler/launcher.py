@@ -14,6 +14,7 @@ from trainworks.host import process
 from trainworks.host.clock import Clock
 from trainworks.job.request import job_request
 from trainworks.job.store import JobRow
+from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 from trainworks.scheduler import supervisor
@@ -105,7 +106,7 @@ class ForkingLauncher:
         run_dir = RunDir(Path(job.run_dir))
         lock = take_run(run_dir)
         try:
-            make_ready(run_dir, job_request(run_dir.read_resolved()), self._clock.now())
+            make_ready(run_dir, job_request(_resolved_for(job, run_dir)), self._clock.now())
             child = process.fork(
                 lambda: _supervise(run_dir, job, lock),
                 log=run_dir.supervisor_log,
@@ -154,6 +155,17 @@ class ForkingLauncher:
     def forget(self, job: JobRow) -> None:
         """The variables of whoever submitted it: there may be secrets among them."""
         RunDir(Path(job.run_dir)).environment_file.unlink(missing_ok=True)
+
+
+def _resolved_for(job: JobRow, run_dir: RunDir) -> ResolvedRun:
+    """The run on the nodes that it got, of which there may be fewer than at most."""
+    resolved = run_dir.read_resolved()
+    if job.ticket.min_nodes == job.ticket.max_nodes or len(job.placement) == resolved.processes.nodes:
+        return resolved
+    processes = resolved.processes.model_copy(update={"nodes": len(job.placement)})
+    resolved = resolved.model_copy(update={"processes": processes})
+    run_dir.write_resolved(resolved)
+    return resolved
 
 
 def _supervise(run_dir: RunDir, job: JobRow, lock: int) -> int:
