@@ -13,7 +13,7 @@ from trainworks.record.run_dir import RunDir
 from trainworks.scheduler.dispatch import wake
 from trainworks.scheduler.engine import Engine
 from trainworks.scheduler.local_engine import LocalEngine
-from trainworks.scheduler.store_place import store_url
+from trainworks.scheduler.store_place import is_there_a_store, store_url
 
 __all__ = ["JobArgument", "engine_of", "find_job", "job_of_run", "jobs", "retry_job", "run_of_job", "stop_job"]
 
@@ -43,13 +43,17 @@ def find_job(store: JobStore, wanted: str) -> JobRow:
 
 def job_of_run(run_dir: RunDir) -> JobRow | None:
     """The job of a run that was submitted; None for one that somebody ran himself."""
-    return open_store(store_url()).find(str(run_dir.path.resolve()))
+    return _row(str(run_dir.path.resolve()))
 
 
 def run_of_job(wanted: str) -> RunDir | None:
     """The run of the job of that number or run, wherever it is."""
-    row = open_store(store_url()).find(wanted)
+    row = _row(wanted)
     return RunDir(Path(row.run_dir)) if row else None
+
+
+def _row(wanted: str) -> JobRow | None:
+    return open_store(store_url()).find(wanted) if is_there_a_store() else None
 
 
 def engine_of(row: JobRow, store: JobStore) -> Engine:

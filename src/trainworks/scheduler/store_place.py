@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trainworks.host.folders import data_folder
 
-__all__ = ["dispatcher_address", "dispatcher_lock", "dispatcher_log", "store_folder", "store_url"]
+__all__ = ["dispatcher_address", "dispatcher_lock", "dispatcher_log", "is_there_a_store", "store_folder", "store_url"]
 
 
 def store_folder() -> Path:
@@ -21,6 +21,11 @@ def store_folder() -> Path:
 def store_url() -> str:
     """`$TRAINWORKS_STORE`, else a SQLite file in that folder."""
     return os.environ.get("TRAINWORKS_STORE") or f"sqlite:///{store_folder() / 'jobs.db'}"
+
+
+def is_there_a_store() -> bool:
+    """Whether anything was ever submitted; looking makes no file."""
+    return bool(os.environ.get("TRAINWORKS_STORE")) or data_folder("queue", "jobs.db").exists()
 
 
 def dispatcher_lock() -> Path:
