@@ -38,7 +38,16 @@ def test_a_final_state_needs_no_supervisor(state: str) -> None:
 
 
 def test_a_state_of_another_version_is_unknown() -> None:
-    assert current_state(RunStatus(state="PREEMPTED")) is JobState.UNKNOWN
+    assert current_state(RunStatus(state="COMPLETING")) is JobState.UNKNOWN
+
+
+@pytest.mark.parametrize("state", [JobState.QUEUED, JobState.PREEMPTED])
+def test_a_run_in_a_queue_is_not_lost_however_long_it_waits(state: JobState) -> None:
+    assert current_state(RunStatus(state=state, updated_at=LAUNCH_AT)) is state
+
+
+def test_a_run_whose_supervisor_never_came_is_lost() -> None:
+    assert current_state(RunStatus(state="CREATED", updated_at=LAUNCH_AT)) is JobState.LOST
 
 
 def test_an_empty_run_was_created_and_has_no_figures(follower: RunFollower) -> None:

@@ -107,7 +107,7 @@ class RunFollower:
 def current_state(status: RunStatus) -> JobState:
     """The state as written; LOST if it is not final and the supervisor that would change it is gone, or never came."""
     state = parse_state(status.state)
-    if state.is_final:
+    if state.is_final or state.waits:  # a job in a queue has no supervisor, however long it waits
         return state
     if status.supervisor_pid is None or status.supervisor_started_at is None:
         never_came = 0 < status.updated_at < time.time() - _START_TAKES_S
