@@ -111,7 +111,7 @@ def test_a_job_that_slurm_forgot_is_found_in_its_history(cluster: Cluster) -> No
 
 
 def test_a_killed_rank_starts_again_where_it_is(cluster: Cluster) -> None:
-    run = cluster.command("test $RANK$TRAINWORKS_ATTEMPT = 21 && kill -9 $$; sleep 1", restarts=1).submit()
+    run = cluster.command("sleep 2; test $RANK$TRAINWORKS_ATTEMPT = 21 && kill -9 $$; sleep 1", restarts=1).submit()
     assert (run.end().restarts, run.state, len(run.events("attempt"))) == (0, "SUCCEEDED", 2)
 
 
