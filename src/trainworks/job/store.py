@@ -23,7 +23,7 @@ from trainworks.job.ticket import NodeResources, Ticket
 __all__ = ["Attempt", "EndRequest", "JobRow", "JobStore", "Placement", "open_store"]
 
 
-EndRequest = Literal["stop", "kill", "preempt", "time_limit", "requeue"]
+EndRequest = Literal["stop", "kill", "preempt", "time_limit"]
 """Why somebody wants a job to end."""
 
 

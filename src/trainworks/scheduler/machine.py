@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from trainworks.errors import UsageError
@@ -72,21 +72,15 @@ def wanted_of(ticket: Ticket, machine: list[LocalNode]) -> tuple[int, int, NodeR
     node = ticket.node
     whole = machine[0].cores
     if len(machine) > 1:
-        return ticket.min_nodes, ticket.max_nodes, _with_cores(node, min(node.cores or 1.0, whole))
+        return ticket.min_nodes, ticket.max_nodes, replace(node, cores=min(node.cores or 1.0, whole))
     nodes = ticket.max_nodes
-    together = NodeResources(
+    together = replace(
+        node,
         cores=min((node.cores or 1.0) * nodes, whole),
         accelerators=node.accelerators * nodes,
-        accelerator=node.accelerator,
         memory_bytes=node.memory_bytes * nodes if node.memory_bytes else None,
     )
     return 1, 1, together
-
-
-def _with_cores(node: NodeResources, cores: float) -> NodeResources:
-    return NodeResources(
-        cores=cores, accelerators=node.accelerators, accelerator=node.accelerator, memory_bytes=node.memory_bytes
-    )
 
 
 def devices_free(node: LocalNode, taken: list[Placement]) -> tuple[int, ...]:

@@ -59,7 +59,7 @@ def _in_the_middle(job: JobRow) -> Outcome:
 
 
 def _ended_on_request(job: JobRow, status: RunStatus) -> Outcome:
-    if job.asked_to_end in ("preempt", "requeue"):
+    if job.asked_to_end == "preempt":
         return Outcome(JobState.PREEMPTED, Cause.PREEMPTED, status.message)
     if job.asked_to_end == "time_limit":
         return Outcome(JobState.FAILED, Cause.TIME_LIMIT, _over(job), int(ExitCode.USER_ERROR))

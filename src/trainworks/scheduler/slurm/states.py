@@ -6,6 +6,7 @@ import re
 
 from trainworks.job.state import Cause, JobState
 from trainworks.scheduler.engine import NodeState
+from trainworks.spec.slurm_words import expand_nodes
 
 __all__ = ["JOB_STATES", "accelerators_in", "cause_of", "cause_of_the_kill", "expand", "job_state", "node_state"]
 
@@ -135,28 +136,5 @@ def accelerators_in(gres: str) -> tuple[int, str | None]:
 
 
 def expand(node_list: str) -> tuple[str, ...]:
-    """The nodes of `gpu[1-3,7],login`; leading zeros count.
-
-    >>> expand("gpu[08-10],login")
-    ('gpu08', 'gpu09', 'gpu10', 'login')
-    """
-    parts = re.findall(r"[^,\[\]]*(?:\[[^\]]*\][^,\[\]]*)*", node_list)
-    return tuple(name for part in parts if part for name in _expand_one(part))
-
-
-def _expand_one(part: str) -> list[str]:
-    """Brackets from left to right, as Slurm reads them."""
-    found = re.match(r"([^\[]*)\[([^\]]*)\](.*)", part)
-    if found is None:
-        return [part]
-    head, ranges, rest = found.groups()
-    return [head + number + tail for number in _numbers(ranges) for tail in _expand_one(rest)]
-
-
-def _numbers(ranges: str) -> list[str]:
-    numbers: list[str] = []
-    for one in ranges.split(","):
-        first, _, last = one.partition("-")
-        width = len(first)
-        numbers += [f"{number:0{width}}" for number in range(int(first), int(last or first) + 1)]
-    return numbers
+    """The nodes of `gpu[1-3,7],login`; none of an empty list."""
+    return expand_nodes(node_list) if node_list else ()
