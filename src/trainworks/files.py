@@ -17,10 +17,15 @@ from trainworks.units import format_bytes
 __all__ = ["append_text", "free_bytes", "fsync_folder", "naming_full_disk", "take_lock", "write_atomic"]
 
 
-def write_atomic(path: Path, content: str | bytes) -> None:
+def write_atomic(path: Path, content: str | bytes, *, durable: bool = True) -> None:
     """Write a file so that a reader, or a power cut, sees the old content or the new, never a part.
 
     A temporary file in the same folder is written, flushed to disk and renamed over `path`.
+
+    Args:
+        path: of the file.
+        content: all of it.
+        durable: False for what nobody misses after a power cut, which may then be lost, or empty.
 
     Raises:
         DiskFullError: no space left; the old content is untouched and the temporary file is gone.
@@ -32,14 +37,16 @@ def write_atomic(path: Path, content: str | bytes) -> None:
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
+                if durable:
+                    file.flush()
+                    os.fsync(file.fileno())
             temporary.chmod(0o644)
             temporary.replace(path)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-        fsync_folder(path.parent)
+        if durable:
+            fsync_folder(path.parent)
 
 
 def append_text(path: Path, text: str) -> None:

@@ -46,6 +46,8 @@ COMMANDS = {
     "report": "Say what was planned and what happened.",
     "score": "Hold the planner's predictions against measurements of your own.",
     "catalog": "Look up accelerators, nodes and links, with sources.",
+    "hooks": "Write the scripts by which Slurm keeps jobs off nodes that are not well.",
+    "autoscale": "Write what an engine has to be told so that its nodes come and go with the jobs.",
     "sandbox": "Start a real Slurm of several nodes on this machine, to try things out.",
     "schema": "Print the JSON Schema of the run file.",
 }

@@ -10,15 +10,18 @@ from pathlib import Path
 import typer
 from rich.table import Table
 
+from trainworks.cli.idle import idle_text
 from trainworks.cli.jobs import JobArgument, find_job, jobs
 from trainworks.cli.options import AsJson, wide_console
 from trainworks.cli.ps import job_as_json
+from trainworks.cli.wish import wish
 from trainworks.job.state import CAUSES, Cause, parse_cause
 from trainworks.job.store import Attempt, JobRow
 from trainworks.record.events import read_events
 from trainworks.record.failures import first_failure
 from trainworks.record.run_dir import RunDir
-from trainworks.units import format_bytes, format_duration
+from trainworks.scheduler.engines import cluster_of_job
+from trainworks.units import format_duration
 
 __all__ = ["command"]
 
@@ -36,7 +39,7 @@ def command(job: JobArgument, as_json: AsJson = False) -> None:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(style="bold")
     table.add_column()
-    for name, text in _rows(row, time.time()):
+    for name, text in _rows(row, time.time()) + _held(row, attempts, time.time()):
         table.add_row(name, text)
     console = wide_console()
     console.print(table)
@@ -51,12 +54,13 @@ def _rows(job: JobRow, now: float) -> list[tuple[str, str]]:
     ticket = job.ticket
     rows = [
         ("job", f"{job.id}, run {job.run_id} in {job.run_dir}"),
-        ("state", f"{job.state}{'' if job.reachable else ', not reached now'}"),
-        ("asks for", _wish(job)),
+        ("state", f"{job.state}{'' if job.reachable else ', not reached now'}{idle_text(job, now)}"),
+        ("engine", f"{job.engine} {job.handle or ''}".strip() + (f": {job.raw}" if job.raw else "")),
+        ("asks for", wish(job.ticket)),
         ("submitted", f"{format_duration(now - job.submitted_at)} ago by {job.owner}, priority {job.priority}"),
     ]
     if job.state.waits:
-        rows.append(("waits", f"{job.reason or 'Submitted'}: {job.detail or 'nobody has looked at it yet'}"))
+        rows.append(("waits", _why(job)))
         if job.position:
             rows.append(("position", str(job.position)))
         expected = f"in {format_duration(max(0.0, job.starts_at - now))}" if job.starts_at else "nobody can say"
@@ -70,15 +74,24 @@ def _rows(job: JobRow, now: float) -> list[tuple[str, str]]:
     return rows + ([("message", job.message)] if job.message else [])
 
 
-def _wish(job: JobRow) -> str:
-    ticket, node = job.ticket, job.ticket.node
-    fewest, most = ticket.min_nodes, ticket.max_nodes
-    number = f"{most}" if fewest == most else f"{fewest} to {most}"
-    parts = [f"{node.cores:g} cores"] if node.cores else []
-    parts += [f"{node.accelerators} accelerators"] if node.accelerators else []
-    parts += [format_bytes(node.memory_bytes)] if node.memory_bytes else []
-    limit = f", at most {format_duration(ticket.time_limit_s)}" if ticket.time_limit_s else ", no time limit"
-    return f"{number} node(s) of {', '.join(parts) or 'anything'}{limit}"
+def _why(job: JobRow) -> str:
+    if job.reason is None:
+        return "submitted; nobody has looked at it yet"
+    return f"{job.reason}: {job.detail}" if job.detail else job.reason
+
+
+def _held(job: JobRow, attempts: list[Attempt], now: float) -> list[tuple[str, str]]:
+    """What the job has held so far, and what that costs where the run file names a price."""
+    hours = sum(((one.ended_at or now) - one.started_at) * len(one.placement) for one in attempts) / 3600
+    node = job.ticket.node
+    if not hours or not (node.accelerators or node.cores):
+        return []
+    if not node.accelerators:
+        return [("held", f"{hours * (node.cores or 0):.3g} core hours")]
+    held = f"{hours * node.accelerators:.3g} accelerator hours"
+    cluster = cluster_of_job(job)
+    price = cluster.usd_per_accelerator_hour if cluster else None
+    return [("held", held + (f", {hours * node.accelerators * price:,.2f} USD at {price:g} an hour" if price else ""))]
 
 
 def _attempts(attempts: list[Attempt]) -> Table:

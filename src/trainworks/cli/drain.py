@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
+from trainworks.cli.jobs import OnCluster, engine_on
 from trainworks.errors import UsageError
-from trainworks.scheduler.local_engine import LocalEngine
 
 __all__ = ["command"]
 
@@ -16,13 +16,15 @@ def command(
     node: Annotated[str, typer.Argument(metavar="NODE", help="As `trainworks nodes` names it.")],
     reason: Annotated[str | None, typer.Option("--reason", help="Why; everybody who waits for it reads this.")] = None,
     undo: Annotated[bool, typer.Option("--undo", help="Give it jobs again.")] = False,
+    cluster: OnCluster = None,
 ) -> None:
     """Jobs that run there go on; no other starts."""
+    engine = engine_on(cluster)
     if undo:
-        LocalEngine().undrain(node)
+        engine.undrain(node)
         typer.echo(f"{node} takes jobs again")
         return
     if not reason:
         raise UsageError("nobody will know why the node is drained", hint='trainworks drain NODE --reason "fan broken"')
-    LocalEngine().drain(node, reason)
+    engine.drain(node, reason)
     typer.echo(f"{node} takes no more jobs: {reason}")

@@ -2,29 +2,71 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
-from trainworks.errors import UnknownRunError
+from trainworks.cli.watch import watch
+from trainworks.errors import EnvironmentProblem, UnknownRunError, UsageError
+from trainworks.host.clock import Clock, SystemClock
+from trainworks.job.state import JobState, parse_state
 from trainworks.job.store import JobRow, JobStore, open_store
+from trainworks.job.ticket import Ticket
+from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.scheduler.dispatch import wake
 from trainworks.scheduler.engine import Engine
+from trainworks.scheduler.engines import FAR, engine_for, engine_of_job
+from trainworks.scheduler.follow import follow_all, hand_over, hand_over_again, withdraw
 from trainworks.scheduler.local_engine import LocalEngine
 from trainworks.scheduler.store_place import is_there_a_store, store_url
+from trainworks.spec.load import load_run_file
+from trainworks.spec.run_file import RunFile
 
-__all__ = ["JobArgument", "engine_of", "find_job", "job_of_run", "jobs", "retry_job", "run_of_job", "stop_job"]
+__all__ = [
+    "JobArgument",
+    "OnCluster",
+    "engine_of",
+    "engine_on",
+    "find_job",
+    "follow",
+    "handle_of",
+    "job_of_run",
+    "jobs",
+    "output_of",
+    "retry_job",
+    "run_of_job",
+    "stop_job",
+    "submit_job",
+    "watch_job",
+]
 
+OnCluster = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster",
+        metavar="WORD|RUN_FILE",
+        help="Not this machine: `slurm`, or a run file's cluster.",
+        show_default=False,
+    ),
+]
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="A job's number, or its run.")]
+_LOOK_S = 0.2
+_ENGINE_NOTICES_S = 30.0
+"""How long an engine may take to end a job whose processes have ended."""
 
 
 def jobs() -> JobStore:
-    """The store of this user. A dispatcher that was killed is missed by whoever looks."""
+    """The store of this user, as its engines see it now. A dispatcher that was killed is missed by whoever looks."""
     store = open_store(store_url())
     if any(not state.is_final for state in store.counts()):
-        wake()
+        if store.search(states=[state for state in JobState if not state.is_final], engine=LocalEngine.name, limit=1):
+            wake()
+        for error in follow_all(store, SystemClock()):
+            typer.echo(f"warning: {error.message}", err=True)
     return store
 
 
@@ -56,17 +98,142 @@ def _row(wanted: str) -> JobRow | None:
     return open_store(store_url()).find(wanted) if is_there_a_store() else None
 
 
+def follow() -> None:
+    """Ask the engines of all jobs that are not this machine's; one that does not answer is asked again later."""
+    follow_all(open_store(store_url()), SystemClock())
+
+
+def output_of(run_dir: RunDir, *, node: int | None, follow: bool) -> Iterator[str]:
+    """What the engine of a run has of its output.
+
+    Raises:
+        UsageError: it has not got the job yet.
+    """
+    store = jobs()
+    row = store.find(str(run_dir.path.resolve()))
+    if row is None or row.handle is None:
+        raise UsageError(f"run {run_dir.run_id} was not submitted yet", hint="trainworks ps")
+    return engine_of(row, store).output(row.handle, node=node, follow=follow)
+
+
 def engine_of(row: JobRow, store: JobStore) -> Engine:
-    """The engine that has a job."""
-    return LocalEngine(store)
+    """The engine that has a job.
+
+    Raises:
+        EnvironmentProblem: the run directory, which names it, is gone.
+    """
+    if row.engine == LocalEngine.name:
+        return LocalEngine(store)
+    engine = engine_of_job(row, store=store)
+    if engine is None:
+        raise EnvironmentProblem(f"`{row.run_dir}` does not say any more where job {row.id} was submitted to")
+    return engine
+
+
+def handle_of(row: JobRow) -> str:
+    """What its engine calls a job.
+
+    Raises:
+        UsageError: the engine has not got it yet.
+    """
+    if row.handle is None and row.engine != LocalEngine.name:
+        raise UsageError(f"{row.engine} has not got job {row.id} ({row.run_id}) yet", hint="trainworks ps")
+    return row.handle or str(row.id)
+
+
+def engine_on(cluster: str | None) -> Engine:
+    """The engine that an option names: this machine's when it is left out.
+
+    Raises:
+        UsageError: it names none.
+        RunFileError: a problem in the run file.
+    """
+    if cluster is None:
+        return LocalEngine()
+    if cluster.endswith((".yaml", ".yml")):
+        return engine_for(load_run_file(Path(cluster))[0].cluster)
+    return engine_for(RunFile.model_validate({"name": "any", "run": "true", "cluster": cluster}).cluster)
+
+
+def submit_job(engine: Engine, ticket: Ticket, run_dir: RunDir) -> None:
+    """Put a run into the queue of an engine."""
+    if isinstance(engine, LocalEngine):
+        engine.submit(engine.render(ticket, run_dir), run_dir)
+    else:
+        hand_over(open_store(store_url()), engine, ticket, run_dir, SystemClock())
 
 
 def stop_job(row: JobRow, *, at_once: bool) -> None:
     """Ask its engine for a clean end, or for any."""
-    engine_of(row, jobs()).stop(row.handle or str(row.id), at_once=at_once)
+    store = jobs()
+    row = store.get(row.id) or row
+    engine, clock = engine_of(row, store), SystemClock()
+    if row.state.is_final:
+        return
+    if isinstance(engine, LocalEngine):
+        engine.stop(str(row.id), at_once=at_once)
+    elif row.handle is None:
+        withdraw(store, row, clock)
+    else:
+        engine.stop(row.handle, at_once=at_once or row.asked_to_end == "stop")
+        store.change(row.id, now=clock.now(), asked_to_end="kill" if at_once else "stop")
 
 
-def retry_job(row: JobRow) -> None:
-    """Put it back into its engine's queue."""
-    engine, run_dir = engine_of(row, jobs()), RunDir(Path(row.run_dir))
-    engine.retry(engine.render(row.ticket, run_dir), run_dir, row.handle or str(row.id))
+def retry_job(row: JobRow, ticket: Ticket | None = None) -> None:
+    """Put it back into its engine's queue, with another ticket if there is one."""
+    store, clock = jobs(), SystemClock()
+    engine, run_dir = engine_of(row, store), RunDir(Path(row.run_dir))
+    row = _once_it_is_over(store, run_dir, store.get(row.id) or row, clock)
+    if isinstance(engine, LocalEngine):
+        engine.retry(engine.render(ticket or row.ticket, run_dir), run_dir, str(row.id))
+    else:
+        hand_over_again(store, engine, row, clock, ticket)
+
+
+def _once_it_is_over(store: JobStore, run_dir: RunDir, row: JobRow, clock: Clock) -> JobRow:
+    """A run says that it has failed a moment before its engine does; no other job is waited for."""
+    deadline = clock.now() + _ENGINE_NOTICES_S
+    while not row.state.is_final and parse_state(run_dir.read_status().state).is_final and clock.now() < deadline:
+        clock.sleep(_LOOK_S)
+        follow_all(store, clock)
+        row = store.get(row.id) or row
+    return row
+
+
+def watch_job(
+    run_dir: RunDir, resolved: ResolvedRun, console: Console, *, since: float, start: Callable[[], None]
+) -> JobState:
+    """`watch` for a run that waits in a queue: `start` puts it there, and Ctrl-C asks its engine to stop it.
+
+    What far nodes print is printed here until the job has ended, whoever ended it.
+    """
+
+    def stop(reason: str) -> bool:
+        if (job := job_of_run(run_dir)) is None:
+            return False
+        stop_job(job, at_once=False)
+        return True
+
+    if resolved.run_file.cluster.engine in FAR:
+        return _watch_far(run_dir, start)
+    return watch(run_dir, resolved, console, since=since, start=start, stop=stop)
+
+
+def _watch_far(run_dir: RunDir, start: Callable[[], None]) -> JobState:
+    start()
+    for stops in (False, True):
+        try:
+            for line in output_of(run_dir, node=None, follow=True):
+                typer.echo(line)
+            break
+        except KeyboardInterrupt:
+            job = job_of_run(run_dir)
+            if stops or job is None:
+                raise
+            typer.echo("stopping; once more to leave it to itself", err=True)
+            stop_job(job, at_once=False)
+    while True:
+        ended = find_job(jobs(), str(run_dir.path.resolve())).state
+        if ended.is_final:
+            return ended
+        SystemClock().sleep(0.5)

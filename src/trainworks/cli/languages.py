@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from trainworks.cli.launch import Wanted
+from trainworks.errors import UsageError
 from trainworks.job.formats import jobset, lsf, skypilot, trainjob
 from trainworks.job.formats.manifest import Pods
 from trainworks.job.program import program_of
@@ -34,7 +35,7 @@ As = Annotated[
 _RENDER: dict[Language, Callable[[Pods], str]] = {
     Language.JOBSET: jobset.render,
     Language.TRAINJOB: trainjob.render,
-    Language.SKYPILOT: lambda job: skypilot.render(job.ticket, job.program),
+    Language.SKYPILOT: lambda job: skypilot.render(job.ticket, job.program, job.autoscale),
     Language.LSF: lambda job: lsf.render(job.ticket, job.program),
 }
 
@@ -50,4 +51,9 @@ def job_as(language: Language, asked: Wanted) -> str:
         run_file, run_id=run_file.name, working_folder=run_file.workdir or "", max_restarts=max_restarts(run_file)
     )
     program = program_of(run_file, command=tuple(asked.command or ()))
-    return _RENDER[language](Pods(ticket=ticket, program=program, where=run_file.cluster.kubernetes))
+    cluster = run_file.cluster
+    if language is Language.LSF and cluster.autoscale is not None:
+        hint = "leave `cluster.autoscale` out; LSF's resource connector has a file of its own"
+        raise UsageError("a job of LSF has no say in which hosts come and go", hint=hint)
+    job = Pods(ticket=ticket, program=program, where=cluster.kubernetes, autoscale=cluster.autoscale)
+    return _RENDER[language](job)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -15,12 +15,15 @@ from rich.console import Console
 from trainworks.cli.options import runs_folder
 from trainworks.cli.plan_view import print_plan
 from trainworks.cli.planning import resolve
+from trainworks.cli.wish import wish
 from trainworks.errors import UsageError
 from trainworks.files import write_atomic
 from trainworks.job.request import job_request, max_restarts
 from trainworks.job.ticket import Ticket, ticket_of
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir, create_run_dir
+from trainworks.scheduler.engine import Engine
+from trainworks.scheduler.engines import engine_for, program_for
 from trainworks.scheduler.local import LocalScheduler
 from trainworks.spec.load import Source, load_run_file, name_from
 from trainworks.spec.run_file import RunFile, RunName
@@ -30,6 +33,7 @@ __all__ = [
     "DryRun",
     "Name",
     "Nodes",
+    "Prepared",
     "ProcessesPerNode",
     "Recalibrate",
     "Target",
@@ -105,6 +109,16 @@ def _with_options(run_file: RunFile, nodes: int | None, nproc: int | None, name:
     return run_file.with_ranks(nodes, nproc).model_copy(update={"name": _checked(name)} if name else {})
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A run that is ready to be started."""
+
+    run_dir: RunDir
+    resolved: ResolvedRun
+    engine: Engine | None
+    """Whose queue it goes into; None where it starts at once, here."""
+
+
 def prepare(
     asked: Wanted,
     *,
@@ -112,9 +126,13 @@ def prepare(
     dry_run: bool,
     recalibrate: bool,
     console: Console,
-    check: Callable[[Ticket], None] | None = None,
-) -> tuple[RunDir, ResolvedRun] | None:
-    """Resolve, show the plan and make the run directory, ready to be submitted; None after a dry run.
+    queued: bool,
+    ask: bool = False,
+    times: int = 1,
+) -> Prepared | None:
+    """Resolve, show the plan and make the run directory, ready to be submitted; None after a dry run, or a no.
+
+    What could never start is refused before there is a run directory.
 
     Args:
         asked: by the arguments.
@@ -122,7 +140,9 @@ def prepare(
         dry_run: print what would be started, and start nothing.
         recalibrate: measure this machine again.
         console: for the plan.
-        check: refuses what could never start, before there is a run directory.
+        queued: whether a run on this machine goes into its queue; a run elsewhere always does.
+        ask: whether a person at a terminal has to say yes.
+        times: how many such jobs there will be.
     """
     folder = runs_folder(runs, asked.run_file.checkpoint.to)
     resolved = resolve(
@@ -135,26 +155,51 @@ def prepare(
     )
     if resolved.plan is not None:
         print_plan(resolved, console)
-    if check is not None:
-        check(ticket(resolved))
+    cluster = resolved.run_file.cluster
+    engine = None
+    if queued or cluster.engine != "local":
+        engine = engine_for(cluster, program=program_for(resolved.run_file, asked.command))
+        engine.check(ticket(resolved))
     if dry_run:
-        rendered = LocalScheduler().render(job_request(resolved), RunDir(folder / f"{resolved.run_id}-N"))
-        typer.echo(rendered.text, nl=False)
+        typer.echo(_rendered(resolved, engine, RunDir(folder / f"{resolved.run_id}-N")), nl=False)
         return None
+    if engine is not None:
+        engine.probe(ticket(resolved))
+        if ask and not _agreed(engine, ticket(resolved), times, console):
+            return None
     run_dir = create_run_dir(folder, asked.run_file.name)
     resolved = resolved.model_copy(update={"run_id": run_dir.run_id})
     _write_inputs(run_dir, resolved, asked.source)
-    return run_dir, resolved
+    return Prepared(run_dir, resolved, engine)
+
+
+def _agreed(engine: Engine, ticket: Ticket, times: int, console: Console) -> bool:
+    if not _is_at_a_terminal(console):
+        return True
+    each = f"{times} jobs, each asks" if times > 1 else "asks"
+    console.print(f"{each} {engine.name} for {wish(ticket)}", highlight=False)
+    return typer.confirm("submit?", default=True, err=True)
+
+
+def _is_at_a_terminal(console: Console) -> bool:
+    return sys.stdin.isatty() and console.is_terminal
+
+
+def _rendered(resolved: ResolvedRun, engine: Engine | None, run_dir: RunDir) -> str:
+    if engine is None or engine.name == "local":
+        return LocalScheduler().render(job_request(resolved), run_dir).text
+    return engine.render(ticket(resolved), run_dir).text
 
 
 def ticket(resolved: ResolvedRun) -> Ticket:
-    """What a queue is asked for a resolved run."""
+    """What a queue is asked for a resolved run; another machine's in the words of the run file."""
+    here = resolved.run_file.cluster.engine == "local"
     return ticket_of(
         resolved.run_file,
         run_id=resolved.run_id,
         working_folder=resolved.working_folder,
         max_restarts=max_restarts(resolved.run_file),
-        processes=resolved.processes,
+        processes=resolved.processes if here else None,
     )
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from trainworks.cli.following import far_output, following
 from trainworks.cli.options import OptionalRun, RunsOption, find
 from trainworks.cli.tail import RankLogs, Tail
 from trainworks.errors import UsageError
@@ -23,17 +24,25 @@ def command(
     run: OptionalRun = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
     rank: Annotated[int | None, typer.Option("--rank", min=0, help="One rank only.")] = None,
+    attempt: Annotated[
+        int | None, typer.Option("--attempt", min=1, help="Only what this start of each rank has said; the first is 1.")
+    ] = None,
     node: Annotated[int | None, typer.Option("--node", min=0, help="The agent of one node.")] = None,
     supervisor: Annotated[bool, typer.Option("--supervisor", help="The supervisor.")] = False,
     runs: RunsOption = None,
 ) -> None:
     """All ranks when nothing is chosen, each line with its rank."""
     run_dir = find(run, runs)
-    chosen = _chosen(run_dir, rank, node, supervisor)
-    if chosen and not follow and not any(path.exists() for path in chosen):
-        raise UsageError(f"`{chosen[0]}` does not exist", hint="trainworks logs RUN --supervisor")
-    tails: list[Tail] | list[RankLogs] = [Tail(path) for path in chosen] or [RankLogs(run_dir)]
+    if (lines := far_output(run_dir, node=node, follow=follow)) is not None:
+        if supervisor or rank is not None or attempt is not None:
+            raise UsageError("the nodes of this run keep no files here", hint="choose a node with `--node`")
+        for line in lines:
+            typer.echo(line)
+        return
+    tails = _tails(run_dir, rank, attempt, _chosen(run_dir, node, supervisor), follow)
+    ask_its_engine = following(run_dir)
     while True:
+        ask_its_engine()
         ended = current_state(run_dir.read_status()).is_final
         for tail in tails:
             tail.print_new(everything=ended or not follow)
@@ -42,7 +51,20 @@ def command(
         SystemClock().sleep(_LOOK_S)
 
 
-def _chosen(run_dir: RunDir, rank: int | None, node: int | None, supervisor: bool) -> list[Path]:
-    chosen = [run_dir.rank_log(rank)] if rank is not None else []
-    chosen += [run_dir.node_log(node)] if node is not None else []
+def _tails(
+    run_dir: RunDir, rank: int | None, attempt: int | None, chosen: list[Path], follow: bool
+) -> list[Tail] | list[RankLogs]:
+    """What is to be printed; something that is not there yet is waited for, if somebody follows."""
+    if chosen and not follow and not any(path.exists() for path in chosen):
+        raise UsageError(f"`{chosen[0]}` does not exist", hint="trainworks logs RUN --supervisor")
+    ranks = RankLogs(run_dir, rank, attempt)
+    if not chosen and not follow and ranks.is_empty and (rank is not None or attempt is not None):
+        which = f"rank {rank}" if rank is not None else "any rank"
+        what = "no log" if attempt is None else f"no start number {attempt}"
+        raise UsageError(f"there is {what} of {which} of {run_dir.run_id}", hint="trainworks logs RUN --supervisor")
+    return [Tail(path) for path in chosen] or [ranks]
+
+
+def _chosen(run_dir: RunDir, node: int | None, supervisor: bool) -> list[Path]:
+    chosen = [run_dir.node_log(node)] if node is not None else []
     return chosen + ([run_dir.supervisor_log] if supervisor else [])

@@ -8,15 +8,15 @@ import json
 import typer
 from rich.table import Table
 
+from trainworks.cli.jobs import OnCluster, engine_on
 from trainworks.cli.options import AsJson, wide_console
-from trainworks.scheduler.local_engine import LocalEngine
 
 __all__ = ["command"]
 
 
-def command(as_json: AsJson = False) -> None:
+def command(cluster: OnCluster = None, as_json: AsJson = False) -> None:
     """What is free, what is taken, and why a node takes no jobs."""
-    nodes = LocalEngine().nodes()
+    nodes = engine_on(cluster).nodes()
     if as_json:
         typer.echo(json.dumps([dataclasses.asdict(node) for node in nodes], indent=2))
         return

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from trainworks import __version__
-from trainworks.bench.calibrate import calibrate
+from trainworks.bench.calibrate import Machines, calibrate
 from trainworks.bench.trial import TrialOutOfMemoryError, try_out
 from trainworks.cli.data_worker import ask
+from trainworks.cli.elsewhere import resolve_elsewhere
 from trainworks.cli.precision import check_precision, default_precision
 from trainworks.errors import DiskFullError, EnvironmentProblem, LayoutError, MissingExtraError, UsageError
 from trainworks.files import free_bytes
@@ -21,10 +22,10 @@ from trainworks.host.corpus import anchored_data, check_sources
 from trainworks.host.folders import cache_folder
 from trainworks.host.probe import probe_host
 from trainworks.job.environment import agent_environment
-from trainworks.plan.local.command import ResourceError, choose_command_processes
+from trainworks.plan.local.command import ResourceError, choose_command_processes, choose_workload_processes
 from trainworks.plan.local.layout import choose_layout
 from trainworks.plan.local.measured import check_own_optimizer, make_measured_plan, measured_layouts
-from trainworks.plan.local.plan import choose_processes, make_plan, num_steps
+from trainworks.plan.local.plan import make_plan, num_steps
 from trainworks.plan.local.step_time import calibration_request
 from trainworks.plan.model_shape import shape_of_hf_config, shape_of_model
 from trainworks.record.environment import HostFacts
@@ -50,21 +51,35 @@ def resolve(
     runs: Path,
     command: list[str] | None = None,
     calibrate_again: bool = False,
+    host: HostFacts | None = None,
+    machines: Machines | None = None,
 ) -> ResolvedRun:
     """Decide everything that the run file leaves open, and predict the run.
+
+    Args:
+        run_file: what is asked for.
+        source: where it was read.
+        run_id: of the run directory.
+        runs: folder of all runs.
+        command: argument vector, where one is given instead of a text.
+        calibrate_again: measure even what was measured before.
+        host: all nodes of the run as one machine, where it has got them; else this machine is probed, and a run
+            for another engine is left without a plan.
+        machines: how to start something on these nodes.
 
     Raises:
         TrainworksError: with the run file's line where it is to blame.
     """
-    _check_it_can_run_here(run_file, source)
+    _check_it_can_run(run_file, source)
     folder = _working_folder(run_file, source)
-    run_file = _anchored(run_file, source, folder)
-    host = probe_host(runs)
-    processes = (
-        choose_processes(run_file, num_cores=host.num_cores, num_accelerators=len(host.accelerators))
-        if run_file.workload
-        else _command_processes(run_file, source, host)
-    )
+    if host is not None or run_file.cluster.engine != "kubernetes":  # whose pods see other files
+        run_file = _anchored(run_file, source, folder)
+    if run_file.workload is None:
+        _check_variables(run_file, source)
+    if run_file.cluster.engine != "local" and host is None:
+        return resolve_elsewhere(run_file, run_id=run_id, folder=folder, command=command)
+    host = host or probe_host(runs)
+    processes = _processes(run_file, source, host)
     run_file = _with_precision(run_file, host, processes.device)
     if run_file.workload is not None:
         check_precision(run_file.workload.precision, host, source)
@@ -81,22 +96,22 @@ def resolve(
     if run_file.workload is None:
         return resolved
     try:
-        return _with_plan(resolved, run_file.workload, host, processes, runs, calibrate_again)
+        return _with_plan(resolved, run_file.workload, runs, calibrate_again, machines)
     except LayoutError as error:
         if source is None:
             raise
         raise source.locate(error) from None
 
 
-def _check_it_can_run_here(run_file: RunFile, source: Source | None) -> None:
-    """What can be planned for a described cluster and not trained on this machine is refused, with its place."""
+def _check_it_can_run(run_file: RunFile, source: Source | None) -> None:
+    """What can be planned for a described cluster and not trained by this version is refused, with its place."""
     workload = run_file.workload
+    engine = run_file.cluster.engine
     problem: tuple[tuple[str, ...], str, str] | None = None
-    if run_file.cluster.engine != "local":
-        where = run_file.cluster.of or run_file.cluster.engine
-        text = f"cluster `{where}` is not this machine, and this version runs on this machine only"
+    if engine == "described":
+        text = f"cluster `{run_file.cluster.of}` is described, to plan with, and nothing can run there"
         problem = ("cluster",), text, "plan it with `trainworks plan`, or set `cluster: local`"
-    elif run_file.framework == "slurm" and (word := _word_of_slurm(run_file.run or "")):
+    elif engine == "local" and run_file.framework == "slurm" and (word := _word_of_slurm(run_file.run or "")):
         text = f"the script needs Slurm: `{word}`, and `cluster` is this machine"
         problem = ("run",), text, "set `cluster: slurm`, or let Trainworks start the ranks, without `srun`"
     elif workload is not None and run_file.job.min_nodes not in (None, run_file.nodes):
@@ -140,14 +155,23 @@ def _other_model(workload: Workload) -> tuple[str, str] | None:
     return None
 
 
-def _command_processes(run_file: RunFile, source: Source | None, host: HostFacts) -> Processes:
+def _check_variables(run_file: RunFile, source: Source | None) -> None:
     missing = [name for name, value in run_file.envs.items() if value is None and name not in os.environ]
     if missing:
         place = source.place(("envs", missing[0])) if source else None
         hint = f"export {missing[0]}=..., or write its value in `envs`"
         raise UsageError(f"environment variable `{missing[0]}` has no value", place=place, hint=hint)
+    login = run_file.cluster.slurm.login if run_file.cluster.engine == "slurm" else None
+    if login and (here := [name for name, value in run_file.envs.items() if value is None]):
+        place = source.place(("envs", here[0])) if source else None
+        hint = f"write its value in `envs`, or submit on {login}"
+        raise UsageError(f"`{here[0]}` has a value here, and `{login}` does not see it", place=place, hint=hint)
+
+
+def _processes(run_file: RunFile, source: Source | None, host: HostFacts) -> Processes:
+    choose = choose_workload_processes if run_file.workload else choose_command_processes
     try:
-        return choose_command_processes(run_file, host)
+        return choose(run_file, host)
     except ResourceError as error:
         place = source.place(("resources", error.field)) if source else None
         raise UsageError(error.message, place=place, hint=error.hint) from None
@@ -221,8 +245,9 @@ def _tokenizer(workload: Workload) -> str:
 
 
 def _with_plan(
-    resolved: ResolvedRun, workload: Workload, host: HostFacts, processes: Processes, runs: Path, again: bool
+    resolved: ResolvedRun, workload: Workload, runs: Path, again: bool, machines: Machines | None
 ) -> ResolvedRun:
+    host, processes = resolved.host, resolved.processes
     if "torch" not in host.packages or "transformers" not in host.packages:
         raise MissingExtraError("torch" if "torch" not in host.packages else "transformers", "train")
     if workload.task != "causal-lm":
@@ -245,9 +270,15 @@ def _with_plan(
         processes,
         sequence_length=workload.data.sequence_length,
         precision=workload.precision,
+        machines=processes.nodes if machines else 1,
     )
     calibration = calibrate(
-        request, host, cache_folder("calibration"), environment=agent_environment(processes), again=again
+        request,
+        host,
+        cache_folder("calibration"),
+        environment=agent_environment(processes),
+        again=again,
+        machines=machines,
     )
     steps = num_steps(workload, tokens_in_data=_tokens_in_data(workload))
     plan = make_plan(resolved.run_file, shape, layout, processes, calibration, steps=steps)

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from trainworks.cli.idle import idle_text
 from trainworks.cli.jobs import jobs
 from trainworks.cli.options import AsJson, wide_console
 from trainworks.errors import UsageError
@@ -43,7 +44,9 @@ def command(
     if as_json:
         typer.echo(json.dumps([job_as_json(job) for job in found], indent=2))
         return
-    table = Table("job", "run", "state", "why", "starts", "nodes", "prio", "time", box=None, padding=(0, 2, 0, 0))
+    table = Table(
+        "job", "run", "engine", "state", "why", "starts", "nodes", "prio", "time", box=None, padding=(0, 2, 0, 0)
+    )
     for job in found:
         table.add_row(*_row(job, time.time()))
     wide_console().print(table)
@@ -58,12 +61,13 @@ def _state(text: str) -> JobState:
 
 def _row(job: JobRow, now: float) -> list[str]:
     reachable = "" if job.reachable else " (not reached)"
-    why = f"{job.reason}: {job.detail}" if job.reason else job.cause or ""
+    why = ": ".join(part for part in (job.reason, job.detail) if part) or job.cause or ""
     starts = format_duration(max(0.0, job.starts_at - now)) if job.starts_at else ""
     return [
         str(job.id),
         job.run_id,
-        f"{job.state}{reachable}",
+        f"{job.engine} {job.handle or ''}".strip(),
+        f"{job.state}{reachable}{idle_text(job, now)}",
         why,
         f"in {starts}" if starts else f"{job.position}." if job.position else "",
         ",".join(one.node for one in job.placement) or str(job.ticket.max_nodes),

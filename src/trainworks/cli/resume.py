@@ -9,21 +9,21 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from trainworks.cli.jobs import job_of_run, retry_job, stop_job
+from trainworks.cli.jobs import job_of_run, retry_job, submit_job, watch_job
 from trainworks.cli.launch import ticket
 from trainworks.cli.options import OptionalRun, RunsOption, find
 from trainworks.cli.outcome import raise_for_failure, say_stopped
 from trainworks.cli.planning import resolve
 from trainworks.cli.report import print_report
-from trainworks.cli.watch import submit_and_watch, watch
+from trainworks.cli.watch import submit_and_watch
 from trainworks.errors import UsageError
 from trainworks.job.state import JobState
 from trainworks.job.store import JobRow
 from trainworks.observe.progress import current_state
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
+from trainworks.scheduler.engines import engine_for, program_for
 from trainworks.scheduler.launch import take_run
-from trainworks.scheduler.local_engine import LocalEngine
 from trainworks.spec.run_file import OnNonfinite, OnSpike
 
 __all__ = ["command"]
@@ -69,24 +69,19 @@ def _go_on(run_dir: RunDir, resolved: ResolvedRun, talk: Console) -> JobState:
     """Watch the run to its end: in its queue, if it came from one."""
     since = time.time()
     job = job_of_run(run_dir)
-    if job is None:
+    if job is None and resolved.run_file.cluster.engine == "local":
         return submit_and_watch(run_dir, resolved, talk, since=since)
-
-    def stop(reason: str) -> bool:
-        stop_job(job, at_once=False)
-        return True
-
-    return watch(run_dir, resolved, talk, since=since, start=lambda: _queue_again(run_dir, resolved, job), stop=stop)
+    return watch_job(run_dir, resolved, talk, since=since, start=lambda: _queue_again(run_dir, resolved, job))
 
 
 def _queue_again(run_dir: RunDir, resolved: ResolvedRun, job: JobRow | None) -> None:
     """A run that was submitted goes back into its queue; one that was not comes into it."""
     os.close(take_run(run_dir))
-    engine = LocalEngine()
     if job is None:
-        engine.submit(engine.render(ticket(resolved), run_dir), run_dir)
+        program = program_for(resolved.run_file, resolved.command)
+        submit_job(engine_for(resolved.run_file.cluster, program=program), ticket(resolved), run_dir)
     else:
-        retry_job(job)
+        retry_job(job, ticket(resolved))
 
 
 def _with_guard(run_dir: RunDir, before: ResolvedRun, asked: dict[str, str | None]) -> ResolvedRun:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
 from rich.console import Console
 
-from trainworks.cli.launch import DryRun, Name, Nodes, ProcessesPerNode, Recalibrate, Target, prepare, wanted
+from trainworks.cli.launch import DryRun, Name, Nodes, ProcessesPerNode, Recalibrate, Target, prepare, ticket, wanted
 from trainworks.cli.options import RunsOption
 from trainworks.cli.outcome import raise_for_failure, say_stopped
 from trainworks.cli.report import print_report
@@ -23,17 +26,28 @@ def command(
     dry_run: DryRun = False,
     recalibrate: Recalibrate = False,
 ) -> None:
-    """Ctrl-C stops the run with a checkpoint; `trainworks resume` goes on from there."""
+    """Ctrl-C stops the run with a checkpoint; `trainworks resume` goes on from there.
+
+    A run for other machines waits in their queue, and is watched from here.
+    """
     talk = Console(stderr=True)
     asked = wanted(target, nodes=nodes, nproc=nproc, name=name)
-    prepared = prepare(asked, runs=runs, dry_run=dry_run, recalibrate=recalibrate, console=talk)
+    prepared = prepare(asked, runs=runs, dry_run=dry_run, recalibrate=recalibrate, console=talk, queued=False)
     if prepared is None:
         return
-    run_dir, resolved = prepared
-    if any((asked.run_file.job.hold, asked.run_file.job.depends_on, asked.run_file.job.time_limit)):
+    run_dir, engine = prepared.run_dir, prepared.engine
+    if engine is None and any((asked.run_file.job.hold, asked.run_file.job.depends_on, asked.run_file.job.time_limit)):
         talk.print("warning: `job` is for `trainworks submit`; `run` starts at once, without a limit", style="yellow")
     talk.print(f"run {run_dir.run_id} in {run_dir.path}", highlight=False)
-    state = submit_and_watch(run_dir, resolved, talk, since=0.0)
+    if engine is None:
+        state = submit_and_watch(run_dir, prepared.resolved, talk, since=0.0)
+    else:
+        jobs: Any = importlib.import_module("trainworks.cli.jobs")  # opens a database: not before it is needed
+        own = ticket(prepared.resolved)
+        state = jobs.watch_job(
+            run_dir, prepared.resolved, talk, since=0.0, start=lambda: jobs.submit_job(engine, own, run_dir)
+        )
+    resolved = run_dir.read_resolved()
     if resolved.plan is not None:
         print_report(run_dir)
     raise_for_failure(run_dir, state)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -49,6 +50,12 @@ def command(
         int, typer.Option("--accelerators", min=0, help="Accelerators of a node; they are not there.")
     ] = _SIZE.accelerators,
     accounting: Annotated[bool, typer.Option("--accounting", help="With a database: history, quotas, QOS.")] = False,
+    cloud: Annotated[
+        int, typer.Option("--cloud", min=0, help="Of the nodes, so many come when a job needs them, and go again.")
+    ] = _SIZE.cloud,
+    down_after: Annotated[
+        int, typer.Option("--down-after", min=1, help="Seconds without a job until one of these goes.")
+    ] = _SIZE.down_after_s,
     port: Annotated[int, typer.Option("--port", min=1024, help="First of the ports that it takes.")] = _SIZE.first_port,
     folder: Annotated[Path | None, typer.Option("--folder", help="Where all of it lies; keep it short.")] = None,
     as_json: AsJson = False,
@@ -61,7 +68,8 @@ def command(
     if action is Action.INSTALL:
         install(accounting=accounting)
     elif action is Action.UP:
-        sandbox.up(SandboxSize(nodes=nodes, accelerators=accelerators, accounting=accounting, first_port=port))
+        size = SandboxSize(nodes=nodes, accelerators=accelerators, accounting=accounting, first_port=port)
+        sandbox.up(replace(size, cloud=cloud, down_after_s=down_after))
     elif action is Action.DOWN:
         sandbox.down()
     elif action is Action.PURGE:

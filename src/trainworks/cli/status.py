@@ -22,6 +22,7 @@ def command(run: OptionalRun = None, runs: RunsOption = None, as_json: AsJson = 
     figures = {
         "run": run_dir.run_id,
         "state": str(progress.state),
+        "idle_for_s": time.time() - progress.status.idle_since if progress.status.idle_since else None,
         "cause": progress.status.cause,
         "message": progress.status.message,
         "step": progress.latest["step"] if progress.latest else None,

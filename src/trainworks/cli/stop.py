@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from trainworks.cli.following import following
 from trainworks.cli.jobs import job_of_run, stop_job
 from trainworks.cli.options import OptionalRun, RunsOption, find
 from trainworks.errors import UsageError
@@ -28,7 +29,9 @@ def command(
         stop_job(job, at_once=now)
     else:
         _stop_run(run_dir, at_once=now)
+    ask_its_engine = following(run_dir)
     while not (state := current_state(run_dir.read_status())).is_final:
+        ask_its_engine()
         SystemClock().sleep(0.1)
     typer.echo(f"{run_dir.run_id} {state}")
 

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 from rich.console import Console
 
+from trainworks.cli.array import array_of
+from trainworks.cli.jobs import submit_job
 from trainworks.cli.languages import As, job_as
 from trainworks.cli.launch import DryRun, Name, Nodes, ProcessesPerNode, Recalibrate, Target, prepare, ticket, wanted
 from trainworks.cli.options import RunsOption
 from trainworks.errors import UsageError
-from trainworks.scheduler.local_engine import LocalEngine
 
 __all__ = ["command"]
+
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; nobody is asked where there is no terminal.")]
+ArrayOption = Annotated[
+    str | None,
+    typer.Option("--array", metavar="N|A-B", help="A job for each index, which a command finds in its environment."),
+]
 
 
 def command(
@@ -23,6 +32,8 @@ def command(
     dry_run: DryRun = False,
     recalibrate: Recalibrate = False,
     language: As = None,
+    array: ArrayOption = None,
+    yes: Yes = False,
 ) -> None:
     """The run survives this shell. Prints the run id; `trainworks logs -f` follows it."""
     talk = Console(stderr=True)
@@ -34,10 +45,21 @@ def command(
             )
         typer.echo(job_as(language, asked), nl=False)
         return
-    engine = LocalEngine()
-    prepared = prepare(asked, runs=runs, dry_run=dry_run, recalibrate=recalibrate, console=talk, check=engine.check)
-    if prepared is None:
-        return
-    run_dir, resolved = prepared
-    engine.submit(engine.render(ticket(resolved), run_dir), run_dir)
-    typer.echo(run_dir.run_id)
+    members = array_of(asked, array) if array else [asked]
+    for member in members:
+        first = member is members[0]
+        prepared = prepare(
+            member,
+            runs=runs,
+            dry_run=dry_run,
+            recalibrate=recalibrate and first,
+            console=talk,
+            queued=True,
+            ask=first and not yes,
+            times=len(members),
+        )
+        if prepared is None:
+            return
+        assert prepared.engine is not None
+        submit_job(prepared.engine, ticket(prepared.resolved), prepared.run_dir)
+        typer.echo(prepared.run_dir.run_id)

@@ -12,38 +12,62 @@ __all__ = ["RankLogs", "Tail"]
 
 
 class RankLogs:
-    """The logs of all ranks, also of those that start later; with several, each line says which."""
+    """The logs of all ranks, also of those that start later; with several, each line says which.
 
-    def __init__(self, run_dir: RunDir) -> None:
+    Args:
+        run_dir: of the run.
+        rank: one rank only.
+        attempt: only what this start of each rank has said, counted from 1.
+    """
+
+    def __init__(self, run_dir: RunDir, rank: int | None = None, attempt: int | None = None) -> None:
         self._run_dir = run_dir
-        self._tails: dict[Path, Tail] = {}
+        self._rank = rank
+        self._attempt = attempt
+        self._tails: dict[int, Tail] = {}
 
-    def _paths(self) -> list[Path]:
-        return sorted(self._run_dir.logs.glob("rank-*.log"), key=lambda path: int(path.stem.partition("-")[2]))
+    def _ranks(self) -> list[int]:
+        ranks = sorted(int(path.stem.partition("-")[2]) for path in self._run_dir.logs.glob("rank-*.log"))
+        return [rank for rank in ranks if self._rank in (None, rank)]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to print from, so far."""
+        return not any(self._part(rank) for rank in self._ranks())
+
+    def _part(self, rank: int) -> tuple[int, int | None] | None:
+        return (0, None) if self._attempt is None else self._run_dir.rank_log_part(rank, self._attempt)
 
     def print_new(self, *, everything: bool) -> None:
         """Print what was added since the last call; with `everything` also a line without its end."""
-        paths = self._paths()
-        for path in paths:
-            prefix = f"[{path.stem}] " if len(paths) > 1 else ""
-            self._tails.setdefault(path, Tail(path)).print_new(prefix, everything=everything)
+        ranks = self._ranks()
+        for rank in ranks:
+            path = self._run_dir.rank_log(rank)
+            prefix = f"[{path.stem}] " if len(ranks) > 1 else ""
+            if (part := self._part(rank)) is not None:
+                self._tails.setdefault(rank, Tail(path, part[0])).print_new(prefix, everything=everything, end=part[1])
 
 
 class Tail:
-    """Prints what a file has gained; a line without its end waits for it, unless everything is wanted."""
+    """Prints what a file has gained; a line without its end waits for it, unless everything is wanted.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: of the file.
+        offset: where to begin.
+    """
+
+    def __init__(self, path: Path, offset: int = 0) -> None:
         self._path = path
-        self._offset = 0
+        self._offset = offset
 
-    def print_new(self, prefix: str = "", *, everything: bool) -> None:
-        """Print what was added since the last call, each line after `prefix`."""
+    def print_new(self, prefix: str = "", *, everything: bool, end: int | None = None) -> None:
+        """Print what was added since the last call, each line after `prefix`, and nothing from `end` on."""
         if not self._path.exists():
             return
         with self._path.open("rb") as file:
             file.seek(self._offset)
-            data = file.read()
-        if not everything:
+            data = file.read() if end is None else file.read(max(0, end - self._offset))
+        if not everything and end is None:
             data = data[: data.rfind(b"\n") + 1]
         self._offset += len(data)
         for line in data.decode("utf-8", errors="replace").splitlines():

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from trainworks.cli.idle import idle_line
 from trainworks.observe import progress as observed
 from trainworks.record.events import Event
 from trainworks.record.faults import describe_fault
@@ -163,11 +164,18 @@ def _event_line(event: Event) -> str | None:
             line = describe_fault(event)
         case "profile" | "profile_refused":
             line = _profile_line(event)
-        case "checkpoint_damaged":
-            line = f"checkpoint of step {event['step']:,} is damaged and passed over: {event['folder']}"
-        case "checkpoint_failed":
-            line = f"checkpoint of step {event['step']:,} failed: {event['message']}"
+        case "idle" | "busy":
+            line = idle_line(event)
+        case "checkpoint_damaged" | "checkpoint_failed":
+            line = _checkpoint_line(event)
     return line
+
+
+def _checkpoint_line(event: Event) -> str:
+    which = f"checkpoint of step {event['step']:,}"
+    if event["kind"] == "checkpoint_failed":
+        return f"{which} failed: {event['message']}"
+    return f"{which} is damaged and passed over: {event['folder']}"
 
 
 def _profile_line(event: Event) -> str:

@@ -10,6 +10,7 @@ from typing import Self
 
 from rich.console import Console
 
+from trainworks.cli.following import following
 from trainworks.cli.tail import RankLogs
 from trainworks.cli.views import LineView, LiveView
 from trainworks.host.clock import SystemClock
@@ -75,8 +76,10 @@ def watch(
     view = LiveView(console, run_dir.run_id, num_steps, unit) if live else LineView(console, num_steps, unit)
     with _StopOnInterrupt(stop, console) as interrupts, view:
         start()
+        ask_its_engine = following(run_dir)
         while True:
             interrupts.pass_on()
+            ask_its_engine()
             snapshot = follower.look(since=since)
             if output is not None:
                 output.print_new(everything=snapshot.state.is_final)

@@ -26,6 +26,7 @@ __all__ = [
     "Forked",
     "Output",
     "adopt_orphans",
+    "append_output",
     "detach",
     "die_with",
     "die_with_parent",
@@ -134,6 +135,7 @@ def run(
     timeout_s: float | None = None,
     env: Mapping[str, str] | None = None,
     stdin: str | None = None,
+    pass_fds: Sequence[int] = (),
 ) -> Output:
     """Run a command to its end and capture what it prints; its exit code is the caller's to judge.
 
@@ -142,6 +144,7 @@ def run(
         timeout_s: longest time; none when None.
         env: the whole environment; this process's own when None.
         stdin: text that it reads; nothing when None.
+        pass_fds: open files that it inherits.
 
     Raises:
         FileNotFoundError: there is no such program.
@@ -156,6 +159,7 @@ def run(
             env=env,
             check=False,
             input=stdin or "",
+            pass_fds=pass_fds,
         )
     except subprocess.TimeoutExpired:
         raise EnvironmentProblem(f"`{' '.join(command[:4])} ...` took longer than {timeout_s:.0f} s") from None
@@ -281,10 +285,22 @@ def _become_own(output: int, new_session: bool, close_fds: Iterable[int]) -> Non
     signal.set_wakeup_fd(-1)
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
+    _write_to(output)
     for handle in close_fds:
         os.close(handle)
+
+
+def append_output(log: Path) -> None:
+    """Append what this process writes from now on to `log`."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with log.open("ab") as output:
+        _write_to(output.fileno())
+
+
+def _write_to(output: int) -> None:
+    os.dup2(output, 1)
+    os.dup2(output, 2)
 
 
 def wait_any(children: Iterable[Child], timeout_s: float | None) -> None:

@@ -16,7 +16,7 @@ from trainworks.errors import EnvironmentProblem
 
 __all__ = ["VERSION", "answering", "open_database"]
 
-VERSION = "0001"
+VERSION = "0002"
 """Newest migration."""
 _MIGRATIONS = Path(__file__).parent / "migrations"
 _BUSY_S = 30.0
@@ -25,14 +25,18 @@ _UPGRADE_LOCK = 7240915
 """PostgreSQL's advisory lock of whoever brings the store up to date."""
 
 
-def open_database(url: str) -> Engine:
+def open_database(url: str, *, keep_connection: bool = False) -> Engine:
     """The engine of SQLAlchemy for a URL, with the tables that this version knows.
+
+    Args:
+        url: as SQLAlchemy reads it.
+        keep_connection: connect once, instead of for each use.
 
     Raises:
         EnvironmentProblem: it cannot be opened, or a newer version of Trainworks wrote it.
     """
     try:
-        engine = sa.create_engine(url, **_options(url))
+        engine = sa.create_engine(url, **_options(url, keep_connection))
         if engine.dialect.name == "sqlite":
             sa.event.listen(engine, "connect", _set_up_sqlite)
             sa.event.listen(engine, "begin", _begin_sqlite)
@@ -45,10 +49,10 @@ def open_database(url: str) -> Engine:
     return engine
 
 
-def _options(url: str) -> dict[str, Any]:
-    """Connected anew for each use: a process that is forked off never shares a connection."""
+def _options(url: str, keep_connection: bool) -> dict[str, Any]:
     timeout = {"timeout": _BUSY_S} if url.startswith("sqlite") else {}
-    return {"poolclass": NullPool, "connect_args": timeout}
+    pool = {"pool_size": 1, "pool_pre_ping": not timeout} if keep_connection else {"poolclass": NullPool}
+    return pool | {"connect_args": timeout}
 
 
 def _set_up_sqlite(connection: Any, record: object) -> None:

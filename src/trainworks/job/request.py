@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from trainworks.record.resolved import Processes, ResolvedRun
 from trainworks.spec.command import Framework
+from trainworks.spec.engines import Idle
 from trainworks.spec.run_file import RunFile
 
 __all__ = ["JobRequest", "job_request", "max_restarts"]
@@ -30,6 +31,7 @@ class JobRequest:
     """From the request to end until the end."""
     longest_pause_s: float = 0.0
     """Predicted time in which a workload may not look up: one logging interval."""
+    idle: Idle = field(default_factory=Idle)
 
 
 def job_request(resolved: ResolvedRun) -> JobRequest:
@@ -43,6 +45,7 @@ def job_request(resolved: ResolvedRun) -> JobRequest:
         rendezvous_port=resolved.run_file.cluster.rendezvous_port,
         framework=resolved.run_file.framework,
         grace_s=resolved.run_file.job.grace,
+        idle=resolved.run_file.job.idle,
         longest_pause_s=plan.log_every_steps * plan.step_time.total_s if plan else 0.0,
     )
 

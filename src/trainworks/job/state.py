@@ -96,6 +96,7 @@ class Cause(enum.StrEnum):
     LAUNCH_FAILED = "launch_failed"
     NO_CAPACITY = "no_capacity"
     DEPENDENCY = "dependency"
+    IDLE = "idle"
     DISK_FULL = "disk_full"
     ENVIRONMENT = "environment"
     CONTROLLER_ERROR = "controller_error"
@@ -129,6 +130,7 @@ CAUSES: dict[Cause, CauseFacts] = {
     Cause.LAUNCH_FAILED: CauseFacts("it could not be started", True),
     Cause.NO_CAPACITY: CauseFacts("there was no room for it", True, counts_as_restart=False),
     Cause.DEPENDENCY: CauseFacts("a job that it depends on did not succeed", False),
+    Cause.IDLE: CauseFacts("it did not use what it held", False),
     Cause.DISK_FULL: CauseFacts("a disk was full", False),
     Cause.ENVIRONMENT: CauseFacts("the machine was in the way", False),
     Cause.CONTROLLER_ERROR: CauseFacts("Trainworks failed", True),

@@ -7,7 +7,7 @@ is told; nobody locks anything for longer than that.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
@@ -77,6 +77,8 @@ class JobRow:
     starts_at: float | None = None
     started_at: float | None = None
     ended_at: float | None = None
+    cluster: str | None = None
+    """The run file's words for where it runs, as JSON; None on this machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,13 +96,19 @@ class Attempt:
     exit_code: int | None = None
 
 
-def open_store(url: str) -> JobStore:
+def open_store(url: str, *, keep_connection: bool = False) -> JobStore:
     """The store at a URL that SQLAlchemy reads; made, or brought up to date, if need be.
+
+    Args:
+        url: of the store.
+        keep_connection: stay connected until `close`, for one who asks often. A process that is forked off must not
+            touch such a store, and not end in a way that lets Python clean up. Of SQLite's connections the last one
+            that is closed takes the write-ahead log with it: one that stays spares all others that work.
 
     Raises:
         EnvironmentProblem: it cannot be opened, or a newer version of Trainworks wrote it.
     """
-    return JobStore(open_database(url))
+    return JobStore(open_database(url, keep_connection=keep_connection))
 
 
 class JobStore:
@@ -119,6 +127,10 @@ class JobStore:
         """What `open_store` was given, password and all."""
         return self._engine.url.render_as_string(hide_password=False)
 
+    def close(self) -> None:
+        """Close the connection, where one is kept."""
+        self._engine.dispose()
+
     def _writing(self) -> AbstractContextManager[Connection]:
         return answering(self._writer)
 
@@ -126,9 +138,9 @@ class JobStore:
         return answering(self._engine)
 
     def add(
-        self, ticket: Ticket, *, run_dir: str, owner: str, engine: str, now: float, state: JobState = JobState.QUEUED
+        self, ticket: Ticket, *, run_dir: str, owner: str, engine: str, now: float, cluster: str | None = None
     ) -> JobRow:
-        """Write a new job down; once this returns it is not lost.
+        """Write a new job down, which waits; once this returns it is not lost.
 
         A run directory is submitted once: the same again is the job that there is.
         """
@@ -138,10 +150,11 @@ class JobStore:
             "name": ticket.name,
             "owner": owner,
             "engine": engine,
-            "ticket": json.dumps(asdict(ticket)),
+            "ticket": _ticket_text(ticket),
             "priority": ticket.priority,
             "held": ticket.hold,
-            "state": str(state),
+            "cluster": cluster,
+            "state": str(JobState.QUEUED),
             "attempt": 0,
             "restarts": 0,
             "reachable": True,
@@ -286,7 +299,7 @@ class JobStore:
             values["version"] = _next_version(connection)
             return connection.execute(sa.update(jobs).where(known).values(values)).rowcount == 1
 
-    def explain(self, pending: dict[int, tuple[str, str, int, float | None]]) -> None:
+    def explain(self, pending: Mapping[int, tuple[str, str, int | None, float | None]]) -> None:
         """Write down why jobs wait: reason, detail, position and estimated start of each."""
         if not pending:
             return
@@ -356,5 +369,10 @@ def _placement_text(placement: Sequence[Placement]) -> str:
 
 
 def _columns(changes: dict[str, Any]) -> dict[str, Any]:
-    placement = changes.get("placement")
-    return changes | ({"placement": _placement_text(placement)} if placement is not None else {})
+    """Values of columns, as the database keeps them."""
+    texts: dict[str, Callable[[Any], str]] = {"placement": _placement_text, "ticket": _ticket_text}
+    return {name: texts[name](value) if name in texts else value for name, value in changes.items()}
+
+
+def _ticket_text(ticket: Ticket) -> str:
+    return json.dumps(asdict(ticket))

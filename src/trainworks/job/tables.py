@@ -40,6 +40,7 @@ jobs = Table(
     Column("ended_at", Float),
     Column("changed_at", Float, nullable=False),
     Column("version", Integer, nullable=False),
+    Column("cluster", Text),
     Index("jobs_by_version", "version"),
     Index("jobs_by_state", "state", "id"),
     Index("jobs_by_run_id", "run_id"),

@@ -33,6 +33,8 @@ class Ticket:
     max_nodes: int
     """All or nothing: at least `min_nodes` together, and no more than this."""
     node: NodeResources
+    tasks_per_node: int = 1
+    """Processes that a batch script's own launcher starts; everything else starts its ranks itself."""
     time_limit_s: float | None = None
     """Of one attempt."""
     grace_s: float = 120.0
@@ -67,10 +69,16 @@ def ticket_of(
         min_nodes=min(job.min_nodes or nodes, nodes),
         max_nodes=nodes,
         node=_of_processes(processes, run_file) if processes else _of_run_file(run_file),
+        tasks_per_node=_tasks(run_file),
         working_folder=working_folder,
         max_restarts=max_restarts,
         **_wishes(run_file),
     )
+
+
+def _tasks(run_file: RunFile) -> int:
+    per_node = run_file.cluster.processes_per_node
+    return per_node if run_file.framework == "slurm" and per_node != "auto" else 1
 
 
 def _wishes(run_file: RunFile) -> dict[str, Any]:

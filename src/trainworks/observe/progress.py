@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -105,9 +106,14 @@ class RunFollower:
 
 
 def current_state(status: RunStatus) -> JobState:
-    """The state as written; LOST if it is not final and the supervisor that would change it is gone, or never came."""
+    """The state as written; LOST if it is not final and the supervisor that would change it is gone, or never came.
+
+    A supervisor on another machine is its engine's to miss.
+    """
     state = parse_state(status.state)
     if state.is_final or state.waits:  # a job in a queue has no supervisor, however long it waits
+        return state
+    if status.supervisor_host not in (None, socket.gethostname()):
         return state
     if status.supervisor_pid is None or status.supervisor_started_at is None:
         never_came = 0 < status.updated_at < time.time() - _START_TAKES_S

@@ -13,6 +13,9 @@ class CalibrationRequest(Spec):
     device: str
     precision: str
     num_ranks: int
+    """On all nodes together."""
+    nodes: int = 1
+    """Machines that they stand on, each with as many."""
     threads_per_rank: int
     gemm_shapes: tuple[tuple[int, int, int], ...]
     """(m, n, k) each."""
@@ -32,7 +35,7 @@ class GemmRate(Spec):
 
 
 class Calibration(Spec):
-    """Measured with all ranks of this machine busy; rates are per rank.
+    """Measured with all ranks busy; rates are per rank.
 
     A collective over S bytes is modelled as `all_reduce_latency_s + 2(n-1)/n * S / all_reduce_bytes_per_s`.
     """

@@ -13,7 +13,7 @@ from trainworks.files import append_text
 __all__ = ["Event", "EventKind", "append_event", "read_events", "read_lines_from"]
 
 EventKind = Literal[
-    "submitted",  # nodes, processes_per_node; under Slurm also hosts, job, restarts (how often it was put back)
+    "submitted",  # nodes, processes_per_node; on a cluster also hosts, job, restarts (turns before)
     "state",  # state, cause, message: the supervisor's view
     "agent_started",  # node
     "agent_lost",  # node, exit_code
@@ -29,6 +29,8 @@ EventKind = Literal[
     "rollback",  # those of skipped, to_step, batches_left_out: back to that checkpoint, on behind these batches
     "profile",  # first_step, last_step, ranks, folder: the traces of these steps are written
     "profile_refused",  # first_step, last_step, message: they could not be recorded
+    "idle",  # since, accelerator, cpu_cores, io_bytes_per_s (since then, of the busiest node): called idle from now on
+    "busy",  # idle_for_s: it uses again what it holds
     "stop_requested",  # reason
     "stopped",  # step: the ranks ended early, with a checkpoint
     "sample",  # step, prompt, text

@@ -7,12 +7,15 @@ runs/stdlib-lm-1/
   metrics.jsonl   one line per step            checkpoints/    step-NNNNNNNN/, complete with manifest.json
   report.html     written by `report`          .lock .reserve  held while it runs; room for last words
   profile.json    steps to be profiled         profiles/       steps-N-M/: rank-R.trace.json.gz, rank-R.json
+  usage/          node-N.json: what its processes have used so far
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
+from functools import lru_cache
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -21,6 +24,7 @@ from trainworks.errors import EnvironmentProblem, UnknownRunError
 from trainworks.files import naming_full_disk, write_atomic
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.status import RunStatus
+from trainworks.record.usage import NodeUsage
 
 __all__ = ["RunDir", "create_run_dir", "find_run", "list_runs"]
 
@@ -82,6 +86,10 @@ class RunDir:
         """Nodes of a command and their ranks, for a launcher such as mpirun."""
         return self.path / "hostfile"
 
+    def usage_file(self, node: int) -> Path:
+        """What the processes of one node have used so far; replaced atomically."""
+        return self.path / "usage" / f"node-{node}.json"
+
     @property
     def profile_request_file(self) -> Path:
         """Present while steps are asked to be profiled."""
@@ -102,14 +110,19 @@ class RunDir:
         return self.path / ".lock"
 
     @property
+    def submit_lock_file(self) -> Path:
+        """Locked while the run is given to an engine."""
+        return self.path / ".submit.lock"
+
+    @property
     def reserve_file(self) -> Path:
         """Some room for last words: given up when the disk is full."""
         return self.path / ".reserve"
 
     def make_reserve(self) -> None:
         """Set the room aside."""
-        with naming_full_disk(self.path):
-            self.reserve_file.write_bytes(bytes(_RESERVE_BYTES))
+        with naming_full_disk(self.path), self.reserve_file.open("ab") as reserve:
+            os.posix_fallocate(reserve.fileno(), 0, _RESERVE_BYTES)
 
     def release_reserve(self) -> None:
         """Make room on a full disk for what has to be written before the end."""
@@ -138,6 +151,20 @@ class RunDir:
         """Output of one rank, over all attempts."""
         return self.logs / f"rank-{rank}.log"
 
+    def note_rank_start(self, rank: int) -> None:
+        """Write down where in its log the output of a rank's next start begins."""
+        log = self.rank_log(rank)
+        with log.with_suffix(".starts").open("a", encoding="utf-8") as starts:
+            starts.write(f"{log.stat().st_size if log.exists() else 0}\n")
+
+    def rank_log_part(self, rank: int, start: int) -> tuple[int, int | None] | None:
+        """First byte, and the one after the last, of the output of a rank's start, counted from 1; None: not yet."""
+        try:
+            offsets = [int(line) for line in self.rank_log(rank).with_suffix(".starts").read_text("utf-8").split()]
+        except FileNotFoundError:
+            return None
+        return (offsets[start - 1], offsets[start] if start < len(offsets) else None) if start <= len(offsets) else None
+
     def checkpoint(self, step: int) -> Path:
         """Folder of the checkpoint after `step` optimizer steps."""
         return self.checkpoints / f"step-{step:08d}"
@@ -161,7 +188,8 @@ class RunDir:
             EnvironmentProblem: the file is missing or was written by another format.
         """
         try:
-            return ResolvedRun.model_validate_json(self.resolved_file.read_bytes())
+            found = self.resolved_file.stat()
+            return _parsed(self.resolved_file, found.st_ino, found.st_mtime_ns)
         except FileNotFoundError:
             raise EnvironmentProblem(f"`{self.path}` has no resolved.json", hint="is it a run directory?") from None
         except ValidationError as error:
@@ -171,8 +199,8 @@ class RunDir:
             ) from None
 
     def write_status(self, status: RunStatus) -> None:
-        """Replace the status, atomically."""
-        write_atomic(self.status_file, status.model_dump_json(indent=2) + "\n")
+        """Replace the status, atomically; until it is the last one, a power cut leaves nobody who could go on."""
+        write_atomic(self.status_file, status.model_dump_json(indent=2) + "\n", durable=status.exit_code is not None)
 
     def read_status(self) -> RunStatus:
         """The current status; that of a run that was never launched if there is none."""
@@ -180,6 +208,25 @@ class RunDir:
             return RunStatus.model_validate_json(self.status_file.read_bytes())
         except (FileNotFoundError, ValidationError):
             return RunStatus(state="CREATED")
+
+    def write_usage(self, node: int, usage: NodeUsage) -> None:
+        """Replace what the processes of one node have used, atomically."""
+        path = self.usage_file(node)
+        path.parent.mkdir(exist_ok=True)
+        write_atomic(path, usage.model_dump_json() + "\n")
+
+    def read_usage(self, node: int) -> NodeUsage | None:
+        """What the processes of one node have used; None if nobody has written it, or another version did."""
+        try:
+            return NodeUsage.model_validate_json(self.usage_file(node).read_bytes())
+        except (OSError, ValidationError):
+            return None
+
+
+@lru_cache(maxsize=4)
+def _parsed(resolved_file: Path, inode: int, modified_at: int) -> ResolvedRun:
+    """Whoever launches a job, its supervisor and its agents are copies of one process, and read the same file."""
+    return ResolvedRun.model_validate_json(resolved_file.read_bytes())
 
 
 def create_run_dir(root: Path, name: str) -> RunDir:

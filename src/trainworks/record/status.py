@@ -19,4 +19,8 @@ class RunStatus(Spec):
     supervisor_pid: int | None = None
     supervisor_started_at: float | None = None
     """When that process started, seconds since boot: a process id alone may have been reused."""
+    supervisor_host: str | None = None
+    """Where it runs; elsewhere nobody can look for the process."""
+    idle_since: float | None = None
+    """Of a job that runs: since when it has used nothing of what it holds, once that is called idle."""
     updated_at: float = 0.0

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 from trainworks.host import process
+from trainworks.host.node_usage import follow_usage
 from trainworks.job.frameworks import Meeting, command_environment, setup_environment
 from trainworks.record.events import append_event
 from trainworks.record.exit_code import as_exit_code
@@ -43,6 +44,16 @@ class _CommandNode:
         """Signal handler."""
         self._stopping = True
 
+    def _follow_usage(self) -> None:
+        """Measure what the ranks use; under Slurm, those that an `srun` of their own has started here, too."""
+        follow_usage(
+            self._run_dir,
+            self._node,
+            every_s=self._resolved.run_file.job.idle.sample_every_s,
+            on_accelerators=self._resolved.processes.device == "cuda",
+            marks=run_mark(self._run_dir) if "SLURM_JOB_ID" in os.environ else None,
+        )
+
     def run(self) -> int:
         """Set up, start all ranks, wait; returns the first bad exit code, or 0."""
         if (code := self._set_up()) != 0:
@@ -56,6 +67,7 @@ class _CommandNode:
                 resumed_from_step=0,
             )
         ranks = [self._start(local_rank) for local_rank in range(self._resolved.processes.starts_on(self._node))]
+        self._follow_usage()
         while True:
             codes = [rank.exit_code() for rank in ranks]
             failed = next((index for index, code in enumerate(codes) if code), None)
@@ -87,6 +99,7 @@ class _CommandNode:
     def _start(self, local_rank: int) -> process.Child:
         run_file = self._resolved.run_file
         command = list(self._resolved.command) if self._resolved.command else self._shell(run_file.run or "")
+        self._run_dir.note_rank_start(self._rank(local_rank))
         log = self._run_dir.rank_log(self._rank(local_rank))
         try:
             return process.spawn(command, log=log, env=self._env(local_rank), folder=self._folder())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import select
 import signal
@@ -10,6 +11,7 @@ import socket
 import sys
 from pathlib import Path
 
+from trainworks.errors import EnvironmentProblem
 from trainworks.files import take_lock
 from trainworks.host import process
 from trainworks.host.clock import Clock, SystemClock
@@ -30,8 +32,12 @@ __all__ = ["main", "wake"]
 
 _LINGERS_S = 10.0
 """After the last job has ended, for the next one to start at once."""
+_QUIET_S = 0.05
 _LOOK_S = 0.25
 """Between two looks, where nothing happens: states of running jobs, time limits."""
+_STORE_RETRY_S = 1.0
+_STORE_AWAY_S = 3600.0
+"""How long a store may be away before the dispatcher gives up; the next one that somebody starts goes on."""
 _TAKES_OVER_S = 5.0
 """How long a new dispatcher waits for one that is about to go."""
 
@@ -60,24 +66,47 @@ def main() -> int:
         return 0  # there is one
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     process.adopt_orphans()
-    store, machine = open_store(store_url()), local_nodes(probe_host(store_folder()))
+    gc.freeze()  # what is there now is shared with every copy of this process, and not to be looked through in any
+    store, machine = open_store(store_url(), keep_connection=True), local_nodes(probe_host(store_folder()))
     while True:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as door:
             door.bind(dispatcher_address())
-            dispatcher = Dispatcher(store, machine, ForkingLauncher(clock, [lock, door.fileno()]), clock)
-            _serve(dispatcher, door, clock)
+            launcher = ForkingLauncher(clock, [lock, door.fileno()])
+            dispatcher = Dispatcher(store, machine, launcher, clock)
+            _serve(dispatcher, launcher, door, clock)
         dispatcher.look()  # from now on whoever submits starts another one; whoever did before is seen here
         if dispatcher.is_idle:
+            store.close()
             return 0
 
 
-def _serve(dispatcher: Dispatcher, door: socket.socket, clock: Clock) -> None:
+def _serve(dispatcher: Dispatcher, launcher: ForkingLauncher, door: socket.socket, clock: Clock) -> None:
     busy_at = clock.now()
     while clock.now() - busy_at < _LINGERS_S:
-        dispatcher.look()
+        _look(dispatcher, clock)
         if not dispatcher.is_idle:
             busy_at = clock.now()
-        _wait(door, dispatcher)
+        _wait(door, dispatcher, launcher)
+
+
+def _look(dispatcher: Dispatcher, clock: Clock) -> None:
+    """One look; while the store is away jobs run on, and what waits can wait.
+
+    Raises:
+        EnvironmentProblem: it stayed away.
+    """
+    gives_up_at = clock.now() + _STORE_AWAY_S
+    said = ""
+    while True:
+        try:
+            return dispatcher.look()
+        except EnvironmentProblem as away:
+            if clock.now() > gives_up_at:
+                raise
+            if str(away) != said:
+                said = str(away)
+                sys.stderr.write(f"{said}\n")
+        clock.sleep(_STORE_RETRY_S)
 
 
 def _take_over(clock: Clock) -> int | None:
@@ -89,8 +118,8 @@ def _take_over(clock: Clock) -> int | None:
     return lock
 
 
-def _wait(door: socket.socket, dispatcher: Dispatcher) -> None:
-    """Until somebody knocks, a supervisor ends, or some time has passed."""
+def _wait(door: socket.socket, dispatcher: Dispatcher, launcher: ForkingLauncher) -> None:
+    """Until somebody knocks, a supervisor ends, or some time has passed; when it is quiet, prepare for the next job."""
     poll = select.poll()
     poll.register(door, select.POLLIN)
     with contextlib.ExitStack() as opened:
@@ -99,7 +128,9 @@ def _wait(door: socket.socket, dispatcher: Dispatcher) -> None:
                 handle = os.pidfd_open(supervised.pid)
                 opened.callback(os.close, handle)
                 poll.register(handle, select.POLLIN)
-        poll.poll(_LOOK_S * 1000)
+        if not poll.poll(_QUIET_S * 1000):
+            launcher.prepare()
+            poll.poll((_LOOK_S - _QUIET_S) * 1000)
     with contextlib.suppress(BlockingIOError):
         while door.recv(64):
             pass

@@ -63,9 +63,10 @@ class Dispatcher:
     def look(self) -> None:
         """Follow what runs, then start what can."""
         self._refresh()
-        for job in [job for job in self._jobs.values() if not job.state.waits]:
-            self._follow(job)
-        self._refresh()
+        if running := [job for job in self._jobs.values() if not job.state.waits]:
+            for job in running:
+                self._follow(job)
+            self._refresh()
         self._serve()
 
     def _refresh(self) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Never
 
 from trainworks.errors import UsageError
 from trainworks.job.state import Cause, JobState
@@ -39,10 +39,11 @@ class Sight:
     """Why it waits, or why it ended, in the engine's words."""
     cause: Cause | None = None
     nodes: tuple[str, ...] = ()
+    """One for each node of the job; where engines let them share a machine, a name may stand here twice."""
     restarts: int = 0
     exit_code: int | None = None
     starts_at: float | None = None
-    """Estimated, of one that waits; seconds since the epoch."""
+    """Estimated, of one that waits; of others when their last start was. Seconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +80,8 @@ class Engine(abc.ABC):
 
     name: ClassVar[str]
     lacks: ClassVar[frozenset[Ability]] = frozenset()
+    shares_files: ClassVar[bool] = True
+    """Whether the job's nodes see the run directory where it is seen here; else `output` is what can be read."""
 
     @abc.abstractmethod
     def render(self, ticket: Ticket, run_dir: RunDir) -> Script:
@@ -96,32 +99,54 @@ class Engine(abc.ABC):
     def stop(self, handle: str, *, at_once: bool = False) -> None:
         """Ask the job for a clean end."""
 
-    @abc.abstractmethod
     def hold(self, handle: str) -> None:
         """Keep a job that waits from starting."""
+        self._has_no("hold")
 
-    @abc.abstractmethod
     def release(self, handle: str) -> None:
         """Let a held job start."""
+        self._has_no("hold")
 
     def retry(self, script: Script, run_dir: RunDir, handle: str) -> str:
         """Queue a job anew that has ended without success; it goes on in its run directory. Returns its handle now."""
         return self.submit(script, run_dir)
 
+    def output(self, handle: str, *, node: int | None = None, follow: bool = False) -> Iterator[str]:
+        """Lines that the job's nodes have written, without their ends; of an engine that does not share its files.
+
+        Args:
+            handle: of the job.
+            node: one node only.
+            follow: go on until the job ends.
+        """
+        return iter(())
+
     @abc.abstractmethod
     def nodes(self) -> list[NodeFacts]:
         """All nodes, in order of their names."""
 
-    @abc.abstractmethod
     def drain(self, node: str, reason: str) -> None:
         """Give the node no more jobs; those that run there go on."""
+        self._has_no("drain")
 
-    @abc.abstractmethod
     def undrain(self, node: str) -> None:
         """Give the node jobs again."""
+        self._has_no("drain")
+
+    def probe(self, ticket: Ticket) -> None:
+        """Ask the engine whether it would take such a job now; nothing is submitted.
+
+        Raises:
+            UsageError: it would not, in its words.
+            UnreachableError: it does not answer.
+        """
+        return
+
+    def _has_no(self, ability: Ability) -> Never:
+        raise UsageError(f"{self.name} has no `{ability}`", hint="its jobs can be stopped, and submitted anew")
 
     def check(self, ticket: Ticket) -> None:
-        """Refuse what this engine cannot do.
+        """Refuse what this engine cannot do; nobody is asked.
 
         Raises:
             UsageError: naming the first such wish.

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import os
+from collections.abc import Mapping
+
 from trainworks.errors import EnvironmentProblem
-from trainworks.files import take_lock
+from trainworks.files import naming_full_disk, take_lock
 from trainworks.host import process
 from trainworks.job.request import JobRequest
 from trainworks.record.events import append_event
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 
-__all__ = ["end_left_over", "make_ready", "run_mark", "take_run"]
+__all__ = ["end_left_over", "keep_environment", "make_ready", "run_mark", "take_environment", "take_run"]
 
 
 def take_run(run_dir: RunDir) -> int:
@@ -49,3 +53,23 @@ def end_left_over(run_dir: RunDir) -> int:
     for one in left:
         process.kill(one.pid)
     return len(left)
+
+
+def keep_environment(run_dir: RunDir, environment: Mapping[str, str]) -> None:
+    """Keep the variables of whoever submits, for the job alone and for nobody else to read."""
+    with naming_full_disk(run_dir.path):
+        handle = os.open(run_dir.environment_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(dict(environment), file)
+
+
+def take_environment(run_dir: RunDir, besides: Mapping[str, str]) -> None:
+    """Take on those variables, where somebody kept them, and some besides."""
+    try:
+        kept = json.loads(run_dir.environment_file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        kept = None
+    if kept is not None:
+        os.environ.clear()
+        os.environ.update(kept)
+    os.environ.update(besides)

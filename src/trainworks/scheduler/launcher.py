@@ -5,22 +5,25 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Protocol, final
 
-from trainworks.files import naming_full_disk, take_lock
+from trainworks.files import take_lock
 from trainworks.host import process
 from trainworks.host.clock import Clock
+from trainworks.host.spare import Order, Spare
 from trainworks.job.request import job_request
 from trainworks.job.store import JobRow
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 from trainworks.scheduler import supervisor
-from trainworks.scheduler.launch import end_left_over, make_ready, take_run
+from trainworks.scheduler.launch import end_left_over, make_ready, take_environment, take_run
+from trainworks.scheduler.nodes import run_agent
 
-__all__ = ["ForkingLauncher", "Launcher", "Supervised", "keep_environment"]
+__all__ = ["ForkingLauncher", "Launcher", "Supervised"]
 
 
 class Supervised(Protocol):
@@ -98,21 +101,27 @@ class ForkingLauncher:
     def __init__(self, clock: Clock, own_fds: Iterable[int]) -> None:
         self._clock = clock
         self._own_fds = list(own_fds)
+        self._spare: Spare | None = None
+
+    def prepare(self) -> Spare:
+        """Have a copy of this process ready for the next job."""
+        if self._spare is None or not self._spare.waits():
+            if self._spare is not None:
+                self._spare.dismiss()
+            self._spare = Spare(_begin, new_session=True, close_fds=self._own_fds)
+        return self._spare
 
     def launch(self, job: JobRow) -> Supervised:
-        """A copy of this process becomes the supervisor. It is born with the run's lock, so there is no moment at
-        which the job has begun and the lock is free.
+        """A copy of this process becomes the supervisor. It gets the run's lock with its order, so there is no moment
+        at which the job has begun and the lock is free.
         """
         run_dir = RunDir(Path(job.run_dir))
         lock = take_run(run_dir)
         try:
             make_ready(run_dir, job_request(_resolved_for(job, run_dir)), self._clock.now())
-            child = process.fork(
-                lambda: _supervise(run_dir, job, lock),
-                log=run_dir.supervisor_log,
-                new_session=True,
-                close_fds=self._own_fds,
-            )
+            devices = [device for one in job.placement for device in one.devices]
+            order = json.dumps([str(run_dir.path), devices])
+            child = self.prepare().order(order, lock, log=run_dir.supervisor_log)
         finally:
             os.close(lock)
         return _Supervisor(*process.identity(child.pid), child)
@@ -168,29 +177,13 @@ def _resolved_for(job: JobRow, run_dir: RunDir) -> ResolvedRun:
     return resolved
 
 
-def _supervise(run_dir: RunDir, job: JobRow, lock: int) -> int:
-    """In the supervisor: take on the environment that the job was submitted with, and its accelerators."""
-    environment = kept_environment(run_dir)
-    if environment is not None:
-        os.environ.clear()
-        os.environ.update(environment)
-    devices = [str(device) for one in job.placement for device in one.devices]
-    if devices:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
-    return supervisor.main(str(run_dir.path), "0", lock)
+def _begin() -> Order:
+    """In the copy that is going to supervise a job: have another one ready for its first agent."""
+    return partial(_supervise, agent=Spare(lambda: run_agent))
 
 
-def keep_environment(run_dir: RunDir, environment: Mapping[str, str]) -> None:
-    """Keep the variables of whoever submits, for the job alone and for nobody else to read."""
-    with naming_full_disk(run_dir.path):
-        handle = os.open(run_dir.environment_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(dict(environment), file)
-
-
-def kept_environment(run_dir: RunDir) -> dict[str, str] | None:
-    """Those variables; None where nobody kept any."""
-    try:
-        return dict(json.loads(run_dir.environment_file.read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        return None
+def _supervise(text: str, lock: int, *, agent: Spare) -> int:
+    """Take on the environment that the job was submitted with, and its accelerators."""
+    folder, devices = json.loads(text)
+    take_environment(RunDir(Path(folder)), {"CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))} if devices else {})
+    return supervisor.main(folder, "0", lock, agent)

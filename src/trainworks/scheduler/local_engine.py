@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 import shlex
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, final
@@ -20,7 +21,7 @@ from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 from trainworks.scheduler.dispatch import wake
 from trainworks.scheduler.engine import Ability, Engine, NodeFacts, Script, Sight
-from trainworks.scheduler.launcher import keep_environment
+from trainworks.scheduler.launch import keep_environment
 from trainworks.scheduler.machine import LocalNode, local_nodes, shape_of, snapshot_nodes
 from trainworks.scheduler.store_place import store_folder, store_url
 
@@ -40,7 +41,10 @@ class LocalEngine(Engine):
     lacks: ClassVar[frozenset[Ability]] = frozenset()
 
     def __init__(self, store: JobStore | None = None, clock: Clock | None = None) -> None:
-        self._store = store or open_store(store_url())
+        if store is None:
+            store = open_store(store_url(), keep_connection=True)
+            weakref.finalize(self, store.close)
+        self._store = store
         self._clock = clock or SystemClock()
 
     def check(self, ticket: Ticket) -> None:
@@ -87,7 +91,7 @@ class LocalEngine(Engine):
             raise UsageError(f"job {row.id} ({row.run_id}) is {row.state}", hint="retry one that failed or was stopped")
         keep_environment(run_dir, os.environ)
         self._say(run_dir, JobState.QUEUED)  # before anybody can launch it, and speak there
-        changes = {"ended_at": None, "asked_to_end": None}
+        changes = {"ended_at": None, "asked_to_end": None, "ticket": script.ticket}
         self._store.move(row.id, JobState.QUEUED, since=again, now=self._clock.now(), restarts=0, **changes)
         wake()
         return handle

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import json
 import os
 import signal
 import socket
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Protocol, final
 
 from trainworks.files import write_atomic
 from trainworks.host import process
 from trainworks.host.network import LOOPBACK, listen
+from trainworks.host.spare import Spare
 from trainworks.job.environment import accelerators_per_node, agent_environment
 from trainworks.job.frameworks import deepspeed_hostfile, mpi_hostfile, ports_needed
 from trainworks.job.request import JobRequest
@@ -21,9 +24,9 @@ from trainworks.record.exit_code import ExitCode
 from trainworks.record.failures import first_failure
 from trainworks.record.run_dir import RunDir
 from trainworks.scheduler import command_agent
-from trainworks.scheduler.launch import run_mark
+from trainworks.scheduler.launch import run_mark, take_environment
 
-__all__ = ["CommandNodes", "Hosts", "Nodes", "ThisMachine", "TrainingNodes"]
+__all__ = ["CommandNodes", "Hosts", "Nodes", "ThisMachine", "TrainingNodes", "run_agent"]
 
 
 class Hosts(Protocol):
@@ -207,12 +210,23 @@ class TrainingNodes(Nodes):
 
 @final
 class CommandNodes(Nodes):
-    """Agents of a command of the user's own; its ranks know nothing of restarts, so all start again together."""
+    """Agents of a command of the user's own; its ranks know nothing of restarts, so all start again together.
+
+    Args:
+        run_dir, request, inherited, hosts: as all have them.
+        spare: waits for the order of the first agent here, as `run_agent` takes it.
+    """
 
     def __init__(
-        self, run_dir: RunDir, request: JobRequest, inherited: Sequence[int] = (), hosts: Hosts | None = None
+        self,
+        run_dir: RunDir,
+        request: JobRequest,
+        inherited: Sequence[int] = (),
+        hosts: Hosts | None = None,
+        spare: Spare | None = None,
     ) -> None:
         super().__init__(run_dir, request, inherited, hosts)
+        self._spare = spare
         self._attempt = 1
         self._ports = self._free_ports()
         self._write_hostfile()
@@ -241,10 +255,18 @@ class CommandNodes(Nodes):
         ports, addresses = ",".join(map(str, self._ports)), ",".join(self._hosts.addresses)
         arguments = (str(self._run_dir.path), str(node), self._parent(), ports, str(self._attempt), addresses)
         log = self._run_dir.node_log(node)
+        if self._spare is not None and self._spare.waits():
+            return self._spare.order(json.dumps([arguments, self._own_env(node)]), self._inherited[0], log=log)
         if self._hosts.are_here:
             return process.fork(lambda: command_agent.main(*arguments), log=log, env=self._devices(node))
         command = process.python_module("trainworks.scheduler.command_agent", *arguments)
         return process.spawn(self._hosts.command(node, command), log=log, pass_fds=self._inherited)
+
+    def _own_env(self, node: int) -> dict[str, str]:
+        """What an agent has besides the variables of whoever submitted the job."""
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        mine = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+        return mine | self._devices(node)
 
     def _free_ports(self) -> list[int]:
         """Ports that are free now, all at once; the ranks bind them, so they cannot be held until then."""
@@ -262,3 +284,10 @@ class CommandNodes(Nodes):
             write_atomic(self._run_dir.hostfile, mpi_hostfile(processes, self._hosts.addresses))
         elif self._request.framework == "deepspeed":
             write_atomic(self._run_dir.hostfile, deepspeed_hostfile(processes))
+
+
+def run_agent(order: str, lock: int) -> int:
+    """The agent of a node, in a copy that was made before the supervisor knew its job; `lock` stays open."""
+    arguments, env = json.loads(order)
+    take_environment(RunDir(Path(arguments[0])), env)
+    return command_agent.main(*arguments)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,13 +17,15 @@ from trainworks.errors import TrainworksError
 from trainworks.files import take_lock
 from trainworks.host import process
 from trainworks.host.clock import Clock, SystemClock
+from trainworks.host.spare import Spare
 from trainworks.job.request import JobRequest, job_request
-from trainworks.job.state import TRANSITIONS, JobState
+from trainworks.job.state import TRANSITIONS, Cause, JobState
 from trainworks.record.events import Event, append_event, read_events, read_lines_from
 from trainworks.record.exit_code import ExitCode, as_exit_code
 from trainworks.record.failures import first_failure
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
+from trainworks.scheduler.idle_watch import IdleWatch
 from trainworks.scheduler.nodes import CommandNodes, Nodes, TrainingNodes
 
 __all__ = ["Supervisor", "main", "supervise"]
@@ -51,6 +54,14 @@ class Supervisor:
         self._stop_deadline: float | None = None
         self._events_read = 0
         self._done = False  # the ranks have said so: how their agents end after that does not matter
+        self._idle = IdleWatch(
+            run_dir,
+            request.idle,
+            nodes=request.processes.nodes,
+            on_accelerators=request.processes.device == "cuda",
+            clock=clock,
+        )
+        self._ended_idle: str | None = None
         self._restarts_left = request.max_restarts * (request.processes.nodes if request.kind == "training" else 1)
 
     def ask_to_stop(self, number: int, frame: object) -> None:
@@ -68,6 +79,7 @@ class Supervisor:
         self._nodes.start_all()
         while self._nodes.any_running():
             self._follow_events()
+            self._follow_use()
             self._follow_stop()
             if not self._restart_or_end():
                 break
@@ -87,6 +99,15 @@ class Supervisor:
                 self._done = True
             elif event["kind"] in ("failure", "agent_lost") and self._state is JobState.RUNNING:
                 self._enter(JobState.RECOVERING, event)
+
+    def _follow_use(self) -> None:
+        """A job that has been idle for long enough is stopped as a person would stop it."""
+        if self._state is not JobState.RUNNING or self._stop_signals or self._done:
+            self._idle.forget()
+        elif (why := self._idle.look()) is not None:
+            self._ended_idle = why
+            self._stop_signals = 1
+            append_event(self._run_dir.events_file, "stop_requested", reason=why)
 
     def _follow_stop(self) -> None:
         if self._stop_signals == 0:
@@ -139,7 +160,7 @@ class Supervisor:
         if self._request.kind == "command" and self._stop_signals == 0 and all(code == 0 for code in codes):
             return self._enter(JobState.SUCCEEDED, exit_code=0)
         if self._stop_signals or last == "stopped":
-            return self._enter(JobState.STOPPED, self._what_stopping_lost(events, last), exit_code=0)
+            return self._enter(JobState.STOPPED, self._why_stopped(self._what_stopping_lost(events, last)), exit_code=0)
         failure = first_failure(events) or {
             "cause": "agent_lost",
             "message": f"the node agents ended with codes {codes}",
@@ -152,6 +173,13 @@ class Supervisor:
         if self._request.kind == "command" or last == "stopped":
             return None
         return first_failure(events) or {"cause": "killed", "message": "ended before it could save a checkpoint"}
+
+    def _why_stopped(self, lost: Event | None) -> Event | None:
+        """What was lost, or that the job was idle, with what was lost beside it."""
+        if self._ended_idle is None:
+            return lost
+        message = self._ended_idle + (f"; {lost.get('message')}" if lost else "")
+        return {"cause": Cause.IDLE, "message": message, "hint": lost.get("hint") if lost else None}
 
     def _enter(self, state: JobState, failure: Event | None = None, exit_code: int | None = None) -> JobState:
         assert state in TRANSITIONS[self._state], f"{self._state} -> {state}"
@@ -170,6 +198,7 @@ class Supervisor:
                 exit_code=exit_code,
                 supervisor_pid=pid,
                 supervisor_started_at=started_at,
+                supervisor_host=socket.gethostname(),
                 updated_at=self._clock.now(),
             )
         )
@@ -230,19 +259,30 @@ def _last_words(error: Exception, run_dir: RunDir) -> RunStatus:
         hint=error.hint if isinstance(error, TrainworksError) else f"see {run_dir.supervisor_log}",
         exit_code=getattr(error, "exit_code", 1),
         supervisor_pid=os.getpid(),
+        supervisor_host=socket.gethostname(),
         updated_at=SystemClock().now(),
     )
 
 
-def main(run_folder: str, parent_pid: str, lock: int | None = None) -> int:
-    """Run a local job to its end; `lock` is the run's, where whoever starts this has taken it."""
+def main(run_folder: str, parent_pid: str, lock: int | None = None, agent: Spare | None = None) -> int:
+    """Run a local job to its end.
+
+    Args:
+        run_folder: of the run.
+        parent_pid: process to die with; 0 for none.
+        lock: the run's, where whoever starts this has taken it.
+        agent: a copy of this process for the first agent of a command.
+    """
     process.adopt_orphans()
     run_dir = RunDir(Path(run_folder))
 
     def build(lock: int) -> Supervisor:
         request = job_request(run_dir.read_resolved())
-        kind = TrainingNodes if request.kind == "training" else CommandNodes
-        return Supervisor(run_dir, request, kind(run_dir, request, inherited=(lock,)), SystemClock())
+        if request.kind == "command":
+            return Supervisor(run_dir, request, CommandNodes(run_dir, request, (lock,), spare=agent), SystemClock())
+        if agent is not None:
+            agent.dismiss()
+        return Supervisor(run_dir, request, TrainingNodes(run_dir, request, (lock,)), SystemClock())
 
     return supervise(run_dir, build, parent_pid=int(parent_pid), lock=lock)
 

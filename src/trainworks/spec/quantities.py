@@ -16,6 +16,7 @@ __all__ = [
     "BudgetUsd",
     "CheckpointInterval",
     "DurationS",
+    "DurationSOrNever",
     "Frozen",
     "SizeBytes",
     "Spec",
@@ -75,6 +76,18 @@ AutoDurationS = Annotated[
     WithJsonSchema({"type": "string", "examples": ["auto", "60s"]}),
 ]
 """Seconds, written as `60s`, or `auto`."""
+
+
+def _duration_or_never(value: Any) -> float | str:
+    return "never" if value == "never" else _duration(value)
+
+
+DurationSOrNever = Annotated[
+    Annotated[float, Field(gt=0)] | Literal["never"],
+    _parsed(_duration_or_never),
+    WithJsonSchema({"type": "string", "examples": ["2h", "never"]}),
+]
+"""Seconds, written as `2h`, or `never`."""
 
 
 def _size(value: Any) -> int:

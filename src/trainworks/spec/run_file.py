@@ -5,14 +5,15 @@ Either `workload:` (a model that Trainworks trains) or `run:` (a command of your
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
+from trainworks.spec.autoscale import Autoscale
 from trainworks.spec.command import EnvironmentValue, Framework, Resources
 from trainworks.spec.data import TRAINED_VOCABULARY, Data
 from trainworks.spec.data_source import DataSource
-from trainworks.spec.engines import Engine, Job, Kubernetes, Slurm
+from trainworks.spec.engines import Engine, Job, Kubernetes, Ray, SkyPilot, Slurm
 from trainworks.spec.layout import Layout
 from trainworks.spec.quantities import (
     AutoDurationS,
@@ -206,8 +207,8 @@ class Workload(Spec):
 
 
 class Cluster(Spec):
-    """Where to run: `local` is this machine, `slurm`, `slurm:PARTITION` and `kubernetes` are what they say; any other
-    text, such as `4x p4d.24xlarge`, is a cluster to plan with.
+    """Where to run: `local` is this machine; `slurm`, `slurm:PARTITION`, `kubernetes`, `skypilot` and `ray` are what
+    they say; any other text, such as `4x p4d.24xlarge`, is a cluster to plan with.
     """
 
     engine: Engine = "local"
@@ -225,6 +226,12 @@ class Cluster(Spec):
     """For `engine: slurm`."""
     kubernetes: Kubernetes = Kubernetes()
     """For `engine: kubernetes`."""
+    skypilot: SkyPilot = SkyPilot()
+    """For `engine: skypilot`."""
+    ray: Ray = Ray()
+    """For `engine: ray`."""
+    autoscale: Autoscale | None = None
+    """Nodes that come and go with the jobs, by the engine's own means."""
 
     @model_validator(mode="after")
     def _described_or_local(self) -> Cluster:
@@ -289,13 +296,14 @@ class Guard(Spec):
 
 
 def _cluster_from_text(value: Any) -> Any:
-    """`local`, `slurm`, `slurm:PARTITION` and `kubernetes` are engines; any other text describes a cluster."""
+    """`local`, `slurm:PARTITION` and the like are engines; any other text describes a cluster."""
     if not isinstance(value, str):
         return value if not isinstance(value, dict) or "of" not in value else {"engine": "described"} | value
     engine, _, partition = value.partition(":")
     if engine == "slurm" and partition:
         return {"engine": engine, "slurm": {"partition": partition.strip()}}
-    return {"engine": value} if value in ("local", "slurm", "kubernetes") else {"engine": "described", "of": value}
+    known = value in get_args(Engine) and value != "described"
+    return {"engine": value} if known else {"engine": "described", "of": value}
 
 
 def _layout_from_text(value: Any) -> Any:
@@ -324,7 +332,7 @@ class RunFile(Spec):
     num_nodes: PositiveInt | None = None
     """Nodes of a command, as SkyPilot writes it; the same as `cluster.nodes`."""
     resources: Resources | None = None
-    """What every node of a command must have, as SkyPilot writes it."""
+    """What every node must have, as SkyPilot writes it."""
     cluster: Annotated[Cluster, BeforeValidator(_cluster_from_text)] = Cluster()
     layout: Annotated[Layout | None, BeforeValidator(_layout_from_text)] = None
     """Degrees of parallelism and options; `auto` when left out. A degree it leaves out is 1 here, open elsewhere."""
@@ -349,7 +357,7 @@ class RunFile(Spec):
         if (self.workload is None) == (self.run is None):
             raise ValueError("give exactly one of `workload` (a model to train) and `run` (a command)")
         self._check_what_a_command_has_not()
-        for key in ("setup", "framework", "workdir", "num_nodes", "resources"):
+        for key in ("setup", "framework", "workdir", "num_nodes"):
             if getattr(self, key) is not None and self.run is None:
                 raise ValueError(f"`{key}` goes with `run`")
         if self.num_nodes is not None and self.cluster.nodes not in (1, self.num_nodes):
@@ -379,7 +387,7 @@ class RunFile(Spec):
         """How often `run` starts: mpirun and srun make all ranks; a SkyPilot task makes those of its node."""
         if self.framework in ("mpi", "slurm"):
             return "once"
-        as_skypilot = self.num_nodes is not None or self.resources is not None
+        as_skypilot = self.run is not None and (self.num_nodes is not None or self.resources is not None)
         return "per_node" if as_skypilot and self.cluster.processes_per_node == "auto" else "per_rank"
 
     def with_ranks(self, nodes: int | None, processes_per_node: int | None) -> RunFile:

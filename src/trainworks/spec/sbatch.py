@@ -27,7 +27,7 @@ _SIGNAL_S = 60.0
 """Before the end, where `--signal` names no time."""
 
 _REFUSED = {
-    "array": ("this version has no arrays of jobs", "submit the script once per value, with `--name`"),
+    "array": ("a script is one job here", "submit it with `trainworks submit --array 1-10`"),
     "clusters": ("one cluster at a time", "write a run file, and set `cluster.slurm.login`"),
     "wrap": ("a script is there already", "leave it out"),
     "test-only": ("this would be no job", "use `trainworks submit --dry-run`"),
@@ -273,16 +273,13 @@ def _signal(reading: _Reading, option: Option) -> None:
 
 
 def _dependency(reading: _Reading, option: Option) -> None:
-    """Jobs of Slurm that have to succeed are those of `depends_on`; other conditions are passed on."""
+    """Jobs by Slurm's numbers; those of `job.depends_on` are ours."""
     parts = re.split("[,?]", option.text)
     jobs = [job for part in parts for job in part.partition(":")[2].split(":") if job]
     if any(not re.fullmatch(r"[0-9]+(_([0-9]+|\*))?(\+[0-9]+)?", job) for job in jobs):
         hint = "write it like `afterok:1234:1235`; `squeue` shows the numbers"
         raise UsageError(f"`{option}` does not name its jobs by Slurm's numbers", hint=hint)
-    if "?" not in option.text and re.fullmatch(r"(afterok(:[0-9]+)+,?)+", option.text):
-        reading.put(("job", "depends_on"), jobs, option)
-    else:
-        reading.as_it_is(option)
+    reading.as_it_is(option)
 
 
 def _export(reading: _Reading, option: Option) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from trainworks.errors import TrainworksError
 from trainworks.host.folders import cache_folder
+from trainworks.host.node_usage import follow_usage
 from trainworks.host.process import die_with_parent
 from trainworks.record.events import append_event
 from trainworks.record.resolved import ResolvedRun
@@ -42,6 +43,8 @@ def main(
     append_event(run_dir.events_file, "agent_started", node=int(node))
     try:
         resolved = run_dir.read_resolved()
+        every_s, device = resolved.run_file.job.idle.sample_every_s, resolved.processes.device
+        follow_usage(run_dir, int(node), every_s=every_s, on_accelerators=device == "cuda")
         _start_fork_server(resolved)
         data_folder = _prepare_data(resolved, run_dir, int(node))
     except TrainworksError as error:

@@ -1,7 +1,7 @@
-"""Measure this machine for two seconds: `python -m trainworks.worker.calibrate REQUEST_JSON`.
+"""Measure this machine for two seconds: `python -m trainworks.worker.calibrate REQUEST_JSON [NODE ADDRESS PORT]`.
 
-Prints one Calibration as JSON. All ranks of a node measure at the same time, because they will compete for memory
-bandwidth and cores when they train.
+Prints one Calibration as JSON. All ranks measure at the same time, because they will compete for memory bandwidth,
+cores and the network when they train. Over several nodes it is started on each of them; the first listens at ADDRESS.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from multiprocessing.queues import SimpleQueue
 
 import torch
@@ -45,31 +46,44 @@ _LARGE_ALL_REDUCE_BYTES = 8 << 20
 _SMALL_ALL_REDUCE_BYTES = 4 << 10
 
 
-def measure(request: CalibrationRequest) -> Calibration:
-    """Measure with `request.num_ranks` processes; the result is rank 0's."""
-    listener = listen()
+@dataclass(frozen=True, slots=True)
+class _Meeting:
+    """Where all ranks find each other."""
+
+    address: str
+    port: int
+    listener: socket.socket | None
+    """Of the first node."""
+
+
+def measure(request: CalibrationRequest, node: int = 0, address: str = LOOPBACK, port: int = 0) -> Calibration | None:
+    """Measure with this node's share of `request.num_ranks` processes; the result is rank 0's, None on other nodes."""
+    listener = listen(port, address) if node == 0 else None
+    meeting = _Meeting(address, listener.getsockname()[1] if listener else port, listener)
     results = mp.get_context("fork").SimpleQueue()
+    per_node = request.num_ranks // request.nodes
     mp.start_processes(  # type: ignore[no-untyped-call]
-        _rank, args=(request, listener, results), nprocs=request.num_ranks, start_method="fork"
+        _rank, args=(node * per_node, request, meeting, results), nprocs=per_node, start_method="fork"
     )
-    calibration: Calibration = results.get()
-    return calibration
+    return results.get() if node == 0 else None
 
 
-def _rank(rank: int, request: CalibrationRequest, listener: socket.socket, results: SimpleQueue[Calibration]) -> None:
-    port = listener.getsockname()[1]
+def _rank(
+    local_rank: int, first: int, request: CalibrationRequest, meeting: _Meeting, results: SimpleQueue[Calibration]
+) -> None:
+    rank = first + local_rank
     store = dist.TCPStore(
-        LOOPBACK,
-        port,
+        meeting.address,
+        meeting.port,
         is_master=rank == 0,
         wait_for_workers=False,
-        master_listen_fd=listener.detach() if rank == 0 else None,
+        master_listen_fd=meeting.listener.detach() if meeting.listener and rank == 0 else None,
     )
     dist.init_process_group(
         "nccl" if request.device == "cuda" else "gloo", store=store, rank=rank, world_size=request.num_ranks
     )
     torch.set_num_threads(request.threads_per_rank)
-    device = torch.device(request.device, rank) if request.device == "cuda" else torch.device("cpu")
+    device = torch.device(request.device, local_rank) if request.device == "cuda" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
     calibration = _measure(request, device)
@@ -222,5 +236,12 @@ def _resident_bytes() -> int:
     return memory.resident_bytes()
 
 
+def main(request: str, node: str = "0", address: str = LOOPBACK, port: str = "0") -> None:
+    """Measure, and print what was measured on the first node."""
+    calibration = measure(CalibrationRequest.model_validate_json(request), int(node), address, int(port))
+    if calibration is not None:
+        print(calibration.model_dump_json())  # noqa: T201
+
+
 if __name__ == "__main__":
-    print(measure(CalibrationRequest.model_validate_json(sys.argv[1])).model_dump_json())  # noqa: T201
+    main(*sys.argv[1:])

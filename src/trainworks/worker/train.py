@@ -77,6 +77,7 @@ def train(run_folder: str, data_folder: str, node: int, agent_pid: int, board: s
     """
     run_dir = RunDir(Path(run_folder))
     rank = int(os.environ["RANK"])
+    run_dir.note_rank_start(rank)
     _redirect_output(run_dir.rank_log(rank))
     scene = Scene(Heartbeat((board, int(os.environ["LOCAL_RANK"])) if board else None))
     testify(scene.heartbeat)

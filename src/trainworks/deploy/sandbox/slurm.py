@@ -18,7 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from trainworks.deploy.sandbox import daemons
-from trainworks.deploy.sandbox.slurm_files import CLUSTER, SandboxSize, SlurmPaths, node_names, slurm_files
+from trainworks.deploy.sandbox.slurm_files import CLUSTER, SandboxSize, SlurmPaths, fixed_nodes, node_names, slurm_files
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.host import process
 from trainworks.host.clock import Clock, SystemClock
@@ -29,6 +29,7 @@ _PACKAGES = ("munge", "slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-pl
 _ACCOUNTING_PACKAGES = ("slurmdbd", "slurm-wlm-mysql-plugin", "mariadb-server")
 _PROGRAMS = ("munged", "munge", "slurmctld", "slurmd", "sinfo", "scontrol", "sbatch")
 _ACCOUNTING_PROGRAMS = ("slurmdbd", "mariadbd", "mariadb", "mariadb-install-db", "sacctmgr")
+_MODES = {".sh": 0o755}
 _POLICY = Path("/usr/sbin/policy-rc.d")
 _SQL = """create database if not exists slurm_acct;
 create user if not exists 'slurm'@'127.0.0.1' identified by 'slurm'; grant all on slurm_acct.* to 'slurm'@'127.0.0.1';
@@ -123,13 +124,16 @@ class SlurmSandbox:
         self._start_munge()
         if size.accounting:
             self._start_database(size)
-        self._start("slurmctld", ["slurmctld", "-f", str(self.paths.conf)])
-        self._wait(lambda: self._says("scontrol", "ping"), "an answer of slurmctld", "slurmctld")
-        for name in node_names(size):
+        self.start_controller()
+        for name in fixed_nodes(size):
             self.start_node(name)
         self._wait(self._all_idle, "every node idle", "slurmctld")
 
     def _check(self, size: SandboxSize) -> None:
+        if size.cloud > size.nodes:
+            raise UsageError(
+                f"{size.cloud} of {size.nodes} nodes cannot come and go", hint=f"give `--nodes` at least {size.cloud}"
+            )
         if os.geteuid() != 0:
             raise EnvironmentProblem("a Slurm sandbox needs root: slurmd does", hint="run it as root")
         if missing := missing_programs(accounting=size.accounting):
@@ -152,7 +156,7 @@ class SlurmSandbox:
             _make_device(self.paths.device(index))
         for name, text in slurm_files(size, self.paths, host=socket.gethostname().split(".")[0]).items():
             (folder / "etc" / name).write_text(text, encoding="utf-8")
-            (folder / "etc" / name).chmod(0o600 if name == "slurmdbd.conf" else 0o644)
+            (folder / "etc" / name).chmod(_MODES.get(Path(name).suffix, 0o644) if name != "slurmdbd.conf" else 0o600)
         self.paths.size_file.write_text(json.dumps(asdict(size)), encoding="utf-8")
 
     def _start_munge(self) -> None:
@@ -205,7 +209,17 @@ class SlurmSandbox:
         """Start a node that does not run; it rejoins by itself."""
         self._check_node(name)
         (self.paths.spool / name).mkdir(exist_ok=True)
-        self._start(f"slurmd-{name}", ["slurmd", "-N", name, "-f", str(self.paths.conf)])
+        booted = [] if name in fixed_nodes(self.size) else ["-b"]  # Slurm wants to see that its wish was heard
+        self._start(f"slurmd-{name}", ["slurmd", "-N", name, *booted, "-f", str(self.paths.conf)])
+
+    def start_controller(self) -> None:
+        """Start slurmctld, if it does not run."""
+        self._start("slurmctld", ["slurmctld", "-f", str(self.paths.conf)])
+        self._wait(lambda: self._says("scontrol", "ping"), "an answer of slurmctld", "slurmctld")
+
+    def stop_controller(self) -> None:
+        """End slurmctld, which saves its state; jobs go on, and nobody answers for them."""
+        daemons.end(self.paths.pid_file("slurmctld"), "slurmctld", self._clock)
 
     def kill_node(self, name: str) -> None:
         """As if its power had failed: the daemons die before they can report that the tasks have."""
@@ -259,7 +273,7 @@ class SlurmSandbox:
 
     def _all_idle(self) -> bool:
         idle = self._run("sinfo", "--noheader", "--Node", "--states=idle", "--format=%N").stdout.split()
-        return set(idle) == set(node_names(self.size))
+        return set(idle) >= set(fixed_nodes(self.size))
 
     def _start(self, name: str, command: list[str]) -> None:
         if daemons.pid_of(self.paths.pid_file(name), command[0]) is None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["CLUSTER", "SandboxSize", "SlurmPaths", "node_names", "slurm_files"]
+from trainworks.deploy.sandbox import cloud_nodes
+
+__all__ = ["CLUSTER", "SandboxSize", "SlurmPaths", "fixed_nodes", "node_names", "slurm_files"]
 
 CLUSTER = "sandbox"
 _SLURMCTLD, _SLURMDBD, _MARIADB, _SLURMD = 0, 1, 2, 10
@@ -28,6 +30,10 @@ class SandboxSize:
     """Whether there is a database, and with it history, quotas, QOS and fair share."""
     node_timeout_s: int = 10
     """How long a node may be silent; Slurm's own default is 300 s."""
+    cloud: int = 0
+    """Of the nodes, the last so many come when a job needs them, and go again."""
+    down_after_s: int = 30
+    """Time without a job after which one of these goes."""
 
     @property
     def database_port(self) -> int:
@@ -94,6 +100,11 @@ def node_names(size: SandboxSize) -> list[str]:
     return [f"node{number}" for number in range(1, size.nodes + 1)]
 
 
+def fixed_nodes(size: SandboxSize) -> list[str]:
+    """Those that are there all the time."""
+    return node_names(size)[: size.nodes - size.cloud]
+
+
 def slurm_files(size: SandboxSize, paths: SlurmPaths, *, host: str) -> dict[str, str]:
     """Name and text of every file in the sandbox's `etc`.
 
@@ -107,6 +118,8 @@ def slurm_files(size: SandboxSize, paths: SlurmPaths, *, host: str) -> dict[str,
         "topology.conf": _topology(size),
         "gres.conf": _gres(size, paths),
     }
+    if size.cloud:
+        files |= cloud_nodes.programs(size.nodes, size.cloud, size.down_after_s, paths.folder)
     return files | ({"slurmdbd.conf": _slurmdbd_conf(size, paths, host)} if size.accounting else {})
 
 
@@ -149,6 +162,7 @@ def _slurm_conf(size: SandboxSize, paths: SlurmPaths, host: str) -> str:
         "SlurmdParameters=config_overrides",
         *(["GresTypes=gpu"] if size.accelerators else []),
         "DefMemPerCPU=1000",
+        *(cloud_nodes.slurm_conf(size.nodes, size.cloud, size.down_after_s, paths.folder) if size.cloud else []),
         *_nodes(size, host),
         *_partitions(size),
     ]
@@ -179,9 +193,11 @@ _REQUEUE = "PreemptMode=REQUEUE"
 
 def _nodes(size: SandboxSize, host: str) -> list[str]:
     gres = f" Gres=gpu:{size.accelerator}:{size.accelerators}" if size.accelerators else ""
+    fixed = fixed_nodes(size)
     return [
         f"NodeName={name} NodeHostname={host} NodeAddr=127.0.1.{index + 1} Port={size.first_port + _SLURMD + index} "
-        f"CPUs={size.cores} RealMemory={size.memory_mb}{gres} Feature=rack{index // 2} State=UNKNOWN"
+        f"CPUs={size.cores} RealMemory={size.memory_mb}{gres} Feature=rack{index // 2} "
+        f"State={'UNKNOWN' if name in fixed else 'CLOUD'}"
         for index, name in enumerate(node_names(size))
     ]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from trainworks.job.formats import elastic
 from trainworks.job.formats.manifest import (
     REPLICATED_JOB,
     RUNS,
@@ -59,7 +60,12 @@ def jobset(pods: Pods, argv: list[str]) -> dict[str, Any]:
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
-        "metadata": {"name": dns_name(ticket.name), "namespace": pods.where.namespace, "labels": labels(pods)},
+        "metadata": {
+            "name": dns_name(ticket.name),
+            "namespace": pods.where.namespace,
+            "labels": labels(pods),
+            **elastic.of_the_job(pods),
+        },
         "spec": {key: value for key, value in spec.items() if value is not None},
     }
 
@@ -106,7 +112,7 @@ def _job(pods: Pods, argv: list[str]) -> dict[str, Any]:
         "podFailurePolicy": {
             "rules": [{"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}]
         },
-        "template": {"metadata": {"labels": labels(pods)}, "spec": _pod(pods, argv)},
+        "template": {"metadata": {"labels": labels(pods), **elastic.of_the_pods(pods)}, "spec": _pod(pods, argv)},
     }
     return {key: value for key, value in job.items() if value is not None}
 

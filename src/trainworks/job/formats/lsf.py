@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Iterator
 
 from trainworks.errors import UsageError
-from trainworks.job.formats.shell import check_can_leave, export, node_program, watched
+from trainworks.job.formats.shell import SAY_IT, check_can_leave, export, node_program, watched
 from trainworks.job.program import Program
 from trainworks.job.ticket import Ticket
 
@@ -77,7 +77,7 @@ def _body(ticket: Ticket, program: Program) -> str:
     end = _unused_word(text)
     start = (
         'for node in "${!hosts[@]}"; do',
-        '  blaunch "${hosts[$node]}" /bin/bash "$program" "$node" "${hosts[@]}" &',
+        '  blaunch "${hosts[$node]}" /bin/bash "$program" "$node" "${hosts[@]}" ' + f"{SAY_IT} &",
         "  groups+=($!)",
         "done",
     )

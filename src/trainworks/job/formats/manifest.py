@@ -14,6 +14,7 @@ import yaml
 from trainworks.errors import UsageError
 from trainworks.job.program import Program
 from trainworks.job.ticket import NodeResources, Ticket
+from trainworks.spec.autoscale import Autoscale
 from trainworks.spec.engines import Kubernetes
 
 __all__ = [
@@ -48,6 +49,7 @@ class Pods:
     ticket: Ticket
     program: Program
     where: Kubernetes
+    autoscale: Autoscale | None = None
 
 
 def dns_name(text: str) -> str:

@@ -18,13 +18,16 @@ from trainworks.job.program import Program
 from trainworks.job.ticket import Ticket
 from trainworks.record.resolved import Processes
 
-__all__ = ["MASTER_PORT", "check_can_leave", "export", "node_program", "watched"]
+__all__ = ["MASTER_PORT", "SAY_IT", "check_can_leave", "export", "node_program", "watched"]
 
 MASTER_PORT = 29500
 """torchrun's own; no free port can be looked for before there are nodes."""
 _HOSTFILE = "/tmp/trainworks-hostfile"  # noqa: S108, on the nodes
+SAY_IT = '2>&"$errors" {errors}>&-'
+"""Gives a process that is being started the shell's own stderr."""
 _WATCH = (
     "set +m",
+    f"exec {SAY_IT}",
     'stop() { for group in "${groups[@]}"; do kill -s "$1" -- "-$group" 2>/dev/null || true; done; }',
     'alive() { for group in "${groups[@]}"; do ! kill -0 -- "-$group" 2>/dev/null || return 0; done; return 1; }',
     'ranks=("${groups[@]}")',
@@ -74,16 +77,17 @@ def node_program(
         program: what runs.
         ticket: how many nodes there are.
         addresses: bash that prints the address of each node on a line; None where SKYPILOT_NODE_IPS is set already.
-        known: variables that the engine has set already.
+        known: variables that the engine has set already; MASTER_PORT may be one of them.
     """
-    env = {name: value for name, value in _environment(program, ticket).items() if name not in program.envs}
+    port = "${MASTER_PORT}" if "MASTER_PORT" in known else str(MASTER_PORT)
+    env = {name: value for name, value in _environment(program, ticket, port).items() if name not in program.envs}
     per_process = {name: value for name, value in env.items() if _mentions_process(value)}
     common = {name: value for name, value in env.items() if name not in per_process}
     return "\n".join(
         [
             *([f'export SKYPILOT_NODE_IPS="$({addresses})"'] if addresses else []),
             *(f"export {name}={value}" for name, value in common.items() if name not in known),
-            *_preparation(program, ticket),
+            *_preparation(program, ticket, port),
             *_setup(program),
             *_start(program, per_process, ticket.grace_s),
             "",
@@ -96,7 +100,7 @@ def export(name: str, value: str) -> str:
     return f"export {name}={shlex.quote(value)}"
 
 
-def _environment(program: Program, ticket: Ticket) -> dict[str, str]:
+def _environment(program: Program, ticket: Ticket, port: str) -> dict[str, str]:
     """Variables and what bash reads as their values."""
     per_node = 1 if program.starts == "per_node" else program.processes_per_node
     processes = Processes(
@@ -113,17 +117,18 @@ def _environment(program: Program, ticket: Ticket) -> dict[str, str]:
     unset = {"MASTER_ADDR", "NODE_RANK", "SKYPILOT_NODE_IPS", "TRAINWORKS_ATTEMPT", "JAX_LOCAL_DEVICE_IDS", "TF_CONFIG"}
     if ticket.node.cores is None:
         unset.add("OMP_NUM_THREADS")
-    written = {name: _as_bash(value, per_node) for name, value in env.items() if name not in unset}
+    written = {name: _as_bash(value, per_node, port) for name, value in env.items() if name not in unset}
     return written | _of_lists(env, processes)
 
 
-def _as_bash(value: str, per_node: int) -> str:
-    """The value in quotes, its indices as variables."""
+def _as_bash(value: str, per_node: int, port: str) -> str:
+    """The value in quotes, its indices as variables, and so the port where it is one."""
     variables = {
         str(_NODE * per_node + _LOCAL): "${RANK}",
         str(_NODE): "${NODE_RANK}",
         str(_LOCAL): "${LOCAL_RANK}",
         _ADDRESS: "${MASTER_ADDR}",
+        **({str(MASTER_PORT): port} if port != str(MASTER_PORT) else {}),
     }
     if value == str(_NODE * per_node + _LOCAL):
         return f"$((NODE_RANK * {per_node} + LOCAL_RANK))"
@@ -153,7 +158,7 @@ def _mentions_process(value: str) -> bool:
     return re.search(r"\bLOCAL_RANK\b|\bRANK\b", value) is not None
 
 
-def _preparation(program: Program, ticket: Ticket) -> list[str]:
+def _preparation(program: Program, ticket: Ticket, port: str) -> list[str]:
     """What the variables of a framework need: a host file, or a list of workers."""
     per_node = program.processes_per_node
     if program.framework == "deepspeed":
@@ -161,7 +166,8 @@ def _preparation(program: Program, ticket: Ticket) -> list[str]:
         lines = f"printf 'node-%s slots={slots}\\n' $(seq 0 {ticket.max_nodes - 1})"
         return [f"{lines} > {_HOSTFILE}"]
     if program.framework == "tensorflow":
-        ports = " ".join(str(MASTER_PORT + index) for index in range(per_node))
+        first = MASTER_PORT if port == str(MASTER_PORT) else None
+        ports = " ".join(str(first + index) if first else f"$((MASTER_PORT + {index}))" for index in range(per_node))
         return [
             'WORKERS=""',
             f"for address in $SKYPILOT_NODE_IPS; do for port in {ports}; do",
@@ -188,7 +194,7 @@ def _start(program: Program, per_process: Mapping[str, str], grace_s: float) -> 
         [
             f"for ((local_rank = 0; local_rank < {count}; local_rank++)); do",
             "  (",
-            *(f"    {line}" for line in ("trap - TERM", "export LOCAL_RANK=$local_rank", *settings)),
+            *(f"    {line}" for line in (f"exec {SAY_IT}", "trap - TERM", "export LOCAL_RANK=$local_rank", *settings)),
             f"    exec {shlex.join(program.argv)}",
             "  ) &",
             "  groups+=($!)",
@@ -202,7 +208,8 @@ def watched(start: Iterable[str], grace_s: float, patience_s: float = _PATIENCE_
     """Bash that starts processes and waits for them; the first that fails, or a TERM, ends all.
 
     Args:
-        start: puts every process into the background, and its id into `groups`.
+        start: puts every process into the background with `SAY_IT`, and its id into `groups`. Bash itself is silent
+            meanwhile: it would announce a process that ends before the last one has started.
         grace_s: from a TERM to a KILL.
         patience_s: the same after a failure.
     """
@@ -210,6 +217,7 @@ def watched(start: Iterable[str], grace_s: float, patience_s: float = _PATIENCE_
         f"code=0 patience={math.ceil(patience_s)} groups=()",
         f"trap 'code=143 patience={math.ceil(grace_s)}' TERM",
         "set -m",
+        "exec {errors}>&2 2>/dev/null",
         *start,
         *_WATCH,
     ]

@@ -9,38 +9,50 @@ import dataclasses
 from typing import Any
 
 from trainworks.errors import UsageError
+from trainworks.job.formats import elastic
 from trainworks.job.formats.manifest import to_yaml
 from trainworks.job.formats.shell import check_can_leave, node_program
 from trainworks.job.program import Program
 from trainworks.job.ticket import NodeResources, Ticket
+from trainworks.spec.autoscale import Autoscale
 
-__all__ = ["render"]
+__all__ = ["render", "task"]
 
 _LANGUAGE = "a SkyPilot task"
 _SET_BY_SKYPILOT = frozenset(("SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES", "SKYPILOT_NUM_GPUS_PER_NODE"))
 
 
-def render(ticket: Ticket, program: Program) -> str:
-    """The task.
+def render(ticket: Ticket, program: Program, autoscale: Autoscale | None = None) -> str:
+    """The task; its machines go by SkyPilot's own autostop where `autoscale` says after which time.
 
     Raises:
         UsageError: the job asks for something that a task cannot say.
     """
+    _check(ticket)
+    return to_yaml({key: value for key, value in task(ticket, program, autoscale).items() if value is not None})
+
+
+def task(ticket: Ticket, program: Program, autoscale: Autoscale | None = None) -> dict[str, Any]:
+    """The keys of a task, in their order; None for one that says nothing.
+
+    Raises:
+        UsageError: no task can start this program, or say what its nodes must have.
+    """
     check_can_leave(program, _LANGUAGE)
-    _check(ticket, program)
-    task: dict[str, Any] = {
+    if ticket.node.accelerators and ticket.node.accelerator is None:
+        raise UsageError(f"{_LANGUAGE} names the kind of its accelerators", hint="write it like `H100:8`")
+    return {
         "name": ticket.name,
         "num_nodes": ticket.max_nodes,
-        "resources": _resources(ticket.node),
+        "resources": {**_resources(ticket.node), **elastic.autostop(autoscale)} or None,
         "workdir": program.working_folder,
         "envs": dict(program.envs) or None,
         "setup": program.setup,
         "run": _run(ticket, program),
     }
-    return to_yaml({key: value for key, value in task.items() if value is not None})
 
 
-def _check(ticket: Ticket, program: Program) -> None:
+def _check(ticket: Ticket) -> None:
     wishes = {
         "job.priority": ticket.priority != 50,
         "job.time_limit": ticket.time_limit_s is not None,
@@ -53,18 +65,16 @@ def _check(ticket: Ticket, program: Program) -> None:
     wish = next((name for name, asked in wishes.items() if asked), None)
     if wish is not None:
         raise UsageError(f"{_LANGUAGE} has no `{wish}`", hint=f"leave `{wish}` out")
-    if ticket.node.accelerators and ticket.node.accelerator is None:
-        raise UsageError(f"{_LANGUAGE} names the kind of its accelerators", hint="write it like `H100:8`")
 
 
-def _resources(node: NodeResources) -> dict[str, str] | None:
+def _resources(node: NodeResources) -> dict[str, str]:
     """Lower limits, as those of a run file are."""
     wanted = {
         "accelerators": f"{node.accelerator}:{node.accelerators}" if node.accelerators else None,
         "cpus": f"{node.cores:g}+" if node.cores else None,
         "memory": f"{node.memory_bytes / 1e9:.9f}".rstrip("0").rstrip(".") + "+" if node.memory_bytes else None,
     }
-    return {key: value for key, value in wanted.items() if value is not None} or None
+    return {key: value for key, value in wanted.items() if value is not None}
 
 
 def _run(ticket: Ticket, program: Program) -> str:

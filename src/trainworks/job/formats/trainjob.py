@@ -9,6 +9,7 @@ import math
 from typing import Any
 
 from trainworks.errors import UsageError
+from trainworks.job.formats import elastic
 from trainworks.job.formats.jobset import container_env, node_text, volume_mounts, volumes
 from trainworks.job.formats.manifest import (
     REPLICATED_JOB,
@@ -63,7 +64,12 @@ def render(pods: Pods) -> str:
     document = {
         "apiVersion": "trainer.kubeflow.org/v1alpha1",
         "kind": "TrainJob",
-        "metadata": {"name": dns_name(ticket.name), "namespace": pods.where.namespace, "labels": labels(pods)},
+        "metadata": {
+            "name": dns_name(ticket.name),
+            "namespace": pods.where.namespace,
+            "labels": labels(pods),
+            **elastic.of_the_job(pods),
+        },
         "spec": {key: value for key, value in spec.items() if value is not None},
     }
     return header(pods) + to_yaml(document)
@@ -91,5 +97,7 @@ def _patch(pods: Pods) -> dict[str, Any]:
         "volumes": volumes(pods),
     }
     inner: dict[str, Any] = {"spec": {key: value for key, value in pod.items() if value is not None}}
+    if metadata := elastic.of_the_pods(pods):
+        inner["metadata"] = metadata
     job = {"name": REPLICATED_JOB, "template": {"spec": {"template": inner}}}
     return {"template": {"spec": {"replicatedJobs": [job]}}}

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterable
+from heapq import nsmallest
 
 from trainworks.job.policy.placement import Amounts, Board, Gang
 
@@ -52,7 +53,7 @@ class Forecast:
     def starts_at(self, gang: Gang, time_limit_s: float | None) -> float | None:
         """When the next job starts on `nodes_min` nodes, which are then its own; None if that is unknown."""
         parts, ends = self._parts_of(gang), self._ends
-        ready = sorted([(ends[index][parts[index] - 1], index) for index in gang.candidates])
+        ready = [(ends[index][parts[index] - 1], index) for index in gang.candidates]
         chosen, start = _first(ready, gang)
         if start == math.inf:
             return None
@@ -88,10 +89,10 @@ def _parts(need: Amounts, size: Amounts) -> int:
 def _first(ready: list[tuple[float, int]], gang: Gang) -> tuple[list[tuple[float, int]], float]:
     """The nodes that are ready first, of one rack where they must be, and when the last of them is."""
     if gang.racks is None:
-        chosen = ready[: gang.nodes_min]
+        chosen = nsmallest(gang.nodes_min, ready)
         return chosen, chosen[-1][0]
     by_rack: dict[str, list[tuple[float, int]]] = {}
-    for one in ready:
+    for one in sorted(ready):
         by_rack.setdefault(gang.racks[one[1]], []).append(one)
     groups = [group[: gang.nodes_min] for _, group in sorted(by_rack.items())]
     chosen = min(groups, key=lambda group: group[-1][0])

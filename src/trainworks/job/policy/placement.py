@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
+from typing import NamedTuple
 
 from trainworks.job.policy.snapshot import Node, Running, Shape, Snapshot
 
@@ -53,9 +54,8 @@ def fits(need: Amounts, free: Amounts) -> bool:
     return need[0] <= free[0] and need[1] <= free[1] and need[2] <= free[2]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gang:
-    """A shape on given nodes, which go by their numbers."""
+class Gang(NamedTuple):
+    """A shape on given nodes, which go by their numbers. A tuple: there may be one for each of ten thousand jobs."""
 
     number: int
     """The same for equal shapes."""
@@ -75,17 +75,18 @@ class Terrain:
         self.nodes = sorted(nodes, key=lambda node: node.name)
         self.sizes = [size_of(node) for node in self.nodes]
         self.numbers = {node.name: index for index, node in enumerate(self.nodes)}
-        self._gangs: dict[Shape, Gang] = {}
+        self._gang_numbers: dict[Shape, int] = {}
+        self._gangs: list[Gang] = []
         self._allowed: dict[tuple[str | None, frozenset[str]], tuple[list[int], Amounts]] = {}
 
     def gang(self, shape: Shape) -> Gang:
         """The gang of a shape on these nodes."""
-        found = self._gangs.get(shape)
-        if found is None:
-            found = self._gangs[shape] = self._gang_of(shape)
-        return found
+        number = self._gang_numbers.setdefault(shape, len(self._gangs))
+        if number == len(self._gangs):
+            self._gangs.append(self._gang_of(shape, number))
+        return self._gangs[number]
 
-    def _gang_of(self, shape: Shape) -> Gang:
+    def _gang_of(self, shape: Shape, number: int) -> Gang:
         need = need_of(shape)
         candidates, least = self._allowed_for(shape)
         if not fits(need, least):
@@ -96,7 +97,7 @@ class Terrain:
             together = Counter(racks.values())
             candidates = [index for index in candidates if together[racks[index]] >= shape.nodes_min]
         return Gang(
-            number=len(self._gangs),
+            number=number,
             need=need,
             nodes_min=shape.nodes_min,
             nodes_max=shape.nodes_max,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 __all__ = [
     "Cancel",
@@ -127,9 +127,8 @@ class Reason(enum.StrEnum):
     """The jobs that are preempted for it have not gone yet."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pending:
-    """Why a job does not start now, and when it may."""
+class Pending(NamedTuple):
+    """Why a job does not start now, and when it may. A tuple: there is one for each of ten thousand jobs."""
 
     reason: Reason
     detail: str

@@ -1,4 +1,4 @@
-"""Processes of a command on this machine, and whether it has what the command asks for."""
+"""Processes of a run on this machine, and whether it has what `resources` asks for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainworks.spec.command import Resources
 from trainworks.spec.run_file import RunFile
 from trainworks.units import format_bytes
 
-__all__ = ["ResourceError", "choose_command_processes"]
+__all__ = ["ResourceError", "choose_command_processes", "choose_workload_processes"]
 
 _LAUNCHERS = re.compile(r"(?:^|[\s;&|(])(torchrun|deepspeed|mpirun|mpiexec|horovodrun)\s")
 _ONCE_PER_NODE = {"torchrun": "--nproc-per-node", "deepspeed": "--num_gpus"}
@@ -20,7 +20,7 @@ _ONCE_PER_NODE = {"torchrun": "--nproc-per-node", "deepspeed": "--num_gpus"}
 
 
 class ResourceError(UsageError):
-    """This machine has less than the command asks for.
+    """This machine has less than is asked for.
 
     Args:
         field: the key of `resources` to blame, so that its line can be named.
@@ -29,6 +29,23 @@ class ResourceError(UsageError):
     def __init__(self, message: str, *, field: str, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
         self.field = field
+
+
+def choose_workload_processes(run_file: RunFile, host: HostFacts) -> Processes:
+    """Ranks of a workload, on no more than its `resources` where it names them.
+
+    Raises:
+        ResourceError: the machine has less than `resources` asks for.
+        UsageError: more ranks than accelerators, on a machine that has some.
+    """
+    resources, nodes = run_file.resources or Resources(), run_file.nodes
+    asked = _accelerators_per_node(resources, host, nodes)
+    _check_size(resources, host, nodes)
+    return choose_processes(
+        run_file,
+        num_cores=int(resources.cpus * nodes) or 1 if resources.cpus else host.num_cores,
+        num_accelerators=asked * nodes or len(host.accelerators),
+    )
 
 
 def choose_command_processes(run_file: RunFile, host: HostFacts) -> Processes:

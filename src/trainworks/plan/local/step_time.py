@@ -39,14 +39,21 @@ _DATA_S = 3e-5
 
 
 def calibration_request(
-    shape: ModelShape, layout: ResolvedLayout, processes: Processes, *, sequence_length: int, precision: str
+    shape: ModelShape,
+    layout: ResolvedLayout,
+    processes: Processes,
+    *,
+    sequence_length: int,
+    precision: str,
+    machines: int = 1,
 ) -> CalibrationRequest:
-    """The matrix products and the attention of one micro-batch of this model."""
+    """The matrix products and the attention of one micro-batch of this model; all nodes may share one machine."""
     tokens = layout.micro_batch * sequence_length
     return CalibrationRequest(
         device=processes.device,
         precision=precision,
-        num_ranks=processes.world_size,  # all nodes share this machine
+        num_ranks=processes.world_size,
+        nodes=machines,
         threads_per_rank=processes.threads_per_process,
         gemm_shapes=(
             (tokens, shape.hidden, shape.hidden),

@@ -13,6 +13,7 @@ from trainworks.host import process
 from trainworks.record.resolved import Processes, ResolvedRun
 from trainworks.scheduler.slurm.client import SlurmClient
 from trainworks.scheduler.slurm.states import expand
+from trainworks.scheduler.turn import processes_on
 
 __all__ = ["Allocation", "Step", "StepHosts", "allocation", "processes_in"]
 
@@ -62,32 +63,14 @@ def _addresses(said: str) -> dict[str, str]:
 
 
 def processes_in(resolved: ResolvedRun, got: Allocation) -> Processes:
-    """The ranks of a run on the nodes that it got.
-
-    Those of a workload are decided when it is planned, together with its layout; those of a command follow what it got,
-    one per accelerator unless the run file says how many.
-
-    Raises:
-        EnvironmentProblem: a workload got other nodes than it was planned for.
-    """
-    planned = resolved.processes
-    if resolved.run_file.workload is not None:
-        if len(got.nodes) != planned.nodes:
-            message = f"the run is planned for {planned.nodes} nodes, and Slurm gave it {len(got.nodes)}"
-            raise EnvironmentProblem(message, hint="leave `job.min_nodes` out")
-        return planned
-    ranks = planned.processes_per_node
-    if planned.starts == "per_rank" and resolved.run_file.cluster.processes_per_node == "auto":
-        ranks = got.accelerators_per_node or ranks
-    shared_by = ranks if planned.starts == "per_rank" else max(1, got.accelerators_per_node)
-    changes = {
-        "nodes": len(got.nodes),
-        "processes_per_node": ranks,
-        "threads_per_process": max(1, got.cores_per_node // shared_by),
-        "device": "cuda" if got.accelerators_per_node else "cpu",
-        "accelerators_per_node": got.accelerators_per_node,
-    }
-    return planned.model_copy(update=changes)
+    """The ranks of a run on the nodes that it got; see `processes_on`."""
+    return processes_on(
+        resolved,
+        engine="Slurm",
+        num_nodes=len(got.nodes),
+        cores_per_node=got.cores_per_node,
+        accelerators_per_node=got.accelerators_per_node,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +79,7 @@ class Step:
 
     options: tuple[str, ...]
     python: tuple[str, ...]
+    is_container: bool = False
 
 
 @final

@@ -9,24 +9,30 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+import psutil
 
 from trainworks.errors import TrainworksError
 from trainworks.host import process
 from trainworks.host.clock import SystemClock
+from trainworks.host.probe import probe_host
 from trainworks.job.request import JobRequest, job_request
-from trainworks.job.state import CAUSES, Cause, JobState, parse_cause
-from trainworks.record.events import Event, append_event, read_events
+from trainworks.job.state import CAUSES, Cause, JobState, parse_cause, parse_state
+from trainworks.record.events import append_event, read_events
+from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
-from trainworks.scheduler.nodes import CommandNodes, TrainingNodes
+from trainworks.scheduler.nodes import CommandNodes, Hosts, ThisMachine, TrainingNodes
 from trainworks.scheduler.slurm.allocation import Allocation, Step, StepHosts, allocation, processes_in
 from trainworks.scheduler.slurm.client import SlurmClient
 from trainworks.scheduler.slurm.states import cause_of_the_kill
 from trainworks.scheduler.supervisor import Supervisor, supervise
+from trainworks.scheduler.turn import back_in_the_queue, plan, planner_of, starts_that_count
 
 __all__ = ["main", "starts_that_count"]
 
@@ -35,6 +41,7 @@ _MEMORY_OF_THE_JOB = ("SLURM_MEM_PER_CPU", "SLURM_MEM_PER_GPU", "SLURM_MEM_PER_N
 _SIGNAL_COMES_EARLY_S = 90.0
 """Slurm may send a signal up to a minute before its time."""
 _UNTIL_SLURM_ENDS_US_S = 60.0
+_OF_THE_USER = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 def main(run_folder: str, *step: str) -> int:
@@ -42,7 +49,10 @@ def main(run_folder: str, *step: str) -> int:
     process.adopt_orphans()
     for name in _MEMORY_OF_THE_JOB:
         os.environ.pop(name, None)
-    batch = _Batch(RunDir(Path(run_folder)), _step(list(step)), SlurmClient())
+    run_dir = RunDir(Path(run_folder))
+    if parse_state(run_dir.read_status().state).is_final and not os.environ.get("SLURM_RESTART_COUNT"):
+        return 0  # submitted twice: another job has done it
+    batch = _Batch(run_dir, _step(list(step)), SlurmClient())
     code = supervise(batch.run_dir, batch.supervisor, heard=batch.hear)
     return batch.leave(code)
 
@@ -52,7 +62,7 @@ def _step(arguments: list[str]) -> Step:
     if "--" in arguments:
         cut = arguments.index("--")
         options, python = arguments[:cut], arguments[cut + 1 :]
-    return Step(tuple(options), tuple(python))
+    return Step(tuple(options), tuple(python), is_container="--" in arguments)
 
 
 class _Batch:
@@ -76,16 +86,38 @@ class _Batch:
 
     def supervisor(self, lock: int) -> Supervisor:
         """The supervisor of the nodes that Slurm gave."""
-        self._got = allocation(os.environ, self._client)
-        resolved = self.run_dir.read_resolved()
-        resolved = resolved.model_copy(update={"processes": processes_in(resolved, self._got)})
-        self.run_dir.write_resolved(resolved)
-        self._note_the_launch(self._got, resolved.processes.processes_per_node)
+        self._got = got = allocation(os.environ, self._client)
+        self._note_the_launch(got)
+        steps = StepHosts(got, self._step, self._client)
+        resolved = self._resolved(got, steps)
+        size = {"nodes": len(got.nodes), "processes_per_node": resolved.processes.processes_per_node}
+        append_event(
+            self.run_dir.events_file, "submitted", **size, hosts=list(got.nodes), job=got.job, restarts=got.restarts
+        )
         self._request = request = job_request(resolved)
+        hosts: Hosts = steps
+        if request.framework == "slurm":  # the script starts once, here, as a batch script of its own would
+            request = replace(request, processes=request.processes.model_copy(update={"nodes": 1}))
+            hosts = ThisMachine(1)
+            for number in _OF_THE_USER:
+                signal.signal(number, _pass_on)
         kind = TrainingNodes if request.kind == "training" else CommandNodes
         in_place = replace(request, max_restarts=self._restarts_in_place(request))
-        nodes = kind(self.run_dir, in_place, (lock,), StepHosts(self._got, self._step, self._client))
-        return Supervisor(self.run_dir, in_place, nodes, self._clock)
+        return Supervisor(self.run_dir, in_place, kind(self.run_dir, in_place, (lock,), hosts), self._clock)
+
+    def _resolved(self, got: Allocation, hosts: StepHosts) -> ResolvedRun:
+        """The run as it is on these nodes; a workload is planned there before its first start."""
+        resolved = self.run_dir.read_resolved()
+        if resolved.run_file.workload is not None and resolved.plan is None:
+            planner = planner_of(self.run_dir)
+            plan(hosts.command(0, planner) if self._step.is_container else planner)
+            resolved = self.run_dir.read_resolved()
+        changes: dict[str, Any] = {"processes": processes_in(resolved, got)}
+        if resolved.plan is None:
+            changes["host"] = probe_host(self.run_dir.path)
+        resolved = resolved.model_copy(update=changes)
+        self.run_dir.write_resolved(resolved)
+        return resolved
 
     def _restarts_in_place(self, request: JobRequest) -> int:
         """Those of a command are counted together with its turns in the queue; a workload, which goes on from its
@@ -97,17 +129,15 @@ class _Batch:
     def _starts(self, request: JobRequest) -> int:
         return starts_that_count(read_events(self.run_dir.events_file), in_place=request.kind == "command")
 
-    def _note_the_launch(self, got: Allocation, processes_per_node: int) -> None:
+    def _note_the_launch(self, got: Allocation) -> None:
         """Write down how the last stretch ended, if it could not, and that this one begins."""
-        events = self.run_dir.events_file
         last = self.run_dir.read_status()
         if got.restarts and last.state not in (JobState.QUEUED, JobState.PREEMPTED):
             cause = cause_of_the_kill(self._log(), got.job) or Cause.NODE_LOST
-            self._enter(*_back_in_the_queue(cause))
+            self._enter(*back_in_the_queue(cause))
         self.run_dir.stop_file.unlink(missing_ok=True)
         self.run_dir.make_reserve()
-        size = {"nodes": len(got.nodes), "processes_per_node": processes_per_node, "hosts": list(got.nodes)}
-        append_event(events, "submitted", **size, job=got.job, restarts=got.restarts)
+        self._say(JobState.STARTING, None, None)
 
     def leave(self, code: int) -> int:
         """Put the job back into the queue if that can help; returns the exit code of the batch script."""
@@ -116,12 +146,13 @@ class _Batch:
             return code
         cause = parse_cause(status.cause) or Cause.UNKNOWN
         if status.state == JobState.STOPPED:
-            found = None if signal.SIGINT in self._signals else self._why_it_left(self._got)
+            by_itself = signal.SIGINT in self._signals or cause is Cause.IDLE
+            found = None if by_itself else self._why_it_left(self._got)
             if found is None:
                 return self._cancelled(self._got)
             cause = found
             if cause is not Cause.TIME_LIMIT:  # Slurm itself puts it back
-                self._enter(*_back_in_the_queue(cause))
+                self._enter(*back_in_the_queue(cause))
                 return code
         if not self._another_start_may_help(cause):
             if status.state == JobState.STOPPED:
@@ -171,48 +202,29 @@ class _Batch:
         return 1
 
     def _enter(self, state: JobState, cause: Cause, message: str | None) -> None:
+        self._say(state, cause, message)
+        append_event(self.run_dir.events_file, "state", state=state, cause=cause, message=message)
+
+    def _say(self, state: JobState, cause: Cause | None, message: str | None) -> None:
         pid, started_at = process.identity()
         status = RunStatus(
             state=state,
             cause=cause,
             message=message,
-            exit_code=None if state.waits else 1,
+            exit_code=1 if state.is_final else None,
             supervisor_pid=None if state.waits else pid,
             supervisor_started_at=None if state.waits else started_at,
+            supervisor_host=None if state.waits else socket.gethostname(),
             updated_at=self._clock.now(),
         )
         self.run_dir.write_status(status)
-        append_event(self.run_dir.events_file, "state", state=state, cause=cause, message=message)
 
 
-def _back_in_the_queue(cause: Cause) -> tuple[JobState, Cause, str]:
-    state = JobState.PREEMPTED if cause is Cause.PREEMPTED else JobState.QUEUED
-    return state, cause, CAUSES[cause].words
-
-
-def starts_that_count(events: list[Event], *, in_place: bool) -> int:
-    """Starts of a job so far, without those that ended because another job took the place.
-
-    Args:
-        events: of the run, which may have been a job before; Slurm's restart count tells them apart.
-        in_place: whether every start of the ranks counts, or every stretch of holding the nodes.
-    """
-    stretches: list[list[Event]] = [[]]
-    for event in events:
-        if event["kind"] == "submitted":
-            stretches = [[]] if not event.get("restarts") else [*stretches, []]
-        stretches[-1].append(event)
-    return sum(_starts_in(stretch) if in_place else 1 for stretch in stretches if not _was_free(stretch))
-
-
-def _starts_in(stretch: list[Event]) -> int:
-    return max(1, [event["kind"] for event in stretch].count("attempt"))
-
-
-def _was_free(stretch: list[Event]) -> bool:
-    states = [event for event in stretch if event["kind"] == "state"]
-    cause = parse_cause(states[-1]["cause"]) if states else None
-    return cause is not None and not CAUSES[cause].counts_as_restart
+def _pass_on(number: int, frame: object) -> None:
+    """A signal that the user has asked Slurm for goes to his script, as it would without us."""
+    for agent in psutil.Process().children():
+        for script in agent.children():
+            script.send_signal(number)
 
 
 if __name__ == "__main__":

@@ -74,8 +74,13 @@ class SlurmClient:
         env = {name: value for name, value in self._env.items() if not name.startswith(_OPTIONS_OF_A_USER)}
         return self._said(self._call([program, *arguments], env | _READABLE, _READABLE, None))
 
-    def submit(self, script: str) -> str:
+    def submit(self, script: str, *options: str, lock: int | None = None) -> str:
         """What sbatch says of a script.
+
+        Args:
+            script: for its standard input.
+            options: of sbatch, beside those of the script.
+            lock: an open file that stays open until sbatch has ended, even if this process ends before.
 
         Raises: as `call`.
         """
@@ -83,19 +88,25 @@ class SlurmClient:
         defaults = {
             name: self._env[name] for name, option in _SITE_DEFAULTS.items() if self._holds(name, option, script)
         }
-        return self._said(self._call(["sbatch", "--parsable"], inherited | defaults, {}, script))
+        held = () if lock is None else (lock,)
+        return self._said(self._call(["sbatch", "--parsable", *options], inherited | defaults, {}, script, held))
 
     def _holds(self, name: str, option: str, script: str) -> bool:
         return name in self._env and f"#SBATCH {option}=" not in script
 
     def _call(
-        self, command: list[str], env: dict[str, str], remote_env: dict[str, str], stdin: str | None
+        self,
+        command: list[str],
+        env: dict[str, str],
+        remote_env: dict[str, str],
+        stdin: str | None,
+        held: Sequence[int] = (),
     ) -> process.Output:
         if self._login is not None:
             assignments = [f"{name}={value}" for name, value in remote_env.items()]
             command = [*_SSH, self._login, shlex.join(["env", *assignments, *command])]
         try:
-            return self._run(command, timeout_s=_TIMEOUT_S, env=env, stdin=stdin)
+            return self._run(command, timeout_s=_TIMEOUT_S, env=env, stdin=stdin, pass_fds=held)
         except FileNotFoundError:
             hint = "set `cluster.slurm.login` to the node that has it"
             raise EnvironmentProblem(f"`{command[0]}` is not installed here", hint=hint) from None

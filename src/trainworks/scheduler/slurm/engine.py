@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
 from typing import ClassVar, final
 
-from trainworks.errors import EnvironmentProblem, UnreachableError
+from trainworks.errors import EnvironmentProblem, TrainworksError, UnreachableError
+from trainworks.files import take_lock
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.job.state import JobState
 from trainworks.job.ticket import Ticket
 from trainworks.record.run_dir import RunDir
 from trainworks.scheduler.engine import Ability, Engine, NodeFacts, Script, Sight
+from trainworks.scheduler.mark import find_patiently
 from trainworks.scheduler.slurm.client import Refused, SlurmClient
 from trainworks.scheduler.slurm.render import check, mark_of, render
 from trainworks.scheduler.slurm.states import accelerators_in, cause_of, expand, job_state, node_state
@@ -25,7 +32,6 @@ _NO_ACCOUNTING = re.compile(r"accounting storage is disabled|not running a datab
 _HELD_BY_SLURM = "launch failed requeued held"
 _MOST_RELEASES = 3
 """After that many restarts a job whose launch fails stays held, for a person to look at."""
-_LOOKS_AFTER_A_LOST_ANSWER = 5
 _JOB = "JobID:20|,State:20|,RestartCnt:8|,exit_code:16|,StartTime:24|,NodeList:4096|,Reason:256"
 _NODE = "NodeList:255|,StateComplete:80|,CPUsState:64|,Memory:24|,Gres:255|,GresUsed:255|,Reason:256"
 _HISTORY = "JobIDRaw,State,ExitCode,NodeList"
@@ -64,6 +70,25 @@ class SlurmEngine(Engine):
         super().check(ticket)
         check(ticket, self._options)
 
+    def probe(self, ticket: Ticket) -> None:
+        """By `sbatch --test-only`: partition, account, QOS, limits, and whether there are such nodes at all."""
+        script = self.render(replace(ticket, depends_on=()), RunDir(Path("/run")))
+        try:
+            self._client.submit(script.text, "--test-only")
+        except Refused as refused:
+            refused.hint = self._what_there_is()
+            raise
+
+    def _what_there_is(self) -> str | None:
+        with suppress(TrainworksError):
+            kinds = Counter((node.cores, node.accelerators, node.accelerator) for node in self.nodes())
+            each = [
+                f"{count} node(s) of {cores:g} cores" + (f" and {devices} {name or 'accelerators'}" if devices else "")
+                for (cores, devices, name), count in kinds.items()
+            ]
+            return f"there are {', '.join(each)}" if each else None
+        return None
+
     def render(self, ticket: Ticket, run_dir: RunDir) -> Script:
         """The batch script."""
         return Script(ticket, render(ticket, self._options, RunDir(run_dir.path.absolute()), python=self._python))
@@ -71,17 +96,21 @@ class SlurmEngine(Engine):
     def submit(self, script: Script, run_dir: RunDir) -> str:
         """Submit the script, unless a job with this run's mark waits or runs already.
 
+        sbatch holds a lock of the run: where whoever submits is killed, the next one waits for what he began.
+
         Raises:
             Refused: by sbatch, in its words.
             UnreachableError: Slurm did not answer; if it has the job, another `submit` finds it.
+            EnvironmentProblem: somebody else submits the same run now.
         """
         mark = mark_of(RunDir(run_dir.path.absolute()))
-        if found := self._find(mark):
-            return found
-        try:
-            answer = self._client.submit(script.text)
-        except UnreachableError as silent:
-            return self._find_patiently(mark, silent)
+        with _alone(run_dir) as lock:
+            if found := self._find(mark):
+                return found
+            try:
+                answer = self._client.submit(script.text, lock=lock)
+            except UnreachableError as silent:
+                return find_patiently(lambda: self._find(mark), silent, self._clock)
         return answer.strip().partition(";")[0]
 
     def _find(self, mark: str) -> str | None:
@@ -89,17 +118,6 @@ class SlurmEngine(Engine):
         said = self._client.call("squeue", "--me", "--noheader", f"--Format=JobID:20|,Comment:{len(mark) + 8}")
         rows = [line.split("|", 1) for line in said.splitlines() if "|" in line]
         return next((job.strip() for job, comment in rows if comment.strip() == mark), None)
-
-    def _find_patiently(self, mark: str, silent: UnreachableError) -> str:
-        for _ in range(_LOOKS_AFTER_A_LOST_ANSWER):
-            self._clock.sleep(1.0)
-            try:
-                found = self._find(mark)
-            except UnreachableError:
-                continue
-            if found is not None:
-                return found
-        raise silent
 
     def look(self, handles: Sequence[str]) -> dict[str, Sight]:
         """What slurmctld knows; of jobs that it has forgotten, what accounting knows where there is any.
@@ -195,6 +213,18 @@ class SlurmEngine(Engine):
         self._client.call("scontrol", "update", f"NodeName={node}", "State=RESUME")
 
 
+@contextmanager
+def _alone(run_dir: RunDir) -> Iterator[int]:
+    """The lock of whoever submits a run."""
+    lock = take_lock(run_dir.submit_lock_file)
+    if lock is None:
+        raise EnvironmentProblem(f"run {run_dir.run_id} is being submitted now", hint="wait a moment: trainworks ps")
+    try:
+        yield lock
+    finally:
+        os.close(lock)
+
+
 def _sight(line: str) -> tuple[str, Sight]:
     """One line of squeue; the reason stands last, because it may hold anything."""
     job, word, restarts, code, starts, nodes, reason = (part.strip() for part in line.split("|", _JOB.count("|")))
@@ -208,7 +238,7 @@ def _sight(line: str) -> tuple[str, Sight]:
         nodes=expand(nodes),
         restarts=int(restarts or 0),
         exit_code=_exit_code(code) if state.is_final else None,
-        starts_at=float(starts) if state.waits and starts.isdecimal() else None,
+        starts_at=float(starts) if starts.isdecimal() else None,
     )
 
 

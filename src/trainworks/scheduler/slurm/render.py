@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
 import shlex
@@ -13,6 +12,7 @@ from typing import Any
 from trainworks.errors import UsageError
 from trainworks.job.ticket import Ticket
 from trainworks.record.run_dir import RunDir
+from trainworks.scheduler.mark import mark_of
 from trainworks.spec.engines import Container, Slurm
 
 __all__ = ["check", "mark_of", "render", "sbatch_option"]
@@ -29,12 +29,6 @@ class _Line:
     name: str
     value: Any
     """None, "" and False leave the line out; True is an option without a value."""
-
-
-def mark_of(run_dir: RunDir) -> str:
-    """What stands in the job's comment: a run that was submitted is found by it. Run ids repeat, folders do not."""
-    folder = hashlib.sha256(str(run_dir.path).encode()).hexdigest()[:12]
-    return f"trainworks:{run_dir.run_id}:{folder}"
 
 
 def check(ticket: Ticket, options: Slurm) -> None:
@@ -55,9 +49,8 @@ def check(ticket: Ticket, options: Slurm) -> None:
         least_s = ticket.grace_s + _SIGNAL_COMES_EARLY_S
         hint = "Slurm may ask for an end a minute before the grace: a longer limit, or a shorter grace"
         raise UsageError(f"`job.time_limit` ({ticket.time_limit_s:.0f} s) is below {least_s:.0f} s", hint=hint)
-    for job in ticket.depends_on:
-        if not job.isdecimal():
-            raise UsageError(f"`{job}` is no number of a Slurm job", hint="`depends_on` takes what `squeue` shows")
+    if ticket.depends_on and any(option.startswith("--dependency=") for option in options.options):
+        raise UsageError("`job.depends_on` and sbatch's own `--dependency` cannot both be said", hint="leave one out")
     for option in options.options:
         if (name := option[2:].partition("=")[0]) in _OWN:
             raise UsageError(f"`--{name}` is not yours to set: a run is one job", hint="leave it out")
@@ -76,8 +69,10 @@ def render(ticket: Ticket, options: Slurm, run_dir: RunDir, *, python: str) -> s
         UsageError: a name or path that a batch script cannot hold.
     """
     check(ticket, options)
+    if strange := [job for job in ticket.depends_on if not job.isdecimal()]:
+        raise UsageError(f"`{strange[0]}` is no number of a Slurm job")
     lines = [_Line("", option) for option in options.options]
-    lines += _lines(ticket, options, run_dir)
+    lines += _without_those_of_the_user(_lines(ticket, options, run_dir), options)
     supervisor = [python, "-P", "-m", "trainworks.scheduler.slurm.batch", str(run_dir.path)]
     command = [*supervisor, *_step(options.container, run_dir, ticket)]
     return "\n".join(["#!/bin/bash", *_as_text(lines), "", f"exec {shlex.join(command)}"]) + "\n"
@@ -91,8 +86,8 @@ def _lines(ticket: Ticket, options: Slurm, run_dir: RunDir) -> list[_Line]:
         _Line("job-name", run_dir.run_id),
         _Line("comment", mark_of(run_dir)),
         _Line("nodes", "-".join(map(str, dict.fromkeys(nodes)))),
-        _Line("ntasks-per-node", "1"),
-        _Line("cpus-per-task", str(math.ceil(node.cores)) if node.cores else None),
+        _Line("ntasks-per-node", str(ticket.tasks_per_node)),
+        _Line("cpus-per-task", str(math.ceil(node.cores / ticket.tasks_per_node)) if node.cores else None),
         _Line("gres", ":".join(gres) if node.accelerators else None),
         _Line("mem", f"{math.ceil(node.memory_bytes / 2**20)}M" if node.memory_bytes else None),
         _Line("time", _time(ticket.time_limit_s) if ticket.time_limit_s else None),
@@ -108,6 +103,13 @@ def _lines(ticket: Ticket, options: Slurm, run_dir: RunDir) -> list[_Line]:
         _Line("nice", str(_NICE_PER_PRIORITY * (_MIDDLE - ticket.priority)) if ticket.priority < _MIDDLE else None),
         _Line("hold", ticket.hold),
     ]
+
+
+def _without_those_of_the_user(lines: list[_Line], options: Slurm) -> list[_Line]:
+    """An option that the user gives himself is his; sbatch would take the last one."""
+    names = {option[2:].partition("=")[0] for option in options.options}
+    names |= {"requeue"} if "no-requeue" in names else set()
+    return [line for line in lines if line.name not in names]
 
 
 def _place(options: Slurm) -> list[_Line]:

@@ -1,0 +1,31 @@
+"""Files that a command makes for an administrator: printed, or written to a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trainworks.files import write_atomic
+
+__all__ = ["ToFolder", "print_or_write"]
+
+ToFolder = Annotated[
+    Path | None, typer.Option("--to", metavar="FOLDER", help="Write the files there; printed when left out.")
+]
+
+
+def print_or_write(files: Mapping[str, str], to: Path | None) -> None:
+    """All files by name; scripts can be executed."""
+    if to is None:
+        for name, text in files.items():
+            typer.echo(f"# --- {name}")
+            typer.echo(text, nl=False)
+        return
+    to.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        write_atomic(to / name, text)
+        (to / name).chmod(0o755 if name.endswith(".sh") else 0o644)
+        typer.echo(to / name)

@@ -1,0 +1,48 @@
+"""`trainworks hooks`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from trainworks.cli.file_set import ToFolder, print_or_write
+from trainworks.deploy.slurm_hooks import NodeCheck, health_check, prolog, slurm_conf_lines
+from trainworks.errors import UsageError
+
+__all__ = ["command"]
+
+
+def command(
+    accelerators: Annotated[int, typer.Option("--accelerators", min=0, help="That nvidia-smi has to list.")] = 0,
+    mounted: Annotated[list[str] | None, typer.Option("--mounted", help="Folder that has to be mounted.")] = None,
+    free: Annotated[
+        list[str] | None, typer.Option("--free", metavar="FOLDER=GIB", help="Least free space of a folder.")
+    ] = None,
+    every_s: Annotated[int, typer.Option("--every", min=10, help="Seconds between two checks.")] = 300,
+    folder: Annotated[str, typer.Option("--folder", help="Where the scripts will lie on every node.")] = "/etc/slurm",
+    to: ToFolder = None,
+) -> None:
+    """For an administrator: a prolog and a HealthCheckProgram that drain a node which fails its check, and what
+    slurm.conf says about them. The job that met such a node is put back and starts elsewhere.
+    """
+    check = NodeCheck(
+        accelerators=accelerators, free_gb=dict(map(_free, free or [])), mounted=tuple(map(_path, mounted or []))
+    )
+    if check == NodeCheck(free_gb={}):
+        raise UsageError("nothing is to be checked", hint="trainworks hooks --accelerators 8 --mounted /shared")
+    conf = slurm_conf_lines(_path(folder), every_s=every_s)
+    print_or_write({"prolog.sh": prolog(check), "health_check.sh": health_check(check), "hooks.conf": conf}, to)
+
+
+def _free(text: str) -> tuple[str, int]:
+    folder, equals, amount = text.rpartition("=")
+    if not equals or not amount.isdecimal():
+        raise UsageError(f"`--free {text}` is no folder and GiB", hint="write it like `--free /tmp=20`")
+    return _path(folder), int(amount)
+
+
+def _path(text: str) -> str:
+    if not text.startswith("/") or not text.isprintable():
+        raise UsageError(f"`{text}` is no absolute path", hint="write it like `/shared`")
+    return text

@@ -1,0 +1,16 @@
+"""The cluster that a job was submitted to: its engine is asked even where the run directory is gone."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0002"
+down_revision = "0001"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """From 0001, whose jobs have it in their run directories alone."""
+    op.add_column("jobs", sa.Column("cluster", sa.Text))

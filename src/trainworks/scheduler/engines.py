@@ -1,0 +1,108 @@
+"""The engine that a run file names. Its module is imported when it is asked for: most bring a database along."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from trainworks.errors import EnvironmentProblem, UsageError
+from trainworks.job.program import Program, program_of
+from trainworks.record.run_dir import RunDir
+from trainworks.scheduler.engine import Engine
+from trainworks.spec.run_file import Cluster, RunFile
+
+if TYPE_CHECKING:
+    from trainworks.job.store import JobRow, JobStore
+
+__all__ = ["FAR", "cluster_of", "cluster_of_job", "engine_for", "engine_of_job", "program_for"]
+
+
+FAR = frozenset(("kubernetes", "skypilot", "ray"))
+"""Engines that do not share files with their nodes, by name: they need not be imported to be told apart."""
+
+
+def engine_for(cluster: Cluster, *, store: JobStore | None = None, program: Program | None = None) -> Engine:
+    """The engine of a cluster.
+
+    Args:
+        cluster: as the run file has it.
+        store: of this machine's own queue, where it is open already.
+        program: what the job runs; some engines have to be told before they can submit it, see `program_for`.
+
+    Raises:
+        UsageError: the cluster is described for planning; no engine has it.
+    """
+    if cluster.engine == "local":
+        from trainworks.scheduler.local_engine import LocalEngine  # noqa: PLC0415
+
+        return LocalEngine(store)
+    if cluster.engine == "slurm":
+        from trainworks.scheduler.slurm.engine import SlurmEngine  # noqa: PLC0415
+
+        return SlurmEngine(cluster.slurm)
+    if cluster.engine == "kubernetes":
+        from trainworks.scheduler.kubernetes.engine import KubernetesEngine  # noqa: PLC0415
+
+        return KubernetesEngine(cluster.kubernetes, autoscale=cluster.autoscale)
+    if cluster.engine == "skypilot":
+        from trainworks.scheduler.skypilot.engine import SkyPilotEngine  # noqa: PLC0415
+
+        return SkyPilotEngine(cluster.skypilot, program=program)
+    if cluster.engine == "ray":
+        from trainworks.scheduler.ray.engine import RayEngine  # noqa: PLC0415
+
+        return RayEngine(cluster.ray, program=program)
+    raise UsageError(
+        f"cluster `{cluster.of or cluster.engine}` has no queue that this version can talk to",
+        hint="set `cluster: local`, `slurm`, `kubernetes`, `skypilot` or `ray`",
+    )
+
+
+def program_for(run_file: RunFile, command: Sequence[str] | None) -> Program | None:
+    """What an engine is told that runs the user's program without Trainworks on its nodes; None for the others.
+
+    Raises:
+        UsageError: the run is a workload, which such an engine cannot train.
+    """
+    if run_file.cluster.engine not in ("skypilot", "ray"):
+        return None
+    return program_of(run_file, command=tuple(command or ()))
+
+
+def engine_of_job(job: JobRow, *, store: JobStore | None = None) -> Engine | None:
+    """The engine that a job was submitted to, able to submit it again while its run directory is there.
+
+    Returns:
+        None where nobody knows any more.
+
+    Raises: as `program_for`.
+    """
+    try:
+        resolved = RunDir(Path(job.run_dir)).read_resolved()
+    except EnvironmentProblem:
+        cluster = cluster_of_job(job)
+        return engine_for(cluster, store=store) if cluster else None
+    return engine_for(resolved.run_file.cluster, store=store, program=program_for(resolved.run_file, resolved.command))
+
+
+def cluster_of(run_dir: Path) -> Cluster | None:
+    """Where a run is to run; None where its directory does not say so any more."""
+    try:
+        resolved = json.loads(RunDir(run_dir).resolved_file.read_bytes())
+        return Cluster.model_validate(resolved["run_file"]["cluster"])
+    except (OSError, ValueError, KeyError, TypeError, ValidationError):
+        return None
+
+
+def cluster_of_job(job: JobRow) -> Cluster | None:
+    """Where a job is to run: as its run says now; as it said when it was submitted, if its directory is gone."""
+    if (found := cluster_of(Path(job.run_dir))) is not None or job.cluster is None:
+        return found
+    try:
+        return Cluster.model_validate_json(job.cluster)
+    except ValidationError:  # of another version
+        return None

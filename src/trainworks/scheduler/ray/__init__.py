@@ -1,0 +1,1 @@
+"""A Ray cluster that runs already, through the HTTP interface of its jobs."""

@@ -1,0 +1,1 @@
+"""Clouds, through SkyPilot's command line: 0.14 and newer."""
