@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadScopeScheduling
 
 from tests.fakes import FakeClock
 from trainworks.record.run_dir import RunDir, create_run_dir
@@ -16,13 +18,38 @@ GOLDEN = Path(__file__).parent / "golden"
 settings.register_profile("trainworks", deadline=None, derandomize=True, database=None)
 settings.load_profile("trainworks")
 
+_SLOW_FIRST = ("slurm", "kubernetes", "tests/cli")
+"""Where the longest tests are: a process that begins with them is not waited for in the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest first."""
+    items.sort(key=lambda item: _turn(_group(item.nodeid)))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    """Tests of one file, or of one real cluster, follow each other in one process."""
+    scheduler = LoadScopeScheduling(config, log)
+    scheduler._split_scope = _group  # xdist's own way to group tests
+    return scheduler
+
+
+def _group(test: str) -> str:
+    file = test.partition("::")[0]
+    return next((name for name in ("slurm", "kubernetes") if f"/{name}/" in file or f"[{name}" in test), file)
+
+
+def _turn(group: str) -> int:
+    return next((turn for turn, start in enumerate(_SLOW_FIRST) if group.startswith(start)), len(_SLOW_FIRST))
+
 
 @pytest.fixture(scope="session", autouse=True)
 def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A job store of the tests' own, and never that of whoever runs them."""
+    """A job store of the tests' own, and never that of whoever runs them; nor is the width of his terminal."""
     folder = tmp_path_factory.mktemp("data")
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("TRAINWORKS_DATA", str(folder))
+        patched.delenv("COLUMNS", raising=False)
         yield folder
 
 

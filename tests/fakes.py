@@ -154,7 +154,15 @@ class FakeSlurm:
         self.scripts: list[str] = []
         self.env: dict[str, str] = {}
 
-    def __call__(self, command: Sequence[str], *, timeout_s: float, env: dict[str, str], stdin: str | None) -> Output:
+    def __call__(
+        self,
+        command: Sequence[str],
+        *,
+        timeout_s: float,
+        env: dict[str, str],
+        stdin: str | None,
+        pass_fds: Sequence[int] = (),
+    ) -> Output:
         """One call of a program."""
         self.calls.append(list(command))
         self.env = env

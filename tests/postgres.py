@@ -4,34 +4,39 @@ from __future__ import annotations
 
 import atexit
 import os
-import pwd
 import shutil
 import subprocess
 import tempfile
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+import psutil
 import pytest
 import sqlalchemy as sa
 
 _SUPERUSER = "postgres"
 
 
-def postgres_url(name: str) -> str:
-    """A new database on the server of this test session; skips, loudly, where there is no server to start."""
-    if not _programs() or not _driver():
-        pytest.skip(
-            "NOT TESTED: the job store on PostgreSQL; apt-get install postgresql, pip install 'psycopg[binary]'"
-        )
-    socket_folder = _server()
+def postgres_url(name: str, on: PostgresServer | None = None) -> str:
+    """A new database, on the server of this test session if on no other; see `require_postgres`."""
+    require_postgres()
     database = "".join(letter if letter.isalnum() else "_" for letter in name.lower())[-40:]
-    server = f"postgresql+psycopg://{_SUPERUSER}@/%s?host={socket_folder}"
+    server = f"postgresql+psycopg://{_SUPERUSER}@/%s?host={(on or _shared_server()).folder}"
     engine = sa.create_engine(server % "postgres", isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
         connection.exec_driver_sql(f'DROP DATABASE IF EXISTS "{database}" WITH (FORCE)')
         connection.exec_driver_sql(f'CREATE DATABASE "{database}"')
     engine.dispose()
     return server % database
+
+
+def require_postgres() -> None:
+    """Skip, loudly, where there is no server to start."""
+    if not _programs() or not _driver():
+        pytest.skip(
+            "NOT TESTED: the job store on PostgreSQL; apt-get install postgresql, pip install 'psycopg[binary]'"
+        )
 
 
 def _programs() -> Path | None:
@@ -49,27 +54,43 @@ def _driver() -> bool:
     return True
 
 
+class PostgresServer:
+    """A server without a port, until this program ends; it refuses to run as root, and then runs as its own user."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="pg-", dir="/tmp"))
+        if os.geteuid() == 0:
+            shutil.chown(self.folder, _SUPERUSER)
+        self._do("initdb", "-U", _SUPERUSER, "--auth=trust", "-N")
+        self.start()
+        atexit.register(self._remove)
+
+    def start(self) -> None:
+        """Start it, or start it again."""
+        settings = f"-c listen_addresses='' -c unix_socket_directories={self.folder} -c fsync=off"
+        self._do("pg_ctl", "-w", "-l", str(self.folder / "log"), "-o", settings, "start")
+
+    def kill(self) -> None:
+        """As `kill -9` of the server, which takes the processes of its connections along."""
+        server = psutil.Process(int((self.folder / "data" / "postmaster.pid").read_text().split()[0]))
+        for process in [server, *server.children()]:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs([server], timeout=10)
+
+    def _do(self, program: str, *arguments: str) -> None:
+        programs = _programs()
+        assert programs is not None
+        command = [str(programs / program), "-D", str(self.folder / "data"), *arguments]
+        user = _SUPERUSER if os.geteuid() == 0 else None
+        subprocess.run(command, user=user, check=True, capture_output=True, cwd=self.folder)
+
+    def _remove(self) -> None:
+        with suppress(subprocess.CalledProcessError):
+            self._do("pg_ctl", "-m", "immediate", "stop")
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
 @cache
-def _server() -> Path:
-    """Started once, without a port; it refuses to run as root, and then runs as its own user."""
-    programs = _programs()
-    assert programs is not None
-    folder = Path(tempfile.mkdtemp(prefix="pg-", dir="/tmp"))
-    user = _SUPERUSER if os.geteuid() == 0 else pwd.getpwuid(os.geteuid()).pw_name
-    if os.geteuid() == 0:
-        shutil.chown(folder, user)
-    settings = f"-c listen_addresses='' -c unix_socket_directories={folder} -c fsync=off"
-    control = [str(programs / "pg_ctl"), "-D", str(folder / "data"), "-w", "-l", str(folder / "log"), "-o", settings]
-    for command in (
-        [str(programs / "initdb"), "-D", str(folder / "data"), "-U", _SUPERUSER, "--auth=trust", "-N"],
-        [*control, "start"],
-    ):
-        subprocess.run(command, user=user if os.geteuid() == 0 else None, check=True, capture_output=True, cwd=folder)
-
-    def stop() -> None:
-        stopping = [str(programs / "pg_ctl"), "-D", str(folder / "data"), "-m", "immediate", "stop"]
-        subprocess.run(stopping, user=user if os.geteuid() == 0 else None, check=False, capture_output=True, cwd=folder)
-        shutil.rmtree(folder, ignore_errors=True)
-
-    atexit.register(stop)
-    return folder
+def _shared_server() -> PostgresServer:
+    return PostgresServer()

@@ -96,12 +96,18 @@ def test_every_file_of_a_command_is_a_command_or_shared_by_some() -> None:
         "goodput_asked",
         "goodput_planning",
         "goodput_view",
+        "idle",
         "languages",
         "launch",
         "network_view",
         "options",
         "outcome",
+        "array",
+        "elsewhere",
+        "file_set",
+        "following",
         "parts",
+        "plan_worker",
         "precision",
         "plan_view",
         "planning",
@@ -118,6 +124,7 @@ def test_every_file_of_a_command_is_a_command_or_shared_by_some() -> None:
         "views",
         "waiting",
         "watch",
+        "wish",
     }
     assert {path.stem for path in folder.glob("*.py")} == shared | set(COMMANDS)
 

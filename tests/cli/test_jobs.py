@@ -216,5 +216,41 @@ def test_a_list_for_people_fits_what_it_says() -> None:
     run_id = submit("true", job={"hold": True})
     wait_for_reason(run_id, "Held")
     heading, row = run("squeue").splitlines()
-    assert heading.split() == ["job", "run", "state", "why", "starts", "nodes", "prio", "time"]
-    assert row.split()[1:4] == [run_id, "QUEUED", "Held:"]
+    assert heading.split() == ["job", "run", "engine", "state", "why", "starts", "nodes", "prio", "time"]
+    assert row.split()[1:5] == [run_id, "local", "QUEUED", "Held:"]
+
+
+def test_the_logs_of_one_start_are_that_starts_alone() -> None:
+    command = "echo start $TRAINWORKS_ATTEMPT of $RANK; test $RANK$TRAINWORKS_ATTEMPT = 11 && exit 3; sleep 0.5"
+    run_id = submit(command, cluster={"processes_per_node": 2}, recover={"max_restarts": 1})
+    wait_for(run_id, JobState.SUCCEEDED)
+    assert run("logs", run_id, "--attempt", "2") == "[rank-0] start 2 of 0\n[rank-1] start 2 of 1\n"
+    assert run("logs", run_id, "--attempt", "1", "--rank", "1") == "start 1 of 1\n"
+    with pytest.raises(UsageError, match="no start number 3 of any rank"):
+        run("logs", run_id, "--attempt", "3")
+
+
+def test_an_array_is_a_job_for_each_index() -> None:
+    Path("job.yaml").write_text("name: a\nrun: echo $TRAINWORKS_ARRAY_INDEX of $SLURM_ARRAY_TASK_COUNT\n")
+    ids = run("submit", "job.yaml", "--array", "3-5", "-y").split()
+    assert ids == ["a-1", "a-2", "a-3"]
+    for index, run_id in enumerate(ids, 3):
+        wait_for(run_id, JobState.SUCCEEDED)
+        assert run("logs", run_id) == f"{index} of 3\n"
+    with pytest.raises(UsageError, match="no array of 1 to 10,000 jobs"):
+        run("submit", "job.yaml", "--array", "5-3")
+
+
+def test_whoever_says_no_submits_nothing() -> None:
+    Path("job.yaml").write_text("name: a\nrun: 'true'\n")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("trainworks.cli.launch.typer.confirm", lambda *text, **options: False)
+        patched.setattr("trainworks.cli.launch._is_at_a_terminal", lambda console: True)
+        assert run("submit", "job.yaml") == ""
+    assert not Path("runs").exists()
+
+
+def test_what_a_job_has_held_is_said_with_its_price() -> None:
+    run_id = submit("sleep 0.2", cluster={"usd_per_accelerator_hour": 2.0})
+    wait_for(run_id, JobState.SUCCEEDED)
+    assert "core hours" in run("describe", run_id)

@@ -90,7 +90,10 @@ def test_the_log_of_one_rank_is_printed_as_it_is(failed: RunDir) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(("stop",), "run demo-1 is not running: FAILED"), (("logs", "--rank", "9"), "rank-9.log` does not exist")],
+    [
+        (("stop",), "run demo-1 is not running: FAILED"),
+        (("logs", "--rank", "9"), "there is no log of rank 9 of demo-1"),
+    ],
 )
 def test_what_a_run_cannot_do_is_a_usage_error(failed: RunDir, arguments: tuple[str, ...], message: str) -> None:
     done = trainworks_program(*arguments, folder=failed.path.parents[1])

@@ -19,13 +19,14 @@ from trainworks.record.metrics import read_metrics
 
 pytestmark = pytest.mark.slow
 LOOP = ("run", "--nproc", "2", "--", "python", "session_loop.py")
+EXAMPLE = Path(__file__).parents[2] / "examples" / "session_loop.py"
 
 
 @pytest.fixture
 def program(tmp_path):
     """The program beside the example; whatever a failed test leaves is killed."""
     program = Program(tmp_path, tmp_path / "cache")
-    shutil.copy(Path(__file__).parents[2] / "examples" / "session_loop.py", tmp_path)
+    shutil.copy(EXAMPLE, tmp_path)
     yield program
     program.kill_all()
 
@@ -41,7 +42,7 @@ def started(program, step):
 def whole(tmp_path_factory):
     """The curve of a loop that nobody hurt, and its report."""
     program = Program(tmp_path_factory.mktemp("whole"), tmp_path_factory.mktemp("cache"))
-    shutil.copy(Path(__file__).parents[2] / "examples" / "session_loop.py", program.folder)
+    shutil.copy(EXAMPLE, program.folder)
     code, stdout, stderr = program.run(*LOOP)
     assert code == 0, stderr
     assert "of the digits are read right" in stdout + stderr
@@ -65,6 +66,10 @@ def test_a_loop_that_is_killed_goes_on_bit_identically(program, whole):
 
 
 def test_a_loop_that_is_stopped_saves_its_last_step_and_goes_on(program, whole):
+    slower = EXAMPLE.read_text()
+    for line, more in (("import torch\n", "import time\n"), ("    scheduler.step()\n", "    time.sleep(0.02)\n")):
+        slower = slower.replace(line, line + more, 1)
+    (program.folder / EXAMPLE.name).write_text(slower)
     process = started(program, 60)
     code, _, stderr = program.run("stop")
     assert code == 0, stderr

@@ -55,3 +55,16 @@ def test_a_folder_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "link").symlink_to(tmp_path)
     with pytest.raises(EnvironmentProblem, match="is somebody else's"):
         SlurmSandbox(tmp_path / "link").up(SandboxSize())
+
+
+def test_not_more_nodes_come_and_go_than_there_are(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="5 of 4 nodes cannot come and go"):
+        SlurmSandbox(tmp_path).up(SandboxSize(nodes=4, cloud=5))
+
+
+def test_the_last_nodes_come_and_go(tmp_path: Path) -> None:
+    files = slurm_files(SandboxSize(nodes=3, cloud=2, down_after_s=7), SlurmPaths(tmp_path), host="ada")
+    nodes = [line for line in files["slurm.conf"].splitlines() if line.startswith("NodeName=")]
+    assert [line.split()[-1] for line in nodes] == ["State=UNKNOWN", "State=CLOUD", "State=CLOUD"]
+    assert "PartitionName=cloud Nodes=node[2-3] MaxTime=INFINITE State=UP SuspendTime=7" in files["slurm.conf"]
+    assert {"resume.sh", "suspend.sh"} <= files.keys()

@@ -15,6 +15,8 @@ import psutil
 import pytest
 
 from tests.fakes import resolved_command
+from tests.postgres import PostgresServer, postgres_url, require_postgres
+from trainworks.errors import EnvironmentProblem
 from trainworks.host import process
 from trainworks.job.state import JobState
 from trainworks.job.store import JobRow, open_store
@@ -37,16 +39,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("TRAINWORKS_DATA", str(tmp_path / "data"))
     monkeypatch.chdir(tmp_path)
     yield tmp_path
-    for found in (*dispatchers(tmp_path), *of_queue(tmp_path)):
+    for found in of_queue(Path(os.environ["TRAINWORKS_DATA"])):
         found.kill()
 
 
-def of_queue(folder: Path) -> list[psutil.Process]:
+def of_queue(data: Path) -> list[psutil.Process]:
     """Everything that was started with this test's data folder."""
     mine = []
     for found in psutil.process_iter():
         try:
-            if found.pid != os.getpid() and found.environ().get("TRAINWORKS_DATA") == str(folder / "data"):
+            if found.pid != os.getpid() and found.environ().get("TRAINWORKS_DATA") == str(data):
                 mine.append(found)
         except psutil.Error:
             continue
@@ -55,7 +57,7 @@ def of_queue(folder: Path) -> list[psutil.Process]:
 
 def dispatchers(folder: Path) -> list[psutil.Process]:
     """Those alone that dispatch: they hold the lock, which the supervisors, their copies, have closed."""
-    return [found for found in of_queue(folder) if "dispatcher.lock" in open_files(found.pid)]
+    return [found for found in of_queue(folder / "data") if "dispatcher.lock" in open_files(found.pid)]
 
 
 def open_files(pid: int) -> set[str]:
@@ -151,7 +153,67 @@ def test_a_supervisor_that_is_killed_takes_its_ranks_with_it_and_its_job_starts_
     (job,) = wait_for_all(PATIENCE_S)
     assert (job.state, job.restarts, job.attempt) == (JobState.SUCCEEDED, 1, 2)
     assert book(folder) == {"begin 0": 2, "end 0": 1}
-    assert [found for found in of_queue(folder) if "sleep" in found.name()] == []
+    assert [found for found in of_queue(folder / "data") if "sleep" in found.name()] == []
+
+
+@pytest.mark.slow
+def test_a_database_server_that_is_killed_delays_the_queue_and_nothing_else(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require_postgres()
+    server = PostgresServer()
+    monkeypatch.setenv("TRAINWORKS_STORE", postgres_url("queue", server))
+    first, second = slow_script(folder, 0), script_of(folder, 1)
+    LocalEngine().submit(*first)
+    LocalEngine().submit(replace(second[0], ticket=replace(second[0].ticket, depends_on=("1",))), second[1])
+    wait_until(lambda: book(folder)["begin 0"] == 1)
+    server.kill()
+    with pytest.raises(EnvironmentProblem, match="cannot open the job store"):
+        open_store(store_url())
+    (folder / "go").touch()
+    wait_until(lambda: book(folder)["end 0"] == 1)
+    wait_until(lambda: "connection" in dispatcher_log().read_text())
+    server.start()
+    wait_until(lambda: book(folder)["end 1"] == 1)
+    jobs = wait_for_all(PATIENCE_S)
+    assert [(job.state, job.attempt) for job in jobs] == [(JobState.SUCCEEDED, 1)] * 2
+    assert set(book(folder).values()) == {1}
+
+
+@pytest.mark.slow
+def test_a_full_disk_below_the_store_refuses_a_job_and_loses_none(
+    folder: Path, small_disk: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = small_disk("8m")
+    monkeypatch.setenv("TRAINWORKS_DATA", str(disk / "data"))
+    first, second = slow_script(folder, 0), script_of(folder, 1)
+    LocalEngine().submit(*first)
+    wait_until(lambda: book(folder)["begin 0"] == 1)
+    rest = disk / "rest"
+    with pytest.raises(OSError, match="No space left"), rest.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(2**12))
+    with pytest.raises(EnvironmentProblem, match="full"):
+        LocalEngine().submit(*second)
+    (folder / "go").touch()
+    wait_until(lambda: book(folder)["end 0"] == 1)
+    rest.unlink()
+    LocalEngine().submit(*second)
+    jobs = wait_for_all(PATIENCE_S)
+    assert [(job.state, job.attempt) for job in jobs] == [(JobState.SUCCEEDED, 1)] * 2
+    assert book(folder) == {"begin 0": 1, "end 0": 1, "begin 1": 1, "end 1": 1}
+    for found in of_queue(disk / "data"):  # before the disk goes
+        found.kill()
+
+
+def slow_script(folder: Path, number: int) -> tuple[Script, RunDir]:
+    """A job that ends once there is a file `go`."""
+    script, run_dir = script_of(folder, number)
+    resolved = run_dir.read_resolved()
+    run = (resolved.run_file.run or "").replace("sleep 0.02", f"while [ ! -e {folder}/go ]; do sleep 0.02; done")
+    run_file = resolved.run_file.model_copy(update={"run": run})
+    run_dir.write_resolved(resolved.model_copy(update={"run_file": run_file}))
+    return script, run_dir
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:

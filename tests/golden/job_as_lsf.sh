@@ -40,8 +40,10 @@ SKYPILOT_SETUP_NODE_RANK="${SKYPILOT_NODE_RANK-}" SKYPILOT_SETUP_NODE_IPS="${SKY
 code=0 patience=5 groups=()
 trap 'code=143 patience=300' TERM
 set -m
+exec {errors}>&2 2>/dev/null
 for ((local_rank = 0; local_rank < 8; local_rank++)); do
   (
+    exec 2>&"$errors" {errors}>&-
     trap - TERM
     export LOCAL_RANK=$local_rank
     export RANK=$((NODE_RANK * 8 + LOCAL_RANK))
@@ -50,6 +52,7 @@ for ((local_rank = 0; local_rank < 8; local_rank++)); do
   groups+=($!)
 done
 set +m
+exec 2>&"$errors" {errors}>&-
 stop() { for group in "${groups[@]}"; do kill -s "$1" -- "-$group" 2>/dev/null || true; done; }
 alive() { for group in "${groups[@]}"; do ! kill -0 -- "-$group" 2>/dev/null || return 0; done; return 1; }
 ranks=("${groups[@]}")
@@ -71,11 +74,13 @@ END_OF_PROGRAM
 code=0 patience=310 groups=()
 trap 'code=143 patience=310' TERM
 set -m
+exec {errors}>&2 2>/dev/null
 for node in "${!hosts[@]}"; do
-  blaunch "${hosts[$node]}" /bin/bash "$program" "$node" "${hosts[@]}" &
+  blaunch "${hosts[$node]}" /bin/bash "$program" "$node" "${hosts[@]}" 2>&"$errors" {errors}>&- &
   groups+=($!)
 done
 set +m
+exec 2>&"$errors" {errors}>&-
 stop() { for group in "${groups[@]}"; do kill -s "$1" -- "-$group" 2>/dev/null || true; done; }
 alive() { for group in "${groups[@]}"; do ! kill -0 -- "-$group" 2>/dev/null || return 0; done; return 1; }
 ranks=("${groups[@]}")

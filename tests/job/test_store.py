@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sqlite3
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from alembic.operations import Operations
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 
 from tests.postgres import postgres_url
 from trainworks.errors import EnvironmentProblem
 from trainworks.job.database import VERSION, open_database
+from trainworks.job.migrations.versions import v0001_jobs
 from trainworks.job.state import JobState
 from trainworks.job.store import JobRow, JobStore, Placement, open_store
 from trainworks.job.tables import metadata
@@ -208,6 +213,26 @@ def test_the_newest_migration_is_the_version_that_the_program_knows() -> None:
     folder = Path(open_database.__code__.co_filename).parent / "migrations" / "versions"
     numbers = sorted(match[1] for path in folder.iterdir() if (match := re.fullmatch(r"v(\d{4})_\w+\.py", path.name)))
     assert numbers[-1] == VERSION
+
+
+def test_a_store_of_the_first_version_keeps_its_jobs(url: str) -> None:
+    engine = sa.create_engine(url)
+    with engine.begin() as connection:
+        context = MigrationContext.configure(connection)
+        with Operations.context(context):
+            v0001_jobs.upgrade()
+        context.stamp(ScriptDirectory(str(Path(v0001_jobs.__file__).parents[1])), "0001")
+        columns = {"id": 7, "run_id": "demo-1", "run_dir": "/runs/demo-1", "name": "demo", "owner": "ada"}
+        columns |= {"engine": "slurm", "ticket": json.dumps(asdict(TICKET)), "state": "RUNNING"}
+        columns |= {"priority": 50, "attempt": 1, "restarts": 0, "version": 3, "held": False, "reachable": True}
+        columns |= {"submitted_at": 1.0, "changed_at": 2.0}
+        names = ", ".join(columns)
+        values = ", ".join(f":{name}" for name in columns)
+        connection.execute(sa.text(f"INSERT INTO jobs ({names}) VALUES ({values})"), columns)
+    engine.dispose()
+    job = open_store(url).find("demo-1")
+    assert job is not None
+    assert (job.id, job.state, job.ticket, job.cluster) == (7, JobState.RUNNING, TICKET, None)
 
 
 def test_a_store_of_a_newer_version_is_refused(url: str) -> None:

@@ -1,9 +1,16 @@
-"""Supervisors that run inside the test's own process."""
+"""Supervisors that run inside the test's own process, and a Slurm for the tests that want one."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import psutil
 import pytest
+
+from tests.kubernetes.cluster import KubernetesCluster, kubernetes_cluster
+from tests.scheduler.slurm_cluster import _cluster, cluster, engine
+
+__all__ = ["_cluster", "cluster", "engine"]
 
 
 @pytest.fixture(autouse=True)
@@ -16,3 +23,9 @@ def _spare_the_helpers_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
         return [child for child in children(process, recursive) if child not in others]
 
     monkeypatch.setattr(psutil.Process, "children", born_since)
+
+
+@pytest.fixture(scope="session")
+def _kubernetes() -> Iterator[KubernetesCluster]:
+    with kubernetes_cluster() as made:
+        yield made

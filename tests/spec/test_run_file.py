@@ -294,11 +294,35 @@ def test_experts_that_cannot_be_are_refused(model: dict[str, Any], message: str)
         ("slurm", "slurm", None),
         ("slurm:train", "slurm", "train"),
         ("kubernetes", "kubernetes", None),
+        ("skypilot", "skypilot", None),
+        ("ray", "ray", None),
     ],
 )
 def test_one_word_changes_the_engine(text: str, engine: str, partition: str | None) -> None:
     cluster = RunFile.model_validate({"name": "a", "run": "true", "cluster": text}).cluster
     assert (cluster.engine, cluster.slurm.partition) == (engine, partition)
+
+
+def test_the_word_described_is_no_engine_but_a_description() -> None:
+    cluster = RunFile.model_validate({"name": "a", "run": "true", "cluster": "described"}).cluster
+    assert (cluster.engine, cluster.of) == ("described", "described")
+
+
+@pytest.mark.parametrize("address", ["http://head:8265", "https://ray.example.org/team-a", "http://[::1]:8265"])
+def test_an_address_of_ray(address: str) -> None:
+    cluster = RunFile.model_validate(
+        {"name": "a", "run": "true", "cluster": {"engine": "ray", "ray": {"address": address}}}
+    )
+    assert cluster.cluster.ray.address == address
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["head:8265", "ray://head:10001", "http://ada:pw@head:8265", "http://head:8265?x=1", "http://a b", "http://"],
+)
+def test_what_is_no_address_of_ray_is_refused(address: str) -> None:
+    with pytest.raises(ValidationError, match="address"):
+        RunFile.model_validate({"name": "a", "run": "true", "cluster": {"engine": "ray", "ray": {"address": address}}})
 
 
 HOSTILE = ["a b", "a;b", "$(reboot)", "`id`", "a\nb", "'", '"', "-rf", "a&b", ""]

@@ -180,6 +180,7 @@ def test_a_total_is_shared_among_the_nodes(nodes: int, each: int) -> None:
         ("--mem=0", "--mem=0"),
         ("--time=UNLIMITED", "--time=UNLIMITED"),
         ("--signal=USR1", "--signal=USR1"),
+        ("-d afterok:12:13", "--dependency=afterok:12:13"),
         ("-d afterok:12:13,afterany:4", "--dependency=afterok:12:13,afterany:4"),
         ("-d afterok:12?afterok:13", "--dependency=afterok:12?afterok:13"),
         ("--export=NONE", "--export=NONE"),
@@ -198,8 +199,6 @@ def test_what_only_slurm_knows_is_passed_on(option: str, passed_on: str) -> None
         ("--signal=USR1@30", {"grace": 30.0}),
         ("--hold", {"hold": True}),
         ("-x 'n[1-2]'", {"exclude": ["n1", "n2"]}),
-        ("-d afterok:12:13", {"depends_on": ["12", "13"]}),
-        ("-d afterok:12,afterok:13", {"depends_on": ["12", "13"]}),
         ("-N2-4", {"min_nodes": 2}),
     ],
 )

@@ -42,7 +42,8 @@ def pods(*, command: tuple[str, ...] = (), **keys: Any) -> Pods:
     asked = run_file(**keys)
     restarts = asked.recover.max_restarts or 0
     ticket = ticket_of(asked, run_id=f"{asked.name}-1", working_folder="/", max_restarts=restarts)
-    return Pods(ticket=ticket, program=program_of(asked, command=command), where=asked.cluster.kubernetes)
+    program, cluster = program_of(asked, command=command), asked.cluster
+    return Pods(ticket=ticket, program=program, where=cluster.kubernetes, autoscale=cluster.autoscale)
 
 
 def expanded(text: str, env: dict[str, str]) -> str:

@@ -50,7 +50,7 @@ ON_KUBERNETES = {
 FORMATS: dict[str, Callable[[Pods], str]] = {
     "jobset": jobset.render,
     "trainjob": trainjob.render,
-    "skypilot": lambda job: skypilot.render(job.ticket, job.program),
+    "skypilot": lambda job: skypilot.render(job.ticket, job.program, job.autoscale),
     "lsf": lambda job: lsf.render(job.ticket, job.program),
 }
 

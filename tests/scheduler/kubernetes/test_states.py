@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from trainworks.job.state import Cause, JobState
 from trainworks.scheduler.engine import Sight
-from trainworks.scheduler.kubernetes.states import cause_of_pod, sight
+from trainworks.scheduler.kubernetes.states import cause_of_pod, is_unexplained, sight, warning_about
 
 
 def condition(kind: str, reason: str = "", message: str = "", status: str = "True") -> dict[str, Any]:
@@ -181,7 +182,8 @@ def test_the_pod_that_explains_the_others_gives_the_cause() -> None:
 
 
 def test_a_job_beyond_its_time_limit_says_so() -> None:
-    seen = sight(jobset(condition("Failed", "FailedJobs", "job demo-node-0: DeadlineExceeded")), pods=[])
+    job = {"status": {"conditions": [condition("Failed", "DeadlineExceeded", "Job was active longer than specified")]}}
+    seen = sight(jobset(FAILED), pods=[], job=job)
     assert (seen.state, seen.cause) == (JobState.FAILED, Cause.TIME_LIMIT)
 
 
@@ -216,3 +218,78 @@ def test_no_combination_of_words_is_an_error(
 
 def test_objects_without_a_status_are_new() -> None:
     assert sight({"spec": {}}, pods=[{"metadata": {"name": "x"}}]).state is JobState.STARTING
+
+
+def said(code: int, **words: Any) -> dict[str, Any]:
+    """Status of the container of a first pod that has left its last words."""
+    terminated = {"exitCode": code, "reason": "Error", "message": json.dumps(words)}
+    return {"containerStatuses": [{"name": "node", "state": {"terminated": terminated}}]}
+
+
+WORDS = {"state": "FAILED", "cause": "diverged", "message": "loss is nan", "exit_code": 1, "rank": 3, "node": 1}
+
+
+def test_the_first_pod_says_why_the_job_has_failed() -> None:
+    seen = sight(jobset(FAILED), pods=[pod("Failed", 0, **said(1, **WORDS)), pod("Succeeded", 1)])
+    assert (seen.state, seen.cause, seen.exit_code) == (JobState.FAILED, Cause.DIVERGED, 1)
+    assert seen.reason == "rank 3 on node 1: loss is nan"
+
+
+def test_a_pod_that_was_out_of_memory_explains_the_words_of_the_first_one() -> None:
+    words = WORDS | {"cause": "peer_lost", "message": "the connection was lost"}
+    seen = sight(
+        jobset(FAILED), pods=[pod("Failed", 0, **said(1, **words)), pod("Failed", 1, **ended(137, "OOMKilled"))]
+    )
+    assert seen.cause is Cause.OOM
+
+
+@pytest.mark.parametrize("message", ["", "7", "[]", "{", "Segmentation fault", '{"cause": "oom"}'])
+def test_what_another_image_leaves_is_not_taken_for_last_words(message: str) -> None:
+    status = ended(7)
+    status["containerStatuses"][0]["state"]["terminated"]["message"] = message
+    seen = sight(jobset(FAILED), pods=[pod("Failed", 0, **status)])
+    assert (seen.cause, seen.exit_code) == (Cause.USER_ERROR, 7)
+
+
+def test_a_workload_that_ended_on_request_did_not_succeed() -> None:
+    stopped = said(0, state="STOPPED", message=None)
+    seen = sight(jobset(condition("Completed", "AllJobsCompleted")), pods=[pod("Succeeded", 0, **stopped)])
+    assert seen.state is JobState.STOPPED
+
+
+def test_a_job_that_was_stopped_runs_as_long_as_its_pods() -> None:
+    asked = jobset(suspend=True)
+    asked["metadata"]["annotations"] = {"trainworks/stopped": "true"}
+    seen = sight(asked, pods=[pod("Running"), pod("Succeeded", 1)])
+    assert (seen.state, seen.raw, seen.reason) == (JobState.RUNNING, "Stopping", "it was asked to end")
+    assert sight(asked, pods=[pod("Failed")]).state is sight(asked).state is JobState.STOPPED
+    assert sight(asked, workload=workload(active=False)).state is JobState.STOPPED
+
+
+def test_a_job_for_a_queue_that_kueue_has_not_seen_is_not_held() -> None:
+    queued = jobset(suspend=True)
+    queued["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "train"}
+    assert sight(queued).reason == "Kueue has not looked at it yet"
+    queued["metadata"]["annotations"] = {"trainworks/held": "true"}
+    assert sight(queued).reason == "it is held"
+
+
+def warning(name: str, at: str, message: str, kind: str = "Warning") -> dict[str, Any]:
+    return {"involvedObject": {"name": name}, "type": kind, "reason": "R", "message": message, "lastTimestamp": at}
+
+
+def test_the_last_warning_says_why_there_are_no_pods() -> None:
+    events = [
+        warning("demo-node-0", "2026-11-22T06:00:01Z", "exceeded quota"),
+        warning("demo-node-0-1-abcde", "2026-11-22T06:00:03Z", "no such volume"),
+        warning("demo-node-0-1-abcde", "2026-11-22T06:00:04Z", "pulled", "Normal"),
+        warning("demo-2", "2026-11-22T06:00:05Z", "of another job"),
+    ]
+    seen = sight(jobset())
+    assert is_unexplained(seen)
+    assert warning_about("demo", seen, events).reason == "it has no pods yet; R: no such volume"
+    assert warning_about("demo", seen, events[3:]) == seen
+
+
+def test_a_reason_of_the_scheduler_needs_no_warning() -> None:
+    assert not is_unexplained(sight(jobset(), pods=[pod("Pending", **UNSCHEDULABLE)]))

@@ -30,6 +30,17 @@ def script(asked: Ticket | None = None, options: Slurm | None = None, folder: st
     return render(asked or ticket(), options or Slurm(), RunDir(Path(folder)), python=PYTHON)
 
 
+def test_two_kinds_of_dependency_are_one_too_many() -> None:
+    with pytest.raises(UsageError, match="cannot both be said"):
+        script(ticket(depends_on=("12",)), Slurm(options=("--dependency=afterany:7",)))
+
+
+def test_an_option_of_the_user_is_there_once_and_is_his() -> None:
+    said = script(options=Slurm(options=("--signal=B:USR1@300", "--no-requeue")))
+    assert [line for line in said.splitlines() if "signal" in line] == ["#SBATCH --signal=B:USR1@300"]
+    assert "--requeue" not in said
+
+
 def test_a_gang_of_four_nodes(golden) -> None:
     golden("slurm_gang.sh", script())
 

@@ -6,13 +6,17 @@ from typing import Any
 
 import pytest
 
-from tests.scheduler.slurm.conftest import Cluster, Run, wait_until
+from tests.fakes import resolved_command
+from tests.scheduler.slurm_cluster import Cluster, Run, wait_until
 from trainworks.host import process
 from trainworks.job.state import JobState
+from trainworks.record.resolved import Processes
 from trainworks.record.run_dir import create_run_dir
 from trainworks.scheduler.slurm.client import SlurmClient
 from trainworks.scheduler.slurm.engine import SlurmEngine
 from trainworks.spec.engines import Slurm
+from trainworks.spec.run_file import RunFile
+from trainworks.spec.sbatch import load_batch_script
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
@@ -22,6 +26,16 @@ SHOW = (
 )
 FIRST_TIME_FOR_EVER = "sleep ${SLURM_RESTART_COUNT:+0.1} ${SLURM_RESTART_COUNT:-600}"
 STUBBORN = "trap '' TERM; setsid -f sleep 600; (setsid sleep 600 &); sleep 600 & wait"
+
+OWN_SCRIPT = """#!/bin/bash
+#SBATCH --nodes=2 --ntasks-per-node=3
+#SBATCH --signal=B:USR1@60
+trap 'echo heard; exit 0' USR1
+echo "batch on $SLURMD_NODENAME with $SLURM_NTASKS"
+srun bash -c 'echo task $SLURM_PROCID of $SLURM_NTASKS on $SLURMD_NODENAME'
+scancel --batch --signal=USR1 $SLURM_JOB_ID
+while true; do sleep 0.1; done
+"""
 
 
 def test_four_nodes_meet_and_every_rank_knows_its_place(cluster: Cluster) -> None:
@@ -177,6 +191,21 @@ def test_a_job_that_slurm_holds_because_a_node_failed_its_check_is_released(clus
         run.engine.undrain("node2")
 
 
+def test_a_batch_script_runs_once_and_its_srun_makes_the_tasks(cluster: Cluster) -> None:
+    run_file = cluster.folder / "own.sbatch"
+    run_file.write_text(OWN_SCRIPT, encoding="utf-8")
+    asked, _ = load_batch_script(run_file)
+    run_dir = create_run_dir(cluster.folder / "runs", "own")
+    processes = Processes(starts="once", nodes=2, processes_per_node=3, threads_per_process=1, device="cpu")
+    run = Run(cluster, run_dir, resolved_command(run_dir.run_id, run_file=asked, processes=processes, command=None))
+    seen = run.submit().end()
+    assert seen.state is JobState.SUCCEEDED
+    lines = run.rank_log(0).splitlines()
+    assert lines[0] == f"batch on {seen.nodes[0]} with 6"
+    assert sorted(lines[1:-1]) == [f"task {task} of 6 on {seen.nodes[task // 3]}" for task in range(6)]
+    assert lines[-1] == "heard"
+
+
 def test_training_meets_over_nodes_and_is_stopped_with_a_checkpoint(cluster: Cluster) -> None:
     pytest.importorskip("torch", reason="NOT TESTED: training under Slurm; there is no torch here")
     from tests.worker.harness import make_run, write_corpus
@@ -189,3 +218,35 @@ def test_training_meets_over_nodes_and_is_stopped_with_a_checkpoint(cluster: Clu
     run.engine.stop(run.handle)
     assert (run.end().state, run.state) == (JobState.STOPPED, "STOPPED")
     assert run.events("stopped") and run.events("attempt")[0]["world_size"] == 2
+
+
+def test_a_workload_is_planned_and_measured_on_the_nodes_that_it_got(cluster: Cluster) -> None:
+    pytest.importorskip("torch", reason="NOT TESTED: training under Slurm; there is no torch here")
+    from tests.worker.harness import make_run, write_corpus
+
+    corpus = write_corpus(cluster.folder / "corpus-planned")
+    size = {"cluster__nodes": 2, "cluster__processes_per_node": 1, "workload__train_for": "3 steps"}
+    tiny = make_run(cluster.folder / "planned", corpus, cluster.folder / "cache" / "data", **size)
+    unplanned = tiny.run_dir.read_resolved().model_copy(update={"plan": None, "calibration": None})
+    run = Run(cluster, tiny.run_dir, unplanned).submit()
+    assert (run.end().state, run.state) == (JobState.SUCCEEDED, "SUCCEEDED")
+    resolved = tiny.run_dir.read_resolved()
+    assert resolved.plan is not None and resolved.calibration is not None
+    assert (resolved.calibration.num_ranks, resolved.calibration.all_reduce_bytes_per_s > 0) == (2, True)
+    assert "step time" in tiny.run_dir.supervisor_log.read_text(encoding="utf-8")
+
+
+def test_a_workload_that_cannot_be_trained_there_fails_with_the_reason(cluster: Cluster) -> None:
+    pytest.importorskip("torch", reason="NOT TESTED: training under Slurm; there is no torch here")
+    from tests.worker.harness import make_run, write_corpus
+
+    corpus = write_corpus(cluster.folder / "corpus-refused")
+    tiny = make_run(cluster.folder / "refused", corpus, cluster.folder / "cache" / "data")
+    resolved = tiny.run_dir.read_resolved()
+    asked = resolved.run_file.model_dump(exclude_unset=True)
+    asked["workload"]["precision"] = "fp8"
+    unplanned = resolved.model_copy(update={"plan": None, "run_file": RunFile.model_validate(asked)})
+    Run(cluster, tiny.run_dir, unplanned).submit().end()
+    status = tiny.run_dir.read_status()
+    assert (status.state, status.cause) == ("FAILED", "environment")
+    assert "it cannot be trained on the nodes that it got: precision fp8 is arithmetic of" in str(status.message)

@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,14 +53,23 @@ class Cluster:
         """Run one of Slurm's programs."""
         return subprocess.run(command, env=self.env, check=True, capture_output=True, text=True).stdout
 
-    def command(self, run: str, *, nodes: int = 4, restarts: int = 0, slurm: dict[str, Any] | None = None, **job: Any):
+    def command(
+        self,
+        run: str,
+        *,
+        nodes: int = 4,
+        restarts: int = 0,
+        slurm: dict[str, Any] | None = None,
+        resources: dict[str, Any] | None = None,
+        **job: Any,
+    ):
         """A run of a command on nodes of eight accelerators; not submitted yet."""
         run_file = RunFile.model_validate(
             {
                 "name": "t",
                 "run": run,
                 "num_nodes": nodes,
-                "resources": {"accelerators": "h100:8"},
+                "resources": resources or {"accelerators": "h100:8"},
                 "job": {"grace": "8 s"} | job,
                 "recover": {"max_restarts": restarts},
                 "cluster": {"engine": "slurm", "slurm": slurm or {}},
@@ -166,7 +176,9 @@ def _cluster() -> Iterator[Cluster]:
 
 @pytest.fixture
 def cluster(_cluster: Cluster) -> Iterator[Cluster]:
-    """Four idle nodes of eight accelerators."""
+    """Four nodes of eight accelerators, idle once they have ended what the test before left."""
+    with suppress(AssertionError):
+        wait_until(lambda: set(_cluster.call("sinfo", "-hN", "-o", "%T").split()) == {"idle"}, 10.0)
     yield _cluster
     _cluster.forget_all()
 

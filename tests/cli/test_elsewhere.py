@@ -1,0 +1,179 @@
+"""The commands about jobs, where an engine that is not this machine's has them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.scheduler.small_engine import Job, Site, SmallEngine, end_all
+from trainworks.cli.app import app
+from trainworks.errors import RunFailedError, TrainworksError, UnreachableError, UsageError
+from trainworks.job.state import JobState
+from trainworks.record.run_dir import RunDir
+from trainworks.scheduler.engine import Sight
+
+
+class FarEngine(SmallEngine):
+    """The same, whose nodes keep their files to themselves."""
+
+    shares_files = False
+
+    def output(self, handle: str, *, node: int | None = None, follow: bool = False) -> Iterator[str]:
+        run_dir = self._site.jobs[handle].run_dir
+        while follow and not self.look([handle])[handle].state.is_final:
+            time.sleep(0.05)
+        for rank in (0, 1) if node is None else (node,):
+            for line in run_dir.rank_log(rank).read_text().splitlines():
+                yield line if node is not None else f"[{rank}] {line}"
+
+
+@pytest.fixture(autouse=True)
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    """A small engine in the place of Slurm's and Kubernetes'."""
+    site = Site()
+
+    def engine_for(cluster, *, store=None, program=None):
+        return FarEngine(site) if cluster.engine == "kubernetes" else SmallEngine(site)
+
+    for place in ("cli.launch", "cli.jobs", "cli.resume", "scheduler.engines"):  # last where the others get it from
+        monkeypatch.setattr(f"trainworks.{place}.engine_for", engine_for)
+    monkeypatch.setenv("TRAINWORKS_DATA", str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+    yield site
+    end_all(site)
+
+
+def call(*arguments: str) -> str:
+    """What a command prints on stdout."""
+    result = CliRunner().invoke(app, list(arguments))
+    if isinstance(result.exception, TrainworksError):
+        raise result.exception
+    assert result.exit_code == 0, (result.output, result.exception)
+    return result.stdout
+
+
+def written(command: str, engine: str = "slurm", **keys: object) -> str:
+    """A run file of two nodes of one rank."""
+    cluster = {"engine": engine, "nodes": 2, "processes_per_node": 1}
+    Path("job.yaml").write_text(json.dumps({"name": "job", "run": command, "cluster": cluster} | keys))
+    return "job.yaml"
+
+
+def wait_for(state: str, run_id: str = "job-1") -> dict[str, object]:
+    """As `ps` sees it."""
+    deadline = time.monotonic() + 30
+    while True:
+        found = next(job for job in json.loads(call("ps", "--all", "--json")) if job["run_id"] == run_id)
+        if found["state"] == state:
+            return found
+        assert time.monotonic() < deadline, found
+        time.sleep(0.05)
+
+
+def test_a_job_is_submitted_seen_and_read() -> None:
+    assert call("submit", written("echo rank $RANK of $WORLD_SIZE")) == "job-1\n"
+    found = wait_for("SUCCEEDED")
+    assert (found["engine"], found["handle"], found["attempt"]) == ("small", "1", 1)
+    assert call("logs", "job-1") == "[rank-0] rank 0 of 2\n[rank-1] rank 1 of 2\n"
+    assert "small1,small2" in call("describe", "1")
+
+
+def test_a_job_is_watched_to_its_end_from_here() -> None:
+    assert "done 1" in call("run", written("sleep 0.5; echo done $RANK"))
+    assert wait_for("SUCCEEDED")["exit_code"] == 0
+
+
+def test_a_failed_job_says_so_and_is_retried() -> None:
+    command = 'test -e "$TRAINWORKS_RUN_DIR/again" && exit 0; touch "$TRAINWORKS_RUN_DIR/again"; exit 3'
+    with pytest.raises(RunFailedError, match="exited with code 3"):
+        call("run", written(command))
+    assert call("retry", "job-1") == "job-1 in the queue again\n"
+    assert wait_for("SUCCEEDED")["attempt"] == 2
+
+
+def test_a_job_that_says_it_has_failed_is_retried_once_its_engine_says_so_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    truth, still = SmallEngine._sight, iter([True] * 5)
+
+    def late(engine: SmallEngine, job: Job) -> Sight:
+        sight = truth(engine, job)
+        is_late = sight.state is JobState.FAILED and next(still, False)
+        return replace(sight, state=JobState.RUNNING) if is_late else sight
+
+    monkeypatch.setattr(SmallEngine, "_sight", late)
+    command = 'test -e "$TRAINWORKS_RUN_DIR/again" && exit 0; touch "$TRAINWORKS_RUN_DIR/again"; exit 3'
+    with pytest.raises(RunFailedError):
+        call("run", written(command))
+    assert call("retry", "job-1") == "job-1 in the queue again\n"
+    assert next(still, None) is None
+    wait_for("SUCCEEDED")
+
+
+def test_a_job_that_runs_is_not_retried() -> None:
+    call("submit", written("echo up; sleep 600"))
+    wait_for("RUNNING")
+    with pytest.raises(UsageError, match="is RUNNING"):
+        call("retry", "job-1")
+
+
+def test_a_job_is_stopped_and_the_command_returns_when_it_has_ended() -> None:
+    call("submit", written("echo up; sleep 600"))
+    wait_for("RUNNING")
+    assert call("stop", "job-1") == "job-1 STOPPED\n"
+
+
+def test_a_job_that_its_engine_never_got_is_stopped_here(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def silent(engine: SmallEngine, script: object, run_dir: object) -> str:
+        raise UnreachableError("no answer")
+
+    monkeypatch.setattr(SmallEngine, "submit", silent)
+    with pytest.raises(UnreachableError):
+        call("submit", written("true"))
+    with pytest.raises(UsageError, match="has not got job 1"):
+        call("hold", "1")
+    assert call("stop", "job-1") == "job-1 STOPPED\n"
+    assert (site.jobs, RunDir(Path("runs/job-1")).read_status().state) == ({}, "STOPPED")
+
+
+def test_an_engine_that_does_not_answer_is_said_beside_its_jobs(site: Site) -> None:
+    call("submit", written("echo up; sleep 600"))
+    wait_for("RUNNING")
+    site.answers = False
+    result = CliRunner().invoke(app, ["ps"])
+    assert ("RUNNING (not reached)" in result.output, "the small engine does not answer" in result.output) == (
+        True,
+        True,
+    )
+    site.answers = True
+    assert "not reached" not in call("ps")
+
+
+def test_a_held_job_is_released() -> None:
+    call("submit", written("true", job={"hold": True}))
+    assert wait_for("QUEUED")["reason"] == "Held"
+    call("release", "job-1")
+    wait_for("SUCCEEDED")
+
+
+def test_nodes_are_those_of_the_cluster_that_is_named() -> None:
+    call("drain", "small2", "--reason", "fan broken", "--cluster", written("true"))
+    nodes = {node["name"]: node for node in json.loads(call("nodes", "--cluster", "slurm", "--json"))}
+    assert (nodes["small2"]["state"], nodes["small2"]["reason"], nodes["small1"]["state"]) == (
+        "drained",
+        "fan broken",
+        "free",
+    )
+
+
+def test_what_far_nodes_print_comes_from_their_engine() -> None:
+    assert call("run", written("echo far $RANK", "kubernetes")) == "[0] far 0\n[1] far 1\n"
+    assert call("logs", "job-1", "--node", "1") == "far 1\n"
+    with pytest.raises(UsageError, match="keep no files here"):
+        call("logs", "job-1", "--rank", "0")
+    assert wait_for("SUCCEEDED")["exit_code"] == 0
+    assert json.loads(call("status", "job-1", "--json"))["state"] == "SUCCEEDED"

@@ -1,0 +1,153 @@
+"""What the processes below another one have used, counted without losing those that have ended."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trainworks.host.process_tree import ProcessTree
+
+BURN = "import time\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass\n"
+"""300 ms of a core."""
+
+
+class Shell:
+    """A process whose descendants are looked at."""
+
+    def __init__(self) -> None:
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(
+            ["bash"], stdin=pipe, stdout=pipe, text=True, bufsize=1, start_new_session=True
+        )
+        self.pid = self._process.pid
+
+    def do(self, command: str) -> None:
+        """Let it run a command to its end."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(f"{command}\necho done\n")
+        while self._process.stdout.readline() != "done\n":
+            pass
+
+    def end(self) -> None:
+        """End it, and what it left."""
+        os.killpg(self.pid, signal.SIGKILL)
+        self._process.communicate()
+
+
+@pytest.fixture
+def shell() -> Iterator[Shell]:
+    shell = Shell()
+    yield shell
+    shell.end()
+
+
+def burn(before: str = "") -> str:
+    return f"{before} {sys.executable} -c '{BURN}'"
+
+
+def test_sleeping_uses_nothing(shell: Shell) -> None:
+    shell.do("sleep 60 &")
+    tree = ProcessTree(shell.pid)
+    before = tree.look()
+    time.sleep(0.3)
+    after = tree.look()
+    assert (after.cpu_s - before.cpu_s, after.waits_for_disk) == (0.0, False)
+
+
+def test_a_child_that_has_ended_counts(shell: Shell) -> None:
+    tree = ProcessTree(shell.pid)
+    before = tree.look().cpu_s
+    shell.do(burn())
+    assert 0.25 <= tree.look().cpu_s - before < 1.0
+
+
+def test_a_grandchild_that_has_ended_counts(shell: Shell) -> None:
+    shell.do("bash -c 'sleep 60; true' &")
+    tree = ProcessTree(shell.pid)
+    before = tree.look().cpu_s
+    shell.do("bash -c " + shlex.quote(f"{burn()}; true"))
+    assert 0.25 <= tree.look().cpu_s - before < 1.0
+
+
+def test_a_child_that_ends_is_not_counted_again_with_its_parent(shell: Shell) -> None:
+    tree = ProcessTree(shell.pid)
+    shell.do(f"({burn()}; sleep 60) & sleep 1.2")
+    seen = tree.look().cpu_s
+    shell.do(f"kill $(pgrep -P {shell.pid}); wait")
+    assert seen >= 0.25 and tree.look().cpu_s - seen < 0.1
+
+
+def test_the_root_itself_does_not_count(shell: Shell) -> None:
+    tree = ProcessTree(shell.pid)
+    before = tree.look().cpu_s
+    shell.do("for ((i = 0; i < 200000; i++)); do :; done")
+    assert tree.look().cpu_s == before
+
+
+def test_children_that_nobody_waits_for_count_while_they_live(shell: Shell) -> None:
+    script = "import signal, subprocess, sys, time; signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+    script += f"subprocess.Popen([sys.executable, '-c', {BURN!r}]); time.sleep(60)"
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command) as ignoring:
+        try:
+            tree = ProcessTree(os.getpid())
+            before = tree.look().cpu_s
+            time.sleep(0.25)
+            assert tree.look().cpu_s - before > 0.05
+        finally:
+            ignoring.kill()
+
+
+def test_what_is_written_counts_and_is_not_counted_again(shell: Shell) -> None:
+    tree = ProcessTree(shell.pid)
+    shell.do("(head -c 3000000 /dev/zero > /dev/null; sleep 60) & sleep 0.5")
+    seen = tree.look().io_bytes
+    shell.do(f"kill $(pgrep -P {shell.pid}); wait")
+    after = tree.look().io_bytes
+    assert seen is not None and after is not None
+    assert 6_000_000 <= seen < 7_000_000 and after - seen < 100_000
+
+
+def test_a_marked_process_that_is_not_below_counts(shell: Shell) -> None:
+    tree = ProcessTree(shell.pid, {"TRAINWORKS_TEST_MARK": f"{shell.pid}"})
+    before = tree.look().cpu_s
+    env = os.environ | {"TRAINWORKS_TEST_MARK": f"{shell.pid}"}
+    with subprocess.Popen([sys.executable, "-c", BURN + "time.sleep(60)"], env=env) as other:
+        try:
+            time.sleep(0.6)
+            assert tree.look().cpu_s - before > 0.2
+        finally:
+            other.kill()
+
+
+def test_an_unmarked_one_does_not_count(shell: Shell) -> None:
+    tree = ProcessTree(shell.pid, {"TRAINWORKS_TEST_MARK": f"{shell.pid}"})
+    before = tree.look().cpu_s
+    with subprocess.Popen([sys.executable, "-c", BURN + "time.sleep(60)"]) as other:
+        try:
+            time.sleep(0.6)
+            assert tree.look().cpu_s == before
+        finally:
+            other.kill()
+
+
+def test_a_look_is_cheap() -> None:
+    """A sample every 30 s must stay below a thousandth of a core, on a machine of a thousand processes too."""
+    tree = ProcessTree(os.getppid(), {"TRAINWORKS_TEST_MARK": "none"})
+    for _ in range(3):
+        tree.look()
+    began, looks = time.thread_time(), 50
+    for _ in range(looks):
+        tree.look()
+    per_process_s = (
+        (time.thread_time() - began) / looks / sum(entry.name.isdecimal() for entry in Path("/proc").iterdir())
+    )
+    assert per_process_s * 1000 / 30.0 < 1e-3
