@@ -1,11 +1,13 @@
-"""How fast a job starts, and how many go through the queue: this machine's queue against submitit and TorchX.
+"""How fast a job starts, and how many go through the queue: this machine's queue against submitit, TorchX and Ray.
 
     pip install submitit torchx
-    python benchmarks/scheduling.py
+    python -m venv ray && ray/bin/pip install ray
+    python benchmarks/scheduling.py --ray ray/bin/python
 
 A gang is four processes that each write down when they began; a contender's time is from its submit call, in a program
 that is running already, to the last of the four. submitit's local executor starts them on one node; TorchX starts four
-replicas with `local_cwd`. The contenders take turns. The dispatcher of Trainworks is awake, as it is after a first job;
+replicas with `local_cwd`; Ray runs four tasks in a placement group, on a Ray and a driver that are up. The contenders
+take turns. The dispatcher of Trainworks is awake, as it is after a first job;
 the first job of all, which starts it, is printed apart. No-op jobs are `true`, submitted one after the other and run on
 two slots of one core each; their time is from the first submit to the last end.
 """
@@ -16,10 +18,13 @@ import argparse
 import importlib
 import json
 import os
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -35,6 +40,7 @@ from trainworks.scheduler.store_place import store_url
 from trainworks.spec.run_file import RunFile
 
 GANG = 4
+RAY = "Ray, up already"
 GOAL_S = 0.030
 GOAL_JOBS_PER_MINUTE = 1000
 PATIENCE_S = 60.0
@@ -47,16 +53,17 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--jobs", type=int, default=100, help="no-op jobs through the queue")
     parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--ray", type=Path, metavar="PYTHON", help="a Python that has Ray, in a venv of its own")
     wanted = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="sched-") as folder:
+    with tempfile.TemporaryDirectory(prefix="sched-") as folder, ray_of(wanted.ray) as ray:
         os.chdir(folder)
         os.environ["TRAINWORKS_DATA"] = str(Path(folder) / "data")
         first_s = trainworks_gang(0)
-        times: dict[str, list[float]] = {name: [] for name in CONTENDERS}
+        gangs = {name: gang for name, (package, gang) in CONTENDERS.items() if find_spec(package) is not None} | ray
+        times: dict[str, list[float]] = {name: [] for name in [*CONTENDERS, RAY]}
         for number in range(1, wanted.rounds + 1):
-            for name, (package, gang) in CONTENDERS.items():
-                if find_spec(package) is not None:
-                    times[name].append(gang(number))
+            for name, gang in gangs.items():
+                times[name].append(gang(number))
         per_minute = throughput(wanted.jobs)
     print_figures(first_s, times, per_minute)
     if wanted.json:
@@ -83,9 +90,15 @@ def prepared(name: str, command: str, *, ranks: int, cores: float) -> tuple[Call
     run_dir = create_run_dir(Path("runs"), name)
     resolved = resolve(run_file, None, run_id=run_dir.run_id, runs=Path("runs"))
     run_dir.write_resolved(resolved)
-    engine = LocalEngine()
+    engine = queue()
     script = engine.render(ticket(resolved), run_dir)
     return lambda: engine.submit(script, run_dir), folder
+
+
+@cache
+def queue() -> LocalEngine:
+    """Of this program."""
+    return LocalEngine()
 
 
 def last_begin(folder: Path) -> float:
@@ -142,6 +155,33 @@ CONTENDERS: dict[str, tuple[str, Callable[[int], float]]] = {
 }
 
 
+@contextmanager
+def ray_of(python: Path | None) -> Iterator[dict[str, Callable[[int], float]]]:
+    """Ray as a contender, up and with a driver; none without a Python that has it."""
+    if python is None:
+        yield {}
+        return
+    peer = Path(__file__).parent / "peers" / "ray_peer.py"
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    command = [str(python.absolute()), str(peer.absolute()), str(GANG)]
+    with subprocess.Popen(command, stdin=-1, stdout=-1, text=True, env=env) as process:
+        assert process.stdin is not None and process.stdout is not None
+        assert process.stdout.readline() == "READY\n", "Ray did not start"
+        gang = partial(ray_gang, process)
+        yield {RAY: gang}
+        process.stdin.close()
+
+
+def ray_gang(process: subprocess.Popen[str], number: int) -> float:
+    """Four tasks in a placement group."""
+    assert process.stdin is not None and process.stdout is not None
+    folder = Path(f"ray-{number}").absolute()
+    folder.mkdir()
+    process.stdin.write(f"{folder}\n")
+    process.stdin.flush()
+    return last_begin(folder) - float(process.stdout.readline())
+
+
 def throughput(count: int) -> float:
     """No-op jobs per minute, on two slots."""
 
@@ -164,7 +204,8 @@ def print_figures(first_s: float, times: dict[str, list[float]], per_minute: flo
     print(f"  {'first job':18}{first_s * 1e3:8.0f} ms, which starts the dispatcher")
     for name, found in times.items():
         if not found:
-            print(f"  {name:18}NOT MEASURED: pip install {CONTENDERS[name][0]}")
+            how = "--ray PYTHON" if name == RAY else f"pip install {CONTENDERS[name][0]}"
+            print(f"  {name:18}NOT MEASURED: {how}")
             continue
         spread = f"{min(found) * 1e3:.0f} .. {max(found) * 1e3:.0f}"
         ratio = median(ours) / median(found)
