@@ -21,8 +21,19 @@ from trainworks import errors
 from trainworks.cli.app import COMMANDS
 from trainworks.host import process
 from trainworks.job import state
-from trainworks.record import calibration, environment, events, manifest, memory, metrics, resolved, run_dir, status
-from trainworks.spec import layout, run_file
+from trainworks.record import (
+    calibration,
+    environment,
+    events,
+    manifest,
+    memory,
+    metrics,
+    resolved,
+    run_dir,
+    status,
+    usage,
+)
+from trainworks.spec import autoscale, engines, layout, run_file
 from trainworks.units import format_duration
 
 FOLDER = Path(__file__).parent / "reference"
@@ -108,7 +119,16 @@ def run_file_page() -> str:
         ("workload.data.source[]", run_file.DataSource),
         ("workload.optimizer", run_file.Optimizer),
         ("cluster", run_file.Cluster),
+        ("cluster.skypilot", engines.SkyPilot),
+        ("cluster.ray", engines.Ray),
+        ("cluster.autoscale", autoscale.Autoscale),
+        ("cluster.autoscale.slurm", autoscale.SlurmAutoscale),
+        ("cluster.autoscale.slurm.node", autoscale.CloudNode),
+        ("cluster.autoscale.kubernetes", autoscale.KubernetesAutoscale),
+        ("cluster.autoscale.skypilot", autoscale.SkyPilotAutoscale),
         ("layout", layout.Layout),
+        ("job", run_file.Job),
+        ("job.idle", engines.Idle),
         ("goal", run_file.Goal),
         ("checkpoint", run_file.Checkpoint),
         ("recover", run_file.Recover),
@@ -139,10 +159,11 @@ def _type(schema: dict[str, Any]) -> str:
         return ", ".join(f"`{value}`" for value in values)
     if schema.get("type") == "array":
         length = f"{len(schema['prefixItems'])} " if "prefixItems" in schema else ""
-        mappings = not length and schema.get("items", {}).get("type") != "integer"
-        return "list of mappings" if mappings else f"list of {length}numbers"
+        items = {"integer": "numbers", "string": "text"}.get(schema.get("items", {}).get("type"), "mappings")
+        return f"list of {length}numbers" if length else f"list of {items}"
     if schema.get("type") == "object":
-        numbers = schema.get("additionalProperties", {}) == {"type": "number"}
+        values = schema.get("additionalProperties") or next(iter(schema.get("patternProperties", {}).values()), {})
+        numbers = values.get("type") == "number"
         return "mapping of text to numbers" if numbers else "mapping of text to text"
     names = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false"}
     return names[schema["type"]] + _limits(schema)
@@ -159,7 +180,11 @@ def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
     value = field.get_default(call_default_factory=True)
-    if value is None or value == {} or (isinstance(value, BaseModel) and type(value).__str__ is BaseModel.__str__):
+    if (
+        value is None
+        or value in ({}, ())
+        or (isinstance(value, BaseModel) and type(value).__str__ is BaseModel.__str__)
+    ):
         return ""
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
@@ -196,6 +221,7 @@ def record_page() -> str:
         f"## metrics.jsonl\n\n{_about(metrics)}",
         _field_table(metrics, "MetricsRow"),
         _record_section("status.json", status, "RunStatus"),
+        _record_section(None, usage, "NodeUsage"),
         f"### States\n\n{_block(_after_first_paragraph(state))}\n\n{_members(state, 'JobState')}",
         _record_section("manifest.json of a checkpoint", manifest, "Manifest"),
         _record_section("`memory` of a failure", memory, "MemoryAtFailure"),
