@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import random
 import shutil
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ import trainworks
 from tests.fakes import resolved_command
 from trainworks.deploy.sandbox.slurm import SlurmSandbox, missing_programs
 from trainworks.deploy.sandbox.slurm_files import CLUSTER, SandboxSize
+from trainworks.errors import PortInUseError
 from trainworks.host import process
 from trainworks.host.network import listen
 from trainworks.job.request import max_restarts
@@ -32,6 +36,8 @@ from trainworks.spec.engines import Slurm
 from trainworks.spec.run_file import RunFile
 
 TIMEOUT_S = 90.0
+_LOG = logging.getLogger(__name__)
+_PORTS = 20
 
 
 class Cluster:
@@ -81,7 +87,10 @@ class Cluster:
         return Run(self, run_dir, resolved_command(run_dir.run_id, run_file=run_file, processes=processes))
 
     def forget_all(self) -> None:
-        """End every job."""
+        """End every job, and say what there is to know of them: pytest shows it with a test that failed."""
+        _LOG.warning("%s\n%s", self.call("squeue", "--long"), self.call("sinfo", "--Node", "--long", "--list-reasons"))
+        for log in filter(Path.exists, map(self.sandbox.paths.log, ("slurmctld", "power"))):
+            _LOG.warning("\n".join([log.name, *log.read_text().splitlines()[-40:]]))
         self.call("scancel", "--user=root")
         wait_until(lambda: not self.call("squeue", "--noheader").strip())
 
@@ -155,23 +164,38 @@ def wait_until(condition: Callable[[], Any], timeout_s: float = TIMEOUT_S) -> No
         time.sleep(0.1)
 
 
+@contextmanager
+def started(size: SandboxSize) -> Iterator[Cluster]:
+    """A cluster on ports of its own; what it said is shown with the tests that fail."""
+    folder = Path(tempfile.mkdtemp(prefix="tw-"))  # short: the paths of sockets are
+    folder.chmod(0o755)
+    sandbox = SlurmSandbox(folder / "s")
+    try:
+        sandbox.up(replace(size, first_port=_free_ports(_PORTS)))
+        yield Cluster(sandbox, folder)
+    finally:
+        sandbox.purge()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _free_ports(number: int) -> int:
+    """The first of so many, none that the kernel gives away: a node may start long after it was asked for them."""
+    while True:
+        first = random.randrange(10_000, 32_000)
+        with ExitStack() as held, suppress(PortInUseError):
+            for port in range(first, first + number):
+                held.enter_context(listen(port, "0.0.0.0"))
+            return first
+
+
 @pytest.fixture(scope="session")
 def _cluster() -> Iterator[Cluster]:
     if os.geteuid() != 0:
         pytest.skip("NOT TESTED: Slurm; it takes root")
     if missing := missing_programs():
         pytest.skip(f"NOT TESTED: Slurm; no {', '.join(missing)}: trainworks sandbox slurm install")
-    folder = Path(tempfile.mkdtemp(prefix="tw-"))  # short: the paths of sockets are
-    folder.chmod(0o755)
-    sandbox = SlurmSandbox(folder / "s")
-    try:
-        with listen() as free:
-            port = min(free.getsockname()[1], 65_000)
-        sandbox.up(SandboxSize(first_port=port, accounting=not missing_programs(accounting=True), node_timeout_s=4))
-        yield Cluster(sandbox, folder)
-    finally:
-        sandbox.purge()
-        shutil.rmtree(folder, ignore_errors=True)
+    with started(SandboxSize(accounting=not missing_programs(accounting=True), node_timeout_s=4)) as cluster:
+        yield cluster
 
 
 @pytest.fixture

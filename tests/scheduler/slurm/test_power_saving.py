@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.scheduler.slurm_cluster import Cluster, wait_until
-from trainworks.deploy.sandbox.slurm import SlurmSandbox, missing_programs
+from tests.scheduler.slurm_cluster import Cluster, started, wait_until
+from trainworks.deploy.sandbox.slurm import missing_programs
 from trainworks.deploy.sandbox.slurm_files import SandboxSize
-from trainworks.host.network import listen
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 ON_CLOUD = {"slurm": {"partition": "cloud"}}
@@ -24,17 +20,8 @@ ON_CLOUD = {"slurm": {"partition": "cloud"}}
 def _cloud() -> Iterator[Cluster]:
     if os.geteuid() != 0 or missing_programs():
         pytest.skip("NOT TESTED: Slurm; it takes root and Slurm's packages")
-    folder = Path(tempfile.mkdtemp(prefix="tw-"))
-    folder.chmod(0o755)
-    sandbox = SlurmSandbox(folder / "s")
-    try:
-        with listen() as free:
-            port = min(free.getsockname()[1], 65_000)
-        sandbox.up(SandboxSize(nodes=3, cloud=2, down_after_s=3, first_port=port, node_timeout_s=4))
-        yield Cluster(sandbox, folder)
-    finally:
-        sandbox.purge()
-        shutil.rmtree(folder, ignore_errors=True)
+    with started(SandboxSize(nodes=3, cloud=2, down_after_s=3, node_timeout_s=60)) as cluster:
+        yield cluster
 
 
 @pytest.fixture

@@ -41,4 +41,4 @@ def _autoscale(nodes: int, cloud: int, down_after_s: int, folder: Path) -> Autos
         folder=f"{folder}/etc",
         log=f"{folder}/log/power.log",
     )
-    return Autoscale(down_after=float(down_after_s), start_timeout=30.0, stop_timeout=8.0, slurm=slurm)
+    return Autoscale(down_after=float(down_after_s), start_timeout=60.0, stop_timeout=8.0, slurm=slurm)
