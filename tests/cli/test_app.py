@@ -103,7 +103,6 @@ def test_every_file_of_a_command_is_a_command_or_shared_by_some() -> None:
         "options",
         "outcome",
         "array",
-        "elsewhere",
         "file_set",
         "following",
         "parts",

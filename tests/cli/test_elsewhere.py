@@ -41,7 +41,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     def engine_for(cluster, *, store=None, program=None):
         return FarEngine(site) if cluster.engine == "kubernetes" else SmallEngine(site)
 
-    for place in ("cli.launch", "cli.jobs", "cli.resume", "scheduler.engines"):  # last where the others get it from
+    for place in ("cli.jobs", "scheduler.engines"):  # last where the other gets it from
         monkeypatch.setattr(f"trainworks.{place}.engine_for", engine_for)
     monkeypatch.setenv("TRAINWORKS_DATA", str(tmp_path / "data"))
     monkeypatch.chdir(tmp_path)

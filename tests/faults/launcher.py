@@ -37,7 +37,7 @@ class Program:
             "COLUMNS": "200",
         }
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        self._env = {key: value for key, value in os.environ.items() if key != "TRAINWORKS_RUNS"} | own | {"PATH": path}
+        self.env = {key: value for key, value in os.environ.items() if key != "TRAINWORKS_RUNS"} | own | {"PATH": path}
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Start a command and leave it running, in a process group of its own, as a shell would."""
@@ -47,7 +47,7 @@ class Program:
         process = subprocess.Popen(
             command,
             cwd=self.folder,
-            env=self._env,
+            env=self.env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -59,8 +59,8 @@ class Program:
 
     def hurt(self, fault: str) -> None:
         """Let `inject/sitecustomize.py` hurt the runs that are started from now on."""
-        path = [str(Path(__file__).parent / "inject"), *filter(None, [self._env.get("PYTHONPATH")])]
-        self._env |= {"TRAINWORKS_TEST_FAULT": fault, "PYTHONPATH": os.pathsep.join(path)}
+        path = [str(Path(__file__).parent / "inject"), *filter(None, [self.env.get("PYTHONPATH")])]
+        self.env |= {"TRAINWORKS_TEST_FAULT": fault, "PYTHONPATH": os.pathsep.join(path)}
 
     def kill_all(self) -> None:
         """Clean up after a test."""

@@ -94,6 +94,18 @@ def test_a_disk_that_is_too_small_for_one_checkpoint_is_refused(program, write_r
     assert list(disk.iterdir()) == []
 
 
+@pytest.mark.root
+@pytest.mark.parametrize("verb", ["run", "submit"])
+def test_a_full_disk_gets_no_run(program, small_disk, verb):
+    disk = small_disk("1m")
+    (disk / "full").write_bytes(bytes(2**20))
+    code, _, stderr = program.run(verb, "--runs", str(disk / "runs"), "--", "true")
+    assert code == 3
+    assert "no space left on device" in stderr.lower()
+    assert_one_clear_error(stderr)
+    assert list((disk / "runs").iterdir()) == []
+
+
 def test_resuming_a_finished_run_is_refused(program, write_run_file):
     program.run("run", write_run_file(program.folder, workload__train_for="3 steps"))
     code, _, stderr = program.run("resume")

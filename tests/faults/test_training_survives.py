@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import signal
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -21,10 +23,14 @@ def kinds(program):
 
 
 def test_a_run_ends_well_and_prints_its_report_to_stdout(program, write_run_file):
-    code, stdout, _ = program.run("run", write_run_file(program.folder))
+    with tempfile.TemporaryDirectory(prefix="tw-") as temporary:  # short: the paths of sockets are
+        program.env["TMPDIR"] = temporary
+        code, stdout, _ = program.run("run", write_run_file(program.folder))
+        left = {path.name for path in Path(temporary).iterdir() if not path.name.startswith("torchinductor_")}
     assert code == 0
     assert re.search(r"SUCCEEDED", stdout)
     assert program.run_dir.report_file.stat().st_size > 10_000
+    assert left == set()
     program.assert_nothing_left()
 
 

@@ -23,7 +23,7 @@ from trainworks.job.ticket import Ticket, ticket_of
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir, create_run_dir
 from trainworks.scheduler.engine import Engine
-from trainworks.scheduler.engines import engine_for, program_for
+from trainworks.scheduler.engines import engine_of_run
 from trainworks.scheduler.local import LocalScheduler
 from trainworks.spec.load import Source, load_run_file, name_from
 from trainworks.spec.run_file import RunFile, RunName
@@ -155,10 +155,9 @@ def prepare(
     )
     if resolved.plan is not None:
         print_plan(resolved, console)
-    cluster = resolved.run_file.cluster
     engine = None
-    if queued or cluster.engine != "local":
-        engine = engine_for(cluster, program=program_for(resolved.run_file, asked.command))
+    if queued or resolved.run_file.cluster.engine != "local":
+        engine = engine_of_run(resolved)
         engine.check(ticket(resolved))
     if dry_run:
         typer.echo(_rendered(resolved, engine, RunDir(folder / f"{resolved.run_id}-N")), nl=False)
@@ -169,7 +168,11 @@ def prepare(
             return None
     run_dir = create_run_dir(folder, asked.run_file.name)
     resolved = resolved.model_copy(update={"run_id": run_dir.run_id})
-    _write_inputs(run_dir, resolved, asked.source)
+    try:
+        _write_inputs(run_dir, resolved, asked.source)
+    except BaseException:
+        shutil.rmtree(run_dir.path, ignore_errors=True)
+        raise
     return Prepared(run_dir, resolved, engine)
 
 

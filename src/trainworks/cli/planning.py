@@ -13,7 +13,6 @@ from trainworks import __version__
 from trainworks.bench.calibrate import Machines, calibrate
 from trainworks.bench.trial import TrialOutOfMemoryError, try_out
 from trainworks.cli.data_worker import ask
-from trainworks.cli.elsewhere import resolve_elsewhere
 from trainworks.cli.precision import check_precision, default_precision
 from trainworks.errors import DiskFullError, EnvironmentProblem, LayoutError, MissingExtraError, UsageError
 from trainworks.files import free_bytes
@@ -22,7 +21,7 @@ from trainworks.host.corpus import anchored_data, check_sources
 from trainworks.host.folders import cache_folder
 from trainworks.host.probe import probe_host
 from trainworks.job.environment import agent_environment
-from trainworks.plan.local.command import ResourceError, choose_command_processes, choose_workload_processes
+from trainworks.plan.local.command import ResourceError, as_asked, choose_command_processes, choose_workload_processes
 from trainworks.plan.local.layout import choose_layout
 from trainworks.plan.local.measured import check_own_optimizer, make_measured_plan, measured_layouts
 from trainworks.plan.local.plan import make_plan, num_steps
@@ -63,8 +62,8 @@ def resolve(
         runs: folder of all runs.
         command: argument vector, where one is given instead of a text.
         calibrate_again: measure even what was measured before.
-        host: all nodes of the run as one machine, where it has got them; else this machine is probed, and a run
-            for another engine is left without a plan.
+        host: all nodes of the run as one machine, where it has got them; else this machine is probed. A run for
+            another engine has none yet: it is planned on its nodes, and until then what it asks for stands in for them.
         machines: how to start something on these nodes.
 
     Raises:
@@ -76,12 +75,12 @@ def resolve(
         run_file = _anchored(run_file, source, folder)
     if run_file.workload is None:
         _check_variables(run_file, source)
-    if run_file.cluster.engine != "local" and host is None:
-        return resolve_elsewhere(run_file, run_id=run_id, folder=folder, command=command)
-    host = host or probe_host(runs)
+    elsewhere = run_file.cluster.engine != "local" and host is None
+    host = host or (as_asked(run_file) if elsewhere else probe_host(runs))
     processes = _processes(run_file, source, host)
-    run_file = _with_precision(run_file, host, processes.device)
-    if run_file.workload is not None:
+    if not elsewhere:
+        run_file = _with_precision(run_file, host, processes.device)
+    if run_file.workload is not None and not elsewhere:
         check_precision(run_file.workload.precision, host, source)
     resolved = ResolvedRun(
         run_id=run_id,
@@ -93,7 +92,7 @@ def resolve(
         processes=processes,
         host=host,
     )
-    if run_file.workload is None:
+    if run_file.workload is None or elsewhere:
         return resolved
     try:
         return _with_plan(resolved, run_file.workload, runs, calibrate_again, machines)

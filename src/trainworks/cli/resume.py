@@ -22,7 +22,7 @@ from trainworks.job.store import JobRow
 from trainworks.observe.progress import current_state
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
-from trainworks.scheduler.engines import engine_for, program_for
+from trainworks.scheduler.engines import engine_of_run
 from trainworks.scheduler.launch import take_run
 from trainworks.spec.run_file import OnNonfinite, OnSpike
 
@@ -78,8 +78,7 @@ def _queue_again(run_dir: RunDir, resolved: ResolvedRun, job: JobRow | None) -> 
     """A run that was submitted goes back into its queue; one that was not comes into it."""
     os.close(take_run(run_dir))
     if job is None:
-        program = program_for(resolved.run_file, resolved.command)
-        submit_job(engine_for(resolved.run_file.cluster, program=program), ticket(resolved), run_dir)
+        submit_job(engine_of_run(resolved), ticket(resolved), run_dir)
     else:
         retry_job(job, ticket(resolved))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,14 +10,15 @@ from pydantic import ValidationError
 
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.job.program import Program, program_of
+from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.scheduler.engine import Engine
-from trainworks.spec.run_file import Cluster, RunFile
+from trainworks.spec.run_file import Cluster
 
 if TYPE_CHECKING:
     from trainworks.job.store import JobRow, JobStore
 
-__all__ = ["FAR", "cluster_of", "cluster_of_job", "engine_for", "engine_of_job", "program_for"]
+__all__ = ["FAR", "cluster_of", "cluster_of_job", "engine_for", "engine_of_job", "engine_of_run"]
 
 
 FAR = frozenset(("kubernetes", "skypilot", "ray"))
@@ -31,7 +31,7 @@ def engine_for(cluster: Cluster, *, store: JobStore | None = None, program: Prog
     Args:
         cluster: as the run file has it.
         store: of this machine's own queue, where it is open already.
-        program: what the job runs; some engines have to be told before they can submit it, see `program_for`.
+        program: what the job runs; some engines have to be told before they can submit it, see `engine_of_run`.
 
     Raises:
         UsageError: the cluster is described for planning; no engine has it.
@@ -62,15 +62,16 @@ def engine_for(cluster: Cluster, *, store: JobStore | None = None, program: Prog
     )
 
 
-def program_for(run_file: RunFile, command: Sequence[str] | None) -> Program | None:
-    """What an engine is told that runs the user's program without Trainworks on its nodes; None for the others.
+def engine_of_run(resolved: ResolvedRun, *, store: JobStore | None = None) -> Engine:
+    """The engine that a run names, told what an engine has to know that runs it without Trainworks on its nodes.
 
     Raises:
-        UsageError: the run is a workload, which such an engine cannot train.
+        UsageError: as `engine_for`; or the run is a workload, which such an engine cannot train.
     """
-    if run_file.cluster.engine not in ("skypilot", "ray"):
-        return None
-    return program_of(run_file, command=tuple(command or ()))
+    run_file, program = resolved.run_file, None
+    if run_file.cluster.engine in ("skypilot", "ray"):
+        program = program_of(run_file, command=resolved.command or ())
+    return engine_for(run_file.cluster, store=store, program=program)
 
 
 def engine_of_job(job: JobRow, *, store: JobStore | None = None) -> Engine | None:
@@ -79,14 +80,14 @@ def engine_of_job(job: JobRow, *, store: JobStore | None = None) -> Engine | Non
     Returns:
         None where nobody knows any more.
 
-    Raises: as `program_for`.
+    Raises: as `engine_of_run`.
     """
     try:
         resolved = RunDir(Path(job.run_dir)).read_resolved()
     except EnvironmentProblem:
         cluster = cluster_of_job(job)
         return engine_for(cluster, store=store) if cluster else None
-    return engine_for(resolved.run_file.cluster, store=store, program=program_for(resolved.run_file, resolved.command))
+    return engine_of_run(resolved, store=store)
 
 
 def cluster_of(run_dir: Path) -> Cluster | None:

@@ -12,7 +12,9 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import multiprocessing.forkserver
+import multiprocessing.util
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -47,19 +49,21 @@ def main(
         follow_usage(run_dir, int(node), every_s=every_s, on_accelerators=device == "cuda")
         _start_fork_server(resolved)
         data_folder = _prepare_data(resolved, run_dir, int(node))
+        elastic = importlib.import_module("trainworks.worker.elastic")  # imports torch: not before the fork server runs
+        exit_code: int = elastic.run_node(
+            resolved,
+            run_dir,
+            data_folder,
+            node=int(node),
+            max_restarts=int(max_restarts),
+            address=address,
+            store=store,
+            store_fd=int(store_fd) if store_fd else None,
+        )
     except TrainworksError as error:
         return _give_up(run_dir, int(node), error)
-    elastic = importlib.import_module("trainworks.worker.elastic")  # imports torch: not before the fork server runs
-    exit_code: int = elastic.run_node(
-        resolved,
-        run_dir,
-        data_folder,
-        node=int(node),
-        max_restarts=int(max_restarts),
-        address=address,
-        store=store,
-        store_fd=int(store_fd) if store_fd else None,
-    )
+    finally:  # the fork server's socket: this process ends without the finalizers of multiprocessing
+        shutil.rmtree(multiprocessing.util.get_temp_dir(), ignore_errors=True)
     return exit_code
 
 

@@ -1,4 +1,4 @@
-"""Processes of a run on this machine, and whether it has what `resources` asks for."""
+"""Processes of a run on this machine, or on those that it asks for, and whether it has what `resources` asks for."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import re
 
 from trainworks.errors import UsageError
 from trainworks.plan.local.plan import choose_processes
-from trainworks.record.environment import HostFacts
+from trainworks.record.environment import AcceleratorFacts, HostFacts
 from trainworks.record.resolved import Processes
 from trainworks.spec.command import Resources
 from trainworks.spec.run_file import RunFile
 from trainworks.units import format_bytes
 
-__all__ = ["ResourceError", "choose_command_processes", "choose_workload_processes"]
+__all__ = ["ResourceError", "as_asked", "choose_command_processes", "choose_workload_processes"]
 
 _LAUNCHERS = re.compile(r"(?:^|[\s;&|(])(torchrun|deepspeed|mpirun|mpiexec|horovodrun)\s")
 _ONCE_PER_NODE = {"torchrun": "--nproc-per-node", "deepspeed": "--num_gpus"}
@@ -29,6 +29,29 @@ class ResourceError(UsageError):
     def __init__(self, message: str, *, field: str, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
         self.field = field
+
+
+def as_asked(run_file: RunFile) -> HostFacts:
+    """All nodes of a run as one machine that has exactly what `resources` asks for, and a core per rank without it."""
+    asked, nodes = run_file.resources or Resources(), run_file.nodes
+    per_node = run_file.cluster.processes_per_node
+    first = asked.accelerators[0] if asked.accelerators else None
+    ranks = (first.count if first else 1) if per_node == "auto" else per_node
+    return HostFacts(
+        hostname=run_file.cluster.engine,
+        operating_system="",
+        processor="",
+        num_cores=max(1, round((asked.cpus or ranks) * nodes)),
+        memory_bytes=round((asked.memory or 0) * 1e9) * nodes,
+        disk_free_bytes=0,
+        accelerators=tuple(
+            AcceleratorFacts(index=index, name=first.kind or "", memory_bytes=0) for index in range(first.count * nodes)
+        )
+        if first
+        else (),
+        python="",
+        packages={},
+    )
 
 
 def choose_workload_processes(run_file: RunFile, host: HostFacts) -> Processes:

@@ -16,7 +16,7 @@ JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
 
 _PRODUCTS = ("nvidia.com/gpu.product", "amd.com/gpu.product-name", "cloud.google.com/gke-accelerator")
 _DEVICES = re.compile(r"(nvidia|amd|habana|gpu\.intel|google)\.(com|ai)/(gpu|gaudi|i915|xe|tpu)")
-_FACTORS = {"m": 1e-3, "": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18} | {
+_FACTORS = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18} | {
     f"{letter}i": float(1 << (10 * power)) for power, letter in enumerate("KMGTPE", start=1)
 }
 
