@@ -79,9 +79,7 @@ def resolve(
     host = host or (as_asked(run_file) if elsewhere else probe_host(runs))
     processes = _processes(run_file, source, host)
     if not elsewhere:
-        run_file = _with_precision(run_file, host, processes.device)
-    if run_file.workload is not None and not elsewhere:
-        check_precision(run_file.workload.precision, host, source)
+        run_file = _with_precision(run_file, source, host, processes.device)
     resolved = ResolvedRun(
         run_id=run_id,
         created_at=time.time(),
@@ -211,10 +209,13 @@ def _anchored(run_file: RunFile, source: Source | None, working_folder: Path) ->
     return run_file.model_copy(update={"workload": workload.model_copy(update=changed)})
 
 
-def _with_precision(run_file: RunFile, host: HostFacts, device: str) -> RunFile:
-    """The same run file with a precision, where it names none."""
+def _with_precision(run_file: RunFile, source: Source | None, host: HostFacts, device: str) -> RunFile:
+    """The same run file with a precision, where it names none; one that the host has not got is refused."""
     workload = run_file.workload
-    if workload is None or "precision" in workload.model_fields_set:
+    if workload is None:
+        return run_file
+    if "precision" in workload.model_fields_set:
+        check_precision(workload.precision, host, source)
         return run_file
     chosen = workload.model_copy(update={"precision": default_precision(host, device)})
     return run_file.model_copy(update={"workload": chosen})

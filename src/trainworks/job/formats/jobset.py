@@ -6,6 +6,7 @@ Source: JobSet's API `jobset.x-k8s.io/v1alpha2` (0.13), Kubernetes' batch/v1 Job
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from trainworks.job.formats import elastic
@@ -22,11 +23,19 @@ from trainworks.job.formats.manifest import (
     quantities,
     scheduling,
     to_yaml,
+    without_nothing,
 )
 from trainworks.job.formats.shell import check_can_leave, node_program
+from trainworks.job.ticket import Ticket
 
-__all__ = ["container_env", "jobset", "node_text", "render", "volume_mounts", "volumes"]
+__all__ = ["DISRUPTION", "container_env", "indexed_job", "jobset", "node_text", "render", "volume_mounts", "volumes"]
 
+DISRUPTION = {
+    "name": "disruption",
+    "action": "RestartJobSetAndIgnoreMaxRestarts",
+    "onJobFailureReasons": ["PodFailurePolicy"],
+}
+"""Rule of a failure policy: pods that lost their place get new ones, and that is not counted."""
 _LANGUAGE = "a JobSet"
 _ATTEMPT_LABEL = "jobset.sigs.k8s.io/restart-attempt"
 
@@ -66,7 +75,7 @@ def jobset(pods: Pods, argv: list[str]) -> dict[str, Any]:
             "labels": labels(pods),
             **elastic.of_the_job(pods),
         },
-        "spec": {key: value for key, value in spec.items() if value is not None},
+        "spec": without_nothing(spec),
     }
 
 
@@ -93,28 +102,35 @@ def _failure_policy(pods: Pods) -> dict[str, Any]:
     ticket = pods.ticket
     if not (ticket.max_restarts and ticket.preemptible):
         return {"maxRestarts": ticket.max_restarts}
-    rule = {
-        "name": "disruption",
-        "action": "RestartJobSetAndIgnoreMaxRestarts",
-        "onJobFailureReasons": ["PodFailurePolicy"],
-    }
-    return {"maxRestarts": ticket.max_restarts, "rules": [rule]}
+    return {"maxRestarts": ticket.max_restarts, "rules": [DISRUPTION]}
 
 
 def _job(pods: Pods, argv: list[str]) -> dict[str, Any]:
-    limit_s = pods.ticket.time_limit_s
-    job: dict[str, Any] = {
-        "parallelism": pods.ticket.max_nodes,
-        "completions": pods.ticket.max_nodes,
-        "completionMode": "Indexed",
-        "backoffLimit": 0,
-        "activeDeadlineSeconds": math.ceil(limit_s) if limit_s is not None else None,
-        "podFailurePolicy": {
-            "rules": [{"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}]
-        },
-        "template": {"metadata": {"labels": labels(pods), **elastic.of_the_pods(pods)}, "spec": _pod(pods, argv)},
-    }
-    return {key: value for key, value in job.items() if value is not None}
+    metadata = {"labels": labels(pods), **elastic.of_the_pods(pods)}
+    return indexed_job(pods.ticket, {"metadata": metadata, "spec": _pod(pods, argv)})
+
+
+def indexed_job(ticket: Ticket, template: Mapping[str, Any], *final: Mapping[str, Any]) -> dict[str, Any]:
+    """A Job of one pod per node, of which none starts again alone.
+
+    Args:
+        ticket: of the job.
+        template: of its pods.
+        final: rules of its pod failure policy, after the one for pods that lost their place.
+    """
+    limit_s = ticket.time_limit_s
+    lost = {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    return without_nothing(
+        {
+            "parallelism": ticket.max_nodes,
+            "completions": ticket.max_nodes,
+            "completionMode": "Indexed",
+            "backoffLimit": 0,
+            "activeDeadlineSeconds": math.ceil(limit_s) if limit_s is not None else None,
+            "podFailurePolicy": {"rules": [lost, *final]},
+            "template": template,
+        }
+    )
 
 
 def _pod(pods: Pods, argv: list[str]) -> dict[str, Any]:
@@ -134,10 +150,10 @@ def _pod(pods: Pods, argv: list[str]) -> dict[str, Any]:
         "priorityClassName": where.priority_class,
         "serviceAccountName": where.service_account,
         **scheduling(pods),
-        "containers": [{key: value for key, value in container.items() if value is not None}],
+        "containers": [without_nothing(container)],
         "volumes": volumes(pods),
     }
-    return {key: value for key, value in pod.items() if value is not None}
+    return without_nothing(pod)
 
 
 def container_env(pods: Pods) -> list[dict[str, Any]]:

@@ -30,6 +30,7 @@ __all__ = [
     "quantities",
     "scheduling",
     "to_yaml",
+    "without_nothing",
 ]
 
 REPLICATED_JOB = "node"
@@ -105,7 +106,7 @@ def quantities(node: NodeResources) -> dict[str, dict[str, str]]:
         "memory": _memory(node.memory_bytes) if node.memory_bytes else None,
         _device(node.accelerator): str(node.accelerators) if node.accelerators else None,
     }
-    asked = {name: value for name, value in requests.items() if value is not None}
+    asked = without_nothing(requests)
     limits = {name: value for name, value in asked.items() if name != "cpu"}
     return {key: value for key, value in (("requests", asked), ("limits", limits)) if value}
 
@@ -132,6 +133,11 @@ def scheduling(pods: Pods) -> dict[str, Any]:
         required = {"nodeSelectorTerms": [{"matchExpressions": [names]}]}
         spec["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
     return spec
+
+
+def without_nothing(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the keys whose value is None."""
+    return {key: value for key, value in mapping.items() if value is not None}
 
 
 def check(pods: Pods, language: str, lacks: Mapping[str, bool]) -> None:

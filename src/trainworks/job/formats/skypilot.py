@@ -10,7 +10,7 @@ from typing import Any
 
 from trainworks.errors import UsageError
 from trainworks.job.formats import elastic
-from trainworks.job.formats.manifest import to_yaml
+from trainworks.job.formats.manifest import to_yaml, without_nothing
 from trainworks.job.formats.shell import check_can_leave, node_program
 from trainworks.job.program import Program
 from trainworks.job.ticket import NodeResources, Ticket
@@ -29,7 +29,7 @@ def render(ticket: Ticket, program: Program, autoscale: Autoscale | None = None)
         UsageError: the job asks for something that a task cannot say.
     """
     _check(ticket)
-    return to_yaml({key: value for key, value in task(ticket, program, autoscale).items() if value is not None})
+    return to_yaml(without_nothing(task(ticket, program, autoscale)))
 
 
 def task(ticket: Ticket, program: Program, autoscale: Autoscale | None = None) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def _resources(node: NodeResources) -> dict[str, str]:
         "cpus": f"{node.cores:g}+" if node.cores else None,
         "memory": f"{node.memory_bytes / 1e9:.9f}".rstrip("0").rstrip(".") + "+" if node.memory_bytes else None,
     }
-    return {key: value for key, value in wanted.items() if value is not None}
+    return without_nothing(wanted)
 
 
 def _run(ticket: Ticket, program: Program) -> str:

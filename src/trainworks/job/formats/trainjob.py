@@ -22,6 +22,7 @@ from trainworks.job.formats.manifest import (
     quantities,
     scheduling,
     to_yaml,
+    without_nothing,
 )
 from trainworks.job.formats.shell import check_can_leave
 
@@ -70,7 +71,7 @@ def render(pods: Pods) -> str:
             "labels": labels(pods),
             **elastic.of_the_job(pods),
         },
-        "spec": {key: value for key, value in spec.items() if value is not None},
+        "spec": without_nothing(spec),
     }
     return header(pods) + to_yaml(document)
 
@@ -84,7 +85,7 @@ def _trainer(pods: Pods) -> dict[str, Any]:
         "env": container_env(pods),
         "resourcesPerNode": quantities(pods.ticket.node) or None,
     }
-    return {key: value for key, value in trainer.items() if value is not None}
+    return without_nothing(trainer)
 
 
 def _patch(pods: Pods) -> dict[str, Any]:
@@ -96,7 +97,7 @@ def _patch(pods: Pods) -> dict[str, Any]:
         "containers": [{"name": REPLICATED_JOB, "volumeMounts": volume_mounts(pods)}],
         "volumes": volumes(pods),
     }
-    inner: dict[str, Any] = {"spec": {key: value for key, value in pod.items() if value is not None}}
+    inner: dict[str, Any] = {"spec": without_nothing(pod)}
     if metadata := elastic.of_the_pods(pods):
         inner["metadata"] = metadata
     job = {"name": REPLICATED_JOB, "template": {"spec": {"template": inner}}}

@@ -18,6 +18,7 @@ from typing import Any
 
 from trainworks.errors import UsageError
 from trainworks.job.formats import elastic
+from trainworks.job.formats.jobset import DISRUPTION, indexed_job
 from trainworks.job.formats.manifest import (
     REPLICATED_JOB,
     RUNS,
@@ -29,6 +30,7 @@ from trainworks.job.formats.manifest import (
     quantities,
     scheduling,
     to_yaml,
+    without_nothing,
 )
 from trainworks.job.program import Program
 from trainworks.job.ticket import Ticket
@@ -169,43 +171,25 @@ def _pods(ticket: Ticket, where: Kubernetes, autoscale: Autoscale | None) -> Pod
 
 def _failure_policy(ticket: Ticket) -> dict[str, Any]:
     """New pods after any failure but one: the supervisor says that they cannot help. A lost place is not counted."""
-    by_policy = {"onJobFailureReasons": ["PodFailurePolicy"]}
-    exited = {"onJobFailureMessagePatterns": ["failed with exit code"]}
+    exited = {"onJobFailureReasons": ["PodFailurePolicy"], "onJobFailureMessagePatterns": ["failed with exit code"]}
     return {
         "maxRestarts": ticket.max_restarts,
         "rules": [
-            {"name": "final", "action": "FailJobSet", **by_policy, **exited},
-            {"name": "disruption", "action": "RestartJobSetAndIgnoreMaxRestarts", **by_policy},
+            {"name": "final", "action": "FailJobSet", **exited},
+            DISRUPTION,
         ],
     }
 
 
 def _job(pods: Pods, name: str) -> dict[str, Any]:
-    limit_s = pods.ticket.time_limit_s
     may_help = sorted((ExitCode.PEER_LOST.value, *_ENDED_BY_A_SIGNAL))
     final = {"containerName": REPLICATED_JOB, "operator": "NotIn", "values": may_help}
-    disrupted = [{"type": "DisruptionTarget", "status": "True"}]
-    job: dict[str, Any] = {
-        "parallelism": pods.ticket.max_nodes,
-        "completions": pods.ticket.max_nodes,
-        "completionMode": "Indexed",
-        "backoffLimit": 0,
-        "activeDeadlineSeconds": math.ceil(limit_s) if limit_s is not None else None,
-        "podFailurePolicy": {
-            "rules": [
-                {"action": "FailJob", "onPodConditions": disrupted},
-                {"action": "FailJob", "onExitCodes": final},
-            ]
-        },
-        "template": {
-            "metadata": {
-                "labels": {key: value for key, value in labels(pods).items() if key != QUEUE},
-                **elastic.of_the_pods(pods),
-            },
-            "spec": _pod(pods, name),
-        },
+    metadata = {
+        "labels": {key: value for key, value in labels(pods).items() if key != QUEUE},
+        **elastic.of_the_pods(pods),
     }
-    return _without_nothing(job)
+    template = {"metadata": metadata, "spec": _pod(pods, name)}
+    return indexed_job(pods.ticket, template, {"action": "FailJob", "onExitCodes": final})
 
 
 def _pod(pods: Pods, name: str) -> dict[str, Any]:
@@ -222,7 +206,7 @@ def _pod(pods: Pods, name: str) -> dict[str, Any]:
             {"name": "runs", "mountPath": RUNS},
         ],
     }
-    return _without_nothing(
+    return without_nothing(
         {
             "restartPolicy": "Never",
             "terminationGracePeriodSeconds": math.ceil(pods.ticket.grace_s) + _LAST_WORDS_S,
@@ -231,7 +215,7 @@ def _pod(pods: Pods, name: str) -> dict[str, Any]:
             "automountServiceAccountToken": False,
             **scheduling(pods),
             "tolerations": _tolerations(pods),
-            "containers": [_without_nothing(container)],
+            "containers": [without_nothing(container)],
             "volumes": _volumes(where, name),
         }
     )
@@ -276,7 +260,3 @@ def _volumes(where: Kubernetes, name: str) -> list[dict[str, Any]]:
         {"name": "job", "secret": {"secretName": name}},
         {"name": "runs", **(claim if where.volume is not None else {"emptyDir": {}})},
     ]
-
-
-def _without_nothing(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in mapping.items() if value is not None}
