@@ -333,8 +333,10 @@ class RunFile(Spec):
     """Nodes of a command, as SkyPilot writes it; the same as `cluster.nodes`."""
     resources: Resources | None = None
     """What every node must have, as SkyPilot writes it."""
-    cluster: Annotated[Cluster, BeforeValidator(_cluster_from_text)] = Cluster()
-    layout: Annotated[Layout | None, BeforeValidator(_layout_from_text)] = None
+    cluster: Annotated[Cluster, BeforeValidator(_cluster_from_text, json_schema_input_type=Cluster | str)] = Cluster()
+    layout: Annotated[
+        Layout | None, BeforeValidator(_layout_from_text, json_schema_input_type=Layout | Literal["auto"] | None)
+    ] = None
     """Degrees of parallelism and options; `auto` when left out. A degree it leaves out is 1 here, open elsewhere."""
     job: Job = Job()
     goal: Goal = Goal()

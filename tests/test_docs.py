@@ -1,0 +1,134 @@
+"""Every page against the program: commands parse, run files are valid, links and named files exist."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import click
+import jsonschema
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from trainworks.cli.app import ALIASES, COMMANDS, _imported, app
+from trainworks.spec.load import Source
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted(
+    path
+    for path in [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("benchmarks/*.md"),
+        *ROOT.glob("deploy/**/*.md"),
+    ]
+    if path.name != "CHANGELOG.md"
+)
+
+
+def blocks(page: Path, *languages: str) -> Iterator[tuple[int, str]]:
+    """Fenced blocks of these languages with the line that they begin at."""
+    text = page.read_text(encoding="utf-8")
+    for found in re.finditer(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+        if found[1] in languages:
+            yield text.count("\n", 0, found.start()) + 2, found[2]
+
+
+def commands() -> Iterator[Any]:
+    """`trainworks` command lines: those typed at a prompt, and those in running text that have an option."""
+    for page in PAGES:
+        for start, block in blocks(page, "console"):
+            for number, line in enumerate(block.splitlines(), start):
+                if line.startswith("$ trainworks ") and " | describe" not in line and " | status" not in line:
+                    yield pytest.param(line[2:], id=f"{page.relative_to(ROOT)}:{number}")
+        for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+            for typed in re.findall(r"`(trainworks [a-z]+ [^`]*--[^`]*)`", line):
+                yield pytest.param(typed, id=f"{page.relative_to(ROOT)}:{number}")
+
+
+def run_files() -> Iterator[Any]:
+    """YAML blocks that are run files or parts of one; an indented block is a part of `workload`.
+
+    A block whose lines all give the same key shows alternatives, one a line.
+    """
+    for page in PAGES:
+        for start, block in blocks(page, "yaml"):
+            lines = block.splitlines()
+            alternatives = lines if len({line.partition(":")[0] for line in lines}) == 1 else [block]
+            for number, text in enumerate(alternatives, start):
+                whole = f"workload:\n{text}" if text.startswith(" ") else text
+                yield pytest.param(whole, id=f"{page.relative_to(ROOT)}:{number}")
+
+
+@cache
+def partial_schema() -> dict[str, Any]:
+    """The schema of the run file without what is required: a page may show one key alone."""
+    schema = json.loads(CliRunner().invoke(app, ["schema"]).stdout)
+    return dict(_without_required(schema))
+
+
+def _as_an_editor_reads(value: Any) -> Any:
+    """The values as YAML 1.2 has them: `3e-3` is a number there, and text in YAML 1.1."""
+    if isinstance(value, dict):
+        return {key: _as_an_editor_reads(one) for key, one in value.items()}
+    return float(value) if isinstance(value, str) and re.fullmatch(r"\d+(\.\d+)?e-?\d+", value) else value
+
+
+def _without_required(schema: Any) -> Any:
+    if isinstance(schema, dict):
+        return {key: _without_required(value) for key, value in schema.items() if key != "required"}
+    return [_without_required(one) for one in schema] if isinstance(schema, list) else schema
+
+
+def arguments(typed: str) -> list[str]:
+    """What the program is given: without a comment, and without what the shell does with the output."""
+    words = shlex.split(typed, comments=True)[1:]
+    ends = [index for index, word in enumerate(words) if word in ("|", ">", "&&", "2>&1", "&")]
+    return words[: ends[0]] if ends else words
+
+
+@pytest.mark.parametrize("typed", list(commands()))
+def test_a_command_of_a_page_parses(typed: str) -> None:
+    name, *rest = arguments(typed)
+    name = ALIASES.get(name, name)
+    assert name in COMMANDS
+    command = _imported(name)
+    while isinstance(command, click.Group):
+        command, rest = command.commands[rest[0]], rest[1:]
+    context = typer.Context(command, info_name=name, **command.context_settings)
+    command.make_parser(context).parse_args(rest)
+
+
+@pytest.mark.parametrize("block", list(run_files()))
+def test_a_run_file_of_a_page_is_valid(block: str) -> None:
+    jsonschema.validate(_as_an_editor_reads(Source("page", block).parse()), partial_schema())
+
+
+def anchors(page: Path) -> set[str]:
+    """Headings of a page as links name them."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        path, _, anchor = target.partition("#")
+        linked = (page.parent / path).resolve() if path else page
+        assert linked.exists(), target
+        assert not anchor or anchor in anchors(linked), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_file_that_a_page_names_exists(page: Path) -> None:
+    named = re.findall(
+        r"(?<![\w/.])((?:examples|benchmarks|tests|deploy|docs)/[\w./-]*\w)", page.read_text(encoding="utf-8")
+    )
+    missing = [path for path in named if not (ROOT / path).exists()]
+    assert not missing
