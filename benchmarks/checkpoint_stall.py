@@ -3,23 +3,30 @@
     torchrun --standalone --nproc-per-node 2 benchmarks/checkpoint_stall.py
 
 One sharded decoder (FSDP2) of 0.5 GB of state is trained. In turns, a step is followed by `dcp.save`, by
-`dcp.async_save`, by Trainworks' save, or by none. Printed are the time for which the loop stood still, and what the
-save cost the loop in all: that, and how much longer the next steps took than as many without a save.
+`dcp.async_save` as it comes, by `dcp.async_save` with buffers that it keeps and a copy that runs beside the next
+forward and backward (as Trainworks' does), by Trainworks' save, or by none. Printed are the time for which the loop
+stood still, and what the save cost the loop in all: that, and how much longer the next steps took than as many without
+a save.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from contenders import provenance
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
 
 from trainworks.record.run_dir import RunDir, create_run_dir
 from trainworks.spec.layout import Layout, resolve_layout
@@ -74,29 +81,58 @@ class Loop:
         return time.perf_counter() - started
 
 
+Way = Callable[["Loop", Checkpointer, dist.ProcessGroup, Path, int], tuple[float, float]]
+"""One way to save: seconds that the loop stands still, and seconds of all that follows with it."""
+
+
 def main() -> None:
     """Measure in turns, print medians."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every single result")
     options = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    shared: list[str] = [tempfile.mkdtemp(prefix="checkpoint-stall-")] * dist.get_world_size()
-    dist.broadcast_object_list(shared)
-    folder = Path(shared[0])
+    folder = Path(_agreed(tempfile.mkdtemp(prefix="checkpoint-stall-")))
     loop = Loop()
+    stalls, totals = measure(loop, folder, options.rounds)
+    if dist.get_rank() == 0:
+        report(loop, stalls, totals)
+        if options.json:
+            launched = provenance(f"torchrun --standalone --nproc-per-node {dist.get_world_size()}")
+            content = {**launched, "ranks": dist.get_world_size(), "stall_s": stalls, "total_s": totals}
+            options.json.write_text(json.dumps(content, indent=2) + "\n")
+        shutil.rmtree(folder)
+    dist.destroy_process_group()
+
+
+def _agreed(text: str) -> str:
+    """The first rank's text, on every rank."""
+    texts = [text]
+    dist.broadcast_object_list(texts)
+    return texts[0]
+
+
+def measure(loop: Loop, folder: Path, rounds: int) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Stalls and totals of every way, round by round."""
     group = dist.new_group(backend="gloo")
     (folder / "runs").mkdir(exist_ok=True)
-    names: list[str] = [create_run_dir(folder / "runs", "stall").run_id if dist.get_rank() == 0 else ""]
-    dist.broadcast_object_list(names)
+    run = _agreed(create_run_dir(folder / "runs", "stall").run_id if dist.get_rank() == 0 else "")
     ours = Checkpointer(
-        RunDir(folder / "runs" / names[0]), group, keep=2,
+        RunDir(folder / "runs" / run), group, keep=2,
         template={"attempt": 1, "layout": loop.parallel.mesh.layout, "data_fingerprint": ""},
     )  # fmt: skip
-    ways = {"none": None, "dcp.save": sync, "dcp.async_save": asynchronous, "trainworks": product}
+    stager = DefaultStager(StagingOptions(False, False, use_async_staging=True, use_non_blocking_copy=False))
+    ways: dict[str, Way | None] = {
+        "none": None,
+        "dcp.save": sync,
+        "dcp.async_save": asynchronous,
+        "dcp.async_save, cached": partial(cached, stager),
+        "trainworks": product,
+    }
     stalls: dict[str, list[float]] = {name: [] for name in ways}
     totals: dict[str, list[float]] = {name: [] for name in ways}
-    for number in range(options.rounds + 1):
+    for number in range(rounds + 1):
         for name, way in ways.items():
             loop.step()
             dist.barrier()
@@ -104,10 +140,8 @@ def main() -> None:
             if number:  # the first round allocates what the others keep
                 stalls[name].append(stall_s)
                 totals[name].append(total_s)
-    if dist.get_rank() == 0:
-        report(loop, stalls, totals)
-        shutil.rmtree(folder)
-    dist.destroy_process_group()
+    stager.close()
+    return stalls, totals
 
 
 def sync(loop: Loop, ours: Checkpointer, group: dist.ProcessGroup, folder: Path, number: int) -> tuple[float, float]:
@@ -131,6 +165,31 @@ def asynchronous(
     return stall_s, stall_s + following_s
 
 
+def cached(
+    stager: DefaultStager, loop: Loop, ours: Checkpointer, group: dist.ProcessGroup, folder: Path, number: int
+) -> tuple[float, float]:
+    """PyTorch's asynchronous save with a stager that keeps its buffers and copies in a thread.
+
+    The update of the next step waits for the copy; that wait is a standstill too.
+    """
+    started = time.perf_counter()
+    state = _state(loop.parallel.parts, loop.optimizer)
+    saving = dcp.async_save(state, checkpoint_id=folder / f"cached-{number}", process_group=group, async_stager=stager)
+    stall_s = time.perf_counter() - started
+    assert isinstance(saving, AsyncSaveResponse)
+    waited_s = 0.0
+
+    def await_copy() -> None:
+        nonlocal waited_s
+        asked = time.perf_counter()
+        saving.staging_completion.result()
+        waited_s += time.perf_counter() - asked
+
+    following_s = loop.steps_s(await_copy)
+    saving.upload_completion.result()
+    return stall_s + waited_s, stall_s + following_s
+
+
 def product(loop: Loop, ours: Checkpointer, group: dist.ProcessGroup, folder: Path, number: int) -> tuple[float, float]:
     """Trainworks' save, as its loop uses it."""
     started = time.perf_counter()
@@ -148,10 +207,10 @@ def report(loop: Loop, stalls: dict[str, list[float]], totals: dict[str, list[fl
     undisturbed, blocking = median(totals["none"]), median(stalls["dcp.save"])
     print(f"{state_bytes / 1e9:.2f} GB of state, {dist.get_world_size()} ranks")
     print(f"{FOLLOWING_STEPS} steps take {undisturbed:.2f} s")
-    print(f"{'':<16}{'stands still':>14}{'of dcp.save':>13}{'costs in all':>14}")
+    print(f"{'':<24}{'stands still':>14}{'of dcp.save':>13}{'costs in all':>14}")
     for name in list(stalls)[1:]:
         stall_s, cost_s = median(stalls[name]), median(totals[name]) - undisturbed
-        print(f"{name:<16}{stall_s * 1e3:>11.0f} ms{stall_s / blocking:>13.3f}{cost_s * 1e3:>11.0f} ms")
+        print(f"{name:<24}{stall_s * 1e3:>11.0f} ms{stall_s / blocking:>13.3f}{cost_s * 1e3:>11.0f} ms")
 
 
 if __name__ == "__main__":

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -37,6 +40,7 @@ __all__ = [
     "Workspace",
     "first_step_end_t",
     "metrics_rows",
+    "provenance",
     "reason_unavailable",
     "run_peer",
     "run_trainworks",
@@ -57,21 +61,22 @@ MODELS = {
 """Overhead-bound and compute-bound."""
 
 
+KEEP_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
+"""glibc settings that Trainworks gives its ranks; every peer gets them too, so that they favour no contender."""
+
+
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A script of `peers/`, the module that it needs beyond torch and transformers, and variables of its own."""
+    """A script of `peers/`, the module that it needs beyond torch and transformers, and its environment variables."""
 
     script: str
     needs: str
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=lambda: KEEP_FREED_MEMORY)
 
-
-KEEP_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
-"""Trainworks gives its ranks these; `bare_malloc` has them, too, so that the rest of the difference shows."""
 
 PEERS = {
     "bare": Peer("bare.py", needs="torch"),
-    "bare_malloc": Peer("bare.py", needs="torch", environment=KEEP_FREED_MEMORY),
+    "bare_default_malloc": Peer("bare.py", needs="torch", environment={}),
     "accelerate": Peer("accelerate_peer.py", needs="accelerate"),
     "fabric": Peer("fabric_peer.py", needs="lightning"),
     "hf_trainer": Peer("hf_trainer_peer.py", needs="accelerate"),
@@ -118,6 +123,37 @@ def random_words(num_bytes: int, seed: int) -> str:
     words = np.array(["".join(generator.choice(letters, size)) for size in generator.integers(3, 10, 4000)])
     rows = generator.choice(words, size=(max(1, num_bytes // 84), 12))
     return "".join(" ".join(row) + "\n" for row in rows)
+
+
+def provenance(launcher: str = "python") -> dict[str, Any]:
+    """The command, day, machine and versions that a result was measured with."""
+    found = {name: _version(name) for name in ("torch", "transformers", "accelerate", "lightning")}
+    return {
+        "command": " ".join([launcher, f"benchmarks/{Path(sys.argv[0]).name}", *_without_output(sys.argv[1:])]),
+        "date": datetime.now(UTC).date().isoformat(),
+        "processor": _processor(),
+        "python": platform.python_version(),
+        "versions": {name: version for name, version in found.items() if version},
+    }
+
+
+def _without_output(arguments: Sequence[str]) -> list[str]:
+    """The arguments that change what is measured: all but `--json FILE`."""
+    where = arguments.index("--json") if "--json" in arguments else len(arguments)
+    return [*arguments[:where], *arguments[where + 2 :]]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+    return f"{os.cpu_count()} cores of {name}"
 
 
 def reason_unavailable(peer: Peer) -> str | None:

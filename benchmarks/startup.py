@@ -23,6 +23,7 @@ from contenders import (
     Workspace,
     first_step_end_t,
     metrics_rows,
+    provenance,
     run_peer,
     trainworks,
 )
@@ -51,7 +52,7 @@ def main() -> int:
         times = measure(options.model, options.rounds, Workspace(Path(folder)))
     print(text(options.model, times))
     if options.json:
-        content = {"model": options.model, "command": sys.argv, **asdict(times), "ratios": times.ratios}
+        content = {**provenance(), "model": options.model, **asdict(times), "ratios": times.ratios}
         options.json.write_text(json.dumps(content, indent=2) + "\n")
     return int(times.not_measured is not None)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import sys
 import tempfile
 from collections.abc import Callable, Collection
@@ -25,14 +24,15 @@ from contenders import (
     PeerConfig,
     Result,
     Workspace,
+    provenance,
     run_peer,
     run_trainworks,
 )
 
 PRODUCT = "trainworks"
-DEFAULT_PEERS = {"tiny": list(PEERS), "compute": ["bare", "bare_malloc"]}
+DEFAULT_PEERS = {"tiny": list(PEERS), "compute": ["bare"]}
 """Once a step takes most of a second, the libraries cannot be told apart."""
-CAN_SHARD = ("bare", "bare_malloc")
+CAN_SHARD = ("bare", "bare_default_malloc")
 """Peers whose script knows FSDP2."""
 
 
@@ -146,7 +146,7 @@ def table(model: str, outcomes: list[Outcome]) -> str:
     shape = f"{config.layers} layers, hidden {config.hidden}, sequence {config.sequence_length}"
     lines = [
         f"{model}: {shape}, batch {config.micro_batch} per rank, {RANKS} ranks",
-        f"  {'contender':<12} {'tokens/s':>10} {'ms/step':>9}   trainworks / contender (min..max)",
+        f"  {'contender':<20} {'tokens/s':>10} {'ms/step':>9}   trainworks / contender (min..max)",
     ]
     lines += [_table_row(outcome, outcomes[0]) for outcome in outcomes]
     return "\n".join([*lines, ""])
@@ -154,8 +154,8 @@ def table(model: str, outcomes: list[Outcome]) -> str:
 
 def _table_row(outcome: Outcome, product: Outcome) -> str:
     if outcome.not_measured:
-        return f"  {outcome.contender:<12} NOT MEASURED: {outcome.not_measured.splitlines()[0]}"
-    row = f"  {outcome.contender:<12} {outcome.tokens_per_s:>10,.0f} {outcome.step_s * 1e3:>9.2f}"
+        return f"  {outcome.contender:<20} NOT MEASURED: {outcome.not_measured.splitlines()[0]}"
+    row = f"  {outcome.contender:<20} {outcome.tokens_per_s:>10,.0f} {outcome.step_s * 1e3:>9.2f}"
     of_rounds = ratios(product, outcome)
     if outcome is product or not of_rounds:
         return row
@@ -165,8 +165,7 @@ def _table_row(outcome: Outcome, product: Outcome) -> str:
 def as_json(outcomes: dict[str, list[Outcome]], rounds: int) -> dict[str, Any]:
     """Every single result, the ratios, and where they come from."""
     return {
-        "command": sys.argv,
-        "machine": {"platform": platform.platform(), "python": platform.python_version()},
+        **provenance(),
         "ranks": RANKS,
         "rounds": rounds,
         "models": {
