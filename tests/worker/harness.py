@@ -142,8 +142,11 @@ def _rank(
     rank: int, run_path: Path, data_folder: Path, world_size: int, port: int, parent: int, env: dict[str, str]
 ) -> None:
     """`env`: variables of this test, which the fork server, started by the first of them, does not have."""
+    import torch
+
     from trainworks.worker.train import train
 
+    torch.seed()  # random in every process, as it is where each agent has a fork server of its own
     os.environ |= env | {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),

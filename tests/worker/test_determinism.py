@@ -7,8 +7,10 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from trainworks.record.exit_code import ExitCode
+from trainworks.worker.determinism import seed_step
 from trainworks.worker.failure import explain
 
 FLAGS = """
@@ -21,10 +23,14 @@ print(torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algor
       os.environ["CUBLAS_WORKSPACE_CONFIG"])
 """
 
+DROPOUT = {"workload__model": {"architecture": "gpt2", "layers": 2, "hidden": 32, "heads": 4, "dropout": 0.1}}
 LAYOUTS = [
     pytest.param({}, id="replicas"),
     pytest.param({"layout": {"dp_shard": 2}}, id="shards"),
     pytest.param({"workload__precision": "bf16"}, id="bf16"),
+    pytest.param(DROPOUT, id="dropout"),
+    pytest.param(DROPOUT | {"layout": {"tp": 2}}, id="dropout-sequence-parallel"),
+    pytest.param(DROPOUT | {"layout": {"pp": 2, "micro_batch": 4, "recompute": "full"}}, id="dropout-pipeline"),
 ]
 
 
@@ -39,6 +45,30 @@ def test_the_option_does_not_change_what_a_cpu_computes(new_run):
     plain, deterministic = new_run(), new_run(workload__deterministic=True)
     assert plain.train() == deterministic.train() == [0, 0]
     assert plain.curve() == deterministic.curve()
+
+
+@pytest.fixture
+def restored_generator():
+    """Leave torch's generator as it was."""
+    with torch.random.fork_rng(devices=[]):
+        yield
+
+
+def draws(**where):
+    seed_step(**where)
+    return torch.rand(8).tolist()
+
+
+def test_the_random_numbers_of_a_step_depend_on_seed_step_and_rank_alone(restored_generator):
+    torch.seed()
+    first = draws(seed=5, step=3, rank=1)
+    torch.rand(100)
+    assert draws(seed=5, step=3, rank=1) == first
+
+
+def test_no_two_seeds_steps_or_ranks_share_their_random_numbers(restored_generator):
+    places = [{"seed": seed, "step": step, "rank": rank} for seed in range(3) for step in range(9) for rank in range(8)]
+    assert len({tuple(draws(**place)) for place in places}) == len(places)
 
 
 def test_torch_is_told_before_the_device_is_used():
@@ -71,7 +101,6 @@ layer = torch.nn.TransformerEncoderLayer(64, 4, batch_first=True, dropout=0.0, d
 layer(embedding(tokens)).square().mean().backward()
 print(embedding.weight.grad.double().sum().item().hex(), layer.linear1.weight.grad.double().sum().item().hex())
 """
-    torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("needs an NVIDIA GPU")
     runs = [subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True) for _ in "ab"]

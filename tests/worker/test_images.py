@@ -71,7 +71,16 @@ def test_an_interrupted_shard_is_made_again_and_a_finished_one_is_not(pictures, 
     assert make_image_shards(source, tmp_path / "shards", lambda done, total: None) == card
 
 
-def test_augmentation_depends_on_the_sample_number_only(pictures, tmp_path):
+def test_another_seed_crops_other_pixels(pictures, tmp_path):
+    noise = np.random.default_rng(0).integers(0, 256, (30, 40, 3), dtype=np.uint8)
+    image_module.fromarray(noise).save(pictures / "cat" / "0.png")
+    same, samples = np.zeros(8, dtype=np.int64), np.arange(8)
+    first, again, other = (opened(pictures, tmp_path, seed=seed).gather(same, samples)["images"] for seed in (1, 1, 2))
+    assert (first == again).all()
+    assert (first != other).any()
+
+
+def test_augmentation_depends_on_seed_and_sample_number_only(pictures, tmp_path):
     dataset = opened(pictures, tmp_path)
     alone = dataset.gather(np.array([7]), np.array([3]))["images"][0]
     among = dataset.gather(np.array([1, 7, 7]), np.array([9, 3, 4]))["images"]

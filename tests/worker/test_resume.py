@@ -50,6 +50,8 @@ def test_a_run_killed_while_it_writes_a_checkpoint_resumes_bit_identically(new_r
     "changes",
     [
         pytest.param(DROPOUT, id="dropout"),
+        pytest.param(DROPOUT | {"layout": {"dp_shard": 2, "recompute": "selective"}}, id="dropout-recompute"),
+        pytest.param(DROPOUT | {"layout": {"tp": 2}}, id="dropout-sequence-parallel"),
         pytest.param({"layout": {"dp_shard": 2}}, id="shards"),
         pytest.param({"workload__precision": "bf16"}, id="bf16"),
         pytest.param({"workload__precision": "fp16"}, id="fp16-loss-scaling"),

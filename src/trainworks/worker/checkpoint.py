@@ -1,7 +1,7 @@
 """Checkpoints: sharded, written while training goes on, complete when their manifest is.
 
-What is in one: model and optimizer state under their parameter names (so that any layout loads it), loss scaler,
-random state of every rank, and the step, from which the learning rate and the reader's position follow.
+What is in one: model and optimizer state under their parameter names (so that any layout loads it), loss scaler, and
+the step, from which the learning rate, the reader's position and the random numbers follow.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class Checkpointer:
         dist.barrier(self._group)
 
     def load(self, manifest: Manifest, folder: Path, parts: Sequence[nn.Module], optimizer: HasState) -> None:
-        """Put a checkpoint's state into the model, the optimizer and the random generators.
+        """Put a checkpoint's state into the model and the optimizer.
 
         Raises:
             EnvironmentProblem: the checkpoint was made from other data, or for another model.
@@ -209,17 +209,10 @@ class Checkpointer:
         self.await_copy()
         optimizer.fill_state()
         state = _state(parts, optimizer)
-        same_world = manifest.layout.world_size == dist.get_world_size()
-        if not same_world:
-            del state["random"]
         try:
             dcp.load(state, checkpoint_id=folder, process_group=self._group)
         except (CheckpointException, RuntimeError, ValueError) as error:
             raise EnvironmentProblem(f"cannot load checkpoint `{folder}`: {error}") from None
-        if same_world:
-            _set_random_state(state["random"][_rank_key()])
-        else:
-            torch.manual_seed(manifest.step * dist.get_world_size() + dist.get_rank())
 
 
 def _state(parts: Sequence[nn.Module], optimizer: HasState) -> dict[str, Any]:
@@ -227,7 +220,6 @@ def _state(parts: Sequence[nn.Module], optimizer: HasState) -> dict[str, Any]:
     return {
         "model": {name: tensor for part in parts for name, tensor in part.state_dict().items()},
         **optimizer.checkpoint_state(),
-        "random": {_rank_key(): _random_state()},
     }
 
 
@@ -235,34 +227,19 @@ def _unchanging(state: dict[str, Any], parts: Sequence[nn.Module]) -> dict[str, 
     """The state with copies of what forward and backward change: buffers of the model, and the small rest."""
     parameters = {name for part in parts for name, _ in part.named_parameters()}
     model = {name: value if name in parameters else value.clone() for name, value in state["model"].items()}
-    small = {key: tree_map_only(Tensor, Tensor.clone, state[key]) for key in state.keys() - {"model", "optimizer"}}
-    optimizer = state["optimizer"]
-    if isinstance(optimizer, Stateful):
-        optimizer = optimizer.state_dict()
-    return {"model": model, "optimizer": optimizer, **small}
+    rest = {
+        key: value.state_dict() if isinstance(value, Stateful) else value
+        for key, value in state.items()
+        if key != "model"
+    }
+    small = {key: tree_map_only(Tensor, Tensor.clone, value) for key, value in rest.items() if key != "optimizer"}
+    return {"model": model, "optimizer": rest["optimizer"], **small}
 
 
 def _staging() -> StagingOptions:
     """Copies go to buffers that are kept for the next save, pinned where an accelerator copies by itself."""
     accelerator = torch.accelerator.is_available()
     return StagingOptions(accelerator, False, True, accelerator)
-
-
-def _rank_key() -> str:
-    return f"rank-{dist.get_rank()}"
-
-
-def _random_state() -> dict[str, torch.Tensor]:
-    state = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_initialized():
-        state["cuda"] = torch.cuda.get_rng_state()
-    return state
-
-
-def _set_random_state(state: dict[str, torch.Tensor]) -> None:
-    torch.set_rng_state(state["cpu"])
-    if "cuda" in state:
-        torch.cuda.set_rng_state(state["cuda"])
 
 
 def _explained(error: BaseException, folder: Path) -> TrainworksError:

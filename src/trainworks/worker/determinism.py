@@ -1,12 +1,13 @@
-"""Make two runs on the same ranks of the same machines bit-identical, and say what cannot be."""
+"""Make two runs on the same ranks of the same machines bit-identical: random numbers, algorithms, refusals."""
 
 from __future__ import annotations
 
 import os
 
+import numpy as np
 import torch
 
-__all__ = ["make_deterministic"]
+__all__ = ["make_deterministic", "seed_step"]
 
 
 def make_deterministic() -> None:
@@ -24,3 +25,15 @@ def make_deterministic() -> None:
     torch.backends.cuda.enable_mem_efficient_sdp(False)
     torch.backends.cuda.enable_cudnn_sdp(False)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # slow; nothing reads it
+
+
+def seed_step(seed: int, *, step: int, rank: int) -> None:
+    """Seed torch's generators for one step of one rank.
+
+    Dropout and every other draw are then a function of (seed, step, rank). A resumed, restarted or rolled-back run
+    draws what an untouched one draws, and a checkpoint holds no generator state. Ranks draw different numbers, because
+    each of them computes other samples, positions, heads or layers; a layout in which two ranks hold copies of the
+    same activations refuses dropout (`plan.local.trainable`).
+    """
+    mixed = np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)
+    torch.manual_seed(int(mixed[0]))

@@ -8,12 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from trainworks.errors import DivergedError, EnvironmentProblem
 from trainworks.record.resolved import Plan
 from trainworks.worker.checkpoint import Checkpointer
 from trainworks.worker.data.reader import BatchReader
+from trainworks.worker.determinism import seed_step
 from trainworks.worker.guard import Recourse, SkippedStep
 from trainworks.worker.heartbeat import Heartbeat, Phase
 from trainworks.worker.optimizer import StepOptimizer
@@ -36,6 +38,8 @@ class Trainer:
     """
 
     plan: Plan
+    seed: int
+    """Of the run; see `seed_step`."""
     global_batch: int
     device: torch.device
     task: Task
@@ -105,6 +109,7 @@ class Trainer:
         marks.data = self.timeline.mark()
         self.heartbeat.mark(Phase.COMPUTE, step)
         x, labels = self.task.split(batch)
+        seed_step(self.seed, step=step, rank=dist.get_rank())
         scale = self.optimizer.loss_scale.per_micro_batch(self.plan.layout.grad_accum_steps)
         loss = self.parallel.gradients(x, labels, scale=scale)
         marks.waits = self.timeline.take_waits()

@@ -30,6 +30,7 @@ from trainworks.record.events import append_event
 from trainworks.record.run_dir import RunDir
 from trainworks.spec.layout import ResolvedLayout
 from trainworks.worker.checkpoint import Checkpointer
+from trainworks.worker.determinism import seed_step
 from trainworks.worker.stopping import StopRequest
 from trainworks.worker.telemetry import Agreement, Telemetry
 from trainworks.worker.timing import StepMarks, Timeline
@@ -92,6 +93,8 @@ class _State:
         self.model: nn.Module = model.module if isinstance(model, DistributedDataParallel) else model
         self._optimizer = optimizer
         self._also = also
+        self.holds_random_state = True
+        """False while a checkpoint of other ranks is loaded."""
 
     def state_dict(self) -> dict[str, Any]:
         """What is saved."""
@@ -106,10 +109,28 @@ class _State:
 
     def checkpoint_state(self) -> dict[str, Any]:
         """See `HasState`."""
-        return {"optimizer": self}
+        return {"optimizer": self} | ({"random": _RandomState()} if self.holds_random_state else {})
 
     def fill_state(self) -> None:
         """Nothing to do: an optimizer that is asked for its state makes it."""
+
+
+class _RandomState:
+    """torch's generators of this rank (`Stateful`). The loop seeds and draws as it likes, so their state is saved."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """State by rank."""
+        state = {"cpu": torch.get_rng_state()}
+        if torch.cuda.is_initialized():
+            state["cuda"] = torch.cuda.get_rng_state()
+        return {f"rank-{dist.get_rank()}": state}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Set the generators to a saved state."""
+        own = state[f"rank-{dist.get_rank()}"]
+        torch.set_rng_state(own["cpu"])
+        if "cuda" in own:
+            torch.cuda.set_rng_state(own["cuda"])
 
 
 class Session:
@@ -228,5 +249,9 @@ class Session:
         if found is None:
             return 0
         manifest, folder = found
+        self._state.holds_random_state = manifest.layout.world_size == dist.get_world_size()
         self._checkpointer.load(manifest, folder, self._parts(), self._state)
+        if not self._state.holds_random_state:
+            seed_step(torch.initial_seed(), step=manifest.step, rank=dist.get_rank())
+            self._state.holds_random_state = True
         return manifest.step

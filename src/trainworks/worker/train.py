@@ -235,6 +235,7 @@ def _build(
     rank.scene.optimizer = optimizer
     return Trainer(
         plan=plan,
+        seed=workload.seed,
         global_batch=workload.global_batch,
         device=rank.device,
         task=task,
@@ -314,12 +315,8 @@ def _reading(dataset: Dataset, workload: Workload, plan: Plan, mesh: Mesh) -> Ca
 
 
 def _resume(trainer: Trainer, rank: _Rank) -> int:
-    """Load the newest complete checkpoint, if there is one; returns the steps that it holds.
-
-    Dropout needs another random stream on every rank, the weights the same one: ranks part ways here.
-    """
+    """Load the newest complete checkpoint, if there is one; returns the steps that it holds."""
     rank.scene.heartbeat.mark(Phase.LOADING)
-    torch.manual_seed(torch.initial_seed() + 1 + rank.rank)
     found = trainer.checkpointer.newest()
     if found is None:
         return 0

@@ -93,7 +93,7 @@ class ImageClassification:
             raise UsageError(
                 f"data.image_size ({size}) is not the {own} pixels of the model", hint=f"set `data.image_size: {own}`"
             )
-        self.dataset = open_dataset(folder, workload.data)
+        self.dataset = open_dataset(folder, workload.data, seed=workload.seed)
 
     def build(self, setup: Setup) -> Parallel:
         """The model of `transformers` with a head over the classes of the data."""

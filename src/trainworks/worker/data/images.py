@@ -34,15 +34,17 @@ class _Images:
     Args:
         fingerprint: of the data.
         image_size: S, width and height of what is gathered.
-        augment: crop at random and mirror half of the images, keyed by the sample number; the centre otherwise.
+        augment: crop at random and mirror half of the images, keyed by seed and sample number; the centre otherwise.
+        seed: of the run.
     """
 
-    def __init__(self, fingerprint: str, image_size: int, *, augment: bool) -> None:
+    def __init__(self, fingerprint: str, image_size: int, *, augment: bool, seed: int) -> None:
         extra("PIL.Image", "images")
         self.fingerprint = fingerprint
         self.sample_bytes = 3 * image_size**2
         self._image_size = image_size
         self._augment = augment
+        self._seed = seed
         self._threads = ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1), thread_name_prefix="image-decoder")
 
     def _decoded(self, encoded: Sequence[tuple[Any, str]], samples: Indices) -> Pixels:
@@ -50,7 +52,7 @@ class _Images:
         pixels = np.empty((len(encoded), self._image_size, self._image_size, 3), dtype=np.uint8)
 
         def decode(row: int) -> None:
-            key = int(samples[row]) if self._augment else None
+            key = (self._seed, int(samples[row])) if self._augment else None
             pixels[row] = _decode(*encoded[row], self._image_size, key)
 
         for _ in self._threads.map(decode, range(len(encoded))):
@@ -61,8 +63,8 @@ class _Images:
 class FolderImages(_Images):
     """Images in files of their own."""
 
-    def __init__(self, card: DatasetCard, files: list[ImageFile], image_size: int, *, augment: bool) -> None:
-        super().__init__(card.fingerprint, image_size, augment=augment)
+    def __init__(self, card: DatasetCard, files: list[ImageFile], image_size: int, *, augment: bool, seed: int) -> None:
+        super().__init__(card.fingerprint, image_size, augment=augment, seed=seed)
         self._files = files
         self._labels = np.array([file.label for file in files], dtype=np.int64)
 
@@ -89,9 +91,9 @@ class ShardedImages(_Images):
     """Images in shards, of this machine or of a store."""
 
     def __init__(
-        self, card: DatasetCard, shards: Shards, image_size: int, *, augment: bool, window: int | None
+        self, card: DatasetCard, shards: Shards, image_size: int, *, augment: bool, seed: int, window: int | None
     ) -> None:
-        super().__init__(card.fingerprint, image_size, augment=augment)
+        super().__init__(card.fingerprint, image_size, augment=augment, seed=seed)
         self._names = list(card.shards)
         self._shards = shards
         self._window = window
@@ -121,7 +123,7 @@ class ShardedImages(_Images):
         return {"images": self._decoded(encoded, samples), "labels": labels}
 
 
-def _decode(content: Any, name: str, size: int, key: int | None) -> Pixels:
+def _decode(content: Any, name: str, size: int, key: tuple[int, int] | None) -> Pixels:
     """Pixels [S, S, 3] of an encoded image: the shorter side becomes S (8/7 of it for a random crop), then a crop."""
     image_module = extra("PIL.Image", "images")
     try:
@@ -138,9 +140,9 @@ def _decode(content: Any, name: str, size: int, key: int | None) -> Pixels:
     return pixels[:, ::-1] if mirrored else pixels
 
 
-def _crop(room_x: int, room_y: int, key: int | None) -> tuple[int, int, bool]:
-    """Left, top, and whether to mirror; the centre without a key."""
+def _crop(room_x: int, room_y: int, key: tuple[int, int] | None) -> tuple[int, int, bool]:
+    """Left, top, and whether to mirror; the centre without a key (seed, sample)."""
     if key is None:
         return room_x // 2, room_y // 2, False
-    x, y, mirror = np.random.SeedSequence([_SEED_OF_CROPS, key]).generate_state(3, np.uint32).tolist()
+    x, y, mirror = np.random.SeedSequence([_SEED_OF_CROPS, *key]).generate_state(3, np.uint32).tolist()
     return x % (room_x + 1), y % (room_y + 1), bool(mirror & 1)

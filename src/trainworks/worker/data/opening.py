@@ -19,13 +19,14 @@ from trainworks.worker.data.tokens import TokenDataset
 __all__ = ["open_dataset"]
 
 
-def open_dataset(folder: Path, data: Data, *, augment: bool = True) -> Dataset:
+def open_dataset(folder: Path, data: Data, *, augment: bool = True, seed: int = 1) -> Dataset:
     """The dataset of a folder that `prepare` made.
 
     Args:
         folder: with a card.
         data: sequence length, image size, how to shuffle, space for a cache.
         augment: crop and mirror images at random.
+        seed: of these crops.
 
     Raises:
         UsageError: the cache is too small for the shuffle.
@@ -33,15 +34,15 @@ def open_dataset(folder: Path, data: Data, *, augment: bool = True) -> Dataset:
     """
     card = read_card(folder)
     if card.kind == "mixture":
-        parts = [open_dataset(Path(part.folder), data, augment=augment) for part in card.parts]
+        parts = [open_dataset(Path(part.folder), data, augment=augment, seed=seed) for part in card.parts]
         weights = [part.weight for part in card.parts if part.weight is not None]
         return MixedDataset(parts, weights or None)
     if card.kind == "image-files":
-        return FolderImages(card, read_files(folder), data.image_size or 0, augment=augment)
+        return FolderImages(card, read_files(folder), data.image_size or 0, augment=augment, seed=seed)
     window = data.shuffle_shards or (WINDOW if card.store else None)
     shards = _shards(folder, card, data)
     if card.kind == "images":
-        return ShardedImages(card, shards, data.image_size or 0, augment=augment, window=window)
+        return ShardedImages(card, shards, data.image_size or 0, augment=augment, seed=seed, window=window)
     return TokenDataset(folder, card, data.sequence_length, shards=shards, window=window)
 
 
