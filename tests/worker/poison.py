@@ -50,7 +50,7 @@ def break_with_spike(model: Any, token: int) -> None:
     model.lm_head.weight[token, 0] = -200.0
 
 
-def _write_model(folder: Path, token: int, break_model: Callable[[Any, int], None]) -> Path:
+def _write_model(folder: Path, token: int, break_model: Callable[[Any, int], None], dropout: float) -> Path:
     torch.manual_seed(0)
     config = AutoConfig.for_model(
         "llama",
@@ -62,6 +62,7 @@ def _write_model(folder: Path, token: int, break_model: Callable[[Any, int], Non
         intermediate_size=64,
         max_position_embeddings=LENGTH,
         tie_word_embeddings=False,
+        attention_dropout=dropout,
         bos_token_id=0,
         eos_token_id=0,
     )
@@ -82,7 +83,14 @@ def bad_steps(run: TinyRun, *, seed: int, num_steps: int = 24) -> list[int]:
 
 
 def poisoned_run(
-    folder: Path, corpus: Path, cache: Path, *, at: range, broken: Callable[[Any, int], None], **changes: Any
+    folder: Path,
+    corpus: Path,
+    cache: Path,
+    *,
+    at: range,
+    broken: Callable[[Any, int], None],
+    dropout: float = 0.0,
+    **changes: Any,
 ) -> tuple[TinyRun, int]:
     """A run whose only bad batch comes in `at`, and the step of that batch."""
     changes = {"workload__optimizer": dict(CONSTANT)} | changes
@@ -92,6 +100,6 @@ def poisoned_run(
         for seed in range(10_000)
         if len(found := bad_steps(clean, seed=seed, num_steps=60)) == 1 and found[0] in at
     )
-    model = _write_model(folder / "model", _rare_token(clean.data_folder), broken)
+    model = _write_model(folder / "model", _rare_token(clean.data_folder), broken, dropout)
     source = {"hf": str(model), "weights": "pretrained"}
     return make_run(folder / "runs", corpus, cache, workload__model=source, workload__seed=seed, **changes), bad

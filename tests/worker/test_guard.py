@@ -85,19 +85,21 @@ def test_a_skipped_step_is_an_event_with_the_ranks_values(make):
     assert [row["step"] for row in run.rows() if row.get("skipped") == "nonfinite"] == [bad]
 
 
-def test_a_rollback_gives_the_curve_of_a_run_without_the_batches_since_the_checkpoint(make):
-    run, bad = make(guard__nonfinite="rollback")
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_a_rollback_gives_the_curve_of_a_run_without_the_batches_since_the_checkpoint(make, dropout):
+    run, bad = make(guard__nonfinite="rollback", dropout=dropout)
     assert run.train() == [0, 0]
     (rollback,) = events(run, "rollback")
     assert (rollback["step"], rollback["to_step"], rollback["batches_left_out"]) == (bad, 8, bad - 8)
-    reference, _ = make(name="b")
+    reference, _ = make(name="b", dropout=dropout)
     assert run.curve() == continued_behind(reference, bad - 8)
 
 
-def test_a_run_killed_after_a_rollback_goes_on_behind_the_bad_batches(make):
-    whole, _ = make(guard__nonfinite="rollback")
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_a_run_killed_after_a_rollback_goes_on_behind_the_bad_batches(make, dropout):
+    whole, _ = make(guard__nonfinite="rollback", dropout=dropout)
     whole.train()
-    run, _ = make(name="b", guard__nonfinite="rollback")
+    run, _ = make(name="b", guard__nonfinite="rollback", dropout=dropout)
     run.train(until=lambda: run.run_dir.events_file.exists() and bool(events(run, "rollback")))
     assert run.train() == [0, 0]
     assert len(events(run, "rollback")) == 1

@@ -11,9 +11,10 @@ from transformers import PretrainedConfig
 
 from trainworks.errors import LayoutError
 from trainworks.record.resolved import Plan
+from trainworks.spec.layout import ResolvedLayout
 from trainworks.spec.run_file import Workload
 from trainworks.worker.mesh import Mesh
-from trainworks.worker.models.decoder import Decoder
+from trainworks.worker.models.decoder import Decoder, DecoderConfig
 from trainworks.worker.models.families import decoder_config
 from trainworks.worker.models.transformer import CausalTransformer, checkpoint_folder, model_config
 from trainworks.worker.models.weights import SafetensorsFolder, draw_weights, load_weights
@@ -58,6 +59,7 @@ class CausalLanguageModeling:
         config = model_config(workload.model, self._plan.model)
         decoder = decoder_config(config)
         if decoder is not None:
+            _check_dropout(decoder, layout)
             return distribute_decoder(
                 decoder,
                 setup,
@@ -96,3 +98,17 @@ class CausalLanguageModeling:
         length = self._workload.data.sequence_length + 1
         shape = (num_micro_batches, self._mesh.layout.micro_batch, length)
         return {"tokens": torch.zeros(shape, dtype=torch.int64)}
+
+
+def _check_dropout(decoder: DecoderConfig, layout: ResolvedLayout) -> None:
+    """Refuse dropout of a Hugging Face config where ranks hold copies of the same activations.
+
+    The planner refuses the same for the run file's own `dropout` (`plan.local.trainable`).
+    """
+    if decoder.dropout and layout.tp > 1 and not layout.sequence_parallel:
+        raise LayoutError(
+            f"the model has dropout ({decoder.dropout:g}): without sequence_parallel, each rank of tp would drop other "
+            "values of activations that all ranks share",
+            field="sequence_parallel",
+            hint="leave it out, or set `sequence_parallel: true`",
+        )

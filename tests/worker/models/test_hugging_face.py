@@ -30,6 +30,13 @@ def test_the_decoder_has_the_logits_of_transformers(name, tmp_path):
         torch.testing.assert_close(decoder(TOKENS), expected, rtol=1e-5, atol=1e-5)
 
 
+def test_a_llama_with_dropout_in_its_attention_is_left_to_transformers():
+    config = tiny_config("llama")
+    assert decoder_config(config) is not None
+    config.attention_dropout = 0.1
+    assert decoder_config(config) is None
+
+
 def test_weights_in_several_files_are_found_by_their_index(tmp_path):
     expected = saved("llama", tmp_path, TOKENS, max_shard_size="20KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 2

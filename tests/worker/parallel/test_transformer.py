@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,13 +11,15 @@ from transformers import AutoConfig
 
 from tests.worker.ranks import on_ranks
 from trainworks.errors import LayoutError
+from trainworks.record.resolved import Plan
 from trainworks.spec.layout import Layout, resolve_layout
-from trainworks.spec.run_file import Guard, Optimizer
+from trainworks.spec.run_file import Guard, Optimizer, Workload
 from trainworks.worker.mesh import Mesh
 from trainworks.worker.models.families import decoder_config
 from trainworks.worker.models.transformer import CausalTransformer
 from trainworks.worker.optimizer import StepOptimizer
 from trainworks.worker.parallel.build import Setup, distribute_module
+from trainworks.worker.task import CausalLanguageModeling
 from trainworks.worker.timing import Timeline
 
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -95,6 +98,15 @@ def test_none_of_them_is_one_that_the_decoder_computes(kind: str) -> None:
     assert decoder_config(config_of(kind)) is None
 
 
+@pytest.mark.parametrize("rates", [{"attention_dropout": 0.1}, {"residual_dropout": 0.2}])
+def test_dropout_is_refused_over_tp_where_ranks_have_copies(rates: dict[str, float]) -> None:
+    config = config_of("starcoder2")
+    config.update(rates)
+    model = CausalTransformer(config, pretrained=None, seed=1)
+    with pytest.raises(LayoutError, match=r"a starcoder2 with dropout \(0\.[12]\) cannot be cut over tp"):
+        model.apply_tensor_parallel(None)  # type: ignore[arg-type]
+
+
 def test_a_model_without_a_table_is_refused_over_tp() -> None:
     config = AutoConfig.for_model(
         "gpt_neo", hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global"], 2]]
@@ -102,3 +114,35 @@ def test_a_model_without_a_table_is_refused_over_tp() -> None:
     model = CausalTransformer(config, pretrained=None, seed=1)
     with pytest.raises(LayoutError, match="a gpt_neo cannot be cut over tp"):
         model.apply_tensor_parallel(None)  # type: ignore[arg-type]
+
+
+def build_gpt2(folder: str, written: dict[str, Any]) -> str:
+    """What a rank says to a GPT-2 whose config has dropout."""
+    workload = Workload.model_validate(
+        {
+            "task": "causal-lm",
+            "model": {"hf": folder},
+            "data": {"source": "python-stdlib", "sequence_length": 16},
+            "global_batch": 4,
+            "train_for": "1 steps",
+        }
+    )
+    layout = resolve_layout(Layout.model_validate(written), world_size=2, global_batch=4, micro_batch=2)
+    mesh, device = Mesh(layout, "cpu"), torch.device("cpu")
+    setup = Setup(mesh=mesh, device=device, precision="fp32", compiled=False, timeline=Timeline(device))
+    plan = Plan.model_construct(layout=layout, model=None)
+    try:
+        CausalLanguageModeling(workload, plan, mesh).build(setup)
+    except LayoutError as error:
+        return error.message
+    return "built"
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [({"tp": 2, "sequence_parallel": False}, "the model has dropout (0.1)"), ({"tp": 2}, "built")],
+)
+def test_dropout_of_a_config_needs_sequence_parallel(tmp_path: Path, written: dict[str, Any], expected: str) -> None:
+    config = AutoConfig.for_model("gpt2", n_embd=32, n_layer=2, n_head=4, n_positions=16, vocab_size=64)
+    config.save_pretrained(tmp_path)
+    assert all(said.startswith(expected) for said in on_ranks(2, build_gpt2, str(tmp_path), written))

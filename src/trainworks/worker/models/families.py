@@ -11,13 +11,14 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from trainworks.worker.models.decoder import DecoderConfig
 
-__all__ = ["FAMILIES", "Stored", "decoder_config", "stored_as"]
+__all__ = ["FAMILIES", "Stored", "decoder_config", "dropout_rate", "stored_as"]
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gpt2")
 """`model_type` of the configs that the decoder computes; anything else is trained as `transformers` has it."""
 
 _FIXED_ROPES = ("default", "linear", "llama3", "yarn")
 """Rotary embeddings whose frequencies do not depend on the length of the sequence."""
+_OTHER_HEADS = ("classifier", "summary")
 
 
 def decoder_config(config: PretrainedConfig) -> DecoderConfig | None:
@@ -26,7 +27,7 @@ def decoder_config(config: PretrainedConfig) -> DecoderConfig | None:
         return _gpt2(config)
     if config.model_type not in FAMILIES or config.hidden_act != "silu" or _has_other_layers(config):
         return None
-    if config.rope_parameters["rope_type"] not in _FIXED_ROPES:
+    if config.rope_parameters["rope_type"] not in _FIXED_ROPES or dropout_rate(config):
         return None
     heads = config.num_attention_heads
     experts = getattr(config, "num_local_experts", 0) or 0
@@ -56,6 +57,12 @@ def decoder_config(config: PretrainedConfig) -> DecoderConfig | None:
         balance_loss=config.router_aux_loss_coef if experts else 0.0,
         initializer_range=config.initializer_range,
     )
+
+
+def dropout_rate(config: PretrainedConfig) -> float:
+    """Largest rate at which the layers of a model drop something; heads for other tasks do not count."""
+    rates = {name: value for name, value in config.to_dict().items() if "drop" in name and isinstance(value, float)}
+    return max((rate for name, rate in rates.items() if not name.startswith(_OTHER_HEADS)), default=0.0)
 
 
 def _has_other_layers(config: PretrainedConfig) -> bool:

@@ -17,6 +17,7 @@ from transformers import logging as transformers_logging
 from trainworks.errors import EnvironmentProblem, LayoutError
 from trainworks.record.resolved import ModelShape
 from trainworks.spec.run_file import Model
+from trainworks.worker.models.families import dropout_rate
 
 __all__ = ["CausalTransformer", "checkpoint_folder", "model_config"]
 
@@ -71,8 +72,16 @@ class CausalTransformer(nn.Module):
         """Cut the layers as the model's own table says; embeddings and output stay whole.
 
         Raises:
-            LayoutError: the model has no table, or one with a cut that is not by columns or rows.
+            LayoutError: the model has no table, or one with a cut that is not by columns or rows; or it has dropout,
+                which would differ between ranks that hold copies of the same activations.
         """
+        if rate := dropout_rate(self.model.config):
+            raise LayoutError(
+                f"a {self.model.config.model_type} with dropout ({rate:g}) cannot be cut over tp: each rank would drop "
+                "other values of activations that all ranks share",
+                field="tp",
+                hint="use `dp_shard` to spread the model, or set the rates in its config to 0",
+            )
         table = getattr(self.model.config, "base_model_tp_plan", None) or {}
         unknown = sorted(set(table.values()) - set(_STYLES))
         if not table or unknown:
