@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 
@@ -48,6 +49,52 @@ SGD = """
 def build_optimizer(parameters):
     return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
 """
+TAGGER = """
+import torch
+from torch import nn
+
+class Answers:
+    # 60 sequences of 12 tokens, of which 1 to 12 are an answer.
+    def __init__(self):
+        draw = torch.Generator().manual_seed(1)
+        self.tokens = torch.randint(0, 20, (60, 12), generator=draw)
+        self.answers = torch.randint(1, 13, (60,), generator=draw)
+
+    def __len__(self):
+        return 60
+
+    def __getitem__(self, index):
+        labels = (self.tokens[index] * 7 + index) % 5
+        labels[: 12 - self.answers[index]] = -100
+        return {"tokens": self.tokens[index], "LABELS": labels}
+
+class Tagger(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(20, 16)
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(2))
+        self.leave = nn.Linear(16, 5)
+
+    def forward(self, tokens, LABELS):
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = x + torch.tanh(layer(x))
+        return nn.functional.cross_entropy(self.leave(x).flatten(0, 1), LABELS.flatten())
+
+def build_model():
+    return Tagger()
+
+def build_dataset():
+    return Answers()
+"""
+COUNTED = """
+def num_items_in_batch(batch):
+    return COUNT
+"""
+TAGGERS = {
+    "labels": TAGGER.replace("LABELS", "labels"),
+    "counted by the file": TAGGER.replace("LABELS", "y") + COUNTED.replace("COUNT", '(batch["y"] != -100).sum()'),
+}
 TRIAL = Trial(
     num_parameters=1,
     num_samples=60,
@@ -123,6 +170,42 @@ def test_a_module_learns_the_same_in_every_layout(tmp_path, one_process, layout,
     run = own_run(tmp_path, text, layout, ranks)
     assert run.train() == [0] * ranks, run.run_dir.rank_log(0).read_text()
     assert [loss for loss, _ in run.curve()] == pytest.approx([loss for loss, _ in one_process[optimizer]], rel=1e-4)
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory) -> list[float]:
+    """Losses over unequal answers, of one process that never has more than one micro-batch."""
+    run = own_run(tmp_path_factory.mktemp("answers"), TAGGER.replace("LABELS", "y"), "{micro_batch: 12}", 1)
+    assert run.train() == [0], run.run_dir.rank_log(0).read_text()
+    return [loss for loss, _ in run.curve()]
+
+
+@pytest.mark.parametrize("counted", TAGGERS)
+@pytest.mark.parametrize(
+    ("layout", "ranks"),
+    [("{micro_batch: 1}", 1), ("{dp_replicate: 2, micro_batch: 2}", 2), ("{dp_shard: 2, micro_batch: 1}", 2)],
+)
+def test_unequal_answers_are_averaged_over_all_their_tokens(tmp_path, answers, layout, ranks, counted):
+    run = own_run(tmp_path, TAGGERS[counted], layout, ranks)
+    assert run.train() == [0] * ranks, run.run_dir.rank_log(0).read_text()
+    assert [loss for loss, _ in run.curve()] == pytest.approx(answers, rel=1e-4)
+
+
+def test_a_file_that_counts_samples_averages_the_means_of_its_micro_batches(tmp_path, answers):
+    text = TAGGERS["labels"] + COUNTED.replace("COUNT", "len(batch['labels'])")
+    run = own_run(tmp_path, text, "{micro_batch: 1}", 1)
+    run.train()
+    assert [loss for loss, _ in run.curve()] != pytest.approx(answers, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("count", "what"), [("1.5", "float"), ("torch.ones(2)", r"torch.float32 of shape \(2,\)"), ("None", "NoneType")]
+)
+def test_a_count_that_is_no_whole_number_is_refused_with_its_line(tmp_path, count, what):
+    run = own_run(tmp_path, TAGGERS["labels"] + COUNTED.replace("COUNT", count), "{micro_batch: 12}", 1)
+    run.train()
+    message = events(run, "failure")[-1]["message"]
+    assert re.match(rf"{tmp_path / 'own.py'}:\d+: `num_items_in_batch` returned {what}, not one whole number", message)
 
 
 @pytest.mark.parametrize("layout", ["{dp_replicate: 2}", "{dp_shard: 2}"])

@@ -18,6 +18,7 @@ from trainworks.worker.data.reader import BatchReader
 from trainworks.worker.determinism import seed_step
 from trainworks.worker.guard import Recourse, SkippedStep
 from trainworks.worker.heartbeat import Heartbeat, Phase
+from trainworks.worker.loss_weights import loss_weights
 from trainworks.worker.optimizer import StepOptimizer
 from trainworks.worker.parallel.build import Parallel
 from trainworks.worker.parallel.statistics import average_statistics
@@ -101,7 +102,7 @@ class Trainer:
         return step
 
     def _train_step(self, step: int, reader: BatchReader) -> StepMarks:
-        """One optimizer step; its loss is the mean over the micro-batches of this rank."""
+        """One optimizer step; its loss is the weighted mean over the micro-batches of this rank."""
         self.heartbeat.mark(Phase.DATA, step)
         self.profiler.begin_step(step)
         marks = StepMarks(self.timeline.mark())
@@ -111,7 +112,8 @@ class Trainer:
         x, labels = self.task.split(batch)
         seed_step(self.seed, step=step, rank=dist.get_rank())
         scale = self.optimizer.loss_scale.per_micro_batch(self.plan.layout.grad_accum_steps)
-        loss = self.parallel.gradients(x, labels, scale=scale)
+        weights = loss_weights(self.task.num_items(batch), self.timeline)
+        loss = self.parallel.gradients(x, labels, scale=scale, weights=weights)
         marks.waits = self.timeline.take_waits()
         marks.gradients = self.timeline.mark()
         self.checkpointer.await_copy()

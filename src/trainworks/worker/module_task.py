@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from trainworks.errors import LayoutError, UsageError
 from trainworks.spec.run_file import Workload
 from trainworks.worker.data.map_style import MapStyleDataset
+from trainworks.worker.loss import IGNORED
 from trainworks.worker.parallel.build import Parallel, Setup, distribute_module
 from trainworks.worker.user_module import UserModule, load_user_module
 
@@ -63,6 +64,32 @@ class ModuleTask:
     def split(self, batch: Mapping[str, Tensor]) -> tuple[Any, Any]:
         """All of it, and beside it a row per micro-batch: what of it is a label is the module's own business."""
         return dict(batch), torch.zeros(len(next(iter(batch.values()))))
+
+    def num_items(self, batch: Mapping[str, Tensor]) -> Tensor | None:
+        """As the file's `num_items_in_batch` counts them, else the entries of `labels` that are not -100; None without
+        either, when the loss is a mean over the samples.
+        """
+        if self.user.num_items_in_batch is not None:
+            count, first = self.user.num_items_in_batch, next(iter(batch.values()))
+            micro_batches = [{name: values[row] for name, values in batch.items()} for row in range(len(first))]
+            counts = [self._checked(count(self.dataset.as_item(each))) for each in micro_batches]
+            return torch.stack([each.to(first.device) for each in counts])
+        labels = batch.get("labels")
+        if labels is None or not labels.dtype.is_signed or labels.is_floating_point():
+            return None
+        return (labels != IGNORED).flatten(1).sum(1)
+
+    def _checked(self, count: Any) -> Tensor:
+        if isinstance(count, Tensor | int):
+            number = torch.as_tensor(count)
+            if number.numel() == 1 and not number.is_floating_point():
+                return number.view(())
+        what = f"{count.dtype} of shape {tuple(count.shape)}" if isinstance(count, Tensor) else type(count).__name__
+        raise UsageError(
+            f"`num_items_in_batch` returned {what}, not one whole number",
+            place=self.user.place_of("num_items_in_batch"),
+            hint="return how many items the loss of this batch is a mean over",
+        )
 
     def blank_batch(self, num_micro_batches: int) -> dict[str, Tensor]:
         """The first items: only they are sure to be something that the module can take."""

@@ -34,6 +34,10 @@ class Task(Protocol):
         """Inputs and labels, each [accumulation, micro_batch, ...], that this rank takes of its batch."""
         ...
 
+    def num_items(self, batch: Mapping[str, Tensor]) -> Tensor | None:
+        """Items that each micro-batch's loss is a mean over [accumulation]; None if their number never varies."""
+        ...
+
     def blank_batch(self, num_micro_batches: int) -> dict[str, Tensor]:
         """A batch of the right shapes, for a first step whose gradients are thrown away."""
         ...
@@ -92,6 +96,9 @@ class CausalLanguageModeling:
         stretch = (tokens.shape[-1] - 1) // self._mesh.layout.cp
         first = self._mesh.cp_rank * stretch
         return tokens[..., first : first + stretch], tokens[..., first + 1 : first + stretch + 1]
+
+    def num_items(self, batch: Mapping[str, Tensor]) -> None:
+        """None: every position has a label."""
 
     def blank_batch(self, num_micro_batches: int) -> dict[str, Tensor]:
         """Zeros."""

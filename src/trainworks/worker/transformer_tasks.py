@@ -64,6 +64,9 @@ class MaskedLanguageModeling:
         """Sequences with hidden tokens, and what was there."""
         return batch["x"], batch["labels"]
 
+    def num_items(self, batch: Mapping[str, Tensor]) -> None:
+        """None: every sequence has the same number of labels (`MaskedTokens`)."""
+
     def blank_batch(self, num_micro_batches: int) -> dict[str, Tensor]:
         """Zeros."""
         zeros = torch.zeros((num_micro_batches, *self._shape), dtype=torch.int64)
@@ -103,6 +106,9 @@ class ImageClassification:
     def split(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Pixels and classes."""
         return batch["images"], batch["labels"]
+
+    def num_items(self, batch: Mapping[str, Tensor]) -> None:
+        """None: every image has a label."""
 
     def blank_batch(self, num_micro_batches: int) -> dict[str, Tensor]:
         """Black."""

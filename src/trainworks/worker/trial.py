@@ -35,6 +35,7 @@ from trainworks.worker import preloaded
 from trainworks.worker.data.reader import BatchReader
 from trainworks.worker.failure import explain
 from trainworks.worker.loop import on_device, warm_up
+from trainworks.worker.loss_weights import loss_weights
 from trainworks.worker.mesh import Mesh
 from trainworks.worker.optimizer import StepOptimizer
 from trainworks.worker.parallel.build import Parallel, Setup
@@ -196,7 +197,8 @@ def _steps(
         batch = on_device(reader.next_batch(), device)
         marks.data = timeline.mark()
         scale = optimizer.loss_scale.per_micro_batch(request.layout.grad_accum_steps)
-        loss = parallel.gradients(*opened.task.split(batch), scale=scale)
+        weights = loss_weights(opened.task.num_items(batch), timeline)
+        loss = parallel.gradients(*opened.task.split(batch), scale=scale, weights=weights)
         marks.waits = timeline.take_waits()
         marks.gradients = timeline.mark()
         optimizer.step(len(durations), loss)

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trainworks.errors import UsageError
@@ -20,7 +20,7 @@ __all__ = ["UserModule", "load_user_module", "place_in_user_code"]
 
 _NAME = "trainworks_user_module"
 _REQUIRED = ("build_model", "build_dataset")
-_OPTIONAL = ("loss", "blocks", "build_optimizer")
+_OPTIONAL = ("loss", "num_items_in_batch", "blocks", "build_optimizer")
 
 
 class UserModule:
@@ -35,6 +35,7 @@ class UserModule:
         self.build_model: Callable[[], nn.Module] = module.build_model
         self.build_dataset: Callable[[], Any] = module.build_dataset
         self.loss: Callable[[nn.Module, Any], Any] | None = getattr(module, "loss", None)
+        self.num_items_in_batch: Callable[[Any], Tensor | int] | None = getattr(module, "num_items_in_batch", None)
         self.build_optimizer: Callable[[Sequence[nn.Parameter]], Optimizer] | None = getattr(
             module, "build_optimizer", None
         )

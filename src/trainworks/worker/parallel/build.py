@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
 
 from trainworks.worker.guard import spread_nonfinite
+from trainworks.worker.loss_weights import weighted
 from trainworks.worker.mesh import Mesh
 from trainworks.worker.models.decoder import Decoder, DecoderConfig
 from trainworks.worker.models.experts import MixtureOfExperts
@@ -97,34 +98,42 @@ class Parallel:
             self._last_gradient = LastGradient(parts[0], setup.timeline)
             self._module = replicate(parts[0], setup.device, layout)
 
-    def gradients(self, x: Any, labels: Any, *, scale: Tensor | float) -> Tensor:
+    def gradients(self, x: Any, labels: Any, *, scale: Tensor | float, weights: Tensor | None = None) -> Tensor:
         """Forward and backward of one step; gradients are summed over the ranks, as a mean over data-parallel ranks.
 
         Args:
             x: inputs of the model, a tensor or several, each [accumulation, micro_batch, ...].
             labels: the same of what the loss compares with.
             scale: factor of each micro-batch's loss before backward.
+            weights: of each micro-batch's loss [accumulation], see `loss_weights`; None weighs all alike.
 
         Returns:
-            Mean loss of this rank's micro-batches, detached, on the device; 0 on ranks without the last stage.
+            Mean of the weighted losses of this rank's micro-batches, detached, on the device; 0 on ranks without the
+            last stage.
         """
         for balance in self._balances:
             balance.scale = scale
         if self._pipeline is not None:
-            loss = self._pipeline.gradients(x.flatten(0, 1), labels.flatten(0, 1), scale)
+            loss = self._pipeline.gradients(x.flatten(0, 1), labels.flatten(0, 1), scale, weights)
             self._sum_tied_embeddings()
             return torch.zeros((), device=self._device) if loss is None else loss
         accum = len(labels)
         losses = [
-            self._micro_batch(_row(x, index), _row(labels, index), scale, last=index == accum - 1)
+            self._micro_batch(
+                _row(x, index),
+                _row(labels, index),
+                scale,
+                weight=None if weights is None else weights[index],
+                last=index == accum - 1,
+            )
             for index in range(accum)
         ]
         return losses[0] if accum == 1 else torch.stack(losses).mean()
 
-    def _micro_batch(self, x: Any, labels: Any, scale: Tensor | float, *, last: bool) -> Tensor:
+    def _micro_batch(self, x: Any, labels: Any, scale: Tensor | float, *, weight: Tensor | None, last: bool) -> Tensor:
         with self._synchronised(last=last):
             with self._autocast():
-                loss: Tensor = self._module(x, labels).view(())
+                loss = weighted(self._module(x, labels).view(()), weight)
             spread_nonfinite(loss, scale).backward()
         if last and self._last_gradient is not None:
             self._timeline.waited_since(self._last_gradient.mark)

@@ -13,6 +13,7 @@ from torch.distributed.pipelining.schedules import ScheduleInterleavedZeroBubble
 
 from trainworks.spec.layout import ResolvedLayout, stage_layers
 from trainworks.worker.guard import spread_nonfinite
+from trainworks.worker.loss_weights import weighted
 from trainworks.worker.mesh import Mesh
 from trainworks.worker.models.decoder import Decoder, DecoderConfig
 
@@ -77,16 +78,19 @@ class PipelineRun:
         self._hidden, self._vocabulary = hidden, vocabulary
         self._has_first, self._has_last = 0 in modules, count - 1 in modules
         self._scale: Tensor | float = 1.0
+        self._weights: Tensor | None = None
         self._losses: list[Tensor] = []
         self._schedule = _schedule(layout, stages, self._loss)
 
-    def gradients(self, x: Tensor, labels: Tensor, scale: Tensor | float) -> Tensor | None:
+    def gradients(
+        self, x: Tensor, labels: Tensor, scale: Tensor | float, weights: Tensor | None = None
+    ) -> Tensor | None:
         """Forward and backward of all micro-batches [m * b, T]; gradients accumulate in the parameters.
 
         Returns:
-            Mean loss of the micro-batches on the ranks that have the last stage; None elsewhere.
+            Mean of the weighted losses of the micro-batches on the ranks that have the last stage; None elsewhere.
         """
-        self._scale, self._losses = scale, []
+        self._scale, self._weights, self._losses = scale, weights, []
         arguments = (x,) if self._has_first else ()
         self._schedule.step(*arguments, target=labels, labels_BT=labels, return_outputs=False)
         return torch.stack(self._losses).mean() if self._has_last else None
@@ -107,9 +111,10 @@ class PipelineRun:
         return x
 
     def _loss(self, output: Tensor, labels: Tensor) -> Tensor:
-        """The last stage has computed it; what is scaled is only what backward starts from."""
-        self._losses.append(output.detach()[0])
-        return spread_nonfinite(output[0], self._scale)
+        """Weighted and scaled loss of the next micro-batch. The last stage has computed the loss itself."""
+        loss = weighted(output[0], None if self._weights is None else self._weights[len(self._losses)])
+        self._losses.append(loss.detach())
+        return spread_nonfinite(loss, self._scale)
 
 
 def _schedule(layout: ResolvedLayout, stages: list[PipelineStage], loss: Callable[[Tensor, Tensor], Tensor]) -> Any:
