@@ -17,6 +17,7 @@ import typer
 from typer.testing import CliRunner
 
 from trainworks.cli.app import ALIASES, COMMANDS, _imported, app
+from trainworks.plan.model_shape import PLANNED_TYPES
 from trainworks.spec.load import Source
 
 ROOT = Path(__file__).parents[1]
@@ -132,3 +133,9 @@ def test_every_file_that_a_page_names_exists(page: Path) -> None:
     )
     missing = [path for path in named if not (ROOT / path).exists()]
     assert not missing
+
+
+def test_the_guide_lists_every_causal_model_type_that_can_be_planned() -> None:
+    guide = (ROOT / "docs" / "guides" / "hugging-face-weights.md").read_text(encoding="utf-8")
+    listed = {name for row in re.findall(r"^\| (`.*?) \|", guide, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)}
+    assert listed == set(PLANNED_TYPES) - {"bert", "vit"}

@@ -46,6 +46,8 @@ CONFIGS = {
     "qwen3-biases": family("qwen3", attention_bias=True),
     "gemma-narrow-heads": family("gemma", head_dim=10),
     "gemma3-biases": family("gemma3_text", head_dim=10, attention_bias=True),
+    **{kind: family(kind) for kind in ("olmo2", "olmo3", "phi3", "smollm3", "granite")},
+    "olmo2-biases": family("olmo2", attention_bias=True),
     "mixtral": family("mixtral", num_local_experts=4),
     "qwen3_moe": family("qwen3_moe", **EXPERTS),
     "qwen3_moe-every-second-layer": family("qwen3_moe", **EXPERTS, decoder_sparse_step=2),

@@ -17,6 +17,7 @@ from trainworks.record.resolved import ModelShape
 from trainworks.spec.run_file import Model
 
 __all__ = [
+    "PLANNED_TYPES",
     "block_matmul_parameters",
     "model_flops_per_token",
     "num_parameters",
@@ -39,6 +40,11 @@ _READERS: dict[str, Callable[[Config], ModelShape]] = {
     "gemma": gated.gemma,
     "gemma2": gated.gemma2,
     "gemma3_text": gated.gemma3,
+    "olmo2": gated.olmo2,
+    "olmo3": gated.olmo3,
+    "phi3": gated.mistral,
+    "smollm3": gated.smollm3,
+    "granite": gated.llama,
     "gpt2": plain.gpt2,
     "gpt_neox": plain.gpt_neox,
     "opt": plain.opt,
@@ -48,6 +54,8 @@ _READERS: dict[str, Callable[[Config], ModelShape]] = {
     "vit": plain.vit,
 }
 """By `model_type`."""
+PLANNED_TYPES = tuple(_READERS)
+"""Every `model_type` that `shape_of_hf_config` reads."""
 
 
 def shape_of_model(model: Model, *, vocabulary: int, sequence_length: int) -> ModelShape:
@@ -87,5 +95,5 @@ def shape_of_hf_config(config: Mapping[str, Any]) -> ModelShape:
     """
     kind = config.get("model_type")
     if kind not in _READERS:
-        raise UsageError(f"model type `{kind}` cannot be planned yet", hint=f"known types: {', '.join(_READERS)}")
+        raise UsageError(f"model type `{kind}` cannot be planned yet", hint=f"known types: {', '.join(PLANNED_TYPES)}")
     return _READERS[kind](config)

@@ -21,9 +21,12 @@ __all__ = [
     "llama",
     "mistral",
     "mixtral",
+    "olmo2",
+    "olmo3",
     "qwen2",
     "qwen3",
     "qwen3_moe",
+    "smollm3",
 ]
 
 
@@ -35,6 +38,11 @@ def llama(config: Config) -> ModelShape:
     mlp = 2 * dimensions["feed_forward"] + hidden if config.get("mlp_bias") else 0
     small = SmallParameters(layer=2 * hidden + biases, dense_mlp=mlp, model=hidden)
     return completed(**dimensions, small=small)
+
+
+def smollm3(config: Config) -> ModelShape:
+    """A llama whose embeddings are tied by default."""
+    return llama({"tie_word_embeddings": True} | dict(config))
 
 
 def mistral(config: Config) -> ModelShape:
@@ -77,6 +85,23 @@ def _qwen3_small(config: Config, dimensions: Mapping[str, Any]) -> SmallParamete
     biases = attention_biases(dimensions, output=True) if config.get("attention_bias") else 0
     layer = 2 * dimensions["hidden"] + 2 * dimensions["head_dim"] + biases
     return SmallParameters(layer=layer, model=dimensions["hidden"])
+
+
+def olmo2(config: Config) -> ModelShape:
+    """Norms stand behind attention and MLP; queries and keys have a norm over all heads: (H + K) d."""
+    return _olmo_with(config, decoder(config))
+
+
+def olmo3(config: Config) -> ModelShape:
+    """An olmo2 in which all but every fourth layer have a window."""
+    return _olmo_with(config, decoder(config) | window(config, full_every=4))
+
+
+def _olmo_with(config: Config, dimensions: dict[str, Any]) -> ModelShape:
+    hidden = dimensions["hidden"]
+    query_key_norms = (dimensions["heads"] + dimensions["kv_heads"]) * dimensions["head_dim"]
+    biases = attention_biases(dimensions, output=True) if config.get("attention_bias") else 0
+    return completed(**dimensions, small=SmallParameters(layer=2 * hidden + query_key_norms + biases, model=hidden))
 
 
 def mixtral(config: Config) -> ModelShape:
