@@ -45,10 +45,11 @@ def _turn(group: str) -> int:
 
 @pytest.fixture(scope="session", autouse=True)
 def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A job store of the tests' own, and never that of whoever runs them; nor is the width of his terminal."""
+    """A job store and a ledger of the tests' own, and never those of the machine; nor is the terminal's width used."""
     folder = tmp_path_factory.mktemp("data")
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("TRAINWORKS_DATA", str(folder))
+        patched.setenv("TRAINWORKS_LEDGER", str(folder / "ledger"))
         patched.delenv("COLUMNS", raising=False)
         yield folder
 

@@ -6,6 +6,7 @@ TrainworksError                 what every door of the program catches; carries 
 │   ├── RunFileError            a run file with one or more problems, each with file:line
 │   ├── LayoutError             a parallel layout that does not fit the world size or the batch
 │   ├── InfeasibleError         a job that no node of this cluster can ever hold
+│   ├── NotOwnerError           a job, or a run directory, of another user
 │   └── UnknownRunError         no such run
 ├── EnvironmentProblem          exit 3: the machine, not the request, is in the way
 │   ├── MissingExtraError       an optional dependency is not installed
@@ -25,6 +26,7 @@ __all__ = [
     "InfeasibleError",
     "LayoutError",
     "MissingExtraError",
+    "NotOwnerError",
     "PortInUseError",
     "QuantityError",
     "RunFailedError",
@@ -99,6 +101,10 @@ class LayoutError(UsageError):
 
 class InfeasibleError(UsageError):
     """A job that no node of this cluster can ever hold; the hint says what would fit."""
+
+
+class NotOwnerError(UsageError):
+    """A job, or a run directory, that belongs to another user."""
 
 
 class UnknownRunError(UsageError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -28,8 +28,8 @@ def talkative() -> Order:
     """Says what it was told, and which process says so."""
     born = os.getpid()
 
-    def work(text: str, handle: int) -> int:
-        os.write(1, f"{text} {born == os.getpid()} {os.get_inheritable(handle)}\n".encode())
+    def work(text: str, handles: Sequence[int]) -> int:
+        os.write(1, f"{text} {born == os.getpid()} {os.get_inheritable(handles[0])}\n".encode())
         return 7
 
     return work
@@ -39,7 +39,7 @@ def test_a_copy_does_its_order_and_writes_to_its_log(tmp_path: Path) -> None:
     spare = Spare(talkative)
     assert spare.waits()
     with (tmp_path / "any").open("w") as file:
-        child = spare.order("do ünïcode\n$(x)", file.fileno(), log=tmp_path / "log")
+        child = spare.order("do ünïcode\n$(x)", [file.fileno()], log=tmp_path / "log")
     assert child.wait(10.0) == 7
     assert (tmp_path / "log").read_text() == "do ünïcode\n$(x) True False\n"
     assert not spare.waits()
@@ -49,7 +49,7 @@ def test_a_lock_that_comes_with_an_order_is_never_free(tmp_path: Path) -> None:
     spare = Spare(lambda: lambda text, lock: time.sleep(60) or 0)
     lock = take_lock(tmp_path / "lock")
     assert lock is not None
-    child = spare.order("", lock, log=tmp_path / "log")
+    child = spare.order("", [lock], log=tmp_path / "log")
     os.close(lock)
     assert take_lock(tmp_path / "lock") is None
     process.kill(child.pid)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
 from tests.fakes import FakeClock
-from trainworks.errors import EnvironmentProblem
+from trainworks.errors import EnvironmentProblem, NotOwnerError
+from trainworks.host.ledger import Claim
+from trainworks.host.users import this_host
 from trainworks.job.state import JobState
 from trainworks.job.store import JobRow, JobStore, Placement, open_store
 from trainworks.job.ticket import NodeResources, Ticket
@@ -48,8 +52,26 @@ class FakeMachine:
     forgotten: list[int] = field(default_factory=list)
     left_over: set[int] = field(default_factory=set)
     """Jobs of which something still runs though the supervisor is gone."""
+    others: set[Claim] = field(default_factory=set)
+    """What jobs outside this queue hold."""
+    soon: set[Claim] = field(default_factory=set)
+    """What they take between the decision and the claim."""
+    foreign: set[int] = field(default_factory=set)
+    """Jobs whose run directory belongs to another user."""
+
+    def elsewhere(self, ours: Iterable[JobRow]) -> frozenset[Claim]:
+        return frozenset(self.others)
+
+    def claim(self, job: JobRow, placement: Sequence[Placement], known: frozenset[Claim]) -> bool:
+        self.others |= self.soon
+        return self.others <= known
+
+    def stopped(self, job: JobRow) -> None:
+        self.says[job.id] = RunStatus(state="STOPPED")
 
     def launch(self, job: JobRow) -> FakeJob:
+        if job.id in self.foreign:
+            raise NotOwnerError("`/runs/x` belongs to ann")
         if self.refuses:
             raise EnvironmentProblem(self.refuses)
         self.launched.append(job.id)
@@ -107,10 +129,18 @@ class Queue:
         """The dispatcher is killed, and another one comes."""
         self.dispatcher = Dispatcher(self.store, self.nodes, self.machine, self.clock)
 
-    def submit(self, name: str = "demo", **wishes: object) -> int:
+    def submit(self, name: str = "demo", *, uid: int | None = None, host: str | None = None, **wishes: object) -> int:
         ticket = replace(TICKET, run_id=f"{name}-1", name=name, **wishes)  # type: ignore[arg-type]
         run_dir = f"/runs/{name}-{len(self.store.search())}"
-        job = self.store.add(ticket, run_dir=run_dir, owner="ada", engine="local", now=self.clock.now())
+        job = self.store.add(
+            ticket,
+            run_dir=run_dir,
+            owner="ada",
+            uid=uid,
+            host=host or this_host(),
+            engine="local",
+            now=self.clock.now(),
+        )
         self.clock.sleep(1)
         return job.id
 
@@ -194,7 +224,7 @@ def test_a_gang_gets_all_its_nodes_or_none(tmp_path: Path, clock: FakeClock) -> 
 
 
 def test_a_drained_node_gets_no_job_and_says_why(queue: Queue) -> None:
-    queue.store.drain("node0", "fan broken", now=0.0)
+    queue.store.drain("node0", "fan broken", now=0.0, uid=os.getuid())
     job = queue.submit()
     queue.look()
     assert queue.job(job).reason == "NodesUnavailable"
@@ -267,11 +297,11 @@ def test_a_job_that_may_not_be_preempted_keeps_its_place(queue: Queue) -> None:
 def test_a_stop_is_passed_on_once_and_a_second_one_ends_it_at_once(queue: Queue) -> None:
     job = queue.submit()
     queue.look()
-    queue.store.change(job, asked_to_end="stop")
+    queue.store.change(job, asked_to_end="stop", asked_by=os.getuid())
     queue.look()
     queue.look()
     assert queue.machine.jobs[job].asked == [False]
-    queue.store.change(job, asked_to_end="kill")
+    queue.store.change(job, asked_to_end="kill", asked_by=os.getuid())
     queue.look()
     assert queue.machine.jobs[job].asked[-1] is True
     queue.machine.end(job, "STOPPED")
@@ -303,7 +333,7 @@ def test_a_grace_longer_than_the_limit_leaves_half_of_it(queue: Queue) -> None:
 def test_a_job_that_finished_before_it_was_to_be_preempted_has_succeeded(queue: Queue) -> None:
     job = queue.submit()
     queue.look()
-    queue.store.change(job, asked_to_end="preempt")
+    queue.store.change(job, asked_to_end="preempt", asked_by=os.getuid())
     queue.machine.end(job, "SUCCEEDED", exit_code=0)
     queue.look()
     assert queue.state(job) is JobState.SUCCEEDED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +13,7 @@ from rich.console import Console
 from trainworks.cli.watch import watch
 from trainworks.errors import EnvironmentProblem, UnknownRunError, UsageError
 from trainworks.host.clock import Clock, SystemClock
+from trainworks.host.users import this_host
 from trainworks.job.state import JobState, parse_state
 from trainworks.job.store import JobRow, JobStore, open_store
 from trainworks.job.ticket import Ticket
@@ -22,6 +24,7 @@ from trainworks.scheduler.engine import Engine
 from trainworks.scheduler.engines import FAR, engine_for, engine_of_job
 from trainworks.scheduler.follow import follow_all, hand_over, hand_over_again, withdraw
 from trainworks.scheduler.local_engine import LocalEngine
+from trainworks.scheduler.ownership import check_may_change, is_private
 from trainworks.scheduler.store_place import is_there_a_store, store_url
 from trainworks.spec.load import load_run_file
 from trainworks.spec.run_file import RunFile
@@ -31,6 +34,7 @@ __all__ = [
     "OnCluster",
     "engine_of",
     "engine_on",
+    "engine_to_change",
     "find_job",
     "follow",
     "handle_of",
@@ -54,6 +58,9 @@ OnCluster = Annotated[
     ),
 ]
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="A job's number, or its run.")]
+_SHARED = (
+    "note: other users can write this job store: they can change what it says of this job, but not what the job runs"
+)
 _LOOK_S = 0.2
 _ENGINE_NOTICES_S = 30.0
 """How long an engine may take to end a job whose processes have ended."""
@@ -63,7 +70,8 @@ def jobs() -> JobStore:
     """The store of this user, as its engines see it now. A dispatcher that was killed is missed by whoever looks."""
     store = open_store(store_url())
     if any(not state.is_final for state in store.counts()):
-        if store.search(states=[state for state in JobState if not state.is_final], engine=LocalEngine.name, limit=1):
+        live = [state for state in JobState if not state.is_final]
+        if store.search(states=live, engine=LocalEngine.name, uid=os.getuid(), host=this_host(), limit=1):
             wake()
         for error in follow_all(store, SystemClock()):
             typer.echo(f"warning: {error.message}", err=True)
@@ -76,7 +84,7 @@ def find_job(store: JobStore, wanted: str) -> JobRow:
     Raises:
         UnknownRunError: naming some that there are.
     """
-    row = store.find(wanted)
+    row = store.find(wanted, uid=os.getuid())
     if row is None:
         known = ", ".join(f"{job.id} ({job.run_id})" for job in store.search(limit=5)) or "none"
         raise UnknownRunError(f"no job `{wanted}`", hint=f"the newest: {known}")
@@ -95,7 +103,7 @@ def run_of_job(wanted: str) -> RunDir | None:
 
 
 def _row(wanted: str) -> JobRow | None:
-    return open_store(store_url()).find(wanted) if is_there_a_store() else None
+    return open_store(store_url()).find(wanted, uid=os.getuid()) if is_there_a_store() else None
 
 
 def follow() -> None:
@@ -130,6 +138,17 @@ def engine_of(row: JobRow, store: JobStore) -> Engine:
     return engine
 
 
+def engine_to_change(row: JobRow, store: JobStore) -> Engine:
+    """The engine that has a job, for a user who may change the job.
+
+    Raises:
+        NotOwnerError: it belongs to another user.
+        EnvironmentProblem: as `engine_of`.
+    """
+    check_may_change(row)
+    return engine_of(row, store)
+
+
 def handle_of(row: JobRow) -> str:
     """What its engine calls a job.
 
@@ -157,6 +176,8 @@ def engine_on(cluster: str | None) -> Engine:
 
 def submit_job(engine: Engine, ticket: Ticket, run_dir: RunDir) -> None:
     """Put a run into the queue of an engine."""
+    if not is_private(store_url()):
+        typer.echo(_SHARED, err=True)
     if isinstance(engine, LocalEngine):
         engine.submit(engine.render(ticket, run_dir), run_dir)
     else:
@@ -167,7 +188,7 @@ def stop_job(row: JobRow, *, at_once: bool) -> None:
     """Ask its engine for a clean end, or for any."""
     store = jobs()
     row = store.get(row.id) or row
-    engine, clock = engine_of(row, store), SystemClock()
+    engine, clock = engine_to_change(row, store), SystemClock()
     if row.state.is_final:
         return
     if isinstance(engine, LocalEngine):
@@ -176,13 +197,13 @@ def stop_job(row: JobRow, *, at_once: bool) -> None:
         withdraw(store, row, clock)
     else:
         engine.stop(row.handle, at_once=at_once or row.asked_to_end == "stop")
-        store.change(row.id, now=clock.now(), asked_to_end="kill" if at_once else "stop")
+        store.change(row.id, now=clock.now(), asked_to_end="kill" if at_once else "stop", asked_by=os.getuid())
 
 
 def retry_job(row: JobRow, ticket: Ticket | None = None) -> None:
     """Put it back into its engine's queue, with another ticket if there is one."""
     store, clock = jobs(), SystemClock()
-    engine, run_dir = engine_of(row, store), RunDir(Path(row.run_dir))
+    engine, run_dir = engine_to_change(row, store), RunDir(Path(row.run_dir))
     row = _once_it_is_over(store, run_dir, store.get(row.id) or row, clock)
     if isinstance(engine, LocalEngine):
         engine.retry(engine.render(ticket or row.ticket, run_dir), run_dir, str(row.id))

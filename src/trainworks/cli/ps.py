@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import getpass
 import json
+import os
 import time
 from typing import Annotated, Any
 
@@ -38,7 +38,7 @@ def command(
     found = jobs().search(
         states=[_state(state)] if state else None if everything else live,
         name=name,
-        owner=getpass.getuser() if mine else None,
+        uid=os.getuid() if mine else None,
         limit=limit,
     )
     if as_json:

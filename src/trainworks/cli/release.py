@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from trainworks.cli.jobs import JobArgument, engine_of, find_job, handle_of, jobs
+from trainworks.cli.jobs import JobArgument, engine_to_change, find_job, handle_of, jobs
 
 __all__ = ["command"]
 
@@ -13,5 +13,5 @@ def command(job: JobArgument) -> None:
     """A held job may start."""
     store = jobs()
     row = find_job(store, job)
-    engine_of(row, store).release(handle_of(row))
+    engine_to_change(row, store).release(handle_of(row))
     typer.echo(f"{row.run_id} released")

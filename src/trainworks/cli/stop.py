@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
@@ -27,6 +28,9 @@ def command(
     run_dir = find(run, runs)
     if (job := job_of_run(run_dir)) is not None and not job.state.is_final:
         stop_job(job, at_once=now)
+        if job.uid != os.getuid():
+            typer.echo(f"{run_dir.run_id} is asked to stop; its owner's queue ends it")
+            return
     else:
         _stop_run(run_dir, at_once=now)
     ask_its_engine = following(run_dir)

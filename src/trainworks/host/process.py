@@ -37,6 +37,7 @@ __all__ = [
     "kill",
     "leave_behind",
     "lines",
+    "owner",
     "processes_with",
     "python_module",
     "python_program",
@@ -217,16 +218,19 @@ def spawn(
     return Child(process)
 
 
-def detach(command: Sequence[str], *, log: Path, folder: Path) -> None:
+def detach(command: Sequence[str], *, log: Path, folder: Path, env: Mapping[str, str] | None = None) -> None:
     """Start a process that is nobody's child: it survives us, and we need not wait for it.
 
     Args:
         command: argument vector; the shell in between gets it as arguments, not as text.
         log: file that receives stdout and stderr.
         folder: working folder.
+        env: the whole environment; this process's own when None.
     """
     script = '"$@" < /dev/null >> "$0" 2>&1 &'
-    subprocess.run(["/bin/sh", "-c", script, str(log), *command], cwd=folder, start_new_session=True, check=True)
+    subprocess.run(
+        ["/bin/sh", "-c", script, str(log), *command], cwd=folder, env=env, start_new_session=True, check=True
+    )
 
 
 def fork(
@@ -464,6 +468,14 @@ def identity(pid: int | None = None) -> tuple[int, float]:
     stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     ticks = int(stat.rpartition(")")[2].split()[19])
     return pid, ticks / os.sysconf("SC_CLK_TCK")
+
+
+def owner(pid: int) -> int | None:
+    """User whose process that is; None if it is gone."""
+    try:
+        return Path(f"/proc/{pid}").stat().st_uid
+    except OSError:
+        return None
 
 
 def state(pid: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import final
 
@@ -16,8 +16,10 @@ __all__ = ["Order", "Spare"]
 _LARGEST = 2**16
 """Bytes of an order."""
 
-Order = Callable[[str, int], int]
-"""What is done with the text and the file descriptor of an order; the result is the exit code."""
+_MOST_HANDLES = 8
+
+Order = Callable[[str, Sequence[int]], int]
+"""What is done with the text and the file descriptors of an order; the result is the exit code."""
 
 
 @final
@@ -44,16 +46,16 @@ class Spare:
         """Whether it can be given its order."""
         return self._door.fileno() >= 0 and self._child.exit_code() is None
 
-    def order(self, text: str, handle: int, *, log: Path) -> process.Forked:
+    def order(self, text: str, handles: Sequence[int], *, log: Path) -> process.Forked:
         """Have the copy do its work.
 
         Args:
             text: at most 64 kB.
-            handle: a file descriptor that the copy gets; one with a lock keeps it locked without a gap.
+            handles: file descriptors that the copy gets, at least one; a locked file stays locked without a gap.
             log: file that receives stdout and stderr.
         """
         with self._door:
-            socket.send_fds(self._door, [json.dumps([str(log), text]).encode()], [handle])
+            socket.send_fds(self._door, [json.dumps([str(log), text]).encode()], list(handles))
         return self._child
 
     def dismiss(self) -> None:
@@ -63,10 +65,11 @@ class Spare:
 
 def _obey(door: socket.socket, order: Order) -> int:
     with door:
-        message, handles, _, _ = socket.recv_fds(door, _LARGEST, 1)
+        message, handles, _, _ = socket.recv_fds(door, _LARGEST, _MOST_HANDLES)
     if not handles:  # whoever might have given one is gone
         return 0
-    os.set_inheritable(handles[0], False)
+    for handle in handles:
+        os.set_inheritable(handle, False)
     log, text = json.loads(message)
     process.append_output(Path(log))
-    return order(text, handles[0])
+    return order(text, handles)

@@ -16,7 +16,7 @@ from trainworks.errors import EnvironmentProblem
 
 __all__ = ["VERSION", "answering", "open_database"]
 
-VERSION = "0002"
+VERSION = "0003"
 """Newest migration."""
 _MIGRATIONS = Path(__file__).parent / "migrations"
 _BUSY_S = 30.0
@@ -57,7 +57,13 @@ def _options(url: str, keep_connection: bool) -> dict[str, Any]:
 
 def _set_up_sqlite(connection: Any, record: object) -> None:
     connection.isolation_level = None  # transactions begin where SQLAlchemy says so
-    for setting in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", f"busy_timeout={int(_BUSY_S * 1000)}"):
+    for setting in (
+        "journal_mode=WAL",
+        "synchronous=FULL",
+        "foreign_keys=ON",
+        "trusted_schema=OFF",
+        f"busy_timeout={int(_BUSY_S * 1000)}",
+    ):
         connection.execute(f"PRAGMA {setting}")
 
 

@@ -7,6 +7,7 @@ is told; nobody locks anything for longer than that.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
@@ -15,6 +16,7 @@ from typing import Any, Literal
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
+from trainworks.errors import UsageError
 from trainworks.job.database import answering, open_database
 from trainworks.job.state import TRANSITIONS, JobState, parse_state
 from trainworks.job.tables import attempts, changes, jobs, nodes
@@ -46,6 +48,7 @@ class JobRow:
     run_dir: str
     name: str
     owner: str
+    """Name of the user, for display; `uid` decides."""
     engine: str
     ticket: Ticket
     state: JobState
@@ -79,6 +82,12 @@ class JobRow:
     ended_at: float | None = None
     cluster: str | None = None
     """The run file's words for where it runs, as JSON; None on this machine."""
+    uid: int | None = None
+    """User who submitted the job."""
+    host: str | None = None
+    """Machine whose dispatcher starts the job; None for jobs of other engines."""
+    asked_by: int | None = None
+    """User who asked the job to end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,12 +147,35 @@ class JobStore:
         return answering(self._engine)
 
     def add(
-        self, ticket: Ticket, *, run_dir: str, owner: str, engine: str, now: float, cluster: str | None = None
+        self,
+        ticket: Ticket,
+        *,
+        run_dir: str,
+        owner: str,
+        engine: str,
+        now: float,
+        cluster: str | None = None,
+        uid: int | None = None,
+        host: str | None = None,
     ) -> JobRow:
         """Write a new job down, which waits; once this returns it is not lost.
 
         A run directory is submitted once: the same again is the job that there is.
+
+        Args:
+            ticket: what the job asks for.
+            run_dir: absolute, without links.
+            owner: name of the user, for display.
+            engine: name of the engine that runs it.
+            now: the time of submission.
+            cluster: the run file's words for where it runs, as JSON.
+            uid: the user; that of this process when None.
+            host: the machine whose dispatcher starts the job; None where another engine does.
+
+        Raises:
+            UsageError: the run directory is a job of another user or machine already.
         """
+        uid = os.getuid() if uid is None else uid
         row = {
             "run_id": ticket.run_id,
             "run_dir": run_dir,
@@ -154,6 +186,8 @@ class JobStore:
             "priority": ticket.priority,
             "held": ticket.hold,
             "cluster": cluster,
+            "uid": uid,
+            "host": host,
             "state": str(JobState.QUEUED),
             "attempt": 0,
             "restarts": 0,
@@ -166,6 +200,12 @@ class JobStore:
             if there is None:
                 row["version"] = _next_version(connection)
                 there = connection.execute(sa.insert(jobs).values(row).returning(jobs)).one()
+        if (there.uid, there.host) != (uid, host):
+            where = there.host or there.engine
+            raise UsageError(
+                f"cannot submit `{run_dir}`: it is job {there.id} of {there.owner} on {where} already",
+                hint="submit from another folder, or with another `--runs`",
+            )
         return _job(there)
 
     def get(self, job_id: int) -> JobRow | None:
@@ -174,14 +214,15 @@ class JobStore:
             row = connection.execute(sa.select(jobs).where(jobs.c.id == job_id)).first()
         return _job(row) if row else None
 
-    def find(self, wanted: str) -> JobRow | None:
-        """The job of that number, run or run directory; of several runs of one name the newest."""
+    def find(self, wanted: str, *, uid: int | None = None) -> JobRow | None:
+        """The job of that number, run or run directory; of several runs of one name the newest, that user's first."""
         known = jobs.c.run_id == wanted
         if wanted.isdecimal() and len(wanted) < 10:
             known |= jobs.c.id == int(wanted)
         known |= jobs.c.run_dir == wanted
         with self._reading() as connection:
-            row = connection.execute(sa.select(jobs).where(known).order_by(jobs.c.id.desc()).limit(1)).first()
+            theirs = sa.case((jobs.c.uid == uid, 0), else_=1)
+            row = connection.execute(sa.select(jobs).where(known).order_by(theirs, jobs.c.id.desc()).limit(1)).first()
         return _job(row) if row else None
 
     def search(
@@ -190,6 +231,8 @@ class JobStore:
         states: Iterable[JobState] | None = None,
         engine: str | None = None,
         owner: str | None = None,
+        uid: int | None = None,
+        host: str | None = None,
         name: str | None = None,
         limit: int | None = None,
         before: int | None = None,
@@ -199,7 +242,9 @@ class JobStore:
         Args:
             states: only these.
             engine: only its jobs.
-            owner: only theirs.
+            owner: only those of the user of that name.
+            uid: only those of that user.
+            host: only those that run on that machine.
             name: only runs of that name.
             limit: at most so many.
             before: only those with a smaller number; to page on from the last one.
@@ -207,8 +252,9 @@ class JobStore:
         query = sa.select(jobs).order_by(jobs.c.id.desc())
         if states is not None:
             query = query.where(jobs.c.state.in_([str(state) for state in states]))
-        for column, value in ((jobs.c.engine, engine), (jobs.c.owner, owner), (jobs.c.name, name)):
-            query = query.where(column == value) if value is not None else query
+        wanted = {"engine": engine, "owner": owner, "uid": uid, "host": host, "name": name}
+        for column, value in wanted.items():
+            query = query.where(jobs.c[column] == value) if value is not None else query
         query = query.where(jobs.c.id < before) if before is not None else query
         with self._reading() as connection:
             return [_job(row) for row in connection.execute(query.limit(limit))]
@@ -218,9 +264,13 @@ class JobStore:
         with self._reading() as connection:
             return int(connection.execute(sa.select(changes.c.number)).scalar_one())
 
-    def changed(self, after: int) -> Sequence[JobRow]:
-        """Jobs that were changed after that version, in the order of their changes."""
+    def changed(
+        self, after: int, *, engine: str | None = None, uid: int | None = None, host: str | None = None
+    ) -> Sequence[JobRow]:
+        """Jobs that were changed after that version, in the order of their changes; all, or only those named."""
         query = sa.select(jobs).where(jobs.c.version > after).order_by(jobs.c.version)
+        for column, value in (("engine", engine), ("uid", uid), ("host", host)):
+            query = query.where(jobs.c[column] == value) if value is not None else query
         with self._reading() as connection:
             return [_job(row) for row in connection.execute(query)]
 
@@ -272,7 +322,10 @@ class JobStore:
             "changed_at": now,
             "started_at": now,
             **dict.fromkeys(
-                ("reason", "detail", "position", "starts_at", "asked_to_end", "cause", "message", "exit_code")
+                (
+                    *("reason", "detail", "position", "starts_at"),
+                    *("asked_to_end", "asked_by", "cause", "message", "exit_code"),
+                )
             ),
         }
         with self._writing() as connection:
@@ -327,15 +380,19 @@ class JobStore:
         ]
 
     def drained(self) -> dict[str, str]:
-        """Drained nodes of this machine, and why."""
-        with self._reading() as connection:
-            return {row.name: row.reason for row in connection.execute(sa.select(nodes))}
+        """Drained nodes, and why."""
+        return {name: reason for name, (reason, _) in self.drains().items()}
 
-    def drain(self, node: str, reason: str, *, now: float) -> None:
+    def drains(self) -> dict[str, tuple[str, int | None]]:
+        """Drained nodes: why, and the user who drained them."""
+        with self._reading() as connection:
+            return {row.name: (row.reason, row.uid) for row in connection.execute(sa.select(nodes))}
+
+    def drain(self, node: str, reason: str, *, now: float, uid: int | None = None) -> None:
         """Give a node no more jobs; a new reason replaces the old one."""
         with self._writing() as connection:
             connection.execute(sa.delete(nodes).where(nodes.c.name == node))
-            connection.execute(sa.insert(nodes).values(name=node, reason=reason, drained_at=now))
+            connection.execute(sa.insert(nodes).values(name=node, reason=reason, drained_at=now, uid=uid))
 
     def undrain(self, node: str) -> bool:
         """Give a node jobs again; False if it was not drained."""

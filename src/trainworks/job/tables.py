@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Boolean, Column, Float, ForeignKey, Index, Integer, MetaData, Table, Text
+from sqlalchemy import BigInteger, Boolean, Column, Float, ForeignKey, Index, Integer, MetaData, Table, Text
 
 __all__ = ["attempts", "changes", "jobs", "metadata", "nodes"]
 
@@ -41,6 +41,9 @@ jobs = Table(
     Column("changed_at", Float, nullable=False),
     Column("version", Integer, nullable=False),
     Column("cluster", Text),
+    Column("uid", BigInteger),
+    Column("host", Text),
+    Column("asked_by", BigInteger),
     Index("jobs_by_version", "version"),
     Index("jobs_by_state", "state", "id"),
     Index("jobs_by_run_id", "run_id"),
@@ -75,5 +78,6 @@ nodes = Table(
     Column("name", Text, primary_key=True),
     Column("reason", Text, nullable=False),
     Column("drained_at", Float, nullable=False),
+    Column("uid", BigInteger),
 )
 """Nodes of this machine that get no more jobs."""

@@ -230,19 +230,22 @@ def _parsed(resolved_file: Path, inode: int, modified_at: int) -> ResolvedRun:
 
 
 def create_run_dir(root: Path, name: str) -> RunDir:
-    """Make `root/name-N` with the first free N; the folder's creation is the lock."""
+    """Make `root/name-N` with the first free N; the folder's creation is the lock.
+
+    Only this user can write the folder, under any umask: a dispatcher executes what it finds there.
+    """
     root.mkdir(parents=True, exist_ok=True)
     taken = [int(run.path.name[len(name) + 1 :]) for run in list_runs(root) if _is_run_of(run.path.name, name)]
     number = max(taken, default=0) + 1
     while True:
         path = root / f"{name}-{number}"
         try:
-            path.mkdir()
+            path.mkdir(mode=0o755)
         except FileExistsError:
             number += 1
             continue
-        (path / "logs").mkdir()
-        (path / "checkpoints").mkdir()
+        (path / "logs").mkdir(mode=0o755)
+        (path / "checkpoints").mkdir(mode=0o755)
         return RunDir(path)
 
 

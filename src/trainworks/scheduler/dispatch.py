@@ -1,4 +1,7 @@
-"""The dispatcher's process: `python -m trainworks.scheduler.dispatch`. One per store; it goes when nothing is left."""
+"""The dispatcher's process: `python -m trainworks.scheduler.dispatch`. One per store, user and machine.
+
+It goes when nothing is left.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,23 @@ import select
 import signal
 import socket
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from trainworks.errors import EnvironmentProblem
 from trainworks.files import take_lock
 from trainworks.host import process
 from trainworks.host.clock import Clock, SystemClock
+from trainworks.host.ledger import machine_ledger
 from trainworks.host.probe import probe_host
 from trainworks.job.store import open_store
 from trainworks.scheduler.dispatcher import Dispatcher
 from trainworks.scheduler.launcher import ForkingLauncher
 from trainworks.scheduler.machine import local_nodes
+from trainworks.scheduler.ownership import is_private
 from trainworks.scheduler.store_place import (
+    clean_up,
     dispatcher_address,
     dispatcher_lock,
     dispatcher_log,
@@ -45,13 +53,18 @@ _TAKES_OVER_S = 5.0
 def wake() -> None:
     """Have a dispatcher look at the store now; starts one if there is none."""
     if not _knock():
-        process.detach(process.python_module("trainworks.scheduler.dispatch"), log=dispatcher_log(), folder=Path("/"))
+        process.detach(
+            process.python_module("trainworks.scheduler.dispatch"),
+            log=dispatcher_log(),
+            folder=Path("/"),
+            env=os.environ | {"TRAINWORKS_STORE": store_url()},
+        )
 
 
 def _knock() -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as door:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as door, dispatcher_address() as there:
         try:
-            door.sendto(b".", dispatcher_address())
+            door.sendto(b".", there)
         except BlockingIOError:  # it has enough to read already
             return True
         except OSError:
@@ -68,16 +81,29 @@ def main() -> int:
     process.adopt_orphans()
     gc.freeze()  # what is there now is shared with every copy of this process, and not to be looked through in any
     store, machine = open_store(store_url(), keep_connection=True), local_nodes(probe_host(store_folder()))
+    shared = not is_private(store_url())
+    clean_up()
     while True:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as door:
-            door.bind(dispatcher_address())
-            launcher = ForkingLauncher(clock, [lock, door.fileno()])
+        with _listening() as door:
+            launcher = ForkingLauncher(clock, [lock, door.fileno()], machine_ledger(), shared=shared)
             dispatcher = Dispatcher(store, machine, launcher, clock)
             _serve(dispatcher, launcher, door, clock)
         dispatcher.look()  # from now on whoever submits starts another one; whoever did before is seen here
         if dispatcher.is_idle:
             store.close()
             return 0
+
+
+@contextmanager
+def _listening() -> Iterator[socket.socket]:
+    """The socket at which this dispatcher is woken up; a file that a killed one left is replaced."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as door, dispatcher_address() as here:
+        Path(here).unlink(missing_ok=True)
+        door.bind(here)
+        try:
+            yield door
+        finally:
+            Path(here).unlink(missing_ok=True)
 
 
 def _serve(dispatcher: Dispatcher, launcher: ForkingLauncher, door: socket.socket, clock: Clock) -> None:

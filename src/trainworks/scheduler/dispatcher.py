@@ -8,19 +8,34 @@ job's own lock: while that is held somebody is at work there, and once it is fre
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
-from typing import Literal
+from dataclasses import replace
+from typing import Any, Literal
 
-from trainworks.errors import TrainworksError
+from trainworks.errors import NotOwnerError, TrainworksError
 from trainworks.host.clock import Clock
+from trainworks.host.ledger import Claim
+from trainworks.host.users import this_host
 from trainworks.job.policy.decide import decide
-from trainworks.job.policy.snapshot import Decision, Snapshot, Start
+from trainworks.job.policy.snapshot import Decision, Reason, Snapshot, Start
 from trainworks.job.state import Cause, JobState, parse_state
 from trainworks.job.store import JobRow, JobStore, Placement
 from trainworks.record.exit_code import ExitCode
 from trainworks.scheduler.launcher import Launcher, Supervised
-from trainworks.scheduler.machine import LocalNode, devices_free, running_job, snapshot_nodes, waiting_job, wanted_of
+from trainworks.scheduler.machine import (
+    LocalNode,
+    devices_free,
+    held_elsewhere,
+    held_text,
+    running_elsewhere,
+    running_job,
+    snapshot_nodes,
+    waiting_job,
+    wanted_of,
+)
 from trainworks.scheduler.outcome import outcome_of
+from trainworks.scheduler.ownership import may_end, obeyed_drains
 
 __all__ = ["Dispatcher"]
 
@@ -32,7 +47,7 @@ class Dispatcher:
     """Takes the queue forward, one look at a time.
 
     Args:
-        store: of all jobs; those of the engine `local` are this dispatcher's.
+        store: of all jobs; the local ones of this user on this machine are this dispatcher's.
         machine: its nodes.
         launcher: starts supervisors, and finds those that another dispatcher started.
         clock: the time.
@@ -43,9 +58,10 @@ class Dispatcher:
         self._machine = list(machine)
         self._launcher = launcher
         self._clock = clock
+        self._mine: dict[str, Any] = {"engine": "local", "uid": os.getuid(), "host": this_host()}
         self._version = store.version()  # first: what changes meanwhile is seen twice, and not overlooked
-        live = store.search(states=[state for state in JobState if not state.is_final], engine="local")
-        self._jobs = {job.id: job for job in reversed(live)}
+        live = store.search(states=[state for state in JobState if not state.is_final], **self._mine)
+        self._jobs = {job.id: _trusted(job) for job in reversed(live)}
         self._running: dict[int, Supervised] = {}
         self._asked_at: dict[int, float] = {}
         self._explained: dict[int, tuple[str, str, int, float | None]] = {}
@@ -67,16 +83,21 @@ class Dispatcher:
             for job in running:
                 self._follow(job)
             self._refresh()
+        self._stop_waiting()
         self._serve()
 
     def _refresh(self) -> None:
         """Take in what was changed since the last look, by whomever."""
-        for job in self._store.changed(self._version):
-            self._version = job.version
-            if job.engine == "local" and not job.state.is_final:
-                self._jobs[job.id] = job
-            else:
+        newest = self._store.version()
+        if newest == self._version:
+            return
+        for job in self._store.changed(self._version, **self._mine):
+            newest = max(newest, job.version)
+            if job.state.is_final:
                 self._forget(job.id)
+            else:
+                self._jobs[job.id] = _trusted(job)
+        self._version = newest
 
     def _forget(self, job_id: int) -> None:
         for kept in (self._jobs, self._running, self._asked_at, self._explained):
@@ -104,7 +125,7 @@ class Dispatcher:
     def _end_what_should(self, job: JobRow, supervised: Supervised) -> None:
         now = self._clock.now()
         if job.asked_to_end is None and now >= _last_moment(job):
-            self._store.change(job.id, now=now, asked_to_end="time_limit")
+            self._store.change(job.id, now=now, asked_to_end="time_limit", asked_by=os.getuid())
             self._ask(job, supervised)
         elif job.asked_to_end is not None and job.id not in self._asked_at:
             self._ask(job, supervised)
@@ -136,19 +157,33 @@ class Dispatcher:
             message=outcome.message,
             exit_code=outcome.exit_code,
             asked_to_end=None,
+            asked_by=None,
             placement=(),
             restarts=job.restarts + int(outcome.is_restart),
         )
+
+    def _stop_waiting(self) -> None:
+        """Jobs that an administrator has asked to end before they start; the owner stops such a job directly."""
+        for job in [job for job in self._jobs.values() if job.state.waits and job.asked_to_end is not None]:
+            changes = {"asked_to_end": None, "asked_by": None, "exit_code": 0}
+            if self._store.move(job.id, JobState.STOPPED, since=(job.state,), now=self._clock.now(), **changes):
+                self._launcher.stopped(job)
+            self._forget(job.id)
 
     def _serve(self) -> None:
         waiting = [job for job in self._jobs.values() if job.state.waits]
         if not waiting:
             return
-        decision = decide(self._snapshot(waiting))
+        elsewhere = self._launcher.elsewhere(job for job in self._jobs.values() if not job.state.waits)
+        held = held_elsewhere(elsewhere, self._machine, self._taken())
+        decision = decide(self._snapshot(waiting, held))
         for start in decision.starts:
-            self._start(self._jobs[start.job_id], start)
+            job = self._jobs[start.job_id]
+            placement = self._placed(job, start, held)
+            if self._launcher.claim(job, placement, elsewhere):
+                self._start(job, placement)
         for preempt in decision.preempts:
-            self._store.change(preempt.job_id, now=self._clock.now(), asked_to_end="preempt")
+            self._store.change(preempt.job_id, now=self._clock.now(), asked_to_end="preempt", asked_by=os.getuid())
         for cancel in decision.cancels:
             self._store.move(
                 cancel.job_id,
@@ -158,41 +193,47 @@ class Dispatcher:
                 message=cancel.reason,
                 exit_code=int(ExitCode.USER_ERROR),
             )
-        self._explain(decision)
+        self._explain(decision, elsewhere)
 
-    def _snapshot(self, waiting: Sequence[JobRow]) -> Snapshot:
-        drained = self._store.drained()
+    def _taken(self) -> list[Placement]:
+        """What jobs of this queue hold."""
+        return [one for job in self._jobs.values() for one in job.placement]
+
+    def _snapshot(self, waiting: Sequence[JobRow], held: Sequence[Placement]) -> Snapshot:
+        drained = obeyed_drains(self._store)
+        running = tuple(running_job(job, self._machine) for job in self._jobs.values() if not job.state.waits)
         return Snapshot(
             now=self._clock.now(),
             nodes=snapshot_nodes(self._machine, drained),
             waiting=tuple(waiting_job(job, self._machine, self._dependencies(job)) for job in waiting),
-            running=tuple(running_job(job, self._machine) for job in self._jobs.values() if not job.state.waits),
+            running=running + running_elsewhere(held, self._clock.now()),
         )
 
     def _dependencies(self, job: JobRow) -> Literal["met", "waiting", "failed"]:
         """How the jobs stand that have to succeed first; one that nobody knows has failed."""
-        found = [self._store.find(wanted) for wanted in job.ticket.depends_on]
+        found = [self._store.find(wanted, uid=job.uid) for wanted in job.ticket.depends_on]
         open_ones = [one for one in found if one is None or one.state is not JobState.SUCCEEDED]
         if not open_ones:
             return "met"
         return "failed" if any(one is None or one.state.is_final for one in open_ones) else "waiting"
 
-    def _start(self, job: JobRow, start: Start) -> None:
+    def _start(self, job: JobRow, placement: Sequence[Placement]) -> None:
         """Write the start down, then do it: of a dispatcher that dies in between the next one finds nothing begun."""
-        started = self._store.start(job, self._placed(job, start), now=self._clock.now())
+        started = self._store.start(job, placement, now=self._clock.now())
         if started is None:
             return
         self._jobs[job.id] = started
         try:
             self._running[job.id] = self._launcher.launch(started)
         except (TrainworksError, OSError) as error:  # one bad run directory must not keep the others waiting
-            state = JobState.FAILED if job.attempt >= _MOST_REFUSALS else JobState.QUEUED
+            is_final = job.attempt >= _MOST_REFUSALS or isinstance(error, NotOwnerError)
+            state = JobState.FAILED if is_final else JobState.QUEUED
             self._store.move(
                 job.id, state, now=self._clock.now(), cause=Cause.LAUNCH_FAILED, message=str(error), exit_code=3
             )
 
-    def _placed(self, job: JobRow, start: Start) -> list[Placement]:
-        taken = [one for other in self._jobs.values() for one in other.placement]
+    def _placed(self, job: JobRow, start: Start, held: Sequence[Placement]) -> list[Placement]:
+        taken = [*self._taken(), *held]
         _, _, wanted = wanted_of(job.ticket, self._machine)
         return [
             Placement(node.name, wanted.cores or 0.0, devices_free(node, taken)[: wanted.accelerators])
@@ -200,15 +241,29 @@ class Dispatcher:
             if node.name in start.nodes
         ]
 
-    def _explain(self, decision: Decision) -> None:
+    def _explain(self, decision: Decision, elsewhere: frozenset[Claim]) -> None:
         """Write down why the others wait, where that is news."""
+        devices = [device for node in self._machine for device in node.devices]
+        held = held_text(elsewhere, sum(node.cores for node in self._machine), devices)
         pending = {
-            job_id: (str(one.reason), one.detail, one.position, one.starts_at)
+            job_id: (
+                str(one.reason),
+                f"{one.detail}; {held}" if held and one.reason is Reason.RESOURCES else one.detail,
+                one.position,
+                one.starts_at,
+            )
             for job_id, one in decision.pending.items()
         }
         news = {job_id: why for job_id, why in pending.items() if self._explained.get(job_id) != why}
         self._store.explain(news)
         self._explained = pending
+
+
+def _trusted(job: JobRow) -> JobRow:
+    """The job without a request to end that comes from a user who may not ask."""
+    if job.asked_to_end is None or may_end(job.asked_by):
+        return job
+    return replace(job, asked_to_end=None, asked_by=None)
 
 
 def _last_moment(job: JobRow) -> float:

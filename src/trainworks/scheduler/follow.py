@@ -6,15 +6,16 @@ stands; the run directory says why it failed.
 
 from __future__ import annotations
 
-import getpass
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from trainworks.errors import EnvironmentProblem, TrainworksError, UnreachableError, UsageError
+from trainworks.errors import EnvironmentProblem, NotOwnerError, TrainworksError, UnreachableError, UsageError
 from trainworks.host.clock import Clock
+from trainworks.host.users import user_name
 from trainworks.job.state import CAUSES, Cause, JobState, parse_state
 from trainworks.job.store import JobRow, JobStore, Placement
 from trainworks.job.ticket import Ticket
@@ -22,6 +23,7 @@ from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 from trainworks.scheduler.engine import Engine, Sight
 from trainworks.scheduler.engines import cluster_of, cluster_of_job, engine_of_job
+from trainworks.scheduler.ownership import check_run_dir, is_private
 
 __all__ = ["Step", "follow_all", "hand_over", "hand_over_again", "next_step", "withdraw"]
 
@@ -47,7 +49,7 @@ def hand_over(store: JobStore, engine: Engine, ticket: Ticket, run_dir: RunDir, 
     row = store.add(
         ticket,
         run_dir=folder,
-        owner=getpass.getuser(),
+        owner=user_name(),
         engine=engine.name,
         cluster=cluster.model_dump_json(exclude_unset=True) if cluster else None,
         now=now,
@@ -61,12 +63,15 @@ def hand_over_again(store: JobStore, engine: Engine, row: JobRow, clock: Clock, 
 
     Raises: as `hand_over`; and a UsageError for one that has not ended, or has succeeded.
     """
+    if row.uid != os.getuid():  # it would run as this user
+        raise NotOwnerError(f"cannot submit job {row.id} ({row.run_id}) again: it belongs to {row.owner}")
     again = (JobState.FAILED, JobState.STOPPED, JobState.LOST)
     if row.state not in again:
         raise UsageError(f"job {row.id} ({row.run_id}) is {row.state}", hint="retry one that failed or was stopped")
     run_dir = RunDir(Path(row.run_dir))
     run_dir.write_status(RunStatus(state=JobState.QUEUED, updated_at=clock.now()))
-    changes = {"ended_at": None, "asked_to_end": None, "handle": None, "restarts": 0, "ticket": ticket or row.ticket}
+    forgotten = dict.fromkeys(("ended_at", "asked_to_end", "asked_by", "handle"))
+    changes: dict[str, Any] = forgotten | {"restarts": 0, "ticket": ticket or row.ticket}
     store.move(row.id, JobState.QUEUED, since=again, now=clock.now(), **changes)
     return _give(store, engine, store.get(row.id) or row, clock, before=row.handle)
 
@@ -82,6 +87,7 @@ def _give(store: JobStore, engine: Engine, row: JobRow, clock: Clock, *, before:
     try:
         if not run_dir.resolved_file.exists():
             raise UsageError(f"`{run_dir.path}` is gone, before {row.engine} had got the job")
+        check_run_dir(run_dir.path, shared=not is_private(store.url))
         ticket = replace(row.ticket, depends_on=_handles(store, row))
         script = engine.render(ticket, run_dir)
         handle = engine.retry(script, run_dir, before) if before else engine.submit(script, run_dir)
@@ -98,7 +104,7 @@ def _give(store: JobStore, engine: Engine, row: JobRow, clock: Clock, *, before:
 
 def _handles(store: JobStore, row: JobRow) -> tuple[str, ...]:
     """The jobs that this one waits for, by the engine's own names; without those that have succeeded already."""
-    found = [(wanted, store.find(wanted)) for wanted in row.ticket.depends_on]
+    found = [(wanted, store.find(wanted, uid=row.uid)) for wanted in row.ticket.depends_on]
     for wanted, job in found:
         if job is None or job.engine != row.engine:
             where = "there is none" if job is None else f"that one is in the queue of {job.engine}"
@@ -182,12 +188,13 @@ Engines = Callable[[JobRow], Engine | None]
 
 
 def follow_all(store: JobStore, clock: Clock, engines: Engines = engine_of_job) -> list[TrainworksError]:
-    """Bring all jobs of such engines up to date; returns why an engine could not be asked.
+    """Bring this user's jobs of such engines up to date; returns why an engine could not be asked.
 
-    Every engine is asked one question for all its jobs. A job whose engine does not answer keeps its state.
+    Every engine is asked one question for all its jobs. A job whose engine does not answer keeps its state. The jobs of
+    other users are theirs to follow: a submission that was cut off would be finished under the wrong account.
     """
     live = [state for state in JobState if not state.is_final]
-    rows = [row for row in store.search(states=live) if row.engine != "local"]
+    rows = [row for row in store.search(states=live, uid=os.getuid()) if row.engine != "local"]
     silent: list[TrainworksError] = []
     for group in _by_cluster(rows):
         try:

@@ -5,23 +5,27 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterable
-from functools import partial
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Protocol, final
 
+from trainworks.errors import NotOwnerError
 from trainworks.files import take_lock
 from trainworks.host import process
 from trainworks.host.clock import Clock
+from trainworks.host.ledger import Claim, Ledger, Share, claim_key, machine_ledger
 from trainworks.host.spare import Order, Spare
 from trainworks.job.request import job_request
-from trainworks.job.store import JobRow
+from trainworks.job.store import JobRow, Placement
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 from trainworks.scheduler import supervisor
 from trainworks.scheduler.launch import end_left_over, make_ready, take_environment, take_run
 from trainworks.scheduler.nodes import run_agent
+from trainworks.scheduler.ownership import check_run_dir
 
 __all__ = ["ForkingLauncher", "Launcher", "Supervised"]
 
@@ -43,8 +47,14 @@ class Supervised(Protocol):
 class Launcher(Protocol):
     """The door between the dispatcher and this machine."""
 
+    def elsewhere(self, ours: Iterable[JobRow]) -> frozenset[Claim]:
+        """What jobs other than `ours`, of any user and any queue, hold of this machine now."""
+
+    def claim(self, job: JobRow, placement: Sequence[Placement], known: frozenset[Claim]) -> bool:
+        """Take a job's share of this machine before its launch; False where others hold more than `known` by now."""
+
     def launch(self, job: JobRow) -> Supervised:
-        """Start a supervisor.
+        """Start a supervisor, which gets the job's claim.
 
         Raises:
             TrainworksError: it cannot be started, and nothing is left of it.
@@ -61,6 +71,9 @@ class Launcher(Protocol):
 
     def back_in_line(self, job: JobRow) -> None:
         """Say in the run directory that the job waits again."""
+
+    def stopped(self, job: JobRow) -> None:
+        """Say in the run directory that the job was stopped before its start."""
 
     def forget(self, job: JobRow) -> None:
         """The job has ended: drop what was kept for its next start."""
@@ -96,12 +109,20 @@ class ForkingLauncher:
     Args:
         clock: the time.
         own_fds: file descriptors of the dispatcher that no job may keep.
+        ledger: of this machine.
+        shared: whether other users can write the job store.
     """
 
-    def __init__(self, clock: Clock, own_fds: Iterable[int]) -> None:
+    def __init__(
+        self, clock: Clock, own_fds: Iterable[int], ledger: Ledger | None = None, *, shared: bool = False
+    ) -> None:
         self._clock = clock
         self._own_fds = list(own_fds)
+        self._ledger = machine_ledger() if ledger is None else ledger
+        self._shared = shared
         self._spare: Spare | None = None
+        self._ours: set[str] = set()
+        self._claims: dict[int, int] = {}
 
     def prepare(self) -> Spare:
         """Have a copy of this process ready for the next job."""
@@ -111,17 +132,62 @@ class ForkingLauncher:
             self._spare = Spare(_begin, new_session=True, close_fds=self._own_fds)
         return self._spare
 
+    def elsewhere(self, ours: Iterable[JobRow]) -> frozenset[Claim]:
+        """By the machine's ledger. A claim that came to no launch ends here."""
+        for job_id in list(self._claims):
+            os.close(self._claims.pop(job_id))
+        self._ours = {_key(job.run_dir) for job in ours}
+        return self._of_others(self._ledger.claims())
+
+    def _of_others(self, claims: Iterable[Claim]) -> frozenset[Claim]:
+        own = os.getuid()
+        return frozenset(claim for claim in claims if not (claim.uid == own and claim.share.key in self._ours))
+
+    def claim(self, job: JobRow, placement: Sequence[Placement], known: frozenset[Claim]) -> bool:
+        """A file of the ledger, open until `launch`."""
+        devices = tuple(device for one in placement for device in one.devices)
+        cores = sum(one.cores for one in placement)
+        share = Share(run=job.run_id, key=_key(job.run_dir), cores=cores, devices=devices)
+        handle = self._ledger.claim(lambda claims: share if self._of_others(claims) <= known else None)
+        if handle is None:
+            return False
+        self._drop_claim(job)
+        self._claims[job.id] = handle
+        self._ours.add(share.key)
+        return True
+
+    def _drop_claim(self, job: JobRow) -> None:
+        if (handle := self._claims.pop(job.id, None)) is not None:
+            os.close(handle)
+
+    def _run_dir(self, job: JobRow) -> RunDir:
+        """The run directory of a job.
+
+        Raises:
+            NotOwnerError: it is not this user's alone.
+            OSError: it cannot be read.
+        """
+        folder = Path(job.run_dir)
+        check_run_dir(folder, shared=self._shared)
+        return RunDir(folder)
+
     def launch(self, job: JobRow) -> Supervised:
         """A copy of this process becomes the supervisor. It gets the run's lock with its order, so there is no moment
         at which the job has begun and the lock is free.
         """
-        run_dir = RunDir(Path(job.run_dir))
+        try:
+            return self._launch(job, self._run_dir(job))
+        finally:
+            self._drop_claim(job)
+
+    def _launch(self, job: JobRow, run_dir: RunDir) -> Supervised:
         lock = take_run(run_dir)
         try:
             make_ready(run_dir, job_request(_resolved_for(job, run_dir)), self._clock.now())
             devices = [device for one in job.placement for device in one.devices]
             order = json.dumps([str(run_dir.path), devices])
-            child = self.prepare().order(order, lock, log=run_dir.supervisor_log)
+            claims = [self._claims[job.id]] if job.id in self._claims else []
+            child = self.prepare().order(order, [lock, *claims], log=run_dir.supervisor_log)
         finally:
             os.close(lock)
         return _Supervisor(*process.identity(child.pid), child)
@@ -135,19 +201,20 @@ class ForkingLauncher:
         return found if found.is_alive() else None
 
     def status(self, job: JobRow) -> RunStatus:
-        """Of the run directory; of one that cannot be read nobody knows."""
+        """Of the run directory; UNKNOWN where it cannot be read, or is not this user's."""
         try:
-            return RunDir(Path(job.run_dir)).read_status()
-        except OSError as error:
+            return self._run_dir(job).read_status()
+        except (OSError, NotOwnerError) as error:
             return RunStatus(state="UNKNOWN", message=str(error))
 
     def last_words(self, job: JobRow) -> RunStatus | None:
         """The status, once the run's lock is free and no process of the run is left."""
-        run_dir = RunDir(Path(job.run_dir))
         try:
+            run_dir = self._run_dir(job)
             lock = take_lock(run_dir.lock_file)
-        except OSError as error:
-            message = f"`{run_dir.path}` cannot be read: {error.strerror}"
+        except (OSError, NotOwnerError) as error:
+            why = error.strerror if isinstance(error, OSError) else str(error)
+            message = f"`{job.run_dir}` cannot be read: {why}"
             return RunStatus(state="FAILED", cause="environment", message=message, exit_code=3)
         if lock is None:
             return None
@@ -159,11 +226,24 @@ class ForkingLauncher:
 
     def back_in_line(self, job: JobRow) -> None:
         """While no supervisor speaks there."""
-        RunDir(Path(job.run_dir)).write_status(RunStatus(state="QUEUED", updated_at=self._clock.now()))
+        self._run_dir(job).write_status(RunStatus(state="QUEUED", updated_at=self._clock.now()))
+
+    def stopped(self, job: JobRow) -> None:
+        """The last status; one that cannot be written is not missed."""
+        with suppress(OSError, NotOwnerError):
+            status = RunStatus(state="STOPPED", exit_code=0, updated_at=self._clock.now())
+            self._run_dir(job).write_status(status)
+        self.forget(job)
 
     def forget(self, job: JobRow) -> None:
-        """The variables of whoever submitted it: there may be secrets among them."""
-        RunDir(Path(job.run_dir)).environment_file.unlink(missing_ok=True)
+        """The variables that the job was submitted with: there may be secrets among them."""
+        with suppress(OSError, NotOwnerError):
+            self._run_dir(job).environment_file.unlink(missing_ok=True)
+
+
+@lru_cache(maxsize=4096)
+def _key(run_dir: str) -> str:
+    return claim_key(run_dir)
 
 
 def _resolved_for(job: JobRow, run_dir: RunDir) -> ResolvedRun:
@@ -182,8 +262,9 @@ def _begin() -> Order:
     return partial(_supervise, agent=Spare(lambda: run_agent))
 
 
-def _supervise(text: str, lock: int, *, agent: Spare) -> int:
+def _supervise(text: str, handles: Sequence[int], *, agent: Spare) -> int:
     """Take on the environment that the job was submitted with, and its accelerators."""
     folder, devices = json.loads(text)
     take_environment(RunDir(Path(folder)), {"CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))} if devices else {})
-    return supervisor.main(folder, "0", lock, agent)
+    lock, *claims = handles
+    return supervisor.main(folder, "0", lock, agent, claims)

@@ -6,17 +6,23 @@ import contextlib
 import os
 import shlex
 import signal
+from collections.abc import Sequence
 from typing import final
 
-from trainworks.errors import EnvironmentProblem
+from trainworks.errors import EnvironmentProblem, NotOwnerError
 from trainworks.host import process
 from trainworks.host.clock import Clock, SystemClock
+from trainworks.host.ledger import Claim, Share, claim_key, machine_ledger
+from trainworks.host.probe import num_cores, probe_accelerators
+from trainworks.host.users import user_name
+from trainworks.job.environment import accelerators_per_node
 from trainworks.job.request import JobRequest
 from trainworks.record.events import append_event
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 from trainworks.scheduler.base import Rendered, Scheduler
 from trainworks.scheduler.launch import make_ready, take_run
+from trainworks.scheduler.machine import held_text
 
 __all__ = ["LocalScheduler"]
 
@@ -47,16 +53,39 @@ class LocalScheduler(Scheduler):
         ]
         return Rendered(request, "\n".join(lines) + "\n")
 
+    def check(self, request: JobRequest) -> str | None:
+        """What a person should know before the start: whose cores the job will share; None if that is nothing.
+
+        Raises:
+            EnvironmentProblem: jobs of others hold the accelerators that it needs.
+        """
+        claims = _claims_of_others(machine_ledger().claims())
+        _devices(request, claims)
+        cores, held = _cores(request), sum(claim.share.cores for claim in claims)
+        if cores + held <= num_cores():
+            return None
+        return f"this run shares its {cores:g} cores: {held_text(claims, num_cores(), [])}"
+
     def submit(self, rendered: Rendered, run_dir: RunDir, *, attached: bool) -> None:
-        """Start the supervisor and wait until it has written its first status."""
+        """Start the supervisor and wait until it has written its first status.
+
+        Raises:
+            EnvironmentProblem: it did not start, or jobs of others hold the accelerators that it needs.
+        """
         os.close(take_run(run_dir))
-        make_ready(run_dir, rendered.request, self._clock.now())
-        parent = str(os.getpid()) if attached else "0"
-        child = process.spawn(
-            process.python_module("trainworks.scheduler.supervisor", str(run_dir.path), parent),
-            log=run_dir.supervisor_log,
-            new_session=True,
-        )
+        claim, env = _claim(rendered.request, run_dir)
+        try:
+            make_ready(run_dir, rendered.request, self._clock.now())
+            parent = str(os.getpid()) if attached else "0"
+            child = process.spawn(
+                process.python_module("trainworks.scheduler.supervisor", str(run_dir.path), parent, str(claim)),
+                log=run_dir.supervisor_log,
+                env=os.environ | env,
+                new_session=True,
+                pass_fds=[claim],
+            )
+        finally:
+            os.close(claim)
         self._await_start(child, run_dir)
 
     def _await_start(self, child: process.Child, run_dir: RunDir) -> None:
@@ -80,9 +109,78 @@ class LocalScheduler(Scheduler):
         status = run_dir.read_status()
         if status.supervisor_pid is None or status.supervisor_started_at is None:
             return False
+        owner = run_dir.status_file.stat().st_uid
+        if os.getuid() not in (owner, 0):
+            raise NotOwnerError(f"cannot stop run {run_dir.run_id}: it belongs to {user_name(owner)}")
+        if process.owner(status.supervisor_pid) != owner:  # another user's file names a process that is not theirs
+            return False
         if not process.is_running(status.supervisor_pid, status.supervisor_started_at):
             return False
         append_event(run_dir.events_file, "stop_requested", reason=reason)
         with contextlib.suppress(ProcessLookupError):
             os.kill(status.supervisor_pid, signal.SIGTERM)
         return True
+
+
+def _cores(request: JobRequest) -> float:
+    processes = request.processes
+    return min(processes.world_size * processes.threads_per_process, num_cores())
+
+
+def _devices(request: JobRequest, claims: Sequence[Claim]) -> tuple[int, ...]:
+    """Accelerators for a job, of those that jobs of others do not hold.
+
+    Raises:
+        EnvironmentProblem: too few are free, with who holds the others.
+    """
+    wanted = request.processes.nodes * accelerators_per_node(request.processes)
+    if wanted == 0:
+        return ()
+    visible = [facts.index for facts in probe_accelerators()]
+    held = {device for claim in claims for device in claim.share.devices}
+    free = [device for device in visible if device not in held]
+    if held.intersection(visible) and len(free) < wanted:
+        holding = [claim for claim in claims if held.intersection(claim.share.devices)]
+        raise EnvironmentProblem(
+            f"cannot start the run: it needs {wanted} accelerators, and {_without_cores(holding, visible)}",
+            hint="wait in the queue: trainworks submit",
+        )
+    return tuple(free[:wanted])
+
+
+def _without_cores(claims: Sequence[Claim], devices: Sequence[int]) -> str:
+    bare = [Claim(claim.uid, claim.share.model_copy(update={"cores": 0.0})) for claim in claims]
+    return held_text(bare, num_cores(), devices)
+
+
+def _claims_of_others(claims: Sequence[Claim]) -> list[Claim]:
+    """All but that of the run this process belongs to: a run inside a run uses what that one holds."""
+    inside = os.environ.get("TRAINWORKS_RUN_DIR")
+    mine = (os.getuid(), claim_key(inside)) if inside else None
+    return [claim for claim in claims if (claim.uid, claim.share.key) != mine]
+
+
+def _claim(request: JobRequest, run_dir: RunDir) -> tuple[int, dict[str, str]]:
+    """An open file that holds the job's share of this machine, and variables.
+
+    They name the accelerators of the job, where those are not the ones that it takes by itself.
+    """
+    chosen: list[Share] = []
+
+    def choose(claims: Sequence[Claim]) -> Share:
+        others = _claims_of_others(claims)
+        is_inside = len(others) < len(claims)
+        share = Share(
+            run=run_dir.run_id,
+            key=claim_key(run_dir.path.resolve()),
+            cores=0.0 if is_inside else _cores(request),
+            devices=_devices(request, others),
+        )
+        chosen.append(share)
+        return share
+
+    handle = machine_ledger().claim(choose)
+    assert handle is not None
+    devices = chosen[0].devices
+    is_moved = devices != _devices(request, [])
+    return handle, {"CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))} if is_moved else {}

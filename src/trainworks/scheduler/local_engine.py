@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import shlex
 import weakref
@@ -12,17 +11,20 @@ from typing import ClassVar, final
 
 from trainworks.errors import UsageError
 from trainworks.host.clock import Clock, SystemClock
+from trainworks.host.ledger import Claim, claim_key, machine_ledger
 from trainworks.host.probe import probe_host
+from trainworks.host.users import this_host, user_name
 from trainworks.job.policy.feasible import check_feasible
 from trainworks.job.state import JobState, parse_cause
-from trainworks.job.store import EndRequest, JobRow, JobStore, open_store
+from trainworks.job.store import EndRequest, JobRow, JobStore, Placement, open_store
 from trainworks.job.ticket import Ticket
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 from trainworks.scheduler.dispatch import wake
 from trainworks.scheduler.engine import Ability, Engine, NodeFacts, Script, Sight
 from trainworks.scheduler.launch import keep_environment
-from trainworks.scheduler.machine import LocalNode, local_nodes, shape_of, snapshot_nodes
+from trainworks.scheduler.machine import LocalNode, held_elsewhere, local_nodes, shape_of, snapshot_nodes
+from trainworks.scheduler.ownership import check_may_change, check_undrain, obeyed_drains
 from trainworks.scheduler.store_place import store_folder, store_url
 
 __all__ = ["LocalEngine"]
@@ -72,7 +74,8 @@ class LocalEngine(Engine):
         row = self._store.add(
             script.ticket,
             run_dir=str(run_dir.path.resolve()),
-            owner=getpass.getuser(),
+            owner=user_name(),
+            host=this_host(),
             engine=self.name,
             now=self._clock.now(),
         )
@@ -80,20 +83,21 @@ class LocalEngine(Engine):
         return str(row.id)
 
     def retry(self, script: Script, run_dir: RunDir, handle: str) -> str:
-        """The same job goes back into the queue.
+        """The same job goes back into the queue; an administrator leaves the owner's run directory alone.
 
         Raises:
             UsageError: it has not ended, or it has succeeded.
         """
-        row = self._known(handle)
+        row = self._changeable(handle)
         again = (JobState.FAILED, JobState.STOPPED, JobState.LOST)
         if row.state not in again:
             raise UsageError(f"job {row.id} ({row.run_id}) is {row.state}", hint="retry one that failed or was stopped")
-        keep_environment(run_dir, os.environ)
-        self._say(run_dir, JobState.QUEUED)  # before anybody can launch it, and speak there
-        changes = {"ended_at": None, "asked_to_end": None, "ticket": script.ticket}
+        if _is_ours(row):
+            keep_environment(run_dir, os.environ)
+            self._say(run_dir, JobState.QUEUED)  # before anybody can launch it, and speak there
+        changes = {"ended_at": None, "asked_to_end": None, "asked_by": None, "ticket": script.ticket}
         self._store.move(row.id, JobState.QUEUED, since=again, now=self._clock.now(), restarts=0, **changes)
-        wake()
+        _wake_for(row)
         return handle
 
     def _say(self, run_dir: RunDir, state: JobState) -> None:
@@ -106,43 +110,51 @@ class LocalEngine(Engine):
         return {handle: _sight(row) for handle, row in found.items() if row is not None}
 
     def stop(self, handle: str, *, at_once: bool = False) -> None:
-        """A job that waits is stopped here; one that runs is asked by the dispatcher."""
-        row = self._known(handle)
+        """A job that waits is stopped here; one that runs, or belongs to another user, by its dispatcher."""
+        row = self._changeable(handle)
         asked: EndRequest = "kill" if at_once or row.asked_to_end == "stop" else "stop"
         now = self._clock.now()
         waits = (JobState.QUEUED, JobState.PREEMPTED)
-        if self._store.move(row.id, JobState.STOPPED, since=waits, now=now, exit_code=0):
+        if _is_ours(row) and self._store.move(row.id, JobState.STOPPED, since=waits, now=now, exit_code=0):
             run_dir = RunDir(Path(row.run_dir))
             self._say(run_dir, JobState.STOPPED)
             run_dir.environment_file.unlink(missing_ok=True)
         else:
-            self._store.change(row.id, now=now, asked_to_end=asked)
-        wake()
+            self._store.change(row.id, now=now, asked_to_end=asked, asked_by=os.getuid())
+        _wake_for(row)
 
     def hold(self, handle: str) -> None:
         """Keep it in the queue."""
-        self._store.change(self._known(handle).id, now=self._clock.now(), held=True)
-        wake()
+        row = self._changeable(handle)
+        self._store.change(row.id, now=self._clock.now(), held=True)
+        _wake_for(row)
 
     def release(self, handle: str) -> None:
         """Let it go."""
-        self._store.change(self._known(handle).id, now=self._clock.now(), held=False)
-        wake()
+        row = self._changeable(handle)
+        self._store.change(row.id, now=self._clock.now(), held=False)
+        _wake_for(row)
 
     def nodes(self) -> list[NodeFacts]:
-        """This machine, or its parts."""
-        running = self._store.search(states=[state for state in JobState if state.holds_resources], engine=self.name)
-        drained = self._store.drained()
-        return [_facts(node, running, drained.get(node.name)) for node in self._machine()]
+        """This machine, or its parts, with what jobs outside this queue hold."""
+        holding = [state for state in JobState if state.holds_resources]
+        running = self._store.search(states=holding, engine=self.name, uid=os.getuid(), host=this_host())
+        ours = {(os.getuid(), claim_key(row.run_dir)) for row in running}
+        others = [claim for claim in machine_ledger().claims() if (claim.uid, claim.share.key) not in ours]
+        machine, drained = self._machine(), obeyed_drains(self._store)
+        held = held_elsewhere(others, machine, [one for row in running for one in row.placement])
+        return [_facts(node, running, others, held, drained.get(node.name)) for node in machine]
 
     def drain(self, node: str, reason: str) -> None:
         """Keep jobs from starting there."""
-        self._store.drain(self._named(node), reason, now=self._clock.now())
+        check_undrain(self._store, self._named(node))
+        self._store.drain(node, reason, now=self._clock.now(), uid=os.getuid())
         wake()
 
     def undrain(self, node: str) -> None:
         """Let jobs start there."""
-        self._store.undrain(self._named(node))
+        check_undrain(self._store, self._named(node))
+        self._store.undrain(node)
         wake()
 
     def _known(self, handle: str) -> JobRow:
@@ -151,11 +163,26 @@ class LocalEngine(Engine):
             raise UsageError(f"no job `{handle}`", hint="trainworks ps --all")
         return row
 
+    def _changeable(self, handle: str) -> JobRow:
+        row = self._known(handle)
+        check_may_change(row)
+        return row
+
     def _named(self, node: str) -> str:
         names = [known.name for known in self._machine()]
         if node not in names:
             raise UsageError(f"no node `{node}`", hint=f"known nodes: {', '.join(names)}")
         return node
+
+
+def _is_ours(row: JobRow) -> bool:
+    return row.uid == os.getuid()
+
+
+def _wake_for(row: JobRow) -> None:
+    """Wake our dispatcher; that of another user looks at the store by itself."""
+    if _is_ours(row):
+        wake()
 
 
 def _sight(row: JobRow) -> Sight:
@@ -171,8 +198,17 @@ def _sight(row: JobRow) -> Sight:
     )
 
 
-def _facts(node: LocalNode, running: Sequence[JobRow], drained: str | None) -> NodeFacts:
-    here = [(row, one) for row in running for one in row.placement if one.node == node.name]
+def _facts(
+    node: LocalNode,
+    running: Sequence[JobRow],
+    others: Sequence[Claim],
+    held: Sequence[Placement],
+    drained: str | None,
+) -> NodeFacts:
+    here = [(row.run_id, one) for row in running for one in row.placement if one.node == node.name]
+    if elsewhere := [one for one in held if one.node == node.name]:
+        names = [str(claim) for claim in others if claim.share.cores or set(claim.share.devices) & set(node.devices)]
+        here += [(", ".join(names), one) for one in elsewhere]
     cores = sum(one.cores for _, one in here)
     devices = sum(len(one.devices) for _, one in here)
     full = cores >= node.cores or (devices >= len(node.devices) > 0)
@@ -186,5 +222,5 @@ def _facts(node: LocalNode, running: Sequence[JobRow], drained: str | None) -> N
         accelerators_taken=devices,
         accelerator=node.accelerator,
         memory_bytes=node.memory_bytes,
-        jobs=tuple(row.run_id for row, _ in here),
+        jobs=tuple(name for name, _ in here),
     )

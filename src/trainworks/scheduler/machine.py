@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from trainworks.errors import UsageError
+from trainworks.host.ledger import Claim
+from trainworks.job.policy.reasons import joined
 from trainworks.job.policy.snapshot import Node, Running, Shape, Waiting
 from trainworks.job.store import JobRow, Placement
 from trainworks.job.ticket import NodeResources, Ticket
@@ -16,7 +18,10 @@ from trainworks.record.environment import HostFacts
 __all__ = [
     "LocalNode",
     "devices_free",
+    "held_elsewhere",
+    "held_text",
     "local_nodes",
+    "running_elsewhere",
     "running_job",
     "shape_of",
     "snapshot_nodes",
@@ -26,6 +31,9 @@ __all__ = [
 
 SPLIT = "TRAINWORKS_NODES"
 """Number of nodes that this machine counts as; each is a failure domain with its share of cores and accelerators."""
+
+_MOST_HOLDERS = 3
+"""Jobs of others that a sentence names one by one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +95,78 @@ def devices_free(node: LocalNode, taken: list[Placement]) -> tuple[int, ...]:
     """Accelerators of a node that nobody holds."""
     held = {device for one in taken if one.node == node.name for device in one.devices}
     return tuple(device for device in node.devices if device not in held)
+
+
+def held_elsewhere(
+    claims: Iterable[Claim], machine: Sequence[LocalNode], taken: Sequence[Placement] = ()
+) -> list[Placement]:
+    """What the claims of others take of each node. Their cores count where most are free: nothing pins them.
+
+    Args:
+        claims: of jobs outside this queue.
+        machine: all nodes.
+        taken: what jobs of this queue hold.
+    """
+    claims = list(claims)
+    devices = {device for claim in claims for device in claim.share.devices}
+    cores = _spread(sum(claim.share.cores for claim in claims), machine, taken)
+    held = [
+        Placement(node.name, cores[node.name], tuple(one for one in node.devices if one in devices)) for node in machine
+    ]
+    return [one for one in held if one.cores or one.devices]
+
+
+def _spread(cores: float, machine: Sequence[LocalNode], taken: Sequence[Placement]) -> dict[str, float]:
+    free = {node.name: node.cores - sum(one.cores for one in taken if one.node == node.name) for node in machine}
+    found = dict.fromkeys(free, 0.0)
+    for name in sorted(free, key=lambda name: -free[name]):
+        found[name] = max(0.0, min(cores, free[name]))
+        cores -= found[name]
+    return found
+
+
+def running_elsewhere(held: Iterable[Placement], now: float) -> tuple[Running, ...]:
+    """What others hold, as the policy sees it: jobs without an end, which give way to nothing."""
+    return tuple(
+        Running(
+            job_id=-number,
+            shape=Shape(
+                nodes_min=1,
+                nodes_max=1,
+                cores_per_node=one.cores,
+                accelerators_per_node=len(one.devices),
+                accelerator=None,
+                memory_per_node_bytes=0,
+            ),
+            nodes=(one.node,),
+            priority=100,
+            started_at=now,
+            time_limit_s=None,
+            preemptible=False,
+            grace_s=0.0,
+        )
+        for number, one in enumerate(held, start=1)
+    )
+
+
+def held_text(claims: Iterable[Claim], num_cores: float, devices: Iterable[int]) -> str:
+    """Who holds how much of this machine: `8 of 8 accelerators are held by ann (lm-1)`; empty if that is nothing."""
+    devices = set(devices)
+    claims = sorted(claims, key=str)
+    texts = []
+    if held := devices.intersection(device for claim in claims for device in claim.share.devices):
+        holders = [str(claim) for claim in claims if devices.intersection(claim.share.devices)]
+        noun = "accelerator" if len(devices) == 1 else "accelerators"
+        texts.append(f"{len(held)} of {len(devices)} {noun} are held by {_some(holders)}")
+    if cores := sum(claim.share.cores for claim in claims):
+        holders = [str(claim) for claim in claims if claim.share.cores]
+        texts.append(f"{cores:g} of {num_cores:g} cores are held by {_some(holders)}")
+    return ", ".join(texts)
+
+
+def _some(holders: Sequence[str]) -> str:
+    more = len(holders) - _MOST_HOLDERS
+    return joined([*holders[:_MOST_HOLDERS], *([f"{more} more"] if more > 0 else [])])
 
 
 def snapshot_nodes(machine: Sequence[LocalNode], drained: Mapping[str, str]) -> tuple[Node, ...]:

@@ -80,7 +80,8 @@ class Nodes(abc.ABC):
     Args:
         run_dir: of the run.
         request: the job.
-        inherited: file descriptors that every agent keeps open: the run's lock is free only when all are gone.
+        inherited: file descriptors that every agent keeps open: the run's lock, and its claim on this machine, end
+            only when all are gone.
         hosts: where the nodes stand; on this machine when None.
     """
 
@@ -256,7 +257,7 @@ class CommandNodes(Nodes):
         arguments = (str(self._run_dir.path), str(node), self._parent(), ports, str(self._attempt), addresses)
         log = self._run_dir.node_log(node)
         if self._spare is not None and self._spare.waits():
-            return self._spare.order(json.dumps([arguments, self._own_env(node)]), self._inherited[0], log=log)
+            return self._spare.order(json.dumps([arguments, self._own_env(node)]), self._inherited, log=log)
         if self._hosts.are_here:
             return process.fork(lambda: command_agent.main(*arguments), log=log, env=self._devices(node))
         command = process.python_module("trainworks.scheduler.command_agent", *arguments)
@@ -286,8 +287,8 @@ class CommandNodes(Nodes):
             write_atomic(self._run_dir.hostfile, deepspeed_hostfile(processes))
 
 
-def run_agent(order: str, lock: int) -> int:
-    """The agent of a node, in a copy that was made before the supervisor knew its job; `lock` stays open."""
+def run_agent(order: str, handles: Sequence[int]) -> int:
+    """The agent of a node, in a copy that was made before the supervisor knew its job; `handles` stay open."""
     arguments, env = json.loads(order)
     take_environment(RunDir(Path(arguments[0])), env)
     return command_agent.main(*arguments)

@@ -4,11 +4,29 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from trainworks.host.folders import data_folder
+import sqlalchemy as sa
 
-__all__ = ["dispatcher_address", "dispatcher_lock", "dispatcher_log", "is_there_a_store", "store_folder", "store_url"]
+from trainworks.files import take_lock
+from trainworks.host.folders import data_folder
+from trainworks.host.users import this_host
+
+__all__ = [
+    "clean_up",
+    "dispatcher_address",
+    "dispatcher_folder",
+    "dispatcher_lock",
+    "dispatcher_log",
+    "is_there_a_store",
+    "store_folder",
+    "store_url",
+]
+
+_OLD_FILES = ("dispatcher.lock", "dispatcher.log")
+"""Of versions that had one dispatcher per home."""
 
 
 def store_folder() -> Path:
@@ -19,8 +37,20 @@ def store_folder() -> Path:
 
 
 def store_url() -> str:
-    """`$TRAINWORKS_STORE`, else a SQLite file in that folder."""
-    return os.environ.get("TRAINWORKS_STORE") or f"sqlite:///{store_folder() / 'jobs.db'}"
+    """`$TRAINWORKS_STORE`, else a SQLite file in that folder. A relative file is one of the current folder."""
+    given = os.environ.get("TRAINWORKS_STORE")
+    return _absolute(given) if given else f"sqlite:///{store_folder() / 'jobs.db'}"
+
+
+def _absolute(given: str) -> str:
+    """The URL for processes with another current folder; what is no URL stays as it is, to be refused."""
+    try:
+        url = sa.make_url(given)
+    except sa.exc.ArgumentError:
+        return given
+    if url.get_backend_name() != "sqlite" or not url.database or url.database.startswith((":", "file:")):
+        return given
+    return url.set(database=str(Path(url.database).absolute())).render_as_string(hide_password=False)
 
 
 def is_there_a_store() -> bool:
@@ -28,16 +58,42 @@ def is_there_a_store() -> bool:
     return bool(os.environ.get("TRAINWORKS_STORE")) or data_folder("queue", "jobs.db").exists()
 
 
+def dispatcher_folder() -> Path:
+    """Lock, socket and log of the dispatcher that serves this store for this user on this machine."""
+    identity = f"{store_url()}\0{os.getuid()}\0{this_host()}"
+    folder = store_folder() / "dispatchers" / hashlib.sha256(identity.encode()).hexdigest()[:16]
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
 def dispatcher_lock() -> Path:
     """Held by the dispatcher."""
-    return store_folder() / "dispatcher.lock"
+    return dispatcher_folder() / "dispatcher.lock"
 
 
 def dispatcher_log() -> Path:
     """What the dispatcher has to say."""
-    return store_folder() / "dispatcher.log"
+    return dispatcher_folder() / "dispatcher.log"
 
 
-def dispatcher_address() -> str:
-    """Where a dispatcher listens for a knock: a name of the kernel's that is gone when the dispatcher is."""
-    return f"\0trainworks-{hashlib.sha256(str(store_folder().resolve()).encode()).hexdigest()[:32]}"
+@contextmanager
+def dispatcher_address() -> Iterator[str]:
+    """Socket the dispatcher listens on, in its folder: no other user can listen there instead.
+
+    By way of an open folder, because the path of a socket must be short.
+    """
+    handle = os.open(dispatcher_folder(), os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{handle}/wake-up"
+    finally:
+        os.close(handle)
+
+
+def clean_up() -> None:
+    """Remove what dispatchers of earlier versions left in the folder of the queue."""
+    old = [store_folder() / name for name in _OLD_FILES]
+    if not old[0].exists() or (lock := take_lock(old[0])) is None:
+        return
+    for file in old:
+        file.unlink(missing_ok=True)
+    os.close(lock)

@@ -1,7 +1,8 @@
-"""The supervisor of one job: `python -m trainworks.scheduler.supervisor RUN_DIR PARENT_PID` on this machine.
+"""The supervisor of one job: `python -m trainworks.scheduler.supervisor RUN_DIR PARENT_PID [CLAIM]` on this machine.
 
 It starts one agent per node, watches them, restarts what can be restarted, ends everything in the end, and writes
-status.json. PARENT_PID is the process to die with; 0 for a job that survives its shell.
+status.json. PARENT_PID is the process to die with; 0 for a job that survives its shell. CLAIM is the open
+file by which the job holds its share of this machine.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trainworks.errors import TrainworksError
@@ -264,7 +265,13 @@ def _last_words(error: Exception, run_dir: RunDir) -> RunStatus:
     )
 
 
-def main(run_folder: str, parent_pid: str, lock: int | None = None, agent: Spare | None = None) -> int:
+def main(
+    run_folder: str,
+    parent_pid: str,
+    lock: int | None = None,
+    agent: Spare | None = None,
+    claims: Sequence[int] = (),
+) -> int:
     """Run a local job to its end.
 
     Args:
@@ -272,6 +279,7 @@ def main(run_folder: str, parent_pid: str, lock: int | None = None, agent: Spare
         parent_pid: process to die with; 0 for none.
         lock: the run's, where whoever starts this has taken it.
         agent: a copy of this process for the first agent of a command.
+        claims: open files by which the job holds its share of this machine.
     """
     process.adopt_orphans()
     run_dir = RunDir(Path(run_folder))
@@ -279,13 +287,14 @@ def main(run_folder: str, parent_pid: str, lock: int | None = None, agent: Spare
     def build(lock: int) -> Supervisor:
         request = job_request(run_dir.read_resolved())
         if request.kind == "command":
-            return Supervisor(run_dir, request, CommandNodes(run_dir, request, (lock,), spare=agent), SystemClock())
+            nodes = CommandNodes(run_dir, request, (lock, *claims), spare=agent)
+            return Supervisor(run_dir, request, nodes, SystemClock())
         if agent is not None:
             agent.dismiss()
-        return Supervisor(run_dir, request, TrainingNodes(run_dir, request, (lock,)), SystemClock())
+        return Supervisor(run_dir, request, TrainingNodes(run_dir, request, (lock, *claims)), SystemClock())
 
     return supervise(run_dir, build, parent_pid=int(parent_pid), lock=lock)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2]))
+    sys.exit(main(sys.argv[1], sys.argv[2], claims=[int(handle) for handle in sys.argv[3:]]))

@@ -1,0 +1,252 @@
+"""Ledger of this machine: cores and accelerators that jobs hold, over all users and job stores, without a daemon.
+
+Each job has one file in a folder that every user can write and where no user can remove the files of others, as in
+/tmp. The processes of the job keep a write lock on the file, so the kernel ends the claim with the last of them, also
+after kill -9. A file without that lock counts for nothing, and only its owner can lock it for writing. The owner of
+the claim is the owner of the file; everything else in it is checked, because any user can write it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import re
+import secrets
+import stat
+import struct
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, final
+
+from pydantic import Field, ValidationError
+
+from trainworks.errors import EnvironmentProblem
+from trainworks.host.clock import Clock, SystemClock
+from trainworks.host.users import user_name
+from trainworks.spec.quantities import Frozen
+
+__all__ = ["Claim", "Ledger", "Share", "claim_key", "machine_ledger"]
+
+_PLACES = (Path("/run/lock"), Path("/dev/shm"))  # noqa: S108, files are opened as those of other users
+"""Not /dev/shm first: systemd may empty it when a user logs out."""
+_NAME = re.compile(r"trainworks-[0-9a-f]{32}\.claim")
+_LARGEST = 16 * 1024
+_MOST_FILES = 16_384
+_MOST_PER_USER = 1024
+_PATIENCE_S = 1.0
+_POLL_S = 0.005
+_FLOCK = "hhqqi4x"
+"""`struct flock` of Linux."""
+
+
+class Share(Frozen):
+    """What one job holds of this machine."""
+
+    run: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$")]
+    """Its name, for messages."""
+    key: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+    """Hash of its run directory; see `claim_key`."""
+    cores: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
+    devices: Annotated[tuple[Annotated[int, Field(ge=0, le=65535)], ...], Field(max_length=1024)] = ()
+    """Accelerators, by CUDA's index."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A share that is held now."""
+
+    uid: int
+    share: Share
+
+    def __str__(self) -> str:
+        return f"{user_name(self.uid)} ({self.share.run})"
+
+
+Choose = Callable[[Sequence[Claim]], Share | None]
+"""Given all claims, the share to take; None to take none."""
+
+
+def claim_key(run_dir: str | Path) -> str:
+    """Identity of a run in the ledger, which does not tell other users where the run is."""
+    return hashlib.sha256(os.fsencode(run_dir)).hexdigest()[:32]
+
+
+def machine_ledger() -> Ledger:
+    """The ledger in `$TRAINWORKS_LEDGER`, else in /run/lock or /dev/shm; without effect where there is neither."""
+    if own := os.environ.get("TRAINWORKS_LEDGER"):
+        return Ledger(_made(Path(own)))
+    return Ledger(next((place for place in _PLACES if _is_common(place)), None))
+
+
+def _made(folder: Path) -> Path:
+    if not folder.exists():
+        with suppress(FileExistsError):
+            folder.mkdir(parents=True)
+            folder.chmod(0o1777)
+    return folder
+
+
+def _is_common(folder: Path) -> bool:
+    """Whether every user can make files there, and only root can remove those of others."""
+    try:
+        facts = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(facts.st_mode) and facts.st_uid == 0 and facts.st_mode & 0o1777 == 0o1777
+
+
+@final
+class Ledger:
+    """Claims of all jobs of this machine.
+
+    Args:
+        folder: of the claims; None where this machine has no place for them.
+        clock: waits for another process that is writing a claim.
+    """
+
+    def __init__(self, folder: Path | None, clock: Clock | None = None) -> None:
+        self._folder = folder
+        self._clock = clock or SystemClock()
+
+    def claims(self) -> list[Claim]:
+        """What is held now, in order of users and runs. What cannot be read, or is not held, is left out."""
+        found = [claim for path in self._files() if (claim := _read(path)) is not None]
+        counts: Counter[int] = Counter()
+        kept = []
+        for claim in sorted(found, key=lambda one: (one.uid, one.share.run, one.share.key)):
+            counts[claim.uid] += 1
+            if counts[claim.uid] <= _MOST_PER_USER:
+                kept.append(claim)
+        return kept
+
+    def claim(self, choose: Choose) -> int | None:
+        """Take a share, with no other claim between the choice and the taking.
+
+        Returns:
+            An open file: the share is held until every process that inherits it has ended or closed it. None where
+            `choose` takes none. Where claims cannot be written, an open file that holds nothing: a full disk of the
+            ledger keeps no job from running.
+
+        Raises:
+            EnvironmentProblem: another process keeps the ledger locked.
+        """
+        if self._folder is None:
+            return _nothing() if choose([]) is not None else None
+        with self._locked():
+            self._clean_up()
+            share = choose(self.claims())
+            if share is None:
+                return None
+            try:
+                return _written(self._folder / f"trainworks-{secrets.token_hex(16)}.claim", share)
+            except OSError as error:
+                sys.stderr.write(f"cannot write to the ledger of this machine `{self._folder}`: {error.strerror}\n")
+                return _nothing()
+
+    def _files(self) -> Iterator[str]:
+        if self._folder is None:
+            return
+        try:
+            with os.scandir(self._folder) as entries:
+                for number, entry in enumerate(one for one in entries if _NAME.fullmatch(one.name)):
+                    if number == _MOST_FILES:
+                        return
+                    yield entry.path
+        except OSError:
+            return
+
+    def _clean_up(self) -> None:
+        """Remove this user's files of jobs that have ended; nothing else may write one meanwhile."""
+        for path in self._files():
+            with suppress(OSError):
+                if os.lstat(path).st_uid == os.getuid() and not _is_locked(path):
+                    Path(path).unlink()
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        assert self._folder is not None
+        try:
+            handle = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            raise EnvironmentProblem(
+                f"cannot open the ledger of this machine `{self._folder}`: {error.strerror}",
+                hint="see TRAINWORKS_LEDGER",
+            ) from None
+        try:
+            self._wait_for(handle)
+            yield
+        finally:
+            os.close(handle)
+
+    def _wait_for(self, handle: int) -> None:
+        deadline = self._clock.now() + _PATIENCE_S
+        while True:
+            try:
+                return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if self._clock.now() > deadline:
+                    raise EnvironmentProblem(
+                        f"another process keeps the ledger of this machine `{self._folder}` locked",
+                        hint=f"find it: fuser -v {self._folder}",
+                    ) from None
+            self._clock.sleep(_POLL_S)
+
+
+def _nothing() -> int:
+    return os.open(os.devnull, os.O_RDONLY)
+
+
+def _written(path: Path, share: Share) -> int:
+    """A new file with a claim, locked by this process; complete or absent."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.fcntl(handle, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+        content = share.model_dump_json().encode()
+        if os.write(handle, content) != len(content):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.fchmod(handle, 0o644)
+    except BaseException:
+        os.close(handle)
+        path.unlink(missing_ok=True)
+        raise
+    return handle
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[int]:
+    """A file that another user may have made: no link is followed, and no pipe is waited for."""
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _read(path: str) -> Claim | None:
+    try:
+        with _opened(path) as handle:
+            facts = os.fstat(handle)
+            is_plain = stat.S_ISREG(facts.st_mode) and not facts.st_mode & 0o022 and facts.st_size <= _LARGEST
+            if not is_plain or not _has_writer(handle):
+                return None
+            return Claim(facts.st_uid, Share.model_validate_json(os.read(handle, _LARGEST)))
+    except (OSError, ValidationError):
+        return None
+
+
+def _is_locked(path: str) -> bool:
+    with _opened(path) as handle:
+        return _has_writer(handle)
+
+
+def _has_writer(handle: int) -> bool:
+    """Whether a process holds a write lock, for which it needs the right to write; asking takes no lock."""
+    question = struct.pack(_FLOCK, fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
+    answer = fcntl.fcntl(handle, fcntl.F_OFD_GETLK, question)
+    return bool(struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK)

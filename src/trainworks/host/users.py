@@ -1,0 +1,38 @@
+"""Users of this machine: names for messages, administrators, and the name of the machine itself."""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import socket
+
+__all__ = ["ADMINISTRATORS", "is_administrator", "this_host", "user_name"]
+
+ADMINISTRATORS = "trainworks-admins"
+"""Group whose members may change the jobs of other users, as root may."""
+
+
+def user_name(uid: int | None = None) -> str:
+    """Name of a user, for display; the number where the machine has no such account. This process's user when None."""
+    uid = os.getuid() if uid is None else uid
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except (KeyError, OverflowError, ValueError):
+        return f"uid {uid}"
+
+
+def is_administrator(uid: int) -> bool:
+    """Whether a user is root or a member of the group `trainworks-admins`, which only root can change."""
+    if uid == 0:
+        return True
+    try:
+        group, user = grp.getgrnam(ADMINISTRATORS), pwd.getpwuid(uid)
+    except (KeyError, OverflowError, ValueError):
+        return False
+    return user.pw_gid == group.gr_gid or user.pw_name in group.gr_mem
+
+
+def this_host() -> str:
+    """Name of this machine in a job store that several machines use: `$TRAINWORKS_HOST`, else the host name."""
+    return os.environ.get("TRAINWORKS_HOST") or socket.gethostname()

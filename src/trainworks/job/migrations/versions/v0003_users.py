@@ -1,0 +1,39 @@
+"""Users by number, the machine of a local job, and the user who asked a job to end."""
+
+from __future__ import annotations
+
+import os
+import pwd
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0003"
+down_revision = "0002"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """From 0002, whose jobs belong to a name and to the only machine that used the store."""
+    for name, kind in (("uid", sa.BigInteger), ("host", sa.Text), ("asked_by", sa.BigInteger)):
+        op.add_column("jobs", sa.Column(name, kind))
+    op.add_column("nodes", sa.Column("uid", sa.BigInteger))
+    connection = op.get_bind()
+    for (owner,) in connection.execute(sa.text("SELECT DISTINCT owner FROM jobs")).all():
+        uid = _uid_of(owner)
+        values = {"owner": owner, "uid": uid}
+        connection.execute(sa.text("UPDATE jobs SET uid = :uid WHERE owner = :owner"), values)
+        asked = "UPDATE jobs SET asked_by = :uid WHERE owner = :owner AND asked_to_end IS NOT NULL"
+        connection.execute(sa.text(asked), values)
+    host = {"host": os.environ.get("TRAINWORKS_HOST") or os.uname().nodename}
+    connection.execute(sa.text("UPDATE jobs SET host = :host WHERE engine = 'local'"), host)
+    connection.execute(sa.text("UPDATE nodes SET uid = :uid"), {"uid": os.getuid()})
+
+
+def _uid_of(owner: str) -> int:
+    """The account of that name; the user who migrates the store where there is none."""
+    try:
+        return pwd.getpwnam(owner).pw_uid
+    except (KeyError, ValueError):
+        return os.getuid()
