@@ -58,6 +58,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="sched-") as folder, ray_of(wanted.ray) as ray:
         os.chdir(folder)
         os.environ["TRAINWORKS_DATA"] = str(Path(folder) / "data")
+        os.environ["TRAINWORKS_LEDGER"] = str(Path(folder) / "ledger")
         first_s = trainworks_gang(0)
         gangs = {name: gang for name, (package, gang) in CONTENDERS.items() if find_spec(package) is not None} | ray
         times: dict[str, list[float]] = {name: [] for name in [*CONTENDERS, RAY]}

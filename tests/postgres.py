@@ -61,6 +61,7 @@ class PostgresServer:
         self.folder = Path(tempfile.mkdtemp(prefix="pg-", dir="/tmp"))
         if os.geteuid() == 0:
             shutil.chown(self.folder, _SUPERUSER)
+            self.folder.chmod(0o711)  # its socket is for every user
         self._do("initdb", "-U", _SUPERUSER, "--auth=trust", "-N")
         self.start()
         atexit.register(self._remove)

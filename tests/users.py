@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
-
-import trainworks
 
 _FIRST_UID = 61_001
 _CLI = "import sys; from trainworks.cli.app import main; sys.exit(main())"
@@ -35,23 +35,36 @@ class User:
 
     def trainworks(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
         """Run a command in their home."""
-        return self.run([sys.executable, "-P", "-c", _CLI, *arguments], **env)
+        return self.run([*self.program, *arguments], **env)
+
+    @property
+    def program(self) -> list[str]:
+        """The command line of this checkout."""
+        return [sys.executable, "-P", "-c", _CLI]
+
+    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """Start a command in their home, and do not wait for it."""
+        return subprocess.Popen(
+            [*_as_user(self.uid), *self.program, *arguments],
+            cwd=self.home,
+            env=self._environment(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def _environment(self, **env: str) -> dict[str, str]:
+        return {"PATH": os.environ["PATH"], "HOME": str(self.home), **self.env, **env}
 
     def run(self, command: Sequence[str], **env: str) -> subprocess.CompletedProcess[str]:
         """Run a program in their home."""
-        if os.getuid() == self.uid:
-            identity = {}
-        else:
-            identity = {"user": self.uid, "group": self.uid, "extra_groups": []}
         return subprocess.run(
-            list(command),
+            [*_as_user(self.uid), *command],
             cwd=self.home,
-            env={"PATH": os.environ["PATH"], "HOME": str(self.home), **self.env, **env},
+            env=self._environment(**env),
             capture_output=True,
             text=True,
             check=False,
             timeout=120,
-            **identity,  # type: ignore[call-overload]
         )
 
     def ok(self, *arguments: str, **env: str) -> str:
@@ -61,14 +74,26 @@ class User:
         return done.stdout
 
 
+def _as_user(uid: int) -> list[str]:
+    """Become that user. Where the interpreter is closed to others, the user may read every file, and no more."""
+    who = ["setpriv", "--reuid", str(uid), "--regid", str(uid), "--clear-groups"]
+    if uid == 0:
+        return []
+    return [*who, *(f"--{name}=-all,+dac_read_search" for name in ("inh-caps", "ambient-caps") if _is_closed())]
+
+
+@cache
+def _is_closed() -> bool:
+    """Whether the interpreter lies where other users cannot read it; a shell in between has no rights of root left."""
+    plain = ["setpriv", "--reuid", str(_FIRST_UID), "--regid", str(_FIRST_UID), "--clear-groups"]
+    command = [*plain, "sh", "-c", '"$0" -c "import trainworks.host.process"', sys.executable]
+    return subprocess.run(command, capture_output=True, check=False, cwd="/").returncode != 0
+
+
 def require_root() -> None:
-    """Skip, loudly, where no process can have another user, or other users cannot read this program."""
-    if os.geteuid() != 0:
-        pytest.skip("NOT TESTED: several users on one machine; needs root")
-    probe = [sys.executable, "-c", f"open({trainworks.__file__!r})"]
-    done = subprocess.run(probe, user=_FIRST_UID, group=_FIRST_UID, extra_groups=[], capture_output=True, check=False)
-    if done.returncode != 0:
-        pytest.skip("NOT TESTED: several users on one machine; other users cannot read this checkout")
+    """Skip, loudly, where no process can have another user."""
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("NOT TESTED: several users on one machine; needs root and setpriv (util-linux)")
 
 
 @contextmanager

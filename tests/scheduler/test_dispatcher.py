@@ -11,7 +11,7 @@ import pytest
 
 from tests.fakes import FakeClock
 from trainworks.errors import EnvironmentProblem, NotOwnerError
-from trainworks.host.ledger import Claim
+from trainworks.host.ledger import Claim, Share, claim_key
 from trainworks.host.users import this_host
 from trainworks.job.state import JobState
 from trainworks.job.store import JobRow, JobStore, Placement, open_store
@@ -447,3 +447,90 @@ def test_a_new_dispatcher_does_not_read_what_has_ended(queue: Queue, monkeypatch
     queue.restart()
     queue.look()
     assert list(queue.dispatcher._jobs) == [live]
+
+
+def test_jobs_of_other_users_and_machines_are_left_alone(queue: Queue) -> None:
+    jobs = [queue.submit("theirs", uid=os.getuid() + 1), queue.submit("there", host="elsewhere")]
+    queue.look()
+    queue.restart()
+    queue.look()
+    assert (queue.machine.launched, queue.dispatcher.is_idle) == ([], True)
+    assert [queue.state(job) for job in jobs] == [JobState.QUEUED] * 2
+
+
+def test_a_run_directory_of_another_user_is_refused_at_once(queue: Queue) -> None:
+    queue.machine.foreign.add(job := queue.submit())
+    queue.look()
+    row = queue.job(job)
+    assert (row.state, row.cause, row.attempt) == (JobState.FAILED, "launch_failed", 1)
+    assert "belongs to ann" in (row.message or "")
+
+
+@pytest.mark.parametrize("asked_by", [None, 2**31 + 5])
+def test_a_request_to_end_of_another_user_is_not_obeyed(queue: Queue, asked_by: int | None) -> None:
+    job, waits = queue.submit(time_limit_s=100.0, grace_s=10.0), queue.submit(hold=True)
+    queue.look()
+    for one in (job, waits):
+        queue.store.change(one, asked_to_end="kill", asked_by=asked_by)
+    queue.look(90.0)
+    assert (queue.machine.jobs[job].asked, queue.state(waits)) == ([], JobState.QUEUED)
+    queue.look()  # its time limit counts all the same
+    assert (queue.machine.jobs[job].asked, queue.job(job).asked_to_end) == ([False], "time_limit")
+
+
+def test_a_job_that_waits_is_stopped_for_an_administrator(queue: Queue) -> None:
+    job = queue.submit(hold=True)
+    queue.look()
+    queue.store.change(job, asked_to_end="stop", asked_by=0)
+    queue.look()
+    assert (queue.state(job), queue.machine.says[job].state) == (JobState.STOPPED, "STOPPED")
+
+
+def test_the_drain_of_another_user_is_for_their_own_jobs(queue: Queue) -> None:
+    queue.store.drain("node0", "mine alone", now=0.0, uid=2**31 + 5)
+    job = queue.submit()
+    queue.look()
+    assert queue.state(job) is JobState.STARTING
+
+
+def theirs(cores: float, *devices: int) -> Claim:
+    """What a job of another user holds."""
+    return Claim(2**31 + 5, Share(run="lm-7", key=claim_key("/their/lm-7"), cores=cores, devices=devices))
+
+
+def test_a_job_gets_accelerators_that_no_other_user_holds(tmp_path: Path, clock: FakeClock) -> None:
+    queue = Queue(tmp_path, clock, cores=8.0, devices=4)
+    queue.machine.others = {theirs(1.0, 0, 2)}
+    job = queue.submit(node=NodeResources(cores=1.0, accelerators=2))
+    queue.look()
+    assert queue.machine.placements[job][0].devices == (1, 3)
+
+
+def test_a_job_waits_for_what_other_users_hold_and_says_who(tmp_path: Path, clock: FakeClock) -> None:
+    queue = Queue(tmp_path, clock, cores=8.0, devices=4)
+    queue.machine.others = {theirs(0.0, 0, 1, 2, 3)}
+    job = queue.submit(node=NodeResources(cores=1.0, accelerators=2))
+    queue.look()
+    row = queue.job(job)
+    assert (row.state, row.reason) == (JobState.QUEUED, "Resources")
+    assert f"4 of 4 accelerators are held by uid {2**31 + 5} (lm-7)" in (row.detail or "")
+    queue.machine.others.clear()
+    queue.look()
+    assert queue.state(job) is JobState.STARTING
+
+
+def test_cores_of_other_users_leave_whole_nodes_free(tmp_path: Path, clock: FakeClock) -> None:
+    queue = Queue(tmp_path, clock, cores=1.0, nodes=3)
+    queue.machine.others = {theirs(1.0)}
+    jobs = [queue.submit(f"job{number}") for number in range(3)]
+    queue.look()
+    assert [queue.state(job) for job in jobs] == [JobState.STARTING, JobState.STARTING, JobState.QUEUED]
+
+
+def test_what_another_user_takes_after_the_decision_is_not_given_twice(queue: Queue) -> None:
+    queue.machine.soon = {theirs(2.0)}
+    job = queue.submit()
+    queue.look()
+    assert (queue.state(job), queue.job(job).attempt) == (JobState.QUEUED, 0)
+    queue.look()
+    assert queue.job(job).reason == "Resources"

@@ -15,6 +15,7 @@ from trainworks.cli.idle import idle_text
 from trainworks.cli.jobs import jobs
 from trainworks.cli.options import AsJson, wide_console
 from trainworks.errors import UsageError
+from trainworks.host.users import this_host
 from trainworks.job.state import JobState
 from trainworks.job.store import JobRow
 from trainworks.units import format_duration
@@ -44,11 +45,11 @@ def command(
     if as_json:
         typer.echo(json.dumps([job_as_json(job) for job in found], indent=2))
         return
-    table = Table(
-        "job", "run", "engine", "state", "why", "starts", "nodes", "prio", "time", box=None, padding=(0, 2, 0, 0)
-    )
+    columns = ["job", "run", "engine", "state", "why", "starts", "nodes", "prio", "time"]
+    of_several = any(job.uid != os.getuid() or job.host not in (None, this_host()) for job in found)
+    table = Table(*columns, *(["owner"] if of_several else []), box=None, padding=(0, 2, 0, 0))
     for job in found:
-        table.add_row(*_row(job, time.time()))
+        table.add_row(*_row(job, time.time()), *([_owner(job)] if of_several else []))
     wide_console().print(table)
 
 
@@ -74,6 +75,10 @@ def _row(job: JobRow, now: float) -> list[str]:
         str(job.priority),
         _time(job, now),
     ]
+
+
+def _owner(job: JobRow) -> str:
+    return job.owner if job.host in (None, this_host()) else f"{job.owner} on {job.host}"
 
 
 def _time(job: JobRow, now: float) -> str:
