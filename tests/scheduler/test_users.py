@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.postgres import postgres_url
@@ -29,8 +30,10 @@ def common() -> Iterator[Path]:
     require_root()
     with common_folder() as folder:
         yield folder
-        for one in process.processes_with({"TRAINWORKS_LEDGER": str(folder / "ledger")}):
-            one.kill()
+        while left := process.processes_with({"TRAINWORKS_LEDGER": str(folder / "ledger")}):
+            for one in left:
+                process.kill(one.pid)
+            psutil.wait_procs(left, timeout=5.0)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -185,7 +188,7 @@ def test_a_job_of_another_machine_is_left_to_it(shared: tuple[User, User]) -> No
     root, _ = shared
     busy(root)
     file = root.home / "there.yaml"
-    file.write_text(json.dumps({"name": "there", "run": "true"}))
+    file.write_text(json.dumps({"name": "there", "run": "true", "resources": {"cpus": 0.5}}))
     root.ok("submit", str(file), TRAINWORKS_HOST="elsewhere", TRAINWORKS_DATA=str(root.home / "data"))
     wait_for(root, "there-1", "SUCCEEDED")
     done = root.trainworks("retry", "there-1")

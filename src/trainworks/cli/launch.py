@@ -163,7 +163,7 @@ def prepare(
         typer.echo(_rendered(resolved, engine, RunDir(folder / f"{resolved.run_id}-N")), nl=False)
         return None
     if engine is None and (note := LocalScheduler().check(job_request(resolved))):
-        console.print(f"warning: {note}", style="yellow", highlight=False, markup=False)
+        console.print(f"warning: {note}", style="yellow", highlight=False, markup=False, soft_wrap=True)
     if engine is not None:
         engine.probe(ticket(resolved))
         if ask and not _agreed(engine, ticket(resolved), times, console):
