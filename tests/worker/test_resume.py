@@ -90,6 +90,34 @@ def test_only_the_newest_checkpoints_are_kept(new_run):
     assert [step for step, _ in run.run_dir.checkpoint_folders()] == [20, 24]
 
 
+@pytest.mark.parametrize("file", [".metadata", "__1_0.distcp"])
+@pytest.mark.parametrize("changes", [{}, {"layout": {"dp_shard": 2}}], ids=["replicas", "shards"])
+def test_a_run_whose_newest_checkpoint_is_damaged_goes_on_bit_identically_from_the_one_before(
+    new_run, reference, changes, file
+):
+    run = new_run(**changes)
+    run.train(until=lambda: len(complete_checkpoints(run.run_dir)) == 2)
+    (_, older), (_, newest) = complete_checkpoints(run.run_dir)[-2:]
+    content = bytearray((newest / file).read_bytes())
+    content[len(content) // 2] ^= 1
+    (newest / file).write_bytes(content)
+    assert run.train() == [0, 0]
+    assert events(run, "attempt")[-1]["resumed_from_step"] == int(older.name.removeprefix("step-"))
+    assert run.curve() == reference(**changes)
+
+
+def test_a_run_without_a_checkpoint_that_can_be_loaded_ends_with_one_clear_error(new_run):
+    run = new_run()
+    run.train(until=run.a_checkpoint_is_complete)
+    for _, folder in complete_checkpoints(run.run_dir):
+        (folder / ".metadata").unlink()
+    assert run.train() == [3, 3]
+    failure = events(run, "failure")[-1]
+    assert failure["message"].endswith(": .metadata: missing")
+    assert "no checkpoint can be loaded: step 8" in failure["message"]
+    assert "start a new run: trainworks run" in failure["hint"]
+
+
 def test_a_checkpoint_of_other_data_is_refused(new_run, corpus, tmp_path):
     from tests.worker.harness import make_run, write_corpus
 

@@ -23,7 +23,7 @@ EventKind = Literal[
     "attempt",  # attempt, world_size, resumed_from_step, pids (by rank): all ranks have met
     "failure",  # rank, node, host, pid, cause, exit_code, signal, message, hint, traceback, step, phase, memory
     "checkpoint",  # attempt, step, stall_s, write_s, bytes: the manifest is written
-    "checkpoint_damaged",  # step, folder: complete once, passed over on resume
+    "checkpoint_damaged",  # step, folder, file, problem, fallback_step: complete once, passed over by a resume
     "checkpoint_failed",  # step, message
     "skipped",  # attempt, step, reason (nonfinite, spike), loss, grad_norm, losses (by rank): left out of the weights
     "rollback",  # those of skipped, to_step, batches_left_out: back to that checkpoint, on behind these batches

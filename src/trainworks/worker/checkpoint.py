@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import re
+import shlex
 import threading
 import time
 from collections.abc import Sequence
@@ -24,30 +25,40 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.utils._pytree import tree_map_only
 
-from trainworks.errors import DiskFullError, EnvironmentProblem, TrainworksError
+from trainworks.errors import DiskFullError, EnvironmentProblem, TrainworksError, UsageError
 from trainworks.files import free_bytes
 from trainworks.record.events import append_event
 from trainworks.record.manifest import (
     MANIFEST,
+    Damage,
     Manifest,
+    check_manifest,
     complete_checkpoints,
     delete_checkpoint,
-    read_manifest,
     write_manifest,
 )
 from trainworks.record.run_dir import RunDir
 from trainworks.units import format_bytes
+from trainworks.worker.checksums import checksum_files, find_damage, first_of_any_rank
+from trainworks.worker.memory import is_out_of_memory
 
 __all__ = ["Checkpointer", "HasState"]
 
 _DISK_FULL = re.compile("No space left on device|inline_container|unexpected pos")
 
 
+class UnreadableCheckpointError(EnvironmentProblem):
+    """The files of a checkpoint have their sizes, and the state cannot be read from them."""
+
+
 class HasState(Protocol):
     """What of a training run a checkpoint holds beside the model: the optimizer and what goes with it."""
 
     def checkpoint_state(self) -> dict[str, Any]:
-        """By name: `optimizer`, under the names that every layout has, and whatever else there is."""
+        """By name: `optimizer`, under the names that every layout has, and whatever else there is.
+
+        `random` holds the state of each rank's generators, which other ranks do not load.
+        """
         ...
 
     def fill_state(self) -> None:
@@ -78,6 +89,10 @@ class Checkpointer:
         self._stall_s = 0.0
         self._saving_step = 0
         self._abandoned = False
+        self._damaged: dict[int, Damage] = {}
+        """Checkpoints on disk that cannot be loaded, by step; the same on every rank."""
+        self._unreported: list[int] = []
+        """Steps of them that no event names yet."""
         self.failure: TrainworksError | None = None
         """Why the last checkpoint could not be completed; the loop reads it once per logging interval."""
 
@@ -95,6 +110,7 @@ class Checkpointer:
             return
         self._may_complete.clear()
         self._saving_step = step
+        self._damaged.pop(step, None)
         folder = self._run_dir.checkpoint(step)
         if dist.get_rank() == 0:
             delete_checkpoint(folder)
@@ -137,6 +153,7 @@ class Checkpointer:
         """Runs in the writing thread."""
         try:
             dcp.save(copied.result(), checkpoint_id=folder, process_group=self._group)
+            fields["checksums"] = checksum_files(folder, self._group)
             self._may_complete.wait()
             if dist.get_rank() == 0:
                 if self._abandoned:
@@ -162,8 +179,14 @@ class Checkpointer:
             write_s=time.perf_counter() - started,
             bytes=manifest.num_bytes,
         )
-        for _, old in complete_checkpoints(self._run_dir)[: -self._keep]:
-            delete_checkpoint(old)
+        self._delete_old()
+
+    def _delete_old(self) -> None:
+        """Keep the newest `keep` checkpoints; damaged ones neither count nor go."""
+        complete = complete_checkpoints(self._run_dir)
+        loadable = [folder for manifest, folder in complete if manifest.step not in self._damaged]
+        for folder in loadable[: -self._keep]:
+            delete_checkpoint(folder)
 
     def _note_failure(self, step: int) -> None:
         try:
@@ -171,23 +194,80 @@ class Checkpointer:
         except TrainworksError:
             pass  # the same full disk; the failure itself is raised by the loop
 
-    def newest(self) -> tuple[Manifest, Path] | None:
-        """The newest complete checkpoint, the same one on every rank."""
-        shared: list[Any] = [self._newest_of_disk() if dist.get_rank() == 0 else None]
-        dist.broadcast_object_list(shared, src=0)
-        found: tuple[Manifest, Path] | None = shared[0]
-        return found
+    def load_newest(self, parts: Sequence[nn.Module], optimizer: HasState) -> Manifest | None:
+        """Load the newest checkpoint that can be loaded; every rank loads the same one.
 
-    def _newest_of_disk(self) -> tuple[Manifest, Path] | None:
-        """What was being written at a kill is deleted; what was complete once and is damaged now is reported."""
+        Returns:
+            Its manifest; None if the run has completed no checkpoint.
+
+        Raises:
+            UsageError: the checkpoint was made by another model.
+            EnvironmentProblem: the data changed since the checkpoint, or no checkpoint can be loaded.
+        """
+        while found := self.newest():
+            manifest, folder = found
+            try:
+                self.load(manifest, folder, parts, optimizer)
+                return manifest
+            except UnreadableCheckpointError as error:
+                self._pass_over(manifest.step, Damage(None, error.message))
+        if not self._damaged:
+            return None
+        tried = "; ".join(f"step {step:,}: {damage}" for step, damage in sorted(self._damaged.items(), reverse=True))
+        raise EnvironmentProblem(
+            f"no checkpoint can be loaded: {tried}",
+            place=str(self._run_dir.checkpoints),
+            hint="put back a copy of one of these folders, or start a new run: trainworks run "
+            f"{shlex.quote(str(self._run_dir.run_file))}",
+        )
+
+    def newest(self) -> tuple[Manifest, Path] | None:
+        """The newest checkpoint whose files are as they were written, the same one on every rank.
+
+        Each rank compares the checksums of a share of the files. Damaged checkpoints are reported, and left where they
+        are; what was being written at a kill is deleted.
+        """
+        shared: list[Any] = [self._on_disk() if dist.get_rank() == 0 else None]
+        dist.broadcast_object_list(shared, src=0)
+        for step, folder, checked in shared[0]:
+            if step in self._damaged:
+                continue
+            damage = checked if isinstance(checked, Damage) else find_damage(checked, folder, self._group)
+            if damage is None:
+                self._report_damage(fallback_step=step)
+                return checked, folder
+            self._pass_over(step, damage)
+        self._report_damage(fallback_step=None)
+        return None
+
+    def _on_disk(self) -> list[tuple[int, Path, Manifest | Damage]]:
+        """Every checkpoint that was complete once, newest first."""
+        found = []
         for step, folder in reversed(self._run_dir.checkpoint_folders()):
-            if manifest := read_manifest(folder):
-                return manifest, folder
             if (folder / MANIFEST).exists():
-                append_event(self._run_dir.events_file, "checkpoint_damaged", step=step, folder=str(folder))
+                found.append((step, folder, check_manifest(folder)))
             else:
                 delete_checkpoint(folder)
-        return None
+        return found
+
+    def _pass_over(self, step: int, damage: Damage) -> None:
+        self._damaged[step] = damage
+        self._unreported.append(step)
+
+    def _report_damage(self, *, fallback_step: int | None) -> None:
+        if dist.get_rank() == 0:
+            for step in self._unreported:
+                damage = self._damaged[step]
+                append_event(
+                    self._run_dir.events_file,
+                    "checkpoint_damaged",
+                    step=step,
+                    folder=str(self._run_dir.checkpoint(step)),
+                    file=damage.file,
+                    problem=damage.problem,
+                    fallback_step=fallback_step,
+                )
+        self._unreported.clear()
 
     def continue_behind(self, manifest: Manifest, folder: Path, *, samples_consumed: int) -> None:
         """From now on whoever resumes from this checkpoint reads on behind that sample."""
@@ -199,7 +279,8 @@ class Checkpointer:
         """Put a checkpoint's state into the model and the optimizer.
 
         Raises:
-            EnvironmentProblem: the checkpoint was made from other data, or for another model.
+            UsageError: the checkpoint was made by another model.
+            EnvironmentProblem: the checkpoint was made from other data, or cannot be read.
         """
         if manifest.data_fingerprint != self._template["data_fingerprint"]:
             raise EnvironmentProblem(
@@ -209,10 +290,21 @@ class Checkpointer:
         self.await_copy()
         optimizer.fill_state()
         state = _state(parts, optimizer)
+        if manifest.layout.world_size != dist.get_world_size():
+            state.pop("random", None)
+        if (error := self._load_state(state, folder)) is not None:
+            raise _load_failure(error, manifest) from None
+
+    def _load_state(self, state: dict[str, Any], folder: Path) -> BaseException | None:
+        """Fill the state from the files; returns the first error of any rank, to all ranks."""
+        own: BaseException | None = None
         try:
             dcp.load(state, checkpoint_id=folder, process_group=self._group)
-        except (CheckpointException, RuntimeError, ValueError) as error:
-            raise EnvironmentProblem(f"cannot load checkpoint `{folder}`: {error}") from None
+        except CheckpointException as error:
+            own, _ = error.failures[min(error.failures)]
+        except Exception as error:  # of a state that takes what was read itself; it may not survive pickling
+            own = RuntimeError(f"{type(error).__name__}: {error}")
+        return first_of_any_rank(own, self._group)
 
 
 def _state(parts: Sequence[nn.Module], optimizer: HasState) -> dict[str, Any]:
@@ -256,6 +348,21 @@ def _explained(error: BaseException, folder: Path) -> TrainworksError:
                 hint="free some space or lower `checkpoint.keep`, then: trainworks resume",
             )
     return EnvironmentProblem(f"cannot write checkpoint `{folder}`: {reasons[0]}")
+
+
+def _load_failure(error: BaseException, manifest: Manifest) -> BaseException:
+    """What to raise for an error of loading: files that are as they were written do not fit, others are damaged."""
+    if is_out_of_memory(error):
+        return error
+    reason = str(error).strip() or type(error).__name__
+    if manifest.checksums and not isinstance(error, OSError):
+        return UsageError(
+            f"the checkpoint of step {manifest.step:,} does not fit the model: {reason}",
+            hint="restore the model that the run was started with, or start a new run",
+        )
+    return UnreadableCheckpointError(
+        f"cannot read the state of step {manifest.step:,}: {type(error).__name__}: {reason}"
+    )
 
 
 def _is_disk_full(error: BaseException) -> bool:

@@ -93,8 +93,6 @@ class _State:
         self.model: nn.Module = model.module if isinstance(model, DistributedDataParallel) else model
         self._optimizer = optimizer
         self._also = also
-        self.holds_random_state = True
-        """False while a checkpoint of other ranks is loaded."""
 
     def state_dict(self) -> dict[str, Any]:
         """What is saved."""
@@ -109,7 +107,7 @@ class _State:
 
     def checkpoint_state(self) -> dict[str, Any]:
         """See `HasState`."""
-        return {"optimizer": self} | ({"random": _RandomState()} if self.holds_random_state else {})
+        return {"optimizer": self, "random": _RandomState()}
 
     def fill_state(self) -> None:
         """Nothing to do: an optimizer that is asked for its state makes it."""
@@ -245,13 +243,9 @@ class Session:
         self._checkpointer.await_copy()  # nobody knows when a loop of somebody else's changes its weights
 
     def _resume(self) -> int:
-        found = self._checkpointer.newest()
-        if found is None:
+        manifest = self._checkpointer.load_newest(self._parts(), self._state)
+        if manifest is None:
             return 0
-        manifest, folder = found
-        self._state.holds_random_state = manifest.layout.world_size == dist.get_world_size()
-        self._checkpointer.load(manifest, folder, self._parts(), self._state)
-        if not self._state.holds_random_state:
+        if manifest.layout.world_size != dist.get_world_size():
             seed_step(torch.initial_seed(), step=manifest.step, rank=dist.get_rank())
-            self._state.holds_random_state = True
         return manifest.step

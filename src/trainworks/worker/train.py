@@ -315,13 +315,11 @@ def _reading(dataset: Dataset, workload: Workload, plan: Plan, mesh: Mesh) -> Ca
 
 
 def _resume(trainer: Trainer, rank: _Rank) -> int:
-    """Load the newest complete checkpoint, if there is one; returns the steps that it holds."""
+    """Load the newest checkpoint that can be loaded, if there is one; returns the steps that it holds."""
     rank.scene.heartbeat.mark(Phase.LOADING)
-    found = trainer.checkpointer.newest()
-    if found is None:
+    manifest = trainer.checkpointer.load_newest(trainer.parallel.parts, trainer.optimizer)
+    if manifest is None:
         return 0
-    manifest, folder = found
-    trainer.checkpointer.load(manifest, folder, trainer.parallel.parts, trainer.optimizer)
     trainer.batches_left_out = manifest.samples_consumed // trainer.global_batch - manifest.step
     return manifest.step
 

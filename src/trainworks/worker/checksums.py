@@ -1,0 +1,66 @@
+"""Checksums of a checkpoint's files: every rank reads a share of them, and all ranks get the same result."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TypeVar
+
+import torch.distributed as dist
+
+from trainworks.record.manifest import Damage, Manifest, check_file, checksum
+
+__all__ = ["checksum_files", "find_damage", "first_of_any_rank"]
+
+_T = TypeVar("_T")
+_SHARD = re.compile(r"__(\d+)_")
+"""Start of a shard's file name: the rank that wrote it."""
+
+
+def checksum_files(folder: Path, group: dist.ProcessGroup) -> dict[str, int]:
+    """Checksum of every file, each computed by the rank that wrote it.
+
+    Raises:
+        OSError: one rank could not read its files; raised on all ranks.
+    """
+    own: dict[str, int] | OSError
+    try:
+        own = {name: checksum(folder / name) for name in _share(file.name for file in folder.iterdir())}
+    except OSError as error:
+        own = error
+    checksums: dict[str, int] = {}
+    for each in _gathered(own, group):
+        if isinstance(each, OSError):
+            raise each
+        checksums |= each
+    return checksums
+
+
+def find_damage(manifest: Manifest, folder: Path, group: dist.ProcessGroup) -> Damage | None:
+    """The first damaged file of a checkpoint; every file is read once, by one rank."""
+    found = (check_file(folder, manifest, name) for name in _share(manifest.files))
+    return first_of_any_rank(next((damage for damage in found if damage is not None), None), group)
+
+
+def first_of_any_rank(own: _T | None, group: dist.ProcessGroup) -> _T | None:
+    """The value of the first rank that has one."""
+    return next((each for each in _gathered(own, group) if each is not None), None)
+
+
+def _gathered(own: _T, group: dist.ProcessGroup) -> list[_T]:
+    every: list[_T] = [own] * dist.get_world_size(group)
+    dist.all_gather_object(every, own, group=group)
+    return every
+
+
+def _share(names: Iterable[str]) -> list[str]:
+    """The files that this rank reads: with as many ranks as saved the checkpoint, those that it reads anyway."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    return sorted(name for name in names if _writer(name) % world_size == rank)
+
+
+def _writer(name: str) -> int:
+    """The rank that wrote a file; rank 0 wrote what is not a shard."""
+    match = _SHARD.match(name)
+    return int(match[1]) if match else 0

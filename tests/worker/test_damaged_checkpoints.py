@@ -1,0 +1,386 @@
+"""A damaged checkpoint is passed over for the one before it, or refused; no flipped bit is loaded in silence."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import zlib
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+
+from tests.worker.ranks import on_ranks
+from trainworks.errors import EnvironmentProblem, UsageError
+from trainworks.record.events import read_events
+from trainworks.record.manifest import MANIFEST, Damage, check_file, check_manifest, describe_damage
+from trainworks.record.run_dir import RunDir
+from trainworks.spec.layout import ResolvedLayout
+from trainworks.spec.run_file import Guard, Optimizer
+from trainworks.worker import checksums
+from trainworks.worker.checkpoint import Checkpointer
+from trainworks.worker.mesh import Mesh
+from trainworks.worker.optimizer import StepOptimizer
+
+OLDER, NEWER, LAST = 2, 4, 6
+FILES = [".metadata", "__0_0.distcp", MANIFEST]
+
+
+class Training:
+    """A linear model that is trained by `dp_replicate` ranks on numbers made from the step."""
+
+    def __init__(self, path: Path, *, keep: int = 2, width: int = 8) -> None:
+        world_size = dist.get_world_size()
+        layout = ResolvedLayout(
+            dp_replicate=world_size, dp_shard=1, cp=1, tp=1, pp=1, ep=1, micro_batch=1, grad_accum_steps=1
+        )
+        torch.manual_seed(1)
+        self.run_dir = RunDir(path)
+        self.module = nn.Linear(width, 4)
+        self.optimizer = StepOptimizer(
+            [self.module],
+            Mesh(layout, "cpu"),
+            Optimizer(),
+            num_steps=LAST,
+            precision="fp32",
+            device=torch.device("cpu"),
+            guard=Guard(spike="skip"),
+        )
+        template = {"attempt": 1, "layout": layout, "data_fingerprint": "of-nothing"}
+        self.checkpointer = Checkpointer(self.run_dir, dist.new_group(backend="gloo"), keep=keep, template=template)
+
+    def resume(self) -> int:
+        """The step that training goes on from."""
+        manifest = self.checkpointer.load_newest([self.module], self.optimizer)
+        return 0 if manifest is None else manifest.step
+
+    def train(self, after: int, to: int = LAST) -> dict[int, list[float]]:
+        """All weights after each step, to the last bit."""
+        weights = {}
+        for step in range(after + 1, to + 1):
+            values = torch.arange(16.0).reshape(2, 8).add(step).sin()
+            loss = self.module(values).square().sum()
+            loss.backward()
+            self.optimizer.step(step - 1, loss.detach())
+            weights[step] = [value for each in self.module.parameters() for value in each.flatten().tolist()]
+        return weights
+
+    def save(self, step: int) -> None:
+        """Complete a checkpoint."""
+        self.checkpointer.save(step, [self.module], self.optimizer, samples_consumed=step)
+        self.checkpointer.allow_completion()
+        self.checkpointer.await_copy()
+        self.checkpointer.wait()
+        assert self.checkpointer.failure is None
+
+    def damage_events(self) -> list[dict]:
+        """What the record says of damaged checkpoints."""
+        return [event for event in read_events(self.run_dir.events_file) if event["kind"] == "checkpoint_damaged"]
+
+
+def save_two(path: Path) -> dict[int, list[float]]:
+    """Train to the end with two checkpoints; returns the weights after each step."""
+    training = Training(path)
+    curve = training.train(0, OLDER)
+    training.save(OLDER)
+    curve |= training.train(OLDER, NEWER)
+    training.save(NEWER)
+    return curve | training.train(NEWER)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def alone():
+    """A process group of one."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def saved(alone, tmp_path_factory):
+    """A run directory with two good checkpoints, and the curve that led through them."""
+    path = tmp_path_factory.mktemp("saved") / "run-1"
+    path.mkdir()
+    return path, save_two(path)
+
+
+@pytest.fixture
+def run(saved, tmp_path):
+    """A copy of that run directory, to be damaged."""
+    return RunDir(shutil.copytree(saved[0], tmp_path / "run-1"))
+
+
+@pytest.fixture
+def curve(saved):
+    """Weights after each step of the undisturbed training."""
+    return saved[1]
+
+
+def flip(file: Path, offset: int) -> None:
+    content = bytearray(file.read_bytes())
+    content[offset] ^= 1 << (offset % 8)
+    file.write_bytes(content)
+
+
+def flip_head(file: Path) -> None:
+    flip(file, 0)
+
+
+def flip_middle(file: Path) -> None:
+    flip(file, file.stat().st_size // 2)
+
+
+def flip_tail(file: Path) -> None:
+    flip(file, file.stat().st_size - 1)
+
+
+def cut_short(file: Path) -> None:
+    os.truncate(file, file.stat().st_size - 1)
+
+
+def empty(file: Path) -> None:
+    os.truncate(file, 0)
+
+
+def zero(file: Path) -> None:
+    file.write_bytes(bytes(file.stat().st_size))
+
+
+def remove(file: Path) -> None:
+    file.unlink()
+
+
+DAMAGE = [flip_head, flip_middle, flip_tail, cut_short, empty, zero, remove]
+
+
+def forget_checksums(folder: Path) -> None:
+    """Make the manifest one of a version that wrote no checksums."""
+    fields = json.loads((folder / MANIFEST).read_bytes())
+    del fields["checksums"], fields["crc32"]
+    (folder / MANIFEST).write_text(json.dumps(fields))
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_training_goes_on_bit_identically_from_the_older_checkpoint(run, curve, file, damage):
+    damage(run.checkpoint(NEWER) / file)
+    training = Training(run.path)
+    assert training.resume() == OLDER
+    assert training.train(OLDER) == {step: weights for step, weights in curve.items() if step > OLDER}
+
+
+def test_an_undamaged_checkpoint_is_loaded_bit_identically_and_nothing_is_said(run, curve):
+    training = Training(run.path)
+    assert training.resume() == NEWER
+    assert training.train(NEWER) == {step: weights for step, weights in curve.items() if step > NEWER}
+    assert training.damage_events() == []
+
+
+def test_a_flipped_bit_in_any_tensor_is_found(run, curve):
+    """Weights, moments, step counts, random state, the guard's window: each has bytes of its own in the shard."""
+    folder = run.checkpoint(NEWER)
+    shard = folder / "__0_0.distcp"
+    good = shard.read_bytes()
+    places = dcp.FileSystemReader(folder).read_metadata().storage_data
+    kinds = {index.fqn.partition(".")[0] for index in places}
+    assert {"model", "optimizer", "judge"} <= kinds
+    for place in places.values():
+        shard.write_bytes(good)
+        flip(shard, place.offset + place.length // 2)
+        training = Training(run.path)
+        assert training.resume() == OLDER
+        assert training.train(OLDER, NEWER)[NEWER] == curve[NEWER]
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_flipped_bit_in_any_byte_is_found(run, file):
+    folder = run.checkpoint(NEWER)
+    manifest = check_manifest(folder)
+    good = (folder / file).read_bytes()
+    for offset in range(0, len(good), max(1, len(good) // 997)):
+        (folder / file).write_bytes(good)
+        flip(folder / file, offset)
+        found = check_manifest(folder) if file == MANIFEST else check_file(folder, manifest, file)
+        assert isinstance(found, Damage), offset
+
+
+def test_the_record_names_the_damaged_file_and_the_step_to_go_on_from(run):
+    flip_middle(run.checkpoint(NEWER) / "__0_0.distcp")
+    training = Training(run.path)
+    training.resume()
+    (event,) = training.damage_events()
+    assert describe_damage(event) == (
+        "checkpoint of step 4 is damaged: __0_0.distcp: checksum differs; resuming from step 2"
+    )
+
+
+def test_metadata_with_another_checksum_is_never_unpickled(run):
+    """A pickle runs what it holds."""
+    folder = run.checkpoint(NEWER)
+    (folder / ".metadata").write_bytes(b"cos\nabort\n(tR.".ljust((folder / ".metadata").stat().st_size, b"\0"))
+    assert Training(run.path).resume() == OLDER
+
+
+def test_a_damaged_checkpoint_stays_on_disk_and_does_not_count_for_those_to_keep(run):
+    flip_middle(run.checkpoint(NEWER) / "__0_0.distcp")
+    training = Training(run.path, keep=1)
+    training.resume()
+    training.train(OLDER, OLDER + 1)
+    training.save(OLDER + 1)
+    assert [step for step, _ in run.checkpoint_folders()] == [OLDER + 1, NEWER]
+    assert Training(run.path).resume() == OLDER + 1
+
+
+def test_a_checkpoint_that_is_saved_again_is_good_again(run, curve):
+    zero(run.checkpoint(NEWER) / "__0_0.distcp")
+    training = Training(run.path)
+    training.resume()
+    training.train(OLDER, NEWER)
+    training.save(NEWER)
+    again = Training(run.path)
+    assert again.resume() == NEWER
+    assert again.train(NEWER)[LAST] == curve[LAST]
+
+
+def test_a_checkpoint_damaged_after_it_was_loaded_is_found_at_the_next_rollback(run):
+    training = Training(run.path)
+    assert training.resume() == NEWER
+    flip_middle(run.checkpoint(NEWER) / "__0_0.distcp")
+    found = training.checkpointer.newest()
+    assert found is not None and found[0].step == OLDER
+
+
+def test_where_no_checkpoint_can_be_loaded_the_error_names_all_that_were_tried(run):
+    flip_middle(run.checkpoint(NEWER) / "__0_0.distcp")
+    remove(run.checkpoint(OLDER) / ".metadata")
+    training = Training(run.path)
+    with pytest.raises(EnvironmentProblem) as raised:
+        training.resume()
+    assert raised.value.message == (
+        "no checkpoint can be loaded: step 4: __0_0.distcp: checksum differs; step 2: .metadata: missing"
+    )
+    assert "start a new run" in raised.value.hint and "resume" not in raised.value.hint
+    assert [event["fallback_step"] for event in training.damage_events()] == [None, None]
+    assert len(run.checkpoint_folders()) == 2
+
+
+def test_a_save_that_was_cut_off_is_deleted_and_not_called_damaged(run):
+    remove(run.checkpoint(NEWER) / MANIFEST)
+    remove(run.checkpoint(OLDER) / MANIFEST)
+    training = Training(run.path)
+    assert training.resume() == 0
+    assert training.damage_events() == run.checkpoint_folders() == []
+
+
+def test_another_model_is_an_error_of_its_own_and_no_older_checkpoint_is_tried(run):
+    training = Training(run.path, width=6)
+    with pytest.raises(UsageError, match=r"step 4 does not fit the model: Size mismatch .* for model.weight") as raised:
+        training.resume()
+    assert "start a new run" in raised.value.hint
+    assert training.damage_events() == []
+
+
+def test_a_file_that_cannot_be_read_is_passed_over(run):
+    shard = run.checkpoint(NEWER) / "__0_0.distcp"
+    shard.unlink()
+    shard.symlink_to(shard)
+    training = Training(run.path)
+    assert training.resume() == OLDER
+    (event,) = training.damage_events()
+    assert event["problem"] == "cannot be read: Too many levels of symbolic links"
+
+
+# Of versions that wrote no checksums
+
+
+def test_a_checkpoint_without_checksums_is_loaded_and_nothing_is_said(run, curve):
+    forget_checksums(run.checkpoint(NEWER))
+    training = Training(run.path)
+    assert training.resume() == NEWER
+    assert training.train(NEWER)[LAST] == curve[LAST]
+    assert training.damage_events() == []
+
+
+@pytest.mark.parametrize("file", [".metadata", "__0_0.distcp"])
+def test_a_checkpoint_without_checksums_that_cannot_be_read_is_passed_over(run, curve, file):
+    forget_checksums(run.checkpoint(NEWER))
+    zero(run.checkpoint(NEWER) / file)
+    training = Training(run.path)
+    assert training.resume() == OLDER
+    assert training.train(OLDER)[LAST] == curve[LAST]
+    (event,) = training.damage_events()
+    assert describe_damage(event).startswith("checkpoint of step 4 cannot be loaded: ")
+
+
+def test_a_manifest_that_lost_its_checksum_is_damaged(run):
+    folder = run.checkpoint(NEWER)
+    fields = json.loads((folder / MANIFEST).read_bytes())
+    del fields["crc32"]
+    (folder / MANIFEST).write_text(json.dumps(fields))
+    assert Training(run.path).resume() == OLDER
+
+
+# Several ranks
+
+
+def _saved_by_ranks(path: str) -> dict[int, list[float]]:
+    return save_two(Path(path))
+
+
+def _resumed_by_ranks(path: str) -> tuple[int, dict[int, list[float]], list[str]]:
+    """The step, the weights after it, and the files whose checksums this rank compared."""
+    read: list[str] = []
+    check = checksums.check_file
+    checksums.check_file = lambda folder, manifest, name: (read.append(name), check(folder, manifest, name))[1]
+    training = Training(Path(path))
+    step = training.resume()
+    return step, training.train(step), read
+
+
+@pytest.fixture(scope="module")
+def saved_by_two(alone, tmp_path_factory):
+    path = tmp_path_factory.mktemp("saved") / "run-1"
+    path.mkdir()
+    return path, on_ranks(2, _saved_by_ranks, str(path))[0]
+
+
+@pytest.fixture
+def run_of_two(saved_by_two, tmp_path):
+    return RunDir(shutil.copytree(saved_by_two[0], tmp_path / "run-1"))
+
+
+def test_every_file_is_read_by_one_rank(run_of_two):
+    results = on_ranks(2, _resumed_by_ranks, str(run_of_two.path))
+    assert [step for step, _, _ in results] == [NEWER, NEWER]
+    assert [read for _, _, read in results] == [[".metadata", "__0_0.distcp"], ["__1_0.distcp"]]
+
+
+@pytest.mark.parametrize("file", [".metadata", "__0_0.distcp", "__1_0.distcp", MANIFEST])
+def test_all_ranks_pass_over_what_one_of_them_finds(run_of_two, saved_by_two, file):
+    flip_middle(run_of_two.checkpoint(NEWER) / file)
+    results = on_ranks(2, _resumed_by_ranks, str(run_of_two.path))
+    assert [step for step, _, _ in results] == [OLDER, OLDER]
+    assert all(weights[LAST] == saved_by_two[1][LAST] for _, weights, _ in results)
+
+
+def test_all_ranks_pass_over_what_one_of_them_cannot_load(run_of_two, saved_by_two):
+    forget_checksums(run_of_two.checkpoint(NEWER))
+    zero(run_of_two.checkpoint(NEWER) / "__1_0.distcp")
+    results = on_ranks(2, _resumed_by_ranks, str(run_of_two.path))
+    assert [step for step, _, _ in results] == [OLDER, OLDER]
+    assert all(weights[LAST] == saved_by_two[1][LAST] for _, weights, _ in results)
+
+
+def test_more_ranks_than_saved_it_compare_every_file_once(run_of_two):
+    results = on_ranks(3, _resumed_by_ranks, str(run_of_two.path))
+    assert sorted(name for _, _, read in results for name in read) == [".metadata", "__0_0.distcp", "__1_0.distcp"]
+
+
+def test_a_checksum_is_crc_32(tmp_path):
+    content = os.urandom(3_000_000)
+    (tmp_path / "file").write_bytes(content)
+    assert checksums.checksum(tmp_path / "file") == zlib.crc32(content)
