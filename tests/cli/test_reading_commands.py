@@ -17,6 +17,7 @@ from trainworks.errors import RunFailedError
 from trainworks.job.state import JobState
 from trainworks.plan.local.plan import make_plan
 from trainworks.record.events import append_event
+from trainworks.record.manifest import Manifest, write_manifest
 from trainworks.record.metrics import append_metrics
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir, create_run_dir
@@ -65,6 +66,14 @@ def test_a_plan_reads_like_this(golden, capsys: pytest.CaptureFixture[str]) -> N
     golden("plan.txt", "".join(f"{line.rstrip()}\n" for line in lines))
 
 
+def test_a_status_names_damaged_checkpoints_until_they_are_saved_again(failed: RunDir) -> None:
+    damage = {"folder": "x", "file": ".metadata", "problem": "missing", "fallback_step": 10}
+    append_event(failed.events_file, "checkpoint_damaged", step=20, **damage)
+    assert "checkpoint of step 20 is damaged: .metadata: missing; resuming from step 10" in read(failed, "status")
+    append_event(failed.events_file, "checkpoint", step=20)
+    assert "damaged" not in read(failed, "status")
+
+
 def test_a_status_reads_like_this(failed: RunDir, golden) -> None:
     golden("status.txt", read(failed, "status"))
 
@@ -106,6 +115,17 @@ def test_a_run_that_has_finished_is_not_resumed(failed: RunDir) -> None:
     done = trainworks_program("resume", folder=failed.path.parents[1])
     assert done.returncode == 2
     assert "run demo-1 has finished; there is nothing left to do" in done.stderr
+
+
+def test_a_failed_run_is_resumed_from_its_newest_checkpoint_that_is_not_damaged(failed: RunDir) -> None:
+    failed.write_status(RunStatus(state="FAILED", cause="killed", message="killed by SIGKILL", updated_at=1.0))
+    about = {"attempt": 1, "created_at": 1.0, "samples_consumed": 1, "data_fingerprint": "", "torch": "", "files": {}}
+    for step in (10, 20):
+        failed.checkpoint(step).mkdir()
+        write_manifest(failed.checkpoint(step), Manifest(step=step, layout=layout(), **about))
+    assert "the checkpoint of step 20 is kept" in (error_of(failed, JobState.FAILED).hint or "")
+    append_event(failed.events_file, "checkpoint_damaged", step=20)
+    assert "the checkpoint of step 10 is kept" in (error_of(failed, JobState.FAILED).hint or "")
 
 
 def test_a_failed_run_points_at_the_log_of_the_rank_that_failed(failed: RunDir) -> None:

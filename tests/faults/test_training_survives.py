@@ -177,4 +177,5 @@ def test_a_damaged_checkpoint_is_passed_over_aloud(program, write_run_file, unin
     part.write_bytes(part.read_bytes()[:-1])
     code, _, stderr = program.run("resume")
     assert (code, program.curve()) == (0, uninterrupted)
-    assert "is damaged and passed over" in stderr
+    assert re.search(r"checkpoint of step \d+ is damaged: __\d_0.distcp: .* bytes instead of .*; resuming", stderr)
+    assert "is damaged: " in program.run("report")[1]

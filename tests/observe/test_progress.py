@@ -105,6 +105,15 @@ def test_the_newest_checkpoint_is_known(run_dir: RunDir, follower: RunFollower) 
     assert (follower.look().checkpoint_step, follower.look().checkpoint_at) == (100, LAUNCH_AT + 100)
 
 
+def test_the_newest_checkpoint_is_one_that_is_not_damaged(run_dir: RunDir, follower: RunFollower) -> None:
+    for step in (50, 100):
+        append_event(run_dir.events_file, "checkpoint", step=step, t=LAUNCH_AT + step)
+    append_event(run_dir.events_file, "checkpoint_damaged", step=100)
+    assert (follower.look().checkpoint_step, list(follower.look().damaged_checkpoints)) == (50, [100])
+    append_event(run_dir.events_file, "checkpoint", step=100, t=LAUNCH_AT + 200)
+    assert (follower.look().checkpoint_step, follower.look().damaged_checkpoints) == (100, {})
+
+
 def test_tokenizing_is_shown_until_the_data_is_ready(run_dir: RunDir, follower: RunFollower) -> None:
     append_event(run_dir.events_file, "data_progress", done_bytes=1, total_bytes=4)
     assert (follower.look().data_done_bytes, follower.look().data_total_bytes) == (1, 4)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from trainworks.errors import EnvironmentProblem
 from trainworks.report.curves import decimate
+from trainworks.report.html import render_page
 from trainworks.report.part import printable
 from trainworks.report.summary import Report, build_report
 from trainworks.report.wording import headline
@@ -100,6 +101,14 @@ def test_a_folder_without_a_resolved_run_is_named(start_run: RunStart) -> None:
 def test_failed_checkpoints_are_reported(finished_run: Any) -> None:
     checkpoints = finished_run.report().checkpoints
     assert (checkpoints.steps, checkpoints.failed_steps) == ((50, 100, 150, 300), (200,))
+
+
+def test_damaged_checkpoints_are_reported_with_file_and_problem(start_run: RunStart) -> None:
+    run = start_run().launch().steps(50).checkpoint().steps(50).checkpoint()
+    run.event("checkpoint_damaged", step=100, file=".metadata", problem="missing", fallback_step=50, folder="x")
+    text = "checkpoint of step 100 is damaged: .metadata: missing; resuming from step 50"
+    assert run.report().checkpoints.damaged == (text,)
+    assert text in render_page(run.report())
 
 
 @given(text=st.text(st.characters(exclude_categories=[])))

@@ -10,7 +10,7 @@ from trainworks.errors import RunFailedError
 from trainworks.job.state import JobState
 from trainworks.record.events import Event, read_events
 from trainworks.record.failures import first_failure
-from trainworks.record.manifest import complete_checkpoints
+from trainworks.record.manifest import complete_checkpoints, damaged_checkpoints
 from trainworks.record.run_dir import RunDir
 from trainworks.report.out_of_memory import build_out_of_memory, finding, remedy_lines
 
@@ -57,10 +57,11 @@ def _events(run_dir: RunDir) -> list[Event]:
 
 
 def _resume_hint(run_dir: RunDir) -> str | None:
-    checkpoints = complete_checkpoints(run_dir)
-    if not checkpoints:
+    damaged = damaged_checkpoints(_events(run_dir))
+    steps = [manifest.step for manifest, _ in complete_checkpoints(run_dir) if manifest.step not in damaged]
+    if not steps:
         return None
-    return f"the checkpoint of step {checkpoints[-1][0].step:,} is kept; go on with: {resume_command(run_dir)}"
+    return f"the checkpoint of step {steps[-1]:,} is kept; go on with: {resume_command(run_dir)}"
 
 
 def say_stopped(run_dir: RunDir, talk: Console) -> None:

@@ -9,13 +9,14 @@ import typer
 
 from trainworks.cli.options import AsJson, OptionalRun, RunsOption, find
 from trainworks.observe.progress import RunFollower
+from trainworks.record.manifest import describe_damage
 from trainworks.units import format_bytes, format_count, format_duration
 
 __all__ = ["command"]
 
 
 def command(run: OptionalRun = None, runs: RunsOption = None, as_json: AsJson = False) -> None:
-    """State, progress, newest checkpoint and, after a failure, its cause."""
+    """State, progress, newest checkpoint, damaged checkpoints and, after a failure, its cause."""
     run_dir = find(run, runs)
     progress = RunFollower(run_dir).look()
     plan = run_dir.read_resolved().plan
@@ -32,6 +33,7 @@ def command(run: OptionalRun = None, runs: RunsOption = None, as_json: AsJson = 
         "memory_peak_bytes": progress.memory_peak_bytes,
         "checkpoint_step": progress.checkpoint_step,
         "checkpoint_age_s": time.time() - progress.checkpoint_at if progress.checkpoint_at else None,
+        "checkpoint_damage": [describe_damage(event) for event in progress.damaged_checkpoints.values()] or None,
         "eta_s": progress.eta_s(plan.num_steps) if plan and not progress.state.is_final else None,
     }
     if as_json:
@@ -43,6 +45,8 @@ def command(run: OptionalRun = None, runs: RunsOption = None, as_json: AsJson = 
 
 
 def _readable(name: str, value: object) -> str:
+    if isinstance(value, list):
+        return f"\n{'':<18} ".join(value)
     if not isinstance(value, int | float):
         return str(value)
     if name.endswith("_bytes"):

@@ -15,6 +15,7 @@ from trainworks.cli.idle import idle_line
 from trainworks.observe import progress as observed
 from trainworks.record.events import Event
 from trainworks.record.faults import describe_fault
+from trainworks.record.manifest import describe_damage
 from trainworks.record.metrics import MetricsRow
 from trainworks.units import format_bytes, format_count, format_duration
 
@@ -172,10 +173,9 @@ def _event_line(event: Event) -> str | None:
 
 
 def _checkpoint_line(event: Event) -> str:
-    which = f"checkpoint of step {event['step']:,}"
     if event["kind"] == "checkpoint_failed":
-        return f"{which} failed: {event['message']}"
-    return f"{which} is damaged and passed over: {event['folder']}"
+        return f"checkpoint of step {event['step']:,} failed: {event['message']}"
+    return f"{describe_damage(event)}\n  --> {event['folder']}"
 
 
 def _profile_line(event: Event) -> str:

@@ -34,7 +34,10 @@ class Progress:
     new_events: list[Event] = field(default_factory=list)
     memory_peak_bytes: int | None = None
     checkpoint_step: int | None = None
+    """Of the newest checkpoint that is not known to be damaged."""
     checkpoint_at: float | None = None
+    damaged_checkpoints: dict[int, Event] = field(default_factory=dict)
+    """The `checkpoint_damaged` event of every step that was not saved again since."""
     data_done_bytes: int = 0
     data_total_bytes: int = 0
     """0 unless the data is being prepared now."""
@@ -65,6 +68,7 @@ class RunFollower:
         self._events_offset = self._metrics_offset = 0
         self._recent: deque[MetricsRow] = deque(maxlen=_RECENT_STEPS)
         self._progress = Progress(JobState.CREATED, RunStatus(state="CREATED"))
+        self._saved_at: dict[int, float] = {}
 
     def look(self, *, since: float = 0.0) -> Progress:
         """The run as it stands now; the events are those since the last look.
@@ -85,12 +89,22 @@ class RunFollower:
 
     def _take(self, event: Event) -> None:
         progress = self._progress
-        if event["kind"] == "checkpoint":
-            progress.checkpoint_step, progress.checkpoint_at = event["step"], event["t"]
+        if event["kind"] in ("checkpoint", "checkpoint_damaged"):
+            self._take_checkpoint(event)
         elif event["kind"] == "data_progress":
             progress.data_done_bytes, progress.data_total_bytes = event["done_bytes"], event["total_bytes"]
         elif event["kind"] == "data_ready":
             progress.data_total_bytes = 0
+
+    def _take_checkpoint(self, event: Event) -> None:
+        step, progress = event["step"], self._progress
+        self._saved_at.pop(step, None)
+        progress.damaged_checkpoints.pop(step, None)
+        if event["kind"] == "checkpoint":
+            self._saved_at[step] = event["t"]
+        else:
+            progress.damaged_checkpoints[step] = event
+        progress.checkpoint_step, progress.checkpoint_at = next(reversed(self._saved_at.items()), (None, None))
 
     def _take_rows(self, since: float) -> None:
         rows, self._metrics_offset = read_lines_from(self._run_dir.metrics_file, self._metrics_offset)

@@ -268,7 +268,7 @@ def _failure(failure: Failure) -> str:
 
 def _checkpoints(report: Report) -> str:
     saved = report.checkpoints
-    if not saved.steps and not saved.failed_steps:
+    if not saved.steps and not saved.failed_steps and not saved.damaged:
         return ""
     rows = [
         ("written", f"{len(saved.steps)}" + (f", the last after step {saved.steps[-1]:,}" if saved.steps else "")),
@@ -277,7 +277,8 @@ def _checkpoints(report: Report) -> str:
         ("stalled the steps", f"{format_duration(saved.stall_s)} in all"),
         ("time to write", format_amount(saved.write_s, "s")),
     ]
-    return f"<section><h2>Checkpoints</h2>{_facts(rows)}</section>"
+    damaged = "".join(f"<p>{escape(damage)}</p>" for damage in saved.damaged)
+    return f"<section><h2>Checkpoints</h2>{_facts(rows)}{damaged}</section>"
 
 
 def _faults(report: Report) -> str:

@@ -9,6 +9,7 @@ from statistics import median
 from trainworks.record.environment import HostFacts
 from trainworks.record.events import Event, read_events
 from trainworks.record.faults import describe_fault
+from trainworks.record.manifest import describe_damage
 from trainworks.record.metrics import MetricsRow, read_metrics
 from trainworks.record.resolved import Plan, Processes, ResolvedRun
 from trainworks.record.run_dir import RunDir
@@ -82,6 +83,8 @@ class Checkpoints(ReportPart):
 
     steps: tuple[int, ...]
     failed_steps: tuple[int, ...]
+    damaged: tuple[str, ...] = ()
+    """What was found wrong with each one that was passed over, and where training went on."""
     size_bytes: int | None
     """Of the last one."""
     stall_s: float
@@ -296,6 +299,7 @@ def _checkpoints(history: History) -> Checkpoints:
     return Checkpoints(
         steps=tuple(int(event["step"]) for event in written),
         failed_steps=tuple(int(event["step"]) for event in history.of_kind("checkpoint_failed")),
+        damaged=tuple(printable(describe_damage(event)) for event in history.of_kind("checkpoint_damaged")),
         size_bytes=sizes[-1] if sizes else None,
         stall_s=math.fsum(float(event.get("stall_s") or 0.0) for event in written),
         write_s=median(write_times) if write_times else None,

@@ -60,7 +60,8 @@ def render_report(report: Report, *, ascii_only: bool = False) -> RenderableType
     if report.ledger:
         sections.append(_section("Where the time went", _ledger(report.ledger, "#" if ascii_only else "\u2588")))
     sections.append(_section("Attempts", _attempts(report)))
-    if report.checkpoints.steps or report.checkpoints.failed_steps:
+    saved = report.checkpoints
+    if saved.steps or saved.failed_steps or saved.damaged:
         sections.append(_section("Checkpoints", _checkpoints(report)))
     if report.faults or (report.training and report.training.loss_scale_steps):
         sections.append(_section("Skipped steps", _faults(report)))
@@ -189,6 +190,7 @@ def _checkpoints(report: Report) -> RenderableType:
     if saved.failed_steps:
         steps = ", ".join(str(step) for step in saved.failed_steps)
         lines.append(Text(f"failed after step {steps}", style="red"))
+    lines += [Text(damage, style="red") for damage in saved.damaged]
     return Group(*lines)
 
 
