@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainworks.errors import EnvironmentProblem
 from trainworks.worker.data.card import DatasetCard, Shard
 from trainworks.worker.data.order import WindowShuffle, permute
 from trainworks.worker.data.reader import BatchReader
@@ -18,12 +19,17 @@ SHARDS = {"a.bin": 41, "b.bin": 3, "c.bin": 22}
 
 
 @pytest.fixture
-def dataset(tmp_path):
-    """Sequences whose first token names them: 10 of shard a, none of b, 5 of c."""
+def card(tmp_path):
+    """Three shards, written; each token tells its shard and place."""
     for number, (name, size) in enumerate(SHARDS.items()):
         (np.arange(size) + 100 * number).astype("<u2").tofile(tmp_path / name)
     shards = {name: Shard(items=size, num_bytes=2 * size, sha256="") for name, size in SHARDS.items()}
-    card = DatasetCard(source="test", vocabulary=500, shards=shards, fingerprint="f")
+    return DatasetCard(source="test", vocabulary=500, shards=shards, fingerprint="f")
+
+
+@pytest.fixture
+def dataset(card, tmp_path):
+    """Sequences whose first token names them: 10 of shard a, none of b, 5 of c."""
     return TokenDataset(tmp_path, card, LENGTH)
 
 
@@ -154,3 +160,17 @@ def test_a_dataset_of_ones_own_needs_five_members():
         [9, 25],
         [13, 15],
     )
+
+
+@pytest.mark.parametrize("damage", ["cut short", "missing"])
+def test_a_local_shard_that_is_not_whole_is_refused(card, tmp_path, damage):
+    """Rows are cut out of the mapped file: behind its end they would be other bytes, or a crash."""
+    shard = tmp_path / "c.bin"
+    if damage == "missing":
+        shard.unlink()
+    else:
+        shard.write_bytes(shard.read_bytes()[:-2])
+    with pytest.raises(
+        EnvironmentProblem, match=r"the prepared data is damaged: c\.bin: (missing|42 bytes instead of 44)"
+    ):
+        TokenDataset(tmp_path, card, LENGTH)

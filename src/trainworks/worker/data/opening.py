@@ -48,7 +48,7 @@ def open_dataset(folder: Path, data: Data, *, augment: bool = True, seed: int = 
 
 def _shards(folder: Path, card: DatasetCard, data: Data) -> Shards:
     if card.store is None:
-        return LocalShards(folder, list(card.shards))
+        return LocalShards(folder, card.shards)
     cache = ShardCache(cache_folder("data", "shards"), data.cache_bytes)
     window = min(data.shuffle_shards or WINDOW, len(card.shards))
     return StreamedShards(card, cache, window=window, limit_bytes=data.cache_bytes)

@@ -45,7 +45,7 @@ class TokenDataset:
         self._stride = sequence_length if card.packed is None else sequence_length + 1
         self._overlap = 1 if card.packed is None else 0
         self._window = window
-        self._shards = shards or LocalShards(folder, list(card.shards))
+        self._shards = shards or LocalShards(folder, card.shards)
         self._num_rows = [self._rows_in(shard.items) for shard in card.shards.values()]
         self._first_of_shard = np.cumsum([0, *self._num_rows])
 
