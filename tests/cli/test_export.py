@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from trainworks.cli.app import app
-from trainworks.errors import TrainworksError, UsageError
+from trainworks.errors import EnvironmentProblem, TrainworksError, UsageError
 
 pytest.importorskip("torch", reason="exporting needs trainworks[train]")
 
@@ -51,6 +51,18 @@ def test_a_step_without_a_checkpoint_is_refused_with_those_there_are(trainworks,
     with pytest.raises(UsageError, match="no checkpoint of step 3") as refused:
         trainworks("small-1", "--step", "3", "--to", str(tmp_path / "model"))
     assert refused.value.hint == "there are: 2, 4"
+
+
+def test_a_damaged_checkpoint_is_refused_with_the_other_steps(trainworks, run, tmp_path):
+    metadata = run.run_dir.checkpoint(4) / ".metadata"
+    good = metadata.read_bytes()
+    metadata.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+    try:
+        with pytest.raises(EnvironmentProblem, match=r"step 4 is damaged: \.metadata: checksum differs") as refused:
+            trainworks("small-1", "--to", str(tmp_path / "model"))
+    finally:
+        metadata.write_bytes(good)
+    assert refused.value.hint == "choose another one with `--step`: 2"
 
 
 def test_what_the_worker_refuses_is_said_as_it_says_it(trainworks, tmp_path):

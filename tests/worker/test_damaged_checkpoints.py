@@ -21,7 +21,7 @@ from trainworks.record.manifest import MANIFEST, Damage, check_file, check_manif
 from trainworks.record.run_dir import RunDir
 from trainworks.spec.layout import ResolvedLayout
 from trainworks.spec.run_file import Guard, Optimizer
-from trainworks.worker import checksums
+from trainworks.worker import checksums, session
 from trainworks.worker.checkpoint import Checkpointer
 from trainworks.worker.mesh import Mesh
 from trainworks.worker.optimizer import StepOptimizer
@@ -292,6 +292,31 @@ def test_a_file_that_cannot_be_read_is_passed_over(run):
     assert training.resume() == OLDER
     (event,) = training.damage_events()
     assert event["problem"] == "cannot be read: Too many levels of symbolic links"
+
+
+def _trained_by_a_session(path: str, num_steps: int) -> tuple[int, list[float]]:
+    """A loop of one's own: the step that it goes on from, and its last weights."""
+    os.environ["TRAINWORKS_RUN_DIR"] = path
+    torch.manual_seed(1)
+    module = nn.Linear(8, 4)
+    optimizer = torch.optim.AdamW(module.parameters())
+    steps = session.start(module, optimizer, num_steps=num_steps, checkpoint_every=2)
+    first = steps.steps_done
+    for step in steps:
+        loss = module(torch.arange(16.0).reshape(2, 8).add(step).sin()).square().sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        steps.log(loss=loss)
+    return first, [value for each in module.parameters() for value in each.flatten().tolist()]
+
+
+def test_a_loop_of_ones_own_passes_over_a_damaged_checkpoint(tmp_path):
+    path = tmp_path / "run-1"
+    path.mkdir()
+    ((_, weights),) = on_ranks(1, _trained_by_a_session, str(path), 6)
+    flip_middle(RunDir(path).checkpoint(6) / "__0_0.distcp")
+    assert on_ranks(1, _trained_by_a_session, str(path), 6) == [(4, weights)]
 
 
 # Of versions that wrote no checksums

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from trainworks.errors import DiskFullError, EnvironmentProblem, UsageError
 from trainworks.files import take_lock
 from trainworks.record.events import append_event
+from trainworks.record.run_dir import RunDir
 from trainworks.worker import export as exporting
 from trainworks.worker.export import export
 from trainworks.worker.models.decoder import Decoder
@@ -126,6 +128,19 @@ def test_a_model_that_transformers_computes_is_written_by_it(new_run, tmp_path):
     values = {f"model.{name}": torch.empty_like(value) for name, value in stored.items()}
     dcp.load({"model": values}, checkpoint_id=run.run_dir.checkpoint(8), no_dist=True)
     assert all(torch.equal(values[f"model.{name}"], value) for name, value in stored.items())
+
+
+def test_a_damaged_checkpoint_is_not_exported(tensor_run, tmp_path):
+    run_dir = RunDir(shutil.copytree(tensor_run.run_dir.path, tmp_path / "run-1"))
+    shard = run_dir.checkpoint(8) / "__1_0.distcp"
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(EnvironmentProblem) as raised:
+        export(run_dir, 8, tmp_path / "model", dtype="fp32")
+    assert raised.value.message == "the checkpoint of step 8 is damaged: __1_0.distcp: checksum differs"
+    assert raised.value.hint == "no other checkpoint is left"
+    assert not (tmp_path / "model").exists()
 
 
 def test_a_place_where_something_is_stays_as_it_is(tensor_run, tmp_path):

@@ -77,7 +77,7 @@ def _step(run_dir: RunDir, wanted: int | None) -> int:
 def _ask(request: dict[str, Any]) -> dict[str, Any]:
     columns = (BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("writing", total=None)
+        task = bar.add_task("reading and writing", total=None)
         return ask(
             "export", request, lambda done, total: bar.update(task, completed=done, total=total), module="export"
         )

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
 import torch.distributed as dist
 
-from trainworks.record.manifest import Damage, Manifest, check_file, checksum
+from trainworks.errors import EnvironmentProblem
+from trainworks.record.manifest import Damage, Manifest, check_file, check_manifest, checksum, complete_checkpoints
+from trainworks.record.run_dir import RunDir
 
-__all__ = ["checksum_files", "find_damage", "first_of_any_rank"]
+__all__ = ["checksum_files", "find_damage", "first_of_any_rank", "undamaged_manifest"]
 
 _T = TypeVar("_T")
 _SHARD = re.compile(r"__(\d+)_")
@@ -41,6 +43,38 @@ def find_damage(manifest: Manifest, folder: Path, group: dist.ProcessGroup) -> D
     """The first damaged file of a checkpoint; every file is read once, by one rank."""
     found = (check_file(folder, manifest, name) for name in _share(manifest.files))
     return first_of_any_rank(next((damage for damage in found if damage is not None), None), group)
+
+
+def undamaged_manifest(run_dir: RunDir, step: int, progress: Callable[[int, int], None]) -> Manifest:
+    """The manifest of a checkpoint, after this process alone has read every file.
+
+    Args:
+        run_dir: of the run.
+        step: of the checkpoint.
+        progress: called with bytes read and bytes in all.
+
+    Raises:
+        EnvironmentProblem: the checkpoint is damaged; the hint names the other steps.
+    """
+    folder = run_dir.checkpoint(step)
+    found = check_manifest(folder)
+    if isinstance(found, Manifest):
+        done = 0
+        for name, size in found.files.items():
+            if damage := check_file(folder, found, name):
+                raise _damaged(run_dir, step, damage)
+            done += size
+            progress(done, found.num_bytes)
+        return found
+    raise _damaged(run_dir, step, found)
+
+
+def _damaged(run_dir: RunDir, step: int, damage: Damage) -> EnvironmentProblem:
+    others = [f"{manifest.step:,}" for manifest, _ in complete_checkpoints(run_dir) if manifest.step != step]
+    return EnvironmentProblem(
+        f"the checkpoint of step {step:,} is damaged: {damage}",
+        hint=f"choose another one with `--step`: {', '.join(others)}" if others else "no other checkpoint is left",
+    )
 
 
 def first_of_any_rank(own: _T | None, group: dist.ProcessGroup) -> _T | None:

@@ -31,10 +31,11 @@ from trainworks.files import free_bytes, fsync_folder, naming_full_disk, take_lo
 from trainworks.host.folders import cache_folder
 from trainworks.host.process import die_with_parent
 from trainworks.record.events import read_events
-from trainworks.record.manifest import Manifest, read_manifest
+from trainworks.record.manifest import Manifest
 from trainworks.record.run_dir import RunDir
 from trainworks.spec.run_file import Workload
 from trainworks.units import format_bytes
+from trainworks.worker.checksums import undamaged_manifest
 from trainworks.worker.data.card import hash_file
 from trainworks.worker.models.decoder import Decoder
 from trainworks.worker.models.families import decoder_config, stored_as, stored_names
@@ -77,15 +78,13 @@ def export(run_dir: RunDir, step: int, to: Path, *, dtype: str, file_bytes: int 
 
     Raises:
         UsageError: something is at the place, or another export writes there.
-        EnvironmentProblem: the checkpoint, the config or the tokenizer cannot be read.
+        EnvironmentProblem: the checkpoint is damaged, or the config or the tokenizer cannot be read.
         DiskFullError: no space left.
     """
     resolved = run_dir.read_resolved()
     assert resolved.plan is not None and resolved.run_file.workload is not None
     workload, folder = resolved.run_file.workload, run_dir.checkpoint(step)
-    manifest = read_manifest(folder)
-    if manifest is None:
-        raise EnvironmentProblem(f"checkpoint `{folder}` is gone, or not complete")
+    manifest = undamaged_manifest(run_dir, step, _report)
     tokenizer = _tokenizer_file(run_dir, workload, manifest)
     config = model_config(workload.model, resolved.plan.model)
     _check_space(to, resolved.plan.model.num_parameters * _DTYPES[dtype].itemsize)
@@ -118,7 +117,7 @@ def _write_decoder(folder: Path, config: PretrainedConfig, part: Path, dtype: st
         _save(content, part / file)
         where |= dict.fromkeys(names, file)
         done += sum(tensor.nbytes for tensor in content.values())
-        _print({"done": done, "total": total})
+        _report(done, total)
     if len(files) > 1:
         index = {"metadata": {"total_size": total}, "weight_map": where}
         write_atomic(part / "model.safetensors.index.json", json.dumps(index, indent=2) + "\n")
@@ -278,6 +277,10 @@ def _complete_or_absent(to: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
+
+
+def _report(done: int, total: int) -> None:
+    _print({"done": done, "total": total})
 
 
 def _print(facts: dict[str, Any]) -> None:
