@@ -115,7 +115,7 @@ def test_a_run_without_a_checkpoint_that_can_be_loaded_ends_with_one_clear_error
     failure = events(run, "failure")[-1]
     assert failure["message"].endswith(": .metadata: missing")
     assert "no checkpoint can be loaded: step 8" in failure["message"]
-    assert "start a new run: trainworks run" in failure["hint"]
+    assert "start a new run" in failure["hint"]
 
 
 def test_a_checkpoint_of_other_data_is_refused(new_run, corpus, tmp_path):

@@ -211,14 +211,18 @@ class Checkpointer:
                 return manifest
             except UnreadableCheckpointError as error:
                 self._pass_over(manifest.step, Damage(None, error.message))
-        if not self._damaged:
-            return None
+        if self._damaged:
+            raise self._none_loadable()
+        return None
+
+    def _none_loadable(self) -> EnvironmentProblem:
         tried = "; ".join(f"step {step:,}: {damage}" for step, damage in sorted(self._damaged.items(), reverse=True))
-        raise EnvironmentProblem(
+        file = self._run_dir.run_file
+        command = f": trainworks run {shlex.quote(str(file))}" if file.exists() else ""
+        return EnvironmentProblem(
             f"no checkpoint can be loaded: {tried}",
             place=str(self._run_dir.checkpoints),
-            hint="put back a copy of one of these folders, or start a new run: trainworks run "
-            f"{shlex.quote(str(self._run_dir.run_file))}",
+            hint=f"put back a copy of one of these folders, or start a new run{command}",
         )
 
     def newest(self) -> tuple[Manifest, Path] | None:
