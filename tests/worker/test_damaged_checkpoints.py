@@ -241,6 +241,8 @@ def test_a_checkpoint_that_is_saved_again_is_good_again(run, curve):
     training.resume()
     training.train(OLDER, NEWER)
     training.save(NEWER)
+    found = training.checkpointer.newest()
+    assert found is not None and found[0].step == NEWER
     again = Training(run.path)
     assert again.resume() == NEWER
     assert again.train(NEWER)[LAST] == curve[LAST]
