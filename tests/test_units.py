@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -254,3 +256,9 @@ def test_a_share_without_its_sign_is_asked_for() -> None:
     with pytest.raises(QuantityError) as raised:
         parse_share("90")
     assert raised.value.hint == "did you mean `90%`?"
+
+
+@pytest.mark.parametrize("parse", [parse_count, parse_bytes, parse_duration, parse_bandwidth, parse_usd])
+def test_a_quantity_of_thousands_of_digits_is_refused(parse: Callable[[str], object]) -> None:
+    with pytest.raises(QuantityError, match="characters, more than 100"):
+        parse(f"{'9' * 5000} USD")

@@ -63,15 +63,26 @@ BANDWIDTH_UNITS_BYTES_PER_S = {f"{unit}/s": float(size) for unit, size in BYTE_U
 }
 COUNT_SUFFIXES = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
+_LONGEST = 100
+"""Characters of a quantity."""
 _NUMBER = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,2})?|\.[0-9]+)\s*([^\s0-9].*?)?\s*")
 _DURATION_PART = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,2})?)\s*([a-z]+)")
 
 
 def _split(text: str, kind: str, example: str) -> tuple[Fraction, str]:
+    _check_length(text, kind, example)
     match = _NUMBER.fullmatch(text)
     if match is None:
         raise QuantityError(f"`{text}` is not {kind}", hint=f"write it like `{example}`")
     return Fraction(match[1].replace("_", "")), match[2] or ""
+
+
+def _check_length(text: str, kind: str, example: str) -> None:
+    if len(text) > _LONGEST:
+        raise QuantityError(
+            f"`{text[:20]}...` is not {kind}: it has {len(text)} characters, more than {_LONGEST}",
+            hint=f"write it like `{example}`",
+        )
 
 
 def _scale(value: Fraction, unit: str, units: Mapping[str, float], kind: str, example: str) -> Fraction:
@@ -102,6 +113,7 @@ def parse_duration(text: str | float) -> float:
     5400.0
     """
     written = str(text)
+    _check_length(written, "a duration", "3h")
     parts = _DURATION_PART.findall(written)
     if parts and not _DURATION_PART.sub("", written).strip():
         return float(sum(_scale(Fraction(value), unit, DURATION_UNITS_S, "a duration", "3h") for value, unit in parts))

@@ -144,3 +144,18 @@ def test_several_nodes_need_a_network() -> None:
 def test_a_chip_that_cannot_be_planned_with_says_so() -> None:
     with pytest.raises(UsageError, match="cannot be planned with: one package is two devices"):
         parse_cluster("4 nodes of 4x MI250X")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("100000000 nodes of DGX H100", "accelerators is 100,000,000, above the limit of 10,000,000"),
+        ("9999999 nodes of DGX H100", "accelerators is 79,999,992, above the limit of 10,000,000"),
+        ("4 nodes of 100000x H100", "accelerators per node is 100,000, above the limit of 1,024"),
+        ("4 nodes of 8x H100 over 100000x NDR", "NICs per node is 100,000, above the limit of 1,024"),
+        ("9" * 5000 + "x H100", "it has 5006 characters, more than 200"),
+    ],
+)
+def test_a_count_above_its_limit_is_refused(text: str, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        parse_cluster(text)

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainworks.cli.cluster_layout import as_option, check_against, fixed_at, fixed_by, parse_layout, roomier_batch
+from trainworks.errors import UsageError
 from trainworks.plan.layouts import Layouts
 from trainworks.plan.learning import fixed_of
 from trainworks.plan.prediction import to_layout
@@ -70,3 +71,15 @@ def test_a_roomier_batch_is_larger_and_needs_no_other(world_size: int, global_ba
 )
 def test_the_next_batch_that_is_shared_well(world_size: int, batch: int, roomier: int | None) -> None:
     assert roomier_batch(world_size, batch) == roomier
+
+
+def test_a_degree_that_is_given_twice_is_refused() -> None:
+    with pytest.raises(UsageError, match="gives `tp` twice") as raised:
+        parse_layout("tp=8,pp=2,tp=4")
+    assert raised.value.hint == "keep one `tp=`"
+
+
+@pytest.mark.parametrize("text", ["tp=99999999", "tp=" + "9" * 5000])
+def test_a_degree_above_its_limit_is_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_layout(text)

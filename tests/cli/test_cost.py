@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 
 from tests.cli.test_app import trainworks_program
 from trainworks.cli.app import app
-from trainworks.errors import TrainworksError
+from trainworks.cli.cost_inputs import parse_assumptions
+from trainworks.errors import TrainworksError, UsageError
 
 RUN = """\
 name: llama
@@ -199,3 +200,8 @@ def test_a_page_that_cannot_be_written_is_the_environments_fault(folder: Path) -
     error = refusal("--on", "DGX H100", "--plot", "/proc/cost.html")
     assert error.exit_code == 3
     assert error.message.startswith("cannot write `/proc/cost.html`")
+
+
+def test_an_assumption_that_is_given_twice_is_refused() -> None:
+    with pytest.raises(UsageError, match="`PUE` is given twice"):
+        parse_assumptions(["PUE=1.2", "pue=1.4"])

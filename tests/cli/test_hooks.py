@@ -41,3 +41,8 @@ def test_the_scripts_are_written_and_the_conf_names_them(tmp_path: Path) -> None
 def test_what_cannot_be_right_is_refused(options: list[str], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         hooks(*options)
+
+
+def test_a_folder_that_is_given_twice_is_refused() -> None:
+    with pytest.raises(UsageError, match="`--free` gives `/tmp` twice"):
+        hooks("--free", "/tmp=20", "--free", "/tmp=30")

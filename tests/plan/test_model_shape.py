@@ -83,3 +83,18 @@ def test_a_mixtral_of_bare_dimensions_has_its_experts() -> None:
 def test_a_qwen3_of_bare_dimensions_has_heads_as_wide_as_they_are_many() -> None:
     model = Model(architecture="qwen3", layers=2, hidden=64, heads=4)
     assert shape_of_model(model, vocabulary=100, sequence_length=32).head_dim == 16
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"num_hidden_layers": 10**8}, "num_hidden_layers is 100,000,000, above the limit of 10,000"),
+        ({"num_attention_heads": 0}, "has `num_attention_heads: 0`"),
+        ({"hidden_size": "wide"}, "has `hidden_size: wide`"),
+        ({"vocab_size": 1.5}, "has `vocab_size: 1.5`"),
+        ({"num_key_value_heads": -1}, "has `num_key_value_heads: -1`"),
+    ],
+)
+def test_a_config_with_an_impossible_dimension_is_refused(changes: dict[str, object], why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        shape_of_hf_config(LLAMA_2_7B | changes)

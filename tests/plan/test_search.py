@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from tests.plan.jobs import job, known
 from trainworks.catalog.cluster import parse_cluster
+from trainworks.errors import UsageError
 from trainworks.plan.layouts import Layouts, Recompute
 from trainworks.plan.memory import predict_memories
 from trainworks.plan.parameters import resized
-from trainworks.plan.search import SearchResult, fits, pareto_front, search
+from trainworks.plan.search import SearchResult, _Kept, fits, meshes, pareto_front, search
 from trainworks.plan.step_time import Job, predict_step_times
 from trainworks.record.resolved import ModelShape
 
@@ -256,3 +257,18 @@ def test_the_front_of_points_is_what_nothing_beats(points: list[tuple[int, int]]
 
 def test_the_front_of_nothing_is_empty() -> None:
     assert len(pareto_front(np.zeros(0), np.zeros(0))) == 0
+
+
+def test_a_search_of_too_many_layouts_is_refused_before_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainworks.plan.search.MAX_LAYOUTS", 100)
+    with pytest.raises(UsageError, match="have more than 100 layouts") as raised:
+        searched(LLAMA)
+    assert raised.value.hint is not None
+    assert raised.value.hint.startswith("fix a degree")
+    assert searched(LLAMA, tp=8, pp=1, cp=1, zero=1, micro_batch=1).evaluated
+
+
+def test_the_meshes_of_a_million_nodes_are_few() -> None:
+    kept = _Kept(10)
+    found = list(meshes(job("llama3.1-405b", "1048576 nodes of DGX H100"), 2**23, 2**23, {}, kept))
+    assert len(found) + sum(rejection.count for rejection in kept.rejections.values()) < 10_000

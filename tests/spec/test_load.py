@@ -229,3 +229,56 @@ def test_a_window_of_steps_is_no_number_of_base_60() -> None:
     assert str(run_file.profile) == "20:25"
     command, _ = parse_run_file("run: date\nenvs: {AT: 12:30:15}\n", name="run.yaml")
     assert command.envs == {"AT": "12:30:15"}
+
+
+@pytest.mark.parametrize(
+    ("written", "instead", "why"),
+    [
+        ("layers: 6", "layers: 100000000", "the deepest published model has 1,000"),
+        ("hidden: 256", "hidden: 99999999", "above the limit of 1,000,000"),
+        ("heads: 8", "heads: 9999999", "above the limit of 100,000"),
+        ("global_batch: 32", "global_batch: 99999999999999999999", "global_batch is 1e+20, above the limit of"),
+        ("sequence_length: 256", "sequence_length: 999999999", "the longest published is 10 million tokens"),
+        ("300 steps", "1e12 steps", "above the limit of 100,000,000,000"),
+        ("300 steps", "99999T tokens", "the longest published runs take 40 trillion"),
+        ("cluster: local", "cluster: {engine: local, nodes: 99999999}", "above the limit of 10,000,000"),
+        ("layout: auto", "layout: {tp: 99999999}", "the largest announced clusters have one million accelerators"),
+        ("layout: auto", "layout: {stage_layers: [99999]}", "stage_layers is 99,999, above the limit"),
+    ],
+)
+def test_a_count_above_its_limit_is_refused_with_the_reason(written: str, instead: str, why: str) -> None:
+    with pytest.raises(RunFileError) as raised:
+        parse_run_file(GOOD.replace(written, instead), name="run.yaml")
+    (problem,) = raised.value.problems
+    assert why in problem.message
+    assert problem.hint == "check the number of digits"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("a: " + "[" * 5000, "nested more than 100 levels deep"),
+        ("a: " + "{b: " * 5000, "nested more than 100 levels deep"),
+        (f"a: {'9' * 5000}", "is not a valid int"),
+        ("a: 2001-99-99", "`2001-99-99` is not a valid timestamp"),
+        ("a: !!bool maybe", "`maybe` is not a valid bool"),
+        ("a: !!int ''", "is not a valid int"),
+        (f"a: {'9' * 400}.0", "name"),
+    ],
+)
+def test_yaml_that_cannot_be_read_is_refused_on_its_line(text: str, why: str) -> None:
+    with pytest.raises(RunFileError, match=why) as raised:
+        parse_run_file(text, name="run.yaml")
+    assert str(raised.value.place).startswith("run.yaml:1")
+
+
+def test_aliases_that_repeat_each_other_without_end_are_refused() -> None:
+    levels = [f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]" for level in range(1, 12)]
+    with pytest.raises(RunFileError, match="more than 100,000 fields"):
+        parse_run_file("\n".join(["a0: &a0 [1]", *levels]), name="run.yaml")
+
+
+def test_ranks_from_the_command_line_have_the_limits_of_the_run_file() -> None:
+    run_file, _ = parse_run_file(GOOD, name="run.yaml")
+    with pytest.raises(UsageError, match="processes_per_node is 5,000, above the limit of 4,096"):
+        run_file.with_ranks(None, 5000)

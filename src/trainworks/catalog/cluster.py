@@ -16,6 +16,7 @@ import re
 from trainworks.catalog.catalog import accelerator, has, link, node, reference_node
 from trainworks.catalog.facts import Accelerator, Link, Node
 from trainworks.errors import QuantityError, UsageError
+from trainworks.spec.limits import check_limit
 from trainworks.spec.quantities import Frozen
 from trainworks.units import format_bytes, parse_bandwidth
 
@@ -28,6 +29,8 @@ FORMS = (
     "`4 nodes of 8x A100-SXM-80GB over 8x HDR`",
 )
 UNNAMED = "unnamed"
+_LONGEST = 200
+"""Characters of a description."""
 
 _TEXT = re.compile(
     r"(?:(?P<count>\d[\d_]*)\s*(?:[x\u00d7]\s*|nodes?\s+of\s+))?(?P<what>.+?)"
@@ -76,28 +79,30 @@ def parse_cluster(text: str) -> ClusterDescription:
     A NIC that is faster than its PCIe slot counts with the slot's bandwidth, and a note says so.
 
     Raises:
-        UsageError: the text has none of the forms, a name is unknown, accelerators do not fill whole nodes, or several
-            nodes were asked for and no bandwidth between them is known.
+        UsageError: the text has none of the forms, a name is unknown, a count is above its limit, accelerators do not
+            fill whole nodes, or several nodes were asked for and no bandwidth between them is known.
 
     >>> cluster = parse_cluster("4 nodes of 8x A100-SXM-80GB over 8x HDR")
     >>> cluster.num_accelerators, cluster.node_bytes_per_s
     (32, 200000000000.0)
     """
+    if len(text) > _LONGEST:
+        raise _unreadable(f"{text[:40]}...", f"it has {len(text)} characters, more than {_LONGEST}")
     match = _TEXT.fullmatch(text.strip())
     if match is None:
         raise _unreadable(text, "it is empty")
-    count = _count(text, match["count"])
+    count = _count(text, match["count"], "accelerators")
     num_nodes, base, notes = _nodes(text, count, match["what"].strip())
     if match["over"]:
         base = _with_nics(text, base, match["over"].strip())
     return _describe(text.strip(), num_nodes, base, notes, sharp=match["sharp"] is not None)
 
 
-def _count(text: str, written: str | None) -> int:
+def _count(text: str, written: str | None, name: str) -> int:
     count = 1 if written is None else int(written)
     if count < 1:
         raise _unreadable(text, f"the count is {count}, and has to be at least 1")
-    return count
+    return check_limit(name, count)
 
 
 def _unreadable(text: str, why: str) -> UsageError:
@@ -112,7 +117,11 @@ def _nodes(text: str, count: int, what: str) -> tuple[int, Node, list[str]]:
     if has("nodes", what):
         return count, node(what), []
     if counted := _COUNTED.fullmatch(what):
-        return count, _node_of(accelerator(counted["what"]), _count(text, counted["count"])), []
+        return (
+            count,
+            _node_of(accelerator(counted["what"]), _count(text, counted["count"], "accelerators per node")),
+            [],
+        )
     if not has("accelerators", what):
         raise _unreadable(text, _unknown(what))
     part = accelerator(what)
@@ -171,7 +180,7 @@ def _node_of(part: Accelerator, count: int) -> Node:
 def _with_nics(text: str, base: Node, over: str) -> Node:
     """The node with other NICs: `8x HDR`, `HDR` or `4x 200 Gb/s`."""
     counted = _COUNTED.fullmatch(over)
-    nics = _count(text, counted["count"]) if counted else 1
+    nics = _count(text, counted["count"], "NICs per node") if counted else 1
     port = _port(text, counted["what"] if counted else over)
     return base.model_copy(update={"nics": nics, "nic_bytes_per_s": port.bytes_per_s, "network": port.network})
 
@@ -188,6 +197,7 @@ def _port(text: str, written: str) -> Link:
 
 def _describe(text: str, num_nodes: int, base: Node, notes: list[str], *, sharp: bool) -> ClusterDescription:
     part = accelerator(base.accelerator)
+    check_limit("accelerators", num_nodes * base.accelerators)
     if num_nodes > 1 and not base.nics:
         raise UsageError(
             f"`{text}` has {num_nodes} nodes, and no bandwidth between nodes of {base.name} is published",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 
@@ -15,9 +16,11 @@ from trainworks.plan.learning import fixed_of
 from trainworks.plan.pricing import AnyJob
 from trainworks.plan.search import LARGEST_INTERLEAVE, LARGEST_MICRO_BATCH, Fixed, SearchResult
 from trainworks.spec.layout import Layout, check_micro_batch, check_written, divisors, next_multiple, one_of
+from trainworks.spec.limits import above_limit
 
 __all__ = ["as_option", "check_against", "fixed_at", "fixed_by", "parse_layout", "roomier_batch", "why_nothing"]
 
+_NUMBER = re.compile(r"[0-9]{1,30}")
 _FIELDS = {"offload": "offload_activations", "dp": "dp_shard"}
 """Fields of the search that a run file calls otherwise."""
 _SWITCHES = ("sequence_parallel", "zero_bubble", "offload", "offload_optimizer")
@@ -27,9 +30,13 @@ def parse_layout(text: str) -> Layout:
     """`tp=8,pp=4,recompute=full`; what is not named stays open.
 
     Raises:
-        UsageError: a name that no layout has, or a value that it cannot have.
+        UsageError: a name that no layout has or that is given twice, or a value that it cannot have.
     """
-    named = dict(pair.partition("=")[::2] for pair in text.replace(" ", "").split(",") if pair)
+    pairs = [pair.partition("=")[::2] for pair in text.replace(" ", "").split(",") if pair]
+    named = dict(pairs)
+    if len(named) < len(pairs):
+        twice = next(name for name, _ in pairs if [other for other, _ in pairs].count(name) > 1)
+        raise UsageError(f"`{text}` gives `{twice}` twice", hint=f"keep one `{twice}=`")
     if unknown := sorted(named.keys() - Layout.model_fields.keys()):
         near = get_close_matches(unknown[0], Layout.model_fields, n=1)
         known = ", ".join(Layout.model_fields)
@@ -37,9 +44,11 @@ def parse_layout(text: str) -> Layout:
             f"no layout has `{unknown[0]}`", hint=f"did you mean `{near[0]}`?" if near else f"there are {known}"
         )
     try:
-        return Layout.model_validate({name: int(v) if v.isdigit() else v for name, v in named.items()})
+        return Layout.model_validate({name: int(v) if _NUMBER.fullmatch(v) else v for name, v in named.items()})
     except ValidationError as error:
         detail = error.errors()[0]
+        if detail["type"] == "less_than_equal" and (problem := above_limit(str(detail["loc"][0]), detail["input"])):
+            raise UsageError(problem, hint="check the number of digits") from None
         raise UsageError(f"{detail['loc'][0]} `{detail['input']}`: {detail['msg'].lower()}") from None
 
 

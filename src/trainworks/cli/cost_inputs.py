@@ -121,7 +121,7 @@ def parse_assumptions(written: Sequence[str]) -> dict[str, float]:
     """Numbers that replace assumptions, from `NAME=VALUE` each.
 
     Raises:
-        UsageError: no such assumption, no number, or a number that cannot be meant.
+        UsageError: no such assumption, one that is given twice, no number, or a number that cannot be meant.
     """
     given: dict[str, float] = {}
     for text in written:
@@ -134,6 +134,8 @@ def parse_assumptions(written: Sequence[str]) -> dict[str, float]:
             hint = f"nearest are {', '.join(f'`{known[each]}`' for each in near)}"
             raise UsageError(f"no assumption `{name.strip()}`", place="--assume", hint=hint)
         own = known[name.strip().lower()]
+        if own in given:
+            raise UsageError(f"`{own}` is given twice", place="--assume", hint=f'keep one `--assume "{own}=..."`')
         given[own] = checked(own, _number(value, text), place="--assume")
     return given
 

@@ -26,9 +26,10 @@ def command(
     """For an administrator: a prolog and a HealthCheckProgram that drain a node which fails its check, and what
     slurm.conf says about them. The job that met such a node is put back and starts elsewhere.
     """
-    check = NodeCheck(
-        accelerators=accelerators, free_gb=dict(map(_free, free or [])), mounted=tuple(map(_path, mounted or []))
-    )
+    least = list(map(_free, free or []))
+    if twice := [path for path, _ in least if [other for other, _ in least].count(path) > 1]:
+        raise UsageError(f"`--free` gives `{twice[0]}` twice", hint=f"keep one `--free {twice[0]}=GIB`")
+    check = NodeCheck(accelerators=accelerators, free_gb=dict(least), mounted=tuple(map(_path, mounted or [])))
     if check == NodeCheck(free_gb={}):
         raise UsageError("nothing is to be checked", hint="trainworks hooks --accelerators 8 --mounted /shared")
     conf = slurm_conf_lines(_path(folder), every_s=every_s)

@@ -365,7 +365,7 @@ def _entries_of(tokenizer: Path) -> int:
         vocabulary = content["model"]["vocab"]
         ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else list(range(len(vocabulary)))
         return 1 + int(max(ids + [token["id"] for token in content.get("added_tokens", [])]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise EnvironmentProblem(f"cannot read tokenizer `{tokenizer}`: {error}") from None
 
 
@@ -374,9 +374,11 @@ def _hf_config(checkpoint: str) -> dict[str, Any]:
     folder = Path(checkpoint).expanduser()
     path = folder / "config.json" if folder.is_dir() else _from_hub(checkpoint)
     try:
-        config: dict[str, Any] = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+        config = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
         raise EnvironmentProblem(f"cannot read the config of `{checkpoint}`: {error}") from None
+    if not isinstance(config, dict):
+        raise EnvironmentProblem(f"cannot read the config of `{checkpoint}`: it is not a JSON object")
     return config
 
 

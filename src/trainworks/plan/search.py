@@ -6,13 +6,14 @@ micro-batch, recomputation, schedule, offload) are expanded to arrays and priced
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trainworks.errors import UsageError
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.conv_step import ConvJob
 from trainworks.plan.layouts import Array, Layouts, Recompute, Values
@@ -26,6 +27,7 @@ from trainworks.units import format_gib
 __all__ = [
     "LARGEST_INTERLEAVE",
     "LARGEST_MICRO_BATCH",
+    "MAX_LAYOUTS",
     "Fixed",
     "Rejection",
     "SearchResult",
@@ -43,6 +45,8 @@ _CHUNK = 16384
 LARGEST_MICRO_BATCH = 64
 _LARGEST_IMAGE_BATCH = 512
 LARGEST_INTERLEAVE = 12
+MAX_LAYOUTS = 10_000_000
+"""Layouts that one search prices: about half a minute."""
 _USABLE_SHARE, _PROGRAM_SHARE = 0.96, 0.98
 """Of the memory that was sold, and of what a program can have of it, what a plan may use: the rest is for what
 fragments differently tomorrow."""
@@ -158,11 +162,12 @@ def search(
         coefficients: of the model of time and memory.
 
     Raises:
-        UsageError: the accelerator cannot compute in the job's precision.
+        UsageError: the accelerator cannot compute in the job's precision, or there are more than `MAX_LAYOUTS` layouts.
     """
     fixed = fixed or {}
     kept = _Kept(keep)
-    filled = (options(job, mesh, global_batch, fixed) for mesh in meshes(job, world_size, global_batch, fixed, kept))
+    found = _within_limit(job, meshes(job, world_size, global_batch, fixed, kept), global_batch, fixed)
+    filled = (options(job, mesh, global_batch, fixed) for mesh in found)
     for layouts in _in_chunks(filled):
         _price(job, layouts, kept, belief, coefficients)
     layouts, seconds, used = kept.best()
@@ -242,10 +247,7 @@ def meshes(job: AnyJob, world_size: int, global_batch: int, fixed: Fixed, kept: 
     def allowed(name: str, values: list[int]) -> list[int]:
         return [value for value in values if value == fixed.get(name, value)]
 
-    whole = divisors(world_size)
-    for tp, pp, cp in itertools.product(*(allowed(name, whole) for name in ("tp", "pp", "cp"))):
-        if world_size % (tp * pp * cp):
-            continue
+    for tp, pp, cp in _splits(world_size, allowed):
         dp = world_size // (tp * pp * cp)
         if dp != fixed.get("dp", dp):
             continue
@@ -256,6 +258,39 @@ def meshes(job: AnyJob, world_size: int, global_batch: int, fixed: Fixed, kept: 
         experts = divisors(np.gcd(routed, dp * cp * tp)) if routed else [1]
         for ep in allowed("ep", [int(value) for value in experts]):
             yield {"tp": tp, "pp": pp, "cp": cp, "dp": dp, "ep": ep}
+
+
+def _splits(world_size: int, allowed: Callable[[str, list[int]], list[int]]) -> Iterator[tuple[int, int, int]]:
+    """Every tp, pp and cp whose product divides the world size."""
+    whole = divisors(world_size)
+    for tp in allowed("tp", whole):
+        if world_size % tp:
+            continue
+        for pp in allowed("pp", [pp for pp in whole if world_size // tp % pp == 0]):
+            rest = world_size // tp // pp
+            yield from ((tp, pp, cp) for cp in allowed("cp", [cp for cp in whole if rest % cp == 0]))
+
+
+def _within_limit(
+    job: AnyJob, found: Iterable[dict[str, int]], global_batch: int, fixed: Fixed
+) -> list[dict[str, int]]:
+    """The meshes, if pricing all of their layouts is a bounded amount of work.
+
+    Raises:
+        UsageError: they have more than `MAX_LAYOUTS` layouts.
+    """
+    kept, count = [], 0
+    for mesh in found:
+        kept.append(mesh)
+        choices, sharding, schedules = _choices(job, mesh, global_batch, fixed)
+        count += math.prod(map(len, choices.values())) * len(sharding) * len(schedules)
+        if count > MAX_LAYOUTS:
+            raise UsageError(
+                f"{job.cluster.num_accelerators:,} accelerators, {global_batch:,} samples and this model have more "
+                f"than {MAX_LAYOUTS:,} layouts, the most that one plan compares",
+                hint="fix a degree, such as `layout: {tp: 8}`, or take a batch with fewer divisors",
+            )
+    return kept
 
 
 def _illegal(job: AnyJob, global_batch: int, *, tp: int, pp: int, cp: int, dp: int) -> str | None:
@@ -279,24 +314,7 @@ def _illegal_dp(global_batch: int, dp: int) -> str | None:
 
 def options(job: AnyJob, mesh: Mapping[str, int], global_batch: int, fixed: Fixed) -> Layouts:
     """Every way to fill a mesh: sharding, micro-batch, schedule, recomputation, offload."""
-    tp, pp, cp, dp = mesh["tp"], mesh["pp"], mesh["cp"], mesh["dp"]
-    per_rank = global_batch // dp
-    images = isinstance(job, ConvJob) or bool(job.shape.patch_values)
-    largest = _LARGEST_IMAGE_BATCH if images else LARGEST_MICRO_BATCH
-    choices: dict[str, list[int]] = {
-        "micro_batch": [size for size in divisors(per_rank) if size <= largest],
-        "recompute": [int(kind) for kind in _recomputations(job)],
-        "sequence_parallel": [0, 1] if tp > 1 else [0],
-        "offload": [0] if isinstance(job, ConvJob) else [0, 1],
-        "offload_optimizer": [0] if isinstance(job, ConvJob) else [0, 1],
-    }
-    choices = {name: [v for v in values if v == fixed.get(name, v)] for name, values in choices.items()}
-    sharding = [pair for pair in _sharding(dp * cp, dp, pp) if _agrees(pair, fixed, ("zero", "dp_shard"))]
-    schedules = [
-        pair
-        for pair in _schedules(1 if isinstance(job, ConvJob) else job.shape.layers, pp)
-        if _agrees(pair, fixed, ("interleave", "zero_bubble"))
-    ]
+    choices, sharding, schedules = _choices(job, mesh, global_batch, fixed)
     axes = [np.array(values, dtype=np.float64) for values in choices.values()]
     grids = np.meshgrid(np.arange(len(sharding)), np.arange(len(schedules)), *axes, indexing="ij")
     flat: list[Array] = [grid.ravel().astype(np.float64) for grid in grids]
@@ -313,8 +331,36 @@ def options(job: AnyJob, mesh: Mapping[str, int], global_batch: int, fixed: Fixe
         **mesh,
     )
     # an interleaved schedule needs as many micro-batches as stages, in whole groups
-    whole = (layouts.interleave == 1) | (layouts.accum % pp == 0)
+    whole = (layouts.interleave == 1) | (layouts.accum % mesh["pp"] == 0)
     return layouts.take(whole)
+
+
+_Pairs = list[tuple[int, int]]
+
+
+def _choices(
+    job: AnyJob, mesh: Mapping[str, int], global_batch: int, fixed: Fixed
+) -> tuple[dict[str, list[int]], _Pairs, _Pairs]:
+    """What may be chosen in a mesh: values by field, pairs of (zero, dp_shard), pairs of (interleave, zero_bubble)."""
+    tp, pp, cp, dp = mesh["tp"], mesh["pp"], mesh["cp"], mesh["dp"]
+    per_rank = global_batch // dp
+    images = isinstance(job, ConvJob) or bool(job.shape.patch_values)
+    largest = _LARGEST_IMAGE_BATCH if images else LARGEST_MICRO_BATCH
+    choices: dict[str, list[int]] = {
+        "micro_batch": [size for size in range(1, largest + 1) if per_rank % size == 0],
+        "recompute": [int(kind) for kind in _recomputations(job)],
+        "sequence_parallel": [0, 1] if tp > 1 else [0],
+        "offload": [0] if isinstance(job, ConvJob) else [0, 1],
+        "offload_optimizer": [0] if isinstance(job, ConvJob) else [0, 1],
+    }
+    choices = {name: [v for v in values if v == fixed.get(name, v)] for name, values in choices.items()}
+    sharding = [pair for pair in _sharding(dp * cp, dp, pp) if _agrees(pair, fixed, ("zero", "dp_shard"))]
+    schedules = [
+        pair
+        for pair in _schedules(1 if isinstance(job, ConvJob) else job.shape.layers, pp)
+        if _agrees(pair, fixed, ("interleave", "zero_bubble"))
+    ]
+    return choices, sharding, schedules
 
 
 def _recomputations(job: AnyJob) -> list[Recompute]:

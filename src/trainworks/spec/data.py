@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema, model_validator
 
 from trainworks.spec.data_source import DataSource, check_weights, sources_from
+from trainworks.spec.limits import up_to
 from trainworks.spec.quantities import SizeBytes, Spec
 
 __all__ = ["TRAINED_VOCABULARY", "Data"]
@@ -40,9 +41,9 @@ class Data(Spec):
     source: Sources = ""
     """`python-stdlib`, a file, folder or glob (text, JSONL, Parquet), `s3://...`, `hf://name`, a folder that was
     prepared; or several with weights, `{texts: 3, code: 1}`. A described cluster needs none."""
-    sequence_length: Annotated[int, Field(ge=1)] = 1
+    sequence_length: Annotated[int, up_to("sequence_length")] = 1
     """Tokens per training sequence; at least 2 for text, left out for images."""
-    image_size: Annotated[int, Field(ge=8)] | None = None
+    image_size: Annotated[int, up_to("image_size", least=8)] | None = None
     """Width of the square images."""
     column: str | None = None
     """Column or key with the text (JSONL, Parquet, datasets); `text` or `content` when left out."""

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints
 
+from trainworks.spec.limits import up_to
 from trainworks.spec.quantities import DurationS, DurationSOrNever, SizeBytes, Spec
 
 __all__ = ["Container", "Engine", "Idle", "Job", "Kubernetes", "Ray", "SkyPilot", "Slurm"]
@@ -91,7 +92,7 @@ class Job(Spec):
     """Longest time of one attempt. A job that has one may start before others that it does not delay."""
     grace: DurationS = 120.0
     """From the request to end until the end: at a stop, before the time limit, and when the place is taken."""
-    min_nodes: Annotated[int, Field(ge=1)] | None = None
+    min_nodes: Annotated[int, up_to("min_nodes")] | None = None
     """Fewest nodes to start with; all of them when left out."""
     exclude: tuple[Word, ...] = ()
     """Nodes that it must not get."""

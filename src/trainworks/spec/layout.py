@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from trainworks.errors import LayoutError
+from trainworks.spec.limits import LIMITS, up_to
 from trainworks.spec.quantities import Spec
 
 __all__ = [
@@ -32,7 +33,7 @@ __all__ = [
 
 MESH_AXES = ("dp_replicate", "dp_shard", "cp", "tp", "pp")
 """Axes whose degrees multiply to the world size."""
-Degree = Field(default=1, ge=1)
+Degree = up_to("accelerators", default=1)
 Compression = Literal["none", "bf16", "fp16", "powersgd"]
 
 
@@ -55,13 +56,13 @@ class Layout(Spec):
     """Pipeline parallel degree."""
     ep: int = Degree
     """Expert parallel degree; divides dp_shard * cp * tp."""
-    micro_batch: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    micro_batch: Annotated[int, up_to("micro_batch")] | Literal["auto"] = "auto"
     """Sequences that one rank takes through one forward and backward."""
     zero: Literal[1, 2, 3, "auto"] = "auto"
     """What the ranks of `dp_shard` share: 1 optimizer state, 2 and gradients, 3 and weights (FSDP)."""
     sequence_parallel: bool | Literal["auto"] = "auto"
     """Split norms and residuals over `tp` too."""
-    interleave: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    interleave: Annotated[int, up_to("interleave")] | Literal["auto"] = "auto"
     """Model chunks of each pipeline stage; 1 is plain 1F1B."""
     zero_bubble: bool | Literal["auto"] = "auto"
     """Let weight gradients fill the pipeline's idle time (ZB-H1)."""
@@ -78,7 +79,9 @@ class Layout(Spec):
     """Rank of the factors."""
     powersgd_warmup: Annotated[int, Field(ge=2)] = 100
     """Steps before PowerSGD begins, after a start and after every resume, in which gradients are sent whole."""
-    stage_layers: tuple[Annotated[int, Field(ge=1)], ...] | None = None
+    stage_layers: (
+        Annotated[tuple[Annotated[int, up_to("layers")], ...], Field(max_length=LIMITS["layers"].most)] | None
+    ) = None
     """Layers of each pipeline stage, first to last; when left out as even as can be, the shorter ones at both ends."""
 
 
@@ -268,7 +271,8 @@ def divisors(number: int) -> list[int]:
     >>> divisors(12)
     [1, 2, 3, 4, 6, 12]
     """
-    return [d for d in range(1, number + 1) if number % d == 0]
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return small + [number // d for d in reversed(small) if d * d != number]
 
 
 def one_of(values: Sequence[int]) -> str:

@@ -13,6 +13,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from trainworks.errors import LayoutError, RunFileError, TrainworksError, UsageError
+from trainworks.spec.limits import above_limit
 from trainworks.spec.run_file import RunFile
 
 __all__ = ["LATER", "FieldPath", "Source", "load_run_file", "name_from", "parse_run_file", "problems_of", "read_text"]
@@ -50,14 +51,41 @@ LATER = {
 
 FieldPath = tuple[str | int, ...]
 
+_DEEPEST = 100
+"""Levels of a run file."""
+_MOST_FIELDS = 100_000
+"""Fields of a run file, with those that its aliases repeat."""
+
 
 class _Loader(yaml.SafeLoader):
     """YAML in which `20:25` is text: YAML 1.1 takes it for a number of base 60, which nobody means."""
+
+    _depth = 0
 
     def resolve(self, kind: type[yaml.Node], value: str, implicit: bool | tuple[bool, bool]) -> str:
         tag: str = super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
         is_number = tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
         return "tag:yaml.org,2002:str" if is_number and ":" in value else tag
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        self._depth += 1
+        if self._depth > _DEEPEST:
+            raise yaml.MarkedYAMLError(
+                problem=f"nested more than {_DEEPEST} levels deep",
+                problem_mark=self.peek_event().start_mark,  # type: ignore[no-untyped-call]
+            )
+        try:
+            node: yaml.Node | None = super().compose_node(parent, index)  # type: ignore[no-untyped-call]
+        finally:
+            self._depth -= 1
+        return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep=deep)  # type: ignore[no-untyped-call]
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+            problem = f"`{str(node.value)[:40]}` is not a valid {node.tag.rpartition(':')[2]}"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from None
 
 
 class Source:
@@ -89,7 +117,7 @@ class Source:
         """The YAML as plain Python values, its line numbers remembered.
 
         Raises:
-            RunFileError: the text is not YAML, or a key stands twice.
+            RunFileError: the text is not YAML, is nested or repeated by aliases beyond the limits, or has a key twice.
         """
         try:
             node = yaml.compose(self.text, Loader=_Loader)
@@ -105,8 +133,7 @@ class Source:
     def _remember(self, node: yaml.Node | None, path: tuple[str, ...], above: tuple[yaml.Node, ...] = ()) -> None:
         if node is None:
             return
-        if node in above:
-            raise yaml.MarkedYAMLError(problem="an alias contains itself", problem_mark=node.start_mark)
+        self._check_aliases(node, above)
         above = (*above, node)
         if isinstance(node, yaml.MappingNode):
             for key, value in node.value:
@@ -119,6 +146,15 @@ class Source:
             for index, item in enumerate(node.value):
                 self._lines[(*path, str(index))] = item.start_mark.line + 1
                 self._remember(item, (*path, str(index)), above)
+
+    def _check_aliases(self, node: yaml.Node, above: tuple[yaml.Node, ...]) -> None:
+        problem = None
+        if node in above:
+            problem = "an alias contains itself"
+        elif len(self._lines) > _MOST_FIELDS:
+            problem = f"more than {_MOST_FIELDS:,} fields"
+        if problem:
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
 
 
 def load_run_file(path: Path) -> tuple[RunFile, Source]:
@@ -174,6 +210,8 @@ def problems_of(error: ValidationError, data: Mapping[str, Any], source: Source)
         (_written_path(detail["loc"], data, missing=detail["type"] == "missing"), detail)
         for detail in error.errors(include_url=False)
     ]
+    numbers = {path for path, detail in found if detail["type"] in ("greater_than_equal", "less_than_equal")}
+    found = [each for each in found if each[1]["type"] != "literal_error" or each[0] not in numbers]
     for path, detail in sorted(found, key=lambda problem: source.line(problem[0])):
         message, hint = _wording(detail, path)
         yield UsageError(message, place=source.place(path), hint=hint)
@@ -195,7 +233,14 @@ def _wording(detail: Any, path: FieldPath) -> tuple[str, str | None]:
         return message, hint or None
     if kind == "literal_error":
         return _literal_wording(detail["input"], detail["ctx"]["expected"])
-    return f"`{detail['input']}` does not fit: {detail['msg'][0].lower()}{detail['msg'][1:]}", None
+    return _range_wording(detail, path)
+
+
+def _range_wording(detail: Any, path: FieldPath) -> tuple[str, str | None]:
+    name = next((part for part in reversed(path) if isinstance(part, str)), "")
+    if detail["type"] == "less_than_equal" and (problem := above_limit(name, int(detail["input"]))):
+        return problem, "check the number of digits"
+    return f"`{str(detail['input'])[:100]}` does not fit: {detail['msg'][0].lower()}{detail['msg'][1:]}", None
 
 
 def _literal_wording(value: object, expected: str) -> tuple[str, str | None]:

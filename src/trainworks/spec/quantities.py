@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_serializer, model_validator
 
-from trainworks.errors import QuantityError
+from trainworks.errors import QuantityError, UsageError
+from trainworks.spec.limits import check_limit
 from trainworks.units import parse_bytes, parse_counted, parse_duration, parse_usd
 
 __all__ = [
@@ -45,7 +46,7 @@ def _parsed(parse: Callable[[Any], Any]) -> BeforeValidator:
     def validate(value: Any) -> Any:
         try:
             return parse(value)
-        except QuantityError as error:
+        except UsageError as error:
             raise ValueError(f"{error.message}\x1f{error.hint or ''}") from None
 
     return BeforeValidator(validate)
@@ -135,6 +136,7 @@ class TrainFor(_Counted):
         amount, unit = parse_counted(value, ("steps", "tokens", "epochs"))
         if amount < 1:
             raise QuantityError(f"`{value}` trains for nothing", hint="write it like `300 steps`")
+        check_limit(unit, amount)
         return cls.model_validate({"amount": amount, "unit": unit})
 
 
@@ -168,6 +170,7 @@ class CheckpointInterval(_Counted):
             steps, _ = parse_counted(value, ("steps",))
             if steps < 1:
                 raise QuantityError(f"`{value}` is not an interval", hint="write it like `50 steps`")
+            check_limit("steps", steps)
             return cls(steps=steps)
         seconds = parse_duration(value)
         if seconds <= 0:

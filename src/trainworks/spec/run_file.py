@@ -15,6 +15,7 @@ from trainworks.spec.data import TRAINED_VOCABULARY, Data
 from trainworks.spec.data_source import DataSource
 from trainworks.spec.engines import Engine, Job, Kubernetes, Ray, SkyPilot, Slurm
 from trainworks.spec.layout import Layout
+from trainworks.spec.limits import check_limit, up_to
 from trainworks.spec.quantities import (
     AutoDurationS,
     BudgetUsd,
@@ -64,16 +65,16 @@ class Model(Spec):
     weights: Literal["random", "pretrained"] = "random"
     """Where the first weights come from; `pretrained` needs `hf`."""
     architecture: Architecture = "llama"
-    layers: PositiveInt | None = None
-    hidden: PositiveInt | None = None
-    heads: PositiveInt | None = None
-    kv_heads: PositiveInt | None = None
+    layers: Annotated[int, up_to("layers")] | None = None
+    hidden: Annotated[int, up_to("hidden")] | None = None
+    heads: Annotated[int, up_to("heads")] | None = None
+    kv_heads: Annotated[int, up_to("kv_heads")] | None = None
     """Key/value heads of grouped-query attention; the number of heads when left out."""
-    feed_forward: PositiveInt | None = None
+    feed_forward: Annotated[int, up_to("feed_forward")] | None = None
     """Width of the MLP; when left out 8/3 of `hidden` rounded up to 64 (gated) or 4 times `hidden` (gpt2)."""
-    experts: Annotated[int, Field(ge=2)] | None = None
+    experts: Annotated[int, up_to("experts", least=2)] | None = None
     """Experts of each layer, `feed_forward` wide each; only mixtral has them, 8 when left out."""
-    experts_per_token: PositiveInt | None = None
+    experts_per_token: Annotated[int, up_to("experts_per_token")] | None = None
     """Experts that each token passes; 2 when left out."""
     balance_loss: Annotated[float, Field(ge=0)] | None = None
     """Weight of the loss that keeps all experts in use, 0 for none. Left out: 0.01, or what the `hf` config says. The
@@ -152,7 +153,7 @@ class Workload(Spec):
     """Arithmetic of forward and backward; weights, sums and optimizer stay in fp32. Left out: bf16, or fp32 on a
     processor that only emulates bf16. tf32 and fp8 need accelerators that have them; fp4 can be planned, not
     trained."""
-    global_batch: PositiveInt
+    global_batch: Annotated[int, up_to("global_batch")]
     """Sequences, images or samples per optimizer step, over all ranks."""
     train_for: TrainForField
     optimizer: Optimizer = Optimizer()
@@ -216,9 +217,9 @@ class Cluster(Spec):
     """A cluster in words, to plan with: `4 nodes of 8x A100-SXM-80GB over 8x HDR`, `64x H100`, `4x p4d.24xlarge`."""
     usd_per_accelerator_hour: Annotated[float, Field(gt=0)] | None = None
     """What one accelerator costs per hour; a budget needs it."""
-    nodes: PositiveInt = 1
+    nodes: Annotated[int, up_to("nodes")] = 1
     """Node agents; several on one machine are separate failure domains."""
-    processes_per_node: PositiveInt | Literal["auto"] = "auto"
+    processes_per_node: Annotated[int, up_to("processes_per_node")] | Literal["auto"] = "auto"
     """Ranks per node; `auto` is one per accelerator, or one process on a machine without any."""
     rendezvous_port: Annotated[int, Field(ge=0, le=65535)] = 0
     """Port of the rendezvous; 0 takes a free one."""
@@ -329,7 +330,7 @@ class RunFile(Spec):
     """Environment variables of `setup` and `run`; one without a value must be set where the run is started."""
     workdir: str | None = None
     """Folder that `setup` and `run` start in; the one you are in when left out."""
-    num_nodes: PositiveInt | None = None
+    num_nodes: Annotated[int, up_to("num_nodes")] | None = None
     """Nodes of a command, as SkyPilot writes it; the same as `cluster.nodes`."""
     resources: Resources | None = None
     """What every node must have, as SkyPilot writes it."""
@@ -393,9 +394,13 @@ class RunFile(Spec):
         return "per_node" if as_skypilot and self.cluster.processes_per_node == "auto" else "per_rank"
 
     def with_ranks(self, nodes: int | None, processes_per_node: int | None) -> RunFile:
-        """The same run file with other numbers of nodes and of ranks per node, where they are given."""
+        """The same run file with other numbers of nodes and of ranks per node, where they are given.
+
+        Raises:
+            UsageError: a number is above its limit.
+        """
         wanted = {"nodes": nodes, "processes_per_node": processes_per_node}
-        written = {key: value for key, value in wanted.items() if value is not None}
+        written = {key: check_limit(key, value) for key, value in wanted.items() if value is not None}
         changes: dict[str, Any] = {"cluster": self.cluster.model_copy(update=written)}
         if nodes is not None and self.num_nodes is not None:
             changes["num_nodes"] = nodes

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trainworks.plan.shapes.hf_config import Config, attention_biases, completed, decoder, whole, window
+from trainworks.plan.shapes.hf_config import Config, attention_biases, completed, decoder, optional, whole, window
 from trainworks.record.resolved import LatentAttention, ModelShape, SmallParameters
 
 __all__ = [
@@ -69,7 +69,7 @@ def qwen3(config: Config) -> ModelShape:
 def qwen3_moe(config: Config) -> ModelShape:
     """Experts in every `decoder_sparse_step`-th layer that is not in `mlp_only_layers`."""
     dimensions = decoder(config)
-    step, skipped = int(config.get("decoder_sparse_step", 1)), set(config.get("mlp_only_layers") or ())
+    step, skipped = optional(config, "decoder_sparse_step", 1), set(config.get("mlp_only_layers") or ())
     layers = range(dimensions["layers"])
     sparse = sum(layer not in skipped and (layer + 1) % step == 0 for layer in layers)
     experts = {
@@ -173,7 +173,7 @@ def _deepseek(config: Config, *, dense_layers: int, routing_bias: bool) -> Model
     Layers that predict further tokens (`num_nextn_predict_layers`) are not counted.
     """
     latent = LatentAttention(
-        query_rank=int(config.get("q_lora_rank", 1536) or 0),
+        query_rank=optional(config, "q_lora_rank", 0) if "q_lora_rank" in config else 1536,
         kv_rank=whole(config, "kv_lora_rank", default=512),
         rope_head_dim=whole(config, "qk_rope_head_dim", default=64),
         nope_head_dim=whole(config, "qk_nope_head_dim", default=128),
@@ -188,7 +188,7 @@ def _deepseek(config: Config, *, dense_layers: int, routing_bias: bool) -> Model
         experts=experts,
         experts_per_token=whole(config, "num_experts_per_tok"),
         expert_feed_forward=width,
-        shared_feed_forward=width * int(config.get("n_shared_experts") or 0),
+        shared_feed_forward=width * optional(config, "n_shared_experts", 0),
         dense_layers=whole(config, "first_k_dense_replace", default=dense_layers),
         latent=latent,
         small=SmallParameters(

@@ -12,8 +12,9 @@ from typing import Any
 from trainworks.errors import UsageError
 from trainworks.plan.parameters import num_parameters
 from trainworks.record.resolved import ModelShape
+from trainworks.spec.limits import check_limit
 
-__all__ = ["Config", "attention_biases", "completed", "decoder", "whole", "window"]
+__all__ = ["Config", "attention_biases", "completed", "decoder", "optional", "whole", "window"]
 
 Config = Mapping[str, Any]
 
@@ -33,8 +34,8 @@ def decoder(
         "layers": whole(config, "num_hidden_layers"),
         "hidden": hidden,
         "heads": heads,
-        "kv_heads": int(config.get("num_key_value_heads") or heads),
-        "head_dim": int(config.get("head_dim") or head_dim or hidden // heads),
+        "kv_heads": optional(config, "num_key_value_heads", heads),
+        "head_dim": optional(config, "head_dim", head_dim or hidden // heads),
         "feed_forward": whole(config, width_key),
         "vocabulary": whole(config, "vocab_size"),
         "max_sequence_length": whole(config, "max_position_embeddings", default=2048),
@@ -48,7 +49,7 @@ def window(config: Config, *, full_every: int | None = None) -> dict[str, int]:
     """The sliding window and the layers that have it: those that `layer_types` names, else all, or all but every
     n-th.
     """
-    tokens, layers = int(config.get("sliding_window") or 0), whole(config, "num_hidden_layers")
+    tokens, layers = optional(config, "sliding_window", 0), whole(config, "num_hidden_layers")
     types = config.get("layer_types")
     without = layers // full_every if full_every else 0
     sliding = layers - without if types is None else list(types).count("sliding_attention")
@@ -62,14 +63,41 @@ def attention_biases(dimensions: Mapping[str, Any], *, output: bool) -> int:
 
 
 def whole(config: Config, *names: str, default: int | None = None) -> int:
-    """The first of these keys that the config has.
+    """The value of the first of these keys that the config has.
 
     Raises:
-        UsageError: it has none of them, and there is no default.
+        UsageError: the config has none of them and there is no default, or the value is not a whole number within the
+            limits.
     """
     for name in names:
         if config.get(name) is not None:
-            return int(config[name])
+            return _checked(config, name)
     if default is None:
         raise UsageError(f"the config of this `{config.get('model_type')}` has no `{names[0]}`")
     return default
+
+
+def optional(config: Config, name: str, default: int) -> int:
+    """The value of a key that may be missing, null or 0; the default in these cases."""
+    return _checked(config, name) if config.get(name) else default
+
+
+def _checked(config: Config, name: str) -> int:
+    value, least = config[name], 0 if name in _MAY_BE_ZERO else 1
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value // 1 or value < least:
+        raise UsageError(f"the config of this `{config.get('model_type')}` has `{name}: {str(value)[:40]}`")
+    return check_limit(_NAMES.get(name, "hidden"), int(value), called=name)
+
+
+_MAY_BE_ZERO = ("first_k_dense_replace",)
+_NAMES = {
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "first_k_dense_replace", "decoder_sparse_step"), "layers"),
+    **dict.fromkeys(("num_attention_heads", "n_head", "num_key_value_heads"), "heads"),
+    **dict.fromkeys(("intermediate_size", "moe_intermediate_size", "ffn_dim", "n_inner"), "feed_forward"),
+    **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts", "n_shared_experts"), "experts"),
+    **dict.fromkeys(("num_experts_per_tok", "experts_per_token"), "experts"),
+    **dict.fromkeys(("vocab_size", "num_labels"), "vocabulary"),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "seq_length", "sliding_window"), "sequence_length"),
+    "image_size": "image_size",
+}
+"""The limit of each key; that of `hidden` for any other."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from trainworks.errors import UsageError
-from trainworks.plan.shapes.hf_config import Config, attention_biases, completed, decoder, whole
+from trainworks.plan.shapes.hf_config import Config, attention_biases, completed, decoder, optional, whole
 from trainworks.record.resolved import ModelShape, SmallParameters
 
 __all__ = ["bert", "bloom", "gpt2", "gpt_neox", "nemotron", "opt", "vit"]
@@ -23,7 +23,7 @@ def gpt2(config: Config) -> ModelShape:
         heads=heads,
         kv_heads=heads,
         head_dim=hidden // heads,
-        feed_forward=int(config.get("n_inner") or 4 * hidden),
+        feed_forward=optional(config, "n_inner", 4 * hidden),
         vocabulary=whole(config, "vocab_size"),
         max_sequence_length=whole(config, "n_positions", "max_position_embeddings", default=1024),
         tie_embeddings=bool(config.get("tie_word_embeddings", True)),
@@ -38,7 +38,7 @@ def opt(config: Config) -> ModelShape:
         UsageError: a projection of the embeddings, or norms behind the residual, as in OPT-350M.
     """
     hidden = whole(config, "hidden_size")
-    if int(config.get("word_embed_proj_dim") or hidden) != hidden or not config.get("do_layer_norm_before", True):
+    if optional(config, "word_embed_proj_dim", hidden) != hidden or not config.get("do_layer_norm_before", True):
         raise UsageError("an OPT with projected embeddings or norms behind the residual cannot be planned yet")
     dimensions = decoder(config, tied=True, width_key="ffn_dim") | {"gated_mlp": False, "learned_positions": True}
     return _plain(**dimensions, outside=2 * hidden)
