@@ -17,6 +17,7 @@ __all__ = [
     "DAY_S",
     "HOUR_S",
     "WEEK_S",
+    "byte_rate_note",
     "format_bytes",
     "format_count",
     "format_duration",
@@ -139,6 +140,20 @@ def parse_bandwidth(text: str) -> float:
     """
     value, unit = _split(str(text), "a bandwidth", "400 Gb/s")
     return float(_scale(value, unit, BANDWIDTH_UNITS_BYTES_PER_S, "a bandwidth", "400 Gb/s"))
+
+
+def byte_rate_note(text: str) -> str | None:
+    """A remark on a network's bandwidth that is written in bytes, not bits, per second; None for any other text.
+
+    >>> byte_rate_note("64x 400 GB/s"), byte_rate_note("400 Gb/s")
+    ('`400 GB/s` is 3,200 Gb/s; write `400 Gb/s` if you mean bits', None)
+    """
+    found = re.search(r"([0-9][0-9._]*)\s*([KMGT]B/s)\s*$", text)
+    if found is None:
+        return None
+    number, unit = found[1].strip(), found[2]
+    bits = f"{parse_bandwidth(f'{number} {unit}') * 8 / 1e9:,.0f} Gb/s"
+    return f"`{number} {unit}` is {bits}; write `{number} {unit[0]}b/s` if you mean bits"
 
 
 def parse_count(text: str | float) -> int:

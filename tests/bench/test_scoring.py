@@ -6,11 +6,14 @@ import csv
 import io
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tests.bench.rows import RUN, collective_row, run_row
+from trainworks.bench.measured_clusters import remarks_left_out
 from trainworks.bench.scoring import (
+    TABLES,
     PredictedCollective,
     PredictedRun,
     Refusal,
@@ -22,6 +25,8 @@ from trainworks.bench.scoring import (
     score_memory,
     score_runs,
 )
+from trainworks.bench.tables import read_table
+from trainworks.catalog.cluster import parse_cluster
 
 ODD = ("", "0", "1", "7", "64", "nan", "none", "-1", "1e400", "0.5", "1,536", "abc", "3 (HSDP)", "fp8 TE", "A100-40GB")
 
@@ -136,3 +141,27 @@ def test_a_collective_time_follows_from_its_bus_bandwidth() -> None:
 def test_a_collective_that_is_not_planned_is_refused() -> None:
     refusal = predict_collective(collective_row(collective="gossip"))
     assert isinstance(refusal, Refusal) and refusal.reason.startswith("collective `gossip` is not planned")
+
+
+def test_a_row_above_a_limit_is_refused_with_its_line_and_the_next_is_predicted(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    rows = [RUN | {"id": "huge", "num_gpus": "1000000000"}, RUN]
+    path.write_text("\n".join(",".join(cells) for cells in (RUN.keys(), *(row.values() for row in rows))) + "\n")
+    refused, good = (predict_run(row) for row in read_table(path, TABLES["runs"].columns))
+    assert isinstance(refused, Refusal) and isinstance(good, PredictedRun)
+    assert (refused.id, refused.line) == ("huge", 2)
+    assert refused.reason.startswith("num_gpus is 1,000,000,000, above the limit of 10,000,000")
+
+
+@pytest.mark.parametrize("name", ["H100-80GB (SXM, air cooled)", "NVIDIA H100 [80 GB]"])
+def test_a_remark_behind_an_accelerator_is_left_out_and_noted(name: str) -> None:
+    row = run_row(gpu=name, precision="bf16")
+    assert predicted(gpu=name, precision="bf16").run.job.cluster.accelerator.name == "H100-SXM-80GB"
+    note = f"`{name}` is read as `H100-SXM-80GB`: remarks in brackets are left out"
+    assert remarks_left_out([row, row, run_row(gpu="H10 (typo)")]) == [note]
+
+
+def test_a_bare_generation_means_as_many_ports_as_in_a_description() -> None:
+    table = predicted(inter_node_net="HDR100").run.job.cluster
+    described = parse_cluster("8 nodes of 8x A100-80GB over HDR100")
+    assert table.node_bytes_per_s == described.node_bytes_per_s == 8 * 12.5e9

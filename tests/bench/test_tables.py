@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainworks.bench.tables import flag_of, number_of, read_table, text_of, whole_of
+from trainworks.bench.tables import check_readable, flag_of, line_of, number_of, read_table, text_of, whole_of
 from trainworks.errors import UsageError
 
 COLUMNS = ("id", "model", "seq_len")
@@ -102,3 +102,21 @@ def test_a_flag_is_yes_no_or_open(text: str, flag: bool | None) -> None:
 @given(st.integers(1, 10**12))
 def test_thousands_may_be_set_off(value: int) -> None:
     assert whole_of({"batch": f"{value:,}"}, "batch") == whole_of({"batch": f"{value}"}, "batch") == value
+
+
+def test_a_line_that_is_not_comma_separated_text_is_refused_alone(tmp_path: Path) -> None:
+    cell = "x" * 200_000  # longer than csv allows
+    rows = read_table(table(tmp_path, f"id,model\na,x\nb,{cell}\nc,y\n"), COLUMNS)
+    assert [line_of(row) for row in rows] == [2, 3, 4]
+    assert [row["id"] for row in rows] == ["a", "line 3", "c"]
+    check_readable(rows[0])
+    with pytest.raises(UsageError, match="the line cannot be read: field larger than"):
+        check_readable(rows[1])
+
+
+@pytest.mark.parametrize(
+    "name", ["num_gpus", "layers", "hidden", "heads", "vocab", "seq_len", "global_batch", "dp", "tp"]
+)
+def test_a_count_above_its_limit_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=f"{name} is 1e\\+19, above the limit of"):
+        whole_of({name: "1e19"}, name)

@@ -57,7 +57,16 @@ def test_a_scale_up_domain_is_never_larger_than_the_cluster(name: str, nodes: in
         ("8x A100-SXM-80GB", (1, 8, "A100-SXM-80GB", 200.0, "InfiniBand")),
         ("3 nodes of 8x H100 over 4x 200 Gb/s", (3, 8, "H100-SXM-80GB", 100.0, "unnamed")),
         ("48 nodes of 8x A100 over 4x Omni-Path", (48, 8, "A100-SXM-80GB", 50.0, "Omni-Path")),
-        ("4 nodes of 4x A100-40GB over HDR", (4, 4, "A100-SXM-40GB", 25.0, "InfiniBand")),
+        ("4 nodes of 4x A100-40GB over HDR", (4, 4, "A100-SXM-40GB", 200.0, "InfiniBand")),
+        ("4 nodes of 4x A100-40GB over 1x HDR", (4, 4, "A100-SXM-40GB", 25.0, "InfiniBand")),
+        ("4 nodes of 8x A100 over 100GbE", (4, 8, "A100-SXM-80GB", 12.5, "RoCE")),
+        ("4 nodes of 8x A100 over TCP 25", (4, 8, "A100-SXM-80GB", 3.125, "TCP")),
+        ("16 MI300X", (2, 8, "MI300X-192GB", 400.0, "RoCE")),
+        ("4 nodes of 8 A100 over 8 HDR", (4, 8, "A100-SXM-80GB", 200.0, "InfiniBand")),
+        ("4 x GB200 NVL72", (72, 4, "GB200-186GB", 200.0, "InfiniBand")),
+        ("4 racks of GB200 NVL72", (72, 4, "GB200-186GB", 200.0, "InfiniBand")),
+        ("GB300 NVL72 over 4x NDR", (18, 4, "GB300-288GB", 200.0, "InfiniBand")),
+        ("4x GB200 NVL72 tray", (4, 4, "GB200-186GB", 200.0, "InfiniBand")),
         ("1 node of 8x H100", (1, 8, "H100-SXM-80GB", 400.0, "InfiniBand")),
         ("DGX B200", (1, 8, "B200-180GB", 400.0, "InfiniBand")),
         ("4x L40S", (1, 4, "L40S-48GB", 12.5, "RoCE")),
@@ -111,10 +120,10 @@ def test_a_description_is_frozen() -> None:
         ("", "it is empty"),
         ("0x H100", "the count is 0"),
         ("4 nodes", "neither an accelerator"),
-        ("64 H100", "neither an accelerator"),
+        ("64 H101", "neither an accelerator"),
         ("4x p4q.24xlarge", "`p4d.24xlarge`"),
         ("slurm:train", "neither an accelerator"),
-        ("4 nodes of 8x H100 over 8x FDR", "`FDR` is no network"),
+        ("4 nodes of 8x H100 over 8x SDR", "`SDR` is no network"),
         ("4 nodes of 8x H100 over 8x NVLink4", "`NVLink4` is no network"),
         ("4 nodes of 8x H100 over 0x HDR", "the count is 0"),
     ],
@@ -159,3 +168,68 @@ def test_a_chip_that_cannot_be_planned_with_says_so() -> None:
 def test_a_count_above_its_limit_is_refused(text: str, why: str) -> None:
     with pytest.raises(UsageError, match=why):
         parse_cluster(text)
+
+
+SYSTEMS = list(load_catalog().systems)
+
+
+@given(st.sampled_from(SYSTEMS), st.integers(1, 64))
+def test_a_system_counts_with_all_of_its_nodes(name: str, count: int) -> None:
+    found, of = parse_cluster(f"{count}x {name}"), load_catalog().systems[name]
+    assert (found.num_nodes, found.node and found.node.name) == (count * of.nodes, of.node)
+    assert name in found.notes[0]
+
+
+def test_four_nvl72_racks_are_288_accelerators_in_domains_of_72() -> None:
+    found = parse_cluster("4 x GB200 NVL72")
+    assert (found.num_accelerators, found.scale_up_domain, found.num_nodes * found.nics) == (288, 72, 288)
+    assert found.notes == ("GB200 NVL72: a rack of 18 nodes of 4 accelerators, 72 in all",)
+
+
+def test_nodes_of_a_rack_are_ambiguous_and_both_readings_are_offered() -> None:
+    with pytest.raises(UsageError, match="one GB200 NVL72 is a rack of 18 nodes") as raised:
+        parse_cluster("4 nodes of GB200 NVL72")
+    assert raised.value.hint == "write `4x GB200 NVL72` for 4 of them, or `4 nodes of GB200 NVL72 tray`"
+
+
+def test_a_node_is_not_counted_in_racks() -> None:
+    with pytest.raises(UsageError, match="`DGX H100` is not sold as a rack"):
+        parse_cluster("8 racks of DGX H100")
+
+
+def test_a_network_without_a_count_is_that_of_every_nic_and_noted() -> None:
+    found = parse_cluster("4 nodes of 8x A100 over HDR100")
+    assert (found.nics, found.node_bytes_per_s) == (8, 100e9)
+    assert "HDR100 on each of the 8 NICs of a node; `1x HDR100` is one" in found.notes
+
+
+def test_a_bandwidth_in_bytes_is_noted() -> None:
+    notes = parse_cluster("4 nodes of 8x H100 over 8x 50 GB/s").notes
+    assert notes == ("`50 GB/s` is 400 Gb/s; write `50 Gb/s` if you mean bits",)
+
+
+def test_a_remark_in_brackets_is_left_out_and_noted() -> None:
+    found = parse_cluster("64x H100-80GB (SXM, air cooled)")
+    assert found.accelerator.name == "H100-SXM-80GB"
+    assert found.notes[0].startswith("`H100-80GB (SXM, air cooled)` is read as `H100-80GB`")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("4 nodes of 8x H100 over Fibre Channel", "`Fibre Channel` is a storage network"),
+        ("4 nodes of 8x H100 over InfiniBand", "has no speed"),
+        ("4 nodes of 8x H100 over 8x ConnectX-7", "is a network card"),
+        ("2x GN12V.8XLARGE320", "in the style of a Tencent Cloud instance"),
+        ("4x ecs.gn7i-c32g1.8xlarge", "in the style of an Alibaba Cloud instance"),
+        ("DGX SuperPOD", "has no fixed number of nodes"),
+        ("TPU v4-512", "a slice of a TPU pod"),
+        ("8x RTX 4070 Laptop", "is a consumer card"),
+        ("4x p5", "is a family of AWS instances"),
+    ],
+)
+def test_a_word_that_means_something_else_is_explained_before_neighbours_are_named(text: str, why: str) -> None:
+    with pytest.raises(UsageError, match=why) as raised:
+        parse_cluster(text)
+    assert raised.value.hint is not None
+    assert "nearest" not in raised.value.hint

@@ -164,3 +164,27 @@ def test_a_fleet_s_rate_that_does_not_follow_from_its_counts_is_caught(fields: d
 @pytest.mark.parametrize("architectures", [("Hopper",), ("Hooper",)])
 def test_two_fleets_for_one_architecture_or_one_for_none_are_caught(architectures: tuple[str, ...]) -> None:
     assert "fleet-stands-alone" in new_findings(with_changed("fleets", "Meta RSC-2", stands_for=architectures))
+
+
+def test_a_system_of_an_unknown_node_is_caught() -> None:
+    assert "node-is-known" in new_findings(with_changed("systems", "GB200 NVL72", node="GB200 tray 72"))
+
+
+def test_a_rack_that_does_not_fill_its_domain_is_caught() -> None:
+    found = new_findings(with_changed("systems", "GB200 NVL72", nodes=1))
+    assert found["rack-fills-its-domain"].value == "4 accelerators"
+
+
+def test_a_proposal_that_cannot_be_planned_is_caught() -> None:
+    found = new_findings(with_changed("terms", "GPT-4", models=("gpt4-1800b",)))
+    assert found["proposals-can-be-planned"].value == "`gpt4-1800b`"
+
+
+def test_a_proposal_without_its_words_is_caught() -> None:
+    found = new_findings(with_changed("terms", "GPT-4", instead="take another model"))
+    assert "proposals-can-be-planned" in found
+
+
+def test_a_term_that_hides_behind_a_name_of_the_catalogue_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainworks.catalog.term_rules.has", lambda kind, name: (kind, name) == ("links", "ChatGPT"))
+    assert new_findings(SHIPPED)["term-hides-nothing"].value == "`ChatGPT`"

@@ -152,3 +152,10 @@ def test_a_preset_is_the_model_that_transformers_builds(name: str) -> None:
 
     with torch.device("meta"):
         assert parameters_of(name) == built_parameters(preset(name))
+
+
+@pytest.mark.parametrize("name", ["gpt-4", "GPT-4o", "claude-3", "gemini 2.5 pro"])
+def test_a_model_without_a_published_shape_is_explained(name: str) -> None:
+    with pytest.raises(UsageError, match="has no published shape") as raised:
+        known_model(name)
+    assert "deepseek-v3" in (raised.value.hint or "")

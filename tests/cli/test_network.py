@@ -32,6 +32,7 @@ WRONG: list[dict[str, Any]] = [
     {"on": "1x H100"},
     {},
     {"on": "4x p4d.24xlarge"},
+    {"topology": "moebius"},
     {"topology": "mesh"},
     {"topology": "dragonfly+"},
     {"topology": "ring", "on": "4 nodes of 8x L4"},
@@ -137,13 +138,13 @@ def test_what_is_wrong_is_said_with_the_limit_and_the_next_step(golden) -> None:
 
 
 def test_a_wrong_request_is_a_usage_error_and_leaves_stdout_to_data() -> None:
-    done = trainworks_program("network", *SIXTEEN, "--topology", "mesh")
+    done = trainworks_program("network", *SIXTEEN, "--topology", "moebius")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: no topology `mesh`\n")
+    assert done.stderr.startswith("error: no topology `moebius`\n")
 
 
 def test_nothing_is_written_when_the_request_is_wrong(tmp_path: Path) -> None:
-    trainworks_program("network", *SIXTEEN, "--topology", "mesh", "--draw", "network.svg", folder=tmp_path)
+    trainworks_program("network", *SIXTEEN, "--topology", "moebius", "--draw", "network.svg", folder=tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -167,3 +168,8 @@ def test_a_file_that_cannot_be_written_is_a_problem_of_the_environment(
 def test_a_power_that_no_switch_has_is_refused(watts: str) -> None:
     with pytest.raises(UsageError, match="watts of a switch"):
         network_command.command(on=SIXTEEN[1], switch_power=float(watts))
+
+
+def test_a_switch_whose_ports_are_written_in_bytes_is_noted() -> None:
+    printed = " ".join(network(*SIXTEEN, "--switch", "64x 400 GB/s").split())
+    assert "--switch: `400 GB/s` is 3,200 Gb/s; write `400 Gb/s` if you mean bits" in printed

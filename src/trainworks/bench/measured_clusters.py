@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 
 from trainworks.bench.tables import Row, text_of, whole_of
-from trainworks.catalog.catalog import accelerator, has, reference_node
+from trainworks.catalog.catalog import accelerator, has, link, reference_node, without_remark
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.catalog.facts import Accelerator, Node
 from trainworks.errors import UsageError
 
-__all__ = ["read_accelerator", "read_cluster"]
+__all__ = ["read_accelerator", "read_cluster", "remarks_left_out"]
 
 _MAKERS = re.compile(r"\b(nvidia|amd|intel|google|aws|tesla|instinct|geforce)\b", re.IGNORECASE)
 _KINDS = (
@@ -21,25 +22,17 @@ _KINDS = (
     ("InfiniBand", r"\bib\b|infiniband|\b(?:edr|hdr|ndr|xdr)\d*\b"),
     ("TCP", r"\btcp|ethernet|gbe\b"),
 )
-_PORT_GBIT = {
-    "edr": 100,
-    "hdr100": 100,
-    "hdr": 200,
-    "hdr200": 200,
-    "ndr200": 200,
-    "ndr": 400,
-    "ndr400": 400,
-    "xdr": 800,
-}
+_GENERATIONS = ("hdr100", "hdr200", "ndr200", "ndr400", "edr", "hdr", "ndr", "xdr")
+"""Of InfiniBand, as the catalogue's links call them; the longer ones first."""
 _COUNT = re.compile(r"(\d+)\s*[x\u00d7*]", re.IGNORECASE)
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([GgTt])(?:(B(?=/|ps))|[Bb])?(?:it)?(?:/s|ps|[eE]\b|\b)")
-_GENERATION = re.compile(r"(?:\b|(?<=\dx))(" + "|".join(sorted(_PORT_GBIT, key=len, reverse=True)) + r")\b")
+_GENERATION = re.compile(r"(?:\b|(?<=\dx))(" + "|".join(_GENERATIONS) + r")\b")
 _GROUP = re.compile(r"nvl\s*(\d+)", re.IGNORECASE)
 _BOTH_WAYS = re.compile(r"nvlink\d?\s+(\d+(?:\.\d+)?)\s*GB/s", re.IGNORECASE)
 
 
 def read_accelerator(row: Row) -> Accelerator:
-    """The accelerator of a row; a maker's name before it does not matter.
+    """The accelerator of a row; a maker's name before it and a remark in brackets do not matter.
 
     Raises:
         UsageError: the cell is empty or names none of the catalogue; the hint has the nearest.
@@ -47,7 +40,23 @@ def read_accelerator(row: Row) -> Accelerator:
     name = text_of(row, "gpu")
     if name.lower() in ("", "none"):
         raise UsageError("gpu is empty")
-    return accelerator(name if has("accelerators", name) else _MAKERS.sub("", name).strip() or name)
+    plain = without_remark(name)
+    spellings = (name, plain, _MAKERS.sub("", plain).strip() or name)
+    return accelerator(next((each for each in spellings if has("accelerators", each)), spellings[-1]))
+
+
+def remarks_left_out(rows: Iterable[Row]) -> list[str]:
+    """Notes on the names of accelerators that were read without their remarks in brackets, each name once."""
+    notes: dict[str, None] = {}
+    for row in rows:
+        name = text_of(row, "gpu")
+        try:
+            found = read_accelerator(row).name if without_remark(name) != name else name
+        except UsageError:  # the row is refused with this reason
+            continue
+        if found != name:
+            notes[f"`{name}` is read as `{found}`: remarks in brackets are left out"] = None
+    return list(notes)
 
 
 def read_cluster(row: Row, *, num_accelerators: int) -> ClusterDescription:
@@ -111,11 +120,11 @@ def _network(text: str, node: Node, per_node: int) -> tuple[str, float | None]:
     kind = next((name for name, words in _KINDS if re.search(words, lower)), node.network)
     rate, generation = _RATE.search(text), _GENERATION.search(lower)
     if rate:
-        bits = float(rate[1]) * (1e12 if rate[2] in "Tt" else 1e9) * (8 if rate[3] else 1)
+        port = float(rate[1]) * (1e12 if rate[2] in "Tt" else 1e9) * (8 if rate[3] else 1) / 8
     elif generation:
-        bits = _PORT_GBIT[generation[1]] * 1e9
+        port = link(generation[1]).bytes_per_s
     else:
         return kind, None
     count = _COUNT.search(lower)
     each = per_node if re.search(r"(?:per|/)\s*(?:gpu|accelerator)", lower) else 1 if rate else max(1, node.nics)
-    return kind, (int(count[1]) if count else each) * bits / 8
+    return kind, (int(count[1]) if count else each) * port

@@ -17,7 +17,7 @@ import numpy as np
 from trainworks.bench.measured_collectives import COLLECTIVE_COLUMNS, MeasuredCollective, read_collective
 from trainworks.bench.measured_memory import MEMORY_COLUMNS, read_memory
 from trainworks.bench.measured_runs import COLUMNS, MeasuredRun, read_run, source_of
-from trainworks.bench.tables import Row, text_of
+from trainworks.bench.tables import Row, check_readable, line_of, text_of
 from trainworks.errors import TrainworksError, UsageError
 from trainworks.plan.candidates import best_completion
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
@@ -77,6 +77,8 @@ class Refusal:
     source: str
     kind: str
     reason: str
+    line: int | None = None
+    """Line of the table; None for a row that comes from no file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,10 +204,12 @@ def predict_collective(row: Row, coefficients: Coefficients = COEFFICIENTS) -> P
 
 def _attempt(row: Row, predict: Callable[[], T]) -> T | Refusal:
     try:
+        check_readable(row)
         return predict()
     except TrainworksError as error:
         reason = f"{error.message}; {error.hint}" if error.hint else error.message
-        return Refusal(text_of(row, "id"), source_of(row), text_of(row, "usable_for_step_eval").lower(), reason)
+        kind = text_of(row, "usable_for_step_eval").lower()
+        return Refusal(text_of(row, "id"), source_of(row), kind, reason, line_of(row))
 
 
 def _predicted(run: MeasuredRun, coefficients: Coefficients, *, out_of_memory: bool = False) -> PredictedRun:

@@ -10,12 +10,24 @@ import csv
 import io
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from trainworks.errors import UsageError
+from trainworks.spec.limits import check_limit
 
-__all__ = ["Row", "flag_of", "needed_number", "needed_whole", "number_of", "read_table", "text_of", "whole_of"]
+__all__ = [
+    "Row",
+    "check_readable",
+    "flag_of",
+    "line_of",
+    "needed_number",
+    "needed_whole",
+    "number_of",
+    "read_table",
+    "text_of",
+    "whole_of",
+]
 
 Row = Mapping[str, str]
 """Cells by name of the column."""
@@ -26,6 +38,16 @@ _THOUSANDS = re.compile(r"(?<=\d)[, _'](?=\d{3}(?:\D|$))")
 _RANGE = re.compile(r"([0-9.]+)\s*(?:-|\u2013|to|\.\.)\s*([0-9.]+)")
 _UNIT = re.compile(r"\s*[A-Za-z]+$")
 _TRUE, _FALSE = {"true", "yes", "on", "1", "y", "t"}, {"false", "no", "off", "0", "n", "f", "none"}
+
+
+class _FileRow(dict[str, str]):
+    """A row that knows its line, and why that line could not be read."""
+
+    def __init__(self, cells: Iterable[tuple[str, str]], line: int, problem: str | None) -> None:
+        super().__init__((name, cell.strip()) for name, cell in cells)
+        self["id"] = self.get("id") or f"line {line}"
+        self.line = line
+        self.problem = problem
 
 
 def read_table(path: Path, columns: Sequence[str]) -> list[Row]:
@@ -46,21 +68,37 @@ def read_table(path: Path, columns: Sequence[str]) -> list[Row]:
     if not set(columns) & set(header):
         found = ", ".join(f"`{name}`" for name in header[:6])
         raise UsageError(f"`{path}` has no column that is known: {found}", place=f"{path}:1", hint=_expected(columns))
-    return _rows(path, lines, header, delimiter)
+    return _rows(lines, header, delimiter)
 
 
-def _rows(path: Path, lines: list[str], header: list[str], delimiter: str) -> list[Row]:
-    reader = csv.reader(lines, delimiter=delimiter)
+def line_of(row: Row) -> int | None:
+    """Line of the table that a row ends on; None for a row that comes from no file."""
+    return row.line if isinstance(row, _FileRow) else None
+
+
+def check_readable(row: Row) -> None:
+    """Refuse a row whose line is not comma-separated text.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if isinstance(row, _FileRow) and row.problem is not None:
+        raise UsageError(f"the line cannot be read: {row.problem}")
+
+
+def _rows(lines: list[str], header: list[str], delimiter: str) -> list[Row]:
+    reader = csv.reader(lines[1:], delimiter=delimiter)
     rows: list[Row] = []
-    try:
-        next(reader)
-        for cells in reader:
-            if cells:
-                row = {name: cell.strip() for name, cell in zip(header, cells, strict=False)}
-                rows.append(row if row.get("id") else row | {"id": f"line {reader.line_num}"})
-    except csv.Error as error:
-        raise UsageError(f"`{path}` cannot be read: {error}", place=f"{path}:{reader.line_num}") from None
-    return rows
+    while True:
+        problem = None
+        try:
+            cells = next(reader, None)
+        except csv.Error as error:
+            cells, problem = [""], str(error)
+        if cells is None:
+            return rows
+        if cells:
+            rows.append(_FileRow(zip(header, cells, strict=False), reader.line_num + 1, problem))
 
 
 def _text(path: Path) -> str:
@@ -98,7 +136,7 @@ def number_of(row: Row, name: str) -> float | None:
     may follow that the column's name has, too.
 
     Raises:
-        UsageError: the text is no finite number, or it is negative.
+        UsageError: the text is no finite number, it is negative, or it is above the limit of the column.
 
     >>> number_of({"batch": "1,536"}, "batch"), number_of({"tflops": "149-150"}, "tflops")
     (1536.0, 149.5)
@@ -119,6 +157,7 @@ def number_of(row: Row, name: str) -> float | None:
         raise UsageError(f"{name} `{text}` is not a number") from None
     if not math.isfinite(value) or value < 0:
         raise UsageError(f"{name} `{text}` is not a number above zero")
+    check_limit(name, int(value))
     return value
 
 

@@ -6,12 +6,26 @@ unknown one is an error that names the nearest three. A family (`A100`) means it
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import cache
 
-from trainworks.catalog.facts import Accelerator, Assumption, Fleet, Grid, Link, Node, Offer, Processor, Storage, Switch
+from trainworks.catalog.facts import (
+    Accelerator,
+    Assumption,
+    Fleet,
+    Grid,
+    Link,
+    Node,
+    Offer,
+    Processor,
+    Storage,
+    Switch,
+    System,
+    Term,
+)
 from trainworks.catalog.rows import KINDS, Kind, Row, read_rows
 from trainworks.errors import UsageError
 
@@ -19,6 +33,7 @@ __all__ = [
     "Catalog",
     "accelerator",
     "assumption",
+    "explain_term",
     "family",
     "find_row",
     "grid",
@@ -31,11 +46,17 @@ __all__ = [
     "reference_node",
     "storage",
     "switch",
+    "system",
+    "system_of",
+    "without_remark",
 ]
 
+_LONGEST = 60
+"""Characters of an unknown name that an error repeats."""
 _NOUNS: dict[Kind, str] = {
     "accelerators": "accelerator",
     "nodes": "node or instance",
+    "systems": "system",
     "links": "link",
     "switches": "switch",
     "processors": "processor",
@@ -44,6 +65,7 @@ _NOUNS: dict[Kind, str] = {
     "fleets": "fleet",
     "assumptions": "assumption",
     "grids": "grid",
+    "terms": "term",
 }
 
 
@@ -53,6 +75,7 @@ class Catalog:
 
     accelerators: Mapping[str, Accelerator]
     nodes: Mapping[str, Node]
+    systems: Mapping[str, System]
     links: Mapping[str, Link]
     switches: Mapping[str, Switch]
     processors: Mapping[str, Processor]
@@ -61,6 +84,7 @@ class Catalog:
     fleets: Mapping[str, Fleet]
     assumptions: Mapping[str, Assumption]
     grids: Mapping[str, Grid]
+    terms: Mapping[str, Term]
     explained: Mapping[str, Mapping[str, str]]
     """By name of a row: rules that it rightly breaks, and why."""
 
@@ -87,6 +111,28 @@ def node(name: str) -> Node:
     8
     """
     return _node(_find("nodes", name))
+
+
+def system(name: str) -> System:
+    """The system of that name or alias.
+
+    Raises:
+        UsageError: there is none.
+
+    >>> system("DGX GB200").nodes
+    18
+    """
+    return System.model_validate(_find("systems", name).facts())
+
+
+def system_of(node_name: str) -> System | None:
+    """The system whose nodes have that name; None for nodes that are sold alone.
+
+    >>> system_of("GB200 NVL72 tray").name, system_of("DGX H100")
+    ('GB200 NVL72', None)
+    """
+    systems = (system(name) for name in names("systems"))
+    return next((found for found in systems if found.node == node_name), None)
 
 
 def link(name: str) -> Link:
@@ -225,6 +271,7 @@ def load_catalog() -> Catalog:
     return Catalog(
         accelerators={row.name: _accelerator(row) for row in parts},
         nodes={row.name: _node(row) for row in read_rows("nodes").values()},
+        systems={row.name: System.model_validate(row.facts()) for row in read_rows("systems").values()},
         links={row.name: _link(row) for row in read_rows("links").values()},
         switches={row.name: _switch(row) for row in read_rows("switches").values()},
         processors={row.name: Processor.model_validate(row.facts()) for row in read_rows("processors").values()},
@@ -233,6 +280,7 @@ def load_catalog() -> Catalog:
         fleets={row.name: Fleet.model_validate(row.facts()) for row in read_rows("fleets").values()},
         assumptions={row.name: Assumption.model_validate(row.facts()) for row in read_rows("assumptions").values()},
         grids={row.name: Grid.model_validate(row.facts()) for row in read_rows("grids").values()},
+        terms={row.name: Term.model_validate(row.facts()) for row in read_rows("terms").values()},
         explained={row.name: row.explained for row in rows if row.explained},
     )
 
@@ -262,7 +310,33 @@ def _find(kind: Kind, name: str) -> Row:
     return read_rows(kind)[found]
 
 
+def explain_term(name: str) -> UsageError | None:
+    """The error for a word that means something and that no plan can take; None for any other word.
+
+    >>> explain_term("fibre-channel").message.partition(";")[0]
+    '`fibre-channel` is a storage network'
+    """
+    wanted = _normal(name)
+    found = _index("terms").get(wanted) or next(
+        (term for term, prefix in _prefixes() if wanted.startswith(prefix) and wanted != prefix), None
+    )
+    if found is None:
+        return None
+    term = Term.model_validate(read_rows("terms")[found].facts())
+    return UsageError(f"`{name}` {term.meaning}", hint=term.instead)
+
+
+@cache
+def _prefixes() -> tuple[tuple[str, str], ...]:
+    """Terms and the normalised beginnings of the names that they explain."""
+    rows = read_rows("terms").values()
+    return tuple((row.name, _normal(prefix)) for row in rows for prefix in row.facts().get("prefixes", ()))
+
+
 def _unknown(name: str, kinds: tuple[Kind, ...], noun: str) -> UsageError:
+    if (explained := explain_term(name)) is not None:
+        return explained
+    name = name if len(name) <= _LONGEST else f"{name[:_LONGEST]}..."
     nearest = _nearest(_normal(name), {key: found for kind in kinds for key, found in _index(kind).items()})
     listed = f"trainworks catalog list {kinds[0]}" if len(kinds) == 1 else "trainworks catalog list"
     return UsageError(
@@ -286,6 +360,18 @@ def _index(kind: Kind) -> dict[str, str]:
             if index.setdefault(_normal(name), row.name) != row.name:
                 raise ValueError(f"{kind}: `{name}` names both `{index[_normal(name)]}` and `{row.name}`")
     return index
+
+
+def without_remark(name: str) -> str:
+    """The name without remarks in brackets; the whole name where nothing else is left.
+
+    >>> without_remark("H100-80GB (SXM, air cooled)")
+    'H100-80GB'
+    """
+    return " ".join(_REMARK.sub(" ", name).split()) or name
+
+
+_REMARK = re.compile(r"[(\[][^()\[\]]*[)\]]")
 
 
 def _normal(name: str) -> str:

@@ -2,23 +2,35 @@
 
     4x p4d.24xlarge                               nodes or instances of the catalogue
     16 nodes of DGX H100
+    4x GB200 NVL72, 4 racks of GB200 NVL72        systems of several nodes
     64x H100-SXM-80GB                             accelerators, in their reference nodes
     4 nodes of 8x A100-SXM-80GB over 8x HDR       everything said: accelerators and NICs of a node
     3 nodes of 8x H100 over 4x 200 Gb/s           a NIC that has no name
 
-`over` may follow any of them and replaces the NICs of a node; `with SHARP` at the end counts on switches that add up.
+The `x` behind a count may be left out. `over` may follow any of them and replaces the NICs of a node: a network without
+a count (`over HDR`) is that of every NIC that the node has; a bandwidth (`over 200 Gb/s`, `over 100GbE`) or TCP without
+one is that of the whole node. `with SHARP` at the end counts on switches that add up.
 """
 
 from __future__ import annotations
 
 import re
 
-from trainworks.catalog.catalog import accelerator, has, link, node, reference_node
+from trainworks.catalog.catalog import (
+    accelerator,
+    explain_term,
+    has,
+    link,
+    node,
+    reference_node,
+    system,
+    without_remark,
+)
 from trainworks.catalog.facts import Accelerator, Link, Node
 from trainworks.errors import QuantityError, UsageError
 from trainworks.spec.limits import check_limit
 from trainworks.spec.quantities import Frozen
-from trainworks.units import format_bytes, parse_bandwidth
+from trainworks.units import byte_rate_note, format_bytes, parse_bandwidth
 
 __all__ = ["ClusterDescription", "parse_cluster"]
 
@@ -33,13 +45,12 @@ _LONGEST = 200
 """Characters of a description."""
 
 _TEXT = re.compile(
-    r"(?:(?P<count>\d[\d_]*)\s*(?:[x\u00d7]\s*|nodes?\s+of\s+))?(?P<what>.+?)"
+    r"(?:(?P<count>\d[\d_]*)\s*(?:[x\u00d7]\s*|(?P<unit>nodes?|racks?|pods?|systems?)\s+of\s+|\s(?=[a-z])))?(?P<what>.+?)"
     r"(?:\s+over\s+(?P<over>.+?))?(?P<sharp>\s+with\s+SHARP)?",
     re.IGNORECASE,
 )
-_COUNTED = re.compile(r"(?P<count>\d[\d_]*)\s*[x\u00d7]\s*(?P<what>.+)", re.IGNORECASE)
+_COUNTED = re.compile(r"(?P<count>\d[\d_]*)\s*(?:[x\u00d7]\s*|\s(?=[a-z]))(?P<what>.+)", re.IGNORECASE)
 _NODES_WITHOUT_OF = re.compile(r"(?P<nodes>\d[\d_]*\s*nodes?)\s+(?!of\s)(?P<rest>.+)", re.IGNORECASE)
-_NODES_OF = re.compile(r"\s*\d[\d_]*\s*nodes?\s+of\s", re.IGNORECASE)
 
 
 class ClusterDescription(Frozen):
@@ -92,10 +103,18 @@ def parse_cluster(text: str) -> ClusterDescription:
     if match is None:
         raise _unreadable(text, "it is empty")
     count = _count(text, match["count"], "accelerators")
-    num_nodes, base, notes = _nodes(text, count, match["what"].strip())
+    what, remarks = _named(match["what"].strip())
+    num_nodes, base, notes = _nodes(text, count, what, unit=(match["unit"] or "").lower().rstrip("s"))
     if match["over"]:
-        base = _with_nics(text, base, match["over"].strip())
-    return _describe(text.strip(), num_nodes, base, notes, sharp=match["sharp"] is not None)
+        base, told = _with_nics(text, base, match["over"].strip())
+        notes += told
+    return _describe(text.strip(), num_nodes, base, remarks + notes, sharp=match["sharp"] is not None)
+
+
+def _named(what: str) -> tuple[str, list[str]]:
+    """A name without its remarks in brackets, and a note that says so."""
+    plain = without_remark(what)
+    return plain, [] if plain == what else [f"`{what}` is read as `{plain}`: remarks in brackets are left out"]
 
 
 def _count(text: str, written: str | None, name: str) -> int:
@@ -112,8 +131,17 @@ def _unreadable(text: str, why: str) -> UsageError:
     return UsageError(f"`{text}` describes no cluster: {why}", hint=f"write it like {', '.join(FORMS)}")
 
 
-def _nodes(text: str, count: int, what: str) -> tuple[int, Node, list[str]]:
-    """How many nodes of which kind: `what` is a node, `8x ACCELERATOR`, or an accelerator counted in `count`."""
+def _nodes(text: str, count: int, what: str, *, unit: str) -> tuple[int, Node, list[str]]:
+    """How many nodes of which kind: `what` is a system, a node, `8x ACCELERATOR` or an accelerator.
+
+    `unit` is the word before `of`; it is empty where there is none.
+    """
+    if has("systems", what):
+        return _nodes_of_systems(text, count, what, unit)
+    if unit not in ("", "node"):
+        raise UsageError(
+            f"`{what}` is not sold as a {unit}", hint=f"count its nodes: `N nodes of {what}`; a `GB200 NVL72` is a rack"
+        )
     if has("nodes", what):
         return count, node(what), []
     if counted := _COUNTED.fullmatch(what):
@@ -123,12 +151,29 @@ def _nodes(text: str, count: int, what: str) -> tuple[int, Node, list[str]]:
             [],
         )
     if not has("accelerators", what):
-        raise _unreadable(text, _unknown(what))
+        raise explain_term(what) or _unreadable(text, _unknown(what))
     part = accelerator(what)
-    if _NODES_OF.match(text):
+    if unit == "node":
         base = reference_node(part.name)
         return count, base, [_assumed(base)]
     return _fill(text, count, part)
+
+
+def _nodes_of_systems(text: str, count: int, what: str, unit: str) -> tuple[int, Node, list[str]]:
+    """All nodes of several systems; a text that counts nodes of a system is ambiguous."""
+    found = system(what)
+    if unit == "node" and found.nodes > 1:
+        raise UsageError(
+            f"`{text}` counts nodes, and one {found.name} is a {found.form} of {found.nodes} nodes",
+            hint=f"write `{count}x {found.name}` for {count} of them, or `{count} nodes of {found.node}`",
+        )
+    base = node(found.node)
+    each = f"{found.nodes} nodes of {base.accelerators} accelerators"
+    return (
+        count * found.nodes,
+        base,
+        [f"{found.name}: a {found.form} of {each}, {found.nodes * base.accelerators} in all"],
+    )
 
 
 def _unknown(what: str) -> str:
@@ -177,22 +222,43 @@ def _node_of(part: Accelerator, count: int) -> Node:
     )
 
 
-def _with_nics(text: str, base: Node, over: str) -> Node:
-    """The node with other NICs: `8x HDR`, `HDR` or `4x 200 Gb/s`."""
-    counted = _COUNTED.fullmatch(over)
-    nics = _count(text, counted["count"], "NICs per node") if counted else 1
-    port = _port(text, counted["what"] if counted else over)
-    return base.model_copy(update={"nics": nics, "nic_bytes_per_s": port.bytes_per_s, "network": port.network})
+def _with_nics(text: str, base: Node, over: str) -> tuple[Node, list[str]]:
+    """The node with other NICs: `8x HDR`, `HDR` or `4x 200 Gb/s`; and what was assumed."""
+    counted = None if _is_bandwidth(over) else _COUNTED.fullmatch(over)
+    written = counted["what"] if counted else over
+    port = _port(text, written)
+    nics, notes = 1, []
+    if counted:
+        nics = _count(text, counted["count"], "NICs per node")
+    elif _is_of_each_nic(port, written) and base.nics > 1:
+        nics = base.nics
+        notes.append(f"{written} on each of the {nics} NICs of a node; `1x {written}` is one")
+    if port.network == UNNAMED and (told := byte_rate_note(written)):
+        notes.append(told)
+    own = {"nics": nics, "nic_bytes_per_s": port.bytes_per_s, "network": port.network}
+    return base.model_copy(update=own), notes
+
+
+def _is_of_each_nic(port: Link, written: str) -> bool:
+    """Whether a network without a count is that of every NIC: not of a bandwidth, as in `100GbE`, and not of TCP."""
+    return port.network not in (UNNAMED, "TCP") and not re.search(r"\d\s*G", written, re.IGNORECASE)
+
+
+def _is_bandwidth(written: str) -> bool:
+    try:
+        return parse_bandwidth(written) > 0
+    except QuantityError:
+        return False
 
 
 def _port(text: str, written: str) -> Link:
     if has("links", written) and link(written).network not in ("scale-up", "host"):
         return link(written)
-    try:
+    if _is_bandwidth(written):
         return Link(name=written, bytes_per_s=parse_bandwidth(written), network=UNNAMED)
-    except QuantityError:
-        known = "`HDR`, `NDR`, `RoCE 400` or `200 Gb/s`"
-        raise _unreadable(text, f"`{written}` is no network; after `over` stands {known}, each with a count") from None
+    known = "`HDR`, `NDR`, `RoCE 400` or `200 Gb/s`"
+    why = f"`{written}` is no network; after `over` stands {known}, each with a count"
+    raise explain_term(written) or _unreadable(text, why)
 
 
 def _describe(text: str, num_nodes: int, base: Node, notes: list[str], *, sharp: bool) -> ClusterDescription:

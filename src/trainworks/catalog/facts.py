@@ -18,6 +18,8 @@ __all__ = [
     "Processor",
     "Storage",
     "Switch",
+    "System",
+    "Term",
 ]
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "fp4"]
@@ -113,6 +115,39 @@ class Node(Frozen):
     vcpus: int | None = None
     host_memory_bytes: int | None = None
     power_w: float | None = None
+
+
+class System(Frozen):
+    """Several nodes that are sold, or rented, under one name."""
+
+    name: str
+    form: Literal["rack", "server", "pod"]
+    """What its vendor calls it."""
+    node: str
+    """The node of the catalogue that it is made of."""
+    nodes: int
+
+
+class Term(Frozen):
+    """A word that people write for hardware, a network or a model, and that no plan can take."""
+
+    name: str
+    meaning: str
+    """The predicate of a sentence about it."""
+    instead: str
+    """What to write, in the imperative."""
+    prefixes: tuple[str, ...] = ()
+    """Beginnings of other names with the same explanation."""
+    clusters: tuple[str, ...] = ()
+    """Descriptions of clusters that `instead` proposes."""
+    networks: tuple[str, ...] = ()
+    """Networks behind `over` that `instead` proposes."""
+    switches: tuple[str, ...] = ()
+    """Switches that `instead` proposes."""
+    models: tuple[str, ...] = ()
+    """Models that `instead` proposes."""
+    topologies: tuple[str, ...] = ()
+    """Topologies that `instead` proposes."""
 
 
 class Processor(Frozen):

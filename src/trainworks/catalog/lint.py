@@ -14,10 +14,11 @@ from trainworks.catalog.catalog import Catalog
 from trainworks.catalog.market_rules import MARKET_CHECKS
 from trainworks.catalog.node_rules import NODE_CHECKS
 from trainworks.catalog.rows import KINDS, Kind
+from trainworks.catalog.term_rules import TERM_CHECKS
 
 __all__ = ["RULES", "Finding", "lint"]
 
-CHECKS = {**ACCELERATOR_CHECKS, **NODE_CHECKS, **MARKET_CHECKS}
+CHECKS = {**ACCELERATOR_CHECKS, **NODE_CHECKS, **MARKET_CHECKS, **TERM_CHECKS}
 RULES = (*(rule for checks in CHECKS.values() for rule in checks), "stale-explanation")
 """Names that `explained` in the data may use, and those of the findings."""
 

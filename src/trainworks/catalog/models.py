@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import yaml
 
+from trainworks.catalog.catalog import explain_term
 from trainworks.errors import UsageError
 from trainworks.spec.quantities import Frozen
 
@@ -54,8 +55,10 @@ def known_model(name: str) -> KnownModel:
     models = _models()
     if name in models:
         return models[name]
-    near = get_close_matches(name.lower(), models, n=3, cutoff=0.5)
     meant = find_preset(name)
+    if meant is None and (explained := explain_term(name)) is not None:
+        raise explained
+    near = get_close_matches(name.lower(), models, n=3, cutoff=0.5)
     near = [meant, *(other for other in near if other != meant)] if meant else near
     names = ", ".join(f"`{other}`" for other in near)
     raise UsageError(f"no known model `{name}`", hint=f"did you mean {names}?" if near else None)

@@ -21,7 +21,18 @@ from trainworks.units import parse_bandwidth, parse_bytes
 __all__ = ["KINDS", "Confidence", "Figure", "Kind", "Row", "parse_rows", "read_rows", "read_sources"]
 
 Kind = Literal[
-    "accelerators", "nodes", "links", "switches", "processors", "storage", "offers", "fleets", "assumptions", "grids"
+    "accelerators",
+    "nodes",
+    "systems",
+    "links",
+    "switches",
+    "processors",
+    "storage",
+    "offers",
+    "fleets",
+    "assumptions",
+    "grids",
+    "terms",
 ]
 Confidence = Literal["high", "medium", "low"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -29,6 +40,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 _FILES: dict[Kind, tuple[str, ...]] = {
     "accelerators": ("accelerators",),
     "nodes": ("nodes", "instances"),
+    "systems": ("systems",),
     "links": ("links",),
     "switches": ("switches",),
     "processors": ("processors",),
@@ -37,6 +49,7 @@ _FILES: dict[Kind, tuple[str, ...]] = {
     "fleets": ("fleets",),
     "assumptions": ("assumptions",),
     "grids": ("grids",),
+    "terms": ("terms",),
 }
 _DEFAULTS = {"instances": {"kind": "instance"}}
 _PROVENANCE = ("source", "date", "confidence")
@@ -269,6 +282,7 @@ _COLUMNS: dict[Kind, dict[str, Column]] = {
         "host_memory": _size("host_memory_bytes"),
         "power_w": _as_is("power_w"),
     },
+    "systems": {"form": _as_is("form"), "node": _as_is("node"), "nodes": _as_is("nodes")},
     "links": {
         "network": _as_is("network"),
         "lanes": _as_is("lanes"),
@@ -335,4 +349,10 @@ _COLUMNS: dict[Kind, dict[str, Column]] = {
         "unit": _as_is("unit"),
     },
     "grids": {"intensity_g_kwh": _scaled("kg_co2e_per_kwh", Fraction(1, 1000))},
+    "terms": {
+        "meaning": _as_is("meaning"),
+        "write_instead": _as_is("instead"),
+        "prefixes": _as_is("prefixes"),
+        **{kind: _as_is(kind) for kind in ("clusters", "networks", "switches", "models", "topologies")},
+    },
 }

@@ -21,6 +21,7 @@ __all__ = ["command"]
 _SHOWN: dict[Kind, tuple[str, ...]] = {
     "accelerators": ("memory", "memory bandwidth", "peak bf16", "matmul", "scale up", "launched"),
     "nodes": ("accelerators", "accelerator", "nics", "nic", "nic bandwidth", "network", "provider"),
+    "systems": ("form", "node", "nodes"),
     "links": ("bandwidth", "network", "latency"),
     "switches": ("ports", "port", "network", "latency"),
     "processors": ("cores", "pcie generation", "memory type", "memory channels", "power", "launched"),
@@ -29,6 +30,7 @@ _SHOWN: dict[Kind, tuple[str, ...]] = {
     "fleets": ("accelerator", "nodes", "failures per 1000 node days", "stands for"),
     "assumptions": ("low", "typical", "high", "unit"),
     "grids": ("intensity",),
+    "terms": ("meaning", "write instead"),
 }
 
 

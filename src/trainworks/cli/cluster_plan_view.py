@@ -16,7 +16,7 @@ from trainworks.cli.cluster_scales import Scale
 from trainworks.cli.parts import GLUE, fact_table, note_lines, plain_table, print_parts, title
 from trainworks.plan.conv_step import ConvJob
 from trainworks.plan.network.nccl import nccl_settings
-from trainworks.plan.prediction import Prediction, describe_layout
+from trainworks.plan.prediction import Prediction, describe_layout, extrapolation
 from trainworks.plan.pricing import AnyJob
 from trainworks.spec.layout import MESH_AXES
 from trainworks.units import HOUR_S, format_count, format_duration, format_gib, format_step_time
@@ -66,7 +66,8 @@ def _facts(plan: ClusterPlan) -> Table:
     steps = f"{plan.steps:,} step{'s' if plan.steps > 1 else ''} of {format_count(tokens)} {_unit(plan)}"
     low, high = format_duration(plan.steps * best.low_s), format_duration(plan.steps * best.high_s)
     mfu = f"MFU {_percent(best.mfu)} of the data sheet's peak"
-    rows = {
+    beyond = extrapolation(count)
+    rows = ({} if beyond is None else {"warning": beyond}) | {
         "model": f"{format_count(job.shape.num_parameters)} parameters, {job.precision}",
         "cluster": f"{job.cluster.name}: {count:,} accelerator{'s' if count > 1 else ''}",
         "layout": _layout(best),

@@ -19,7 +19,7 @@ from trainworks.plan.network.messages import Message
 from trainworks.plan.network.support import SupportNetworks
 from trainworks.plan.network.traffic import Placement, message_time
 from trainworks.plan.trace import Traced
-from trainworks.units import format_bytes, format_quantity, format_step_time, format_usd
+from trainworks.units import byte_rate_note, format_bytes, format_quantity, format_step_time, format_usd
 
 __all__ = ["Answer", "answer_as_json", "print_answer"]
 
@@ -237,6 +237,8 @@ def _steps(times_s: Mapping[Placement, float]) -> str:
 
 def _notes(design: NetworkDesign) -> list[str]:
     notes = list(design.cluster.notes)
+    if design.switch is not None and (told := byte_rate_note(design.switch.name)):
+        notes.append(f"--switch: {told}")
     if design.taper > 1 and design.oversubscription == 1:
         notes.append(
             f"nothing is oversubscribed here: a {design.topology} of this size has no links to save; "

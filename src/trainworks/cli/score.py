@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from trainworks.bench.measured_clusters import remarks_left_out
 from trainworks.bench.scoring import TABLES, Prediction, Refusal, Score, predictions_csv
 from trainworks.bench.tables import read_table
 from trainworks.cli.options import AsJson
@@ -44,9 +45,11 @@ def command(
     if out is not None:
         write_atomic(out, predictions_csv(results, with_fit=memory))
     if as_json:
-        typer.echo(json.dumps(_as_mapping(name, results, score), indent=2))
+        typer.echo(json.dumps(_as_mapping(name, results, score) | {"notes": remarks_left_out(rows)}, indent=2))
         return
     console = Console() if sys.stdout.isatty() else Console(width=_WIDTH)
+    for note in remarks_left_out(rows):
+        console.print(f"note: {note}", markup=False, highlight=False)
     print_score(score, console)
     print_refusals(results, console)
 

@@ -126,7 +126,9 @@ def print_refusals(results: Sequence[Prediction], console: Console) -> None:
     console.print(f"{len(results) - len(refused)} of {len(results)} rows predicted")
     by_reason: dict[tuple[str, str], list[str]] = {}
     for refusal in refused:
-        by_reason.setdefault((refusal.source, refusal.reason), []).append(refusal.id)
+        own = f"line {refusal.line}"
+        at = refusal.id if refusal.line is None or refusal.id == own else f"{refusal.id} ({own})"
+        by_reason.setdefault((refusal.source, refusal.reason), []).append(at)
     if not by_reason:
         return
     console.print()

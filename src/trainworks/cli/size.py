@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from trainworks.catalog.catalog import find_row, has
+from trainworks.catalog.catalog import find_row, has, system
 from trainworks.catalog.catalog import processor as find_processor
 from trainworks.catalog.facts import Processor
 from trainworks.cli.asked import check_writable, option_value, said_by
@@ -172,10 +172,15 @@ def _wish(run_file: RunFile, deadline: str | None, budget: str | None, confidenc
 
 def _names(written: list[str]) -> frozenset[str]:
     """Names of accelerators or nodes as the catalogue writes them."""
-    known = [name for name in written if has("accelerators", name) or has("nodes", name)]
-    if unknown := [name for name in written if name not in known]:
-        find_row(unknown[0], "accelerators")  # raises, with the nearest names
-    return frozenset(find_row(name, "accelerators" if has("accelerators", name) else "nodes").name for name in written)
+    return frozenset(map(_catalogue_name, written))
+
+
+def _catalogue_name(written: str) -> str:
+    if has("systems", written):
+        return system(written).node
+    return find_row(
+        written, "nodes" if has("nodes", written) and not has("accelerators", written) else "accelerators"
+    ).name
 
 
 def _nodes(written: list[str], run_file: RunFile) -> tuple[Candidate, ...]:

@@ -14,10 +14,19 @@ from trainworks.plan.uncertainty import PRIOR, Belief, calibrated_s, group_facto
 from trainworks.spec.layout import Layout
 from trainworks.spec.quantities import Frozen
 
-__all__ = ["MemoryPrediction", "Prediction", "describe_layout", "outside_measured", "predictions", "to_layout"]
+__all__ = [
+    "MemoryPrediction",
+    "Prediction",
+    "describe_layout",
+    "extrapolation",
+    "outside_measured",
+    "predictions",
+    "to_layout",
+]
 
 _MEASURED_ARCHITECTURES = ("Volta", "Ampere", "Hopper", "Blackwell", "Blackwell Ultra")
 _MEASURED_WORLD = 6144
+_EXTRAPOLATED = 10
 _MEASURED_LENGTH = 131072
 _WIDEN = 1.5
 """Factor on the standard deviation for each way in which a job is unlike everything that was measured."""
@@ -143,6 +152,14 @@ def describe_layout(layout: Layout) -> str:
     offloaded = [what for what in ("activations", "optimizer") if getattr(layout, f"offload_{what}") is True]
     parts += [f"offload {' and '.join(offloaded)}"] if offloaded else []
     return ", ".join(parts)
+
+
+def extrapolation(world_size: int) -> str | None:
+    """A warning for a cluster of over ten times the largest compared run; None for a smaller one."""
+    if world_size <= _EXTRAPOLATED * _MEASURED_WORLD:
+        return None
+    times = f"{world_size / _MEASURED_WORLD:,.0f} times the {_MEASURED_WORLD:,}"
+    return f"{world_size:,} accelerators are {times} of the largest compared run: every figure is an extrapolation"
 
 
 def outside_measured(job: AnyJob, world_size: int) -> list[str]:

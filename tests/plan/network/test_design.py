@@ -135,7 +135,7 @@ def test_the_comparison_has_every_topology_that_holds_the_cluster() -> None:
             "300 nodes are too many for `spine-leaf`: with 64 links on Quantum-2 QM9700 it holds 256 nodes of 8 NICs",
             "`3-tier` holds 8,192",
         ),
-        ("mesh", "4 nodes of DGX A100", {}, "no topology `mesh`", f"there are auto, {', '.join(TOPOLOGIES)}"),
+        ("moebius", "4 nodes of DGX A100", {}, "no topology `moebius`", f"there are auto, {', '.join(TOPOLOGIES)}"),
         ("ring", "4 nodes of 8x L4 over 1x RoCE 400", {}, "a ring needs 2 NICs in each node, and these have 1", None),
         (
             "dragonfly+",
@@ -169,3 +169,19 @@ def test_what_cannot_be_built_is_refused_with_the_limit(
     with pytest.raises(UsageError, match=message.replace("+", r"\+")) as refused:
         network(topology, on, **options)
     assert hint is None or refused.value.hint == hint
+
+
+@pytest.mark.parametrize("name", ["fat-tree", "Fat Tree", "Clos", "leaf-spine"])
+def test_a_fat_tree_is_a_spine_leaf_network_where_two_tiers_hold_it(name: str) -> None:
+    assert network(name, "16 nodes of DGX A100").topology == "spine-leaf"
+    assert network(name, "1024 nodes of DGX B200").topology == "3-tier"
+
+
+def test_a_topology_may_be_spelt_as_in_america() -> None:
+    assert network("Rail-Optimized", "32 nodes of DGX A100").topology == "rail-optimised"
+
+
+def test_a_topology_that_is_not_sold_is_explained() -> None:
+    with pytest.raises(UsageError, match="is not a topology that is sold for clusters") as raised:
+        network("full mesh")
+    assert raised.value.hint == "take `rail-optimised` or `dragonfly`"

@@ -24,7 +24,7 @@ def test_a_nic_that_its_slot_cannot_feed_is_wasteful() -> None:
 
 
 def test_one_hdr100_for_eight_accelerators_is_sixteen_times_too_little() -> None:
-    found = finding("2 nodes of 8x A100-SXM-80GB over HDR100", "NICs per accelerator")
+    found = finding("2 nodes of 8x A100-SXM-80GB over 1x HDR100", "NICs per accelerator")
     assert found is not None
     assert found.verdict == "too little"
     assert found.meaning.startswith("16 times less")

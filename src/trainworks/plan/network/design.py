@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from trainworks.catalog.catalog import explain_term
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.catalog.facts import Switch
 from trainworks.errors import UsageError
@@ -187,7 +188,7 @@ def design_network(
 
     Args:
         cluster: of at least two nodes with NICs.
-        topology: `auto` or one of `TOPOLOGIES`.
+        topology: `auto`, one of `TOPOLOGIES`, or `fat-tree`: spine-leaf, with a third tier where two do not hold it.
         oversubscription: links down to links up of a full leaf; of groups, endpoints to links that leave the group.
         switch: instead of the catalogue's that fits the NICs.
         spare_slots: places for nodes that something else takes, such as a fabric manager.
@@ -195,9 +196,10 @@ def design_network(
     Raises:
         UsageError: the topology is unknown or cannot hold so many nodes, or the switch does not fit the NICs.
     """
+    topology = _plain(topology)
     _check(topology, oversubscription, spare_slots)
     wanted = Wanted(cluster, cluster.num_nodes + spare_slots, rails_of(cluster), oversubscription, switch)
-    chosen = _automatic(wanted) if topology == "auto" else next(name for name in TOPOLOGIES if name == topology)
+    chosen = _chosen(topology, wanted)
     design = _design(chosen, wanted, build(chosen, wanted))
     if design is None:
         raise _refusal(chosen, wanted)
@@ -224,9 +226,33 @@ def _attempt(topology: Topology, wanted: Wanted) -> NetworkDesign | None:
         return None
 
 
+_FAT_TREES = ("fat-tree", "clos", "folded-clos", "leaf-spine")
+"""Other names of spine-leaf, which a larger cluster needs with three tiers."""
+
+
+def _plain(topology: str) -> str:
+    """The name in small letters, with hyphens and British spelling."""
+    words = topology.strip().lower().replace("_", "-").replace(" ", "-").replace("optimized", "optimised")
+    return {"fattree": "fat-tree", "dragonfly-plus": "dragonfly+", "3d-torus": "torus"}.get(words, words)
+
+
+def _chosen(topology: str, wanted: Wanted) -> Topology:
+    if topology == "auto":
+        return _automatic(wanted)
+    if topology in _FAT_TREES:
+        return _fat_tree(wanted)
+    return next(name for name in TOPOLOGIES if name == topology)
+
+
+def _fat_tree(wanted: Wanted) -> Topology:
+    return "spine-leaf" if build("spine-leaf", wanted).fabric is not None else "3-tier"
+
+
 def _check(topology: str, oversubscription: float, spare_slots: int) -> None:
-    if topology not in ("auto", *TOPOLOGIES):
-        raise UsageError(f"no topology `{topology}`", hint=f"there are auto, {', '.join(TOPOLOGIES)}")
+    if topology not in ("auto", *TOPOLOGIES, *_FAT_TREES):
+        raise explain_term(topology) or UsageError(
+            f"no topology `{topology}`", hint=f"there are auto, {', '.join(TOPOLOGIES)}"
+        )
     if not 1.0 <= oversubscription < float("inf"):
         raise UsageError(
             f"oversubscription is {oversubscription:g}, and has to be at least 1",
@@ -243,7 +269,7 @@ def _automatic(wanted: Wanted) -> Topology:
         return "star"
     if wanted.rails > 1:
         return "rail-optimised"
-    return "spine-leaf" if build("spine-leaf", wanted).fabric is not None else "3-tier"
+    return _fat_tree(wanted)
 
 
 def _design(topology: Topology, wanted: Wanted, built: Built) -> NetworkDesign | None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from trainworks.catalog.catalog import system_of
 from trainworks.catalog.cluster import ClusterDescription
+from trainworks.catalog.facts import System
 from trainworks.errors import UsageError
 from trainworks.plan.assumptions import assumed
 from trainworks.plan.money.energy import node_count, node_power
@@ -50,17 +52,25 @@ def facility_of(cluster: ClusterDescription, given: Mapping[str, float]) -> Faci
 
 
 def nodes_per_rack(cluster: ClusterDescription) -> int:
-    """Nodes that air cools in one rack, at least one; the usual four where nobody publishes their power."""
+    """Nodes of a rack-scale system, else those that air cools in one rack; four where their power is not published."""
+    if (rack := _rack_of(cluster)) is not None:
+        return rack.nodes
     try:
         return max(1, int(1000 * assumed("air-cooled rack").value // node_power(cluster).value))
     except UsageError:
         return NODES_PER_RACK
 
 
+def _rack_of(cluster: ClusterDescription) -> System | None:
+    """The rack that the nodes are sold in; None for nodes that are sold alone."""
+    found = None if cluster.node is None else system_of(cluster.node.name)
+    return found if found is not None and found.form == "rack" else None
+
+
 def _cooling(cluster: ClusterDescription, node_w: float, rack: Traced) -> str:
     each = f"{node_w / 1000:.3g} kW a node, {rack.value:g} kW a rack with air"
-    if cluster.scale_up_domain > cluster.accelerators_per_node:
-        together = cluster.scale_up_domain // cluster.accelerators_per_node
+    if (sold_in := _rack_of(cluster)) is not None:
+        together = sold_in.nodes
         return f"a rack holds {together} of these nodes, {together * node_w / 1000:.0f} kW: it needs liquid cooling"
     if node_w > 1000 * rack.value:
         return f"{each}: one node is more than a rack takes with air, it needs liquid cooling"
