@@ -534,3 +534,9 @@ def test_smaller_clusters_are_planned_without_a_goal_where_they_are_asked_for() 
     assert asked.scales[-1].num_nodes <= asked.job.cluster.num_nodes
     times = [scale.run_time_s for scale in asked.scales]
     assert times == sorted(times, reverse=True)
+
+
+def test_a_plan_far_above_every_compared_run_says_so_first() -> None:
+    console = Console(file=io.StringIO(), width=160)
+    print_cluster_plan(planned(RUN.replace("4 nodes", "16384 nodes").replace("batch: 128", "batch: 131072")), console)
+    assert console.file.getvalue().startswith("warning ")  # type: ignore[attr-defined]

@@ -14,7 +14,14 @@ from trainworks.plan.flops import model_flops_per_sequence
 from trainworks.plan.layouts import Layouts
 from trainworks.plan.learning import fixed_of
 from trainworks.plan.memory import predict_memories
-from trainworks.plan.prediction import Prediction, describe_layout, outside_measured, predictions, to_layout
+from trainworks.plan.prediction import (
+    Prediction,
+    describe_layout,
+    extrapolation,
+    outside_measured,
+    predictions,
+    to_layout,
+)
 from trainworks.plan.step_time import Job, predict_step_times
 from trainworks.plan.uncertainty import learn
 from trainworks.spec.layout import Layout
@@ -170,3 +177,8 @@ def test_a_layout_that_is_written_and_read_is_the_same() -> None:
 def test_sharing_over_cp_alone_survives_writing_and_reading(zero: int) -> None:
     shared = layouts(cp=2, zero=zero)
     assert fixed_of(to_layout(shared, 0))["zero"] == zero
+
+
+def test_a_cluster_far_above_every_compared_run_is_called_an_extrapolation() -> None:
+    assert extrapolation(61_440) is None
+    assert (extrapolation(8_388_608) or "").startswith("8,388,608 accelerators are 1,365 times the 6,144 of")

@@ -35,6 +35,7 @@ from trainworks.units import format_step_time
 __all__ = ["ClusterPlan", "plan_cluster"]
 
 _TABLE_LENGTH = 10
+_LAYOUTS_WITH_ADVICE = 2_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,7 @@ def _planned(run: Run, result: SearchResult, measurements: list[Measurement], *,
     )
     found = scales(run)
     own = chance(run, rows[0], cluster.num_accelerators)
-    batch = _of_batch(run, rows[0]) if advise else None
+    batch = _of_batch(run, rows[0], evaluated=result.evaluated) if advise else None
     notes = [offloading_note(run, rows[0]), *cluster.notes, batch, _learned(measurements)]
     return ClusterPlan(
         job=run.job,
@@ -147,14 +148,17 @@ def _learned(measurements: list[Measurement]) -> str | None:
     return f"calibrated by {count} of this kind of cluster, the newest of {newest}"
 
 
-def _of_batch(run: Run, best: Prediction) -> str | None:
-    """A batch that few degrees of data parallelism divide leaves slow layouts; some nodes idle can be better."""
+def _of_batch(run: Run, best: Prediction, *, evaluated: int) -> str | None:
+    """A batch that few degrees of data parallelism divide leaves slow layouts; some nodes idle can be better.
+
+    Fewer nodes are tried only where one search was a small amount of work, because several more follow it.
+    """
     count = run.job.cluster.num_accelerators
     batch = None if "dp" in run.fixed else roomier_batch(count, run.global_batch)
     if batch is None:
         return None
     told = f"few layouts of {count:,} accelerators share {run.global_batch:,} sequences evenly: "
-    fewer = faster_with_fewer(run, best.step_time_s)
+    fewer = faster_with_fewer(run, best.step_time_s) if evaluated <= _LAYOUTS_WITH_ADVICE else None
     if fewer is not None:
         total = run.job.cluster.num_nodes
         told += f"{fewer.num_nodes:,} of the {total:,} nodes take {format_step_time(fewer.best.step_time_s)} a step; "

@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from trainworks.cli.cluster_layout import fixed_at
+from trainworks.errors import UsageError
 from trainworks.plan.prediction import Prediction, predictions
 from trainworks.plan.pricing import AnyJob
 from trainworks.plan.search import Fixed, SearchResult, search
 from trainworks.plan.uncertainty import Belief
+from trainworks.spec.limits import LIMITS
 from trainworks.spec.run_file import Goal
 from trainworks.units import HOUR_S, format_duration
 
@@ -113,11 +115,16 @@ def faster_with_fewer(run: Run, step_time_s: float) -> Scale | None:
 
 
 def _searched(run: Run, num_nodes: int) -> tuple[AnyJob, SearchResult] | None:
+    if num_nodes * run.job.cluster.accelerators_per_node > LIMITS["accelerators"].most:
+        return None
     job = replace(run.job, cluster=run.job.cluster.model_copy(update={"num_nodes": num_nodes}))
     fixed = fixed_at(run.fixed, job.cluster.num_accelerators)
     if fixed is None:
         return None
-    result = search_layouts(job, run.global_batch, fixed, keep=1, belief=run.belief)
+    try:
+        result = search_layouts(job, run.global_batch, fixed, keep=1, belief=run.belief)
+    except UsageError:  # more layouts than one search prices: this size is left out
+        return None
     return (job, result) if result.fitting else None
 
 

@@ -46,7 +46,7 @@ LARGEST_MICRO_BATCH = 64
 _LARGEST_IMAGE_BATCH = 512
 LARGEST_INTERLEAVE = 12
 MAX_LAYOUTS = 10_000_000
-"""Layouts that one search prices: about half a minute."""
+"""Layouts that one search prices: less than half a minute of one core."""
 _USABLE_SHARE, _PROGRAM_SHARE = 0.96, 0.98
 """Of the memory that was sold, and of what a program can have of it, what a plan may use: the rest is for what
 fragments differently tomorrow."""

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainworks.catalog.cluster import parse_cluster
-from trainworks.plan.sizing.facility import facility_of
+from trainworks.plan.sizing.facility import facility_of, nodes_per_rack
 
 
 def test_a_dgx_h100_takes_half_of_an_air_cooled_rack() -> None:
@@ -19,6 +19,17 @@ def test_a_dgx_h100_takes_half_of_an_air_cooled_rack() -> None:
 
 def test_a_rack_scale_system_needs_liquid() -> None:
     assert facility_of(parse_cluster("18x GB200 NVL72 tray"), {}).cooling.endswith("it needs liquid cooling")
+
+
+def test_four_nvl72_take_four_racks_of_eighteen_trays() -> None:
+    cluster = parse_cluster("4x GB200 NVL72")
+    found = facility_of(cluster, {})
+    assert (found.racks.value, nodes_per_rack(cluster)) == (4, 18)
+    assert found.cooling.startswith("a rack holds 18 of these nodes, 120 kW")
+
+
+def test_a_tpu_pod_is_not_one_rack() -> None:
+    assert nodes_per_rack(parse_cluster("TPU v5p pod")) < 100
 
 
 def test_a_node_above_what_air_takes_needs_liquid() -> None:

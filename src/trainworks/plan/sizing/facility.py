@@ -1,6 +1,8 @@
 """What the room has to bring: power with losses and cooling, racks, and whether air is enough.
 
 facility power = nodes * node power * PUE        nodes per rack = floor(rack power / node power)
+
+The nodes of a rack-scale system stand in its racks, however much power these take.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from trainworks.errors import UsageError
 from trainworks.plan.assumptions import assumed
 from trainworks.plan.money.energy import node_count, node_power
 from trainworks.plan.network.support import NODES_PER_RACK
-from trainworks.plan.trace import Traced, derive
+from trainworks.plan.trace import Traced, derive, fact
 
 __all__ = ["Facility", "facility_of", "nodes_per_rack"]
 
@@ -46,8 +48,7 @@ def facility_of(cluster: ClusterDescription, given: Mapping[str, float]) -> Faci
     pue = assumed("PUE", given.get("PUE"))
     total = derive("power of the room", "W", "it_power * PUE", it_power=it_power, PUE=pue)
     rack = assumed("air-cooled rack", given.get("air-cooled rack"))
-    formula = "ceil(nodes / max(1, rack * 1000 // power))"
-    racks = derive("racks", "", formula, nodes=nodes, rack=rack, power=power)
+    racks = _racks(nodes, power, rack, sold_in=_rack_of(cluster))
     return Facility(it_power, total, racks, _cooling(cluster, power.value, rack))
 
 
@@ -65,6 +66,13 @@ def _rack_of(cluster: ClusterDescription) -> System | None:
     """The rack that the nodes are sold in; None for nodes that are sold alone."""
     found = None if cluster.node is None else system_of(cluster.node.name)
     return found if found is not None and found.form == "rack" else None
+
+
+def _racks(nodes: Traced, power: Traced, air: Traced, *, sold_in: System | None) -> Traced:
+    if sold_in is not None:
+        each = fact("nodes per rack", sold_in.nodes, "", source=f"catalogue, {sold_in.name}")
+        return derive("racks", "", "ceil(nodes / each)", nodes=nodes, each=each)
+    return derive("racks", "", "ceil(nodes / max(1, rack * 1000 // power))", nodes=nodes, rack=air, power=power)
 
 
 def _cooling(cluster: ClusterDescription, node_w: float, rack: Traced) -> str:
