@@ -56,6 +56,7 @@ class FakeMachine:
     """What jobs outside this queue hold."""
     soon: set[Claim] = field(default_factory=set)
     """What they take between the decision and the claim."""
+    let_go_of: list[int] = field(default_factory=list)
     foreign: set[int] = field(default_factory=set)
     """Jobs whose run directory belongs to another user."""
 
@@ -65,6 +66,9 @@ class FakeMachine:
     def claim(self, job: JobRow, placement: Sequence[Placement], known: frozenset[Claim]) -> bool:
         self.others |= self.soon
         return self.others <= known
+
+    def let_go(self, job: JobRow) -> None:
+        self.let_go_of.append(job.id)
 
     def stopped(self, job: JobRow) -> None:
         self.says[job.id] = RunStatus(state="STOPPED")
@@ -464,6 +468,7 @@ def test_a_run_directory_of_another_user_is_refused_at_once(queue: Queue) -> Non
     row = queue.job(job)
     assert (row.state, row.cause, row.attempt) == (JobState.FAILED, "launch_failed", 1)
     assert "belongs to ann" in (row.message or "")
+    assert queue.machine.let_go_of == [job]
 
 
 @pytest.mark.parametrize("asked_by", [None, 2**31 + 5])
@@ -534,3 +539,12 @@ def test_what_another_user_takes_after_the_decision_is_not_given_twice(queue: Qu
     assert (queue.state(job), queue.job(job).attempt) == (JobState.QUEUED, 0)
     queue.look()
     assert queue.job(job).reason == "Resources"
+
+
+def test_what_an_administrator_queued_again_does_not_end_by_its_old_status(queue: Queue) -> None:
+    job = queue.submit()
+    queue.machine.says[job] = RunStatus(state="STOPPED")
+    queue.store.change(job, asked_by=0)
+    queue.machine.refuses = "no space left on device"
+    queue.look()
+    assert queue.machine.says[job].state == "QUEUED"

@@ -473,8 +473,8 @@ def identity(pid: int | None = None) -> tuple[int, float]:
 def owner(pid: int) -> int | None:
     """User whose process that is; None if it is gone."""
     try:
-        return Path(f"/proc/{pid}").stat().st_uid
-    except OSError:
+        return int(psutil.Process(pid).uids().real)
+    except psutil.NoSuchProcess:
         return None
 
 

@@ -87,7 +87,7 @@ class JobRow:
     host: str | None = None
     """Machine whose dispatcher starts the job; None for jobs of other engines."""
     asked_by: int | None = None
-    """User who asked the job to end."""
+    """User who asked the job to end; of one that waits, the administrator who queued it again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -181,7 +182,10 @@ class Dispatcher:
             job = self._jobs[start.job_id]
             placement = self._placed(job, start, held)
             if self._launcher.claim(job, placement, elsewhere):
-                self._start(job, placement)
+                try:
+                    self._start(job, placement)
+                finally:
+                    self._launcher.let_go(job)
         for preempt in decision.preempts:
             self._store.change(preempt.job_id, now=self._clock.now(), asked_to_end="preempt", asked_by=os.getuid())
         for cancel in decision.cancels:
@@ -219,6 +223,9 @@ class Dispatcher:
 
     def _start(self, job: JobRow, placement: Sequence[Placement]) -> None:
         """Write the start down, then do it: of a dispatcher that dies in between the next one finds nothing begun."""
+        if job.asked_by is not None:  # an administrator's retry, who does not write in the run directory
+            with suppress(TrainworksError, OSError):
+                self._launcher.back_in_line(job)
         started = self._store.start(job, placement, now=self._clock.now())
         if started is None:
             return

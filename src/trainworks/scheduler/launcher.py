@@ -53,6 +53,9 @@ class Launcher(Protocol):
     def claim(self, job: JobRow, placement: Sequence[Placement], known: frozenset[Claim]) -> bool:
         """Take a job's share of this machine before its launch; False where others hold more than `known` by now."""
 
+    def let_go(self, job: JobRow) -> None:
+        """Give up our part of a job's claim; after a launch the job's own processes keep theirs."""
+
     def launch(self, job: JobRow) -> Supervised:
         """Start a supervisor, which gets the job's claim.
 
@@ -133,9 +136,7 @@ class ForkingLauncher:
         return self._spare
 
     def elsewhere(self, ours: Iterable[JobRow]) -> frozenset[Claim]:
-        """By the machine's ledger. A claim that came to no launch ends here."""
-        for job_id in list(self._claims):
-            os.close(self._claims.pop(job_id))
+        """By the machine's ledger."""
         self._ours = {_key(job.run_dir) for job in ours}
         return self._of_others(self._ledger.claims())
 
@@ -144,19 +145,19 @@ class ForkingLauncher:
         return frozenset(claim for claim in claims if not (claim.uid == own and claim.share.key in self._ours))
 
     def claim(self, job: JobRow, placement: Sequence[Placement], known: frozenset[Claim]) -> bool:
-        """A file of the ledger, open until `launch`."""
+        """A file of the ledger, open until `let_go`: no copy of this process may be made meanwhile for another job."""
         devices = tuple(device for one in placement for device in one.devices)
         cores = sum(one.cores for one in placement)
         share = Share(run=job.run_id, key=_key(job.run_dir), cores=cores, devices=devices)
         handle = self._ledger.claim(lambda claims: share if self._of_others(claims) <= known else None)
         if handle is None:
             return False
-        self._drop_claim(job)
         self._claims[job.id] = handle
         self._ours.add(share.key)
         return True
 
-    def _drop_claim(self, job: JobRow) -> None:
+    def let_go(self, job: JobRow) -> None:
+        """Close the file."""
         if (handle := self._claims.pop(job.id, None)) is not None:
             os.close(handle)
 
@@ -175,12 +176,7 @@ class ForkingLauncher:
         """A copy of this process becomes the supervisor. It gets the run's lock with its order, so there is no moment
         at which the job has begun and the lock is free.
         """
-        try:
-            return self._launch(job, self._run_dir(job))
-        finally:
-            self._drop_claim(job)
-
-    def _launch(self, job: JobRow, run_dir: RunDir) -> Supervised:
+        run_dir = self._run_dir(job)
         lock = take_run(run_dir)
         try:
             make_ready(run_dir, job_request(_resolved_for(job, run_dir)), self._clock.now())

@@ -95,7 +95,8 @@ class LocalEngine(Engine):
         if _is_ours(row):
             keep_environment(run_dir, os.environ)
             self._say(run_dir, JobState.QUEUED)  # before anybody can launch it, and speak there
-        changes = {"ended_at": None, "asked_to_end": None, "asked_by": None, "ticket": script.ticket}
+        asked_by = None if _is_ours(row) else os.getuid()
+        changes = {"ended_at": None, "asked_to_end": None, "asked_by": asked_by, "ticket": script.ticket}
         self._store.move(row.id, JobState.QUEUED, since=again, now=self._clock.now(), restarts=0, **changes)
         _wake_for(row)
         return handle
