@@ -70,7 +70,10 @@ def check_undrain(store: JobStore, node: str) -> None:
 
 def is_private(store_url: str) -> bool:
     """Whether this user alone can write a job store: a SQLite file, in a folder, without access for others."""
-    url = sa.make_url(store_url)
+    try:
+        url = sa.make_url(store_url)
+    except sa.exc.ArgumentError:  # opening it says why
+        return True
     if url.get_backend_name() != "sqlite" or not url.database:
         return False
     file = Path(url.database)

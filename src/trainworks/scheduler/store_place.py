@@ -38,8 +38,7 @@ def store_folder() -> Path:
 
 def store_url() -> str:
     """`$TRAINWORKS_STORE`, else a SQLite file in that folder. A relative file is one of the current folder."""
-    given = os.environ.get("TRAINWORKS_STORE")
-    return _absolute(given) if given else f"sqlite:///{store_folder() / 'jobs.db'}"
+    return _absolute(os.environ.get("TRAINWORKS_STORE") or f"sqlite:///{store_folder() / 'jobs.db'}")
 
 
 def _absolute(given: str) -> str:
