@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sqlite3
 import threading
@@ -17,9 +18,9 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from tests.postgres import postgres_url
-from trainworks.errors import EnvironmentProblem
+from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.job.database import VERSION, open_database
-from trainworks.job.migrations.versions import v0001_jobs
+from trainworks.job.migrations.versions import v0001_jobs, v0002_cluster
 from trainworks.job.state import JobState
 from trainworks.job.store import JobRow, JobStore, Placement, open_store
 from trainworks.job.tables import metadata
@@ -233,6 +234,64 @@ def test_a_store_of_the_first_version_keeps_its_jobs(url: str) -> None:
     job = open_store(url).find("demo-1")
     assert job is not None
     assert (job.id, job.state, job.ticket, job.cluster) == (7, JobState.RUNNING, TICKET, None)
+
+
+def test_jobs_of_the_second_version_belong_to_the_account_of_their_owner_on_this_machine(url: str) -> None:
+    engine = sa.create_engine(url)
+    with engine.begin() as connection:
+        context = MigrationContext.configure(connection)
+        with Operations.context(context):
+            v0001_jobs.upgrade()
+            v0002_cluster.upgrade()
+        context.stamp(ScriptDirectory(str(Path(v0001_jobs.__file__).parents[1])), "0002")
+        for number, (owner, kind) in enumerate(
+            [("root", "local"), ("nobody-of-that-name", "local"), ("root", "slurm")]
+        ):
+            columns = {"run_id": f"a-{number}", "run_dir": f"/runs/a-{number}", "name": "a", "owner": owner}
+            columns |= {
+                "engine": kind,
+                "ticket": json.dumps(asdict(TICKET)),
+                "state": "RUNNING",
+                "asked_to_end": "stop",
+            }
+            columns |= {"priority": 50, "attempt": 1, "restarts": 0, "version": 3, "held": False, "reachable": True}
+            columns |= {"submitted_at": 1.0, "changed_at": 2.0}
+            places = ", ".join(f":{name}" for name in columns)
+            connection.execute(sa.text(f"INSERT INTO jobs ({', '.join(columns)}) VALUES ({places})"), columns)
+        connection.execute(sa.text("INSERT INTO nodes VALUES ('vm', 'fan', 1.0)"))
+    engine.dispose()
+    store = open_store(url)
+    found = [(job.uid, job.asked_by, job.host) for job in reversed(store.search())]
+    host, me = os.uname().nodename, os.getuid()
+    assert found == [(0, 0, host), (me, me, host), (0, 0, None)]
+    assert store.drains() == {"vm": ("fan", me)}
+
+
+def test_jobs_are_asked_for_by_user_and_machine(store: JobStore) -> None:
+    def job(number: int, uid: int, host: str) -> int:
+        run = {"run_dir": f"/runs/{number}", "owner": "ann", "engine": "local"}
+        return store.add(TICKET, **run, uid=uid, host=host, now=1.0).id  # type: ignore[arg-type]
+
+    large = 2**32 - 2
+    mine, _, _ = job(1, large, "gpu01"), job(2, large, "gpu02"), job(3, 7, "gpu01")
+    wanted = {"uid": large, "host": "gpu01"}
+    assert [one.id for one in store.search(**wanted)] == [mine]  # type: ignore[arg-type]
+    assert [one.id for one in store.changed(0, engine="local", **wanted)] == [mine]  # type: ignore[arg-type]
+
+
+def test_of_runs_of_one_name_that_of_the_user_who_asks_is_found_first(store: JobStore) -> None:
+    mine = store.add(TICKET, run_dir="/a/demo-1", owner="ada", engine="local", uid=7, now=1.0)
+    newer = store.add(TICKET, run_dir="/b/demo-1", owner="bob", engine="local", uid=8, now=2.0)
+    assert [store.find("demo-1", uid=uid) for uid in (7, 8, 9, None)] == [mine, newer, newer, newer]
+
+
+@pytest.mark.parametrize("other", [{"uid": 8, "host": "gpu01"}, {"uid": 7, "host": "gpu02"}])
+def test_a_run_directory_of_another_user_or_machine_is_not_submitted_again(store: JobStore, other: dict) -> None:
+    job = {"run_dir": "/a/demo-1", "owner": "ada", "engine": "local", "now": 1.0}
+    first = store.add(TICKET, **job, uid=7, host="gpu01")
+    assert store.add(TICKET, **job, uid=7, host="gpu01") == first
+    with pytest.raises(UsageError, match="it is job 1 of ada on gpu01 already"):
+        store.add(TICKET, **job, **other)
 
 
 def test_a_store_of_a_newer_version_is_refused(url: str) -> None:
