@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from tests.fakes import FakeClock, job, processes
+from trainworks.errors import EnvironmentProblem, NotOwnerError
 from trainworks.host import process
+from trainworks.host.ledger import Ledger, Share, claim_key, machine_ledger
+from trainworks.host.probe import num_cores
 from trainworks.job.request import JobRequest
+from trainworks.record.environment import AcceleratorFacts
 from trainworks.record.events import read_events
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
@@ -60,3 +68,91 @@ def test_a_supervisor_that_runs_is_asked_to_stop(run_dir: RunDir) -> None:
     assert child.wait(timeout_s=10) == -15
     (event,) = read_events(run_dir.events_file)
     assert (event["kind"], event["reason"], event["t"] <= time.time()) == ("stop_requested", "test", True)
+
+
+def test_the_run_of_another_user_is_not_stopped(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    pid, started_at = process.identity()
+    run_dir.write_status(RunStatus(state="RUNNING", supervisor_pid=pid, supervisor_started_at=started_at))
+    monkeypatch.setattr(os, "getuid", lambda: 61_001)
+    with pytest.raises(NotOwnerError, match="cannot stop run demo-1: it belongs to"):
+        LocalScheduler().stop(run_dir, reason="test")
+
+
+def test_a_status_that_names_a_process_of_another_user_ends_nothing(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As root would find it in the folder of a user who wants a process of root ended; it is this test's own."""
+    pid, started_at = process.identity()
+    run_dir.write_status(RunStatus(state="RUNNING", supervisor_pid=pid, supervisor_started_at=started_at))
+    monkeypatch.setattr("trainworks.host.process.owner", lambda pid: 61_001)
+    assert not LocalScheduler().stop(run_dir, reason="test")
+
+
+@pytest.fixture
+def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ledger]:
+    """A machine of four accelerators, and nothing held."""
+    monkeypatch.setenv("TRAINWORKS_LEDGER", str(tmp_path / "ledger"))
+    monkeypatch.delenv("TRAINWORKS_RUN_DIR", raising=False)
+    facts = tuple(AcceleratorFacts(index=index, name="H100", memory_bytes=80 * 10**9) for index in range(4))
+    monkeypatch.setattr("trainworks.scheduler.local.probe_accelerators", lambda: facts)
+    return machine_ledger()
+
+
+def hold(ledger: Ledger, cores: float, *devices: int) -> int:
+    """Another job takes something."""
+    share = Share(run="lm-1", key=claim_key("/runs/lm-1"), cores=cores, devices=devices)
+    handle = ledger.claim(lambda claims: share)
+    assert handle is not None
+    return handle
+
+
+def on_accelerators(ranks: int) -> JobRequest:
+    """A run of so many ranks with an accelerator each."""
+    return replace(job(), processes=processes(1, ranks).model_copy(update={"device": "cuda"}))
+
+
+def test_a_run_is_refused_while_others_hold_the_accelerators_that_it_needs(ledger: Ledger) -> None:
+    handle = hold(ledger, 0.0, 1, 2, 3)
+    with pytest.raises(
+        EnvironmentProblem, match=r"needs 2 accelerators, and 3 of 4 accelerators are held by \w+ \(lm-1\)"
+    ):
+        LocalScheduler().check(on_accelerators(2))
+    os.close(handle)
+    LocalScheduler().check(on_accelerators(2))
+
+
+def test_a_run_takes_the_accelerators_that_are_free(
+    ledger: Ledger, run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[tuple[str | None, tuple[int, ...]]] = []
+
+    def spawn(command: list[str], *, env: dict[str, str], **keys: object) -> object:
+        held = {claim.share.run: claim.share.devices for claim in ledger.claims()}
+        started.append((env.get("CUDA_VISIBLE_DEVICES"), held["demo-1"]))
+        run_dir.write_status(RunStatus(state="STARTING"))
+        return None
+
+    monkeypatch.setattr("trainworks.host.process.spawn", spawn)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    scheduler, request = LocalScheduler(FakeClock()), on_accelerators(2)
+    scheduler.submit(scheduler.render(request, run_dir), run_dir, attached=False)
+    handle = hold(ledger, 0.0, 0, 2)
+    scheduler.submit(scheduler.render(request, run_dir), run_dir, attached=False)
+    assert started == [(None, (0, 1)), ("1,3", (1, 3))]
+    os.close(handle)
+
+
+def test_a_run_that_shares_cores_says_whose(ledger: Ledger) -> None:
+    request = replace(job(), processes=processes(1, num_cores()))
+    assert LocalScheduler().check(request) is None
+    handle = hold(ledger, 1.0)
+    note = LocalScheduler().check(request)
+    assert note is not None and "(lm-1)" in note and f"1 of {num_cores()} cores are held by" in note
+    os.close(handle)
+
+
+def test_a_run_inside_a_run_does_not_meet_what_that_one_holds(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    handle = hold(ledger, float(num_cores()), 0, 1, 2, 3)
+    monkeypatch.setenv("TRAINWORKS_RUN_DIR", "/runs/lm-1")
+    assert LocalScheduler().check(on_accelerators(4)) is None
+    os.close(handle)

@@ -193,6 +193,7 @@ def test_a_job_of_another_machine_is_left_to_it(shared: tuple[User, User]) -> No
     wait_for(root, "there-1", "SUCCEEDED")
     done = root.trainworks("retry", "there-1")
     assert "belongs to the queue of elsewhere" in done.stderr
+    assert "elsewhere, whose queue starts the job" in root.ok("describe", "there-1")
 
 
 def test_ps_tells_whose_jobs_they_are_where_there_are_several_users(shared: tuple[User, User]) -> None:

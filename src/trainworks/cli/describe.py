@@ -15,6 +15,7 @@ from trainworks.cli.jobs import JobArgument, find_job, jobs
 from trainworks.cli.options import AsJson, wide_console
 from trainworks.cli.ps import job_as_json
 from trainworks.cli.wish import wish
+from trainworks.host.users import this_host
 from trainworks.job.state import CAUSES, Cause, parse_cause
 from trainworks.job.store import Attempt, JobRow
 from trainworks.record.events import read_events
@@ -59,6 +60,8 @@ def _rows(job: JobRow, now: float) -> list[tuple[str, str]]:
         ("asks for", wish(job.ticket)),
         ("submitted", f"{format_duration(now - job.submitted_at)} ago by {job.owner}, priority {job.priority}"),
     ]
+    if job.host not in (None, this_host()):
+        rows.append(("machine", f"{job.host}, whose queue starts the job"))
     if job.state.waits:
         rows.append(("waits", _why(job)))
         if job.position:
