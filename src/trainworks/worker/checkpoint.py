@@ -167,7 +167,7 @@ class Checkpointer:
                 self._note_failure(fields["step"])
 
     def _complete(self, folder: Path, fields: dict[str, Any], started: float) -> None:
-        files = {file.name: file.stat().st_size for file in folder.iterdir() if file.name != MANIFEST}
+        files = {name: (folder / name).stat().st_size for name in fields["checksums"]}
         manifest = Manifest(created_at=time.time(), torch=torch.__version__, files=files, **fields)
         write_manifest(folder, manifest)
         append_event(
