@@ -179,3 +179,20 @@ def test_a_damaged_checkpoint_is_passed_over_aloud(program, write_run_file, unin
     assert (code, program.curve()) == (0, uninterrupted)
     assert re.search(r"checkpoint of step \d+ is damaged: __\d_0.distcp: .* bytes instead of .*; resuming", stderr)
     assert "is damaged: " in program.run("report")[1]
+
+
+def test_where_every_checkpoint_is_damaged_one_error_says_so_and_does_not_advise_to_resume(program, write_run_file):
+    running = program.start("run", write_run_file(program.folder))
+    program.wait_for_step(45)
+    interrupt(running)
+    finished(running)
+    for _, folder in complete_checkpoints(program.run_dir):
+        content = bytearray((folder / ".metadata").read_bytes())
+        content[len(content) // 2] ^= 1
+        (folder / ".metadata").write_bytes(content)
+    code, _, stderr = program.run("resume")
+    assert (code, "Traceback" in stderr) == (3, False)
+    error = stderr[stderr.index("error: ") :]
+    assert "no checkpoint can be loaded: step" in error and ".metadata: checksum differs; step 40: " in error
+    assert "start a new run: trainworks run" in error and "trainworks resume" not in error
+    program.assert_nothing_left()
