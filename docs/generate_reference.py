@@ -291,7 +291,7 @@ def _text(statement: ast.stmt | None) -> str:
 
 def _event_table() -> str:
     """Kinds of events with the comment beside each."""
-    comments = dict(_commented_strings(inspect.getsource(events)))
+    comments = _commented_strings(inspect.getsource(events))
     rows = []
     for kind in get_args(events.EventKind):
         fields, _, meaning = comments[kind].partition(": ")
@@ -299,14 +299,17 @@ def _event_table() -> str:
     return "\n".join(["| kind | fields | when |", "|---|---|---|", *rows])
 
 
-def _commented_strings(source: str) -> Iterator[tuple[str, str]]:
-    """Every string literal that a comment follows on its line, and the comment."""
-    literal: tuple[int, str] | None = None
+def _commented_strings(source: str) -> dict[str, str]:
+    """Every string literal that a comment follows on its line, and that comment with the comment lines below it."""
+    found: dict[str, str] = {}
+    literal, line = "", 0
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.STRING:
-            literal = (token.start[0], ast.literal_eval(token.string))
-        elif token.type == tokenize.COMMENT and literal and literal[0] == token.start[0]:
-            yield literal[1], token.string.lstrip("# ")
+            literal, line = ast.literal_eval(token.string), token.start[0]
+        elif token.type == tokenize.COMMENT and token.start[0] == line:
+            found[literal] = f"{found.get(literal, '')} {token.string.lstrip('# ')}".lstrip()
+            line += 1
+    return found
 
 
 # Errors

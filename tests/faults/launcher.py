@@ -18,7 +18,7 @@ import psutil
 from trainworks.record.metrics import effective_rows, read_metrics
 from trainworks.record.run_dir import RunDir, list_runs
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 300.0
 
 
 class Program:
@@ -95,6 +95,12 @@ class Program:
     def agent(self, node: int) -> psutil.Process:
         """The agent of one node."""
         return next(child for child in self.supervisor().children() if _node_of(child) == node)
+
+    def fork_server(self, node: int) -> psutil.Process:
+        """The process that the ranks of one node are forked from."""
+        return next(
+            child for child in self.agent(node).children() if "multiprocessing.forkserver" in child.cmdline()[-1]
+        )
 
     def rank(self, rank: int) -> psutil.Process:
         """The process of one rank of a workload."""

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
 from trainworks.host import process
 
@@ -159,6 +160,14 @@ def test_the_exit_code_of_a_killed_child_is_its_signal(tmp_path: Path) -> None:
         "process.end_descendants(0); print(child.exit_code())"
     )
     assert process.run(process.python_program(program)).stdout in ("-9\n", "-15\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGHUP])
+def test_a_process_that_ends_itself_by_a_signal_shows_which(number: signal.Signals) -> None:
+    program = (
+        f"import signal; from trainworks.host import process\nsignal.signal(15, print)\nprocess.end_by_signal({number})"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -number
 
 
 def test_a_command_reads_what_it_is_given() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainworks.record.failures import first_failure
+from trainworks.record.failures import describe_failure, first_failure, since_user_start
 
 
 def failure(t: float, cause: str = "user_error") -> dict[str, Any]:
@@ -46,3 +46,38 @@ def test_other_events_do_not_end_the_search() -> None:
 def test_a_rank_may_fail_before_the_first_node_says_that_the_attempt_began() -> None:
     own, old = failure(2.0) | {"attempt": 2}, failure(1.0) | {"attempt": 1}
     assert first_failure([old, own, event("attempt", 3.0) | {"attempt": 2}]) == own
+
+
+def test_a_failure_of_the_next_start_replaces_those_before_even_if_its_ranks_never_met() -> None:
+    old, new = failure(1.0) | {"rendezvous": "h:1"}, failure(2.0) | {"rendezvous": "h:2"}
+    assert first_failure([event("attempt"), old, new]) == new
+
+
+def test_failures_of_one_start_stay_together_until_all_ranks_have_met() -> None:
+    early = failure(2.0) | {"rendezvous": "h:2"}
+    met = event("attempt", 3.0) | {"attempt": 2, "rendezvous": "h:2"}
+    late = failure(4.0, "peer_lost") | {"rendezvous": "h:2"}
+    assert first_failure([early, met, late]) == early
+
+
+def test_a_lost_node_is_history_once_its_agent_has_started_again() -> None:
+    lost = failure(1.0, "node_lost") | {"rank": None, "node": 1}
+    of_a_rank = failure(2.0) | {"rank": 3, "node": 1}
+    again = event("agent_started", 3.0) | {"node": 1}
+    assert first_failure([lost, event("agent_started", 3.0) | {"node": 0}]) == lost
+    assert first_failure([lost, again]) is None
+    assert first_failure([of_a_rank, again]) == of_a_rank
+
+
+def test_a_failure_that_was_final_says_why() -> None:
+    final = failure(1.0) | {"message": "KeyError: 3", "node": 0, "rank": 1, "rendezvous": "h:2"}
+    refused = event("restart_refused") | {"node": 0, "rank": 1, "rendezvous": "h:2", "message": "it is repeated"}
+    assert describe_failure(final, [final, refused]) == "KeyError: 3; not restarted: it is repeated"
+    assert describe_failure(final | {"rendezvous": "h:1"}, [final, refused]) == "KeyError: 3"
+
+
+def test_another_turn_of_a_job_is_not_a_new_start_by_the_user() -> None:
+    first, turn, resumed = event("submitted", 1.0), event("submitted", 2.0) | {"restarts": 1}, event("submitted", 3.0)
+    assert since_user_start([first, turn]) == [first, turn]
+    assert since_user_start([first, turn, resumed]) == [resumed]
+    assert since_user_start([]) == []

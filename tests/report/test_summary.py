@@ -134,3 +134,12 @@ def test_decimation_keeps_ends_extremes_and_order(values: list[float]) -> None:
     if finite:
         assert (kept[0], kept[-1]) == (finite[0], finite[-1])
         assert max(value for _, value in kept) == max(value for _, value in finite)
+
+
+def test_every_start_of_the_ranks_has_a_root_failure_and_a_final_one_says_why(start_run: RunStart) -> None:
+    run = start_run().launch().steps(3).fail(cause="killed", rank=0, rendezvous="h:1")
+    run.fail(cause="peer_lost", rank=1, rendezvous="h:1").fail(cause="user_error", message="bad", rendezvous="h:2")
+    run.event("restart_refused", node=0, rank=1, rendezvous="h:2", message="it is repeated")
+    failures = run.report().failures
+    assert [failure.is_root for failure in failures] == [True, False, True]
+    assert failures[-1].message == "bad; not restarted: it is repeated"

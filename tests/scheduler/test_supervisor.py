@@ -139,6 +139,37 @@ def test_a_recovering_job_says_why(start) -> None:
     assert (recovering["cause"], recovering["message"]) == ("killed", "killed by SIGKILL")
 
 
+def recovering_causes(run: Run) -> list[tuple[str, str]]:
+    """Cause and message of every RECOVERING state that was written."""
+    run.supervisor.run()
+    events = [e for e in read_events(run.run_dir.events_file) if e.get("state") == "RECOVERING"]
+    return [(event["cause"], event["message"]) for event in events]
+
+
+def test_a_recovering_job_names_the_killed_rank_when_its_peers_wrote_first(start) -> None:
+    lost, killed = failure("peer_lost", "lost contact", 1.0), failure("killed", "killed by SIGKILL", 1.1)
+    run = start(job(max_restarts=1), [Life(KILLED, says=[MET, lost, killed]), Life(0, says=[FINISHED])])
+    assert recovering_causes(run) == [("peer_lost", "lost contact"), ("killed", "killed by SIGKILL")]
+
+
+def test_a_recovering_job_keeps_the_first_cause(start) -> None:
+    first, second = failure("gpu_fault", "ECC", 1.0), failure("killed", "killed by SIGKILL", 1.1)
+    run = start(job(max_restarts=1), [Life(KILLED, says=[MET, first, second]), Life(0, says=[FINISHED])])
+    assert recovering_causes(run) == [("gpu_fault", "ECC")]
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "cause"),
+    [
+        (-signal.SIGTERM, ("node_lost", "the node agent was killed by SIGTERM")),
+        (75, ("agent_lost", "the agent of node 0 ended with code 75")),
+    ],
+)
+def test_a_job_that_recovers_from_a_lost_agent_says_so(start, exit_code: int, cause: tuple[str, str]) -> None:
+    run = start(job(max_restarts=1), [Life(exit_code, says=[MET]), Life(0, says=[FINISHED])])
+    assert recovering_causes(run) == [cause]
+
+
 def test_a_job_that_is_asked_to_stop_has_stopped(start) -> None:
     run = start(job(), [Life(0, FOREVER, says=[MET])])
     run.signal_after(5)

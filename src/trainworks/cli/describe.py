@@ -19,7 +19,7 @@ from trainworks.host.users import this_host
 from trainworks.job.state import CAUSES, Cause, parse_cause
 from trainworks.job.store import Attempt, JobRow
 from trainworks.record.events import read_events
-from trainworks.record.failures import first_failure
+from trainworks.record.failures import describe_failure, first_failure
 from trainworks.record.run_dir import RunDir
 from trainworks.scheduler.engines import cluster_of_job
 from trainworks.units import format_duration
@@ -109,11 +109,14 @@ def _attempts(attempts: list[Attempt]) -> Table:
 def _first_failure(job: JobRow) -> list[str]:
     """The rank that failed first, and how its log ends."""
     run_dir = RunDir(Path(job.run_dir))
-    failure = first_failure(read_events(run_dir.events_file))
+    events = read_events(run_dir.events_file)
+    failure = first_failure(events)
     if failure is None or failure.get("rank") is None:
         return []
     rank = failure["rank"]
-    lines = [f"first to fail: rank {rank} on {failure.get('host', 'an unknown host')}: {failure.get('message')}"]
+    lines = [
+        f"first to fail: rank {rank} on {failure.get('host', 'an unknown host')}: {describe_failure(failure, events)}"
+    ]
     try:
         log = run_dir.rank_log(rank).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -9,7 +9,7 @@ from trainworks.cli.options import runs_folder
 from trainworks.errors import RunFailedError
 from trainworks.job.state import JobState
 from trainworks.record.events import Event, read_events
-from trainworks.record.failures import first_failure
+from trainworks.record.failures import first_failure, since_user_start
 from trainworks.record.manifest import complete_checkpoints, damaged_checkpoints
 from trainworks.record.run_dir import RunDir
 from trainworks.report.out_of_memory import build_out_of_memory, finding, remedy_lines
@@ -61,7 +61,9 @@ def _resume_hint(run_dir: RunDir) -> str | None:
     steps = [manifest.step for manifest, _ in complete_checkpoints(run_dir) if manifest.step not in damaged]
     if not steps:
         return None
-    return f"the checkpoint of step {steps[-1]:,} is kept; go on with: {resume_command(run_dir)}"
+    refused = any(event["kind"] == "restart_refused" for event in since_user_start(_events(run_dir)))
+    then = "fix the cause, then" if refused else "go on with"
+    return f"the checkpoint of step {steps[-1]:,} is kept; {then}: {resume_command(run_dir)}"
 
 
 def say_stopped(run_dir: RunDir, talk: Console) -> None:

@@ -14,6 +14,7 @@ from rich.text import Text
 from trainworks.cli.idle import idle_line
 from trainworks.observe import progress as observed
 from trainworks.record.events import Event
+from trainworks.record.failures import is_consequence
 from trainworks.record.faults import describe_fault
 from trainworks.record.manifest import describe_damage
 from trainworks.record.metrics import MetricsRow
@@ -158,9 +159,8 @@ def _event_line(event: Event) -> str | None:
             line = f"tokenized {format_count(event['num_tokens'])} tokens in {format_duration(event['seconds'])}"
         case "attempt" if event["resumed_from_step"]:
             line = f"attempt {event['attempt']}: resumed from step {event['resumed_from_step']:,}"
-        case "failure" if event.get("cause") != "peer_lost":
-            rank = f"rank {event['rank']} on " if event.get("rank") is not None else ""
-            line = f"{rank}node {event.get('node')}: {event.get('message')}"
+        case "failure" | "restart_refused":
+            line = _failure_line(event)
         case "skipped" | "rollback":
             line = describe_fault(event)
         case "profile" | "profile_refused":
@@ -170,6 +170,15 @@ def _event_line(event: Event) -> str | None:
         case "checkpoint_damaged" | "checkpoint_failed":
             line = _checkpoint_line(event)
     return line
+
+
+def _failure_line(event: Event) -> str | None:
+    if event["kind"] == "restart_refused":
+        return f"not restarted: {event['message']}"
+    if is_consequence(event):
+        return None
+    rank = f"rank {event['rank']} on " if event.get("rank") is not None else ""
+    return f"{rank}node {event.get('node')}: {event.get('message')}"
 
 
 def _checkpoint_line(event: Event) -> str:

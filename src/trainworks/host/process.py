@@ -30,6 +30,7 @@ __all__ = [
     "detach",
     "die_with",
     "die_with_parent",
+    "end_by_signal",
     "end_descendants",
     "fork",
     "identity",
@@ -382,6 +383,13 @@ def leave_behind(work: Callable[[], object]) -> None:
         work()
     finally:
         os._exit(0)
+
+
+def end_by_signal(number: int) -> None:
+    """End this process by a signal, so that its parent sees which one."""
+    if number != signal.SIGKILL:
+        signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
 
 
 def wait_for_end(pid: int) -> None:

@@ -87,6 +87,7 @@ class Cause(enum.StrEnum):
     HANG = "hang"
     NCCL_TIMEOUT = "nccl_timeout"
     GPU_FAULT = "gpu_fault"
+    STORAGE_FAULT = "storage_fault"
     NODE_LOST = "node_lost"
     AGENT_LOST = "agent_lost"
     PEER_LOST = "peer_lost"
@@ -121,6 +122,7 @@ CAUSES: dict[Cause, CauseFacts] = {
     Cause.HANG: CauseFacts("a rank stood still", True),
     Cause.NCCL_TIMEOUT: CauseFacts("a collective did not end", True),
     Cause.GPU_FAULT: CauseFacts("an accelerator failed", True),
+    Cause.STORAGE_FAULT: CauseFacts("the storage failed", True),
     Cause.NODE_LOST: CauseFacts("a node was lost", True),
     Cause.AGENT_LOST: CauseFacts("a node's agent was lost", True),
     Cause.PEER_LOST: CauseFacts("another rank was lost", True),

@@ -12,9 +12,11 @@ class ExitCode(enum.IntEnum):
 
     OK = 0
     USER_ERROR = 1
-    """The model, the data or the code failed: the same again would fail the same way."""
+    """The model, the data or the code failed."""
     ENVIRONMENT = 3
     """The machine is in the way; a person has to act."""
+    HARDWARE_FAULT = 74
+    """An accelerator or the storage failed; starting again can help."""
     HANG = 76
     """A rank stood still and was ended, with those that waited for it; starting again can help."""
     PEER_LOST = 75

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from trainworks.record.events import Event
 
-__all__ = ["first_failure"]
+__all__ = ["describe_failure", "first_failure", "is_consequence", "since_user_start"]
 
 _CONSEQUENCES = ("peer_lost",)
 
@@ -18,10 +18,50 @@ def first_failure(events: Sequence[Event]) -> Event | None:
     """
     recent: list[Event] = []
     for event in events:
-        if event["kind"] in ("attempt", "submitted"):
-            # a rank of another node may have failed before the first node could say that this attempt began
-            recent = [seen for seen in recent if event.get("attempt") and seen.get("attempt") == event["attempt"]]
-        elif event["kind"] == "failure":
+        recent = [seen for seen in recent if not _supersedes(event, seen)]
+        if event["kind"] == "failure":
             recent.append(event)
-    own = [event for event in recent if event.get("cause") not in _CONSEQUENCES]
+    own = [event for event in recent if not is_consequence(event)]
     return min(own or recent, key=lambda event: event["t"], default=None)
+
+
+def is_consequence(failure: Event) -> bool:
+    """Whether the rank failed because another one did."""
+    return failure.get("cause") in _CONSEQUENCES
+
+
+def since_user_start(events: Sequence[Event]) -> Sequence[Event]:
+    """The events since a user submitted or resumed the run; another turn in a cluster's queue is not a new start."""
+    starts = [i for i, event in enumerate(events) if event["kind"] == "submitted" and not event.get("restarts")]
+    return events[starts[-1] :] if starts else events
+
+
+def describe_failure(failure: Event, events: Sequence[Event]) -> str:
+    """The message of a failure; of a final one, also why ranks did not start again.
+
+    Args:
+        failure: one of the events.
+        events: of the run.
+    """
+    message = str(failure.get("message") or "")
+    for event in events:
+        if event["kind"] == "restart_refused" and all(
+            event.get(key) == failure.get(key) for key in ("node", "rank", "rendezvous")
+        ):
+            return f"{message}; not restarted: {event['message']}"
+    return message
+
+
+def _supersedes(event: Event, failure: Event) -> bool:
+    """Whether an event shows that ranks started again after a failure."""
+    match event["kind"]:
+        case "submitted":
+            return True
+        case "attempt":  # a rank of another node may have failed before the first node could write this
+            return not any(event.get(key) and event[key] == failure.get(key) for key in ("attempt", "rendezvous"))
+        case "agent_started":
+            return failure.get("rank") is None and failure.get("node") == event.get("node")
+        case "failure":
+            return len({event.get("rendezvous"), failure.get("rendezvous")} - {None}) > 1
+        case _:
+            return False

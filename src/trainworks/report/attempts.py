@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trainworks.record.events import Event
-from trainworks.record.failures import first_failure
+from trainworks.record.failures import describe_failure, first_failure
 from trainworks.report.history import History, Launch
 from trainworks.report.part import ReportPart, printable
 
@@ -52,16 +52,21 @@ class Attempt(ReportPart):
 def build_failures(history: History) -> tuple[Failure, ...]:
     """Every failure in the order in which they were seen; one of each attempt is the root of the others."""
     return tuple(
-        _failure(event, index, history.start_at, is_root=event is _root(launch, event.get("attempt")))
+        _failure(event, launch, index, history.start_at)
         for index, launch in enumerate(history.launches, start=1)
         for event in launch.events
         if event.get("kind") == "failure"
     )
 
 
-def _root(launch: Launch, attempt: int | None) -> Event | None:
-    failures = [e for e in launch.events if e.get("kind") == "failure" and e.get("attempt") == attempt]
+def _root(launch: Launch, failure: Event) -> Event | None:
+    """What the failure, and all others of the same start of the ranks, followed from."""
+    failures = [event for event in launch.events if event.get("kind") == "failure" and _same_start(event, failure)]
     return first_failure(failures)
+
+
+def _same_start(one: Event, other: Event) -> bool:
+    return all(one.get(key) == other.get(key) for key in ("attempt", "rendezvous"))
 
 
 def build_attempts(history: History) -> tuple[Attempt, ...]:
@@ -99,17 +104,17 @@ def _first(events: Sequence[Event], kind: str, attempt: int) -> Event:
     return next((e for e in events if e.get("kind") == kind and e.get("attempt") == attempt), {})
 
 
-def _failure(event: Event, launch: int, start_at: float, *, is_root: bool) -> Failure:
+def _failure(event: Event, launch: Launch, index: int, start_at: float) -> Failure:
     signal = event.get("signal")
     return Failure(
-        launch=launch,
+        launch=index,
         attempt=event.get("attempt"),
-        is_root=is_root,
+        is_root=event is _root(launch, event),
         after_s=float(event["t"]) - start_at,
         rank=event.get("rank"),
         node=event.get("node"),
         cause=printable(event.get("cause")) or "unknown",
-        message=printable(event.get("message")),
+        message=printable(describe_failure(event, launch.events)),
         exit_code=event.get("exit_code"),
         signal=None if signal is None else printable(signal),
         traceback=printable(event.get("traceback")),

@@ -23,7 +23,7 @@ from trainworks.job.request import JobRequest, job_request
 from trainworks.job.state import TRANSITIONS, Cause, JobState
 from trainworks.record.events import Event, append_event, read_events, read_lines_from
 from trainworks.record.exit_code import ExitCode, as_exit_code
-from trainworks.record.failures import first_failure
+from trainworks.record.failures import first_failure, is_consequence
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 from trainworks.scheduler.idle_watch import IdleWatch
@@ -63,6 +63,7 @@ class Supervisor:
             clock=clock,
         )
         self._ended_idle: str | None = None
+        self._knows_only_consequences = False
         self._restarts_left = request.max_restarts * (request.processes.nodes if request.kind == "training" else 1)
 
     def ask_to_stop(self, number: int, frame: object) -> None:
@@ -98,8 +99,20 @@ class Supervisor:
                 self._enter(JobState.RUNNING)
             elif event["kind"] in ("finished", "stopped"):
                 self._done = True
-            elif event["kind"] in ("failure", "agent_lost") and self._state is JobState.RUNNING:
-                self._enter(JobState.RECOVERING, event)
+            elif event["kind"] == "failure":
+                self._recover_from(event)
+            elif event["kind"] == "agent_lost":
+                message = f"the agent of node {event['node']} ended with code {event['exit_code']}"
+                self._recover_from({"cause": Cause.AGENT_LOST, "message": message})
+
+    def _recover_from(self, failure: Event) -> None:
+        """RECOVERING; ranks often write that they lost a peer before the agent writes how that peer ended."""
+        if self._state is JobState.RUNNING:
+            self._enter(JobState.RECOVERING, failure)
+            self._knows_only_consequences = is_consequence(failure)
+        elif self._state is JobState.RECOVERING and self._knows_only_consequences and not is_consequence(failure):
+            self._knows_only_consequences = False
+            self._note_state(failure)
 
     def _follow_use(self) -> None:
         """A job that has been idle for long enough is stopped as a person would stop it."""
@@ -138,7 +151,6 @@ class Supervisor:
         return True
 
     def _note_lost(self, node: int, exit_code: int) -> None:
-        append_event(self._run_dir.events_file, "agent_lost", node=node, exit_code=exit_code)
         if exit_code < 0:  # it cannot have written why
             name = signal.Signals(-exit_code).name
             append_event(
@@ -151,6 +163,7 @@ class Supervisor:
                 signal=name,
                 message=f"the node agent was killed by {name}",
             )
+        append_event(self._run_dir.events_file, "agent_lost", node=node, exit_code=exit_code)
 
     def _conclude(self, codes: list[int]) -> JobState:
         """The final state, from how the nodes ended and from what they wrote."""
@@ -185,7 +198,12 @@ class Supervisor:
     def _enter(self, state: JobState, failure: Event | None = None, exit_code: int | None = None) -> JobState:
         assert state in TRANSITIONS[self._state], f"{self._state} -> {state}"
         self._state = state
-        failure = failure or {}
+        self._note_state(failure or {}, exit_code)
+        return state
+
+    def _note_state(self, failure: Event, exit_code: int | None = None) -> None:
+        """Write the state and its cause to status.json, and as an event."""
+        state = self._state
         cause, message = failure.get("cause"), failure.get("message")
         pid, started_at = process.identity()
         if cause == "disk_full":
@@ -204,7 +222,6 @@ class Supervisor:
             )
         )
         append_event(self._run_dir.events_file, "state", state=state, cause=cause, message=message)
-        return state
 
 
 def supervise(

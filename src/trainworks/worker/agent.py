@@ -22,8 +22,10 @@ from pathlib import Path
 from trainworks.errors import TrainworksError
 from trainworks.host.folders import cache_folder
 from trainworks.host.node_usage import follow_usage
-from trainworks.host.process import die_with_parent
+from trainworks.host.process import die_with_parent, end_by_signal
 from trainworks.record.events import append_event
+from trainworks.record.exit_code import ExitCode
+from trainworks.record.recovery import TRANSIENT
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 
@@ -39,7 +41,7 @@ def main(
     store: str,
     store_fd: str | None = None,
 ) -> int:
-    """Run this node's ranks to their end; returns the agent's exit code."""
+    """Run this node's ranks to their end; returns the agent's exit code, negative if it has to end by that signal."""
     die_with_parent(signal.SIGTERM, int(parent) or None)
     run_dir = RunDir(Path(run_folder))
     append_event(run_dir.events_file, "agent_started", node=int(node))
@@ -60,7 +62,7 @@ def main(
             store=store,
             store_fd=int(store_fd) if store_fd else None,
         )
-    except TrainworksError as error:
+    except (TrainworksError, OSError) as error:
         return _give_up(run_dir, int(node), error)
     finally:  # the fork server's socket: this process ends without the finalizers of multiprocessing
         shutil.rmtree(multiprocessing.util.get_temp_dir(), ignore_errors=True)
@@ -94,22 +96,29 @@ def _prepare_data(resolved: ResolvedRun, run_dir: RunDir, node: int) -> Path:
     return folder
 
 
-def _give_up(run_dir: RunDir, node: int, error: TrainworksError) -> int:
+def _give_up(run_dir: RunDir, node: int, error: TrainworksError | OSError) -> int:
+    """Write down why no rank can start; returns the exit code that says whether another start can help."""
+    failure = importlib.import_module("trainworks.worker.failure").explain(error)  # imports torch: rarely needed here
+    exit_code = error.exit_code if isinstance(error, TrainworksError) else failure.exit_code
+    if failure.cause in TRANSIENT:
+        exit_code = ExitCode.PEER_LOST
     append_event(
         run_dir.events_file,
         "failure",
         rank=None,
         node=node,
-        cause="environment" if error.exit_code == 3 else "user_error",
-        exit_code=error.exit_code,
-        message=error.message,
-        hint=error.hint,
+        cause=failure.cause,
+        exit_code=exit_code,
+        message=failure.message,
+        hint=failure.hint,
     )
-    return error.exit_code
+    return exit_code
 
 
 if __name__ == "__main__":
     code = main(*sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()
+    if code < 0:
+        end_by_signal(-code)
     os._exit(code)  # torch's store threads abort a process that ends in good order, now and then

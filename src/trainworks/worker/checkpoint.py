@@ -351,7 +351,9 @@ def _explained(error: BaseException, folder: Path) -> TrainworksError:
                 f"no space left on device: {format_bytes(free_bytes(folder))} free, writing checkpoint `{folder.name}`",
                 hint="free some space or lower `checkpoint.keep`, then: trainworks resume",
             )
-    return EnvironmentProblem(f"cannot write checkpoint `{folder}`: {reasons[0]}")
+    problem = EnvironmentProblem(f"cannot write checkpoint `{folder}`: {reasons[0]}")
+    problem.__cause__ = error
+    return problem
 
 
 def _load_failure(error: BaseException, manifest: Manifest) -> BaseException:

@@ -5,29 +5,28 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import time
+from collections.abc import Sequence
 from datetime import timedelta
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch.distributed as dist
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
+from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, MultiprocessContext, SignalException
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousTimeout
 
-from trainworks.host import memory
 from trainworks.host.clock import SystemClock
-from trainworks.record.events import append_event
 from trainworks.record.exit_code import ExitCode, as_exit_code
-from trainworks.record.memory import MemoryAtFailure
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.worker.hang import Hang, Limits
 from trainworks.worker.heartbeat import Board
 from trainworks.worker.rank import run_rank
+from trainworks.worker.rank_exits import RankExit, RankExits, fork_server_is_lost
 from trainworks.worker.watch import HangMonitor
 
 __all__ = ["run_node"]
@@ -64,8 +63,8 @@ def run_node(
             two attempts; else the first node binds it.
 
     Returns:
-        Exit code: 0; that of the rank that failed (128 + signal if a signal ended it); 75 if the other nodes are
-        out of reach.
+        Exit code: 0; that of the rank that failed (128 + signal if a signal ended it); the negative signal number if
+        a signal asked this agent to end; 75 if the other nodes or the fork server are out of reach.
     """
     # Without it a restarted rank finds the addresses of its dead predecessors in the store (pytorch#135712).
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
@@ -74,8 +73,8 @@ def run_node(
         agent = _agent(resolved, run_dir, data_folder, node, max_restarts, address, met)
         result = agent.run()
     except SignalException as stopped:
-        return 128 + int(stopped.sigval)
-    except (RendezvousError, dist.DistError):
+        return -int(stopped.sigval)
+    except (RendezvousError, dist.DistError, EOFError, ConnectionError):
         return ExitCode.PEER_LOST
     return as_exit_code(agent.first_bad_code) if result.is_failed() else ExitCode.OK
 
@@ -177,32 +176,39 @@ class _NodeAgent(LocalElasticAgent):
         self._monitor = monitor
         self._exchange = exchange
         self._hung = False
-        self._oom_kills = 0
-        self.first_bad_code: int = ExitCode.PEER_LOST
+        self._judged = False
+        self._exits = RankExits(run_dir, node, monitor.last_seen)
+
+    @property
+    def first_bad_code(self) -> int:
         """Exit code of the rank that failed first, not of those that lost their peer to it."""
+        return ExitCode.HANG if self._hung else self._exits.first_bad_code
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, int]:
         self._board.clear()
-        self._hung = False
-        self._oom_kills = memory.oom_kills()
+        self._hung = self._judged = False
+        rendezvous = f"{worker_group.master_addr}:{worker_group.master_port}"
+        self._exits.begin(rendezvous)
         if self._exchange is not None:
-            self._exchange.begin(f"{worker_group.master_addr}:{worker_group.master_port}")
+            self._exchange.begin(rendezvous)
         pids: dict[int, int] = super()._start_workers(worker_group)
         self._monitor.begin([(worker.global_rank, pids[worker.local_rank]) for worker in worker_group.workers])
         return pids
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        assert isinstance(self._pcontext, MultiprocessContext) and self._pcontext._pc is not None
-        processes = self._pcontext._pc.processes
+        processes = self._processes()
         if any(process.exitcode for process in processes):
-            self._judge(worker_group, [(process.pid or 0, process.exitcode or 0) for process in processes])
+            self._judge(worker_group.workers)
             for process in processes:  # now: torch would ask with SIGTERM, which a rank takes as a wish to save
                 process.kill()
         elif hang := self._monitor.look():
             self._end(hang)
             for process in processes:
                 process.kill()
-        return super()._monitor_workers(worker_group)
+        result = super()._monitor_workers(worker_group)
+        if result.is_failed() and not self._judged:  # a rank ended between the two looks
+            self._judge([worker for worker in worker_group.workers if worker.global_rank in result.failures])
+        return result
 
     def _end(self, hang: Hang) -> None:
         """Write down who stood still, with its stack; what its processes' ends say is no news after that."""
@@ -210,12 +216,8 @@ class _NodeAgent(LocalElasticAgent):
         culprit, log = hang.first, self._run_dir.rank_log(hang.first.rank)
         pid = self._monitor.last_seen(culprit.rank).pid
         stack = "" if culprit.is_stopped else _stack(pid, log)
-        append_event(
-            self._run_dir.events_file,
-            "failure",
+        self._exits.note(
             rank=culprit.rank,
-            node=self._node,
-            host=socket.gethostname(),
             pid=pid,
             cause="hang",
             exit_code=int(ExitCode.HANG),
@@ -229,47 +231,30 @@ class _NodeAgent(LocalElasticAgent):
             waiting={victim.rank: victim.waits_for for victim in hang.victims},
         )
 
-    def _judge(self, worker_group: WorkerGroup, ended: list[tuple[int, int]]) -> None:
-        """Note the ranks that a signal ended, and give up if a rank failed by itself."""
+    def _judge(self, workers: Sequence[Worker]) -> None:
+        """Note how these ranks ended, and give up if a restart does not help; what became of hung ranks is known."""
+        self._judged = True
         if self._hung:
-            self.first_bad_code = ExitCode.HANG
             return
-        for worker, (pid, code) in zip(worker_group.workers, ended, strict=True):
-            if code < 0:
-                self._note(worker.global_rank, pid, signal.Signals(-code))
-        own = [code for _, code in ended if code and code != ExitCode.PEER_LOST]
-        self.first_bad_code = own[0] if own else ExitCode.PEER_LOST
-        if any(code > 0 for code in own):
+        processes = self._processes()
+        exits = [
+            RankExit(worker.global_rank, processes[worker.local_rank].pid or 0, code)
+            for worker in workers
+            if (code := processes[worker.local_rank].exitcode)
+        ]
+        if fork_server_is_lost(exits):
+            self._exits.note_lost_fork_server([process.pid or 0 for process in processes])
+        elif not self._exits.judge(exits):
             self._remaining_restarts = 0
+
+    def _processes(self) -> Sequence[BaseProcess]:
+        assert isinstance(self._pcontext, MultiprocessContext) and self._pcontext._pc is not None
+        processes: Sequence[BaseProcess] = self._pcontext._pc.processes
+        return processes
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGKILL, timeout: int = 30) -> None:
         # A rank takes SIGTERM as a wish to save and leave; in a group that is broken it would wait for ever.
         super()._shutdown(signal.SIGKILL, timeout)
-
-    def _note(self, rank: int, pid: int, number: signal.Signals) -> None:
-        """What a rank could not write itself; the kernel's out-of-memory killer leaves a count behind."""
-        seen = self._monitor.last_seen(rank)
-        killed_for_memory = number is signal.SIGKILL and memory.oom_kills() > self._oom_kills
-        cause, message, held = "killed", f"killed by {number.name}", None
-        if killed_for_memory:
-            cause, message = "oom", "out of memory: killed by the kernel (SIGKILL)"
-            limited_by, _ = memory.memory_left_bytes()
-            held = MemoryAtFailure(limited_by=limited_by, peak_bytes=seen.peak_bytes).model_dump()
-        append_event(
-            self._run_dir.events_file,
-            "failure",
-            rank=rank,
-            node=self._node,
-            host=socket.gethostname(),
-            pid=pid,
-            cause=cause,
-            exit_code=-number,
-            signal=number.name,
-            message=message,
-            step=seen.beat.step,
-            phase=seen.beat.phase.text,
-            memory=held,
-        )
 
 
 def _stack(pid: int, log: Path) -> str:

@@ -1,11 +1,16 @@
-"""What ended a rank, in the words of the record, and whether starting again can help."""
+"""Names the cause of an exception that ended a rank. Whether to restart is decided in `record.recovery`."""
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import re
 import traceback
+from collections.abc import Iterator
+from pathlib import Path
 
 import torch
+from torch.distributed.checkpoint import CheckpointException
 
 from trainworks.errors import DiskFullError, DivergedError, EnvironmentProblem, TrainworksError
 from trainworks.record.exit_code import ExitCode
@@ -13,7 +18,7 @@ from trainworks.units import format_bytes
 from trainworks.worker.memory import is_out_of_memory, requested_bytes
 from trainworks.worker.user_module import place_in_user_code
 
-__all__ = ["Failure", "explain"]
+__all__ = ["Failure", "explain", "fingerprint"]
 
 _PEER_LOST = re.compile(
     r"Connection (closed|reset|refused)|Broken pipe|Socket (closed|Timeout)|Timed out waiting|gloo|NCCL|"
@@ -21,9 +26,34 @@ _PEER_LOST = re.compile(
     re.IGNORECASE,
 )
 
-_MISUSE = re.compile(r"invalid (usage|argument)|not supported|Duplicate GPU", re.IGNORECASE)
-"""Words of the same libraries for what would fail the same way again."""
+_ACCELERATOR = re.compile(
+    r"(CUDA|HIP|XPU|cuDNN|cuFFT|NVML) error|(CUBLAS|CUDNN|CUSPARSE|CUSOLVER|HIPBLAS|MIOPEN)_STATUS_|CUDA unknown error|"
+    r"Cuda failure|unhandled cuda error|UnhandledCudaError|cudaGetDeviceCount|\bXid\b|uncorrectable ECC",
+    re.IGNORECASE,
+)
+"""Errors that the driver or a library of an accelerator reports."""
 
+_MISUSE = re.compile(
+    r"invalid (usage|argument|device|configuration|resource handle)|not[ _]supported|Duplicate GPU|device-side assert|"
+    r"no kernel image|INVALID_VALUE|BAD_PARAM|ARCH_MISMATCH",
+    re.IGNORECASE,
+)
+"""Errors of the same libraries that the program causes."""
+
+_STORAGE_ERRNOS = frozenset(
+    {
+        errno.EIO,
+        errno.ESTALE,
+        errno.ETIMEDOUT,
+        errno.EREMOTEIO,
+        errno.ENOLINK,
+        errno.EHOSTDOWN,
+        errno.EHOSTUNREACH,
+        errno.ENETDOWN,
+        errno.ENETUNREACH,
+    }
+)
+"""Errors of a disk or a network file system that may pass: https://man7.org/linux/man-pages/man3/errno.3.html"""
 
 _NOT_DETERMINISTIC = "does not have a deterministic implementation"
 _FORESEEN: tuple[tuple[type[TrainworksError], str, ExitCode], ...] = (
@@ -51,34 +81,98 @@ class Failure:
 def explain(error: BaseException) -> Failure:
     """Name the cause of an exception.
 
-    Causes: `disk_full`, `environment`, `diverged`, `user_error`, `oom`, `peer_lost`.
+    Causes: `disk_full`, `environment`, `diverged`, `user_error`, `oom`, `gpu_fault`, `storage_fault`, `peer_lost`.
+    A rank that SIGINT interrupted was `killed`.
     """
+    for name_cause in (_hardware_fault, _out_of_memory, _lost_peer, _foreseen, _not_deterministic):
+        if (failure := name_cause(error)) is not None:
+            return failure
+    if isinstance(error, KeyboardInterrupt):
+        return Failure("killed", ExitCode.PEER_LOST, "interrupted by SIGINT")
+    return Failure("user_error", ExitCode.USER_ERROR, _summary(error), place=place_in_user_code(error))
+
+
+def fingerprint(error: BaseException) -> str:
+    """Hash of the exception's type, message and innermost line of code; equal for the same failure in any process.
+
+    Digits in the message are left out: process ids, addresses and measured values differ between attempts.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    text = "\n".join([type(error).__qualname__, place, re.sub(r"0x[0-9a-f]+|\d+", "#", _first_line(error))])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _hardware_fault(error: BaseException) -> Failure | None:
+    for link in _chain(error):
+        if isinstance(link, OSError) and link.errno in _STORAGE_ERRNOS:
+            return Failure("storage_fault", ExitCode.HARDWARE_FAULT, f"storage failed: {_summary(error)}")
+        if _is_accelerator_fault(link):
+            message, hint = f"accelerator failed: {_first_line(link)}", "look for `Xid` in the kernel log: dmesg"
+            return Failure("gpu_fault", ExitCode.HARDWARE_FAULT, message, hint)
+    return None
+
+
+def _is_accelerator_fault(error: BaseException) -> bool:
+    if not isinstance(error, RuntimeError) or is_out_of_memory(error) or _MISUSE.search(str(error)):
+        return False
+    return isinstance(error, torch.AcceleratorError) or _ACCELERATOR.search(str(error)) is not None
+
+
+def _foreseen(error: BaseException) -> Failure | None:
     for kind, cause, exit_code in _FORESEEN:
         if isinstance(error, kind):
             return Failure(cause, exit_code, error.message, error.hint, error.place)
-    if is_out_of_memory(error):
-        asked = requested_bytes(error)
-        what = _first_line(error) if asked is None else f"cannot allocate {format_bytes(asked)} more"
-        return Failure("oom", ExitCode.USER_ERROR, f"out of memory: {what}")
-    if _NOT_DETERMINISTIC in str(error):
-        return Failure(
-            "user_error",
-            ExitCode.USER_ERROR,
-            _first_line(error).partition(", but")[0],
-            "replace that operation in the model, or set `workload.deterministic: false`",
-        )
-    if _is_lost_peer(error):
-        return Failure("peer_lost", ExitCode.PEER_LOST, "lost contact to another rank")
-    what = f"{type(error).__name__}: {_first_line(error)}"
-    return Failure("user_error", ExitCode.USER_ERROR, what, place=place_in_user_code(error))
+    return None
 
 
-def _is_lost_peer(error: BaseException) -> bool:
-    if _MISUSE.search(str(error)):
+def _out_of_memory(error: BaseException) -> Failure | None:
+    if not is_out_of_memory(error):
+        return None
+    asked = requested_bytes(error)
+    what = _first_line(error) if asked is None else f"cannot allocate {format_bytes(asked)} more"
+    return Failure("oom", ExitCode.USER_ERROR, f"out of memory: {what}")
+
+
+def _not_deterministic(error: BaseException) -> Failure | None:
+    if _NOT_DETERMINISTIC not in str(error):
+        return None
+    return Failure(
+        "user_error",
+        ExitCode.USER_ERROR,
+        _first_line(error).partition(", but")[0],
+        "replace that operation in the model, or set `workload.deterministic: false`",
+    )
+
+
+def _lost_peer(error: BaseException) -> Failure | None:
+    if not isinstance(error, ConnectionError) and not any(_is_failed_collective(link) for link in _chain(error)):
+        return None
+    return Failure("peer_lost", ExitCode.PEER_LOST, "lost contact to another rank")
+
+
+def _is_failed_collective(error: BaseException) -> bool:
+    if not isinstance(error, RuntimeError) or _MISUSE.search(str(error)):
         return False
-    if isinstance(error, torch.distributed.DistError | ConnectionError):
-        return True
-    return isinstance(error, RuntimeError) and _PEER_LOST.search(str(error)) is not None
+    return isinstance(error, torch.distributed.DistError) or _PEER_LOST.search(str(error)) is not None
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The exception and those that it was raised from, including what other ranks reported of a checkpoint."""
+    seen: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None and link not in seen:
+        seen.append(link)
+        yield link
+        if isinstance(link, CheckpointException):
+            yield from (reason for reason, _ in link.failures.values())
+        link = link.__cause__ or link.__context__
+
+
+def _summary(error: BaseException) -> str:
+    if isinstance(error, TrainworksError):
+        return error.message
+    return f"{type(error).__name__}: {_first_line(error)}"
 
 
 def _first_line(error: BaseException) -> str:

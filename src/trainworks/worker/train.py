@@ -29,7 +29,7 @@ from trainworks.spec.run_file import Workload
 from trainworks.worker.checkpoint import Checkpointer
 from trainworks.worker.data.reader import BatchReader, Dataset
 from trainworks.worker.determinism import make_deterministic
-from trainworks.worker.failure import explain
+from trainworks.worker.failure import explain, fingerprint
 from trainworks.worker.gains import compile_gain
 from trainworks.worker.guard import Recourse
 from trainworks.worker.hang import Limits
@@ -113,7 +113,7 @@ def _train_to_the_end(trainer: Trainer, plan: Plan, workload: Workload, rank: _R
     steps_done = _resume(trainer, rank)
     pids = _pids_by_rank(rank)
     if rank.rank == 0:
-        met = {"world_size": rank.world_size, "pids": pids}
+        met = {"world_size": rank.world_size, "pids": pids, "rendezvous": _rendezvous()}
         append_event(events, "attempt", attempt=attempt, resumed_from_step=steps_done, **met)
     step = steps_done
     if steps_done < plan.num_steps:
@@ -190,6 +190,11 @@ def _store(rank: int) -> dist.Store:
 def _master_address() -> str:
     """Of rank 0's node, as its agent says; without an agent all ranks are on this machine."""
     return os.environ.get("MASTER_ADDR", LOOPBACK)
+
+
+def _rendezvous() -> str:
+    """Where the ranks of this start meet; another one for every start."""
+    return f"{_master_address()}:{os.environ['MASTER_PORT']}"
 
 
 def _listener(address: str, port: int) -> int:
@@ -362,6 +367,8 @@ def _leave(run_dir: RunDir, node: int, error: BaseException, scene: Scene) -> No
             step=last.step,
             phase=last.phase.text,
             memory=memory,
+            fingerprint=fingerprint(error),
+            rendezvous=_rendezvous(),
         )
         traceback.print_exception(error)
         sys.stderr.flush()

@@ -1,11 +1,13 @@
 """Hurts one rank of a real run from inside: Python imports this module by itself if its folder is in PYTHONPATH.
 
 TRAINWORKS_TEST_FAULT is `kind:rank:step`, or `limit:rank:MiB` of address space more than it has before the model.
-A hang happens in the first attempt only, so that recovery can be seen.
+A fault happens in the first attempt only, so that recovery can be seen; a `bug` happens in every attempt.
 """
 
+import errno
 import importlib.abc
 import importlib.machinery
+import json
 import os
 import resource
 import sys
@@ -54,7 +56,9 @@ def harm(module):
         mine = rank in ("all", os.environ["RANK"])
         if kind == "straggle" and mine:
             time.sleep(0.2)
-        elif kind != "straggle" and calls == int(step) and is_first_attempt():
+        elif kind == "bug" and mine and steps_done() + calls == int(step):
+            bug()
+        elif kind not in ("straggle", "bug") and calls == int(step) and is_first_attempt():
             if kind == "deadlock":
                 deadlock()
             elif mine:
@@ -81,8 +85,39 @@ def limit(module):
 
 def is_first_attempt():
     """Whether nobody has been hurt yet."""
+    return not any(event["kind"] == "failure" for event in events())
+
+
+def steps_done():
+    """Of the checkpoint that this attempt resumed from."""
+    resumed = [event["resumed_from_step"] for event in events() if event["kind"] == "attempt"]
+    return resumed[-1] if resumed else 0
+
+
+def events():
+    """Of the run."""
     run_dir = next(Path("runs").iterdir())
-    return '"cause": "hang"' not in (run_dir / "events.jsonl").read_text()
+    return [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
+
+
+def bug():
+    """An error of the program."""
+    raise ValueError("the program is wrong")
+
+
+def ecc():
+    """What torch raises when an accelerator finds an error in its memory."""
+    raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
+
+
+def stale():
+    """What a network file system says after its server came back."""
+    raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+
+def leave():
+    """An exit without a word."""
+    os._exit(13)
 
 
 def read():

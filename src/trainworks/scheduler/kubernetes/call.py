@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 from trainworks.errors import EnvironmentProblem
+from trainworks.host import process
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.record.exit_code import ExitCode
 from trainworks.scheduler.kubernetes.pod import TOKEN
@@ -82,17 +83,10 @@ def _news(connection: Connection) -> int | None:
         if message.get("leaving"):
             os.kill(os.getppid(), signal.SIGHUP)  # the supervisor asks all ranks for a clean end, if it has not yet
         if isinstance(code := message.get("exit"), int):
-            return _end_as(code)
+            if code < 0:
+                process.end_by_signal(-code)
+            return code
     return None
-
-
-def _end_as(code: int) -> int:
-    """By the same signal, if one has ended the agent."""
-    if code < 0:
-        if -code != signal.SIGKILL:
-            signal.signal(-code, signal.SIG_DFL)
-        os.kill(os.getpid(), -code)
-    return code
 
 
 if __name__ == "__main__":

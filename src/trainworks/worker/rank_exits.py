@@ -1,0 +1,152 @@
+"""How the ranks of one node ended: what they wrote themselves, what their agent adds, and whether they start again."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing.forkserver
+import signal
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainworks.errors import TrainworksError
+from trainworks.host import memory, process
+from trainworks.record.events import Event, append_event, read_events
+from trainworks.record.exit_code import ExitCode
+from trainworks.record.memory import MemoryAtFailure
+from trainworks.record.recovery import Verdict, restart_verdict
+from trainworks.record.run_dir import RunDir
+from trainworks.worker.watch import Watched
+
+__all__ = ["RankExit", "RankExits", "fork_server_is_lost"]
+
+_NO_REPORT = 255
+
+
+@dataclass(frozen=True, slots=True)
+class RankExit:
+    """A rank that ended, and did not succeed."""
+
+    rank: int
+    pid: int
+    code: int
+    """Negative signal number if a signal ended it."""
+
+
+class RankExits:
+    """Judges the failed ranks of one node.
+
+    Args:
+        run_dir: of the run.
+        node: index of this node.
+        last_seen: gives a rank's last mark and its memory.
+    """
+
+    def __init__(self, run_dir: RunDir, node: int, last_seen: Callable[[int], Watched]) -> None:
+        self._run_dir = run_dir
+        self._node = node
+        self._last_seen = last_seen
+        self._rendezvous = ""
+        self._before: list[Event] = []
+        self._oom_kills = 0
+        self.first_bad_code: int = ExitCode.PEER_LOST
+        """Exit code of the rank that failed first, not of those that lost their peer to it."""
+
+    def begin(self, rendezvous: str) -> None:
+        """Ranks are about to start; whatever the record holds is about earlier ones."""
+        self._rendezvous = rendezvous
+        self._before = read_events(self._run_dir.events_file)
+        self._oom_kills = memory.oom_kills()
+
+    def judge(self, exits: Sequence[RankExit]) -> bool:
+        """Note the ranks that could not say why they ended; returns whether a restart can help all of them."""
+        told = {event["pid"]: event for event in self._failures_of_this_node()}
+        failures = [told.get(each.pid) or self._note_exit(each) for each in exits]
+        own = [each.code for each in exits if each.code != ExitCode.PEER_LOST]
+        self.first_bad_code = own[0] if own else ExitCode.PEER_LOST
+        verdicts = [self._verdict(failure) for failure in failures]
+        return all(verdict is Verdict.RESTART for verdict in verdicts)
+
+    def note_lost_fork_server(self, pids: Sequence[int]) -> None:
+        """End all ranks of the node: they live on without the process that would report how they end."""
+        for pid in pids:
+            process.kill(pid)
+        self.first_bad_code = -signal.SIGKILL
+        self.note(
+            rank=None,
+            cause="node_lost",
+            exit_code=self.first_bad_code,
+            signal=signal.SIGKILL.name,
+            message="the fork server of the node's ranks was killed",
+        )
+
+    def note(self, **fields: Any) -> Event:
+        """Write a failure of this node; one that cannot be written is judged all the same."""
+        event = {"node": self._node, "host": socket.gethostname(), "rendezvous": self._rendezvous, **fields}
+        with contextlib.suppress(TrainworksError, OSError):
+            append_event(self._run_dir.events_file, "failure", **event)
+        return {"kind": "failure", **event}
+
+    def _since(self) -> list[Event]:
+        return read_events(self._run_dir.events_file)[len(self._before) :]
+
+    def _failures_of_this_node(self) -> list[Event]:
+        return [event for event in self._since() if event["kind"] == "failure" and event.get("node") == self._node]
+
+    def _verdict(self, failure: Event) -> Verdict:
+        """The decision about one rank; the record says why, where the cause alone does not."""
+        verdict = restart_verdict(failure, self._before, self._since())
+        if verdict in (Verdict.BEFORE_FIRST_STEP, Verdict.REPEATED):
+            about = {key: failure.get(key) for key in ("node", "rank", "cause", "rendezvous")}
+            with contextlib.suppress(TrainworksError, OSError):
+                append_event(self._run_dir.events_file, "restart_refused", **about, message=str(verdict))
+        return verdict
+
+    def _note_exit(self, ended: RankExit) -> Event:
+        """What a rank could not write itself; the kernel's out-of-memory killer leaves a count behind."""
+        seen = self._last_seen(ended.rank)
+        return self.note(
+            rank=ended.rank,
+            pid=ended.pid,
+            exit_code=ended.code,
+            step=seen.beat.step,
+            phase=seen.beat.phase.text,
+            **(self._of_signal(-ended.code, seen) if ended.code < 0 else _of_exit_code(ended.code)),
+        )
+
+    def _of_signal(self, number: int, seen: Watched) -> dict[str, Any]:
+        name = signal.Signals(number).name
+        if number != signal.SIGKILL or memory.oom_kills() <= self._oom_kills:
+            return {"cause": "killed", "signal": name, "message": f"killed by {name}"}
+        limited_by, _ = memory.memory_left_bytes()
+        held = MemoryAtFailure(limited_by=limited_by, peak_bytes=seen.peak_bytes).model_dump()
+        return {
+            "cause": "oom",
+            "signal": name,
+            "message": f"out of memory: killed by the kernel ({name})",
+            "memory": held,
+        }
+
+
+def _of_exit_code(code: int) -> dict[str, Any]:
+    return {
+        "cause": "unknown",
+        "signal": None,
+        "fingerprint": f"exit code {code}",
+        "message": f"exited with code {code} without an error message",
+    }
+
+
+def fork_server_is_lost(exits: Sequence[RankExit]) -> bool:
+    """Whether the process has ended that forks ranks for this one, and reports how they end.
+
+    Without its report, multiprocessing takes a rank that still runs for one that exited with code 255.
+    """
+    server = multiprocessing.forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    is_gone = server is not None and not _is_alive(server)
+    return is_gone or any(each.code == _NO_REPORT and _is_alive(each.pid) for each in exits)
+
+
+def _is_alive(pid: int) -> bool:
+    return process.state(pid) not in ("Z", "X")

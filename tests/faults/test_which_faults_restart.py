@@ -1,0 +1,102 @@
+"""Faults that may pass are restarted from; those that are proven deterministic end the run, with their cause."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from tests.faults.launcher import finished
+from trainworks.record.events import read_events
+
+pytestmark = pytest.mark.slow
+TWO_NODES = {"cluster": {"engine": "local", "nodes": 2, "processes_per_node": 1}}
+NODES = pytest.mark.parametrize("nodes", [{}, TWO_NODES], ids=["one-node", "two-nodes"])
+
+
+def events(program, kind):
+    return [event for event in read_events(program.run_dir.events_file) if event["kind"] == kind]
+
+
+def own_failures(program):
+    return [event for event in events(program, "failure") if event["cause"] != "peer_lost"]
+
+
+@NODES
+@pytest.mark.parametrize(
+    ("fault", "cause", "message"),
+    [
+        ("ecc", "gpu_fault", "accelerator failed: CUDA error: uncorrectable ECC error encountered"),
+        ("stale", "storage_fault", "storage failed: OSError: [Errno 116] Stale file handle"),
+        ("leave", "unknown", "exited with code 13 without an error message"),
+    ],
+)
+def test_a_fault_that_may_pass_is_restarted_from(program, write_run_file, uninterrupted, nodes, fault, cause, message):
+    program.hurt(f"{fault}:1:70")
+    code, _, stderr = program.run("run", write_run_file(program.folder, **nodes))
+    (failure,) = own_failures(program)
+    assert (code, program.curve()) == (0, uninterrupted), stderr
+    assert (failure["rank"], failure["cause"], failure["message"], failure["step"]) == (1, cause, message, 70)
+    assert message in stderr
+    program.assert_nothing_left()
+
+
+@pytest.mark.parametrize("rank", ["1", "all"])
+def test_an_exception_that_ends_two_attempts_at_the_same_step_is_final_on_all_nodes(program, write_run_file, rank):
+    program.hurt(f"bug:{rank}:70")
+    code, _, stderr = program.run("run", write_run_file(program.folder, **TWO_NODES))
+    assert code == 1
+    assert len(events(program, "attempt")) == 2
+    assert {failure["step"] for failure in own_failures(program)} == {70}
+    assert len({failure["fingerprint"] for failure in own_failures(program)}) == 1
+    assert "ValueError: the program is wrong" in stderr and "at the same step" in stderr
+    program.assert_nothing_left()
+
+
+def test_an_exception_in_the_first_step_is_final(program, write_run_file):
+    program.hurt("bug:0:1")
+    code, _, stderr = program.run("run", write_run_file(program.folder))
+    assert (code, len(events(program, "attempt"))) == (1, 1)
+    assert "ValueError: the program is wrong" in stderr and "before its first step was done" in stderr
+    program.assert_nothing_left()
+
+
+def test_an_exit_code_without_restarts_left_is_named(program, write_run_file):
+    program.hurt("leave:1:70")
+    code, _, stderr = program.run("run", write_run_file(program.folder, recover={"max_restarts": 0}))
+    assert code == 13
+    assert stderr.count("error: ") == 1 and "exited with code 13" in stderr and "lost contact" not in stderr
+
+
+@NODES
+def test_a_killed_rank_0_is_the_cause_that_the_state_names(program, write_run_file, nodes):
+    running = program.start("run", write_run_file(program.folder, **nodes))
+    program.wait_for_step(60)
+    program.rank(0).kill()
+    assert finished(running)[0] == 0
+    recovering = [event for event in events(program, "state") if event["state"] == "RECOVERING"]
+    assert (recovering[-1]["cause"], recovering[-1]["message"]) == ("killed", "killed by SIGKILL")
+
+
+@pytest.mark.parametrize("node", [0, 1], ids=["that-serves-the-rendezvous", "that-does-not"])
+def test_a_node_agent_that_gets_sigterm_is_started_again(program, write_run_file, uninterrupted, node):
+    running = program.start("run", write_run_file(program.folder, **TWO_NODES))
+    program.wait_for_step(60)
+    program.agent(node).send_signal(signal.SIGTERM)
+    code, _, stderr = finished(running)
+    assert (code, program.curve()) == (0, uninterrupted), stderr
+    assert [event["message"] for event in own_failures(program)] == ["the node agent was killed by SIGTERM"]
+    program.assert_nothing_left()
+
+
+@NODES
+def test_a_killed_fork_server_is_replaced_and_its_ranks_end(program, write_run_file, uninterrupted, nodes):
+    running = program.start("run", write_run_file(program.folder, **nodes))
+    program.wait_for_step(60)
+    ranks = [program.rank(rank) for rank in range(2)]
+    program.fork_server(0).kill()
+    code, _, stderr = finished(running)
+    assert (code, program.curve()) == (0, uninterrupted), stderr
+    assert [event["cause"] for event in own_failures(program)] == ["node_lost"]
+    assert not any(rank.is_running() for rank in ranks)
+    program.assert_nothing_left()

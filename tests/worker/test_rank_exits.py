@@ -1,0 +1,114 @@
+"""The agent writes how ranks ended that could not, and says whether they start again."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainworks.record.events import append_event, read_events
+from trainworks.record.run_dir import RunDir
+from trainworks.worker.heartbeat import Beat, Phase
+from trainworks.worker.rank_exits import RankExit, RankExits, fork_server_is_lost
+from trainworks.worker.watch import Watched
+
+RENDEZVOUS = "127.0.0.1:1"
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> RunDir:
+    run_dir = RunDir(tmp_path)
+    append_event(run_dir.events_file, "submitted")
+    return run_dir
+
+
+@pytest.fixture
+def exits(run_dir: RunDir) -> RankExits:
+    """Of two ranks in step 9 of their first attempt."""
+    exits = RankExits(run_dir, 0, lambda rank: Watched(rank, rank, 100 + rank, Beat(40, Phase.COMPUTE, 9)))
+    exits.begin(RENDEZVOUS)
+    append_event(run_dir.events_file, "attempt", attempt=1, resumed_from_step=0)
+    return exits
+
+
+def say(run_dir: RunDir, rank: int, cause: str) -> None:
+    """A rank's own account."""
+    about = {"rank": rank, "pid": 100 + rank, "node": 0, "step": 9, "fingerprint": "a"}
+    append_event(run_dir.events_file, "failure", cause=cause, **about)
+
+
+def written(run_dir: RunDir, kind: str) -> list[dict]:
+    return [event for event in read_events(run_dir.events_file) if event["kind"] == kind]
+
+
+def test_an_exit_without_an_account_is_named_by_its_code_and_place(run_dir, exits):
+    assert exits.judge([RankExit(1, 101, 13)])
+    (failure,) = written(run_dir, "failure")
+    assert (failure["cause"], failure["message"]) == ("unknown", "exited with code 13 without an error message")
+    assert (failure["rank"], failure["step"], failure["phase"]) == (1, 9, "forward and backward")
+    assert (exits.first_bad_code, failure["rendezvous"]) == (13, RENDEZVOUS)
+
+
+def test_a_rank_that_a_signal_ended_is_named_by_it(run_dir, exits):
+    assert exits.judge([RankExit(0, 100, -signal.SIGSEGV)])
+    (failure,) = written(run_dir, "failure")
+    assert (failure["cause"], failure["signal"], failure["message"]) == ("killed", "SIGSEGV", "killed by SIGSEGV")
+
+
+def test_a_rank_that_gave_an_account_is_not_noted_again(run_dir, exits):
+    say(run_dir, 0, "gpu_fault")
+    assert exits.judge([RankExit(0, 100, 74)])
+    assert len(written(run_dir, "failure")) == 1
+
+
+def test_the_exit_code_is_that_of_the_rank_that_did_not_lose_its_peer(run_dir, exits):
+    say(run_dir, 0, "peer_lost")
+    say(run_dir, 1, "gpu_fault")
+    assert exits.judge([RankExit(0, 100, 75), RankExit(1, 101, 74)])
+    assert exits.first_bad_code == 74
+
+
+def test_one_final_failure_is_enough(run_dir, exits):
+    say(run_dir, 0, "gpu_fault")
+    say(run_dir, 1, "oom")
+    assert not exits.judge([RankExit(0, 100, 74), RankExit(1, 101, 1)])
+
+
+def test_what_ended_an_earlier_start_at_the_same_step_is_final(run_dir, exits):
+    say(run_dir, 0, "user_error")
+    assert exits.judge([RankExit(0, 100, 1)])
+    exits.begin("127.0.0.1:2")
+    append_event(run_dir.events_file, "attempt", attempt=2, resumed_from_step=5)
+    say(run_dir, 0, "user_error")
+    assert not exits.judge([RankExit(0, 100, 1)])
+    (refused,) = written(run_dir, "restart_refused")
+    assert (refused["rank"], refused["cause"]) == (0, "user_error") and "at the same step" in refused["message"]
+
+
+def test_another_agent_of_the_same_run_comes_to_the_same_decision(run_dir, exits):
+    say(run_dir, 0, "user_error")
+    fresh = RankExits(run_dir, 0, lambda rank: Watched(rank, rank, 100 + rank))
+    fresh.begin("127.0.0.1:2")
+    say(run_dir, 0, "user_error")
+    assert not fresh.judge([RankExit(0, 100, 1)])
+
+
+def test_a_rank_that_lives_without_a_report_of_its_end_has_lost_its_fork_server():
+    rank = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        assert fork_server_is_lost([RankExit(0, rank.pid, 255)])
+        assert not fork_server_is_lost([RankExit(0, rank.pid, 13)])
+    finally:
+        rank.kill()
+        rank.wait()
+    assert not fork_server_is_lost([RankExit(0, rank.pid, 255)])
+
+
+def test_ranks_without_their_fork_server_are_ended(run_dir, exits):
+    rank = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    exits.note_lost_fork_server([rank.pid])
+    assert rank.wait() == -signal.SIGKILL
+    assert [failure["cause"] for failure in written(run_dir, "failure")] == ["node_lost"]
