@@ -336,11 +336,12 @@ def errors_page() -> str:
         f"## Errors\n\n{_sentence(errors.__doc__).partition(chr(10))[0]}\n\n{_block(_after_first_paragraph(errors))}",
         "## Exit codes of a rank\n\n" + _rank_codes(),
         f"## Causes of a failure\n\nA `failure` event names a cause. A rank of a workload says {causes[1]}\n"
-        "Its node agent adds `killed` (a signal ended it), `unknown` (an exit code without an exception), `hang` (it stood\n"
-        "still), `oom` (the kernel ended it) and `node_lost` (its fork server ended). The agent of a command adds\n"
-        "`launch_failed`.\n"
-        "The supervisor adds `node_lost` (a signal ended an agent), `agent_lost`, `environment` and `controller_error`.\n"
-        "[Faults of ranks](../concepts/faults.md#which-failures-restart) says after which of them the ranks start again.",
+        "Its node agent adds `killed` (a signal ended it), `unknown` (an exit code without an exception), `hang`\n"
+        "(it stood still), `oom` (the kernel ended it) and `node_lost` (its fork server ended).\n"
+        "The agent of a command adds `launch_failed`.\n"
+        "The supervisor adds `node_lost` (a signal ended an agent), `agent_lost`, `environment` and\n"
+        "`controller_error`. [Faults of ranks](../concepts/faults.md#which-failures-restart) says after which of\n"
+        "them the ranks start again.",
     )
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import signal
+from random import Random
 
 import pytest
 
-from tests.faults.launcher import finished
+from tests.faults.launcher import finished, wait_until
 from trainworks.record.events import read_events
 
 pytestmark = pytest.mark.slow
@@ -99,4 +100,37 @@ def test_a_killed_fork_server_is_replaced_and_its_ranks_end(program, write_run_f
     assert (code, program.curve()) == (0, uninterrupted), stderr
     assert [event["cause"] for event in own_failures(program)] == ["node_lost"]
     assert not any(rank.is_running() for rank in ranks)
+    program.assert_nothing_left()
+
+
+def kill_rank(program, node):
+    program.rank(node).kill()
+
+
+def kill_agent(program, node):
+    program.agent(node).kill()
+
+
+def terminate_agent(program, node):
+    program.agent(node).terminate()
+
+
+def kill_fork_server(program, node):
+    program.fork_server(node).kill()
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_random_kills_of_ranks_agents_and_fork_servers_cost_no_step(program, write_run_file, seed):
+    random = Random(seed)
+    kills = random.sample([kill_rank, kill_agent, terminate_agent, kill_fork_server], 4)
+    length = {"workload__train_for": "500 steps"} | TWO_NODES
+    assert program.run("run", write_run_file(program.folder, **length))[0] == 0
+    untouched = program.curve()
+    running = program.start("run", write_run_file(program.folder, **length, recover={"max_restarts": len(kills)}))
+    wait_until(lambda: program.run_dir.run_id == "tiny-2")
+    for number, kill in enumerate(kills, start=1):
+        program.wait_for_step(80 * number + random.randrange(40))
+        kill(program, random.randrange(2))
+    code, _, stderr = finished(running)
+    assert (code, program.curve()) == (0, untouched), (stderr, kills)
     program.assert_nothing_left()

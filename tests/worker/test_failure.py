@@ -11,7 +11,10 @@ import torch.distributed as dist
 from torch.distributed.checkpoint import CheckpointException
 
 from trainworks.errors import DiskFullError, DivergedError, EnvironmentProblem, UsageError
+from trainworks.record.events import read_events
 from trainworks.record.exit_code import ExitCode
+from trainworks.record.run_dir import RunDir
+from trainworks.worker.agent import _give_up
 from trainworks.worker.checkpoint import _explained
 from trainworks.worker.failure import explain, fingerprint
 
@@ -111,3 +114,21 @@ def elsewhere(text: str) -> Exception:
         raise ValueError(text)
     except ValueError as error:
         return error
+
+
+@pytest.mark.parametrize(
+    ("error", "exit_code", "cause"),
+    [
+        (EnvironmentProblem("no such source"), 3, "environment"),
+        (UsageError("bad column"), 2, "user_error"),
+        (PermissionError(errno.EACCES, "Permission denied"), 1, "user_error"),
+        (wrapped(os_error(errno.ESTALE), EnvironmentProblem("cannot read tokenizer")), 75, "storage_fault"),
+    ],
+)
+def test_an_agent_that_cannot_prepare_the_data_says_why_and_whether_to_start_it_again(
+    tmp_path, error, exit_code, cause
+):
+    run_dir = RunDir(tmp_path)
+    assert _give_up(run_dir, 1, error) == exit_code
+    (event,) = read_events(run_dir.events_file)
+    assert (event["cause"], event["node"], event["exit_code"]) == (cause, 1, exit_code)
