@@ -71,7 +71,7 @@ def test_the_causes_that_are_written_are_known() -> None:
         for folder in ("worker", "scheduler")
         for file in (source / folder).rglob("*.py")
     ]
-    written = {word for text in texts for word in re.findall(r"cause(?:\"?: |=|, message, held = )\"(\w+)\"", text)}
+    written = {word for text in texts for word in re.findall(r"(?:cause(?:\"?: |=)|Failure\(\s*)\"(\w+)\"", text)}
     assert len(written) > 5
     assert written <= set(map(str, Cause))
 

@@ -74,6 +74,7 @@ def test_a_failure_that_was_final_says_why() -> None:
     refused = event("restart_refused") | {"node": 0, "rank": 1, "rendezvous": "h:2", "message": "it is repeated"}
     assert describe_failure(final, [final, refused]) == "KeyError: 3; not restarted: it is repeated"
     assert describe_failure(final | {"rendezvous": "h:1"}, [final, refused]) == "KeyError: 3"
+    assert describe_failure(final | {"cause": "peer_lost"}, [final, refused]) == "KeyError: 3"
 
 
 def test_another_turn_of_a_job_is_not_a_new_start_by_the_user() -> None:

@@ -44,12 +44,12 @@ def describe_failure(failure: Event, events: Sequence[Event]) -> str:
         events: of the run.
     """
     message = str(failure.get("message") or "")
-    for event in events:
-        if event["kind"] == "restart_refused" and all(
-            event.get(key) == failure.get(key) for key in ("node", "rank", "rendezvous")
-        ):
-            return f"{message}; not restarted: {event['message']}"
-    return message
+    reasons = [
+        event["message"]
+        for event in events
+        if event["kind"] == "restart_refused" and event.get("rendezvous") == failure.get("rendezvous")
+    ]
+    return f"{message}; not restarted: {reasons[0]}" if reasons and not is_consequence(failure) else message
 
 
 def _supersedes(event: Event, failure: Event) -> bool:

@@ -65,8 +65,13 @@ class RankExits:
         failures = [told.get(each.pid) or self._note_exit(each) for each in exits]
         own = [each.code for each in exits if each.code != ExitCode.PEER_LOST]
         self.first_bad_code = own[0] if own else ExitCode.PEER_LOST
-        verdicts = [self._verdict(failure) for failure in failures]
-        return all(verdict is Verdict.RESTART for verdict in verdicts)
+        since = self._since()
+        for failure in failures:
+            verdict = restart_verdict(failure, self._before, since)
+            if verdict is not Verdict.RESTART:
+                self._note_refusal(failure, verdict)
+                return False
+        return True
 
     def note_lost_fork_server(self, pids: Sequence[int]) -> None:
         """End all ranks of the node: they live on without the process that would report how they end."""
@@ -94,14 +99,13 @@ class RankExits:
     def _failures_of_this_node(self) -> list[Event]:
         return [event for event in self._since() if event["kind"] == "failure" and event.get("node") == self._node]
 
-    def _verdict(self, failure: Event) -> Verdict:
-        """The decision about one rank; the record says why, where the cause alone does not."""
-        verdict = restart_verdict(failure, self._before, self._since())
-        if verdict in (Verdict.BEFORE_FIRST_STEP, Verdict.REPEATED):
-            about = {key: failure.get(key) for key in ("node", "rank", "cause", "rendezvous")}
-            with contextlib.suppress(TrainworksError, OSError):
-                append_event(self._run_dir.events_file, "restart_refused", **about, message=str(verdict))
-        return verdict
+    def _note_refusal(self, failure: Event, verdict: Verdict) -> None:
+        """Write why a failure is final, where its cause alone does not say so."""
+        if verdict is Verdict.FINAL_CAUSE:
+            return
+        about = {key: failure.get(key) for key in ("node", "rank", "cause", "rendezvous")}
+        with contextlib.suppress(TrainworksError, OSError):
+            append_event(self._run_dir.events_file, "restart_refused", **about, message=str(verdict))
 
     def _note_exit(self, ended: RankExit) -> Event:
         """What a rank could not write itself; the kernel's out-of-memory killer leaves a count behind."""
