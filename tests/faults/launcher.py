@@ -94,7 +94,7 @@ class Program:
 
     def agent(self, node: int) -> psutil.Process:
         """The agent of one node."""
-        return next(child for child in self.supervisor().children() if _node_of(child) == node)
+        return next(child for child in self.supervisor().children() if _is_agent(child, node))
 
     def fork_server(self, node: int) -> psutil.Process:
         """The process that the ranks of one node are forked from."""
@@ -141,10 +141,13 @@ def _is_marked(process: psutil.Process, mark: str) -> bool:
         return False
 
 
-def _node_of(process: psutil.Process) -> int:
-    arguments = process.cmdline()
-    module = arguments.index("-m")
-    return int(arguments[module + 3])
+def _is_agent(process: psutil.Process, node: int) -> bool:
+    """The supervisor also has orphans of agents that were killed for children."""
+    try:
+        arguments = process.cmdline()
+    except psutil.NoSuchProcess:
+        return False
+    return "-m" in arguments and arguments[arguments.index("-m") + 3] == str(node)
 
 
 def _has_log(process: psutil.Process, run_dir: RunDir, rank: int) -> bool:
