@@ -165,3 +165,9 @@ def test_a_bare_generation_means_as_many_ports_as_in_a_description() -> None:
     table = predicted(inter_node_net="HDR100").run.job.cluster
     described = parse_cluster("8 nodes of 8x A100-80GB over HDR100")
     assert table.node_bytes_per_s == described.node_bytes_per_s == 8 * 12.5e9
+
+
+def test_a_model_without_a_published_shape_is_explained() -> None:
+    refused = predict_run(run_row(model="GPT-4", hidden="", layers=""))
+    assert isinstance(refused, Refusal)
+    assert refused.reason.startswith("`GPT-4` has no published shape")

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from trainworks.bench.measured_clusters import read_cluster
 from trainworks.bench.tables import Row, flag_of, needed_whole, number_of, text_of, whole_of
+from trainworks.catalog.catalog import explain_term
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.catalog.models import find_preset, preset
 from trainworks.errors import UsageError
@@ -180,7 +181,8 @@ def _shape_of_dimensions(row: Row, layers: int | None) -> ModelShape:
     name = text_of(row, "model")
     hidden = whole_of(row, "hidden")
     if hidden is None:
-        raise UsageError(f"model `{name}` is unknown and has no dimensions" if name else "model and hidden are empty")
+        unknown = f"model `{name}` is unknown and has no dimensions" if name else "model and hidden are empty"
+        raise explain_term(name) or UsageError(unknown)
     if _EXPERT_NAMES.search(name) or text_of(row, "usable_for_step_eval").lower() == "moe":
         raise UsageError(f"model `{name}` is unknown, and no column says how many experts it has")
     heads = whole_of(row, "heads") or max(1, hidden // 128)
