@@ -61,6 +61,8 @@ def test_a_scale_up_domain_is_never_larger_than_the_cluster(name: str, nodes: in
         ("4 nodes of 4x A100-40GB over 1x HDR", (4, 4, "A100-SXM-40GB", 25.0, "InfiniBand")),
         ("4 nodes of 8x A100 over 100GbE", (4, 8, "A100-SXM-80GB", 12.5, "RoCE")),
         ("4 nodes of 8x A100 over TCP 25", (4, 8, "A100-SXM-80GB", 3.125, "TCP")),
+        ("2 servers of 8x A100 GPUs over HDR InfiniBand", (2, 8, "A100-SXM-80GB", 200.0, "InfiniBand")),
+        ("2 nodes of 8x A100 80GB SXM4 over 1x 40GbE", (2, 8, "A100-SXM-80GB", 5.0, "TCP")),
         ("16 MI300X", (2, 8, "MI300X-192GB", 400.0, "RoCE")),
         ("4 nodes of 8 A100 over 8 HDR", (4, 8, "A100-SXM-80GB", 200.0, "InfiniBand")),
         ("4 x GB200 NVL72", (72, 4, "GB200-186GB", 200.0, "InfiniBand")),

@@ -316,7 +316,7 @@ def explain_term(name: str) -> UsageError | None:
     >>> explain_term("fibre-channel").message.partition(";")[0]
     '`fibre-channel` is a storage network'
     """
-    wanted = _normal(name)
+    wanted = _normal(without_remark(name))
     found = _index("terms").get(wanted) or next(
         (term for term, prefix in _prefixes() if wanted.startswith(prefix) and wanted != prefix), None
     )
@@ -368,6 +368,8 @@ def without_remark(name: str) -> str:
     >>> without_remark("H100-80GB (SXM, air cooled)")
     'H100-80GB'
     """
+    if not _REMARK.search(name):
+        return name
     return " ".join(_REMARK.sub(" ", name).split()) or name
 
 

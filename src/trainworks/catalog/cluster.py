@@ -41,15 +41,18 @@ FORMS = (
     "`4 nodes of 8x A100-SXM-80GB over 8x HDR`",
 )
 UNNAMED = "unnamed"
+_NODE_WORDS = ("node", "server", "machine", "host")
 _LONGEST = 200
 """Characters of a description."""
 
 _TEXT = re.compile(
-    r"(?:(?P<count>\d[\d_]*)\s*(?:[x\u00d7]\s*|(?P<unit>nodes?|racks?|pods?|systems?)\s+of\s+|\s(?=[a-z])))?(?P<what>.+?)"
+    r"(?:(?P<count>\d[\d_]*)\s*(?:[x\u00d7]\s*|(?P<unit>nodes?|servers?|machines?|hosts?|racks?|pods?|systems?)\s+of\s+|\s(?=[a-z])))?(?P<what>.+?)"
     r"(?:\s+over\s+(?P<over>.+?))?(?P<sharp>\s+with\s+SHARP)?",
     re.IGNORECASE,
 )
 _COUNTED = re.compile(r"(?P<count>\d[\d_]*)\s*(?:[x\u00d7]\s*|\s(?=[a-z]))(?P<what>.+)", re.IGNORECASE)
+_DEVICES = re.compile(r"\s+(?:gpus?|cards?|accelerators?)$", re.IGNORECASE)
+_IB = re.compile(r"\b(?:infiniband|ib)\b", re.IGNORECASE)
 _NODES_WITHOUT_OF = re.compile(r"(?P<nodes>\d[\d_]*\s*nodes?)\s+(?!of\s)(?P<rest>.+)", re.IGNORECASE)
 
 
@@ -112,9 +115,12 @@ def parse_cluster(text: str) -> ClusterDescription:
 
 
 def _named(what: str) -> tuple[str, list[str]]:
-    """A name without its remarks in brackets, and a note that says so."""
+    """A name without its remarks in brackets, which a note repeats, and without `GPUs` behind an accelerator."""
     plain = without_remark(what)
-    return plain, [] if plain == what else [f"`{what}` is read as `{plain}`: remarks in brackets are left out"]
+    notes = [] if plain == what else [f"`{what}` is read as `{plain}`: remarks in brackets are left out"]
+    shorter = _DEVICES.sub("", plain)
+    counted = _COUNTED.fullmatch(shorter)
+    return (shorter if has("accelerators", counted["what"] if counted else shorter) else plain), notes
 
 
 def _count(text: str, written: str | None, name: str) -> int:
@@ -138,7 +144,7 @@ def _nodes(text: str, count: int, what: str, *, unit: str) -> tuple[int, Node, l
     """
     if has("systems", what):
         return _nodes_of_systems(text, count, what, unit)
-    if unit not in ("", "node"):
+    if unit not in ("", *_NODE_WORDS):
         raise UsageError(
             f"`{what}` is not sold as a {unit}", hint=f"count its nodes: `N nodes of {what}`; a `GB200 NVL72` is a rack"
         )
@@ -153,7 +159,7 @@ def _nodes(text: str, count: int, what: str, *, unit: str) -> tuple[int, Node, l
     if not has("accelerators", what):
         raise explain_term(what) or _unreadable(text, _unknown(what))
     part = accelerator(what)
-    if unit == "node":
+    if unit in _NODE_WORDS:
         base = reference_node(part.name)
         return count, base, [_assumed(base)]
     return _fill(text, count, part)
@@ -162,7 +168,7 @@ def _nodes(text: str, count: int, what: str, *, unit: str) -> tuple[int, Node, l
 def _nodes_of_systems(text: str, count: int, what: str, unit: str) -> tuple[int, Node, list[str]]:
     """All nodes of several systems; a text that counts nodes of a system is ambiguous."""
     found = system(what)
-    if unit == "node" and found.nodes > 1:
+    if unit in _NODE_WORDS and found.nodes > 1:
         raise UsageError(
             f"`{text}` counts nodes, and one {found.name} is a {found.form} of {found.nodes} nodes",
             hint=f"write `{count}x {found.name}` for {count} of them, or `{count} nodes of {found.node}`",
@@ -252,8 +258,9 @@ def _is_bandwidth(written: str) -> bool:
 
 
 def _port(text: str, written: str) -> Link:
-    if has("links", written) and link(written).network not in ("scale-up", "host"):
-        return link(written)
+    for name in (written, _IB.sub("", written).strip()):
+        if has("links", name) and link(name).network not in ("scale-up", "host"):
+            return link(name)
     if _is_bandwidth(written):
         return Link(name=written, bytes_per_s=parse_bandwidth(written), network=UNNAMED)
     known = "`HDR`, `NDR`, `RoCE 400` or `200 Gb/s`"

@@ -47,21 +47,22 @@ def preset(name: str) -> dict[str, Any]:
 
 
 def known_model(name: str) -> KnownModel:
-    """The whole row of a model.
+    """The whole row of a model, by its name or an alias without regard to case, blanks, `-` and `_`.
 
     Raises:
         UsageError: no such model; the hint names the nearest ones.
     """
     models = _models()
-    if name in models:
-        return models[name]
+    exact = _names_by_key().get(_key(_WORD.findall(name.lower())))
+    if name in models or exact is not None:
+        return models[name if name in models else str(exact)]
     meant = find_preset(name)
     if meant is None and (explained := explain_term(name)) is not None:
         raise explained
     near = get_close_matches(name.lower(), models, n=3, cutoff=0.5)
     near = [meant, *(other for other in near if other != meant)] if meant else near
     names = ", ".join(f"`{other}`" for other in near)
-    raise UsageError(f"no known model `{name}`", hint=f"did you mean {names}?" if near else None)
+    raise UsageError(f"no known model `{name}`", hint=f"did you mean {names}?" if near else _OWN)
 
 
 def find_preset(text: str) -> str | None:
@@ -92,6 +93,7 @@ def _is_another_size(words: list[str]) -> bool:
     return len(words) == 2 and not _SIZE.fullmatch(words[0]) and bool(_SIZE.fullmatch(words[1]))
 
 
+_OWN = "give its dimensions (`layers`, `hidden`, `heads`), or its checkpoint with `hf`"
 _WORD = re.compile(r"[a-z0-9]+(?:\.[0-9]+[a-z0-9]*)*")
 _SIZE = re.compile(r"\d+(\.\d+)?[bmt]")
 

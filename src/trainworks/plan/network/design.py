@@ -226,6 +226,13 @@ def _attempt(topology: Topology, wanted: Wanted) -> NetworkDesign | None:
         return None
 
 
+_SPELLINGS = {
+    "fattree": "fat-tree",
+    "leaf/spine": "leaf-spine",
+    "dragonfly-plus": "dragonfly+",
+    "3d-torus": "torus",
+    "rail": "rail-optimised",
+}
 _FAT_TREES = ("fat-tree", "clos", "folded-clos", "leaf-spine")
 """Other names of spine-leaf, which a larger cluster needs with three tiers."""
 
@@ -233,7 +240,7 @@ _FAT_TREES = ("fat-tree", "clos", "folded-clos", "leaf-spine")
 def _plain(topology: str) -> str:
     """The name in small letters, with hyphens and British spelling."""
     words = topology.strip().lower().replace("_", "-").replace(" ", "-").replace("optimized", "optimised")
-    return {"fattree": "fat-tree", "dragonfly-plus": "dragonfly+", "3d-torus": "torus"}.get(words, words)
+    return _SPELLINGS.get(words, words)
 
 
 def _chosen(topology: str, wanted: Wanted) -> Topology:
