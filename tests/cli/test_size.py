@@ -141,6 +141,24 @@ def test_a_goal_that_nothing_meets_names_what_comes_nearest(run_file: Path) -> N
     assert "alternatives meets the goal; the surest is" in done.stderr
 
 
+def test_a_contract_that_fails_is_a_row_with_its_reason(run_file: Path) -> None:
+    short = ("--only", "p5.48xlarge", "--assume", "spot life=60", "--json")
+    told = json.loads(size("run.yaml", *short, folder=run_file.parent))
+    reasons = [item["reason"] for item in told["not_proposed"] if item["node"].endswith(" x p5.48xlarge, spot")]
+    assert {item["contract"] for item in told["alternatives"]} == {"on-demand"}
+    assert reasons
+    assert all(reason.startswith("the job does not finish") for reason in reasons)
+
+
+def test_an_unknown_preset_is_named_with_its_line_and_the_nearest(run_file: Path) -> None:
+    run_file.write_text(RUN.replace("llama2-7b}", "lama2-7b}"))
+    done = trainworks_program("size", "run.yaml", folder=run_file.parent)
+    assert done.returncode == 2
+    assert "lama2-7b" in done.stderr
+    assert "run.yaml:4  workload.model.preset" in done.stderr
+    assert "llama2-7b" in done.stderr.partition("hint:")[2]
+
+
 def test_a_command_has_nothing_to_size(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("name: x\nrun: python train.py\n")
     done = trainworks_program("size", "run.yaml", folder=tmp_path)

@@ -7,23 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainworks.catalog.cluster import ClusterDescription, parse_cluster
-from trainworks.catalog.models import preset
 from trainworks.cli.cluster_layout import check_against, roomier_batch, why_nothing
 from trainworks.cli.cluster_memory import does_not_fit, offloading_note
 from trainworks.cli.cluster_scales import Run, Scale, chance, faster_with_fewer, goal_in_words, scales, search_layouts
-from trainworks.cli.planning import model_shape
+from trainworks.cli.planned_model import PlannedModel, planned_model
 from trainworks.errors import LayoutError, TrainworksError, UsageError
 from trainworks.host.folders import data_folder
-from trainworks.plan.compute import Stack
-from trainworks.plan.conv_net import conv_net_of_hf_config
 from trainworks.plan.conv_step import ConvJob
 from trainworks.plan.learning import belief_from
-from trainworks.plan.local.plan import num_steps
-from trainworks.plan.model_shape import shape_of_hf_config
 from trainworks.plan.prediction import Prediction, outside_measured, predictions
 from trainworks.plan.pricing import AnyJob
 from trainworks.plan.search import Fixed, SearchResult
-from trainworks.plan.step_time import Job
 from trainworks.plan.trace import Traced, computed, derive, fact
 from trainworks.record.measurement import Measurement
 from trainworks.record.measurement_store import read_measurements
@@ -77,6 +71,7 @@ def plan_cluster(
     layout: Layout | None = None,
     fixed: Fixed | None = None,
     learned: Sequence[Measurement] = (),
+    model: PlannedModel | None = None,
     all_sizes: bool = False,
     advise: bool = True,
 ) -> ClusterPlan:
@@ -88,6 +83,7 @@ def plan_cluster(
         layout: instead of the run file's; an error of it has no place.
         fixed: decisions of the search beside those of the layout.
         learned: measurements beside those that are kept.
+        model: of the workload, where the caller has it already.
         all_sizes: plan for smaller clusters, too, as a goal asks for anyway.
         advise: plan for fewer nodes, too, where the batch divides badly; wasted where nobody reads the notes.
 
@@ -98,14 +94,15 @@ def plan_cluster(
     workload = run_file.workload
     if workload is None:
         raise UsageError("a command of your own cannot be planned; only a `workload` can")
+    model = model or planned_model(run_file, source)
     cluster = _located(source, ("cluster",), run_file.cluster.of or "")
     measurements = [*read_measurements(data_folder("clusters"), cluster), *learned]
     wanted, at = (run_file.layout, source) if layout is None else (layout, None)
-    job = _job(workload, cluster, source)
+    job = _job(workload, model, cluster, source)
     run = Run(
         job=job,
         global_batch=workload.global_batch,
-        steps=_steps(workload, source),
+        steps=model.steps,
         fixed={**_decided(wanted, workload, cluster, at), **(fixed or {})},
         goal=run_file.goal,
         price_usd=_price(run_file, source),
@@ -172,46 +169,14 @@ def _located(source: Source | None, field: tuple[str, ...], text: str) -> Cluste
         raise UsageError(error.message, place=source.place(field) if source else None, hint=error.hint) from None
 
 
-def _job(workload: Workload, cluster: ClusterDescription, source: Source | None) -> AnyJob:
+def _job(workload: Workload, model: PlannedModel, cluster: ClusterDescription, source: Source | None) -> AnyJob:
     if workload.precision not in cluster.accelerator.peak_flops_per_s:
         raise UsageError(
             f"{cluster.accelerator.name} has no {workload.precision} matrix units",
             place=source.place(("workload", "precision")) if source else None,
             hint=f"it has {', '.join(sorted(cluster.accelerator.peak_flops_per_s))}",
         )
-    if workload.model.preset is not None:
-        return _preset_job(workload, workload.model.preset, cluster, source)
-    return Job(
-        model_shape(workload),
-        workload.data.sequence_length,
-        workload.precision,
-        cluster,
-        Stack(fused_kernels=workload.compile),
-    )
-
-
-def _preset_job(workload: Workload, name: str, cluster: ClusterDescription, source: Source | None) -> AnyJob:
-    try:
-        config = preset(name)
-    except UsageError as error:
-        place = source.place(("workload", "model", "preset")) if source else None
-        raise UsageError(error.message, place=place, hint=error.hint) from None
-    image_size = {} if workload.data.image_size is None else {"image_size": workload.data.image_size}
-    if config.get("model_type") == "resnet":
-        return ConvJob(
-            conv_net_of_hf_config(config | image_size),
-            workload.precision,
-            cluster,
-            Stack(fused_kernels=workload.compile),
-        )
-    shape = shape_of_hf_config(config | image_size)
-    length = shape.max_sequence_length if shape.patch_values else workload.data.sequence_length
-    if shape.learned_positions and length > shape.max_sequence_length:
-        raise UsageError(
-            f"data.sequence_length ({length}) is longer than the {shape.max_sequence_length} positions of `{name}`",
-            place=source.place(("workload", "data", "sequence_length")) if source else None,
-        )
-    return Job(shape, length, workload.precision, cluster, Stack(fused_kernels=workload.compile))
+    return model.job(workload, cluster)
 
 
 def _decided(
@@ -234,16 +199,6 @@ def _refusal(run: Run, result: SearchResult, source: Source | None) -> Trainwork
     if error.field:
         return source.locate(error) if source else error
     return UsageError(error.message, place=written, hint=error.hint)
-
-
-def _steps(workload: Workload, source: Source | None) -> int:
-    if workload.train_for.unit == "epochs":
-        raise UsageError(
-            "epochs cannot be planned for a described cluster: how long one is, is known once the data is prepared",
-            place=source.place(("workload", "train_for")) if source else None,
-            hint="set `train_for: 1B tokens`, or steps",
-        )
-    return num_steps(workload, tokens_in_data=None)
 
 
 def _price(run_file: RunFile, source: Source | None) -> float | None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from trainworks.catalog.catalog import load_catalog
 from trainworks.catalog.facts import Offer, Processor
@@ -30,6 +31,8 @@ from trainworks.units import HOUR_S
 __all__ = ["Asked", "Reliability", "Sized", "may_meet", "mean_run_time_s", "size_up", "workload_of"]
 
 _TRIALS = 500
+_MOST_EVENTS = 1_000
+"""Events of one simulated run; hundreds of candidates are simulated."""
 _MORE = 3
 """Numbers of nodes that are tried of each kind, from the smallest that may meet the deadline."""
 
@@ -144,7 +147,7 @@ def _try_out(candidate: Candidate, asked: Asked, plans: Plans, sized: Sized) -> 
         return "several are needed, and no offer says what network joins them"
     tried = [count for count in node_counts(largest) if count >= least]
     for count in tried[: _MORE if asked.wish.deadline_s else _MORE + 2]:
-        sized.alternatives.extend(_alternatives(candidate, count, asked, plans, sized))
+        _add_alternatives(candidate, count, asked, plans, sized)
     return ""
 
 
@@ -209,22 +212,46 @@ def _reliability_of(plan: ClusterPlan, asked: Asked) -> Reliability:
         work_spread=spread_of(best.low_s, best.high_s),
         spares=round(spares.value),
     )
-    return Reliability(plan, work, failures, spares, mean, simulate(scenario, trials=_TRIALS, seed=asked.seed))
+    return Reliability(
+        plan,
+        work,
+        failures,
+        spares,
+        mean,
+        simulate(scenario, trials=_TRIALS, seed=asked.seed, most_events=_MOST_EVENTS),
+    )
 
 
-def _alternatives(candidate: Candidate, count: int, asked: Asked, plans: Plans, sized: Sized) -> Iterator[Alternative]:
-    """The cheapest of each kind of contract, and to own."""
+def _add_alternatives(candidate: Candidate, count: int, asked: Asked, plans: Plans, sized: Sized) -> None:
+    """Add the cheapest of each kind of contract, and the owned one; what fails is skipped with its reason."""
     plan = plans.on(candidate.cluster_text(count))
     if plan is None:
         return
-    run = _reliability_of(plan, asked)
+    try:
+        run = _reliability_of(plan, asked)
+    except UsageError as error:
+        sized.skipped.append(Skipped(f"{count:,} x {candidate.node}", error.message))
+        return
     sized.runs[candidate.node, count] = run
+    for contract, build in _contracts(candidate, count, run, asked).items():
+        try:
+            sized.alternatives.append(build())
+        except UsageError as error:
+            sized.skipped.append(Skipped(f"{count:,} x {candidate.node}, {contract}", error.message))
+
+
+def _contracts(
+    candidate: Candidate, count: int, run: Reliability, asked: Asked
+) -> dict[str, Callable[[], Alternative]]:
+    """By the name of each contract that was asked for and is offered, what prices and simulates it."""
+    found: dict[str, Callable[[], Alternative]] = {}
     for contract in CONTRACTS:
         selling = [offer for offer in candidate.offers_of(count) if contract in contracts(offer)]
         if contract in asked.contracts and selling:
-            yield _rented(candidate, count, contract, selling, run, asked)
+            found[contract] = partial(_rented, candidate, count, contract, selling, run, asked)
     if candidate.for_sale and "own" in asked.contracts:
-        yield _owned(candidate, count, run, asked)
+        found["own"] = partial(_owned, candidate, count, run, asked)
+    return found
 
 
 def _rented(
@@ -261,7 +288,7 @@ def _on_spot(run: Reliability, asked: Asked, *, life_s: float, interval_s: float
         preempt_s=life_s,
         capacity_wait_s=max(0.0, restart - failures.restart.value),
     )
-    return simulate(scenario, trials=_TRIALS, seed=asked.seed)
+    return simulate(scenario, trials=_TRIALS, seed=asked.seed, most_events=_MOST_EVENTS)
 
 
 def _hours(outcome: Outcome) -> Traced:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from trainworks.catalog.cluster import parse_cluster
 from trainworks.cli.cluster_planning import ClusterPlan, plan_cluster
+from trainworks.cli.planned_model import planned_model
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.plan.sizing.fabric_choice import FabricOption, PlannedFabric, fabric_options
 from trainworks.spec.load import Source
@@ -24,9 +25,13 @@ class Plans:
     Args:
         run_file: with a workload; its cluster and its goal are replaced.
         source: where its fields stand.
+
+    Raises:
+        TrainworksError: no cluster can mend the run file; an unknown preset, for one.
     """
 
     def __init__(self, run_file: RunFile, source: Source | None) -> None:
+        self._model = planned_model(run_file, source)
         self._run_file = run_file.model_copy(update={"goal": Goal()})
         self._source = source
         self._known: dict[str, ClusterPlan | str] = {}
@@ -51,7 +56,7 @@ class Plans:
         """
         cluster = self._run_file.cluster.model_copy(update={"engine": "described", "of": text})
         run_file = self._run_file.model_copy(update={"cluster": cluster})
-        return plan_cluster(run_file, self._source, fixed=_ON_THE_ACCELERATOR, advise=False)
+        return plan_cluster(run_file, self._source, fixed=_ON_THE_ACCELERATOR, model=self._model, advise=False)
 
     def why_not(self, text: str) -> str:
         """Why there is no plan on that cluster; empty where there is one."""

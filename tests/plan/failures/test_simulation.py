@@ -205,8 +205,23 @@ def test_progress_ends_near_one() -> None:
     "changed", [{"node_mttf_s": 3600.0}, {"preempt_s": 30.0, "notice_s": 600.0}], ids=["failures", "preemptions"]
 )
 def test_a_job_that_does_not_get_on_is_refused(changed: dict[str, float]) -> None:
-    with pytest.raises(UsageError, match="of its work"):
+    with pytest.raises(UsageError, match="the job does not finish: something stops it every"):
         simulate(replace(FAILING, **changed), trials=10)
+
+
+def test_a_long_run_is_simulated_in_part_and_comes_to_the_same() -> None:
+    scenario = replace(FAILING, work_s=200 * DAY_S, queue_s=7200.0)
+    whole, part = (simulate(scenario, trials=100, most_events=events) for events in (5000, 200))
+    assert part.wall_s.mean() == pytest.approx(whole.wall_s.mean(), rel=0.01)
+    assert part.failures.mean() == pytest.approx(whole.failures.mean(), rel=0.05)
+    assert set(part.badput_s["queueing"]) == {7200.0}
+    assert part.wall_s - sum(part.badput_s.values()) == pytest.approx(np.full(100, 200 * DAY_S))
+
+
+def test_a_run_of_centuries_ends_after_a_bounded_number_of_events() -> None:
+    steps: list[float] = []
+    simulate(replace(FAILING, work_s=1e12), trials=2, most_events=640, progress=steps.append)
+    assert len(steps) < 2 * 640 / 64
 
 
 def test_trials_are_independent() -> None:

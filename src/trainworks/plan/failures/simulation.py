@@ -2,7 +2,8 @@
 
 Between two events nothing happens but work and checkpoints, which a closed formula counts: a cycle is T of work and C
 of saving. So all trials step from event to event together, as arrays, and the cost of a run does not grow with its
-length but with its failures.
+length but with its failures. A run that expects more events than the bound is simulated for a part of its work, and its
+times are scaled up: after thousands of events the rest goes like the part before.
 
     events    a node fails | the job fails | a node becomes slow | capacity is taken | a slow node is found |
               a missing node is back | the work is done
@@ -16,6 +17,7 @@ length but with its failures.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -28,14 +30,22 @@ __all__ = ["simulate"]
 
 _Rows = npt.NDArray[np.intp]
 """Trials to which something happens."""
-_MOST_EVENTS = 500_000
-"""Of one trial, by what the first two thousand of them have brought."""
-_FIRST_EVENTS = 2_000
+_MOST_EVENTS = 5_000
+"""Expected events of one trial; the work that would bring more is simulated in part."""
+_LEAST_PROGRESS = 0.05
+"""Share of the work that the expected number of events has to bring."""
+_FIRST_EVENTS = 500
+"""Events between two checks of the progress."""
 _ROUNDING = 1e-9
 
 
 def simulate(
-    scenario: Scenario, *, trials: int = 1000, seed: int = 1, progress: Callable[[float], None] | None = None
+    scenario: Scenario,
+    *,
+    trials: int = 1000,
+    seed: int = 1,
+    most_events: int = _MOST_EVENTS,
+    progress: Callable[[float], None] | None = None,
 ) -> Outcome:
     """Run the scenario so many times.
 
@@ -43,12 +53,14 @@ def simulate(
         scenario: what may happen.
         trials: independent runs.
         seed: the same seed gives the same trials; scenarios that differ in their spares alone share their failures.
+        most_events: expected events of a trial above which only a part of the work is simulated.
         progress: is told the finished share of the slowest trial, now and then.
 
     Raises:
-        UsageError: the job fails so often that it does not get on.
+        UsageError: the job fails so often that it does not finish.
     """
-    run = _Run(scenario, trials, np.random.default_rng(seed))
+    part = min(1.0, most_events / max(1.0, _expected_events(scenario)))
+    run = _Run(replace(scenario, work_s=part * scenario.work_s), trials, np.random.default_rng(seed))
     events = 0
     while run.running.any():
         run.step()
@@ -56,17 +68,36 @@ def simulate(
         if progress is not None and events % 64 == 0:
             progress(float(1 - (run.left / run.work).max()))
         if events % _FIRST_EVENTS == 0:
-            _check_progress(run, events)
-    return Outcome(run.work, run.badput, run.failures, run.preemptions)
+            _check_progress(run, events, most_events)
+    return _outcome(run, part)
 
 
-def _check_progress(run: _Run, events: int) -> None:
+def _expected_events(scenario: Scenario) -> float:
+    """Events of a job that loses no time to any of them."""
+    return scenario.work_s * _interruptions_per_s(scenario)
+
+
+def _interruptions_per_s(scenario: Scenario) -> float:
+    s = scenario
+    return s.num_nodes / s.node_mttf_s + 1 / s.other_mttf_s + s.num_nodes / s.slow_mttf_s + 1 / s.preempt_s
+
+
+def _outcome(run: _Run, part: float) -> Outcome:
+    """The outcome of the whole work from that of a part; the first wait in the queue comes once."""
+    badput = {cause: seconds if cause == "queueing" else seconds / part for cause, seconds in run.badput.items()}
+    failures, preemptions = (np.rint(counts / part).astype(np.int64) for counts in (run.failures, run.preemptions))
+    return Outcome(run.work / part, badput, failures, preemptions)
+
+
+def _check_progress(run: _Run, events: int, most_events: int) -> None:
     """Refuse a job that is interrupted so often that it would take far too many events."""
     done = float(1 - (run.left / run.work).mean())
-    if events > done * _MOST_EVENTS:
+    if events * _LEAST_PROGRESS > done * most_events:
+        s = run.scenario
         raise UsageError(
-            f"after {events:,} interruptions in {format_duration(float(run.now.mean()))} the job has done "
-            f"{100 * done:.2g} % of its work",
+            f"the job does not finish: something stops it every {format_duration(1 / _interruptions_per_s(s))}, and a "
+            f"checkpoint takes {format_duration(s.save_s + s.write_s)}; after {events:,} interruptions it has trained "
+            f"{100 * float((run.work - run.left).mean() / run.now.mean()):.2g} % of the time",
             hint="use fewer or more reliable nodes, recover faster, or save more often",
         )
 
