@@ -1,33 +1,75 @@
-"""How often to save: the cost of saving against the work that a failure loses."""
+"""How often a run saves. Every command, and `checkpoint.every: auto` of a run, takes its interval from here.
+
+    C   stall: time for which training stands still per checkpoint     M   mean time between failures of the job
+    w   write: time from then until the checkpoint can be restored
+
+    Daly's interval    sqrt(2 C M) (1 + 1/3 sqrt(C / 2M) + C / 18M) - C     for C < 2M, else M
+
+The interval is at most the longest that people accept to lose, at least one step, and long enough for the write in the
+background, because a save waits for the one before it.
+
+Sources: Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974; Daly, "A higher
+order estimate of the optimum checkpoint interval for restart dumps", FGCS 22(3), 2006.
+"""
 
 from __future__ import annotations
 
-import math
+from functools import lru_cache
 
+from trainworks.plan.assumptions import GIVEN, assumed
+from trainworks.plan.trace import Traced, derive, fact
 from trainworks.spec.quantities import CheckpointInterval
 
-__all__ = ["checkpoint_interval", "young_interval_s"]
+__all__ = ["checkpoint_interval", "optimal_interval", "optimal_interval_s"]
+
+_DALY = (
+    "sqrt(2 * stall * mttf) * (1 + sqrt(stall / mttf / 2) / 3 + stall / mttf / 18) - stall"
+    " if stall < 2 * mttf else mttf"
+)
 
 
-def young_interval_s(*, save_s: float, job_mttf_s: float) -> float:
-    """Best time between checkpoints: sqrt(2 C M).
+def optimal_interval(*, stall: Traced, mttf: Traced, write: Traced, shortest: Traced) -> Traced:
+    """Training time between two checkpoints that loses least to saving and to failures.
 
     Args:
-        save_s: C, time for which training stands still per checkpoint.
-        job_mttf_s: M, mean time between failures of the whole job, far above C.
-
-    Source: Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974.
-
-    >>> young_interval_s(save_s=2.0, job_mttf_s=3600.0)
-    120.0
+        stall: C, above 0.
+        mttf: M of the whole job, of everything that loses work.
+        write: w; 0 for a synchronous save.
+        shortest: lower bound, such as one step.
     """
-    return math.sqrt(2 * save_s * job_mttf_s)
+    return derive(
+        "checkpoint interval",
+        "s",
+        "max(min(daly, longest), write - stall, shortest)",
+        daly=derive("Daly's interval", "s", _DALY, stall=stall, mttf=mttf),
+        longest=assumed("longest checkpoint interval"),
+        write=write,
+        stall=stall,
+        shortest=shortest,
+    )
+
+
+@lru_cache(maxsize=4096)
+def optimal_interval_s(*, stall_s: float, mttf_s: float, write_s: float = 0.0, shortest_s: float = 0.0) -> float:
+    """The value of `optimal_interval`, in seconds.
+
+    >>> round(optimal_interval_s(stall_s=2.0, mttf_s=3600.0), 1)
+    118.7
+    """
+    names = {"stall": stall_s, "mttf": mttf_s, "write": write_s, "shortest": shortest_s}
+    return optimal_interval(**{name: fact(name, value, "s", source=GIVEN) for name, value in names.items()}).value
 
 
 def checkpoint_interval(
-    wanted: CheckpointInterval, *, save_s: float, node_mttf_s: float, num_nodes: int
+    wanted: CheckpointInterval,
+    *,
+    stall_s: float,
+    node_mttf_s: float,
+    num_nodes: int,
+    write_s: float = 0.0,
+    step_s: float = 0.0,
 ) -> tuple[int | None, float | None]:
-    """Steps, or seconds, between checkpoints: what was asked for, else Young's interval.
+    """Steps, or seconds, between checkpoints: what was asked for, else the optimal interval.
 
     Failures of nodes are independent: the job's mean time to failure is the node's divided by the nodes.
     """
@@ -35,4 +77,5 @@ def checkpoint_interval(
         return wanted.steps, None
     if wanted.seconds is not None:
         return None, wanted.seconds
-    return None, young_interval_s(save_s=save_s, job_mttf_s=node_mttf_s / num_nodes)
+    mttf_s = node_mttf_s / num_nodes
+    return None, optimal_interval_s(stall_s=stall_s, mttf_s=mttf_s, write_s=write_s, shortest_s=step_s)

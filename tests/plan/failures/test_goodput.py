@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import assume, given
@@ -10,6 +11,8 @@ from hypothesis import strategies as st
 
 from trainworks.errors import UsageError
 from trainworks.plan.failures.goodput import Expected, Failures, expected, job_mttf, spares_needed, waiting_share
+from trainworks.plan.failures.scenario import scenario_of
+from trainworks.plan.failures.simulation import simulate
 from trainworks.plan.trace import Traced, fact, tornado
 
 DAY_S = 86400.0
@@ -69,9 +72,39 @@ def test_a_job_fails_as_often_as_all_its_nodes_together(nodes: int, mttf_s: floa
 
 
 @given(NODES, MTTF_S, MTTF_S, MTTF_S)
-def test_rates_of_all_causes_add_up(nodes: int, mttf_s: float, other_s: float, life_s: float) -> None:
+def test_rates_of_all_failures_add_up(nodes: int, mttf_s: float, other_s: float, life_s: float) -> None:
     of = failures(nodes, mttf_s, other_mttf=number("other MTTF", other_s), capacity_life=number("life", life_s))
-    assert 1 / job_mttf(of).value == pytest.approx(nodes / mttf_s + 1 / other_s + 1 / life_s)
+    assert 1 / job_mttf(of).value == pytest.approx(nodes / mttf_s + 1 / other_s)
+
+
+SPOT = [
+    {"capacity_life": 3 * 3600.0},
+    {"capacity_life": 3 * 3600.0, "write": 120.0, "capacity_wait": 1800.0},
+    {"capacity_life": 3 * 3600.0, "notice": 300.0, "capacity_wait": 600.0},
+    {"capacity_life": 1800.0, "notice": 300.0, "write": 120.0, "capacity_wait": 600.0},
+    {"capacity_life": 3 * 3600.0, "other_mttf": 7200.0, "write": 60.0},
+]
+
+
+@pytest.mark.parametrize("spot", SPOT)
+@pytest.mark.parametrize("detection_s", [0.0, 900.0])
+def test_on_preemptible_capacity_the_simulation_agrees(spot: dict[str, float], detection_s: float) -> None:
+    more = {name: number(name, value) for name, value in spot.items()}
+    of = replace(failures(64, 20 * DAY_S, save_s=20.0, **more), detection=number("detection", detection_s))
+    mean = run(of)
+    scenario = scenario_of(of, work_s=100 * DAY_S, interval_s=mean.interval.value)
+    found = simulate(scenario, trials=100)
+    assert mean.runtime_goodput.value == pytest.approx(found.runtime_goodput, abs=0.002)
+    assert mean.ettr.value == pytest.approx(found.ettr, abs=0.002)
+    assert mean.failures.value * 100 / 30 == pytest.approx(found.failures.mean(), rel=0.01)
+    assert mean.preemptions.value * 100 / 30 == pytest.approx(found.preemptions.mean(), rel=0.01)
+
+
+def test_a_preemption_with_enough_notice_does_not_shorten_the_interval() -> None:
+    life = number("life", 3600.0)
+    warned = run(failures(16, capacity_life=life, notice=number("notice", 120.0)))
+    assert warned.interval.value == run(failures(16)).interval.value
+    assert run(failures(16, capacity_life=life)).interval.value < warned.interval.value
 
 
 @given(NODES, MTTF_S, SAVE_S, RECOVERY_S, st.floats(1.01, 10))

@@ -13,12 +13,12 @@ import math
 from trainworks.plan import checkpoint
 from trainworks.plan.capacity.policy import Spot
 
-__all__ = ["kept_s", "slowdown", "young_interval_s"]
+__all__ = ["kept_s", "optimal_interval_s", "slowdown"]
 
 
-def young_interval_s(spot: Spot, nodes: int) -> float:
-    """Checkpoint interval that loses least in all: T = sqrt(2 C M / n), for a job whose nodes die independently."""
-    return checkpoint.young_interval_s(save_s=spot.checkpoint_write_s, job_mttf_s=spot.mean_life_s / nodes)
+def optimal_interval_s(spot: Spot, nodes: int) -> float:
+    """Checkpoint interval that loses least in all, with a job MTTF of M / n: its nodes die independently."""
+    return checkpoint.optimal_interval_s(stall_s=spot.checkpoint_write_s, mttf_s=spot.mean_life_s / nodes)
 
 
 def slowdown(spot: Spot, nodes: int, own_interval_s: float) -> float:
@@ -29,11 +29,11 @@ def slowdown(spot: Spot, nodes: int, own_interval_s: float) -> float:
         nodes: of the job.
         own_interval_s: checkpoints that the job writes everywhere, so that its run time has them; NaN without any.
     """
-    return 1.0 + spot.checkpoint_write_s / young_interval_s(spot, nodes) if math.isnan(own_interval_s) else 1.0
+    return 1.0 + spot.checkpoint_write_s / optimal_interval_s(spot, nodes) if math.isnan(own_interval_s) else 1.0
 
 
 def kept_s(spot: Spot, nodes: int, own_interval_s: float, work_s: float) -> float:
     """Work that an interruption leaves: w - min(w mod T, N) if a checkpoint fits into the notice, else w - w mod T."""
-    interval_s = young_interval_s(spot, nodes) if math.isnan(own_interval_s) else own_interval_s
+    interval_s = optimal_interval_s(spot, nodes) if math.isnan(own_interval_s) else own_interval_s
     lost_s = math.fmod(work_s, interval_s)
     return work_s - (min(lost_s, spot.notice_s) if spot.checkpoint_write_s <= spot.notice_s else lost_s)

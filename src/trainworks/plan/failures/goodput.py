@@ -1,39 +1,48 @@
 """What is to be expected of a run that fails now and then, as formulas.
 
-    M   mean time between failures of the job     T   work between two checkpoints     W   work of the whole run
-    C   time that training stands still to save   R   detection, restart, and the write that a failure may undo
+    M   mean time between interruptions of the job    T   work between two checkpoints      W   work of the whole run
+    C   time that training stands still to save       w   from then until it can be restored
+    R   detection and restart; a restart alone after preemption                              q   share of a cause in 1/M
 
     M = 1 / (N / node MTTF + 1 / other MTTF + 1 / life of the capacity)
-    T = sqrt(2 C M) (1 + 1/3 sqrt(C / 2M) + C / 18M) - C         for C < 2M, else M; within the bounds of what one does
-    wall clock with nodes at hand = M exp(R/M) (exp((T + C)/M) - 1) W/T
+    T = the optimal interval of `plan/checkpoint.py`
+    wall clock with nodes at hand = M exp((R + w)/M) (exp((T + C)/M) - 1) W/T
 
-The last is exact where failures are independent and recovery can fail, too; C/T + (T/2 + R)/M is its first order. A job
-that has no node to go on with waits: with s spares and a = repair / node failures' mean distance, the nodes in repair
-are Erlang's loss system of s + 1 places, and the job waits for the share of time in which all are taken. That share
-depends on the mean repair time alone, not on its distribution.
+The last is exact where failures are independent and recovery can fail, too; C/T + (T/2 + R + w)/M is its first order.
+Where causes recover differently, exp(-R/M) is the mean over them. A preemption whose notice is long enough for a
+checkpoint loses no work: it keeps M (1 - exp(-T/M)) / (1 - exp(-(T + C)/M)) in the mean, all that was trained since the
+last interruption, and takes C + w to save it. The wait for new capacity counts in ETTR and in the run time. It costs
+nothing, and does not count in runtime goodput.
 
-Sources: Young, CACM 17(9), 1974; Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps",
-FGCS 22(3), 2006; Erlang, 1917. Left out: stragglers, preemption, elastic jobs; `simulation` has them.
+A job that has no node to go on with waits: with s spares and a = repair / node failures' mean distance, the nodes in
+repair are Erlang's loss system of s + 1 places, and the job waits for the share of time in which all are taken. That
+share depends on the mean repair time alone, not on its distribution.
+
+Sources: Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", FGCS 22(3), 2006; Erlang,
+1917. Left out: stragglers, elastic jobs; `simulation` has them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count, islice
 
 from trainworks.errors import UsageError
-from trainworks.plan.assumptions import assumed
+from trainworks.plan.checkpoint import optimal_interval
 from trainworks.plan.trace import Traced, computed, derive, fact
 from trainworks.units import format_duration
 
-__all__ = ["Expected", "Failures", "expected", "job_mttf", "spares_needed", "waiting_share"]
+__all__ = ["Expected", "Failures", "expected", "job_interval", "job_mttf", "spares_needed", "waiting_share"]
 
 _LEAST_WORK = 0.02
 """Between two checkpoints, over the stall of one."""
 _LARGEST_EXPONENT = 4.0
 """(T + C + R)/M beyond which a job has less than exp(-4), about 2 %, of its time left."""
 _SYNCHRONOUS = fact("checkpoint write", 0.0, "s", source="checkpoints are synchronous")
+_NO_NOTICE = fact("notice", 0.0, "s", source="none given")
+_NO_WAIT = fact("wait for capacity", 0.0, "s", source="none given")
+_NEVER = fact("preemptions", 0.0, "", source="the capacity is not taken away")
 _NO_QUEUE = fact("queue", 0.0, "s", source="none asked for")
 
 
@@ -53,9 +62,18 @@ class Failures:
     other_mttf: Traced | None = None
     """Of the job: to a failure that leaves all nodes usable."""
     capacity_life: Traced | None = None
-    """Mean life of preemptible capacity whose notice is too short to save; its end counts as a failure."""
+    """Mean life of preemptible capacity."""
+    notice: Traced = _NO_NOTICE
+    """Warning before the capacity is taken; long enough for a checkpoint, no work is lost."""
+    capacity_wait: Traced = _NO_WAIT
+    """Mean wait for new capacity, without accelerators."""
     write: Traced = _SYNCHRONOUS
     """After the stall, until the checkpoint can be restored."""
+
+    @property
+    def saves_before_preemption(self) -> bool:
+        """Whether the notice is long enough for a checkpoint."""
+        return self.capacity_life is not None and self.notice.value >= self.save.value + self.write.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,39 +90,37 @@ class Expected:
     run_time: Traced
     ettr: Traced
     failures: Traced
+    """Of nodes and of the job; preemptions are counted apart."""
+    preemptions: Traced
 
 
 def job_mttf(failures: Failures) -> Traced:
     """Mean time between failures of the whole job: its nodes fail independently of each other."""
+    return _mean_time("job MTTF", failures, {"other_mttf": failures.other_mttf})
+
+
+def _mean_time(name: str, failures: Failures, others: dict[str, Traced | None]) -> Traced:
+    """Mean time to the first of the nodes' failures and of other events."""
     nodes = {"num_nodes": failures.num_nodes, "node_mttf": failures.node_mttf}
-    asked = {"other_mttf": failures.other_mttf, "capacity_life": failures.capacity_life}
-    others = {name: mttf for name, mttf in asked.items() if mttf is not None}
-    if not others:
-        return derive("job MTTF", "s", "node_mttf / num_nodes", **nodes)
-    rates = " + ".join(["num_nodes / node_mttf", *(f"1 / {name}" for name in others)])
-    return derive("job MTTF", "s", f"1 / ({rates})", **nodes, **others)
+    known = {cause: time for cause, time in others.items() if time is not None}
+    if not known:
+        return derive(name, "s", "node_mttf / num_nodes", **nodes)
+    rates = " + ".join(["num_nodes / node_mttf", *(f"1 / {cause}" for cause in known)])
+    return derive(name, "s", f"1 / ({rates})", **nodes, **known)
 
 
-def _daly_interval(failures: Failures, mttf: Traced, shortest: Traced) -> Traced:
-    """Daly's interval between the shortest and the longest that anybody wants, and no shorter than a write takes."""
-    best = derive(
-        "Daly's interval",
-        "s",
-        "sqrt(2 * save * mttf) * (1 + sqrt(save / mttf / 2) / 3 + save / mttf / 18) - save"
-        " if save < 2 * mttf else mttf",
-        save=failures.save,
-        mttf=mttf,
-    )
-    return derive(
-        "checkpoint interval",
-        "s",
-        "max(min(best, longest), write - save, shortest)",
-        best=best,
-        longest=assumed("longest checkpoint interval"),
-        write=failures.write,
-        save=failures.save,
-        shortest=shortest,
-    )
+def _interruption_mttf(failures: Failures) -> Traced:
+    """Mean time between failures and preemptions, of whichever comes first."""
+    if failures.capacity_life is None:
+        return job_mttf(failures)
+    others = {"other_mttf": failures.other_mttf, "capacity_life": failures.capacity_life}
+    return _mean_time("time between interruptions", failures, others)
+
+
+def job_interval(failures: Failures, shortest: Traced) -> Traced:
+    """The checkpoint interval of a job: the optimal one for everything that loses work."""
+    mttf = job_mttf(failures) if failures.saves_before_preemption else _interruption_mttf(failures)
+    return optimal_interval(stall=failures.save, mttf=mttf, write=failures.write, shortest=shortest)
 
 
 def waiting_share(load: float, spares: int) -> float:
@@ -165,22 +181,21 @@ def expected(
     interval: Traced | None = None,
     queue: Traced = _NO_QUEUE,
 ) -> Expected:
-    """What a run is expected to take, if it is long enough to see many failures.
+    """What a run is expected to take, if it is long enough to see many failures and preemptions.
 
     Args:
         failures: how often, and what each takes.
         work: time on all nodes without failures or checkpoints.
         spares: nodes beside those of the job.
         shortest: interval below which nobody saves, such as one step.
-        interval: asked for; where left out Daly's, within the longest that people accept to lose.
+        interval: asked for; the optimal one where left out.
         queue: wait before the first start.
 
     Raises:
         UsageError: the job fails before it gets from one checkpoint to the next.
     """
-    mttf = job_mttf(failures)
-    interval = interval or _daly_interval(failures, mttf, shortest)
-    with_nodes = _goodput_with_nodes(failures, mttf, interval)
+    interval = interval or job_interval(failures, shortest)
+    with_nodes = _goodput_with_nodes(failures, interval)
     load = _repair_load(failures)
     by = "Erlang's B(spares + 1, nodes in repair)"
     share = waiting_share(load.value, round(spares.value))
@@ -188,39 +203,87 @@ def expected(
     goodput = derive(
         "runtime goodput", "", "goodput_with_nodes * (1 - waiting)", goodput_with_nodes=with_nodes, waiting=waiting
     )
-    run_time = derive("run time", "s", "work / runtime_goodput", work=work, runtime_goodput=goodput)
-    moving = derive("time with nodes", "s", "run_time * (1 - waiting)", run_time=run_time, waiting=waiting)
+    run_time = derive("time held", "s", "work / runtime_goodput", work=work, runtime_goodput=goodput)
+    counts = _counts(failures, derive("time with nodes", "s", "held * (1 - waiting)", held=run_time, waiting=waiting))
+    if failures.capacity_life is not None:
+        wait = {"preemptions": counts[1], "wait": failures.capacity_wait}
+        run_time = derive("run time", "s", "held + preemptions * wait", held=run_time, **wait)
     return Expected(
-        job_mttf=mttf,
+        job_mttf=job_mttf(failures),
         interval=interval,
         goodput_with_nodes=with_nodes,
         waiting=waiting,
         runtime_goodput=goodput,
-        run_time=run_time,
+        run_time=replace(run_time, name="run time"),
         ettr=derive("ETTR", "", "work / (run_time + queue)", work=work, run_time=run_time, queue=queue),
-        failures=derive("failures", "", "time_with_nodes / job_mttf", time_with_nodes=moving, job_mttf=mttf),
+        failures=counts[0],
+        preemptions=counts[1],
     )
 
 
-def _goodput_with_nodes(failures: Failures, mttf: Traced, interval: Traced) -> Traced:
-    recovery = derive(
-        "recovery",
-        "s",
-        "detection + restart + write",
-        detection=failures.detection,
-        restart=failures.restart,
-        write=failures.write,
-    )
+def _goodput_with_nodes(failures: Failures, interval: Traced) -> Traced:
+    """Productive share of the time with all nodes."""
+    mttf = _interruption_mttf(failures)
+    recovery = _recovery(failures)
     _check_saves(failures.save.value, interval.value)
-    _check_progress(failures.save.value + interval.value, recovery.value, mttf.value)
+    _check_progress(failures.save.value + interval.value, recovery.value + failures.write.value, mttf.value)
     return derive(
         "goodput with nodes at hand",
         "",
-        "interval / (mttf * exp(recovery / mttf) * expm1((interval + save) / mttf))",
+        _formula(failures),
         interval=interval,
-        mttf=mttf,
-        recovery=recovery,
         save=failures.save,
+        write=failures.write,
+        mttf=mttf,
+        **({"recovery": recovery} if failures.capacity_life is None else _at_once(failures)),
+    )
+
+
+def _formula(failures: Failures) -> str:
+    """Productive share of the time with all nodes, as a formula."""
+    if failures.capacity_life is None:
+        return "interval / (mttf * exp((recovery + write) / mttf) * expm1((interval + save) / mttf))"
+    if not failures.saves_before_preemption:
+        return "interval * at_once * exp(-write / mttf) / (mttf * expm1((interval + save) / mttf))"
+    return (
+        "((1 - mttf / life) * interval * exp(-write / mttf) / expm1((interval + save) / mttf)"
+        " + mttf / life * mttf * expm1(-interval / mttf) / expm1(-(interval + save) / mttf))"
+        " / (mttf / at_once + mttf / life * (save + write))"
+    )
+
+
+def _recovery(failures: Failures) -> Traced:
+    times = {"detection": failures.detection, "restart": failures.restart}
+    return derive("recovery", "s", "detection + restart", **times)
+
+
+def _at_once(failures: Failures) -> dict[str, Traced]:
+    """Share of interruptions whose recovery is not interrupted itself, with the life of the capacity."""
+    assert failures.capacity_life is not None, "asked of preemptible capacity alone"
+    share = derive(
+        "recoveries without another interruption",
+        "",
+        "(1 - mttf / life) * exp(-recovery / mttf) + mttf / life * exp(-restart / mttf)",
+        mttf=_interruption_mttf(failures),
+        life=failures.capacity_life,
+        recovery=_recovery(failures),
+        restart=failures.restart,
+    )
+    return {"life": failures.capacity_life, "at_once": share}
+
+
+def _counts(failures: Failures, held: Traced) -> tuple[Traced, Traced]:
+    """Failures and preemptions in a time with all nodes; nothing happens during a save before a preemption."""
+    mttf = job_mttf(failures)
+    if failures.capacity_life is None:
+        return derive("failures", "", "held / job_mttf", held=held, job_mttf=mttf), _NEVER
+    exposed = held
+    if failures.saves_before_preemption:
+        saves = {"save": failures.save, "write": failures.write} | _at_once(failures)
+        exposed = derive("time exposed", "s", "held / (1 + at_once * (save + write) / life)", held=held, **saves)
+    return (
+        derive("failures", "", "exposed / job_mttf", exposed=exposed, job_mttf=mttf),
+        derive("preemptions", "", "exposed / life", exposed=exposed, life=failures.capacity_life),
     )
 
 

@@ -127,7 +127,7 @@ def _check(scenario: Scenario) -> None:
 
 def scenario_of(failures: Failures, *, work_s: float, interval_s: float, **more: Any) -> Scenario:
     """The scenario of failures whose expectation is known; `more` are its other fields."""
-    other = failures.other_mttf
+    other, life = failures.other_mttf, failures.capacity_life
     return Scenario(
         num_nodes=round(failures.num_nodes.value),
         work_s=work_s,
@@ -139,6 +139,9 @@ def scenario_of(failures: Failures, *, work_s: float, interval_s: float, **more:
         detect_s=failures.detection.value,
         restart_s=failures.restart.value,
         repair_s=failures.repair.value,
+        preempt_s=math.inf if life is None else life.value,
+        notice_s=failures.notice.value,
+        capacity_wait_s=failures.capacity_wait.value,
         **more,
     )
 

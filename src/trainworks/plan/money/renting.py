@@ -2,13 +2,13 @@
 
     on-demand   price * n / k * h
     reserved    price * (1 - discount) * n / k * max(h, term)
-    spot        price / (1 - waste) * n / k * h        waste = C/T + (T/2 + R)/M        T = sqrt(2 C M)
+    spot        price / (1 - waste) * n / k * h        waste = C/T + (T/2 + R)/M        T of Daly
 
 Symbols:
     price   of an offer and hour, USD; of spot the median zone, between the cheapest and the dearest
     n, k    accelerators that are wanted, and those of one offer; n/k is rounded up
     h       hours of progress; a spot job runs h / (1 - waste) of them
-    C, T    time to save, and the best time between saves (Young, CACM 17(9), 1974)
+    C, T    time to save, and the best time between saves (`plan/checkpoint.py`)
     R, M    time from a preemption to the next step, and mean life of a spot job
 
 A commitment is paid for its whole term, however short the run. M is the life of the whole job: preemptions come by
@@ -19,6 +19,7 @@ it would keep what is lost on average, T/2.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Literal
 
@@ -27,6 +28,7 @@ from trainworks.catalog.cluster import ClusterDescription
 from trainworks.catalog.facts import Offer
 from trainworks.errors import UsageError
 from trainworks.plan.assumptions import assumed
+from trainworks.plan.checkpoint import optimal_interval
 from trainworks.plan.trace import Traced, derive, fact
 
 __all__ = [
@@ -45,6 +47,7 @@ __all__ = [
 ]
 
 Contract = Literal["on-demand", "reserved", "spot"]
+_WRITTEN = fact("time to write", 0.0, "s", source="a spot save is complete when training goes on")
 CONTRACTS: tuple[Contract, ...] = ("on-demand", "reserved", "spot")
 
 
@@ -172,7 +175,7 @@ def spot_waste(given: Mapping[str, float] | None = None) -> Traced:
     """
     given = given or {}
     interval = spot_interval(given)
-    life, save = interval.inputs["life"], interval.inputs["save"]
+    save, life = (assumed(name, given.get(name)) for name in ("spot save", "spot life"))
     restart = assumed("spot restart", given.get("spot restart"))
     formula = "save / interval + (interval / 2 + restart) / life"
     waste = derive("spot waste", "", formula, save=save, interval=interval, restart=restart, life=life)
@@ -186,10 +189,10 @@ def spot_waste(given: Mapping[str, float] | None = None) -> Traced:
 
 
 def spot_interval(given: Mapping[str, float] | None = None) -> Traced:
-    """Young's interval between the saves of a spot job."""
+    """The optimal interval between the saves of a spot job, whose preemptions are its failures."""
     given = given or {}
     save, life = (assumed(name, given.get(name)) for name in ("spot save", "spot life"))
-    return derive("spot save interval", "s", "sqrt(2 * save * life)", save=save, life=life)
+    return replace(optimal_interval(stall=save, mttf=life, write=_WRITTEN, shortest=_WRITTEN), name="spot interval")
 
 
 def effective_discount(offer: Offer, given: Mapping[str, float] | None = None) -> Traced | None:
