@@ -74,7 +74,6 @@ REFUSED: list[dict[str, Any]] = [
     {"work": "3 fortnights"},
     {"node_mttf": "10m"},
     {"spares": 9},
-    {"every": "10s", "write": "2m"},
     {"elastic": 9},
     {"slow_speed": 1.5},
     {"spot": "1m", "notice": "1h"},
@@ -108,7 +107,8 @@ def test_a_refusal_is_a_usage_error_without_data() -> None:
 def test_a_run_file_brings_its_work_and_its_checkpoint(forecast, run_file: Path) -> None:
     found = forecast(run_file)
     assert found["num_nodes"] == 2
-    assert found["save_s"] == pytest.approx(1.1e9 * 14 / 2 / 1.2e9, rel=0.01)
+    assert found["save_s"] == 0.5
+    assert found["write_s"] == pytest.approx(1.1e9 * 14 / 2 / 1.2e9, rel=0.01)
     assert any("step time is sampled" in note for note in found["notes"])
 
 
@@ -132,6 +132,19 @@ def test_the_command_line_goes_before_the_run_file(forecast, run_file: Path) -> 
         600.0,
         3 * 86400.0,
     )
+
+
+def test_a_save_waits_for_the_one_before_where_the_interval_is_shorter_than_the_write(forecast) -> None:
+    found = forecast(every="10s", write="2m", save="1s")
+    assert found["save_s"] == 110.0
+    assert any("each save waits for the one before" in note for note in found["notes"])
+
+
+@pytest.mark.parametrize("notice", ["0s", "2m"])
+def test_expected_and_simulated_goodput_agree_on_spot_capacity(forecast, notice: str) -> None:
+    found = forecast(on="64 nodes of DGX H100", work="100d", spot="3h", notice=notice, wait="10m")
+    for figure in ("runtime_goodput", "ettr"):
+        assert found["expected"][figure] == pytest.approx(found["simulated"][figure], abs=0.004)
 
 
 def test_the_finish_is_sure_where_nothing_fails(forecast) -> None:
@@ -190,7 +203,7 @@ def _inner(value: Any) -> list[str]:
 def test_what_is_assumed_is_said(forecast) -> None:
     notes = forecast(on="8 nodes of 8x MI300X over 8x 400 Gb/s", spot="6h", slow="90d", elastic=4)["notes"]
     said = " ".join(notes)
-    for part in ("MI300X", "how long a save takes is assumed", "count preemptions", "stragglers and elasticity"):
+    for part in ("MI300X", "how long a save takes is assumed", "stragglers and elasticity"):
         assert part in said
 
 

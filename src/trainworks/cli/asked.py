@@ -59,8 +59,7 @@ def interval_of(run_file: RunFile, step_time_s: float) -> float | None:
 
 def node_mttf_of(run_file: RunFile) -> float | None:
     """Seconds that the run file itself gives; None where a published fleet has to say it."""
-    recover = run_file.recover
-    return recover.node_mttf if "node_mttf" in recover.model_fields_set else None
+    return run_file.recover.node_mttf
 
 
 @contextmanager

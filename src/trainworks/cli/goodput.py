@@ -38,10 +38,15 @@ Save = Annotated[
     typer.Option("--save", metavar="TIME", help="Stand-still for a checkpoint; from its size when left out."),
 ]
 Write = Annotated[
-    str | None, typer.Option("--write", metavar="TIME", help="From then until it can be restored; 0s is synchronous.")
+    str | None,
+    typer.Option(
+        "--write",
+        metavar="TIME",
+        help="From then until it can be restored; from its size when left out, 0s for a synchronous save.",
+    ),
 ]
 Every = Annotated[
-    str | None, typer.Option("--every", metavar="TIME", help="Between checkpoints; Daly's interval when left out.")
+    str | None, typer.Option("--every", metavar="TIME", help="Between checkpoints; the optimal interval when left out.")
 ]
 Detect = Annotated[
     str | None,
@@ -105,7 +110,7 @@ def command(
         spares=spares,
         node_mttf_s=_seconds("--node-mttf", node_mttf),
         save_s=_seconds("--save", save, zero=True),
-        write_s=_seconds("--write", write, zero=True) or 0.0,
+        write_s=_seconds("--write", write, zero=True),
         every_s=_seconds("--every", every),
         detect_s=_seconds("--detect", detect, zero=True),
         restart_s=_seconds("--restart", restart, zero=True),
@@ -115,8 +120,8 @@ def command(
         slow_speed=_share("--slow-speed", slow_speed),
         slow_found_s=_seconds("--slow-found", slow_found) or 0.0,
         capacity_life_s=_seconds("--spot", spot),
-        notice_s=_seconds("--notice", notice, zero=True) or 0.0,
-        capacity_wait_s=_seconds("--wait", wait, zero=True) or 0.0,
+        notice_s=_seconds("--notice", notice, zero=True),
+        capacity_wait_s=_seconds("--wait", wait, zero=True),
         queue_s=_seconds("--queue", queue, zero=True) or 0.0,
         trials=trials,
         seed=seed,

@@ -10,7 +10,7 @@ from trainworks.cli.cluster_planning import plan_cluster
 from trainworks.errors import UsageError
 from trainworks.plan.assumptions import GIVEN
 from trainworks.plan.failures.scenario import spread_of
-from trainworks.plan.storage.demand import checkpoint_size
+from trainworks.plan.storage.run import checkpoint_of
 from trainworks.plan.trace import Traced, fact
 from trainworks.spec.load import Source
 from trainworks.spec.run_file import RunFile
@@ -33,6 +33,10 @@ class Asked:
     """Size; None where no model is known."""
     shortest: Traced
     """Nobody saves more often."""
+    step: Traced | None = None
+    """Time of a step; None where no model is known."""
+    replicas: int = 1
+    """Copies of the model's state."""
     accelerators_per_replica: int = 1
     every_s: float | None = None
     node_mttf_s: float | None = None
@@ -72,8 +76,10 @@ def ask(run_file: RunFile, source: Source | None) -> Asked:
         cluster=plan.job.cluster,
         work=work,
         work_spread=spread_of(best.low_s, best.high_s),
-        checkpoint=checkpoint_size(plan.job.shape.num_parameters),
+        checkpoint=checkpoint_of(plan.job, best),
         shortest=work.inputs["step_time"],
+        step=work.inputs["step_time"],
+        replicas=layout.dp_replicate,
         accelerators_per_replica=layout.tp * layout.pp * layout.cp,
         every_s=interval_of(run_file, best.step_time_s),
         node_mttf_s=node_mttf_of(run_file),

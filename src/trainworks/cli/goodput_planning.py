@@ -9,7 +9,7 @@ from trainworks.cli.goodput_asked import Asked
 from trainworks.cli.waiting import waiting
 from trainworks.errors import UsageError
 from trainworks.plan.assumptions import GIVEN, assumed
-from trainworks.plan.failures.goodput import Expected, Failures, expected, spares_needed, waiting_share
+from trainworks.plan.failures.goodput import Expected, Failures, expected, save_in_time, spares_needed, waiting_share
 from trainworks.plan.failures.scenario import (
     Outcome,
     Scenario,
@@ -18,7 +18,7 @@ from trainworks.plan.failures.scenario import (
     scenario_of,
 )
 from trainworks.plan.failures.simulation import simulate
-from trainworks.plan.failures.usual import fleet_of, save_stall, usual_failures
+from trainworks.plan.failures.usual import fleet_of, planned_failures
 from trainworks.plan.trace import Traced, computed, fact
 from trainworks.units import format_duration
 
@@ -39,7 +39,7 @@ class Wishes:
     spares: int | None
     node_mttf_s: float | None
     save_s: float | None
-    write_s: float
+    write_s: float | None
     every_s: float | None
     detect_s: float | None
     restart_s: float | None
@@ -49,8 +49,8 @@ class Wishes:
     slow_speed: float
     slow_found_s: float
     capacity_life_s: float | None
-    notice_s: float
-    capacity_wait_s: float
+    notice_s: float | None
+    capacity_wait_s: float | None
     queue_s: float
     trials: int
     seed: int
@@ -78,7 +78,9 @@ class Forecast:
 
 def forecast(asked: Asked, wishes: Wishes) -> Forecast:
     """The expectation by formulas, and the simulation with several numbers of spares."""
-    failures = _failures(asked, wishes)
+    every = asked.every_s if wishes.every_s is None else wishes.every_s
+    interval = None if every is None else fact("checkpoint interval", every, "s", source=GIVEN)
+    failures = save_in_time(_failures(asked, wishes), interval)
     needed = spares_needed(failures, limit=assumed("time without nodes"))
     chosen = round(needed.value) if wishes.spares is None else wishes.spares
     if chosen > asked.cluster.num_nodes:
@@ -86,13 +88,12 @@ def forecast(asked: Asked, wishes: Wishes) -> Forecast:
             f"{chosen} spares are more than the {asked.cluster.num_nodes} nodes of the job", place="--spares"
         )
     source = "as many as are needed" if wishes.spares is None else GIVEN
-    every = asked.every_s if wishes.every_s is None else wishes.every_s
     mean = expected(
         failures,
         work=asked.work,
         spares=fact("spares", chosen, "", source=source),
         shortest=asked.shortest,
-        interval=None if every is None else fact("checkpoint interval", every, "s", source=GIVEN),
+        interval=interval,
         queue=fact("queue", wishes.queue_s, "s", source=GIVEN if wishes.queue_s else "none asked for"),
     )
     scenario = _scenario(asked, wishes, failures, mean)
@@ -115,17 +116,17 @@ def forecast(asked: Asked, wishes: Wishes) -> Forecast:
 
 
 def _failures(asked: Asked, wishes: Wishes) -> Failures:
-    cluster = asked.cluster
-    given = asked.node_mttf_s if wishes.node_mttf_s is None else wishes.node_mttf_s
-    save = save_stall(asked.checkpoint, cluster.num_nodes, given_s=wishes.save_s)
-    warned = wishes.notice_s >= save.value + wishes.write_s
-    return usual_failures(
-        cluster.accelerator,
-        cluster.num_nodes,
-        save=save,
+    return planned_failures(
+        asked.cluster,
+        asked.checkpoint,
+        replicas=asked.replicas,
+        step=asked.step,
+        stall_s=wishes.save_s,
         write_s=wishes.write_s,
-        capacity_life_s=None if warned else wishes.capacity_life_s,
-        node_mttf_s=given,
+        capacity_life_s=wishes.capacity_life_s,
+        notice_s=wishes.notice_s,
+        capacity_wait_s=wishes.capacity_wait_s,
+        node_mttf_s=asked.node_mttf_s if wishes.node_mttf_s is None else wishes.node_mttf_s,
         detection_s=wishes.detect_s,
         restart_s=wishes.restart_s,
         repair_s=wishes.repair_s,
@@ -142,8 +143,6 @@ def _scenario(asked: Asked, wishes: Wishes, failures: Failures, mean: Expected) 
         replicas=replicas,
         min_replicas=fewest,
         queue_s=wishes.queue_s,
-        notice_s=wishes.notice_s,
-        capacity_wait_s=wishes.capacity_wait_s,
     )
     if wishes.slow_mttf_s is not None:
         scenario = replace(
@@ -152,8 +151,6 @@ def _scenario(asked: Asked, wishes: Wishes, failures: Failures, mean: Expected) 
             slow_speed=wishes.slow_speed,
             slow_found_s=wishes.slow_found_s,
         )
-    if wishes.capacity_life_s is not None:
-        scenario = replace(scenario, preempt_s=wishes.capacity_life_s)
     return scenario
 
 
@@ -198,7 +195,15 @@ def _simulated(scenario: Scenario, rows: Sequence[int], wishes: Wishes) -> dict[
 
 
 def _expected_figures(mean: Expected) -> tuple[Traced, ...]:
-    return (mean.job_mttf, mean.interval, mean.runtime_goodput, mean.run_time, mean.ettr, mean.failures)
+    return (
+        mean.job_mttf,
+        mean.interval,
+        mean.runtime_goodput,
+        mean.run_time,
+        mean.ettr,
+        mean.failures,
+        mean.preemptions,
+    )
 
 
 def _simulated_figures(
@@ -228,13 +233,13 @@ def _what_is_left_out(asked: Asked, wishes: Wishes, failures: Failures, mean: Ex
     part = asked.cluster.accelerator
     if not given and fleet_of(part) is None:
         notes.append(f"nobody has published how often nodes with {part.name} fail: give `--node-mttf`")
-    if asked.checkpoint is None and wishes.save_s is None:
-        notes.append("how long a save takes is assumed: no model is named, and `--save` is not given")
-    if wishes.capacity_life_s is not None:
-        counted = (
-            "leave preemptions out" if failures.capacity_life is None else "count preemptions, but no wait for capacity"
+    if failures.write.value > mean.interval.value:
+        notes.append(
+            f"a checkpoint every {format_duration(mean.interval.value)} takes {format_duration(failures.write.value)} "
+            "to write: each save waits for the one before"
         )
-        notes.append(f"the expected figures {counted}; the simulated ones have both")
+    if asked.checkpoint is None and None in (wishes.save_s, wishes.write_s):
+        notes.append("how long a save takes is assumed: no model is named, and `--save` or `--write` is not given")
     left_out = [
         name for name, value in (("stragglers", wishes.slow_mttf_s), ("elasticity", wishes.fewest_nodes)) if value
     ]

@@ -41,7 +41,9 @@ def _facts(found: Forecast) -> Table:
         "work": f"{_time(found.asked.work.value)} on all nodes, if nothing fails",
         "failures": f"one every {_time(mean.job_mttf.value)}, {_few(mean.failures.value)} in the run; "
         f"{_node_mttf(found)}",
-        "checkpoint": f"every {_time(mean.interval.value)}, training stands still for {_time(failures.save.value)}",
+        **_preemptions(found),
+        "checkpoint": f"every {_time(mean.interval.value)}, training stands still for {_time(failures.save.value)}, "
+        f"{_time(failures.write.value)} more until it is written",
         "recovery": f"{_time(failures.detection.value)} to notice, {_time(failures.restart.value)} to restart, "
         f"{_time(failures.repair.value)} to repair a node",
         "expected": f"runtime goodput {_percent(mean.runtime_goodput.value)}, ETTR {_percent(mean.ettr.value)}, "
@@ -61,6 +63,15 @@ def _node_mttf(found: Forecast) -> str:
     own = found.failures.node_mttf
     every = own.inputs.get("node_mttf", own)
     return f"a node has one every {_time(every.value)} ({(every.source or '').partition(':')[0]})"
+
+
+def _preemptions(found: Forecast) -> dict[str, str]:
+    """How often the capacity is taken; nothing where it is not."""
+    life, mean = found.failures.capacity_life, found.expected
+    if life is None:
+        return {}
+    saved = "with notice to save" if found.failures.saves_before_preemption else "without notice to save"
+    return {"preemptions": f"one every {_time(life.value)}, {_few(mean.preemptions.value)} in the run, {saved}"}
 
 
 def _few(count: float) -> str:
@@ -124,11 +135,13 @@ def forecast_as_json(found: Forecast) -> dict[str, Any]:
         "job_mttf_s": mean.job_mttf.value,
         "checkpoint_interval_s": mean.interval.value,
         "save_s": failures.save.value,
+        "write_s": failures.write.value,
         "expected": {
             "runtime_goodput": mean.runtime_goodput.value,
             "ettr": mean.ettr.value,
             "run_time_s": mean.run_time.value,
             "failures": mean.failures.value,
+            "preemptions": mean.preemptions.value,
             "waiting_share": mean.waiting.value,
         },
         "spares_needed": round(found.needed.value),

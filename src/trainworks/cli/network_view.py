@@ -12,7 +12,7 @@ from rich.text import Text
 
 from trainworks.cli.parts import fact_table, note_lines, plain_table, print_parts, title
 from trainworks.plan.network.bill import Prices, bill_of_materials, bill_total, switch_power, usual_share
-from trainworks.plan.network.design import NetworkDesign
+from trainworks.plan.network.design import NetworkDesign, serves
 from trainworks.plan.network.figures import figures_of
 from trainworks.plan.network.grids import Grid
 from trainworks.plan.network.messages import Message
@@ -23,6 +23,8 @@ from trainworks.units import byte_rate_note, format_bytes, format_quantity, form
 
 __all__ = ["Answer", "answer_as_json", "print_answer"]
 
+_INSTEAD = 3
+"""Other topologies that are named."""
 _NARROW = 100
 """Columns of a terminal below which the comparison leaves out what the design's own lines have."""
 
@@ -62,7 +64,7 @@ def print_answer(answer: Answer, console: Console) -> None:
             [title("messages"), _message_table(answer)],
             [title("bill of materials"), _bill_table(answer), *_bill_notes(answer)],
             [title("what else could be built"), _comparison(answer, narrow=narrow), _heads(answer, narrow=narrow)],
-            note_lines(_notes(answer.design)),
+            note_lines([*_instead(answer), *_notes(answer.design)]),
         ],
         console,
     )
@@ -235,6 +237,30 @@ def _steps(times_s: Mapping[Placement, float]) -> str:
     return f"{format_step_time(near)} with ranks in order, {format_step_time(far)} scattered{more}"
 
 
+def _instead(answer: Answer) -> list[str]:
+    """What the other topologies need for the same job."""
+    design = answer.design
+    others = [other for other in answer.others if serves(other) and other.topology != design.topology]
+    others.sort(key=lambda other: other.num_switches)
+    if not others or not serves(design):
+        return []
+    fewer = [other for other in others if other.num_switches < design.num_switches]
+    needs = ", ".join(f"`{other.topology}` {other.num_switches:,}" for other in (fewer or others)[:_INSTEAD])
+    own = _count(design.num_switches, "switch")
+    notes = [
+        f"fewer than {own} would serve: {needs}"
+        if fewer
+        else f"the fewest switches that serve are {design.num_switches:,}; instead: {needs}"
+    ]
+    apart = next((other for other in answer.others if other.topology == "rail-only"), None)
+    if apart is not None and not serves(apart) and apart.num_switches < design.num_switches:
+        notes.append(f"`rail-only` needs {apart.num_switches:,}, and its rails never meet in a switch")
+    if design.planes > 1:
+        each = _speed(design.endpoint_bytes_per_s / design.planes)
+        notes.append(f"each NIC needs {design.planes} ports of {each}, one for each plane")
+    return notes
+
+
 def _notes(design: NetworkDesign) -> list[str]:
     notes = list(design.cluster.notes)
     if design.switch is not None and (told := byte_rate_note(design.switch.name)):
@@ -274,7 +300,7 @@ def answer_as_json(answer: Answer) -> dict[str, Any]:
         "power_w": None if power is None else power.value,
         "support": {figure.name.replace(" ", "_"): int(figure.value) for figure in answer.support.figures},
         "topologies": [_design_as_json(design, answer.messages) for design in answer.others],
-        "notes": _notes(answer.design),
+        "notes": [*_instead(answer), *_notes(answer.design)],
     }
 
 

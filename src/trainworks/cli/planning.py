@@ -12,6 +12,9 @@ from typing import Any
 from trainworks import __version__
 from trainworks.bench.calibrate import Machines, calibrate
 from trainworks.bench.trial import TrialOutOfMemoryError, try_out
+from trainworks.catalog.catalog import accelerator
+from trainworks.catalog.facts import Accelerator
+from trainworks.catalog.listings import known_accelerator
 from trainworks.cli.data_worker import ask
 from trainworks.cli.precision import check_precision, default_precision
 from trainworks.errors import DiskFullError, EnvironmentProblem, LayoutError, MissingExtraError, UsageError
@@ -281,7 +284,8 @@ def _with_plan(
         machines=machines,
     )
     steps = num_steps(workload, tokens_in_data=_tokens_in_data(workload))
-    plan = make_plan(resolved.run_file, shape, layout, processes, calibration, steps=steps)
+    part = _catalogued(host)
+    plan = make_plan(resolved.run_file, shape, layout, processes, calibration, steps=steps, accelerator=part)
     _check_disk(plan.checkpoint_bytes, runs)
     return resolved.model_copy(update={"plan": plan, "calibration": calibration})
 
@@ -302,7 +306,7 @@ def _with_measured_plan(
             )
         except TrialOutOfMemoryError:
             continue
-        plan = make_measured_plan(resolved.run_file, layout, processes, trial)
+        plan = make_measured_plan(resolved.run_file, layout, processes, trial, accelerator=_catalogued(host))
         largest = plan.memory.total_bytes
         if largest <= usable:
             check_own_optimizer(workload, trial)
@@ -320,6 +324,12 @@ def _prepared_folder(workload: Workload) -> str | None:
     if workload.task == "module":
         return None
     return str(ask("prepare", {"data": workload.data.model_dump(mode="json")})["folder"])
+
+
+def _catalogued(host: HostFacts) -> Accelerator | None:
+    """The accelerator of a machine as the catalogue has it; None without one, or where the catalogue lacks it."""
+    name = known_accelerator(host.accelerators[0].name) if host.accelerators else None
+    return None if name is None else accelerator(name)
 
 
 def _memory_per_rank(host: HostFacts, processes: Processes) -> int:

@@ -5,25 +5,25 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
+
+import numpy as np
 
 from trainworks.catalog.catalog import load_catalog
 from trainworks.catalog.facts import Offer, Processor
-from trainworks.cli.asked import interval_of, node_mttf_of
 from trainworks.cli.cluster_planning import ClusterPlan
+from trainworks.cli.run_failures import failures_of, written_interval
 from trainworks.cli.sizing_plans import Plans, smallest
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.plan.assumptions import GIVEN, assumed
 from trainworks.plan.failures.goodput import Expected, Failures, expected, spares_needed
 from trainworks.plan.failures.scenario import Outcome, scenario_of, spread_of
 from trainworks.plan.failures.simulation import simulate
-from trainworks.plan.failures.usual import save_stall, usual_failures
 from trainworks.plan.money.owning import own
-from trainworks.plan.money.renting import CONTRACTS, Contract, contracts, rent, spot_interval
+from trainworks.plan.money.renting import CONTRACTS, Contract, contracts, rent
 from trainworks.plan.sizing.candidates import Candidate, Skipped, candidates, node_counts
 from trainworks.plan.sizing.proposal import Alternative, Wish
-from trainworks.plan.storage.demand import checkpoint_size
 from trainworks.plan.trace import Traced, computed, derive, fact
 from trainworks.spec.run_file import RunFile, Workload
 from trainworks.units import HOUR_S
@@ -183,27 +183,17 @@ def mean_run_time_s(plan: ClusterPlan, asked: Asked) -> float:
         return math.inf
 
 
-def _mean(plan: ClusterPlan, asked: Asked) -> tuple[Traced, Failures, Traced, Expected]:
-    best, cluster = plan.best[0], plan.job.cluster
-    work = plan.work
-    failures = usual_failures(
-        cluster.accelerator,
-        cluster.num_nodes,
-        save=save_stall(checkpoint_size(plan.job.shape.num_parameters), cluster.num_nodes),
-        node_mttf_s=node_mttf_of(asked.run_file),
-    )
+def _mean(plan: ClusterPlan, asked: Asked, **given: float | None) -> tuple[Traced, Failures, Traced, Expected]:
+    work, failures = plan.work, failures_of(plan, asked.run_file, **given)
     spares = spares_needed(failures, limit=assumed("time without nodes"))
-    every = interval_of(asked.run_file, best.step_time_s)
-    interval = (
-        None if every is None else fact("checkpoint interval", every, "s", source="checkpoint.every of the run file")
-    )
+    interval = written_interval(plan, asked.run_file)
     mean = expected(failures, work=work, spares=spares, shortest=work.inputs["step_time"], interval=interval)
     return work, failures, spares, mean
 
 
-def _reliability_of(plan: ClusterPlan, asked: Asked) -> Reliability:
-    """The simulated finish of a plan, with the spares that it needs."""
-    work, failures, spares, mean = _mean(plan, asked)
+def _reliability_of(plan: ClusterPlan, asked: Asked, **given: float | None) -> Reliability:
+    """The simulated finish of a plan, with the spares that it needs; `given` are arguments of `planned_failures`."""
+    work, failures, spares, mean = _mean(plan, asked, **given)
     best = plan.best[0]
     scenario = scenario_of(
         failures,
@@ -212,14 +202,8 @@ def _reliability_of(plan: ClusterPlan, asked: Asked) -> Reliability:
         work_spread=spread_of(best.low_s, best.high_s),
         spares=round(spares.value),
     )
-    return Reliability(
-        plan,
-        work,
-        failures,
-        spares,
-        mean,
-        simulate(scenario, trials=_TRIALS, seed=asked.seed, most_events=_MOST_EVENTS),
-    )
+    outcome = simulate(scenario, trials=_TRIALS, seed=asked.seed, most_events=_MOST_EVENTS)
+    return Reliability(plan, work, failures, spares, mean, outcome)
 
 
 def _add_alternatives(candidate: Candidate, count: int, asked: Asked, plans: Plans, sized: Sized) -> None:
@@ -257,38 +241,34 @@ def _contracts(
 def _rented(
     candidate: Candidate, count: int, contract: Contract, selling: Sequence[Offer], run: Reliability, asked: Asked
 ) -> Alternative:
-    outcome, interval_s, life_s = run.outcome, run.mean.interval.value, None
+    paid, life_s, wasted = run, None, None
     if contract == "spot":
         life_s = assumed("spot life", asked.given.get("spot life")).value
-        interval_s = spot_interval(asked.given).value
-        outcome = _on_spot(run, asked, life_s=life_s, interval_s=interval_s)
+        paid = _on_spot(run, asked, life_s=life_s)
+        share = 1 - _held(run.outcome) / _held(paid.outcome)
+        wasted = computed("spot waste", max(0.0, share), "", by=f"simulation of {_TRIALS} runs, beside those on demand")
     hours = _hours(run.outcome)  # a spot price has the waste in it
     accelerators = count * candidate.base.accelerators
-    priced = [
-        (rent(offer, contract=contract, num_accelerators=accelerators, hours=hours, given=asked.given), offer)
-        for offer in selling
-    ]
+    priced_as = partial(rent, contract=contract, num_accelerators=accelerators, hours=hours, given=asked.given)
+    priced = [(priced_as(offer, wasted=wasted), offer) for offer in selling]
     cost, offer = min(priced, key=lambda pair: pair[0].value)
-    return Alternative(candidate, count, 0, contract, offer.name, cost, outcome, interval_s, life_s)
+    interval_s = paid.mean.interval.value
+    return Alternative(candidate, count, 0, contract, offer.name, cost, paid.outcome, interval_s, life_s)
 
 
-def _on_spot(run: Reliability, asked: Asked, *, life_s: float, interval_s: float) -> Outcome:
+def _on_spot(run: Reliability, asked: Asked, *, life_s: float) -> Reliability:
     """The same run on capacity that is taken away; a node that fails is replaced as it is on demand.
 
     The time from a preemption to the next step is a wait for capacity and the restart that every failure needs.
     """
-    restart, save = (assumed(name, asked.given.get(name)).value for name in ("spot restart", "spot save"))
-    failures = replace(run.failures, save=fact("save stall", save, "s", source=GIVEN))
-    scenario = scenario_of(
-        failures,
-        work_s=run.work.value,
-        interval_s=interval_s,
-        work_spread=spread_of(run.plan.best[0].low_s, run.plan.best[0].high_s),
-        spares=round(run.spares.value),
-        preempt_s=life_s,
-        capacity_wait_s=max(0.0, restart - failures.restart.value),
-    )
-    return simulate(scenario, trials=_TRIALS, seed=asked.seed, most_events=_MOST_EVENTS)
+    restart_s = assumed("spot restart", asked.given.get("spot restart")).value
+    wait_s = max(0.0, restart_s - run.failures.restart.value)
+    return _reliability_of(run.plan, asked, capacity_life_s=life_s, capacity_wait_s=wait_s)
+
+
+def _held(outcome: Outcome) -> float:
+    """Time for which the median run holds its nodes."""
+    return float(np.median(outcome.held_s))
 
 
 def _hours(outcome: Outcome) -> Traced:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from trainworks.catalog.catalog import load_catalog, processor
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.catalog.facts import Accelerator, Offer, Processor
-from trainworks.cli.asked import interval_of, node_mttf_of
+from trainworks.cli.asked import node_mttf_of
 from trainworks.cli.cluster_planning import ClusterPlan
 from trainworks.cli.sizing import Asked, Reliability, workload_of
 from trainworks.cli.sizing_plans import Plans, smallest_power
@@ -106,7 +106,7 @@ def _findings(cluster: ClusterDescription, asked: Processor | None) -> list[Find
 
 
 def _stored(plan: ClusterPlan, run: Reliability, asked: Asked) -> StoredRun:
-    """Storage that saves as fast as the failures were simulated with."""
+    """Storage that saves as often as the failures were simulated with."""
     run_file, data = asked.run_file, workload_of(asked.run_file).data
     return StoredRun(
         job=plan.job,
@@ -116,8 +116,7 @@ def _stored(plan: ClusterPlan, run: Reliability, asked: Asked) -> StoredRun:
         image_size=data.image_size,
         sample_bytes=data.sample_size,
         keep=run_file.checkpoint.keep,
-        interval_s=interval_of(run_file, plan.best[0].step_time_s) or run.mean.interval.value,
-        stall_share=min(0.5, run.failures.save.value / run.mean.interval.value),
+        interval=run.mean.interval,
         node_mttf=usual_node_mttf(plan.job.cluster.accelerator, node_mttf_of(run_file)),
     )
 

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
-from trainworks.cli.asked import interval_of, node_mttf_of, on_cluster, option_value
-from trainworks.cli.cluster_planning import plan_cluster
+from trainworks.cli.asked import node_mttf_of, on_cluster, option_value
+from trainworks.cli.cluster_planning import ClusterPlan, plan_cluster
 from trainworks.cli.launch import wanted
 from trainworks.cli.options import AsJson, RunFilePath, wide_console
+from trainworks.cli.run_failures import failures_of, written_interval
 from trainworks.cli.storage_view import StoragePlan, print_storage, storage_as_json
 from trainworks.cli.trace_view import explain as explain_figure
 from trainworks.errors import QuantityError, UsageError
+from trainworks.plan.assumptions import GIVEN
+from trainworks.plan.failures.goodput import job_interval, job_mttf
 from trainworks.plan.failures.usual import usual_node_mttf
 from trainworks.plan.storage.run import StoredRun, storage_of
 from trainworks.plan.storage.systems import judge
+from trainworks.plan.trace import Traced, derive, fact
 from trainworks.spec.run_file import RunFile
 from trainworks.units import parse_bytes, parse_count, parse_duration, parse_share
 
@@ -31,7 +36,12 @@ DatasetSize = Annotated[
     str | None, typer.Option("--dataset-size", metavar="SIZE", help="Of the data as they are stored: `10 TB`.")
 ]
 Files = Annotated[str | None, typer.Option("--files", metavar="COUNT", help="Files that hold the data: `14M`.")]
-Stall = Annotated[str, typer.Option("--stall", metavar="SHARE", help="Most of the time that saving may take.")]
+Stall = Annotated[
+    str | None,
+    typer.Option(
+        "--stall", metavar="SHARE", help="For saves that stop the training: share of the time that they may take."
+    ),
+]
 Restart = Annotated[str, typer.Option("--restart", metavar="TIME", help="Accepted to read the newest checkpoint.")]
 Explain = Annotated[
     str | None, typer.Option("--explain", metavar="FIGURE", help="How a figure comes about: `checkpoint write`.")
@@ -43,7 +53,7 @@ def command(
     on: On = None,
     dataset_size: DatasetSize = None,
     files: Files = None,
-    stall: Stall = "5%",
+    stall: Stall = None,
     restart: Restart = "5m",
     explain: Explain = None,
     as_json: AsJson = False,
@@ -69,7 +79,7 @@ def command(
             image_size=data.image_size if data is not None else None,
             sample_bytes=data.sample_size if data is not None else None,
             keep=described.checkpoint.keep,
-            interval_s=interval_of(described, plan.best[0].step_time_s),
+            interval=_interval(plan, described, options["stall_share"]),
             node_mttf=usual_node_mttf(plan.job.cluster.accelerator, node_mttf_of(described)),
             **options,  # type: ignore[arg-type]
         )
@@ -81,6 +91,19 @@ def command(
         typer.echo(json.dumps(storage_as_json(shown), indent=2))
     else:
         print_storage(shown, wide_console())
+
+
+def _interval(plan: ClusterPlan, run_file: RunFile, stall_share: float | None) -> Traced:
+    """The interval of the run; a synchronous save may stall as long as makes that share of it, C = 2 s^2 M."""
+    written = written_interval(plan, run_file)
+    if written is not None:
+        return written
+    failures, step = failures_of(plan, run_file), plan.work.inputs["step_time"]
+    if stall_share is not None:
+        share = fact("stall share", stall_share, "", source=GIVEN)
+        stall = derive("save stall", "s", "2 * share * share * mttf", share=share, mttf=job_mttf(failures))
+        failures = replace(failures, save=stall, write=fact("checkpoint write", 0.0, "s", source="synchronous"))
+    return job_interval(failures, step)
 
 
 def _described(run_file: RunFile, on: str | None) -> RunFile:

@@ -272,8 +272,8 @@ class Recover(Spec):
 
     max_restarts: Annotated[int, Field(ge=0)] | None = None
     """Automatic restarts, from the last checkpoint; when left out 3 for a workload and 0 for a command."""
-    node_mttf: DurationS = 30 * 86400.0
-    """Mean time to failure of one node, for `checkpoint.every: auto`."""
+    node_mttf: DurationS | None = None
+    """Mean time to failure of one node, for `checkpoint.every: auto`; that of a published fleet when left out."""
     hang_timeout: AutoDurationS = "auto"
     """How long a rank of a workload may be silent within a step before it counts as hung and all ranks start again from
     the last checkpoint; `auto` is 20 median steps, 10 s at least."""

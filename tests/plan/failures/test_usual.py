@@ -7,7 +7,7 @@ import pytest
 from trainworks.catalog.catalog import accelerator, load_catalog
 from trainworks.plan.assumptions import GIVEN
 from trainworks.plan.failures.goodput import job_mttf
-from trainworks.plan.failures.usual import fleet_of, save_stall, usual_failures
+from trainworks.plan.failures.usual import fleet_of, save_times, usual_failures
 from trainworks.plan.trace import fact, leaves
 
 SAVE = fact("save stall", 40.0, "s", source="the test")
@@ -61,9 +61,9 @@ def test_a_part_without_a_fleet_takes_the_assumption() -> None:
 
 def test_what_is_given_replaces_what_is_assumed() -> None:
     given = {"node_mttf_s": 1e7, "detection_s": 1.0, "restart_s": 2.0, "repair_s": 3.0}
-    failures = usual_failures(accelerator("A100"), 4, save=SAVE, write_s=5.0, capacity_life_s=6.0, **given)
-    shown = (failures.detection, failures.restart, failures.repair, failures.write, failures.capacity_life)
-    assert [number.value for number in shown if number] == [1.0, 2.0, 3.0, 5.0, 6.0]
+    failures = usual_failures(accelerator("A100"), 4, save=SAVE, capacity_life_s=6.0, **given)
+    shown = (failures.detection, failures.restart, failures.repair, failures.capacity_life)
+    assert [number.value for number in shown if number] == [1.0, 2.0, 3.0, 6.0]
     assert {number.source for number in (*shown, failures.node_mttf) if number} == {GIVEN}
 
 
@@ -71,21 +71,29 @@ def test_every_number_has_a_source() -> None:
     assert all(leaf.source for leaf in leaves(job_mttf(usual_failures(accelerator("H100"), 2048, save=SAVE))))
 
 
-def test_bloom_s_checkpoint_took_what_its_rate_gives() -> None:
+def test_bloom_s_write_took_what_its_rate_gives() -> None:
     size = fact("checkpoint size", 2.3e12, "bytes", source="bigscience chronicles")
-    assert save_stall(size, 48).value == pytest.approx(40, rel=0.01)
+    assert save_times(size, 48, num_accelerators=384).write.value == pytest.approx(40, rel=0.01)
 
 
-def test_the_stall_is_given_or_that_of_the_storage_or_assumed() -> None:
+def test_a_step_hides_the_copy_and_not_the_start() -> None:
     size = fact("checkpoint size", 1e12, "bytes", source="the test")
-    rate = fact("write", 1e11, "bytes/s", source="the test")
-    stalls = [
-        save_stall(size, 4, given_s=7.0),
-        save_stall(size, 4, bytes_per_s=rate),
-        save_stall(None, 4),
-    ]
-    assert [stall.value for stall in stalls] == [7.0, 10.0, 40.0]
-    assert {stall.name for stall in stalls} == {"save stall"}
+    steps = [fact("step time", seconds, "s", source="the test") for seconds in (0.0, 4.0, 60.0)]
+    stalls = [save_times(size, 4, num_accelerators=10, step=step).stall.value for step in steps]
+    assert stalls == [10.5, 6.5, 0.5]
+    assert save_times(size, 4, num_accelerators=10, replicas=2).stall.value == 20.5
+
+
+def test_times_of_a_save_are_given_or_assumed() -> None:
+    size = fact("checkpoint size", 1e12, "bytes", source="the test")
+    given = save_times(size, 4, num_accelerators=32, stall_s=7.0, write_s=0.0)
+    assumed = save_times(None, 4, num_accelerators=32)
+    assert (given.stall.value, given.write.value) == (7.0, 0.0)
+    assert (assumed.stall.value, assumed.write.value) == (0.5, 40.0)
+    assert {time.name for times in (given, assumed) for time in (times.stall, times.write)} == {
+        "save stall",
+        "checkpoint write",
+    }
 
 
 def test_published_causes_add_up_and_the_printed_share_is_wrong() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.plan.network.networks import NICS, NODES, PORTS, SWITCHED, TAPERS, a_switch, cluster, network, networks
 from trainworks.catalog.cluster import parse_cluster
 from trainworks.errors import UsageError
-from trainworks.plan.network.design import NetworkDesign, design_network, topologies_compared
+from trainworks.plan.network.design import NetworkDesign, design_network, serves, topologies_compared
 from trainworks.plan.network.switches import find_switch
 from trainworks.plan.network.topologies import TOPOLOGIES
 
@@ -87,8 +87,10 @@ def built(nodes: int, nics: int, ports: int, topology: str, taper: float = 1.0) 
     [
         ("4 nodes of DGX A100", "star", {"switch": 1}),
         ("16 nodes of DGX A100", "star", {"switch": 4}),
-        ("64 nodes of DGX A100", "rail-optimised", {"leaf": 32, "spine": 16}),
-        ("1024 nodes of DGX B200", "rail-optimised", {"leaf": 256, "spine": 256, "core": 128}),
+        ("64 nodes of DGX A100", "spine-leaf", {"leaf": 26, "spine": 20}),
+        ("128 nodes of DGX B200", "rail-optimised", {"leaf": 32, "spine": 16}),
+        ("1024 nodes of DGX B200", "multi-plane", {"leaf": 256, "spine": 128}),
+        ("2048 nodes of DGX B200", "rail-optimised", {"leaf": 512, "spine": 512, "core": 256}),
         ("100 nodes of 8x L4 over 1x RoCE 400", "spine-leaf", {"leaf": 4, "spine": 2}),
         ("32 nodes of 8x L4 over 2x RoCE 400", "star", {"switch": 1}),
     ],
@@ -105,8 +107,30 @@ def test_sixteen_nodes_take_a_third_of_the_switches_in_a_star_that_a_spine_leaf_
     assert star.bisection_bytes_per_s == tree.bisection_bytes_per_s
 
 
-def test_rails_that_no_scale_up_link_joins_get_spines() -> None:
-    assert network(on="32 nodes of 8x L40S over 8x RoCE 400").topology == "rail-optimised"
+def test_rails_that_no_scale_up_link_joins_meet_in_a_switch() -> None:
+    design = network(on="32 nodes of 8x L40S over 8x RoCE 400")
+    assert {"leaf", "spine"} <= set(design.switches)
+
+
+@pytest.mark.parametrize("nodes", [3, 16, 65, 128, 257, 512, 1000, 2048])
+@pytest.mark.parametrize("node", ["DGX A100", "DGX H100", "8x L40S over 8x RoCE 400", "8x H100 over 1x HDR100"])
+@pytest.mark.parametrize("oversubscription", [1.0, 2.0])
+def test_no_topology_that_serves_needs_fewer_switches(nodes: int, node: str, oversubscription: float) -> None:
+    of = parse_cluster(f"{nodes} nodes of {node}")
+    serving = [each for each in topologies_compared(of, oversubscription=oversubscription) if serves(each)]
+    chosen = design_network(of, oversubscription=oversubscription) if serving else None
+    assert chosen is None or chosen.num_switches == min(each.num_switches for each in serving)
+    assert serving or (nodes, node) == (2048, "DGX A100")
+
+
+def test_a_thousand_nodes_take_two_planes_of_two_tiers_instead_of_three_tiers() -> None:
+    chosen, three = network(on="1024 nodes of DGX H100"), network("rail-optimised", "1024 nodes of DGX H100")
+    assert (chosen.topology, chosen.num_switches, three.num_switches) == ("multi-plane", 384, 640)
+
+
+def test_rails_of_several_switches_that_never_meet_do_not_serve() -> None:
+    assert not serves(network("rail-only", "1024 nodes of DGX H100"))
+    assert serves(network("rail-only", "64 nodes of DGX H100"))
 
 
 def test_one_leaf_of_each_rail_makes_a_taper_harmless_between_nodes() -> None:

@@ -14,6 +14,7 @@ TEXT: dict[str, Any] = {
     "num_parameters": 70e9,
     "dataset_bytes": 4e12,
     "num_nodes": 16,
+    "interval_s": 3600.0,
 }
 IMAGES: dict[str, Any] = {
     "samples_per_s": 80_000.0,
@@ -22,6 +23,7 @@ IMAGES: dict[str, Any] = {
     "num_parameters": 25.6e6,
     "dataset_bytes": 141e9,
     "num_nodes": 4,
+    "interval_s": 3600.0,
     "epochs": 90,
 }
 

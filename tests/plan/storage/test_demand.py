@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from tests.plan.storage.demands import images, text
 from trainworks.errors import UsageError
-from trainworks.plan.checkpoint import young_interval_s
 from trainworks.plan.storage.demand import Demand, checkpoint_size
 from trainworks.plan.trace import leaves
 
@@ -24,14 +23,6 @@ RATES = st.floats(1e-3, 1e9)
 def test_a_faster_run_never_asks_for_less(one: float, other: float) -> None:
     slow, fast = (images(samples_per_s=rate) for rate in sorted((one, other)))
     assert all(getattr(fast, each.name).value >= getattr(slow, each.name).value for each in fields(Demand))
-
-
-@given(st.floats(1e-4, 0.9), st.floats(3600.0, 1e9), st.integers(1, 100_000))
-def test_the_allowed_save_time_has_the_interval_of_young(share: float, node_mttf_s: float, nodes: int) -> None:
-    demand = text(stall_share=share, node_mttf_s=node_mttf_s, num_nodes=nodes)
-    young = young_interval_s(save_s=demand.save.value, job_mttf_s=node_mttf_s / nodes)
-    limit = demand.interval.inputs["longest"].value
-    assert math.isclose(demand.interval.value, young, rel_tol=1e-9) or demand.interval.value == limit < young
 
 
 @given(st.floats(1e-4, 0.9))
@@ -46,13 +37,16 @@ def test_saving_behind_the_training_takes_less_bandwidth_by_the_stall_share(shar
     assert math.isclose(demand.drain.value, share * demand.write.value, rel_tol=1e-9)
 
 
-def test_failures_lose_as_much_as_saving_takes_at_the_interval_of_young() -> None:
-    assert math.isclose(text(num_nodes=2000, stall_share=0.03).lost.value, 0.03)
-
-
-def test_an_interval_that_is_given_is_taken() -> None:
+def test_a_save_in_the_background_has_until_the_next_one() -> None:
     demand = text(interval_s=600.0)
-    assert (demand.interval.value, demand.save.value) == (600.0, 30.0)
+    assert (demand.interval.value, demand.save.value) == (600.0, 600.0)
+    assert demand.write.value == demand.checkpoint.value / 600
+    assert "checkpoint drain" not in {figure.name for figure in demand.figures()}
+
+
+def test_a_failure_loses_half_an_interval_and_the_write_that_it_breaks_off() -> None:
+    demand = text(interval_s=600.0, num_nodes=2000)
+    assert demand.lost.value == pytest.approx((300 + 600) / (30 * 86400 / 2000))
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def test_an_object_store_serves_packed_shards() -> None:
 
 
 def test_one_file_server_does_not_scale() -> None:
-    verdict = judged(text(num_parameters=700e9))["NFS"]
+    verdict = judged(text(num_parameters=700e9, stall_share=0.05))["NFS"]
     assert "1 file server gives 4.00 GB/s" in verdict.reason
 
 
@@ -89,7 +89,7 @@ def test_small_files_cost_metadata_servers_of_a_parallel_file_system() -> None:
 
 
 def test_local_drives_take_the_checkpoint_that_one_file_server_cannot_take_at_once() -> None:
-    verdicts = judged(text())
+    verdicts = judged(text(stall_share=0.05))
     assert (verdicts["NFS"].enough, verdicts["NFS + local NVMe"].enough) == (False, True)
 
 

@@ -33,7 +33,16 @@ from trainworks.plan.checkpoint import optimal_interval
 from trainworks.plan.trace import Traced, computed, derive, fact
 from trainworks.units import format_duration
 
-__all__ = ["Expected", "Failures", "expected", "job_interval", "job_mttf", "spares_needed", "waiting_share"]
+__all__ = [
+    "Expected",
+    "Failures",
+    "expected",
+    "job_interval",
+    "job_mttf",
+    "save_in_time",
+    "spares_needed",
+    "waiting_share",
+]
 
 _LEAST_WORK = 0.02
 """Between two checkpoints, over the stall of one."""
@@ -121,6 +130,14 @@ def job_interval(failures: Failures, shortest: Traced) -> Traced:
     """The checkpoint interval of a job: the optimal one for everything that loses work."""
     mttf = job_mttf(failures) if failures.saves_before_preemption else _interruption_mttf(failures)
     return optimal_interval(stall=failures.save, mttf=mttf, write=failures.write, shortest=shortest)
+
+
+def save_in_time(failures: Failures, interval: Traced | None) -> Failures:
+    """The same failures, where an interval that is shorter than the write makes each save wait for the one before."""
+    if interval is None or failures.write.value <= interval.value + failures.save.value:
+        return failures
+    times = {"write": failures.write, "interval": interval}
+    return replace(failures, save=derive("save stall", "s", "write - interval", **times))
 
 
 def waiting_share(load: float, spares: int) -> float:
@@ -226,7 +243,7 @@ def _goodput_with_nodes(failures: Failures, interval: Traced) -> Traced:
     mttf = _interruption_mttf(failures)
     recovery = _recovery(failures)
     _check_saves(failures.save.value, interval.value)
-    _check_progress(failures.save.value + interval.value, recovery.value + failures.write.value, mttf.value)
+    _check_progress(failures, failures.save.value + interval.value, recovery.value + failures.write.value)
     return derive(
         "goodput with nodes at hand",
         "",
@@ -296,9 +313,11 @@ def _check_saves(save_s: float, interval_s: float) -> None:
         )
 
 
-def _check_progress(cycle_s: float, recovery_s: float, mttf_s: float) -> None:
+def _check_progress(failures: Failures, cycle_s: float, recovery_s: float) -> None:
     """Refuse a job of which the formula leaves next to nothing."""
-    if (cycle_s + recovery_s) / mttf_s > _LARGEST_EXPONENT:
+    mttf_s = _interruption_mttf(failures).value
+    loses_s = job_mttf(failures).value if failures.saves_before_preemption else mttf_s
+    if cycle_s / loses_s + recovery_s / mttf_s > _LARGEST_EXPONENT:
         raise UsageError(
             f"the job fails every {format_duration(mttf_s)}, and needs {format_duration(recovery_s)} to recover and "
             f"{format_duration(cycle_s)} to the next checkpoint: it hardly gets on",

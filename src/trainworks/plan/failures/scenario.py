@@ -25,6 +25,7 @@ __all__ = [
     "spread_of",
 ]
 
+_ROUNDING = 1e-9
 Array = npt.NDArray[np.float64]
 
 CAUSES = (
@@ -117,7 +118,7 @@ def _check(scenario: Scenario) -> None:
             raise UsageError(f"`{name}` is {getattr(scenario, name):g}, and has to be above 0")
     if scenario.spares < 0 or scenario.slow_speed > 1:
         raise UsageError(f"{scenario.spares} spares or a straggler's speed of {scenario.slow_speed:g} cannot be")
-    if scenario.interval_s + scenario.save_s < scenario.write_s:
+    if (scenario.interval_s + scenario.save_s) * (1 + _ROUNDING) < scenario.write_s:
         raise UsageError(
             f"a checkpoint every {format_duration(scenario.interval_s + scenario.save_s)} cannot be kept up: "
             f"writing one takes {format_duration(scenario.write_s)}",

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from trainworks.catalog.catalog import find_row, load_catalog
+from trainworks.catalog.cluster import ClusterDescription
 from trainworks.catalog.facts import Accelerator, Fleet
 from trainworks.plan.assumptions import GIVEN, assumed
 from trainworks.plan.failures.goodput import Failures
 from trainworks.plan.trace import Traced, derive, fact
 
-__all__ = ["fleet_of", "save_stall", "usual_failures", "usual_node_mttf"]
+__all__ = [
+    "SaveTimes",
+    "fleet_of",
+    "planned_failures",
+    "save_times",
+    "usual_failures",
+    "usual_node_mttf",
+    "usual_write_s",
+]
 
 
 def fleet_of(accelerator: Accelerator) -> Fleet | None:
@@ -25,8 +34,10 @@ def usual_failures(
     num_nodes: int,
     *,
     save: Traced,
-    write_s: float = 0.0,
+    write: Traced | None = None,
     capacity_life_s: float | None = None,
+    notice_s: float | None = None,
+    capacity_wait_s: float | None = None,
     node_mttf_s: float | None = None,
     detection_s: float | None = None,
     restart_s: float | None = None,
@@ -41,8 +52,10 @@ def usual_failures(
         accelerator: of the nodes.
         num_nodes: of the job, without spares.
         save: time that training stands still for a checkpoint.
-        write_s: from then until it can be restored; 0 for a synchronous one.
-        capacity_life_s: mean life of preemptible capacity, if its end loses work.
+        write: from then until it can be restored; synchronous where left out.
+        capacity_life_s: mean life of preemptible capacity.
+        notice_s: warning before it is taken.
+        capacity_wait_s: mean wait for new capacity.
         node_mttf_s: mean time between failures of one node, of all kinds.
         detection_s: from a failure until it is noticed.
         restart_s: from having all nodes until training goes on.
@@ -53,13 +66,15 @@ def usual_failures(
     every = usual_node_mttf(accelerator, node_mttf_s)
     share = 1.0 if fleet is None or fleet.hardware_share is None else fleet.hardware_share
     own, other = _by_kind(every, nodes, share, "" if fleet is None else _source(fleet))
-    rest = {"write": fact("checkpoint write", write_s, "s", source=GIVEN)} if write_s else {}
-    life = None if capacity_life_s is None else fact("capacity life", capacity_life_s, "s", source=GIVEN)
+    rest = {} if write is None else {"write": write}
+    named = {"capacity life": capacity_life_s, "notice": notice_s, "capacity wait": capacity_wait_s}
+    for name, value in named.items():
+        if value is not None:
+            rest[name.replace(" ", "_")] = fact(name, value, "s", source=GIVEN)
     return Failures(
         num_nodes=nodes,
         node_mttf=own,
         other_mttf=other,
-        capacity_life=life,
         save=save,
         detection=assumed("failure detection", detection_s),
         restart=assumed("restart", restart_s),
@@ -68,9 +83,9 @@ def usual_failures(
     )
 
 
-def usual_node_mttf(accelerator: Accelerator, given_s: float | None = None) -> Traced:
+def usual_node_mttf(accelerator: Accelerator | None, given_s: float | None = None) -> Traced:
     """What was given, else the fleet's with the spread of all that was published, else the assumption."""
-    fleet = fleet_of(accelerator)
+    fleet = None if accelerator is None else fleet_of(accelerator)
     spread = assumed("node MTTF", given_s)
     if given_s is not None or fleet is None:
         return spread
@@ -92,28 +107,90 @@ def _by_kind(every: Traced, nodes: Traced, share: float, source: str) -> tuple[T
     return own, derive("other MTTF", "s", formula, node_mttf=every, hardware_share=hardware, nodes=nodes)
 
 
-def save_stall(
-    checkpoint: Traced | None, num_nodes: int, *, given_s: float | None = None, bytes_per_s: Traced | None = None
-) -> Traced:
-    """Time that training stands still for one checkpoint: its bytes over what all nodes write together.
+@dataclass(frozen=True, slots=True)
+class SaveTimes:
+    """What one checkpoint takes."""
+
+    stall: Traced
+    """Time that training stands still."""
+    write: Traced
+    """From then until it can be restored: the write in the background."""
+
+
+def save_times(
+    checkpoint: Traced | None,
+    num_nodes: int,
+    *,
+    num_accelerators: int,
+    replicas: int = 1,
+    step: Traced | None = None,
+    stall_s: float | None = None,
+    write_s: float | None = None,
+) -> SaveTimes:
+    """Times of a checkpoint that is copied to host memory beside the next step, and written in the background.
+
+        stall    start + max(0, checkpoint * replicas / accelerators / copy rate - step)
+        write    checkpoint / nodes / rate of one node
 
     Args:
-        checkpoint: bytes of all ranks; None where no model is known.
-        num_nodes: that write.
-        given_s: takes the place of the formula.
-        bytes_per_s: of the storage; the assumed rate of each node times the nodes where left out.
+        checkpoint: bytes of one replica's state; None where no model is known.
+        num_nodes: nodes that write together.
+        num_accelerators: accelerators that hold the state.
+        replicas: copies of the state among them.
+        step: time of the step that hides the copy; none hides it where left out.
+        stall_s: takes the place of the first formula.
+        write_s: takes the place of the second; 0 is a synchronous save.
     """
-    if given_s is not None:
-        return fact("save stall", given_s, "s", source=GIVEN)
+    stall = None if stall_s is None else fact("save stall", stall_s, "s", source=GIVEN)
+    write = None if write_s is None else fact("checkpoint write", write_s, "s", source=GIVEN)
     if checkpoint is None:
-        return replace(assumed("checkpoint stall"), name="save stall")
-    if bytes_per_s is not None:
-        return derive("save stall", "s", "checkpoint / write_rate", checkpoint=checkpoint, write_rate=bytes_per_s)
-    return derive(
+        stall = stall or replace(assumed("checkpoint start"), name="save stall")
+        return SaveTimes(stall, write or replace(assumed("checkpoint stall"), name="checkpoint write"))
+    stall = stall or derive(
         "save stall",
+        "s",
+        "start + max(0, checkpoint * replicas / accelerators / copy_rate - step)",
+        start=assumed("checkpoint start"),
+        checkpoint=checkpoint,
+        replicas=fact("replicas", replicas, "", source="of the layout"),
+        accelerators=fact("accelerators", num_accelerators, "", source="of the cluster"),
+        copy_rate=assumed("checkpoint copy rate"),
+        step=step or fact("step time", 0.0, "s", source="not known"),
+    )
+    write = write or derive(
+        "checkpoint write",
         "s",
         "checkpoint / nodes / rate_per_node",
         checkpoint=checkpoint,
         nodes=fact("nodes", num_nodes, "", source="of the cluster"),
         rate_per_node=assumed("checkpoint rate per node"),
     )
+    return SaveTimes(stall, write)
+
+
+def usual_write_s(checkpoint_bytes: float, num_nodes: int) -> float:
+    """Seconds that nodes take to write a checkpoint together, at the assumed rate of each."""
+    return checkpoint_bytes / num_nodes / assumed("checkpoint rate per node").value
+
+
+def planned_failures(
+    cluster: ClusterDescription,
+    checkpoint: Traced | None,
+    *,
+    replicas: int = 1,
+    step: Traced | None = None,
+    stall_s: float | None = None,
+    write_s: float | None = None,
+    **given: float | None,
+) -> Failures:
+    """Failures of a planned run with its checkpoints: arguments of `save_times` and of `usual_failures`."""
+    times = save_times(
+        checkpoint,
+        cluster.num_nodes,
+        num_accelerators=cluster.num_accelerators,
+        replicas=replicas,
+        step=step,
+        stall_s=stall_s,
+        write_s=write_s,
+    )
+    return usual_failures(cluster.accelerator, cluster.num_nodes, save=times.stall, write=times.write, **given)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from trainworks.catalog.facts import Accelerator
 from trainworks.errors import LayoutError, UsageError
 from trainworks.plan.checkpoint import checkpoint_interval
+from trainworks.plan.failures.usual import usual_node_mttf, usual_write_s
 from trainworks.record.resolved import MemoryTerms, ModelShape, Plan, Processes
 from trainworks.record.trial import Trial
 from trainworks.spec.layout import Layout, ResolvedLayout, divisors, resolve_layout
@@ -76,14 +78,26 @@ def check_own_optimizer(workload: Workload, trial: Trial) -> None:
         )
 
 
-def make_measured_plan(run_file: RunFile, layout: ResolvedLayout, processes: Processes, trial: Trial) -> Plan:
+def make_measured_plan(
+    run_file: RunFile,
+    layout: ResolvedLayout,
+    processes: Processes,
+    trial: Trial,
+    *,
+    accelerator: Accelerator | None = None,
+) -> Plan:
     """The run as the trial went: step time and memory are measured, the sum over the steps is arithmetic."""
     workload = run_file.workload
     assert workload is not None
     step_s = trial.step_time.total_s
     save_s = _SAVE_FIXED_S + trial.checkpoint_bytes / processes.world_size / _SAVE_BYTES_PER_S
     every_steps, every_s = checkpoint_interval(
-        run_file.checkpoint.every, save_s=save_s, node_mttf_s=run_file.recover.node_mttf, num_nodes=processes.nodes
+        run_file.checkpoint.every,
+        stall_s=save_s,
+        node_mttf_s=usual_node_mttf(accelerator, run_file.recover.node_mttf).value,
+        num_nodes=processes.nodes,
+        write_s=usual_write_s(trial.checkpoint_bytes, processes.nodes),
+        step_s=step_s,
     )
     steps = _num_steps(workload, trial)
     train_s = steps * step_s

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from trainworks.catalog.facts import Accelerator
 from trainworks.errors import UsageError
 from trainworks.plan.checkpoint import checkpoint_interval
+from trainworks.plan.failures.usual import usual_node_mttf, usual_write_s
 from trainworks.plan.local.communication import bucket_mib
 from trainworks.plan.local.memory import checkpoint_bytes
 from trainworks.plan.local.pricing import pricing
@@ -71,8 +73,19 @@ def make_plan(
     calibration: Calibration,
     *,
     steps: int,
+    accelerator: Accelerator | None = None,
 ) -> Plan:
-    """Predict the run from what was decided and what was measured."""
+    """Predict the run from what was decided and what was measured.
+
+    Args:
+        run_file: of the run.
+        shape: of the model.
+        layout: of the ranks.
+        processes: the ranks.
+        calibration: of this machine.
+        steps: optimizer steps.
+        accelerator: of the nodes, whose fleet says how often they fail; None where the catalogue has none.
+    """
     workload = run_file.workload
     assert workload is not None
     length = workload.data.sequence_length
@@ -84,9 +97,11 @@ def make_plan(
     save_s = _SAVE_FIXED_S + 2 * saved_bytes / processes.world_size / calibration.memory_bytes_per_s
     every_steps, every_s = checkpoint_interval(
         run_file.checkpoint.every,
-        save_s=save_s,
-        node_mttf_s=run_file.recover.node_mttf,
+        stall_s=save_s,
+        node_mttf_s=usual_node_mttf(accelerator, run_file.recover.node_mttf).value,
         num_nodes=processes.nodes,
+        write_s=usual_write_s(saved_bytes, processes.nodes),
+        step_s=step_time.total_s,
     )
     interval_s = every_s or (every_steps or 1) * step_time.total_s
     train_s = steps * step_time.total_s

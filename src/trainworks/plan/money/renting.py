@@ -94,6 +94,7 @@ def rent(
     num_accelerators: int,
     hours: Traced,
     given: Mapping[str, float] | None = None,
+    wasted: Traced | None = None,
 ) -> Traced:
     """What renting costs for these hours of progress, USD.
 
@@ -103,6 +104,7 @@ def rent(
         num_accelerators: rented in whole offers.
         hours: of progress, in h; spot runs longer.
         given: numbers that replace assumptions, by their names.
+        wasted: share of a spot job's hours without progress, where it is known better than `spot_waste` says.
 
     Raises:
         UsageError: the offer has no such contract, or a spot job lives too short to make progress.
@@ -112,7 +114,7 @@ def rent(
         f"{offer.name}, {contract}",
         "USD",
         "price * hours",
-        price=price_per_hour(offer, contract=contract, num_accelerators=num_accelerators, given=given),
+        price=price_per_hour(offer, contract=contract, num_accelerators=num_accelerators, given=given, wasted=wasted),
         hours=_paid(hours, given) if contract == "reserved" else hours,
     )
 
@@ -123,7 +125,12 @@ def _paid(hours: Traced, given: Mapping[str, float]) -> Traced:
 
 
 def price_per_hour(
-    offer: Offer, *, contract: Contract, num_accelerators: int, given: Mapping[str, float] | None = None
+    offer: Offer,
+    *,
+    contract: Contract,
+    num_accelerators: int,
+    given: Mapping[str, float] | None = None,
+    wasted: Traced | None = None,
 ) -> Traced:
     """What an hour of progress costs with all accelerators, USD/h; arguments and errors as of `rent`."""
     if contract not in contracts(offer):
@@ -132,15 +139,17 @@ def price_per_hour(
     given = given or {}
     wanted = fact("accelerators", num_accelerators, "", source="asked for")
     size = fact(f"accelerators of {offer.name}", offer.accelerators, "", source=_source(offer, "accelerators"))
-    price, terms = _terms(offer, contract, given)
+    price, terms = _terms(offer, contract, given, wasted)
     formula = f"{price} * ceil(accelerators / size)"
     return derive(f"{offer.name}, {contract} per hour", "USD/h", formula, accelerators=wanted, size=size, **terms)
 
 
-def _terms(offer: Offer, contract: Contract, given: Mapping[str, float]) -> tuple[str, dict[str, Traced]]:
+def _terms(
+    offer: Offer, contract: Contract, given: Mapping[str, float], wasted: Traced | None
+) -> tuple[str, dict[str, Traced]]:
     """The formula of an offer's price in that contract, and its inputs."""
     if contract == "spot":
-        return "spot / (1 - waste)", {"spot": _spot(offer), "waste": spot_waste(given)}
+        return "spot / (1 - waste)", {"spot": _spot(offer), "waste": wasted or spot_waste(given)}
     terms = {"price": _on_demand(offer)}
     if contract == "on-demand":
         return "price", terms

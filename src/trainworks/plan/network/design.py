@@ -20,8 +20,20 @@ from trainworks.plan.network.switches import Ports
 from trainworks.plan.network.topologies import TOPOLOGIES, Built, Topology, Wanted, build, rails_of
 from trainworks.plan.network.trees import Tree, leaf_ports
 
-__all__ = ["CABLES_OF_SPARE_SLOT", "NetworkDesign", "design_network", "topologies_compared"]
+__all__ = ["CABLES_OF_SPARE_SLOT", "NetworkDesign", "design_network", "serves", "topologies_compared"]
 
+_BY_PREFERENCE: tuple[Topology, ...] = (
+    "star",
+    "rail-optimised",
+    "spine-leaf",
+    "multi-plane",
+    "rail-only",
+    "3-tier",
+    "dragonfly+",
+    "dragonfly",
+)
+"""Of topologies with as many switches and tiers."""
+_ROUNDING = 1 + 1e-9
 CABLES_OF_SPARE_SLOT = 4
 """Of a fabric manager in the place of a node (DGX SuperPOD H100: 252 cables for 31 nodes of 8)."""
 
@@ -183,8 +195,8 @@ def design_network(
 ) -> NetworkDesign:
     """The network of a cluster.
 
-    `auto` is a star where one switch holds every node's NIC of a rail and the nodes join the rails; else leaves by rail
-    with the fewest tiers.
+    `auto` is the topology with the fewest switches of those that serve (`serves`); of equal ones that with the fewest
+    tiers, then that whose rails are nearest.
 
     Args:
         cluster: of at least two nodes with NICs.
@@ -270,13 +282,26 @@ def _check(topology: str, oversubscription: float, spare_slots: int) -> None:
 
 
 def _automatic(wanted: Wanted) -> Topology:
-    one_tier = build("star", wanted)
-    joined = wanted.cluster.scale_up_domain >= wanted.cluster.accelerators_per_node
-    if one_tier.fabric is not None and (one_tier.copies == 1 or joined):
-        return "star"
-    if wanted.rails > 1:
-        return "rail-optimised"
-    return _fat_tree(wanted)
+    """The topology with the fewest switches, then tiers, that serves; where none does the largest, which is refused."""
+    names = [name for name in _BY_PREFERENCE if wanted.rails > 1 or name not in ("rail-optimised", "rail-only")]
+    designs = (_attempt(name, wanted) for name in names)
+    serving = [design for design in designs if design is not None and serves(design)]
+    if serving:
+        return min(serving, key=lambda design: (design.num_switches, len(design.switches))).topology
+    return "rail-optimised" if wanted.rails > 1 else _fat_tree(wanted)
+
+
+def serves(design: NetworkDesign) -> bool:
+    """Whether all nodes train together at the oversubscription that was asked for.
+
+    Every NIC reaches every other through switches, at that rate across the worst cut. Rails of one switch each may stay
+    apart where scale-up links join them in the nodes; rails of several switches may not, because a lost link would cut
+    a node off from a part of its rail.
+    """
+    cluster = design.cluster
+    apart = design.copies > design.planes
+    joined = cluster.scale_up_domain >= cluster.accelerators_per_node and len(design.switches) == 1
+    return design.switch is not None and (joined or not apart) and design.oversubscription <= design.taper * _ROUNDING
 
 
 def _design(topology: Topology, wanted: Wanted, built: Built) -> NetworkDesign | None:

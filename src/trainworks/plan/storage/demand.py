@@ -1,25 +1,25 @@
 """What a run asks of its storage.
 
-Symbols: s share of the time that may be spent on saving, M mean time to failure of the whole job, T time between
-checkpoints, C time for which one save stops the training, N parameters.
+Symbols: T time between checkpoints (`plan/checkpoint.py`), M mean time to failure of the whole job, N parameters, s
+share of the time that a synchronous save may take.
 
     dataset read        samples per second * bytes of a sample * read overhead
     files opened        samples per second / samples in a file
     checkpoint size     N (master weights 4 + two Adam moments 8 + 16-bit copy 2), bytes
-    checkpoint interval T = min(2 s M, longest accepted)
-    save time           C = s T
-    checkpoint write    size / C             while the training stands still
-    checkpoint drain    size / T             behind the training: before the next one begins
+    write time          T in the background, before the next save begins; s T where a save stops the training
+    checkpoint write    size / write time
+    checkpoint drain    size / T, what the home of the data gets where a faster tier takes the checkpoint first
+    work lost           (T / 2 + write time in the background) / M
     restart read        size * copies read / accepted time
     capacity            (dataset * copies + (kept + 1) checkpoints) / (1 - free space)
 
-With Young's interval T = sqrt(2 C M) a share s = C / T is spent on saving when C = 2 s^2 M, and then T = 2 s M:
-failures lose as much again, T / 2 of every M. (Young, CACM 17(9), 1974.)
+A save that stops the training for C = 2 s^2 M has the interval of Young T = sqrt(2 C M) = 2 s M, so that saving takes
+the share s of the time, and failures lose as much again. (Young, CACM 17(9), 1974.)
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from trainworks.errors import UsageError
 from trainworks.plan.assumptions import assumed
@@ -62,12 +62,13 @@ class Demand:
     checkpoint: Traced
     interval: Traced
     save: Traced
+    """Time that the storage has to take one checkpoint."""
     lost: Traced
     """Share of the work that failures undo."""
     write: Traced
-    """Bytes per second where a save stops the training."""
+    """Bytes per second of a save."""
     drain: Traced
-    """Bytes per second where it does not, or where a faster tier took the checkpoint first."""
+    """Bytes per second where a faster tier took the checkpoint first."""
     restart: Traced
     """Bytes per second while all nodes read the newest checkpoint."""
     capacity: Traced
@@ -77,7 +78,8 @@ class Demand:
     def figures(self) -> list[Traced]:
         """All of them that say something: no cache where the data are read once, no packing where they are packed."""
         once = set() if self.rereads else {"fill", "fill_opens", "copies"}
-        silent = {"nodes"} | once | (set() if self.small else {"packed"})
+        drained = {"drain"} if self.drain.value == self.write.value else set()
+        silent = {"nodes"} | once | drained | (set() if self.small else {"packed"})
         return [getattr(self, each.name) for each in fields(self) if each.name not in silent]
 
     @property
@@ -101,9 +103,9 @@ def demand_of(
     num_nodes: Number,
     keep: Number = 3,
     node_mttf_s: Number = 30 * 86400.0,
-    stall_share: Number = 0.05,
+    interval_s: Number,
+    stall_share: Number | None = None,
     restart_s: Number = 300.0,
-    interval_s: float | None = None,
     epochs: Number = 1.0,
     dataset_copies: int = 1,
     restart_copies: Number = 1,
@@ -120,9 +122,9 @@ def demand_of(
         num_nodes: that read and save together.
         keep: complete checkpoints that are kept; one more is being written.
         node_mttf_s: mean time to failure of one node.
-        stall_share: s; at most this share of the time is spent on saving.
+        interval_s: T, between checkpoints.
+        stall_share: s of a synchronous save; None where saves run in the background.
         restart_s: accepted time to read the newest checkpoint.
-        interval_s: between checkpoints, instead of the one that s and M give.
         epochs: how often the run reads the dataset.
         dataset_copies: raw and tokenised data are two.
         restart_copies: replicas that each read all of the state.
@@ -139,7 +141,9 @@ def demand_of(
         given("dataset size", dataset_bytes, "bytes"),
     )
     size = checkpoint_size(num_parameters, copy_bytes=copy_bytes)
-    saving = _saving(size, given("node MTTF", node_mttf_s, "s"), nodes, _share(stall_share), interval_s)
+    mttf = derive("job MTTF", "s", "node_mttf / nodes", node_mttf=given("node MTTF", node_mttf_s, "s"), nodes=nodes)
+    interval = replace(given("checkpoint interval", interval_s, "s"), name="checkpoint interval")
+    saving = _saving(size, mttf, interval, None if stall_share is None else _share(stall_share))
     restarting = {
         "checkpoint_size": size,
         "replicas": given("replicas that read", restart_copies, ""),
@@ -248,39 +252,29 @@ def _reading(rate: Traced, sample: Traced, per_file: Traced, dataset: Traced) ->
     }
 
 
-def _saving(
-    size: Traced, node_mttf: Traced, nodes: Traced, stall: Traced, interval_s: float | None
-) -> dict[str, Traced]:
-    mttf = derive("job MTTF", "s", "node_mttf / nodes", node_mttf=node_mttf, nodes=nodes)
-    if interval_s is None:
-        longest = assumed("longest checkpoint interval")
-        interval = derive(
-            "checkpoint interval",
-            "s",
-            "min(longest, 2 * stall_share * job_mttf)",
-            longest=longest,
-            stall_share=stall,
+def _saving(size: Traced, mttf: Traced, interval: Traced, stall: Traced | None) -> dict[str, Traced]:
+    every = {"checkpoint_interval": interval}
+    if stall is None:
+        save = derive("write time", "s", "checkpoint_interval", **every)
+        lost = derive(
+            "work lost",
+            "",
+            "(checkpoint_interval / 2 + write_time) / job_mttf",
+            **every,
+            write_time=save,
             job_mttf=mttf,
         )
     else:
-        interval = given("checkpoint interval", interval_s, "s")
-    save = derive(
-        "save time", "s", "stall_share * checkpoint_interval", stall_share=stall, checkpoint_interval=interval
-    )
+        save = derive("write time", "s", "stall_share * checkpoint_interval", stall_share=stall, **every)
+        lost = derive("work lost", "", "checkpoint_interval / (2 * job_mttf)", **every, job_mttf=mttf)
     return {
         "interval": interval,
         "save": save,
-        "lost": derive(
-            "work lost", "", "checkpoint_interval / (2 * job_mttf)", checkpoint_interval=interval, job_mttf=mttf
-        ),
+        "lost": lost,
         "write": derive(
-            "checkpoint write", "bytes/s", "checkpoint_size / save_time", checkpoint_size=size, save_time=save
+            "checkpoint write", "bytes/s", "checkpoint_size / write_time", checkpoint_size=size, write_time=save
         ),
         "drain": derive(
-            "checkpoint drain",
-            "bytes/s",
-            "checkpoint_size / checkpoint_interval",
-            checkpoint_size=size,
-            checkpoint_interval=interval,
+            "checkpoint drain", "bytes/s", "checkpoint_size / checkpoint_interval", checkpoint_size=size, **every
         ),
     }

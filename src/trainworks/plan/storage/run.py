@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from trainworks.plan.assumptions import assumed
 from trainworks.plan.prediction import Prediction
 from trainworks.plan.pricing import AnyJob
-from trainworks.plan.storage.demand import Demand, demand_of, given
+from trainworks.plan.storage.demand import Demand, checkpoint_size, demand_of, given
 from trainworks.plan.storage.node_needs import NodeNeeds, node_needs
 from trainworks.plan.trace import Traced, computed, derive, fact
 
-__all__ = ["StoredRun", "storage_of"]
+__all__ = ["StoredRun", "checkpoint_of", "storage_of"]
 
 _SHORT_IDS = 65_536
 _IMAGENET_IMAGES = 1_281_167
@@ -44,10 +44,11 @@ class StoredRun:
     """That the dataset has; images are files of their own and text is packed when left out."""
     keep: int = 3
     node_mttf: Traced
-    stall_share: float = 0.05
+    interval: Traced
+    """Time between checkpoints."""
+    stall_share: float | None = None
+    """Share of the time that a synchronous save may take; None where saves run in the background."""
     restart_s: float = 300.0
-    interval_s: float | None = None
-    """Between checkpoints; the least that stall share and failures allow when left out."""
 
 
 def storage_of(run: StoredRun) -> tuple[Demand, NodeNeeds]:
@@ -76,10 +77,10 @@ def storage_of(run: StoredRun) -> tuple[Demand, NodeNeeds]:
         node_mttf_s=run.node_mttf,
         stall_share=run.stall_share,
         restart_s=run.restart_s,
-        interval_s=run.interval_s,
+        interval_s=run.interval,
         epochs=derive("epochs", "", "total / dataset", total=total, dataset=dataset),
         restart_copies=fact("replicas that read", layout.dp_replicate, "", source="dp_replicate of the layout"),
-        copy_bytes=0 if run.job.precision in _FULL or layout.zero == 3 else 2,
+        copy_bytes=_copy_bytes(run.job, run.best),
     )
     needs = node_needs(
         demand,
@@ -92,6 +93,16 @@ def storage_of(run: StoredRun) -> tuple[Demand, NodeNeeds]:
         saving_nodes=max(1, cluster.num_nodes // layout.dp_replicate),
     )
     return demand, needs
+
+
+def checkpoint_of(job: AnyJob, best: Prediction) -> Traced:
+    """Bytes of a checkpoint of one replica: master weights, moments, and a 16-bit copy where there is one."""
+    parameters = fact("parameters", job.shape.num_parameters, "", source="the model")
+    return checkpoint_size(parameters, copy_bytes=_copy_bytes(job, best))
+
+
+def _copy_bytes(job: AnyJob, best: Prediction) -> int:
+    return 0 if job.precision in _FULL or best.layout.zero == 3 else 2
 
 
 def _step_time(run: StoredRun) -> Traced:
