@@ -54,7 +54,7 @@ EDITS = [
     ("preset: llama2-7b", "preset: lama2-7b"),
     ("precision: bf16", "precision: fp8"),
     ("train_for: 1000 steps", "train_for: 3 epochs"),
-    ("8x HDR\n", "8x HDR\ngoal: {budget: 2000 USD}\n"),
+    ("4 nodes of 8x A100-SXM-80GB over 8x HDR\n", "4 nodes of DGX B300\ngoal: {budget: 2000 USD}\n"),
     (ON + "\n", "192 nodes of 8x A100-SXM-80GB over 8x HDR\nlayout: {dp_replicate: 128, tp: 8, pp: 8}\n"),
     ("8x HDR\n", "8x HDR\nlayout: {dp_shard: 4, tp: 4, pp: 1}\n"),
     ("8x HDR\n", "8x HDR\nlayout: {tp: 5}\n"),
@@ -361,6 +361,21 @@ def test_a_run_costs_its_accelerator_hours() -> None:
 def test_a_budget_that_is_too_small_is_missed_in_time() -> None:
     plan = planned(goal(10 * planned(SMALL).run_time_s, budget=", budget: 1 USD"))
     assert not any(scale.meets_goal for scale in plan.scales)
+
+
+def test_a_budget_without_a_price_takes_the_cheapest_offer_of_the_catalogue_and_says_which() -> None:
+    plan = planned(SMALL + "goal: {budget: 1 USD}\n")
+    (note,) = [note for note in plan.notes if note.startswith("priced at")]
+    price = float(note.split()[2])
+    assert "on-demand (" in note
+    assert "20" in note.partition("(")[2]  # the year of the source
+    for scale in plan.scales:
+        assert scale.cost_usd == pytest.approx(price * scale.run_time_s / 3600 * scale.num_nodes * 8, rel=0.01)
+
+
+def test_a_price_of_the_run_file_goes_before_the_catalogue() -> None:
+    plan = planned(goal(3600, budget=", budget: 10 USD"))
+    assert not [note for note in plan.notes if note.startswith("priced at")]
 
 
 def test_a_plan_needs_no_torch(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_app import trainworks_program
-from trainworks.cli.planning import resolve
+from trainworks.cli.planning import model_shape, resolve
 from trainworks.errors import UsageError
 from trainworks.spec.load import parse_run_file
 
@@ -65,6 +65,34 @@ def test_a_described_cluster_is_a_usage_error_of_run_and_submit(tmp_path: Path, 
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: cluster `4x p4d.24xlarge` is described")
     assert "--> run.yaml:9  cluster" in done.stderr
+
+
+def test_a_preset_is_planned_for_this_machine(tmp_path: Path) -> None:
+    text = RUN.replace("layers: 2, hidden: 64, heads: 4", "preset: gpt2").replace("source: python-stdlib, ", "")
+    run_file, source = parse_run_file(text.replace("bf16", "fp32"), name="run.yaml")
+    tiny = model_shape(parse_run_file(RUN, name="tiny.yaml")[0].workload)
+    resolved = resolve(run_file, source, run_id="demo", runs=tmp_path, shape=tiny)
+    assert resolved.plan is not None
+    assert resolved.plan.model == tiny
+    assert resolved.plan.step_time.total_s > 0
+
+
+@pytest.mark.parametrize(
+    ("preset", "code", "said"),
+    [
+        ("llama3.1-405b", 3, "error: the model does not fit: "),
+        ("deepseek-v3", 2, "error: cannot plan `deepseek-v3` for this machine: no calibration gives the step time"),
+        ("llama3-8bb", 2, "error: no known model `llama3-8bb`"),
+    ],
+)
+def test_a_preset_that_this_machine_cannot_plan_says_which_figure_is_missing(
+    tmp_path: Path, preset: str, code: int, said: str
+) -> None:
+    text = RUN.replace("layers: 2, hidden: 64, heads: 4", f"preset: {preset}").replace("source: python-stdlib, ", "")
+    (tmp_path / "run.yaml").write_text(text.replace("bf16", "fp32"), encoding="utf-8")
+    done = trainworks_program("plan", "run.yaml", folder=tmp_path)
+    assert done.returncode == code
+    assert done.stderr.startswith(said)
 
 
 def test_a_variable_of_this_shell_is_none_of_a_login_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from trainworks.catalog.catalog import load_catalog
 from trainworks.catalog.cluster import ClusterDescription, parse_cluster
 from trainworks.cli.cluster_layout import check_against, roomier_batch, why_nothing
 from trainworks.cli.cluster_memory import does_not_fit, offloading_note
@@ -15,6 +16,7 @@ from trainworks.errors import LayoutError, TrainworksError, UsageError
 from trainworks.host.folders import data_folder
 from trainworks.plan.conv_step import ConvJob
 from trainworks.plan.learning import belief_from
+from trainworks.plan.money.renting import accelerator_price
 from trainworks.plan.prediction import Prediction, outside_measured, predictions
 from trainworks.plan.pricing import AnyJob
 from trainworks.plan.search import Fixed, SearchResult
@@ -99,23 +101,26 @@ def plan_cluster(
     measurements = [*read_measurements(data_folder("clusters"), cluster), *learned]
     wanted, at = (run_file.layout, source) if layout is None else (layout, None)
     job = _job(workload, model, cluster, source)
+    price_usd, priced = _price(run_file, cluster, source)
     run = Run(
         job=job,
         global_batch=workload.global_batch,
         steps=model.steps,
         fixed={**_decided(wanted, workload, cluster, at), **(fixed or {})},
         goal=run_file.goal,
-        price_usd=_price(run_file, source),
+        price_usd=price_usd,
         belief=belief_from(measurements, experts=not isinstance(job, ConvJob) and job.shape.experts > 0),
         all_sizes=all_sizes,
     )
     result = search_layouts(run.job, run.global_batch, run.fixed, keep=_TABLE_LENGTH, belief=run.belief)
     if not result.fitting:
         raise _refusal(run, result, at)
-    return _planned(run, result, measurements, advise=advise)
+    return _planned(run, result, measurements, priced, advise=advise)
 
 
-def _planned(run: Run, result: SearchResult, measurements: list[Measurement], *, advise: bool) -> ClusterPlan:
+def _planned(
+    run: Run, result: SearchResult, measurements: list[Measurement], priced: str | None, *, advise: bool
+) -> ClusterPlan:
     cluster = run.job.cluster
     rows = predictions(
         run.job, result.layouts, result.times, result.memories, global_batch=run.global_batch, belief=run.belief
@@ -123,7 +128,7 @@ def _planned(run: Run, result: SearchResult, measurements: list[Measurement], *,
     found = scales(run)
     own = chance(run, rows[0], cluster.num_accelerators)
     batch = _of_batch(run, rows[0], evaluated=result.evaluated) if advise else None
-    notes = [offloading_note(run, rows[0]), *cluster.notes, batch, _learned(measurements)]
+    notes = [offloading_note(run, rows[0]), *cluster.notes, priced, batch, _learned(measurements)]
     return ClusterPlan(
         job=run.job,
         global_batch=run.global_batch,
@@ -201,12 +206,20 @@ def _refusal(run: Run, result: SearchResult, source: Source | None) -> Trainwork
     return UsageError(error.message, place=written, hint=error.hint)
 
 
-def _price(run_file: RunFile, source: Source | None) -> float | None:
-    price_usd = run_file.cluster.usd_per_accelerator_hour
-    if run_file.goal.budget is not None and price_usd is None:
+def _price(run_file: RunFile, cluster: ClusterDescription, source: Source | None) -> tuple[float | None, str | None]:
+    """Price of an accelerator hour, and where it comes from if a budget has to count with the catalogue's."""
+    written = run_file.cluster.usd_per_accelerator_hour
+    if run_file.goal.budget is None or written is not None:
+        return written, None
+    price = accelerator_price(cluster, load_catalog().offers.values())
+    if price is None:
         raise UsageError(
-            "a budget needs the price of an accelerator hour",
+            f"a budget needs the price of an accelerator hour, and no offer of the catalogue has `{cluster.name}`",
             place=source.place(("goal", "budget")) if source else None,
             hint="set `cluster.usd_per_accelerator_hour`",
         )
-    return price_usd
+    note = (
+        f"priced at {price.value:.2f} USD per accelerator hour: {price.name} ({price.inputs['price'].source}); "
+        "`cluster.usd_per_accelerator_hour` replaces it"
+    )
+    return price.value, note

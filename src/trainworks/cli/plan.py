@@ -21,6 +21,7 @@ from trainworks.cli.cluster_planning import ClusterPlan, plan_cluster
 from trainworks.cli.launch import Nodes, ProcessesPerNode, Recalibrate, Wanted, wanted
 from trainworks.cli.options import AsJson, RunFilePath, RunsOption, runs_folder, wide_console
 from trainworks.cli.plan_view import print_plan
+from trainworks.cli.planned_model import preset_shape
 from trainworks.cli.planning import resolve
 from trainworks.errors import UsageError
 from trainworks.plan.prediction import Prediction, describe_layout
@@ -36,6 +37,11 @@ Explain = Annotated[
 Plot = Annotated[
     Path | None, typer.Option("--plot", metavar="FILE", help="Write where time and memory go as an HTML page.")
 ]
+
+_ONLY_PLANNED = (
+    "note: a preset is planned and not trained here, because it is a shape without a tokenizer and weights; to train "
+    "it, name a checkpoint folder or hub id in `workload.model.hf`, or give its dimensions"
+)
 
 Sizes = Annotated[bool, typer.Option("--sizes", help="Plan for fewer nodes, too: time, memory and accelerators.")]
 
@@ -63,8 +69,14 @@ def command(
         told = "--explain, --plot and --sizes are for a described cluster"
         raise UsageError(told, hint="name one with --on or in `cluster`")
     folder = runs_folder(runs, asked.run_file.checkpoint.to)
+    shape = preset_shape(asked.run_file, asked.source)
     resolved = resolve(
-        asked.run_file, asked.source, run_id=asked.run_file.name, runs=folder, calibrate_again=recalibrate
+        asked.run_file,
+        asked.source,
+        run_id=asked.run_file.name,
+        runs=folder,
+        calibrate_again=recalibrate,
+        shape=shape,
     )
     if resolved.plan is None:
         raise UsageError("a command of your own cannot be planned; only a `workload` can")
@@ -72,6 +84,8 @@ def command(
         typer.echo(resolved.plan.model_dump_json(indent=2))
     else:
         print_plan(resolved, Console())
+    if shape is not None:
+        typer.echo(_ONLY_PLANNED, err=True)
 
 
 def _check_options(given: dict[str, int | None]) -> None:

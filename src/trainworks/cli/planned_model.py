@@ -19,7 +19,7 @@ from trainworks.record.resolved import ModelShape
 from trainworks.spec.load import Source
 from trainworks.spec.run_file import RunFile, Workload
 
-__all__ = ["PlannedModel", "planned_model"]
+__all__ = ["PlannedModel", "planned_model", "preset_shape"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,27 @@ def planned_model(run_file: RunFile, source: Source | None) -> PlannedModel:
         return PlannedModel(model_shape(workload), workload.data.sequence_length, steps)
     shape, length = _preset(workload, workload.model.preset, source)
     return PlannedModel(shape, length, steps)
+
+
+def preset_shape(run_file: RunFile, source: Source | None) -> ModelShape | None:
+    """The shape of a preset that is planned for this machine; None where the run file names no preset.
+
+    Raises:
+        UsageError: the preset is unknown, or no measurement of this machine gives the step time of such a model.
+    """
+    workload = run_file.workload
+    if workload is None or workload.model.preset is None or run_file.cluster.engine != "local":
+        return None
+    name = workload.model.preset
+    shape = planned_model(run_file, source).shape
+    if isinstance(shape, ConvNetShape) or not shape.causal or shape.latent is not None:
+        raise UsageError(
+            f"cannot plan `{name}` for this machine: no calibration gives the step time of a model that is not a "
+            "causal language model with plain attention",
+            place=source.place(("workload", "model", "preset")) if source else None,
+            hint='plan it for a described cluster: `--on "8x H100"`',
+        )
+    return shape
 
 
 def _preset(workload: Workload, name: str, source: Source | None) -> tuple[ModelShape | ConvNetShape, int]:

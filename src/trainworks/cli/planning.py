@@ -55,6 +55,7 @@ def resolve(
     calibrate_again: bool = False,
     host: HostFacts | None = None,
     machines: Machines | None = None,
+    shape: ModelShape | None = None,
 ) -> ResolvedRun:
     """Decide everything that the run file leaves open, and predict the run.
 
@@ -68,13 +69,15 @@ def resolve(
         host: all nodes of the run as one machine, where it has got them; else this machine is probed. A run for
             another engine has none yet: it is planned on its nodes, and until then what it asks for stands in for them.
         machines: how to start something on these nodes.
+        shape: of a preset, which can be planned and not trained; the model's own where left out.
 
     Raises:
         TrainworksError: with the run file's line where it is to blame.
     """
-    _check_it_can_run(run_file, source)
+    if shape is None:
+        _check_it_can_run(run_file, source)
     folder = _working_folder(run_file, source)
-    if host is not None or run_file.cluster.engine != "kubernetes":  # whose pods see other files
+    if shape is None and (host is not None or run_file.cluster.engine != "kubernetes"):  # whose pods see other files
         run_file = _anchored(run_file, source, folder)
     if run_file.workload is None:
         _check_variables(run_file, source)
@@ -96,7 +99,7 @@ def resolve(
     if run_file.workload is None or elsewhere:
         return resolved
     try:
-        return _with_plan(resolved, run_file.workload, runs, calibrate_again, machines)
+        return _with_plan(resolved, run_file.workload, runs, calibrate_again, machines, shape)
     except LayoutError as error:
         if source is None:
             raise
@@ -248,14 +251,19 @@ def _tokenizer(workload: Workload) -> str:
 
 
 def _with_plan(
-    resolved: ResolvedRun, workload: Workload, runs: Path, again: bool, machines: Machines | None
+    resolved: ResolvedRun,
+    workload: Workload,
+    runs: Path,
+    again: bool,
+    machines: Machines | None,
+    planned: ModelShape | None,
 ) -> ResolvedRun:
     host, processes = resolved.host, resolved.processes
     if "torch" not in host.packages or "transformers" not in host.packages:
         raise MissingExtraError("torch" if "torch" not in host.packages else "transformers", "train")
     if workload.task != "causal-lm":
         return _with_measured_plan(resolved, workload, host, runs, again)
-    shape = model_shape(workload)
+    shape = planned or model_shape(workload)
     if not shape.causal or shape.latent is not None:
         raise UsageError(f"`{workload.model.hf}` can be planned for a described cluster, not trained, by this version")
     layout = choose_layout(

@@ -34,6 +34,7 @@ from trainworks.plan.trace import Traced, derive, fact
 __all__ = [
     "CONTRACTS",
     "Contract",
+    "accelerator_price",
     "contracts",
     "effective_discount",
     "market_price",
@@ -85,6 +86,19 @@ def contracts(offer: Offer) -> list[Contract]:
     """Kinds of contract that the offer has a price for; a commitment is a discount on its on-demand price."""
     on_demand: list[Contract] = [] if offer.usd_per_hour is None else ["on-demand", "reserved"]
     return [*on_demand, "spot"] if offer.spot_usd_per_hour else on_demand
+
+
+def accelerator_price(cluster: ClusterDescription, offers: Iterable[Offer]) -> Traced | None:
+    """On-demand price of an accelerator hour in such a cluster, by the cheapest offer; None where none is on demand.
+
+    The name is that of the offer, the source of input `price` its date.
+    """
+    selling = [offer for offer in offers_for(cluster, offers) if offer.usd_per_hour is not None]
+    offer = min(selling, key=lambda each: (_cheapest(each), each.name), default=None)
+    if offer is None:
+        return None
+    size = fact(f"accelerators of {offer.name}", offer.accelerators, "", source=_source(offer, "accelerators"))
+    return derive(f"{offer.name}, on-demand", "USD/h", "price / size", price=_on_demand(offer), size=size)
 
 
 def rent(
