@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from tests.fakes import processes
 from tests.plan.shapes import calibration, layout, shape, workload
+from trainworks.catalog.catalog import accelerator
 from trainworks.errors import UsageError
+from trainworks.plan.failures.usual import usual_node_mttf
 from trainworks.plan.local.plan import choose_processes, make_plan, num_steps
 from trainworks.record.resolved import Plan, Processes
 from trainworks.spec.run_file import RunFile
@@ -104,6 +106,18 @@ def test_checkpoints_come_as_often_as_asked(every: str, steps: int | None, secon
 def test_automatic_checkpoints_come_more_often_on_worse_nodes() -> None:
     good, bad = plan(recover={"node_mttf": "30d"}), plan(recover={"node_mttf": "1d"})
     assert bad.checkpoint_every_s < good.checkpoint_every_s
+
+
+def test_automatic_checkpoints_count_with_the_fleet_of_the_accelerator() -> None:
+    run_file = RunFile.model_validate({"name": "demo", "workload": workload()})
+    ranks, steps = layout(micro_batch=8, accumulate=4), 300
+    frequent, rare = (
+        make_plan(run_file, shape(), ranks, processes(), calibration(), steps=steps, accelerator=accelerator(name))
+        for name in ("A100", "H100")
+    )
+    rates = [usual_node_mttf(accelerator(name)).value for name in ("A100", "H100")]
+    assert (frequent.checkpoint_every_s < rare.checkpoint_every_s) == (rates[0] < rates[1])
+    assert frequent.checkpoint_every_s != rare.checkpoint_every_s
 
 
 def test_metrics_are_written_about_once_a_second_and_at_least_every_50_steps() -> None:
