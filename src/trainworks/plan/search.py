@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -315,12 +316,26 @@ def _illegal_dp(global_batch: int, dp: int) -> str | None:
 def options(job: AnyJob, mesh: Mapping[str, int], global_batch: int, fixed: Fixed) -> Layouts:
     """Every way to fill a mesh: sharding, micro-batch, schedule, recomputation, offload."""
     choices, sharding, schedules = _choices(job, mesh, global_batch, fixed)
-    axes = [np.array(values, dtype=np.float64) for values in choices.values()]
+    values = tuple((name, tuple(each)) for name, each in choices.items())
+    return _filled(global_batch, tuple(mesh.items()), values, tuple(sharding), tuple(schedules))
+
+
+@lru_cache(maxsize=1024)
+def _filled(
+    global_batch: int,
+    mesh: tuple[tuple[str, int], ...],
+    choices: tuple[tuple[str, tuple[int, ...]], ...],
+    sharding: tuple[tuple[int, int], ...],
+    schedules: tuple[tuple[int, int], ...],
+) -> Layouts:
+    """Every combination in a mesh; clusters that differ in their nodes alone share it."""
+    axes = [np.array(values, dtype=np.float64) for _, values in choices]
     grids = np.meshgrid(np.arange(len(sharding)), np.arange(len(schedules)), *axes, indexing="ij")
     flat: list[Array] = [grid.ravel().astype(np.float64) for grid in grids]
     shards = np.array(sharding, dtype=np.float64).reshape(-1, 2)[flat[0].astype(np.intp)]
     plans = np.array(schedules, dtype=np.float64).reshape(-1, 2)[flat[1].astype(np.intp)]
-    named: dict[str, Values] = dict(zip(choices, flat[2:], strict=True))
+    named: dict[str, Values] = dict(zip((name for name, _ in choices), flat[2:], strict=True))
+    degrees = dict(mesh)
     layouts = Layouts.of(
         global_batch=global_batch,
         zero=shards[:, 0],
@@ -328,10 +343,10 @@ def options(job: AnyJob, mesh: Mapping[str, int], global_batch: int, fixed: Fixe
         interleave=plans[:, 0],
         zero_bubble=plans[:, 1],
         **named,
-        **mesh,
+        **degrees,
     )
     # an interleaved schedule needs as many micro-batches as stages, in whole groups
-    whole = (layouts.interleave == 1) | (layouts.accum % mesh["pp"] == 0)
+    whole = (layouts.interleave == 1) | (layouts.accum % degrees["pp"] == 0)
     return layouts.take(whole)
 
 
