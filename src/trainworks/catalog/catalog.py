@@ -334,7 +334,7 @@ def _prefixes() -> tuple[tuple[str, str], ...]:
 
 
 def _unknown(name: str, kinds: tuple[Kind, ...], noun: str) -> UsageError:
-    if (explained := explain_term(name)) is not None:
+    if kinds != ("processors",) and (explained := explain_term(name)) is not None:
         return explained
     name = name if len(name) <= _LONGEST else f"{name[:_LONGEST]}..."
     nearest = _nearest(_normal(name), {key: found for kind in kinds for key, found in _index(kind).items()})
