@@ -53,6 +53,8 @@ __all__ = [
 
 _LONGEST = 60
 """Characters of an unknown name that an error repeats."""
+_EXPLAINED: frozenset[Kind] = frozenset(("accelerators", "nodes", "systems", "links", "switches", "terms"))
+"""Kinds whose names a term may be taken for."""
 _NOUNS: dict[Kind, str] = {
     "accelerators": "accelerator",
     "nodes": "node or instance",
@@ -334,7 +336,7 @@ def _prefixes() -> tuple[tuple[str, str], ...]:
 
 
 def _unknown(name: str, kinds: tuple[Kind, ...], noun: str) -> UsageError:
-    if kinds != ("processors",) and (explained := explain_term(name)) is not None:
+    if set(kinds) & _EXPLAINED and (explained := explain_term(name)) is not None:
         return explained
     name = name if len(name) <= _LONGEST else f"{name[:_LONGEST]}..."
     nearest = _nearest(_normal(name), {key: found for kind in kinds for key, found in _index(kind).items()})
