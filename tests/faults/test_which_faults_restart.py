@@ -7,10 +7,10 @@ from random import Random
 
 import pytest
 
-from tests.faults.launcher import finished, wait_until
+from tests.faults.launcher import finished
 from trainworks.record.events import read_events
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 TWO_NODES = {"cluster": {"engine": "local", "nodes": 2, "processes_per_node": 1}}
 NODES = pytest.mark.parametrize("nodes", [{}, TWO_NODES], ids=["one-node", "two-nodes"])
 
@@ -117,18 +117,14 @@ def kill_fork_server(program, node):
     program.fork_server(node).kill()
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_random_kills_of_ranks_agents_and_fork_servers_cost_no_step(program, write_run_file, seed):
+@pytest.mark.parametrize("seed", [2, 3, 5])
+def test_two_random_kills_of_ranks_agents_or_fork_servers_cost_no_step(program, write_run_file, uninterrupted, seed):
     random = Random(seed)
-    kills = random.sample([kill_rank, kill_agent, terminate_agent, kill_fork_server], 4)
-    length = {"workload__train_for": "500 steps"} | TWO_NODES
-    assert program.run("run", write_run_file(program.folder, **length))[0] == 0
-    untouched = program.curve()
-    running = program.start("run", write_run_file(program.folder, **length, recover={"max_restarts": len(kills)}))
-    wait_until(lambda: program.run_dir.run_id == "tiny-2")
-    for number, kill in enumerate(kills, start=1):
-        program.wait_for_step(80 * number + random.randrange(40))
+    kills = random.sample([kill_rank, kill_agent, terminate_agent, kill_fork_server], 2)
+    running = program.start("run", write_run_file(program.folder, **TWO_NODES, recover={"max_restarts": 4}))
+    for first_step, kill in zip((20, 100), kills, strict=True):
+        program.wait_for_step(first_step + random.randrange(40))
         kill(program, random.randrange(2))
     code, _, stderr = finished(running)
-    assert (code, program.curve()) == (0, untouched), (stderr, kills)
+    assert (code, program.curve()) == (0, uninterrupted), (stderr, kills)
     program.assert_nothing_left()
