@@ -13,10 +13,12 @@ from trainworks.files import append_text
 __all__ = ["Event", "EventKind", "append_event", "read_events", "read_lines_from"]
 
 EventKind = Literal[
-    "submitted",  # nodes, processes_per_node; on a cluster also hosts, job, restarts (turns before)
-    "state",  # state, cause, message: the supervisor's view
+    "submitted",  # nodes, processes_per_node, restarts (turns before); on a cluster also hosts, job, started_at
+    "state",  # state, cause, message: the supervisor's view; ended_at where the turn ended before this was written
     "agent_started",  # node
     "agent_lost",  # node, exit_code
+    "restart",  # node (null for all of them): the supervisor starts the agent again
+    "ranks_started",  # the first node's agent starts the ranks of a workload, as all agents do
     "data_progress",  # done_bytes, total_bytes: tokenizing
     "data_ready",  # folder, num_tokens, fingerprint, seconds, cached
     "compiled",  # compile_s, compiled_s, eager_s: what it took, and one forward and backward with it and without

@@ -20,6 +20,7 @@ from trainworks.host import process
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.host.spare import Spare
 from trainworks.job.request import JobRequest, job_request
+from trainworks.job.restarts import AGENT_RESTART, may_restart
 from trainworks.job.state import TRANSITIONS, Cause, JobState
 from trainworks.record.events import Event, append_event, read_events, read_lines_from
 from trainworks.record.exit_code import ExitCode, as_exit_code
@@ -64,7 +65,6 @@ class Supervisor:
         )
         self._ended_idle: str | None = None
         self._knows_only_consequences = False
-        self._restarts_left = request.max_restarts * (request.processes.nodes if request.kind == "training" else 1)
 
     def ask_to_stop(self, number: int, frame: object) -> None:
         """Signal handler: the first signal asks for a clean end, the second ends at once.
@@ -144,11 +144,15 @@ class Supervisor:
             if self._stop_deadline is not None or self._done:
                 continue
             self._note_lost(node, exit_code)
-            if self._restarts_left == 0 or not self._nodes.restartable(exit_code):
+            restart = AGENT_RESTART | {"node": node if self._request.kind == "training" else None}
+            if not (self._may(restart) and self._nodes.restartable(exit_code)):
                 return False
-            self._restarts_left -= 1
+            append_event(self._run_dir.events_file, **restart)
             self._nodes.restart(node)
         return True
+
+    def _may(self, restart: Event) -> bool:
+        return may_restart(read_events(self._run_dir.events_file), self._request.max_restarts, restart)
 
     def _note_lost(self, node: int, exit_code: int) -> None:
         if exit_code < 0:  # it cannot have written why

@@ -20,6 +20,8 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRen
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousTimeout
 
 from trainworks.host.clock import SystemClock
+from trainworks.job.restarts import RANK_RESTART, may_restart
+from trainworks.record.events import append_event, read_events
 from trainworks.record.exit_code import ExitCode, as_exit_code
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
@@ -56,7 +58,7 @@ def run_node(
         run_dir: where it writes.
         data_folder: tokenized shards on this machine.
         node: index of this node.
-        max_restarts: how often failed ranks are started again.
+        max_restarts: of the job, over all its agents and turns.
         address: where the other nodes reach this one.
         store: address and port of the rendezvous store, which the first node serves.
         store_fd: the store's listening socket, if it is bound already, so that nobody else can take the port between
@@ -191,6 +193,8 @@ class _NodeAgent(LocalElasticAgent):
         self._exits.begin(rendezvous)
         if self._exchange is not None:
             self._exchange.begin(rendezvous)
+        if self._node == 0:
+            append_event(self._run_dir.events_file, **RANK_RESTART)
         pids: dict[int, int] = super()._start_workers(worker_group)
         self._monitor.begin([(worker.global_rank, pids[worker.local_rank]) for worker in worker_group.workers])
         return pids
@@ -208,7 +212,14 @@ class _NodeAgent(LocalElasticAgent):
         result = super()._monitor_workers(worker_group)
         if result.is_failed() and not self._judged:  # a rank ended between the two looks
             self._judge([worker for worker in worker_group.workers if worker.global_rank in result.failures])
+        if result.is_failed() and not self._may_restart():
+            self._remaining_restarts = 0
         return result
+
+    def _may_restart(self) -> bool:
+        """Whether the job has a restart left; no agent counts for itself."""
+        events = read_events(self._run_dir.events_file)
+        return may_restart(events, self._worker_group.spec.max_restarts, RANK_RESTART)
 
     def _end(self, hang: Hang) -> None:
         """Write down who stood still, with its stack; what its processes' ends say is no news after that."""

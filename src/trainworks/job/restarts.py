@@ -1,0 +1,97 @@
+"""How many restarts of a job are used: one count for every level and every backend, taken from the run's record.
+
+`recover.max_restarts` is the number of lives of a job minus one. A life begins when a user submits the job, when ranks
+start again in place, when a supervisor starts a lost agent again, and when the job gets its nodes another time. The
+events of a run are the only counter, so no process can forget it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trainworks.job.state import CAUSES, parse_cause, parse_state
+from trainworks.record.events import Event
+
+__all__ = ["AGENT_RESTART", "NEXT_TURN", "RANK_RESTART", "earlier_turns", "may_restart", "restarts_used"]
+
+RANK_RESTART: Event = {"kind": "ranks_started"}
+"""The ranks of a workload start, together."""
+AGENT_RESTART: Event = {"kind": "restart", "node": None}
+"""The supervisor starts an agent again: the one of `node`, or all of them."""
+NEXT_TURN: Event = {"kind": "submitted", "restarts": 1}
+"""The job gets its nodes another time."""
+
+
+class _Count:
+    """Restarts since a user submitted the job last."""
+
+    def __init__(self) -> None:
+        self.used = 0
+        self._began = False
+        self._is_free = False
+        self._ranks_started = False
+        self._started_again: set[int] | None = None
+        """Nodes whose agents were started again in this life, before its ranks started; None where all started."""
+
+    def take(self, event: Event) -> None:
+        """Count one event."""
+        match event["kind"]:
+            case "submitted":
+                self._take_turn(is_next=bool(event.get("restarts")))
+            case "restart":
+                self._take_agent(event.get("node"))
+            case "ranks_started":
+                self.used += self._ranks_started
+                self._ranks_started, self._started_again = True, None
+            case "state":
+                self._began |= parse_state(event["state"]).holds_resources
+                cause = parse_cause(event.get("cause"))
+                self._is_free = cause is not None and not CAUSES[cause].counts_as_restart
+
+    def _take_turn(self, *, is_next: bool) -> None:
+        if not is_next:
+            self.used = 0
+        elif self._began and not self._is_free:
+            self.used += 1
+        self._began = self._is_free = self._ranks_started = False
+        self._started_again = None
+
+    def _take_agent(self, node: int | None) -> None:
+        """Agents that are lost together are one restart: their ranks start once."""
+        if node is not None and self._started_again is not None and node not in self._started_again:
+            self._started_again.add(node)
+            return
+        self.used += 1
+        self._ranks_started = False
+        self._started_again = {node} if node is not None else None
+
+
+def restarts_used(events: Sequence[Event]) -> int:
+    """Restarts since a user submitted or retried the job; a turn that was preempted or found no capacity costs none."""
+    count = _Count()
+    for event in events:
+        count.take(event)
+    return count.used
+
+
+def may_restart(events: Sequence[Event], max_restarts: int, then: Event) -> bool:
+    """Whether the budget allows what `then` says: RANK_RESTART, AGENT_RESTART or NEXT_TURN.
+
+    Args:
+        events: of the run, so far.
+        max_restarts: of the job.
+        then: the event that the restart would write.
+    """
+    return restarts_used([*events, then]) <= max_restarts
+
+
+def earlier_turns(events: Sequence[Event]) -> int:
+    """Turns of a job that waits for another one; 0 for a job that a user submits or retries."""
+    state = next((parse_state(event["state"]) for event in reversed(events) if event["kind"] == "state"), None)
+    if state is None or not state.waits:
+        return 0
+    turns = 0
+    for event in events:
+        if event["kind"] == "submitted":
+            turns = turns + 1 if event.get("restarts") else 1
+    return turns
