@@ -16,9 +16,12 @@ from trainworks.host.users import this_host
 from trainworks.job.state import JobState
 from trainworks.job.store import JobRow, JobStore, Placement, open_store
 from trainworks.job.ticket import NodeResources, Ticket
+from trainworks.record.events import Event
+from trainworks.record.restarts import earlier_turns
 from trainworks.record.status import RunStatus
 from trainworks.scheduler.dispatcher import Dispatcher
 from trainworks.scheduler.machine import LocalNode
+from trainworks.scheduler.outcome import Outcome
 
 ONE_CORE = NodeResources(cores=1.0)
 TICKET = Ticket(run_id="demo-1", name="demo", min_nodes=1, max_nodes=1, node=ONE_CORE)
@@ -46,9 +49,12 @@ class FakeMachine:
 
     jobs: dict[int, FakeJob] = field(default_factory=dict)
     says: dict[int, RunStatus] = field(default_factory=dict)
+    records: dict[int, list[Event]] = field(default_factory=dict)
     launched: list[int] = field(default_factory=list)
     placements: dict[int, tuple[Placement, ...]] = field(default_factory=dict)
     refuses: str | None = None
+    begins: bool = True
+    """Whether a supervisor lives long enough to say so."""
     forgotten: list[int] = field(default_factory=list)
     left_over: set[int] = field(default_factory=set)
     """Jobs of which something still runs though the supervisor is gone."""
@@ -80,7 +86,12 @@ class FakeMachine:
             raise EnvironmentProblem(self.refuses)
         self.launched.append(job.id)
         self.placements[job.id] = job.placement
-        self.says[job.id] = RunStatus(state="STARTING")
+        self.says[job.id] = RunStatus(state="STARTING" if self.begins else "CREATED")
+        self.records.setdefault(job.id, []).append(
+            {"t": 0.0, "kind": "submitted", "restarts": earlier_turns(self.events(job))}
+        )
+        if self.begins:
+            self.records[job.id].append({"t": 0.0, "kind": "state", "state": "STARTING", "cause": None})
         self.jobs[job.id] = FakeJob()
         return self.jobs[job.id]
 
@@ -94,7 +105,12 @@ class FakeMachine:
     def last_words(self, job: JobRow) -> RunStatus | None:
         return None if job.id in self.left_over else self.status(job)
 
-    def back_in_line(self, job: JobRow) -> None:
+    def events(self, job: JobRow) -> list[Event]:
+        return self.records.get(job.id, [])
+
+    def back_in_line(self, job: JobRow, outcome: Outcome, ended_at: float) -> None:
+        waits = {"t": ended_at, "kind": "state", "state": outcome.state, "cause": outcome.cause}
+        self.records.setdefault(job.id, []).append(waits)
         self.says[job.id] = RunStatus(state="QUEUED")
 
     def forget(self, job: JobRow) -> None:
@@ -396,11 +412,11 @@ def test_a_job_whose_supervisor_was_killed_starts_again_if_it_may(queue: Queue) 
 
 def test_a_job_that_never_begins_is_given_up_after_some_launches(queue: Queue) -> None:
     job = queue.submit()
+    queue.machine.begins = False
     for _ in range(20):
         queue.look()
         if job in queue.machine.jobs:
             queue.machine.kill(job)
-            queue.machine.says[job] = RunStatus(state="CREATED")
     assert (queue.state(job), queue.job(job).cause) == (JobState.FAILED, "launch_failed")
     assert len(queue.machine.launched) == 5
 

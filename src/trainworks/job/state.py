@@ -78,6 +78,14 @@ def parse_state(text: str) -> JobState:
     return JobState.__members__.get(text, JobState.UNKNOWN)
 
 
+def attempt_state(state: JobState, cause: Cause | None) -> JobState:
+    """State of the latest attempt of a job: an attempt whose job waits again was preempted, or has failed."""
+    if not state.waits:
+        return state
+    is_free = cause is not None and not CAUSES[cause].counts_as_restart
+    return JobState.PREEMPTED if is_free or state is JobState.PREEMPTED else JobState.FAILED
+
+
 class Cause(enum.StrEnum):
     """Why a job fails, starts again or loses its place."""
 

@@ -18,7 +18,7 @@ from sqlalchemy.engine import Connection, Engine
 
 from trainworks.errors import UsageError
 from trainworks.job.database import answering, open_database
-from trainworks.job.state import TRANSITIONS, JobState, parse_state
+from trainworks.job.state import TRANSITIONS, JobState, attempt_state, parse_cause, parse_state
 from trainworks.job.tables import attempts, changes, jobs, nodes
 from trainworks.job.ticket import NodeResources, Ticket
 
@@ -281,7 +281,14 @@ class JobStore:
             return {parse_state(state): count for state, count in connection.execute(query)}
 
     def move(
-        self, job_id: int, to: JobState, *, since: Sequence[JobState] | None = None, now: float, **changes: Any
+        self,
+        job_id: int,
+        to: JobState,
+        *,
+        since: Sequence[JobState] | None = None,
+        now: float,
+        ended_at: float | None = None,
+        **changes: Any,
     ) -> bool:
         """Take a job to another state, with what changes beside it; False where somebody else was faster.
 
@@ -290,25 +297,29 @@ class JobStore:
             to: the new state.
             since: the states it may be in; all that may come before the new one when left out.
             now: the time of the change.
+            ended_at: when the job ended, or gave up its nodes, if that was before `now`.
             changes: other columns of the job. A state that ends an attempt ends it in `attempts` too.
         """
         before = [state for state in (since or JobState) if to in TRANSITIONS[state]]
         values = _columns(changes) | {"state": str(to), "changed_at": now}
+        values["ended_at"] = (ended_at or now) if to.is_final else None
         if to.is_final:
-            values |= {"ended_at": now, "position": None, "starts_at": None, "reason": None, "detail": None}
+            values |= {"position": None, "starts_at": None, "reason": None, "detail": None}
         with self._writing() as connection:
             known = (jobs.c.id == job_id) & jobs.c.state.in_([str(state) for state in before])
             values["version"] = _next_version(connection)
             moved = connection.execute(sa.update(jobs).where(known).values(values).returning(jobs)).first()
             if moved is not None:
-                self._follow(connection, _job(moved), now)
+                self._follow(connection, _job(moved), ended_at or now)
         return moved is not None
 
-    def _follow(self, connection: Connection, job: JobRow, now: float) -> None:
+    def _follow(self, connection: Connection, job: JobRow, ended_at: float) -> None:
         """The attempt's own row: it ends when its job gives up its nodes."""
-        ended = now if job.state.is_final or job.state.waits else None
+        began = attempts.c.started_at
+        ended = sa.case((began > ended_at, began), else_=ended_at) if job.state.is_final or job.state.waits else None
         own = (attempts.c.job_id == job.id) & (attempts.c.number == job.attempt) & attempts.c.ended_at.is_(None)
-        values = {"state": str(job.state), "cause": job.cause, "message": job.message, "exit_code": job.exit_code}
+        state = attempt_state(job.state, parse_cause(job.cause))
+        values = {"state": str(state), "cause": job.cause, "message": job.message, "exit_code": job.exit_code}
         connection.execute(sa.update(attempts).where(own).values(**values, ended_at=ended))
 
     def start(self, job: JobRow, placement: Sequence[Placement], *, now: float) -> JobRow | None:

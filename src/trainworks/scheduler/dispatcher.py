@@ -22,7 +22,10 @@ from trainworks.job.policy.decide import decide
 from trainworks.job.policy.snapshot import Decision, Reason, Snapshot, Start
 from trainworks.job.state import Cause, JobState, parse_state
 from trainworks.job.store import JobRow, JobStore, Placement
+from trainworks.record.events import Event
 from trainworks.record.exit_code import ExitCode
+from trainworks.record.restarts import NEXT_TURN, restarts_used
+from trainworks.record.status import RunStatus
 from trainworks.scheduler.launcher import Launcher, Supervised
 from trainworks.scheduler.machine import (
     LocalNode,
@@ -143,11 +146,13 @@ class Dispatcher:
         status = self._launcher.last_words(job)
         if status is None:
             return
-        outcome = outcome_of(job, status)
+        events = self._launcher.events(job)
+        outcome = outcome_of(job, status, events)
+        ended_at = _ended_at(job, status, events, self._clock.now())
         self._running.pop(job.id, None)
         self._asked_at.pop(job.id, None)
         if outcome.state.waits:
-            self._launcher.back_in_line(job)
+            self._launcher.back_in_line(job, outcome, ended_at)
         else:
             self._launcher.forget(job)
         self._store.move(
@@ -160,7 +165,8 @@ class Dispatcher:
             asked_to_end=None,
             asked_by=None,
             placement=(),
-            restarts=job.restarts + int(outcome.is_restart),
+            ended_at=ended_at,
+            restarts=self._restarts(job, outcome.state),
         )
 
     def _stop_waiting(self) -> None:
@@ -170,6 +176,11 @@ class Dispatcher:
             if self._store.move(job.id, JobState.STOPPED, since=(job.state,), now=self._clock.now(), **changes):
                 self._launcher.stopped(job)
             self._forget(job.id)
+
+    def _restarts(self, job: JobRow, state: JobState) -> int:
+        """Restarts of a job, with the one that it waits for."""
+        events = self._launcher.events(job)
+        return restarts_used([*events, NEXT_TURN] if state.waits else events)
 
     def _serve(self) -> None:
         waiting = [job for job in self._jobs.values() if job.state.waits]
@@ -271,6 +282,13 @@ def _trusted(job: JobRow) -> JobRow:
     if job.asked_to_end is None or may_end(job.asked_by):
         return job
     return replace(job, asked_to_end=None, asked_by=None)
+
+
+def _ended_at(job: JobRow, status: RunStatus, events: Sequence[Event], now: float) -> float:
+    """The last sign of life of a job, which may have ended long before a dispatcher looks."""
+    alive = max([status.updated_at, *(float(event["t"]) for event in events[-1:])])
+    began = job.started_at or job.submitted_at
+    return max(began, min(alive, now))
 
 
 def _last_moment(job: JobRow) -> float:

@@ -31,14 +31,25 @@ def take_run(run_dir: RunDir) -> int:
     return lock
 
 
-def make_ready(run_dir: RunDir, request: JobRequest, now: float) -> None:
-    """Forget how an earlier launch was stopped, set some disk aside, and say that the job is submitted."""
+def make_ready(run_dir: RunDir, request: JobRequest, now: float, *, restarts: int = 0) -> None:
+    """Forget how an earlier launch was stopped, set some disk aside, and say that the job is submitted.
+
+    Args:
+        run_dir: of the run.
+        request: the job.
+        now: the time.
+        restarts: turns of the job before this one; 0 for a job that a user submits, which has all its restarts.
+    """
     processes = request.processes
     run_dir.stop_file.unlink(missing_ok=True)
     run_dir.make_reserve()
     run_dir.write_status(RunStatus(state="CREATED", updated_at=now))
     append_event(
-        run_dir.events_file, "submitted", nodes=processes.nodes, processes_per_node=processes.processes_per_node
+        run_dir.events_file,
+        "submitted",
+        nodes=processes.nodes,
+        processes_per_node=processes.processes_per_node,
+        restarts=restarts,
     )
 
 

@@ -19,12 +19,15 @@ from trainworks.host.ledger import Claim, Ledger, Share, claim_key, machine_ledg
 from trainworks.host.spare import Order, Spare
 from trainworks.job.request import job_request
 from trainworks.job.store import JobRow, Placement
+from trainworks.record.events import Event, append_event, read_events
 from trainworks.record.resolved import ResolvedRun
+from trainworks.record.restarts import earlier_turns, record_waits
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 from trainworks.scheduler import supervisor
 from trainworks.scheduler.launch import end_left_over, make_ready, take_environment, take_run
 from trainworks.scheduler.nodes import run_agent
+from trainworks.scheduler.outcome import Outcome
 from trainworks.scheduler.ownership import check_run_dir
 
 __all__ = ["ForkingLauncher", "Launcher", "Supervised"]
@@ -72,8 +75,11 @@ class Launcher(Protocol):
     def last_words(self, job: JobRow) -> RunStatus | None:
         """What a job said last that has nothing left running; None while it has."""
 
-    def back_in_line(self, job: JobRow) -> None:
-        """Say in the run directory that the job waits again."""
+    def events(self, job: JobRow) -> list[Event]:
+        """The record of the job, which counts its restarts."""
+
+    def back_in_line(self, job: JobRow, outcome: Outcome, ended_at: float) -> None:
+        """Say in the run directory that the job waits again, why, and when its turn ended."""
 
     def stopped(self, job: JobRow) -> None:
         """Say in the run directory that the job was stopped before its start."""
@@ -179,7 +185,8 @@ class ForkingLauncher:
         run_dir = self._run_dir(job)
         lock = take_run(run_dir)
         try:
-            make_ready(run_dir, job_request(_resolved_for(job, run_dir)), self._clock.now())
+            request = job_request(_resolved_for(job, run_dir))
+            make_ready(run_dir, request, self._clock.now(), restarts=earlier_turns(self.events(job)))
             devices = [device for one in job.placement for device in one.devices]
             order = json.dumps([str(run_dir.path), devices])
             claims = [self._claims[job.id]] if job.id in self._claims else []
@@ -220,9 +227,20 @@ class ForkingLauncher:
         finally:
             os.close(lock)
 
-    def back_in_line(self, job: JobRow) -> None:
-        """While no supervisor speaks there."""
-        self._run_dir(job).write_status(RunStatus(state="QUEUED", updated_at=self._clock.now()))
+    def events(self, job: JobRow) -> list[Event]:
+        """Of the run directory; none where it cannot be read."""
+        try:
+            return read_events(self._run_dir(job).events_file)
+        except (OSError, NotOwnerError):
+            return []
+
+    def back_in_line(self, job: JobRow, outcome: Outcome, ended_at: float) -> None:
+        """Write the end of the turn, unless a dispatcher that was killed after that has written it."""
+        run_dir = self._run_dir(job)
+        if not record_waits(self.events(job)):
+            words = {"state": outcome.state, "cause": outcome.cause, "message": outcome.message}
+            append_event(run_dir.events_file, "state", **words, ended_at=ended_at)
+        run_dir.write_status(RunStatus(state="QUEUED", updated_at=self._clock.now()))
 
     def stopped(self, job: JobRow) -> None:
         """The last status; one that cannot be written is not missed."""

@@ -7,7 +7,7 @@ import shlex
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 from trainworks.errors import UsageError
 from trainworks.host.clock import Clock, SystemClock
@@ -18,6 +18,7 @@ from trainworks.job.policy.feasible import check_feasible
 from trainworks.job.state import JobState, parse_cause
 from trainworks.job.store import EndRequest, JobRow, JobStore, Placement, open_store
 from trainworks.job.ticket import Ticket
+from trainworks.record.events import append_event
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 from trainworks.scheduler.dispatch import wake
@@ -96,7 +97,7 @@ class LocalEngine(Engine):
             keep_environment(run_dir, os.environ)
             self._say(run_dir, JobState.QUEUED)  # before anybody can launch it, and speak there
         asked_by = None if _is_ours(row) else os.getuid()
-        changes = {"ended_at": None, "asked_to_end": None, "asked_by": asked_by, "ticket": script.ticket}
+        changes: dict[str, Any] = {"asked_to_end": None, "asked_by": asked_by, "ticket": script.ticket}
         self._store.move(row.id, JobState.QUEUED, since=again, now=self._clock.now(), restarts=0, **changes)
         _wake_for(row)
         return handle
@@ -119,6 +120,7 @@ class LocalEngine(Engine):
         if _is_ours(row) and self._store.move(row.id, JobState.STOPPED, since=waits, now=now, exit_code=0):
             run_dir = RunDir(Path(row.run_dir))
             self._say(run_dir, JobState.STOPPED)
+            append_event(run_dir.events_file, "state", state=JobState.STOPPED, cause=None, message=None)
             run_dir.environment_file.unlink(missing_ok=True)
         else:
             self._store.change(row.id, now=now, asked_to_end=asked, asked_by=os.getuid())

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainworks.job.state import Cause, JobState, parse_state
 from trainworks.job.store import JobRow
+from trainworks.record.events import Event
 from trainworks.record.exit_code import ExitCode
+from trainworks.record.restarts import NEXT_TURN, may_restart, restarts_used
 from trainworks.record.status import RunStatus
 
 __all__ = ["Outcome", "outcome_of"]
@@ -23,11 +26,9 @@ class Outcome:
     cause: Cause | str | None = None
     message: str | None = None
     exit_code: int | None = None
-    is_restart: bool = False
-    """Whether the next start counts against `recover.max_restarts`."""
 
 
-def outcome_of(job: JobRow, status: RunStatus) -> Outcome:
+def outcome_of(job: JobRow, status: RunStatus, events: Sequence[Event]) -> Outcome:
     """The next state of a job whose supervisor, agents and ranks are all gone.
 
     | last words              | asked to end          | next                                  |
@@ -40,6 +41,11 @@ def outcome_of(job: JobRow, status: RunStatus) -> Outcome:
     | none: it never began    | nobody                | waits again, five times               |
     | in the middle           | a person, or its time | stopped, or failed with `time_limit`  |
     | in the middle           | nobody                | waits again if it may; else failed    |
+
+    Args:
+        job: as the store has it.
+        status: its last words.
+        events: of its run, which say how many restarts are used.
     """
     state = parse_state(status.state)
     if state in (JobState.SUCCEEDED, JobState.FAILED):
@@ -48,13 +54,13 @@ def outcome_of(job: JobRow, status: RunStatus) -> Outcome:
         return _ended_on_request(job, status)
     if state is JobState.QUEUED:  # whoever meant to launch it was killed before
         return Outcome(JobState.QUEUED, Cause.CONTROLLER_ERROR, "its dispatcher was killed before the launch")
-    return _never_began(job) if state is JobState.CREATED else _in_the_middle(job)
+    return _never_began(job, events) if state is JobState.CREATED else _in_the_middle(job, events)
 
 
-def _in_the_middle(job: JobRow) -> Outcome:
+def _in_the_middle(job: JobRow, events: Sequence[Event]) -> Outcome:
     message = "its supervisor was killed, and all that it had started with it"
-    if job.restarts < job.ticket.max_restarts:
-        return Outcome(JobState.QUEUED, Cause.AGENT_LOST, message, is_restart=True)
+    if may_restart(events, job.ticket.max_restarts, NEXT_TURN):
+        return Outcome(JobState.QUEUED, Cause.AGENT_LOST, message)
     return Outcome(JobState.FAILED, Cause.AGENT_LOST, message, int(ExitCode.ENVIRONMENT))
 
 
@@ -70,8 +76,8 @@ def _over(job: JobRow) -> str:
     return f"its time limit of {job.ticket.time_limit_s or 0.0:.0f} s was over"
 
 
-def _never_began(job: JobRow) -> Outcome:
+def _never_began(job: JobRow, events: Sequence[Event]) -> Outcome:
     message = "its supervisor ended before it had started anything"
-    if job.attempt < _MAX_LAUNCHES + job.restarts:
+    if job.attempt < _MAX_LAUNCHES + restarts_used(events):
         return Outcome(JobState.QUEUED, Cause.LAUNCH_FAILED, message)
     return Outcome(JobState.FAILED, Cause.LAUNCH_FAILED, message, int(ExitCode.ENVIRONMENT))

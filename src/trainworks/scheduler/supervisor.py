@@ -20,11 +20,11 @@ from trainworks.host import process
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.host.spare import Spare
 from trainworks.job.request import JobRequest, job_request
-from trainworks.job.restarts import AGENT_RESTART, may_restart
 from trainworks.job.state import TRANSITIONS, Cause, JobState
 from trainworks.record.events import Event, append_event, read_events, read_lines_from
 from trainworks.record.exit_code import ExitCode, as_exit_code
 from trainworks.record.failures import first_failure, is_consequence
+from trainworks.record.restarts import AGENT_RESTART, may_restart
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 from trainworks.scheduler.idle_watch import IdleWatch

@@ -20,10 +20,10 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRen
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousTimeout
 
 from trainworks.host.clock import SystemClock
-from trainworks.job.restarts import RANK_RESTART, may_restart
 from trainworks.record.events import append_event, read_events
 from trainworks.record.exit_code import ExitCode, as_exit_code
 from trainworks.record.resolved import ResolvedRun
+from trainworks.record.restarts import RANK_RESTART, may_restart
 from trainworks.record.run_dir import RunDir
 from trainworks.worker.hang import Hang, Limits
 from trainworks.worker.heartbeat import Board

@@ -8,7 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainworks.job.restarts import AGENT_RESTART, NEXT_TURN, RANK_RESTART, earlier_turns, may_restart, restarts_used
+from trainworks.job.state import CAUSES, JobState
+from trainworks.record.restarts import (
+    AGENT_RESTART,
+    BEGUN_STATES,
+    FREE_CAUSES,
+    NEXT_TURN,
+    RANK_RESTART,
+    WAITING_STATES,
+    earlier_turns,
+    may_restart,
+    restarts_used,
+)
 
 Events = list[dict[str, Any]]
 
@@ -81,6 +92,12 @@ def test_the_budget_is_the_number_of_lives_minus_one(then: dict[str, Any], max_r
         lives += 1
         assert lives < 10
     assert lives == 1 + max_restarts
+
+
+def test_the_record_reads_causes_and_states_as_jobs_have_them() -> None:
+    assert frozenset(cause for cause, facts in CAUSES.items() if not facts.counts_as_restart) == FREE_CAUSES
+    assert frozenset(state for state in JobState if state.holds_resources) == BEGUN_STATES
+    assert frozenset(state for state in JobState if state.waits) == WAITING_STATES
 
 
 TOKENS = st.sampled_from([RANKS, STARTING, agent(None), agent(0), agent(1), submitted(1), state("QUEUED", "killed")])

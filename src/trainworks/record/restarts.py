@@ -9,10 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainworks.job.state import CAUSES, parse_cause, parse_state
 from trainworks.record.events import Event
 
-__all__ = ["AGENT_RESTART", "NEXT_TURN", "RANK_RESTART", "earlier_turns", "may_restart", "restarts_used"]
+__all__ = [
+    "AGENT_RESTART",
+    "BEGUN_STATES",
+    "FREE_CAUSES",
+    "NEXT_TURN",
+    "RANK_RESTART",
+    "WAITING_STATES",
+    "earlier_turns",
+    "may_restart",
+    "record_waits",
+    "restarts_used",
+]
+
+FREE_CAUSES = frozenset({"preempted", "no_capacity"})
+"""Causes of `job.state` after which another turn costs no restart."""
+BEGUN_STATES = frozenset({"STARTING", "RUNNING", "RECOVERING"})
+WAITING_STATES = frozenset({"QUEUED", "PREEMPTED"})
+"""States of `job.state`, read here from the record as text."""
 
 RANK_RESTART: Event = {"kind": "ranks_started"}
 """The ranks of a workload start, together."""
@@ -44,9 +60,8 @@ class _Count:
                 self.used += self._ranks_started
                 self._ranks_started, self._started_again = True, None
             case "state":
-                self._began |= parse_state(event["state"]).holds_resources
-                cause = parse_cause(event.get("cause"))
-                self._is_free = cause is not None and not CAUSES[cause].counts_as_restart
+                self._began |= event["state"] in BEGUN_STATES
+                self._is_free = event.get("cause") in FREE_CAUSES
 
     def _take_turn(self, *, is_next: bool) -> None:
         if not is_next:
@@ -85,10 +100,15 @@ def may_restart(events: Sequence[Event], max_restarts: int, then: Event) -> bool
     return restarts_used([*events, then]) <= max_restarts
 
 
+def record_waits(events: Sequence[Event]) -> bool:
+    """Whether the last state in the record is one of a job that waits for its nodes."""
+    states = [event["state"] for event in events if event["kind"] == "state"]
+    return bool(states) and states[-1] in WAITING_STATES
+
+
 def earlier_turns(events: Sequence[Event]) -> int:
     """Turns of a job that waits for another one; 0 for a job that a user submits or retries."""
-    state = next((parse_state(event["state"]) for event in reversed(events) if event["kind"] == "state"), None)
-    if state is None or not state.waits:
+    if not record_waits(events):
         return 0
     turns = 0
     for event in events:
