@@ -14,6 +14,8 @@ from trainworks.errors import UnreachableError, UsageError
 from trainworks.host import process
 from trainworks.job.state import Cause, JobState, parse_cause, parse_state
 from trainworks.job.ticket import Ticket
+from trainworks.record.events import append_event, read_events
+from trainworks.record.restarts import NEXT_TURN, earlier_turns, may_restart
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 from trainworks.scheduler.engine import Ability, Engine, NodeFacts, Script, Sight
@@ -34,6 +36,8 @@ class Job:
     restarts: int = 0
     stopped: bool = False
     lost_node: bool = False
+    ended: bool = False
+    """Whether its last supervisor has said how it ended; the run may be another job's since."""
 
 
 @dataclass
@@ -140,6 +144,9 @@ class SmallEngine(Engine):
         free = [node for node in NODES if node not in self._taken() | set(self._site.drained) | set(job.ticket.exclude)]
         if len(free) >= job.ticket.max_nodes:
             job.nodes = tuple(free[: job.ticket.max_nodes])
+            events = job.run_dir.events_file
+            turns = earlier_turns(read_events(events))
+            append_event(events, "submitted", nodes=len(job.nodes), hosts=list(job.nodes), restarts=turns)
             command = process.python_module("trainworks.scheduler.supervisor", str(job.run_dir.path), "0")
             job.supervisor = process.spawn(command, log=job.run_dir.supervisor_log, new_session=True)
 
@@ -147,11 +154,20 @@ class SmallEngine(Engine):
         return all(self._sight(self._site.jobs[handle]).state is JobState.SUCCEEDED for handle in handles)
 
     def _requeue_if_lost(self, job: Job) -> None:
-        if job.lost_node and job.supervisor is not None and job.restarts < job.ticket.max_restarts:
-            job.supervisor.wait(5.0)
+        """Give a job another turn that lost a node or its supervisor, while it has a restart left."""
+        if job.supervisor is None or job.ended or job.supervisor.exit_code() is None:
+            return
+        if parse_state(job.run_dir.read_status().state).is_final:
+            job.ended = True
+            return
+        events = job.run_dir.events_file
+        cause = Cause.NODE_LOST if job.lost_node else Cause.AGENT_LOST
+        if may_restart(read_events(events), job.ticket.max_restarts, NEXT_TURN):
+            end_left_over(job.run_dir)
+            append_event(events, "state", state=JobState.QUEUED, cause=cause, message=None)
             job.supervisor, job.nodes, job.lost_node = None, (), False
             job.restarts += 1
-            job.run_dir.write_status(RunStatus(state=JobState.QUEUED, cause=Cause.NODE_LOST))
+            job.run_dir.write_status(RunStatus(state=JobState.QUEUED, cause=cause))
 
     def _sight(self, job: Job) -> Sight:
         if job.stopped:
@@ -165,7 +181,8 @@ class SmallEngine(Engine):
         status = job.run_dir.read_status()
         state = parse_state(status.state)
         if not state.is_final:
-            return Sight(state=JobState.FAILED, cause=Cause.NODE_LOST, exit_code=code, **seen)
+            cause = Cause.NODE_LOST if job.lost_node else Cause.AGENT_LOST
+            return Sight(state=JobState.FAILED, cause=cause, exit_code=code, **seen)
         return Sight(state=state, cause=parse_cause(status.cause), exit_code=status.exit_code, **seen)
 
 

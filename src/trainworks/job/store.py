@@ -390,6 +390,20 @@ class JobStore:
             for row in rows
         ]
 
+    def write_attempts(self, job_id: int, rows: Sequence[Attempt]) -> None:
+        """Replace every attempt of a job."""
+        if self.attempts(job_id) == list(rows):
+            return
+        values = [
+            {name: getattr(row, name) for name in ("number", "cause", "message", "exit_code", "started_at", "ended_at")}
+            | {"job_id": job_id, "state": str(row.state), "placement": _placement_text(row.placement)}
+            for row in rows
+        ]
+        with self._writing() as connection:
+            connection.execute(sa.delete(attempts).where(attempts.c.job_id == job_id))
+            if values:
+                connection.execute(sa.insert(attempts), values)
+
     def drained(self) -> dict[str, str]:
         """Drained nodes, and why."""
         return {name: reason for name, (reason, _) in self.drains().items()}

@@ -11,6 +11,7 @@ from trainworks.errors import UsageError
 from trainworks.job.state import Cause, JobState
 from trainworks.job.ticket import Ticket
 from trainworks.record.run_dir import RunDir
+from trainworks.scheduler.turn import signs_of_life
 
 __all__ = ["Ability", "Engine", "NodeFacts", "NodeState", "Script", "Sight"]
 
@@ -44,6 +45,8 @@ class Sight:
     exit_code: int | None = None
     starts_at: float | None = None
     """Estimated, of one that waits; of others when their last start was. Seconds since the epoch."""
+    ended_at: float | None = None
+    """When a job ended that has ended, as its engine says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +113,10 @@ class Engine(abc.ABC):
     def retry(self, script: Script, run_dir: RunDir, handle: str) -> str:
         """Queue a job anew that has ended without success; it goes on in its run directory. Returns its handle now."""
         return self.submit(script, run_dir)
+
+    def last_end(self, run_dir: RunDir, handle: str) -> tuple[Cause, float]:
+        """Why and when a job that waits again lost its nodes, if its record does not say so."""
+        return Cause.NODE_LOST, signs_of_life(run_dir)
 
     def output(self, handle: str, *, node: int | None = None, follow: bool = False) -> Iterator[str]:
         """Lines that the job's nodes have written, without their ends; of an engine that does not share its files.

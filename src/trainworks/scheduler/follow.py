@@ -16,14 +16,16 @@ from typing import Any
 from trainworks.errors import EnvironmentProblem, NotOwnerError, TrainworksError, UnreachableError, UsageError
 from trainworks.host.clock import Clock
 from trainworks.host.users import user_name
-from trainworks.job.state import CAUSES, Cause, JobState, parse_state
-from trainworks.job.store import JobRow, JobStore, Placement
+from trainworks.job.attempts import placement_on
+from trainworks.job.state import CAUSES, Cause, JobState, parse_cause, parse_state
+from trainworks.job.store import JobRow, JobStore
 from trainworks.job.ticket import Ticket
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 from trainworks.scheduler.engine import Engine, Sight
 from trainworks.scheduler.engines import cluster_of, cluster_of_job, engine_of_job
 from trainworks.scheduler.ownership import check_run_dir, is_private
+from trainworks.scheduler.told import columns_of, ended_at, told_attempts
 
 __all__ = ["Step", "follow_all", "hand_over", "hand_over_again", "next_step", "withdraw"]
 
@@ -245,20 +247,37 @@ def _take(store: JobStore, engine: Engine, row: JobRow, sights: Mapping[str, Sig
     sight = sights.get(row.handle or "")
     status = run_dir.read_status() if engine.shares_files else RunStatus(state=JobState.UNKNOWN)
     if sight is not None and sight.restarts > row.restarts and row.state.holds_resources:
-        store.move(row.id, JobState.QUEUED, since=(row.state,), now=clock.now(), **_NOWHERE)
+        ended_at = min(clock.now(), sight.starts_at or clock.now())
+        cause = row.cause or Cause.UNKNOWN
+        changes = {"cause": cause, "message": CAUSES[parse_cause(cause) or Cause.UNKNOWN].words} | _NOWHERE
+        store.move(row.id, JobState.QUEUED, since=(row.state,), now=clock.now(), ended_at=ended_at, **changes)
         row = store.get(row.id) or row
     sight = _as_a_gang(row, sight) if sight is not None else None
     step = next_step(row, sight, status, clock.now())
     if step is None:
         return
-    if sight is not None and not step.state.waits:
+    attempts = told_attempts(row, engine, sight, step.state, step.columns) if engine.shares_files else None
+    if attempts is not None:
+        preempted = step.state.waits and attempts[-1].state is JobState.PREEMPTED
+        state = JobState.PREEMPTED if preempted else step.state
+        step = Step(state, step.columns | columns_of(attempts, row, state), step.since)
+    elif sight is not None and not step.state.waits:
         row = _attempt(store, row, sight, clock)
     if step.state.is_final:
-        _end(store, row, step, clock)
-        return
-    _go_on(store, row, step, sight, clock)
-    if not engine.shares_files:
+        ended = attempts[-1].ended_at if attempts and attempts[-1].state is step.state else None
+        _end(store, row, step, clock, ended_at=step.since or ended or _ended_at(engine, row, run_dir, sight))
+    else:
+        _go_on(store, row, step, sight, clock)
+    if attempts is not None:
+        store.write_attempts(row.id, attempts)
+    if not (engine.shares_files or step.state.is_final):
         _mirror(run_dir, step.state, engine.name, clock)
+
+
+def _ended_at(engine: Engine, row: JobRow, run_dir: RunDir, sight: Sight | None) -> float:
+    """When a job ended, which may be long before this look."""
+    seen = ended_at(run_dir, sight) if engine.shares_files else sight.ended_at if sight is not None else None
+    return max(seen or row.changed_at, row.started_at or row.submitted_at)
 
 
 def _as_a_gang(row: JobRow, sight: Sight) -> Sight:
@@ -271,10 +290,9 @@ def _as_a_gang(row: JobRow, sight: Sight) -> Sight:
 
 def _attempt(store: JobStore, row: JobRow, sight: Sight, clock: Clock) -> JobRow:
     """The job in the attempt that its engine is at, which begins when it is seen with its nodes."""
-    node = row.ticket.node
-    placement = [Placement(name, node.cores or 0.0, tuple(range(node.accelerators))) for name in sight.nodes]
+    placement = placement_on(row, sight.nodes)
     if row.state.waits and placement:
-        return store.start(row, placement, now=sight.starts_at or clock.now()) or row
+        return store.start(row, placement, now=sight.starts_at or sight.ended_at or clock.now()) or row
     return row
 
 
@@ -290,17 +308,18 @@ def _go_on(store: JobStore, row: JobRow, step: Step, sight: Sight | None, clock:
             store.explain({row.id: why})
 
 
-def _end(store: JobStore, row: JobRow, step: Step, clock: Clock) -> None:
-    _tell(RunDir(Path(row.run_dir)), step, clock)
-    store.move(row.id, step.state, since=(row.state,), now=step.since or clock.now(), **step.columns | _NOWHERE)
+def _end(store: JobStore, row: JobRow, step: Step, clock: Clock, *, ended_at: float | None = None) -> None:
+    now = ended_at or clock.now()
+    _tell(RunDir(Path(row.run_dir)), step, now)
+    store.move(row.id, step.state, since=(row.state,), now=now, **step.columns | _NOWHERE)
 
 
-def _tell(run_dir: RunDir, step: Step, clock: Clock) -> None:
+def _tell(run_dir: RunDir, step: Step, now: float) -> None:
     """The end of a job that could not write it down itself."""
     if not run_dir.path.exists() or parse_state(run_dir.read_status().state).is_final:
         return
     words = {name: step.columns.get(name) for name in ("cause", "message", "exit_code")}
-    run_dir.write_status(RunStatus(state=step.state, updated_at=clock.now(), **words))
+    run_dir.write_status(RunStatus(state=step.state, updated_at=now, **words))
 
 
 def _mirror(run_dir: RunDir, state: JobState, where: str, clock: Clock) -> None:

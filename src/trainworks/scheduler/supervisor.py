@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from trainworks.errors import TrainworksError
@@ -34,6 +34,7 @@ __all__ = ["Supervisor", "main", "supervise"]
 
 _POLL_S = 0.05
 _END_GRACE_S = 5.0
+_SIGNALS: dict[int, int] = {number: number for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
 
 
 class Supervisor:
@@ -235,6 +236,7 @@ def supervise(
     parent_pid: int = 0,
     lock: int | None = None,
     heard: Callable[[int], None] = lambda number: None,
+    signals: Mapping[int, int] = _SIGNALS,
 ) -> int:
     """Run the job in a run directory to its end, or write down why that cannot be.
 
@@ -244,6 +246,7 @@ def supervise(
         parent_pid: process to die with; 0 for none.
         lock: the run's, where whoever starts this has taken it.
         heard: told of every signal that asks for an end.
+        signals: numbers that ask for an end, and the signal that each of them stands for.
 
     Returns:
         Exit code: 0 if the job has succeeded.
@@ -254,10 +257,10 @@ def supervise(
         supervisor = build(lock)
 
         def ask_to_stop(number: int, frame: object) -> None:
-            heard(number)
-            supervisor.ask_to_stop(number, frame)
+            heard(signals[number])
+            supervisor.ask_to_stop(signals[number], frame)
 
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in signals:
             signal.signal(number, ask_to_stop)
         if parent_pid:
             process.die_with_parent(signal.SIGHUP, parent_pid)

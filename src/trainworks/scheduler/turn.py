@@ -6,12 +6,12 @@ import sys
 
 from trainworks.errors import EnvironmentProblem
 from trainworks.host import process
-from trainworks.job.state import CAUSES, Cause, JobState, parse_cause
-from trainworks.record.events import Event
+from trainworks.job.state import CAUSES, Cause, JobState
+from trainworks.record.events import read_events
 from trainworks.record.resolved import Processes, ResolvedRun
 from trainworks.record.run_dir import RunDir
 
-__all__ = ["back_in_the_queue", "plan", "planner_of", "processes_on", "starts_that_count"]
+__all__ = ["back_in_the_queue", "no_restart_left", "plan", "planner_of", "processes_on", "signs_of_life"]
 
 
 def planner_of(run_dir: RunDir) -> list[str]:
@@ -79,26 +79,12 @@ def back_in_the_queue(cause: Cause) -> tuple[JobState, Cause, str]:
     return state, cause, CAUSES[cause].words
 
 
-def starts_that_count(events: list[Event], *, in_place: bool) -> int:
-    """Starts of a job so far, without those that ended because another job took the place.
-
-    Args:
-        events: of the run, which may have been a job before; the restart count of "submitted" tells them apart.
-        in_place: whether every start of the ranks counts, or every turn.
-    """
-    turns: list[list[Event]] = [[]]
-    for event in events:
-        if event["kind"] == "submitted":
-            turns = [[]] if not event.get("restarts") else [*turns, []]
-        turns[-1].append(event)
-    return sum(_starts_in(turn) if in_place else 1 for turn in turns if not _was_free(turn))
+def no_restart_left(cause: Cause, max_restarts: int) -> str:
+    """Why a job does not start again after its turn ended so."""
+    return f"{CAUSES[cause].words}, and no restart is left of `recover.max_restarts: {max_restarts}`"
 
 
-def _starts_in(turn: list[Event]) -> int:
-    return max(1, [event["kind"] for event in turn].count("attempt"))
-
-
-def _was_free(turn: list[Event]) -> bool:
-    states = [event for event in turn if event["kind"] == "state"]
-    cause = parse_cause(states[-1]["cause"]) if states else None
-    return cause is not None and not CAUSES[cause].counts_as_restart
+def signs_of_life(run_dir: RunDir) -> float:
+    """When the run wrote its status or an event last: the end of a turn that could not say so itself."""
+    events = read_events(run_dir.events_file)
+    return max([run_dir.read_status().updated_at, *(float(event["t"]) for event in events[-1:])])

@@ -55,7 +55,12 @@ def test_a_status_that_nobody_knows_stays_itself() -> None:
 def test_why_a_job_failed_is_said_without_colours() -> None:
     words = "[sky.exceptions.NoCloudAccessError] Cloud access is not set up. Run: sky check"
     assert sight(RECORDS[1]) == Sight(
-        state=JobState.FAILED, raw="FAILED_PRECHECKS", reason=words, cause=Cause.ENVIRONMENT
+        state=JobState.FAILED,
+        raw="FAILED_PRECHECKS",
+        reason=words,
+        cause=Cause.ENVIRONMENT,
+        starts_at=RECORDS[1]["start_at"],
+        ended_at=RECORDS[1]["end_at"],
     )
 
 

@@ -1,4 +1,4 @@
-"""What a batch script makes of its nodes, and how many starts a job has had."""
+"""What a batch script makes of its nodes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from trainworks.errors import EnvironmentProblem
 from trainworks.host.process import Output
 from trainworks.record.resolved import ResolvedRun
 from trainworks.scheduler.slurm.allocation import Allocation, Step, StepHosts, allocation, processes_in
-from trainworks.scheduler.slurm.batch import starts_that_count
 from trainworks.scheduler.slurm.client import SlurmClient
 from trainworks.scheduler.slurm.node import of_the_job
 from trainworks.scheduler.slurm.sweep import marks_of
@@ -87,35 +86,3 @@ def test_ranks_do_not_see_what_is_true_of_their_agent_alone() -> None:
 def test_a_step_is_known_by_what_nobody_else_has() -> None:
     env = {"SLURM_CLUSTER_NAME": "hpc", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "2", "SLURMD_NODENAME": "node1"}
     assert marks_of(env | {"SLURM_RESTART_COUNT": "1", "A": "1"}) == env | {"SLURM_RESTART_COUNT": "1"}
-
-
-def launch(restarts: int = 0) -> dict[str, Any]:
-    return {"kind": "submitted", "restarts": restarts}
-
-
-def state(state: str, cause: str | None = None) -> dict[str, Any]:
-    return {"kind": "state", "state": state, "cause": cause}
-
-
-ATTEMPT = {"kind": "attempt", "attempt": 1}
-
-
-@pytest.mark.parametrize(
-    ("events", "starts"),
-    [
-        ([launch()], 1),
-        ([launch(), ATTEMPT], 1),
-        ([launch(), ATTEMPT, ATTEMPT], 2),
-        ([launch(), ATTEMPT, state("QUEUED", "killed"), launch(1)], 2),
-        ([launch(), ATTEMPT, state("PREEMPTED", "preempted"), launch(1), ATTEMPT], 1),
-        ([launch(), ATTEMPT, state("QUEUED", "node_lost"), launch(1), ATTEMPT], 2),
-        ([launch(), ATTEMPT, ATTEMPT, state("FAILED", "killed"), launch(), ATTEMPT], 1),
-    ],
-)
-def test_starts_that_count_as_restarts(events: list[dict[str, Any]], starts: int) -> None:
-    assert starts_that_count(events, in_place=True) == starts
-
-
-def test_of_a_workload_every_stretch_is_one_start() -> None:
-    events = [launch(), ATTEMPT, ATTEMPT, state("QUEUED", "agent_lost"), launch(1), ATTEMPT, ATTEMPT]
-    assert starts_that_count(events, in_place=False) == 2

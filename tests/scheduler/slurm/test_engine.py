@@ -28,9 +28,17 @@ NODES = (
 
 
 def row(
-    job: str, word: str, *, restarts: int = 0, code: int = 0, start: str = "N/A", nodes: str = "", why: str = "None"
+    job: str,
+    word: str,
+    *,
+    restarts: int = 0,
+    code: int = 0,
+    start: str = "N/A",
+    end: str = "N/A",
+    nodes: str = "",
+    why: str = "None",
 ):
-    return f"{job:20}|{word:20}|{restarts:<8}|{code:<16}|{start:24}|{nodes:40}|{why:60}\n"
+    return f"{job:20}|{word:20}|{restarts:<8}|{code:<16}|{start:24}|{end:24}|{nodes:40}|{why:60}\n"
 
 
 def engine_of(fake: FakeSlurm, clock: FakeClock | None = None, **options: Any) -> SlurmEngine:
@@ -96,8 +104,14 @@ def test_the_exit_code_of_a_job_that_has_ended(code: int, seen: int) -> None:
     assert (sight.exit_code, sight.cause) == (seen, Cause.USER_ERROR)
 
 
+def test_the_end_of_a_job_is_slurms_and_a_running_job_has_none() -> None:
+    said = row("1", "FAILED", start="100", end="160") + row("2", "RUNNING", start="100", end="400")
+    seen = engine_of(FakeSlurm(squeue=said)).look(["1", "2"])
+    assert [(one.starts_at, one.ended_at) for one in seen.values()] == [(100.0, 160.0), (100.0, None)]
+
+
 def test_a_job_that_slurm_forgot_is_in_accounting() -> None:
-    fake = FakeSlurm(squeue=UNKNOWN_JOB, sacct="1|NODE_FAIL|0:15|node[1-2]\n")
+    fake = FakeSlurm(squeue=UNKNOWN_JOB, sacct="1|NODE_FAIL|0:15|1795332189|1795332199|node[1-2]\n")
     assert engine_of(fake).look(["1"]) == {
         "1": Sight(
             state=JobState.FAILED,
@@ -105,6 +119,8 @@ def test_a_job_that_slurm_forgot_is_in_accounting() -> None:
             cause=Cause.NODE_LOST,
             nodes=("node1", "node2"),
             exit_code=143,
+            starts_at=1795332189.0,
+            ended_at=1795332199.0,
         )
     }
 

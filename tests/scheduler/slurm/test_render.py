@@ -37,7 +37,9 @@ def test_two_kinds_of_dependency_are_one_too_many() -> None:
 
 def test_an_option_of_the_user_is_there_once_and_is_his() -> None:
     said = script(options=Slurm(options=("--signal=B:USR1@300", "--no-requeue")))
-    assert [line for line in said.splitlines() if "signal" in line] == ["#SBATCH --signal=B:USR1@300"]
+    assert [line for line in said.splitlines() if line.startswith("#SBATCH --signal")] == [
+        "#SBATCH --signal=B:USR1@300"
+    ]
     assert "--requeue" not in said
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 import pytest
 
 from trainworks.job.state import Cause, JobState
@@ -108,7 +110,16 @@ LINE = "slurmstepd-node1: error: *** JOB 7 ON node1 CANCELLED AT 2026-11-22T06:3
 )
 def test_why_a_batch_script_was_killed(words: str, cause: Cause | None) -> None:
     earlier = LINE.format(" DUE TO NODE FAILURE")
-    assert cause_of_the_kill(earlier + "something else\n" + LINE.format(words), "7") is cause
+    found = cause_of_the_kill(earlier + "something else\n" + LINE.format(words), "7")
+    at = datetime(2026, 11, 22, 6, 34, 1).astimezone().timestamp()
+    assert found == ((cause, at) if cause else None)
+
+
+def test_what_an_earlier_turn_was_killed_for_says_nothing_of_a_later_one() -> None:
+    at = datetime(2026, 11, 22, 6, 34, 1).astimezone().timestamp()
+    log = LINE.format(" DUE TO PREEMPTION")
+    assert cause_of_the_kill(log, "7", since=at + 0.9) == (Cause.PREEMPTED, at)
+    assert cause_of_the_kill(log, "7", since=at + 1) is None
 
 
 def test_what_another_job_was_killed_for_says_nothing() -> None:

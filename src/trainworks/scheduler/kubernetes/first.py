@@ -10,7 +10,6 @@ import contextlib
 import os
 import signal
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, final
 
@@ -24,6 +23,7 @@ from trainworks.record.events import append_event, read_events
 from trainworks.record.exit_code import ExitCode
 from trainworks.record.failures import first_failure
 from trainworks.record.resolved import ResolvedRun
+from trainworks.record.restarts import NEXT_TURN, may_restart
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 from trainworks.scheduler.kubernetes.echo import Echo
@@ -31,7 +31,14 @@ from trainworks.scheduler.kubernetes.hosts import Met, PodHosts, dismiss, meet
 from trainworks.scheduler.kubernetes.pod import LAST_WORDS, RESOLVED, Pod, leave_words
 from trainworks.scheduler.nodes import CommandNodes, TrainingNodes
 from trainworks.scheduler.supervisor import Supervisor, supervise
-from trainworks.scheduler.turn import back_in_the_queue, plan, planner_of, processes_on, starts_that_count
+from trainworks.scheduler.turn import (
+    back_in_the_queue,
+    no_restart_left,
+    plan,
+    planner_of,
+    processes_on,
+    signs_of_life,
+)
 
 __all__ = ["FirstPod"]
 
@@ -82,6 +89,8 @@ class FirstPod:
         if (lock := self._lock()) is None:
             sys.stderr.write("a pod of the turn before still holds the run\n")
             return ExitCode.PEER_LOST
+        if not self._note_the_last_turn():
+            return self._verdict(int(ExitCode.ENVIRONMENT))
         code = supervise(self._run_dir, self._supervisor, lock=lock, heard=self._hear)
         code = self._verdict(code)
         self._open.close()
@@ -121,13 +130,12 @@ class FirstPod:
         self._met = meet(self._pod, self._clock)
         resolved = self._resolved()
         self._run_dir.write_resolved(resolved)
-        self._note_the_launch(self._met, resolved.processes.processes_per_node)
+        self._begin_turn(self._met, resolved.processes.processes_per_node)
         self._request = request = job_request(resolved)
         kind = TrainingNodes if request.kind == "training" else CommandNodes
-        in_place = replace(request, max_restarts=self._restarts_in_place(request))
-        nodes = kind(self._run_dir, in_place, (lock,), PodHosts(self._met, self._secrets))
+        nodes = kind(self._run_dir, request, (lock,), PodHosts(self._met, self._secrets))
         self._open.enter_context(Echo(self._run_dir, self._pod.index))
-        return Supervisor(self._run_dir, in_place, nodes, self._clock)
+        return Supervisor(self._run_dir, request, nodes, self._clock)
 
     def _resolved(self) -> ResolvedRun:
         """The run on these pods: what stands in its directory, and what only they can say."""
@@ -148,23 +156,30 @@ class FirstPod:
             changes["host"] = probe_host(self._run_dir.path)
         return resolved.model_copy(update=changes)
 
-    def _restarts_in_place(self, request: JobRequest) -> int:
-        """Those of a command are counted together with its turns; a workload has all of them in every turn."""
-        before = self._starts(request) - 1 if request.kind == "command" else 0
-        return max(0, request.max_restarts - before)
+    def _turns(self) -> int:
+        """Turns of this submission so far."""
+        launches = [event for event in read_events(self._run_dir.events_file) if event["kind"] == "submitted"]
+        return sum(event.get("job") == self._pod.job for event in launches)
 
-    def _starts(self, request: JobRequest) -> int:
-        return starts_that_count(read_events(self._run_dir.events_file), in_place=request.kind == "command")
-
-    def _note_the_launch(self, met: Met, processes_per_node: int) -> None:
-        """Write down how the turn before ended, if it could not, and that this one begins."""
-        events = self._run_dir.events_file
-        mine = [event for event in read_events(events) if event["kind"] == "submitted"]
-        turns = sum(event.get("job") == self._pod.job for event in mine)
+    def _note_the_last_turn(self) -> bool:
+        """Write down how the turn before ended, if it could not; False if the job has no restart left."""
+        if self._turns() == 0:
+            return True
         last = self._run_dir.read_status()
-        if turns and last.state not in (JobState.QUEUED, JobState.PREEMPTED):
+        if last.state not in (JobState.QUEUED, JobState.PREEMPTED):
             left = last.state == JobState.STOPPED
-            self._enter(*back_in_the_queue(Cause.PREEMPTED if left else Cause.NODE_LOST))
+            ended_at = signs_of_life(self._run_dir)
+            self._enter(*back_in_the_queue(Cause.PREEMPTED if left else Cause.NODE_LOST), ended_at=ended_at)
+        most = job_request(self._run_dir.read_resolved()).max_restarts
+        if may_restart(read_events(self._run_dir.events_file), most, NEXT_TURN):
+            return True
+        cause = parse_cause(self._run_dir.read_status().cause) or Cause.NODE_LOST
+        self._enter(JobState.FAILED, cause, no_restart_left(cause, most))
+        return False
+
+    def _begin_turn(self, met: Met, processes_per_node: int) -> None:
+        """Forget how an earlier turn was stopped, and say that this one begins."""
+        events, turns = self._run_dir.events_file, self._turns()
         self._run_dir.stop_file.unlink(missing_ok=True)
         self._run_dir.make_reserve()
         size = {"nodes": len(met.nodes), "processes_per_node": processes_per_node, "hosts": list(met.nodes)}
@@ -188,7 +203,8 @@ class FirstPod:
     def _another_turn_may_help(self, cause: Cause) -> bool:
         if self._request is None:
             return False
-        return CAUSES[cause].another_start_helps and self._starts(self._request) <= self._request.max_restarts
+        events = read_events(self._run_dir.events_file)
+        return CAUSES[cause].another_start_helps and may_restart(events, self._request.max_restarts, NEXT_TURN)
 
     def _say(self, status: RunStatus) -> None:
         """The end of this turn."""
@@ -203,10 +219,10 @@ class FirstPod:
             path=self._last_words,
         )
 
-    def _enter(self, state: JobState, cause: Cause, message: str | None) -> None:
+    def _enter(self, state: JobState, cause: Cause, message: str | None, **words: float) -> None:
         status = RunStatus(state=state, cause=cause, message=message, updated_at=self._clock.now())
         self._run_dir.write_status(status)
-        append_event(self._run_dir.events_file, "state", state=state, cause=cause, message=message)
+        append_event(self._run_dir.events_file, "state", state=state, cause=cause, message=message, **words)
 
 
 def _leave_before_the_start(number: int, frame: object) -> NoReturn:

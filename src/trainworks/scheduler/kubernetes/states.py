@@ -111,7 +111,15 @@ def sight(
         restarts=restarts,
         exit_code=exit_code,
         starts_at=None if state.waits else _started_at(mine),
+        ended_at=_ended_at(jobset) if state.is_final else None,
     )
+
+
+def _ended_at(jobset: Object) -> float | None:
+    """When the JobSet became Completed or Failed."""
+    ends = (_condition(jobset, kind) or {} for kind in ("Completed", "Failed"))
+    times = [str(end["lastTransitionTime"]) for end in ends if end.get("lastTransitionTime")]
+    return max((datetime.fromisoformat(time).timestamp() for time in times), default=None)
 
 
 def _started_at(pods: Sequence[Object]) -> float | None:

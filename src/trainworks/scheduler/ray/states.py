@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from trainworks.job.state import Cause, JobState, parse_cause
@@ -72,7 +73,9 @@ def sight(job: Object, groups: Sequence[Object] = ()) -> Sight:
     word = str(job.get("status"))
     state = JOB_STATES.get(word, JobState.UNKNOWN)
     if state is JobState.RUNNING:
-        return _alive(groups)
+        seen = _alive(groups)
+        is_first = len(groups) <= 1 and not seen.state.waits
+        return replace(seen, starts_at=_time(job.get("start_time"))) if is_first else seen
     told = _last_words(job) if state in (JobState.FAILED, JobState.STOPPED) else {}
     exit_code = told.get("exit_code", job.get("driver_exit_code"))
     return Sight(
@@ -82,7 +85,14 @@ def sight(job: Object, groups: Sequence[Object] = ()) -> Sight:
         cause=_cause(job, told) if state is JobState.FAILED else None,
         restarts=max(0, len(groups) - 1),
         exit_code=exit_code if state.is_final else None,
+        starts_at=_time(job.get("start_time")) if state.is_final and len(groups) <= 1 else None,
+        ended_at=_time(job.get("end_time")) if state.is_final else None,
     )
+
+
+def _time(milliseconds: object) -> float | None:
+    """Seconds since the epoch."""
+    return float(milliseconds) / 1000 if isinstance(milliseconds, int | float) and milliseconds > 0 else None
 
 
 def _alive(groups: Sequence[Object]) -> Sight:

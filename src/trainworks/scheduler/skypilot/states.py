@@ -58,7 +58,13 @@ def sight(record: Mapping[str, Any]) -> Sight:
         cause=_CAUSES.get(word),
         restarts=int(record.get("recovery_count") or 0),
         exit_code=0 if state is JobState.SUCCEEDED else None,
+        starts_at=None if state.waits else _time(record.get("start_at")),
+        ended_at=_time(record.get("end_at")) if state.is_final else None,
     )
+
+
+def _time(seconds: object) -> float | None:
+    return float(seconds) if isinstance(seconds, int | float) and seconds > 0 else None
 
 
 def _reason(record: Mapping[str, Any]) -> str | None:

@@ -2,6 +2,8 @@
 
 It is the job's supervisor. STEP are options for `srun`, PYTHON is how Python starts on the nodes (in a container).
 SIGINT is a person's wish to stop; SIGTERM comes from Slurm, before the time limit or when another job takes the place.
+The batch script passes both on under other numbers (`FORWARDED`): Slurm signals the script alone, or all its processes.
+If the supervisor is killed, the script starts this module again, which requeues the job while a restart is left.
 """
 
 from __future__ import annotations
@@ -18,30 +20,36 @@ from typing import Any, Literal
 import psutil
 
 from trainworks.errors import TrainworksError
+from trainworks.files import take_lock
 from trainworks.host import process
 from trainworks.host.clock import SystemClock
 from trainworks.host.probe import probe_host
 from trainworks.job.request import JobRequest, job_request
 from trainworks.job.state import CAUSES, Cause, JobState, parse_cause, parse_state
-from trainworks.record.events import append_event, read_events
+from trainworks.record.events import Event, append_event, read_events
+from trainworks.record.exit_code import ExitCode
 from trainworks.record.resolved import ResolvedRun
+from trainworks.record.restarts import NEXT_TURN, may_restart
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 from trainworks.scheduler.nodes import CommandNodes, Hosts, ThisMachine, TrainingNodes
 from trainworks.scheduler.slurm.allocation import Allocation, Step, StepHosts, allocation, processes_in
 from trainworks.scheduler.slurm.client import SlurmClient
+from trainworks.scheduler.slurm.ending import ending_of_turn, log_of
+from trainworks.scheduler.slurm.render import ENDING, FORWARDED
 from trainworks.scheduler.slurm.states import cause_of_the_kill
 from trainworks.scheduler.supervisor import Supervisor, supervise
-from trainworks.scheduler.turn import back_in_the_queue, plan, planner_of, starts_that_count
+from trainworks.scheduler.turn import back_in_the_queue, no_restart_left, plan, planner_of
 
-__all__ = ["main", "starts_that_count"]
+__all__ = ["main"]
 
 _MEMORY_OF_THE_JOB = ("SLURM_MEM_PER_CPU", "SLURM_MEM_PER_GPU", "SLURM_MEM_PER_NODE")
 """srun takes no second word about memory beside `--mem=0`."""
 _SIGNAL_COMES_EARLY_S = 90.0
 """Slurm may send a signal up to a minute before its time."""
 _UNTIL_SLURM_ENDS_US_S = 60.0
-_OF_THE_USER = (signal.SIGUSR1, signal.SIGUSR2)
+_SIGNALS: dict[int, int] = {signal.SIGRTMIN + offset: number for offset, number in enumerate(FORWARDED, start=1)}
+_ENDING = {received: number for received, number in _SIGNALS.items() if number in ENDING}
 
 
 def main(run_folder: str, *step: str) -> int:
@@ -49,12 +57,9 @@ def main(run_folder: str, *step: str) -> int:
     process.adopt_orphans()
     for name in _MEMORY_OF_THE_JOB:
         os.environ.pop(name, None)
-    run_dir = RunDir(Path(run_folder))
-    if parse_state(run_dir.read_status().state).is_final and not os.environ.get("SLURM_RESTART_COUNT"):
-        return 0  # submitted twice: another job has done it
-    batch = _Batch(run_dir, _step(list(step)), SlurmClient())
-    code = supervise(batch.run_dir, batch.supervisor, heard=batch.hear)
-    return batch.leave(code)
+    for number in (*FORWARDED, *_SIGNALS):
+        signal.signal(number, _ignore)
+    return _Batch(RunDir(Path(run_folder)), _step(list(step)), SlurmClient()).run()
 
 
 def _step(arguments: list[str]) -> Step:
@@ -77,6 +82,56 @@ class _Batch:
         self._got: Allocation | None = None
         self._request: JobRequest | None = None
         self._signals: list[int] = []
+        self._is_next_turn = False
+
+    def run(self) -> int:
+        """Supervise the job for one turn, unless there is nothing left to do; returns the script's exit code."""
+        state = parse_state(self.run_dir.read_status().state)
+        turn = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
+        begun = self._launches()[-1:]
+        if begun and (begun[0].get("job"), begun[0].get("turn")) == (os.environ.get("SLURM_JOB_ID"), turn):
+            return self._after_a_kill()
+        if state.is_final and not turn:
+            return 0  # submitted twice: another job has done it
+        if (lock := take_lock(self.run_dir.lock_file)) is None:
+            return ExitCode.ENVIRONMENT
+        has_ended = state in (JobState.SUCCEEDED, JobState.FAILED)  # then a person has requeued it, as by `retry`
+        self._is_next_turn = turn > 0 and not has_ended
+        if self._is_next_turn and not self._note_the_last_turn():
+            return 1
+        return self.leave(supervise(self.run_dir, self.supervisor, lock=lock, heard=self.hear, signals=_ENDING))
+
+    def _launches(self) -> list[Event]:
+        return [event for event in read_events(self.run_dir.events_file) if event["kind"] == "submitted"]
+
+    def _after_a_kill(self) -> int:
+        """Requeue the job, if it may; Slurm ends what the killed supervisor has left."""
+        self._got = allocation(os.environ, self._client)
+        self._request = job_request(self.run_dir.read_resolved())
+        status = self.run_dir.read_status()
+        if parse_state(status.state).is_final:
+            return self.leave(status.exit_code or 0)
+        message = "its supervisor was killed, and all that it had started with it"
+        if not self._another_start_may_help(Cause.AGENT_LOST):
+            self._enter(JobState.FAILED, Cause.AGENT_LOST, message)
+            return 1
+        return self._requeue(self._got, Cause.AGENT_LOST, message)
+
+    def _note_the_last_turn(self) -> bool:
+        """Write down how the last turn ended, if it could not; False if the job has no restart left."""
+        job = os.environ.get("SLURM_JOB_ID", "")
+        if parse_state(self.run_dir.read_status().state) not in (JobState.QUEUED, JobState.PREEMPTED):
+            cause, ended_at = ending_of_turn(self.run_dir, job)
+            self._enter(*back_in_the_queue(cause), ended_at=ended_at)
+        resolved = self.run_dir.read_resolved()
+        most = job_request(resolved).max_restarts
+        if "--requeue" in resolved.run_file.cluster.slurm.options:  # the script's own word, which is Slurm's to keep
+            return True
+        if may_restart(read_events(self.run_dir.events_file), most, NEXT_TURN):
+            return True
+        cause = parse_cause(self.run_dir.read_status().cause) or Cause.NODE_LOST
+        self._enter(JobState.FAILED, cause, no_restart_left(cause, most))
+        return False
 
     def hear(self, number: int) -> None:
         """A signal has come."""
@@ -87,23 +142,29 @@ class _Batch:
     def supervisor(self, lock: int) -> Supervisor:
         """The supervisor of the nodes that Slurm gave."""
         self._got = got = allocation(os.environ, self._client)
-        self._note_the_launch(got)
+        self._begin_turn()
         steps = StepHosts(got, self._step, self._client)
         resolved = self._resolved(got, steps)
         size = {"nodes": len(got.nodes), "processes_per_node": resolved.processes.processes_per_node}
         append_event(
-            self.run_dir.events_file, "submitted", **size, hosts=list(got.nodes), job=got.job, restarts=got.restarts
+            self.run_dir.events_file,
+            "submitted",
+            **size,
+            hosts=list(got.nodes),
+            job=got.job,
+            turn=got.restarts,
+            restarts=got.restarts if self._is_next_turn else 0,
+            started_at=self._started_at,
         )
         self._request = request = job_request(resolved)
         hosts: Hosts = steps
         if request.framework == "slurm":  # the script starts once, here, as a batch script of its own would
             request = replace(request, processes=request.processes.model_copy(update={"nodes": 1}))
             hosts = ThisMachine(1)
-            for number in _OF_THE_USER:
+            for number in _SIGNALS.keys() - _ENDING.keys():
                 signal.signal(number, _pass_on)
         kind = TrainingNodes if request.kind == "training" else CommandNodes
-        in_place = replace(request, max_restarts=self._restarts_in_place(request))
-        return Supervisor(self.run_dir, in_place, kind(self.run_dir, in_place, (lock,), hosts), self._clock)
+        return Supervisor(self.run_dir, request, kind(self.run_dir, request, (lock,), hosts), self._clock)
 
     def _resolved(self, got: Allocation, hosts: StepHosts) -> ResolvedRun:
         """The run as it is on these nodes; a workload is planned there before its first start."""
@@ -119,22 +180,8 @@ class _Batch:
         self.run_dir.write_resolved(resolved)
         return resolved
 
-    def _restarts_in_place(self, request: JobRequest) -> int:
-        """Those of a command are counted together with its turns in the queue; a workload, which goes on from its
-        checkpoint, has all of them in every turn.
-        """
-        before = self._starts(request) - 1 if request.kind == "command" else 0
-        return max(0, request.max_restarts - before)
-
-    def _starts(self, request: JobRequest) -> int:
-        return starts_that_count(read_events(self.run_dir.events_file), in_place=request.kind == "command")
-
-    def _note_the_launch(self, got: Allocation) -> None:
-        """Write down how the last stretch ended, if it could not, and that this one begins."""
-        last = self.run_dir.read_status()
-        if got.restarts and last.state not in (JobState.QUEUED, JobState.PREEMPTED):
-            cause = cause_of_the_kill(self._log(), got.job) or Cause.NODE_LOST
-            self._enter(*back_in_the_queue(cause))
+    def _begin_turn(self) -> None:
+        """Forget how an earlier turn was stopped, and say that this one begins."""
         self.run_dir.stop_file.unlink(missing_ok=True)
         self.run_dir.make_reserve()
         self._say(JobState.STARTING, None, None)
@@ -177,20 +224,17 @@ class _Batch:
         with contextlib.suppress(TrainworksError):
             said = self._client.call("squeue", "--noheader", "--states=all", f"--jobs={got.job}", "--Format=State:20")
             if said.strip() != "RUNNING":
-                return cause_of_the_kill(self._log(), got.job)
+                found = cause_of_the_kill(log_of(self.run_dir), got.job, self._started_at)
+                return found[0] if found else None
             asked = self.run_dir.read_resolved().run_file.job
             end_s = asked.time_limit - asked.grace - _SIGNAL_COMES_EARLY_S if asked.time_limit else 0.0
             return Cause.TIME_LIMIT if self._clock.now() - self._started_at > end_s else Cause.PREEMPTED
         return None
 
-    def _log(self) -> str:
-        with contextlib.suppress(OSError):
-            return self.run_dir.supervisor_log.read_text(encoding="utf-8", errors="replace")
-        return ""
-
     def _another_start_may_help(self, cause: Cause) -> bool:
         assert self._request is not None
-        return CAUSES[cause].another_start_helps and self._starts(self._request) <= self._request.max_restarts
+        events = read_events(self.run_dir.events_file)
+        return CAUSES[cause].another_start_helps and may_restart(events, self._request.max_restarts, NEXT_TURN)
 
     def _requeue(self, got: Allocation, cause: Cause, message: str | None) -> int:
         """The job waits again, under the same number; Slurm ends this script."""
@@ -201,9 +245,9 @@ class _Batch:
             self._enter(JobState.FAILED, cause, f"{message}; it could not be put back into the queue: {error.message}")
         return 1
 
-    def _enter(self, state: JobState, cause: Cause, message: str | None) -> None:
+    def _enter(self, state: JobState, cause: Cause, message: str | None, **words: float) -> None:
         self._say(state, cause, message)
-        append_event(self.run_dir.events_file, "state", state=state, cause=cause, message=message)
+        append_event(self.run_dir.events_file, "state", state=state, cause=cause, message=message, **words)
 
     def _say(self, state: JobState, cause: Cause | None, message: str | None) -> None:
         pid, started_at = process.identity()
@@ -220,11 +264,15 @@ class _Batch:
         self.run_dir.write_status(status)
 
 
+def _ignore(number: int, frame: object) -> None:
+    """A signal that comes too early, or a second time; programs that are started do not inherit this."""
+
+
 def _pass_on(number: int, frame: object) -> None:
     """A signal that the user has asked Slurm for goes to his script, as it would without us."""
     for agent in psutil.Process().children():
         for script in agent.children():
-            script.send_signal(number)
+            script.send_signal(_SIGNALS[number])
 
 
 if __name__ == "__main__":

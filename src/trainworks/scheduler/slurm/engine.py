@@ -15,12 +15,13 @@ from typing import ClassVar, final
 from trainworks.errors import EnvironmentProblem, TrainworksError, UnreachableError
 from trainworks.files import take_lock
 from trainworks.host.clock import Clock, SystemClock
-from trainworks.job.state import JobState
+from trainworks.job.state import Cause, JobState
 from trainworks.job.ticket import Ticket
 from trainworks.record.run_dir import RunDir
 from trainworks.scheduler.engine import Ability, Engine, NodeFacts, Script, Sight
 from trainworks.scheduler.mark import find_patiently
 from trainworks.scheduler.slurm.client import Refused, SlurmClient
+from trainworks.scheduler.slurm.ending import ending_of_turn
 from trainworks.scheduler.slurm.render import check, mark_of, render
 from trainworks.scheduler.slurm.states import accelerators_in, cause_of, expand, job_state, node_state
 from trainworks.spec.engines import Slurm
@@ -32,9 +33,9 @@ _NO_ACCOUNTING = re.compile(r"accounting storage is disabled|not running a datab
 _HELD_BY_SLURM = "launch failed requeued held"
 _MOST_RELEASES = 3
 """After that many restarts a job whose launch fails stays held, for a person to look at."""
-_JOB = "JobID:20|,State:20|,RestartCnt:8|,exit_code:16|,StartTime:24|,NodeList:4096|,Reason:256"
+_JOB = "JobID:20|,State:20|,RestartCnt:8|,exit_code:16|,StartTime:24|,EndTime:24|,NodeList:4096|,Reason:256"
 _NODE = "NodeList:255|,StateComplete:80|,CPUsState:64|,Memory:24|,Gres:255|,GresUsed:255|,Reason:256"
-_HISTORY = "JobIDRaw,State,ExitCode,NodeList"
+_HISTORY = "JobIDRaw,State,ExitCode,Start,End,NodeList"
 
 
 @final
@@ -174,6 +175,10 @@ class SlurmEngine(Engine):
             if not _GONE.search(refused.message):
                 raise
 
+    def last_end(self, run_dir: RunDir, handle: str) -> tuple[Cause, float]:
+        """As slurmstepd says in the log of the batch script, else a lost node."""
+        return ending_of_turn(run_dir, handle)
+
     def hold(self, handle: str) -> None:
         """Keep a job that waits from starting."""
         self._client.call("scontrol", "hold", handle)
@@ -227,7 +232,8 @@ def _alone(run_dir: RunDir) -> Iterator[int]:
 
 def _sight(line: str) -> tuple[str, Sight]:
     """One line of squeue; the reason stands last, because it may hold anything."""
-    job, word, restarts, code, starts, nodes, reason = (part.strip() for part in line.split("|", _JOB.count("|")))
+    parts = (part.strip() for part in line.split("|", _JOB.count("|")))
+    job, word, restarts, code, starts, ends, nodes, reason = parts
     why = reason if reason not in ("None", "") else None
     state = job_state(word, why)
     return job, Sight(
@@ -238,11 +244,17 @@ def _sight(line: str) -> tuple[str, Sight]:
         nodes=expand(nodes),
         restarts=int(restarts or 0),
         exit_code=_exit_code(code) if state.is_final else None,
-        starts_at=float(starts) if starts.isdecimal() else None,
+        starts_at=_time(starts),
+        ended_at=_time(ends) if state.is_final else None,
     )
 
 
-def _remembered(word: str, code: str, nodes: str) -> Sight:
+def _time(text: str) -> float | None:
+    """Seconds since the epoch; None for `N/A`, `Unknown` and their like."""
+    return float(text) if text.isdecimal() else None
+
+
+def _remembered(word: str, code: str, start: str, end: str, nodes: str) -> Sight:
     """One line of sacct, which counts no restarts in old versions. Who was preempted and does not wait has ended so."""
     state = job_state(word, None)
     return Sight(
@@ -251,6 +263,8 @@ def _remembered(word: str, code: str, nodes: str) -> Sight:
         cause=cause_of(word, None),
         nodes=expand(nodes) if nodes != "None assigned" else (),
         exit_code=_exit_code(code),
+        starts_at=_time(start),
+        ended_at=_time(end) if state.is_final or state is JobState.PREEMPTED else None,
     )
 
 

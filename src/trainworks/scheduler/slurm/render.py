@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,12 @@ from trainworks.record.run_dir import RunDir
 from trainworks.scheduler.mark import mark_of
 from trainworks.spec.engines import Container, Slurm
 
-__all__ = ["check", "mark_of", "render", "sbatch_option"]
+__all__ = ["ENDING", "FORWARDED", "check", "mark_of", "render", "sbatch_option"]
+
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that the batch script passes on to the supervisor, as SIGRTMIN+1, SIGRTMIN+2 and so on."""
+ENDING = FORWARDED[:3]
+"""Those of them that ask for an end."""
 
 _OWN = ("array", "comment", "error", "help", "job-name", "open-mode", "output", "parsable", "test-only", "wait", "wrap")
 """Options of sbatch that are not the user's: a run is one job, known by its mark."""
@@ -75,7 +81,31 @@ def render(ticket: Ticket, options: Slurm, run_dir: RunDir, *, python: str) -> s
     lines += _without_those_of_the_user(_lines(ticket, options, run_dir), options)
     supervisor = [python, "-P", "-m", "trainworks.scheduler.slurm.batch", str(run_dir.path)]
     command = [*supervisor, *_step(options.container, run_dir, ticket)]
-    return "\n".join(["#!/bin/bash", *_as_text(lines), "", f"exec {shlex.join(command)}"]) + "\n"
+    return "\n".join(["#!/bin/bash", *_as_text(lines), "", *_supervise(command)]) + "\n"
+
+
+def _supervise(command: Sequence[str]) -> list[str]:
+    """Run the supervisor; if it is killed and nothing has asked for an end, run it again, to requeue the job.
+
+    `wait` returns early at a signal, and once more with the exit code of the supervisor.
+    """
+    traps = [
+        f"trap '{'asked=1; ' if number in ENDING else ''}pass_on {offset}' {number.name[3:]}"
+        for offset, number in enumerate(FORWARDED, start=1)
+    ]
+    return [
+        "asked=",
+        'pass_on() { signaled=1; kill "-RTMIN+$1" "$supervisor"; }',
+        *traps,
+        "for run in supervise requeue; do",
+        f"  {shlex.join(command)} &",
+        "  supervisor=$!",
+        "  signaled=1",
+        '  while [ "$signaled" ]; do signaled=; wait $supervisor; code=$?; done',
+        '  if [ "$asked" ] || [ $code -le 128 ]; then break; fi',
+        "done",
+        "exit $code",
+    ]
 
 
 def _lines(ticket: Ticket, options: Slurm, run_dir: RunDir) -> list[_Line]:
@@ -83,7 +113,7 @@ def _lines(ticket: Ticket, options: Slurm, run_dir: RunDir) -> list[_Line]:
     nodes = [ticket.min_nodes, ticket.max_nodes]
     gres = ["gpu", *([node.accelerator] if node.accelerator else []), str(node.accelerators)]
     return [
-        _Line("job-name", run_dir.run_id),
+        _Line("job-name", ticket.name),
         _Line("comment", mark_of(run_dir)),
         _Line("nodes", "-".join(map(str, dict.fromkeys(nodes)))),
         _Line("ntasks-per-node", str(ticket.tasks_per_node)),
@@ -92,7 +122,7 @@ def _lines(ticket: Ticket, options: Slurm, run_dir: RunDir) -> list[_Line]:
         _Line("mem", f"{math.ceil(node.memory_bytes / 2**20)}M" if node.memory_bytes else None),
         _Line("time", _time(ticket.time_limit_s) if ticket.time_limit_s else None),
         _Line("signal", f"B:TERM@{math.ceil(ticket.grace_s)}"),
-        _Line("requeue", True),
+        _Line("requeue" if ticket.max_restarts else "no-requeue", True),
         _Line("open-mode", "append"),
         _Line("output", _no_pattern(str(run_dir.supervisor_log))),
         _Line("chdir", ticket.working_folder),
@@ -108,7 +138,7 @@ def _lines(ticket: Ticket, options: Slurm, run_dir: RunDir) -> list[_Line]:
 def _without_those_of_the_user(lines: list[_Line], options: Slurm) -> list[_Line]:
     """An option that the user gives himself is his; sbatch would take the last one."""
     names = {option[2:].partition("=")[0] for option in options.options}
-    names |= {"requeue"} if "no-requeue" in names else set()
+    names |= {"requeue", "no-requeue"} if names & {"requeue", "no-requeue"} else set()
     return [line for line in lines if line.name not in names]
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from datetime import datetime
 
 from trainworks.job.state import Cause, JobState
 from trainworks.scheduler.engine import NodeState
@@ -107,11 +109,21 @@ def cause_of(word: str, reason: str | None) -> Cause | None:
     return by_reason or _CAUSES.get(word.split(maxsplit=1)[0], Cause.UNKNOWN)
 
 
-def cause_of_the_kill(log: str, job: str) -> Cause | None:
-    """Why slurmstepd ended a job's batch script the last time, from its log; None if a person cancelled the job."""
-    found = re.findall(rf"\*\*\* JOB {job} ON \S+ CANCELLED AT \S+(?: DUE TO ([A-Z ]+))?", log)
-    words = found[-1] if found else ""
-    return next((cause for text, cause in _CAUSES_OF_A_KILL.items() if words.startswith(text)), None)
+def cause_of_the_kill(log: str, job: str, since: float = 0.0) -> tuple[Cause, float] | None:
+    """Why and when slurmstepd ended a job's batch script the last time; None if it did not, or a person asked for it.
+
+    Args:
+        log: of the batch script, which a job has in common with its earlier turns.
+        job: its number.
+        since: start of the turn; what was said before that is about an earlier one.
+    """
+    found = re.findall(rf"\*\*\* JOB {job} ON \S+ CANCELLED AT (\S+)(?: DUE TO ([A-Z ]+))?", log)
+    at, words = found[-1] if found else ("", "")
+    cause = next((cause for text, cause in _CAUSES_OF_A_KILL.items() if words.startswith(text)), None)
+    if cause is None:
+        return None
+    ended_at = datetime.fromisoformat(at).timestamp()
+    return (cause, ended_at) if ended_at >= math.floor(since) else None
 
 
 def node_state(raw: str) -> NodeState:
