@@ -14,16 +14,19 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.fakes import resolved_command
+from tests.fakes import processes, resolved_command
 from tests.postgres import PostgresServer, postgres_url, require_postgres
 from trainworks.errors import EnvironmentProblem
 from trainworks.host import process
 from trainworks.job.state import JobState
 from trainworks.job.store import JobRow, open_store
 from trainworks.job.ticket import NodeResources, Ticket
+from trainworks.record.events import read_events
+from trainworks.record.restarts import restarts_used
 from trainworks.record.run_dir import RunDir, create_run_dir
 from trainworks.scheduler.dispatch import wake
 from trainworks.scheduler.engine import Script
+from trainworks.scheduler.launch import run_mark
 from trainworks.scheduler.local_engine import LocalEngine
 from trainworks.scheduler.store_place import dispatcher_log, store_url
 from trainworks.spec.run_file import RunFile
@@ -222,3 +225,67 @@ def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, dispatcher_log().read_text()
         time.sleep(0.02)
+
+
+MAX_RESTARTS = 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_job_has_one_life_more_than_restarts_whoever_is_killed(folder: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    run_dir = endless_job(folder)
+    store = open_store(store_url())
+    killed: Counter[str] = Counter()
+    while not (job := store.search()[0]).state.is_final:
+        assert sum(killed.values()) < 100, (job, killed)
+        time.sleep(chance.uniform(0.1, 0.6))
+        role = chance.choice(("rank", "agent", "supervisor", "dispatcher"))
+        killed[role] += sum(process.kill(pid) is None for pid in pids_of(role, folder, run_dir))
+        wake()
+    events = read_events(run_dir.events_file)
+    assert (job.state, restarts_used(events), job.restarts) == (JobState.FAILED, MAX_RESTARTS, MAX_RESTARTS)
+    assert 1 <= max(book(folder).values()) <= 1 + MAX_RESTARTS
+    wait_until(lambda: process.processes_with(run_mark(run_dir)) == [])
+
+
+def endless_job(folder: Path) -> RunDir:
+    """Two nodes of one rank each, which never end by themselves."""
+    run_dir = create_run_dir(folder / "runs", "job")
+    run_file = RunFile.model_validate(
+        {
+            "name": "job",
+            "run": f"echo $RANK >> {folder}/book; sleep 600",
+            "recover": {"max_restarts": MAX_RESTARTS},
+            "cluster": {"nodes": 2, "processes_per_node": 1},
+        }
+    )
+    ranks = processes(2, 1)
+    resolved = resolved_command(
+        run_file=run_file, run_id=run_dir.run_id, command=None, working_folder=str(folder), processes=ranks
+    )
+    run_dir.write_resolved(resolved)
+    ticket = Ticket(
+        run_id=run_dir.run_id,
+        name="job",
+        min_nodes=1,
+        max_nodes=1,
+        node=NodeResources(cores=1.0),
+        max_restarts=MAX_RESTARTS,
+    )
+    LocalEngine().submit(Script(ticket, ""), run_dir)
+    return run_dir
+
+
+def pids_of(role: str, folder: Path, run_dir: RunDir) -> list[int]:
+    """One process of that role, if there is one."""
+    supervisor = run_dir.read_status().supervisor_pid
+    if role == "dispatcher":
+        return [one.pid for one in dispatchers(folder)]
+    if role == "rank":
+        return [one.pid for one in process.processes_with(run_mark(run_dir) | {"RANK": "1"})]
+    if supervisor is None or not psutil.pid_exists(supervisor):
+        return []
+    agents = [one.pid for one in psutil.Process(supervisor).children()]
+    return [supervisor] if role == "supervisor" else agents[-1:]

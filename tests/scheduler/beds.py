@@ -30,6 +30,7 @@ from trainworks.record.run_dir import RunDir, create_run_dir
 from trainworks.scheduler.dispatch import wake
 from trainworks.scheduler.engine import Engine
 from trainworks.scheduler.follow import follow_all, hand_over, hand_over_again
+from trainworks.scheduler.holding import hold
 from trainworks.scheduler.kubernetes.client import KubernetesClient
 from trainworks.scheduler.kubernetes.engine import KubernetesEngine
 from trainworks.scheduler.launch import run_mark
@@ -88,6 +89,8 @@ class Bed(abc.ABC):
     """Whether somebody has to ask it, and can be told nothing."""
     word = "slurm"
     """What the run file calls it."""
+    requeues = True
+    """Whether a job that loses a node waits for other nodes, instead of going on where it is."""
     resources: ClassVar[dict[str, Any] | None] = None
     """That every job asks for, so that no two share a node."""
 
@@ -178,9 +181,28 @@ class Bed(abc.ABC):
         log = self.record(job).rank_log(rank)
         return log.read_text(encoding="utf-8").splitlines() if log.exists() else []
 
+    def marks(self, job: Job) -> dict[str, str]:
+        """Variables of every process of a run."""
+        return run_mark(job.run_dir)
+
     def left_of(self, job: Job) -> int:
         """Processes that a run still has."""
-        return len(process.processes_with(run_mark(job.run_dir)))
+        return len(process.processes_with(self.marks(job)))
+
+    def kill_a_rank(self, job: Job) -> None:
+        """The last one."""
+        for one in process.processes_with(self.marks(job) | {"RANK": str(job.ticket.max_nodes - 1)}):
+            process.kill(one.pid)
+
+    def kill_the_supervisor(self, job: Job) -> None:
+        """As the kernel does when a node has no memory left."""
+        pid = self.record(job).read_status().supervisor_pid
+        assert pid is not None
+        process.kill(pid)
+
+    def hold(self, row: JobRow) -> None:
+        """As a user does."""
+        hold(self.engine, row, row.handle or str(row.id))
 
     @contextmanager
     def strange_word(self) -> Iterator[None]:
@@ -225,6 +247,7 @@ class LocalBed(Bed):
     """This machine as four nodes; its dispatcher is a process that can be killed."""
 
     tells_of_silence = False
+    requeues = False
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -381,8 +404,15 @@ class KubernetesBed(Bed):
     def record(self, job: Job) -> RunDir:
         return RunDir(self._cluster.volume / str(job.row.handle))
 
-    def left_of(self, job: Job) -> int:
-        return len(process.processes_with({"TRAINWORKS_RUN_DIR": f"/runs/{job.row.handle}"}))
+    def marks(self, job: Job) -> dict[str, str]:
+        return {"TRAINWORKS_RUN_DIR": f"/runs/{job.row.handle}"}
+
+    def kill_the_supervisor(self, job: Job) -> None:
+        name = job.row.handle
+        first = {"TRAINWORKS_PODS": f"{name}-node-0-%d.{name}", "JOB_COMPLETION_INDEX": "0"}
+        for one in process.processes_with(first):
+            if "trainworks.scheduler.kubernetes.node" in one.cmdline():
+                process.kill(one.pid)
 
     def close(self) -> None:
         self._cluster.forget_all()

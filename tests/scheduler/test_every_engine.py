@@ -3,6 +3,7 @@ a real API server of Kubernetes with doubles behind it."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from trainworks.errors import UsageError
 from trainworks.job.state import JobState
 from trainworks.record.events import read_events
 from trainworks.record.failures import first_failure
+from trainworks.record.restarts import restarts_used
 
 HOSTILE = 'it\'s "a" value\nof $(touch pwned) `touch pwned` ; touch pwned & | > < * ? ~ \\ # ! é'
 UP = "echo up; "
@@ -115,6 +117,81 @@ def test_a_lost_node_is_no_lost_job(bed: Bed) -> None:
     assert job.end().state is JobState.SUCCEEDED
     assert [job.said(rank).count("up") for rank in range(3)] == [2, 2, 2]
     is_over(job)
+
+
+def times_up(job: Job) -> list[int]:
+    """How often each rank has started."""
+    return [job.said(rank).count("up") for rank in range(job.ticket.max_nodes)]
+
+
+def wait_until_up(job: Job, times: int) -> None:
+    """Until every rank has started so often; some engines act only when a command looks."""
+    ranks = job.ticket.max_nodes
+    wait_until(lambda: job.row and times_up(job) == [times] * ranks, lambda: f"{job.row} {times_up(job)}")
+
+
+def test_a_lost_node_ends_a_job_without_restarts(bed: Bed) -> None:
+    job = bed.start(FOR_EVER_ONCE, nodes=3)
+    bed.lose_a_node(job)
+    row = job.end()
+    assert (row.state, row.cause) == (JobState.FAILED, "node_lost")
+    assert times_up(job) == [1, 1, 1]
+    is_over(job)
+
+
+def test_every_level_takes_its_restarts_from_one_budget(bed: Bed) -> None:
+    job = bed.start("echo up; sleep 600", restarts=2)
+    bed.kill_the_supervisor(job)
+    wait_until_up(job, 2)
+    bed.kill_a_rank(job)
+    wait_until_up(job, 3)
+    bed.kill_the_supervisor(job)
+    assert job.end().state is JobState.FAILED
+    assert times_up(job) == [3, 3]
+    assert restarts_used(read_events(bed.record(job).events_file)) <= 3
+    is_over(job)
+
+
+def test_a_user_who_retries_a_job_gives_it_all_restarts_again(bed: Bed) -> None:
+    job = bed.submit(bed.job("echo up; exit 9", nodes=1, restarts=1))
+    first = job.end()
+    bed.retry(first)
+    wait_until_up(job, 4)
+    assert (first.state, job.end().state) == (JobState.FAILED, JobState.FAILED)
+    assert times_up(job) == [4]
+
+
+def test_a_lost_node_ends_an_attempt_and_is_its_cause(bed: Bed) -> None:
+    job = bed.start(FOR_EVER_ONCE, nodes=3, restarts=1)
+    bed.lose_a_node(job)
+    *lost, last = bed.store.attempts(job.wait_for("SUCCEEDED").id)
+    assert [(one.state, one.cause) for one in lost] == [(JobState.FAILED, "node_lost")] * bed.requeues
+    assert (last.state, len(last.placement)) == (JobState.SUCCEEDED, 3)
+    times = [time for one in (*lost, last) for time in (one.started_at, one.ended_at)]
+    assert times == sorted(times, key=float)
+
+
+def test_the_times_of_an_attempt_are_the_jobs_and_not_those_of_a_look(bed: Bed) -> None:
+    job = bed.submit(bed.job("date +%s.%N; sleep 1; date +%s.%N", nodes=1))
+    record = bed.record(job)
+    wait_until(lambda: record.read_status().state == "SUCCEEDED")
+    done_at = time.time()
+    wait_until(lambda: time.time() > done_at + 4)
+    row = job.end()
+    (attempt,) = bed.store.attempts(row.id)
+    began, done = map(float, job.said(0))
+    assert attempt.started_at <= began < int(done) <= (attempt.ended_at or 0.0)
+    assert (row.started_at, row.ended_at) == (attempt.started_at, attempt.ended_at)
+    assert (row.ended_at or 0.0) < done_at + 2
+
+
+def test_only_a_job_that_waits_can_be_held(bed: Bed) -> None:
+    job = bed.start(OBEYS)
+    with pytest.raises(UsageError, match=r"cannot hold job .* it is RUNNING"):
+        bed.hold(job.row)
+    job.stop()
+    with pytest.raises(UsageError, match=r"cannot hold job .* it is STOPPED"):
+        bed.hold(job.end())
 
 
 def test_a_failed_job_is_retried_in_its_run_directory(bed: Bed) -> None:

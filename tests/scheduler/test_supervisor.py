@@ -12,7 +12,7 @@ from tests.fakes import FakeClock, FakeNodes, Life, job
 from trainworks.host import process
 from trainworks.job.request import JobRequest
 from trainworks.job.state import JobState
-from trainworks.record.events import read_events
+from trainworks.record.events import append_event, read_events
 from trainworks.record.run_dir import RunDir
 from trainworks.scheduler.nodes import CommandNodes, TrainingNodes
 from trainworks.scheduler.supervisor import Supervisor
@@ -88,6 +88,24 @@ def test_the_other_nodes_are_not_started_again(start) -> None:
 def test_a_node_is_started_again_as_often_as_allowed(start, max_restarts: int) -> None:
     run = start(job(max_restarts=max_restarts), [Life(KILLED)] * 9)
     assert (run.states()[-1], len(run.nodes.asked.starts)) == ("FAILED", 1 + max_restarts)
+
+
+def test_two_nodes_of_a_workload_share_one_budget(start) -> None:
+    again = Life(0, FOREVER, says=[("ranks_started", {})])
+    lives = [Life(KILLED, 3), again], [Life(KILLED, 6), again]
+    run = start(job(nodes=2, max_restarts=1), *lives)
+    assert (run.states()[-1], run.nodes.asked.starts) == ("FAILED", [0, 1, 0])
+
+
+def test_restarts_of_an_earlier_turn_are_used(start) -> None:
+    run = start(job("command", max_restarts=1), [Life(KILLED)] * 9)
+    for kind, words in (
+        ("submitted", {"restarts": 0}),
+        ("state", {"state": "RUNNING"}),
+        ("submitted", {"restarts": 1}),
+    ):
+        append_event(run.run_dir.events_file, kind, **words)
+    assert (run.states()[-1], run.nodes.asked.starts) == ("FAILED", [0])
 
 
 def test_a_command_on_two_nodes_is_started_again_as_often_as_allowed(start) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from trainworks.cli.jobs import JobArgument, engine_to_change, find_job, handle_of, jobs
+from trainworks.scheduler.holding import hold
 
 __all__ = ["command"]
 
@@ -13,5 +14,5 @@ def command(job: JobArgument) -> None:
     """It keeps its place in the order, and does not start until it is released."""
     store = jobs()
     row = find_job(store, job)
-    engine_to_change(row, store).hold(handle_of(row))
+    hold(engine_to_change(row, store), row, handle_of(row))
     typer.echo(f"{row.run_id} held")

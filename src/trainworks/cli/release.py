@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from trainworks.cli.jobs import JobArgument, engine_to_change, find_job, handle_of, jobs
+from trainworks.scheduler.holding import release
 
 __all__ = ["command"]
 
@@ -13,5 +14,5 @@ def command(job: JobArgument) -> None:
     """A held job may start."""
     store = jobs()
     row = find_job(store, job)
-    engine_to_change(row, store).release(handle_of(row))
+    release(engine_to_change(row, store), row, handle_of(row))
     typer.echo(f"{row.run_id} released")

@@ -265,7 +265,7 @@ def _take(store: JobStore, engine: Engine, row: JobRow, sights: Mapping[str, Sig
         row = _attempt(store, row, sight, clock)
     if step.state.is_final:
         ended = attempts[-1].ended_at if attempts and attempts[-1].state is step.state else None
-        _end(store, row, step, clock, ended_at=step.since or ended or _ended_at(engine, row, run_dir, sight))
+        _end(store, row, step, clock, ended_at=ended or step.since or _ended_at(engine, row, run_dir, sight))
     else:
         _go_on(store, row, step, sight, clock)
     if attempts is not None:

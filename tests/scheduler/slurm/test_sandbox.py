@@ -9,8 +9,10 @@ import pytest
 from tests.fakes import resolved_command
 from tests.scheduler.slurm_cluster import Cluster, Run, wait_until
 from trainworks.host import process
-from trainworks.job.state import JobState
+from trainworks.job.state import Cause, JobState
+from trainworks.record.events import read_events
 from trainworks.record.resolved import Processes
+from trainworks.record.restarts import restarts_used
 from trainworks.record.run_dir import create_run_dir
 from trainworks.scheduler.slurm.client import SlurmClient
 from trainworks.scheduler.slurm.engine import SlurmEngine
@@ -155,14 +157,53 @@ def test_a_cancelled_job_leaves_nothing_that_hides(cluster: Cluster) -> None:
 
 def test_a_job_goes_on_when_another_took_its_place(cluster: Cluster) -> None:
     low, high = ({"qos": "normal"}, ["--qos=high"]) if cluster.accounting else ({"partition": "spot"}, [])
-    run = cluster.command(FIRST_TIME_FOR_EVER, nodes=4, slurm=low).start()
+    run = cluster.command(FIRST_TIME_FOR_EVER, nodes=4, slurm=low, restarts=1).start()
     cluster.call("sbatch", "--nodes=4", "--exclusive", *high, "--output=/dev/null", "--wrap=sleep 1")
     assert (run.end().restarts, run.state) == (1, "SUCCEEDED")
     assert "preempted" in [event["cause"] for event in run.events("state")]
+    assert restarts_used(read_events(run.run_dir.events_file)) == 0
+
+
+def test_a_preempted_job_without_restarts_has_failed(cluster: Cluster) -> None:
+    low, high = ({"qos": "normal"}, ["--qos=high"]) if cluster.accounting else ({"partition": "spot"}, [])
+    run = cluster.command("sleep 600", nodes=4, slurm=low).start()
+    cluster.call("sbatch", "--nodes=4", "--exclusive", *high, "--output=/dev/null", "--wrap=sleep 1")
+    sight = run.end()
+    assert (sight.state, sight.cause, sight.restarts) == (JobState.FAILED, Cause.PREEMPTED, 0)
+    assert (run.state, run.run_dir.read_status().cause) == ("FAILED", "preempted")
+
+
+def test_singleton_runs_jobs_of_one_name_one_after_the_other(cluster: Cluster) -> None:
+    singleton = {"options": ["--dependency=singleton"]}
+    first = cluster.command("sleep 3", nodes=1, slurm=singleton).start()
+    second = cluster.command("true", nodes=1, slurm=singleton).submit()
+    wait_until(lambda: second.sight.reason == "Dependency")
+    assert (first.end().state, second.end().state) == (JobState.SUCCEEDED, JobState.SUCCEEDED)
+    assert first.events("state")[-1]["t"] <= second.events("submitted")[0]["t"]
+
+
+def test_a_signal_for_the_ranks_does_not_end_their_supervisor(cluster: Cluster) -> None:
+    run = cluster.command("sleep 4", nodes=2).start()
+    cluster.call("scancel", "--batch", "--signal=USR1", run.handle)
+    assert (run.end().state, run.state, len(run.events("submitted"))) == (JobState.SUCCEEDED, "SUCCEEDED", 1)
+
+
+def test_a_killed_supervisor_without_restarts_is_the_cause_of_the_end(cluster: Cluster) -> None:
+    run = cluster.command("sleep 600", nodes=2).start()
+    run.kill("trainworks.scheduler.slurm.batch")
+    assert run.end().state is JobState.FAILED
+    assert (run.state, run.run_dir.read_status().cause) == ("FAILED", "agent_lost")
+    wait_until(lambda: not run.processes())
+
+
+def test_a_script_that_asks_for_requeue_is_requeued_as_slurm_would(cluster: Cluster) -> None:
+    run = cluster.command(FIRST_TIME_FOR_EVER, nodes=1, slurm={"options": ["--requeue"]}).start()
+    cluster.call("scontrol", "requeue", run.handle)
+    assert (run.end().restarts, run.state) == (1, "SUCCEEDED")
 
 
 def test_a_lost_node_puts_the_job_back_and_it_finishes_on_others(cluster: Cluster) -> None:
-    run = cluster.command(FIRST_TIME_FOR_EVER, nodes=3).start()
+    run = cluster.command(FIRST_TIME_FOR_EVER, nodes=3, restarts=1).start()
     cluster.sandbox.kill_node("node2")
     try:
         sight = run.end()

@@ -36,7 +36,7 @@ from trainworks.scheduler.nodes import CommandNodes, Hosts, ThisMachine, Trainin
 from trainworks.scheduler.slurm.allocation import Allocation, Step, StepHosts, allocation, processes_in
 from trainworks.scheduler.slurm.client import SlurmClient
 from trainworks.scheduler.slurm.ending import ending_of_turn, log_of
-from trainworks.scheduler.slurm.render import ENDING, FORWARDED
+from trainworks.scheduler.slurm.render import ENDING, FORWARDED, is_requeued
 from trainworks.scheduler.slurm.states import cause_of_the_kill
 from trainworks.scheduler.supervisor import Supervisor, supervise
 from trainworks.scheduler.turn import back_in_the_queue, no_restart_left, plan, planner_of
@@ -198,14 +198,20 @@ class _Batch:
             if found is None:
                 return self._cancelled(self._got)
             cause = found
-            if cause is not Cause.TIME_LIMIT:  # Slurm itself puts it back
-                self._enter(*back_in_the_queue(cause))
+            if cause is not Cause.TIME_LIMIT:  # Slurm itself puts it back, or ends it
+                self._leave_to_slurm(self._request, cause)
                 return code
         if not self._another_start_may_help(cause):
             if status.state == JobState.STOPPED:
                 self._enter(JobState.FAILED, cause, CAUSES[cause].words)
             return status.exit_code or code
         return self._requeue(self._got, cause, status.message)
+
+    def _leave_to_slurm(self, request: JobRequest, cause: Cause) -> None:
+        if is_requeued(request.max_restarts, self.run_dir.read_resolved().run_file.cluster.slurm):
+            self._enter(*back_in_the_queue(cause))
+        else:
+            self._enter(JobState.FAILED, cause, no_restart_left(cause, request.max_restarts))
 
     def _cancelled(self, got: Allocation) -> int:
         """Slurm shall say so, too; it would take this end for a success or for a failure."""

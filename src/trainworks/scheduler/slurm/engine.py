@@ -235,7 +235,7 @@ def _sight(line: str) -> tuple[str, Sight]:
     parts = (part.strip() for part in line.split("|", _JOB.count("|")))
     job, word, restarts, code, starts, ends, nodes, reason = parts
     why = reason if reason not in ("None", "") else None
-    state = job_state(word, why)
+    state = _ended(job_state(word, why))
     return job, Sight(
         state=state,
         raw=word,
@@ -255,17 +255,22 @@ def _time(text: str) -> float | None:
 
 
 def _remembered(word: str, code: str, start: str, end: str, nodes: str) -> Sight:
-    """One line of sacct, which counts no restarts in old versions. Who was preempted and does not wait has ended so."""
-    state = job_state(word, None)
+    """One line of sacct, which counts no restarts in old versions."""
+    state = _ended(job_state(word, None))
     return Sight(
-        state=JobState.FAILED if state is JobState.PREEMPTED else state,
+        state=state,
         raw=word,
         cause=cause_of(word, None),
         nodes=expand(nodes) if nodes != "None assigned" else (),
         exit_code=_exit_code(code),
         starts_at=_time(start),
-        ended_at=_time(end) if state.is_final or state is JobState.PREEMPTED else None,
+        ended_at=_time(end) if state.is_final else None,
     )
+
+
+def _ended(state: JobState) -> JobState:
+    """PREEMPTED is Slurm's word for a job that has ended; a requeued one is PENDING."""
+    return JobState.FAILED if state is JobState.PREEMPTED else state
 
 
 def _exit_code(text: str) -> int | None:

@@ -16,7 +16,7 @@ from trainworks.record.run_dir import RunDir
 from trainworks.scheduler.mark import mark_of
 from trainworks.spec.engines import Container, Slurm
 
-__all__ = ["ENDING", "FORWARDED", "check", "mark_of", "render", "sbatch_option"]
+__all__ = ["ENDING", "FORWARDED", "check", "is_requeued", "mark_of", "render", "sbatch_option"]
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that the batch script passes on to the supervisor, as SIGRTMIN+1, SIGRTMIN+2 and so on."""
@@ -60,6 +60,12 @@ def check(ticket: Ticket, options: Slurm) -> None:
     for option in options.options:
         if (name := option[2:].partition("=")[0]) in _OWN:
             raise UsageError(f"`--{name}` is not yours to set: a run is one job", hint="leave it out")
+
+
+def is_requeued(max_restarts: int, options: Slurm) -> bool:
+    """Whether Slurm gives the job another turn: as the user's own options say, else if the job has any restart."""
+    asked = {"--requeue", "--no-requeue"} & set(options.options)
+    return "--requeue" in asked if asked else max_restarts > 0
 
 
 def render(ticket: Ticket, options: Slurm, run_dir: RunDir, *, python: str) -> str:
@@ -122,7 +128,7 @@ def _lines(ticket: Ticket, options: Slurm, run_dir: RunDir) -> list[_Line]:
         _Line("mem", f"{math.ceil(node.memory_bytes / 2**20)}M" if node.memory_bytes else None),
         _Line("time", _time(ticket.time_limit_s) if ticket.time_limit_s else None),
         _Line("signal", f"B:TERM@{math.ceil(ticket.grace_s)}"),
-        _Line("requeue" if ticket.max_restarts else "no-requeue", True),
+        _Line("requeue" if is_requeued(ticket.max_restarts, options) else "no-requeue", True),
         _Line("open-mode", "append"),
         _Line("output", _no_pattern(str(run_dir.supervisor_log))),
         _Line("chdir", ticket.working_folder),
