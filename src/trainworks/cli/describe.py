@@ -85,7 +85,8 @@ def _why(job: JobRow) -> str:
 
 def _held(job: JobRow, attempts: list[Attempt], now: float) -> list[tuple[str, str]]:
     """What the job has held so far, and what that costs where the run file names a price."""
-    hours = sum(((one.ended_at or now) - one.started_at) * len(one.placement) for one in attempts) / 3600
+    held_s = (max(0.0, (one.ended_at or now) - one.started_at) * len(one.placement) for one in attempts)
+    hours = sum(held_s) / 3600
     node = job.ticket.node
     if not hours or not (node.accelerators or node.cores):
         return []

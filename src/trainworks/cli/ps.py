@@ -82,10 +82,15 @@ def _owner(job: JobRow) -> str:
 
 
 def _time(job: JobRow, now: float) -> str:
-    """How long it has waited, or has run."""
-    if job.state.waits or job.started_at is None:
-        return f"{format_duration((job.ended_at or now) - job.submitted_at)} waiting"
-    return format_duration((job.ended_at or now) - job.started_at)
+    """How long it has waited, or has run; nothing for a job that ended without a start.
+
+    The clocks of two machines may differ, so a time that has just begun may seem to lie ahead.
+    """
+    if job.state.waits:
+        return f"{format_duration(max(0.0, now - job.submitted_at))} waiting"
+    if job.started_at is None:
+        return ""
+    return format_duration(max(0.0, (job.ended_at or now) - job.started_at))
 
 
 def job_as_json(job: JobRow) -> dict[str, Any]:

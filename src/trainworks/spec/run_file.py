@@ -271,7 +271,8 @@ class Recover(Spec):
     """What happens after a failure."""
 
     max_restarts: Annotated[int, Field(ge=0)] | None = None
-    """Automatic restarts, from the last checkpoint; when left out 3 for a workload and 0 for a command."""
+    """Automatic restarts, from the last checkpoint: lives of the job minus one, whatever fails; preemption costs none.
+    When left out 3 for a workload and 0 for a command."""
     node_mttf: DurationS | None = None
     """Mean time to failure of one node, for `checkpoint.every: auto`; that of a published fleet when left out."""
     hang_timeout: AutoDurationS = "auto"
