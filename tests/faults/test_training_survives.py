@@ -13,6 +13,7 @@ from tests.faults.conftest import STEPS
 from tests.faults.launcher import finished, interrupt, wait_until
 from trainworks.record.events import read_events
 from trainworks.record.manifest import complete_checkpoints
+from trainworks.record.restarts import restarts_used
 
 pytestmark = pytest.mark.slow
 TWO_NODES = {"cluster": {"engine": "local", "nodes": 2, "processes_per_node": 1}}
@@ -123,6 +124,23 @@ def test_restarts_are_limited(program, write_run_file):
     code, _, stderr = finished(running)
     assert code == 137
     assert "killed by SIGKILL" in stderr and "the checkpoint of step" in stderr
+    program.assert_nothing_left()
+
+
+def test_ranks_agents_and_supervisors_share_one_budget_of_restarts(program, write_run_file):
+    """One victim of every kind, each after the ranks have met again; the last one is a restart too many."""
+    run_file = write_run_file(
+        program.folder, recover={"max_restarts": 3}, workload__train_for="100000 steps", **TWO_NODES
+    )
+    program.run("submit", run_file)
+    victims = (program.supervisor, lambda: program.agent(0), lambda: program.rank(1), lambda: program.agent(1))
+    for lives, victim in enumerate(victims, start=1):
+        wait_until(lambda lives=lives: kinds(program).count("attempt") == lives)
+        victim().kill()
+        program.run("ps")
+    wait_until(lambda: program.run_dir.read_status().state == "FAILED")
+    events = read_events(program.run_dir.events_file)
+    assert (restarts_used(events), kinds(program).count("ranks_started")) == (3, 4)
     program.assert_nothing_left()
 
 

@@ -8,7 +8,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, final
@@ -411,8 +411,9 @@ class KubernetesBed(Bed):
         name = job.row.handle
         first = {"TRAINWORKS_PODS": f"{name}-node-0-%d.{name}", "JOB_COMPLETION_INDEX": "0"}
         for one in process.processes_with(first):
-            if "trainworks.scheduler.kubernetes.node" in one.cmdline():
-                process.kill(one.pid)
+            with suppress(psutil.Error):
+                if "trainworks.scheduler.kubernetes.node" in one.cmdline():
+                    one.kill()
 
     def close(self) -> None:
         self._cluster.forget_all()

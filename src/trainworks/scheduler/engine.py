@@ -47,6 +47,8 @@ class Sight:
     """Estimated, of one that waits; of others when their last start was. Seconds since the epoch."""
     ended_at: float | None = None
     """When a job ended that has ended, as its engine says."""
+    last_cause: Cause | None = None
+    """Why the job lost its nodes the last time, while its engine still knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -248,8 +248,8 @@ def _take(store: JobStore, engine: Engine, row: JobRow, sights: Mapping[str, Sig
     status = run_dir.read_status() if engine.shares_files else RunStatus(state=JobState.UNKNOWN)
     if sight is not None and sight.restarts > row.restarts and row.state.holds_resources:
         ended_at = min(clock.now(), sight.starts_at or clock.now())
-        cause = row.cause or Cause.UNKNOWN
-        changes = {"cause": cause, "message": CAUSES[parse_cause(cause) or Cause.UNKNOWN].words} | _NOWHERE
+        cause = sight.last_cause or parse_cause(row.cause) or Cause.UNKNOWN
+        changes = {"cause": cause, "message": CAUSES[cause].words} | _NOWHERE
         store.move(row.id, JobState.QUEUED, since=(row.state,), now=clock.now(), ended_at=ended_at, **changes)
         row = store.get(row.id) or row
     sight = _as_a_gang(row, sight) if sight is not None else None

@@ -223,7 +223,7 @@ def test_a_job_that_slurm_holds_because_a_node_failed_its_check_is_released(clus
     conf.write_text(f"{before}Prolog={hook}\nPrologFlags=Alloc\n", encoding="utf-8")
     cluster.call("scontrol", "reconfigure")
     try:
-        run = cluster.command("true", nodes=3).submit()
+        run = cluster.command("true", nodes=3, restarts=1).submit()
         assert (run.end().nodes, run.state) == (("node1", "node3", "node4"), "SUCCEEDED")
         assert run.engine.nodes()[1].state == "drained"
     finally:

@@ -78,6 +78,7 @@ def _news(connection: Connection) -> int | None:
     """The agent's exit code, if it has ended."""
     for message in connection.received():
         if message is None:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # an end by it, while Python exits, would hide the loss
             sys.stderr.write("the connection to this node was lost\n")
             return ExitCode.PEER_LOST
         if message.get("leaving"):

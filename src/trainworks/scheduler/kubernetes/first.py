@@ -29,7 +29,7 @@ from trainworks.record.status import RunStatus
 from trainworks.scheduler.kubernetes.echo import Echo
 from trainworks.scheduler.kubernetes.hosts import Met, PodHosts, dismiss, meet
 from trainworks.scheduler.kubernetes.pod import LAST_WORDS, RESOLVED, Pod, leave_words
-from trainworks.scheduler.nodes import CommandNodes, TrainingNodes
+from trainworks.scheduler.nodes import CommandNodes, Nodes, TrainingNodes
 from trainworks.scheduler.supervisor import Supervisor, supervise
 from trainworks.scheduler.turn import (
     back_in_the_queue,
@@ -79,6 +79,7 @@ class FirstPod:
         self._last_words = last_words
         self._met: Met | None = None
         self._request: JobRequest | None = None
+        self._nodes: Nodes | None = None
         self._open = contextlib.ExitStack()
         self._heard: set[int] = set()
 
@@ -133,7 +134,7 @@ class FirstPod:
         self._begin_turn(self._met, resolved.processes.processes_per_node)
         self._request = request = job_request(resolved)
         kind = TrainingNodes if request.kind == "training" else CommandNodes
-        nodes = kind(self._run_dir, request, (lock,), PodHosts(self._met, self._secrets))
+        self._nodes = nodes = kind(self._run_dir, request, (lock,), PodHosts(self._met, self._secrets))
         self._open.enter_context(Echo(self._run_dir, self._pod.index))
         return Supervisor(self._run_dir, request, nodes, self._clock)
 
@@ -192,6 +193,8 @@ class FirstPod:
         if status.state == JobState.SUCCEEDED:
             return 0
         if status.state == JobState.STOPPED:
+            if self._heard and self._nodes is not None and ExitCode.PEER_LOST in self._nodes.exit_codes():
+                self._enter(*back_in_the_queue(Cause.NODE_LOST))  # Kubernetes ends the other pods for that one
             return _TERMINATED if self._heard else 0
         cause = parse_cause(status.cause) or Cause.UNKNOWN
         if self._another_turn_may_help(cause):

@@ -112,7 +112,14 @@ def sight(
         exit_code=exit_code,
         starts_at=None if state.waits else _started_at(mine),
         ended_at=_ended_at(jobset) if state.is_final else None,
+        last_cause=_cause_of_the_last_turn(pod for pod in pods if _attempt(pod) == restarts - 1),
     )
+
+
+def _cause_of_the_last_turn(pods: Iterable[Object]) -> Cause | None:
+    """What Kubernetes knows of it, while pods of that turn are there."""
+    cause, _ = _root(pods)
+    return cause if cause in _KUBERNETES_KNOWS else None
 
 
 def _ended_at(jobset: Object) -> float | None:
