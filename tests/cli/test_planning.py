@@ -137,4 +137,4 @@ def test_a_batch_script_is_a_target_and_says_what_has_no_effect(tmp_path: Path) 
     done = trainworks_program("submit", "train.sh", "--dry-run", folder=tmp_path)
     assert done.returncode == 0
     assert "note: train.sh:2  --output is not used" in done.stderr
-    assert "#SBATCH --job-name=train-N" in done.stdout
+    assert "#SBATCH --job-name=train\n" in done.stdout

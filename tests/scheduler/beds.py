@@ -278,8 +278,9 @@ class LocalBed(Bed):
         status = job.run_dir.read_status()
         supervisor = psutil.Process(status.supervisor_pid)
         agents = sorted(supervisor.children(), key=lambda one: one.create_time())
-        for one in (*agents[1].children(recursive=True), agents[1]):
-            one.kill()
+        for one in (agents[1], *agents[1].children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):  # ranks die with their agent
+                one.kill()
 
     def silence(self) -> None:
         for one in self._processes():

@@ -247,6 +247,7 @@ class ForkingLauncher:
         with suppress(OSError, NotOwnerError):
             status = RunStatus(state="STOPPED", exit_code=0, updated_at=self._clock.now())
             self._run_dir(job).write_status(status)
+            append_event(self._run_dir(job).events_file, "state", state="STOPPED", cause=None, message=None)
         self.forget(job)
 
     def forget(self, job: JobRow) -> None:
