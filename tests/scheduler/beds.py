@@ -91,6 +91,8 @@ class Bed(abc.ABC):
     """What the run file calls it."""
     requeues = True
     """Whether a job that loses a node waits for other nodes, instead of going on where it is."""
+    causes_of_a_lost_node: ClassVar = {"node_lost"}
+    """What an attempt may say of its end by a lost node."""
     resources: ClassVar[dict[str, Any] | None] = None
     """That every job asks for, so that no two share a node."""
 
@@ -373,6 +375,7 @@ class KubernetesBed(Bed):
     """A real API server with four nodes behind it, whose pods are processes."""
 
     word = "kubernetes"
+    causes_of_a_lost_node: ClassVar = {"node_lost", "unknown"}  # once Kubernetes has forgotten the pods of that turn
     resources: ClassVar = {"accelerators": "h100:8"}
 
     def __init__(self, folder: Path, cluster: KubernetesCluster) -> None:
