@@ -108,9 +108,10 @@ class FakeMachine:
     def events(self, job: JobRow) -> list[Event]:
         return self.records.get(job.id, [])
 
-    def back_in_line(self, job: JobRow, outcome: Outcome, ended_at: float) -> None:
-        waits = {"t": ended_at, "kind": "state", "state": outcome.state, "cause": outcome.cause}
-        self.records.setdefault(job.id, []).append(waits)
+    def back_in_line(self, job: JobRow, outcome: Outcome | None = None, ended_at: float = 0.0) -> None:
+        if outcome is not None:
+            waits = {"t": ended_at, "kind": "state", "state": outcome.state, "cause": outcome.cause}
+            self.records.setdefault(job.id, []).append(waits)
         self.says[job.id] = RunStatus(state="QUEUED")
 
     def forget(self, job: JobRow) -> None:

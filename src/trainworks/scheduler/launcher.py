@@ -78,8 +78,8 @@ class Launcher(Protocol):
     def events(self, job: JobRow) -> list[Event]:
         """The record of the job, which counts its restarts."""
 
-    def back_in_line(self, job: JobRow, outcome: Outcome, ended_at: float) -> None:
-        """Say in the run directory that the job waits again, why, and when its turn ended."""
+    def back_in_line(self, job: JobRow, outcome: Outcome | None = None, ended_at: float = 0.0) -> None:
+        """Say in the run directory that the job waits again: how its turn ended, or nothing of it after a retry."""
 
     def stopped(self, job: JobRow) -> None:
         """Say in the run directory that the job was stopped before its start."""
@@ -234,10 +234,10 @@ class ForkingLauncher:
         except (OSError, NotOwnerError):
             return []
 
-    def back_in_line(self, job: JobRow, outcome: Outcome, ended_at: float) -> None:
+    def back_in_line(self, job: JobRow, outcome: Outcome | None = None, ended_at: float = 0.0) -> None:
         """Write the end of the turn, unless a dispatcher that was killed after that has written it."""
         run_dir = self._run_dir(job)
-        if not record_waits(self.events(job)):
+        if outcome is not None and not record_waits(self.events(job)):
             words = {"state": outcome.state, "cause": outcome.cause, "message": outcome.message}
             append_event(run_dir.events_file, "state", **words, ended_at=ended_at)
         run_dir.write_status(RunStatus(state="QUEUED", updated_at=self._clock.now()))
