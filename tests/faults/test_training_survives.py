@@ -70,6 +70,30 @@ def test_a_killed_supervisor_takes_everything_with_it_and_the_run_can_be_resumed
     assert program.curve() == uninterrupted
 
 
+def test_of_two_resumes_at_once_one_goes_on_and_the_other_is_refused(program, write_run_file, uninterrupted):
+    running = program.start("run", write_run_file(program.folder))
+    program.wait_for_step(60)
+    program.supervisor().kill()
+    finished(running)
+    both = [finished(each) for each in [program.start("resume"), program.start("resume")]]
+    assert sorted(code for code, _, _ in both) == [0, 2]
+    (refused,) = (stderr for code, _, stderr in both if code == 2)
+    run_id = program.run_dir.run_id
+    assert re.search(rf"run {run_id} is already [A-Z]+: process \d+ on \S+ supervises it since [\d-]+ [\d:]+", refused)
+    assert f"trainworks logs -f {run_id}" in refused and f"trainworks stop {run_id}" in refused
+    assert program.curve() == uninterrupted
+
+
+def test_a_live_run_is_not_resumed_and_goes_on(program, write_run_file, uninterrupted):
+    running = program.start("run", write_run_file(program.folder))
+    program.wait_for_step(20)
+    code, _, stderr = program.run("resume")
+    assert code == 2
+    assert f"process {program.supervisor().pid} on " in stderr
+    assert finished(running)[0] == 0
+    assert program.curve() == uninterrupted
+
+
 def test_a_killed_command_line_stops_its_run_with_a_checkpoint(program, write_run_file):
     running = program.start("run", write_run_file(program.folder))
     program.wait_for_step(30)

@@ -11,15 +11,16 @@ from pathlib import Path
 import pytest
 
 from tests.fakes import FakeClock, job, processes
-from trainworks.errors import EnvironmentProblem, NotOwnerError
+from trainworks.errors import EnvironmentProblem, NotOwnerError, UsageError
 from trainworks.host import process
 from trainworks.host.ledger import Ledger, Share, claim_key, machine_ledger
 from trainworks.host.probe import num_cores
 from trainworks.job.request import JobRequest
 from trainworks.record.environment import AcceleratorFacts
-from trainworks.record.events import read_events
+from trainworks.record.events import append_event, read_events
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
+from trainworks.scheduler.launch import take_run
 from trainworks.scheduler.local import LocalScheduler
 
 REQUESTS = {
@@ -156,3 +157,27 @@ def test_a_run_inside_a_run_does_not_meet_what_that_one_holds(ledger: Ledger, mo
     monkeypatch.setenv("TRAINWORKS_RUN_DIR", "/runs/lm-1")
     assert LocalScheduler().check(on_accelerators(4)) is None
     os.close(handle)
+
+
+def test_a_run_that_another_supervisor_has_is_refused_and_left_as_it_is(run_dir: RunDir) -> None:
+    lock = take_run(run_dir)
+    pid, started_at = process.identity()
+    append_event(run_dir.events_file, "submitted", nodes=1, processes_per_node=1)
+    status = RunStatus(
+        state="RUNNING", supervisor_pid=pid, supervisor_started_at=started_at, supervisor_host="node7", updated_at=5.0
+    )
+    run_dir.write_status(status)
+    run_dir.stop_file.touch()
+    scheduler = LocalScheduler()
+    with pytest.raises(UsageError, match=rf"is already RUNNING: process {pid} on node7 supervises it since \d{{4}}-"):
+        scheduler.submit(scheduler.render(job(), run_dir), run_dir, attached=False)
+    assert (run_dir.read_status(), run_dir.stop_file.exists()) == (status, True)
+    os.close(lock)
+
+
+def test_a_run_with_processes_but_no_supervisor_is_refused_in_other_words(run_dir: RunDir) -> None:
+    lock = take_run(run_dir)
+    run_dir.write_status(RunStatus(state="LOST", supervisor_pid=2**22 + 1, supervisor_started_at=1.0, updated_at=5.0))
+    with pytest.raises(EnvironmentProblem, match="still has processes"):
+        take_run(run_dir)
+    os.close(lock)

@@ -23,7 +23,7 @@ from trainworks.observe.progress import current_state
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.scheduler.engines import engine_of_run
-from trainworks.scheduler.launch import take_run
+from trainworks.scheduler.launch import supervised, take_run
 from trainworks.spec.run_file import OnNonfinite, OnSpike
 
 __all__ = ["command"]
@@ -42,22 +42,19 @@ def command(
 ) -> None:
     """With other ranks the layout is chosen anew; the sequence of the data stays the same."""
     run_dir = find(run, runs)
-    state = current_state(run_dir.read_status())
-    if not state.is_final and state is not JobState.CREATED:
-        raise UsageError(f"run {run_dir.run_id} is {state}", hint=f"trainworks logs -f {run_dir.run_id}")
-    if state is JobState.SUCCEEDED:
-        raise UsageError(f"run {run_dir.run_id} has finished; there is nothing left to do")
+    _check_over(run_dir)
+    lock = take_run(run_dir)  # before anything of the run changes: another `resume` may have come first
     resolved = run_dir.read_resolved()
     if nodes or nproc:
         resolved = _with_ranks(run_dir, resolved, nodes, nproc)
     if nonfinite or spike:
         resolved = _with_guard(run_dir, resolved, {"nonfinite": nonfinite, "spike": spike})
     if background:
-        _queue_again(run_dir, resolved, job_of_run(run_dir))
+        _queue_again(run_dir, resolved, job_of_run(run_dir), lock)
         typer.echo(run_dir.run_id)
         return
     talk = Console(stderr=True)
-    final = _go_on(run_dir, resolved, talk)
+    final = _go_on(run_dir, resolved, talk, lock)
     if resolved.plan is not None:
         print_report(run_dir)
     raise_for_failure(run_dir, final)
@@ -65,18 +62,34 @@ def command(
         say_stopped(run_dir, talk)
 
 
-def _go_on(run_dir: RunDir, resolved: ResolvedRun, talk: Console) -> JobState:
+def _check_over(run_dir: RunDir) -> None:
+    """Refuse a run that is live or has finished.
+
+    Raises:
+        UsageError: it is.
+    """
+    status = run_dir.read_status()
+    state = current_state(status)
+    if not state.is_final and state is not JobState.CREATED:
+        raise supervised(run_dir, status)
+    if state is JobState.SUCCEEDED:
+        raise UsageError(f"run {run_dir.run_id} has finished; there is nothing left to do")
+
+
+def _go_on(run_dir: RunDir, resolved: ResolvedRun, talk: Console, lock: int) -> JobState:
     """Watch the run to its end: in its queue, if it came from one."""
     since = time.time()
     job = job_of_run(run_dir)
     if job is None and resolved.run_file.cluster.engine == "local":
-        return submit_and_watch(run_dir, resolved, talk, since=since)
-    return watch_job(run_dir, resolved, talk, since=since, start=lambda: _queue_again(run_dir, resolved, job))
+        return submit_and_watch(run_dir, resolved, talk, since=since, lock=lock)
+    return watch_job(run_dir, resolved, talk, since=since, start=lambda: _queue_again(run_dir, resolved, job, lock))
 
 
-def _queue_again(run_dir: RunDir, resolved: ResolvedRun, job: JobRow | None) -> None:
-    """A run that was submitted goes back into its queue; one that was not comes into it."""
-    os.close(take_run(run_dir))
+def _queue_again(run_dir: RunDir, resolved: ResolvedRun, job: JobRow | None, lock: int) -> None:
+    """A run that was submitted goes back into its queue; one that was not comes into it. Frees the lock for those that
+    start it there.
+    """
+    os.close(lock)
     if job is None:
         submit_job(engine_of_run(resolved), ticket(resolved), run_dir)
     else:

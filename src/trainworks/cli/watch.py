@@ -26,7 +26,9 @@ __all__ = ["submit_and_watch", "watch"]
 _LOOK_S = 0.1
 
 
-def submit_and_watch(run_dir: RunDir, resolved: ResolvedRun, console: Console, *, since: float) -> JobState:
+def submit_and_watch(
+    run_dir: RunDir, resolved: ResolvedRun, console: Console, *, since: float, lock: int | None = None
+) -> JobState:
     """Start a run that ends with this process, and show it until it has a final state.
 
     Ctrl-C asks it to stop; a second one ends it at once. One that comes while the run is being submitted is kept until
@@ -37,11 +39,12 @@ def submit_and_watch(run_dir: RunDir, resolved: ResolvedRun, console: Console, *
         resolved: the run; the output of a command is shown as it comes.
         console: for progress and events.
         since: when it was launched; what an earlier launch left is not shown.
+        lock: the run's, where the caller has taken it.
     """
     scheduler = LocalScheduler()
 
     def start() -> None:
-        scheduler.submit(scheduler.render(job_request(resolved), run_dir), run_dir, attached=True)
+        scheduler.submit(scheduler.render(job_request(resolved), run_dir), run_dir, attached=True, lock=lock)
 
     def stop(reason: str) -> bool:
         return scheduler.stop(run_dir, reason)

@@ -74,7 +74,8 @@ def hand_over_again(store: JobStore, engine: Engine, row: JobRow, clock: Clock, 
     run_dir.write_status(RunStatus(state=JobState.QUEUED, updated_at=clock.now()))
     forgotten = dict.fromkeys(("ended_at", "asked_to_end", "asked_by", "handle"))
     changes: dict[str, Any] = forgotten | {"restarts": 0, "ticket": ticket or row.ticket}
-    store.move(row.id, JobState.QUEUED, since=again, now=clock.now(), **changes)
+    if not store.move(row.id, JobState.QUEUED, since=again, now=clock.now(), **changes):
+        raise UsageError(f"job {row.id} ({row.run_id}) is in the queue again already", hint="trainworks ps")
     return _give(store, engine, store.get(row.id) or row, clock, before=row.handle)
 
 

@@ -4,31 +4,59 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Mapping
 
-from trainworks.errors import EnvironmentProblem
+from trainworks.errors import EnvironmentProblem, TrainworksError, UsageError
 from trainworks.files import naming_full_disk, take_lock
 from trainworks.host import process
+from trainworks.host.clock import Clock, SystemClock
 from trainworks.job.request import JobRequest
-from trainworks.record.events import append_event
+from trainworks.record.events import append_event, read_events
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 
-__all__ = ["end_left_over", "keep_environment", "make_ready", "run_mark", "take_environment", "take_run"]
+__all__ = ["end_left_over", "keep_environment", "make_ready", "run_mark", "supervised", "take_environment", "take_run"]
+
+_START_TAKES_S = 5.0
+_LOOK_S = 0.05
 
 
 def take_run(run_dir: RunDir) -> int:
-    """The lock of a run that nobody has: whoever inherits it keeps everybody else from the run.
+    """Take the lock of a run; a process that inherits it keeps all others from the run.
 
     Raises:
-        EnvironmentProblem: somebody has it, if only the rest of an earlier launch.
+        UsageError: a supervisor has the run.
+        EnvironmentProblem: processes of an earlier launch have it.
     """
     lock = take_lock(run_dir.lock_file)
     if lock is None:
-        raise EnvironmentProblem(
-            f"run {run_dir.run_id} still has processes", hint=f"trainworks stop {run_dir.run_id}, or wait a moment"
-        )
+        raise _taken(run_dir, SystemClock())
     return lock
+
+
+def _taken(run_dir: RunDir, clock: Clock) -> TrainworksError:
+    """Why the lock of a run is taken. A supervisor that has just been started gets time to say that it is there."""
+    deadline = clock.now() + _START_TAKES_S
+    while (status := run_dir.read_status()).state == "CREATED" and clock.now() < deadline:
+        clock.sleep(_LOOK_S)
+    pid, started_at = status.supervisor_pid, status.supervisor_started_at
+    if pid is not None and started_at is not None and process.is_running(pid, started_at):
+        return supervised(run_dir, status)
+    return EnvironmentProblem(
+        f"run {run_dir.run_id} still has processes", hint=f"trainworks stop {run_dir.run_id}, or wait a moment"
+    )
+
+
+def supervised(run_dir: RunDir, status: RunStatus) -> UsageError:
+    """The refusal to start a run that is live: which process supervises it, and since when."""
+    problem = f"run {run_dir.run_id} is already {status.state}"
+    if status.supervisor_pid is not None:
+        submitted = [event["t"] for event in read_events(run_dir.events_file) if event["kind"] == "submitted"]
+        since = time.strftime(" since %Y-%m-%d %H:%M:%S", time.localtime(submitted[-1])) if submitted else ""
+        problem += f": process {status.supervisor_pid} on {status.supervisor_host} supervises it{since}"
+    hint = f"watch it with: trainworks logs -f {run_dir.run_id}; end it with: trainworks stop {run_dir.run_id}"
+    return UsageError(problem, hint=hint)
 
 
 def make_ready(run_dir: RunDir, request: JobRequest, now: float, *, restarts: int = 0) -> None:

@@ -66,26 +66,36 @@ class LocalScheduler(Scheduler):
             return None
         return f"this run shares its {cores:g} cores: {held_text(claims, num_cores(), [])}"
 
-    def submit(self, rendered: Rendered, run_dir: RunDir, *, attached: bool) -> None:
+    def submit(self, rendered: Rendered, run_dir: RunDir, *, attached: bool, lock: int | None = None) -> None:
         """Start the supervisor and wait until it has written its first status.
 
+        The supervisor inherits the run's lock, so that no other one can start in between.
+
+        Args:
+            rendered: the job.
+            run_dir: of the run.
+            attached: whether the supervisor ends with this process.
+            lock: the run's, where the caller has taken it; it is closed here.
+
         Raises:
-            EnvironmentProblem: it did not start, or jobs of others hold the accelerators that it needs.
+            UsageError: a supervisor has the run already.
+            EnvironmentProblem: the supervisor did not start, processes of an earlier launch are left, or jobs of others
+                hold the accelerators that it needs.
         """
-        os.close(take_run(run_dir))
-        claim, env = _claim(rendered.request, run_dir)
-        try:
+        with contextlib.ExitStack() as handles:
+            lock = take_run(run_dir) if lock is None else lock
+            handles.callback(os.close, lock)
+            claim, env = _claim(rendered.request, run_dir)
+            handles.callback(os.close, claim)
             make_ready(run_dir, rendered.request, self._clock.now())
-            parent = str(os.getpid()) if attached else "0"
+            arguments = (str(run_dir.path), str(os.getpid()) if attached else "0", str(lock), str(claim))
             child = process.spawn(
-                process.python_module("trainworks.scheduler.supervisor", str(run_dir.path), parent, str(claim)),
+                process.python_module("trainworks.scheduler.supervisor", *arguments),
                 log=run_dir.supervisor_log,
                 env=os.environ | env,
                 new_session=True,
-                pass_fds=[claim],
+                pass_fds=(lock, claim),
             )
-        finally:
-            os.close(claim)
         self._await_start(child, run_dir)
 
     def _await_start(self, child: process.Child, run_dir: RunDir) -> None:

@@ -98,7 +98,8 @@ class LocalEngine(Engine):
             self._say(run_dir, JobState.QUEUED)  # before anybody can launch it, and speak there
         asked_by = None if _is_ours(row) else os.getuid()
         changes: dict[str, Any] = {"asked_to_end": None, "asked_by": asked_by, "ticket": script.ticket}
-        self._store.move(row.id, JobState.QUEUED, since=again, now=self._clock.now(), restarts=0, **changes)
+        if not self._store.move(row.id, JobState.QUEUED, since=again, now=self._clock.now(), restarts=0, **changes):
+            raise UsageError(f"job {row.id} ({row.run_id}) is in the queue again already", hint="trainworks ps")
         _wake_for(row)
         return handle
 

@@ -1,8 +1,8 @@
-"""The supervisor of one job: `python -m trainworks.scheduler.supervisor RUN_DIR PARENT_PID [CLAIM]` on this machine.
+"""The supervisor of one job: `python -m trainworks.scheduler.supervisor RUN_DIR PARENT_PID [LOCK CLAIM]` here.
 
 It starts one agent per node, watches them, restarts what can be restarted, ends everything in the end, and writes
-status.json. PARENT_PID is the process to die with; 0 for a job that survives its shell. CLAIM is the open
-file by which the job holds its share of this machine.
+status.json. PARENT_PID is the process to die with; 0 for a job that survives its shell. LOCK is the open file with the
+run's lock, where the caller has taken it; CLAIM the one by which the job holds its share of this machine.
 """
 
 from __future__ import annotations
@@ -321,4 +321,5 @@ def main(
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2], claims=[int(handle) for handle in sys.argv[3:]]))
+    handles = [int(handle) for handle in sys.argv[3:]]
+    sys.exit(main(sys.argv[1], sys.argv[2], handles[0] if handles else None, claims=handles[1:]))
