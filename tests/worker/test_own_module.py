@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from tests.worker.harness import TinyRun, events
 from trainworks.errors import LayoutError, UsageError
@@ -18,6 +20,7 @@ from trainworks.record.resolved import ResolvedRun, StepTimeTerms
 from trainworks.record.run_dir import create_run_dir
 from trainworks.record.trial import Trial
 from trainworks.spec.load import parse_run_file
+from trainworks.worker.export import export
 from trainworks.worker.user_module import load_user_module
 
 MODULE = """
@@ -230,6 +233,26 @@ def test_a_checkpoint_of_replicas_goes_on_as_shards(tmp_path, one_process):
     run.world_size = 3
     assert run.train() == [0, 0, 0]
     assert [loss for loss, _ in run.curve()] == pytest.approx([loss for loss, _ in one_process["adamw"]], rel=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("layout", ["{dp_replicate: 2}", "{dp_shard: 2}"])
+def test_a_module_is_exported_as_a_state_dict_under_its_own_names(tmp_path, layout):
+    text = MODULE.replace("NOISE", "").replace(
+        "self.leave =", 'self.register_buffer("seen", torch.arange(3))\n        self.leave ='
+    )
+    run = own_run(tmp_path, text, layout, 2)
+    assert run.train() == [0, 0]
+    facts = export(run.run_dir, 24, tmp_path / "model", dtype="bf16", file_bytes=600)
+    files = sorted((tmp_path / "model").glob("*.safetensors"))
+    state = {name: tensor for file in files for name, tensor in load_file(file).items()}
+    model = load_user_module(tmp_path / "own.py").build_model()
+    assert model.load_state_dict(state).missing_keys == []
+    assert state["seen"].tolist() == [0, 1, 2]
+    assert {tensor.dtype for name, tensor in state.items() if name != "seen"} == {torch.bfloat16}
+    assert (facts["tensors"], facts["files"]) == (len(state), len(files))
+    index = json.loads((tmp_path / "model" / "model.safetensors.index.json").read_text())
+    assert index["weight_map"].keys() == state.keys()
 
 
 def test_an_error_in_forward_is_told_with_file_and_line(tmp_path):

@@ -9,18 +9,20 @@ import numpy as np
 import pytest
 import yaml
 from PIL import Image
-from transformers import ResNetConfig, ViTConfig
+from transformers import AutoModelForImageClassification, AutoModelForMaskedLM, ResNetConfig, ViTConfig
 
 from tests.worker.harness import TinyRun, events
 from tests.worker.test_own_module import TRIAL
 from trainworks.host.probe import probe_host
 from trainworks.plan.local.measured import make_measured_plan, measured_layouts
 from trainworks.plan.local.plan import choose_processes
+from trainworks.record.events import append_event
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import create_run_dir
 from trainworks.spec.load import parse_run_file
 from trainworks.worker.data.masked import MaskedTokens
 from trainworks.worker.data.order import FullShuffle
+from trainworks.worker.export import export
 from trainworks.worker.prepare import prepare
 
 VIT = ViTConfig(
@@ -91,6 +93,18 @@ def test_losses_of_replicas_and_shards_are_those_of_one_process(new_task, kind):
     one = trained(new_task(kind, "{micro_batch: 8}", 1))
     assert trained(new_task(kind, "{dp_replicate: 2, micro_batch: 2}", 2)) == pytest.approx(one, rel=1e-4)
     assert trained(new_task(kind, "{dp_shard: 2, recompute: full}", 2)) == pytest.approx(one, rel=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize(("kind", "opens"), [("bert", AutoModelForMaskedLM), ("vit", AutoModelForImageClassification)])
+def test_an_exported_model_is_opened_by_transformers_with_all_its_weights(new_task, tmp_path, kind, opens):
+    run = new_task(kind, "{dp_shard: 2}", 2)
+    trained(run)
+    append_event(run.run_dir.events_file, "data_ready", folder=str(run.data_folder))
+    export(run.run_dir, 6, tmp_path / "model", dtype="fp32")
+    model, loading = opens.from_pretrained(tmp_path / "model", output_loading_info=True)
+    assert not any(loading.values())
+    assert all(tensor.isfinite().all() for tensor in model.state_dict().values())
 
 
 def test_a_resnet_learns_and_its_statistics_do_not_disturb_a_resume(new_task):

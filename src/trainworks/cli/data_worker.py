@@ -40,9 +40,7 @@ def ask(
     if "error" in answer:
         raise _error(answer)
     if not answer or "done" in answer:
-        raise EnvironmentProblem(
-            "the worker ended without an answer", hint="pip install 'trainworks[train]'; what it said stands above"
-        )
+        raise EnvironmentProblem("the worker ended without an answer", hint="read the error that it printed above")
     return answer
 
 

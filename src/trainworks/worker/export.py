@@ -1,5 +1,7 @@
 """`python -m trainworks.worker.export export REQUEST_JSON PARENT_PID`: a checkpoint as a Hugging Face model.
 
+A model that only its file can build is written as a state dict in safetensors, under its own names.
+
 Reads one output file's worth of a checkpoint at a time, without a process group, whatever layout wrote it. Prints one
 JSON object per line, as `data_command` does.
 """
@@ -11,7 +13,7 @@ import shutil
 import signal
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,9 +24,15 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor
+from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerFast
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+)
 
 from trainworks.errors import DiskFullError, EnvironmentProblem, TrainworksError, UsageError
 from trainworks.files import free_bytes, fsync_folder, naming_full_disk, take_lock, write_atomic
@@ -32,21 +40,25 @@ from trainworks.host.folders import cache_folder
 from trainworks.host.process import die_with_parent
 from trainworks.record.events import read_events
 from trainworks.record.manifest import Manifest
+from trainworks.record.resolved import Plan
 from trainworks.record.run_dir import RunDir
 from trainworks.spec.run_file import Workload
 from trainworks.units import format_bytes
 from trainworks.worker.checksums import undamaged_manifest
-from trainworks.worker.data.card import hash_file
+from trainworks.worker.data.card import CARD, hash_file
 from trainworks.worker.models.decoder import Decoder
 from trainworks.worker.models.families import decoder_config, stored_as, stored_names
 from trainworks.worker.models.transformer import checkpoint_folder, model_config
 from trainworks.worker.prepare import end_of_text, prepare
+from trainworks.worker.transformer_tasks import ImageClassification, MaskedLanguageModeling, first_card
 
 __all__ = ["export", "main"]
 
 _FILE_BYTES = 5_000_000_000
 """Of one safetensors file, at most, unless a single tensor is larger; the size that `transformers` writes."""
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_WRAPPER = "model."
+"""Before the names of a model that stands in an objective."""
 _BESIDE_TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "added_tokens.json")
 
 
@@ -65,6 +77,8 @@ def main(action: str, request_json: str, parent: str) -> int:
 
 def export(run_dir: RunDir, step: int, to: Path, *, dtype: str, file_bytes: int = _FILE_BYTES) -> dict[str, Any]:
     """Write the checkpoint of a step to a folder that `from_pretrained` opens; the folder is complete or absent.
+
+    Of `task: module` the folder has safetensors files alone, for `load_state_dict`.
 
     Args:
         run_dir: of a workload.
@@ -85,17 +99,83 @@ def export(run_dir: RunDir, step: int, to: Path, *, dtype: str, file_bytes: int 
     assert resolved.plan is not None and resolved.run_file.workload is not None
     workload, folder = resolved.run_file.workload, run_dir.checkpoint(step)
     manifest = undamaged_manifest(run_dir, step, _report)
-    tokenizer = _tokenizer_file(run_dir, workload, manifest)
-    config = model_config(workload.model, resolved.plan.model)
+    data = None if workload.task == "module" else _data_folder(run_dir, workload, manifest)
     _check_space(to, resolved.plan.model.num_parameters * _DTYPES[dtype].itemsize)
     with _complete_or_absent(to) as part:
-        if decoder_config(config) is None:
-            facts = _write_whole(folder, config, part, dtype, file_bytes)
+        if data is None:
+            facts = _write_state(folder, part, dtype, file_bytes)
+        elif workload.task == "causal-lm":
+            facts = _write_causal(resolved.plan, workload, data, folder, part, dtype, file_bytes)
         else:
-            facts = _write_decoder(folder, config, part, dtype, file_bytes)
-        _write_config(config, tokenizer, part, dtype, own=workload.model.hf is None)
-        _write_tokenizer(workload, tokenizer, part)
+            facts = _write_transformer(workload, data, folder, part, dtype, file_bytes)
     return facts | {"folder": str(to), "step": step, "dtype": dtype}
+
+
+def _write_causal(
+    plan: Plan, workload: Workload, data: Path, folder: Path, part: Path, dtype: str, file_bytes: int
+) -> dict[str, Any]:
+    """A causal language model with its config and tokenizer."""
+    config = model_config(workload.model, plan.model)
+    tokenizer = first_card(data)[1] / "tokenizer.json"
+    write = _write_whole if decoder_config(config) is None else _write_decoder
+    facts = write(folder, config, part, dtype, file_bytes)
+    config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
+    if workload.model.hf is None:  # given by dimensions: it gets the token that ends its documents
+        end = end_of_text(Tokenizer.from_file(str(tokenizer)))
+        config.bos_token_id, config.eos_token_id = end, end
+    _write_config(config, part, dtype)
+    _write_tokenizer(workload, tokenizer, part)
+    return facts
+
+
+def _write_transformer(
+    workload: Workload, data: Path, folder: Path, part: Path, dtype: str, file_bytes: int
+) -> dict[str, Any]:
+    """A masked language model with its tokenizer, or a classifier of images; both are trained under their own names."""
+    facts = _write_state(folder, part, dtype, file_bytes)
+    if workload.task == "masked-lm":
+        config = MaskedLanguageModeling(workload, data, micro_batch=1).config
+        architectures: Mapping[str, str] = MODEL_FOR_MASKED_LM_MAPPING_NAMES
+        _write_tokenizer(workload, first_card(data)[1] / "tokenizer.json", part)
+    else:
+        config = ImageClassification(workload, data, micro_batch=1).config
+        architectures = MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
+    config.architectures = [architectures[config.model_type]]
+    _write_config(config, part, dtype)
+    return facts
+
+
+def _write_state(folder: Path, part: Path, dtype: str, file_bytes: int) -> dict[str, Any]:
+    """The tensors of a checkpoint under the names that the model itself has for them."""
+    state = _state_of(folder)
+    tensors: dict[str, list[tuple[str, Any]]] = {
+        name.removeprefix(_WRAPPER): [(name, None)] for name in state if name.startswith(_WRAPPER)
+    }
+
+    def content(names: Sequence[str], values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        wholes = {name: values[tensors[name][0][0]] for name in names}
+        return {
+            name: whole.to(_DTYPES[dtype]) if whole.is_floating_point() else whole for name, whole in wholes.items()
+        }
+
+    return _write_files(folder, tensors, state, content, part, dtype, file_bytes)
+
+
+def _state_of(folder: Path) -> dict[str, Tensor]:
+    """The tensors of a checkpoint's model, without storage, by name.
+
+    Raises:
+        EnvironmentProblem: the checkpoint cannot be read.
+    """
+    try:
+        stored = FileSystemReader(folder).read_metadata().state_dict_metadata
+    except Exception as error:
+        raise EnvironmentProblem(f"cannot read checkpoint `{folder}`: {type(error).__name__}: {error}") from None
+    return {
+        name.removeprefix("model."): torch.empty(entry.size, dtype=entry.properties.dtype, device="meta")
+        for name, entry in stored.items()
+        if name.startswith("model.") and isinstance(entry, TensorStorageMetadata)
+    }
 
 
 def _write_decoder(folder: Path, config: PretrainedConfig, part: Path, dtype: str, file_bytes: int) -> dict[str, Any]:
@@ -105,14 +185,42 @@ def _write_decoder(folder: Path, config: PretrainedConfig, part: Path, dtype: st
     with torch.device("meta"):
         parameters = dict(Decoder(decoder).named_parameters())
     tensors = stored_names(list(parameters), config)
+
+    def content(names: Sequence[str], values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: _tensor(tensors[name], values, config, _DTYPES[dtype]) for name in names}
+
+    return _write_files(folder, tensors, parameters, content, part, dtype, file_bytes)
+
+
+def _write_files(
+    folder: Path,
+    tensors: Mapping[str, list[tuple[str, Any]]],
+    parameters: Mapping[str, Tensor],
+    content_of: Callable[[Sequence[str], Mapping[str, Tensor]], dict[str, Tensor]],
+    part: Path,
+    dtype: str,
+    file_bytes: int,
+) -> dict[str, Any]:
+    """Safetensors files, and an index if there are several.
+
+    Args:
+        folder: of the checkpoint.
+        tensors: to be written, by name; each with the parameters that it is made of.
+        parameters: of the checkpoint, without storage.
+        content_of: makes the tensors of a file from the values of the parameters.
+        part: where the files go.
+        dtype: of floating-point tensors.
+        file_bytes: most bytes of one file.
+    """
     files = _files(tensors, parameters, _DTYPES[dtype].itemsize, file_bytes)
-    total = sum(parameter.numel() for parameter in parameters.values()) * _DTYPES[dtype].itemsize
+    read = {holder for holders in tensors.values() for holder, _ in holders}
+    total = sum(parameters[name].numel() for name in read) * _DTYPES[dtype].itemsize
     where: dict[str, str] = {}
     done = 0
     for number, names in enumerate(files, start=1):
         needed = {holder for name in names for holder, _ in tensors[name]}
         values = _read(folder, {name: parameters[name] for name in sorted(needed)})
-        content = {name: _tensor(tensors[name], values, config, _DTYPES[dtype]) for name in names}
+        content = content_of(names, values)
         file = f"model-{number:05d}-of-{len(files):05d}.safetensors" if len(files) > 1 else "model.safetensors"
         _save(content, part / file)
         where |= dict.fromkeys(names, file)
@@ -151,8 +259,11 @@ def _tensor(
 
 
 def _read(folder: Path, wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Some parameters of a checkpoint, whole, in fp32."""
-    values = {name: torch.empty(like.shape, dtype=torch.float32) for name, like in wanted.items()}
+    """Some tensors of a checkpoint, whole; floating-point ones in fp32."""
+    values = {
+        name: torch.empty(like.shape, dtype=torch.float32 if like.is_floating_point() else like.dtype)
+        for name, like in wanted.items()
+    }
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it says that there is no process group
@@ -199,13 +310,8 @@ def _flush(file: Path) -> None:
         fsync_folder(file)  # a file's own bytes, as a folder's names
 
 
-def _write_config(config: PretrainedConfig, tokenizer: Path, part: Path, dtype: str, *, own: bool) -> None:
-    """config.json; a model given by dimensions gets the token that ends its documents."""
-    config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
+def _write_config(config: PretrainedConfig, part: Path, dtype: str) -> None:
     config.dtype = _DTYPES[dtype]
-    if own:
-        end = end_of_text(Tokenizer.from_file(str(tokenizer)))
-        config.bos_token_id, config.eos_token_id = end, end
     with naming_full_disk(part):
         config.save_pretrained(part)
 
@@ -227,23 +333,23 @@ def _write_tokenizer(workload: Workload, tokenizer: Path, part: Path) -> None:
             PreTrainedTokenizerFast(tokenizer_object=loaded, model_max_length=length, **special).save_pretrained(part)
 
 
-def _tokenizer_file(run_dir: RunDir, workload: Workload, manifest: Manifest) -> Path:
-    """The tokenizer.json that the run trained with: beside its data, or made again from the same text.
+def _data_folder(run_dir: RunDir, workload: Workload, manifest: Manifest) -> Path:
+    """The prepared data that the run trained on, with its tokenizer or classes: kept, or made again.
 
     Raises:
-        EnvironmentProblem: the text is not what it was.
+        EnvironmentProblem: the source is not what it was.
     """
     ready = [event["folder"] for event in read_events(run_dir.events_file) if event["kind"] == "data_ready"]
-    kept = Path(ready[-1]) / "tokenizer.json" if ready else None
-    if kept is not None and kept.is_file():
+    kept = Path(ready[-1]) if ready else None
+    if kept is not None and (kept / CARD).is_file():
         return kept
     folder, card = prepare(workload.data, cache_folder("data"))
     if card.fingerprint != manifest.data_fingerprint:
         raise EnvironmentProblem(
-            "the prepared data of the run is gone and its text changed: the tokenizer cannot be made again",
-            hint="restore the text files",
+            "the prepared data of the run is gone and its source changed: the tokenizer cannot be made again",
+            hint="restore the files of the source",
         )
-    return folder / "tokenizer.json"
+    return folder
 
 
 def _check_space(to: Path, needed: int) -> None:

@@ -18,7 +18,7 @@ from trainworks.worker.data.opening import open_dataset
 from trainworks.worker.data.tokenizing import end_of_text, load_tokenizer
 from trainworks.worker.parallel.build import Parallel, Setup, distribute_module
 
-__all__ = ["ImageClassification", "MaskedLanguageModeling"]
+__all__ = ["ImageClassification", "MaskedLanguageModeling", "first_card"]
 
 _MASKS = ("[MASK]", "<mask>")
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -40,13 +40,13 @@ class MaskedLanguageModeling:
     def __init__(self, workload: Workload, folder: Path, micro_batch: int) -> None:
         self._workload = workload
         self._shape = (micro_batch, workload.data.sequence_length)
-        card, home = _first_card(folder)
+        card, home = first_card(folder)
         tokenizer = load_tokenizer(home / "tokenizer.json")
         known = (tokenizer.token_to_id(name) for name in _MASKS)
         mask = next((number for number in known if number is not None), card.vocabulary)
         needed = max(mask + 1, card.vocabulary)
-        self._config = _bert_config(workload, needed)
-        _check_room(self._config, needed, workload.data.sequence_length)
+        self.config = _bert_config(workload, needed)
+        _check_room(self.config, needed, workload.data.sequence_length)
         self.dataset = MaskedTokens(
             open_dataset(folder, workload.data),
             mask=mask,
@@ -57,7 +57,7 @@ class MaskedLanguageModeling:
 
     def build(self, setup: Setup) -> Parallel:
         """The model of `transformers` with its head over the vocabulary."""
-        model = _built(AutoModelForMaskedLM, self._config, self._workload)
+        model = _built(AutoModelForMaskedLM, self.config, self._workload)
         return distribute_module(_Objective(model, "input_ids"), _longest_list(model), setup)
 
     def split(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -89,9 +89,9 @@ class ImageClassification:
         self._workload = workload
         size = int(workload.data.image_size or 0)
         self._shape = (micro_batch, size, size, 3)
-        card, _ = _first_card(folder)
-        self._config = _loaded_config(workload.model, num_labels=len(card.classes))
-        own = getattr(self._config, "image_size", size)
+        card, _ = first_card(folder)
+        self.config = _loaded_config(workload.model, num_labels=len(card.classes))
+        own = getattr(self.config, "image_size", size)
         if own != size:
             raise UsageError(
                 f"data.image_size ({size}) is not the {own} pixels of the model", hint=f"set `data.image_size: {own}`"
@@ -100,7 +100,7 @@ class ImageClassification:
 
     def build(self, setup: Setup) -> Parallel:
         """The model of `transformers` with a head over the classes of the data."""
-        model = _built(AutoModelForImageClassification, self._config, self._workload)
+        model = _built(AutoModelForImageClassification, self.config, self._workload)
         return distribute_module(_Objective(model, "pixel_values"), _longest_list(model), setup)
 
     def split(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -137,10 +137,10 @@ def _normalised(pixels: Tensor, dtype: torch.dtype) -> Tensor:
     return ((pixels / 255 - mean) / std).permute(0, 3, 1, 2).contiguous().to(dtype)
 
 
-def _first_card(folder: Path) -> tuple[DatasetCard, Path]:
-    """Of a folder, or of a mixture's first source: all of them have the same tokenizer and classes."""
+def first_card(folder: Path) -> tuple[DatasetCard, Path]:
+    """Card and folder of prepared data, or of a mixture's first source: all have the same tokenizer and classes."""
     card = read_card(folder)
-    return _first_card(Path(card.parts[0].folder)) if card.parts else (card, folder)
+    return first_card(Path(card.parts[0].folder)) if card.parts else (card, folder)
 
 
 def _bert_config(workload: Workload, vocabulary: int) -> PretrainedConfig:
