@@ -138,3 +138,23 @@ def test_a_batch_script_is_a_target_and_says_what_has_no_effect(tmp_path: Path) 
     assert done.returncode == 0
     assert "note: train.sh:2  --output is not used" in done.stderr
     assert "#SBATCH --job-name=train\n" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("nodes", "accelerators", "expected"), [(2, "A100:8", {"FI_PROVIDER": "efa"}), (1, "A100:8", {}), (2, None, {})]
+)
+def test_a_run_records_what_nccl_needs_on_the_cluster_it_describes(
+    tmp_path: Path, nodes: int, accelerators: str | None, expected: dict[str, str]
+) -> None:
+    cluster = {"engine": "slurm", "of": "4x p4d.24xlarge", "nodes": nodes}
+    written = {"name": "demo", "run": "true", "cluster": cluster, "resources": {"accelerators": accelerators}}
+    run_file, source = parse_run_file(json.dumps(written), name="run.yaml")
+    assert resolve(run_file, source, run_id="demo", runs=tmp_path).processes.nccl_environment == expected
+
+
+def test_a_description_that_names_no_cluster_is_refused_at_its_line(tmp_path: Path) -> None:
+    written = {"name": "demo", "run": "true", "cluster": {"engine": "slurm", "of": "4x nonsense"}}
+    run_file, source = parse_run_file(json.dumps(written), name="run.yaml")
+    with pytest.raises(UsageError) as refused:
+        resolve(run_file, source, run_id="demo", runs=tmp_path)
+    assert refused.value.place == "run.yaml:1  cluster.of"

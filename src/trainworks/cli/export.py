@@ -45,7 +45,8 @@ def command(
 
     `AutoModelForCausalLM.from_pretrained(FOLDER)` opens it, and `model: {hf: FOLDER, weights: pretrained}` trains on
     from it. `masked-lm` and `image-classification` have their own Auto classes; of a `module` only the weights are
-    written, under its own names. The folder is complete or absent. Any layout's checkpoint will do; 5 GB of the model are in memory at a time.
+    written, under its own names. The folder is complete or absent. Any layout's checkpoint will do; 5 GB of the model
+    are in memory at a time.
     """
     run_dir = find(run, runs)
     if run_dir.read_resolved().plan is None:

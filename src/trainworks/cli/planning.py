@@ -83,7 +83,7 @@ def resolve(
         _check_variables(run_file, source)
     elsewhere = run_file.cluster.engine != "local" and host is None
     host = host or (as_asked(run_file) if elsewhere else probe_host(runs))
-    processes = _processes(run_file, source, host)
+    processes = _with_nccl(_processes(run_file, source, host), run_file, source)
     if not elsewhere:
         run_file = _with_precision(run_file, source, host, processes.device)
     resolved = ResolvedRun(
@@ -178,6 +178,22 @@ def _processes(run_file: RunFile, source: Source | None, host: HostFacts) -> Pro
     except ResourceError as error:
         place = source.place(("resources", error.field)) if source else None
         raise UsageError(error.message, place=place, hint=error.hint) from None
+
+
+def _with_nccl(processes: Processes, run_file: RunFile, source: Source | None) -> Processes:
+    """The same processes with what NCCL needs on the cluster, where the run file describes it."""
+    described = run_file.cluster.of
+    if described is None:
+        return processes
+    from trainworks.catalog.cluster import parse_cluster  # noqa: PLC0415  # a catalogue that few runs need
+    from trainworks.plan.network.nccl import nccl_environment  # noqa: PLC0415
+
+    try:
+        cluster = parse_cluster(described)
+    except UsageError as error:
+        place = source.place(("cluster", "of")) if source else None
+        raise UsageError(error.message, place=place, hint=error.hint) from None
+    return processes.model_copy(update={"nccl_environment": nccl_environment(cluster, processes)})
 
 
 def _working_folder(run_file: RunFile, source: Source | None) -> Path:

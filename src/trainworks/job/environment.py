@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from trainworks.record.resolved import Processes
 
-__all__ = ["accelerators_per_node", "agent_environment", "rank_environment"]
+__all__ = ["accelerators_per_node", "agent_environment", "default_environment", "rank_environment"]
 
 _KEEP_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
 """By default glibc gives each freed activation back to the kernel, and the next step pays a page fault per 4 KiB."""
@@ -16,6 +16,11 @@ def agent_environment(processes: Processes) -> dict[str, str]:
     """Variables of a node agent of the trainer, which its ranks inherit; read once, when a process starts."""
     threads = {"OMP_NUM_THREADS": str(processes.threads_per_process)}
     return threads if processes.device == "cuda" else threads | _KEEP_FREED_MEMORY
+
+
+def default_environment(processes: Processes) -> dict[str, str]:
+    """Variables of every rank that a value in its environment or run file overrides."""
+    return dict(processes.nccl_environment) if processes.backend == "nccl" else {}
 
 
 def accelerators_per_node(processes: Processes) -> int:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
+
+from pydantic import Field
 
 from trainworks.record.calibration import Calibration
 from trainworks.record.environment import HostFacts
@@ -117,6 +120,9 @@ class Processes(Spec):
     """Accelerators that the processes of a node share, where a command asks for them; 0: one per rank."""
     starts: Literal["per_rank", "per_node", "once"] = "per_rank"
     """How often a command starts: what it starts itself is its own."""
+    nccl_environment: Mapping[str, str] = Field(default_factory=dict)
+    """Variables that NCCL needs on this network, from the description of the cluster; a rank gets those that its
+    environment leaves open."""
 
     def starts_on(self, node: int) -> int:
         """Processes that this node's agent starts."""

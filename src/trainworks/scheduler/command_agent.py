@@ -15,6 +15,7 @@ from pathlib import Path
 
 from trainworks.host import process
 from trainworks.host.node_usage import follow_usage
+from trainworks.job.environment import default_environment
 from trainworks.job.frameworks import Meeting, command_environment, setup_environment
 from trainworks.record.events import append_event
 from trainworks.record.exit_code import as_exit_code
@@ -122,7 +123,7 @@ class _CommandNode:
         )
         own = run_mark(self._run_dir) | {"SKYPILOT_TASK_ID": self._run_dir.run_id}
         written = {name: value for name, value in run_file.envs.items() if value is not None}
-        return os.environ | ranks | own | written
+        return default_environment(self._resolved.processes) | os.environ | ranks | own | written
 
     def _shell(self, script: str) -> list[str]:
         """Bash that stops at the first error.

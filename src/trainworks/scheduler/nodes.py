@@ -16,7 +16,7 @@ from trainworks.files import write_atomic
 from trainworks.host import process
 from trainworks.host.network import LOOPBACK, listen
 from trainworks.host.spare import Spare
-from trainworks.job.environment import accelerators_per_node, agent_environment
+from trainworks.job.environment import accelerators_per_node, agent_environment, default_environment
 from trainworks.job.frameworks import deepspeed_hostfile, mpi_hostfile, ports_needed
 from trainworks.job.request import JobRequest
 from trainworks.record.events import read_events
@@ -204,7 +204,7 @@ class TrainingNodes(Nodes):
         return process.spawn(
             self._hosts.command(node, process.python_module("trainworks.worker.agent", *arguments)),
             log=self._run_dir.node_log(node),
-            env=os.environ | env,
+            env=default_environment(self._request.processes) | os.environ | env,
             pass_fds=file_descriptors,
         )
 

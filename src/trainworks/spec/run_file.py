@@ -214,7 +214,8 @@ class Cluster(Spec):
 
     engine: Engine = "local"
     of: str | None = None
-    """A cluster in words, to plan with: `4 nodes of 8x A100-SXM-80GB over 8x HDR`, `64x H100`, `4x p4d.24xlarge`."""
+    """A cluster in words, to plan with: `4 nodes of 8x A100-SXM-80GB over 8x HDR`, `64x H100`, `4x p4d.24xlarge`.
+    Beside an engine other than `local`, the ranks also get the variables that NCCL needs on its network."""
     usd_per_accelerator_hour: Annotated[float, Field(gt=0)] | None = None
     """What one accelerator costs per hour; a budget needs it."""
     nodes: Annotated[int, up_to("nodes")] = 1

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.fakes import processes
 from trainworks.catalog.cluster import parse_cluster
-from trainworks.plan.network.nccl import nccl_settings
+from trainworks.plan.network.nccl import nccl_environment, nccl_settings
 
 CLUSTERS = {
     "DGX H100": {},
@@ -29,3 +30,13 @@ def test_a_cluster_is_told_what_nccl_cannot_find_out(text: str) -> None:
 @pytest.mark.parametrize("text", CLUSTERS)
 def test_no_adapter_is_ever_pinned(text: str) -> None:
     assert not {"NCCL_IB_HCA", "NCCL_TOPO_FILE"} & {each.name for each in nccl_settings(parse_cluster(text))}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [({}, {"FI_PROVIDER": "efa"}), ({"device": "cpu"}, {}), ({"nodes": 1}, {})],
+    ids=["nccl", "gloo", "one node"],
+)
+def test_ranks_are_told_where_nccl_leaves_the_node(changes: dict[str, object], expected: dict[str, str]) -> None:
+    ranks = processes(4, 8).model_copy(update={"device": "cuda"} | changes)
+    assert nccl_environment(parse_cluster("4x p4d.24xlarge"), ranks) == expected

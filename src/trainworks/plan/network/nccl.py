@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainworks.catalog.cluster import ClusterDescription
+from trainworks.record.resolved import Processes
 
-__all__ = ["NcclSetting", "nccl_settings"]
+__all__ = ["NcclSetting", "nccl_environment", "nccl_settings"]
 
 _VENDORS = ("NVIDIA", "AMD")
 """AMD's RCCL reads the same variables."""
@@ -21,7 +22,7 @@ _WIDE_BYTES_PER_S = 100e9 / 8
 
 @dataclass(frozen=True, slots=True)
 class NcclSetting:
-    """One variable of the ranks' environment."""
+    """One variable of the ranks' environment, set where the user has not set it."""
 
     name: str
     value: str
@@ -48,3 +49,10 @@ def nccl_settings(cluster: ClusterDescription) -> tuple[NcclSetting, ...]:
         why = "one TCP stream does not fill such an adapter"
         settings += [NcclSetting("NCCL_SOCKET_NTHREADS", "4", why), NcclSetting("NCCL_NSOCKS_PERTHREAD", "4", why)]
     return tuple(settings)
+
+
+def nccl_environment(cluster: ClusterDescription, processes: Processes) -> dict[str, str]:
+    """The same variables for the processes of a run; none without NCCL, or on one node."""
+    if processes.backend != "nccl" or processes.nodes == 1:
+        return {}
+    return {setting.name: setting.value for setting in nccl_settings(cluster)}
