@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -11,8 +13,9 @@ from hypothesis import strategies as st
 from trainworks.errors import EnvironmentProblem
 from trainworks.worker.data.card import DatasetCard, Shard
 from trainworks.worker.data.order import WindowShuffle, permute
-from trainworks.worker.data.reader import BatchReader
+from trainworks.worker.data.reader import BatchReader, Staging
 from trainworks.worker.data.tokens import TokenDataset
+from trainworks.worker.loop import on_device
 
 LENGTH = 4
 SHARDS = {"a.bin": 41, "b.bin": 3, "c.bin": 22}
@@ -174,3 +177,52 @@ def test_a_local_shard_that_is_not_whole_is_refused(card, tmp_path, damage):
         EnvironmentProblem, match=r"the prepared data is damaged: c\.bin: (missing|42 bytes instead of 44)"
     ):
         TokenDataset(tmp_path, card, LENGTH)
+
+
+class RecordedStaging(Staging):
+    """Page-locked memory of a machine without an accelerator: what would be locked is written down."""
+
+    def __init__(self, device):
+        super().__init__(torch.device(device))
+        self.threads, self.placed = [], []
+
+    def begin_thread(self):
+        self.threads.append(threading.current_thread().name)
+
+    def place(self, tensor):
+        self.placed.append((threading.current_thread().name, tensor))
+        return tensor
+
+
+def test_every_batch_lies_in_staged_memory_that_the_reading_thread_filled(dataset):
+    staging = RecordedStaging("cuda:1")
+    reader = BatchReader(
+        dataset, seed=0, global_batch=8, micro_batch=2, dp_rank=0, dp=2, first_step=0, last_step=70, staging=staging
+    )
+    memory = [reader.next_batch()["tokens"].untyped_storage().data_ptr() for _ in range(70)]
+    reader.close()
+    assert set(memory) == {tensor.untyped_storage().data_ptr() for _, tensor in staging.placed}
+    assert {name for name, _ in staging.placed} == set(staging.threads)
+    assert threading.current_thread().name not in staging.threads
+    assert len(staging.threads) == 1
+
+
+def test_only_an_accelerator_has_its_batches_in_page_locked_memory():
+    tensor = torch.zeros(3)
+    assert [Staging(torch.device(name)).is_pinned for name in ("cpu", "cuda", "cuda:3")] == [False, True, True]
+    assert Staging(torch.device("cpu")).place(tensor) is tensor
+
+
+@pytest.mark.gpu
+def test_a_copy_from_staged_memory_does_not_wait_for_the_device():
+    if not torch.cuda.is_available():
+        pytest.skip("needs an NVIDIA GPU")
+    staged = Staging(torch.device("cuda:0")).place(torch.arange(1 << 20))
+    assert staged.is_pinned()
+    busy = torch.cuda.Event()
+    torch.cuda._sleep(1 << 30)
+    copied = on_device({"x": staged}, torch.device("cuda:0"))["x"]
+    busy.record()
+    assert not busy.query()
+    del staged
+    assert torch.equal(copied.cpu(), torch.arange(1 << 20))

@@ -216,7 +216,7 @@ def warm_up(parallel: Parallel, task: Task, timeline: Timeline, device: torch.de
 
 
 def on_device(batch: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """The batch where it is computed with."""
+    """The batch on the device that computes with it. From page-locked memory (`Staging`) the copy is asynchronous."""
     return {name: values.to(device, non_blocking=True) for name, values in batch.items()}
 
 

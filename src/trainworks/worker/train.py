@@ -27,7 +27,7 @@ from trainworks.record.resolved import Plan, ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.spec.run_file import Workload
 from trainworks.worker.checkpoint import Checkpointer
-from trainworks.worker.data.reader import BatchReader, Dataset
+from trainworks.worker.data.reader import BatchReader, Dataset, Staging
 from trainworks.worker.determinism import make_deterministic
 from trainworks.worker.failure import explain, fingerprint
 from trainworks.worker.gains import compile_gain
@@ -246,7 +246,7 @@ def _build(
         task=task,
         parallel=parallel,
         optimizer=optimizer,
-        read_from=_reading(dataset, workload, plan, mesh),
+        read_from=_reading(dataset, workload, plan, mesh, rank.device),
         timeline=timeline,
         telemetry=_telemetry(plan, rank, attempt, loss_scaling=optimizer.loss_scale.enabled),
         checkpointer=_checkpointer(resolved, plan, rank, attempt, dataset),
@@ -301,7 +301,9 @@ def _build_model(task: Task, workload: Workload, mesh: Mesh, timeline: Timeline,
     return parallel
 
 
-def _reading(dataset: Dataset, workload: Workload, plan: Plan, mesh: Mesh) -> Callable[[int], BatchReader]:
+def _reading(
+    dataset: Dataset, workload: Workload, plan: Plan, mesh: Mesh, device: torch.device
+) -> Callable[[int], BatchReader]:
     """Starts reading at a batch; rollbacks leave batches out, so that there may be more of them than steps."""
 
     def read_from(batch: int) -> BatchReader:
@@ -314,6 +316,7 @@ def _reading(dataset: Dataset, workload: Workload, plan: Plan, mesh: Mesh) -> Ca
             dp=plan.layout.dp,
             first_step=batch,
             last_step=batch + plan.num_steps,
+            staging=Staging(device),
         )
 
     return read_from

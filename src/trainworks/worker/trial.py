@@ -32,7 +32,7 @@ from trainworks.record.resolved import StepTimeTerms
 from trainworks.record.trial import Trial, TrialRequest
 from trainworks.spec.run_file import Guard
 from trainworks.worker import preloaded
-from trainworks.worker.data.reader import BatchReader
+from trainworks.worker.data.reader import BatchReader, Staging
 from trainworks.worker.failure import explain
 from trainworks.worker.loop import on_device, warm_up
 from trainworks.worker.loss_weights import loss_weights
@@ -189,7 +189,7 @@ def _steps(
     device: torch.device,
 ) -> StepTimeTerms:
     """Medians over as many steps as fit into a second; all ranks make the same number."""
-    reader = _reader(request, opened, parallel.mesh)
+    reader = _reader(request, opened, parallel.mesh, device)
     durations: list[list[float]] = []
     num_steps = _FIRST + _FEWEST_STEPS
     while len(durations) < num_steps:
@@ -219,7 +219,7 @@ def _agreed_steps(step_s: float, device: torch.device) -> int:
     return int(wanted.item())
 
 
-def _reader(request: TrialRequest, opened: Opened, mesh: Mesh) -> BatchReader:
+def _reader(request: TrialRequest, opened: Opened, mesh: Mesh, device: torch.device) -> BatchReader:
     return BatchReader(
         opened.dataset,
         seed=request.workload.seed,
@@ -229,6 +229,7 @@ def _reader(request: TrialRequest, opened: Opened, mesh: Mesh) -> BatchReader:
         dp=request.layout.dp,
         first_step=0,
         last_step=_FIRST + _MOST_STEPS,
+        staging=Staging(device),
     )
 
 

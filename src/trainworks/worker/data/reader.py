@@ -13,10 +13,35 @@ from torch import Tensor
 
 from trainworks.worker.data.order import Indices, Order
 
-__all__ = ["BatchReader", "Dataset"]
+__all__ = ["BatchReader", "Dataset", "Staging"]
 
 _BLOCK_BYTES = 4 << 20
 _MAX_BLOCK_STEPS = 64
+
+
+class Staging:
+    """Host memory from which batches go to a device.
+
+    An accelerator copies from page-locked memory by itself, while the host goes on; any other memory makes the host
+    wait. torch's allocator takes such memory back once the copies from it have ended, so a batch may be dropped as soon
+    as its copy has been issued.
+
+    Args:
+        device: of the ranks.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.is_pinned = device.type == "cuda"
+
+    def begin_thread(self) -> None:
+        """Work with this device in the calling thread: each thread starts with the first device of the machine."""
+        if self.is_pinned:
+            torch.cuda.set_device(self._device)
+
+    def place(self, tensor: Tensor) -> Tensor:
+        """The tensor, copied to page-locked memory where the device needs it."""
+        return tensor.pin_memory() if self.is_pinned else tensor
 
 
 class Dataset(Protocol):
@@ -59,6 +84,7 @@ class BatchReader:
         dp: data-parallel ranks; micro_batch * dp divides global_batch.
         first_step: optimizer steps already done.
         last_step: nothing is read from this step on.
+        staging: memory of the batches; plain memory when None.
     """
 
     def __init__(
@@ -72,6 +98,7 @@ class BatchReader:
         dp: int,
         first_step: int,
         last_step: int,
+        staging: Staging | None = None,
     ) -> None:
         self._dataset = dataset
         self._order = dataset.order(seed)
@@ -83,7 +110,8 @@ class BatchReader:
         self._last_step = last_step
         step_bytes = len(self._columns) * dataset.sample_bytes
         self._block_steps = int(np.clip(_BLOCK_BYTES // step_bytes, 1, _MAX_BLOCK_STEPS))
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="batch-reader")
+        self._staging = staging or Staging(torch.device("cpu"))
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="batch-reader", initializer=self._staging.begin_thread)
         self._steps: Iterator[dict[str, Tensor]] = iter(())
         self._next_block = self._submit(first_step)
 
@@ -110,7 +138,7 @@ class BatchReader:
         samples = self._samples(first, last)
         arrays = self._dataset.gather(self._order(samples), samples)
         shape: Sequence[int] = (last - first, self._accum, self._micro_batch)
-        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        tensors = {name: self._staging.place(torch.from_numpy(array)) for name, array in arrays.items()}
         return {name: tensor.view(*shape, *tensor.shape[1:]) for name, tensor in tensors.items()}, first, last
 
     def _samples(self, first: int, last: int) -> Indices:
