@@ -13,6 +13,7 @@ TrainworksError                 what every door of the program catches; carries 
 │   ├── DiskFullError           no space left, or not enough for what was planned
 │   ├── PortInUseError          somebody else listens there
 │   └── UnreachableError        an engine does not answer; that says nothing about its jobs
+│       └── UnansweredError     a submission was sent and not answered; the engine may have the job
 └── RunFailedError              exit 1: the job ran and failed
     └── DivergedError           a step was not finite or a spike, and the policy is to end the run
 """
@@ -32,6 +33,7 @@ __all__ = [
     "RunFailedError",
     "RunFileError",
     "TrainworksError",
+    "UnansweredError",
     "UnknownRunError",
     "UnreachableError",
     "UsageError",
@@ -134,6 +136,10 @@ class PortInUseError(EnvironmentProblem):
 
 class UnreachableError(EnvironmentProblem):
     """An engine does not answer; that says nothing about its jobs."""
+
+
+class UnansweredError(UnreachableError):
+    """A submission was sent and not answered: the engine may have the job, and a later look finds it."""
 
 
 class RunFailedError(TrainworksError):

@@ -15,7 +15,6 @@ from tests.scheduler.small_engine import Job, Site, SmallEngine, end_all
 from trainworks.cli.app import app
 from trainworks.errors import RunFailedError, TrainworksError, UnreachableError, UsageError
 from trainworks.job.state import JobState
-from trainworks.record.run_dir import RunDir
 from trainworks.scheduler.engine import Sight
 
 
@@ -127,17 +126,35 @@ def test_a_job_is_stopped_and_the_command_returns_when_it_has_ended() -> None:
     assert call("stop", "job-1") == "job-1 STOPPED\n"
 
 
-def test_a_job_that_its_engine_never_got_is_stopped_here(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    def silent(engine: SmallEngine, script: object, run_dir: object) -> str:
-        raise UnreachableError("no answer")
+@pytest.mark.parametrize("command", ["submit", "run"])
+@pytest.mark.parametrize("engine", ["slurm", "kubernetes"])
+def test_a_submission_that_fails_leaves_nothing(site: Site, command: str, engine: str) -> None:
+    site.answers = False
+    with pytest.raises(UnreachableError, match="does not answer"):
+        call(command, written("true", engine))
+    site.answers = True
+    assert json.loads(call("ps", "--all", "--json")) == json.loads(call("ls", "--json")) == []
+    assert (site.jobs, list(Path("runs").iterdir())) == ({}, [])
 
-    monkeypatch.setattr(SmallEngine, "submit", silent)
-    with pytest.raises(UnreachableError):
-        call("submit", written("true"))
-    with pytest.raises(UsageError, match="has not got job 1"):
+
+def test_a_submission_whose_answer_is_lost_is_accepted_and_says_so(site: Site) -> None:
+    site.loses_answers = True
+    result = CliRunner().invoke(app, ["submit", written("true")])
+    assert (result.exit_code, result.stdout) == (0, "job-1\n")
+    assert "warning: the small engine did not answer; job 1 (job-1) is accepted" in result.stderr
+    site.loses_answers = False
+    wait_for("SUCCEEDED")
+    assert list(site.jobs) == ["1"]
+
+
+def test_a_job_that_its_engine_may_have_is_neither_held_nor_stopped_unseen(site: Site) -> None:
+    site.loses_answers = True
+    call("submit", written("true"))
+    site.answers = False
+    with pytest.raises(UsageError, match="has not confirmed job 1"):
         call("hold", "1")
-    assert call("stop", "job-1") == "job-1 STOPPED\n"
-    assert (site.jobs, RunDir(Path("runs/job-1")).read_status().state) == ({}, "STOPPED")
+    with pytest.raises(UnreachableError, match="may have it"):
+        call("stop", "job-1")
 
 
 def test_an_engine_that_does_not_answer_is_said_beside_its_jobs(site: Site) -> None:

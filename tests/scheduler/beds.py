@@ -16,10 +16,11 @@ from typing import Any, ClassVar, final
 import psutil
 import pytest
 
-from tests.fakes import resolved_command
+from tests.fakes import FakeClock, resolved_command
 from tests.kubernetes.cluster import KubernetesCluster
 from tests.scheduler.slurm_cluster import Cluster
 from tests.scheduler.small_engine import Site, SmallEngine, end_all
+from trainworks.errors import EnvironmentProblem, UnreachableError
 from trainworks.host import process
 from trainworks.host.clock import SystemClock
 from trainworks.job.request import max_restarts
@@ -207,6 +208,12 @@ class Bed(abc.ABC):
         hold(self.engine, row, row.handle or str(row.id))
 
     @contextmanager
+    def lost_answers(self) -> Iterator[None]:
+        """Meanwhile the engine takes jobs, and its answer does not arrive."""
+        pytest.skip("nobody answers a submission to this engine: the store has the job at once")
+        yield
+
+    @contextmanager
     def strange_word(self) -> Iterator[None]:
         """Meanwhile the engine says something of its jobs that nobody knows."""
         pytest.skip("this engine has no words of its own")
@@ -233,6 +240,12 @@ class SmallBed(Bed):
 
     def answer(self) -> None:
         self._site.answers = True
+
+    @contextmanager
+    def lost_answers(self) -> Iterator[None]:
+        self._site.loses_answers = True
+        yield
+        self._site.loses_answers = False
 
     @contextmanager
     def strange_word(self) -> Iterator[None]:
@@ -319,13 +332,26 @@ class SlurmBed(Bed):
         super().__init__(folder)
         self._cluster = cluster
         self._word: str | None = None
+        self._is_deaf = self._submitted = False
 
     @property
     def engine(self) -> SlurmEngine:
-        return SlurmEngine(Slurm(), client=SlurmClient(env=self._cluster.env, run=self._run))
+        clock = FakeClock() if self._is_deaf else SystemClock()  # it looks again and again, in vain
+        return SlurmEngine(Slurm(), client=SlurmClient(env=self._cluster.env, run=self._run), clock=clock)
+
+    @contextmanager
+    def lost_answers(self) -> Iterator[None]:
+        self._is_deaf = True
+        yield
+        self._is_deaf = self._submitted = False
 
     def _run(self, command: list[str], **options: Any) -> process.Output:
+        if self._is_deaf and self._submitted and command[0] == "squeue":
+            raise EnvironmentProblem("`squeue` took longer than 60 s")
         said = process.run(command, **options)
+        if self._is_deaf and command[0] == "sbatch":
+            self._submitted = True
+            raise EnvironmentProblem("`sbatch` took longer than 60 s")
         if self._word is None or command[0] != "squeue":
             return said
         return replace(said, stdout=said.stdout.replace("RUNNING", self._word))
@@ -370,6 +396,21 @@ class Misheard:
         return json.loads(re.sub(r'"phase": "Running"', f'"phase": "{self._word}"', text))
 
 
+class Deaf:
+    """A client that hears no answer when it makes an object."""
+
+    def __init__(self, client: KubernetesClient) -> None:
+        self._client = client
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def create(self, *question: Any) -> dict[str, Any]:
+        """Make an object."""
+        self._client.create(*question)
+        raise UnreachableError("the API server does not answer: timed out")
+
+
 @final
 class KubernetesBed(Bed):
     """A real API server with four nodes behind it, whose pods are processes."""
@@ -382,13 +423,22 @@ class KubernetesBed(Bed):
         super().__init__(folder)
         self._cluster = cluster
         self._word: str | None = None
+        self._is_deaf = False
 
     @property
     def engine(self) -> KubernetesEngine:
         engine = self._cluster.engine()
         if self._word is not None:
             engine._client = Misheard(self._cluster.client, self._word)
+        if self._is_deaf:
+            engine._client = Deaf(self._cluster.client)
         return engine
+
+    @contextmanager
+    def lost_answers(self) -> Iterator[None]:
+        self._is_deaf = True
+        yield
+        self._is_deaf = False
 
     @contextmanager
     def strange_word(self) -> Iterator[None]:

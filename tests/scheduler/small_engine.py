@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, final
 
-from trainworks.errors import UnreachableError, UsageError
+from trainworks.errors import UnansweredError, UnreachableError, UsageError
 from trainworks.host import process
 from trainworks.job.state import Cause, JobState, parse_cause, parse_state
 from trainworks.job.ticket import Ticket
@@ -47,6 +47,8 @@ class Site:
     jobs: dict[str, Job] = field(default_factory=dict)
     drained: dict[str, str] = field(default_factory=dict)
     answers: bool = True
+    loses_answers: bool = False
+    """Whether it takes jobs, and its answer does not arrive."""
     word: str | None = None
     """What it says of every job instead of the truth."""
 
@@ -65,14 +67,23 @@ class SmallEngine(Engine):
         return Script(ticket, f"supervise {run_dir.path}\n")
 
     def submit(self, script: Script, run_dir: RunDir) -> str:
-        self._answer()
-        for handle, job in self._site.jobs.items():
-            if job.run_dir.path == run_dir.path and not self._sight(job).state.is_final:
-                return handle
+        if (there := self.find(run_dir)) is not None:
+            return there
         handle = str(len(self._site.jobs) + 1)
         self._site.jobs[handle] = job = Job(script.ticket, run_dir, script.ticket.hold)
         self._start_if_there_is_room(job)
+        if self._site.loses_answers:
+            raise UnansweredError("the small engine did not answer")
         return handle
+
+    def find(self, run_dir: RunDir) -> str | None:
+        self._answer()
+        jobs = self._site.jobs.items()
+        of_run = (handle for handle, job in jobs if job.run_dir.path == run_dir.path and not self._is_over(job))
+        return next(of_run, None)
+
+    def _is_over(self, job: Job) -> bool:
+        return self._sight(job).state.is_final
 
     def look(self, handles: Sequence[str]) -> dict[str, Sight]:
         self._answer()

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.scheduler.beds import Bed, Job, KubernetesBed, LocalBed, SlurmBed, SmallBed, wait_until
-from trainworks.errors import UsageError
+from trainworks.errors import EnvironmentProblem, UnreachableError, UsageError
 from trainworks.job.state import JobState
+from trainworks.job.store import JobStore
 from trainworks.record.events import read_events
 from trainworks.record.failures import first_failure
 from trainworks.record.restarts import restarts_used
@@ -236,6 +237,74 @@ def test_the_same_run_is_submitted_once(bed: Bed) -> None:
     again = bed.submit(job)
     assert (again.end().state, job.said(0)) == (JobState.SUCCEEDED, ["up"])
     assert [row.run_id for row in bed.store.search()] == [job.run_dir.run_id]
+
+
+def test_a_submission_is_accepted_or_leaves_nothing(bed: Bed) -> None:
+    job = bed.job("true", nodes=1)
+    bed.silence()
+    try:
+        if not bed.tells_of_silence:  # this machine's queue needs nobody but the store
+            bed.submit(job)
+        else:
+            with pytest.raises(UnreachableError):
+                bed.submit(job)
+    finally:
+        bed.answer()
+    if not bed.tells_of_silence:
+        assert job.end().state is JobState.SUCCEEDED
+        return
+    bed.look()
+    assert (bed.store.search(), bed.engine.find(job.run_dir)) == ([], None)
+    assert job.run_dir.read_status().state == "CREATED"
+    assert bed.submit(job).end().state is JobState.SUCCEEDED
+
+
+def test_a_submission_whose_answer_is_lost_is_accepted_and_runs_once(bed: Bed) -> None:
+    job = bed.job("echo up; sleep 2", nodes=1)
+    with bed.lost_answers():
+        bed.submit(job)
+        row = bed.store.find(str(job.run_dir.path.resolve()))
+        assert row is not None
+        assert (row.state, row.handle, row.reachable) == (JobState.QUEUED, None, False)
+    row = job.end()
+    assert (row.state, row.attempt, job.said(0)) == (JobState.SUCCEEDED, 1, ["up"])
+
+
+def test_the_store_takes_a_job_or_nothing_is_left(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*asked: object, **named: object) -> None:
+        raise EnvironmentProblem("the job store does not answer: database or disk is full")
+
+    job = bed.job("true", nodes=1)
+    with monkeypatch.context() as patched:
+        patched.setattr(JobStore, "add", full)
+        with pytest.raises(EnvironmentProblem, match="disk is full"):
+            bed.submit(job)
+    bed.look()
+    assert (bed.store.search(), bed.engine.find(job.run_dir)) == ([], None)
+    assert job.run_dir.read_status().state == "CREATED"
+    assert not job.run_dir.environment_file.exists()
+
+
+def test_a_job_that_waits_for_none_is_refused(bed: Bed) -> None:
+    if "depends_on" in bed.engine.lacks:
+        with pytest.raises(UsageError, match="has no `depends_on`"):
+            bed.engine.check(bed.job("true", depends_on=["gone-1"]).ticket)
+        return
+    job = bed.job("true", depends_on=["gone-1"])
+    with pytest.raises(UsageError, match="names job `gone-1`, which does not exist"):
+        bed.submit(job)
+    assert (bed.store.search(), job.run_dir.read_status().state) == ([], "CREATED")
+
+
+def test_a_job_that_waits_for_one_that_has_failed_is_refused(bed: Bed) -> None:
+    if "depends_on" in bed.engine.lacks:
+        pytest.skip("this engine has no `depends_on`")
+    first = bed.submit(bed.job("exit 3", nodes=1))
+    first.end()
+    name = first.run_dir.run_id
+    with pytest.raises(UsageError, match=f"names job `{name}`, which is FAILED"):
+        bed.submit(bed.job("true", depends_on=[name]))
+    assert [row.run_id for row in bed.store.search()] == [name]
 
 
 def test_nothing_that_a_user_writes_is_run_by_a_shell_of_ours(bed: Bed) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from tests.fakes import FakeClock, resolved_command
 from tests.scheduler.small_engine import Site, SmallEngine
 from trainworks.errors import EnvironmentProblem, UnreachableError, UsageError
+from trainworks.files import take_lock
 from trainworks.job.state import Cause, JobState
 from trainworks.job.store import JobRow, JobStore, open_store
 from trainworks.job.ticket import NodeResources, Ticket
@@ -18,7 +20,7 @@ from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 from trainworks.scheduler.engine import Script, Sight
 from trainworks.scheduler.engines import FAR, cluster_of, engine_for, engine_of_job
-from trainworks.scheduler.follow import follow_all, hand_over, hand_over_again, next_step
+from trainworks.scheduler.follow import follow_all, hand_over, hand_over_again, next_step, withdraw
 from trainworks.spec.run_file import RunFile
 
 Q, S, R, P = JobState.QUEUED, JobState.STARTING, JobState.RUNNING, JobState.PREEMPTED
@@ -145,50 +147,105 @@ def test_a_submission_that_was_cut_off_is_finished_by_whoever_looks(queue: Queue
     assert list(queue.site.jobs) == ["1"]
 
 
-def test_one_that_somebody_is_submitting_now_is_left_to_him(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_another_process_is_submitting_now_is_left_to_it(queue: Queue) -> None:
     run_dir = queue.run_dir()
     queue.store.add(TICKET, run_dir=str(run_dir.path), owner="ada", engine="small", now=NOW)
+    lock = take_lock(run_dir.submit_lock_file)
+    assert lock is not None
+    try:
+        assert queue.look() == []
+        with pytest.raises(EnvironmentProblem, match="t-1 is being submitted now"):
+            queue.submit(run_dir)
+    finally:
+        os.close(lock)
+    assert (queue.row().state, queue.row().handle, queue.site.jobs) == (Q, None, {})
 
-    def busy(engine: SmallEngine, script: Script, run_dir: RunDir) -> str:
-        raise EnvironmentProblem("run t-1 is being submitted now")
 
-    monkeypatch.setattr(SmallEngine, "submit", busy)
+def nothing_is_left(queue: Queue, run_dir: RunDir) -> bool:
+    """Neither in the store, nor at the engine, nor in the run directory."""
     assert queue.look() == []
-    assert (queue.row().state, queue.row().handle) == (Q, None)
+    return not queue.store.search() and not queue.site.jobs and run_dir.read_status().state == "CREATED"
 
 
-def test_an_engine_that_is_silent_at_the_submission_gets_the_job_later(queue: Queue) -> None:
+def test_an_engine_that_does_not_answer_leaves_nothing_of_a_submission(queue: Queue) -> None:
     run_dir = queue.run_dir()
     queue.site.answers = False
-
-    def refuse(engine: SmallEngine, script: Script, run_dir: RunDir) -> str:
-        raise UnreachableError("no answer")
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(SmallEngine, "submit", refuse)
-        with pytest.raises(UnreachableError, match="no answer"):
-            queue.submit(run_dir)
-        assert queue.look() == ["no answer"]
-    assert (queue.row().state, queue.row().reachable, queue.row().handle) == (Q, False, None)
+    with pytest.raises(UnreachableError, match="does not answer") as away:
+        queue.submit(run_dir)
+    assert away.value.hint == "the job was not submitted; try again later"
     queue.site.answers = True
-    assert queue.look() == []
-    assert (queue.row().handle, queue.row().reachable) == ("1", True)
+    assert nothing_is_left(queue, run_dir)
 
 
-def test_a_job_that_its_engine_refuses_has_failed_and_says_why(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("problem", [UsageError("no such partition"), EnvironmentProblem("no `sky`"), OSError()])
+def test_a_submission_that_fails_leaves_nothing(
+    queue: Queue, problem: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(engine: SmallEngine, script: Script, run_dir: RunDir) -> str:
+        raise problem
+
     run_dir = queue.run_dir()
+    monkeypatch.setattr(SmallEngine, "submit", fail)
+    with pytest.raises(type(problem)):
+        queue.submit(run_dir)
+    monkeypatch.undo()
+    assert nothing_is_left(queue, run_dir)
 
+
+def test_a_store_that_takes_no_job_leaves_nothing(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*asked: object, **named: object) -> JobRow:
+        raise EnvironmentProblem("the job store does not answer: database or disk is full")
+
+    run_dir = queue.run_dir()
+    monkeypatch.setattr(JobStore, "add", full)
+    with pytest.raises(EnvironmentProblem, match="disk is full"):
+        queue.submit(run_dir)
+    assert nothing_is_left(queue, run_dir)
+
+
+def test_a_submission_whose_answer_is_lost_is_accepted_and_found_once(queue: Queue) -> None:
+    queue.site.loses_answers = True
+    row = queue.submit(queue.run_dir())
+    assert (row.state, row.handle, row.reachable, row.reason) == (Q, None, False, "the small engine did not answer")
+    queue.site.loses_answers = False
+    assert queue.look() == []
+    assert (queue.row().handle, queue.row().reachable, list(queue.site.jobs)) == ("1", True, ["1"])
+
+
+def test_a_job_that_its_engine_may_have_is_not_called_stopped(queue: Queue) -> None:
+    queue.site.loses_answers = True
+    row = queue.submit(queue.run_dir())
+    with pytest.raises(UnreachableError, match="may have it"):
+        withdraw(queue.store, row, queue.clock)
+    assert queue.row().state == Q
+
+
+def test_a_retry_that_fails_leaves_the_job_as_it_was(queue: Queue) -> None:
+    run_dir = queue.run_dir()
+    row = queue.submit(run_dir)
+    queue.store.move(row.id, BAD, now=NOW, cause="oom", message="rank 3", exit_code=1)
+    run_dir.write_status(RunStatus(state=BAD, cause="oom"))
+    before = queue.row()
+    queue.site.answers = False
+    with pytest.raises(UnreachableError):
+        hand_over_again(queue.store, queue.engine, before, queue.clock)
+    assert replace(queue.row(), version=before.version) == before
+    assert run_dir.read_status().cause == "oom"
+
+
+def test_a_cut_off_submission_that_is_refused_later_has_failed_and_says_why(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(engine: SmallEngine, script: Script, run_dir: RunDir) -> str:
         raise UsageError("Invalid partition name specified")
 
+    run_dir = queue.run_dir()
+    held = replace(TICKET, hold=True)
+    queue.store.add(held, run_dir=str(run_dir.path), owner="ada", engine="small", now=NOW)
     monkeypatch.setattr(SmallEngine, "submit", refuse)
-    with pytest.raises(UsageError, match="Invalid partition"):
-        queue.submit(run_dir)
-    assert (queue.row().state, queue.row().cause, queue.row().message) == (
-        BAD,
-        "launch_failed",
-        "Invalid partition name specified",
-    )
+    assert queue.look() == []
+    row = queue.row()
+    assert (row.state, row.cause, row.message) == (BAD, "launch_failed", "Invalid partition name specified")
     assert run_dir.read_status().state == BAD
     monkeypatch.undo()
     again = hand_over_again(queue.store, queue.engine, queue.row(), queue.clock)
@@ -210,18 +267,18 @@ def test_a_job_does_not_wait_for_one_that_has_succeeded(queue: Queue) -> None:
     assert queue.site.jobs["2"].ticket.depends_on == ()
 
 
-@pytest.mark.parametrize(("name", "says"), [("t-1", "which is FAILED"), ("gone", "there is none")])
+@pytest.mark.parametrize(("name", "says"), [("t-1", "which is FAILED"), ("gone", "which does not exist")])
 def test_a_job_that_waits_for_ever_is_refused(queue: Queue, name: str, says: str) -> None:
     first = queue.submit(queue.run_dir(1))
     queue.store.move(first.id, BAD, now=NOW)
-    with pytest.raises(UsageError, match=says):
+    with pytest.raises(UsageError, match=f"names job `{name}`, {says}"):
         queue.submit(queue.run_dir(2), depends_on=(name,))
-    assert queue.row(2).state is BAD
+    assert queue.store.find("t-2") is None
 
 
 def test_a_job_of_the_local_queue_is_none_that_another_engine_knows(queue: Queue) -> None:
     queue.store.add(TICKET, run_dir="/elsewhere", owner="ada", engine="local", now=NOW)
-    with pytest.raises(UsageError, match="in the queue of local"):
+    with pytest.raises(UsageError, match="in the queue of local, not of small"):
         queue.submit(queue.run_dir(2), depends_on=("t-1",))
 
 

@@ -119,8 +119,11 @@ def output_of(run_dir: RunDir, *, node: int | None, follow: bool) -> Iterator[st
     """
     store = jobs()
     row = store.find(str(run_dir.path.resolve()))
-    if row is None or row.handle is None:
-        raise UsageError(f"run {run_dir.run_id} was not submitted yet", hint="trainworks ps")
+    if row is None:
+        raise UsageError(f"run {run_dir.run_id} was not submitted", hint=f"trainworks resume -b {run_dir.run_id}")
+    if row.handle is None:
+        hint = f"see `trainworks ps`, then: trainworks logs -f {run_dir.run_id}"
+        raise UsageError(f"{row.engine} has not confirmed job {row.id} ({row.run_id}) yet", hint=hint)
     return engine_of(row, store).output(row.handle, node=node, follow=follow)
 
 
@@ -156,7 +159,7 @@ def handle_of(row: JobRow) -> str:
         UsageError: the engine has not got it yet.
     """
     if row.handle is None and row.engine != LocalEngine.name:
-        raise UsageError(f"{row.engine} has not got job {row.id} ({row.run_id}) yet", hint="trainworks ps")
+        raise UsageError(f"{row.engine} has not confirmed job {row.id} ({row.run_id}) yet", hint="trainworks ps")
     return row.handle or str(row.id)
 
 
@@ -175,13 +178,20 @@ def engine_on(cluster: str | None) -> Engine:
 
 
 def submit_job(engine: Engine, ticket: Ticket, run_dir: RunDir) -> None:
-    """Put a run into the queue of an engine."""
+    """Put a run into the queue of an engine.
+
+    Raises:
+        TrainworksError: the job was not accepted, and the run directory is as it was.
+    """
     if not is_private(store_url()):
         typer.echo(_SHARED, err=True)
     if isinstance(engine, LocalEngine):
         engine.submit(engine.render(ticket, run_dir), run_dir)
-    else:
-        hand_over(open_store(store_url()), engine, ticket, run_dir, SystemClock())
+        return
+    row = hand_over(open_store(store_url()), engine, ticket, run_dir, SystemClock())
+    if row.handle is None:
+        warning = f"{row.reason or f'{row.engine} did not answer'}; job {row.id} ({row.run_id}) is accepted"
+        typer.echo(f"warning: {warning}, and `trainworks ps` finds it there or submits it, once", err=True)
 
 
 def stop_job(row: JobRow, *, at_once: bool) -> None:

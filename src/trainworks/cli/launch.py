@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +18,7 @@ from trainworks.cli.options import runs_folder
 from trainworks.cli.plan_view import print_plan
 from trainworks.cli.planning import resolve
 from trainworks.cli.wish import wish
-from trainworks.errors import UsageError
+from trainworks.errors import TrainworksError, UsageError
 from trainworks.files import write_atomic
 from trainworks.job.request import job_request, max_restarts
 from trainworks.job.ticket import Ticket, ticket_of
@@ -38,6 +40,7 @@ __all__ = [
     "Recalibrate",
     "Target",
     "Wanted",
+    "discarded_if_refused",
     "prepare",
     "ticket",
     "wanted",
@@ -176,6 +179,16 @@ def prepare(
         shutil.rmtree(run_dir.path, ignore_errors=True)
         raise
     return Prepared(run_dir, resolved, engine)
+
+
+@contextmanager
+def discarded_if_refused(run_dir: RunDir) -> Iterator[None]:
+    """Delete a new run directory if its submission fails inside the block."""
+    try:
+        yield
+    except (TrainworksError, OSError):
+        shutil.rmtree(run_dir.path, ignore_errors=True)
+        raise
 
 
 def _agreed(engine: Engine, ticket: Ticket, times: int, console: Console) -> bool:

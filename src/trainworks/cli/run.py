@@ -7,7 +7,18 @@ from typing import Any
 
 from rich.console import Console
 
-from trainworks.cli.launch import DryRun, Name, Nodes, ProcessesPerNode, Recalibrate, Target, prepare, ticket, wanted
+from trainworks.cli.launch import (
+    DryRun,
+    Name,
+    Nodes,
+    ProcessesPerNode,
+    Recalibrate,
+    Target,
+    discarded_if_refused,
+    prepare,
+    ticket,
+    wanted,
+)
 from trainworks.cli.options import RunsOption
 from trainworks.cli.outcome import raise_for_failure, say_stopped
 from trainworks.cli.report import print_report
@@ -43,10 +54,12 @@ def command(
         state = submit_and_watch(run_dir, prepared.resolved, talk, since=0.0)
     else:
         jobs: Any = importlib.import_module("trainworks.cli.jobs")  # opens a database: not before it is needed
-        own = ticket(prepared.resolved)
-        state = jobs.watch_job(
-            run_dir, prepared.resolved, talk, since=0.0, start=lambda: jobs.submit_job(engine, own, run_dir)
-        )
+
+        def start() -> None:
+            with discarded_if_refused(run_dir):
+                jobs.submit_job(engine, ticket(prepared.resolved), run_dir)
+
+        state = jobs.watch_job(run_dir, prepared.resolved, talk, since=0.0, start=start)
     resolved = run_dir.read_resolved()
     if resolved.plan is not None:
         print_report(run_dir)

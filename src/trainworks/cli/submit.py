@@ -10,7 +10,18 @@ from rich.console import Console
 from trainworks.cli.array import array_of
 from trainworks.cli.jobs import submit_job
 from trainworks.cli.languages import As, job_as
-from trainworks.cli.launch import DryRun, Name, Nodes, ProcessesPerNode, Recalibrate, Target, prepare, ticket, wanted
+from trainworks.cli.launch import (
+    DryRun,
+    Name,
+    Nodes,
+    ProcessesPerNode,
+    Recalibrate,
+    Target,
+    discarded_if_refused,
+    prepare,
+    ticket,
+    wanted,
+)
 from trainworks.cli.options import RunsOption
 from trainworks.errors import UsageError
 
@@ -61,5 +72,6 @@ def command(
         if prepared is None:
             return
         assert prepared.engine is not None
-        submit_job(prepared.engine, ticket(prepared.resolved), prepared.run_dir)
+        with discarded_if_refused(prepared.run_dir):
+            submit_job(prepared.engine, ticket(prepared.resolved), prepared.run_dir)
         typer.echo(prepared.run_dir.run_id)

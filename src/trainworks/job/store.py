@@ -208,6 +208,13 @@ class JobStore:
             )
         return _job(there)
 
+    def remove(self, job_id: int) -> bool:
+        """Delete a job that its engine never got; False if the engine has it, or it has started."""
+        known = (jobs.c.id == job_id) & jobs.c.handle.is_(None) & (jobs.c.attempt == 0)
+        known &= jobs.c.state == str(JobState.QUEUED)
+        with self._writing() as connection:
+            return connection.execute(sa.delete(jobs).where(known)).rowcount == 1
+
     def get(self, job_id: int) -> JobRow | None:
         """The job of that number."""
         with self._reading() as connection:

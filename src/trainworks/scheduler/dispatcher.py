@@ -205,7 +205,7 @@ class Dispatcher:
                 JobState.FAILED,
                 now=self._clock.now(),
                 cause=Cause.DEPENDENCY,
-                message=cancel.reason,
+                message=f"{cancel.reason}: {', '.join(self._unmet(self._jobs[cancel.job_id]))}",
                 exit_code=int(ExitCode.USER_ERROR),
             )
         self._explain(decision, elsewhere)
@@ -231,6 +231,12 @@ class Dispatcher:
         if not open_ones:
             return "met"
         return "failed" if any(one is None or one.state.is_final for one in open_ones) else "waiting"
+
+    def _unmet(self, job: JobRow) -> list[str]:
+        """The jobs that will not succeed, and on which a job depends."""
+        found = {wanted: self._store.find(wanted, uid=job.uid) for wanted in job.ticket.depends_on}
+        over = {wanted: one for wanted, one in found.items() if one is None or one.state.is_final}
+        return [f"{wanted} is {one.state if one else 'gone'}" for wanted, one in over.items() if not _succeeded(one)]
 
     def _start(self, job: JobRow, placement: Sequence[Placement]) -> None:
         """Write the start down, then do it: of a dispatcher that dies in between the next one finds nothing begun."""
@@ -289,6 +295,10 @@ def _ended_at(job: JobRow, status: RunStatus, events: Sequence[Event], now: floa
     alive = max([status.updated_at, *(float(event["t"]) for event in events[-1:])])
     began = job.started_at or job.submitted_at
     return max(began, min(alive, now))
+
+
+def _succeeded(job: JobRow | None) -> bool:
+    return job is not None and job.state is JobState.SUCCEEDED
 
 
 def _last_moment(job: JobRow) -> float:

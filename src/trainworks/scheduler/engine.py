@@ -74,8 +74,9 @@ class Engine(abc.ABC):
 
     A subclass is final. It promises:
     1. `render` touches nothing: no file, no process, no network.
-    2. `submit` returns a handle when the job exists for sure; else it raises, and leaves nothing behind. The
-       same run, submitted twice, gives the same job, or an error that names the first.
+    2. `submit` returns a handle when the job exists for sure; else it raises, and leaves nothing behind. The one
+       exception is an UnansweredError: the engine may have the job. The same run, submitted twice, gives the same
+       job, or an error that names the first.
     3. `look` tells the truth of one moment for all jobs at once. A job that the engine does not know any more is left
        out; an engine that cannot be reached raises UnreachableError, which says nothing about any job.
     4. `stop` asks for a clean end, with the ticket's grace, and returns at once. Twice ends it at once. A job that has
@@ -95,6 +96,14 @@ class Engine(abc.ABC):
     @abc.abstractmethod
     def submit(self, script: Script, run_dir: RunDir) -> str:
         """Submit the job; returns the engine's own name of it."""
+
+    @abc.abstractmethod
+    def find(self, run_dir: RunDir) -> str | None:
+        """The handle of the job of a run that was submitted and has not ended; None where there is none.
+
+        Raises:
+            UnreachableError: the engine does not answer.
+        """
 
     @abc.abstractmethod
     def look(self, handles: Sequence[str]) -> dict[str, Sight]:

@@ -8,12 +8,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from trainworks.errors import EnvironmentProblem, NotOwnerError, TrainworksError, UnreachableError, UsageError
+from trainworks.errors import (
+    EnvironmentProblem,
+    NotOwnerError,
+    TrainworksError,
+    UnansweredError,
+    UnreachableError,
+    UsageError,
+)
 from trainworks.host.clock import Clock
 from trainworks.host.users import user_name
 from trainworks.job.attempts import placement_on
@@ -25,6 +33,7 @@ from trainworks.record.status import RunStatus
 from trainworks.scheduler.engine import Engine, Sight
 from trainworks.scheduler.engines import cluster_of, cluster_of_job, engine_of_job
 from trainworks.scheduler.ownership import check_run_dir, is_private
+from trainworks.scheduler.submission import check_dependencies, status_restored, submit_lock
 from trainworks.scheduler.told import columns_of, ended_at, told_attempts
 
 __all__ = ["Step", "follow_all", "hand_over", "hand_over_again", "next_step", "withdraw"]
@@ -36,27 +45,34 @@ _FORGOTTEN_S = 30.0
 
 
 def hand_over(store: JobStore, engine: Engine, ticket: Ticket, run_dir: RunDir, clock: Clock) -> JobRow:
-    """Write a job down, then submit it to its engine.
+    """Submit a run; afterwards its job is accepted, or nothing of it is left.
 
-    Whoever is killed in between has written down that it is to be submitted, and the next one who looks does it.
+    The job is in the store before its engine is called: if this process is killed in between, the next command that
+    looks finishes the submission. A submission that was sent and not answered is accepted too. Its job has no handle
+    until a later look finds it by its mark, or submits it.
 
     Raises:
-        UsageError: the engine refuses it; the job has failed.
-        UnreachableError: the engine does not answer; the job waits for somebody to look again.
+        TrainworksError: the engine has not got the job; the store and the run directory are as they were.
     """
-    now = clock.now()
-    run_dir.write_status(RunStatus(state=JobState.QUEUED, updated_at=now))
     folder = str(run_dir.path.resolve())
-    cluster = cluster_of(run_dir.path)
-    row = store.add(
-        ticket,
-        run_dir=folder,
-        owner=user_name(),
-        engine=engine.name,
-        cluster=cluster.model_dump_json(exclude_unset=True) if cluster else None,
-        now=now,
-    )
-    return _give(store, engine, row, clock)
+    with submit_lock(run_dir):
+        known = store.find(folder, uid=os.getuid())
+        if known is not None and (known.run_dir, known.uid) == (folder, os.getuid()):
+            return known if known.handle else _give(store, engine, known, clock)
+        check_dependencies(store, ticket, engine.name)
+        with status_restored(run_dir):
+            run_dir.write_status(RunStatus(state=JobState.QUEUED, updated_at=clock.now()))
+            cluster = cluster_of(run_dir.path)
+            row = store.add(
+                ticket,
+                run_dir=folder,
+                owner=user_name(),
+                engine=engine.name,
+                cluster=cluster.model_dump_json(exclude_unset=True) if cluster else None,
+                now=clock.now(),
+            )
+            with _undone_by(lambda: store.remove(row.id)):
+                return _accepted(store, engine, row, clock)
 
 
 def hand_over_again(store: JobStore, engine: Engine, row: JobRow, clock: Clock, ticket: Ticket | None = None) -> JobRow:
@@ -70,53 +86,85 @@ def hand_over_again(store: JobStore, engine: Engine, row: JobRow, clock: Clock, 
     again = (JobState.FAILED, JobState.STOPPED, JobState.LOST)
     if row.state not in again:
         raise UsageError(f"job {row.id} ({row.run_id}) is {row.state}", hint="retry one that failed or was stopped")
-    run_dir = RunDir(Path(row.run_dir))
-    run_dir.write_status(RunStatus(state=JobState.QUEUED, updated_at=clock.now()))
-    forgotten = dict.fromkeys(("ended_at", "asked_to_end", "asked_by", "handle"))
-    changes: dict[str, Any] = forgotten | {"restarts": 0, "ticket": ticket or row.ticket}
-    if not store.move(row.id, JobState.QUEUED, since=again, now=clock.now(), **changes):
-        raise UsageError(f"job {row.id} ({row.run_id}) is in the queue again already", hint="trainworks ps")
-    return _give(store, engine, store.get(row.id) or row, clock, before=row.handle)
+    run_dir, ticket = RunDir(Path(row.run_dir)), ticket or row.ticket
+    _check_is_there(row)
+    with submit_lock(run_dir):
+        check_dependencies(store, ticket, engine.name)
+        if (current := store.get(row.id)) is not None and current.state not in again:
+            raise UsageError(f"job {row.id} ({row.run_id}) is in the queue again already", hint="trainworks ps")
+        with status_restored(run_dir), _undone_by(lambda: _put_back(store, row)):
+            run_dir.write_status(RunStatus(state=JobState.QUEUED, updated_at=clock.now()))
+            forgotten = dict.fromkeys(("asked_to_end", "asked_by", "handle"))
+            changes: dict[str, Any] = forgotten | {"restarts": 0, "ticket": ticket}
+            store.move(row.id, JobState.QUEUED, since=again, now=clock.now(), **changes)
+            return _accepted(store, engine, store.get(row.id) or row, clock, before=row.handle)
 
 
 def withdraw(store: JobStore, row: JobRow, clock: Clock) -> None:
-    """Stop a job that its engine has never had."""
+    """Stop a job that its engine has never had.
+
+    Raises:
+        UnreachableError: the engine does not answer, and may have it.
+    """
+    if not row.reachable:
+        raise UnreachableError(
+            f"cannot stop job {row.id} ({row.run_id}): {row.engine} does not answer, and may have it",
+            hint="try again when it answers",
+        )
     _end(store, row, Step(JobState.STOPPED, {"exit_code": 0}), clock)
+
+
+@contextmanager
+def _undone_by(undo: Callable[[], object]) -> Iterator[None]:
+    """Undo what is in the store if the submission inside the block fails."""
+    try:
+        yield
+    except (TrainworksError, OSError):
+        undo()
+        raise
+
+
+def _put_back(store: JobStore, row: JobRow) -> None:
+    """A job as it was before it was submitted anew."""
+    kept = {name: getattr(row, name) for name in ("asked_to_end", "asked_by", "handle", "restarts", "ticket")}
+    store.move(row.id, row.state, since=(JobState.QUEUED,), now=row.ended_at or row.changed_at, **kept)
+
+
+def _accepted(store: JobStore, engine: Engine, row: JobRow, clock: Clock, *, before: str | None = None) -> JobRow:
+    """The job, which its engine has got; or may have got, where it did not answer."""
+    try:
+        return _give(store, engine, row, clock, before=before)
+    except UnansweredError as lost:
+        store.change(row.id, now=clock.now(), reachable=False, reason=lost.message)
+        return store.get(row.id) or row
+    except UnreachableError as away:
+        away.hint = f"the job was not submitted; {away.hint or 'try again later'}"
+        raise
 
 
 def _give(store: JobStore, engine: Engine, row: JobRow, clock: Clock, *, before: str | None = None) -> JobRow:
     """Submit a job, or anew one that its engine knew by the name `before`."""
     run_dir = RunDir(Path(row.run_dir))
-    try:
-        if not run_dir.resolved_file.exists():
-            raise UsageError(f"`{run_dir.path}` is gone, before {row.engine} had got the job")
-        check_run_dir(run_dir.path, shared=not is_private(store.url))
-        ticket = replace(row.ticket, depends_on=_handles(store, row))
-        script = engine.render(ticket, run_dir)
-        handle = engine.retry(script, run_dir, before) if before else engine.submit(script, run_dir)
-    except UnreachableError as silent:
-        store.change(row.id, now=clock.now(), reachable=False)
-        silent.hint = f"job {row.id} is written down, and submitted when `trainworks ps` finds the engine again"
-        raise
-    except UsageError as refused:
-        _end(store, row, Step(JobState.FAILED, {"cause": Cause.LAUNCH_FAILED, "message": refused.message}), clock)
-        raise
-    store.change(row.id, now=clock.now(), handle=handle, reachable=True)
+    check_run_dir(run_dir.path, shared=not is_private(store.url))
+    script = engine.render(replace(row.ticket, depends_on=_handles(store, row)), run_dir)
+    handle = engine.retry(script, run_dir, before) if before else engine.submit(script, run_dir)
+    store.change(row.id, now=clock.now(), handle=handle, reachable=True, reason=None)
     return store.get(row.id) or row
+
+
+def _check_is_there(row: JobRow) -> None:
+    if not RunDir(Path(row.run_dir)).resolved_file.exists():
+        raise UsageError(f"cannot submit job {row.id} to {row.engine}: its run directory `{row.run_dir}` is gone")
 
 
 def _handles(store: JobStore, row: JobRow) -> tuple[str, ...]:
     """The jobs that this one waits for, by the engine's own names; without those that have succeeded already."""
-    found = [(wanted, store.find(wanted, uid=row.uid)) for wanted in row.ticket.depends_on]
-    for wanted, job in found:
-        if job is None or job.engine != row.engine:
-            where = "there is none" if job is None else f"that one is in the queue of {job.engine}"
-            raise UsageError(f"`depends_on` names job `{wanted}`, and {where}", hint="trainworks ps --all")
-        if job.state.is_final and job.state is not JobState.SUCCEEDED:
-            raise UsageError(f"`depends_on` names job `{wanted}`, which is {job.state}", hint="retry that one first")
-    waits = [job for _, job in found if job is not None and not job.state.is_final]
+    waits = [job for job in check_dependencies(store, row.ticket, row.engine) if not job.state.is_final]
     if nameless := [job.run_id for job in waits if job.handle is None]:
-        raise UnreachableError(f"{row.engine} has not got {nameless[0]} yet, which this job waits for")
+        raise UnreachableError(
+            f"{row.engine} has not confirmed job `{nameless[0]}` yet, which this job depends on",
+            hint="try again when `trainworks ps` shows that it has",
+        )
     return tuple(job.handle for job in waits if job.handle)
 
 
@@ -222,7 +270,8 @@ def _by_cluster(rows: Iterable[JobRow]) -> list[list[JobRow]]:
 
 
 def _follow(store: JobStore, rows: Sequence[JobRow], engines: Engines, clock: Clock) -> None:
-    given = [row if row.handle else _give_again(store, row, engines, clock) for row in rows]
+    oldest_first = sorted(rows, key=lambda row: row.id)  # a job may depend on an older one
+    given = [row if row.handle else _give_again(store, row, engines, clock) for row in oldest_first]
     known = [row for row in given if row.handle and not row.state.is_final]
     engine = engines(known[0]) if known else None
     if engine is not None:
@@ -232,14 +281,20 @@ def _follow(store: JobStore, rows: Sequence[JobRow], engines: Engines, clock: Cl
 
 
 def _give_again(store: JobStore, row: JobRow, engines: Engines, clock: Clock) -> JobRow:
-    """Finish a submission that was cut off; one that somebody is at now, or that is refused, is left alone."""
+    """Finish a submission that was cut off; leave alone one that another process is at now."""
     try:
+        _check_is_there(row)
         engine = engines(row)
-        return _give(store, engine, row, clock) if engine else row
+        with submit_lock(RunDir(Path(row.run_dir))):
+            row = store.get(row.id) or row
+            return row if engine is None or row.handle else _give(store, engine, row, clock)
     except UnreachableError:
         raise
-    except (EnvironmentProblem, UsageError):
+    except EnvironmentProblem:
         return row
+    except UsageError as refused:
+        _end(store, row, Step(JobState.FAILED, {"cause": Cause.LAUNCH_FAILED, "message": refused.message}), clock)
+        return store.get(row.id) or row
 
 
 def _take(store: JobStore, engine: Engine, row: JobRow, sights: Mapping[str, Sight], clock: Clock) -> None:

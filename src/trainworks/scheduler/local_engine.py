@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import shlex
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar, final
 
-from trainworks.errors import UsageError
+from trainworks.errors import TrainworksError, UsageError
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.host.ledger import Claim, claim_key, machine_ledger
 from trainworks.host.probe import probe_host
@@ -27,6 +28,7 @@ from trainworks.scheduler.launch import keep_environment
 from trainworks.scheduler.machine import LocalNode, held_elsewhere, local_nodes, shape_of, snapshot_nodes
 from trainworks.scheduler.ownership import check_may_change, check_undrain, obeyed_drains
 from trainworks.scheduler.store_place import store_folder, store_url
+from trainworks.scheduler.submission import check_dependencies, status_restored, submit_lock
 
 __all__ = ["LocalEngine"]
 
@@ -69,17 +71,25 @@ class LocalEngine(Engine):
         return Script(ticket, "\n".join(lines) + "\n")
 
     def submit(self, script: Script, run_dir: RunDir) -> str:
-        """Write the job down, then wake the dispatcher."""
-        keep_environment(run_dir, os.environ)
-        self._say(run_dir, JobState.QUEUED)
-        row = self._store.add(
-            script.ticket,
-            run_dir=str(run_dir.path.resolve()),
-            owner=user_name(),
-            host=this_host(),
-            engine=self.name,
-            now=self._clock.now(),
-        )
+        """Write the job down, then wake the dispatcher.
+
+        Raises:
+            TrainworksError: the job is not in the queue; the run directory is as it was.
+        """
+        folder = str(run_dir.path.resolve())
+        known = self._store.find(folder, uid=os.getuid())
+        if known is not None and (known.run_dir, known.uid, known.host) == (folder, os.getuid(), this_host()):
+            return str(known.id)
+        check_dependencies(self._store, script.ticket, self.name)
+        with submit_lock(run_dir), self._prepared(run_dir):
+            row = self._store.add(
+                script.ticket,
+                run_dir=folder,
+                owner=user_name(),
+                host=this_host(),
+                engine=self.name,
+                now=self._clock.now(),
+            )
         wake()
         return str(row.id)
 
@@ -93,19 +103,36 @@ class LocalEngine(Engine):
         again = (JobState.FAILED, JobState.STOPPED, JobState.LOST)
         if row.state not in again:
             raise UsageError(f"job {row.id} ({row.run_id}) is {row.state}", hint="retry one that failed or was stopped")
-        if _is_ours(row):
-            keep_environment(run_dir, os.environ)
-            self._say(run_dir, JobState.QUEUED)  # before anybody can launch it, and speak there
+        check_dependencies(self._store, script.ticket, self.name, uid=row.uid)
         asked_by = None if _is_ours(row) else os.getuid()
         changes: dict[str, Any] = {"asked_to_end": None, "asked_by": asked_by, "ticket": script.ticket}
-        if not self._store.move(row.id, JobState.QUEUED, since=again, now=self._clock.now(), restarts=0, **changes):
+        with self._prepared(run_dir) if _is_ours(row) else nullcontext():
+            moved = self._store.move(row.id, JobState.QUEUED, since=again, now=self._clock.now(), restarts=0, **changes)
+        if not moved:
             raise UsageError(f"job {row.id} ({row.run_id}) is in the queue again already", hint="trainworks ps")
         _wake_for(row)
         return handle
 
+    @contextmanager
+    def _prepared(self, run_dir: RunDir) -> Iterator[None]:
+        """The run directory of a job that is about to wait: before anybody can launch it, and speak there."""
+        with status_restored(run_dir):
+            try:
+                keep_environment(run_dir, os.environ)
+                self._say(run_dir, JobState.QUEUED)
+                yield
+            except (TrainworksError, OSError):
+                run_dir.environment_file.unlink(missing_ok=True)
+                raise
+
     def _say(self, run_dir: RunDir, state: JobState) -> None:
         """In the run directory, while no supervisor speaks there."""
         run_dir.write_status(RunStatus(state=state, updated_at=self._clock.now()))
+
+    def find(self, run_dir: RunDir) -> str | None:
+        """By the path of the run directory."""
+        row = self._store.find(str(run_dir.path.resolve()))
+        return str(row.id) if row is not None and not row.state.is_final else None
 
     def look(self, handles: Sequence[str]) -> dict[str, Sight]:
         """What the store says; the dispatcher keeps it true."""

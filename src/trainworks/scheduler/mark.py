@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable
 from contextlib import suppress
 
-from trainworks.errors import EnvironmentProblem, UnreachableError
+from trainworks.errors import EnvironmentProblem, UnansweredError, UnreachableError
 from trainworks.host.clock import Clock
 from trainworks.record.run_dir import RunDir
 
@@ -37,12 +37,15 @@ def find_patiently(find: Callable[[], str | None], problem: EnvironmentProblem, 
 
     Args:
         find: looks for it; None where the engine does not know of it.
-        problem: raised in the end.
+        problem: why there was no answer.
         clock: waits between two looks.
+
+    Raises:
+        UnansweredError: the engine does not show the job, and may have it nevertheless.
     """
     for _ in range(_LOOKS_AFTER_A_LOST_ANSWER):
         clock.sleep(_LOOK_S)
         with suppress(UnreachableError):
             if (found := find()) is not None:
                 return found
-    raise problem
+    raise UnansweredError(problem.message, hint=problem.hint) from None

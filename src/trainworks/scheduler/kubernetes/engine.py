@@ -11,7 +11,7 @@ from typing import Any, ClassVar, final
 
 import yaml
 
-from trainworks.errors import EnvironmentProblem, TrainworksError, UsageError
+from trainworks.errors import EnvironmentProblem, TrainworksError, UnansweredError, UnreachableError, UsageError
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.job.ticket import Ticket
 from trainworks.record.run_dir import RunDir
@@ -20,7 +20,7 @@ from trainworks.scheduler.kubernetes.client import Conflict, KubernetesClient, N
 from trainworks.scheduler.kubernetes.facts import DRAINED, JOBSET_LABEL, node_facts
 from trainworks.scheduler.kubernetes.output import Followed, log_lines, pod_index
 from trainworks.scheduler.kubernetes.pod import ENVS, RESOLVED, TOKEN
-from trainworks.scheduler.kubernetes.render import HELD, MARK, QUEUE, STOPPED, check, render
+from trainworks.scheduler.kubernetes.render import HELD, MARK, QUEUE, STOPPED, check, name_of, render
 from trainworks.scheduler.kubernetes.states import has_ended, has_failed, is_unexplained, sight, warning_about
 from trainworks.scheduler.mark import mark_of
 from trainworks.spec.autoscale import Autoscale
@@ -86,23 +86,31 @@ class KubernetesEngine(Engine):
         Raises:
             Refused: by the API server, in its words.
             UsageError: a variable has no value anywhere, or the run needs a volume.
-            UnreachableError: no answer; if the server has the job, another `submit` finds it.
+            UnansweredError: no answer to what was sent; if the server has the job, another `submit` finds it.
+            UnreachableError: the server does not answer, and has not got the job.
         """
         manifest, secret = yaml.safe_load(script.text), self._secret(run_dir)
         name = str(manifest["metadata"]["name"])
-        if (there := self._same(name, mark_of(RunDir(run_dir.path.absolute()), self._machine))) is not None:
-            self._make_secret(there, secret)  # whoever made the JobSet may have come no further
-            return name
+        there = self._same(name, mark_of(RunDir(run_dir.path.absolute()), self._machine))
         try:
-            made = self._client.create(self._jobsets(), manifest)
+            made = there or self._client.create(self._jobsets(), manifest)
+            self._make_secret_or_delete(made, secret, is_new=there is None)
         except Conflict:  # somebody was faster
             return self.submit(script, run_dir)
-        try:
-            self._make_secret(made, secret)
-        except TrainworksError:
-            self._delete(name)
-            raise
+        except UnreachableError as silent:
+            raise UnansweredError(silent.message, hint=silent.hint) from None
         return name
+
+    def _make_secret_or_delete(self, jobset: Object, secret: Mapping[str, str], *, is_new: bool) -> None:
+        """The Secret of a JobSet; a new JobSet that may not have one is deleted."""
+        try:
+            self._make_secret(jobset, secret)
+        except UnreachableError:
+            raise
+        except TrainworksError:
+            if is_new:
+                self._delete(jobset["metadata"]["name"])
+            raise
 
     def _jobsets(self, name: str = "") -> str:
         return f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{self._options.namespace}/jobsets/{name}".rstrip("/")
@@ -238,6 +246,14 @@ class KubernetesEngine(Engine):
         return {
             name: warning_about(name, seen, events) if is_unexplained(seen) else seen for name, seen in sights.items()
         }
+
+    def find(self, run_dir: RunDir) -> str | None:
+        """By the JobSet's name, and the mark in its annotation."""
+        folder = RunDir(run_dir.path.absolute())
+        name = name_of(folder, self._machine)
+        found = self._find(name)
+        is_ours = found is not None and _annotations(found).get(MARK) == mark_of(folder, self._machine)
+        return name if found is not None and is_ours and not has_ended(found) else None
 
     def _find(self, handle: str) -> Object | None:
         try:

@@ -89,7 +89,8 @@ class RayEngine(Engine):
 
         Raises:
             Refused: by Ray, in its words.
-            UnreachableError: Ray did not answer; if it has the job, another `submit` finds it.
+            UnansweredError: the submission was not answered; if Ray has the job, another `submit` finds it.
+            UnreachableError: Ray does not answer, and has not got the job.
         """
         mark = mark_of(run_dir)
         known = self._submissions(mark)
@@ -97,6 +98,13 @@ class RayEngine(Engine):
         if newest and not known[newest].is_final:
             return f"{mark}-{newest}"
         return self._submit_as(f"{mark}-{newest + 1}", script)
+
+    def find(self, run_dir: RunDir) -> str | None:
+        """By the job's id; the newest submission of the run."""
+        mark = mark_of(run_dir)
+        known = self._submissions(mark)
+        newest = max(known, default=0)
+        return f"{mark}-{newest}" if newest and not known[newest].is_final else None
 
     def _submissions(self, mark: str) -> dict[int, JobState]:
         """Jobs of a run that Ray knows, by their number."""

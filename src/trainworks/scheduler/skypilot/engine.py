@@ -76,20 +76,21 @@ class SkyPilotEngine(Engine):
 
         Raises:
             Refused: by SkyPilot, in its words.
-            UnreachableError: SkyPilot did not answer; if it has the job, another `submit` finds it.
+            UnansweredError: the submission was not answered; if SkyPilot has the job, another `submit` finds it.
+            UnreachableError: SkyPilot does not answer, and has not got the job.
         """
-        mark = mark_of(run_dir)
-        if found := self._find(mark):
+        if found := self.find(run_dir):
             return found
         try:
             job = self._client.launch(script.text, secrets_of(self._what_runs))
         except UnreachableError as silent:
-            return find_patiently(lambda: self._find(mark), silent, self._clock)
+            return find_patiently(lambda: self.find(run_dir), silent, self._clock)
         unseen = EnvironmentProblem("SkyPilot took the job, and does not show it")
-        return job or find_patiently(lambda: self._find(mark), unseen, self._clock)
+        return job or find_patiently(lambda: self.find(run_dir), unseen, self._clock)
 
-    def _find(self, mark: str) -> str | None:
-        """The newest unfinished job of that name."""
+    def find(self, run_dir: RunDir) -> str | None:
+        """By the job's name; the newest of several."""
+        mark = mark_of(run_dir)
         jobs = [record for record in self._client.queue(unfinished=True) if record.get("job_name") == mark]
         alive = [record["job_id"] for record in jobs if not _ended(record)]
         return str(max(alive)) if alive else None

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, final
 
 from trainworks.errors import EnvironmentProblem, TrainworksError, UnreachableError
-from trainworks.files import take_lock
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.job.state import Cause, JobState
 from trainworks.job.ticket import Ticket
@@ -24,6 +22,7 @@ from trainworks.scheduler.slurm.client import Refused, SlurmClient
 from trainworks.scheduler.slurm.ending import ending_of_turn
 from trainworks.scheduler.slurm.render import check, mark_of, render
 from trainworks.scheduler.slurm.states import accelerators_in, cause_of, expand, job_state, node_state
+from trainworks.scheduler.submission import submit_lock
 from trainworks.spec.engines import Slurm
 
 __all__ = ["SlurmEngine"]
@@ -101,21 +100,22 @@ class SlurmEngine(Engine):
 
         Raises:
             Refused: by sbatch, in its words.
-            UnreachableError: Slurm did not answer; if it has the job, another `submit` finds it.
-            EnvironmentProblem: somebody else submits the same run now.
+            UnansweredError: sbatch was not answered; if Slurm has the job, another `submit` finds it.
+            UnreachableError: Slurm does not answer, and has not got the job.
+            EnvironmentProblem: another process submits the same run now.
         """
-        mark = mark_of(RunDir(run_dir.path.absolute()))
-        with _alone(run_dir) as lock:
-            if found := self._find(mark):
+        with submit_lock(run_dir) as lock:
+            if found := self.find(run_dir):
                 return found
             try:
                 answer = self._client.submit(script.text, lock=lock)
             except UnreachableError as silent:
-                return find_patiently(lambda: self._find(mark), silent, self._clock)
+                return find_patiently(lambda: self.find(run_dir), silent, self._clock)
         return answer.strip().partition(";")[0]
 
-    def _find(self, mark: str) -> str | None:
-        """The job that carries a mark, of those that have not ended."""
+    def find(self, run_dir: RunDir) -> str | None:
+        """By the mark in the job's comment."""
+        mark = mark_of(RunDir(run_dir.path.absolute()))
         said = self._client.call("squeue", "--me", "--noheader", f"--Format=JobID:20|,Comment:{len(mark) + 8}")
         rows = [line.split("|", 1) for line in said.splitlines() if "|" in line]
         return next((job.strip() for job, comment in rows if comment.strip() == mark), None)
@@ -216,18 +216,6 @@ class SlurmEngine(Engine):
     def undrain(self, node: str) -> None:
         """Give the node jobs again."""
         self._client.call("scontrol", "update", f"NodeName={node}", "State=RESUME")
-
-
-@contextmanager
-def _alone(run_dir: RunDir) -> Iterator[int]:
-    """The lock of whoever submits a run."""
-    lock = take_lock(run_dir.submit_lock_file)
-    if lock is None:
-        raise EnvironmentProblem(f"run {run_dir.run_id} is being submitted now", hint="wait a moment: trainworks ps")
-    try:
-        yield lock
-    finally:
-        os.close(lock)
 
 
 def _sight(line: str) -> tuple[str, Sight]:
