@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from trainworks import __version__
+from trainworks.cli.terminal import say
 from trainworks.errors import DiskFullError, TrainworksError, UsageError
 
 __all__ = ["COMMANDS", "app", "main"]
@@ -108,7 +109,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"trainworks {__version__}")
+        say(f"trainworks {__version__}")
         raise typer.Exit
 
 
@@ -128,7 +129,7 @@ def main() -> None:
     try:
         app()
     except TrainworksError as error:
-        typer.echo(error.render(), err=True)
+        say(error.render(), err=True)
         sys.exit(error.exit_code)
     except BrokenPipeError:  # `trainworks logs | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -138,7 +139,7 @@ def main() -> None:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left to be written
         full = DiskFullError("no space left for what is printed")
-        typer.echo(full.render(), err=True)
+        say(full.render(), err=True)
         sys.exit(full.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)

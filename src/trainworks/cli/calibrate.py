@@ -20,6 +20,7 @@ from trainworks.cli.launch import Wanted, wanted
 from trainworks.cli.options import RunFilePath, wide_console
 from trainworks.cli.parts import print_parts
 from trainworks.cli.plan import On
+from trainworks.cli.terminal import say
 from trainworks.errors import UsageError
 from trainworks.host.folders import data_folder
 from trainworks.plan.conv_step import ConvJob
@@ -64,7 +65,7 @@ def command(
     after = _used_once(described, asked, before.best[0].layout, measured)
     path = append_measurement(data_folder("clusters"), measured)
     _print(before, after, seconds)
-    typer.echo(f"kept in {path}", err=True)
+    say(f"kept in {path}", err=True)
 
 
 def _seconds(written: str) -> float:

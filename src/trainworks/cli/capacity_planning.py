@@ -7,8 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-
+from trainworks.cli.console import SafeConsole
 from trainworks.cli.waiting import counted
 from trainworks.errors import UsageError
 from trainworks.plan.capacity.answer import CapacityAnswer, capacity_for, most_nodes
@@ -147,5 +146,5 @@ def _notes(trace: JobTrace, limits: Limits, prices: Prices, answer: CapacityAnsw
 
 def _said(text: str) -> AbstractContextManager[object]:
     """What is being done, on stderr, if somebody watches."""
-    console = Console(stderr=True)
+    console = SafeConsole(stderr=True)
     return console.status(text) if console.is_terminal else nullcontext()

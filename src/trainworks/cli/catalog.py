@@ -14,6 +14,7 @@ from trainworks.catalog.catalog import family, find_row, load_catalog
 from trainworks.catalog.lint import Finding, lint
 from trainworks.catalog.rows import KINDS, Figure, Kind, Row, read_rows
 from trainworks.cli.options import AsJson, wide_console
+from trainworks.cli.terminal import say
 from trainworks.errors import UsageError
 
 __all__ = ["command"]
@@ -98,7 +99,7 @@ def _show(name: str, *, as_json: bool) -> None:
         typer.echo(json.dumps({"kind": row.kind} | _facts(row) | {"note": row.note, "figures": figures}, indent=2))
         return
     for line in _about(row, name):
-        typer.echo(line)
+        say(line)
     console = wide_console()
     console.print(_figure_table(row, _sources(row)))
     for number, source in enumerate(_sources(row), start=1):
@@ -144,7 +145,7 @@ def _lint(*, as_json: bool) -> None:
     else:
         _print_findings(findings)
         explained = len(findings) - len(open_findings)
-        typer.echo(f"{len(open_findings)} finding(s), and {explained} that the data explain")
+        say(f"{len(open_findings)} finding(s), and {explained} that the data explain")
     if open_findings:
         raise typer.Exit(1)
 

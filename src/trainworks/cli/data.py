@@ -10,11 +10,12 @@ from typing import Annotated, Any
 
 import typer
 from pydantic import ValidationError
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
+from trainworks.cli.console import SafeConsole
 from trainworks.cli.data_worker import ask
 from trainworks.cli.options import AsJson
+from trainworks.cli.terminal import say
 from trainworks.errors import MissingExtraError, UsageError
 from trainworks.host.corpus import anchored_data, check_sources
 from trainworks.spec.data import Data
@@ -111,11 +112,11 @@ def _prepare(data: Data, target: str, to: str | None, processes: int | None, *, 
         if made["num_bytes_of_text"]:
             amount += f" of {format_bytes(made['num_bytes_of_text'])} of text"
     where = f"in {made['num_shards']} shards" if made["num_shards"] else f"of {len(data.sources)} sources"
-    typer.echo(f"{amount} {where}, {format_duration(made['seconds'])}")
+    say(f"{amount} {where}, {format_duration(made['seconds'])}")
     if made["padding_tokens"]:
-        typer.echo(f"packed: {made['padding_tokens'] / made['num_items']:.2%} of the tokens are filler")
-    typer.echo(f"folder       {made['folder']}")
-    typer.echo(f"fingerprint  {made['fingerprint']}")
+        say(f"packed: {made['padding_tokens'] / made['num_items']:.2%} of the tokens are filler")
+    say(f"folder       {made['folder']}")
+    say(f"fingerprint  {made['fingerprint']}")
 
 
 def _verify(data: Data, *, as_json: bool) -> None:
@@ -126,9 +127,9 @@ def _verify(data: Data, *, as_json: bool) -> None:
         typer.echo(json.dumps(found, indent=2))
     else:
         for damage in found["damaged"]:
-            typer.echo(f"{damage['folder']}/{damage['shard']}: {damage['problem']}")
+            say(f"{damage['folder']}/{damage['shard']}: {damage['problem']}")
         wrong = f"{len(found['damaged'])} damaged" if found["damaged"] else "all as written"
-        typer.echo(f"{found['shards']} shards, {format_bytes(found['num_bytes'])}: {wrong}")
+        say(f"{found['shards']} shards, {format_bytes(found['num_bytes'])}: {wrong}")
     if found["damaged"]:
         raise typer.Exit(1)
 
@@ -141,7 +142,7 @@ def _bar(what: str) -> Progress:
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    console = Console(stderr=True)
+    console = SafeConsole(stderr=True)
     bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
     bar.add_task(what, total=None)
     return bar

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from trainworks.cli.jobs import OnCluster, engine_on
+from trainworks.cli.terminal import say
 from trainworks.errors import UsageError
 
 __all__ = ["command"]
@@ -22,9 +23,9 @@ def command(
     engine = engine_on(cluster)
     if undo:
         engine.undrain(node)
-        typer.echo(f"{node} takes jobs again")
+        say(f"{node} takes jobs again")
         return
     if not reason:
         raise UsageError("nobody will know why the node is drained", hint='trainworks drain NODE --reason "fan broken"')
     engine.drain(node, reason)
-    typer.echo(f"{node} takes no more jobs: {reason}")
+    say(f"{node} takes no more jobs: {reason}")

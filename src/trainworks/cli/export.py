@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
+from trainworks.cli.console import SafeConsole
 from trainworks.cli.data_worker import ask
 from trainworks.cli.options import AsJson, OptionalRun, RunsOption, find
+from trainworks.cli.terminal import say
 from trainworks.errors import MissingExtraError, UsageError
 from trainworks.record.manifest import complete_checkpoints
 from trainworks.record.run_dir import RunDir
@@ -62,7 +63,7 @@ def command(
         typer.echo(json.dumps(made, indent=2))
         return
     size = f"{made['tensors']:,} tensors, {format_bytes(made['bytes'])} of {made['dtype']} in {made['files']:,} file(s)"
-    typer.echo(f"step {chosen:,} of {run_dir.run_id}: {size}")
+    say(f"step {chosen:,} of {run_dir.run_id}: {size}")
     typer.echo(to)
 
 
@@ -78,7 +79,7 @@ def _step(run_dir: RunDir, wanted: int | None) -> int:
 
 def _ask(request: dict[str, Any]) -> dict[str, Any]:
     columns = (BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=SafeConsole(stderr=True), transient=True) as bar:
         task = bar.add_task("reading and writing", total=None)
         return ask(
             "export", request, lambda done, total: bar.update(task, completed=done, total=total), module="export"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import typer
-
 from trainworks.cli.jobs import JobArgument, engine_to_change, find_job, handle_of, jobs
+from trainworks.cli.terminal import say
 from trainworks.scheduler.holding import hold
 
 __all__ = ["command"]
@@ -15,4 +14,4 @@ def command(job: JobArgument) -> None:
     store = jobs()
     row = find_job(store, job)
     hold(engine_to_change(row, store), row, handle_of(row))
-    typer.echo(f"{row.run_id} held")
+    say(f"{row.run_id} held")

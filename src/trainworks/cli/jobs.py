@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from trainworks.cli.terminal import say
 from trainworks.cli.watch import watch
 from trainworks.errors import EnvironmentProblem, UnknownRunError, UsageError
 from trainworks.host.clock import Clock, SystemClock
@@ -74,7 +75,7 @@ def jobs() -> JobStore:
         if store.search(states=live, engine=LocalEngine.name, uid=os.getuid(), host=this_host(), limit=1):
             wake()
         for error in follow_all(store, SystemClock()):
-            typer.echo(f"warning: {error.message}", err=True)
+            say(f"warning: {error.message}", err=True)
     return store
 
 
@@ -191,7 +192,7 @@ def submit_job(engine: Engine, ticket: Ticket, run_dir: RunDir) -> None:
     row = hand_over(open_store(store_url()), engine, ticket, run_dir, SystemClock())
     if row.handle is None:
         warning = f"{row.reason or f'{row.engine} did not answer'}; job {row.id} ({row.run_id}) is accepted"
-        typer.echo(f"warning: {warning}, and `trainworks ps` finds it there or submits it, once", err=True)
+        say(f"warning: {warning}, and `trainworks ps` finds it there or submits it, once", err=True)
 
 
 def stop_job(row: JobRow, *, at_once: bool) -> None:
@@ -261,7 +262,7 @@ def _watch_far(run_dir: RunDir, start: Callable[[], None]) -> JobState:
             job = job_of_run(run_dir)
             if stops or job is None:
                 raise
-            typer.echo("stopping; once more to leave it to itself", err=True)
+            say("stopping; once more to leave it to itself", err=True)
             stop_job(job, at_once=False)
     while True:
         ended = find_job(jobs(), str(run_dir.path.resolve())).state

@@ -17,6 +17,7 @@ from rich.console import Console
 from trainworks.cli.options import runs_folder
 from trainworks.cli.plan_view import print_plan
 from trainworks.cli.planning import resolve
+from trainworks.cli.terminal import say
 from trainworks.cli.wish import wish
 from trainworks.errors import TrainworksError, UsageError
 from trainworks.files import write_atomic
@@ -78,7 +79,7 @@ def wanted(target: list[str], *, nodes: int | None, nproc: int | None, name: str
     if len(target) == 1 and is_batch_script(Path(target[0])):
         run_file, batch = load_batch_script(Path(target[0]))
         for note in batch.notes:
-            typer.echo(f"note: {note}", err=True)
+            say(f"note: {note}", err=True)
         return Wanted(_with_options(run_file, nodes, nproc, name), batch, None)
     if shutil.which(target[0]) is None:
         raise UsageError(

@@ -7,9 +7,9 @@ import time
 from typing import Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from trainworks.cli.console import SafeConsole
 from trainworks.cli.options import AsJson, RunsOption, runs_folder
 from trainworks.observe.progress import RunFollower
 from trainworks.record.run_dir import RunDir, list_runs
@@ -30,7 +30,7 @@ def command(runs: RunsOption = None, as_json: AsJson = False) -> None:
         step = f"{row['step']:,}" if row["step"] is not None else ""
         age = format_duration(max(0.0, time.time() - row["updated_at"])) + " ago" if row["updated_at"] else ""
         table.add_row(row["run"], row["state"], step, loss, age, row["cause"] or "")
-    Console().print(table)
+    SafeConsole().print(table)
 
 
 def _row(run_dir: RunDir) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from trainworks.cli.console import SafeConsole
 from trainworks.errors import UnknownRunError
 from trainworks.record.run_dir import RunDir, find_run
 
@@ -47,7 +48,7 @@ def runs_folder(option: Path | None, written: str = "runs") -> Path:
 
 def wide_console() -> Console:
     """As wide as the terminal; where there is none, wide enough that no figure is cut."""
-    return Console() if sys.stdout.isatty() or "COLUMNS" in os.environ else Console(width=240)
+    return SafeConsole() if sys.stdout.isatty() or "COLUMNS" in os.environ else SafeConsole(width=240)
 
 
 def find(run: str | None, runs: Path | None) -> RunDir:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from trainworks.cli.asked import blamed_on, check_writable, on_cluster
 from trainworks.cli.cluster_layout import parse_layout
@@ -18,11 +17,13 @@ from trainworks.cli.cluster_plan_view import (
     print_explanation,
 )
 from trainworks.cli.cluster_planning import ClusterPlan, plan_cluster
+from trainworks.cli.console import SafeConsole
 from trainworks.cli.launch import Nodes, ProcessesPerNode, Recalibrate, Wanted, wanted
 from trainworks.cli.options import AsJson, RunFilePath, RunsOption, runs_folder, wide_console
 from trainworks.cli.plan_view import print_plan
 from trainworks.cli.planned_model import preset_shape
 from trainworks.cli.planning import resolve
+from trainworks.cli.terminal import say
 from trainworks.errors import UsageError
 from trainworks.plan.prediction import Prediction, describe_layout
 from trainworks.report.plan_page import PlannedLayout, write_plan_page
@@ -83,9 +84,9 @@ def command(
     if as_json:
         typer.echo(resolved.plan.model_dump_json(indent=2))
     else:
-        print_plan(resolved, Console())
+        print_plan(resolved, SafeConsole())
     if shape is not None:
-        typer.echo(_ONLY_PLANNED, err=True)
+        say(_ONLY_PLANNED, err=True)
 
 
 def _check_options(given: dict[str, int | None]) -> None:

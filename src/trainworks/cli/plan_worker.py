@@ -11,9 +11,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-
 from trainworks.bench.calibrate import Machines
+from trainworks.cli.console import SafeConsole
 from trainworks.cli.plan_view import print_plan
 from trainworks.cli.planning import resolve
 from trainworks.errors import TrainworksError
@@ -49,7 +48,7 @@ def main(run_folder: str) -> int:
         return error.exit_code
     kept = {"created_at": before.created_at, "working_folder": before.working_folder}
     run_dir.write_resolved(resolved.model_copy(update=kept))
-    print_plan(resolved, Console(width=120))
+    print_plan(resolved, SafeConsole(width=120))
     return 0
 
 

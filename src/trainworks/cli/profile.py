@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from trainworks.cli.console import SafeConsole
 from trainworks.cli.options import OptionalRun, RunsOption, find
+from trainworks.cli.terminal import say
 from trainworks.errors import QuantityError, RunFailedError, UsageError
 from trainworks.host.clock import SystemClock
 from trainworks.observe.progress import RunFollower, current_state
@@ -39,7 +40,7 @@ def command(
     write_request(run_dir, request)
     if background:
         return
-    talk = Console(stderr=True)
+    talk = SafeConsole(stderr=True)
     with talk.status(f"waiting for step {request.last_step:,} of {run_dir.run_id}"):
         event = _wait(run_dir, follower, request)
     _say(run_dir, event)
@@ -119,8 +120,8 @@ def _say(run_dir: RunDir, event: Event) -> None:
     folder = run_dir.path / event["folder"]
     for summary in read_summaries(folder):
         shares = ", ".join(f"{name} {share:.0%}" for name, share in summary.shares().items())
-        typer.echo(f"rank {summary.rank}: {format_duration(summary.window_s)} = {shares}")
+        say(f"rank {summary.rank}: {format_duration(summary.window_s)} = {shares}")
         for operator in summary.operators[:5]:
-            typer.echo(f"  {format_duration(operator.self_s):>8}  {operator.calls:>6,} x {operator.name}")
-        typer.echo(f"  {trace_file(folder, summary.rank)}")
-    typer.echo("open a trace at https://ui.perfetto.dev, or in chrome://tracing", err=True)
+            say(f"  {format_duration(operator.self_s):>8}  {operator.calls:>6,} x {operator.name}")
+        say(f"  {trace_file(folder, summary.rank)}")
+    say("open a trace at https://ui.perfetto.dev, or in chrome://tracing", err=True)

@@ -6,9 +6,10 @@ import time
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from trainworks.cli.console import SafeConsole
 from trainworks.cli.options import AsJson, OptionalRun, RunsOption, find
+from trainworks.cli.terminal import say
 from trainworks.observe.progress import current_state
 from trainworks.record.run_dir import RunDir
 from trainworks.report.html import write_page
@@ -35,10 +36,10 @@ def command(
 def print_report(run_dir: RunDir, *, html: bool = True) -> None:
     """Print the report to stdout and write the page beside the record."""
     report = _build(run_dir)
-    print_report_to(report, Console())
+    print_report_to(report, SafeConsole())
     if html:
         write_page(report, run_dir.report_file)
-        typer.echo(f"page: {run_dir.report_file}", err=True)
+        say(f"page: {run_dir.report_file}", err=True)
 
 
 def _build(run_dir: RunDir) -> Report:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from trainworks.cli.console import SafeConsole
 from trainworks.cli.jobs import job_of_run, retry_job, submit_job, watch_job
 from trainworks.cli.launch import ticket
 from trainworks.cli.options import OptionalRun, RunsOption, find
@@ -53,7 +54,7 @@ def command(
         _queue_again(run_dir, resolved, job_of_run(run_dir), lock)
         typer.echo(run_dir.run_id)
         return
-    talk = Console(stderr=True)
+    talk = SafeConsole(stderr=True)
     final = _go_on(run_dir, resolved, talk, lock)
     if resolved.plan is not None:
         print_report(run_dir)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import typer
-
 from trainworks.cli.jobs import JobArgument, find_job, jobs, retry_job
+from trainworks.cli.terminal import say
 
 __all__ = ["command"]
 
@@ -13,4 +12,4 @@ def command(job: JobArgument) -> None:
     """A workload goes on from its newest checkpoint; a command starts anew."""
     row = find_job(jobs(), job)
     retry_job(row)
-    typer.echo(f"{row.run_id} in the queue again")
+    say(f"{row.run_id} in the queue again")

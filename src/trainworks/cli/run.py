@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from rich.console import Console
-
+from trainworks.cli.console import SafeConsole
 from trainworks.cli.launch import (
     DryRun,
     Name,
@@ -41,7 +40,7 @@ def command(
 
     A run for other machines waits in their queue, and is watched from here.
     """
-    talk = Console(stderr=True)
+    talk = SafeConsole(stderr=True)
     asked = wanted(target, nodes=nodes, nproc=nproc, name=name)
     prepared = prepare(asked, runs=runs, dry_run=dry_run, recalibrate=recalibrate, console=talk, queued=False)
     if prepared is None:

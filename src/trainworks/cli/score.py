@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from trainworks.bench.measured_clusters import remarks_left_out
 from trainworks.bench.scoring import TABLES, Prediction, Refusal, Score, predictions_csv
 from trainworks.bench.tables import read_table
+from trainworks.cli.console import SafeConsole
 from trainworks.cli.options import AsJson
 from trainworks.cli.score_view import print_refusals, print_score
 from trainworks.cli.waiting import counted
@@ -47,9 +47,9 @@ def command(
     if as_json:
         typer.echo(json.dumps(_as_mapping(name, results, score) | {"notes": remarks_left_out(rows)}, indent=2))
         return
-    console = Console() if sys.stdout.isatty() else Console(width=_WIDTH)
+    console = SafeConsole() if sys.stdout.isatty() else SafeConsole(width=_WIDTH)
     for note in remarks_left_out(rows):
-        console.print(f"note: {note}", markup=False, highlight=False)
+        console.print(f"note: {note}", highlight=False)
     print_score(score, console)
     print_refusals(results, console)
 

@@ -8,6 +8,7 @@ import time
 import typer
 
 from trainworks.cli.options import AsJson, OptionalRun, RunsOption, find
+from trainworks.cli.terminal import say
 from trainworks.observe.progress import RunFollower
 from trainworks.record.manifest import describe_damage
 from trainworks.units import format_bytes, format_count, format_duration
@@ -41,7 +42,7 @@ def command(run: OptionalRun = None, runs: RunsOption = None, as_json: AsJson = 
         return
     for name, value in figures.items():
         if value is not None:
-            typer.echo(f"{name:<18} {_readable(name, value)}")
+            say(f"{name:<18} {_readable(name, value)}")
 
 
 def _readable(name: str, value: object) -> str:

@@ -10,6 +10,7 @@ import typer
 from trainworks.cli.following import following
 from trainworks.cli.jobs import job_of_run, stop_job
 from trainworks.cli.options import OptionalRun, RunsOption, find
+from trainworks.cli.terminal import say
 from trainworks.errors import UsageError
 from trainworks.host.clock import SystemClock
 from trainworks.observe.progress import current_state
@@ -37,7 +38,7 @@ def command(
     while not (state := current_state(run_dir.read_status())).is_final:
         ask_its_engine()
         SystemClock().sleep(0.1)
-    typer.echo(f"{run_dir.run_id} {state}")
+    say(f"{run_dir.run_id} {state}")
 
 
 def _stop_run(run_dir: RunDir, *, at_once: bool) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from trainworks.cli.array import array_of
+from trainworks.cli.console import SafeConsole
 from trainworks.cli.jobs import submit_job
 from trainworks.cli.languages import As, job_as
 from trainworks.cli.launch import (
@@ -47,7 +47,7 @@ def command(
     yes: Yes = False,
 ) -> None:
     """The run survives this shell. Prints the run id; `trainworks logs -f` follows it."""
-    talk = Console(stderr=True)
+    talk = SafeConsole(stderr=True)
     asked = wanted(target, nodes=nodes, nproc=nproc, name=name)
     if language is not None:
         if not dry_run:

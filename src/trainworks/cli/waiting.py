@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from trainworks.cli.console import SafeConsole
 
 __all__ = ["counted", "waiting"]
 
@@ -21,7 +22,7 @@ def waiting(text: str) -> Iterator[Callable[..., None]]:
     """Yields a function that is told the share that is done, and if it changes what is being done."""
     started = time.monotonic()
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
+    console = SafeConsole(stderr=True)
     bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
     task = bar.add_task(text, total=1.0)
 

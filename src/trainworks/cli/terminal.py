@@ -1,0 +1,27 @@
+"""Text that people read, made harmless: no message, name or log line of another program can steer their terminal."""
+
+from __future__ import annotations
+
+import re
+
+import typer
+
+__all__ = ["printable", "say"]
+
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters of C0 and C1 but tab and newline, those that change the direction of text, and halves of pairs."""
+
+
+def printable(text: str) -> str:
+    r"""The text with control characters as escapes: `\x1b` for ESC, `\u202e` for right-to-left override."""
+    return _CONTROLS.sub(_escape, text)
+
+
+def _escape(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def say(text: object, *, err: bool = False) -> None:
+    """Print a line that people read; data for programs is printed as it is, by `typer.echo`."""
+    typer.echo(printable(str(text)), err=err)
