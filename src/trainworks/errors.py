@@ -10,6 +10,7 @@ TrainworksError                 what every door of the program catches; carries 
 │   └── UnknownRunError         no such run
 ├── EnvironmentProblem          exit 3: the machine, not the request, is in the way
 │   ├── MissingExtraError       an optional dependency is not installed
+│   ├── DamagedStoreError       the job store holds something else than jobs; it can be rebuilt
 │   ├── DiskFullError           no space left, or not enough for what was planned
 │   ├── PortInUseError          somebody else listens there
 │   └── UnreachableError        an engine does not answer; that says nothing about its jobs
@@ -21,6 +22,7 @@ TrainworksError                 what every door of the program catches; carries 
 from __future__ import annotations
 
 __all__ = [
+    "DamagedStoreError",
     "DiskFullError",
     "DivergedError",
     "EnvironmentProblem",
@@ -124,6 +126,10 @@ class MissingExtraError(EnvironmentProblem):
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f"`{package}` is not installed", hint=f"pip install 'trainworks[{extra}]'")
+
+
+class DamagedStoreError(EnvironmentProblem):
+    """The job store holds something else than jobs; it can be rebuilt from the run directories."""
 
 
 class DiskFullError(EnvironmentProblem):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import re
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import trainworks
-from trainworks.cli.app import COMMANDS
+from trainworks.cli.app import COMMANDS, module_of
 
 IMPORT_ALL_WITHOUT_TORCH = """
 import importlib, importlib.abc, pkgutil, sys
@@ -62,7 +61,7 @@ def test_without_a_command_it_prints_its_help_as_a_usage_error() -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_a_module_with_words_about_it(name: str) -> None:
-    module = importlib.import_module(f"trainworks.cli.{name}")
+    module = module_of(name)
     assert module.__doc__ == f"`trainworks {name}`."
     assert module.command.__doc__
 
@@ -77,7 +76,7 @@ def test_the_help_of_a_command_begins_with_its_summary(name: str) -> None:
 def test_every_file_of_a_command_is_a_command_or_shared_by_some() -> None:
     folder = Path(trainworks.__file__).parent / "cli"
     shared = {
-        "jobs",
+        "job_store",
         "__init__",
         "__main__",
         "app",
@@ -119,6 +118,7 @@ def test_every_file_of_a_command_is_a_command_or_shared_by_some() -> None:
         "sizing_plans",
         "sizing_teams",
         "storage_view",
+        "standing",
         "tail",
         "terminal",
         "trace_view",

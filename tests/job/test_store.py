@@ -18,8 +18,8 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from tests.postgres import postgres_url
-from trainworks.errors import EnvironmentProblem, UsageError
-from trainworks.job.database import VERSION, open_database
+from trainworks.errors import DamagedStoreError, EnvironmentProblem, UsageError
+from trainworks.job.database import VERSION, open_database, set_aside
 from trainworks.job.migrations.versions import v0001_jobs, v0002_cluster
 from trainworks.job.state import JobState
 from trainworks.job.store import JobRow, JobStore, Placement, open_store
@@ -317,10 +317,58 @@ def test_a_store_that_cannot_be_opened_says_why_and_no_password(url: str, messag
     assert "geheim" not in str(raised.value)
 
 
-def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "jobs.db").write_text("no database at all, but longer than a header of SQLite would be " * 9)
-    with pytest.raises(EnvironmentProblem, match="not a database"):
-        open_store(f"sqlite:///{tmp_path / 'jobs.db'}")
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("/some/path", "write a URL: TRAINWORKS_STORE=sqlite:////some/path/jobs.db"),
+        ("/some/store.db", "write a URL: TRAINWORKS_STORE=sqlite:////some/store.db"),
+    ],
+)
+def test_a_path_in_the_place_of_a_url_gets_the_url_as_a_hint(text: str, hint: str) -> None:
+    with pytest.raises(EnvironmentProblem, match="Could not parse") as raised:
+        open_store(text)
+    assert raised.value.hint == hint
+
+
+def test_a_file_that_is_no_database_is_refused_and_can_be_rebuilt(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'jobs.db'}"
+    text = "no database at all, but longer than a header of SQLite would be " * 9
+    (tmp_path / "jobs.db").write_text(text)
+    with pytest.raises(DamagedStoreError, match="not a database") as raised:
+        open_store(url)
+    assert str(raised.value.hint).endswith("trainworks jobs rebuild")
+    assert set_aside(url).read_text() == text
+    assert open_store(url).search() == []
+
+
+def test_a_store_that_is_damaged_while_it_is_open_says_so(tmp_path: Path) -> None:
+    store = open_store(f"sqlite:///{tmp_path / 'jobs.db'}")
+    (tmp_path / "jobs.db").write_bytes(b"\xff" * 8192)
+    with pytest.raises(DamagedStoreError, match="the job store is damaged"):
+        store.search()
+
+
+def test_a_store_knows_that_another_file_took_its_place(tmp_path: Path) -> None:
+    store = open_store(f"sqlite:///{tmp_path / 'jobs.db'}")
+    (tmp_path / "jobs.db").rename(tmp_path / "old.db")
+    assert not store.is_replaced()
+    open_store(f"sqlite:///{tmp_path / 'jobs.db'}")
+    assert store.is_replaced()
+
+
+def test_a_job_that_has_ended_gives_way_to_a_new_one_in_a_directory_of_its_name(store: JobStore) -> None:
+    old = add(store)
+    store.move(old.id, JobState.FAILED, now=2.0)
+    new = add(store)
+    assert (new.id > old.id, new.state, [row.id for row in store.search()]) == (True, JobState.QUEUED, [new.id])
+
+
+def test_only_a_job_that_no_engine_has_got_is_removed(store: JobStore) -> None:
+    refused, taken, started = add(store), add(store, "demo-2"), add(store, "demo-3")
+    store.change(taken.id, handle="7")
+    store.start(started, [], now=2.0)
+    assert [store.remove(job.id) for job in (refused, taken, started)] == [True, False, False]
+    assert {job.id for job in store.search()} == {taken.id, started.id}
 
 
 def test_a_store_that_somebody_keeps_locked_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

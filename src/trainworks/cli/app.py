@@ -14,9 +14,9 @@ from typer.core import TyperGroup
 
 from trainworks import __version__
 from trainworks.cli.terminal import say
-from trainworks.errors import DiskFullError, TrainworksError, UsageError
+from trainworks.errors import DiskFullError, EnvironmentProblem, TrainworksError, UsageError
 
-__all__ = ["COMMANDS", "app", "main"]
+__all__ = ["COMMANDS", "app", "main", "module_of"]
 
 COMMANDS = {
     "run": "Plan, start and watch a run to its end, then report.",
@@ -35,6 +35,7 @@ COMMANDS = {
     "hold": "Keep a job from starting.",
     "release": "Let a held job start.",
     "retry": "Put a job that failed or was stopped back into the queue.",
+    "jobs": "Rebuild the job store from run directories.",
     "nodes": "List the nodes that jobs run on.",
     "drain": "Give a node no more jobs.",
     "ls": "List runs.",
@@ -58,6 +59,31 @@ ALIASES = {"launch": "submit", "queue": "ps", "squeue": "ps", "cancel": "stop", 
 """What the hands know from SkyPilot and Slurm."""
 
 
+_LONGEST_PATH = 200
+"""Characters of a path that an error shows."""
+_WRITABLE = "name a place where you can write: TRAINWORKS_DATA, TRAINWORKS_CACHE, TRAINWORKS_RUNS"
+_BAD_PLACE = {
+    errno.EACCES: _WRITABLE,
+    errno.EPERM: _WRITABLE,
+    errno.EROFS: _WRITABLE,
+    errno.ENOSPC: "free some space, or name a place on another disk",
+    errno.EDQUOT: "free some space, or name a place on another disk",
+    errno.ENOTDIR: "a part of the path is a file: name another place",
+    errno.ENAMETOOLONG: "take a shorter path",
+    errno.EIO: "the disk reports an error: name a place on another one",
+}
+"""Errors of a place and not of the program, and the next step to take."""
+
+
+_MODULES = {"jobs": "job_store"}
+"""Modules that are not called as their command is."""
+
+
+def module_of(name: str) -> Any:
+    """The module of a command, imported."""
+    return importlib.import_module(f"trainworks.cli.{_MODULES.get(name, name)}")
+
+
 class _LazyCommands(TyperGroup):
     """Knows every command's summary, and imports the one that is called."""
 
@@ -79,7 +105,7 @@ class _LazyCommands(TyperGroup):
 
 
 def _imported(name: str) -> Any:
-    module = importlib.import_module(f"trainworks.cli.{name}")
+    module = module_of(name)
     command = typer.Typer(add_completion=False, rich_markup_mode=None)
     command.command(
         name=name,
@@ -135,11 +161,21 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(0)
     except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left to be written
-        full = DiskFullError("no space left for what is printed")
-        say(full.render(), err=True)
-        sys.exit(full.exit_code)
+        problem = _problem_of(error)
+        if isinstance(problem, DiskFullError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left to be written
+        say(problem.render(), err=True)
+        sys.exit(problem.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _problem_of(error: OSError) -> EnvironmentProblem:
+    """What is wrong with a place of the machine; anything else is an error of the program, and raised again."""
+    if error.filename is None and error.errno == errno.ENOSPC:
+        return DiskFullError("no space left for what is printed")
+    if error.filename is None or error.errno not in _BAD_PLACE:
+        raise error
+    path = str(error.filename)
+    shown = path if len(path) <= _LONGEST_PATH else f"{path[:_LONGEST_PATH]}..."
+    return EnvironmentProblem(f"cannot use `{shown}`: {error.strerror}", hint=_BAD_PLACE[error.errno])

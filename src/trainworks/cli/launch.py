@@ -21,8 +21,8 @@ from trainworks.cli.terminal import say
 from trainworks.cli.wish import wish
 from trainworks.errors import TrainworksError, UsageError
 from trainworks.files import write_atomic
-from trainworks.job.request import job_request, max_restarts
-from trainworks.job.ticket import Ticket, ticket_of
+from trainworks.job.request import job_request, ticket_of_run
+from trainworks.job.ticket import Ticket
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir, create_run_dir
 from trainworks.scheduler.engine import Engine
@@ -211,15 +211,8 @@ def _rendered(resolved: ResolvedRun, engine: Engine | None, run_dir: RunDir) -> 
 
 
 def ticket(resolved: ResolvedRun) -> Ticket:
-    """What a queue is asked for a resolved run; another machine's in the words of the run file."""
-    here = resolved.run_file.cluster.engine == "local"
-    return ticket_of(
-        resolved.run_file,
-        run_id=resolved.run_id,
-        working_folder=resolved.working_folder,
-        max_restarts=max_restarts(resolved.run_file),
-        processes=resolved.processes if here else None,
-    )
+    """What a queue is asked for a resolved run."""
+    return ticket_of_run(resolved)
 
 
 def _write_inputs(run_dir: RunDir, resolved: ResolvedRun, source: Source | None) -> None:

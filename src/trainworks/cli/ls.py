@@ -11,6 +11,7 @@ from rich.table import Table
 
 from trainworks.cli.console import SafeConsole
 from trainworks.cli.options import AsJson, RunsOption, runs_folder
+from trainworks.cli.standing import standing
 from trainworks.observe.progress import RunFollower
 from trainworks.record.run_dir import RunDir, list_runs
 from trainworks.units import format_duration
@@ -35,11 +36,12 @@ def command(runs: RunsOption = None, as_json: AsJson = False) -> None:
 
 def _row(run_dir: RunDir) -> dict[str, Any]:
     progress = RunFollower(run_dir).look()
+    state, note = standing(run_dir, progress.state)
     return {
         "run": run_dir.run_id,
-        "state": str(progress.state),
+        "state": str(state),
         "step": progress.latest["step"] if progress.latest else None,
         "loss": progress.latest["loss"] if progress.latest else None,
         "updated_at": progress.status.updated_at,
-        "cause": progress.status.cause,
+        "cause": note or progress.status.cause,
     }

@@ -198,9 +198,14 @@ def _with_nccl(processes: Processes, run_file: RunFile, source: Source | None) -
 
 def _working_folder(run_file: RunFile, source: Source | None) -> Path:
     """Where a command starts: `workdir`, from the folder that one is in."""
-    folder = Path.cwd() / Path(run_file.workdir or "").expanduser()
-    if not folder.is_dir():
-        place = source.place(("workdir",)) if source else None
+    place = source.place(("workdir",)) if source else None
+    try:
+        folder = Path.cwd() / Path(run_file.workdir or "").expanduser()
+        is_folder = folder.is_dir()
+    except (OSError, RuntimeError) as error:  # a name that is too long, or the home of a user that does not exist
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise UsageError(f"cannot use `workdir`: {why}", place=place, hint="name a folder that exists") from None
+    if not is_folder:
         raise UsageError(f"`workdir` ({run_file.workdir}) is no folder", place=place)
     return folder
 

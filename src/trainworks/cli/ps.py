@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import time
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,17 +14,19 @@ from rich.table import Table
 
 from trainworks.cli.idle import idle_text
 from trainworks.cli.jobs import jobs
-from trainworks.cli.options import AsJson, wide_console
+from trainworks.cli.options import AsJson, RunsOption, runs_folder, wide_console
+from trainworks.cli.terminal import say
 from trainworks.errors import UsageError
 from trainworks.host.users import this_host
 from trainworks.job.state import JobState
-from trainworks.job.store import JobRow
+from trainworks.job.store import JobRow, JobStore
+from trainworks.scheduler.rebuild import submitted_runs
 from trainworks.units import format_duration
 
 __all__ = ["command", "job_as_json"]
 
-_RECENT = 10
-"""Ended jobs that are listed beside the others."""
+_NAMED = 3
+"""Runs that a warning names."""
 
 
 def command(
@@ -32,11 +35,14 @@ def command(
     name: Annotated[str | None, typer.Option("--name", help="Only jobs of this name.")] = None,
     mine: Annotated[bool, typer.Option("--mine", help="Only my own jobs.")] = False,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")] = 50,
+    runs: RunsOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Newest first: the jobs that wait or run, or all."""
     live = [one for one in JobState if not one.is_final]
-    found = jobs().search(
+    store = jobs()
+    _warn_of_missing(store, runs_folder(runs))
+    found = store.search(
         states=[_state(state)] if state else None if everything else live,
         name=name,
         uid=os.getuid() if mine else None,
@@ -51,6 +57,16 @@ def command(
     for job in found:
         table.add_row(*_row(job, time.time()), *([_owner(job)] if of_several else []))
     wide_console().print(table)
+
+
+def _warn_of_missing(store: JobStore, folder: Path) -> None:
+    """Say which runs were submitted, and are not in this store: it was deleted, or it is another one."""
+    known = store.run_dirs()
+    missing = [run.run_id for run in submitted_runs(folder) if str(run.path.resolve()) not in known]
+    if missing:
+        named = ", ".join(missing[-_NAMED:]) + (" ..." if len(missing) > _NAMED else "")
+        say(f"warning: the job store does not have {len(missing)} submitted runs of `{folder}`: {named}", err=True)
+        say("hint: add them: trainworks jobs rebuild", err=True)
 
 
 def _state(text: str) -> JobState:

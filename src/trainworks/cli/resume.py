@@ -16,6 +16,7 @@ from trainworks.cli.options import OptionalRun, RunsOption, find
 from trainworks.cli.outcome import raise_for_failure, say_stopped
 from trainworks.cli.planning import resolve
 from trainworks.cli.report import print_report
+from trainworks.cli.standing import standing
 from trainworks.cli.watch import submit_and_watch
 from trainworks.errors import UsageError
 from trainworks.job.state import JobState
@@ -70,7 +71,7 @@ def _check_over(run_dir: RunDir) -> None:
         UsageError: it is.
     """
     status = run_dir.read_status()
-    state = current_state(status)
+    state, _ = standing(run_dir, current_state(status))
     if not state.is_final and state is not JobState.CREATED:
         raise supervised(run_dir, status)
     if state is JobState.SUCCEEDED:

@@ -8,6 +8,7 @@ import time
 import typer
 
 from trainworks.cli.options import AsJson, OptionalRun, RunsOption, find
+from trainworks.cli.standing import standing
 from trainworks.cli.terminal import say
 from trainworks.observe.progress import RunFollower
 from trainworks.record.manifest import describe_damage
@@ -20,13 +21,14 @@ def command(run: OptionalRun = None, runs: RunsOption = None, as_json: AsJson = 
     """State, progress, newest checkpoint, damaged checkpoints and, after a failure, its cause."""
     run_dir = find(run, runs)
     progress = RunFollower(run_dir).look()
+    state, note = standing(run_dir, progress.state)
     plan = run_dir.read_resolved().plan
     figures = {
         "run": run_dir.run_id,
-        "state": str(progress.state),
+        "state": str(state),
         "idle_for_s": time.time() - progress.status.idle_since if progress.status.idle_since else None,
         "cause": progress.status.cause,
-        "message": progress.status.message,
+        "message": note or progress.status.message,
         "step": progress.latest["step"] if progress.latest else None,
         "num_steps": plan.num_steps if plan else None,
         "loss": progress.latest["loss"] if progress.latest else None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import select
@@ -431,6 +432,15 @@ def processes_with(variables: Mapping[str, str]) -> list[psutil.Process]:
     """All processes, but for this one, that were started with these environment variables."""
     found = (one for one in psutil.process_iter() if one.pid != os.getpid())
     return [one for one in found if _is_alive(one) and _has(one, variables)]
+
+
+def variable_of(processes: Iterable[psutil.Process], name: str) -> set[str]:
+    """The values that a variable of the environment has in these processes; those that may not be read are left out."""
+    found = set()
+    for one in processes:
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            found.add(one.environ().get(name))
+    return {value for value in found if value is not None}
 
 
 def _has(one: psutil.Process, variables: Mapping[str, str]) -> bool:

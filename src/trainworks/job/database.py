@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,16 +10,17 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
-from sqlalchemy.exc import OperationalError, SQLAlchemyError
+from sqlalchemy.exc import DatabaseError, OperationalError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
-from trainworks.errors import EnvironmentProblem
+from trainworks.errors import DamagedStoreError, EnvironmentProblem
 
-__all__ = ["VERSION", "answering", "open_database"]
+__all__ = ["VERSION", "answering", "file_identity", "open_database", "set_aside"]
 
 VERSION = "0003"
 """Newest migration."""
 _MIGRATIONS = Path(__file__).parent / "migrations"
+_REBUILD = "make it anew from the run directories: trainworks jobs rebuild"
 _BUSY_S = 30.0
 """How long a writer waits for another one."""
 _UPGRADE_LOCK = 7240915
@@ -42,11 +44,60 @@ def open_database(url: str, *, keep_connection: bool = False) -> Engine:
             sa.event.listen(engine, "begin", _begin_sqlite)
         _bring_up_to_date(engine)
     except (SQLAlchemyError, ImportError, ValueError) as error:
-        shown = _without_password(url)
-        raise EnvironmentProblem(
-            f"cannot open the job store `{shown}`: {_first_line(error)}", hint="see TRAINWORKS_STORE"
-        ) from None
+        problem = f"cannot open the job store `{_without_password(url)}`: {_first_line(error)}"
+        if _is_damage(error):
+            raise DamagedStoreError(problem, hint=_REBUILD) from None
+        raise EnvironmentProblem(problem, hint=_hint(url)) from None
     return engine
+
+
+def file_identity(url: sa.URL) -> tuple[int, int] | None:
+    """Device and inode of a store that is a file; None of any other, and of one that is not there."""
+    if url.get_backend_name() != "sqlite" or not url.database:
+        return None
+    try:
+        found = Path(url.database).stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def set_aside(url: str) -> Path:
+    """Rename a damaged SQLite file and what lies beside it, so that a new store can be made; returns its new name.
+
+    Raises:
+        EnvironmentProblem: it cannot be renamed.
+    """
+    file = Path(sa.make_url(url).database or "")
+    number = next(number for number in itertools.count(1) if not _aside(file, number).exists())
+    try:
+        for suffix in ("-wal", "-shm", ""):
+            part = file.with_name(file.name + suffix)
+            if part.exists():
+                part.rename(_aside(part, number))
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot rename the damaged store `{file}`: {error.strerror}") from None
+    return _aside(file, number)
+
+
+def _aside(file: Path, number: int) -> Path:
+    return file.with_name(f"{file.name}.damaged-{number}")
+
+
+def _is_damage(error: BaseException) -> bool:
+    """Whether SQLite could read the file, and found something else than a database."""
+    return type(error) is DatabaseError
+
+
+def _hint(url: str) -> str:
+    """How the store is named so that it can be opened."""
+    if "://" not in url:
+        path = Path(url).expanduser().absolute()
+        file = path / "jobs.db" if path.is_dir() or not path.suffix else path
+        return f"write a URL: TRAINWORKS_STORE=sqlite:///{file}"
+    if url.startswith("sqlite"):
+        return "set TRAINWORKS_DATA to a folder where you can write, or TRAINWORKS_STORE=sqlite:////FOLDER/jobs.db"
+    return "write it like TRAINWORKS_STORE=postgresql+psycopg://USER@HOST/DATABASE, and see whether the server runs"
 
 
 def _options(url: str, keep_connection: bool) -> dict[str, Any]:
@@ -129,5 +180,9 @@ def answering(engine: Engine) -> Iterator[Connection]:
     try:
         with engine.begin() as connection:
             yield connection
-    except OperationalError as error:
+    except DatabaseError as error:
+        if _is_damage(error):
+            raise DamagedStoreError(f"the job store is damaged: {_first_line(error)}", hint=_REBUILD) from None
+        if not isinstance(error, OperationalError):
+            raise
         raise EnvironmentProblem(f"the job store does not answer: {_first_line(error)}") from None

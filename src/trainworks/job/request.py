@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from trainworks.job.ticket import Ticket, ticket_of
 from trainworks.record.resolved import Processes, ResolvedRun
 from trainworks.spec.command import Framework
 from trainworks.spec.engines import Idle
 from trainworks.spec.run_file import RunFile
 
-__all__ = ["JobRequest", "job_request", "max_restarts"]
+__all__ = ["JobRequest", "job_request", "max_restarts", "ticket_of_run"]
 
 _RESTARTS_OF_A_WORKLOAD = 3
 
@@ -47,6 +48,18 @@ def job_request(resolved: ResolvedRun) -> JobRequest:
         grace_s=resolved.run_file.job.grace,
         idle=resolved.run_file.job.idle,
         longest_pause_s=plan.log_every_steps * plan.step_time.total_s if plan else 0.0,
+    )
+
+
+def ticket_of_run(resolved: ResolvedRun) -> Ticket:
+    """What a queue is asked for a resolved run; another machine's in the words of the run file."""
+    here = resolved.run_file.cluster.engine == "local"
+    return ticket_of(
+        resolved.run_file,
+        run_id=resolved.run_id,
+        working_folder=resolved.working_folder,
+        max_restarts=max_restarts(resolved.run_file),
+        processes=resolved.processes if here else None,
     )
 
 

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from trainworks.errors import UsageError
-from trainworks.job.database import answering, open_database
+from trainworks.job.database import answering, file_identity, open_database
 from trainworks.job.state import TRANSITIONS, JobState, attempt_state, parse_cause, parse_state
 from trainworks.job.tables import attempts, changes, jobs, nodes
 from trainworks.job.ticket import NodeResources, Ticket
@@ -130,11 +130,17 @@ class JobStore:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._writer = engine.execution_options(writes=True)
+        self._file = file_identity(engine.url)
 
     @property
     def url(self) -> str:
         """What `open_store` was given, password and all."""
         return self._engine.url.render_as_string(hide_password=False)
+
+    def is_replaced(self) -> bool:
+        """Whether another file has its name now: what is written to this store is read by nobody else."""
+        now = file_identity(self._engine.url)
+        return None not in (now, self._file) and now != self._file
 
     def close(self) -> None:
         """Close the connection, where one is kept."""
@@ -160,7 +166,8 @@ class JobStore:
     ) -> JobRow:
         """Write a new job down, which waits; once this returns it is not lost.
 
-        A run directory is submitted once: the same again is the job that there is.
+        A run directory is submitted once: the same again is the job that there is. A job that has ended in a directory
+        of the same name, deleted since, gives way to the new one.
 
         Args:
             ticket: what the job asks for.
@@ -176,27 +183,13 @@ class JobStore:
             UsageError: the run directory is a job of another user or machine already.
         """
         uid = os.getuid() if uid is None else uid
-        row = {
-            "run_id": ticket.run_id,
-            "run_dir": run_dir,
-            "name": ticket.name,
-            "owner": owner,
-            "engine": engine,
-            "ticket": _ticket_text(ticket),
-            "priority": ticket.priority,
-            "held": ticket.hold,
-            "cluster": cluster,
-            "uid": uid,
-            "host": host,
-            "state": str(JobState.QUEUED),
-            "attempt": 0,
-            "restarts": 0,
-            "reachable": True,
-            "submitted_at": now,
-            "changed_at": now,
-        }
+        row = _new_row(ticket, run_dir=run_dir, owner=owner, engine=engine, submitted_at=now)
+        row |= {"cluster": cluster, "uid": uid, "host": host}
         with self._writing() as connection:
             there = connection.execute(sa.select(jobs).where(jobs.c.run_dir == run_dir)).first()
+            if there is not None and parse_state(there.state).is_final and (there.uid, there.host) == (uid, host):
+                connection.execute(sa.delete(jobs).where(jobs.c.id == there.id))
+                there = None
             if there is None:
                 row["version"] = _next_version(connection)
                 there = connection.execute(sa.insert(jobs).values(row).returning(jobs)).one()
@@ -207,6 +200,34 @@ class JobStore:
                 hint="submit from another folder, or with another `--runs`",
             )
         return _job(there)
+
+    def restore(
+        self, ticket: Ticket, *, run_dir: str, owner: str, engine: str, submitted_at: float, now: float, **columns: Any
+    ) -> None:
+        """Write down a job that another store had, in the state that it is in.
+
+        Args:
+            ticket: of the job.
+            run_dir: of the job; the store has none of it.
+            owner: user who submitted it.
+            engine: that has it.
+            submitted_at: when that was.
+            now: when it came to that state.
+            columns: others of the job, `state` and `uid` among them; with `attempt` that attempt begins.
+        """
+        row = _new_row(ticket, run_dir=run_dir, owner=owner, engine=engine, submitted_at=submitted_at)
+        row |= _columns(columns) | {"state": str(columns["state"]), "changed_at": now}
+        with self._writing() as connection:
+            row["version"] = _next_version(connection)
+            job = _job(connection.execute(sa.insert(jobs).values(row).returning(jobs)).one())
+            if job.attempt:
+                began = {"job_id": job.id, "number": job.attempt, "state": str(job.state), "started_at": now}
+                connection.execute(sa.insert(attempts).values(**began, placement=_placement_text(job.placement)))
+
+    def run_dirs(self) -> set[str]:
+        """Run directories of all jobs."""
+        with self._reading() as connection:
+            return set(connection.execute(sa.select(jobs.c.run_dir)).scalars())
 
     def remove(self, job_id: int) -> bool:
         """Delete a job that its engine never got; False if the engine has it, or it has started."""
@@ -437,6 +458,26 @@ def _next_version(connection: Connection) -> int:
         sa.update(changes).values(number=changes.c.number + 1).returning(changes.c.number)
     ).scalar_one()
     return number
+
+
+def _new_row(ticket: Ticket, *, run_dir: str, owner: str, engine: str, submitted_at: float) -> dict[str, Any]:
+    """Columns of a job that was just submitted, but for its version."""
+    return {
+        "run_id": ticket.run_id,
+        "run_dir": run_dir,
+        "name": ticket.name,
+        "owner": owner,
+        "engine": engine,
+        "ticket": _ticket_text(ticket),
+        "priority": ticket.priority,
+        "held": ticket.hold,
+        "state": str(JobState.QUEUED),
+        "attempt": 0,
+        "restarts": 0,
+        "reachable": True,
+        "submitted_at": submitted_at,
+        "changed_at": submitted_at,
+    }
 
 
 def _job(row: Any) -> JobRow:

@@ -22,7 +22,7 @@ from trainworks.host import process
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.host.ledger import machine_ledger
 from trainworks.host.probe import probe_host
-from trainworks.job.store import open_store
+from trainworks.job.store import JobStore, open_store
 from trainworks.scheduler.dispatcher import Dispatcher
 from trainworks.scheduler.launcher import ForkingLauncher
 from trainworks.scheduler.machine import local_nodes
@@ -87,7 +87,11 @@ def main() -> int:
         with _listening() as door:
             launcher = ForkingLauncher(clock, [lock, door.fileno()], machine_ledger(), shared=shared)
             dispatcher = Dispatcher(store, machine, launcher, clock)
-            _serve(dispatcher, launcher, door, clock)
+            _serve(store, dispatcher, launcher, door, clock)
+        if store.is_replaced():  # by a rebuilt one: jobs that run are in the new one, or go on by themselves
+            store.close()
+            store = open_store(store_url(), keep_connection=True)
+            continue
         dispatcher.look()  # from now on whoever submits starts another one; whoever did before is seen here
         if dispatcher.is_idle:
             store.close()
@@ -106,9 +110,11 @@ def _listening() -> Iterator[socket.socket]:
             Path(here).unlink(missing_ok=True)
 
 
-def _serve(dispatcher: Dispatcher, launcher: ForkingLauncher, door: socket.socket, clock: Clock) -> None:
+def _serve(
+    store: JobStore, dispatcher: Dispatcher, launcher: ForkingLauncher, door: socket.socket, clock: Clock
+) -> None:
     busy_at = clock.now()
-    while clock.now() - busy_at < _LINGERS_S:
+    while clock.now() - busy_at < _LINGERS_S and not store.is_replaced():
         _look(dispatcher, clock)
         if not dispatcher.is_idle:
             busy_at = clock.now()

@@ -57,7 +57,8 @@ def hand_over(store: JobStore, engine: Engine, ticket: Ticket, run_dir: RunDir, 
     folder = str(run_dir.path.resolve())
     with submit_lock(run_dir):
         known = store.find(folder, uid=os.getuid())
-        if known is not None and (known.run_dir, known.uid) == (folder, os.getuid()):
+        is_ours = known is not None and (known.run_dir, known.uid) == (folder, os.getuid())
+        if known is not None and is_ours and not known.state.is_final:
             return known if known.handle else _give(store, engine, known, clock)
         check_dependencies(store, ticket, engine.name)
         with status_restored(run_dir):

@@ -78,7 +78,8 @@ class LocalEngine(Engine):
         """
         folder = str(run_dir.path.resolve())
         known = self._store.find(folder, uid=os.getuid())
-        if known is not None and (known.run_dir, known.uid, known.host) == (folder, os.getuid(), this_host()):
+        is_ours = known and (known.run_dir, known.uid, known.host) == (folder, os.getuid(), this_host())
+        if known is not None and is_ours and not known.state.is_final:
             return str(known.id)
         check_dependencies(self._store, script.ticket, self.name)
         with submit_lock(run_dir), self._prepared(run_dir):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
+from trainworks.errors import EnvironmentProblem
 from trainworks.files import take_lock
 from trainworks.host.folders import data_folder
 from trainworks.host.users import this_host
@@ -30,9 +31,19 @@ _OLD_FILES = ("dispatcher.lock", "dispatcher.log")
 
 
 def store_folder() -> Path:
-    """The folder of the queue of this machine; made if need be, for this user alone."""
+    """The folder of the queue of this machine; made if need be, for this user alone.
+
+    Raises:
+        EnvironmentProblem: it cannot be made.
+    """
     folder = data_folder("queue")
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"cannot make the folder of the job store, `{folder}`: {error.strerror}",
+            hint="set TRAINWORKS_DATA to a folder where you can write",
+        ) from None
     return folder
 
 

@@ -330,7 +330,7 @@ class RunFile(Spec):
     """A shell command that runs once per node before `run`."""
     envs: dict[str, EnvironmentValue] = Field(default_factory=dict)
     """Environment variables of `setup` and `run`; one without a value must be set where the run is started."""
-    workdir: str | None = None
+    workdir: Annotated[str, StringConstraints(max_length=4096)] | None = None
     """Folder that `setup` and `run` start in; the one you are in when left out."""
     num_nodes: Annotated[int, up_to("num_nodes")] | None = None
     """Nodes of a command, as SkyPilot writes it; the same as `cluster.nodes`."""
