@@ -10,6 +10,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from trainworks.scheduler.kubernetes.render import DEFAULT_USER
+
 FOLDER = Path(__file__).parents[2] / "deploy" / "kubernetes"
 FILES = sorted(FOLDER.glob("*/*.yaml"))
 OTHERS = ("kustomize.config.k8s.io/v1beta1", "kueue.x-k8s.io/v1beta1")
@@ -40,6 +42,13 @@ def test_the_image_is_pinned() -> None:
     assert all(re.search(r":\d+\.\d+\.\d+|@sha256:", line) for line in text.splitlines() if line.startswith("FROM "))
     installs = [line for line in text.splitlines() if "pip install" in line]
     assert installs and all("--constraint constraints.txt" in line for line in installs)
+
+
+def test_the_image_runs_as_a_user_by_number_that_is_not_root() -> None:
+    text = (FOLDER / "Dockerfile").read_text(encoding="utf-8")
+    users = re.findall(r"^USER (\d+):(\d+)$", text, re.MULTILINE)
+    assert users == [(str(DEFAULT_USER), str(DEFAULT_USER))]
+    assert text.rindex("USER ") > text.rindex("RUN ")
 
 
 def test_the_image_gets_files_that_there_are() -> None:

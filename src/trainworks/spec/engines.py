@@ -148,6 +148,9 @@ class Kubernetes(Spec):
     priority_class: Word | None = None
     service_account: Word | None = None
     node_selector: dict[Word, Word] = Field(default_factory=dict)
+    run_as_user: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    """Number of the user that the pods run as, with the group of the same number; it owns the volume's new files.
+    When left out it is the image's own, or 1000 where the namespace enforces the Pod Security standard `restricted`."""
 
 
 class SkyPilot(Spec):

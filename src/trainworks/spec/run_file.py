@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BeforeValidator, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, model_validator
 
 from trainworks.spec.autoscale import Autoscale
 from trainworks.spec.command import EnvironmentValue, Framework, Resources
@@ -48,6 +48,16 @@ __all__ = [
 Architecture = Literal["llama", "mistral", "qwen2", "qwen3", "mixtral", "gpt2", "bert"]
 OnNonfinite = Literal["skip", "rollback", "stop"]
 OnSpike = Literal["ignore", "skip", "rollback"]
+_LONGEST_PATH = 4096
+"""Characters; no system of files takes more."""
+
+
+def _path(text: str) -> str:
+    if len(text) > _LONGEST_PATH:
+        raise ValueError(f"the path has {len(text):,} characters, more than {_LONGEST_PATH:,}\x1fname a shorter one")
+    return text
+
+
 RunName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 PositiveInt = Annotated[int, Field(ge=1)]
 
@@ -330,7 +340,7 @@ class RunFile(Spec):
     """A shell command that runs once per node before `run`."""
     envs: dict[str, EnvironmentValue] = Field(default_factory=dict)
     """Environment variables of `setup` and `run`; one without a value must be set where the run is started."""
-    workdir: Annotated[str, StringConstraints(max_length=4096)] | None = None
+    workdir: Annotated[str, AfterValidator(_path)] | None = None
     """Folder that `setup` and `run` start in; the one you are in when left out."""
     num_nodes: Annotated[int, up_to("num_nodes")] | None = None
     """Nodes of a command, as SkyPilot writes it; the same as `cluster.nodes`."""

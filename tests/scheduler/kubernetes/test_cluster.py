@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.kubernetes.cluster import wait_until
+from tests.kubernetes.pod_security import violations
 from tests.scheduler.kubernetes.conftest import Kube
 from trainworks.errors import UnreachableError, UsageError
 from trainworks.job.state import Cause, JobState
@@ -96,6 +97,21 @@ def test_a_job_that_is_being_deleted_is_submitted_anew(kube: Kube) -> None:
     assert run.submit().handle == run.handle
     assert kube.cluster.client.get(path)["metadata"]["uid"] != first
     wait_until(lambda: len(run.events("submitted")) == 2)
+
+
+@pytest.mark.parametrize(("level", "user"), [("restricted", 1000), ("baseline", None)])
+def test_pods_are_not_root_where_their_namespace_forbids_it(kube: Kube, level: str, user: int | None) -> None:
+    label = "pod-security.kubernetes.io/enforce"
+    namespace = "/api/v1/namespaces/default"
+    kube.cluster.client.patch(namespace, {"metadata": {"labels": {label: level}}})
+    try:
+        run = kube.command("true", nodes=1, job={"hold": True}).submit()
+        path = f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/default/jobsets/{run.handle}"
+        spec = kube.cluster.client.get(path)["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    finally:
+        kube.cluster.client.patch(namespace, {"metadata": {"labels": {label: None}}})
+    assert spec["securityContext"].get("runAsUser") == user
+    assert violations(spec, user_of_the_image=1000) == ([] if user else ["node: runAsNonRoot != true"])
 
 
 def test_somebody_else_s_job_of_that_name_is_left_alone(kube: Kube) -> None:

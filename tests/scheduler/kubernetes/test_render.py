@@ -12,11 +12,12 @@ import pytest
 import yaml
 
 from tests.fakes import ticket
+from tests.kubernetes.pod_security import violations
 from trainworks.errors import UsageError
 from trainworks.job.formats.manifest import to_yaml
 from trainworks.job.ticket import NodeResources, Ticket
 from trainworks.record.run_dir import RunDir
-from trainworks.scheduler.kubernetes.render import jobset, name_of, render
+from trainworks.scheduler.kubernetes.render import jobset, name_of, render, run_as
 from trainworks.spec.autoscale import Autoscale
 from trainworks.spec.engines import Kubernetes
 
@@ -116,6 +117,33 @@ def test_what_cannot_be_is_refused(asked: Ticket, where: Kubernetes, error: str)
 def test_one_node_without_a_volume_writes_to_its_own_disk() -> None:
     found = job_of(manifest(ticket(min_nodes=1, max_nodes=1), Kubernetes(image="x")))
     assert {"name": "runs", "emptyDir": {}} in found["spec"]["template"]["spec"]["volumes"]
+
+
+@pytest.mark.parametrize(("asked", "where"), [(ticket(), WHERE), (ALL_WISHES, EVERYTHING)])
+def test_a_namespace_that_is_restricted_takes_the_pods(asked: Ticket, where: Kubernetes) -> None:
+    as_user = where.model_copy(update={"run_as_user": 2000})
+    pod = job_of(manifest(asked, as_user))["spec"]["template"]["spec"]
+    assert violations(pod) == []
+    assert pod["securityContext"]["fsGroup"] == 2000
+
+
+def test_without_a_user_only_the_user_is_missing() -> None:
+    found = manifest(ALL_WISHES, EVERYTHING)
+    pod = job_of(found)["spec"]["template"]["spec"]
+    assert violations(pod) == ["node: runAsNonRoot != true", "node: runAsUser=0"]
+    run_as(found, 1000)
+    assert violations(job_of(found)["spec"]["template"]["spec"]) == []
+
+
+def test_tpus_are_asked_for_by_their_resource_on_nodes_of_their_topology() -> None:
+    node = NodeResources(accelerators=4, accelerator="tpu-v5e")
+    pod = job_of(manifest(ticket(node=node), WHERE))["spec"]["template"]["spec"]
+    assert pod["containers"][0]["resources"]["limits"] == {"google.com/tpu": "4"}
+    assert pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"] == "4x4"
+    assert "google.com/tpu" in [one["key"] for one in pod["tolerations"]]
+    own = WHERE.model_copy(update={"node_selector": {"cloud.google.com/gke-tpu-topology": "2x8"}})
+    chosen = job_of(manifest(ticket(node=node), own))["spec"]["template"]["spec"]["nodeSelector"]
+    assert chosen["cloud.google.com/gke-tpu-topology"] == "2x8"
 
 
 def test_a_held_job_is_in_no_queue_yet() -> None:

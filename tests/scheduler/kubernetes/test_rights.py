@@ -68,7 +68,7 @@ def right_of(verb: str, path: str) -> tuple[str, str, str]:
     _, root, *rest = path.split("/")
     group = "" if root == "api" else rest.pop(0)
     rest = rest[1:]
-    if rest[0] == "namespaces":
+    if rest[0] == "namespaces" and len(rest) > 2:
         rest = rest[2:]
     kind, named = "/".join([rest[0], *rest[2:]]), len(rest) > 1
     word = VERBS.get(verb) or (verb.lower() if named else {"GET": "list", "DELETE": "deletecollection"}[verb])

@@ -12,8 +12,9 @@ from typing import Any
 import yaml
 
 from trainworks.errors import UsageError
+from trainworks.job.formats.devices import Device, device_of
 from trainworks.job.program import Program
-from trainworks.job.ticket import NodeResources, Ticket
+from trainworks.job.ticket import Ticket
 from trainworks.spec.autoscale import Autoscale
 from trainworks.spec.engines import Kubernetes
 
@@ -22,14 +23,17 @@ __all__ = [
     "RUNS",
     "Pods",
     "check",
+    "container_security",
     "dns_name",
     "environment",
     "header",
     "labels",
     "literal",
+    "pod_security",
     "quantities",
     "scheduling",
     "to_yaml",
+    "user_of",
     "without_nothing",
 ]
 
@@ -92,27 +96,39 @@ def header(pods: Pods) -> str:
     if missing:
         values = " ".join(f'--from-literal={name}="${name}"' for name in missing)
         lines.append(f"kubectl create secret generic {dns_name(pods.ticket.name)}-envs {values}")
-    if pods.ticket.node.accelerator and not pods.where.node_selector:
+    if pods.ticket.node.accelerator and not _node_selector(pods):
         lines.append(
             f"any accelerator will do: {pods.ticket.node.accelerator} needs `cluster.kubernetes.node_selector`"
         )
     return "".join(f"# {line}\n" for line in lines)
 
 
-def quantities(node: NodeResources) -> dict[str, dict[str, str]]:
-    """`resources` of the container, all as text: a client may refuse bare numbers."""
+def quantities(ticket: Ticket) -> dict[str, dict[str, str]]:
+    """`resources` of the container, all as text: a client may refuse bare numbers.
+
+    Raises:
+        UsageError: no resource is known for the accelerator.
+    """
+    node, device = ticket.node, _device(ticket)
     requests = {
         "cpu": f"{node.cores:g}" if node.cores else None,
         "memory": _memory(node.memory_bytes) if node.memory_bytes else None,
-        _device(node.accelerator): str(node.accelerators) if node.accelerators else None,
     }
-    asked = without_nothing(requests)
+    asked = without_nothing(requests) | ({device.resource: str(node.accelerators)} if device else {})
     limits = {name: value for name, value in asked.items() if name != "cpu"}
     return {key: value for key, value in (("requests", asked), ("limits", limits)) if value}
 
 
-def _device(accelerator: str | None) -> str:
-    return "amd.com/gpu" if re.match(r"MI[0-9]", accelerator or "", re.IGNORECASE) else "nvidia.com/gpu"
+def _device(ticket: Ticket) -> Device | None:
+    """What the pods of a job say for their accelerators."""
+    node = ticket.node
+    return device_of(node.accelerator, node.accelerators, ticket.max_nodes) if node.accelerators else None
+
+
+def _node_selector(pods: Pods) -> dict[str, str]:
+    """Labels of the nodes; the run file's own are the last word."""
+    device = _device(pods.ticket)
+    return {**(device.node_selector if device else {}), **pods.where.node_selector}
 
 
 def _memory(num_bytes: int) -> str:
@@ -124,15 +140,33 @@ def _memory(num_bytes: int) -> str:
 
 def scheduling(pods: Pods) -> dict[str, Any]:
     """Where the pods may go, in the words of a PodSpec."""
-    where = pods.where
     spec: dict[str, Any] = {}
-    if where.node_selector:
-        spec["nodeSelector"] = dict(where.node_selector)
+    if selector := _node_selector(pods):
+        spec["nodeSelector"] = selector
     if pods.ticket.exclude:
         names = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": list(pods.ticket.exclude)}
         required = {"nodeSelectorTerms": [{"matchExpressions": [names]}]}
         spec["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
     return spec
+
+
+def pod_security(where: Kubernetes) -> dict[str, Any]:
+    """`securityContext` of a pod, as the Pod Security standard `restricted` wants it.
+
+    The standard also wants a user that is not root. Without `run_as_user` the image says who that is.
+    """
+    own = {} if where.run_as_user is None else user_of(where.run_as_user)
+    return {"seccompProfile": {"type": "RuntimeDefault"}} | own
+
+
+def user_of(user: int) -> dict[str, Any]:
+    """The part of a pod's `securityContext` that says who its processes are, and who owns the volume's new files."""
+    return {"runAsNonRoot": True, "runAsUser": user, "runAsGroup": user, "fsGroup": user}
+
+
+def container_security() -> dict[str, Any]:
+    """`securityContext` of a container, as the Pod Security standard `restricted` wants it."""
+    return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 
 def without_nothing(mapping: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,10 +15,12 @@ from trainworks.job.formats.manifest import (
     REPLICATED_JOB,
     Pods,
     check,
+    container_security,
     dns_name,
     header,
     labels,
     literal,
+    pod_security,
     quantities,
     scheduling,
     to_yaml,
@@ -83,7 +85,7 @@ def _trainer(pods: Pods) -> dict[str, Any]:
         "numNodes": pods.ticket.max_nodes,
         "numProcPerNode": pods.program.processes_per_node,
         "env": container_env(pods),
-        "resourcesPerNode": quantities(pods.ticket.node) or None,
+        "resourcesPerNode": quantities(pods.ticket) or None,
     }
     return without_nothing(trainer)
 
@@ -93,8 +95,11 @@ def _patch(pods: Pods) -> dict[str, Any]:
     pod: dict[str, Any] = {
         "terminationGracePeriodSeconds": math.ceil(pods.ticket.grace_s),
         "serviceAccountName": pods.where.service_account,
+        "securityContext": pod_security(pods.where),
         **scheduling(pods),
-        "containers": [{"name": REPLICATED_JOB, "volumeMounts": volume_mounts(pods)}],
+        "containers": [
+            {"name": REPLICATED_JOB, "securityContext": container_security(), "volumeMounts": volume_mounts(pods)}
+        ],
         "volumes": volumes(pods),
     }
     inner: dict[str, Any] = {"spec": without_nothing(pod)}

@@ -20,7 +20,18 @@ from trainworks.scheduler.kubernetes.client import Conflict, KubernetesClient, N
 from trainworks.scheduler.kubernetes.facts import DRAINED, JOBSET_LABEL, node_facts
 from trainworks.scheduler.kubernetes.output import Followed, log_lines, pod_index
 from trainworks.scheduler.kubernetes.pod import ENVS, RESOLVED, TOKEN
-from trainworks.scheduler.kubernetes.render import HELD, MARK, QUEUE, STOPPED, check, name_of, render
+from trainworks.scheduler.kubernetes.render import (
+    DEFAULT_USER,
+    ENFORCED,
+    HELD,
+    MARK,
+    QUEUE,
+    STOPPED,
+    check,
+    name_of,
+    render,
+    run_as,
+)
 from trainworks.scheduler.kubernetes.states import has_ended, has_failed, is_unexplained, sight, warning_about
 from trainworks.scheduler.mark import mark_of
 from trainworks.spec.autoscale import Autoscale
@@ -90,6 +101,8 @@ class KubernetesEngine(Engine):
             UnreachableError: the server does not answer, and has not got the job.
         """
         manifest, secret = yaml.safe_load(script.text), self._secret(run_dir)
+        if self._options.run_as_user is None and self._wants_a_user():
+            run_as(manifest, DEFAULT_USER)
         name = str(manifest["metadata"]["name"])
         there = self._same(name, mark_of(RunDir(run_dir.path.absolute()), self._machine))
         try:
@@ -111,6 +124,14 @@ class KubernetesEngine(Engine):
             if is_new:
                 self._delete(jobset["metadata"]["name"])
             raise
+
+    def _wants_a_user(self) -> bool:
+        """Whether the namespace refuses pods of root; False where its labels may not be read."""
+        try:
+            namespace = self._client.get(f"/api/v1/namespaces/{self._options.namespace}")
+        except (Refused, NotServed):
+            return False
+        return _labels(namespace).get(ENFORCED) == "restricted"
 
     def _jobsets(self, name: str = "") -> str:
         return f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{self._options.namespace}/jobsets/{name}".rstrip("/")

@@ -23,13 +23,16 @@ from trainworks.job.formats.manifest import (
     REPLICATED_JOB,
     RUNS,
     Pods,
+    container_security,
     dns_name,
     header,
     labels,
     literal,
+    pod_security,
     quantities,
     scheduling,
     to_yaml,
+    user_of,
     without_nothing,
 )
 from trainworks.job.program import Program
@@ -41,6 +44,8 @@ from trainworks.spec.autoscale import Autoscale
 from trainworks.spec.engines import Kubernetes
 
 __all__ = [
+    "DEFAULT_USER",
+    "ENFORCED",
     "HELD",
     "MARK",
     "NODE_MODULE",
@@ -52,6 +57,7 @@ __all__ = [
     "jobset",
     "name_of",
     "render",
+    "run_as",
     "run_folder",
 ]
 
@@ -63,6 +69,10 @@ STOPPED = "trainworks/stopped"
 """Annotation of a JobSet that somebody has stopped: it keeps no pods, and tells what became of the job."""
 QUEUE = "kueue.x-k8s.io/queue-name"
 """Label by which Kueue takes a JobSet into a queue."""
+ENFORCED = "pod-security.kubernetes.io/enforce"
+"""Label of a namespace: the Pod Security standard that its pods have to meet."""
+DEFAULT_USER = 1000
+"""The user of pods that may not be root, where the run file names none; the image of `deploy/` has it."""
 NODE_MODULE = "trainworks.scheduler.kubernetes.node"
 """What every pod runs, with the run directory as its argument."""
 SECRETS = "/etc/trainworks"
@@ -165,6 +175,12 @@ def jobset(
     }
 
 
+def run_as(document: dict[str, Any], user: int) -> None:
+    """Have the pods of a JobSet run as a user that is not root."""
+    for job in document["spec"]["replicatedJobs"]:
+        job["template"]["spec"]["template"]["spec"]["securityContext"] |= user_of(user)
+
+
 def _pods(ticket: Ticket, where: Kubernetes, autoscale: Autoscale | None) -> Pods:
     return Pods(ticket=ticket, program=Program(image=where.image), where=where, autoscale=autoscale)
 
@@ -199,7 +215,8 @@ def _pod(pods: Pods, name: str) -> dict[str, Any]:
         "image": where.image,
         "command": ["python", "-P", "-m", NODE_MODULE, literal(run_folder(name))],
         "env": _env(pods, name),
-        "resources": quantities(pods.ticket.node) or None,
+        "resources": quantities(pods.ticket) or None,
+        "securityContext": container_security(),
         "volumeMounts": [
             {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108
             {"name": "job", "mountPath": SECRETS, "readOnly": True},
@@ -213,6 +230,7 @@ def _pod(pods: Pods, name: str) -> dict[str, Any]:
             "priorityClassName": where.priority_class,
             "serviceAccountName": where.service_account,
             "automountServiceAccountToken": False,
+            "securityContext": pod_security(where),
             **scheduling(pods),
             "tolerations": _tolerations(pods),
             "containers": [without_nothing(container)],
@@ -248,7 +266,7 @@ def _tolerations(pods: Pods) -> list[dict[str, Any]]:
         }
         for taint in ("not-ready", "unreachable")
     ]
-    devices = [key for key in quantities(pods.ticket.node).get("limits", {}) if "/" in key]
+    devices = [key for key in quantities(pods.ticket).get("limits", {}) if "/" in key]
     return [*({"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in devices), *gone]
 
 
