@@ -93,6 +93,15 @@ class Engine(abc.ABC):
     def render(self, ticket: Ticket, run_dir: RunDir) -> Script:
         """What `submit` would submit."""
 
+    def adapted(self, ticket: Ticket) -> Ticket:
+        """The ticket in the engine's own names, such as those of its accelerators; the engine is asked for them.
+
+        Raises:
+            UsageError: the engine has nothing of that name.
+            UnreachableError: it does not answer.
+        """
+        return ticket
+
     @abc.abstractmethod
     def submit(self, script: Script, run_dir: RunDir) -> str:
         """Submit the job; returns the engine's own name of it."""

@@ -147,7 +147,8 @@ def _give(store: JobStore, engine: Engine, row: JobRow, clock: Clock, *, before:
     """Submit a job, or anew one that its engine knew by the name `before`."""
     run_dir = RunDir(Path(row.run_dir))
     check_run_dir(run_dir.path, shared=not is_private(store.url))
-    script = engine.render(replace(row.ticket, depends_on=_handles(store, row)), run_dir)
+    ticket = replace(row.ticket, depends_on=_handles(store, row))
+    script = engine.render(engine.adapted(ticket), run_dir)
     handle = engine.retry(script, run_dir, before) if before else engine.submit(script, run_dir)
     store.change(row.id, now=clock.now(), handle=handle, reachable=True, reason=None)
     return store.get(row.id) or row

@@ -101,15 +101,15 @@ def test_a_job_that_is_being_deleted_is_submitted_anew(kube: Kube) -> None:
 
 @pytest.mark.parametrize(("level", "user"), [("restricted", 1000), ("baseline", None)])
 def test_pods_are_not_root_where_their_namespace_forbids_it(kube: Kube, level: str, user: int | None) -> None:
-    label = "pod-security.kubernetes.io/enforce"
-    namespace = "/api/v1/namespaces/default"
-    kube.cluster.client.patch(namespace, {"metadata": {"labels": {label: level}}})
+    labels = {"pod-security.kubernetes.io/enforce": level}
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "default", "labels": labels}}
+    kube.cluster.client.create("/api/v1/namespaces", namespace)
     try:
         run = kube.command("true", nodes=1, job={"hold": True}).submit()
         path = f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/default/jobsets/{run.handle}"
         spec = kube.cluster.client.get(path)["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
     finally:
-        kube.cluster.client.patch(namespace, {"metadata": {"labels": {label: None}}})
+        kube.cluster.client.delete("/api/v1/namespaces/default")
     assert spec["securityContext"].get("runAsUser") == user
     assert violations(spec, user_of_the_image=1000) == ([] if user else ["node: runAsNonRoot != true"])
 

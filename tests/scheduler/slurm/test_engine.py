@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from tests.fakes import FakeClock, FakeSlurm, ticket
-from trainworks.errors import EnvironmentProblem, UnreachableError
+from trainworks.errors import EnvironmentProblem, UnreachableError, UsageError
 from trainworks.host.process import Output
 from trainworks.job.state import Cause, JobState
+from trainworks.job.ticket import NodeResources
 from trainworks.record.run_dir import RunDir
 from trainworks.scheduler.engine import Sight
 from trainworks.scheduler.slurm.client import Refused, SlurmClient
@@ -240,3 +241,37 @@ def test_what_the_shell_has_set_for_squeue_does_not_change_its_answer() -> None:
     fake = FakeSlurm()
     SlurmClient(run=fake, env={"SQUEUE_FORMAT": "%i", "A": "1"}).call("squeue")
     assert fake.env == {"A": "1", "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
+
+
+GPUS = ticket(node=NodeResources(accelerators=8, accelerator="A100"))
+
+
+@pytest.mark.parametrize("gres", ["gpu:a100:8(S:0-1)\n(null)\n", "shard:4,gpu:nvidia_a100_80gb_pcie:8\n"])
+def test_an_accelerator_has_the_name_that_the_cluster_gives_it(gres: str) -> None:
+    fake = FakeSlurm(sinfo=gres, sbatch="")
+    name = gres.split("gpu:")[1].partition(":")[0]
+    assert engine_of(fake).adapted(GPUS).node.accelerator == name
+    engine_of(fake).probe(GPUS)
+    assert f"#SBATCH --gres=gpu:{name}:8\n" in fake.scripts[0]
+
+
+@pytest.mark.parametrize(
+    ("gres", "error", "hint"),
+    [
+        ("gpu:h100:8\ngpu:v100:4,gpu:t4:1\n", "the cluster has no accelerator `A100`", "it has `h100`, `t4`, `v100`"),
+        ("gpu:8\n", "the cluster has no accelerator `A100`", "it names none; where it has some, write `gpu:8`"),
+        ("gpu:a100_40gb:8\ngpu:a100_80gb:8\n", "may be any of `a100_40gb`, `a100_80gb`", "write one of them"),
+    ],
+)
+def test_an_accelerator_that_is_not_there_is_refused_with_those_that_are(gres: str, error: str, hint: str) -> None:
+    with pytest.raises(UsageError, match=error) as refused:
+        engine_of(FakeSlurm(sinfo=gres)).adapted(GPUS)
+    assert str(refused.value.hint).startswith(hint)
+
+
+def test_the_cluster_is_not_asked_where_no_accelerator_has_a_name() -> None:
+    fake = FakeSlurm()
+    cores, any_gpu = NodeResources(cores=1.0), NodeResources(accelerators=8, accelerator="gpu")
+    assert engine_of(fake).adapted(ticket(node=cores)).node == cores
+    assert engine_of(fake).adapted(ticket(node=any_gpu)).node == NodeResources(accelerators=8)
+    assert fake.asked("sinfo") == []

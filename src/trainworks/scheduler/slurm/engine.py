@@ -11,8 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, final
 
-from trainworks.errors import EnvironmentProblem, TrainworksError, UnreachableError
+from trainworks.errors import EnvironmentProblem, TrainworksError, UnreachableError, UsageError
 from trainworks.host.clock import Clock, SystemClock
+from trainworks.job.accelerator_names import matching_names
 from trainworks.job.state import Cause, JobState
 from trainworks.job.ticket import Ticket
 from trainworks.record.run_dir import RunDir
@@ -21,7 +22,14 @@ from trainworks.scheduler.mark import find_patiently
 from trainworks.scheduler.slurm.client import Refused, SlurmClient
 from trainworks.scheduler.slurm.ending import ending_of_turn
 from trainworks.scheduler.slurm.render import check, mark_of, render
-from trainworks.scheduler.slurm.states import accelerators_in, cause_of, expand, job_state, node_state
+from trainworks.scheduler.slurm.states import (
+    accelerator_names,
+    accelerators_in,
+    cause_of,
+    expand,
+    job_state,
+    node_state,
+)
 from trainworks.scheduler.submission import submit_lock
 from trainworks.spec.engines import Slurm
 
@@ -30,6 +38,8 @@ __all__ = ["SlurmEngine"]
 _GONE = re.compile(r"invalid job id|already complet|job has finished", re.IGNORECASE)
 _NO_ACCOUNTING = re.compile(r"accounting storage is disabled|not running a database", re.IGNORECASE)
 _HELD_BY_SLURM = "launch failed requeued held"
+_ANY = "gpu"
+"""The name of any accelerator, in Slurm's gres and in the run file."""
 _MOST_RELEASES = 3
 """After that many restarts a job whose launch fails stays held, for a person to look at."""
 _JOB = "JobID:20|,State:20|,RestartCnt:8|,exit_code:16|,StartTime:24|,EndTime:24|,NodeList:4096|,Reason:256"
@@ -72,12 +82,37 @@ class SlurmEngine(Engine):
 
     def probe(self, ticket: Ticket) -> None:
         """By `sbatch --test-only`: partition, account, QOS, limits, and whether there are such nodes at all."""
-        script = self.render(replace(ticket, depends_on=()), RunDir(Path("/run")))
+        script = self.render(self.adapted(replace(ticket, depends_on=())), RunDir(Path("/run")))
         try:
             self._client.submit(script.text, "--test-only")
         except Refused as refused:
             refused.hint = self._what_there_is()
             raise
+
+    def adapted(self, ticket: Ticket) -> Ticket:
+        """With the accelerator's name in Slurm's gres, which is compared with regard to its case there."""
+        wanted = ticket.node.accelerator
+        if wanted is None or not ticket.node.accelerators:
+            return ticket
+        if wanted.lower() == _ANY:
+            return replace(ticket, node=replace(ticket.node, accelerator=None))
+        known = self._accelerators()
+        found = matching_names(wanted, known)
+        if len(found) == 1:
+            return replace(ticket, node=replace(ticket.node, accelerator=found[0]))
+        if found:
+            raise UsageError(f"`{wanted}` may be any of {_listed(found)} in this cluster", hint="write one of them")
+        none = f"it names none; where it has some, write `{_ANY}:{ticket.node.accelerators}`"
+        there = f"it has {_listed(known)}" if known else none
+        raise UsageError(f"the cluster has no accelerator `{wanted}`", hint=there)
+
+    def _accelerators(self) -> list[str]:
+        """Names of the types of `gpu` in the gres of the partition's nodes."""
+        said = self._client.call("sinfo", "--noheader", *self._partition(), "--Format=Gres:1024")
+        return sorted({name for line in said.splitlines() for name in accelerator_names(line.strip())})
+
+    def _partition(self) -> list[str]:
+        return [f"--partition={self._options.partition}"] if self._options.partition else []
 
     def _what_there_is(self) -> str | None:
         with suppress(TrainworksError):
@@ -193,8 +228,7 @@ class SlurmEngine(Engine):
 
     def nodes(self) -> list[NodeFacts]:
         """All nodes of the partition, in order of their names."""
-        partition = [f"--partition={self._options.partition}"] if self._options.partition else []
-        said = self._client.call("sinfo", "--noheader", "--Node", *partition, f"--Format={_NODE}")
+        said = self._client.call("sinfo", "--noheader", "--Node", *self._partition(), f"--Format={_NODE}")
         rows = [[field.strip() for field in line.split("|", _NODE.count("|"))] for line in said.splitlines()]
         jobs = self._jobs_by_node()
         return [_facts(row, jobs) for row in sorted({row[0]: row for row in rows if len(row) > 1}.values())]
@@ -216,6 +250,10 @@ class SlurmEngine(Engine):
     def undrain(self, node: str) -> None:
         """Give the node jobs again."""
         self._client.call("scontrol", "update", f"NodeName={node}", "State=RESUME")
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _sight(line: str) -> tuple[str, Sight]:

@@ -10,7 +10,16 @@ from trainworks.job.state import Cause, JobState
 from trainworks.scheduler.engine import NodeState
 from trainworks.spec.slurm_words import expand_nodes
 
-__all__ = ["JOB_STATES", "accelerators_in", "cause_of", "cause_of_the_kill", "expand", "job_state", "node_state"]
+__all__ = [
+    "JOB_STATES",
+    "accelerator_names",
+    "accelerators_in",
+    "cause_of",
+    "cause_of_the_kill",
+    "expand",
+    "job_state",
+    "node_state",
+]
 
 JOB_STATES: dict[str, JobState] = {
     "PENDING": JobState.QUEUED,
@@ -145,6 +154,11 @@ def accelerators_in(gres: str) -> tuple[int, str | None]:
     found = re.findall(r"(?:^|,)gpu(?::([^:,()]+))??:(\d+)(?=[(,]|$)", gres)
     names = [name for name, _ in found if name]
     return sum(int(count) for _, count in found), names[0] if names else None
+
+
+def accelerator_names(gres: str) -> list[str]:
+    """Names of the accelerators in `gpu:h100:8(S:0-1),gpu:a100:4`; those without a name have none."""
+    return re.findall(r"(?:^|,)gpu:([^:,()]+):\d+(?=[(,]|$)", gres)
 
 
 def expand(node_list: str) -> tuple[str, ...]:
