@@ -185,7 +185,7 @@ def submit_job(engine: Engine, ticket: Ticket, run_dir: RunDir) -> None:
         TrainworksError: the job was not accepted, and the run directory is as it was.
     """
     if not is_private(store_url()):
-        typer.echo(_SHARED, err=True)
+        say(_SHARED, err=True)
     if isinstance(engine, LocalEngine):
         engine.submit(engine.render(ticket, run_dir), run_dir)
         return
