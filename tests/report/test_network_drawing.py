@@ -68,7 +68,7 @@ def test_sixteen_nodes_are_drawn_one_by_one() -> None:
 
 
 def test_a_thousand_nodes_are_drawn_in_eight_boxes_with_the_links_on_their_lines() -> None:
-    design = network(on="1024 nodes of DGX B200")
+    design = network("3-tier", on="1024 nodes of DGX B200")
     assert [len(graph(design).rows[row]) for row in ("core", "spine", "leaf", "node")] == [8, 8, 8, 8]
     assert words(svg(design)).count("128 nodes") == 8
     assert words(svg(design)).count("1,024") == 16
