@@ -45,8 +45,13 @@ _HEAD = """
 
 Every figure as it is, misses included. The measurements are published ones, in `benchmarks/data/` with their sources;
 `trainworks score` computes the same for a table of yours. MAPE is the mean of |predicted / measured - 1|, bias the mean
-of predicted / measured - 1. Of a row the planner sees model, layout, accelerator and network, and no measurement. But
-its coefficients were fitted to these step times; the table of sources that a fit has not seen is the honest one.
+of predicted / measured - 1. Of a row the planner sees model, layout, accelerator and network, and no measurement.
+
+**The step times below are fitted ones**: the coefficients come from these rows. [Sources that the fit has not
+seen](#sources-that-the-fit-has-not-seen) leaves out one source at a time. That says little about other software,
+because the sources resemble each other: Megatron-type programs, 2k to 4k tokens. On 13 further published clusters,
+which no fit has seen and which are not in this repository, the macro error was 24 %, the p90 32 %, and the 80 %
+intervals held 42 % of the rows of a source; learning from three rows of a source brought the error to 15 %.
 """
 _LEARNED = """
 `after 1` and `after 3` are the MAPE on each row after learning from so many others of its source and accelerator.
@@ -55,7 +60,7 @@ _LEARNED = """
 _UNSEEN = """
 ### Sources that the fit has not seen
 
-One fit per source, without its rows: what to expect of a cluster that nobody has measured.
+One fit per source, without its rows: what to expect of another cluster with software like that of the sources.
 """
 _SWEEPS = """
 ### Layouts of one job
@@ -122,8 +127,8 @@ def goals(found: Results) -> list[Goal]:
     assert main_group.macro.coverage is not None
     rejected = rejections.out_of_memory_rejected / rejections.out_of_memory
     return [
-        _at_most("step time, MAPE, macro average over sources", main_group.macro.mape, 0.10),
-        _at_most("step time, p90 of all rows", main_group.rows.p90, 0.20),
+        _at_most("step time, MAPE, macro average over sources, fitted", main_group.macro.mape, 0.10),
+        _at_most("step time, p90 of all rows, fitted", main_group.rows.p90, 0.20),
         _at_most("step time, Calculon's eight points, MAPE", _calculon_points(found.predictions).mape, 0.05),
         _at_most("step time, vTrain multi-node, MAPE", main_group.sources["vtrain_multi"].mape, 0.09),
         _at_most("step time, BigScience A100, MAPE", main_group.sources["bigscience_a100"].mape, 0.09),
