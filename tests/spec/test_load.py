@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from trainworks.errors import LayoutError, RunFileError, UsageError
-from trainworks.spec.load import LATER, load_run_file, parse_run_file
+from trainworks.spec.load import ELSEWHERE, LATER, _fields_at, load_run_file, parse_run_file
+from trainworks.spec.run_file import RunFile
 
 GOOD = """\
 name: stdlib-lm
@@ -212,6 +214,19 @@ def test_a_key_of_the_design_that_is_not_built_yet_is_said_to_be(field: str) -> 
     lines = ["name: x", "run: make", f"{parent}: {{{key}: 1}}" if parent else f"{key}: 1"]
     with pytest.raises(RunFileError, match=f"`{key}` is not in this version"):
         parse_run_file("\n".join(lines), name="x.yaml")
+
+
+@pytest.mark.parametrize("field", sorted(ELSEWHERE))
+def test_a_key_of_skypilot_that_has_another_name_here_is_refused_with_that_name(field: str) -> None:
+    parent, _, key = field.rpartition(".")
+    lines = ["name: x", "run: make", f"{parent}: {{{key}: 1}}" if parent else f"{key}: 1"]
+    with pytest.raises(RunFileError, match=f"`{field}` has another name in a run file") as refused:
+        parse_run_file("\n".join(lines), name="x.yaml")
+    named = re.findall(r"`((?:cluster|envs|recover)[\w.]*)", refused.value.problems[0].hint or "")
+    assert named
+    for dotted in named:
+        *parents, last = dotted.split(".")
+        assert last in _fields_at(RunFile, tuple(parents))
 
 
 def test_a_command_without_a_name_has_that_of_its_file() -> None:

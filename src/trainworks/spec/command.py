@@ -94,7 +94,10 @@ EnvironmentValue = Annotated[
 
 def _not_spot(value: bool) -> bool:
     if value:
-        raise ValueError("this machine is not rented, so it has no spot price\x1fleave `use_spot` out")
+        raise ValueError(
+            "`resources.use_spot` has another name in a run file"
+            "\x1fset `cluster.skypilot.use_spot` with `engine: skypilot`, or leave it out to run on this machine"
+        )
     return value
 
 
@@ -109,7 +112,7 @@ class Resources(Spec):
     memory: MemoryField | None = None
     """Memory of a node in GB, at least."""
     use_spot: Annotated[bool, AfterValidator(_not_spot)] = False
-    """Only `false`: this machine is not rented."""
+    """Only `false`; spot nodes are rented with `cluster.skypilot.use_spot`."""
 
 
 def shell_of(script: str) -> list[str]:

@@ -16,38 +16,48 @@ from trainworks.errors import LayoutError, RunFileError, TrainworksError, UsageE
 from trainworks.spec.limits import above_limit
 from trainworks.spec.run_file import RunFile
 
-__all__ = ["LATER", "FieldPath", "Source", "load_run_file", "name_from", "parse_run_file", "problems_of", "read_text"]
-
-_ELSEWHERE = "this version runs on this machine; leave it out"
-_ON_A_CLOUD = (
-    "infra",
-    "cloud",
-    "region",
-    "zone",
-    "instance_type",
-    "image_id",
-    "any_of",
-    "ordered",
-    "labels",
-    "autostop",
-)
-_OF_A_CLOUD_S_MACHINE = ("disk_size", "disk_tier", "network_tier", "local_disk", "accelerator_args", "max_hourly_cost")
+__all__ = [
+    "ELSEWHERE",
+    "LATER",
+    "FieldPath",
+    "Source",
+    "load_run_file",
+    "name_from",
+    "parse_run_file",
+    "problems_of",
+    "read_text",
+]
 
 LATER = {
     "track": "read `metrics.jsonl` of the run, or `trainworks report --json`",
     "notify": None,
     "recover.warm_spares": None,
-    "file_mounts": "on this machine the files are where they are; name their paths in `envs`",
     "volumes": "on this machine the files are where they are; name their paths in `envs`",
-    "secrets": "export them in the shell that starts the run; a command inherits its environment",
     "config": None,
     "service": None,
     "pool": None,
-    **{f"resources.{key}": _ELSEWHERE for key in (*_ON_A_CLOUD, *_OF_A_CLOUD_S_MACHINE)},
-    "resources.ports": "on this machine no port is closed; leave it out",
-    "resources.job_recovery": "set `recover: {max_restarts: N}`",
+    **{
+        f"resources.{key}": "leave it out"
+        for key in ("labels", "disk_tier", "network_tier", "local_disk", "accelerator_args", "ports")
+    },
 }
 """Keys of the design and of a SkyPilot task file that are not built yet, and what to do meanwhile."""
+
+_RENTED = "with `engine: skypilot`, or leave it out to run on this machine"
+
+ELSEWHERE = {
+    **{
+        f"resources.{key}": f"set `cluster.skypilot.{key}` {_RENTED}"
+        for key in ("infra", "ordered", "instance_type", "disk_size", "max_hourly_cost")
+    },
+    **{f"resources.{key}": f"set `cluster.skypilot.infra` {_RENTED}" for key in ("cloud", "region", "zone", "any_of")},
+    "resources.image_id": f"set `cluster.skypilot.image` {_RENTED}",
+    "resources.autostop": "set `cluster.autoscale`, or leave it out: a job gives its nodes back at its end",
+    "resources.job_recovery": "set `recover: {max_restarts: N}`",
+    "file_mounts": "set `cluster.skypilot.file_mounts`; on this machine name the paths of the files in `envs`",
+    "secrets": "name them in `envs` without a value, `HF_TOKEN: null`: the value comes from your shell",
+}
+"""Keys of a SkyPilot task file that a run file has under another name, and what to write."""
 
 FieldPath = tuple[str | int, ...]
 
@@ -219,21 +229,28 @@ def problems_of(error: ValidationError, data: Mapping[str, Any], source: Source)
 
 def _wording(detail: Any, path: FieldPath) -> tuple[str, str | None]:
     """Our words for pydantic's finding: message and hint."""
-    kind, key = detail["type"], path[-1] if path else ""
-    if kind == "extra_forbidden" and ".".join(map(str, path)) in LATER:
-        return f"`{key}` is not in this version", LATER[".".join(map(str, path))]
+    kind = detail["type"]
     if kind == "extra_forbidden":
-        known = _fields_at(RunFile, path[:-1])
-        near = get_close_matches(str(key), known, n=1)
-        return f"unknown key `{key}`", f"did you mean `{near[0]}`?" if near else f"known keys: {', '.join(known)}"
+        return _unknown_key_wording(path)
     if kind == "missing":
-        return f"`{key}` is missing", None
+        return f"`{path[-1]}` is missing", None
     if kind == "value_error":
         message, _, hint = str(detail["ctx"]["error"]).partition("\x1f")
         return message, hint or None
     if kind == "literal_error":
         return _literal_wording(detail["input"], detail["ctx"]["expected"])
     return _range_wording(detail, path)
+
+
+def _unknown_key_wording(path: FieldPath) -> tuple[str, str | None]:
+    key, dotted = path[-1], ".".join(map(str, path))
+    if dotted in LATER:
+        return f"`{key}` is not in this version", LATER[dotted]
+    if dotted in ELSEWHERE:
+        return f"`{dotted}` has another name in a run file", ELSEWHERE[dotted]
+    known = _fields_at(RunFile, path[:-1])
+    near = get_close_matches(str(key), known, n=1)
+    return f"unknown key `{key}`", f"did you mean `{near[0]}`?" if near else f"known keys: {', '.join(known)}"
 
 
 def _range_wording(detail: Any, path: FieldPath) -> tuple[str, str | None]:
