@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -16,6 +17,7 @@ from trainworks.cli.app import app
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 GUIDE = ROOT / "docs" / "guides" / "size-a-cluster.md"
+CUT_PAGES = (README, ROOT / "docs" / "guides" / "llama-2-7b-on-8-a100.md")
 
 
 def blocks() -> Iterator[tuple[str, list[str]]]:
@@ -25,13 +27,15 @@ def blocks() -> Iterator[tuple[str, list[str]]]:
         yield command.removeprefix("$ trainworks "), [line for line in lines if line.strip() != "..."]
 
 
-def planned_in_the_readme() -> Iterator[tuple[str, list[str]]]:
-    """Every answer of the planner in the README; its lines may be cut at the end."""
-    for block in re.findall(r"```\w+\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL):
-        for answer in re.split(r"^\$ trainworks ", block, flags=re.MULTILINE)[1:]:
-            command, *lines = answer.splitlines()
-            if re.match(r"(plan|size) examples/", command) and lines:
-                yield command, [line.removesuffix("...").rstrip() for line in lines]
+def cut_answers() -> Iterator[Any]:
+    """Every answer of the planner on a page whose lines may be cut at the end, by page and command."""
+    for page in CUT_PAGES:
+        for block in re.findall(r"```\w+\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+            for answer in re.split(r"^\$ trainworks ", block, flags=re.MULTILINE)[1:]:
+                command, *lines = answer.splitlines()
+                if re.match(r"(plan|size) examples/", command) and lines and not lines[0].startswith("error: "):
+                    kept = [line.removesuffix("...").rstrip() for line in lines]
+                    yield pytest.param(command, kept, id=f"{page.stem}: {command}")
 
 
 @cache
@@ -57,12 +61,13 @@ def test_a_guide_shows_what_is_printed(command: str, lines: list[str]) -> None:
     assert not missing, f"trainworks {command} does not print:\n" + "\n".join(missing)
 
 
-@pytest.mark.parametrize(("command", "lines"), list(planned_in_the_readme()))
-def test_the_readme_shows_what_is_printed(command: str, lines: list[str]) -> None:
+@pytest.mark.parametrize(("command", "lines"), list(cut_answers()))
+def test_a_page_with_cut_lines_shows_what_is_printed(command: str, lines: list[str]) -> None:
     told = printed(command).splitlines()
     missing = [line for line in lines if not any(whole.startswith(line) for whole in told)]
     assert not missing, f"trainworks {command} does not print:\n" + "\n".join(missing)
 
 
 def test_the_readme_shows_the_planner() -> None:
-    assert {command.split()[0] for command, _ in planned_in_the_readme()} == {"plan", "size"}
+    shown = [answer.id.split()[1] for answer in cut_answers() if answer.id.startswith("README")]
+    assert set(shown) == {"plan", "size"}
