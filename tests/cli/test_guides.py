@@ -17,6 +17,7 @@ from trainworks.cli.app import app
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 GUIDE = ROOT / "docs" / "guides" / "size-a-cluster.md"
+SCORING = ROOT / "docs" / "guides" / "score-your-runs.md"
 CUT_PAGES = (README, ROOT / "docs" / "guides" / "llama-2-7b-on-8-a100.md")
 
 
@@ -66,6 +67,16 @@ def test_a_page_with_cut_lines_shows_what_is_printed(command: str, lines: list[s
     told = printed(command).splitlines()
     missing = [line for line in lines if not any(whole.startswith(line) for whole in told)]
     assert not missing, f"trainworks {command} does not print:\n" + "\n".join(missing)
+
+
+def test_the_guide_to_scoring_shows_what_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table, answer = re.findall(r"```(?:text|console)\n(.*?)```", SCORING.read_text(encoding="utf-8"), re.DOTALL)
+    (tmp_path / "runs.csv").write_text(table)
+    monkeypatch.chdir(tmp_path)
+    command, *lines = answer.removeprefix("$ trainworks ").splitlines()
+    result = CliRunner().invoke(app, shlex.split(command))
+    assert [line.rstrip() for line in result.stdout.splitlines()] == lines
+    assert "predictions.csv" in [path.name for path in tmp_path.iterdir()]
 
 
 def test_the_readme_shows_the_planner() -> None:
