@@ -17,6 +17,7 @@ from trainworks.cli.app import app
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 GUIDE = ROOT / "docs" / "guides" / "size-a-cluster.md"
+CLUSTERS = ROOT / "docs" / "guides" / "plan-for-a-cluster.md"
 SCORING = ROOT / "docs" / "guides" / "score-your-runs.md"
 CUT_PAGES = (README, ROOT / "docs" / "guides" / "llama-2-7b-on-8-a100.md")
 
@@ -67,6 +68,29 @@ def test_a_page_with_cut_lines_shows_what_is_printed(command: str, lines: list[s
     told = printed(command).splitlines()
     missing = [line for line in lines if not any(whole.startswith(line) for whole in told)]
     assert not missing, f"trainworks {command} does not print:\n" + "\n".join(missing)
+
+
+def plans_of_the_guide_to_clusters(folder: Path) -> list[str]:
+    """What its plans print: of its first run file, with its goal, compared with another layout, and calibrated."""
+    text = CLUSTERS.read_text(encoding="utf-8")
+    run_file, goal = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)[:2]
+    (folder / "llama-3-70b.yaml").write_text(run_file)
+    (folder / "goal.yaml").write_text(run_file[: run_file.index("cluster:")] + goal)
+    typed = re.findall(r"^\$ trainworks ((?:plan llama-3-70b.yaml --explain|calibrate) .*)$", text, re.MULTILINE)
+    commands = ["plan llama-3-70b.yaml", "plan goal.yaml", *typed, "plan llama-3-70b.yaml"]
+    results = [CliRunner().invoke(app, shlex.split(command)) for command in commands]
+    assert [result.exit_code for result in results] == [0] * 5
+    return [line for result in results for line in result.stdout.splitlines()]
+
+
+def test_the_guide_to_clusters_shows_what_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = plans_of_the_guide_to_clusters(tmp_path)
+    blocks = re.findall(r"```(?:text|console)\n(.*?)```", CLUSTERS.read_text(encoding="utf-8"), re.DOTALL)
+    lines = [line for block in blocks if "error: " not in block for line in block.splitlines()]
+    kept = [line.removesuffix("...").rstrip() for line in lines if not line.startswith(("$", "note: calibrated"))]
+    missing = [line for line in kept if not any(whole.startswith(line) for whole in told)]
+    assert not missing, "its plans do not print:\n" + "\n".join(missing)
 
 
 def test_the_guide_to_scoring_shows_what_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
