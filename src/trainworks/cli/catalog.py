@@ -133,7 +133,7 @@ def _figure_table(row: Row, sources: list[str]) -> Table:
 
 
 def _cells(figure: Figure, sources: list[str]) -> tuple[str, ...]:
-    number = rf"\[{sources.index(figure.source) + 1}]"
+    number = f"[{sources.index(figure.source) + 1}]"
     return figure.name, figure.written, figure.confidence, figure.date, number, figure.note or ""
 
 
