@@ -11,7 +11,7 @@
 #SBATCH --mem=488282M
 #SBATCH --time=1-02:30:00
 #SBATCH --signal=B:TERM@120
-#SBATCH --no-requeue
+#SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output=/shared/runs/demo-1/logs/supervisor.log
 #SBATCH --chdir=/home/ada

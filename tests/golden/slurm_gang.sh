@@ -5,7 +5,7 @@
 #SBATCH --ntasks-per-node=1
 #SBATCH --gres=gpu:h100:8
 #SBATCH --signal=B:TERM@120
-#SBATCH --no-requeue
+#SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output=/shared/runs/demo-1/logs/supervisor.log
 #SBATCH --chdir=/home/ada

@@ -5,7 +5,7 @@
 #SBATCH --ntasks-per-node=1
 #SBATCH --gres=gpu:h100:8
 #SBATCH --signal=B:TERM@120
-#SBATCH --no-requeue
+#SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output="/runs/with space/demo-1/logs/supervisor.log"
 #SBATCH --chdir="/runs/with space"
@@ -33,7 +33,7 @@ exit $code
 #SBATCH --ntasks-per-node=1
 #SBATCH --gres=gpu:h100:8
 #SBATCH --signal=B:TERM@120
-#SBATCH --no-requeue
+#SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output="/runs/a'; echo foo/demo-1/logs/supervisor.log"
 #SBATCH --chdir="/runs/a'; echo foo"
@@ -61,7 +61,7 @@ exit $code
 #SBATCH --ntasks-per-node=1
 #SBATCH --gres=gpu:h100:8
 #SBATCH --signal=B:TERM@120
-#SBATCH --no-requeue
+#SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output="/runs/\"$(touch x)\"/demo-1/logs/supervisor.log"
 #SBATCH --chdir="/runs/\"$(touch x)\""
@@ -89,7 +89,7 @@ exit $code
 #SBATCH --ntasks-per-node=1
 #SBATCH --gres=gpu:h100:8
 #SBATCH --signal=B:TERM@120
-#SBATCH --no-requeue
+#SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output="/runs/`id` #SBATCH --uid=0/demo-1/logs/supervisor.log"
 #SBATCH --chdir="/runs/`id` #SBATCH --uid=0"
@@ -117,7 +117,7 @@ exit $code
 #SBATCH --ntasks-per-node=1
 #SBATCH --gres=gpu:h100:8
 #SBATCH --signal=B:TERM@120
-#SBATCH --no-requeue
+#SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output=/runs/100%%j/demo-1/logs/supervisor.log
 #SBATCH --chdir=/runs/100%j
@@ -145,7 +145,7 @@ exit $code
 #SBATCH --ntasks-per-node=1
 #SBATCH --gres=gpu:h100:8
 #SBATCH --signal=B:TERM@120
-#SBATCH --no-requeue
+#SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output="/runs/grün & */demo-1/logs/supervisor.log"
 #SBATCH --chdir="/runs/grün & *"
@@ -174,7 +174,7 @@ exit $code
 #SBATCH --ntasks-per-node=1
 #SBATCH --gres=gpu:h100:8
 #SBATCH --signal=B:TERM@120
-#SBATCH --no-requeue
+#SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output=/shared/runs/demo-1/logs/supervisor.log
 #SBATCH --chdir=/home/ada

@@ -70,7 +70,7 @@ def test_a_job_wakes_its_nodes_runs_and_they_go_again(cloud: Cluster) -> None:
 def test_a_node_that_cannot_be_started_is_down_with_the_reason_and_its_job_runs_elsewhere(cloud: Cluster) -> None:
     good = (cloud.sandbox.paths.folder / "etc" / "resume.sh").read_text().partition("command=")[2].splitlines()[0]
     say(cloud, "resume.sh", f"[ $NODE != node2 ] || exit 3; {shlex.split(good)[0]}")
-    run = cloud.command("echo $SLURMD_NODENAME", nodes=1, restarts=1, **ON_CLOUD).submit()
+    run = cloud.command("echo $SLURMD_NODENAME", nodes=1, **ON_CLOUD).submit()
     wait_until(lambda: states(cloud)["node2"].startswith("down"))
     assert "Reason=trainworks: start ended with code 3, see" in cloud.call("scontrol", "show", "node", "node2")
     wait_until(lambda: run.state == "SUCCEEDED")

@@ -155,22 +155,34 @@ def test_a_cancelled_job_leaves_nothing_that_hides(cluster: Cluster) -> None:
     wait_until(lambda: not run.processes())
 
 
-def test_a_job_goes_on_when_another_took_its_place(cluster: Cluster) -> None:
+def test_a_job_without_restarts_goes_on_when_another_took_its_place(cluster: Cluster) -> None:
     low, high = ({"qos": "normal"}, ["--qos=high"]) if cluster.accounting else ({"partition": "spot"}, [])
-    run = cluster.command(FIRST_TIME_FOR_EVER, nodes=4, slurm=low, restarts=1).start()
+    run = cluster.command(FIRST_TIME_FOR_EVER, nodes=4, slurm=low).start()
     cluster.call("sbatch", "--nodes=4", "--exclusive", *high, "--output=/dev/null", "--wrap=sleep 1")
     assert (run.end().restarts, run.state) == (1, "SUCCEEDED")
     assert "preempted" in [event["cause"] for event in run.events("state")]
     assert restarts_used(read_events(run.run_dir.events_file)) == 0
 
 
-def test_a_preempted_job_without_restarts_has_failed(cluster: Cluster) -> None:
+def test_a_preempted_job_whose_user_forbids_a_requeue_has_failed(cluster: Cluster) -> None:
     low, high = ({"qos": "normal"}, ["--qos=high"]) if cluster.accounting else ({"partition": "spot"}, [])
-    run = cluster.command("sleep 600", nodes=4, slurm=low).start()
+    run = cluster.command("sleep 600", nodes=4, slurm={**low, "options": ["--no-requeue"]}).start()
     cluster.call("sbatch", "--nodes=4", "--exclusive", *high, "--output=/dev/null", "--wrap=sleep 1")
     sight = run.end()
     assert (sight.state, sight.cause, sight.restarts) == (JobState.FAILED, Cause.PREEMPTED, 0)
     assert (run.state, run.run_dir.read_status().cause) == ("FAILED", "preempted")
+
+
+def test_a_job_without_restarts_does_not_begin_again_after_a_lost_node(cluster: Cluster) -> None:
+    run = cluster.command(FIRST_TIME_FOR_EVER, nodes=3).start()
+    cluster.sandbox.kill_node("node2")
+    try:
+        assert run.end().state is JobState.FAILED
+        assert (run.state, run.run_dir.read_status().cause) == ("FAILED", "node_lost")
+        assert len(run.events("submitted")) == 1
+    finally:
+        cluster.sandbox.start_node("node2")
+        wait_until(lambda: run.engine.nodes()[1].state == "free")
 
 
 def test_singleton_runs_jobs_of_one_name_one_after_the_other(cluster: Cluster) -> None:
@@ -223,7 +235,7 @@ def test_a_job_that_slurm_holds_because_a_node_failed_its_check_is_released(clus
     conf.write_text(f"{before}Prolog={hook}\nPrologFlags=Alloc\n", encoding="utf-8")
     cluster.call("scontrol", "reconfigure")
     try:
-        run = cluster.command("true", nodes=3, restarts=1).submit()
+        run = cluster.command("true", nodes=3).submit()
         assert (run.end().nodes, run.state) == (("node1", "node3", "node4"), "SUCCEEDED")
         assert run.engine.nodes()[1].state == "drained"
     finally:

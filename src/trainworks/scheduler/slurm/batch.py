@@ -208,7 +208,7 @@ class _Batch:
         return self._requeue(self._got, cause, status.message)
 
     def _leave_to_slurm(self, request: JobRequest, cause: Cause) -> None:
-        if is_requeued(request.max_restarts, self.run_dir.read_resolved().run_file.cluster.slurm):
+        if is_requeued(self.run_dir.read_resolved().run_file.cluster.slurm):
             self._enter(*back_in_the_queue(cause))
         else:
             self._enter(JobState.FAILED, cause, no_restart_left(cause, request.max_restarts))

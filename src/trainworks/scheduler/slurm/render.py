@@ -62,10 +62,13 @@ def check(ticket: Ticket, options: Slurm) -> None:
             raise UsageError(f"`--{name}` is not yours to set: a run is one job", hint="leave it out")
 
 
-def is_requeued(max_restarts: int, options: Slurm) -> bool:
-    """Whether Slurm gives the job another turn: as the user's own options say, else if the job has any restart."""
-    asked = {"--requeue", "--no-requeue"} & set(options.options)
-    return "--requeue" in asked if asked else max_restarts > 0
+def is_requeued(options: Slurm) -> bool:
+    """Whether Slurm puts the job back into its queue after a preemption or a lost node.
+
+    It does unless the user forbids it: a preemption costs no restart. After a failure the batch script itself refuses to
+    start again where no restart is left.
+    """
+    return "--no-requeue" not in options.options
 
 
 def render(ticket: Ticket, options: Slurm, run_dir: RunDir, *, python: str) -> str:
@@ -128,7 +131,7 @@ def _lines(ticket: Ticket, options: Slurm, run_dir: RunDir) -> list[_Line]:
         _Line("mem", f"{math.ceil(node.memory_bytes / 2**20)}M" if node.memory_bytes else None),
         _Line("time", _time(ticket.time_limit_s) if ticket.time_limit_s else None),
         _Line("signal", f"B:TERM@{math.ceil(ticket.grace_s)}"),
-        _Line("requeue" if is_requeued(ticket.max_restarts, options) else "no-requeue", True),
+        _Line("requeue", True),
         _Line("open-mode", "append"),
         _Line("output", _no_pattern(str(run_dir.supervisor_log))),
         _Line("chdir", ticket.working_folder),
