@@ -113,15 +113,15 @@ class RunWriter:
         append_event(self.run_dir.events_file, kind, **{"t": self.at, **fields})
         return self
 
-    def launch(self, *, start_s: float = 3.0) -> RunWriter:
+    def launch(self, *, start_s: float = 3.0, **fields: Any) -> RunWriter:
         """Submit, and begin the next attempt after `start_s`."""
-        return self.event("submitted", nodes=1, processes_per_node=2).wait(start_s).attempt()
+        return self.event("submitted", nodes=1, processes_per_node=2).wait(start_s).attempt(**fields)
 
-    def attempt(self, *, from_step: int | None = None) -> RunWriter:
+    def attempt(self, *, from_step: int | None = None, **fields: Any) -> RunWriter:
         """All ranks have met; go on after `from_step`, or after the last step."""
         self.attempt_number += 1
         self.step = self.step if from_step is None else from_step
-        return self.event("attempt", attempt=self.attempt_number, world_size=2, resumed_from_step=self.step)
+        return self.event("attempt", attempt=self.attempt_number, world_size=2, resumed_from_step=self.step, **fields)
 
     def steps(
         self, num_steps: int, *, memory: int | None = 900_000_000, skipped: str | None = None, **terms: float

@@ -100,3 +100,19 @@ def test_nothing_is_measured_before_the_first_step(start_run: RunStart) -> None:
     comparison = start_run().launch().report().comparison
     assert comparison.step_time.measured is None
     assert comparison.findings == ()
+
+
+ONE_RANK = "one process, micro-batch 8, accumulation 4"
+
+
+def test_only_steps_of_the_newest_layout_are_compared_with_its_plan(start_run: RunStart) -> None:
+    run = start_run().launch(layout=ONE_RANK).steps(150, compute_s=5.0, memory=9 * 10**9).event("stopped", step=150)
+    comparison = run.launch().steps(150, compute_s=0.08).finish().report().comparison
+    assert comparison.step_time_terms[0].measured == pytest.approx(0.08)
+    assert comparison.memory.measured == 900_000_000
+    assert (comparison.num_steps, comparison.num_other_steps) == (145, 150)
+
+
+def test_no_run_time_is_compared_where_two_layouts_trained_the_run(start_run: RunStart) -> None:
+    run = start_run().launch(layout=ONE_RANK).steps(150).event("stopped", step=150).launch().steps(150).finish()
+    assert run.report().comparison.run_time.measured is None

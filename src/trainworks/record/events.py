@@ -22,7 +22,7 @@ EventKind = Literal[
     "data_progress",  # done_bytes, total_bytes: tokenizing
     "data_ready",  # folder, num_tokens, fingerprint, seconds, cached
     "compiled",  # compile_s, compiled_s, eager_s: what it took, and one forward and backward with it and without
-    "attempt",  # attempt, world_size, resumed_from_step, pids (by rank), rendezvous: all ranks have met
+    "attempt",  # attempt, world_size, layout, resumed_from_step, pids (by rank), rendezvous: all ranks have met
     "failure",  # rank, node, host, pid, cause, exit_code, signal, message, hint, traceback, step, phase, memory;
     # fingerprint (equal for the same failure), rendezvous (equal for all failures of one start of the ranks)
     "restart_refused",  # node, rank, cause, rendezvous, message: why this failure is final

@@ -42,6 +42,8 @@ class Comparison(ReportPart):
     """Steady steps that the medians are taken over."""
     num_warmup_steps: int
     """First steps left out."""
+    num_other_steps: int
+    """Steps that other layouts trained before a resume on other ranks. This plan did not predict them."""
     step_time: Difference
     step_time_terms: tuple[Difference, ...]
     """Medians of the terms; `other` is what they leave of the median step."""
@@ -54,7 +56,7 @@ class Comparison(ReportPart):
     """Model FLOP/s over world_size * peak_flops_per_s; None without a known peak."""
     peak_source: str
     run_time: Difference
-    """Launch to last step, idle time left out; measured once the run is complete."""
+    """Launch to last step, idle time left out; measured once the run is complete, if one layout trained all of it."""
     checkpoint_size: Difference
     checkpoint_stall: Difference
     """Median stall of one checkpoint; the plan does not predict it."""
@@ -63,26 +65,29 @@ class Comparison(ReportPart):
 
 
 def build_comparison(plan: Plan, history: History, ledger: Ledger, *, unit: str = "tokens") -> Comparison:
-    """Hold a plan against a history; everything measured is None before there are steps.
+    """Hold a plan against the steps that were trained with its layout; what is measured is None before there are any.
 
     Args:
-        plan: of the run.
+        plan: the newest of the run.
         history: its record.
         ledger: where its time went.
         unit: what its throughput counts.
     """
-    rows = history.effective
+    others = _attempts_of_other_layouts(plan, history)
+    rows = [row for row in history.effective if row["attempt"] not in others]
     skipped = warmup_steps(len(rows))
     steady = rows[skipped:]
+    num_other_steps = len(history.effective) - len(rows)
     step_time = _difference("step time", "s", plan.step_time.total_s, _median_of(steady, lambda row: row["step_s"]))
     terms = _step_time_terms(plan, steady, step_time.measured)
-    memory = _difference("memory peak", "bytes", plan.memory.total_bytes, _memory_peak(history))
-    run_time = _difference("run time", "s", plan.run_time_s, _run_time(plan, history))
+    memory = _difference("memory peak", "bytes", plan.memory.total_bytes, _memory_peak(history, others))
+    run_time = _difference("run time", "s", plan.run_time_s, None if num_other_steps else _run_time(plan, history))
     throughput = _difference(f"{unit}/s", "per_s", plan.tokens_per_s, _median_of(steady, _tokens_per_s))
     checkpoints = history.of_kind("checkpoint")
     return Comparison(
         num_steps=len(steady),
         num_warmup_steps=skipped,
+        num_other_steps=num_other_steps,
         step_time=step_time,
         step_time_terms=terms,
         memory=memory,
@@ -106,6 +111,11 @@ def warmup_steps(num_steps: int) -> int:
     (5, 2, 0)
     """
     return min(MAX_WARMUP_STEPS, num_steps // 4)
+
+
+def _attempts_of_other_layouts(plan: Plan, history: History) -> set[int]:
+    own = plan.layout.describe()
+    return {event["attempt"] for event in history.of_kind("attempt") if event.get("layout", own) != own}
 
 
 def _difference(name: str, unit: Unit, planned: float | None, measured: float | None) -> Difference:
@@ -135,8 +145,9 @@ def _step_time_terms(plan: Plan, rows: Sequence[MetricsRow], whole_s: float | No
     return (*terms, _difference("other", "s", None, rest))
 
 
-def _memory_peak(history: History) -> float | None:
-    rows = (step.row for launch in history.launches for step in launch.steps)
+def _memory_peak(history: History, others: set[int]) -> float | None:
+    recorded = (step.row for launch in history.launches for step in launch.steps)
+    rows = [row for row in recorded if row["attempt"] not in others]
     return max((float(row["memory_peak_bytes"]) for row in rows if "memory_peak_bytes" in row), default=None)
 
 

@@ -210,6 +210,8 @@ def basis_text(comparison: Comparison) -> str:
     """What the measured numbers are, how a difference is defined, and which peak the MFU divides by."""
     left_out = f", the first {comparison.num_warmup_steps} left out" if comparison.num_warmup_steps else ""
     basis = f"Medians of {_counted(comparison.num_steps, 'step')}{left_out}. " if comparison.num_steps else ""
+    if comparison.num_other_steps:
+        basis += f"Not compared: {_counted(comparison.num_other_steps, 'step')} of an earlier layout. "
     return f"{basis}Difference = (measured - planned) / planned. Peak FLOP/s of the MFU: {comparison.peak_source}."
 
 
