@@ -114,9 +114,7 @@ def _train_to_the_end(trainer: Trainer, plan: Plan, workload: Workload, rank: _R
     pids = _pids_by_rank(rank)
     if rank.rank == 0:
         met = {"world_size": rank.world_size, "layout": plan.layout.describe(), "pids": pids}
-        append_event(
-            events, "attempt", attempt=attempt, resumed_from_step=steps_done, **met, rendezvous=_rendezvous()
-        )
+        append_event(events, "attempt", attempt=attempt, resumed_from_step=steps_done, **met, rendezvous=_rendezvous())
     step = steps_done
     if steps_done < plan.num_steps:
         step = trainer.run(steps_done)
