@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 
 from trainworks.plan.capacity.answer import capacity_for
-from trainworks.plan.capacity.front import Limits, Prices, point_of, policies
 from trainworks.plan.capacity.jobs import Job, JobTrace, trace_of
 from trainworks.plan.capacity.policy import Elastic, Policy, Spot
+from trainworks.plan.capacity.policy_comparison import Limits, Prices, point_of, policies
 from trainworks.plan.capacity.simulation import replay
 from trainworks.plan.capacity.teams import parse_teams, sampled_jobs
 from trainworks.plan.trace import fact

@@ -28,9 +28,9 @@ from contenders import provenance
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
 
+from trainworks.config.layout import Layout, resolve_layout
+from trainworks.config.run_file import Guard, Optimizer
 from trainworks.record.run_dir import RunDir, create_run_dir
-from trainworks.spec.layout import Layout, resolve_layout
-from trainworks.spec.run_file import Guard, Optimizer
 from trainworks.worker.checkpoint import Checkpointer, _state
 from trainworks.worker.mesh import Mesh
 from trainworks.worker.models.decoder import DecoderConfig

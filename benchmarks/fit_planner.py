@@ -24,8 +24,8 @@ from importlib.util import find_spec
 import numpy as np
 from published import LEFT_OUT, STEP_TIMES, rows_of
 
-from trainworks.bench.measured_runs import MeasuredRun, read_run
 from trainworks.errors import MissingExtraError, TrainworksError
+from trainworks.measure.measured_runs import MeasuredRun, read_run
 from trainworks.plan.candidates import best_completion
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.layouts import Array

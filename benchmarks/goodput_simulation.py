@@ -23,10 +23,10 @@ from pathlib import Path
 
 from trainworks.catalog.catalog import accelerator
 from trainworks.plan.assumptions import assumed
-from trainworks.plan.failures.goodput import Expected, Failures, expected, spares_needed, waiting_share
-from trainworks.plan.failures.scenario import Outcome, scenario_of
-from trainworks.plan.failures.simulation import simulate
-from trainworks.plan.failures.usual import usual_failures
+from trainworks.plan.reliability.defaults import usual_failures
+from trainworks.plan.reliability.goodput import Expected, Failures, expected, spares_needed, waiting_share
+from trainworks.plan.reliability.scenario import Outcome, scenario_of
+from trainworks.plan.reliability.simulation import simulate
 from trainworks.plan.trace import fact
 from trainworks.units import format_duration
 

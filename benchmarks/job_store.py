@@ -21,11 +21,11 @@ from statistics import median
 
 import sqlalchemy as sa
 
-from trainworks.job.database import open_database
-from trainworks.job.state import JobState
-from trainworks.job.store import JobStore
-from trainworks.job.tables import changes, jobs
-from trainworks.job.ticket import NodeResources, Ticket
+from trainworks.jobs.database import open_database
+from trainworks.jobs.state import JobState
+from trainworks.jobs.store import JobStore
+from trainworks.jobs.tables import changes, jobs
+from trainworks.jobs.ticket import NodeResources, Ticket
 
 JOBS = 100_000
 NAMES = 200

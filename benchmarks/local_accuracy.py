@@ -20,12 +20,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from trainworks.config.layout import MESH_AXES
 from trainworks.plan.local.memory import predict_memory
 from trainworks.plan.local.step_time import predict_step_time
 from trainworks.record.metrics import effective_rows, read_metrics
 from trainworks.record.resolved import MemoryTerms, ResolvedRun, StepTimeTerms
 from trainworks.record.run_dir import RunDir
-from trainworks.spec.layout import MESH_AXES
 from trainworks.units import format_bytes, format_duration
 
 DOCUMENT = Path(__file__).parents[1] / "docs/reference/local-accuracy.md"

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from published import COLLECTIVES, LEFT_OUT, MEMORY, STEP_TIMES, predict
 
-from trainworks.bench.scoring import (
+from trainworks.measure.scoring import (
     CollectiveScore,
     Group,
     MemoryScore,

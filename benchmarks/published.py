@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainworks.bench.scoring import TABLES, Prediction
-from trainworks.bench.tables import Row, read_table
+from trainworks.measure.scoring import TABLES, Prediction
+from trainworks.measure.tables import Row, read_table
 
 __all__ = ["COLLECTIVES", "LEFT_OUT", "MEMORY", "STEP_TIMES", "predict", "rows_of"]
 

@@ -30,14 +30,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from trainworks.api.resolve import resolve
+from trainworks.backends.local.backend import LocalEngine
+from trainworks.backends.store_place import store_url
 from trainworks.cli.launch import ticket
-from trainworks.cli.planning import resolve
-from trainworks.job.state import JobState
-from trainworks.job.store import open_store
+from trainworks.config.run_file import RunFile
+from trainworks.jobs.state import JobState
+from trainworks.jobs.store import open_store
 from trainworks.record.run_dir import create_run_dir
-from trainworks.scheduler.local_engine import LocalEngine
-from trainworks.scheduler.store_place import store_url
-from trainworks.spec.run_file import RunFile
 
 GANG = 4
 RAY = "Ray, up already"

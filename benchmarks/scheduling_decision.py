@@ -16,8 +16,8 @@ import random
 import statistics
 import time
 
-from trainworks.job.policy.decide import decide
-from trainworks.job.policy.snapshot import Node, Running, Shape, Snapshot, Waiting
+from trainworks.queueing.decide import decide
+from trainworks.queueing.snapshot import Node, Running, Shape, Snapshot, Waiting
 
 NODES = 64
 GOAL_MS = 100.0

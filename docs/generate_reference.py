@@ -19,8 +19,9 @@ from pydantic.fields import FieldInfo
 
 from trainworks import errors
 from trainworks.cli.app import COMMANDS
+from trainworks.config import autoscale, engines, layout, run_file
 from trainworks.host import process
-from trainworks.job import state
+from trainworks.jobs import state
 from trainworks.record import (
     calibration,
     environment,
@@ -33,7 +34,6 @@ from trainworks.record import (
     status,
     usage,
 )
-from trainworks.spec import autoscale, engines, layout, run_file
 from trainworks.units import format_duration
 
 FOLDER = Path(__file__).parent / "reference"

@@ -7,16 +7,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from trainworks.agent.node_agents import Nodes
+from trainworks.config.run_file import RunFile
 from trainworks.host.process import Output
-from trainworks.job.request import JobRequest
-from trainworks.job.ticket import NodeResources, Ticket
+from trainworks.jobs.request import JobRequest
+from trainworks.jobs.ticket import NodeResources, Ticket
 from trainworks.record.environment import HostFacts
 from trainworks.record.events import append_event
 from trainworks.record.metrics import MetricsRow
 from trainworks.record.resolved import Processes, ResolvedRun
 from trainworks.record.run_dir import RunDir
-from trainworks.scheduler.nodes import Nodes
-from trainworks.spec.run_file import RunFile
 
 LAUNCH_AT = 1_760_000_000.0
 HOST = HostFacts(

@@ -17,8 +17,8 @@ import typer
 from typer.testing import CliRunner
 
 from trainworks.cli.app import ALIASES, COMMANDS, _imported, app
+from trainworks.config.load import Source
 from trainworks.plan.model_shape import PLANNED_TYPES
-from trainworks.spec.load import Source
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(

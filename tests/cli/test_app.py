@@ -201,7 +201,7 @@ def test_what_does_not_exist_is_a_usage_error(tmp_path: Path, arguments: tuple[s
 
 def test_a_dry_run_prints_what_would_be_started_and_starts_nothing(tmp_path: Path) -> None:
     done = trainworks_program("run", "--dry-run", "--nproc", "2", "--", "true", folder=tmp_path)
-    assert done.stdout.splitlines()[0] == "python -m trainworks.scheduler.supervisor runs/true-N"
+    assert done.stdout.splitlines()[0] == "python -m trainworks.agent.supervisor runs/true-N"
     assert list(tmp_path.iterdir()) == []
 
 

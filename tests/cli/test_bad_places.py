@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from tests.fakes import resolved_command
+from trainworks.config.run_file import RunFile
 from trainworks.host import process
 from trainworks.record.run_dir import create_run_dir
 from trainworks.record.status import RunStatus
-from trainworks.spec.run_file import RunFile
 
 
 @pytest.fixture

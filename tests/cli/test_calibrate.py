@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from trainworks.api.cluster_layout import check_against, parse_layout
+from trainworks.api.cluster_plan import plan_cluster
 from trainworks.cli import calibrate as calibrate_command
-from trainworks.cli.cluster_layout import check_against, parse_layout
-from trainworks.cli.cluster_planning import plan_cluster
+from trainworks.config.load import parse_run_file
 from trainworks.errors import TrainworksError
-from trainworks.spec.load import parse_run_file
 
 ON = "1 node of 8x A100-SXM-80GB over 8x HDR"
 RUN = """\

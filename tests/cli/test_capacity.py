@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.cli.test_app import trainworks_program
+from trainworks.api.capacity import sampled as sampled_jobs
 from trainworks.cli.capacity import command
-from trainworks.cli.capacity_planning import sampled as sampled_jobs
 from trainworks.errors import EnvironmentProblem, UsageError
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainworks.cli.cluster_layout import as_option, check_against, fixed_at, fixed_by, parse_layout, roomier_batch
+from trainworks.api.cluster_layout import as_option, check_against, fixed_at, fixed_by, parse_layout, roomier_batch
+from trainworks.config.layout import Layout
 from trainworks.errors import UsageError
 from trainworks.plan.layouts import Layouts
 from trainworks.plan.learning import fixed_of
 from trainworks.plan.prediction import to_layout
-from trainworks.spec.layout import Layout
 
 EIGHT = {"dp": 8, "dp_shard": 8, "zero": 3, "tp": 1, "pp": 1, "cp": 1}
 

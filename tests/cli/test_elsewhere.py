@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tests.scheduler.small_engine import Job, Site, SmallEngine, end_all
+from tests.backends.small_engine import Job, Site, SmallEngine, end_all
+from trainworks.backends.backend import Sight
 from trainworks.cli.app import app
 from trainworks.errors import RunFailedError, TrainworksError, UnreachableError, UsageError
-from trainworks.job.state import JobState
-from trainworks.scheduler.engine import Sight
+from trainworks.jobs.state import JobState
 
 
 class FarEngine(SmallEngine):

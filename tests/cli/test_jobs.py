@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from trainworks.cli.app import app
 from trainworks.cli.jobs import jobs
 from trainworks.errors import InfeasibleError, TrainworksError, UnknownRunError, UsageError
-from trainworks.job.state import JobState
+from trainworks.jobs.state import JobState
 
 
 @pytest.fixture(scope="module", autouse=True)

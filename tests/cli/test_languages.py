@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from tests.cli.test_app import trainworks_program
-from trainworks.spec.load import parse_run_file
+from trainworks.config.load import parse_run_file
 
 RUN = """\
 num_nodes: 2

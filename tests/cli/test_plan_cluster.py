@@ -14,13 +14,13 @@ import pytest
 from rich.console import Console
 
 from tests.cli.test_app import IMPORT_ALL_WITHOUT_TORCH, trainworks_program
+from trainworks.api.cluster_layout import fixed_by, parse_layout
+from trainworks.api.cluster_plan import ClusterPlan, plan_cluster
 from trainworks.cli import plan as plan_command
-from trainworks.cli.cluster_layout import fixed_by, parse_layout
 from trainworks.cli.cluster_plan_view import plan_as_json, print_cluster_plan, print_explanation
-from trainworks.cli.cluster_planning import ClusterPlan, plan_cluster
+from trainworks.config.load import parse_run_file
 from trainworks.errors import DiskFullError, EnvironmentProblem, TrainworksError, UsageError
 from trainworks.plan.search import limit_bytes
-from trainworks.spec.load import parse_run_file
 
 ON = "4 nodes of 8x A100-SXM-80GB over 8x HDR"
 RUN = """\

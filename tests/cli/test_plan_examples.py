@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from trainworks.cli.app import app
-from trainworks.spec.load import load_run_file
+from trainworks.config.load import load_run_file
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 DESCRIBED = [path for path in sorted(EXAMPLES.glob("*.yaml")) if load_run_file(path)[0].cluster.engine == "described"]

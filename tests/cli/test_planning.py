@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_app import trainworks_program
-from trainworks.cli.planning import model_shape, resolve
+from trainworks.api.resolve import model_shape, resolve
+from trainworks.config.load import parse_run_file
 from trainworks.errors import UsageError
-from trainworks.spec.load import parse_run_file
 
 RUN = """\
 name: demo

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainworks.cli.precision import check_precision, default_precision, emulation_note
+from trainworks.api.precision import check_precision, default_precision, emulation_note
 from trainworks.errors import MissingExtraError, UsageError
 from trainworks.record.environment import AcceleratorFacts, HostFacts
 

@@ -13,8 +13,9 @@ from tests.fakes import LAUNCH_AT, metrics_row, processes, resolved_command
 from tests.plan.shapes import calibration, layout, shape, workload
 from trainworks.cli.outcome import raise_for_failure
 from trainworks.cli.plan_view import print_plan
+from trainworks.config.run_file import RunFile
 from trainworks.errors import RunFailedError
-from trainworks.job.state import JobState
+from trainworks.jobs.state import JobState
 from trainworks.plan.local.plan import make_plan
 from trainworks.record.events import append_event
 from trainworks.record.manifest import Manifest, write_manifest
@@ -22,7 +23,6 @@ from trainworks.record.metrics import append_metrics
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir, create_run_dir
 from trainworks.record.status import RunStatus
-from trainworks.spec.run_file import RunFile
 
 
 def planned(**sections) -> ResolvedRun:

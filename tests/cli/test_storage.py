@@ -14,7 +14,7 @@ from trainworks.catalog.cluster import parse_cluster
 from trainworks.cli import goodput as goodput_command
 from trainworks.cli import storage as storage_command
 from trainworks.errors import TrainworksError
-from trainworks.plan.failures.usual import usual_node_mttf
+from trainworks.plan.reliability.defaults import usual_node_mttf
 
 TEXT = """\
 name: llama

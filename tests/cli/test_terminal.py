@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 import trainworks.cli
 from trainworks.cli import app as program
 from trainworks.cli.app import app
-from trainworks.cli.console import SafeConsole
-from trainworks.cli.terminal import printable
 from trainworks.errors import UsageError
 from trainworks.record.run_dir import create_run_dir
 from trainworks.record.status import RunStatus
+from trainworks.report.console import SafeConsole
+from trainworks.report.printable import printable
 
 HOSTILE = "a\x1b]0;owned\x07b\u202ecba\x9b31m[/oops]:smile:\r\ud800"
 SHOWN = r"a\x1b]0;owned\x07b\u202ecba\x9b31m[/oops]:smile:\x0d\ud800"

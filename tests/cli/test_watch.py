@@ -10,11 +10,11 @@ from functools import partial
 
 from rich.console import Console
 
+from trainworks.backends.local.direct import LocalScheduler
 from trainworks.cli.watch import _StopOnInterrupt
 from trainworks.host import process
 from trainworks.record.run_dir import create_run_dir
 from trainworks.record.status import RunStatus
-from trainworks.scheduler.local import LocalScheduler
 
 
 def test_a_stop_that_comes_before_there_is_a_supervisor_is_kept_for_it(tmp_path):

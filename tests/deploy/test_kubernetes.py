@@ -10,7 +10,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from trainworks.scheduler.kubernetes.render import DEFAULT_USER
+from trainworks.backends.kubernetes.render import DEFAULT_USER
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "kubernetes"
 FILES = sorted(FOLDER.glob("*/*.yaml"))

@@ -10,9 +10,9 @@ import jsonschema
 import pytest
 import yaml
 
+from trainworks.config.autoscale import Autoscale
 from trainworks.deploy.kueue import kueue_files, kueue_objects
 from trainworks.errors import UsageError
-from trainworks.spec.autoscale import Autoscale
 
 FIELDS = Path(__file__).parents[1] / "data" / "kueue_v1beta2.json"
 """By kind: the fields of Kueue 0.15, of what is written here."""

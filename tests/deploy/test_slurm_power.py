@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from trainworks.config.autoscale import Autoscale
 from trainworks.deploy.slurm_power import resume_program, slurm_power_files, suspend_program
 from trainworks.errors import UsageError
-from trainworks.spec.autoscale import Autoscale
 
 SLURM: dict[str, Any] = {
     "nodes": "cloud[1-16]",

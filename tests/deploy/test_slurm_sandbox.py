@@ -1,4 +1,4 @@
-"""The files of a Slurm sandbox, and what it refuses; a real one is started by `tests/scheduler/slurm`."""
+"""The files of a Slurm sandbox, and what it refuses; a real one is started by `tests/backends/slurm`."""
 
 from __future__ import annotations
 

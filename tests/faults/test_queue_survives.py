@@ -16,20 +16,20 @@ import pytest
 
 from tests.fakes import processes, resolved_command
 from tests.postgres import PostgresServer, postgres_url, require_postgres
+from trainworks.agent.launch import run_mark
+from trainworks.backends.backend import Script
+from trainworks.backends.local.backend import LocalEngine
+from trainworks.backends.local.dispatcher_process import wake
+from trainworks.backends.store_place import dispatcher_log, store_url
+from trainworks.config.run_file import RunFile
 from trainworks.errors import EnvironmentProblem
 from trainworks.host import process
-from trainworks.job.state import JobState
-from trainworks.job.store import JobRow, open_store
-from trainworks.job.ticket import NodeResources, Ticket
+from trainworks.jobs.state import JobState
+from trainworks.jobs.store import JobRow, open_store
+from trainworks.jobs.ticket import NodeResources, Ticket
 from trainworks.record.events import read_events
-from trainworks.record.restarts import restarts_used
 from trainworks.record.run_dir import RunDir, create_run_dir
-from trainworks.scheduler.dispatch import wake
-from trainworks.scheduler.engine import Script
-from trainworks.scheduler.launch import run_mark
-from trainworks.scheduler.local_engine import LocalEngine
-from trainworks.scheduler.store_place import dispatcher_log, store_url
-from trainworks.spec.run_file import RunFile
+from trainworks.recover.restarts import restarts_used
 
 KILLS = 100
 JOBS = 60

@@ -13,7 +13,7 @@ from tests.faults.conftest import STEPS
 from tests.faults.launcher import finished, interrupt, wait_until
 from trainworks.record.events import read_events
 from trainworks.record.manifest import complete_checkpoints
-from trainworks.record.restarts import restarts_used
+from trainworks.recover.restarts import restarts_used
 
 pytestmark = pytest.mark.slow
 TWO_NODES = {"cluster": {"engine": "local", "nodes": 2, "processes_per_node": 1}}

@@ -18,7 +18,7 @@ trap 'asked=1; pass_on 3' HUP
 trap 'pass_on 4' USR1
 trap 'pass_on 5' USR2
 for run in supervise requeue; do
-  /opt/trainworks/bin/python -P -m trainworks.scheduler.slurm.batch /shared/runs/demo-1 &
+  /opt/trainworks/bin/python -P -m trainworks.backends.slurm.batch /shared/runs/demo-1 &
   supervisor=$!
   signaled=1
   while [ "$signaled" ]; do signaled=; wait $supervisor; code=$?; done

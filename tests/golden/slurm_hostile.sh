@@ -18,7 +18,7 @@ trap 'asked=1; pass_on 3' HUP
 trap 'pass_on 4' USR1
 trap 'pass_on 5' USR2
 for run in supervise requeue; do
-  /opt/trainworks/bin/python -P -m trainworks.scheduler.slurm.batch '/runs/with space/demo-1' &
+  /opt/trainworks/bin/python -P -m trainworks.backends.slurm.batch '/runs/with space/demo-1' &
   supervisor=$!
   signaled=1
   while [ "$signaled" ]; do signaled=; wait $supervisor; code=$?; done
@@ -46,7 +46,7 @@ trap 'asked=1; pass_on 3' HUP
 trap 'pass_on 4' USR1
 trap 'pass_on 5' USR2
 for run in supervise requeue; do
-  /opt/trainworks/bin/python -P -m trainworks.scheduler.slurm.batch '/runs/a'"'"'; echo foo/demo-1' &
+  /opt/trainworks/bin/python -P -m trainworks.backends.slurm.batch '/runs/a'"'"'; echo foo/demo-1' &
   supervisor=$!
   signaled=1
   while [ "$signaled" ]; do signaled=; wait $supervisor; code=$?; done
@@ -74,7 +74,7 @@ trap 'asked=1; pass_on 3' HUP
 trap 'pass_on 4' USR1
 trap 'pass_on 5' USR2
 for run in supervise requeue; do
-  /opt/trainworks/bin/python -P -m trainworks.scheduler.slurm.batch '/runs/"$(touch x)"/demo-1' &
+  /opt/trainworks/bin/python -P -m trainworks.backends.slurm.batch '/runs/"$(touch x)"/demo-1' &
   supervisor=$!
   signaled=1
   while [ "$signaled" ]; do signaled=; wait $supervisor; code=$?; done
@@ -102,7 +102,7 @@ trap 'asked=1; pass_on 3' HUP
 trap 'pass_on 4' USR1
 trap 'pass_on 5' USR2
 for run in supervise requeue; do
-  /opt/trainworks/bin/python -P -m trainworks.scheduler.slurm.batch '/runs/`id` #SBATCH --uid=0/demo-1' &
+  /opt/trainworks/bin/python -P -m trainworks.backends.slurm.batch '/runs/`id` #SBATCH --uid=0/demo-1' &
   supervisor=$!
   signaled=1
   while [ "$signaled" ]; do signaled=; wait $supervisor; code=$?; done
@@ -130,7 +130,7 @@ trap 'asked=1; pass_on 3' HUP
 trap 'pass_on 4' USR1
 trap 'pass_on 5' USR2
 for run in supervise requeue; do
-  /opt/trainworks/bin/python -P -m trainworks.scheduler.slurm.batch /runs/100%j/demo-1 &
+  /opt/trainworks/bin/python -P -m trainworks.backends.slurm.batch /runs/100%j/demo-1 &
   supervisor=$!
   signaled=1
   while [ "$signaled" ]; do signaled=; wait $supervisor; code=$?; done
@@ -158,7 +158,7 @@ trap 'asked=1; pass_on 3' HUP
 trap 'pass_on 4' USR1
 trap 'pass_on 5' USR2
 for run in supervise requeue; do
-  /opt/trainworks/bin/python -P -m trainworks.scheduler.slurm.batch '/runs/grün & */demo-1' &
+  /opt/trainworks/bin/python -P -m trainworks.backends.slurm.batch '/runs/grün & */demo-1' &
   supervisor=$!
   signaled=1
   while [ "$signaled" ]; do signaled=; wait $supervisor; code=$?; done
@@ -187,7 +187,7 @@ trap 'asked=1; pass_on 3' HUP
 trap 'pass_on 4' USR1
 trap 'pass_on 5' USR2
 for run in supervise requeue; do
-  /opt/trainworks/bin/python -P -m trainworks.scheduler.slurm.batch /shared/runs/demo-1 &
+  /opt/trainworks/bin/python -P -m trainworks.backends.slurm.batch /shared/runs/demo-1 &
   supervisor=$!
   signaled=1
   while [ "$signaled" ]; do signaled=; wait $supervisor; code=$?; done

@@ -13,7 +13,7 @@ import pytest
 
 from trainworks.files import take_lock
 from trainworks.host import process
-from trainworks.host.spare import Order, Spare
+from trainworks.host.prefork import Order, Spare
 
 
 def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:

@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 
 from tests.kubernetes.pods_as_processes import NAMESPACE, condition
+from trainworks.backends.kubernetes.backend import KubernetesEngine
+from trainworks.backends.kubernetes.client import KubernetesClient, NotServed, Refused
+from trainworks.config.engines import Kubernetes
 from trainworks.errors import UnreachableError
 from trainworks.host.network import listen
-from trainworks.scheduler.kubernetes.client import KubernetesClient, NotServed, Refused
-from trainworks.scheduler.kubernetes.engine import KubernetesEngine
-from trainworks.spec.engines import Kubernetes
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

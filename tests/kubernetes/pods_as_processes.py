@@ -27,9 +27,9 @@ from typing import Any
 import psutil
 
 import trainworks
+from trainworks.backends.kubernetes.client import Conflict, KubernetesClient, NotFound
+from trainworks.backends.kubernetes.facts import quantity
 from trainworks.errors import TrainworksError
-from trainworks.scheduler.kubernetes.client import Conflict, KubernetesClient, NotFound
-from trainworks.scheduler.kubernetes.facts import quantity
 
 NAMESPACE = "default"
 QUEUE = "train"

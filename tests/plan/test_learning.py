@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.plan.jobs import job, layouts
+from trainworks.config.layout import Layout
 from trainworks.plan.learning import belief_from, fixed_of
 from trainworks.plan.step_time import predict_step_times
 from trainworks.plan.uncertainty import PRIOR, calibrated_s
 from trainworks.record.measurement import MeasuredStep, Measurement
-from trainworks.spec.layout import Layout
 
 LLAMA = job()
 WRITTEN = Layout(

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from trainworks.config.run_file import Model
 from trainworks.plan.model_shape import shape_of_hf_config, shape_of_model
-from trainworks.spec.run_file import Model
 
 torch = pytest.importorskip("torch", reason="NOT TESTED against PyTorch: needs trainworks[train,test]")
 transformers = pytest.importorskip("transformers", reason="NOT TESTED against PyTorch: needs trainworks[train,test]")

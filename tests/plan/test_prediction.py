@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.plan.jobs import A100S, BATCH, JOBS, job, layouts, random_layouts
+from trainworks.config.layout import Layout
 from trainworks.plan.flops import model_flops_per_sequence
 from trainworks.plan.layouts import Layouts
 from trainworks.plan.learning import fixed_of
@@ -24,7 +25,6 @@ from trainworks.plan.prediction import (
 )
 from trainworks.plan.step_time import Job, predict_step_times
 from trainworks.plan.uncertainty import learn
-from trainworks.spec.layout import Layout
 
 MANY = random_layouts(60, seed=4)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes import LAUNCH_AT
+from trainworks.config.layout import Layout, resolve_layout
 from trainworks.record.manifest import (
     MANIFEST,
     Manifest,
@@ -18,7 +19,6 @@ from trainworks.record.manifest import (
     write_manifest,
 )
 from trainworks.record.run_dir import RunDir
-from trainworks.spec.layout import Layout, resolve_layout
 
 KILLED_WHILE_DELETING = """
 import os, sys

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from trainworks.config.layout import ResolvedLayout
+from trainworks.config.run_file import RunFile
 from trainworks.record.environment import HostFacts
 from trainworks.record.events import EventKind, append_event
 from trainworks.record.metrics import MetricsRow, append_metrics
@@ -16,8 +18,6 @@ from trainworks.record.run_dir import RunDir, create_run_dir
 from trainworks.record.status import RunStatus
 from trainworks.report.ledger import Ledger
 from trainworks.report.summary import Report, build_report
-from trainworks.spec.layout import ResolvedLayout
-from trainworks.spec.run_file import RunFile
 
 LAUNCH_AT = 1_760_000_000.0
 WORKLOAD = {

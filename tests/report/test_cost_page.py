@@ -11,7 +11,7 @@ from tests.report.test_html import HOSTILE, parsed
 from trainworks.catalog.catalog import load_catalog
 from trainworks.catalog.cluster import parse_cluster
 from trainworks.catalog.facts import Offer
-from trainworks.plan.money.comparison import Comparison, compare
+from trainworks.plan.cost.comparison import Comparison, compare
 from trainworks.plan.trace import fact
 from trainworks.report.cost_page import render_cost_page, tornado_bars, write_cost_page
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.report.test_html import HOSTILE, parsed
-from trainworks.plan.failures.scenario import CAUSES
+from trainworks.plan.reliability.scenario import CAUSES
 from trainworks.report.goodput_page import render_goodput_page, write_goodput_page
 
 DAY_S = 86400.0

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.bench.rows import RUN
-from trainworks.bench.scoring import predict_memory, predict_run
+from tests.measure.rows import RUN
+from trainworks.api.cluster_plan import plan_cluster
 from trainworks.catalog.cluster import parse_cluster
 from trainworks.catalog.models import preset
-from trainworks.cli.cluster_planning import plan_cluster
+from trainworks.config.load import parse_run_file
 from trainworks.errors import TrainworksError
+from trainworks.measure.scoring import predict_memory, predict_run
 from trainworks.plan import search
 from trainworks.plan.model_shape import shape_of_hf_config
-from trainworks.spec.load import parse_run_file
 
 MOST_LAYOUTS = 2_000
 """Layouts of one search in this test; a plan searches several sizes and offloading, too."""

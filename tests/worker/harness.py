@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from trainworks.config.load import parse_run_file
 from trainworks.host.network import listen
 from trainworks.host.probe import probe_host
 from trainworks.plan.local.layout import choose_layout
@@ -26,7 +27,6 @@ from trainworks.record.manifest import complete_checkpoints
 from trainworks.record.metrics import MetricsRow, effective_rows, read_metrics
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir, create_run_dir
-from trainworks.spec.load import parse_run_file
 from trainworks.worker.prepare import prepare
 
 _FORKSERVER = multiprocessing.get_context("forkserver")

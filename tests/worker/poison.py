@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.worker.harness import TinyRun, make_run, write_corpus
-from trainworks.spec.data import Data
+from trainworks.config.data import Data
 from trainworks.worker.data.opening import open_dataset
 
 RARE = "~"

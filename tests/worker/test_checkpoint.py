@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from trainworks.config.layout import ResolvedLayout
+from trainworks.config.run_file import Guard, Optimizer
 from trainworks.record.manifest import complete_checkpoints
 from trainworks.record.run_dir import create_run_dir
-from trainworks.spec.layout import ResolvedLayout
-from trainworks.spec.run_file import Guard, Optimizer
 from trainworks.worker.checkpoint import Checkpointer
 from trainworks.worker.mesh import Mesh
 from trainworks.worker.optimizer import StepOptimizer

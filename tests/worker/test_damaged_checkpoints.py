@@ -15,12 +15,12 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 
 from tests.worker.ranks import on_ranks
+from trainworks.config.layout import ResolvedLayout
+from trainworks.config.run_file import Guard, Optimizer
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.record.events import read_events
 from trainworks.record.manifest import MANIFEST, Damage, check_file, check_manifest, describe_damage
 from trainworks.record.run_dir import RunDir
-from trainworks.spec.layout import ResolvedLayout
-from trainworks.spec.run_file import Guard, Optimizer
 from trainworks.worker import checksums, session
 from trainworks.worker.checkpoint import Checkpointer
 from trainworks.worker.mesh import Mesh

@@ -16,10 +16,10 @@ from tests.worker.poison import (
     poisoned_run,
     write_poisoned_corpus,
 )
+from trainworks.config.layout import Layout, resolve_layout
+from trainworks.config.run_file import Guard, Optimizer
 from trainworks.record.manifest import complete_checkpoints, write_manifest
 from trainworks.record.metrics import read_metrics
-from trainworks.spec.layout import Layout, resolve_layout
-from trainworks.spec.run_file import Guard, Optimizer
 from trainworks.worker.guard import StepJudge, reason_of, spread_nonfinite
 from trainworks.worker.mesh import Mesh
 from trainworks.worker.optimizer import StepOptimizer

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainworks.config.data import Data
+from trainworks.config.data_source import DataSource
 from trainworks.errors import EnvironmentProblem, UsageError
-from trainworks.spec.data import Data
-from trainworks.spec.data_source import DataSource
 from trainworks.worker.data.image_index import make_image_shards
 from trainworks.worker.data.image_shards import ImageShard, joined
 from trainworks.worker.data.opening import open_dataset

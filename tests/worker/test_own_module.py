@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.worker.harness import TinyRun, events
+from trainworks.config.load import parse_run_file
 from trainworks.errors import LayoutError, UsageError
 from trainworks.host.probe import probe_host
 from trainworks.plan.local.measured import make_measured_plan, measured_layouts
@@ -19,7 +20,6 @@ from trainworks.plan.local.plan import choose_processes
 from trainworks.record.resolved import ResolvedRun, StepTimeTerms
 from trainworks.record.run_dir import create_run_dir
 from trainworks.record.trial import Trial
-from trainworks.spec.load import parse_run_file
 from trainworks.worker.export import export
 from trainworks.worker.user_module import load_user_module
 

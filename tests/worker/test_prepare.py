@@ -9,8 +9,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from tests.worker.harness import write_corpus
+from trainworks.config.run_file import Data
 from trainworks.errors import EnvironmentProblem, UsageError
-from trainworks.spec.run_file import Data
 from trainworks.worker.prepare import end_of_text, prepare, prepare_for_run
 
 

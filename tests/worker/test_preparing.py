@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from tests.small_disk import mounted
+from trainworks.config.data import Data
+from trainworks.config.data_source import DataSource
 from trainworks.errors import DiskFullError, EnvironmentProblem, UsageError
-from trainworks.spec.data import Data
-from trainworks.spec.data_source import DataSource
 from trainworks.worker.data.documents import documents
 from trainworks.worker.data.inputs import find_inputs, parts_of
 from trainworks.worker.data.packing import pack
@@ -168,7 +168,7 @@ def test_many_processes_make_the_same_bytes_as_one(large, tokenizer, in_one_go, 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_kill_loses_no_finished_shard_and_changes_no_byte(large, tokenizer, in_one_go, tmp_path, processes):
     program = (
-        "import sys; from pathlib import Path; from trainworks.spec.data import Data;"
+        "import sys; from pathlib import Path; from trainworks.config.data import Data;"
         "from trainworks.worker.prepare import prepare\n"
         "if __name__ == '__main__':\n"
         "    prepare(Data.model_validate_json(sys.argv[1]), Path(sys.argv[2]), processes=int(sys.argv[3]))"

@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.worker.object_store import s3_server
+from trainworks.config.data import Data
 from trainworks.errors import EnvironmentProblem, UsageError
-from trainworks.spec.data import Data
 from trainworks.worker.data.cache import ShardCache
 from trainworks.worker.data.card import DatasetCard, Shard, fingerprint, hash_file
 from trainworks.worker.data.opening import open_dataset

@@ -8,7 +8,7 @@ import pytest
 
 from tests.worker.harness import events, write_corpus
 from tests.worker.object_store import s3_server
-from trainworks.spec.data import Data
+from trainworks.config.data import Data
 from trainworks.worker.data.remote import put
 from trainworks.worker.prepare import prepare
 

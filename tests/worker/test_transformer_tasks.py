@@ -13,13 +13,13 @@ from transformers import AutoModelForImageClassification, AutoModelForMaskedLM, 
 
 from tests.worker.harness import TinyRun, events
 from tests.worker.test_own_module import TRIAL
+from trainworks.config.load import parse_run_file
 from trainworks.host.probe import probe_host
 from trainworks.plan.local.measured import make_measured_plan, measured_layouts
 from trainworks.plan.local.plan import choose_processes
 from trainworks.record.events import append_event
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import create_run_dir
-from trainworks.spec.load import parse_run_file
 from trainworks.worker.data.masked import MaskedTokens
 from trainworks.worker.data.order import FullShuffle
 from trainworks.worker.export import export

@@ -27,9 +27,9 @@ from trainworks.catalog.catalog import (
     without_remark,
 )
 from trainworks.catalog.facts import Accelerator, Link, Node
+from trainworks.config.limits import check_limit
+from trainworks.config.quantities import Frozen
 from trainworks.errors import QuantityError, UsageError
-from trainworks.spec.limits import check_limit
-from trainworks.spec.quantities import Frozen
 from trainworks.units import byte_rate_note, format_bytes, parse_bandwidth
 
 __all__ = ["ClusterDescription", "parse_cluster"]

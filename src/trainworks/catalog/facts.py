@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from trainworks.spec.quantities import Frozen
+from trainworks.config.quantities import Frozen
 
 __all__ = [
     "Accelerator",

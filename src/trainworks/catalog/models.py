@@ -11,8 +11,8 @@ from typing import Any, Literal
 import yaml
 
 from trainworks.catalog.catalog import explain_term
+from trainworks.config.quantities import Frozen
 from trainworks.errors import UsageError
-from trainworks.spec.quantities import Frozen
 
 __all__ = ["KnownModel", "find_preset", "known_model", "preset", "preset_names"]
 

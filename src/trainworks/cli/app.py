@@ -13,8 +13,8 @@ import typer
 from typer.core import TyperGroup
 
 from trainworks import __version__
-from trainworks.cli.terminal import say
 from trainworks.errors import DiskFullError, EnvironmentProblem, TrainworksError, UsageError
+from trainworks.report.printable import say
 
 __all__ = ["COMMANDS", "app", "main", "module_of"]
 

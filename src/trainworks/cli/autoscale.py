@@ -7,11 +7,11 @@ from pathlib import Path
 
 from trainworks.cli.file_set import ToFolder, print_or_write
 from trainworks.cli.options import RunFilePath
+from trainworks.config.autoscale import Autoscale
+from trainworks.config.load import load_run_file
 from trainworks.deploy.kueue import kueue_files
 from trainworks.deploy.slurm_power import slurm_power_files
 from trainworks.errors import UsageError
-from trainworks.spec.autoscale import Autoscale
-from trainworks.spec.load import load_run_file
 
 __all__ = ["command"]
 

@@ -13,14 +13,14 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from trainworks.cli.asked import on_cluster
-from trainworks.cli.cluster_layout import as_option, parse_layout
-from trainworks.cli.cluster_planning import ClusterPlan, plan_cluster
+from trainworks.api.arguments import on_cluster
+from trainworks.api.cluster_layout import as_option, parse_layout
+from trainworks.api.cluster_plan import ClusterPlan, plan_cluster
 from trainworks.cli.launch import Wanted, wanted
 from trainworks.cli.options import RunFilePath, wide_console
-from trainworks.cli.parts import print_parts
 from trainworks.cli.plan import On
-from trainworks.cli.terminal import say
+from trainworks.config.layout import Layout
+from trainworks.config.run_file import Goal, RunFile
 from trainworks.errors import UsageError
 from trainworks.host.folders import data_folder
 from trainworks.plan.conv_step import ConvJob
@@ -28,8 +28,8 @@ from trainworks.plan.prediction import describe_layout
 from trainworks.record.calibration import Calibration
 from trainworks.record.measurement import MeasuredStep, Measurement
 from trainworks.record.measurement_store import append_measurement
-from trainworks.spec.layout import Layout
-from trainworks.spec.run_file import Goal, RunFile
+from trainworks.report.parts import print_parts
+from trainworks.report.printable import say
 from trainworks.units import format_step_time, parse_duration
 
 __all__ = ["command"]

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
+from trainworks.api.arguments import blamed_on, check_writable, option_value
+from trainworks.api.capacity import CapacityPlan, Terms, limits_for, plan_capacity, read_trace, sampled
 from trainworks.catalog.catalog import node as catalogue_node
 from trainworks.catalog.facts import Node
-from trainworks.cli.asked import blamed_on, check_writable, option_value
-from trainworks.cli.capacity_planning import CapacityPlan, Terms, limits_for, plan_capacity, read_trace, sampled
 from trainworks.cli.capacity_view import about, drawn, figures, plan_as_json, print_capacity
 from trainworks.cli.options import AsJson, wide_console
 from trainworks.cli.trace_view import explain as print_explained

@@ -10,12 +10,12 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from trainworks.cli.capacity_planning import CapacityPlan
-from trainworks.cli.parts import fact_table, note_lines, print_parts, title
-from trainworks.plan.capacity.front import Point, cost_of
+from trainworks.api.capacity import CapacityPlan
 from trainworks.plan.capacity.policy import FIXED, ON_DEMAND, SPOT, Policy
+from trainworks.plan.capacity.policy_comparison import Point, cost_of
 from trainworks.plan.trace import Traced
 from trainworks.report.capacity_page import PolicyPoint
+from trainworks.report.parts import fact_table, note_lines, print_parts, title
 from trainworks.units import format_duration, format_usd
 
 __all__ = ["about", "drawn", "figures", "plan_as_json", "print_capacity"]

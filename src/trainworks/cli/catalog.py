@@ -14,8 +14,8 @@ from trainworks.catalog.catalog import family, find_row, load_catalog
 from trainworks.catalog.lint import Finding, lint
 from trainworks.catalog.rows import KINDS, Figure, Kind, Row, read_rows
 from trainworks.cli.options import AsJson, wide_console
-from trainworks.cli.terminal import say
 from trainworks.errors import UsageError
+from trainworks.report.printable import say
 
 __all__ = ["command"]
 

@@ -10,15 +10,15 @@ from typing import Any
 from rich.console import Console, RenderableType
 from rich.table import Table
 
-from trainworks.cli.cluster_memory import is_tight, rejected_in_words
-from trainworks.cli.cluster_planning import ClusterPlan
-from trainworks.cli.cluster_scales import Scale
-from trainworks.cli.parts import GLUE, fact_table, note_lines, plain_table, print_parts, title
+from trainworks.api.cluster_memory import is_tight, rejected_in_words
+from trainworks.api.cluster_plan import ClusterPlan
+from trainworks.api.cluster_scales import Scale
+from trainworks.config.layout import MESH_AXES
 from trainworks.plan.conv_step import ConvJob
 from trainworks.plan.network.nccl import nccl_settings
 from trainworks.plan.prediction import Prediction, describe_layout, extrapolation
 from trainworks.plan.pricing import AnyJob
-from trainworks.spec.layout import MESH_AXES
+from trainworks.report.parts import GLUE, fact_table, note_lines, plain_table, print_parts, title
 from trainworks.units import HOUR_S, format_count, format_duration, format_gib, format_step_time
 
 __all__ = ["explanation_as_json", "plan_as_json", "print_cluster_plan", "print_explanation"]

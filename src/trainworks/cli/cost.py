@@ -9,20 +9,20 @@ from typing import Annotated
 
 import typer
 
+from trainworks.api.arguments import blamed_on, check_writable, option_value, said_by
+from trainworks.api.cost_inputs import RunToPay, checked, parse_assumptions, read_prices, run_to_pay
+from trainworks.api.cost_notes import notes_of, sentences_of
 from trainworks.catalog.catalog import find_row
 from trainworks.catalog.cluster import ClusterDescription, parse_cluster
-from trainworks.cli.asked import blamed_on, check_writable, option_value, said_by
-from trainworks.cli.cost_inputs import RunToPay, checked, parse_assumptions, read_prices, run_to_pay
-from trainworks.cli.cost_notes import notes_of, sentences_of
 from trainworks.cli.cost_view import Told, costs_as_json, print_costs
 from trainworks.cli.options import AsJson, Assume, Prices, wide_console
 from trainworks.cli.trace_view import explain as explain_figure
 from trainworks.errors import UsageError
 from trainworks.plan.assumptions import GIVEN
-from trainworks.plan.money.comparison import compare, per_million
-from trainworks.plan.money.energy import AVERAGE_GRID
-from trainworks.plan.money.owning import MOST_HOURS_OF_A_YEAR
-from trainworks.plan.money.renting import spot_waste
+from trainworks.plan.cost.comparison import compare, per_million
+from trainworks.plan.cost.energy import AVERAGE_GRID
+from trainworks.plan.cost.owning import MOST_HOURS_OF_A_YEAR
+from trainworks.plan.cost.renting import spot_waste
 from trainworks.plan.trace import Traced, fact
 from trainworks.report.cost_page import write_cost_page
 from trainworks.units import parse_duration, parse_usd

@@ -10,11 +10,11 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from trainworks.cli.parts import print_parts
-from trainworks.plan.money.break_even import within_a_year
-from trainworks.plan.money.comparison import Comparison, Line, per_million
-from trainworks.plan.money.renting import CONTRACTS, Contract
+from trainworks.plan.cost.break_even import within_a_year
+from trainworks.plan.cost.comparison import Comparison, Line, per_million
+from trainworks.plan.cost.renting import CONTRACTS, Contract
 from trainworks.plan.trace import Swing, Traced
+from trainworks.report.parts import print_parts
 from trainworks.units import format_count, format_quantity, format_short_usd, format_usd
 
 __all__ = ["Told", "costs_as_json", "print_costs"]

@@ -12,14 +12,14 @@ import typer
 from pydantic import ValidationError
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from trainworks.cli.console import SafeConsole
-from trainworks.cli.data_worker import ask
+from trainworks.api.worker_call import ask
 from trainworks.cli.options import AsJson
-from trainworks.cli.terminal import say
+from trainworks.config.data import Data
+from trainworks.config.load import load_run_file
 from trainworks.errors import MissingExtraError, UsageError
 from trainworks.host.corpus import anchored_data, check_sources
-from trainworks.spec.data import Data
-from trainworks.spec.load import load_run_file
+from trainworks.report.console import SafeConsole
+from trainworks.report.printable import say
 from trainworks.units import format_bytes, format_count, format_duration
 
 __all__ = ["command"]

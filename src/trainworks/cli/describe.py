@@ -10,18 +10,18 @@ from pathlib import Path
 import typer
 from rich.table import Table
 
+from trainworks.backends.registry import cluster_of_job
 from trainworks.cli.idle import idle_text
 from trainworks.cli.jobs import JobArgument, find_job, jobs
 from trainworks.cli.options import AsJson, wide_console
 from trainworks.cli.ps import job_as_json
 from trainworks.cli.wish import wish
 from trainworks.host.users import this_host
-from trainworks.job.state import CAUSES, Cause, parse_cause
-from trainworks.job.store import Attempt, JobRow
+from trainworks.jobs.state import CAUSES, Cause, parse_cause
+from trainworks.jobs.store import Attempt, JobRow
 from trainworks.record.events import read_events
-from trainworks.record.failures import describe_failure, first_failure
 from trainworks.record.run_dir import RunDir
-from trainworks.scheduler.engines import cluster_of_job
+from trainworks.recover.failures import describe_failure, first_failure
 from trainworks.units import format_duration
 
 __all__ = ["command"]

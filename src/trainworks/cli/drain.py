@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from trainworks.cli.jobs import OnCluster, engine_on
-from trainworks.cli.terminal import say
 from trainworks.errors import UsageError
+from trainworks.report.printable import say
 
 __all__ = ["command"]
 

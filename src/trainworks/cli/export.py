@@ -11,13 +11,13 @@ from typing import Annotated, Any
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
-from trainworks.cli.console import SafeConsole
-from trainworks.cli.data_worker import ask
+from trainworks.api.worker_call import ask
 from trainworks.cli.options import AsJson, OptionalRun, RunsOption, find
-from trainworks.cli.terminal import say
 from trainworks.errors import MissingExtraError, UsageError
 from trainworks.record.manifest import complete_checkpoints
 from trainworks.record.run_dir import RunDir
+from trainworks.report.console import SafeConsole
+from trainworks.report.printable import say
 from trainworks.units import format_bytes
 
 __all__ = ["command"]

@@ -6,9 +6,9 @@ import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from trainworks.backends.registry import FAR, cluster_of
 from trainworks.host.clock import SystemClock
 from trainworks.record.run_dir import RunDir
-from trainworks.scheduler.engines import FAR, cluster_of
 
 __all__ = ["far_output", "following"]
 

@@ -8,15 +8,15 @@ from typing import Annotated
 
 import typer
 
+from trainworks.api.arguments import check_writable, on_cluster, option_value, said_by
+from trainworks.api.goodput import Wishes, forecast
+from trainworks.api.goodput_job import Asked, ask, ask_without_run_file
 from trainworks.catalog.cluster import parse_cluster
-from trainworks.cli.asked import check_writable, on_cluster, option_value, said_by
-from trainworks.cli.goodput_asked import Asked, ask, ask_without_run_file
-from trainworks.cli.goodput_planning import Wishes, forecast
 from trainworks.cli.goodput_view import forecast_as_json, print_forecast, write_plot
 from trainworks.cli.options import AsJson, wide_console
 from trainworks.cli.trace_view import explain as print_explanation
+from trainworks.config.load import load_run_file
 from trainworks.errors import UsageError
-from trainworks.spec.load import load_run_file
 from trainworks.units import parse_duration, parse_share
 
 __all__ = ["command"]

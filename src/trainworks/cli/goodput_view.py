@@ -9,11 +9,11 @@ from typing import Any
 from rich.console import Console, RenderableType
 from rich.table import Table
 
-from trainworks.cli.asked import blamed_on
-from trainworks.cli.goodput_planning import Forecast
-from trainworks.cli.parts import fact_table, note_lines, print_parts, title
-from trainworks.plan.failures.scenario import Outcome
+from trainworks.api.arguments import blamed_on
+from trainworks.api.goodput import Forecast
+from trainworks.plan.reliability.scenario import Outcome
 from trainworks.report.goodput_page import write_goodput_page
+from trainworks.report.parts import fact_table, note_lines, print_parts, title
 from trainworks.units import format_duration
 
 __all__ = ["forecast_as_json", "print_forecast", "write_plot"]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from trainworks.backends.holding import hold
 from trainworks.cli.jobs import JobArgument, engine_to_change, find_job, handle_of, jobs
-from trainworks.cli.terminal import say
-from trainworks.scheduler.holding import hold
+from trainworks.report.printable import say
 
 __all__ = ["command"]
 

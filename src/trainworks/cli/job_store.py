@@ -9,17 +9,17 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from trainworks.cli.console import SafeConsole
+from trainworks.backends.local.dispatcher_process import wake
+from trainworks.backends.local.machine import local_nodes
+from trainworks.backends.rebuild import Rebuilt, rebuild, submitted_runs
+from trainworks.backends.store_place import store_folder, store_url
 from trainworks.cli.options import AsJson, RunsOption, runs_folder
-from trainworks.cli.terminal import say
 from trainworks.errors import DamagedStoreError, UsageError
 from trainworks.host.probe import probe_host
-from trainworks.job.database import set_aside
-from trainworks.job.store import JobStore, open_store
-from trainworks.scheduler.dispatch import wake
-from trainworks.scheduler.machine import local_nodes
-from trainworks.scheduler.rebuild import Rebuilt, rebuild, submitted_runs
-from trainworks.scheduler.store_place import store_folder, store_url
+from trainworks.jobs.database import set_aside
+from trainworks.jobs.store import JobStore, open_store
+from trainworks.report.console import SafeConsole
+from trainworks.report.printable import say
 
 __all__ = ["command"]
 

@@ -10,25 +10,25 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from trainworks.cli.terminal import say
+from trainworks.backends.backend import Engine
+from trainworks.backends.local.backend import LocalEngine
+from trainworks.backends.local.dispatcher_process import wake
+from trainworks.backends.ownership import check_may_change, is_private
+from trainworks.backends.registry import FAR, engine_for, engine_of_job
+from trainworks.backends.remote import follow_all, hand_over, hand_over_again, withdraw
+from trainworks.backends.store_place import is_there_a_store, store_url
 from trainworks.cli.watch import watch
+from trainworks.config.load import load_run_file
+from trainworks.config.run_file import RunFile
 from trainworks.errors import EnvironmentProblem, UnknownRunError, UsageError
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.host.users import this_host
-from trainworks.job.state import JobState, parse_state
-from trainworks.job.store import JobRow, JobStore, open_store
-from trainworks.job.ticket import Ticket
+from trainworks.jobs.state import JobState, parse_state
+from trainworks.jobs.store import JobRow, JobStore, open_store
+from trainworks.jobs.ticket import Ticket
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
-from trainworks.scheduler.dispatch import wake
-from trainworks.scheduler.engine import Engine
-from trainworks.scheduler.engines import FAR, engine_for, engine_of_job
-from trainworks.scheduler.follow import follow_all, hand_over, hand_over_again, withdraw
-from trainworks.scheduler.local_engine import LocalEngine
-from trainworks.scheduler.ownership import check_may_change, is_private
-from trainworks.scheduler.store_place import is_there_a_store, store_url
-from trainworks.spec.load import load_run_file
-from trainworks.spec.run_file import RunFile
+from trainworks.report.printable import say
 
 __all__ = [
     "JobArgument",

@@ -10,11 +10,11 @@ import typer
 
 from trainworks.cli.launch import Wanted
 from trainworks.errors import UsageError
-from trainworks.job.formats import jobset, lsf, skypilot, trainjob
-from trainworks.job.formats.manifest import Pods
-from trainworks.job.program import program_of
-from trainworks.job.request import max_restarts
-from trainworks.job.ticket import ticket_of
+from trainworks.jobs.formats import jobset, lsf, skypilot, trainjob
+from trainworks.jobs.formats.manifest import Pods
+from trainworks.jobs.program import program_of
+from trainworks.jobs.request import max_restarts
+from trainworks.jobs.ticket import ticket_of
 
 __all__ = ["As", "Language", "job_as"]
 

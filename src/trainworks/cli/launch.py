@@ -14,23 +14,23 @@ import typer
 from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 
+from trainworks.api.resolve import resolve
+from trainworks.backends.backend import Engine
+from trainworks.backends.local.direct import LocalScheduler
+from trainworks.backends.registry import engine_of_run
 from trainworks.cli.options import runs_folder
 from trainworks.cli.plan_view import print_plan
-from trainworks.cli.planning import resolve
-from trainworks.cli.terminal import say
 from trainworks.cli.wish import wish
+from trainworks.config.load import Source, load_run_file, name_from
+from trainworks.config.run_file import RunFile, RunName
+from trainworks.config.sbatch import BatchSource, is_batch_script, load_batch_script
 from trainworks.errors import TrainworksError, UsageError
 from trainworks.files import write_atomic
-from trainworks.job.request import job_request, ticket_of_run
-from trainworks.job.ticket import Ticket
+from trainworks.jobs.request import job_request, ticket_of_run
+from trainworks.jobs.ticket import Ticket
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir, create_run_dir
-from trainworks.scheduler.engine import Engine
-from trainworks.scheduler.engines import engine_of_run
-from trainworks.scheduler.local import LocalScheduler
-from trainworks.spec.load import Source, load_run_file, name_from
-from trainworks.spec.run_file import RunFile, RunName
-from trainworks.spec.sbatch import BatchSource, is_batch_script, load_batch_script
+from trainworks.report.printable import say
 
 __all__ = [
     "DryRun",

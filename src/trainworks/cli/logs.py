@@ -12,8 +12,8 @@ from trainworks.cli.options import OptionalRun, RunsOption, find
 from trainworks.cli.tail import RankLogs, Tail
 from trainworks.errors import UsageError
 from trainworks.host.clock import SystemClock
-from trainworks.observe.progress import current_state
 from trainworks.record.run_dir import RunDir
+from trainworks.report.run_progress import current_state
 
 __all__ = ["command"]
 

@@ -9,11 +9,11 @@ from typing import Any
 import typer
 from rich.table import Table
 
-from trainworks.cli.console import SafeConsole
 from trainworks.cli.options import AsJson, RunsOption, runs_folder
 from trainworks.cli.standing import standing
-from trainworks.observe.progress import RunFollower
 from trainworks.record.run_dir import RunDir, list_runs
+from trainworks.report.console import SafeConsole
+from trainworks.report.run_progress import RunFollower
 from trainworks.units import format_duration
 
 __all__ = ["command"]

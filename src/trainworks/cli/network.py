@@ -10,13 +10,15 @@ from typing import Annotated
 
 import typer
 
+from trainworks.api.arguments import blamed_on, check_writable, on_cluster, option_value, said_by
+from trainworks.api.cluster_plan import ClusterPlan, plan_cluster
+from trainworks.api.cluster_scales import search_layouts
 from trainworks.catalog.cluster import ClusterDescription, parse_cluster
-from trainworks.cli.asked import blamed_on, check_writable, on_cluster, option_value, said_by
-from trainworks.cli.cluster_planning import ClusterPlan, plan_cluster
-from trainworks.cli.cluster_scales import search_layouts
 from trainworks.cli.network_view import Answer, answer_as_json, print_answer
 from trainworks.cli.options import AsJson, wide_console
 from trainworks.cli.trace_view import explain as print_explanation
+from trainworks.config.load import Source, load_run_file
+from trainworks.config.run_file import Goal, RunFile
 from trainworks.errors import QuantityError, UsageError
 from trainworks.files import write_atomic
 from trainworks.plan.network.bill import Prices
@@ -31,8 +33,6 @@ from trainworks.plan.sizing.facility import nodes_per_rack as usual_nodes_per_ra
 from trainworks.plan.uncertainty import PRIOR
 from trainworks.report.network_dot import network_dot
 from trainworks.report.network_drawing import network_svg
-from trainworks.spec.load import Source, load_run_file
-from trainworks.spec.run_file import Goal, RunFile
 from trainworks.units import parse_usd
 
 __all__ = ["command"]

@@ -10,7 +10,6 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from trainworks.cli.parts import fact_table, note_lines, plain_table, print_parts, title
 from trainworks.plan.network.bill import Prices, bill_of_materials, bill_total, switch_power, usual_share
 from trainworks.plan.network.design import NetworkDesign, serves
 from trainworks.plan.network.figures import figures_of
@@ -19,6 +18,7 @@ from trainworks.plan.network.messages import Message
 from trainworks.plan.network.support import SupportNetworks
 from trainworks.plan.network.traffic import Placement, message_time
 from trainworks.plan.trace import Traced
+from trainworks.report.parts import fact_table, note_lines, plain_table, print_parts, title
 from trainworks.units import byte_rate_note, format_bytes, format_quantity, format_step_time, format_usd
 
 __all__ = ["Answer", "answer_as_json", "print_answer"]

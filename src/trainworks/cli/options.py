@@ -11,9 +11,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from trainworks.cli.console import SafeConsole
 from trainworks.errors import UnknownRunError
 from trainworks.record.run_dir import RunDir, find_run
+from trainworks.report.console import SafeConsole
 
 __all__ = [
     "AsJson",

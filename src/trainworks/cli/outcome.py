@@ -7,11 +7,11 @@ from rich.console import Console
 
 from trainworks.cli.options import runs_folder
 from trainworks.errors import RunFailedError
-from trainworks.job.state import JobState
+from trainworks.jobs.state import JobState
 from trainworks.record.events import Event, read_events
-from trainworks.record.failures import first_failure, since_user_start
 from trainworks.record.manifest import complete_checkpoints, damaged_checkpoints
 from trainworks.record.run_dir import RunDir
+from trainworks.recover.failures import first_failure, since_user_start
 from trainworks.report.out_of_memory import build_out_of_memory, finding, remedy_lines
 
 __all__ = ["raise_for_failure", "resume_command", "say_stopped"]

@@ -8,26 +8,26 @@ from typing import Annotated
 
 import typer
 
-from trainworks.cli.asked import blamed_on, check_writable, on_cluster
-from trainworks.cli.cluster_layout import parse_layout
+from trainworks.api.arguments import blamed_on, check_writable, on_cluster
+from trainworks.api.cluster_layout import parse_layout
+from trainworks.api.cluster_plan import ClusterPlan, plan_cluster
+from trainworks.api.planned_model import preset_shape
+from trainworks.api.resolve import resolve
 from trainworks.cli.cluster_plan_view import (
     explanation_as_json,
     plan_as_json,
     print_cluster_plan,
     print_explanation,
 )
-from trainworks.cli.cluster_planning import ClusterPlan, plan_cluster
-from trainworks.cli.console import SafeConsole
 from trainworks.cli.launch import Nodes, ProcessesPerNode, Recalibrate, Wanted, wanted
 from trainworks.cli.options import AsJson, RunFilePath, RunsOption, runs_folder, wide_console
 from trainworks.cli.plan_view import print_plan
-from trainworks.cli.planned_model import preset_shape
-from trainworks.cli.planning import resolve
-from trainworks.cli.terminal import say
+from trainworks.config.run_file import Goal, RunFile
 from trainworks.errors import UsageError
 from trainworks.plan.prediction import Prediction, describe_layout
+from trainworks.report.console import SafeConsole
 from trainworks.report.plan_page import PlannedLayout, write_plan_page
-from trainworks.spec.run_file import Goal, RunFile
+from trainworks.report.printable import say
 
 __all__ = ["command"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from trainworks.cli.precision import emulation_note
+from trainworks.api.precision import emulation_note
 from trainworks.record.resolved import Plan, ResolvedRun
 from trainworks.units import format_bytes, format_count, format_duration
 

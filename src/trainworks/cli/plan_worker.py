@@ -11,20 +11,20 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainworks.bench.calibrate import Machines
-from trainworks.cli.console import SafeConsole
+from trainworks.api.resolve import resolve
+from trainworks.backends.kubernetes.hosts import PodHosts, meet
+from trainworks.backends.kubernetes.pod import pod_of
+from trainworks.backends.kubernetes.render import SECRETS
+from trainworks.backends.slurm.allocation import Step, StepHosts, allocation
+from trainworks.backends.slurm.client import SlurmClient
 from trainworks.cli.plan_view import print_plan
-from trainworks.cli.planning import resolve
 from trainworks.errors import TrainworksError
 from trainworks.host.clock import SystemClock
 from trainworks.host.probe import probe_host
+from trainworks.measure.calibrate import Machines
 from trainworks.record.environment import AcceleratorFacts, HostFacts
 from trainworks.record.run_dir import RunDir
-from trainworks.scheduler.kubernetes.hosts import PodHosts, meet
-from trainworks.scheduler.kubernetes.pod import pod_of
-from trainworks.scheduler.kubernetes.render import SECRETS
-from trainworks.scheduler.slurm.allocation import Step, StepHosts, allocation
-from trainworks.scheduler.slurm.client import SlurmClient
+from trainworks.report.console import SafeConsole
 
 __all__ = ["main", "nodes_as_one"]
 

@@ -6,18 +6,18 @@ from typing import Annotated
 
 import typer
 
-from trainworks.cli.console import SafeConsole
 from trainworks.cli.options import OptionalRun, RunsOption, find
-from trainworks.cli.terminal import say
+from trainworks.config.quantities import StepWindow
 from trainworks.errors import QuantityError, RunFailedError, UsageError
 from trainworks.host.clock import SystemClock
-from trainworks.observe.progress import RunFollower, current_state
 from trainworks.record.events import Event
 from trainworks.record.metrics import read_metrics
 from trainworks.record.profile import ProfileRequest, read_summaries, trace_file, write_request
 from trainworks.record.resolved import Plan
 from trainworks.record.run_dir import RunDir
-from trainworks.spec.quantities import StepWindow
+from trainworks.report.console import SafeConsole
+from trainworks.report.printable import say
+from trainworks.report.run_progress import RunFollower, current_state
 from trainworks.units import format_duration
 
 __all__ = ["command"]

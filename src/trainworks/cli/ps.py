@@ -12,15 +12,15 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from trainworks.backends.rebuild import submitted_runs
 from trainworks.cli.idle import idle_text
 from trainworks.cli.jobs import jobs
 from trainworks.cli.options import AsJson, RunsOption, runs_folder, wide_console
-from trainworks.cli.terminal import say
 from trainworks.errors import UsageError
 from trainworks.host.users import this_host
-from trainworks.job.state import JobState
-from trainworks.job.store import JobRow, JobStore
-from trainworks.scheduler.rebuild import submitted_runs
+from trainworks.jobs.state import JobState
+from trainworks.jobs.store import JobRow, JobStore
+from trainworks.report.printable import say
 from trainworks.units import format_duration
 
 __all__ = ["command", "job_as_json"]

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from trainworks.cli.console import SafeConsole
 from trainworks.cli.options import AsJson, OptionalRun, RunsOption, find
-from trainworks.cli.terminal import say
-from trainworks.observe.progress import current_state
 from trainworks.record.run_dir import RunDir
+from trainworks.report.console import SafeConsole
 from trainworks.report.html import write_page
+from trainworks.report.printable import say
+from trainworks.report.run_progress import current_state
 from trainworks.report.summary import Report, build_report
 from trainworks.report.terminal import print_report as print_report_to
 

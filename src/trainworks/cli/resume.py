@@ -9,24 +9,24 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from trainworks.cli.console import SafeConsole
+from trainworks.agent.launch import supervised, take_run
+from trainworks.api.resolve import resolve
+from trainworks.backends.registry import engine_of_run
 from trainworks.cli.jobs import job_of_run, retry_job, submit_job, watch_job
 from trainworks.cli.launch import ticket
 from trainworks.cli.options import OptionalRun, RunsOption, find
 from trainworks.cli.outcome import raise_for_failure, say_stopped
-from trainworks.cli.planning import resolve
 from trainworks.cli.report import print_report
 from trainworks.cli.standing import standing
 from trainworks.cli.watch import submit_and_watch
+from trainworks.config.run_file import OnNonfinite, OnSpike
 from trainworks.errors import UsageError
-from trainworks.job.state import JobState
-from trainworks.job.store import JobRow
-from trainworks.observe.progress import current_state
+from trainworks.jobs.state import JobState
+from trainworks.jobs.store import JobRow
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
-from trainworks.scheduler.engines import engine_of_run
-from trainworks.scheduler.launch import supervised, take_run
-from trainworks.spec.run_file import OnNonfinite, OnSpike
+from trainworks.report.console import SafeConsole
+from trainworks.report.run_progress import current_state
 
 __all__ = ["command"]
 

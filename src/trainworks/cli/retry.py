@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainworks.cli.jobs import JobArgument, find_job, jobs, retry_job
-from trainworks.cli.terminal import say
+from trainworks.report.printable import say
 
 __all__ = ["command"]
 

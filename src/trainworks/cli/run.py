@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from trainworks.cli.console import SafeConsole
 from trainworks.cli.launch import (
     DryRun,
     Name,
@@ -22,7 +21,8 @@ from trainworks.cli.options import RunsOption
 from trainworks.cli.outcome import raise_for_failure, say_stopped
 from trainworks.cli.report import print_report
 from trainworks.cli.watch import submit_and_watch
-from trainworks.job.state import JobState
+from trainworks.jobs.state import JobState
+from trainworks.report.console import SafeConsole
 
 __all__ = ["command"]
 

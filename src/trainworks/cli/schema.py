@@ -6,7 +6,7 @@ import json
 
 import typer
 
-from trainworks.spec.run_file import RunFile
+from trainworks.config.run_file import RunFile
 
 __all__ = ["command"]
 

@@ -11,15 +11,15 @@ from typing import Annotated, Any
 
 import typer
 
-from trainworks.bench.measured_clusters import remarks_left_out
-from trainworks.bench.scoring import TABLES, Prediction, Refusal, Score, predictions_csv
-from trainworks.bench.tables import read_table
-from trainworks.cli.console import SafeConsole
 from trainworks.cli.options import AsJson
 from trainworks.cli.score_view import print_refusals, print_score
-from trainworks.cli.waiting import counted
 from trainworks.errors import UsageError
 from trainworks.files import write_atomic
+from trainworks.measure.measured_clusters import remarks_left_out
+from trainworks.measure.scoring import TABLES, Prediction, Refusal, Score, predictions_csv
+from trainworks.measure.tables import read_table
+from trainworks.report.console import SafeConsole
+from trainworks.report.progress_bar import counted
 
 __all__ = ["command"]
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from trainworks.bench.scoring import (
+from trainworks.measure.scoring import (
     CollectiveScore,
     Group,
     MemoryScore,

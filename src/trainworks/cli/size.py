@@ -8,27 +8,27 @@ from typing import Annotated
 
 import typer
 
+from trainworks.api.arguments import check_writable, option_value, said_by
+from trainworks.api.cost_inputs import parse_assumptions, read_prices
+from trainworks.api.size import Asked, size_up
+from trainworks.api.size_details import details_of, minimum_clusters
+from trainworks.api.size_plans import Plans
+from trainworks.api.size_teams import print_shared, share_out, shared_as_json
 from trainworks.catalog.catalog import find_row, has, system
 from trainworks.catalog.catalog import processor as find_processor
 from trainworks.catalog.facts import Processor
-from trainworks.cli.asked import check_writable, option_value, said_by
-from trainworks.cli.cost_inputs import parse_assumptions, read_prices
 from trainworks.cli.options import AsJson, Assume, Prices, wide_console
 from trainworks.cli.size_tables import Proposal
 from trainworks.cli.size_view import print_proposal, proposal_as_json, write_proposal
-from trainworks.cli.sizing import Asked, size_up
-from trainworks.cli.sizing_details import details_of, minimum_clusters
-from trainworks.cli.sizing_plans import Plans
-from trainworks.cli.sizing_teams import print_shared, share_out, shared_as_json
 from trainworks.cli.trace_view import explain as explain_figure
-from trainworks.cli.waiting import waiting
+from trainworks.config.load import Source, load_run_file
+from trainworks.config.run_file import RunFile
 from trainworks.errors import EnvironmentProblem, UsageError
-from trainworks.plan.money.owning import MOST_HOURS_OF_A_YEAR
-from trainworks.plan.money.renting import CONTRACTS as RENTED
+from trainworks.plan.cost.owning import MOST_HOURS_OF_A_YEAR
+from trainworks.plan.cost.renting import CONTRACTS as RENTED
 from trainworks.plan.sizing.candidates import Candidate, described_node
 from trainworks.plan.sizing.proposal import Alternative, Wish, choose
-from trainworks.spec.load import Source, load_run_file
-from trainworks.spec.run_file import RunFile
+from trainworks.report.progress_bar import waiting
 from trainworks.units import parse_duration, parse_share, parse_usd
 
 __all__ = ["command"]

@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from trainworks.cli.sizing import Asked, Reliability, Sized, workload_of
-from trainworks.cli.sizing_details import TOLERANCE, Buying, Details, Minimum
-from trainworks.plan.money.break_even import within_a_year
+from trainworks.api.size import Asked, Reliability, Sized, workload_of
+from trainworks.api.size_details import TOLERANCE, Buying, Details, Minimum
+from trainworks.plan.cost.break_even import within_a_year
 from trainworks.plan.prediction import describe_layout
 from trainworks.plan.sizing.candidates import Skipped
 from trainworks.plan.sizing.fabric_choice import PlannedFabric

@@ -10,8 +10,7 @@ from typing import Any
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from trainworks.cli.asked import blamed_on
-from trainworks.cli.parts import fact_table, note_lines, plain_table, print_parts, title
+from trainworks.api.arguments import blamed_on
 from trainworks.cli.size_tables import Proposal, facts, own_or_rent, sheets
 from trainworks.cli.trace_view import trace_as_json, trace_lines
 from trainworks.plan.network.design import NetworkDesign
@@ -20,6 +19,7 @@ from trainworks.plan.sizing.facility import nodes_per_rack
 from trainworks.plan.sizing.proposal import Alternative, Wish, front
 from trainworks.plan.trace import tornado
 from trainworks.report.network_drawing import network_svg
+from trainworks.report.parts import fact_table, note_lines, plain_table, print_parts, title
 from trainworks.report.proposal_page import ProposalPage, Sheet, write_proposal_page
 from trainworks.report.scatter import Dot
 from trainworks.units import DAY_S, format_duration, format_usd

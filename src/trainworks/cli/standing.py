@@ -6,7 +6,7 @@ import importlib
 from typing import Any
 
 from trainworks.errors import EnvironmentProblem
-from trainworks.job.state import JobState
+from trainworks.jobs.state import JobState
 from trainworks.record.run_dir import RunDir
 
 __all__ = ["standing"]

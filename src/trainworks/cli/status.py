@@ -9,9 +9,9 @@ import typer
 
 from trainworks.cli.options import AsJson, OptionalRun, RunsOption, find
 from trainworks.cli.standing import standing
-from trainworks.cli.terminal import say
-from trainworks.observe.progress import RunFollower
 from trainworks.record.manifest import describe_damage
+from trainworks.report.printable import say
+from trainworks.report.run_progress import RunFollower
 from trainworks.units import format_bytes, format_count, format_duration
 
 __all__ = ["command"]

@@ -7,15 +7,15 @@ from typing import Annotated
 
 import typer
 
+from trainworks.backends.local.direct import LocalScheduler
 from trainworks.cli.following import following
 from trainworks.cli.jobs import job_of_run, stop_job
 from trainworks.cli.options import OptionalRun, RunsOption, find
-from trainworks.cli.terminal import say
 from trainworks.errors import UsageError
 from trainworks.host.clock import SystemClock
-from trainworks.observe.progress import current_state
 from trainworks.record.run_dir import RunDir
-from trainworks.scheduler.local import LocalScheduler
+from trainworks.report.printable import say
+from trainworks.report.run_progress import current_state
 
 __all__ = ["command"]
 

@@ -8,21 +8,21 @@ from typing import Annotated
 
 import typer
 
-from trainworks.cli.asked import node_mttf_of, on_cluster, option_value
-from trainworks.cli.cluster_planning import ClusterPlan, plan_cluster
+from trainworks.api.arguments import node_mttf_of, on_cluster, option_value
+from trainworks.api.cluster_plan import ClusterPlan, plan_cluster
+from trainworks.api.run_failures import failures_of, written_interval
 from trainworks.cli.launch import wanted
 from trainworks.cli.options import AsJson, RunFilePath, wide_console
-from trainworks.cli.run_failures import failures_of, written_interval
 from trainworks.cli.storage_view import StoragePlan, print_storage, storage_as_json
 from trainworks.cli.trace_view import explain as explain_figure
+from trainworks.config.run_file import RunFile
 from trainworks.errors import QuantityError, UsageError
 from trainworks.plan.assumptions import GIVEN
-from trainworks.plan.failures.goodput import job_interval, job_mttf
-from trainworks.plan.failures.usual import usual_node_mttf
+from trainworks.plan.reliability.defaults import usual_node_mttf
+from trainworks.plan.reliability.goodput import job_interval, job_mttf
 from trainworks.plan.storage.run import StoredRun, storage_of
 from trainworks.plan.storage.systems import judge
 from trainworks.plan.trace import Traced, derive, fact
-from trainworks.spec.run_file import RunFile
 from trainworks.units import parse_bytes, parse_count, parse_duration, parse_share
 
 __all__ = ["command"]

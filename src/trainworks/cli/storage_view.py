@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from trainworks.api.cluster_plan import ClusterPlan
 from trainworks.catalog.catalog import storage
-from trainworks.cli.cluster_planning import ClusterPlan
 from trainworks.plan.prediction import describe_layout
 from trainworks.plan.storage.demand import Demand
 from trainworks.plan.storage.node_needs import NodeNeeds

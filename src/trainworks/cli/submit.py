@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from trainworks.cli.array import array_of
-from trainworks.cli.console import SafeConsole
 from trainworks.cli.jobs import submit_job
 from trainworks.cli.languages import As, job_as
 from trainworks.cli.launch import (
@@ -24,6 +23,7 @@ from trainworks.cli.launch import (
 )
 from trainworks.cli.options import RunsOption
 from trainworks.errors import UsageError
+from trainworks.report.console import SafeConsole
 
 __all__ = ["command"]
 

@@ -12,12 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from trainworks.cli.idle import idle_line
-from trainworks.observe import progress as observed
 from trainworks.record.events import Event
-from trainworks.record.failures import is_consequence
 from trainworks.record.faults import describe_fault
 from trainworks.record.manifest import describe_damage
 from trainworks.record.metrics import MetricsRow
+from trainworks.recover.failures import is_consequence
+from trainworks.report import run_progress as observed
 from trainworks.units import format_bytes, format_count, format_duration
 
 __all__ = ["LineView", "LiveView"]

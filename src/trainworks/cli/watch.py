@@ -10,16 +10,16 @@ from typing import Self
 
 from rich.console import Console
 
+from trainworks.backends.local.direct import LocalScheduler
 from trainworks.cli.following import following
 from trainworks.cli.tail import RankLogs
 from trainworks.cli.views import LineView, LiveView
 from trainworks.host.clock import SystemClock
-from trainworks.job.request import job_request
-from trainworks.job.state import JobState
-from trainworks.observe.progress import RunFollower
+from trainworks.jobs.request import job_request
+from trainworks.jobs.state import JobState
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
-from trainworks.scheduler.local import LocalScheduler
+from trainworks.report.run_progress import RunFollower
 
 __all__ = ["submit_and_watch", "watch"]
 

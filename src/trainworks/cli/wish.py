@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainworks.job.ticket import Ticket
+from trainworks.jobs.ticket import Ticket
 from trainworks.units import format_bytes, format_duration
 
 __all__ = ["wish"]

@@ -10,9 +10,9 @@ import json
 import math
 from typing import Any
 
+from trainworks.config.autoscale import Autoscale, KubernetesAutoscale
 from trainworks.errors import UsageError
-from trainworks.job.formats.manifest import to_yaml
-from trainworks.spec.autoscale import Autoscale, KubernetesAutoscale
+from trainworks.jobs.formats.manifest import to_yaml
 
 __all__ = ["NAME", "kueue_files", "kueue_objects"]
 

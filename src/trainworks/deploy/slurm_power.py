@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 import shlex
 
+from trainworks.config.autoscale import Autoscale, SlurmAutoscale
 from trainworks.errors import UsageError
-from trainworks.spec.autoscale import Autoscale, SlurmAutoscale
 
 __all__ = ["resume_program", "slurm_power_files", "suspend_program"]
 

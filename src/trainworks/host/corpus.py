@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path
 
+from trainworks.config.data import Data
+from trainworks.config.data_source import STDLIB, DataSource
 from trainworks.errors import MissingExtraError, UsageError
-from trainworks.spec.data import Data
-from trainworks.spec.data_source import STDLIB, DataSource
 
 __all__ = ["STDLIB", "anchored_data", "anchored_source", "check_sources", "source_files"]
 

@@ -26,10 +26,10 @@ from typing import Annotated, final
 
 from pydantic import Field, ValidationError
 
+from trainworks.config.quantities import Frozen
 from trainworks.errors import EnvironmentProblem
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.host.users import user_name
-from trainworks.spec.quantities import Frozen
 
 __all__ = ["Claim", "Ledger", "Share", "claim_key", "machine_ledger"]
 

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from trainworks.config.quantities import CheckpointInterval
 from trainworks.plan.assumptions import GIVEN, assumed
 from trainworks.plan.trace import Traced, derive, fact
-from trainworks.spec.quantities import CheckpointInterval
 
 __all__ = ["checkpoint_interval", "optimal_interval", "optimal_interval_s"]
 

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
+from trainworks.config.quantities import Frozen
 from trainworks.errors import UsageError
-from trainworks.spec.quantities import Frozen
 
 __all__ = [
     "ConvNetShape",

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from trainworks.config.layout import Layout
 from trainworks.plan.coefficients import COEFFICIENTS
 from trainworks.plan.collectives import collective_s, fabric_of
 from trainworks.plan.compute import Stack, machine_of, product_s
@@ -15,7 +16,6 @@ from trainworks.plan.step_time import Job, predict_step_times
 from trainworks.plan.uncertainty import Belief, learn, learn_group, prior_of
 from trainworks.record.calibration import Calibration
 from trainworks.record.measurement import MeasuredStep, Measurement
-from trainworks.spec.layout import Layout
 
 __all__ = ["belief_from", "fixed_of"]
 

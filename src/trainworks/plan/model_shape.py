@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from trainworks.config.run_file import Model
 from trainworks.errors import UsageError
 from trainworks.plan.flops import model_flops_per_token
 from trainworks.plan.parameters import block_matmul_parameters, num_parameters
 from trainworks.plan.shapes import gated, plain
 from trainworks.plan.shapes.hf_config import Config
 from trainworks.record.resolved import ModelShape
-from trainworks.spec.run_file import Model
 
 __all__ = [
     "PLANNED_TYPES",

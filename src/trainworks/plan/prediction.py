@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import fields
 
+from trainworks.config.layout import Layout
+from trainworks.config.quantities import Frozen
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.conv_step import ConvJob
 from trainworks.plan.layouts import Layouts, Recompute
@@ -11,8 +13,6 @@ from trainworks.plan.memory import Memories
 from trainworks.plan.pricing import AnyJob
 from trainworks.plan.step_time import StepTimes
 from trainworks.plan.uncertainty import PRIOR, Belief, calibrated_s, group_factors, interval_s
-from trainworks.spec.layout import Layout
-from trainworks.spec.quantities import Frozen
 
 __all__ = [
     "MemoryPrediction",

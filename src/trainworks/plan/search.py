@@ -14,6 +14,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from trainworks.config.layout import divisors
 from trainworks.errors import UsageError
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.conv_step import ConvJob
@@ -22,7 +23,6 @@ from trainworks.plan.memory import Memories
 from trainworks.plan.pricing import AnyJob, memories_of, step_times_of
 from trainworks.plan.step_time import StepTimes
 from trainworks.plan.uncertainty import PRIOR, Belief, calibrated_s
-from trainworks.spec.layout import divisors
 from trainworks.units import format_gib
 
 __all__ = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainworks.spec.quantities import Spec
+from trainworks.config.quantities import Spec
 
 __all__ = ["Calibration", "CalibrationRequest", "GemmRate"]
 

@@ -8,10 +8,10 @@ from typing import Annotated
 from pydantic import Field
 
 from trainworks.catalog.cluster import ClusterDescription
+from trainworks.config.layout import Layout
+from trainworks.config.quantities import Spec
 from trainworks.record.calibration import Calibration
 from trainworks.record.resolved import ModelShape
-from trainworks.spec.layout import Layout
-from trainworks.spec.quantities import Spec
 
 __all__ = ["MeasuredStep", "Measurement", "cluster_key"]
 

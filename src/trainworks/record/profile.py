@@ -6,9 +6,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from trainworks.config.quantities import Spec
 from trainworks.files import write_atomic
 from trainworks.record.run_dir import RunDir
-from trainworks.spec.quantities import Spec
 
 __all__ = [
     "OperatorTime",

@@ -7,11 +7,11 @@ from typing import Literal
 
 from pydantic import Field
 
+from trainworks.config.layout import ResolvedLayout
+from trainworks.config.quantities import Spec
+from trainworks.config.run_file import RunFile
 from trainworks.record.calibration import Calibration
 from trainworks.record.environment import HostFacts
-from trainworks.spec.layout import ResolvedLayout
-from trainworks.spec.quantities import Spec
-from trainworks.spec.run_file import RunFile
 
 __all__ = [
     "LatentAttention",

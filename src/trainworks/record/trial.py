@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from trainworks.config.layout import ResolvedLayout
+from trainworks.config.quantities import Spec
+from trainworks.config.run_file import Workload
 from trainworks.record.resolved import Processes, StepTimeTerms
-from trainworks.spec.layout import ResolvedLayout
-from trainworks.spec.quantities import Spec
-from trainworks.spec.run_file import Workload
 
 __all__ = ["Trial", "TrialRequest"]
 

@@ -5,7 +5,7 @@ All figures only grow while the agent lives, so that a reader who misses a file 
 
 from __future__ import annotations
 
-from trainworks.spec.quantities import Spec
+from trainworks.config.quantities import Spec
 
 __all__ = ["NodeUsage"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trainworks.record.events import Event
-from trainworks.record.failures import describe_failure, first_failure
+from trainworks.recover.failures import describe_failure, first_failure
 from trainworks.report.history import History, Launch
 from trainworks.report.part import ReportPart, printable
 

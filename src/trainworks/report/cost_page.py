@@ -7,9 +7,9 @@ from html import escape
 from pathlib import Path
 
 from trainworks.files import write_atomic
-from trainworks.plan.money.break_even import within_a_year
-from trainworks.plan.money.comparison import Comparison, Line
-from trainworks.plan.money.renting import CONTRACTS, Contract
+from trainworks.plan.cost.break_even import within_a_year
+from trainworks.plan.cost.comparison import Comparison, Line
+from trainworks.plan.cost.renting import CONTRACTS, Contract
 from trainworks.plan.trace import Swing, Traced
 from trainworks.report.style import html_page
 from trainworks.units import format_quantity, format_short_usd, format_usd

@@ -7,15 +7,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from trainworks.plan.local.pieces import piece_of
+from trainworks.config.layout import ResolvedLayout
 from trainworks.plan.local.pricing import pricing
 from trainworks.plan.local.remedies import Remedy, as_written, cheapest_remedies
+from trainworks.plan.local.tensor_sizes import piece_of
 from trainworks.record.events import Event
-from trainworks.record.failures import first_failure
 from trainworks.record.memory import MemoryAtFailure
 from trainworks.record.resolved import MemoryTerms, Plan, ResolvedRun
+from trainworks.recover.failures import first_failure
 from trainworks.report.part import ReportPart, printable
-from trainworks.spec.layout import ResolvedLayout
 from trainworks.units import format_bytes
 
 __all__ = ["MemoryTerm", "OutOfMemory", "PricedRemedy", "build_out_of_memory", "finding", "remedy_lines"]

@@ -6,7 +6,7 @@ import unicodedata
 
 from pydantic import ConfigDict
 
-from trainworks.spec.quantities import Frozen
+from trainworks.config.quantities import Frozen
 
 __all__ = ["ReportPart", "printable"]
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from statistics import median
 
+from trainworks.config.run_file import Workload
 from trainworks.record.environment import HostFacts
 from trainworks.record.events import Event, read_events
 from trainworks.record.faults import describe_fault
@@ -22,7 +23,6 @@ from trainworks.report.ledger import Ledger, build_ledger
 from trainworks.report.out_of_memory import OutOfMemory, build_out_of_memory
 from trainworks.report.part import ReportPart, printable
 from trainworks.report.profile import ProfiledRank, build_profiles
-from trainworks.spec.run_file import Workload
 from trainworks.units import format_count
 
 __all__ = ["Checkpoints", "Compiled", "Fault", "LossPoint", "Report", "Sample", "Training", "build_report"]

@@ -25,9 +25,9 @@ from trainworks.host.node_usage import follow_usage
 from trainworks.host.process import die_with_parent, end_by_signal
 from trainworks.record.events import append_event
 from trainworks.record.exit_code import ExitCode
-from trainworks.record.recovery import TRANSIENT
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
+from trainworks.recover.decisions import TRANSIENT
 
 PRELOADED = "trainworks.worker.preloaded"
 

@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from trainworks.config.data import Data
+from trainworks.config.data_source import DataSource, scheme_of
 from trainworks.errors import TrainworksError, UsageError
 from trainworks.host.corpus import anchored_source
 from trainworks.host.folders import cache_folder
 from trainworks.host.process import die_with_parent
-from trainworks.spec.data import Data
-from trainworks.spec.data_source import DataSource, scheme_of
 from trainworks.worker.data.card import CARD, DatasetCard, fingerprint, read_card
 from trainworks.worker.data.image_index import image_files, make_image_shards
 from trainworks.worker.data.remote import put, stored_data

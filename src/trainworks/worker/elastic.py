@@ -23,8 +23,8 @@ from trainworks.host.clock import SystemClock
 from trainworks.record.events import append_event, read_events
 from trainworks.record.exit_code import ExitCode, as_exit_code
 from trainworks.record.resolved import ResolvedRun
-from trainworks.record.restarts import RANK_RESTART, may_restart
 from trainworks.record.run_dir import RunDir
+from trainworks.recover.restarts import RANK_RESTART, may_restart
 from trainworks.worker.hang import Hang, Limits
 from trainworks.worker.heartbeat import Board
 from trainworks.worker.rank import run_rank

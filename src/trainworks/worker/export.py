@@ -34,6 +34,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_MASKED_LM_MAPPING_NAMES,
 )
 
+from trainworks.config.run_file import Workload
 from trainworks.errors import DiskFullError, EnvironmentProblem, TrainworksError, UsageError
 from trainworks.files import free_bytes, fsync_folder, naming_full_disk, take_lock, write_atomic
 from trainworks.host.folders import cache_folder
@@ -42,7 +43,6 @@ from trainworks.record.events import read_events
 from trainworks.record.manifest import Manifest
 from trainworks.record.resolved import Plan
 from trainworks.record.run_dir import RunDir
-from trainworks.spec.run_file import Workload
 from trainworks.units import format_bytes
 from trainworks.worker.checksums import undamaged_manifest
 from trainworks.worker.data.card import CARD, hash_file

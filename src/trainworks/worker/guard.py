@@ -15,11 +15,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from trainworks.config.run_file import Guard
 from trainworks.errors import DivergedError
 from trainworks.record.events import append_event
 from trainworks.record.faults import FAULTS, describe_values
 from trainworks.record.run_dir import RunDir
-from trainworks.spec.run_file import Guard
 
 __all__ = ["Reason", "Recourse", "SkippedStep", "StepJudge", "spread_nonfinite"]
 

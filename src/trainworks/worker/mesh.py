@@ -16,7 +16,7 @@ import numpy as np
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from trainworks.spec.layout import ResolvedLayout
+from trainworks.config.layout import ResolvedLayout
 
 __all__ = ["Mesh"]
 

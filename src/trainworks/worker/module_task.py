@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from trainworks.config.run_file import Workload
 from trainworks.errors import LayoutError, UsageError
-from trainworks.spec.run_file import Workload
 from trainworks.worker.data.map_style import MapStyleDataset
 from trainworks.worker.loss import IGNORED
 from trainworks.worker.parallel.build import Parallel, Setup, distribute_module

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from trainworks.config.run_file import Guard, Optimizer
 from trainworks.errors import LayoutError
-from trainworks.spec.run_file import Guard, Optimizer
 from trainworks.worker.grad_norm import GlobalNorm, clip
 from trainworks.worker.guard import StepJudge
 from trainworks.worker.mesh import Mesh

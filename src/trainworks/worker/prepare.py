@@ -16,13 +16,13 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from trainworks.config.data import TRAINED_VOCABULARY, Data
+from trainworks.config.data_source import DataSource
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.files import naming_full_disk, write_atomic
 from trainworks.host.corpus import STDLIB, anchored_source
 from trainworks.host.probe import num_cores
 from trainworks.record.events import append_event
-from trainworks.spec.data import TRAINED_VOCABULARY, Data
-from trainworks.spec.data_source import DataSource
 from trainworks.worker.data.card import CARD, DatasetCard, Part, fingerprint, hash_file, read_card
 from trainworks.worker.data.documents import documents
 from trainworks.worker.data.image_index import prepare_images

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from pydantic import ValidationError
 from torch.autograd import DeviceType
 
+from trainworks.config.quantities import StepWindow
 from trainworks.files import write_atomic
 from trainworks.record.events import append_event
 from trainworks.record.profile import (
@@ -23,7 +24,6 @@ from trainworks.record.profile import (
     write_request,
 )
 from trainworks.record.run_dir import RunDir
-from trainworks.spec.quantities import StepWindow
 
 __all__ = ["StepProfiler", "summarize"]
 

@@ -15,8 +15,8 @@ from trainworks.host import memory, process
 from trainworks.record.events import Event, append_event, read_events
 from trainworks.record.exit_code import ExitCode
 from trainworks.record.memory import MemoryAtFailure
-from trainworks.record.recovery import Verdict, restart_verdict
 from trainworks.record.run_dir import RunDir
+from trainworks.recover.decisions import Verdict, restart_verdict
 from trainworks.worker.watch import Watched
 
 __all__ = ["RankExit", "RankExits", "fork_server_is_lost"]

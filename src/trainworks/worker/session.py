@@ -25,10 +25,10 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.nn.parallel import DistributedDataParallel
 
+from trainworks.config.layout import ResolvedLayout
 from trainworks.errors import UsageError
 from trainworks.record.events import append_event
 from trainworks.record.run_dir import RunDir
-from trainworks.spec.layout import ResolvedLayout
 from trainworks.worker.checkpoint import Checkpointer
 from trainworks.worker.determinism import seed_step
 from trainworks.worker.stopping import StopRequest

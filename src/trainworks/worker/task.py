@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
+from trainworks.config.layout import ResolvedLayout
+from trainworks.config.run_file import Workload
 from trainworks.errors import LayoutError
 from trainworks.record.resolved import Plan
-from trainworks.spec.layout import ResolvedLayout
-from trainworks.spec.run_file import Workload
 from trainworks.worker.mesh import Mesh
 from trainworks.worker.models.decoder import Decoder, DecoderConfig
 from trainworks.worker.models.families import decoder_config

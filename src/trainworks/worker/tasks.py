@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from trainworks.config.run_file import Workload
 from trainworks.record.resolved import Plan
-from trainworks.spec.run_file import Workload
 from trainworks.worker.data.opening import open_dataset
 from trainworks.worker.data.reader import Dataset
 from trainworks.worker.mesh import Mesh

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from trainworks.config.run_file import Workload
 from trainworks.errors import PortInUseError
 from trainworks.host.network import LOOPBACK, is_loopback, listen
 from trainworks.host.process import die_with
@@ -25,12 +26,11 @@ from trainworks.record.events import append_event, read_events
 from trainworks.record.exit_code import ExitCode
 from trainworks.record.resolved import Plan, ResolvedRun
 from trainworks.record.run_dir import RunDir
-from trainworks.spec.run_file import Workload
 from trainworks.worker.checkpoint import Checkpointer
+from trainworks.worker.compile_gain import compile_gain
 from trainworks.worker.data.reader import BatchReader, Dataset, Staging
 from trainworks.worker.determinism import make_deterministic
 from trainworks.worker.failure import explain, fingerprint
-from trainworks.worker.gains import compile_gain
 from trainworks.worker.guard import Recourse
 from trainworks.worker.hang import Limits
 from trainworks.worker.heartbeat import Heartbeat, Phase
@@ -41,12 +41,12 @@ from trainworks.worker.optimizer import StepOptimizer
 from trainworks.worker.parallel.build import Parallel, Setup
 from trainworks.worker.profiling import StepProfiler
 from trainworks.worker.sample import generate
+from trainworks.worker.stall_reporter import CHECKPOINT_GROUP, testify
 from trainworks.worker.stopping import StopRequest
 from trainworks.worker.task import Task
 from trainworks.worker.tasks import open_task
 from trainworks.worker.telemetry import Telemetry
 from trainworks.worker.timing import Timeline
-from trainworks.worker.witness import CHECKPOINT_GROUP, testify
 
 __all__ = ["train"]
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForImageClassification, AutoModelForMaskedLM, PretrainedConfig
 from transformers import logging as transformers_logging
 
+from trainworks.config.run_file import Model, Workload
 from trainworks.errors import EnvironmentProblem, UsageError
-from trainworks.spec.run_file import Model, Workload
 from trainworks.worker.data.card import DatasetCard, read_card
 from trainworks.worker.data.masked import MaskedTokens
 from trainworks.worker.data.opening import open_dataset

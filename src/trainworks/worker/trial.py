@@ -24,13 +24,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from trainworks.config.run_file import Guard
 from trainworks.errors import TrainworksError
 from trainworks.host import memory
 from trainworks.host.network import LOOPBACK, listen
 from trainworks.host.process import die_with, die_with_parent
 from trainworks.record.resolved import StepTimeTerms
 from trainworks.record.trial import Trial, TrialRequest
-from trainworks.spec.run_file import Guard
 from trainworks.worker import preloaded
 from trainworks.worker.data.reader import BatchReader, Staging
 from trainworks.worker.failure import explain

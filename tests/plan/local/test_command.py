@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from tests.fakes import HOST
+from trainworks.config.run_file import RunFile
 from trainworks.errors import UsageError
 from trainworks.plan.local.command import ResourceError, choose_command_processes
 from trainworks.record.environment import AcceleratorFacts, HostFacts
 from trainworks.record.resolved import Processes
-from trainworks.spec.run_file import RunFile
 
 
 def with_gpus(count: int, name: str = "NVIDIA A100-SXM4-80GB") -> HostFacts:

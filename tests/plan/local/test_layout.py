@@ -7,10 +7,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.plan.shapes import layout, shape, workload
+from trainworks.config.layout import Layout, ResolvedLayout
 from trainworks.errors import EnvironmentProblem, LayoutError
 from trainworks.plan.local.layout import choose_layout
 from trainworks.plan.local.memory import predict_memory
-from trainworks.spec.layout import Layout, ResolvedLayout
 
 PLENTY = 10**12
 

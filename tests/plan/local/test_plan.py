@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from tests.fakes import processes
 from tests.plan.shapes import calibration, layout, shape, workload
 from trainworks.catalog.catalog import accelerator
+from trainworks.config.run_file import RunFile
 from trainworks.errors import UsageError
-from trainworks.plan.failures.usual import usual_node_mttf
 from trainworks.plan.local.plan import choose_processes, make_plan, num_steps
+from trainworks.plan.reliability.defaults import usual_node_mttf
 from trainworks.record.resolved import Plan, Processes
-from trainworks.spec.run_file import RunFile
 
 
 def plan(steps: int = 300, **sections: Any) -> Plan:

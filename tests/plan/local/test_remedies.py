@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tests.plan.shapes import calibration
+from trainworks.config.layout import Layout, resolve_layout
+from trainworks.config.run_file import RunFile
 from trainworks.plan.local.layout import choose_layout
-from trainworks.plan.local.pieces import piece_of
 from trainworks.plan.local.pricing import pricing
 from trainworks.plan.local.remedies import as_written, cheapest_remedies, neighbours
+from trainworks.plan.local.tensor_sizes import piece_of
 from trainworks.plan.model_shape import shape_of_model
-from trainworks.spec.layout import Layout, resolve_layout
-from trainworks.spec.run_file import RunFile
 
 WORKLOAD = RunFile.model_validate(
     {

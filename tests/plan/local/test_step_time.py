@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from tests.fakes import processes
 from tests.plan.shapes import calibration, layout, shape
+from trainworks.config.layout import Layout, resolve_layout
 from trainworks.plan.local.communication import all_reduce_time_s, bucket_mib, ring_share
 from trainworks.plan.local.step_time import calibration_request, predict_step_time
 from trainworks.record.resolved import StepTimeTerms
-from trainworks.spec.layout import Layout, resolve_layout
 
 BYTES = st.floats(1, 1e12)
 RATES = st.floats(1e6, 1e12)

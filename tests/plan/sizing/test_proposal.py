@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainworks.catalog.catalog import node
-from trainworks.plan.failures.scenario import CAUSES, Outcome
+from trainworks.plan.reliability.scenario import CAUSES, Outcome
 from trainworks.plan.sizing.candidates import Candidate
 from trainworks.plan.sizing.proposal import Alternative, Wish, choose, front, reasons
 from trainworks.plan.trace import fact

@@ -11,9 +11,9 @@ from trainworks.catalog.models import preset
 from trainworks.plan.compute import Stack
 from trainworks.plan.conv_net import conv_net_of_hf_config
 from trainworks.plan.conv_step import ConvJob
-from trainworks.plan.failures.usual import usual_node_mttf
 from trainworks.plan.model_shape import shape_of_hf_config
 from trainworks.plan.prediction import predictions
+from trainworks.plan.reliability.defaults import usual_node_mttf
 from trainworks.plan.search import search
 from trainworks.plan.step_time import Job
 from trainworks.plan.storage.demand import Demand

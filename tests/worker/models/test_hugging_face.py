@@ -10,8 +10,8 @@ from transformers import AutoConfig
 
 from tests.worker.models.hugging_face import TINY, saved, tiny_config
 from tests.worker.ranks import on_ranks
+from trainworks.config.layout import Layout, resolve_layout
 from trainworks.errors import EnvironmentProblem
-from trainworks.spec.layout import Layout, resolve_layout
 from trainworks.worker.mesh import Mesh
 from trainworks.worker.models.decoder import Decoder
 from trainworks.worker.models.families import decoder_config

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from tests.worker.ranks import on_ranks
-from trainworks.spec.layout import Layout, ResolvedLayout, resolve_layout
-from trainworks.spec.run_file import Guard, Optimizer
+from trainworks.config.layout import Layout, ResolvedLayout, resolve_layout
+from trainworks.config.run_file import Guard, Optimizer
 from trainworks.worker.mesh import Mesh
 from trainworks.worker.models.decoder import DecoderConfig
 from trainworks.worker.models.weights import draw_weights

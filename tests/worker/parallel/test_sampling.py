@@ -8,7 +8,7 @@ import torch
 
 from tests.worker.parallel.test_equivalence import LAYOUTS, MODELS, POSITIONS
 from tests.worker.ranks import on_ranks
-from trainworks.spec.layout import Layout, ResolvedLayout, resolve_layout
+from trainworks.config.layout import Layout, ResolvedLayout, resolve_layout
 from trainworks.worker.mesh import Mesh
 from trainworks.worker.models.weights import draw_weights
 from trainworks.worker.parallel.build import Setup, distribute_decoder

@@ -10,10 +10,10 @@ import torch
 from transformers import AutoConfig
 
 from tests.worker.ranks import on_ranks
+from trainworks.config.layout import Layout, resolve_layout
+from trainworks.config.run_file import Guard, Optimizer, Workload
 from trainworks.errors import LayoutError
 from trainworks.record.resolved import Plan
-from trainworks.spec.layout import Layout, resolve_layout
-from trainworks.spec.run_file import Guard, Optimizer, Workload
 from trainworks.worker.mesh import Mesh
 from trainworks.worker.models.families import decoder_config
 from trainworks.worker.models.transformer import CausalTransformer

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from tests.worker.parallel.test_equivalence import GLOBAL_BATCH, MODELS, POSITIONS
 from tests.worker.ranks import on_ranks
-from trainworks.spec.layout import Layout, ResolvedLayout, resolve_layout
+from trainworks.config.layout import Layout, ResolvedLayout, resolve_layout
 from trainworks.worker.mesh import Mesh
 from trainworks.worker.models.decoder import Decoder
 from trainworks.worker.models.weights import draw_weights

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import trainworks
+from trainworks.config.autoscale import Autoscale, CloudNode, SlurmAutoscale
 from trainworks.deploy.slurm_power import partition_line, power_lines, resume_program, suspend_program
-from trainworks.spec.autoscale import Autoscale, CloudNode, SlurmAutoscale
 
 __all__ = ["programs", "slurm_conf"]
 

@@ -9,7 +9,7 @@ from trainworks.catalog.catalog import find_row, load_catalog
 from trainworks.catalog.facts import Node, Offer
 from trainworks.errors import UsageError
 from trainworks.plan.assumptions import GIVEN, assumed
-from trainworks.plan.capacity.front import Prices
+from trainworks.plan.capacity.policy_comparison import Prices
 from trainworks.plan.trace import Traced, derive, fact
 
 __all__ = ["prices_for"]

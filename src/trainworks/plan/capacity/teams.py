@@ -13,10 +13,10 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
+from trainworks.config.load import Source
+from trainworks.config.quantities import DurationS, Spec
 from trainworks.errors import RunFileError, UsageError
 from trainworks.plan.capacity.jobs import Job
-from trainworks.spec.load import Source
-from trainworks.spec.quantities import DurationS, Spec
 from trainworks.units import HOUR_S, WEEK_S
 
 __all__ = ["Duration", "Team", "Teams", "parse_teams", "sampled_jobs"]

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from trainworks.config.layout import ResolvedLayout
 from trainworks.plan.local.rank_parameters import FULL_PRECISIONS
 from trainworks.record.resolved import ModelShape
-from trainworks.spec.layout import ResolvedLayout
 
 __all__ = ["BlockBytes", "block_bytes", "loss_bytes", "micro_batches_under_way"]
 

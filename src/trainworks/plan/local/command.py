@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 
+from trainworks.config.command import Resources
+from trainworks.config.run_file import RunFile
 from trainworks.errors import UsageError
 from trainworks.plan.local.plan import choose_processes
 from trainworks.record.environment import AcceleratorFacts, HostFacts
 from trainworks.record.resolved import Processes
-from trainworks.spec.command import Resources
-from trainworks.spec.run_file import RunFile
 from trainworks.units import format_bytes
 
 __all__ = ["ResourceError", "as_asked", "choose_command_processes", "choose_workload_processes"]

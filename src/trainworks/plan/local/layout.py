@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from trainworks.config.layout import Layout, ResolvedLayout, divisors, resolve_layout
+from trainworks.config.run_file import Workload
 from trainworks.errors import EnvironmentProblem, LayoutError
 from trainworks.plan.local.memory import predict_memory
 from trainworks.plan.local.trainable import check_trainable
 from trainworks.record.resolved import MemoryTerms, ModelShape
-from trainworks.spec.layout import Layout, ResolvedLayout, divisors, resolve_layout
-from trainworks.spec.run_file import Workload
 from trainworks.units import format_bytes
 
 __all__ = ["choose_layout"]

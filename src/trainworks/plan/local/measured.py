@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainworks.catalog.facts import Accelerator
+from trainworks.config.layout import Layout, ResolvedLayout, divisors, resolve_layout
+from trainworks.config.run_file import RunFile, Workload
 from trainworks.errors import LayoutError, UsageError
 from trainworks.plan.checkpoint import checkpoint_interval
-from trainworks.plan.failures.usual import usual_node_mttf, usual_write_s
+from trainworks.plan.reliability.defaults import usual_node_mttf, usual_write_s
 from trainworks.record.resolved import MemoryTerms, ModelShape, Plan, Processes
 from trainworks.record.trial import Trial
-from trainworks.spec.layout import Layout, ResolvedLayout, divisors, resolve_layout
-from trainworks.spec.run_file import RunFile, Workload
 
 __all__ = ["check_own_optimizer", "make_measured_plan", "measured_layouts"]
 

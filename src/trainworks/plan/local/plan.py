@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from trainworks.catalog.facts import Accelerator
+from trainworks.config.layout import ResolvedLayout
+from trainworks.config.run_file import RunFile, Workload
 from trainworks.errors import UsageError
 from trainworks.plan.checkpoint import checkpoint_interval
-from trainworks.plan.failures.usual import usual_node_mttf, usual_write_s
 from trainworks.plan.local.communication import bucket_mib
 from trainworks.plan.local.memory import checkpoint_bytes
 from trainworks.plan.local.pricing import pricing
 from trainworks.plan.model_shape import model_flops_per_token
+from trainworks.plan.reliability.defaults import usual_node_mttf, usual_write_s
 from trainworks.record.calibration import Calibration
 from trainworks.record.resolved import ModelShape, Plan, Processes
-from trainworks.spec.layout import ResolvedLayout
-from trainworks.spec.run_file import RunFile, Workload
 
 __all__ = ["choose_processes", "make_plan", "num_steps"]
 

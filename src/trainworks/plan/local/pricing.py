@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from trainworks.config.layout import ResolvedLayout
+from trainworks.config.run_file import Workload
 from trainworks.plan.local.memory import predict_memory
 from trainworks.plan.local.step_time import predict_step_time
 from trainworks.record.calibration import Calibration
 from trainworks.record.resolved import MemoryTerms, ModelShape, StepTimeTerms
-from trainworks.spec.layout import ResolvedLayout
-from trainworks.spec.run_file import Workload
 
 __all__ = ["Price", "Pricing", "pricing"]
 

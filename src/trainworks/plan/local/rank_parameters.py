@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from trainworks.config.layout import ResolvedLayout, stage_layers
 from trainworks.plan.parameters import (
     dense_layer_parameters,
     embedding_parameters,
@@ -15,7 +16,6 @@ from trainworks.plan.parameters import (
     output_parameters,
 )
 from trainworks.record.resolved import ModelShape
-from trainworks.spec.layout import ResolvedLayout, stage_layers
 
 __all__ = ["FULL_PRECISIONS", "RankParameters", "is_sharded", "rank_parameters"]
 

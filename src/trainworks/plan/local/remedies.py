@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from trainworks.config.layout import MESH_AXES, Layout, ResolvedLayout, divisors
+from trainworks.config.run_file import Workload
 from trainworks.errors import TrainworksError
 from trainworks.plan.local.layout import choose_layout
 from trainworks.plan.local.pricing import Pricing
 from trainworks.record.resolved import ModelShape
-from trainworks.spec.layout import MESH_AXES, Layout, ResolvedLayout, divisors
-from trainworks.spec.run_file import Workload
 
 __all__ = ["Remedy", "as_written", "cheapest_remedies", "neighbours"]
 

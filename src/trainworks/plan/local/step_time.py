@@ -6,6 +6,7 @@ of `plan.parameters`.
 
 from __future__ import annotations
 
+from trainworks.config.layout import ResolvedLayout
 from trainworks.plan.local.communication import communication_s
 from trainworks.plan.local.rank_parameters import RankParameters, rank_parameters
 from trainworks.plan.parameters import (
@@ -18,7 +19,6 @@ from trainworks.plan.parameters import (
 )
 from trainworks.record.calibration import Calibration, CalibrationRequest
 from trainworks.record.resolved import ModelShape, Processes, StepTimeTerms
-from trainworks.spec.layout import ResolvedLayout
 
 __all__ = ["calibration_request", "predict_step_time"]
 

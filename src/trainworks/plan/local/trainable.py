@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import gcd
 
+from trainworks.config.layout import ResolvedLayout, divisors, next_multiple, one_of
+from trainworks.config.run_file import Workload
 from trainworks.errors import LayoutError
 from trainworks.record.resolved import ModelShape
-from trainworks.spec.layout import ResolvedLayout, divisors, next_multiple, one_of
-from trainworks.spec.run_file import Workload
 
 __all__ = ["check_trainable"]
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from trainworks.config.limits import check_limit
 from trainworks.errors import UsageError
 from trainworks.plan.parameters import num_parameters
 from trainworks.record.resolved import ModelShape
-from trainworks.spec.limits import check_limit
 
 __all__ = ["Config", "attention_biases", "completed", "decoder", "optional", "whole", "window"]
 

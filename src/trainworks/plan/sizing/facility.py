@@ -15,7 +15,7 @@ from trainworks.catalog.cluster import ClusterDescription
 from trainworks.catalog.facts import System
 from trainworks.errors import UsageError
 from trainworks.plan.assumptions import assumed
-from trainworks.plan.money.energy import node_count, node_power
+from trainworks.plan.cost.energy import node_count, node_power
 from trainworks.plan.network.support import NODES_PER_RACK
 from trainworks.plan.trace import Traced, derive, fact
 

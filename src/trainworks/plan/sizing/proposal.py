@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainworks.plan.failures.scenario import Outcome
 from trainworks.plan.pareto import pareto
+from trainworks.plan.reliability.scenario import Outcome
 from trainworks.plan.sizing.candidates import Candidate
 from trainworks.plan.trace import Traced
 from trainworks.units import format_duration, format_usd

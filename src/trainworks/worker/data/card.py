@@ -16,8 +16,8 @@ from typing import Literal
 
 from pydantic import Field, ValidationError
 
+from trainworks.config.quantities import Spec
 from trainworks.errors import EnvironmentProblem, UsageError
-from trainworks.spec.quantities import Spec
 
 __all__ = ["CARD", "DatasetCard", "Part", "Shard", "fingerprint", "hash_file", "read_card"]
 

@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainworks.config.data_source import STDLIB, DataSource
 from trainworks.errors import UsageError
 from trainworks.files import naming_full_disk, write_atomic
 from trainworks.host.corpus import anchored_source
-from trainworks.spec.data_source import STDLIB, DataSource
 from trainworks.worker.data.card import CARD, DatasetCard, Shard, fingerprint, hash_file, read_card
 from trainworks.worker.data.image_shards import joined
 from trainworks.worker.data.remote import stored_data

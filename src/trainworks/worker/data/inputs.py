@@ -13,9 +13,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
+from trainworks.config.data_source import DataSource
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.host.corpus import anchored_source, source_files
-from trainworks.spec.data_source import DataSource
 from trainworks.worker.data.extras import extra
 from trainworks.worker.data.store import Store, naming_store
 

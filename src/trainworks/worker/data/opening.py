@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from trainworks.config.data import Data
 from trainworks.host.folders import cache_folder
-from trainworks.spec.data import Data
 from trainworks.worker.data.cache import ShardCache
 from trainworks.worker.data.card import DatasetCard, read_card
 from trainworks.worker.data.image_index import read_files

@@ -14,9 +14,9 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers import logging as transformers_logging
 
+from trainworks.config.run_file import Model
 from trainworks.errors import EnvironmentProblem, LayoutError
 from trainworks.record.resolved import ModelShape
-from trainworks.spec.run_file import Model
 from trainworks.worker.models.families import dropout_rate
 
 __all__ = ["CausalTransformer", "checkpoint_folder", "model_config"]

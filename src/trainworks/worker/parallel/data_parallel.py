@@ -12,7 +12,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import Shard
 from torch.nn.parallel import DistributedDataParallel
 
-from trainworks.spec.layout import ResolvedLayout
+from trainworks.config.layout import ResolvedLayout
 from trainworks.worker.mesh import Mesh
 from trainworks.worker.models.experts import Experts
 from trainworks.worker.timing import Mark, Timeline

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 from torch.distributed.pipelining.schedules import ScheduleInterleavedZeroBubble
 
-from trainworks.spec.layout import ResolvedLayout, stage_layers
+from trainworks.config.layout import ResolvedLayout, stage_layers
 from trainworks.worker.guard import spread_nonfinite
 from trainworks.worker.loss_weights import weighted
 from trainworks.worker.mesh import Mesh

@@ -1,0 +1,1 @@
+"""On a node: the supervisor of a job and the agents that start and watch its ranks."""

@@ -1,0 +1,90 @@
+"""One turn of a job: a stretch in which a cluster's scheduler lets it hold its nodes; a job may have several."""
+
+from __future__ import annotations
+
+import sys
+
+from trainworks.errors import EnvironmentProblem
+from trainworks.host import process
+from trainworks.jobs.state import CAUSES, Cause, JobState
+from trainworks.record.events import read_events
+from trainworks.record.resolved import Processes, ResolvedRun
+from trainworks.record.run_dir import RunDir
+
+__all__ = ["back_in_the_queue", "no_restart_left", "plan", "planner_of", "processes_on", "signs_of_life"]
+
+
+def planner_of(run_dir: RunDir) -> list[str]:
+    """The command that plans a workload on the first of the nodes that it got, with what is measured on all of them."""
+    return process.python_module("trainworks.cli.plan_worker", str(run_dir.path))
+
+
+def plan(command: list[str]) -> None:
+    """Run the planner; the plan goes into the log, and into the resolved run.
+
+    Raises:
+        EnvironmentProblem: the workload cannot be trained on these nodes.
+    """
+    output = process.run(command)
+    sys.stdout.write(output.stdout)
+    sys.stdout.flush()
+    if output.exit_code != 0:
+        said = output.stderr.strip().splitlines() or ["error: no reason given"]
+        reason = next((line for line in said if line.startswith("error: ")), said[-1]).removeprefix("error: ")
+        hint = next((line.removeprefix("hint: ") for line in said if line.startswith("hint: ")), None)
+        raise EnvironmentProblem(f"it cannot be trained on the nodes that it got: {reason}", hint=hint)
+
+
+def processes_on(
+    resolved: ResolvedRun, *, engine: str, num_nodes: int, cores_per_node: int, accelerators_per_node: int
+) -> Processes:
+    """The ranks of a run on the nodes that it got.
+
+    Those of a workload are decided when it is planned, together with its layout; those of a command follow what it got,
+    one per accelerator unless the run file says how many.
+
+    Args:
+        resolved: the run.
+        engine: who gave the nodes.
+        num_nodes: how many.
+        cores_per_node: of each.
+        accelerators_per_node: of each.
+
+    Raises:
+        EnvironmentProblem: a workload got other nodes than it was planned for.
+    """
+    planned = resolved.processes
+    if resolved.run_file.workload is not None:
+        if num_nodes != planned.nodes:
+            message = f"the run is planned for {planned.nodes} nodes, and {engine} gave it {num_nodes}"
+            raise EnvironmentProblem(message, hint="leave `job.min_nodes` out")
+        return planned
+    ranks = planned.processes_per_node
+    if planned.starts == "per_rank" and resolved.run_file.cluster.processes_per_node == "auto":
+        ranks = accelerators_per_node or ranks
+    shared_by = ranks if planned.starts == "per_rank" else max(1, accelerators_per_node)
+    changes = {
+        "nodes": num_nodes,
+        "processes_per_node": ranks,
+        "threads_per_process": max(1, cores_per_node // shared_by),
+        "device": "cuda" if accelerators_per_node else "cpu",
+        "accelerators_per_node": accelerators_per_node,
+    }
+    return planned.model_copy(update=changes)
+
+
+def back_in_the_queue(cause: Cause) -> tuple[JobState, Cause, str]:
+    """State, cause and words of a job whose turn ended so, and that has another one."""
+    state = JobState.PREEMPTED if cause is Cause.PREEMPTED else JobState.QUEUED
+    return state, cause, CAUSES[cause].words
+
+
+def no_restart_left(cause: Cause, max_restarts: int) -> str:
+    """Why a job does not start again after its turn ended so."""
+    return f"{CAUSES[cause].words}, and no restart is left of `recover.max_restarts: {max_restarts}`"
+
+
+def signs_of_life(run_dir: RunDir) -> float:
+    """When the run wrote its status or an event last: the end of a turn that could not say so itself."""
+    events = read_events(run_dir.events_file)
+    return max([run_dir.read_status().updated_at, *(float(event["t"]) for event in events[-1:])])

@@ -1,0 +1,206 @@
+"""One node of a command: `... trainworks.agent.command_agent RUN_DIR NODE PARENT_PID PORTS ATTEMPT ADDRESSES`.
+
+Starts the command's processes with the variables of `job.frameworks`; the first that fails ends the others. It needs no
+torch: the command may be in any framework, or in none.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import sys
+from pathlib import Path
+
+from trainworks.agent.launch import run_mark
+from trainworks.config.command import shell_of
+from trainworks.host import process
+from trainworks.host.node_usage import follow_usage
+from trainworks.jobs.environment import default_environment
+from trainworks.jobs.frameworks import Meeting, command_environment, setup_environment
+from trainworks.record.events import append_event
+from trainworks.record.exit_code import as_exit_code
+from trainworks.record.resolved import ResolvedRun
+from trainworks.record.run_dir import RunDir
+
+__all__ = ["main"]
+
+_POLL_S = 0.02
+_NOTES = 4
+"""Lines in which to look for an exception with notes below it."""
+_GRACE_S = 5.0
+"""For those that end because another one failed; after a request to stop they have the job's own grace."""
+
+
+class _CommandNode:
+    def __init__(self, run_dir: RunDir, resolved: ResolvedRun, node: int, meeting: Meeting) -> None:
+        self._run_dir = run_dir
+        self._resolved = resolved
+        self._node = node
+        self._meeting = meeting
+        self._stopping = False
+
+    def ask_to_stop(self, number: int, frame: object) -> None:
+        """Signal handler."""
+        self._stopping = True
+
+    def _follow_usage(self) -> None:
+        """Measure what the ranks use; under Slurm, those that an `srun` of their own has started here, too."""
+        follow_usage(
+            self._run_dir,
+            self._node,
+            every_s=self._resolved.run_file.job.idle.sample_every_s,
+            on_accelerators=self._resolved.processes.device == "cuda",
+            marks=run_mark(self._run_dir) if "SLURM_JOB_ID" in os.environ else None,
+        )
+
+    def run(self) -> int:
+        """Set up, start all ranks, wait; returns the first bad exit code, or 0."""
+        if (code := self._set_up()) != 0:
+            return code
+        if self._node == 0:
+            append_event(
+                self._run_dir.events_file,
+                "attempt",
+                attempt=self._meeting.attempt,
+                world_size=self._resolved.processes.world_size,
+                resumed_from_step=0,
+            )
+        ranks = [self._start(local_rank) for local_rank in range(self._resolved.processes.starts_on(self._node))]
+        self._follow_usage()
+        while True:
+            codes = [rank.exit_code() for rank in ranks]
+            failed = next((index for index, code in enumerate(codes) if code), None)
+            if failed is not None and not self._stopping:
+                self._note_failure(failed, ranks[failed].pid, codes[failed] or 0)
+            if failed is not None or self._stopping:
+                process.end_descendants(self._resolved.run_file.job.grace if self._stopping else _GRACE_S)
+                return as_exit_code(codes[failed] or 0) if failed is not None else 128 + signal.SIGTERM
+            if all(code == 0 for code in codes):
+                return 0
+            process.wait_any([rank for rank, code in zip(ranks, codes, strict=True) if code is None], _POLL_S)
+
+    def _set_up(self) -> int:
+        setup = self._resolved.run_file.setup
+        if setup is None:
+            return 0
+        log = self._run_dir.node_log(self._node)
+        child = process.spawn(self._shell(setup), log=log, env=setup_environment(self._env(0)), folder=self._folder())
+        while (code := child.exit_code()) is None and not self._stopping:
+            process.wait_any([child], _POLL_S)
+        if self._stopping:
+            process.end_descendants(_GRACE_S)
+            return 128 + signal.SIGTERM
+        if code:
+            words = [f"setup exited with code {code}", _tail(log)]
+            self._note("user_error", None, code, ": ".join(filter(None, words)))
+        return as_exit_code(code or 0)
+
+    def _start(self, local_rank: int) -> process.Child:
+        run_file = self._resolved.run_file
+        command = list(self._resolved.command) if self._resolved.command else self._shell(run_file.run or "")
+        self._run_dir.note_rank_start(self._rank(local_rank))
+        log = self._run_dir.rank_log(self._rank(local_rank))
+        try:
+            return process.spawn(command, log=log, env=self._env(local_rank), folder=self._folder())
+        except OSError as error:
+            message = f"cannot start `{command[0]}`: {error.strerror}"
+            self._note("launch_failed", self._rank(local_rank), 127, message)
+            process.end_descendants(_GRACE_S)
+            sys.exit(127)
+
+    def _rank(self, local_rank: int) -> int:
+        return self._node * self._resolved.processes.processes_per_node + local_rank
+
+    def _folder(self) -> Path:
+        return Path(self._resolved.working_folder)
+
+    def _env(self, local_rank: int) -> dict[str, str]:
+        run_file = self._resolved.run_file
+        ranks = command_environment(
+            run_file.framework, self._resolved.processes, self._meeting, node=self._node, local_rank=local_rank
+        )
+        own = run_mark(self._run_dir) | {"SKYPILOT_TASK_ID": self._run_dir.run_id}
+        written = {name: value for name, value in run_file.envs.items() if value is not None}
+        return default_environment(self._resolved.processes) | os.environ | ranks | own | written
+
+    def _shell(self, script: str) -> list[str]:
+        """Bash that stops at the first error.
+
+        A SkyPilot task relies on a bash that goes on, and a batch script names its own shell.
+        """
+        if self._resolved.run_file.framework == "slurm":
+            return [*shell_of(script), "-c", script]
+        strict = ["-euo", "pipefail"] if self._resolved.processes.starts != "per_node" else []
+        return ["/bin/bash", *strict, "-c", script]
+
+    def _note_failure(self, local_rank: int, pid: int, code: int) -> None:
+        rank = self._rank(local_rank)
+        ending = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        tail = _tail(self._run_dir.rank_log(rank))
+        message = f"the command {ending}: {tail}" if tail else f"the command {ending}"
+        self._note("killed" if code < 0 else "user_error", rank, code, message, pid)
+
+    def _note(self, cause: str, rank: int | None, code: int, message: str, pid: int | None = None) -> None:
+        append_event(
+            self._run_dir.events_file,
+            "failure",
+            attempt=self._meeting.attempt,
+            rank=rank,
+            node=self._node,
+            host=socket.gethostname(),
+            pid=pid,
+            cause=cause,
+            exit_code=code,
+            signal=signal.Signals(-code).name if code < 0 else None,
+            message=message,
+        )
+
+
+def _tail(log: Path) -> str:
+    """The last line with a word in it; programs print their error there.
+
+    mpirun rules a line below it, and a Python exception may have notes below it, as those of JAX do.
+    """
+    try:
+        text = log.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    said = [line.rstrip() for line in text.splitlines() if re.search(r"\w", line)]
+    exception = next((line for line in _after_traceback(said) if not line.startswith((" ", "\t"))), "")
+    last = exception if exception in said[-_NOTES:] else "".join(said[-1:])
+    return last.strip()[:300]
+
+
+def _after_traceback(lines: list[str]) -> list[str]:
+    """What follows the heading of the last Python traceback."""
+    headings = [index for index, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
+    return lines[headings[-1] + 1 :] if headings else []
+
+
+def main(run_folder: str, node: str, parent: str, ports: str, attempt: str, addresses: str) -> int:
+    """Run this node's ranks to their end."""
+    process.adopt_orphans()
+    run_dir = RunDir(Path(run_folder))
+    nodes = tuple(addresses.split(","))
+    meeting = Meeting(
+        address=nodes[0],
+        nodes=nodes,
+        ports=tuple(map(int, ports.split(","))),
+        hostfile=str(run_dir.hostfile.resolve()),
+        attempt=int(attempt),
+        as_root=os.geteuid() == 0,
+    )
+    agent = _CommandNode(run_dir, run_dir.read_resolved(), int(node), meeting)
+    for number in (signal.SIGTERM, signal.SIGURG):
+        signal.signal(number, agent.ask_to_stop)
+    if run_dir.stop_file.exists():  # asked for before there was somebody to hear it
+        return 128 + signal.SIGTERM
+    process.die_with_parent(signal.SIGTERM, int(parent) or None)
+    append_event(run_dir.events_file, "agent_started", node=int(node))
+    return agent.run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,114 @@
+"""The first moments of a job on this machine: its run directory is made ready while nobody else can have it."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+
+from trainworks.errors import EnvironmentProblem, TrainworksError, UsageError
+from trainworks.files import naming_full_disk, take_lock
+from trainworks.host import process
+from trainworks.host.clock import Clock, SystemClock
+from trainworks.jobs.request import JobRequest
+from trainworks.record.events import append_event, read_events
+from trainworks.record.run_dir import RunDir
+from trainworks.record.status import RunStatus
+
+__all__ = ["end_left_over", "keep_environment", "make_ready", "run_mark", "supervised", "take_environment", "take_run"]
+
+_START_TAKES_S = 5.0
+_LOOK_S = 0.05
+
+
+def take_run(run_dir: RunDir) -> int:
+    """Take the lock of a run; a process that inherits it keeps all others from the run.
+
+    Raises:
+        UsageError: a supervisor has the run.
+        EnvironmentProblem: processes of an earlier launch have it.
+    """
+    lock = take_lock(run_dir.lock_file)
+    if lock is None:
+        raise _taken(run_dir, SystemClock())
+    return lock
+
+
+def _taken(run_dir: RunDir, clock: Clock) -> TrainworksError:
+    """Why the lock of a run is taken. A supervisor that has just been started gets time to say that it is there."""
+    deadline = clock.now() + _START_TAKES_S
+    while (status := run_dir.read_status()).state == "CREATED" and clock.now() < deadline:
+        clock.sleep(_LOOK_S)
+    pid, started_at = status.supervisor_pid, status.supervisor_started_at
+    if pid is not None and started_at is not None and process.is_running(pid, started_at):
+        return supervised(run_dir, status)
+    return EnvironmentProblem(
+        f"run {run_dir.run_id} still has processes", hint=f"trainworks stop {run_dir.run_id}, or wait a moment"
+    )
+
+
+def supervised(run_dir: RunDir, status: RunStatus) -> UsageError:
+    """The refusal to start a run that is live: which process supervises it, and since when."""
+    problem = f"run {run_dir.run_id} is already {status.state}"
+    if status.supervisor_pid is not None:
+        submitted = [event["t"] for event in read_events(run_dir.events_file) if event["kind"] == "submitted"]
+        since = time.strftime(" since %Y-%m-%d %H:%M:%S", time.localtime(submitted[-1])) if submitted else ""
+        problem += f": process {status.supervisor_pid} on {status.supervisor_host} supervises it{since}"
+    hint = f"watch it with: trainworks logs -f {run_dir.run_id}; end it with: trainworks stop {run_dir.run_id}"
+    return UsageError(problem, hint=hint)
+
+
+def make_ready(run_dir: RunDir, request: JobRequest, now: float, *, restarts: int = 0) -> None:
+    """Forget how an earlier launch was stopped, set some disk aside, and say that the job is submitted.
+
+    Args:
+        run_dir: of the run.
+        request: the job.
+        now: the time.
+        restarts: turns of the job before this one; 0 for a job that a user submits, which has all its restarts.
+    """
+    processes = request.processes
+    run_dir.stop_file.unlink(missing_ok=True)
+    run_dir.make_reserve()
+    run_dir.write_status(RunStatus(state="CREATED", updated_at=now))
+    append_event(
+        run_dir.events_file,
+        "submitted",
+        nodes=processes.nodes,
+        processes_per_node=processes.processes_per_node,
+        restarts=restarts,
+    )
+
+
+def run_mark(run_dir: RunDir) -> dict[str, str]:
+    """The variable that every process of a run has, so that none is overlooked."""
+    return {"TRAINWORKS_RUN_DIR": str(run_dir.path.resolve())}
+
+
+def end_left_over(run_dir: RunDir) -> int:
+    """Kill what still runs of a job whose supervisor and agents are gone; returns how many processes that were."""
+    left = process.processes_with(run_mark(run_dir))
+    for one in left:
+        process.kill(one.pid)
+    return len(left)
+
+
+def keep_environment(run_dir: RunDir, environment: Mapping[str, str]) -> None:
+    """Keep the variables of whoever submits, for the job alone and for nobody else to read."""
+    with naming_full_disk(run_dir.path):
+        handle = os.open(run_dir.environment_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(dict(environment), file)
+
+
+def take_environment(run_dir: RunDir, besides: Mapping[str, str]) -> None:
+    """Take on those variables, where somebody kept them, and some besides."""
+    try:
+        kept = json.loads(run_dir.environment_file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        kept = None
+    if kept is not None:
+        os.environ.clear()
+        os.environ.update(kept)
+    os.environ.update(besides)

@@ -1,0 +1,294 @@
+"""The node agents of one job: processes that start and watch the ranks of one node each."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import json
+import os
+import signal
+import socket
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Protocol, final
+
+from trainworks.agent import command_agent
+from trainworks.agent.launch import run_mark, take_environment
+from trainworks.files import write_atomic
+from trainworks.host import process
+from trainworks.host.network import LOOPBACK, listen
+from trainworks.host.prefork import Spare
+from trainworks.jobs.environment import accelerators_per_node, agent_environment, default_environment
+from trainworks.jobs.frameworks import deepspeed_hostfile, mpi_hostfile, ports_needed
+from trainworks.jobs.request import JobRequest
+from trainworks.record.events import read_events
+from trainworks.record.exit_code import ExitCode
+from trainworks.record.run_dir import RunDir
+from trainworks.recover.failures import first_failure
+
+__all__ = ["CommandNodes", "Hosts", "Nodes", "ThisMachine", "TrainingNodes", "run_agent"]
+
+
+class Hosts(Protocol):
+    """Where the nodes of a job stand, and how to start something there."""
+
+    @property
+    def addresses(self) -> Sequence[str]:
+        """Of the nodes, in their order; the ranks meet at the first one."""
+        ...
+
+    @property
+    def are_here(self) -> bool:
+        """Whether agents are children of this process, which inherit its sockets and share its accelerators."""
+        ...
+
+    def command(self, node: int, command: list[str]) -> list[str]:
+        """An argument vector for this machine that runs `command` on a node, and ends as it does."""
+        ...
+
+    def ask_to_stop(self, agents: Iterable[process.Child]) -> None:
+        """Ask all agents, started by `command`, for a clean end."""
+        ...
+
+
+@final
+class ThisMachine:
+    """All nodes of a local job.
+
+    Args:
+        nodes: how many.
+    """
+
+    are_here = True
+
+    def __init__(self, nodes: int) -> None:
+        self.addresses: Sequence[str] = [LOOPBACK] * nodes
+
+    def command(self, node: int, command: list[str]) -> list[str]:
+        """The command itself."""
+        return command
+
+    def ask_to_stop(self, agents: Iterable[process.Child]) -> None:
+        """SIGTERM."""
+        for agent in agents:
+            agent.signal_group(signal.SIGTERM)
+
+
+class Nodes(abc.ABC):
+    """All node agents of a job; each is the head of its own process group, and a failure domain.
+
+    Args:
+        run_dir: of the run.
+        request: the job.
+        inherited: file descriptors that every agent keeps open: the run's lock, and its claim on this machine, end
+            only when all are gone.
+        hosts: where the nodes stand; on this machine when None.
+    """
+
+    def __init__(
+        self, run_dir: RunDir, request: JobRequest, inherited: Sequence[int] = (), hosts: Hosts | None = None
+    ) -> None:
+        self._run_dir = run_dir
+        self._request = request
+        self._hosts = hosts or ThisMachine(request.processes.nodes)
+        self._inherited = inherited
+        self._agents: dict[int, process.Child] = {}
+        self._noted: set[int] = set()
+
+    @abc.abstractmethod
+    def restartable(self, exit_code: int) -> bool:
+        """Whether starting a node again that ended with this code can help."""
+
+    @abc.abstractmethod
+    def restart(self, node: int) -> None:
+        """Start a lost node again, and whatever has to start again with it."""
+
+    @abc.abstractmethod
+    def ask_to_stop(self) -> None:
+        """Ask all ranks for a clean end; returns at once."""
+
+    @abc.abstractmethod
+    def _agent(self, node: int) -> process.Child:
+        """Start that node's agent."""
+
+    def start_all(self) -> None:
+        """Start every node's agent."""
+        for node in range(self._request.processes.nodes):
+            self._start(node)
+
+    def _start(self, node: int) -> None:
+        self._noted.discard(node)
+        self._agents[node] = self._agent(node)
+
+    def _devices(self, node: int) -> dict[str, str]:
+        """This node's share of the accelerators, where several nodes stand on one machine."""
+        if not self._hosts.are_here:
+            return {}
+        processes = self._request.processes
+        asked = processes.accelerators_per_node
+        if processes.device != "cuda" or (processes.nodes == 1 and not asked):
+            return {}
+        count = accelerators_per_node(processes)
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(processes.nodes * count)))
+        return {"CUDA_VISIBLE_DEVICES": ",".join(visible.split(",")[node * count : (node + 1) * count])}
+
+    def wait(self, timeout_s: float) -> None:
+        """Until an agent ends, or the time is over."""
+        running = [agent for agent in self._agents.values() if agent.exit_code() is None]
+        process.wait_any(running, timeout_s)
+
+    def _parent(self) -> str:
+        """Process id that an agent ends with; 0 for whoever starts it on another machine."""
+        return str(os.getpid()) if self._hosts.are_here else "0"
+
+    def any_running(self) -> bool:
+        """Whether an agent runs, or has ended badly and was not looked at yet."""
+        return any(agent.exit_code() is None for agent in self._agents.values()) or bool(self._newly_lost())
+
+    def lost(self) -> Iterator[tuple[int, int]]:
+        """Node and exit code of every agent that ended badly, once; one started again meanwhile is not lost."""
+        while newly := self._newly_lost():
+            self._noted.add(newly[0][0])
+            yield newly[0]
+
+    def _newly_lost(self) -> list[tuple[int, int]]:
+        codes = [(node, agent.exit_code()) for node, agent in self._agents.items() if node not in self._noted]
+        return [(node, code) for node, code in codes if code]
+
+    def exit_codes(self) -> list[int]:
+        """Exit codes of all agents that have ended, in order of the nodes."""
+        return [code for agent in self._agents.values() if (code := agent.exit_code()) is not None]
+
+    def kill_all(self) -> None:
+        """End all agents and all that they started, at once."""
+        process.end_descendants(0)
+
+
+@final
+class TrainingNodes(Nodes):
+    """Agents of the trainer. They meet at a store on the first node.
+
+    Its listening socket is the supervisor's for the whole job where the agents are here; else the first agent's.
+    """
+
+    def __init__(
+        self, run_dir: RunDir, request: JobRequest, inherited: Sequence[int] = (), hosts: Hosts | None = None
+    ) -> None:
+        super().__init__(run_dir, request, inherited, hosts)
+        self._listener: socket.socket = listen(request.rendezvous_port, self._hosts.addresses[0])
+        self._store = "{}:{}".format(*self._listener.getsockname())
+        if not self._hosts.are_here:
+            self._listener.close()
+
+    def restartable(self, exit_code: int) -> bool:
+        """An agent that was killed, or that lost contact; a rank's own failure was dealt with by its agent."""
+        return exit_code < 0 or exit_code == ExitCode.PEER_LOST
+
+    def restart(self, node: int) -> None:
+        """Start that node alone; the others wait for it where they are."""
+        self._start(node)
+
+    def ask_to_stop(self) -> None:
+        """Rank 0 looks for this file once per logging interval, and all ranks stop at the same step."""
+        self._run_dir.stop_file.touch()
+
+    def _agent(self, node: int) -> process.Child:
+        """A new interpreter, here or on another machine: it imports torch, and cannot be a copy of this process."""
+        own, restarts = self._hosts.addresses[node], str(self._request.max_restarts)
+        arguments = [str(self._run_dir.path), str(node), self._parent(), restarts, own, self._store]
+        file_descriptors = list(self._inherited)
+        if self._hosts.are_here and node == 0:
+            arguments.append(str(self._listener.fileno()))
+            file_descriptors.append(self._listener.fileno())
+        env = agent_environment(self._request.processes) | self._devices(node) | run_mark(self._run_dir)
+        return process.spawn(
+            self._hosts.command(node, process.python_module("trainworks.worker.agent", *arguments)),
+            log=self._run_dir.node_log(node),
+            env=default_environment(self._request.processes) | os.environ | env,
+            pass_fds=file_descriptors,
+        )
+
+
+@final
+class CommandNodes(Nodes):
+    """Agents of a command of the user's own; its ranks know nothing of restarts, so all start again together.
+
+    Args:
+        run_dir, request, inherited, hosts: as all have them.
+        spare: waits for the order of the first agent here, as `run_agent` takes it.
+    """
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        request: JobRequest,
+        inherited: Sequence[int] = (),
+        hosts: Hosts | None = None,
+        spare: Spare | None = None,
+    ) -> None:
+        super().__init__(run_dir, request, inherited, hosts)
+        self._spare = spare
+        self._attempt = 1
+        self._ports = self._free_ports()
+        self._write_hostfile()
+
+    def restartable(self, exit_code: int) -> bool:
+        """Any failure of a rank: nobody but the user knows better, who said how often.
+
+        An agent that ends without an account on another machine may have lost that machine.
+        """
+        return self._hosts.are_here or first_failure(read_events(self._run_dir.events_file)) is not None
+
+    def restart(self, node: int) -> None:
+        """End all nodes and start them all again, at other ports."""
+        process.end_descendants(5.0)
+        self._attempt += 1
+        self._ports = self._free_ports()
+        self.start_all()
+
+    def ask_to_stop(self) -> None:
+        """A signal to every agent, which passes SIGTERM on to its ranks; one that only starts looks for the file."""
+        self._run_dir.stop_file.touch()
+        self._hosts.ask_to_stop(self._agents.values())
+
+    def _agent(self, node: int) -> process.Child:
+        """Here a copy of this process, which keeps the run's lock with everything else that is open."""
+        ports, addresses = ",".join(map(str, self._ports)), ",".join(self._hosts.addresses)
+        arguments = (str(self._run_dir.path), str(node), self._parent(), ports, str(self._attempt), addresses)
+        log = self._run_dir.node_log(node)
+        if self._spare is not None and self._spare.waits():
+            return self._spare.order(json.dumps([arguments, self._own_env(node)]), self._inherited, log=log)
+        if self._hosts.are_here:
+            return process.fork(lambda: command_agent.main(*arguments), log=log, env=self._devices(node))
+        command = process.python_module("trainworks.agent.command_agent", *arguments)
+        return process.spawn(self._hosts.command(node, command), log=log, pass_fds=self._inherited)
+
+    def _own_env(self, node: int) -> dict[str, str]:
+        """What an agent has besides the variables of whoever submitted the job."""
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        mine = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+        return mine | self._devices(node)
+
+    def _free_ports(self) -> list[int]:
+        """Ports that are free now, all at once; the ranks bind them, so they cannot be held until then."""
+        wanted = [self._request.rendezvous_port, *[0] * (self._ports_needed() - 1)]
+        with contextlib.ExitStack() as listeners:
+            first = self._hosts.addresses[0]
+            return [listeners.enter_context(listen(port, first)).getsockname()[1] for port in wanted]
+
+    def _ports_needed(self) -> int:
+        return ports_needed(self._request.framework, self._request.processes)
+
+    def _write_hostfile(self) -> None:
+        processes = self._request.processes
+        if self._request.framework == "mpi":
+            write_atomic(self._run_dir.hostfile, mpi_hostfile(processes, self._hosts.addresses))
+        elif self._request.framework == "deepspeed":
+            write_atomic(self._run_dir.hostfile, deepspeed_hostfile(processes))
+
+
+def run_agent(order: str, handles: Sequence[int]) -> int:
+    """The agent of a node, in a copy that was made before the supervisor knew its job; `handles` stay open."""
+    arguments, env = json.loads(order)
+    take_environment(RunDir(Path(arguments[0])), env)
+    return command_agent.main(*arguments)

@@ -1,0 +1,325 @@
+"""The supervisor of one job: `python -m trainworks.agent.supervisor RUN_DIR PARENT_PID [LOCK CLAIM]` here.
+
+It starts one agent per node, watches them, restarts what can be restarted, ends everything in the end, and writes
+status.json. PARENT_PID is the process to die with; 0 for a job that survives its shell. LOCK is the open file with the
+run's lock, where the caller has taken it; CLAIM the one by which the job holds its share of this machine.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from trainworks.agent.idle_watch import IdleWatch
+from trainworks.agent.node_agents import CommandNodes, Nodes, TrainingNodes
+from trainworks.errors import TrainworksError
+from trainworks.files import take_lock
+from trainworks.host import process
+from trainworks.host.clock import Clock, SystemClock
+from trainworks.host.prefork import Spare
+from trainworks.jobs.request import JobRequest, job_request
+from trainworks.jobs.state import TRANSITIONS, Cause, JobState
+from trainworks.record.events import Event, append_event, read_events, read_lines_from
+from trainworks.record.exit_code import ExitCode, as_exit_code
+from trainworks.record.run_dir import RunDir
+from trainworks.record.status import RunStatus
+from trainworks.recover.failures import first_failure, is_consequence
+from trainworks.recover.restarts import AGENT_RESTART, may_restart
+
+__all__ = ["Supervisor", "main", "supervise"]
+
+_POLL_S = 0.05
+_END_GRACE_S = 5.0
+_SIGNALS: dict[int, int] = {number: number for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+
+
+class Supervisor:
+    """Takes one job from its start to a final state.
+
+    Args:
+        run_dir: of the run.
+        request: the job.
+        nodes: starts and watches the agents.
+        clock: waits between two looks.
+    """
+
+    def __init__(self, run_dir: RunDir, request: JobRequest, nodes: Nodes, clock: Clock) -> None:
+        self._run_dir = run_dir
+        self._request = request
+        self._nodes = nodes
+        self._clock = clock
+        self._state = JobState.CREATED
+        self._stop_signals = 0
+        self._stop_deadline: float | None = None
+        self._events_read = 0
+        self._done = False  # the ranks have said so: how their agents end after that does not matter
+        self._idle = IdleWatch(
+            run_dir,
+            request.idle,
+            nodes=request.processes.nodes,
+            on_accelerators=request.processes.device == "cuda",
+            clock=clock,
+        )
+        self._ended_idle: str | None = None
+        self._knows_only_consequences = False
+
+    def ask_to_stop(self, number: int, frame: object) -> None:
+        """Signal handler: the first signal asks for a clean end, the second ends at once.
+
+        A hang-up says that whoever watched is gone; it asks once, and never hurries a stop that was asked for.
+        """
+        hung_up = number == signal.SIGHUP
+        self._stop_signals = max(self._stop_signals, 1) if hung_up else self._stop_signals + 1
+
+    def run(self) -> JobState:
+        """Start the nodes, watch them to the end, and write the final state."""
+        self._enter(JobState.STARTING)
+        _, self._events_read = read_lines_from(self._run_dir.events_file, 0)
+        self._nodes.start_all()
+        while self._nodes.any_running():
+            self._follow_events()
+            self._follow_use()
+            self._follow_stop()
+            if not self._restart_or_end():
+                break
+            self._nodes.wait(_POLL_S)
+        codes = self._nodes.exit_codes()  # before the nodes that are left are ended, too
+        process.end_descendants(_END_GRACE_S)
+        self._follow_events()
+        return self._conclude(codes)
+
+    def _follow_events(self) -> None:
+        """RUNNING once all ranks have met; RECOVERING from a failure until they have met again."""
+        events, self._events_read = read_lines_from(self._run_dir.events_file, self._events_read)
+        for event in events:
+            if event["kind"] == "attempt" and self._state is not JobState.RUNNING:
+                self._enter(JobState.RUNNING)
+            elif event["kind"] in ("finished", "stopped"):
+                self._done = True
+            elif event["kind"] == "failure":
+                self._recover_from(event)
+            elif event["kind"] == "agent_lost":
+                message = f"the agent of node {event['node']} ended with code {event['exit_code']}"
+                self._recover_from({"cause": Cause.AGENT_LOST, "message": message})
+
+    def _recover_from(self, failure: Event) -> None:
+        """RECOVERING; ranks often write that they lost a peer before the agent writes how that peer ended."""
+        if self._state is JobState.RUNNING:
+            self._enter(JobState.RECOVERING, failure)
+            self._knows_only_consequences = is_consequence(failure)
+        elif self._state is JobState.RECOVERING and self._knows_only_consequences and not is_consequence(failure):
+            self._knows_only_consequences = False
+            self._note_state(failure)
+
+    def _follow_use(self) -> None:
+        """A job that has been idle for long enough is stopped as a person would stop it."""
+        if self._state is not JobState.RUNNING or self._stop_signals or self._done:
+            self._idle.forget()
+        elif (why := self._idle.look()) is not None:
+            self._ended_idle = why
+            self._stop_signals = 1
+            append_event(self._run_dir.events_file, "stop_requested", reason=why)
+
+    def _follow_stop(self) -> None:
+        if self._stop_signals == 0:
+            return
+        if self._stop_deadline is None:
+            self._stop_deadline = self._clock.now() + self._stop_grace_s()
+            self._nodes.ask_to_stop()
+        if self._stop_signals > 1 or self._clock.now() > self._stop_deadline:
+            self._nodes.kill_all()
+
+    def _stop_grace_s(self) -> float:
+        """Time for a clean end. Ranks of a workload that do not train at the moment have nothing to save."""
+        if self._request.kind == "training" and self._state is not JobState.RUNNING:
+            return 0.0
+        return self._request.grace_s + 2 * self._request.longest_pause_s
+
+    def _restart_or_end(self) -> bool:
+        """Deal with nodes that ended badly; False if the job cannot go on."""
+        for node, exit_code in self._nodes.lost():
+            if self._stop_deadline is not None or self._done:
+                continue
+            self._note_lost(node, exit_code)
+            restart = AGENT_RESTART | {"node": node if self._request.kind == "training" else None}
+            if not (self._may(restart) and self._nodes.restartable(exit_code)):
+                return False
+            append_event(self._run_dir.events_file, **restart)
+            self._nodes.restart(node)
+        return True
+
+    def _may(self, restart: Event) -> bool:
+        return may_restart(read_events(self._run_dir.events_file), self._request.max_restarts, restart)
+
+    def _note_lost(self, node: int, exit_code: int) -> None:
+        if exit_code < 0:  # it cannot have written why
+            name = signal.Signals(-exit_code).name
+            append_event(
+                self._run_dir.events_file,
+                "failure",
+                rank=None,
+                node=node,
+                cause="node_lost",
+                exit_code=exit_code,
+                signal=name,
+                message=f"the node agent was killed by {name}",
+            )
+        append_event(self._run_dir.events_file, "agent_lost", node=node, exit_code=exit_code)
+
+    def _conclude(self, codes: list[int]) -> JobState:
+        """The final state, from how the nodes ended and from what they wrote."""
+        events = read_events(self._run_dir.events_file)
+        last = next((e["kind"] for e in reversed(events) if e["kind"] in ("finished", "stopped", "submitted")), None)
+        if last == "finished":
+            return self._enter(JobState.SUCCEEDED, exit_code=0)
+        if self._request.kind == "command" and self._stop_signals == 0 and all(code == 0 for code in codes):
+            return self._enter(JobState.SUCCEEDED, exit_code=0)
+        if self._stop_signals or last == "stopped":
+            return self._enter(JobState.STOPPED, self._why_stopped(self._what_stopping_lost(events, last)), exit_code=0)
+        failure = first_failure(events) or {
+            "cause": "agent_lost",
+            "message": f"the node agents ended with codes {codes}",
+        }
+        code = next((code for code in codes if code), 1)
+        return self._enter(JobState.FAILED, failure, exit_code=as_exit_code(code))
+
+    def _what_stopping_lost(self, events: list[Event], last: str | None) -> Event | None:
+        """Why a stopped workload has no checkpoint of its last step; None if it has one."""
+        if self._request.kind == "command" or last == "stopped":
+            return None
+        return first_failure(events) or {"cause": "killed", "message": "ended before it could save a checkpoint"}
+
+    def _why_stopped(self, lost: Event | None) -> Event | None:
+        """What was lost, or that the job was idle, with what was lost beside it."""
+        if self._ended_idle is None:
+            return lost
+        message = self._ended_idle + (f"; {lost.get('message')}" if lost else "")
+        return {"cause": Cause.IDLE, "message": message, "hint": lost.get("hint") if lost else None}
+
+    def _enter(self, state: JobState, failure: Event | None = None, exit_code: int | None = None) -> JobState:
+        assert state in TRANSITIONS[self._state], f"{self._state} -> {state}"
+        self._state = state
+        self._note_state(failure or {}, exit_code)
+        return state
+
+    def _note_state(self, failure: Event, exit_code: int | None = None) -> None:
+        """Write the state and its cause to status.json, and as an event."""
+        state = self._state
+        cause, message = failure.get("cause"), failure.get("message")
+        pid, started_at = process.identity()
+        if cause == "disk_full":
+            self._run_dir.release_reserve()
+        self._run_dir.write_status(
+            RunStatus(
+                state=state,
+                cause=cause,
+                message=message,
+                hint=failure.get("hint"),
+                exit_code=exit_code,
+                supervisor_pid=pid,
+                supervisor_started_at=started_at,
+                supervisor_host=socket.gethostname(),
+                updated_at=self._clock.now(),
+            )
+        )
+        append_event(self._run_dir.events_file, "state", state=state, cause=cause, message=message)
+
+
+def supervise(
+    run_dir: RunDir,
+    build: Callable[[int], Supervisor],
+    *,
+    parent_pid: int = 0,
+    lock: int | None = None,
+    heard: Callable[[int], None] = lambda number: None,
+    signals: Mapping[int, int] = _SIGNALS,
+) -> int:
+    """Run the job in a run directory to its end, or write down why that cannot be.
+
+    Args:
+        run_dir: of the run.
+        build: makes the supervisor, given the run's lock, which every agent keeps open.
+        parent_pid: process to die with; 0 for none.
+        lock: the run's, where whoever starts this has taken it.
+        heard: told of every signal that asks for an end.
+        signals: numbers that ask for an end, and the signal that each of them stands for.
+
+    Returns:
+        Exit code: 0 if the job has succeeded.
+    """
+    if lock is None and (lock := take_lock(run_dir.lock_file)) is None:
+        return ExitCode.ENVIRONMENT  # another supervisor has this run; status.json is that one's
+    try:
+        supervisor = build(lock)
+
+        def ask_to_stop(number: int, frame: object) -> None:
+            heard(signals[number])
+            supervisor.ask_to_stop(signals[number], frame)
+
+        for number in signals:
+            signal.signal(number, ask_to_stop)
+        if parent_pid:
+            process.die_with_parent(signal.SIGHUP, parent_pid)
+        return 0 if supervisor.run() is JobState.SUCCEEDED else 1
+    except Exception as error:
+        process.end_descendants(_END_GRACE_S)
+        run_dir.release_reserve()
+        run_dir.write_status(_last_words(error, run_dir))
+        if isinstance(error, TrainworksError):
+            return error.exit_code
+        raise
+
+
+def _last_words(error: Exception, run_dir: RunDir) -> RunStatus:
+    """What a supervisor that fails itself leaves behind."""
+    foreseen = isinstance(error, TrainworksError)
+    return RunStatus(
+        state=JobState.FAILED,
+        cause="environment" if foreseen else "controller_error",
+        message=str(error),
+        hint=error.hint if isinstance(error, TrainworksError) else f"see {run_dir.supervisor_log}",
+        exit_code=getattr(error, "exit_code", 1),
+        supervisor_pid=os.getpid(),
+        supervisor_host=socket.gethostname(),
+        updated_at=SystemClock().now(),
+    )
+
+
+def main(
+    run_folder: str,
+    parent_pid: str,
+    lock: int | None = None,
+    agent: Spare | None = None,
+    claims: Sequence[int] = (),
+) -> int:
+    """Run a local job to its end.
+
+    Args:
+        run_folder: of the run.
+        parent_pid: process to die with; 0 for none.
+        lock: the run's, where whoever starts this has taken it.
+        agent: a copy of this process for the first agent of a command.
+        claims: open files by which the job holds its share of this machine.
+    """
+    process.adopt_orphans()
+    run_dir = RunDir(Path(run_folder))
+
+    def build(lock: int) -> Supervisor:
+        request = job_request(run_dir.read_resolved())
+        if request.kind == "command":
+            nodes = CommandNodes(run_dir, request, (lock, *claims), spare=agent)
+            return Supervisor(run_dir, request, nodes, SystemClock())
+        if agent is not None:
+            agent.dismiss()
+        return Supervisor(run_dir, request, TrainingNodes(run_dir, request, (lock, *claims)), SystemClock())
+
+    return supervise(run_dir, build, parent_pid=int(parent_pid), lock=lock)
+
+
+if __name__ == "__main__":
+    handles = [int(handle) for handle in sys.argv[3:]]
+    sys.exit(main(sys.argv[1], sys.argv[2], handles[0] if handles else None, claims=handles[1:]))

@@ -1,0 +1,1 @@
+"""Use cases: one function per command, without typer and rich."""

@@ -1,0 +1,194 @@
+"""What every engine does with a job: render, which is pure, then act, then look."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, Never
+
+from trainworks.agent.allocation import signs_of_life
+from trainworks.errors import UsageError
+from trainworks.jobs.state import Cause, JobState
+from trainworks.jobs.ticket import Ticket
+from trainworks.record.run_dir import RunDir
+
+__all__ = ["Ability", "Engine", "NodeFacts", "NodeState", "Script", "Sight"]
+
+NodeState = Literal["free", "mixed", "taken", "draining", "drained", "down", "unknown"]
+
+Ability = Literal["priority", "hold", "exclude", "depends_on", "min_nodes", "drain", "time_limit", "memory"]
+"""What an engine may lack; a ticket that asks for it is refused before anything is submitted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What would be submitted; `--dry-run` prints its text."""
+
+    ticket: Ticket
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """A job as its engine sees it now."""
+
+    state: JobState
+    raw: str = ""
+    """The engine's own word."""
+    reason: str | None = None
+    """Why it waits, or why it ended, in the engine's words."""
+    cause: Cause | None = None
+    nodes: tuple[str, ...] = ()
+    """One for each node of the job; where engines let them share a machine, a name may stand here twice."""
+    restarts: int = 0
+    exit_code: int | None = None
+    starts_at: float | None = None
+    """Estimated, of one that waits; of others when their last start was. Seconds since the epoch."""
+    ended_at: float | None = None
+    """When a job ended that has ended, as its engine says."""
+    last_cause: Cause | None = None
+    """Why the job lost its nodes the last time, while its engine still knows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFacts:
+    """A node as its engine sees it now."""
+
+    name: str
+    state: NodeState
+    raw: str = ""
+    reason: str | None = None
+    """Why it is drained or down."""
+    cores: float = 0.0
+    cores_taken: float = 0.0
+    accelerators: int = 0
+    accelerators_taken: int = 0
+    accelerator: str | None = None
+    memory_bytes: int = 0
+    jobs: tuple[str, ...] = field(default=())
+
+
+class Engine(abc.ABC):
+    """Runs jobs.
+
+    A subclass is final. It promises:
+    1. `render` touches nothing: no file, no process, no network.
+    2. `submit` returns a handle when the job exists for sure; else it raises, and leaves nothing behind. The one
+       exception is an UnansweredError: the engine may have the job. The same run, submitted twice, gives the same
+       job, or an error that names the first.
+    3. `look` tells the truth of one moment for all jobs at once. A job that the engine does not know any more is left
+       out; an engine that cannot be reached raises UnreachableError, which says nothing about any job.
+    4. `stop` asks for a clean end, with the ticket's grace, and returns at once. Twice ends it at once. A job that has
+       ended already is left alone.
+    5. What stands in the run directory is the job's own; an engine never writes its metrics, checkpoints or events.
+    """
+
+    name: ClassVar[str]
+    lacks: ClassVar[frozenset[Ability]] = frozenset()
+    shares_files: ClassVar[bool] = True
+    """Whether the job's nodes see the run directory where it is seen here; else `output` is what can be read."""
+
+    @abc.abstractmethod
+    def render(self, ticket: Ticket, run_dir: RunDir) -> Script:
+        """What `submit` would submit."""
+
+    def adapted(self, ticket: Ticket) -> Ticket:
+        """The ticket in the engine's own names, such as those of its accelerators; the engine is asked for them.
+
+        Raises:
+            UsageError: the engine has nothing of that name.
+            UnreachableError: it does not answer.
+        """
+        return ticket
+
+    @abc.abstractmethod
+    def submit(self, script: Script, run_dir: RunDir) -> str:
+        """Submit the job; returns the engine's own name of it."""
+
+    @abc.abstractmethod
+    def find(self, run_dir: RunDir) -> str | None:
+        """The handle of the job of a run that was submitted and has not ended; None where there is none.
+
+        Raises:
+            UnreachableError: the engine does not answer.
+        """
+
+    @abc.abstractmethod
+    def look(self, handles: Sequence[str]) -> dict[str, Sight]:
+        """What the engine knows of these jobs, in one question."""
+
+    @abc.abstractmethod
+    def stop(self, handle: str, *, at_once: bool = False) -> None:
+        """Ask the job for a clean end."""
+
+    def hold(self, handle: str) -> None:
+        """Keep a job that waits from starting."""
+        self._has_no("hold")
+
+    def release(self, handle: str) -> None:
+        """Let a held job start."""
+        self._has_no("hold")
+
+    def retry(self, script: Script, run_dir: RunDir, handle: str) -> str:
+        """Queue a job anew that has ended without success; it goes on in its run directory. Returns its handle now."""
+        return self.submit(script, run_dir)
+
+    def last_end(self, run_dir: RunDir, handle: str) -> tuple[Cause, float]:
+        """Why and when a job that waits again lost its nodes, if its record does not say so."""
+        return Cause.NODE_LOST, signs_of_life(run_dir)
+
+    def output(self, handle: str, *, node: int | None = None, follow: bool = False) -> Iterator[str]:
+        """Lines that the job's nodes have written, without their ends; of an engine that does not share its files.
+
+        Args:
+            handle: of the job.
+            node: one node only.
+            follow: go on until the job ends.
+        """
+        return iter(())
+
+    @abc.abstractmethod
+    def nodes(self) -> list[NodeFacts]:
+        """All nodes, in order of their names."""
+
+    def drain(self, node: str, reason: str) -> None:
+        """Give the node no more jobs; those that run there go on."""
+        self._has_no("drain")
+
+    def undrain(self, node: str) -> None:
+        """Give the node jobs again."""
+        self._has_no("drain")
+
+    def probe(self, ticket: Ticket) -> None:
+        """Ask the engine whether it would take such a job now; nothing is submitted.
+
+        Raises:
+            UsageError: it would not, in its words.
+            UnreachableError: it does not answer.
+        """
+        return
+
+    def _has_no(self, ability: Ability) -> Never:
+        raise UsageError(f"{self.name} has no `{ability}`", hint="its jobs can be stopped, and submitted anew")
+
+    def check(self, ticket: Ticket) -> None:
+        """Refuse what this engine cannot do; nobody is asked.
+
+        Raises:
+            UsageError: naming the first such wish.
+        """
+        asked: dict[Ability, bool] = {
+            "priority": ticket.priority != Ticket.__dataclass_fields__["priority"].default,
+            "hold": ticket.hold,
+            "exclude": bool(ticket.exclude),
+            "depends_on": bool(ticket.depends_on),
+            "min_nodes": ticket.min_nodes != ticket.max_nodes,
+            "time_limit": ticket.time_limit_s is not None,
+            "memory": ticket.node.memory_bytes is not None,
+        }
+        missing = next((ability for ability, wanted in asked.items() if wanted and ability in self.lacks), None)
+        if missing is not None:
+            raise UsageError(
+                f"{self.name} has no `{missing}`", hint=f"leave `job.{missing}` out, or take another engine"
+            )

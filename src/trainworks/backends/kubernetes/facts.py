@@ -1,0 +1,110 @@
+"""Nodes of a cluster as its API server has them. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trainworks.backends.backend import NodeFacts, NodeState
+
+__all__ = ["DRAINED", "JOBSET_LABEL", "node_facts", "quantity"]
+
+DRAINED = "trainworks/drained"
+"""Annotation of a node: why somebody drained it."""
+JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
+
+_PRODUCTS = ("nvidia.com/gpu.product", "amd.com/gpu.product-name", "cloud.google.com/gke-accelerator")
+_DEVICES = re.compile(r"(nvidia|amd|habana|gpu\.intel|google)\.(com|ai)/(gpu|gaudi|i915|xe|tpu)")
+_FACTORS = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18} | {
+    f"{letter}i": float(1 << (10 * power)) for power, letter in enumerate("KMGTPE", start=1)
+}
+
+Object = Mapping[str, Any]
+
+
+def quantity(text: str | int | float) -> float:
+    """A number as Kubernetes writes it: `64`, `1500m`, `2016Gi`, `1e3`."""
+    if (match := re.fullmatch(r"([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)([A-Za-z]*)", str(text))) is None:
+        raise ValueError(f"`{text}` is no quantity")
+    return float(match[1]) * _FACTORS[match[2]]
+
+
+def node_facts(node: Object, pods: Sequence[Object]) -> NodeFacts:
+    """A node, and what is taken of it.
+
+    Args:
+        node: the object.
+        pods: of all nodes.
+    """
+    name = str(node["metadata"]["name"])
+    there = node.get("status", {}).get("allocatable") or node.get("status", {}).get("capacity") or {}
+    here = [pod for pod in pods if pod.get("spec", {}).get("nodeName") == name and not _has_ended(pod)]
+    taken = [_requests(pod) for pod in here]
+    cores, devices = _sum([there], _is_cpu), _sum([there], _is_device)
+    cores_taken, devices_taken = _sum(taken, _is_cpu), _sum(taken, _is_device)
+    load = (devices_taken, devices) if devices else (cores_taken, cores)
+    state, raw, reason = _state(node, *load)
+    return NodeFacts(
+        name=name,
+        state=state,
+        raw=raw,
+        reason=reason,
+        cores=cores,
+        cores_taken=cores_taken,
+        accelerators=int(devices),
+        accelerators_taken=int(devices_taken),
+        accelerator=_product(node) if devices else None,
+        memory_bytes=int(quantity(there.get("memory", 0))),
+        jobs=tuple(sorted({job for pod in here if (job := _labels(pod).get(JOBSET_LABEL)) is not None})),
+    )
+
+
+def _state(node: Object, taken: float, total: float) -> tuple[NodeState, str, str | None]:
+    """In Kubernetes' words too: `Ready`, `NotReady,SchedulingDisabled`."""
+    conditions = node.get("status", {}).get("conditions") or []
+    ready: Object = next((found for found in conditions if found["type"] == "Ready"), {})
+    is_ready, cordoned = ready.get("status") == "True", bool(node.get("spec", {}).get("unschedulable"))
+    words = ["Ready" if is_ready else "NotReady", *(["SchedulingDisabled"] if cordoned else [])]
+    raw = ",".join(words)
+    if not is_ready:
+        return "down", raw, ready.get("message") or ready.get("reason") or "its kubelet has never answered"
+    if cordoned:
+        why = (node["metadata"].get("annotations") or {}).get(DRAINED)
+        return "draining" if taken else "drained", raw, why
+    return "free" if not taken else "taken" if taken >= total else "mixed", raw, None
+
+
+def _has_ended(pod: Object) -> bool:
+    return pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
+
+
+def _requests(pod: Object) -> Object:
+    """Of all its containers; a limit without a request is one."""
+    total: dict[str, float] = {}
+    for container in pod.get("spec", {}).get("containers", []):
+        resources = container.get("resources") or {}
+        for key, amount in {**(resources.get("limits") or {}), **(resources.get("requests") or {})}.items():
+            total[key] = total.get(key, 0.0) + quantity(amount)
+    return total
+
+
+def _sum(amounts: Sequence[Object], wanted: Any) -> float:
+    return sum((quantity(amount) for one in amounts for key, amount in one.items() if wanted(key)), 0.0)
+
+
+def _is_cpu(key: str) -> bool:
+    return key == "cpu"
+
+
+def _is_device(key: str) -> bool:
+    return _DEVICES.fullmatch(key) is not None
+
+
+def _product(node: Object) -> str | None:
+    return next((found for label in _PRODUCTS if (found := _labels(node).get(label))), None)
+
+
+def _labels(thing: Object) -> Mapping[str, str]:
+    labels: Mapping[str, str] = thing.get("metadata", {}).get("labels") or {}
+    return labels

@@ -1,0 +1,258 @@
+"""This machine's queue: a table of jobs, and a dispatcher that is there while one of them is not done."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, ClassVar, final
+
+from trainworks.agent.launch import keep_environment
+from trainworks.backends.backend import Ability, Engine, NodeFacts, Script, Sight
+from trainworks.backends.local.dispatcher_process import wake
+from trainworks.backends.local.machine import LocalNode, held_elsewhere, local_nodes, shape_of, snapshot_nodes
+from trainworks.backends.ownership import check_may_change, check_undrain, obeyed_drains
+from trainworks.backends.store_place import store_folder, store_url
+from trainworks.backends.submission import check_dependencies, status_restored, submit_lock
+from trainworks.errors import TrainworksError, UsageError
+from trainworks.host.clock import Clock, SystemClock
+from trainworks.host.ledger import Claim, claim_key, machine_ledger
+from trainworks.host.probe import probe_host
+from trainworks.host.users import this_host, user_name
+from trainworks.jobs.state import JobState, parse_cause
+from trainworks.jobs.store import EndRequest, JobRow, JobStore, Placement, open_store
+from trainworks.jobs.ticket import Ticket
+from trainworks.queueing.feasible import check_feasible
+from trainworks.record.events import append_event
+from trainworks.record.run_dir import RunDir
+from trainworks.record.status import RunStatus
+
+__all__ = ["LocalEngine"]
+
+
+@final
+class LocalEngine(Engine):
+    """Runs jobs of this user on this machine, as many at a time as it has room for.
+
+    Args:
+        store: of all jobs; this user's own when None.
+        clock: the time.
+    """
+
+    name: ClassVar[str] = "local"
+    lacks: ClassVar[frozenset[Ability]] = frozenset()
+
+    def __init__(self, store: JobStore | None = None, clock: Clock | None = None) -> None:
+        if store is None:
+            store = open_store(store_url(), keep_connection=True)
+            weakref.finalize(self, store.close)
+        self._store = store
+        self._clock = clock or SystemClock()
+
+    def check(self, ticket: Ticket) -> None:
+        """Refuse what this machine can never hold."""
+        super().check(ticket)
+        machine = self._machine()
+        check_feasible(shape_of(ticket, machine), snapshot_nodes(machine, {}))
+
+    def _machine(self) -> list[LocalNode]:
+        return local_nodes(probe_host(store_folder()))
+
+    def render(self, ticket: Ticket, run_dir: RunDir) -> Script:
+        """What the dispatcher starts once there is room."""
+        lines = [
+            shlex.join(["python", "-m", "trainworks.agent.supervisor", str(run_dir.path)]),
+            f"# as soon as this machine has room; priority {ticket.priority}, restarts after a failure: "
+            f"{ticket.max_restarts}",
+        ]
+        return Script(ticket, "\n".join(lines) + "\n")
+
+    def submit(self, script: Script, run_dir: RunDir) -> str:
+        """Write the job down, then wake the dispatcher.
+
+        Raises:
+            TrainworksError: the job is not in the queue; the run directory is as it was.
+        """
+        folder = str(run_dir.path.resolve())
+        known = self._store.find(folder, uid=os.getuid())
+        is_ours = known and (known.run_dir, known.uid, known.host) == (folder, os.getuid(), this_host())
+        if known is not None and is_ours and not known.state.is_final:
+            return str(known.id)
+        check_dependencies(self._store, script.ticket, self.name)
+        with submit_lock(run_dir), self._prepared(run_dir):
+            row = self._store.add(
+                script.ticket,
+                run_dir=folder,
+                owner=user_name(),
+                host=this_host(),
+                engine=self.name,
+                now=self._clock.now(),
+            )
+        wake()
+        return str(row.id)
+
+    def retry(self, script: Script, run_dir: RunDir, handle: str) -> str:
+        """The same job goes back into the queue; an administrator leaves the owner's run directory alone.
+
+        Raises:
+            UsageError: it has not ended, or it has succeeded.
+        """
+        row = self._changeable(handle)
+        again = (JobState.FAILED, JobState.STOPPED, JobState.LOST)
+        if row.state not in again:
+            raise UsageError(f"job {row.id} ({row.run_id}) is {row.state}", hint="retry one that failed or was stopped")
+        check_dependencies(self._store, script.ticket, self.name, uid=row.uid)
+        asked_by = None if _is_ours(row) else os.getuid()
+        changes: dict[str, Any] = {"asked_to_end": None, "asked_by": asked_by, "ticket": script.ticket}
+        with self._prepared(run_dir) if _is_ours(row) else nullcontext():
+            moved = self._store.move(row.id, JobState.QUEUED, since=again, now=self._clock.now(), restarts=0, **changes)
+        if not moved:
+            raise UsageError(f"job {row.id} ({row.run_id}) is in the queue again already", hint="trainworks ps")
+        _wake_for(row)
+        return handle
+
+    @contextmanager
+    def _prepared(self, run_dir: RunDir) -> Iterator[None]:
+        """The run directory of a job that is about to wait: before anybody can launch it, and speak there."""
+        with status_restored(run_dir):
+            try:
+                keep_environment(run_dir, os.environ)
+                self._say(run_dir, JobState.QUEUED)
+                yield
+            except (TrainworksError, OSError):
+                run_dir.environment_file.unlink(missing_ok=True)
+                raise
+
+    def _say(self, run_dir: RunDir, state: JobState) -> None:
+        """In the run directory, while no supervisor speaks there."""
+        run_dir.write_status(RunStatus(state=state, updated_at=self._clock.now()))
+
+    def find(self, run_dir: RunDir) -> str | None:
+        """By the path of the run directory."""
+        row = self._store.find(str(run_dir.path.resolve()))
+        return str(row.id) if row is not None and not row.state.is_final else None
+
+    def look(self, handles: Sequence[str]) -> dict[str, Sight]:
+        """What the store says; the dispatcher keeps it true."""
+        found = {handle: self._store.get(int(handle)) for handle in handles if handle.isdecimal()}
+        return {handle: _sight(row) for handle, row in found.items() if row is not None}
+
+    def stop(self, handle: str, *, at_once: bool = False) -> None:
+        """A job that waits is stopped here; one that runs, or belongs to another user, by its dispatcher."""
+        row = self._changeable(handle)
+        asked: EndRequest = "kill" if at_once or row.asked_to_end == "stop" else "stop"
+        now = self._clock.now()
+        waits = (JobState.QUEUED, JobState.PREEMPTED)
+        if _is_ours(row) and self._store.move(row.id, JobState.STOPPED, since=waits, now=now, exit_code=0):
+            run_dir = RunDir(Path(row.run_dir))
+            self._say(run_dir, JobState.STOPPED)
+            append_event(run_dir.events_file, "state", state=JobState.STOPPED, cause=None, message=None)
+            run_dir.environment_file.unlink(missing_ok=True)
+        else:
+            self._store.change(row.id, now=now, asked_to_end=asked, asked_by=os.getuid())
+        _wake_for(row)
+
+    def hold(self, handle: str) -> None:
+        """Keep it in the queue."""
+        row = self._changeable(handle)
+        self._store.change(row.id, now=self._clock.now(), held=True)
+        _wake_for(row)
+
+    def release(self, handle: str) -> None:
+        """Let it go."""
+        row = self._changeable(handle)
+        self._store.change(row.id, now=self._clock.now(), held=False)
+        _wake_for(row)
+
+    def nodes(self) -> list[NodeFacts]:
+        """This machine, or its parts, with what jobs outside this queue hold."""
+        holding = [state for state in JobState if state.holds_resources]
+        running = self._store.search(states=holding, engine=self.name, uid=os.getuid(), host=this_host())
+        ours = {(os.getuid(), claim_key(row.run_dir)) for row in running}
+        others = [claim for claim in machine_ledger().claims() if (claim.uid, claim.share.key) not in ours]
+        machine, drained = self._machine(), obeyed_drains(self._store)
+        held = held_elsewhere(others, machine, [one for row in running for one in row.placement])
+        return [_facts(node, running, others, held, drained.get(node.name)) for node in machine]
+
+    def drain(self, node: str, reason: str) -> None:
+        """Keep jobs from starting there."""
+        check_undrain(self._store, self._named(node))
+        self._store.drain(node, reason, now=self._clock.now(), uid=os.getuid())
+        wake()
+
+    def undrain(self, node: str) -> None:
+        """Let jobs start there."""
+        check_undrain(self._store, self._named(node))
+        self._store.undrain(node)
+        wake()
+
+    def _known(self, handle: str) -> JobRow:
+        row = self._store.get(int(handle)) if handle.isdecimal() else None
+        if row is None:
+            raise UsageError(f"no job `{handle}`", hint="trainworks ps --all")
+        return row
+
+    def _changeable(self, handle: str) -> JobRow:
+        row = self._known(handle)
+        check_may_change(row)
+        return row
+
+    def _named(self, node: str) -> str:
+        names = [known.name for known in self._machine()]
+        if node not in names:
+            raise UsageError(f"no node `{node}`", hint=f"known nodes: {', '.join(names)}")
+        return node
+
+
+def _is_ours(row: JobRow) -> bool:
+    return row.uid == os.getuid()
+
+
+def _wake_for(row: JobRow) -> None:
+    """Wake our dispatcher; that of another user looks at the store by itself."""
+    if _is_ours(row):
+        wake()
+
+
+def _sight(row: JobRow) -> Sight:
+    return Sight(
+        state=row.state,
+        raw=str(row.state),
+        reason=row.reason or row.message,
+        cause=parse_cause(row.cause),
+        nodes=tuple(one.node for one in row.placement),
+        restarts=row.restarts,
+        exit_code=row.exit_code,
+        starts_at=row.starts_at,
+    )
+
+
+def _facts(
+    node: LocalNode,
+    running: Sequence[JobRow],
+    others: Sequence[Claim],
+    held: Sequence[Placement],
+    drained: str | None,
+) -> NodeFacts:
+    here = [(row.run_id, one) for row in running for one in row.placement if one.node == node.name]
+    if elsewhere := [one for one in held if one.node == node.name]:
+        names = [str(claim) for claim in others if claim.share.cores or set(claim.share.devices) & set(node.devices)]
+        here += [(", ".join(names), one) for one in elsewhere]
+    cores = sum(one.cores for _, one in here)
+    devices = sum(len(one.devices) for _, one in here)
+    full = cores >= node.cores or (devices >= len(node.devices) > 0)
+    return NodeFacts(
+        name=node.name,
+        state=("draining" if here else "drained") if drained else "taken" if full else "mixed" if here else "free",
+        reason=drained,
+        cores=node.cores,
+        cores_taken=cores,
+        accelerators=len(node.devices),
+        accelerators_taken=devices,
+        accelerator=node.accelerator,
+        memory_bytes=node.memory_bytes,
+        jobs=tuple(name for name, _ in here),
+    )

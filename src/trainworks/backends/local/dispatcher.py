@@ -1,0 +1,309 @@
+"""The dispatcher of this machine's queue: it starts what waits, and follows what runs.
+
+One process per store, started by whoever submits and gone when there is nothing left to do. It may be killed at any
+moment: what it decides is in the store before it is done, and jobs go on without it. Whoever comes next finds each
+job's own lock: while that is held somebody is at work there, and once it is free nobody is.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Literal
+
+from trainworks.backends.local.launcher import Launcher, Supervised
+from trainworks.backends.local.machine import (
+    LocalNode,
+    devices_free,
+    held_elsewhere,
+    held_text,
+    running_elsewhere,
+    running_job,
+    snapshot_nodes,
+    waiting_job,
+    wanted_of,
+)
+from trainworks.backends.local.outcome import outcome_of
+from trainworks.backends.ownership import may_end, obeyed_drains
+from trainworks.errors import NotOwnerError, TrainworksError
+from trainworks.host.clock import Clock
+from trainworks.host.ledger import Claim
+from trainworks.host.users import this_host
+from trainworks.jobs.state import Cause, JobState, parse_state
+from trainworks.jobs.store import JobRow, JobStore, Placement
+from trainworks.queueing.decide import decide
+from trainworks.queueing.snapshot import Decision, Reason, Snapshot, Start
+from trainworks.record.events import Event
+from trainworks.record.exit_code import ExitCode
+from trainworks.record.status import RunStatus
+from trainworks.recover.restarts import NEXT_TURN, restarts_used
+
+__all__ = ["Dispatcher"]
+
+_MOST_REFUSALS = 3
+"""A launch that the machine refuses is tried again so often: a disk may be emptied meanwhile."""
+
+
+class Dispatcher:
+    """Takes the queue forward, one look at a time.
+
+    Args:
+        store: of all jobs; the local ones of this user on this machine are this dispatcher's.
+        machine: its nodes.
+        launcher: starts supervisors, and finds those that another dispatcher started.
+        clock: the time.
+    """
+
+    def __init__(self, store: JobStore, machine: Sequence[LocalNode], launcher: Launcher, clock: Clock) -> None:
+        self._store = store
+        self._machine = list(machine)
+        self._launcher = launcher
+        self._clock = clock
+        self._mine: dict[str, Any] = {"engine": "local", "uid": os.getuid(), "host": this_host()}
+        self._version = store.version()  # first: what changes meanwhile is seen twice, and not overlooked
+        live = store.search(states=[state for state in JobState if not state.is_final], **self._mine)
+        self._jobs = {job.id: _trusted(job) for job in reversed(live)}
+        self._running: dict[int, Supervised] = {}
+        self._asked_at: dict[int, float] = {}
+        self._explained: dict[int, tuple[str, str, int, float | None]] = {}
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no job waits or runs."""
+        return not self._jobs
+
+    @property
+    def running(self) -> list[Supervised]:
+        """Supervisors, to be waited for."""
+        return list(self._running.values())
+
+    def look(self) -> None:
+        """Follow what runs, then start what can."""
+        self._refresh()
+        if running := [job for job in self._jobs.values() if not job.state.waits]:
+            for job in running:
+                self._follow(job)
+            self._refresh()
+        self._stop_waiting()
+        self._serve()
+
+    def _refresh(self) -> None:
+        """Take in what was changed since the last look, by whomever."""
+        newest = self._store.version()
+        if newest == self._version:
+            return
+        for job in self._store.changed(self._version, **self._mine):
+            newest = max(newest, job.version)
+            if job.state.is_final:
+                self._forget(job.id)
+            else:
+                self._jobs[job.id] = _trusted(job)
+        self._version = newest
+
+    def _forget(self, job_id: int) -> None:
+        for kept in (self._jobs, self._running, self._asked_at, self._explained):
+            kept.pop(job_id, None)
+
+    def _follow(self, job: JobRow) -> None:
+        supervised = self._running.get(job.id) or self._adopt(job)
+        if supervised is None or not supervised.is_alive():
+            self._conclude(job)
+            return
+        self._take_over_state(job)
+        self._end_what_should(job, supervised)
+
+    def _adopt(self, job: JobRow) -> Supervised | None:
+        found = self._launcher.adopt(job)
+        if found is not None:
+            self._running[job.id] = found
+        return found
+
+    def _take_over_state(self, job: JobRow) -> None:
+        state = parse_state(self._launcher.status(job).state)
+        if state is not job.state and state.holds_resources:
+            self._store.move(job.id, state, now=self._clock.now())
+
+    def _end_what_should(self, job: JobRow, supervised: Supervised) -> None:
+        now = self._clock.now()
+        if job.asked_to_end is None and now >= _last_moment(job):
+            self._store.change(job.id, now=now, asked_to_end="time_limit", asked_by=os.getuid())
+            self._ask(job, supervised)
+        elif job.asked_to_end is not None and job.id not in self._asked_at:
+            self._ask(job, supervised)
+        elif job.asked_to_end == "kill":
+            supervised.end(at_once=True)
+
+    def _ask(self, job: JobRow, supervised: Supervised) -> None:
+        """Once: the supervisor itself ends what has not ended when the grace is over."""
+        self._asked_at[job.id] = self._clock.now()
+        supervised.end(at_once=job.asked_to_end == "kill")
+
+    def _conclude(self, job: JobRow) -> None:
+        """Nobody supervises the job: find out how it ended, unless something of it still runs."""
+        status = self._launcher.last_words(job)
+        if status is None:
+            return
+        events = self._launcher.events(job)
+        outcome = outcome_of(job, status, events)
+        ended_at = _ended_at(job, status, events, self._clock.now())
+        self._running.pop(job.id, None)
+        self._asked_at.pop(job.id, None)
+        if outcome.state.waits:
+            self._launcher.back_in_line(job, outcome, ended_at)
+        else:
+            self._launcher.forget(job)
+        self._store.move(
+            job.id,
+            outcome.state,
+            now=self._clock.now(),
+            cause=outcome.cause,
+            message=outcome.message,
+            exit_code=outcome.exit_code,
+            asked_to_end=None,
+            asked_by=None,
+            placement=(),
+            ended_at=ended_at,
+            restarts=self._restarts(job, outcome.state),
+        )
+
+    def _stop_waiting(self) -> None:
+        """Jobs that an administrator has asked to end before they start; the owner stops such a job directly."""
+        for job in [job for job in self._jobs.values() if job.state.waits and job.asked_to_end is not None]:
+            changes = {"asked_to_end": None, "asked_by": None, "exit_code": 0}
+            if self._store.move(job.id, JobState.STOPPED, since=(job.state,), now=self._clock.now(), **changes):
+                self._launcher.stopped(job)
+            self._forget(job.id)
+
+    def _restarts(self, job: JobRow, state: JobState) -> int:
+        """Restarts of a job, with the one that it waits for."""
+        events = self._launcher.events(job)
+        return restarts_used([*events, NEXT_TURN] if state.waits else events)
+
+    def _serve(self) -> None:
+        waiting = [job for job in self._jobs.values() if job.state.waits]
+        if not waiting:
+            return
+        elsewhere = self._launcher.elsewhere(job for job in self._jobs.values() if not job.state.waits)
+        held = held_elsewhere(elsewhere, self._machine, self._taken())
+        decision = decide(self._snapshot(waiting, held))
+        for start in decision.starts:
+            job = self._jobs[start.job_id]
+            placement = self._placed(job, start, held)
+            if self._launcher.claim(job, placement, elsewhere):
+                try:
+                    self._start(job, placement)
+                finally:
+                    self._launcher.let_go(job)
+        for preempt in decision.preempts:
+            self._store.change(preempt.job_id, now=self._clock.now(), asked_to_end="preempt", asked_by=os.getuid())
+        for cancel in decision.cancels:
+            self._store.move(
+                cancel.job_id,
+                JobState.FAILED,
+                now=self._clock.now(),
+                cause=Cause.DEPENDENCY,
+                message=f"{cancel.reason}: {', '.join(self._unmet(self._jobs[cancel.job_id]))}",
+                exit_code=int(ExitCode.USER_ERROR),
+            )
+        self._explain(decision, elsewhere)
+
+    def _taken(self) -> list[Placement]:
+        """What jobs of this queue hold."""
+        return [one for job in self._jobs.values() for one in job.placement]
+
+    def _snapshot(self, waiting: Sequence[JobRow], held: Sequence[Placement]) -> Snapshot:
+        drained = obeyed_drains(self._store)
+        running = tuple(running_job(job, self._machine) for job in self._jobs.values() if not job.state.waits)
+        return Snapshot(
+            now=self._clock.now(),
+            nodes=snapshot_nodes(self._machine, drained),
+            waiting=tuple(waiting_job(job, self._machine, self._dependencies(job)) for job in waiting),
+            running=running + running_elsewhere(held, self._clock.now()),
+        )
+
+    def _dependencies(self, job: JobRow) -> Literal["met", "waiting", "failed"]:
+        """How the jobs stand that have to succeed first; one that nobody knows has failed."""
+        found = [self._store.find(wanted, uid=job.uid) for wanted in job.ticket.depends_on]
+        open_ones = [one for one in found if one is None or one.state is not JobState.SUCCEEDED]
+        if not open_ones:
+            return "met"
+        return "failed" if any(one is None or one.state.is_final for one in open_ones) else "waiting"
+
+    def _unmet(self, job: JobRow) -> list[str]:
+        """The jobs that will not succeed, and on which a job depends."""
+        found = {wanted: self._store.find(wanted, uid=job.uid) for wanted in job.ticket.depends_on}
+        over = {wanted: one for wanted, one in found.items() if one is None or one.state.is_final}
+        return [f"{wanted} is {one.state if one else 'gone'}" for wanted, one in over.items() if not _succeeded(one)]
+
+    def _start(self, job: JobRow, placement: Sequence[Placement]) -> None:
+        """Write the start down, then do it: of a dispatcher that dies in between the next one finds nothing begun."""
+        if job.asked_by is not None:  # an administrator's retry, who does not write in the run directory
+            with suppress(TrainworksError, OSError):
+                self._launcher.back_in_line(job)
+        started = self._store.start(job, placement, now=self._clock.now())
+        if started is None:
+            return
+        self._jobs[job.id] = started
+        try:
+            self._running[job.id] = self._launcher.launch(started)
+        except (TrainworksError, OSError) as error:  # one bad run directory must not keep the others waiting
+            is_final = job.attempt >= _MOST_REFUSALS or isinstance(error, NotOwnerError)
+            state = JobState.FAILED if is_final else JobState.QUEUED
+            self._store.move(
+                job.id, state, now=self._clock.now(), cause=Cause.LAUNCH_FAILED, message=str(error), exit_code=3
+            )
+
+    def _placed(self, job: JobRow, start: Start, held: Sequence[Placement]) -> list[Placement]:
+        taken = [*self._taken(), *held]
+        _, _, wanted = wanted_of(job.ticket, self._machine)
+        return [
+            Placement(node.name, wanted.cores or 0.0, devices_free(node, taken)[: wanted.accelerators])
+            for node in self._machine
+            if node.name in start.nodes
+        ]
+
+    def _explain(self, decision: Decision, elsewhere: frozenset[Claim]) -> None:
+        """Write down why the others wait, where that is news."""
+        devices = [device for node in self._machine for device in node.devices]
+        held = held_text(elsewhere, sum(node.cores for node in self._machine), devices)
+        pending = {
+            job_id: (
+                str(one.reason),
+                f"{one.detail}; {held}" if held and one.reason is Reason.RESOURCES else one.detail,
+                one.position,
+                one.starts_at,
+            )
+            for job_id, one in decision.pending.items()
+        }
+        news = {job_id: why for job_id, why in pending.items() if self._explained.get(job_id) != why}
+        self._store.explain(news)
+        self._explained = pending
+
+
+def _trusted(job: JobRow) -> JobRow:
+    """The job without a request to end that comes from a user who may not ask."""
+    if job.asked_to_end is None or may_end(job.asked_by):
+        return job
+    return replace(job, asked_to_end=None, asked_by=None)
+
+
+def _ended_at(job: JobRow, status: RunStatus, events: Sequence[Event], now: float) -> float:
+    """The last sign of life of a job, which may have ended long before a dispatcher looks."""
+    alive = max([status.updated_at, *(float(event["t"]) for event in events[-1:])])
+    began = job.started_at or job.submitted_at
+    return max(began, min(alive, now))
+
+
+def _succeeded(job: JobRow | None) -> bool:
+    return job is not None and job.state is JobState.SUCCEEDED
+
+
+def _last_moment(job: JobRow) -> float:
+    """When a job is asked to end so that it has ended at its time limit; half of that limit is its own at least."""
+    limit = job.ticket.time_limit_s
+    if limit is None or job.started_at is None:
+        return math.inf
+    return job.started_at + limit - min(job.ticket.grace_s, limit / 2)

@@ -1,0 +1,172 @@
+"""The dispatcher's process: `python -m trainworks.backends.local.dispatcher_process`. One per store, user and machine.
+
+It goes when nothing is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from trainworks.backends.local.dispatcher import Dispatcher
+from trainworks.backends.local.launcher import ForkingLauncher
+from trainworks.backends.local.machine import local_nodes
+from trainworks.backends.ownership import is_private
+from trainworks.backends.store_place import (
+    clean_up,
+    dispatcher_address,
+    dispatcher_lock,
+    dispatcher_log,
+    store_folder,
+    store_url,
+)
+from trainworks.errors import EnvironmentProblem
+from trainworks.files import take_lock
+from trainworks.host import process
+from trainworks.host.clock import Clock, SystemClock
+from trainworks.host.ledger import machine_ledger
+from trainworks.host.probe import probe_host
+from trainworks.jobs.store import JobStore, open_store
+
+__all__ = ["main", "wake"]
+
+_LINGERS_S = 10.0
+"""After the last job has ended, for the next one to start at once."""
+_QUIET_S = 0.05
+_LOOK_S = 0.25
+"""Between two looks, where nothing happens: states of running jobs, time limits."""
+_STORE_RETRY_S = 1.0
+_STORE_AWAY_S = 3600.0
+"""How long a store may be away before the dispatcher gives up; the next one that somebody starts goes on."""
+_TAKES_OVER_S = 5.0
+"""How long a new dispatcher waits for one that is about to go."""
+
+
+def wake() -> None:
+    """Have a dispatcher look at the store now; starts one if there is none."""
+    if not _knock():
+        process.detach(
+            process.python_module("trainworks.backends.local.dispatcher_process"),
+            log=dispatcher_log(),
+            folder=Path("/"),
+            env=os.environ | {"TRAINWORKS_STORE": store_url()},
+        )
+
+
+def _knock() -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as door, dispatcher_address() as there:
+        try:
+            door.sendto(b".", there)
+        except BlockingIOError:  # it has enough to read already
+            return True
+        except OSError:
+            return False
+    return True
+
+
+def main() -> int:
+    """Serve the queue until it is empty."""
+    clock = SystemClock()
+    if (lock := _take_over(clock)) is None:
+        return 0  # there is one
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    process.adopt_orphans()
+    gc.freeze()  # what is there now is shared with every copy of this process, and not to be looked through in any
+    store, machine = open_store(store_url(), keep_connection=True), local_nodes(probe_host(store_folder()))
+    shared = not is_private(store_url())
+    clean_up()
+    while True:
+        with _listening() as door:
+            launcher = ForkingLauncher(clock, [lock, door.fileno()], machine_ledger(), shared=shared)
+            dispatcher = Dispatcher(store, machine, launcher, clock)
+            _serve(store, dispatcher, launcher, door, clock)
+        if store.is_replaced():  # by a rebuilt one: jobs that run are in the new one, or go on by themselves
+            store.close()
+            store = open_store(store_url(), keep_connection=True)
+            continue
+        dispatcher.look()  # from now on whoever submits starts another one; whoever did before is seen here
+        if dispatcher.is_idle:
+            store.close()
+            return 0
+
+
+@contextmanager
+def _listening() -> Iterator[socket.socket]:
+    """The socket at which this dispatcher is woken up; a file that a killed one left is replaced."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as door, dispatcher_address() as here:
+        Path(here).unlink(missing_ok=True)
+        door.bind(here)
+        try:
+            yield door
+        finally:
+            Path(here).unlink(missing_ok=True)
+
+
+def _serve(
+    store: JobStore, dispatcher: Dispatcher, launcher: ForkingLauncher, door: socket.socket, clock: Clock
+) -> None:
+    busy_at = clock.now()
+    while clock.now() - busy_at < _LINGERS_S and not store.is_replaced():
+        _look(dispatcher, clock)
+        if not dispatcher.is_idle:
+            busy_at = clock.now()
+        _wait(door, dispatcher, launcher)
+
+
+def _look(dispatcher: Dispatcher, clock: Clock) -> None:
+    """One look; while the store is away jobs run on, and what waits can wait.
+
+    Raises:
+        EnvironmentProblem: it stayed away.
+    """
+    gives_up_at = clock.now() + _STORE_AWAY_S
+    said = ""
+    while True:
+        try:
+            return dispatcher.look()
+        except EnvironmentProblem as away:
+            if clock.now() > gives_up_at:
+                raise
+            if str(away) != said:
+                said = str(away)
+                sys.stderr.write(f"{said}\n")
+        clock.sleep(_STORE_RETRY_S)
+
+
+def _take_over(clock: Clock) -> int | None:
+    deadline = clock.now() + _TAKES_OVER_S
+    while (lock := take_lock(dispatcher_lock())) is None:
+        if _knock() or clock.now() > deadline:
+            return None
+        clock.sleep(0.02)
+    return lock
+
+
+def _wait(door: socket.socket, dispatcher: Dispatcher, launcher: ForkingLauncher) -> None:
+    """Until somebody knocks, a supervisor ends, or some time has passed; when it is quiet, prepare for the next job."""
+    poll = select.poll()
+    poll.register(door, select.POLLIN)
+    with contextlib.ExitStack() as opened:
+        for supervised in dispatcher.running:
+            with contextlib.suppress(ProcessLookupError):
+                handle = os.pidfd_open(supervised.pid)
+                opened.callback(os.close, handle)
+                poll.register(handle, select.POLLIN)
+        if not poll.poll(_QUIET_S * 1000):
+            launcher.prepare()
+            poll.poll((_LOOK_S - _QUIET_S) * 1000)
+    with contextlib.suppress(BlockingIOError):
+        while door.recv(64):
+            pass
+
+
+if __name__ == "__main__":
+    sys.exit(main())

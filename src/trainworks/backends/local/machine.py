@@ -1,0 +1,226 @@
+"""This machine as the local queue sees it: one node, or several that are its parts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from trainworks.errors import UsageError
+from trainworks.host.ledger import Claim
+from trainworks.jobs.store import JobRow, Placement
+from trainworks.jobs.ticket import NodeResources, Ticket
+from trainworks.queueing.reasons import joined
+from trainworks.queueing.snapshot import Node, Running, Shape, Waiting
+from trainworks.record.environment import HostFacts
+
+__all__ = [
+    "LocalNode",
+    "devices_free",
+    "held_elsewhere",
+    "held_text",
+    "local_nodes",
+    "running_elsewhere",
+    "running_job",
+    "shape_of",
+    "snapshot_nodes",
+    "waiting_job",
+    "wanted_of",
+]
+
+SPLIT = "TRAINWORKS_NODES"
+"""Number of nodes that this machine counts as; each is a failure domain with its share of cores and accelerators."""
+
+_MOST_HOLDERS = 3
+"""Jobs of others that a sentence names one by one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalNode:
+    """A share of this machine."""
+
+    name: str
+    cores: float
+    devices: tuple[int, ...]
+    """Accelerators by index."""
+    accelerator: str | None
+    memory_bytes: int
+
+
+def local_nodes(host: HostFacts) -> list[LocalNode]:
+    """The nodes of this machine: itself, or as many equal parts as `$TRAINWORKS_NODES` says.
+
+    Raises:
+        UsageError: that is no number from 1 on.
+    """
+    text = os.environ.get(SPLIT, "1")
+    if not text.isdecimal() or not 1 <= int(text) <= 1024:
+        raise UsageError(f"{SPLIT} is `{text}`", hint="write a number of nodes, such as 4")
+    count = int(text)
+    each = len(host.accelerators) // count
+    return [
+        LocalNode(
+            name=host.hostname if count == 1 else f"{host.hostname}-{index}",
+            cores=host.num_cores / count,
+            devices=tuple(facts.index for facts in host.accelerators[index * each : (index + 1) * each]),
+            accelerator=host.accelerators[0].name if each else None,
+            memory_bytes=host.memory_bytes // count,
+        )
+        for index in range(count)
+    ]
+
+
+def wanted_of(ticket: Ticket, machine: list[LocalNode]) -> tuple[int, int, NodeResources]:
+    """Fewest and most nodes of this machine, and what is taken of each, for a ticket.
+
+    The nodes of a job share a machine that is not split, and take the sum of it. Cores are shares of time: a job that
+    has more ranks than there are cores takes them all.
+    """
+    node = ticket.node
+    whole = machine[0].cores
+    if len(machine) > 1:
+        return ticket.min_nodes, ticket.max_nodes, replace(node, cores=min(node.cores or 1.0, whole))
+    nodes = ticket.max_nodes
+    together = replace(
+        node,
+        cores=min((node.cores or 1.0) * nodes, whole),
+        accelerators=node.accelerators * nodes,
+        memory_bytes=node.memory_bytes * nodes if node.memory_bytes else None,
+    )
+    return 1, 1, together
+
+
+def devices_free(node: LocalNode, taken: list[Placement]) -> tuple[int, ...]:
+    """Accelerators of a node that nobody holds."""
+    held = {device for one in taken if one.node == node.name for device in one.devices}
+    return tuple(device for device in node.devices if device not in held)
+
+
+def held_elsewhere(
+    claims: Iterable[Claim], machine: Sequence[LocalNode], taken: Sequence[Placement] = ()
+) -> list[Placement]:
+    """What the claims of others take of each node. Their cores count where most are free: nothing pins them.
+
+    Args:
+        claims: of jobs outside this queue.
+        machine: all nodes.
+        taken: what jobs of this queue hold.
+    """
+    claims = list(claims)
+    devices = {device for claim in claims for device in claim.share.devices}
+    cores = _spread(sum(claim.share.cores for claim in claims), machine, taken)
+    held = [
+        Placement(node.name, cores[node.name], tuple(one for one in node.devices if one in devices)) for node in machine
+    ]
+    return [one for one in held if one.cores or one.devices]
+
+
+def _spread(cores: float, machine: Sequence[LocalNode], taken: Sequence[Placement]) -> dict[str, float]:
+    free = {node.name: node.cores - sum(one.cores for one in taken if one.node == node.name) for node in machine}
+    found = dict.fromkeys(free, 0.0)
+    for name in sorted(free, key=lambda name: -free[name]):
+        found[name] = max(0.0, min(cores, free[name]))
+        cores -= found[name]
+    return found
+
+
+def running_elsewhere(held: Iterable[Placement], now: float) -> tuple[Running, ...]:
+    """What others hold, as the policy sees it: jobs without an end, which give way to nothing."""
+    return tuple(
+        Running(
+            job_id=-number,
+            shape=Shape(
+                nodes_min=1,
+                nodes_max=1,
+                cores_per_node=one.cores,
+                accelerators_per_node=len(one.devices),
+                accelerator=None,
+                memory_per_node_bytes=0,
+            ),
+            nodes=(one.node,),
+            priority=100,
+            started_at=now,
+            time_limit_s=None,
+            preemptible=False,
+            grace_s=0.0,
+        )
+        for number, one in enumerate(held, start=1)
+    )
+
+
+def held_text(claims: Iterable[Claim], num_cores: float, devices: Iterable[int]) -> str:
+    """Who holds how much of this machine: `8 of 8 accelerators are held by ann (lm-1)`; empty if that is nothing."""
+    devices = set(devices)
+    claims = sorted(claims, key=str)
+    texts = []
+    if held := devices.intersection(device for claim in claims for device in claim.share.devices):
+        holders = [str(claim) for claim in claims if devices.intersection(claim.share.devices)]
+        noun = "accelerator" if len(devices) == 1 else "accelerators"
+        texts.append(f"{len(held)} of {len(devices)} {noun} are held by {_some(holders)}")
+    if cores := sum(claim.share.cores for claim in claims):
+        holders = [str(claim) for claim in claims if claim.share.cores]
+        texts.append(f"{cores:g} of {num_cores:g} cores are held by {_some(holders)}")
+    return ", ".join(texts)
+
+
+def _some(holders: Sequence[str]) -> str:
+    more = len(holders) - _MOST_HOLDERS
+    return joined([*holders[:_MOST_HOLDERS], *([f"{more} more"] if more > 0 else [])])
+
+
+def snapshot_nodes(machine: Sequence[LocalNode], drained: Mapping[str, str]) -> tuple[Node, ...]:
+    """The nodes as the policy sees them."""
+    return tuple(
+        Node(
+            name=node.name,
+            cores=node.cores,
+            accelerators=len(node.devices),
+            accelerator=node.accelerator,
+            memory_bytes=node.memory_bytes,
+            drained=drained.get(node.name),
+        )
+        for node in machine
+    )
+
+
+def shape_of(ticket: Ticket, machine: list[LocalNode]) -> Shape:
+    """The gang that a ticket asks of this machine. Its kind of accelerator was checked when the run was resolved."""
+    fewest, most, node = wanted_of(ticket, machine)
+    return Shape(
+        nodes_min=fewest,
+        nodes_max=most,
+        cores_per_node=node.cores or 0.0,
+        accelerators_per_node=node.accelerators,
+        accelerator=None,
+        memory_per_node_bytes=node.memory_bytes or 0,
+        exclude=frozenset(ticket.exclude),
+    )
+
+
+def waiting_job(job: JobRow, machine: list[LocalNode], depends: Literal["met", "waiting", "failed"]) -> Waiting:
+    """A job in the queue, as the policy sees it."""
+    return Waiting(
+        job_id=job.id,
+        shape=shape_of(job.ticket, machine),
+        priority=job.priority,
+        submitted_at=job.submitted_at,
+        time_limit_s=job.ticket.time_limit_s,
+        held=job.held,
+        depends=depends,
+    )
+
+
+def running_job(job: JobRow, machine: list[LocalNode]) -> Running:
+    """A job that holds nodes, as the policy sees it."""
+    return Running(
+        job_id=job.id,
+        shape=shape_of(job.ticket, machine),
+        nodes=tuple(one.node for one in job.placement),
+        priority=job.priority,
+        started_at=job.started_at or job.changed_at,
+        time_limit_s=job.ticket.time_limit_s,
+        preemptible=job.ticket.preemptible,
+        grace_s=job.ticket.grace_s,
+        ending=job.asked_to_end is not None,
+    )

@@ -1,0 +1,83 @@
+"""What becomes of a job of this machine when its supervisor has gone: a table over its last words. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainworks.jobs.state import Cause, JobState, parse_state
+from trainworks.jobs.store import JobRow
+from trainworks.record.events import Event
+from trainworks.record.exit_code import ExitCode
+from trainworks.record.status import RunStatus
+from trainworks.recover.restarts import NEXT_TURN, may_restart, restarts_used
+
+__all__ = ["Outcome", "outcome_of"]
+
+_MAX_LAUNCHES = 5
+"""A supervisor that dies before it has started anything is started anew so often."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The next state of a job."""
+
+    state: JobState
+    cause: Cause | str | None = None
+    message: str | None = None
+    exit_code: int | None = None
+
+
+def outcome_of(job: JobRow, status: RunStatus, events: Sequence[Event]) -> Outcome:
+    """The next state of a job whose supervisor, agents and ranks are all gone.
+
+    | last words              | asked to end          | next                                  |
+    |-------------------------|-----------------------|---------------------------------------|
+    | succeeded, failed       | any                   | that                                  |
+    | stopped                 | nobody, or a person   | stopped                               |
+    | stopped                 | for another job       | waits again, no restart counted       |
+    | stopped                 | its time was over     | failed, `time_limit`                  |
+    | it was not launched yet | nobody                | waits again                           |
+    | none: it never began    | nobody                | waits again, five times               |
+    | in the middle           | a person, or its time | stopped, or failed with `time_limit`  |
+    | in the middle           | nobody                | waits again if it may; else failed    |
+
+    Args:
+        job: as the store has it.
+        status: its last words.
+        events: of its run, which say how many restarts are used.
+    """
+    state = parse_state(status.state)
+    if state in (JobState.SUCCEEDED, JobState.FAILED):
+        return Outcome(state, status.cause, status.message, status.exit_code)
+    if state is JobState.STOPPED or job.asked_to_end is not None:
+        return _ended_on_request(job, status)
+    if state is JobState.QUEUED:  # whoever meant to launch it was killed before
+        return Outcome(JobState.QUEUED, Cause.CONTROLLER_ERROR, "its dispatcher was killed before the launch")
+    return _never_began(job, events) if state is JobState.CREATED else _in_the_middle(job, events)
+
+
+def _in_the_middle(job: JobRow, events: Sequence[Event]) -> Outcome:
+    message = "its supervisor was killed, and all that it had started with it"
+    if may_restart(events, job.ticket.max_restarts, NEXT_TURN):
+        return Outcome(JobState.QUEUED, Cause.AGENT_LOST, message)
+    return Outcome(JobState.FAILED, Cause.AGENT_LOST, message, int(ExitCode.ENVIRONMENT))
+
+
+def _ended_on_request(job: JobRow, status: RunStatus) -> Outcome:
+    if job.asked_to_end == "preempt":
+        return Outcome(JobState.PREEMPTED, Cause.PREEMPTED, status.message)
+    if job.asked_to_end == "time_limit":
+        return Outcome(JobState.FAILED, Cause.TIME_LIMIT, _over(job), int(ExitCode.USER_ERROR))
+    return Outcome(JobState.STOPPED, status.cause, status.message, 0)
+
+
+def _over(job: JobRow) -> str:
+    return f"its time limit of {job.ticket.time_limit_s or 0.0:.0f} s was over"
+
+
+def _never_began(job: JobRow, events: Sequence[Event]) -> Outcome:
+    message = "its supervisor ended before it had started anything"
+    if job.attempt < _MAX_LAUNCHES + restarts_used(events):
+        return Outcome(JobState.QUEUED, Cause.LAUNCH_FAILED, message)
+    return Outcome(JobState.FAILED, Cause.LAUNCH_FAILED, message, int(ExitCode.ENVIRONMENT))

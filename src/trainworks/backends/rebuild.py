@@ -1,0 +1,134 @@
+"""Rebuild the job store from run directories: after it was deleted, damaged, or replaced by another one.
+
+A run directory knows what was asked for and how the run ended. Whether a job still waits or runs, its engine knows:
+it is found there by its mark, and never submitted by this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainworks.agent.launch import run_mark
+from trainworks.backends.local.machine import LocalNode, wanted_of
+from trainworks.backends.registry import engine_of_run
+from trainworks.errors import TrainworksError
+from trainworks.host import process
+from trainworks.host.users import this_host, user_name
+from trainworks.jobs.request import ticket_of_run
+from trainworks.jobs.state import Cause, JobState, parse_state
+from trainworks.jobs.store import JobStore, Placement
+from trainworks.jobs.ticket import Ticket
+from trainworks.record.resolved import ResolvedRun
+from trainworks.record.run_dir import RunDir
+from trainworks.record.status import RunStatus
+
+__all__ = ["Rebuilt", "rebuild", "submitted_runs"]
+
+_NOT_SUBMITTED = "not submitted"
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """A run directory, and what the store has of it now."""
+
+    run_dir: RunDir
+    state: JobState | None
+    """None where the store has no job of it."""
+    note: str = ""
+
+
+def submitted_runs(root: Path) -> list[RunDir]:
+    """Every run below a folder that was given to a queue, by name."""
+    return [RunDir(lock.parent) for lock in sorted(root.glob("*/.submit.lock"))]
+
+
+def rebuild(store: JobStore, runs: Iterable[RunDir], machine: Sequence[LocalNode]) -> list[Rebuilt]:
+    """Add the jobs of run directories that the store does not have.
+
+    Args:
+        store: of all jobs; what it has is left as it is.
+        runs: that were submitted.
+        machine: nodes of this machine, for its own jobs that run.
+    """
+    known = store.run_dirs()
+    return [_rebuilt(store, run, machine) for run in runs if str(run.path.resolve()) not in known]
+
+
+def _rebuilt(store: JobStore, run_dir: RunDir, machine: Sequence[LocalNode]) -> Rebuilt:
+    """One run; what cannot be found out about it is no reason to leave out the others."""
+    try:
+        resolved = run_dir.read_resolved()
+        found = _found(store, run_dir, resolved, machine)
+    except (TrainworksError, OSError) as error:
+        return Rebuilt(run_dir, None, str(error))
+    if found is None:
+        return Rebuilt(run_dir, None, _NOT_SUBMITTED)
+    uid, engine = run_dir.path.stat().st_uid, resolved.run_file.cluster.engine
+    store.restore(
+        ticket_of_run(resolved),
+        run_dir=str(run_dir.path.resolve()),
+        owner=user_name(uid),
+        uid=uid,
+        host=this_host() if engine == "local" else None,
+        engine=engine,
+        submitted_at=resolved.created_at,
+        **found,
+    )
+    return Rebuilt(run_dir, found["state"])
+
+
+def _found(
+    store: JobStore, run_dir: RunDir, resolved: ResolvedRun, machine: Sequence[LocalNode]
+) -> dict[str, Any] | None:
+    """Columns of the job: its state and what goes with it; None where no queue has ever got it."""
+    status = run_dir.read_status()
+    state = parse_state(status.state)
+    cluster = resolved.run_file.cluster
+    if state.is_final:
+        words = cluster.model_dump_json(exclude_unset=True) if cluster.engine != "local" else None
+        return _ended(state, status) | {"cluster": words}
+    if cluster.engine == "local":
+        return _local(run_dir, ticket_of_run(resolved), state, status, machine)
+    handle = engine_of_run(resolved, store=store).find(run_dir)
+    own = {"cluster": cluster.model_dump_json(exclude_unset=True)}
+    if handle is not None:  # the next look at the engine says more
+        return own | {"state": JobState.QUEUED, "now": status.updated_at, "handle": handle}
+    if state in (JobState.CREATED, JobState.QUEUED):
+        return None
+    message = f"{cluster.engine} does not have the job any more, and its run directory does not say how it ended"
+    lost = RunStatus(state=JobState.FAILED, cause=Cause.UNKNOWN, message=message, exit_code=1)
+    return own | _ended(JobState.FAILED, lost.model_copy(update={"updated_at": status.updated_at}))
+
+
+def _ended(state: JobState, status: RunStatus) -> dict[str, Any]:
+    words = {"cause": status.cause, "message": status.message, "exit_code": status.exit_code}
+    return {"state": state, "now": status.updated_at, "ended_at": status.updated_at, **words}
+
+
+def _local(
+    run_dir: RunDir, ticket: Ticket, state: JobState, status: RunStatus, machine: Sequence[LocalNode]
+) -> dict[str, Any] | None:
+    """A job of this machine: one that waits has its variables kept, and the dispatcher concludes one that has ended."""
+    if state.holds_resources:
+        placement = _placement(run_dir, ticket, machine)
+        now = status.updated_at
+        return {"state": state, "now": now, "started_at": now, "attempt": 1, "placement": placement}
+    return {"state": state, "now": status.updated_at} if state.waits and run_dir.environment_file.exists() else None
+
+
+def _placement(run_dir: RunDir, ticket: Ticket, machine: Sequence[LocalNode]) -> list[Placement]:
+    """What a job that runs holds here: the accelerators that its processes see, shared among its nodes."""
+    fewest, _, wanted = wanted_of(ticket, list(machine))
+    names = [node.name for node in machine][:fewest]
+    devices = sorted(_devices(run_dir))
+    return [
+        Placement(name, wanted.cores or 0.0, tuple(devices[number :: len(names)])) for number, name in enumerate(names)
+    ]
+
+
+def _devices(run_dir: RunDir) -> set[int]:
+    seen = process.variable_of(process.processes_with(run_mark(run_dir)), "CUDA_VISIBLE_DEVICES")
+    return {int(device) for text in seen for device in text.split(",") if device.isdecimal()}

@@ -1,0 +1,92 @@
+"""Attempts of a job whose record is readable here: its events, and the engine's times where the record has none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from trainworks.agent.allocation import signs_of_life
+from trainworks.backends.backend import Engine, Sight
+from trainworks.jobs.attempts import attempts_of, placement_on
+from trainworks.jobs.state import CAUSES, JobState, attempt_state
+from trainworks.jobs.store import Attempt, JobRow
+from trainworks.record.events import read_events
+from trainworks.record.run_dir import RunDir
+
+__all__ = ["columns_of", "ended_at", "told_attempts"]
+
+_OF_A_START = dict.fromkeys(("reason", "detail", "position", "starts_at", "cause", "message", "exit_code"))
+"""Columns of a job that say why it waited; they are empty once it has its nodes."""
+
+
+def told_attempts(
+    row: JobRow, engine: Engine, sight: Sight | None, state: JobState, columns: dict[str, Any]
+) -> list[Attempt] | None:
+    """Every attempt of a job; None where its record has none.
+
+    Args:
+        row: as the store has it.
+        engine: that runs it.
+        sight: what the engine says, if it knows the job.
+        state: of the job, from both.
+        columns: cause, message and exit code of a job that has ended.
+    """
+    run_dir = RunDir(Path(row.run_dir))
+    attempts = attempts_of(row, read_events(run_dir.events_file))
+    if not attempts:
+        return None
+    last = attempts[-1]
+    if state.is_final:
+        attempts[-1] = _as_ended(last, run_dir, sight, state, columns)
+    elif state.waits and last.ended_at is None and row.handle is not None:
+        cause, ended = engine.last_end(run_dir, row.handle)
+        attempts[-1] = replace(
+            last,
+            state=attempt_state(state, cause),
+            cause=cause,
+            message=CAUSES[cause].words,
+            ended_at=max(last.started_at, ended),
+        )
+    elif state.holds_resources and last.ended_at is not None and sight is not None:
+        attempts += _begun(row, last, sight)
+    return attempts
+
+
+def _as_ended(last: Attempt, run_dir: RunDir, sight: Sight | None, state: JobState, columns: dict[str, Any]) -> Attempt:
+    words: dict[str, Any] = {name: columns.get(name) for name in ("cause", "message", "exit_code")}
+    if last.ended_at is None:
+        ended = max(last.started_at, ended_at(run_dir, sight))
+        return replace(last, state=state, ended_at=ended, **words)
+    return replace(last, exit_code=columns.get("exit_code")) if last.state is state else last
+
+
+def _begun(row: JobRow, last: Attempt, sight: Sight) -> list[Attempt]:
+    """The attempt that the engine has begun, while the job has not said so."""
+    if sight.starts_at is None or sight.starts_at < (last.ended_at or 0.0):
+        return []
+    nodes = placement_on(row, sight.nodes)
+    begun = Attempt(
+        job_id=row.id,
+        number=last.number + 1,
+        state=JobState.STARTING,
+        started_at=sight.starts_at,
+        placement=nodes,
+    )
+    return [begun]
+
+
+def ended_at(run_dir: RunDir, sight: Sight | None) -> float:
+    """When a job ended that could not write it down: as its engine says, else the last sign of life."""
+    return sight.ended_at if sight is not None and sight.ended_at is not None else signs_of_life(run_dir)
+
+
+def columns_of(attempts: list[Attempt], row: JobRow, state: JobState) -> dict[str, Any]:
+    """What the row of a job says of its latest attempt."""
+    last = attempts[-1]
+    columns: dict[str, Any] = {"attempt": last.number, "started_at": last.started_at}
+    if state.holds_resources:
+        columns |= {"placement": last.placement} | (_OF_A_START if row.state.waits else {})
+    elif state.waits and last.cause is not None:
+        columns |= {"cause": last.cause, "message": last.message}
+    return columns

@@ -1,0 +1,123 @@
+"""Clouds, through SkyPilot's managed jobs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, final
+
+from trainworks.backends.backend import Ability, Engine, NodeFacts, Script, Sight
+from trainworks.backends.job_tag import find_patiently
+from trainworks.backends.skypilot.client import SkyPilotClient
+from trainworks.backends.skypilot.render import mark_of, render, secrets_of
+from trainworks.backends.skypilot.states import JOB_STATES, sight
+from trainworks.config.engines import SkyPilot
+from trainworks.errors import EnvironmentProblem, UnreachableError, UsageError
+from trainworks.host.clock import Clock, SystemClock
+from trainworks.jobs.program import Program
+from trainworks.jobs.state import JobState
+from trainworks.jobs.ticket import Ticket
+from trainworks.record.run_dir import RunDir
+
+__all__ = ["SkyPilotEngine"]
+
+_OF_A_NODE = re.compile(r"\((?P<name>[^,()]+)(?:, rank=(?P<node>\d+))?, pid=\d+(?:, ip=[^,()]+)?\) ?(?P<text>.*)")
+"""How SkyPilot begins a line of a job: `(worker1, rank=1, pid=1234, ip=10.0.0.2) text`."""
+
+
+@final
+class SkyPilotEngine(Engine):
+    """Hands jobs to `sky jobs`, and reads its queue.
+
+    Args:
+        options: what the run file says about SkyPilot.
+        program: what the job runs; needed to render one, and to submit it.
+        client: calls `sky`.
+        clock: waits between two looks for a job whose submission was not answered.
+    """
+
+    name: ClassVar[str] = "skypilot"
+    lacks: ClassVar[frozenset[Ability]] = frozenset(
+        ("hold", "exclude", "depends_on", "min_nodes", "drain", "time_limit")
+    )
+    shares_files: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        options: SkyPilot,
+        *,
+        program: Program | None = None,
+        client: SkyPilotClient | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._options = options
+        self._program = program
+        self._client = client or SkyPilotClient(options.program)
+        self._clock = clock or SystemClock()
+
+    def check(self, ticket: Ticket) -> None:
+        """Refuse what SkyPilot does not do, and a job whose secrets are not here."""
+        super().check(ticket)
+        render(ticket, self._what_runs, self._options, "checked")
+        if unset := self._client.unset(secrets_of(self._what_runs)):
+            raise UsageError(f"`envs.{unset[0]}` has no value, and is not set here", hint=f"export {unset[0]}=...")
+
+    @property
+    def _what_runs(self) -> Program:
+        assert self._program is not None, "an engine without a program renders nothing"
+        return self._program
+
+    def render(self, ticket: Ticket, run_dir: RunDir) -> Script:
+        """The task YAML of a managed job."""
+        return Script(ticket, render(ticket, self._what_runs, self._options, mark_of(run_dir)))
+
+    def submit(self, script: Script, run_dir: RunDir) -> str:
+        """Launch the managed job, unless one of this run's name has not ended yet; returns its number.
+
+        Raises:
+            Refused: by SkyPilot, in its words.
+            UnansweredError: the submission was not answered; if SkyPilot has the job, another `submit` finds it.
+            UnreachableError: SkyPilot does not answer, and has not got the job.
+        """
+        if found := self.find(run_dir):
+            return found
+        try:
+            job = self._client.launch(script.text, secrets_of(self._what_runs))
+        except UnreachableError as silent:
+            return find_patiently(lambda: self.find(run_dir), silent, self._clock)
+        unseen = EnvironmentProblem("SkyPilot took the job, and does not show it")
+        return job or find_patiently(lambda: self.find(run_dir), unseen, self._clock)
+
+    def find(self, run_dir: RunDir) -> str | None:
+        """By the job's name; the newest of several."""
+        mark = mark_of(run_dir)
+        jobs = [record for record in self._client.queue(unfinished=True) if record.get("job_name") == mark]
+        alive = [record["job_id"] for record in jobs if not _ended(record)]
+        return str(max(alive)) if alive else None
+
+    def look(self, handles: Sequence[str]) -> dict[str, Sight]:
+        """What SkyPilot's queue says of these jobs; a queue that was given up knows of none."""
+        if not handles:
+            return {}
+        records = {str(record.get("job_id")): record for record in self._client.queue()}
+        return {handle: sight(records[handle]) for handle in handles if handle in records}
+
+    def stop(self, handle: str, *, at_once: bool = False) -> None:
+        """Cancel the job: SkyPilot sends SIGTERM, and gives the nodes back. It knows no grace."""
+        self._client.cancel(handle)
+
+    def output(self, handle: str, *, node: int | None = None, follow: bool = False) -> Iterator[str]:
+        """Lines of `sky jobs logs`; with `node`, what that node wrote, without the mark in front."""
+        for line in self._client.logs(handle, follow=follow):
+            if node is None:
+                yield line
+            elif (found := _OF_A_NODE.fullmatch(line)) and int(found["node"] or 0) == node:
+                yield found["text"]
+
+    def nodes(self) -> list[NodeFacts]:
+        """None: they are rented when a job needs them."""
+        return []
+
+
+def _ended(record: dict[str, Any]) -> bool:
+    return JOB_STATES.get(str(record.get("status")), JobState.UNKNOWN).is_final

@@ -1,0 +1,129 @@
+"""What Slurm gave to a job, as its batch script sees it, and what follows for its ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
+
+from trainworks.agent.allocation import processes_on
+from trainworks.backends.slurm.client import SlurmClient
+from trainworks.backends.slurm.states import expand
+from trainworks.errors import EnvironmentProblem, TrainworksError, UnreachableError
+from trainworks.host import process
+from trainworks.record.resolved import Processes, ResolvedRun
+
+__all__ = ["Allocation", "Step", "StepHosts", "allocation", "processes_in"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocation:
+    """The nodes of a job, the one that runs the batch script first."""
+
+    job: str
+    nodes: tuple[str, ...]
+    addresses: tuple[str, ...]
+    restarts: int = 0
+    """How often Slurm has put the job back into its queue."""
+    cores_per_node: int = 1
+    accelerators_per_node: int = 0
+
+
+def allocation(env: Mapping[str, str], client: SlurmClient) -> Allocation:
+    """From the variables of a batch script, and the addresses that Slurm knows its nodes by.
+
+    Raises:
+        EnvironmentProblem: this is no batch script of Slurm.
+    """
+    try:
+        nodes = list(expand(env["SLURM_JOB_NODELIST"]))
+        job, here = env["SLURM_JOB_ID"], env.get("SLURMD_NODENAME")
+    except KeyError as missing:
+        raise EnvironmentProblem(f"{missing} is not set", hint="this runs in a job of Slurm: submit the run") from None
+    if here in nodes:
+        nodes.sort(key=lambda name: name != here)
+    addresses: dict[str, str] = {}
+    with contextlib.suppress(UnreachableError):  # their names will do
+        addresses = _addresses(client.call("scontrol", "--oneliner", "show", "nodes", ",".join(nodes)))
+    return Allocation(
+        job=job,
+        nodes=tuple(nodes),
+        addresses=tuple(addresses.get(node, node) for node in nodes),
+        restarts=int(env.get("SLURM_RESTART_COUNT") or 0),
+        cores_per_node=int(env.get("SLURM_CPUS_ON_NODE") or 1),
+        accelerators_per_node=int(env.get("SLURM_GPUS_ON_NODE") or 0),
+    )
+
+
+def _addresses(said: str) -> dict[str, str]:
+    found = (re.search(r"^NodeName=(\S+) .*?\bNodeAddr=(\S+)", line) for line in said.splitlines())
+    return {match[1]: match[2] for match in found if match}
+
+
+def processes_in(resolved: ResolvedRun, got: Allocation) -> Processes:
+    """The ranks of a run on the nodes that it got; see `processes_on`."""
+    return processes_on(
+        resolved,
+        engine="Slurm",
+        num_nodes=len(got.nodes),
+        cores_per_node=got.cores_per_node,
+        accelerators_per_node=got.accelerators_per_node,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """How an agent is started: options of srun, and what stands before Python's own arguments."""
+
+    options: tuple[str, ...]
+    python: tuple[str, ...]
+    is_container: bool = False
+
+
+@final
+class StepHosts:
+    """Nodes of a Slurm job; every agent is a step of its own.
+
+    Args:
+        got: the nodes.
+        step: how an agent is started.
+        client: calls Slurm's programs.
+    """
+
+    are_here = False
+
+    def __init__(self, got: Allocation, step: Step, client: SlurmClient) -> None:
+        self._got = got
+        self._step = step
+        self._client = client
+
+    @property
+    def addresses(self) -> Sequence[str]:
+        """Of the nodes, in their order."""
+        return self._got.addresses
+
+    def command(self, node: int, command: list[str]) -> list[str]:
+        """`srun` of one task on one node, which shares whatever the job has there with steps before it."""
+        arguments = command[command.index("-m") + 1 :]
+        return [
+            "srun",
+            "--nodes=1",
+            "--ntasks=1",
+            f"--nodelist={self._got.nodes[node]}",
+            "--overlap",
+            "--mem=0",
+            f"--cpus-per-task={self._got.cores_per_node}",
+            "--kill-on-bad-exit=1",
+            "--input=none",
+            f"--job-name=node-{node}",
+            *self._step.options,
+            *self._step.python,
+            *process.python_module("trainworks.backends.slurm.node", *arguments)[1:],
+        ]
+
+    def ask_to_stop(self, agents: Iterable[process.Child]) -> None:
+        """SIGURG to all processes of all steps: Slurm cannot tell an agent from its ranks, and they do not mind it."""
+        with contextlib.suppress(TrainworksError):  # the agents that are gone need no signal
+            self._client.call("scancel", "--signal=URG", self._got.job)

@@ -1,0 +1,327 @@
+"""A cluster under Slurm."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar, final
+
+from trainworks.backends.backend import Ability, Engine, NodeFacts, Script, Sight
+from trainworks.backends.job_tag import find_patiently
+from trainworks.backends.slurm.client import Refused, SlurmClient
+from trainworks.backends.slurm.ending import ending_of_turn
+from trainworks.backends.slurm.render import check, mark_of, render
+from trainworks.backends.slurm.states import (
+    accelerator_names,
+    accelerators_in,
+    cause_of,
+    expand,
+    job_state,
+    node_state,
+)
+from trainworks.backends.submission import submit_lock
+from trainworks.config.engines import Slurm
+from trainworks.errors import EnvironmentProblem, TrainworksError, UnreachableError, UsageError
+from trainworks.host.clock import Clock, SystemClock
+from trainworks.jobs.accelerator_names import matching_names
+from trainworks.jobs.state import Cause, JobState
+from trainworks.jobs.ticket import Ticket
+from trainworks.record.run_dir import RunDir
+
+__all__ = ["SlurmEngine"]
+
+_GONE = re.compile(r"invalid job id|already complet|job has finished", re.IGNORECASE)
+_NO_ACCOUNTING = re.compile(r"accounting storage is disabled|not running a database", re.IGNORECASE)
+_HELD_BY_SLURM = "launch failed requeued held"
+_ANY = "gpu"
+"""The name of any accelerator, in Slurm's gres and in the run file."""
+_MOST_RELEASES = 3
+"""After that many restarts a job whose launch fails stays held, for a person to look at."""
+_JOB = "JobID:20|,State:20|,RestartCnt:8|,exit_code:16|,StartTime:24|,EndTime:24|,NodeList:4096|,Reason:256"
+_NODE = "NodeList:255|,StateComplete:80|,CPUsState:64|,Memory:24|,Gres:255|,GresUsed:255|,Reason:256"
+_HISTORY = "JobIDRaw,State,ExitCode,Start,End,NodeList"
+
+
+@final
+class SlurmEngine(Engine):
+    """Talks to Slurm by `sbatch`, `squeue`, `sacct`, `scancel`, `scontrol` and `sinfo`.
+
+    Args:
+        options: what the run file says about Slurm.
+        python: interpreter with Trainworks, on all nodes; this one when left out.
+        client: calls the programs.
+        clock: waits between two looks for a job whose submission was not answered.
+    """
+
+    name: ClassVar[str] = "slurm"
+    lacks: ClassVar[frozenset[Ability]] = frozenset()
+
+    def __init__(
+        self,
+        options: Slurm,
+        *,
+        python: str = sys.executable,
+        client: SlurmClient | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._options = options
+        self._python = python
+        self._client = client or SlurmClient(options.login)
+        self._clock = clock or SystemClock()
+        self._accounting = True  # until sacct says that there is none
+
+    def check(self, ticket: Ticket) -> None:
+        """Refuse what Slurm does for nobody."""
+        super().check(ticket)
+        check(ticket, self._options)
+
+    def probe(self, ticket: Ticket) -> None:
+        """By `sbatch --test-only`: partition, account, QOS, limits, and whether there are such nodes at all."""
+        script = self.render(self.adapted(replace(ticket, depends_on=())), RunDir(Path("/run")))
+        try:
+            self._client.submit(script.text, "--test-only")
+        except Refused as refused:
+            refused.hint = self._what_there_is()
+            raise
+
+    def adapted(self, ticket: Ticket) -> Ticket:
+        """With the accelerator's name in Slurm's gres, which is compared with regard to its case there."""
+        wanted = ticket.node.accelerator
+        if wanted is None or not ticket.node.accelerators:
+            return ticket
+        if wanted.lower() == _ANY:
+            return replace(ticket, node=replace(ticket.node, accelerator=None))
+        known = self._accelerators()
+        found = matching_names(wanted, known)
+        if len(found) == 1:
+            return replace(ticket, node=replace(ticket.node, accelerator=found[0]))
+        if found:
+            raise UsageError(f"`{wanted}` may be any of {_listed(found)} in this cluster", hint="write one of them")
+        none = f"it names none; where it has some, write `{_ANY}:{ticket.node.accelerators}`"
+        there = f"it has {_listed(known)}" if known else none
+        raise UsageError(f"the cluster has no accelerator `{wanted}`", hint=there)
+
+    def _accelerators(self) -> list[str]:
+        """Names of the types of `gpu` in the gres of the partition's nodes."""
+        said = self._client.call("sinfo", "--noheader", *self._partition(), "--Format=Gres:1024")
+        return sorted({name for line in said.splitlines() for name in accelerator_names(line.strip())})
+
+    def _partition(self) -> list[str]:
+        return [f"--partition={self._options.partition}"] if self._options.partition else []
+
+    def _what_there_is(self) -> str | None:
+        with suppress(TrainworksError):
+            kinds = Counter((node.cores, node.accelerators, node.accelerator) for node in self.nodes())
+            each = [
+                f"{count} node(s) of {cores:g} cores" + (f" and {devices} {name or 'accelerators'}" if devices else "")
+                for (cores, devices, name), count in kinds.items()
+            ]
+            return f"there are {', '.join(each)}" if each else None
+        return None
+
+    def render(self, ticket: Ticket, run_dir: RunDir) -> Script:
+        """The batch script."""
+        return Script(ticket, render(ticket, self._options, RunDir(run_dir.path.absolute()), python=self._python))
+
+    def submit(self, script: Script, run_dir: RunDir) -> str:
+        """Submit the script, unless a job with this run's mark waits or runs already.
+
+        sbatch holds a lock of the run: where whoever submits is killed, the next one waits for what he began.
+
+        Raises:
+            Refused: by sbatch, in its words.
+            UnansweredError: sbatch was not answered; if Slurm has the job, another `submit` finds it.
+            UnreachableError: Slurm does not answer, and has not got the job.
+            EnvironmentProblem: another process submits the same run now.
+        """
+        with submit_lock(run_dir) as lock:
+            if found := self.find(run_dir):
+                return found
+            try:
+                answer = self._client.submit(script.text, lock=lock)
+            except UnreachableError as silent:
+                return find_patiently(lambda: self.find(run_dir), silent, self._clock)
+        return answer.strip().partition(";")[0]
+
+    def find(self, run_dir: RunDir) -> str | None:
+        """By the mark in the job's comment."""
+        mark = mark_of(RunDir(run_dir.path.absolute()))
+        said = self._client.call("squeue", "--me", "--noheader", f"--Format=JobID:20|,Comment:{len(mark) + 8}")
+        rows = [line.split("|", 1) for line in said.splitlines() if "|" in line]
+        return next((job.strip() for job, comment in rows if comment.strip() == mark), None)
+
+    def look(self, handles: Sequence[str]) -> dict[str, Sight]:
+        """What slurmctld knows; of jobs that it has forgotten, what accounting knows where there is any.
+
+        A job that Slurm itself holds because a node could not launch it is released, a few times.
+        """
+        if not handles:
+            return {}
+        sights = self._in_the_queue(handles)
+        for handle, sight in sights.items():
+            if (sight.reason or "").replace("_", " ") == _HELD_BY_SLURM and sight.restarts <= _MOST_RELEASES:
+                self.release(handle)
+        if (missing := [handle for handle in handles if handle not in sights]) and self._accounting:
+            sights |= self._in_history(missing)
+        return sights
+
+    def _in_the_queue(self, handles: Sequence[str]) -> dict[str, Sight]:
+        wanted = f"--jobs={','.join(handles)}"
+        try:
+            said = self._client.call("squeue", "--noheader", "--states=all", wanted, f"--Format={_JOB}")
+        except Refused as refused:
+            if _GONE.search(refused.message):
+                return {}
+            raise
+        return dict(_sight(line) for line in said.splitlines() if line.count("|") >= _JOB.count("|"))
+
+    def _in_history(self, handles: Sequence[str]) -> dict[str, Sight]:
+        """By sacct, which need not exist; where it does and does not answer, nobody knows."""
+        options = ("--allocations", "--noheader", "--parsable2", f"--jobs={','.join(handles)}", f"--format={_HISTORY}")
+        try:
+            said = self._client.call("sacct", *options)
+        except UnreachableError as silent:
+            unknown = Sight(state=JobState.UNKNOWN, reason=f"accounting does not answer: {silent.message}")
+            return dict.fromkeys(handles, unknown)
+        except (Refused, EnvironmentProblem) as error:
+            if isinstance(error, Refused) and not _NO_ACCOUNTING.search(error.message):
+                raise
+            self._accounting = False
+            return {}
+        rows = (line.split("|") for line in said.splitlines())
+        return {row[0]: _remembered(*row[1:]) for row in rows if len(row) == _HISTORY.count(",") + 1}
+
+    def stop(self, handle: str, *, at_once: bool = False) -> None:
+        """Cancel a job that waits; ask the supervisor of one that runs, which takes SIGINT as a person's wish."""
+        self._cancel("--state=PENDING", handle)
+        self._cancel("--batch", "--signal=INT", handle)
+        if at_once:
+            self._cancel(handle)
+
+    def _cancel(self, *arguments: str) -> None:
+        try:
+            self._client.call("scancel", *arguments)
+        except Refused as refused:
+            if not _GONE.search(refused.message):
+                raise
+
+    def last_end(self, run_dir: RunDir, handle: str) -> tuple[Cause, float]:
+        """As slurmstepd says in the log of the batch script, else a lost node."""
+        return ending_of_turn(run_dir, handle)
+
+    def hold(self, handle: str) -> None:
+        """Keep a job that waits from starting."""
+        self._client.call("scontrol", "hold", handle)
+
+    def release(self, handle: str) -> None:
+        """Let a held job start."""
+        self._client.call("scontrol", "release", handle)
+
+    def exclude(self, handle: str, nodes: Iterable[str]) -> None:
+        """Keep a job that waits away from these nodes; needs no operator. It replaces what was excluded before."""
+        self._client.call("scontrol", "update", f"JobId={handle}", f"ExcNodeList={','.join(nodes)}")
+
+    def nodes(self) -> list[NodeFacts]:
+        """All nodes of the partition, in order of their names."""
+        said = self._client.call("sinfo", "--noheader", "--Node", *self._partition(), f"--Format={_NODE}")
+        rows = [[field.strip() for field in line.split("|", _NODE.count("|"))] for line in said.splitlines()]
+        jobs = self._jobs_by_node()
+        return [_facts(row, jobs) for row in sorted({row[0]: row for row in rows if len(row) > 1}.values())]
+
+    def _jobs_by_node(self) -> dict[str, list[str]]:
+        states = "--states=RUNNING,SUSPENDED,COMPLETING,CONFIGURING"
+        said = self._client.call("squeue", "--noheader", states, "--Format=JobID:20|,NodeList:4096")
+        jobs: dict[str, list[str]] = {}
+        for job, _, nodes in (line.partition("|") for line in said.splitlines()):
+            for node in expand(nodes.strip()):
+                jobs.setdefault(node, []).append(job.strip())
+        return jobs
+
+    def drain(self, node: str, reason: str) -> None:
+        """Give the node no more jobs; Slurm lets its operators alone do this."""
+        words = " ".join(reason.split()) or "drained by trainworks"
+        self._client.call("scontrol", "update", f"NodeName={node}", "State=DRAIN", f"Reason={words}")
+
+    def undrain(self, node: str) -> None:
+        """Give the node jobs again."""
+        self._client.call("scontrol", "update", f"NodeName={node}", "State=RESUME")
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _sight(line: str) -> tuple[str, Sight]:
+    """One line of squeue; the reason stands last, because it may hold anything."""
+    parts = (part.strip() for part in line.split("|", _JOB.count("|")))
+    job, word, restarts, code, starts, ends, nodes, reason = parts
+    why = reason if reason not in ("None", "") else None
+    state = _ended(job_state(word, why))
+    return job, Sight(
+        state=state,
+        raw=word,
+        reason=why,
+        cause=cause_of(word, why),
+        nodes=expand(nodes),
+        restarts=int(restarts or 0),
+        exit_code=_exit_code(code) if state.is_final else None,
+        starts_at=_time(starts),
+        ended_at=_time(ends) if state.is_final else None,
+    )
+
+
+def _time(text: str) -> float | None:
+    """Seconds since the epoch; None for `N/A`, `Unknown` and their like."""
+    return float(text) if text.isdecimal() else None
+
+
+def _remembered(word: str, code: str, start: str, end: str, nodes: str) -> Sight:
+    """One line of sacct, which counts no restarts in old versions."""
+    state = _ended(job_state(word, None))
+    return Sight(
+        state=state,
+        raw=word,
+        cause=cause_of(word, None),
+        nodes=expand(nodes) if nodes != "None assigned" else (),
+        exit_code=_exit_code(code),
+        starts_at=_time(start),
+        ended_at=_time(end) if state.is_final else None,
+    )
+
+
+def _ended(state: JobState) -> JobState:
+    """PREEMPTED is Slurm's word for a job that has ended; a requeued one is PENDING."""
+    return JobState.FAILED if state is JobState.PREEMPTED else state
+
+
+def _exit_code(text: str) -> int | None:
+    """As a shell says it; from `7:0` and `0:9`, exit code and signal, or from a status of wait(2), as squeue has it."""
+    code, colon, number = text.partition(":")
+    if not code.isdecimal() or (colon and not number.isdecimal()):
+        return None
+    ended, killed_by = (int(code), int(number)) if colon else (int(code) >> 8, int(code) & 0x7F)
+    return 128 + killed_by if killed_by else ended
+
+
+def _facts(row: Sequence[str], jobs: dict[str, list[str]]) -> NodeFacts:
+    name, raw, cores, memory, gres, gres_used, reason = row
+    taken, _, _, total = (float(part) for part in cores.split("/"))
+    count, accelerator = accelerators_in(gres)
+    return NodeFacts(
+        name=name,
+        state=node_state(raw),
+        raw=raw,
+        reason=reason if reason.lower() != "none" else None,
+        cores=total,
+        cores_taken=taken,
+        accelerators=count,
+        accelerators_taken=accelerators_in(gres_used)[0],
+        accelerator=accelerator,
+        memory_bytes=int(memory) * 2**20 if memory.isdecimal() else 0,
+        jobs=tuple(jobs.get(name, ())),
+    )

@@ -1,0 +1,285 @@
+"""What a job's batch script runs on its first node: `... scheduler.slurm.batch RUN_DIR [STEP...] [-- PYTHON...]`.
+
+It is the job's supervisor. STEP are options for `srun`, PYTHON is how Python starts on the nodes (in a container).
+SIGINT is a person's wish to stop; SIGTERM comes from Slurm, before the time limit or when another job takes the place.
+The batch script passes both on under other numbers (`FORWARDED`): Slurm signals the script alone, or all its processes.
+If the supervisor is killed, the script starts this module again, which requeues the job while a restart is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+
+from trainworks.agent.allocation import back_in_the_queue, no_restart_left, plan, planner_of
+from trainworks.agent.node_agents import CommandNodes, Hosts, ThisMachine, TrainingNodes
+from trainworks.agent.supervisor import Supervisor, supervise
+from trainworks.backends.slurm.allocation import Allocation, Step, StepHosts, allocation, processes_in
+from trainworks.backends.slurm.client import SlurmClient
+from trainworks.backends.slurm.ending import ending_of_turn, log_of
+from trainworks.backends.slurm.render import ENDING, FORWARDED, is_requeued
+from trainworks.backends.slurm.states import cause_of_the_kill
+from trainworks.errors import TrainworksError
+from trainworks.files import take_lock
+from trainworks.host import process
+from trainworks.host.clock import SystemClock
+from trainworks.host.probe import probe_host
+from trainworks.jobs.request import JobRequest, job_request
+from trainworks.jobs.state import CAUSES, Cause, JobState, parse_cause, parse_state
+from trainworks.record.events import Event, append_event, read_events
+from trainworks.record.exit_code import ExitCode
+from trainworks.record.resolved import ResolvedRun
+from trainworks.record.run_dir import RunDir
+from trainworks.record.status import RunStatus
+from trainworks.recover.restarts import NEXT_TURN, may_restart
+
+__all__ = ["main"]
+
+_MEMORY_OF_THE_JOB = ("SLURM_MEM_PER_CPU", "SLURM_MEM_PER_GPU", "SLURM_MEM_PER_NODE")
+"""srun takes no second word about memory beside `--mem=0`."""
+_SIGNAL_COMES_EARLY_S = 90.0
+"""Slurm may send a signal up to a minute before its time."""
+_UNTIL_SLURM_ENDS_US_S = 60.0
+_SIGNALS: dict[int, int] = {signal.SIGRTMIN + offset: number for offset, number in enumerate(FORWARDED, start=1)}
+_ENDING = {received: number for received, number in _SIGNALS.items() if number in ENDING}
+
+
+def main(run_folder: str, *step: str) -> int:
+    """Run the job in a run directory to its end, or to its next turn in the queue."""
+    process.adopt_orphans()
+    for name in _MEMORY_OF_THE_JOB:
+        os.environ.pop(name, None)
+    for number in (*FORWARDED, *_SIGNALS):
+        signal.signal(number, _ignore)
+    return _Batch(RunDir(Path(run_folder)), _step(list(step)), SlurmClient()).run()
+
+
+def _step(arguments: list[str]) -> Step:
+    options, python = arguments, [sys.executable]
+    if "--" in arguments:
+        cut = arguments.index("--")
+        options, python = arguments[:cut], arguments[cut + 1 :]
+    return Step(tuple(options), tuple(python), is_container="--" in arguments)
+
+
+class _Batch:
+    """One stretch in which the job holds its nodes."""
+
+    def __init__(self, run_dir: RunDir, step: Step, client: SlurmClient) -> None:
+        self.run_dir = run_dir
+        self._step = step
+        self._client = client
+        self._clock = SystemClock()
+        self._started_at = self._clock.now()
+        self._got: Allocation | None = None
+        self._request: JobRequest | None = None
+        self._signals: list[int] = []
+        self._is_next_turn = False
+
+    def run(self) -> int:
+        """Supervise the job for one turn, unless there is nothing left to do; returns the script's exit code."""
+        state = parse_state(self.run_dir.read_status().state)
+        turn = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
+        begun = self._launches()[-1:]
+        if begun and (begun[0].get("job"), begun[0].get("turn")) == (os.environ.get("SLURM_JOB_ID"), turn):
+            return self._after_a_kill()
+        if state.is_final and not turn:
+            return 0  # submitted twice: another job has done it
+        if (lock := take_lock(self.run_dir.lock_file)) is None:
+            return ExitCode.ENVIRONMENT
+        has_ended = state in (JobState.SUCCEEDED, JobState.FAILED)  # then a person has requeued it, as by `retry`
+        self._is_next_turn = turn > 0 and not has_ended
+        if self._is_next_turn and not self._note_the_last_turn():
+            return 1
+        return self.leave(supervise(self.run_dir, self.supervisor, lock=lock, heard=self.hear, signals=_ENDING))
+
+    def _launches(self) -> list[Event]:
+        return [event for event in read_events(self.run_dir.events_file) if event["kind"] == "submitted"]
+
+    def _after_a_kill(self) -> int:
+        """Requeue the job, if it may; Slurm ends what the killed supervisor has left."""
+        self._got = allocation(os.environ, self._client)
+        self._request = job_request(self.run_dir.read_resolved())
+        status = self.run_dir.read_status()
+        if parse_state(status.state).is_final:
+            return self.leave(status.exit_code or 0)
+        message = "its supervisor was killed, and all that it had started with it"
+        if not self._another_start_may_help(Cause.AGENT_LOST):
+            self._enter(JobState.FAILED, Cause.AGENT_LOST, message)
+            return 1
+        return self._requeue(self._got, Cause.AGENT_LOST, message)
+
+    def _note_the_last_turn(self) -> bool:
+        """Write down how the last turn ended, if it could not; False if the job has no restart left."""
+        job = os.environ.get("SLURM_JOB_ID", "")
+        if parse_state(self.run_dir.read_status().state) not in (JobState.QUEUED, JobState.PREEMPTED):
+            cause, ended_at = ending_of_turn(self.run_dir, job)
+            self._enter(*back_in_the_queue(cause), ended_at=ended_at)
+        resolved = self.run_dir.read_resolved()
+        most = job_request(resolved).max_restarts
+        if "--requeue" in resolved.run_file.cluster.slurm.options:  # the script's own word, which is Slurm's to keep
+            return True
+        if may_restart(read_events(self.run_dir.events_file), most, NEXT_TURN):
+            return True
+        cause = parse_cause(self.run_dir.read_status().cause) or Cause.NODE_LOST
+        self._enter(JobState.FAILED, cause, no_restart_left(cause, most))
+        return False
+
+    def hear(self, number: int) -> None:
+        """A signal has come."""
+        if number == signal.SIGTERM and not self._signals:
+            append_event(self.run_dir.events_file, "stop_requested", reason="Slurm asked for an end")
+        self._signals.append(number)
+
+    def supervisor(self, lock: int) -> Supervisor:
+        """The supervisor of the nodes that Slurm gave."""
+        self._got = got = allocation(os.environ, self._client)
+        self._begin_turn()
+        steps = StepHosts(got, self._step, self._client)
+        resolved = self._resolved(got, steps)
+        size = {"nodes": len(got.nodes), "processes_per_node": resolved.processes.processes_per_node}
+        append_event(
+            self.run_dir.events_file,
+            "submitted",
+            **size,
+            hosts=list(got.nodes),
+            job=got.job,
+            turn=got.restarts,
+            restarts=got.restarts if self._is_next_turn else 0,
+            started_at=self._started_at,
+        )
+        self._request = request = job_request(resolved)
+        hosts: Hosts = steps
+        if request.framework == "slurm":  # the script starts once, here, as a batch script of its own would
+            request = replace(request, processes=request.processes.model_copy(update={"nodes": 1}))
+            hosts = ThisMachine(1)
+            for number in _SIGNALS.keys() - _ENDING.keys():
+                signal.signal(number, _pass_on)
+        kind = TrainingNodes if request.kind == "training" else CommandNodes
+        return Supervisor(self.run_dir, request, kind(self.run_dir, request, (lock,), hosts), self._clock)
+
+    def _resolved(self, got: Allocation, hosts: StepHosts) -> ResolvedRun:
+        """The run as it is on these nodes; a workload is planned there before its first start."""
+        resolved = self.run_dir.read_resolved()
+        if resolved.run_file.workload is not None and resolved.plan is None:
+            planner = planner_of(self.run_dir)
+            plan(hosts.command(0, planner) if self._step.is_container else planner)
+            resolved = self.run_dir.read_resolved()
+        changes: dict[str, Any] = {"processes": processes_in(resolved, got)}
+        if resolved.plan is None:
+            changes["host"] = probe_host(self.run_dir.path)
+        resolved = resolved.model_copy(update=changes)
+        self.run_dir.write_resolved(resolved)
+        return resolved
+
+    def _begin_turn(self) -> None:
+        """Forget how an earlier turn was stopped, and say that this one begins."""
+        self.run_dir.stop_file.unlink(missing_ok=True)
+        self.run_dir.make_reserve()
+        self._say(JobState.STARTING, None, None)
+
+    def leave(self, code: int) -> int:
+        """Put the job back into the queue if that can help; returns the exit code of the batch script."""
+        status = self.run_dir.read_status()
+        if self._request is None or self._got is None or status.state == JobState.SUCCEEDED:
+            return code
+        cause = parse_cause(status.cause) or Cause.UNKNOWN
+        if status.state == JobState.STOPPED:
+            by_itself = signal.SIGINT in self._signals or cause is Cause.IDLE
+            found = None if by_itself else self._why_it_left(self._got)
+            if found is None:
+                return self._cancelled(self._got)
+            cause = found
+            if cause is not Cause.TIME_LIMIT:  # Slurm itself puts it back, or ends it
+                self._leave_to_slurm(self._request, cause)
+                return code
+        if not self._another_start_may_help(cause):
+            if status.state == JobState.STOPPED:
+                self._enter(JobState.FAILED, cause, CAUSES[cause].words)
+            return status.exit_code or code
+        return self._requeue(self._got, cause, status.message)
+
+    def _leave_to_slurm(self, request: JobRequest, cause: Cause) -> None:
+        if is_requeued(self.run_dir.read_resolved().run_file.cluster.slurm):
+            self._enter(*back_in_the_queue(cause))
+        else:
+            self._enter(JobState.FAILED, cause, no_restart_left(cause, request.max_restarts))
+
+    def _cancelled(self, got: Allocation) -> int:
+        """Slurm shall say so, too; it would take this end for a success or for a failure."""
+        with contextlib.suppress(TrainworksError):
+            self._end_with("scancel", got.job)
+        return 0
+
+    def _end_with(self, program: Literal["scancel", "scontrol"], *arguments: str) -> None:
+        """Have Slurm end this job: an end of our own could come first, and be taken for the job's."""
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self._client.call(program, *arguments)
+        self._clock.sleep(_UNTIL_SLURM_ENDS_US_S)
+
+    def _why_it_left(self, got: Allocation) -> Cause | None:
+        """Why Slurm asked for an end; None if a person cancelled the job, or nobody can say."""
+        with contextlib.suppress(TrainworksError):
+            said = self._client.call("squeue", "--noheader", "--states=all", f"--jobs={got.job}", "--Format=State:20")
+            if said.strip() != "RUNNING":
+                found = cause_of_the_kill(log_of(self.run_dir), got.job, self._started_at)
+                return found[0] if found else None
+            asked = self.run_dir.read_resolved().run_file.job
+            end_s = asked.time_limit - asked.grace - _SIGNAL_COMES_EARLY_S if asked.time_limit else 0.0
+            return Cause.TIME_LIMIT if self._clock.now() - self._started_at > end_s else Cause.PREEMPTED
+        return None
+
+    def _another_start_may_help(self, cause: Cause) -> bool:
+        assert self._request is not None
+        events = read_events(self.run_dir.events_file)
+        return CAUSES[cause].another_start_helps and may_restart(events, self._request.max_restarts, NEXT_TURN)
+
+    def _requeue(self, got: Allocation, cause: Cause, message: str | None) -> int:
+        """The job waits again, under the same number; Slurm ends this script."""
+        self._enter(JobState.QUEUED, cause, message)
+        try:
+            self._end_with("scontrol", "requeue", got.job)
+        except TrainworksError as error:
+            self._enter(JobState.FAILED, cause, f"{message}; it could not be put back into the queue: {error.message}")
+        return 1
+
+    def _enter(self, state: JobState, cause: Cause, message: str | None, **words: float) -> None:
+        self._say(state, cause, message)
+        append_event(self.run_dir.events_file, "state", state=state, cause=cause, message=message, **words)
+
+    def _say(self, state: JobState, cause: Cause | None, message: str | None) -> None:
+        pid, started_at = process.identity()
+        status = RunStatus(
+            state=state,
+            cause=cause,
+            message=message,
+            exit_code=1 if state.is_final else None,
+            supervisor_pid=None if state.waits else pid,
+            supervisor_started_at=None if state.waits else started_at,
+            supervisor_host=None if state.waits else socket.gethostname(),
+            updated_at=self._clock.now(),
+        )
+        self.run_dir.write_status(status)
+
+
+def _ignore(number: int, frame: object) -> None:
+    """A signal that comes too early, or a second time; programs that are started do not inherit this."""
+
+
+def _pass_on(number: int, frame: object) -> None:
+    """A signal that the user has asked Slurm for goes to his script, as it would without us."""
+    for agent in psutil.Process().children():
+        for script in agent.children():
+            script.send_signal(_SIGNALS[number])
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

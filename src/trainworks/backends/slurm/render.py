@@ -1,0 +1,229 @@
+"""A ticket as a batch script. What comes from a user cannot end its line, its word or its command."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainworks.backends.job_tag import mark_of
+from trainworks.config.engines import Container, Slurm
+from trainworks.errors import UsageError
+from trainworks.jobs.ticket import Ticket
+from trainworks.record.run_dir import RunDir
+
+__all__ = ["ENDING", "FORWARDED", "check", "is_requeued", "mark_of", "render", "sbatch_option"]
+
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that the batch script passes on to the supervisor, as SIGRTMIN+1, SIGRTMIN+2 and so on."""
+ENDING = FORWARDED[:3]
+"""Those of them that ask for an end."""
+
+_OWN = ("array", "comment", "error", "help", "job-name", "open-mode", "output", "parsable", "test-only", "wait", "wrap")
+"""Options of sbatch that are not the user's: a run is one job, known by its mark."""
+_NICE_PER_PRIORITY = 100
+_MIDDLE = 50
+_SIGNAL_COMES_EARLY_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    name: str
+    value: Any
+    """None, "" and False leave the line out; True is an option without a value."""
+
+
+def check(ticket: Ticket, options: Slurm) -> None:
+    """Refuse what Slurm gives nobody but its operators, and what would break one run into several jobs.
+
+    Raises:
+        UsageError: naming the first such wish.
+    """
+    if ticket.priority > _MIDDLE:
+        raise UsageError(
+            f"Slurm lets its operators alone raise a priority above {_MIDDLE}, not to {ticket.priority}",
+            hint="take a `cluster.slurm.qos` that comes first, or a `job.priority` up to 50",
+        )
+    if not ticket.preemptible:
+        hint = "take a `cluster.slurm.qos` or `partition` that is not preempted, and leave `job.preemptible` out"
+        raise UsageError("in Slurm the QOS or the partition says whether a job is preempted", hint=hint)
+    if ticket.time_limit_s is not None and ticket.time_limit_s < ticket.grace_s + _SIGNAL_COMES_EARLY_S:
+        least_s = ticket.grace_s + _SIGNAL_COMES_EARLY_S
+        hint = "Slurm may ask for an end a minute before the grace: a longer limit, or a shorter grace"
+        raise UsageError(f"`job.time_limit` ({ticket.time_limit_s:.0f} s) is below {least_s:.0f} s", hint=hint)
+    if ticket.depends_on and any(option.startswith("--dependency=") for option in options.options):
+        raise UsageError("`job.depends_on` and sbatch's own `--dependency` cannot both be said", hint="leave one out")
+    for option in options.options:
+        if (name := option[2:].partition("=")[0]) in _OWN:
+            raise UsageError(f"`--{name}` is not yours to set: a run is one job", hint="leave it out")
+
+
+def is_requeued(options: Slurm) -> bool:
+    """Whether Slurm puts the job back into its queue after a preemption or a lost node.
+
+    It does unless the user forbids it: a preemption costs no restart. After a failure the batch script itself refuses
+    to start again where no restart is left.
+    """
+    return "--no-requeue" not in options.options
+
+
+def render(ticket: Ticket, options: Slurm, run_dir: RunDir, *, python: str) -> str:
+    """The batch script of a job: it starts the job's supervisor on the first node.
+
+    Args:
+        ticket: of the job.
+        options: what the run file says about Slurm.
+        run_dir: absolute, on a file system that all nodes share.
+        python: interpreter with Trainworks, on all nodes.
+
+    Raises:
+        UsageError: a name or path that a batch script cannot hold.
+    """
+    check(ticket, options)
+    if strange := [job for job in ticket.depends_on if not job.isdecimal()]:
+        raise UsageError(f"`{strange[0]}` is no number of a Slurm job")
+    lines = [_Line("", option) for option in options.options]
+    lines += _without_those_of_the_user(_lines(ticket, options, run_dir), options)
+    supervisor = [python, "-P", "-m", "trainworks.backends.slurm.batch", str(run_dir.path)]
+    command = [*supervisor, *_step(options.container, run_dir, ticket)]
+    return "\n".join(["#!/bin/bash", *_as_text(lines), "", *_supervise(command)]) + "\n"
+
+
+def _supervise(command: Sequence[str]) -> list[str]:
+    """Run the supervisor; if it is killed and nothing has asked for an end, run it again, to requeue the job.
+
+    `wait` returns early at a signal, and once more with the exit code of the supervisor.
+    """
+    traps = [
+        f"trap '{'asked=1; ' if number in ENDING else ''}pass_on {offset}' {number.name[3:]}"
+        for offset, number in enumerate(FORWARDED, start=1)
+    ]
+    return [
+        "asked=",
+        'pass_on() { signaled=1; kill "-RTMIN+$1" "$supervisor"; }',
+        *traps,
+        "for run in supervise requeue; do",
+        f"  {shlex.join(command)} &",
+        "  supervisor=$!",
+        "  signaled=1",
+        '  while [ "$signaled" ]; do signaled=; wait $supervisor; code=$?; done',
+        '  if [ "$asked" ] || [ $code -le 128 ]; then break; fi',
+        "done",
+        "exit $code",
+    ]
+
+
+def _lines(ticket: Ticket, options: Slurm, run_dir: RunDir) -> list[_Line]:
+    node = ticket.node
+    nodes = [ticket.min_nodes, ticket.max_nodes]
+    gres = ["gpu", *([node.accelerator] if node.accelerator else []), str(node.accelerators)]
+    return [
+        _Line("job-name", ticket.name),
+        _Line("comment", mark_of(run_dir)),
+        _Line("nodes", "-".join(map(str, dict.fromkeys(nodes)))),
+        _Line("ntasks-per-node", str(ticket.tasks_per_node)),
+        _Line("cpus-per-task", str(math.ceil(node.cores / ticket.tasks_per_node)) if node.cores else None),
+        _Line("gres", ":".join(gres) if node.accelerators else None),
+        _Line("mem", f"{math.ceil(node.memory_bytes / 2**20)}M" if node.memory_bytes else None),
+        _Line("time", _time(ticket.time_limit_s) if ticket.time_limit_s else None),
+        _Line("signal", f"B:TERM@{math.ceil(ticket.grace_s)}"),
+        _Line("requeue", True),
+        _Line("open-mode", "append"),
+        _Line("output", _no_pattern(str(run_dir.supervisor_log))),
+        _Line("chdir", ticket.working_folder),
+        *_place(options),
+        _Line("exclude", ",".join(ticket.exclude)),
+        _Line("dependency", ":".join(["afterok", *ticket.depends_on]) if ticket.depends_on else None),
+        _Line("kill-on-invalid-dep", "yes" if ticket.depends_on else None),
+        _Line("nice", str(_NICE_PER_PRIORITY * (_MIDDLE - ticket.priority)) if ticket.priority < _MIDDLE else None),
+        _Line("hold", ticket.hold),
+    ]
+
+
+def _without_those_of_the_user(lines: list[_Line], options: Slurm) -> list[_Line]:
+    """An option that the user gives himself is his; sbatch would take the last one."""
+    names = {option[2:].partition("=")[0] for option in options.options}
+    names |= {"requeue", "no-requeue"} if names & {"requeue", "no-requeue"} else set()
+    return [line for line in lines if line.name not in names]
+
+
+def _place(options: Slurm) -> list[_Line]:
+    names = ("partition", "account", "qos", "constraint", "switches", "reservation")
+    return [_Line(name, getattr(options, name)) for name in names]
+
+
+def _as_text(lines: Sequence[_Line]) -> list[str]:
+    return [f"#SBATCH {sbatch_option(line.name, line.value)}" for line in lines if line.value]
+
+
+def sbatch_option(name: str, value: str | bool) -> str:
+    """One option as sbatch reads it in a script: between double quotes, a backslash keeps the next character.
+
+    Args:
+        name: without dashes; "" where the value is the whole option.
+        value: True for an option that has none.
+
+    Raises:
+        UsageError: it holds a character that no line can.
+    """
+    if value is True:
+        return f"--{name}"
+    text = str(value)
+    if found := re.search(r"[\x00-\x1f\x7f]", text):
+        raise UsageError(
+            f"`{name or 'options'}` has {found[0]!r} in it: {text!r}", hint="no line of sbatch can hold that"
+        )
+    whole = f"--{name}={text}" if name else text
+    if re.fullmatch(r"[A-Za-z0-9_=.,:/@%+\[\]-]+", whole):
+        return whole
+    option, _, rest = whole.partition("=")
+    return option + '="' + re.sub(r'(["\\])', r"\\\1", rest) + '"'
+
+
+def _no_pattern(path: str) -> str:
+    """A file name that sbatch leaves as it is; with a backslash in it nothing can be said."""
+    if "\\" in path:
+        raise UsageError(f"the run directory has a backslash in it: `{path}`", hint="sbatch reads it: take another")
+    return path.replace("%", "%%")
+
+
+def _time(seconds: float) -> str:
+    """Whole minutes, as Slurm counts: `1-02:30:00`."""
+    minutes = math.ceil(seconds / 60)
+    days, minutes = divmod(minutes, 24 * 60)
+    return f"{days}-{minutes // 60:02}:{minutes % 60:02}:00"
+
+
+def _step(container: Container | None, run_dir: RunDir, ticket: Ticket) -> list[str]:
+    """What the supervisor passes on to `srun`, and how Python is started behind it."""
+    if container is None:
+        return []
+    mounts = [_checked_mount(mount) for mount in (str(run_dir.path), ticket.working_folder, *container.mounts)]
+    mounts = list(dict.fromkeys(mounts))
+    if container.runtime == "pyxis":
+        return [
+            f"--container-image={_in_words_of_pyxis(container.image)}",
+            f"--container-mounts={','.join(mounts)}",
+            "--",
+            "python3",
+        ]
+    binds = [part for mount in mounts for part in ("--bind", mount)]
+    return ["--", "apptainer", "exec", "--nv", *binds, container.image, "python3"]
+
+
+def _in_words_of_pyxis(image: str) -> str:
+    """`nvcr.io#nvidia/pytorch:26.09-py3`: Enroot wants `#` behind the name of a registry."""
+    name = image.removeprefix("docker://")
+    registry, slash, rest = name.partition("/")
+    return f"{registry}#{rest}" if slash and re.search(r"[.:]", registry) else name
+
+
+def _checked_mount(mount: str) -> str:
+    """`FROM:TO`; a path for both is written twice."""
+    if "," in mount or mount.count(":") > 2:
+        raise UsageError(f"`{mount}` cannot be mounted: it has a comma or too many colons in it")
+    return mount if ":" in mount else f"{mount}:{mount}"

@@ -1,0 +1,89 @@
+"""What every submission has in common: one at a time per run, no trace of one that failed, and no job that waits for
+a job that cannot succeed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from trainworks.errors import EnvironmentProblem, TrainworksError, UsageError
+from trainworks.files import take_lock, write_atomic
+from trainworks.jobs.state import JobState
+from trainworks.jobs.store import JobRow, JobStore
+from trainworks.jobs.ticket import Ticket
+from trainworks.record.run_dir import RunDir
+
+__all__ = ["check_dependencies", "status_restored", "submit_lock"]
+
+_held: dict[Path, int] = {}
+"""Locks of this process, by file: an engine that needs the lock gets the one that its caller holds."""
+
+
+@contextmanager
+def submit_lock(run_dir: RunDir) -> Iterator[int]:
+    """The lock of a run that is being submitted, as an open file; a process may take it twice.
+
+    A program that inherits the file holds the lock until it ends, even if this process is killed before.
+
+    Raises:
+        EnvironmentProblem: another process submits the same run now.
+    """
+    path = run_dir.submit_lock_file.absolute()
+    if path in _held:
+        yield _held[path]
+        return
+    lock = take_lock(path)
+    if lock is None:
+        raise EnvironmentProblem(f"run {run_dir.run_id} is being submitted now", hint="wait a moment: trainworks ps")
+    _held[path] = lock
+    try:
+        yield lock
+    finally:
+        del _held[path]
+        os.close(lock)
+
+
+@contextmanager
+def status_restored(run_dir: RunDir) -> Iterator[None]:
+    """Put status.json back as it was if the submission inside the block fails."""
+    before = run_dir.status_file.read_bytes() if run_dir.status_file.exists() else None
+    try:
+        yield
+    except (TrainworksError, OSError):
+        run_dir.status_file.unlink(missing_ok=True)
+        if before is not None:
+            with suppress(TrainworksError, OSError):
+                write_atomic(run_dir.status_file, before)
+        raise
+
+
+def check_dependencies(store: JobStore, ticket: Ticket, engine: str, *, uid: int | None = None) -> list[JobRow]:
+    """The jobs that a job waits for; of several of one name that of the user comes first, this one when None.
+
+    Raises:
+        UsageError: one of them does not exist, is a job of another engine, or has ended without success.
+    """
+    uid = os.getuid() if uid is None else uid
+    return [_dependency(store, wanted, engine, uid) for wanted in ticket.depends_on]
+
+
+def _dependency(store: JobStore, wanted: str, engine: str, uid: int) -> JobRow:
+    job = store.find(wanted, uid=uid)
+    if job is None:
+        raise UsageError(
+            f"`job.depends_on` names job `{wanted}`, which does not exist", hint="list the jobs: trainworks ps --all"
+        )
+    if job.engine != engine:
+        raise UsageError(
+            f"`job.depends_on` names job `{wanted}`, which is in the queue of {job.engine}, not of {engine}",
+            hint="name a job of the same queue",
+        )
+    if job.state.is_final and job.state is not JobState.SUCCEEDED:
+        raise UsageError(
+            f"`job.depends_on` names job `{wanted}`, which is {job.state}",
+            hint=f"retry that one first: trainworks retry {wanted}",
+        )
+    return job

@@ -1,0 +1,127 @@
+"""What a command asks for, in the words of a SkyPilot task file: its framework and what its nodes must have."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_serializer
+
+from trainworks.config.quantities import Spec
+
+__all__ = ["AcceleratorRequest", "EnvironmentValue", "Framework", "Resources", "shell_of"]
+
+Framework = Literal["torch", "jax", "tensorflow", "mpi", "deepspeed", "slurm"]
+
+
+class AcceleratorRequest(Spec):
+    """`A100:8`: how many of which accelerator one node has."""
+
+    name: str
+    count: int
+
+    @property
+    def kind(self) -> str | None:
+        """Its name; None for `gpu`, which means any."""
+        return None if self.name.lower() == "gpu" else self.name
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.count}"
+
+    @model_serializer
+    def _as_text(self) -> str:
+        return str(self)
+
+
+def _requests(value: Any) -> Any:
+    """One or several alternatives, as text, mapping or list: `A100:8`, `{A100: 8}`, `[A100:8, V100:8]`."""
+    if isinstance(value, dict):
+        texts = [str(name) if count is None else f"{name}:{count}" for name, count in value.items()]
+    elif isinstance(value, list | tuple):
+        texts = [str(item) for item in value]
+    else:
+        texts = [str(value)]
+    return tuple(_request(text) for text in texts)
+
+
+def _request(text: str) -> AcceleratorRequest:
+    name, _, count = text.strip().partition(":")
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
+        raise ValueError(f"`{text}` names no accelerator\x1fwrite it like `A100:8`")
+    if not re.fullmatch(r"[1-9][0-9]*", count or "1"):
+        raise ValueError(f"`{text}` has no whole number of accelerators\x1fa rank gets whole accelerators: `{name}:1`")
+    return AcceleratorRequest(name=name, count=int(count or "1"))
+
+
+def _at_least(unit: str, example: str) -> BeforeValidator:
+    """`4` and `4+`; with a unit, `32`, `32+` and `32GB+`."""
+
+    def parse(value: Any) -> Any:
+        found = re.fullmatch(rf"(\d+(?:\.\d+)?)(?:\s*{unit})?\+?", str(value).strip())
+        if found is None or float(found[1]) <= 0:
+            raise ValueError(f"`{value}` is no amount\x1fwrite it like `{example}`")
+        return float(found[1])
+
+    return BeforeValidator(parse)
+
+
+AcceleratorsField = Annotated[
+    tuple[AcceleratorRequest, ...],
+    BeforeValidator(_requests),
+    Field(min_length=1),
+    WithJsonSchema({"type": "string", "examples": ["A100:8", "H100"]}),
+]
+CoresField = Annotated[
+    float, _at_least("", "4+"), WithJsonSchema({"type": ["string", "number"], "examples": ["4+", "16"]})
+]
+MemoryField = Annotated[
+    float, _at_least("GB", "32+"), WithJsonSchema({"type": ["string", "number"], "examples": ["32+", "64GB"]})
+]
+
+
+def _environment_value(value: Any) -> Any:
+    """A number is written as it is read; SkyPilot does the same."""
+    return str(value) if isinstance(value, int | float) else value
+
+
+EnvironmentValue = Annotated[
+    str | None,
+    BeforeValidator(_environment_value),
+    WithJsonSchema({"type": ["string", "number", "boolean", "null"], "examples": ["hello"]}),
+]
+"""Text; null for a variable that the shell which starts the run must have."""
+
+
+def _not_spot(value: bool) -> bool:
+    if value:
+        raise ValueError(
+            "`resources.use_spot` has another name in a run file"
+            "\x1fset `cluster.skypilot.use_spot` with `engine: skypilot`, or leave it out to run on this machine"
+        )
+    return value
+
+
+class Resources(Spec):
+    """What every node must have, in SkyPilot's words; refused if this machine has less."""
+
+    accelerators: AcceleratorsField | None = None
+    """Accelerators of a node: `A100:8`, `gpu:8` for any kind, `{A100: 8}`, or a list of alternatives, of which this
+    machine's counts."""
+    cpus: CoresField | None = None
+    """Cores of a node, at least."""
+    memory: MemoryField | None = None
+    """Memory of a node in GB, at least."""
+    use_spot: Annotated[bool, AfterValidator(_not_spot)] = False
+    """Only `false`; spot nodes are rented with `cluster.skypilot.use_spot`."""
+
+
+def shell_of(script: str) -> list[str]:
+    r"""What the first line of a script says it is for; bash without one. Behind a program it has one argument at most.
+
+    >>> shell_of("#!/bin/bash -l\necho"), shell_of("echo")
+    (['/bin/bash', '-l'], ['/bin/bash'])
+    """
+    found = re.match(r"#![ \t]*(\S+)[ \t]*([^\n]*)", script)
+    if found is None:
+        return ["/bin/bash"]
+    return [found[1], *filter(None, [found[2].rstrip()])]

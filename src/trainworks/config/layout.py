@@ -1,0 +1,345 @@
+"""The parallel layout, and the one place that checks its identity.
+
+    dp_replicate * dp_shard * cp * tp * pp = world_size
+    micro_batch * grad_accum_steps * dp_replicate * dp_shard = global_batch
+
+`ep` reuses ranks: it divides `dp_shard * cp * tp` and does not enter the product.
+A degree that is not written is 1 on this machine, and open on a described cluster (`check_written`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from trainworks.config.limits import LIMITS, up_to
+from trainworks.config.quantities import Spec
+from trainworks.errors import LayoutError
+
+__all__ = [
+    "MESH_AXES",
+    "Layout",
+    "ResolvedLayout",
+    "check_layout",
+    "check_micro_batch",
+    "check_written",
+    "resolve_layout",
+    "stage_layers",
+]
+
+MESH_AXES = ("dp_replicate", "dp_shard", "cp", "tp", "pp")
+"""Axes whose degrees multiply to the world size."""
+Degree = up_to("accelerators", default=1)
+Compression = Literal["none", "bf16", "fp16", "powersgd"]
+
+
+class Layout(Spec):
+    """How the ranks share the work, as far as the run file fixes it.
+
+    On this machine a degree that is left out is 1. On a described cluster it is open, like an option that is `auto`:
+    `{tp: 8}` is planned with the fastest of all layouts that have it.
+    """
+
+    dp_replicate: int = Degree
+    """Copies of the whole model (DDP, or the outer axis of HSDP); without `dp_shard` plain data parallelism."""
+    dp_shard: int = Degree
+    """Ranks that share one copy of parameters, gradients and optimizer state (FSDP2)."""
+    cp: int = Degree
+    """Context parallel degree."""
+    tp: int = Degree
+    """Tensor parallel degree."""
+    pp: int = Degree
+    """Pipeline parallel degree."""
+    ep: int = Degree
+    """Expert parallel degree; divides dp_shard * cp * tp."""
+    micro_batch: Annotated[int, up_to("micro_batch")] | Literal["auto"] = "auto"
+    """Sequences that one rank takes through one forward and backward."""
+    zero: Literal[1, 2, 3, "auto"] = "auto"
+    """What the ranks of `dp_shard` share: 1 optimizer state, 2 and gradients, 3 and weights (FSDP)."""
+    sequence_parallel: bool | Literal["auto"] = "auto"
+    """Split norms and residuals over `tp` too."""
+    interleave: Annotated[int, up_to("interleave")] | Literal["auto"] = "auto"
+    """Model chunks of each pipeline stage; 1 is plain 1F1B."""
+    zero_bubble: bool | Literal["auto"] = "auto"
+    """Let weight gradients fill the pipeline's idle time (ZB-H1)."""
+    recompute: Literal["none", "selective", "full", "auto"] = "auto"
+    """Activations that backward computes again: none, those of the attention between its projections, or all."""
+    offload_activations: bool | Literal["auto"] = "auto"
+    """Let activations wait for their backward in the host's memory."""
+    offload_optimizer: bool | Literal["auto"] = "auto"
+    """Keep optimizer states in the host's memory."""
+    gradient_compression: Compression = "none"
+    """What gradients are sent as between replicas: whole (fp32), rounded to 16 bits, or as PowerSGD's low-rank factors
+    with error feedback (Vogels et al. 2019)."""
+    powersgd_rank: Annotated[int, Field(ge=1)] = 4
+    """Rank of the factors."""
+    powersgd_warmup: Annotated[int, Field(ge=2)] = 100
+    """Steps before PowerSGD begins, after a start and after every resume, in which gradients are sent whole."""
+    stage_layers: (
+        Annotated[tuple[Annotated[int, up_to("layers")], ...], Field(max_length=LIMITS["layers"].most)] | None
+    ) = None
+    """Layers of each pipeline stage, first to last; when left out as even as can be, the shorter ones at both ends."""
+
+
+class ResolvedLayout(Spec):
+    """A layout that fits the world size and the batch; nothing in it is automatic."""
+
+    dp_replicate: int
+    dp_shard: int
+    cp: int
+    tp: int
+    pp: int
+    ep: int
+    micro_batch: int
+    grad_accum_steps: int
+    zero: Literal[1, 2, 3] = 3
+    sequence_parallel: bool = False
+    interleave: int = 1
+    zero_bubble: bool = False
+    recompute: Literal["none", "selective", "full"] = "none"
+    offload_activations: bool = False
+    offload_optimizer: bool = False
+    gradient_compression: Compression = "none"
+    powersgd_rank: int = 4
+    powersgd_warmup: int = 100
+    bucket_mib: int = 25
+    """Gradients that replicas send at a time; chosen by the plan."""
+    stage_layers: tuple[int, ...] | None = None
+
+    @property
+    def dp(self) -> int:
+        """Ranks that see different data."""
+        return self.dp_replicate * self.dp_shard
+
+    @property
+    def world_size(self) -> int:
+        """Product of the mesh axes."""
+        return self.dp * self.cp * self.tp * self.pp
+
+    def describe(self) -> str:
+        """One line without the axes that are 1."""
+        axes = {name: getattr(self, name) for name in ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep")}
+        used = [f"{name} {degree}" for name, degree in axes.items() if degree > 1] or ["one process"]
+        return ", ".join(
+            [*used, *self._options(), f"micro-batch {self.micro_batch}", f"accumulation {self.grad_accum_steps}"]
+        )
+
+    def _options(self) -> list[str]:
+        """In words, what is not as it is without being asked for."""
+        plain = self.dp_shard * self.cp == 1
+        chosen = {
+            f"zero {self.zero}": self.zero != 3 and not plain,
+            "whole sequences": self.tp > 1 and not self.sequence_parallel,
+            f"interleave {self.interleave}": self.interleave > 1,
+            "zero bubble": self.zero_bubble,
+            f"recompute {self.recompute}": self.recompute != "none",
+            "offload activations": self.offload_activations,
+            "offload optimizer": self.offload_optimizer,
+            f"{self.gradient_compression} gradients": self.gradient_compression != "none",
+        }
+        return [words for words, said in chosen.items() if said]
+
+
+def resolve_layout(layout: Layout, *, world_size: int, global_batch: int, micro_batch: int) -> ResolvedLayout:
+    """Check a layout against the world and the batch.
+
+    Args:
+        layout: the degrees.
+        world_size: ranks that will be started.
+        global_batch: sequences per optimizer step.
+        micro_batch: sequences per forward of one rank; must divide global_batch / dp.
+
+    Raises:
+        LayoutError: naming every factor, the limit and the degree to change.
+    """
+    check_layout(layout, world_size=world_size, global_batch=global_batch)
+    per_rank = global_batch // (layout.dp_replicate * layout.dp_shard)
+    check_micro_batch(micro_batch, per_rank)
+    degrees = {axis: getattr(layout, axis) for axis in (*MESH_AXES, "ep")}
+    return ResolvedLayout(
+        **degrees,
+        micro_batch=micro_batch,
+        grad_accum_steps=per_rank // micro_batch,
+        stage_layers=layout.stage_layers,
+        gradient_compression=layout.gradient_compression,
+        powersgd_rank=layout.powersgd_rank,
+        powersgd_warmup=layout.powersgd_warmup,
+        **{
+            name: automatic if (set_ := getattr(layout, name)) == "auto" else set_
+            for name, automatic in _automatic(layout)
+        },
+    )
+
+
+def _automatic(layout: Layout) -> list[tuple[str, Any]]:
+    """Options that nobody asked for. Zero bubble needs weights that stay, so it does not go with ZeRO-3."""
+    return [
+        ("zero", 2 if layout.zero_bubble is True else 3),
+        ("sequence_parallel", layout.tp > 1),
+        ("interleave", 1),
+        ("zero_bubble", False),
+        ("recompute", "none"),
+        ("offload_activations", False),
+        ("offload_optimizer", False),
+    ]
+
+
+def stage_layers(layout: ResolvedLayout, num_layers: int) -> list[range]:
+    """The layers of each of the pp * interleave stages.
+
+    What does not divide goes to the stages in the middle: the first has the embedding besides, the last the output.
+
+    >>> four = resolve_layout(Layout(pp=4), world_size=4, global_batch=4, micro_batch=1)
+    >>> stage_layers(four, 6)
+    [range(0, 1), range(1, 3), range(3, 5), range(5, 6)]
+    """
+    count = layout.pp * layout.interleave
+    sizes = list(layout.stage_layers or ())
+    if not sizes:
+        fewest, longer = divmod(num_layers, count)
+        start = (count - longer) // 2
+        sizes = [fewest + (start <= index < start + longer) for index in range(count)]
+    ends = list(itertools.accumulate(sizes))
+    return [range(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+
+
+def check_micro_batch(micro_batch: int, sequences: int, *, whose: str = "that each data-parallel rank gets") -> None:
+    """Check a micro-batch against the sequences that it is to divide.
+
+    Raises:
+        LayoutError: with the micro-batches that there are.
+    """
+    if sequences % micro_batch:
+        raise LayoutError(
+            f"micro_batch ({micro_batch}) does not divide the {sequences} sequences {whose}",
+            field="micro_batch",
+            hint=f"set `micro_batch` to {one_of(divisors(sequences))}",
+        )
+
+
+def check_written(layout: Layout, *, world_size: int, global_batch: int) -> bool:
+    """Check a layout whose unwritten degrees are open; returns whether the written ones leave none of them open.
+
+    They do where they multiply to the world size. Where data, tensor and pipeline parallelism are all written, or the
+    written degrees do not divide the world size, they have to: then this is `check_layout`.
+
+    Raises:
+        LayoutError: naming every factor, the limit and the degree to change.
+    """
+    written = layout.model_fields_set
+    _check_divisors(layout, world_size)
+    product = _product(layout)
+    dp = layout.dp_replicate * layout.dp_shard
+    complete = {"tp", "pp"} <= written and not written.isdisjoint(("dp_replicate", "dp_shard"))
+    closed = complete or product == world_size or world_size % product != 0
+    if closed:
+        check_layout(layout, world_size=world_size, global_batch=global_batch)
+    else:
+        _check_batch(layout, global_batch)
+    if layout.zero != "auto" and layout.dp_replicate > 1 and layout.dp_shard * layout.cp == 1:
+        raise LayoutError(
+            f"zero ({layout.zero}) shares among the ranks of dp_shard, and dp_replicate ({dp}) has one of them each",
+            field="zero",
+            hint=f"set `dp_shard: {dp}` instead of `dp_replicate`",
+        )
+    if layout.micro_batch != "auto":
+        whose = {} if closed or dp > 1 else {"whose": "of a step"}
+        check_micro_batch(layout.micro_batch, global_batch // dp, **whose)
+    return closed
+
+
+def check_layout(layout: Layout, *, world_size: int, global_batch: int) -> None:
+    """Check a layout's degrees, whatever its micro-batch will be.
+
+    Raises:
+        LayoutError: naming every factor, the limit and the degree to change.
+    """
+    _check_world(layout, world_size)
+    shard_group = layout.dp_shard * layout.cp * layout.tp
+    if shard_group % layout.ep:
+        raise LayoutError(f"ep ({layout.ep}) does not divide dp_shard * cp * tp = {shard_group}", field="ep")
+    _check_batch(layout, global_batch)
+
+
+def divisors(number: int) -> list[int]:
+    """Divisors in ascending order.
+
+    >>> divisors(12)
+    [1, 2, 3, 4, 6, 12]
+    """
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return small + [number // d for d in reversed(small) if d * d != number]
+
+
+def one_of(values: Sequence[int]) -> str:
+    """The choice between some numbers, in words.
+
+    >>> one_of([1, 2, 4]), one_of([1])
+    ('one of 1, 2, 4', '1')
+    """
+    return f"{'one of ' if len(values) > 1 else ''}{', '.join(map(str, values))}"
+
+
+def _check_divisors(layout: Layout, world_size: int) -> None:
+    """No choice of data parallelism mends the other degrees if they do not divide the world size."""
+    left, seen = world_size, ""
+    for name in ("cp", "tp", "pp"):
+        degree = getattr(layout, name)
+        if left % degree and (world_size % degree or layout.model_fields_set.isdisjoint(("dp_replicate", "dp_shard"))):
+            possible = world_size if world_size % degree else left
+            of = "accelerators" if possible == world_size else f"of {world_size} accelerators that {seen} leave"
+            raise LayoutError(
+                f"{name} ({degree}) does not divide {'the ' if possible != world_size else ''}{possible} {of}",
+                field=name,
+                hint=f"set `{name}` to {one_of(divisors(possible))}",
+            )
+        left = left // degree if left % degree == 0 else left
+        seen += f"{' and ' if seen else ''}{name} ({degree})" if degree > 1 else ""
+
+
+def _check_batch(layout: Layout, global_batch: int) -> None:
+    dp = layout.dp_replicate * layout.dp_shard
+    if global_batch % dp:
+        raise LayoutError(
+            f"global_batch ({global_batch}) is not a multiple of dp_replicate * dp_shard = {dp}",
+            field=_axis_to_blame({"dp_replicate": layout.dp_replicate, "dp_shard": layout.dp_shard}),
+            hint=f"set `global_batch: {next_multiple(global_batch, dp)}`",
+        )
+
+
+def _product(layout: Layout) -> int:
+    return math.prod(getattr(layout, name) for name in MESH_AXES)
+
+
+def _check_world(layout: Layout, world_size: int) -> None:
+    axes = {name: getattr(layout, name) for name in MESH_AXES}
+    product = _product(layout)
+    if product == world_size:
+        return
+    factors = " * ".join(f"{name} ({degree})" for name, degree in axes.items())
+    raise LayoutError(
+        f"{factors} = {product}, world size is {world_size}",
+        field=_axis_to_blame(axes),
+        hint=_product_hint(axes, product, world_size),
+    )
+
+
+def _axis_to_blame(axes: dict[str, int]) -> str:
+    return next((name for name in ("dp_shard", "dp_replicate") if axes[name] > 1), "dp_replicate")
+
+
+def _product_hint(axes: dict[str, int], product: int, world_size: int) -> str:
+    name = _axis_to_blame(axes)
+    others = product // axes[name]
+    if world_size % others == 0:
+        return f"set `{name}: {world_size // others}`"
+    return f"start {next_multiple(world_size, others)} processes, a multiple of {others}"
+
+
+def next_multiple(value: int, factor: int) -> int:
+    """The smallest multiple of a factor that is not below the value."""
+    return -(-value // factor) * factor

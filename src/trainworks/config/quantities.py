@@ -1,0 +1,217 @@
+"""Field types of the run file: text in, base units out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_serializer, model_validator
+
+from trainworks.config.limits import check_limit
+from trainworks.errors import QuantityError, UsageError
+from trainworks.units import parse_bytes, parse_counted, parse_duration, parse_usd
+
+__all__ = [
+    "AutoDurationS",
+    "BudgetUsd",
+    "CheckpointInterval",
+    "DurationS",
+    "DurationSOrNever",
+    "Frozen",
+    "SizeBytes",
+    "Spec",
+    "StepWindow",
+    "TrainFor",
+]
+
+_MAX_WINDOW_STEPS = 50
+
+
+class Frozen(BaseModel):
+    """Base of what is read and not changed: unknown keys are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Spec(Frozen):
+    """Base of everything a person writes or reads on disk: every field is documented where it stands."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)  # reads the source, which takes time at import
+
+
+def _parsed(parse: Callable[[Any], Any]) -> BeforeValidator:
+    """A validator that turns our quantity errors into pydantic's, keeping the hint in the message."""
+
+    def validate(value: Any) -> Any:
+        try:
+            return parse(value)
+        except UsageError as error:
+            raise ValueError(f"{error.message}\x1f{error.hint or ''}") from None
+
+    return BeforeValidator(validate)
+
+
+def _duration(value: Any) -> float:
+    return value if isinstance(value, float) else parse_duration(value)
+
+
+DurationS = Annotated[
+    float, _parsed(_duration), Field(gt=0), WithJsonSchema({"type": "string", "examples": ["3h", "90s"]})
+]
+"""Seconds, written as `3h` or `90s`; a float is already seconds."""
+
+
+def _duration_or_auto(value: Any) -> float | str:
+    if value == "auto":
+        return "auto"
+    seconds = _duration(value)
+    if seconds <= 0:
+        raise QuantityError(f"`{value}` is no duration to wait", hint="write it like `60s`, or `auto`")
+    return seconds
+
+
+AutoDurationS = Annotated[
+    float | Literal["auto"],
+    _parsed(_duration_or_auto),
+    WithJsonSchema({"type": "string", "examples": ["auto", "60s"]}),
+]
+"""Seconds, written as `60s`, or `auto`."""
+
+
+def _duration_or_never(value: Any) -> float | str:
+    return "never" if value == "never" else _duration(value)
+
+
+DurationSOrNever = Annotated[
+    Annotated[float, Field(gt=0)] | Literal["never"],
+    _parsed(_duration_or_never),
+    WithJsonSchema({"type": "string", "examples": ["2h", "never"]}),
+]
+"""Seconds, written as `2h`, or `never`."""
+
+
+def _size(value: Any) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else parse_bytes(value)
+
+
+SizeBytes = Annotated[
+    int, _parsed(_size), Field(gt=0), WithJsonSchema({"type": "string", "examples": ["110 kB", "8 KiB"]})
+]
+"""Bytes, written as `110 kB` or `8 KiB`; a whole number is already bytes."""
+
+
+def _usd(value: Any) -> float:
+    return value if isinstance(value, float) else parse_usd(value)
+
+
+BudgetUsd = Annotated[
+    float, _parsed(_usd), Field(gt=0), WithJsonSchema({"type": "string", "examples": ["2000 USD", "1.5M USD"]})
+]
+"""US dollars, written as `2000 USD` or `1.5M USD`; a float is already dollars."""
+
+
+class _Counted(Spec):
+    """A count with a noun, written as one string (`300 steps`)."""
+
+    @model_serializer
+    def _as_text(self) -> str:
+        return str(self)
+
+
+class TrainFor(_Counted):
+    """How long to train: `300 steps`, `2B tokens` or `3 epochs`."""
+
+    amount: int
+    unit: Literal["steps", "tokens", "epochs"]
+
+    def __str__(self) -> str:
+        return f"{self.amount} {self.unit}"
+
+    @classmethod
+    def parse(cls, value: Any) -> TrainFor:
+        """Read `300 steps`; a TrainFor passes through."""
+        if isinstance(value, TrainFor):
+            return value
+        amount, unit = parse_counted(value, ("steps", "tokens", "epochs"))
+        if amount < 1:
+            raise QuantityError(f"`{value}` trains for nothing", hint="write it like `300 steps`")
+        check_limit(unit, amount)
+        return cls.model_validate({"amount": amount, "unit": unit})
+
+
+class CheckpointInterval(_Counted):
+    """Distance between checkpoints: `auto`, `50 steps` or a duration such as `10m`."""
+
+    steps: int | None = None
+    """A fixed number of optimizer steps."""
+    seconds: float | None = None
+    """A fixed time; the ranks agree on the step at the next logging interval."""
+
+    @model_validator(mode="after")
+    def _one_or_none(self) -> CheckpointInterval:
+        if self.steps is not None and self.seconds is not None:
+            raise ValueError("an interval is either steps or a duration")
+        return self
+
+    def __str__(self) -> str:
+        if self.steps is not None:
+            return f"{self.steps} steps"
+        return "auto" if self.seconds is None else f"{self.seconds!r} s"
+
+    @classmethod
+    def parse(cls, value: Any) -> CheckpointInterval:
+        """Read `auto`, `50 steps` or `10m`; a CheckpointInterval passes through."""
+        if isinstance(value, CheckpointInterval):
+            return value
+        if value == "auto":
+            return cls()
+        if str(value).strip().endswith(("step", "steps")):
+            steps, _ = parse_counted(value, ("steps",))
+            if steps < 1:
+                raise QuantityError(f"`{value}` is not an interval", hint="write it like `50 steps`")
+            check_limit("steps", steps)
+            return cls(steps=steps)
+        seconds = parse_duration(value)
+        if seconds <= 0:
+            raise QuantityError(f"`{value}` is not an interval", hint="write it like `10m`")
+        return cls(seconds=seconds)
+
+
+class StepWindow(_Counted):
+    """Steps `first` to `last`, both included, counted from 1; written `20:25`."""
+
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        return f"{self.first}:{self.last}"
+
+    @classmethod
+    def parse(cls, value: Any) -> StepWindow:
+        """Read `20:25`, or `20` for that step alone; a StepWindow passes through."""
+        if isinstance(value, StepWindow):
+            return value
+        match = re.fullmatch(r"\s*(\d{1,15})\s*(?::\s*(\d{1,15})\s*)?", str(value))
+        if match is None:
+            raise QuantityError(f"`{value}` names no steps", hint="write them like `20:25`")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if not 1 <= first <= last:
+            raise QuantityError(f"`{value}` names no steps; they count from 1", hint="write them like `20:25`")
+        if last - first >= _MAX_WINDOW_STEPS:
+            raise QuantityError(
+                f"`{value}` names {last - first + 1:,} steps, more than {_MAX_WINDOW_STEPS}",
+                hint="a trace of a few steps shows as much, and opens",
+            )
+        return cls(first=first, last=last)
+
+
+def _text_schema(*examples: str) -> WithJsonSchema:
+    return WithJsonSchema({"type": "string", "examples": list(examples)})
+
+
+TrainForField = Annotated[TrainFor, _parsed(TrainFor.parse), _text_schema("300 steps", "2B tokens", "3 epochs")]
+CheckpointIntervalField = Annotated[
+    CheckpointInterval, _parsed(CheckpointInterval.parse), _text_schema("auto", "50 steps", "10m")
+]
+StepWindowField = Annotated[StepWindow, _parsed(StepWindow.parse), _text_schema("20:25")]

@@ -1,0 +1,419 @@
+"""The run file: what to train or run, on what, how, and what to keep.
+
+Either `workload:` (a model that Trainworks trains) or `run:` (a command of your own) is given, never both.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, model_validator
+
+from trainworks.config.autoscale import Autoscale
+from trainworks.config.command import EnvironmentValue, Framework, Resources
+from trainworks.config.data import TRAINED_VOCABULARY, Data
+from trainworks.config.data_source import DataSource
+from trainworks.config.engines import Engine, Job, Kubernetes, Ray, SkyPilot, Slurm
+from trainworks.config.layout import Layout
+from trainworks.config.limits import check_limit, up_to
+from trainworks.config.quantities import (
+    AutoDurationS,
+    BudgetUsd,
+    CheckpointInterval,
+    CheckpointIntervalField,
+    DurationS,
+    Spec,
+    StepWindowField,
+    TrainForField,
+)
+
+__all__ = [
+    "TRAINED_VOCABULARY",
+    "Checkpoint",
+    "Cluster",
+    "Data",
+    "DataSource",
+    "Goal",
+    "Guard",
+    "Job",
+    "Model",
+    "OnNonfinite",
+    "OnSpike",
+    "Optimizer",
+    "Recover",
+    "RunFile",
+    "Workload",
+]
+
+Architecture = Literal["llama", "mistral", "qwen2", "qwen3", "mixtral", "gpt2", "bert"]
+OnNonfinite = Literal["skip", "rollback", "stop"]
+OnSpike = Literal["ignore", "skip", "rollback"]
+_LONGEST_PATH = 4096
+"""Characters; no system of files takes more."""
+
+
+def _path(text: str) -> str:
+    if len(text) > _LONGEST_PATH:
+        raise ValueError(f"the path has {len(text):,} characters, more than {_LONGEST_PATH:,}\x1fname a shorter one")
+    return text
+
+
+RunName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+PositiveInt = Annotated[int, Field(ge=1)]
+
+
+class Model(Spec):
+    """A model: a preset, a Hugging Face checkpoint (local folder or hub id), a Python file, or bare dimensions."""
+
+    preset: str | None = None
+    """A published model by name (`llama3-70b`); replaces the dimensions below. To plan with, not to train."""
+    hf: str | None = None
+    """Folder or hub id with a config.json; replaces the dimensions below."""
+    module: str | None = None
+    """Python file of `task: module`, from the run file's folder: `build_model()`, `build_dataset()`, and what else it
+    defines; replaces the dimensions below."""
+    weights: Literal["random", "pretrained"] = "random"
+    """Where the first weights come from; `pretrained` needs `hf`."""
+    architecture: Architecture = "llama"
+    layers: Annotated[int, up_to("layers")] | None = None
+    hidden: Annotated[int, up_to("hidden")] | None = None
+    heads: Annotated[int, up_to("heads")] | None = None
+    kv_heads: Annotated[int, up_to("kv_heads")] | None = None
+    """Key/value heads of grouped-query attention; the number of heads when left out."""
+    feed_forward: Annotated[int, up_to("feed_forward")] | None = None
+    """Width of the MLP; when left out 8/3 of `hidden` rounded up to 64 (gated) or 4 times `hidden` (gpt2)."""
+    experts: Annotated[int, up_to("experts", least=2)] | None = None
+    """Experts of each layer, `feed_forward` wide each; only mixtral has them, 8 when left out."""
+    experts_per_token: Annotated[int, up_to("experts_per_token")] | None = None
+    """Experts that each token passes; 2 when left out."""
+    balance_loss: Annotated[float, Field(ge=0)] | None = None
+    """Weight of the loss that keeps all experts in use, 0 for none. Left out: 0.01, or what the `hf` config says. The
+    loss that is shown does not contain it."""
+    tie_embeddings: bool = True
+    """Input and output embedding share one matrix."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Only gpt2 and bert have dropout; any other architecture refuses a value above 0."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> Model:
+        missing = [name for name in ("layers", "hidden", "heads") if getattr(self, name) is None]
+        named = [name for name in ("preset", "hf", "module") if getattr(self, name) is not None]
+        if not named and missing:
+            raise ValueError(f"a model needs `preset`, `hf`, `module` or dimensions; missing: {', '.join(missing)}")
+        if len(named) > 1 or (named and len(missing) < 3):
+            raise ValueError("give one of `preset`, `hf`, `module` and dimensions")
+        if self.weights == "pretrained" and self.hf is None:
+            raise ValueError("`weights: pretrained` needs `hf`")
+        if self.dropout and self.architecture not in ("gpt2", "bert"):
+            raise ValueError(f"`{self.architecture}` has no dropout; only gpt2 and bert do")
+        self._check_experts()
+        if self.hidden and self.heads and self.hidden % self.heads:
+            raise ValueError(f"hidden ({self.hidden}) is not a multiple of heads ({self.heads})")
+        if self.heads and self.kv_heads and self.heads % self.kv_heads:
+            raise ValueError(f"heads ({self.heads}) is not a multiple of kv_heads ({self.kv_heads})")
+        return self
+
+    def _check_experts(self) -> None:
+        written = [name for name in ("experts", "experts_per_token") if getattr(self, name) is not None]
+        if written and (self.architecture != "mixtral" or self.layers is None):
+            raise ValueError(f"`{written[0]}` goes with `architecture: mixtral` and dimensions")
+        if self.balance_loss is not None and self.architecture != "mixtral" and self.hf is None:
+            raise ValueError("only models with experts have a `balance_loss`\x1fleave it out, or take mixtral")
+        experts, per_token = self.experts or 8, self.experts_per_token or 2
+        if per_token > experts:
+            raise ValueError(f"experts_per_token ({per_token}) is more than the {experts} experts")
+
+    @property
+    def title(self) -> str:
+        """Where the model comes from, in one line."""
+        return self.preset or self.hf or self.module or self.architecture
+
+
+class Optimizer(Spec):
+    """AdamW and its learning-rate schedule."""
+
+    name: Literal["adamw"] = "adamw"
+    lr: Annotated[float, Field(gt=0)] = 3e-4
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    weight_decay: Annotated[float, Field(ge=0)] = 0.1
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    warmup: TrainForField | None = None
+    """Linear warm-up, in steps."""
+    min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Learning rate at the end over the peak."""
+    clip_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
+
+    @model_validator(mode="after")
+    def _warmup_in_steps(self) -> Optimizer:
+        if self.warmup is not None and self.warmup.unit != "steps":
+            raise ValueError(f"warmup is given in steps, not `{self.warmup}`")
+        return self
+
+
+class Workload(Spec):
+    """A training run that Trainworks does itself."""
+
+    task: Literal["causal-lm", "masked-lm", "image-classification", "module"]
+    """What is learned: the next token, masked tokens, classes of images, or whatever a Python file of yours says."""
+    model: Model
+    data: Data = Data()
+    """What to learn from; left out with `task: module`, whose file brings its own."""
+    precision: Literal["fp32", "bf16", "fp16", "tf32", "fp8", "fp4"] = "bf16"
+    """Arithmetic of forward and backward; weights, sums and optimizer stay in fp32. Left out: bf16, or fp32 on a
+    processor that only emulates bf16. tf32 and fp8 need accelerators that have them; fp4 can be planned, not
+    trained."""
+    global_batch: Annotated[int, up_to("global_batch")]
+    """Sequences, images or samples per optimizer step, over all ranks."""
+    train_for: TrainForField
+    optimizer: Optimizer = Optimizer()
+    compile: bool = False
+    """Compile each block with torch.compile."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
+    deterministic: bool = False
+    """Two runs on the same ranks give the same bits on a GPU too; slower. Operations that cannot are refused."""
+    sample_prompt: str | None = None
+    """Text that the trained model continues at the end of the run."""
+
+    @property
+    def unit(self) -> Literal["tokens", "images", "samples"]:
+        """What a throughput counts."""
+        return {"module": "samples", "image-classification": "images"}.get(self.task, "tokens")  # type: ignore[return-value]
+
+    @model_validator(mode="after")
+    def _can_be_deterministic(self) -> Workload:
+        if self.deterministic and self.compile:
+            raise ValueError(
+                "`compile` measures kernels and takes the fastest, which may differ from run to run; "
+                "`deterministic` needs `compile: false`"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _module_or_data(self) -> Workload:
+        if (self.task == "module") != (self.model.module is not None):
+            raise ValueError("`task: module` and `model.module`, its Python file, go together")
+        if self.task == "module" and self.data != Data():
+            raise ValueError("a module brings its own dataset\x1fleave `data` out, and read it in `build_dataset`")
+        if self.task in ("module", "image-classification") and self.train_for.unit == "tokens":
+            raise ValueError("samples have no tokens\x1fgive `train_for` in steps or epochs")
+        if self.task == "causal-lm" and self.model.architecture == "bert":
+            raise ValueError("bert sees the tokens that come\x1fset `task: masked-lm`, or another architecture")
+        if self.task == "masked-lm" and self.data.pack:
+            raise ValueError("masked-lm reads long rows; `pack` fills them up with tokens that mean nothing")
+        if self.task != "causal-lm" and self.sample_prompt is not None:
+            raise ValueError(f"`sample_prompt` is for causal-lm; a {self.task} continues no text")
+        return self
+
+    @model_validator(mode="after")
+    def _size_of_a_sample(self) -> Workload:
+        if self.task == "module":
+            return self
+        images = self.task == "image-classification"
+        if images and self.data.image_size is None:
+            raise ValueError("images need `data.image_size`")
+        if not images and (self.data.sequence_length < 2 or self.data.image_size is not None):
+            raise ValueError("text needs `data.sequence_length`, at least 2, and no `image_size`")
+        return self
+
+
+class Cluster(Spec):
+    """Where to run: `local` is this machine; `slurm`, `slurm:PARTITION`, `kubernetes`, `skypilot` and `ray` are what
+    they say; any other text, such as `4x p4d.24xlarge`, is a cluster to plan with.
+    """
+
+    engine: Engine = "local"
+    of: str | None = None
+    """A cluster in words, to plan with: `4 nodes of 8x A100-SXM-80GB over 8x HDR`, `64x H100`, `4x p4d.24xlarge`.
+    Beside an engine other than `local`, the ranks also get the variables that NCCL needs on its network."""
+    usd_per_accelerator_hour: Annotated[float, Field(gt=0)] | None = None
+    """What one accelerator costs per hour; a budget needs it."""
+    nodes: Annotated[int, up_to("nodes")] = 1
+    """Node agents; several on one machine are separate failure domains."""
+    processes_per_node: Annotated[int, up_to("processes_per_node")] | Literal["auto"] = "auto"
+    """Ranks per node; `auto` is one per accelerator, or one process on a machine without any."""
+    rendezvous_port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """Port of the rendezvous; 0 takes a free one."""
+    slurm: Slurm = Slurm()
+    """For `engine: slurm`."""
+    kubernetes: Kubernetes = Kubernetes()
+    """For `engine: kubernetes`."""
+    skypilot: SkyPilot = SkyPilot()
+    """For `engine: skypilot`."""
+    ray: Ray = Ray()
+    """For `engine: ray`."""
+    autoscale: Autoscale | None = None
+    """Nodes that come and go with the jobs, by the engine's own means."""
+
+    @model_validator(mode="after")
+    def _described_or_local(self) -> Cluster:
+        if self.engine == "described" and self.of is None:
+            raise ValueError("`cluster.of` is missing: the cluster in words\x1fwrite it like `cluster: 64x H100`")
+        if self.of is not None and self.engine == "local":
+            raise ValueError("`of` describes a cluster to plan for; leave `engine` out beside it")
+        return self
+
+
+class Goal(Spec):
+    """What the plan is held against before the run starts."""
+
+    deadline: DurationS | None = None
+    """Longest acceptable time from launch to the last step."""
+    budget: BudgetUsd | None = None
+    """Most that the run may cost; needs the price of an accelerator hour."""
+    every: DurationS | None = None
+    """How often such a run is started, when `trainworks size` plans for several teams; once when left out."""
+    wait: DurationS | None = None
+    """Longest acceptable time in the queue, for nine starts of ten."""
+
+
+class Checkpoint(Spec):
+    """When to save, and how many checkpoints to keep."""
+
+    every: CheckpointIntervalField = CheckpointInterval()
+    """`auto` balances the cost of saving against the work lost at the expected failure rate (Young/Daly)."""
+    keep: Annotated[int, Field(ge=2)] = 3
+    """Complete checkpoints kept; at least two, because the newest may sit on a dying disk."""
+    to: str = "runs"
+    """Folder that receives the run directory."""
+
+
+class Recover(Spec):
+    """What happens after a failure."""
+
+    max_restarts: Annotated[int, Field(ge=0)] | None = None
+    """Automatic restarts, from the last checkpoint: lives of the job minus one, whatever fails; preemption costs none.
+    When left out 3 for a workload and 0 for a command."""
+    node_mttf: DurationS | None = None
+    """Mean time to failure of one node, for `checkpoint.every: auto`; that of a published fleet when left out."""
+    hang_timeout: AutoDurationS = "auto"
+    """How long a rank of a workload may be silent within a step before it counts as hung and all ranks start again from
+    the last checkpoint; `auto` is 20 median steps, 10 s at least."""
+
+
+class Guard(Spec):
+    """What happens to an optimizer step that cannot be right. It never touches weights or optimizer state."""
+
+    nonfinite: OnNonfinite = "skip"
+    """For a loss or gradient norm that is not finite. fp16's own loss scaling is not meant."""
+    spike: OnSpike = "ignore"
+    """For a loss or gradient norm far above those of the steps before."""
+    sigmas: Annotated[float, Field(gt=0)] = 6.0
+    """A spike is more than this many standard deviations above the mean."""
+    window: Annotated[int, Field(ge=8, le=4096)] = 128
+    """Good steps over which mean and deviation are taken; looked at once half of them are there."""
+    max_skips: PositiveInt = 16
+    """Skipped steps in a row, above which the run ends."""
+    max_rollbacks: Annotated[int, Field(ge=0)] = 3
+    """Rollbacks over the whole run, above which it ends."""
+
+
+def _cluster_from_text(value: Any) -> Any:
+    """`local`, `slurm:PARTITION` and the like are engines; any other text describes a cluster."""
+    if not isinstance(value, str):
+        return value if not isinstance(value, dict) or "of" not in value else {"engine": "described"} | value
+    engine, _, partition = value.partition(":")
+    if engine == "slurm" and partition:
+        return {"engine": engine, "slurm": {"partition": partition.strip()}}
+    known = value in get_args(Engine) and value != "described"
+    return {"engine": value} if known else {"engine": "described", "of": value}
+
+
+def _layout_from_text(value: Any) -> Any:
+    return None if value == "auto" else value
+
+
+class RunFile(Spec):
+    """One file, one run."""
+
+    name: RunName
+    """Names the run directory: letters, digits, `.`, `_` and `-`; a command may leave it to the file's name."""
+    workload: Workload | None = None
+    """A model to train; excludes `run`."""
+    run: str | None = None
+    """A shell command; excludes `workload`. Started once per rank; under SkyPilot's `num_nodes` or `resources` once per
+    node, in plain bash; under `framework: mpi` and `slurm` once."""
+    framework: Framework | None = None
+    """Whose rendezvous variables the command gets; `torch` when left out. `slurm`: a batch script, whose own `srun`
+    starts the ranks."""
+    setup: str | None = None
+    """A shell command that runs once per node before `run`."""
+    envs: dict[str, EnvironmentValue] = Field(default_factory=dict)
+    """Environment variables of `setup` and `run`; one without a value must be set where the run is started."""
+    workdir: Annotated[str, AfterValidator(_path)] | None = None
+    """Folder that `setup` and `run` start in; the one you are in when left out."""
+    num_nodes: Annotated[int, up_to("num_nodes")] | None = None
+    """Nodes of a command, as SkyPilot writes it; the same as `cluster.nodes`."""
+    resources: Resources | None = None
+    """What every node must have, as SkyPilot writes it."""
+    cluster: Annotated[Cluster, BeforeValidator(_cluster_from_text, json_schema_input_type=Cluster | str)] = Cluster()
+    layout: Annotated[
+        Layout | None, BeforeValidator(_layout_from_text, json_schema_input_type=Layout | Literal["auto"] | None)
+    ] = None
+    """Degrees of parallelism and options; `auto` when left out. A degree it leaves out is 1 here, open elsewhere."""
+    job: Job = Job()
+    goal: Goal = Goal()
+    checkpoint: Checkpoint = Checkpoint()
+    recover: Recover = Recover()
+    guard: Guard = Guard()
+    profile: StepWindowField | None = None
+    """Steps that rank 0 records with torch.profiler; `trainworks profile` asks for them while the run goes on."""
+
+    @model_validator(mode="after")
+    def _profiles_steps_that_come(self) -> RunFile:
+        if self.workload is not None and self.profile is not None and self.workload.train_for.unit == "steps":
+            num_steps = self.workload.train_for.amount
+            if self.profile.last > num_steps:
+                raise ValueError(f"profile ({self.profile}) goes beyond the last step ({num_steps})")
+        return self
+
+    @model_validator(mode="after")
+    def _one_kind_of_work(self) -> RunFile:
+        if (self.workload is None) == (self.run is None):
+            raise ValueError("give exactly one of `workload` (a model to train) and `run` (a command)")
+        self._check_what_a_command_has_not()
+        for key in ("setup", "framework", "workdir", "num_nodes"):
+            if getattr(self, key) is not None and self.run is None:
+                raise ValueError(f"`{key}` goes with `run`")
+        if self.num_nodes is not None and self.cluster.nodes not in (1, self.num_nodes):
+            raise ValueError(f"`num_nodes` ({self.num_nodes}) and `cluster.nodes` ({self.cluster.nodes}) disagree")
+        return self
+
+    def _check_what_a_command_has_not(self) -> None:
+        refused = {
+            "`layout` is for a workload; a command of your own lays out its ranks itself": self.layout is not None,
+            "`recover.hang_timeout` is for a workload; a command of your own has no heartbeat": (
+                self.recover.hang_timeout != "auto"
+            ),
+            "`profile` is for a workload; a command of your own records itself": self.profile is not None,
+            "`guard` is for a workload; nobody sees the loss of a command": self.guard != Guard(),
+        }
+        for words, written in refused.items():
+            if self.run is not None and written:
+                raise ValueError(words)
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of the job, however they are written."""
+        return self.num_nodes or self.cluster.nodes
+
+    @property
+    def starts(self) -> Literal["per_rank", "per_node", "once"]:
+        """How often `run` starts: mpirun and srun make all ranks; a SkyPilot task makes those of its node."""
+        if self.framework in ("mpi", "slurm"):
+            return "once"
+        as_skypilot = self.run is not None and (self.num_nodes is not None or self.resources is not None)
+        return "per_node" if as_skypilot and self.cluster.processes_per_node == "auto" else "per_rank"
+
+    def with_ranks(self, nodes: int | None, processes_per_node: int | None) -> RunFile:
+        """The same run file with other numbers of nodes and of ranks per node, where they are given.
+
+        Raises:
+            UsageError: a number is above its limit.
+        """
+        wanted = {"nodes": nodes, "processes_per_node": processes_per_node}
+        written = {key: check_limit(key, value) for key, value in wanted.items() if value is not None}
+        changes: dict[str, Any] = {"cluster": self.cluster.model_copy(update=written)}
+        if nodes is not None and self.num_nodes is not None:
+            changes["num_nodes"] = nodes
+        return self.model_copy(update=changes)

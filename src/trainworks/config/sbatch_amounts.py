@@ -1,0 +1,205 @@
+"""How many nodes, tasks, cores, accelerators and bytes the options of sbatch ask for, per node.
+
+Slurm counts per job, per node, per task and per accelerator; a run file counts per node.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from trainworks.config.sbatch_options import MAGIC, Option
+from trainworks.config.slurm_words import parse_slurm_memory
+from trainworks.errors import QuantityError, UsageError
+
+__all__ = ["AMOUNTS", "ANY_ACCELERATOR", "Amounts", "amounts_of"]
+
+AMOUNTS = frozenset({
+    "nodes", "ntasks", "ntasks-per-node", "ntasks-per-gpu", "cpus-per-task", "cpus-per-gpu", "gpus",
+    "gpus-per-node", "gpus-per-task", "gres", "mem", "mem-per-cpu", "mem-per-gpu",
+})  # fmt: skip
+"""Options that are read here."""
+ANY_ACCELERATOR = "gpu"
+"""Name of an accelerator of which the kind does not matter."""
+_ALTERNATIVES = (("mem", "mem-per-cpu", "mem-per-gpu"), ("cpus-per-task", "cpus-per-gpu"))
+
+Options = Mapping[str, Option]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Amounts:
+    """What every node of the job has, and how many there are."""
+
+    min_nodes: int
+    nodes: int
+    tasks_per_node: int
+    accelerator: str
+    accelerators: int
+    cores: int | None
+    memory_bytes: int | None
+    other: tuple[str, ...]
+    """Options that ask for something else: `--gres=nvme:1`."""
+
+
+def amounts_of(options: Options) -> Amounts:
+    """The amounts of a job.
+
+    Raises:
+        UsageError: a number that cannot be read, or options that contradict each other.
+    """
+    for alternatives in _ALTERNATIVES:
+        written = [options[name] for name in alternatives if name in options]
+        if len(written) > 1:
+            raise UsageError(f"`{written[0]}` and `{written[1]}` exclude each other", place=written[1].place)
+    least, nodes, tasks = _nodes_and_tasks(options)
+    accelerator, accelerators = _accelerators(options, nodes, tasks, is_range=least != nodes)
+    if "ntasks-per-gpu" in options:
+        tasks = _number(options["ntasks-per-gpu"]) * max(1, accelerators)
+    cores = _cores(options, tasks, accelerators)
+    memory_bytes = _memory_bytes(options, cores or tasks, accelerators)
+    return Amounts(
+        min_nodes=least,
+        nodes=nodes,
+        tasks_per_node=tasks,
+        accelerator=accelerator,
+        accelerators=accelerators,
+        cores=cores,
+        memory_bytes=memory_bytes or None,
+        other=(*_other_gres(options), *(["--mem=0"] if memory_bytes == 0 else [])),
+    )
+
+
+def _number(option: Option, text: str | None = None) -> int:
+    written = option.text if text is None else text
+    if not re.fullmatch(r"0*[1-9][0-9]{0,8}", written):
+        raise UsageError(f"`{written}` is no number from 1 on", place=option.place)
+    return int(written)
+
+
+def _nodes_and_tasks(options: Options) -> tuple[int, int, int]:
+    """Fewest nodes, most nodes, and tasks of each."""
+    least, nodes = _node_range(options)
+    total, per_node = options.get("ntasks"), options.get("ntasks-per-node")
+    if per_node is not None:
+        tasks = _number(per_node)
+        if total is not None and nodes is None:
+            nodes = least = _share(total, tasks, per_node)
+        elif total is not None and _number(total) != tasks * (nodes or 1):
+            raise UsageError(f"`{total}` is not {nodes} nodes times `{per_node}`", place=total.place)
+        return least or 1, nodes or 1, tasks
+    if total is None or "ntasks-per-gpu" in options:
+        return least or 1, nodes or 1, 1
+    if nodes is None and _number(total) > 1:
+        hint = f"add `{MAGIC} --nodes=1`, or as many as you mean"
+        raise UsageError(f"`{total}` does not say on how many nodes", place=total.place, hint=hint)
+    if least != nodes:
+        hint = "write `--ntasks-per-node` instead"
+        raise UsageError(f"`{total}` on {least} to {nodes} nodes is no number per node", place=total.place, hint=hint)
+    return least or 1, nodes or 1, _share(total, nodes or 1, options.get("nodes", total))
+
+
+def _node_range(options: Options) -> tuple[int | None, int | None]:
+    if (option := options.get("nodes")) is None:
+        return None, None
+    least, _, most = option.text.partition("-")
+    first, last = _number(option, least), _number(option, most or least)
+    if last < first:
+        raise UsageError(f"`{option}` ends before it begins", place=option.place)
+    return first, last
+
+
+def _share(total: Option, parts: int, divided_by: Option) -> int:
+    """A total as a number per part."""
+    number = _number(total)
+    if number % parts:
+        hint = "a run file counts per node, the same on all"
+        raise UsageError(f"`{total}` is no multiple of `{divided_by}`", place=total.place, hint=hint)
+    return number // parts
+
+
+def _accelerators(options: Options, nodes: int, tasks: int, *, is_range: bool) -> tuple[str, int]:
+    """Kind and number per node; all options that name one have to agree."""
+    found = list(_named_accelerators(options, nodes, tasks, is_range=is_range))
+    if not found:
+        return ANY_ACCELERATOR, 0
+    first = found[0][0]
+    for option, _, count in found:
+        if count != found[0][2]:
+            raise UsageError(f"`{option}` is {count} per node, and `{first}` is {found[0][2]}", place=option.place)
+    kinds = list(dict.fromkeys(kind for _, kind, _ in found if kind))
+    if len(kinds) > 1:
+        raise UsageError(f"a node has accelerators of one kind, not {' and '.join(kinds)}", place=found[-1][0].place)
+    return (kinds or [ANY_ACCELERATOR])[0], found[0][2]
+
+
+def _named_accelerators(
+    options: Options, nodes: int, tasks: int, *, is_range: bool
+) -> Iterator[tuple[Option, str, int]]:
+    """Option, kind and number per node."""
+    if option := options.get("gpus-per-node"):
+        yield option, *_kind_and_count(option, option.text)
+    for text in _gres(options, of_accelerators=True):
+        yield options["gres"], *_kind_and_count(options["gres"], text.partition(":")[2])
+    if option := options.get("gpus-per-task"):
+        kind, count = _kind_and_count(option, option.text)
+        yield option, kind, count * tasks
+    if option := options.get("gpus"):
+        kind, count = _kind_and_count(option, option.text)
+        if is_range or count % nodes or ("nodes" not in options and count > 1 and nodes == 1):
+            hint = "write `--gpus-per-node` instead, and `--nodes`"
+            raise UsageError(f"`{option}` is no number per node", place=option.place, hint=hint)
+        yield option, kind, count // nodes
+
+
+def _kind_and_count(option: Option, text: str) -> tuple[str, int]:
+    """`h100:8`, `8`, or `h100` for one."""
+    kind, _, count = text.rpartition(":")
+    if not kind and not count.isdecimal():
+        kind, count = count, "1"
+    if not re.fullmatch(r"[A-Za-z0-9_.-]*", kind):
+        raise UsageError(f"`{option}` is not accelerators of one kind", place=option.place, hint="write `h100:8`")
+    return kind, _number(option, count)
+
+
+def _gres(options: Options, *, of_accelerators: bool) -> list[str]:
+    """Generic resources, `gpu:h100:8` or others."""
+    items = options["gres"].text.removeprefix("gres:").split(",") if "gres" in options else []
+    return [item for item in items if (item.partition(":")[0].partition("=")[0] == "gpu") is of_accelerators]
+
+
+def _other_gres(options: Options) -> list[str]:
+    others = _gres(options, of_accelerators=False)
+    return [f"--gres={','.join(others)}"] if others else []
+
+
+def _cores(options: Options, tasks: int, accelerators: int) -> int | None:
+    if option := options.get("cpus-per-task"):
+        return _number(option) * tasks
+    if option := options.get("cpus-per-gpu"):
+        return _number(option) * _present(option, accelerators)
+    return None
+
+
+def _memory_bytes(options: Options, cores: int, accelerators: int) -> int | None:
+    """0 for all that a node has."""
+    if option := options.get("mem"):
+        return _bytes(option)
+    if option := options.get("mem-per-cpu"):
+        return _bytes(option) * cores
+    if option := options.get("mem-per-gpu"):
+        return _bytes(option) * _present(option, accelerators)
+    return None
+
+
+def _bytes(option: Option) -> int:
+    try:
+        return parse_slurm_memory(option.text)
+    except QuantityError as error:
+        raise UsageError(error.message, place=option.place, hint=error.hint) from None
+
+
+def _present(option: Option, accelerators: int) -> int:
+    if not accelerators:
+        raise UsageError(f"`{option}` without an accelerator", place=option.place, hint="add `--gpus-per-node`")
+    return accelerators

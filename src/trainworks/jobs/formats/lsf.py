@@ -1,0 +1,126 @@
+"""A job as a script for IBM Spectrum LSF: `bsub < job.lsf`.
+
+One slot per core, blaunch once per node. What a node runs is written to a file in the home folder first: blaunch may
+pass its arguments through a shell on the other side, and such a path needs no quotes there.
+
+Source: LSF 10.1, bsub and blaunch.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterator
+
+from trainworks.errors import UsageError
+from trainworks.jobs.formats.shell import SAY_IT, check_can_leave, export, node_program, watched
+from trainworks.jobs.program import Program
+from trainworks.jobs.ticket import Ticket
+
+__all__ = ["render"]
+
+_LANGUAGE = "a script of LSF"
+_HEAD_START_S = 10
+"""Of the nodes, which end their processes themselves, before the job ends them."""
+_ADDRESSES = """printf '%s\\n' "$@\""""
+
+
+def render(ticket: Ticket, program: Program) -> str:
+    """The script.
+
+    Raises:
+        UsageError: the job asks for something that LSF cannot be told.
+    """
+    check_can_leave(program, _LANGUAGE)
+    for name, asked in (
+        ("recover.max_restarts", ticket.max_restarts > 0),
+        ("job.min_nodes", ticket.min_nodes != ticket.max_nodes),
+    ):
+        if asked:
+            raise UsageError(f"{_LANGUAGE} has no `{name}`", hint=f"leave `{name}` out")
+    options = "".join(f"#BSUB {option}\n" for option in _options(ticket, program))
+    return "\n".join(["#!/bin/bash", options + _body(ticket, program)])
+
+
+def _options(ticket: Ticket, program: Program) -> Iterator[str]:
+    node = ticket.node
+    slots = max(1, math.ceil(node.cores or 1))
+    yield f"-J {ticket.name}"
+    yield f"-o {ticket.name}.%J.log"
+    yield f"-n {slots * ticket.max_nodes}"
+    yield f'-R "span[ptile={slots}]"'
+    if node.accelerators:
+        yield f'-gpu "num={node.accelerators}/host:j_exclusive=yes"'
+    if node.memory_bytes:
+        yield f'-R "rusage[mem={math.ceil(node.memory_bytes / 2**20)}MB/host]"'
+    if ticket.exclude:
+        conditions = " && ".join(f"hname!='{name}'" for name in ticket.exclude)
+        yield f'-R "select[{conditions}]"'
+    if ticket.time_limit_s is not None:
+        yield f"-W {math.ceil(ticket.time_limit_s / 60)}"
+        yield f"-wa TERM -wt {math.ceil(ticket.grace_s / 60)}"
+    if ticket.depends_on:
+        yield "-w '" + " && ".join(_done(job) for job in ticket.depends_on) + "'"
+    if ticket.priority != 50:
+        yield f"-sp {max(1, ticket.priority)}"
+    if ticket.hold:
+        yield "-H"
+
+
+def _done(job: str) -> str:
+    """A number is LSF's own; another name is that of a job."""
+    return f"done({job})" if job.isdecimal() else f'done("{job}")'
+
+
+def _body(ticket: Ticket, program: Program) -> str:
+    text = "\n".join(_before(program)) + "\n" + node_program(program, ticket, addresses=_ADDRESSES)
+    end = _unused_word(text)
+    start = (
+        'for node in "${!hosts[@]}"; do',
+        '  blaunch "${hosts[$node]}" /bin/bash "$program" "$node" "${hosts[@]}" ' + f"{SAY_IT} &",
+        "  groups+=($!)",
+        "done",
+    )
+    lines = [
+        '# Where there is jsrun instead of blaunch: jsrun --rs_per_host 1 --tasks_per_rs 1 /bin/bash "$program" ...',
+        "set -euo pipefail",
+        *_references(program),
+        """mapfile -t hosts < <(awk '!seen[$1]++ {print $1}' "$LSB_DJOB_HOSTFILE")""",
+        'program=$(mktemp "$HOME/.trainworks-$LSB_JOBID-XXXXXX")',
+        """trap 'rm -f "$program"' EXIT""",
+        f"cat > \"$program\" <<'{end}'",
+        f"{text}{end}",
+        *watched(start, ticket.grace_s + _HEAD_START_S, ticket.grace_s + _HEAD_START_S),
+    ]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _before(program: Program) -> list[str]:
+    """On every node: which one it is, and the variables of the run."""
+    return [
+        "set -euo pipefail",
+        "export NODE_RANK=$1",
+        "shift",
+        "export MASTER_ADDR=$1",
+        *_folder(program),
+        *(export(name, value) for name, value in program.envs.items() if value is not None),
+    ]
+
+
+def _folder(program: Program) -> list[str]:
+    return [f"cd -- {shlex.quote(program.working_folder)}"] if program.working_folder is not None else []
+
+
+def _references(program: Program) -> list[str]:
+    """Variables that bsub takes along from its shell, and that have to be there."""
+    missing = [name for name, value in program.envs.items() if value is None]
+    return [f': "${{{name}:?is not set where bsub was called}}"' for name in missing]
+
+
+def _unused_word(text: str) -> str:
+    """A word that ends a here-document, and is no line of it."""
+    lines = set(text.split("\n"))
+    word = "END_OF_PROGRAM"
+    while word in lines:
+        word += "_"
+    return word

@@ -1,0 +1,81 @@
+"""What the nodes of a job run, in no engine's language."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from trainworks.config.command import Framework, shell_of
+from trainworks.config.run_file import RunFile
+from trainworks.errors import UsageError
+
+__all__ = ["Program", "program_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A command, and what has to be there before it starts."""
+
+    script: str | None = None
+    """Text for a shell; without one `command` is started."""
+    command: tuple[str, ...] = ()
+    setup: str | None = None
+    """Text for a shell, once per node before everything else."""
+    envs: Mapping[str, str | None] = field(default_factory=dict)
+    """One without a value is taken from where the job is submitted, and never written down."""
+    framework: Framework | None = None
+    processes_per_node: int = 1
+    starts: Literal["per_rank", "per_node", "once"] = "per_rank"
+    working_folder: str | None = None
+    """As it is written; the engine's own when None."""
+    image: str | None = None
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """What one process starts. A SkyPilot task relies on a bash that goes on after a failing line."""
+        if self.script is None:
+            return self.command
+        if self.framework == "slurm":
+            return (*shell_of(self.script), "-c", self.script)
+        strict = ("-euo", "pipefail") if self.starts != "per_node" else ()
+        return ("/bin/bash", *strict, "-c", self.script)
+
+
+def program_of(run_file: RunFile, *, command: tuple[str, ...] = ()) -> Program:
+    """The program of a run that is a command.
+
+    Args:
+        run_file: what is asked for.
+        command: argument vector, where it was given instead of a text.
+
+    Raises:
+        UsageError: the run is a workload, or a text holds a character that no process can be given.
+    """
+    if run_file.run is None:
+        raise UsageError(
+            "a workload is trained by Trainworks itself, and other engines are told of commands only",
+            hint="write a run file with `run: trainworks run ...`, for an image that has Trainworks",
+        )
+    texts = [run_file.run, run_file.setup, *command, *run_file.envs.values()]
+    if any("\0" in text for text in texts if text is not None):
+        raise UsageError("a command cannot hold the character of code 0")
+    per_node = run_file.cluster.processes_per_node
+    return Program(
+        script=None if command else run_file.run,
+        command=command,
+        setup=run_file.setup,
+        envs=run_file.envs,
+        framework=run_file.framework,
+        processes_per_node=_accelerators(run_file) if per_node == "auto" else per_node,
+        starts=run_file.starts,
+        working_folder=run_file.workdir,
+        image=run_file.cluster.kubernetes.image,
+    )
+
+
+def _accelerators(run_file: RunFile) -> int:
+    """Ranks per node where nobody says: one per accelerator; a command that makes them itself starts once."""
+    if run_file.starts == "per_node" or run_file.resources is None or run_file.resources.accelerators is None:
+        return 1
+    return run_file.resources.accelerators[0].count

@@ -1,0 +1,508 @@
+"""The job store: every job that was submitted, whichever engine runs it. SQLite by default, PostgreSQL by URL.
+
+A change of state is one statement that names the states it may start from, so of two writers one wins and the other
+is told; nobody locks anything for longer than that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Engine
+
+from trainworks.errors import UsageError
+from trainworks.jobs.database import answering, file_identity, open_database
+from trainworks.jobs.state import TRANSITIONS, JobState, attempt_state, parse_cause, parse_state
+from trainworks.jobs.tables import attempts, changes, jobs, nodes
+from trainworks.jobs.ticket import NodeResources, Ticket
+
+__all__ = ["Attempt", "EndRequest", "JobRow", "JobStore", "Placement", "open_store"]
+
+
+EndRequest = Literal["stop", "kill", "preempt", "time_limit"]
+"""Why somebody wants a job to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What one job holds of one node."""
+
+    node: str
+    cores: float
+    devices: tuple[int, ...] = ()
+    """Accelerators by index."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRow:
+    """A job as the store has it."""
+
+    id: int
+    run_id: str
+    run_dir: str
+    name: str
+    owner: str
+    """Name of the user, for display; `uid` decides."""
+    engine: str
+    ticket: Ticket
+    state: JobState
+    submitted_at: float
+    changed_at: float
+    version: int
+    """Of all changes of jobs, which one was this one's last."""
+    handle: str | None = None
+    """The engine's own name of it."""
+    priority: int = 50
+    held: bool = False
+    raw: str | None = None
+    """The engine's own word for the state."""
+    reason: str | None = None
+    """Why it waits."""
+    detail: str | None = None
+    cause: str | None = None
+    message: str | None = None
+    exit_code: int | None = None
+    asked_to_end: str | None = None
+    attempt: int = 0
+    """Times that it got its nodes."""
+    restarts: int = 0
+    """Starts after a failure; a start after a preemption is none."""
+    placement: tuple[Placement, ...] = ()
+    reachable: bool = True
+    """False while its engine does not answer; the state is then the last that was seen."""
+    position: int | None = None
+    starts_at: float | None = None
+    started_at: float | None = None
+    ended_at: float | None = None
+    cluster: str | None = None
+    """The run file's words for where it runs, as JSON; None on this machine."""
+    uid: int | None = None
+    """User who submitted the job."""
+    host: str | None = None
+    """Machine whose dispatcher starts the job; None for jobs of other engines."""
+    asked_by: int | None = None
+    """User who asked the job to end; of one that waits, the administrator who queued it again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One time that a job got its nodes."""
+
+    job_id: int
+    number: int
+    state: JobState
+    started_at: float
+    ended_at: float | None = None
+    cause: str | None = None
+    message: str | None = None
+    placement: tuple[Placement, ...] = ()
+    exit_code: int | None = None
+
+
+def open_store(url: str, *, keep_connection: bool = False) -> JobStore:
+    """The store at a URL that SQLAlchemy reads; made, or brought up to date, if need be.
+
+    Args:
+        url: of the store.
+        keep_connection: stay connected until `close`, for one who asks often. A process that is forked off must not
+            touch such a store, and not end in a way that lets Python clean up. Of SQLite's connections the last one
+            that is closed takes the write-ahead log with it: one that stays spares all others that work.
+
+    Raises:
+        EnvironmentProblem: it cannot be opened, or a newer version of Trainworks wrote it.
+    """
+    return JobStore(open_database(url, keep_connection=keep_connection))
+
+
+class JobStore:
+    """Jobs, attempts and drained nodes.
+
+    Args:
+        engine: of SQLAlchemy; see `open_store`.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._writer = engine.execution_options(writes=True)
+        self._file = file_identity(engine.url)
+
+    @property
+    def url(self) -> str:
+        """What `open_store` was given, password and all."""
+        return self._engine.url.render_as_string(hide_password=False)
+
+    def is_replaced(self) -> bool:
+        """Whether another file has its name now: what is written to this store is read by nobody else."""
+        now = file_identity(self._engine.url)
+        return None not in (now, self._file) and now != self._file
+
+    def close(self) -> None:
+        """Close the connection, where one is kept."""
+        self._engine.dispose()
+
+    def _writing(self) -> AbstractContextManager[Connection]:
+        return answering(self._writer)
+
+    def _reading(self) -> AbstractContextManager[Connection]:
+        return answering(self._engine)
+
+    def add(
+        self,
+        ticket: Ticket,
+        *,
+        run_dir: str,
+        owner: str,
+        engine: str,
+        now: float,
+        cluster: str | None = None,
+        uid: int | None = None,
+        host: str | None = None,
+    ) -> JobRow:
+        """Write a new job down, which waits; once this returns it is not lost.
+
+        A run directory is submitted once: the same again is the job that there is. A job that has ended in a directory
+        of the same name, deleted since, gives way to the new one.
+
+        Args:
+            ticket: what the job asks for.
+            run_dir: absolute, without links.
+            owner: name of the user, for display.
+            engine: name of the engine that runs it.
+            now: the time of submission.
+            cluster: the run file's words for where it runs, as JSON.
+            uid: the user; that of this process when None.
+            host: the machine whose dispatcher starts the job; None where another engine does.
+
+        Raises:
+            UsageError: the run directory is a job of another user or machine already.
+        """
+        uid = os.getuid() if uid is None else uid
+        row = _new_row(ticket, run_dir=run_dir, owner=owner, engine=engine, submitted_at=now)
+        row |= {"cluster": cluster, "uid": uid, "host": host}
+        with self._writing() as connection:
+            there = connection.execute(sa.select(jobs).where(jobs.c.run_dir == run_dir)).first()
+            if there is not None and parse_state(there.state).is_final and (there.uid, there.host) == (uid, host):
+                connection.execute(sa.delete(jobs).where(jobs.c.id == there.id))
+                there = None
+            if there is None:
+                row["version"] = _next_version(connection)
+                there = connection.execute(sa.insert(jobs).values(row).returning(jobs)).one()
+        if (there.uid, there.host) != (uid, host):
+            where = there.host or there.engine
+            raise UsageError(
+                f"cannot submit `{run_dir}`: it is job {there.id} of {there.owner} on {where} already",
+                hint="submit from another folder, or with another `--runs`",
+            )
+        return _job(there)
+
+    def restore(
+        self, ticket: Ticket, *, run_dir: str, owner: str, engine: str, submitted_at: float, now: float, **columns: Any
+    ) -> None:
+        """Write down a job that another store had, in the state that it is in.
+
+        Args:
+            ticket: of the job.
+            run_dir: of the job; the store has none of it.
+            owner: user who submitted it.
+            engine: that has it.
+            submitted_at: when that was.
+            now: when it came to that state.
+            columns: others of the job, `state` and `uid` among them; with `attempt` that attempt begins.
+        """
+        row = _new_row(ticket, run_dir=run_dir, owner=owner, engine=engine, submitted_at=submitted_at)
+        row |= _columns(columns) | {"state": str(columns["state"]), "changed_at": now}
+        with self._writing() as connection:
+            row["version"] = _next_version(connection)
+            job = _job(connection.execute(sa.insert(jobs).values(row).returning(jobs)).one())
+            if job.attempt:
+                began = {"job_id": job.id, "number": job.attempt, "state": str(job.state), "started_at": now}
+                connection.execute(sa.insert(attempts).values(**began, placement=_placement_text(job.placement)))
+
+    def run_dirs(self) -> set[str]:
+        """Run directories of all jobs."""
+        with self._reading() as connection:
+            return set(connection.execute(sa.select(jobs.c.run_dir)).scalars())
+
+    def remove(self, job_id: int) -> bool:
+        """Delete a job that its engine never got; False if the engine has it, or it has started."""
+        known = (jobs.c.id == job_id) & jobs.c.handle.is_(None) & (jobs.c.attempt == 0)
+        known &= jobs.c.state == str(JobState.QUEUED)
+        with self._writing() as connection:
+            return connection.execute(sa.delete(jobs).where(known)).rowcount == 1
+
+    def get(self, job_id: int) -> JobRow | None:
+        """The job of that number."""
+        with self._reading() as connection:
+            row = connection.execute(sa.select(jobs).where(jobs.c.id == job_id)).first()
+        return _job(row) if row else None
+
+    def find(self, wanted: str, *, uid: int | None = None) -> JobRow | None:
+        """The job of that number, run or run directory; of several runs of one name the newest, that user's first."""
+        known = jobs.c.run_id == wanted
+        if wanted.isdecimal() and len(wanted) < 10:
+            known |= jobs.c.id == int(wanted)
+        known |= jobs.c.run_dir == wanted
+        with self._reading() as connection:
+            theirs = sa.case((jobs.c.uid == uid, 0), else_=1)
+            row = connection.execute(sa.select(jobs).where(known).order_by(theirs, jobs.c.id.desc()).limit(1)).first()
+        return _job(row) if row else None
+
+    def search(
+        self,
+        *,
+        states: Iterable[JobState] | None = None,
+        engine: str | None = None,
+        owner: str | None = None,
+        uid: int | None = None,
+        host: str | None = None,
+        name: str | None = None,
+        limit: int | None = None,
+        before: int | None = None,
+    ) -> list[JobRow]:
+        """Jobs, newest first.
+
+        Args:
+            states: only these.
+            engine: only its jobs.
+            owner: only those of the user of that name.
+            uid: only those of that user.
+            host: only those that run on that machine.
+            name: only runs of that name.
+            limit: at most so many.
+            before: only those with a smaller number; to page on from the last one.
+        """
+        query = sa.select(jobs).order_by(jobs.c.id.desc())
+        if states is not None:
+            query = query.where(jobs.c.state.in_([str(state) for state in states]))
+        wanted = {"engine": engine, "owner": owner, "uid": uid, "host": host, "name": name}
+        for column, value in wanted.items():
+            query = query.where(jobs.c[column] == value) if value is not None else query
+        query = query.where(jobs.c.id < before) if before is not None else query
+        with self._reading() as connection:
+            return [_job(row) for row in connection.execute(query.limit(limit))]
+
+    def version(self) -> int:
+        """Of the newest change of a job."""
+        with self._reading() as connection:
+            return int(connection.execute(sa.select(changes.c.number)).scalar_one())
+
+    def changed(
+        self, after: int, *, engine: str | None = None, uid: int | None = None, host: str | None = None
+    ) -> Sequence[JobRow]:
+        """Jobs that were changed after that version, in the order of their changes; all, or only those named."""
+        query = sa.select(jobs).where(jobs.c.version > after).order_by(jobs.c.version)
+        for column, value in (("engine", engine), ("uid", uid), ("host", host)):
+            query = query.where(jobs.c[column] == value) if value is not None else query
+        with self._reading() as connection:
+            return [_job(row) for row in connection.execute(query)]
+
+    def counts(self) -> dict[JobState, int]:
+        """Jobs by state."""
+        query = sa.select(jobs.c.state, sa.func.count()).group_by(jobs.c.state)
+        with self._reading() as connection:
+            return {parse_state(state): count for state, count in connection.execute(query)}
+
+    def move(
+        self,
+        job_id: int,
+        to: JobState,
+        *,
+        since: Sequence[JobState] | None = None,
+        now: float,
+        ended_at: float | None = None,
+        **changes: Any,
+    ) -> bool:
+        """Take a job to another state, with what changes beside it; False where somebody else was faster.
+
+        Args:
+            job_id: which job.
+            to: the new state.
+            since: the states it may be in; all that may come before the new one when left out.
+            now: the time of the change.
+            ended_at: when the job ended, or gave up its nodes, if that was before `now`.
+            changes: other columns of the job. A state that ends an attempt ends it in `attempts` too.
+        """
+        before = [state for state in (since or JobState) if to in TRANSITIONS[state]]
+        values = _columns(changes) | {"state": str(to), "changed_at": now}
+        values["ended_at"] = (ended_at or now) if to.is_final else None
+        if to.is_final:
+            values |= {"position": None, "starts_at": None, "reason": None, "detail": None}
+        with self._writing() as connection:
+            known = (jobs.c.id == job_id) & jobs.c.state.in_([str(state) for state in before])
+            values["version"] = _next_version(connection)
+            moved = connection.execute(sa.update(jobs).where(known).values(values).returning(jobs)).first()
+            if moved is not None:
+                self._follow(connection, _job(moved), ended_at or now)
+        return moved is not None
+
+    def _follow(self, connection: Connection, job: JobRow, ended_at: float) -> None:
+        """The attempt's own row: it ends when its job gives up its nodes."""
+        began = attempts.c.started_at
+        ended = sa.case((began > ended_at, began), else_=ended_at) if job.state.is_final or job.state.waits else None
+        own = (attempts.c.job_id == job.id) & (attempts.c.number == job.attempt) & attempts.c.ended_at.is_(None)
+        state = attempt_state(job.state, parse_cause(job.cause))
+        values = {"state": str(state), "cause": job.cause, "message": job.message, "exit_code": job.exit_code}
+        connection.execute(sa.update(attempts).where(own).values(**values, ended_at=ended))
+
+    def start(self, job: JobRow, placement: Sequence[Placement], *, now: float) -> JobRow | None:
+        """Give a job that waits its nodes, and begin its next attempt; None where it waits no more."""
+        placed = _placement_text(placement)
+        known = (jobs.c.id == job.id) & (jobs.c.state == str(job.state)) & (jobs.c.attempt == job.attempt)
+        values = {
+            "state": str(JobState.STARTING),
+            "attempt": job.attempt + 1,
+            "placement": placed,
+            "changed_at": now,
+            "started_at": now,
+            **dict.fromkeys(
+                (
+                    *("reason", "detail", "position", "starts_at"),
+                    *("asked_to_end", "asked_by", "cause", "message", "exit_code"),
+                )
+            ),
+        }
+        with self._writing() as connection:
+            values["version"] = _next_version(connection)
+            started = connection.execute(sa.update(jobs).where(known).values(values).returning(jobs)).first()
+            if started:
+                connection.execute(
+                    sa.insert(attempts).values(
+                        job_id=job.id,
+                        number=job.attempt + 1,
+                        state=str(JobState.STARTING),
+                        placement=placed,
+                        started_at=now,
+                    )
+                )
+        return _job(started) if started else None
+
+    def change(self, job_id: int, *, now: float | None = None, **changes: Any) -> bool:
+        """Change columns of a job but its state; False if there is no such job that has not ended."""
+        live = [str(state) for state in JobState if not state.is_final]
+        values = _columns(changes) | ({"changed_at": now} if now is not None else {})
+        with self._writing() as connection:
+            known = (jobs.c.id == job_id) & jobs.c.state.in_(live)
+            values["version"] = _next_version(connection)
+            return connection.execute(sa.update(jobs).where(known).values(values)).rowcount == 1
+
+    def explain(self, pending: Mapping[int, tuple[str, str, int | None, float | None]]) -> None:
+        """Write down why jobs wait: reason, detail, position and estimated start of each."""
+        if not pending:
+            return
+        waits = sa.or_(*(jobs.c.state == str(state) for state in JobState if state.waits))
+        statement = (
+            sa.update(jobs)
+            .where((jobs.c.id == sa.bindparam("job")) & waits)
+            .values({name: sa.bindparam(f"new_{name}") for name in ("reason", "detail", "position", "starts_at")})
+        )
+        rows = [
+            {"job": job, "new_reason": reason, "new_detail": detail, "new_position": position, "new_starts_at": at}
+            for job, (reason, detail, position, at) in pending.items()
+        ]
+        with self._writing() as connection:
+            connection.execute(statement, rows)
+
+    def attempts(self, job_id: int) -> list[Attempt]:
+        """Every attempt of a job, in order."""
+        query = sa.select(attempts).where(attempts.c.job_id == job_id).order_by(attempts.c.number)
+        with self._reading() as connection:
+            rows = [dict(row._mapping) for row in connection.execute(query)]
+        return [
+            Attempt(**row | {"state": parse_state(row["state"]), "placement": _placement(row["placement"])})
+            for row in rows
+        ]
+
+    def write_attempts(self, job_id: int, rows: Sequence[Attempt]) -> None:
+        """Replace every attempt of a job."""
+        if self.attempts(job_id) == list(rows):
+            return
+        values = [
+            {name: getattr(row, name) for name in ("number", "cause", "message", "exit_code", "started_at", "ended_at")}
+            | {"job_id": job_id, "state": str(row.state), "placement": _placement_text(row.placement)}
+            for row in rows
+        ]
+        with self._writing() as connection:
+            connection.execute(sa.delete(attempts).where(attempts.c.job_id == job_id))
+            if values:
+                connection.execute(sa.insert(attempts), values)
+
+    def drained(self) -> dict[str, str]:
+        """Drained nodes, and why."""
+        return {name: reason for name, (reason, _) in self.drains().items()}
+
+    def drains(self) -> dict[str, tuple[str, int | None]]:
+        """Drained nodes: why, and the user who drained them."""
+        with self._reading() as connection:
+            return {row.name: (row.reason, row.uid) for row in connection.execute(sa.select(nodes))}
+
+    def drain(self, node: str, reason: str, *, now: float, uid: int | None = None) -> None:
+        """Give a node no more jobs; a new reason replaces the old one."""
+        with self._writing() as connection:
+            connection.execute(sa.delete(nodes).where(nodes.c.name == node))
+            connection.execute(sa.insert(nodes).values(name=node, reason=reason, drained_at=now, uid=uid))
+
+    def undrain(self, node: str) -> bool:
+        """Give a node jobs again; False if it was not drained."""
+        with self._writing() as connection:
+            return connection.execute(sa.delete(nodes).where(nodes.c.name == node)).rowcount == 1
+
+
+def _next_version(connection: Connection) -> int:
+    number: int = connection.execute(
+        sa.update(changes).values(number=changes.c.number + 1).returning(changes.c.number)
+    ).scalar_one()
+    return number
+
+
+def _new_row(ticket: Ticket, *, run_dir: str, owner: str, engine: str, submitted_at: float) -> dict[str, Any]:
+    """Columns of a job that was just submitted, but for its version."""
+    return {
+        "run_id": ticket.run_id,
+        "run_dir": run_dir,
+        "name": ticket.name,
+        "owner": owner,
+        "engine": engine,
+        "ticket": _ticket_text(ticket),
+        "priority": ticket.priority,
+        "held": ticket.hold,
+        "state": str(JobState.QUEUED),
+        "attempt": 0,
+        "restarts": 0,
+        "reachable": True,
+        "submitted_at": submitted_at,
+        "changed_at": submitted_at,
+    }
+
+
+def _job(row: Any) -> JobRow:
+    values = dict(row._mapping)
+    ticket = json.loads(values["ticket"])
+    lists = {key: tuple(value) for key, value in ticket.items() if isinstance(value, list)}
+    values["ticket"] = replace(Ticket(**ticket | lists), node=NodeResources(**ticket["node"]))
+    values["state"] = parse_state(values["state"])
+    values["placement"] = _placement(values["placement"])
+    return JobRow(**values)
+
+
+def _placement(text: str | None) -> tuple[Placement, ...]:
+    return tuple(Placement(node, cores, tuple(devices)) for node, cores, devices in json.loads(text or "[]"))
+
+
+def _placement_text(placement: Sequence[Placement]) -> str:
+    return json.dumps([(one.node, one.cores, one.devices) for one in placement])
+
+
+def _columns(changes: dict[str, Any]) -> dict[str, Any]:
+    """Values of columns, as the database keeps them."""
+    texts: dict[str, Callable[[Any], str]] = {"placement": _placement_text, "ticket": _ticket_text}
+    return {name: texts[name](value) if name in texts else value for name, value in changes.items()}
+
+
+def _ticket_text(ticket: Ticket) -> str:
+    return json.dumps(asdict(ticket))

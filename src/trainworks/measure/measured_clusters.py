@@ -1,0 +1,130 @@
+"""From a row's accelerator and networks, as people write them, to the cluster that it ran on."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+
+from trainworks.catalog.catalog import accelerator, has, link, reference_node, without_remark
+from trainworks.catalog.cluster import ClusterDescription
+from trainworks.catalog.facts import Accelerator, Node
+from trainworks.errors import UsageError
+from trainworks.measure.tables import Row, text_of, whole_of
+
+__all__ = ["read_accelerator", "read_cluster", "remarks_left_out"]
+
+_MAKERS = re.compile(r"\b(nvidia|amd|intel|google|aws|tesla|instinct|geforce)\b", re.IGNORECASE)
+_KINDS = (
+    ("Omni-Path", r"omni-?path|\bopa\b"),
+    ("EFA", r"\befa\b"),
+    ("RoCE", r"\broce"),
+    ("InfiniBand", r"\bib\b|infiniband|\b(?:edr|hdr|ndr|xdr)\d*\b"),
+    ("TCP", r"\btcp|ethernet|gbe\b"),
+)
+_GENERATIONS = ("hdr100", "hdr200", "ndr200", "ndr400", "edr", "hdr", "ndr", "xdr")
+"""Of InfiniBand, as the catalogue's links call them; the longer ones first."""
+_COUNT = re.compile(r"(\d+)\s*[x\u00d7*]", re.IGNORECASE)
+_RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([GgTt])(?:(B(?=/|ps))|[Bb])?(?:it)?(?:/s|ps|[eE]\b|\b)")
+_GENERATION = re.compile(r"(?:\b|(?<=\dx))(" + "|".join(_GENERATIONS) + r")\b")
+_GROUP = re.compile(r"nvl\s*(\d+)", re.IGNORECASE)
+_BOTH_WAYS = re.compile(r"nvlink\d?\s+(\d+(?:\.\d+)?)\s*GB/s", re.IGNORECASE)
+
+
+def read_accelerator(row: Row) -> Accelerator:
+    """The accelerator of a row; a maker's name before it and a remark in brackets do not matter.
+
+    Raises:
+        UsageError: the cell is empty or names none of the catalogue; the hint has the nearest.
+    """
+    name = text_of(row, "gpu")
+    if name.lower() in ("", "none"):
+        raise UsageError("gpu is empty")
+    plain = without_remark(name)
+    spellings = (name, plain, _MAKERS.sub("", plain).strip() or name)
+    return accelerator(next((each for each in spellings if has("accelerators", each)), spellings[-1]))
+
+
+def remarks_left_out(rows: Iterable[Row]) -> list[str]:
+    """Notes on the names of accelerators that were read without their remarks in brackets, each name once."""
+    notes: dict[str, None] = {}
+    for row in rows:
+        name = text_of(row, "gpu")
+        try:
+            found = read_accelerator(row).name if without_remark(name) != name else name
+        except UsageError:  # the row is refused with this reason
+            continue
+        if found != name:
+            notes[f"`{name}` is read as `{found}`: remarks in brackets are left out"] = None
+    return list(notes)
+
+
+def read_cluster(row: Row, *, num_accelerators: int) -> ClusterDescription:
+    """The cluster of a row; what it does not say is as in the accelerator's reference node.
+
+    A node with another number of accelerators than the reference node has interfaces in proportion.
+
+    Args:
+        row: with `gpu`, `gpus_per_node`, `intra_node_net` and `inter_node_net`, each possibly empty but the first.
+        num_accelerators: of the run; a last node that is not full makes all of them smaller.
+
+    Raises:
+        UsageError: an unknown accelerator, or one for which no node is known.
+    """
+    device = read_accelerator(row)
+    node = reference_node(device.name)
+    written = whole_of(row, "gpus_per_node") or node.accelerators
+    num_nodes = math.ceil(num_accelerators / min(written, num_accelerators))
+    per_node = math.ceil(num_accelerators / num_nodes)
+    inside = text_of(row, "intra_node_net")
+    network, printed_bytes_per_s = _network(text_of(row, "inter_node_net"), node, per_node)
+    return ClusterDescription(
+        name=f"{num_accelerators}x {device.name}",
+        accelerator=device,
+        num_nodes=num_nodes,
+        accelerators_per_node=per_node,
+        scale_up_domain=_domain(inside, node, per_node),
+        scale_up_bytes_per_s=_scale_up_bytes_per_s(inside, device),
+        node_bytes_per_s=printed_bytes_per_s or node.nics * node.nic_bytes_per_s * written / node.accelerators,
+        network=network,
+        in_network_reduction="sharp" in text_of(row, "inter_node_net").lower(),
+        scale_up_reduction=node.scale_up_reduction,
+    )
+
+
+def _domain(inside: str, node: Node, per_node: int) -> int:
+    """Accelerators on one scale-up link: `NVL72` in words, else as in the reference node."""
+    if group := _GROUP.search(inside):
+        return max(int(group[1]), per_node)
+    return node.scale_up_domain if node.scale_up_domain > node.accelerators else per_node
+
+
+def _scale_up_bytes_per_s(inside: str, device: Accelerator) -> float:
+    """Of the link, one direction; a table prints both, and may print less than the part's own."""
+    if "pcie" in inside.lower() and "nvlink" not in inside.lower():
+        return 0.0
+    printed = _BOTH_WAYS.search(inside)
+    return min(device.scale_up_bytes_per_s, float(printed[1]) * 1e9 / 2) if printed else device.scale_up_bytes_per_s
+
+
+def _network(text: str, node: Node, per_node: int) -> tuple[str, float | None]:
+    """Kind of the fabric and bytes per second of all interfaces of a node, one direction; None where not printed.
+
+    A rate without a count is of the whole node, a bare generation (`HDR`) of each of the reference node's interfaces.
+
+    >>> from trainworks.catalog.catalog import node
+    >>> _network("8x HDR200 IB per node", node("DGX A100 80GB"), 8)
+    ('InfiniBand', 200000000000.0)
+    """
+    lower = text.lower()
+    kind = next((name for name, words in _KINDS if re.search(words, lower)), node.network)
+    rate, generation = _RATE.search(text), _GENERATION.search(lower)
+    if rate:
+        port = float(rate[1]) * (1e12 if rate[2] in "Tt" else 1e9) * (8 if rate[3] else 1) / 8
+    elif generation:
+        port = link(generation[1]).bytes_per_s
+    else:
+        return kind, None
+    count = _COUNT.search(lower)
+    each = per_node if re.search(r"(?:per|/)\s*(?:gpu|accelerator)", lower) else 1 if rate else max(1, node.nics)
+    return kind, (int(count[1]) if count else each) * port

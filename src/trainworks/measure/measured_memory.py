@@ -1,0 +1,46 @@
+"""Tables of memory that runs used, or ran out of."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from trainworks.errors import UsageError
+from trainworks.measure.measured_runs import COLUMNS, MeasuredRun, read_run
+from trainworks.measure.tables import Row, text_of, whole_of
+
+__all__ = ["MEMORY_COLUMNS", "MeasuredMemory", "read_memory"]
+
+MEMORY_COLUMNS = (*COLUMNS, "outcome", "notes")
+
+_ADAPTERS = re.compile(r"\b(q?lora|adapters?|dora)\b", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredMemory:
+    """One row that can be predicted."""
+
+    run: MeasuredRun
+    out_of_memory: bool
+    """Whether it did not fit; then there is no figure."""
+
+
+def read_memory(row: Row) -> MeasuredMemory:
+    """The run that a row describes, and whether it fitted.
+
+    Without a global batch as many micro-batches as pipeline stages are assumed: from there on memory stays the same.
+
+    Raises:
+        UsageError: the row lacks something that nobody could fill in, or it trains adapters beside frozen weights.
+    """
+    if found := _ADAPTERS.search(" ".join(text_of(row, name) for name in ("source", "model", "notes"))):
+        raise UsageError(f"`{found[0]}` trains adapters beside frozen weights, which is not planned")
+    degrees = (whole_of(row, name) or 1 for name in ("dp", "pp", "micro_batch"))
+    dp, pp, micro = degrees
+    filled = row if text_of(row, "global_batch") else {**row, "global_batch": str(dp * pp * micro)}
+    return MeasuredMemory(read_run(filled), out_of_memory=_ran_out(text_of(row, "outcome")))
+
+
+def _ran_out(outcome: str) -> bool:
+    lower = outcome.lower()
+    return "oom" in lower or "out of memory" in lower

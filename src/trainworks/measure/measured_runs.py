@@ -1,0 +1,359 @@
+"""Tables of training runs that somebody measured: from a row's text to a job, a layout and the step time.
+
+A table has the columns of `COLUMNS`; any cell may be empty. What a row leaves open is decided as a person would who
+knows the field: the model from its name or dimensions, the network from the accelerator's reference node, the layout's
+open parts by the planner itself. What cannot be decided refuses the row, with the reason.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from trainworks.catalog.catalog import explain_term
+from trainworks.catalog.cluster import ClusterDescription
+from trainworks.catalog.models import find_preset, preset
+from trainworks.errors import UsageError
+from trainworks.measure.measured_clusters import read_cluster
+from trainworks.measure.tables import Row, flag_of, needed_whole, number_of, text_of, whole_of
+from trainworks.plan.candidates import OpenLayout
+from trainworks.plan.compute import Stack
+from trainworks.plan.flops import FlopsConvention, flops_per_token_by_convention
+from trainworks.plan.layouts import Recompute
+from trainworks.plan.model_shape import shape_of_hf_config
+from trainworks.plan.parameters import resized
+from trainworks.plan.search import search
+from trainworks.plan.step_time import Job
+from trainworks.record.resolved import ModelShape
+
+__all__ = ["COLUMNS", "MeasuredRun", "MemoryKind", "memory_kind", "read_run", "source_of"]
+
+COLUMNS = (
+    *("id", "source_key", "source", "model", "params_b", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab"),
+    *("seq_len", "global_batch", "micro_batch", "gpu", "num_gpus", "gpus_per_node", "intra_node_net"),
+    *("inter_node_net", "dp", "tp", "pp", "cp", "ep", "interleave", "zero_stage", "recompute", "precision", "seqpar"),
+    *("iteration_time_s", "tflops_per_gpu", "tflops_kind", "mfu", "tokens_per_s_per_gpu", "memory_gb_per_gpu"),
+    *("memory_kind", "step_time_s_eval", "usable_for_step_eval"),
+)
+
+MemoryKind = Literal["allocated", "reserved", "device"]
+"""What the framework handed out, what it took from the device, what the device reports as used."""
+
+_PADDING = 128
+_GATED_NAMES = re.compile(
+    r"llama|mistral|mixtral|qwen|gemma|deepseek|yi|falcon3|olmo|granite|phi-?3|smollm", re.IGNORECASE
+)
+_EXPERT_NAMES = re.compile(r"\d+x\d+b|moe\b|[-_]a\d+b", re.IGNORECASE)
+_PRECISIONS = (
+    ("fp4", ("fp4",)),
+    ("fp8", ("fp8", "e4m3")),
+    ("bf16", ("bf16", "bfloat")),
+    ("fp16", ("fp16", "float16", "half")),
+    ("tf32", ("tf32",)),
+    ("fp32", ("fp32", "float32")),
+)
+_RECOMPUTED = (
+    (Recompute.SELECTIVE, ("selective", "attention", "core")),
+    (Recompute.FULL, ("full", "all", "true", "yes", "on", "uniform", "block")),
+    (Recompute.NONE, ("none", "no", "off", "false", "0")),
+)
+_HARDWARE: dict[Recompute, FlopsConvention] = {
+    Recompute.NONE: "model",
+    Recompute.SELECTIVE: "hardware-selective",
+    Recompute.FULL: "hardware-full",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRun:
+    """One row that can be predicted."""
+
+    id: str
+    source: str
+    job: Job
+    global_batch: int
+    layout: OpenLayout
+    step_time_s: float | None
+    """Measured; None where the row only has a memory."""
+    memory_bytes: float | None
+    memory_kind: MemoryKind
+    kind: str
+    """The row's own judgement: `yes`, `moe`, `no` ... Without one, `moe` for a model with experts, else `yes`."""
+
+    @property
+    def num_accelerators(self) -> int:
+        """Of the run."""
+        return self.layout.dp * self.layout.tp * self.layout.pp * self.layout.cp
+
+
+def read_run(row: Row) -> MeasuredRun:
+    """The run that a row describes.
+
+    Raises:
+        UsageError: the row lacks something that nobody could fill in, or names something unknown.
+    """
+    shape = _shape(row)
+    length = needed_whole(row, "seq_len")
+    batch = needed_whole(row, "global_batch")
+    total = _num_accelerators(row)
+    cluster = read_cluster(row, num_accelerators=total)
+    precision = _precision(text_of(row, "precision"))
+    if precision not in cluster.accelerator.peak_flops_per_s and precision == "bf16":
+        precision = "fp16"
+    sequence_parallel = flag_of(row, "seqpar")
+    job = Job(shape, length, precision, cluster, Stack())
+    layout = _layout(row, job, total, batch, precision != "fp16" if sequence_parallel is None else sequence_parallel)
+    job = Job(shape, length, precision, cluster, _stack(precision, layout, text_of(row, "precision")))
+    gigabytes = number_of(row, "memory_gb_per_gpu")
+    words = text_of(row, "memory_kind")
+    return MeasuredRun(
+        id=text_of(row, "id"),
+        source=source_of(row),
+        job=job,
+        global_batch=batch,
+        layout=layout,
+        step_time_s=_step_time_s(row, job, batch, layout, total),
+        memory_bytes=gigabytes * (2**30 if "gib" in words.lower() else 1e9) if gigabytes else None,
+        memory_kind=memory_kind(words),
+        kind=text_of(row, "usable_for_step_eval").lower() or ("moe" if shape.experts else "yes"),
+    )
+
+
+def source_of(row: Row) -> str:
+    """Whom the row comes from: errors are averaged within a source before sources are."""
+    return text_of(row, "source_key") or text_of(row, "source") or "unnamed"
+
+
+def memory_kind(words: str) -> MemoryKind:
+    """What a memory figure was read from: `peak allocated GiB (torch)`, `torch reserved`, `nvidia-smi GB`.
+
+    The device's own figure where the words say nothing.
+    """
+    lower = words.lower()
+    return "allocated" if "alloc" in lower else "reserved" if "reserv" in lower else "device"
+
+
+def _stack(precision: str, layout: OpenLayout, written: str) -> Stack:
+    """Current software, unless the row shows what only older software does: fp16 with loss scaling, or tensor
+    parallelism without sequence parallelism, which came in 2022 before fused attention. `XLA` in the precision names a
+    compiler that writes the scores of attention to memory.
+    """
+    old = precision == "fp16" or (layout.tp > 1 and not layout.sequence_parallel and layout.zero < 3)
+    if old:
+        return Stack(fused_attention=False, overlap=False, gradient_bytes=2 if precision == "fp16" else 4)
+    native = layout.zero == 3 and layout.tp == 1 and precision in ("bf16", "fp32", "tf32")
+    return Stack(fused_attention="xla" not in written.lower(), fused_kernels=not native)
+
+
+def _precision(text: str) -> str:
+    """The arithmetic of the products: `MXFP8`, `FP8-CS`, `bf16 TE` ... name recipes of fp8, bf16 ..."""
+    lower = text.lower().replace("bfloat16", "bf16")
+    return next((name for name, words in _PRECISIONS if any(word in lower for word in words)), "bf16")
+
+
+def _shape(row: Row) -> ModelShape:
+    found = find_preset(text_of(row, "model"))
+    layers = whole_of(row, "layers")
+    if found is not None:
+        shape = shape_of_hf_config(preset(found))
+        if (whole_of(row, "hidden") or shape.hidden) == shape.hidden:
+            return resized(
+                shape, layers=layers, dense_layers=_dense_of_cut(shape, layers), vocabulary=whole_of(row, "vocab")
+            )
+    return _shape_of_dimensions(row, layers)
+
+
+def _dense_of_cut(shape: ModelShape, layers: int | None) -> int | None:
+    """Layers without experts of a model cut to so many layers: their share of the model, at least one if it has any."""
+    if not shape.experts or layers is None or layers == shape.layers:
+        return None
+    return max(min(1, shape.dense_layers), round(shape.dense_layers * layers / shape.layers))
+
+
+def _shape_of_dimensions(row: Row, layers: int | None) -> ModelShape:
+    """A decoder of these dimensions, with a gated MLP if its name or its size says so.
+
+    Raises:
+        UsageError: no dimensions, or a model with experts, which they do not describe.
+    """
+    name = text_of(row, "model")
+    hidden = whole_of(row, "hidden")
+    if hidden is None:
+        unknown = f"model `{name}` is unknown and has no dimensions" if name else "model and hidden are empty"
+        raise explain_term(name) or UsageError(unknown)
+    if _EXPERT_NAMES.search(name) or text_of(row, "usable_for_step_eval").lower() == "moe":
+        raise UsageError(f"model `{name}` is unknown, and no column says how many experts it has")
+    heads = whole_of(row, "heads") or max(1, hidden // 128)
+    if heads > hidden:
+        raise UsageError(f"{heads} heads do not fit a hidden size of {hidden}")
+    gated = bool(_GATED_NAMES.search(name)) or _has_gated_size(row, hidden, heads)
+    width = whole_of(row, "ffn") or (-(-8 * hidden // 3 // 256) * 256 if gated else 4 * hidden)
+    vocabulary = whole_of(row, "vocab") or (32000 if gated else 51200)
+    kv_heads = whole_of(row, "kv_heads") or heads
+    build = _gated_config if gated else _plain_config
+    length = whole_of(row, "seq_len") or 2048
+    if layers is None:
+        total = number_of(row, "params_b")
+        if not total:
+            raise UsageError(f"model `{name}` has neither layers nor a size")
+        one = shape_of_hf_config(build(1, hidden, heads, kv_heads, width, vocabulary, length)).num_parameters
+        two = shape_of_hf_config(build(2, hidden, heads, kv_heads, width, vocabulary, length)).num_parameters
+        layers = max(1, round((total * 1e9 - one) / (two - one)) + 1)
+    return shape_of_hf_config(build(layers, hidden, heads, kv_heads, width, vocabulary, length))
+
+
+def _has_gated_size(row: Row, hidden: int, heads: int) -> bool:
+    """Shared keys and values, or an MLP of 8/3 h to 3.5 h, came with the gated ones; plain MLPs have 4 h."""
+    width = whole_of(row, "ffn")
+    return (whole_of(row, "kv_heads") or heads) < heads or (width is not None and 2.5 < width / hidden < 3.7)
+
+
+def _gated_config(
+    layers: int, hidden: int, heads: int, kv_heads: int, width: int, vocabulary: int, length: int
+) -> dict[str, Any]:
+    return {
+        "model_type": "llama",
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": width,
+        "vocab_size": vocabulary,
+        "max_position_embeddings": length,
+    }
+
+
+def _plain_config(
+    layers: int, hidden: int, heads: int, kv_heads: int, width: int, vocabulary: int, length: int
+) -> dict[str, Any]:
+    del kv_heads  # GPT-2 and its kin have one per head
+    return {
+        "model_type": "gpt2",
+        "n_layer": layers,
+        "n_embd": hidden,
+        "n_head": heads,
+        "n_inner": width,
+        "vocab_size": -(-vocabulary // _PADDING) * _PADDING,
+        "n_positions": length,
+    }
+
+
+def _num_accelerators(row: Row) -> int:
+    """As printed, else what a layout with its data-parallel degree multiplies to."""
+    printed = whole_of(row, "num_gpus")
+    if printed is None and whole_of(row, "dp"):
+        return math.prod(whole_of(row, name) or 1 for name in ("dp", "tp", "pp", "cp"))
+    return needed_whole(row, "num_gpus") if printed is None else printed
+
+
+def _layout(row: Row, job: Job, world: int, batch: int, sequence_parallel: bool) -> OpenLayout:
+    dp, tp, pp, cp = _mesh(row, job, world, batch)
+    zero, shard = _zero(text_of(row, "zero_stage"), dp, job.cluster)
+    micro = whole_of(row, "micro_batch")
+    return OpenLayout(
+        dp=dp,
+        dp_shard=shard,
+        zero=zero,
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        ep=whole_of(row, "ep") or 1,
+        interleave=whole_of(row, "interleave"),
+        micro_batch=None if micro is None else min(micro, max(1, batch // dp)),
+        recompute=_recompute(text_of(row, "recompute")),
+        sequence_parallel=tp > 1 and sequence_parallel,
+    )
+
+
+def _mesh(row: Row, job: Job, world: int, batch: int) -> tuple[int, int, int, int]:
+    """dp, tp, pp, cp. The first of them that is empty beside printed ones is what remains of the world, the next are 1.
+
+    Of a row that prints none of them the planner's own fastest layout is taken, but weights that are sharded
+    (`zero_stage` 3) need no other axis. Where dp * tp * pp is the world beside a cp, dp counts the ranks of both.
+
+    Raises:
+        UsageError: the degrees do not multiply to the world, or nothing fits.
+    """
+    printed = {name: whole_of(row, name) for name in ("dp", "tp", "pp", "cp")}
+    if not any(printed.values()) and world > 1 and _zero(text_of(row, "zero_stage"), world, job.cluster)[0] < 3:
+        return _searched_mesh(job, world, batch)
+    remaining = max(1, world // math.prod(degree or 1 for degree in printed.values()))
+    for name in ("dp", "tp", "pp", "cp"):
+        if printed[name] is None:
+            printed[name], remaining = remaining, 1
+    dp, tp, pp, cp = (degree or 1 for degree in printed.values())
+    if dp * tp * pp == world and dp % cp == 0:
+        dp //= cp
+    if dp * tp * pp * cp != world:
+        raise UsageError(f"dp {dp} * tp {tp} * pp {pp} * cp {cp} = {dp * tp * pp * cp}, not {world} accelerators")
+    return dp, tp, pp, cp
+
+
+def _searched_mesh(job: Job, world: int, batch: int) -> tuple[int, int, int, int]:
+    found = search(
+        job, world_size=world, global_batch=batch, fixed={"cp": 1, "offload": 0, "offload_optimizer": 0}, keep=1
+    )
+    if not len(found.layouts):
+        raise UsageError(f"dp, tp and pp are empty, and no layout on {world} accelerators fits")
+    best = found.layouts
+    return int(best.dp[0]), int(best.tp[0]), int(best.pp[0]), int(best.cp[0])
+
+
+def _zero(text: str, dp: int, cluster: ClusterDescription) -> tuple[int, int]:
+    """Stage and size of the shard group: `3`, `ZeRO-2`, `3 (FSDP 64)`, `3 (HSDP)`, `DDP`; empty is 1."""
+    lower = text.lower()
+    stage = re.search(r"(?:^|zero|stage)[\s_-]*([0-3])\b", lower)
+    sharded = "fsdp" in lower or "hsdp" in lower
+    replicated = lower in ("none", "no", "off", "false") or "ddp" in lower
+    zero = int(stage[1]) if stage else 3 if sharded else 0 if replicated else 1
+    size = re.search(r"fsdp[\s=]+(\d+)", lower)
+    if size and dp % int(size[1]) == 0:
+        return zero, int(size[1])
+    if "hsdp" in lower:
+        return zero, math.gcd(dp, cluster.accelerators_per_node)
+    return zero, dp if zero else 1
+
+
+def _recompute(text: str) -> Recompute | None:
+    """None where the cell is empty or says something else."""
+    lower = text.lower()
+    return next((value for value, words in _RECOMPUTED if lower.startswith(words)), None)
+
+
+def _step_time_s(row: Row, job: Job, batch: int, layout: OpenLayout, devices: int) -> float | None:
+    """Measured seconds per step: printed, else from tokens/s, else from a FLOP/s or MFU figure and its convention."""
+    printed = number_of(row, "step_time_s_eval") or number_of(row, "iteration_time_s")
+    if printed:
+        return printed
+    tokens = batch * job.sequence_length
+    if rate := number_of(row, "tokens_per_s_per_gpu"):
+        return tokens / (rate * devices)
+    if teraflops := number_of(row, "tflops_per_gpu"):
+        flops = _printed_flops_per_token(text_of(row, "tflops_kind"), job, layout.recompute)
+        return tokens * flops / (teraflops * 1e12 * devices)
+    if mfu := number_of(row, "mfu"):
+        share = mfu / 100 if mfu > 1 else mfu
+        peak = job.cluster.accelerator.peak_flops_per_s.get(job.precision)  # type: ignore[call-overload]
+        flops = flops_per_token_by_convention("model", job.shape, job.sequence_length)
+        return tokens * flops / (share * peak * devices) if peak else None
+    return None
+
+
+def _printed_flops_per_token(words: str, job: Job, recompute: Recompute | None) -> float:
+    """FLOPs per token as the row's figure counts them.
+
+    model, causal      what the model needs; `causal` with half the attention
+    hardware, HFU      with what is computed again; where the table does not say, everything is
+    x4, x3             2 N for each pass over the parameters, of which recomputation makes four
+    as printed         as hardware
+    """
+    lower = words.lower()
+    passes = re.search(r"\bx([34])\b", lower)
+    if passes and "hardware" not in lower:
+        return 2.0 * job.shape.num_parameters * (3 if recompute == Recompute.NONE else int(passes[1]))
+    convention: FlopsConvention = "model-causal" if "causal" in lower else "model"
+    if any(word in lower for word in ("hardware", "hfu", "printed")):
+        convention = _HARDWARE[Recompute.FULL if recompute is None else recompute]
+    return flops_per_token_by_convention(convention, job.shape, job.sequence_length)

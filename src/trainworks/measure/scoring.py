@@ -1,0 +1,395 @@
+"""Tables of measurements, predicted row by row and scored: what the planner has to answer for.
+
+A row is either predicted or refused with a reason, never skipped. Scores are by source and then averaged over sources;
+`plan.score` has the formulas.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import TypeVar
+
+import numpy as np
+
+from trainworks.errors import TrainworksError, UsageError
+from trainworks.measure.measured_collectives import COLLECTIVE_COLUMNS, MeasuredCollective, read_collective
+from trainworks.measure.measured_memory import MEMORY_COLUMNS, read_memory
+from trainworks.measure.measured_runs import COLUMNS, MeasuredRun, read_run, source_of
+from trainworks.measure.tables import Row, check_readable, line_of, text_of
+from trainworks.plan.candidates import best_completion
+from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
+from trainworks.plan.collectives import collective_s, fabric_of
+from trainworks.plan.memory import predict_memories
+from trainworks.plan.score import (
+    Errors,
+    Rejections,
+    calibrated_predictions,
+    errors_of,
+    macro_average,
+    rank_correlation,
+    regret,
+    rejections_of,
+)
+from trainworks.plan.search import fits
+from trainworks.plan.step_time import StepTimes
+from trainworks.plan.uncertainty import calibrated_s, interval_s, prior_of
+
+__all__ = [
+    "LEARNED",
+    "TABLES",
+    "CollectiveScore",
+    "Group",
+    "MemoryScore",
+    "PredictedCollective",
+    "PredictedRun",
+    "Prediction",
+    "Refusal",
+    "RunScore",
+    "Score",
+    "Sweep",
+    "Table",
+    "predict_collective",
+    "predict_memory",
+    "predict_run",
+    "predictions_csv",
+    "score_collectives",
+    "score_memory",
+    "score_runs",
+]
+
+LEARNED = (1, 3)
+"""Rows of a cluster that are learned from before the others are predicted again."""
+_UNSCORED = "no"
+_SWEEP_ROWS = 4
+_LARGE_BYTES = 64 * 1024
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A row that cannot be predicted."""
+
+    id: str
+    source: str
+    kind: str
+    reason: str
+    line: int | None = None
+    """Line of the table; None for a row that comes from no file."""
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedRun:
+    """A row and what the planner says of it."""
+
+    run: MeasuredRun
+    times: StepTimes
+    """Of the completed layout, without any belief; shape [1]."""
+    step_time_s: float
+    low_s: float
+    """Lower end of the 80 % interval."""
+    high_s: float
+    memory_bytes: float
+    """Of the row's kind of memory."""
+    fits: bool
+    out_of_memory: bool = False
+    """What the row says."""
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedCollective:
+    """A row and what the planner says of it."""
+
+    measured: MeasuredCollective
+    time_s: float
+
+
+Prediction = PredictedRun | PredictedCollective | Refusal
+"""Of one row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Rows that were scored together, source by source."""
+
+    sources: dict[str, Errors]
+    macro: Errors
+    """Mean over the sources."""
+    rows: Errors
+    """Of all rows, whatever their source."""
+    calibrated: dict[int, Group]
+    """The same after learning from so many rows of each cluster."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """Rows of one source that differ in their layout alone."""
+
+    source: str
+    model: str
+    accelerators: str
+    layouts: int
+    rank_correlation: float
+    regret: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunScore:
+    """Of a table of runs."""
+
+    kinds: dict[str, Group]
+    """By the rows' own judgement; `yes` is the one that counts. Rows that say `no` are left out."""
+    sweeps: list[Sweep]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryScore:
+    """Of a table of memory."""
+
+    kinds: dict[str, Group]
+    """By what was read: allocated, reserved, device."""
+    rejections: Rejections
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveScore:
+    """Of a table of collectives; a source is a group of ranks on a network."""
+
+    large: Group | None
+    """From 64 KiB on, where bandwidth begins to matter."""
+    every: Group | None
+
+
+Score = RunScore | MemoryScore | CollectiveScore
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A kind of table: what it may have, and what is done with it."""
+
+    columns: tuple[str, ...]
+    predict: Callable[[Row], Prediction]
+    score: Callable[[Iterable[Prediction]], Score]
+
+
+def predict_run(row: Row, coefficients: Coefficients = COEFFICIENTS) -> PredictedRun | Refusal:
+    """A row of a table of runs."""
+    return _attempt(row, lambda: _predicted(read_run(row), coefficients))
+
+
+def predict_memory(row: Row, coefficients: Coefficients = COEFFICIENTS) -> PredictedRun | Refusal:
+    """A row of a table of memory."""
+
+    def predict() -> PredictedRun:
+        measured = read_memory(row)
+        return _predicted(measured.run, coefficients, out_of_memory=measured.out_of_memory)
+
+    return _attempt(row, predict)
+
+
+def predict_collective(row: Row, coefficients: Coefficients = COEFFICIENTS) -> PredictedCollective | Refusal:
+    """A row of a table of collectives."""
+
+    def predict() -> PredictedCollective:
+        measured = read_collective(row)
+        size, ranks, stride = (np.array([float(value)]) for value in (measured.size_bytes, measured.ranks, 1))
+        seconds = collective_s(measured.kind, size, ranks, stride, fabric_of(measured.cluster, coefficients))
+        return PredictedCollective(measured, float(seconds[0]))
+
+    return _attempt(row, predict)
+
+
+def _attempt(row: Row, predict: Callable[[], T]) -> T | Refusal:
+    try:
+        check_readable(row)
+        return predict()
+    except TrainworksError as error:
+        reason = f"{error.message}; {error.hint}" if error.hint else error.message
+        kind = text_of(row, "usable_for_step_eval").lower()
+        return Refusal(text_of(row, "id"), source_of(row), kind, reason, line_of(row))
+
+
+def _predicted(run: MeasuredRun, coefficients: Coefficients, *, out_of_memory: bool = False) -> PredictedRun:
+    job = run.job
+    layouts, times = best_completion(job, run.layout, global_batch=run.global_batch, coefficients=coefficients)
+    memories = predict_memories(
+        job.shape, layouts, sequence_length=job.sequence_length, precision=job.precision, stack=job.stack
+    )
+    memory = {
+        "allocated": memories.allocated_bytes,
+        "reserved": memories.reserved_bytes(coefficients),
+        "device": memories.device_bytes(coefficients),
+    }[run.memory_kind]
+    belief = prior_of(experts=bool(run.job.shape.experts))
+    low, high = interval_s(times, belief)
+    seconds = float(calibrated_s(times, belief)[0])
+    if not np.isfinite(seconds) or seconds <= 0:
+        raise UsageError(f"the row's dimensions lead to a step of {seconds} s")
+    return PredictedRun(
+        run,
+        times,
+        seconds,
+        float(low[0]),
+        float(high[0]),
+        float(memory[0]),
+        bool(fits(memories, job)[0]),
+        out_of_memory,
+    )
+
+
+def predictions_csv(results: Sequence[Prediction], *, with_fit: bool = False) -> str:
+    """One line per row of the table, in its order: `id, step_time_s, low_s, high_s, memory_bytes, refused`.
+
+    Of collectives `id, time_s, refused`; `with_fit` adds whether the run fits the accelerator.
+    """
+    collectives = any(isinstance(result, PredictedCollective) for result in results)
+    columns = ["time_s"] if collectives else ["step_time_s", "low_s", "high_s", "memory_bytes"]
+    columns += ["fits"] if with_fit else []
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["id", *columns, "refused"])
+    for result in results:
+        writer.writerow(_cells(result, columns))
+    return text.getvalue()
+
+
+def _cells(result: Prediction, columns: Sequence[str]) -> list[str]:
+    if isinstance(result, Refusal):
+        return [result.id, *("" for _ in columns), result.reason]
+    row_id = result.measured.id if isinstance(result, PredictedCollective) else result.run.id
+    values = [getattr(result, name) for name in columns]
+    return [row_id, *(("no", "yes")[value] if isinstance(value, bool) else f"{value:.6g}" for value in values), ""]
+
+
+def score_runs(results: Iterable[Prediction]) -> RunScore:
+    """Errors of the rows that have a measured step time, by kind and source; sweeps of the kind `yes`."""
+    scored = [
+        result
+        for result in results
+        if isinstance(result, PredictedRun) and result.run.step_time_s and result.run.kind != _UNSCORED
+    ]
+    kinds = sorted({result.run.kind for result in scored}, key=lambda kind: (kind != "yes", kind))
+    groups = {kind: _run_group([result for result in scored if result.run.kind == kind]) for kind in kinds}
+    return RunScore(groups, _sweeps([result for result in scored if result.run.kind == "yes"]))
+
+
+def _run_group(results: Sequence[PredictedRun]) -> Group:
+    blind = [_Point(r.run.source, r.step_time_s, r.run.step_time_s or 0.0, low=r.low_s, high=r.high_s) for r in results]
+    calibrated = {learned: _calibrated(results, learned) for learned in LEARNED}
+    return _group(blind, {learned: _group(points) for learned, points in calibrated.items() if points})
+
+
+def _calibrated(results: Sequence[PredictedRun], learned: int) -> list[_Point]:
+    """A belief is of one cluster: rows of one source on one accelerator. A row that is alone on its own is left out."""
+    points = []
+    for rows in _by(results, lambda r: (r.run.source, r.run.job.cluster.accelerator.name)).values():
+        if len(rows) < 2:
+            continue
+        measured = [r.run.step_time_s or 0.0 for r in rows]
+        prior = prior_of(experts=bool(rows[0].run.job.shape.experts))
+        ends = calibrated_predictions(_joined([r.times for r in rows]), measured, learned=learned, prior=prior)
+        points += [
+            _Point(r.run.source, float(p), m, low=float(low), high=float(high))
+            for r, m, p, low, high in zip(rows, measured, *ends, strict=True)
+        ]
+    return points
+
+
+def _joined(times: Sequence[StepTimes]) -> StepTimes:
+    return StepTimes(
+        **{field.name: np.concatenate([getattr(one, field.name) for one in times]) for field in fields(StepTimes)}
+    )
+
+
+def _sweeps(results: Sequence[PredictedRun]) -> list[Sweep]:
+    """At least four layouts of one source, model, accelerator count, batch, sequence length and precision.
+
+    Repeated measurements of one layout count once, with their mean.
+    """
+    sweeps = []
+    for rows in _by(results, _sweep_key).values():
+        layouts = list(_by(rows, lambda r: (r.run.layout, r.step_time_s)).values())
+        if len(layouts) < _SWEEP_ROWS:
+            continue
+        predicted = [repeats[0].step_time_s for repeats in layouts]
+        measured = [float(np.mean([r.run.step_time_s for r in repeats])) for repeats in layouts]
+        run = rows[0].run
+        name = f"{run.job.shape.num_parameters / 1e9:.3g}B, batch {run.global_batch}"
+        correlation, cost = rank_correlation(predicted, measured), regret(predicted, measured)
+        sweeps.append(Sweep(run.source, name, run.job.cluster.name, len(layouts), correlation, cost))
+    return sweeps
+
+
+def _sweep_key(result: PredictedRun) -> tuple[object, ...]:
+    run, job = result.run, result.run.job
+    model = job.shape.model_dump_json()
+    return run.source, model, job.cluster.name, run.global_batch, job.sequence_length, job.precision
+
+
+def score_memory(results: Iterable[Prediction]) -> MemoryScore:
+    """Errors of the rows that have a figure, by its kind; and which of all rows the planner would have rejected."""
+    predicted = [result for result in results if isinstance(result, PredictedRun)]
+    groups = {}
+    for kind, rows in _by(predicted, lambda r: r.run.memory_kind).items():
+        points = [_Point(r.run.source, r.memory_bytes, r.run.memory_bytes) for r in rows if r.run.memory_bytes]
+        if points:
+            groups[str(kind)] = _group(points)
+    rejected = [not result.fits for result in predicted]
+    return MemoryScore(groups, rejections_of(rejected, [result.out_of_memory for result in predicted]))
+
+
+def score_collectives(results: Iterable[Prediction]) -> CollectiveScore:
+    """Errors of the rows that have a time, by group of ranks: large messages, and all."""
+    timed = [result for result in results if isinstance(result, PredictedCollective) and result.measured.time_s]
+    points = [
+        (result.measured.size_bytes, _Point(result.measured.group, result.time_s, result.measured.time_s or 0.0))
+        for result in timed
+    ]
+    large = [point for size, point in points if size >= _LARGE_BYTES]
+    return CollectiveScore(_group(large) if large else None, _group([p for _, p in points]) if points else None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """A predicted and a measured figure of a source; both in the same unit."""
+
+    source: str
+    predicted: float
+    measured: float
+    low: float | None = None
+    high: float | None = None
+
+
+def _group(points: Sequence[_Point], calibrated: dict[int, Group] | None = None) -> Group:
+    """Errors by source, their mean, and those of all rows; of at least one row."""
+    sources = {str(name): _errors(rows) for name, rows in sorted(_by(points, lambda point: point.source).items())}
+    macro = macro_average(sources.values())
+    assert macro is not None
+    return Group(sources, macro, _errors(points), calibrated or {})
+
+
+def _errors(points: Sequence[_Point]) -> Errors:
+    lows, highs = [p.low for p in points if p.low is not None], [p.high for p in points if p.high is not None]
+    intervals = {"low": lows, "high": highs} if len(lows) == len(highs) == len(points) else {}
+    errors = errors_of([p.predicted for p in points], [p.measured for p in points], **intervals)
+    assert errors is not None
+    return errors
+
+
+def _by(items: Iterable[T], key: Callable[[T], object]) -> dict[object, list[T]]:
+    """Items by a key, in their order."""
+    groups: dict[object, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
+TABLES = {
+    "runs": Table(COLUMNS, predict_run, score_runs),
+    "memory": Table(MEMORY_COLUMNS, predict_memory, score_memory),
+    "collectives": Table(COLLECTIVE_COLUMNS, predict_collective, score_collectives),
+}
+"""By what the table is of."""

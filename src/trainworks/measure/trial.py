@@ -1,0 +1,73 @@
+"""A few steps of the real model before the run: tried once per file, layout and machine, then remembered."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from trainworks.errors import EnvironmentProblem, UsageError
+from trainworks.host import process
+from trainworks.measure.cache import remembered
+from trainworks.record.environment import HostFacts
+from trainworks.record.trial import Trial, TrialRequest
+
+__all__ = ["TrialOutOfMemoryError", "try_out"]
+
+_TIMEOUT_S = 900
+
+
+class TrialOutOfMemoryError(EnvironmentProblem):
+    """The layout that was tried needs more memory than there is."""
+
+
+def try_out(
+    request: TrialRequest, host: HostFacts, cache: Path, *, environment: Mapping[str, str], again: bool = False
+) -> Trial:
+    """What a few steps take.
+
+    Args:
+        request: the model and its layout.
+        host: this machine; another one, or another torch, is measured anew.
+        cache: folder of earlier trials. What a module's file imports is not looked at.
+        environment: variables that the ranks will have.
+        again: try even if there was a trial.
+
+    Raises:
+        UsageError: the model, or the user's file, is at fault; with `file:line`.
+        TrialOutOfMemoryError: this layout needs too much.
+        EnvironmentProblem: there was no answer.
+    """
+    known = cache / f"{_key(request, host)}.json"
+    return remembered(known, Trial, lambda: _run(request, environment), again=again)
+
+
+def _run(request: TrialRequest, environment: Mapping[str, str]) -> Trial:
+    env = os.environ | environment | {"GLOO_SOCKET_IFNAME": "lo"}
+    command = process.python_module("trainworks.worker.trial", request.model_dump_json(), str(os.getpid()))
+    output = process.run(command, timeout_s=_TIMEOUT_S, env=env)
+    last = (output.stdout.strip().splitlines() or [""])[-1]
+    try:
+        answer = json.loads(last)
+    except ValueError:
+        reason = (output.stderr.strip().splitlines() or ["no output"])[-1]
+        raise EnvironmentProblem(f"the trial of this model failed: {reason}") from None
+    if "error" not in answer:
+        return Trial.model_validate(answer)
+    if answer.get("cause") == "oom":
+        raise TrialOutOfMemoryError(answer["error"])
+    kind = EnvironmentProblem if answer.get("cause") in ("environment", "disk_full") else UsageError
+    raise kind(answer["error"], place=answer.get("place"), hint=answer.get("hint"))
+
+
+def _key(request: TrialRequest, host: HostFacts) -> str:
+    """Of all that decides; the length of the run does not."""
+    module = request.workload.model.module
+    asked = request.model_dump(mode="json")
+    asked["workload"] |= {"train_for": None}
+    file = Path(module).read_bytes().decode(errors="replace") if module else None
+    accelerators = [accelerator.name for accelerator in host.accelerators]
+    facts = [1, asked, file, host.hostname, host.processor, host.num_cores, accelerators, host.packages]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]

@@ -1,1 +1,0 @@
-"""Sight: what the record says about a run, while it goes on."""

@@ -1,0 +1,39 @@
+"""From how many hours of training a year on owning costs less than renting.
+
+fixed + running * h = rent * h    so    h = fixed / (rent - running)
+"""
+
+from __future__ import annotations
+
+from trainworks.plan.cost.owning import HOURS_OF_A_YEAR, Owning
+from trainworks.plan.trace import Traced, derive
+
+__all__ = ["break_even_hours", "within_a_year"]
+
+
+def break_even_hours(owning: Owning, rent: Traced) -> Traced | None:
+    """Hours of training a year at which owning costs as much as renting.
+
+    Args:
+        owning: the cluster as one's own.
+        rent: of the same cluster, USD/h.
+
+    Returns:
+        The hours, which may be more than a year has; None where an hour's electricity alone costs more than its rent.
+    """
+    if rent.value <= owning.running.value:
+        return None
+    formula = "fixed / (rent - running)"
+    return derive(
+        f"break-even hours against {rent.name.removesuffix(' per hour')}",
+        "h",
+        formula,
+        fixed=owning.fixed,
+        rent=rent,
+        running=owning.running,
+    )
+
+
+def within_a_year(hours: Traced | None) -> bool:
+    """Whether a year has that many hours; otherwise owning never pays."""
+    return hours is not None and hours.value <= HOURS_OF_A_YEAR

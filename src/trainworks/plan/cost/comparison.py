@@ -1,0 +1,202 @@
+"""Every way to pay for the same hours on the same cluster: each offer by each contract, and owning.
+
+rented at the market price = market price * accelerators * hours
+owned, of a run            = owning per accelerator hour * accelerators * hours
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from trainworks.catalog.cluster import ClusterDescription
+from trainworks.catalog.facts import Offer
+from trainworks.errors import UsageError
+from trainworks.plan.cost.break_even import break_even_hours
+from trainworks.plan.cost.energy import carbon, energy
+from trainworks.plan.cost.owning import Owning, own
+from trainworks.plan.cost.renting import (
+    Contract,
+    contracts,
+    effective_discount,
+    market_price,
+    offers_for,
+    price_per_hour,
+    rent,
+    sold_per_accelerator,
+)
+from trainworks.plan.trace import Swing, Traced, derive, fact, tornado, with_changed
+
+__all__ = ["YOU", "Comparison", "Line", "compare", "per_million"]
+
+YOU = "you"
+"""Provider of a price that the user names for the cluster as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One offer."""
+
+    offer: Offer
+    costs: Mapping[Contract, Traced]
+    """USD for the hours, by contract."""
+    discount: Traced | None
+    """What spot saves once its waste is paid for; None without a spot or an on-demand price."""
+    break_even: Traced | None
+    """Hours of training a year from which on owning is cheaper than on demand; None where it never is."""
+
+    @property
+    def first(self) -> Traced:
+        """On demand, or spot where nothing else is sold."""
+        return next(iter(self.costs.values()))
+
+    @property
+    def may_not_join(self) -> bool:
+        """Whether the price is one accelerator's, and nobody says that several of them share a node."""
+        return sold_per_accelerator(self.offer) and self.offer.provider != YOU
+
+    @property
+    def spot_range(self) -> tuple[float, float] | None:
+        """USD in the cheapest and in the dearest zone; None where there is one price or none."""
+        cost = self.costs.get("spot")
+        price = None if cost is None else cost.inputs["price"].inputs["spot"]
+        if cost is None or price is None or price.low is None or price.high is None:
+            return None
+        low, high = (with_changed(cost, {price.name: end}).value for end in (price.low, price.high))
+        return low, high
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """All ways to pay."""
+
+    cluster: ClusterDescription
+    hours: Traced
+    lines: tuple[Line, ...]
+    """The cheapest accelerator hour first."""
+    owning: Owning | None
+    """None where nobody publishes the power, and so neither electricity nor a price."""
+    owned: Traced | None
+    """Owning for these hours, USD: the year, or the run's share of one."""
+    energy: Traced | None
+    carbon: Traced | None
+    market: Traced | None
+    """These hours at the market price, USD; None without an on-demand offer."""
+    against: Traced | None
+    """What renting at the market price costs more than owning, USD; None where either has no price."""
+
+    @property
+    def roots(self) -> list[Traced]:
+        """Everything that can be explained."""
+        own = [] if self.owning is None else [self.owning.per_accelerator_hour, self.owning.capex]
+        firsts = [self.against, self.market, self.owned, self.energy, self.carbon, self.hours]
+        lines = [
+            figure for line in self.lines for figure in (*line.costs.values(), line.discount, line.break_even) if figure
+        ]
+        return [*(figure for figure in firsts if figure is not None), *own, *lines]
+
+    @property
+    def swings(self) -> list[Swing]:
+        """What moves the answer, the widest first."""
+        return [] if self.answer is None else tornado(self.answer)
+
+    @property
+    def answer(self) -> Traced | None:
+        """What renting costs more than owning where both have a price, else the cost of the one that has."""
+        return self.against or self.market or self.owned
+
+
+def compare(
+    cluster: ClusterDescription,
+    offers: Sequence[Offer],
+    *,
+    hours: Traced,
+    hours_per_year: Traced | None = None,
+    given: Mapping[str, float] | None = None,
+    colocated: bool = False,
+    grid_name: str | None = None,
+) -> Comparison:
+    """Price these hours of training in every way.
+
+    Args:
+        cluster: to rent or to own.
+        offers: of the catalogue or of a price table; those that do not fit are left out.
+        hours: of training: a whole year's, or a run's.
+        hours_per_year: of training on a cluster of one's own, of which the run takes its share; None where `hours` is
+            the year's.
+        given: numbers that replace assumptions, by their names.
+        colocated: an own cluster stands in somebody else's data centre.
+        grid_name: country or cloud region of the electricity; None is the world's average.
+
+    Raises:
+        UsageError: no such grid, or spot nodes live too short.
+    """
+    given = given or {}
+    fitting = offers_for(cluster, offers)
+    owning = _owning(cluster, hours_per_year or hours, given, colocated=colocated)
+    owned = _owned(owning, cluster, hours, whole_year=hours_per_year is None)
+    used = None if owning is None else energy(cluster, hours, given)
+    market = _market(fitting, cluster, hours)
+    return Comparison(
+        cluster=cluster,
+        hours=hours,
+        lines=tuple(_line(offer, cluster, hours, owning, given) for offer in fitting),
+        owning=owning,
+        owned=owned,
+        energy=used,
+        carbon=None if used is None else carbon(used, grid_name),
+        market=market,
+        against=_against(market, owned),
+    )
+
+
+def per_million(cost: Traced, count: Traced, noun: str) -> Traced:
+    """USD per million of what a run works off: `tokens`, `images`."""
+    return derive(f"{cost.name} per million {noun}", "USD", "cost / count * 1000000", cost=cost, count=count)
+
+
+def _owning(
+    cluster: ClusterDescription, hours_per_year: Traced, given: Mapping[str, float], *, colocated: bool
+) -> Owning | None:
+    try:
+        return own(cluster, hours_per_year=hours_per_year, given=given, colocated=colocated)
+    except UsageError:
+        return None
+
+
+def _owned(owning: Owning | None, cluster: ClusterDescription, hours: Traced, *, whole_year: bool) -> Traced | None:
+    if owning is None or whole_year:
+        return None if owning is None else owning.per_year
+    count = fact("accelerators", cluster.num_accelerators, "", source=f"`{cluster.name}`")
+    formula = "each * accelerators * hours"
+    return derive("owning", "USD", formula, each=owning.per_accelerator_hour, accelerators=count, hours=hours)
+
+
+def _market(fitting: Sequence[Offer], cluster: ClusterDescription, hours: Traced) -> Traced | None:
+    price = market_price(fitting)
+    if price is None:
+        return None
+    count = fact("accelerators", cluster.num_accelerators, "", source=f"`{cluster.name}`")
+    formula = "price * accelerators * hours"
+    return derive("rent at the market price", "USD", formula, price=price, accelerators=count, hours=hours)
+
+
+def _against(market: Traced | None, owned: Traced | None) -> Traced | None:
+    if market is None or owned is None:
+        return None
+    return derive("renting above owning", "USD", "market - owned", market=market, owned=owned)
+
+
+def _line(
+    offer: Offer, cluster: ClusterDescription, hours: Traced, owning: Owning | None, given: Mapping[str, float]
+) -> Line:
+    count = cluster.num_accelerators
+    costs = {
+        contract: rent(offer, contract=contract, num_accelerators=count, hours=hours, given=given)
+        for contract in contracts(offer)
+    }
+    even = None
+    if owning is not None and "on-demand" in costs:
+        hourly = price_per_hour(offer, contract="on-demand", num_accelerators=count, given=given)
+        even = break_even_hours(owning, hourly)
+    return Line(offer=offer, costs=costs, discount=effective_discount(offer, given), break_even=even)

@@ -1,0 +1,184 @@
+"""What a cluster costs its owner, per year and per accelerator hour.
+
+    servers = N * p                                network = servers * f / (1 - f) * b
+    capital = (servers * (1 - v) + network) / y    maintenance = (servers + network) * m
+    staff = max(few, many * N) * salary            colocation = N * P * 12 * c
+    fixed = capital + maintenance + staff + colocation + N * P * idle * PUE * 8760 * e
+    year = fixed + N * P * (training - idle) * PUE * e * h
+
+Symbols:
+    N   nodes                          y  years of use
+    p   price of a server, USD         m  maintenance per year, of what was bought
+    f   network's share of capex       P  largest power of a node, kW
+    v   residual value of the servers  e  electricity, USD/kWh
+    c   rent of a kW and month, USD    h  hours of training in the year
+    b   NIC bandwidth per accelerator over that of the node that it is usually sold in
+
+A network is taken to cost by its bandwidth: half of the NICs, half of the price. It has no residual value. Idle hours
+cost electricity too, at the idle share of the power. Staff is at least what the first node takes, and grows with the
+nodes from where one person has enough of them.
+
+Left out: interest, storage, the building where it is your own, taxes, insurance, and the months until it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from trainworks.catalog.catalog import reference_node
+from trainworks.catalog.cluster import ClusterDescription
+from trainworks.plan.assumptions import GIVEN, assumed
+from trainworks.plan.cost.energy import node_count, node_power
+from trainworks.plan.trace import Traced, derive, fact
+
+__all__ = ["HOURS_OF_A_YEAR", "MOST_HOURS_OF_A_YEAR", "Owning", "own"]
+
+HOURS_OF_A_YEAR = 8760
+MOST_HOURS_OF_A_YEAR = 8784
+SERVER_PRICE = "server price"
+
+
+@dataclass(frozen=True, slots=True)
+class Owning:
+    """A cluster of one's own; every figure knows what it comes from."""
+
+    capex: Traced
+    """Servers and network, USD."""
+    fixed: Traced
+    """USD per year, however little it trains."""
+    running: Traced
+    """What an hour of training adds, USD/h."""
+    per_year: Traced
+    """USD per year at the hours that were asked for."""
+    per_accelerator_hour: Traced
+    """USD per accelerator and hour of training."""
+
+
+def own(
+    cluster: ClusterDescription,
+    *,
+    hours_per_year: Traced,
+    given: Mapping[str, float] | None = None,
+    colocated: bool = False,
+) -> Owning:
+    """Price a cluster that is bought.
+
+    Args:
+        cluster: nodes and accelerators.
+        hours_per_year: hours of training, above 0 and at most 8,784.
+        given: numbers that replace assumptions, by their names; also `server price` in USD and `node power` in W.
+        colocated: it stands in somebody else's data centre, which takes rent per kW beside the electricity.
+
+    Raises:
+        UsageError: nobody publishes the power.
+    """
+    given = given or {}
+    nodes, power = node_count(cluster), node_power(cluster, given)
+    servers = derive("servers", "USD", "nodes * price", nodes=nodes, price=_server_price(power, given))
+    share = _assumed("network share of capex", given)
+    formula, width = "servers * share / (1 - share) * width", _network_width(cluster)
+    network = derive("network", "USD", formula, servers=servers, share=share, width=width)
+    capex = derive("capex", "USD", "servers + network", servers=servers, network=network)
+    fixed = derive(
+        "fixed costs",
+        "USD/year",
+        "capital + maintenance + staff + place + idle",
+        capital=_capital(servers, network, given),
+        maintenance=_maintenance(capex, given),
+        staff=_staff(nodes, given),
+        place=_place(nodes, power, given, colocated=colocated),
+        idle=_electricity(nodes, power, given, idle=True),
+    )
+    running = _electricity(nodes, power, given, idle=False)
+    year = derive(
+        "owning per year", "USD/year", "fixed + running * hours", fixed=fixed, running=running, hours=hours_per_year
+    )
+    accelerators = fact("accelerators", cluster.num_accelerators, "", source=f"`{cluster.name}`")
+    hour = derive(
+        "owning per accelerator hour",
+        "USD/h",
+        "year / (hours * accelerators)",
+        year=year,
+        hours=hours_per_year,
+        accelerators=accelerators,
+    )
+    return Owning(capex, fixed, running, year, hour)
+
+
+def _assumed(name: str, given: Mapping[str, float]) -> Traced:
+    return assumed(name, given.get(name))
+
+
+def _network_width(cluster: ClusterDescription) -> Traced:
+    """NIC bandwidth per accelerator over that of the node that the accelerator is usually sold in; 1 where unknown."""
+    name, part = "network width", cluster.accelerator
+    usual = reference_node(part.name) if part.reference_node else None
+    if cluster.node is None or not cluster.node.nics or usual is None or not usual.nics:
+        return fact(name, 1.0, "", source="taken for the usual one: its NICs are not published")
+    own_rate, usual_rate = (node.nics * node.nic_bytes_per_s / node.accelerators for node in (cluster.node, usual))
+    return fact(name, own_rate / usual_rate, "", source=f"NICs of a node over those of {usual.name}, per accelerator")
+
+
+def _server_price(power: Traced, given: Mapping[str, float]) -> Traced:
+    if SERVER_PRICE in given:
+        return fact(SERVER_PRICE, given[SERVER_PRICE], "USD", source=GIVEN)
+    per_watt = _assumed("server price per power", given)
+    return derive(SERVER_PRICE, "USD", "power * per_watt", power=power, per_watt=per_watt)
+
+
+def _capital(servers: Traced, network: Traced, given: Mapping[str, float]) -> Traced:
+    return derive(
+        "capital per year",
+        "USD/year",
+        "(servers * (1 - residual) + network) / years",
+        servers=servers,
+        network=network,
+        residual=_assumed("residual value", given),
+        years=_assumed("years of use", given),
+    )
+
+
+def _maintenance(capex: Traced, given: Mapping[str, float]) -> Traced:
+    share = _assumed("maintenance", given)
+    return derive("maintenance per year", "USD/year", "capex * maintenance", capex=capex, maintenance=share)
+
+
+def _staff(nodes: Traced, given: Mapping[str, float]) -> Traced:
+    return derive(
+        "staff per year",
+        "USD/year",
+        "max(few, many * nodes) * salary",
+        few=_assumed("staff, few nodes", given),
+        many=_assumed("staff, many nodes", given),
+        nodes=nodes,
+        salary=_assumed("salary", given),
+    )
+
+
+def _place(nodes: Traced, power: Traced, given: Mapping[str, float], *, colocated: bool) -> Traced:
+    if not colocated:
+        return fact("place per year", 0.0, "USD/year", source="your own room, whose price is left out")
+    rent = _assumed("colocation", given)
+    formula = "nodes * power / 1000 * colocation * 12"
+    return derive("place per year", "USD/year", formula, nodes=nodes, power=power, colocation=rent)
+
+
+def _electricity(nodes: Traced, power: Traced, given: Mapping[str, float], *, idle: bool) -> Traced:
+    """Of a year of idling, or what an hour of training takes beyond that."""
+    shares = {"idle": _assumed("power while idle", given)}
+    if idle:
+        name, unit, formula = "idle electricity", "USD/year", f"idle * PUE * {HOURS_OF_A_YEAR} * electricity"
+    else:
+        name, unit, formula = "electricity of an hour", "USD/h", "(training - idle) * PUE * electricity"
+        shares["training"] = _assumed("power while training", given)
+    return derive(
+        name,
+        unit,
+        f"nodes * power / 1000 * {formula}",
+        nodes=nodes,
+        power=power,
+        PUE=_assumed("PUE", given),
+        electricity=_assumed("electricity", given),
+        **shares,
+    )

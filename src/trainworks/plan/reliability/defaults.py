@@ -1,0 +1,196 @@
+"""How often nodes fail and how long it takes, where nobody says: the published fleet of that kind of accelerator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from trainworks.catalog.catalog import find_row, load_catalog
+from trainworks.catalog.cluster import ClusterDescription
+from trainworks.catalog.facts import Accelerator, Fleet
+from trainworks.plan.assumptions import GIVEN, assumed
+from trainworks.plan.reliability.goodput import Failures
+from trainworks.plan.trace import Traced, derive, fact
+
+__all__ = [
+    "SaveTimes",
+    "fleet_of",
+    "planned_failures",
+    "save_times",
+    "usual_failures",
+    "usual_node_mttf",
+    "usual_write_s",
+]
+
+
+def fleet_of(accelerator: Accelerator) -> Fleet | None:
+    """The fleet whose rate stands for accelerators of that architecture; None where none was published."""
+    return next(
+        (fleet for fleet in load_catalog().fleets.values() if accelerator.architecture in fleet.stands_for), None
+    )
+
+
+def usual_failures(
+    accelerator: Accelerator,
+    num_nodes: int,
+    *,
+    save: Traced,
+    write: Traced | None = None,
+    capacity_life_s: float | None = None,
+    notice_s: float | None = None,
+    capacity_wait_s: float | None = None,
+    node_mttf_s: float | None = None,
+    detection_s: float | None = None,
+    restart_s: float | None = None,
+    repair_s: float | None = None,
+) -> Failures:
+    """Failures of a job on that many nodes; what is not given is taken from the catalogue.
+
+    A fleet's failures are of two kinds. Those of hardware take the node away; the others, as far as the fleet counts
+    them, are as frequent per node and leave it usable. A rate that is given is that of both, in the fleet's proportion.
+
+    Args:
+        accelerator: of the nodes.
+        num_nodes: of the job, without spares.
+        save: time that training stands still for a checkpoint.
+        write: from then until it can be restored; synchronous where left out.
+        capacity_life_s: mean life of preemptible capacity.
+        notice_s: warning before it is taken.
+        capacity_wait_s: mean wait for new capacity.
+        node_mttf_s: mean time between failures of one node, of all kinds.
+        detection_s: from a failure until it is noticed.
+        restart_s: from having all nodes until training goes on.
+        repair_s: of a node.
+    """
+    nodes = fact("nodes", num_nodes, "", source="of the cluster")
+    fleet = fleet_of(accelerator)
+    every = usual_node_mttf(accelerator, node_mttf_s)
+    share = 1.0 if fleet is None or fleet.hardware_share is None else fleet.hardware_share
+    own, other = _by_kind(every, nodes, share, "" if fleet is None else _source(fleet))
+    rest = {} if write is None else {"write": write}
+    named = {"capacity life": capacity_life_s, "notice": notice_s, "capacity wait": capacity_wait_s}
+    for name, value in named.items():
+        if value is not None:
+            rest[name.replace(" ", "_")] = fact(name, value, "s", source=GIVEN)
+    return Failures(
+        num_nodes=nodes,
+        node_mttf=own,
+        other_mttf=other,
+        save=save,
+        detection=assumed("failure detection", detection_s),
+        restart=assumed("restart", restart_s),
+        repair=assumed("node repair", repair_s),
+        **rest,
+    )
+
+
+def usual_node_mttf(accelerator: Accelerator | None, given_s: float | None = None) -> Traced:
+    """What was given, else the fleet's with the spread of all that was published, else the assumption."""
+    fleet = None if accelerator is None else fleet_of(accelerator)
+    spread = assumed("node MTTF", given_s)
+    if given_s is not None or fleet is None:
+        return spread
+    return fact("node MTTF", fleet.node_mttf_s, "s", source=_source(fleet), low=spread.low, high=spread.high)
+
+
+def _source(fleet: Fleet) -> str:
+    rate = next(figure for figure in find_row(fleet.name, "fleets").figures if "failures_per_node_s" in figure.facts)
+    return f"fleet {fleet.name}: {rate.cited}"
+
+
+def _by_kind(every: Traced, nodes: Traced, share: float, source: str) -> tuple[Traced, Traced | None]:
+    """Mean times to a failure of a node's hardware, and to any other of the whole job."""
+    if share == 1:
+        return every, None
+    hardware = fact("hardware share", share, "", source=source)
+    own = derive("node hardware MTTF", "s", "node_mttf / hardware_share", node_mttf=every, hardware_share=hardware)
+    formula = "node_mttf / (1 - hardware_share) / nodes"
+    return own, derive("other MTTF", "s", formula, node_mttf=every, hardware_share=hardware, nodes=nodes)
+
+
+@dataclass(frozen=True, slots=True)
+class SaveTimes:
+    """What one checkpoint takes."""
+
+    stall: Traced
+    """Time that training stands still."""
+    write: Traced
+    """From then until it can be restored: the write in the background."""
+
+
+def save_times(
+    checkpoint: Traced | None,
+    num_nodes: int,
+    *,
+    num_accelerators: int,
+    replicas: int = 1,
+    step: Traced | None = None,
+    stall_s: float | None = None,
+    write_s: float | None = None,
+) -> SaveTimes:
+    """Times of a checkpoint that is copied to host memory beside the next step, and written in the background.
+
+        stall    start + max(0, checkpoint * replicas / accelerators / copy rate - step)
+        write    checkpoint / nodes / rate of one node
+
+    Args:
+        checkpoint: bytes of one replica's state; None where no model is known.
+        num_nodes: nodes that write together.
+        num_accelerators: accelerators that hold the state.
+        replicas: copies of the state among them.
+        step: time of the step that hides the copy; none hides it where left out.
+        stall_s: takes the place of the first formula.
+        write_s: takes the place of the second; 0 is a synchronous save.
+    """
+    stall = None if stall_s is None else fact("save stall", stall_s, "s", source=GIVEN)
+    write = None if write_s is None else fact("checkpoint write", write_s, "s", source=GIVEN)
+    if checkpoint is None:
+        stall = stall or replace(assumed("checkpoint start"), name="save stall")
+        return SaveTimes(stall, write or replace(assumed("checkpoint stall"), name="checkpoint write"))
+    stall = stall or derive(
+        "save stall",
+        "s",
+        "start + max(0, checkpoint * replicas / accelerators / copy_rate - step)",
+        start=assumed("checkpoint start"),
+        checkpoint=checkpoint,
+        replicas=fact("replicas", replicas, "", source="of the layout"),
+        accelerators=fact("accelerators", num_accelerators, "", source="of the cluster"),
+        copy_rate=assumed("checkpoint copy rate"),
+        step=step or fact("step time", 0.0, "s", source="not known"),
+    )
+    write = write or derive(
+        "checkpoint write",
+        "s",
+        "checkpoint / nodes / rate_per_node",
+        checkpoint=checkpoint,
+        nodes=fact("nodes", num_nodes, "", source="of the cluster"),
+        rate_per_node=assumed("checkpoint rate per node"),
+    )
+    return SaveTimes(stall, write)
+
+
+def usual_write_s(checkpoint_bytes: float, num_nodes: int) -> float:
+    """Seconds that nodes take to write a checkpoint together, at the assumed rate of each."""
+    return checkpoint_bytes / num_nodes / assumed("checkpoint rate per node").value
+
+
+def planned_failures(
+    cluster: ClusterDescription,
+    checkpoint: Traced | None,
+    *,
+    replicas: int = 1,
+    step: Traced | None = None,
+    stall_s: float | None = None,
+    write_s: float | None = None,
+    **given: float | None,
+) -> Failures:
+    """Failures of a planned run with its checkpoints: arguments of `save_times` and of `usual_failures`."""
+    times = save_times(
+        checkpoint,
+        cluster.num_nodes,
+        num_accelerators=cluster.num_accelerators,
+        replicas=replicas,
+        step=step,
+        stall_s=stall_s,
+        write_s=write_s,
+    )
+    return usual_failures(cluster.accelerator, cluster.num_nodes, save=times.stall, write=times.write, **given)

@@ -1,0 +1,194 @@
+"""Which jobs start now, which give way, and why the others wait.
+
+Jobs stand in line by priority, then by the moment of submission, then by number. Those that are held, too early or
+dependent stand aside, and so do those for which too few nodes are in service. The line is served from its head:
+
+1. A job that fits starts, on as many nodes as are free up to its most. Nobody takes a part of what it needs.
+2. A job that fits once the jobs that are ending have gone has what it needs kept for it.
+3. A job that fits if running jobs of a lower priority give way has them preempted, unless it has a reservation that
+   starts it at least as soon; see `preemption.py`.
+4. The first job that nothing helps gets a reservation. Behind it jobs start only if they do not delay it, and
+   preempt nobody; see `backfill.py`.
+
+Priorities are strict: a stream of jobs of a higher priority keeps the others waiting, and nobody's priority grows with
+time. Within one priority every job is served.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainworks.queueing.backfill import Backfill, reserve
+from trainworks.queueing.forecast import Forecast
+from trainworks.queueing.placement import Board, Gang, Terrain, fits, place
+from trainworks.queueing.preemption import jobs_to_preempt
+from trainworks.queueing.reasons import leaving_text, short_text, unavailable_text
+from trainworks.queueing.snapshot import (
+    Cancel,
+    Decision,
+    Pending,
+    Preempt,
+    Reason,
+    Snapshot,
+    Start,
+    Waiting,
+)
+from trainworks.units import format_duration
+
+__all__ = ["MOST_ESTIMATES", "decide"]
+
+MOST_ESTIMATES = 1000
+"""So many jobs at the front of the line get an estimate of their start; further back it is dear and worth little."""
+
+
+def decide(snapshot: Snapshot) -> Decision:
+    """What to do now, of a snapshot alone: the same one gives the same decision, in whichever order it lists things."""
+    line, aside, cancels = _sorted_out(snapshot)
+    board = Board.of(snapshot)
+    service = _Service(snapshot, board)
+    for position, job in enumerate(line):
+        if not service.serve(job):
+            service.backfill(job, line[position + 1 :])
+            break
+    _estimate(service.waits, board)
+    return Decision(
+        starts=tuple(service.starts),
+        preempts=tuple(service.preempts),
+        cancels=tuple(cancels),
+        pending={
+            wait.job.job_id: Pending(
+                reason=wait.reason, detail=wait.detail, position=position, starts_at=wait.starts_at
+            )
+            for position, wait in enumerate(service.waits + aside, start=1)
+        },
+    )
+
+
+@dataclass(slots=True)
+class _Wait:
+    """Why a job does not start."""
+
+    job: Waiting
+    reason: Reason
+    detail: str
+    starts_at: float | None = None
+    gang: Gang | None = None
+    """Of a job in line, as long as its start is to be estimated."""
+    nodes: Sequence[int] = ()
+    """Those that are reserved for it."""
+
+
+def _sorted_out(snapshot: Snapshot) -> tuple[list[Waiting], list[_Wait], list[Cancel]]:
+    """The jobs in line in their order, those that stand aside, and those that can never run."""
+    line, aside, cancels = [], [], []
+    for job in sorted(snapshot.waiting, key=lambda job: (-job.priority, job.submitted_at, job.job_id)):
+        if job.depends == "failed":
+            cancels.append(Cancel(job_id=job.job_id, reason="a job that it depends on did not succeed"))
+        elif job.held:
+            aside.append(_Wait(job, Reason.HELD, "held until it is released"))
+        elif job.depends == "waiting":
+            aside.append(_Wait(job, Reason.DEPENDENCY, "waits for the jobs that it depends on"))
+        elif job.begins_at is not None and job.begins_at > snapshot.now:
+            left = format_duration(job.begins_at - snapshot.now)
+            aside.append(_Wait(job, Reason.BEGIN_TIME, f"not to begin for another {left}", job.begins_at))
+        else:
+            line.append(job)
+    return line, aside, cancels
+
+
+class _Service:
+    """Serves the jobs in line, one after the other."""
+
+    def __init__(self, snapshot: Snapshot, board: Board) -> None:
+        self._running = snapshot.running
+        self._everywhere = Terrain(snapshot.nodes)
+        self._board = board
+        self._unavailable: dict[int, str] = {}
+        self.starts: list[Start] = []
+        self.preempts: list[Preempt] = []
+        self.waits: list[_Wait] = []
+
+    def serve(self, job: Waiting) -> bool:
+        """Do for a job what can be done; False if that is nothing, so that all behind it have to mind it."""
+        gang = self._board.terrain.gang(job.shape)
+        if not gang.candidates:
+            self._wait_for_nodes(job, gang)
+            return True
+        nodes = place(gang, self._board.free)
+        if nodes:
+            self._board.start(gang, nodes, job.time_limit_s)
+            self._started(job, nodes)
+            return True
+        nodes = place(gang, self._board.soon) or self._preempt(job, gang)
+        if nodes:
+            self._promise(job, gang, nodes)
+        return bool(nodes)
+
+    def backfill(self, head: Waiting, others: Sequence[Waiting]) -> None:
+        """Reserve for the head, and start of the others what does not delay it."""
+        board, gang = self._board, self._board.terrain.gang(head.shape)
+        reservation = reserve(gang, board)
+        short = short_text(head.shape, gang, board)
+        self.waits.append(_Wait(head, Reason.RESOURCES, short, reservation.starts_at, gang, reservation.nodes))
+        filling = Backfill(board, reservation)
+        behind = f"behind job {head.job_id} (priority {head.priority})"
+        for job in others:
+            gang = board.terrain.gang(job.shape)
+            if not gang.candidates:
+                self._wait_for_nodes(job, gang)
+            elif nodes := filling.start(gang, job.time_limit_s):
+                self._started(job, nodes)
+            else:
+                self.waits.append(_Wait(job, Reason.PRIORITY, behind, None, gang))
+
+    def _started(self, job: Waiting, nodes: Sequence[int]) -> None:
+        names = tuple(self._board.terrain.nodes[index].name for index in nodes)
+        self.starts.append(Start(job_id=job.job_id, nodes=names))
+
+    def _wait_for_nodes(self, job: Waiting, gang: Gang) -> None:
+        if gang.number not in self._unavailable:
+            self._unavailable[gang.number] = unavailable_text(job.shape, self._everywhere)
+        self.waits.append(_Wait(job, Reason.NODES_UNAVAILABLE, self._unavailable[gang.number]))
+
+    def _preempt(self, job: Waiting, gang: Gang) -> list[int]:
+        """Ask jobs to give way; the nodes that the gang gets for it, if any."""
+        board = self._board
+        chosen = jobs_to_preempt(gang, job.priority, board, self._running)
+        starts_at = reserve(gang, board).starts_at if chosen else None
+        gone_by = board.now + max((other.grace_s for other in chosen), default=0.0)
+        if not chosen or (starts_at is not None and starts_at <= gone_by):
+            return []
+        for other in chosen:
+            board.ask_to_end(other)
+            self.preempts.append(Preempt(job_id=other.job_id, for_job=job.job_id))
+        return place(gang, board.soon)
+
+    def _promise(self, job: Waiting, gang: Gang, nodes: Sequence[int]) -> None:
+        """Keep nodes for a job that waits for others to go."""
+        board = self._board
+        short = {index for index in nodes if not fits(gang.need, board.unused[index])}
+        leaving = [(other, stay) for other, stay in board.leaving if short.intersection(stay.nodes)]
+        starts_at = max((stay.ends_at for _, stay in leaving), default=board.now)
+        preempted = [other.job_id for other, _ in leaving if other.preemptible and other.priority < job.priority]
+        reason = Reason.PREEMPTING if preempted else Reason.RESOURCES
+        detail = leaving_text(preempted or [other.job_id for other, _ in leaving], preempted=bool(preempted))
+        self.waits.append(_Wait(job, reason, detail, starts_at))
+        board.promise(gang, nodes, starts_at, job.time_limit_s)
+
+
+def _estimate(waits: Sequence[_Wait], board: Board) -> None:
+    """When the jobs in line may start, of the first so many."""
+    forecast = Forecast(board)
+    for wait in waits[:MOST_ESTIMATES]:
+        limit = wait.job.time_limit_s
+        if wait.gang is None:
+            continue
+        if wait.reason is Reason.PRIORITY:
+            wait.starts_at = forecast.starts_at(wait.gang, limit)
+        elif wait.starts_at is None:
+            forecast.close(wait.gang)
+        else:
+            ends_at = math.inf if limit is None else wait.starts_at + limit
+            forecast.keep(wait.gang, wait.nodes, ends_at)

@@ -1,0 +1,242 @@
+"""Which nodes a gang gets.
+
+Nodes are divisible: several jobs share one as long as cores, accelerators and memory last. A gang takes the nodes that
+are fullest already, accelerators first, so that whole nodes stay free for those who need them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import NamedTuple
+
+from trainworks.queueing.snapshot import Node, Running, Shape, Snapshot
+
+__all__ = ["Amounts", "Board", "Gang", "Occupied", "Terrain", "fits", "lesser", "minus", "need_of", "place", "plus"]
+
+Amounts = tuple[int, int, int]
+"""Thousandths of cores, accelerators, bytes of memory: whole numbers, whose sums do not depend on their order."""
+
+_ENDLESS: Amounts = (2**63, 2**63, 2**63)
+
+
+def need_of(shape: Shape) -> Amounts:
+    """What a gang takes of each of its nodes, rounded up."""
+    millicores = math.ceil(shape.cores_per_node * 1000 - 1e-6)
+    return (millicores, shape.accelerators_per_node, shape.memory_per_node_bytes)
+
+
+def size_of(node: Node) -> Amounts:
+    """What a node has, rounded down."""
+    return (math.floor(node.cores * 1000 + 1e-6), node.accelerators, node.memory_bytes)
+
+
+def plus(one: Amounts, other: Amounts) -> Amounts:
+    """The sum."""
+    return (one[0] + other[0], one[1] + other[1], one[2] + other[2])
+
+
+def minus(one: Amounts, other: Amounts) -> Amounts:
+    """The difference; below zero where a node lost something that is in use."""
+    return (one[0] - other[0], one[1] - other[1], one[2] - other[2])
+
+
+def lesser(one: Amounts, other: Amounts) -> Amounts:
+    """The lesser of each amount."""
+    return (min(one[0], other[0]), min(one[1], other[1]), min(one[2], other[2]))
+
+
+def fits(need: Amounts, free: Amounts) -> bool:
+    """Whether all three suffice. An overcommitted node takes nothing."""
+    return need[0] <= free[0] and need[1] <= free[1] and need[2] <= free[2]
+
+
+class Gang(NamedTuple):
+    """A shape on given nodes, which go by their numbers. A tuple: there may be one for each of ten thousand jobs."""
+
+    number: int
+    """The same for equal shapes."""
+    need: Amounts
+    nodes_min: int
+    nodes_max: int
+    candidates: Sequence[int]
+    """Nodes that could be part of it if they were empty; too few of them is none."""
+    racks: dict[int, str] | None
+    """Rack of each candidate, where all must stand in one."""
+
+
+class Terrain:
+    """Nodes in the order of their names, as gangs see them: whole, used or not."""
+
+    def __init__(self, nodes: Iterable[Node]) -> None:
+        self.nodes = sorted(nodes, key=lambda node: node.name)
+        self.sizes = [size_of(node) for node in self.nodes]
+        self.numbers = {node.name: index for index, node in enumerate(self.nodes)}
+        self._gang_numbers: dict[Shape, int] = {}
+        self._gangs: list[Gang] = []
+        self._allowed: dict[tuple[str | None, frozenset[str]], tuple[list[int], Amounts]] = {}
+
+    def gang(self, shape: Shape) -> Gang:
+        """The gang of a shape on these nodes."""
+        number = self._gang_numbers.setdefault(shape, len(self._gangs))
+        if number == len(self._gangs):
+            self._gangs.append(self._gang_of(shape, number))
+        return self._gangs[number]
+
+    def _gang_of(self, shape: Shape, number: int) -> Gang:
+        need = need_of(shape)
+        candidates, least = self._allowed_for(shape)
+        if not fits(need, least):
+            candidates = [index for index in candidates if fits(need, self.sizes[index])]
+        racks = None
+        if shape.same_rack:
+            racks = {index: _rack(self.nodes[index]) for index in candidates}
+            together = Counter(racks.values())
+            candidates = [index for index in candidates if together[racks[index]] >= shape.nodes_min]
+        return Gang(
+            number=number,
+            need=need,
+            nodes_min=shape.nodes_min,
+            nodes_max=shape.nodes_max,
+            candidates=candidates if len(candidates) >= shape.nodes_min else (),
+            racks=racks,
+        )
+
+    def _allowed_for(self, shape: Shape) -> tuple[list[int], Amounts]:
+        """The nodes of the right kind that are not excluded, and what each of them has at least."""
+        key = (shape.accelerator, shape.exclude)
+        if key not in self._allowed:
+            allowed = [
+                index
+                for index, node in enumerate(self.nodes)
+                if node.name not in shape.exclude and shape.accelerator in (None, node.accelerator)
+            ]
+            self._allowed[key] = (allowed, reduce(lesser, (self.sizes[index] for index in allowed), _ENDLESS))
+        return self._allowed[key]
+
+
+def _rack(node: Node) -> str:
+    return f"rack {node.rack}" if node.rack is not None else f"node {node.name}"
+
+
+def place(
+    gang: Gang, free: Sequence[Amounts], *, most: int | None = None, fullest_by: Sequence[Amounts] | None = None
+) -> list[int]:
+    """The nodes that the gang gets of what is free; none if it does not fit.
+
+    Args:
+        gang: what to place.
+        free: of each node.
+        most: nodes to take at most; those of the gang when None.
+        fullest_by: where the fullest nodes come first by something else than `free`.
+    """
+    order = free if fullest_by is None else fullest_by
+    cores, accelerators, memory = gang.need
+    found = []
+    for index in gang.candidates:
+        there = free[index]
+        if accelerators <= there[1] and cores <= there[0] and memory <= there[2]:
+            found.append((order[index][1], order[index][0], index))
+    if len(found) < gang.nodes_min:
+        return []
+    most = gang.nodes_max if most is None else most
+    if gang.racks is not None:
+        found = _of_one_rack(found, gang.racks, most)
+        if len(found) < gang.nodes_min:
+            return []
+    found.sort()
+    return sorted(index for _, _, index in found[:most])
+
+
+def _of_one_rack(found: list[tuple[int, int, int]], racks: dict[int, str], most: int) -> list[tuple[int, int, int]]:
+    """Those in the rack that has the most nodes for the gang, then the fewest others."""
+    by_rack: dict[str, list[tuple[int, int, int]]] = {}
+    for one in found:
+        by_rack.setdefault(racks[one[2]], []).append(one)
+    return min(by_rack.items(), key=lambda rack: (-min(len(rack[1]), most), len(rack[1]), rack[0]))[1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Occupied:
+    """Shares of nodes that somebody has, or will have, until a moment."""
+
+    ends_at: float
+    """Infinite without a time limit."""
+    need: Amounts
+    nodes: Sequence[int]
+
+
+@dataclass(slots=True)
+class Board:
+    """The nodes in service, and what of them is free while a decision is made."""
+
+    now: float
+    terrain: Terrain
+    unused: list[Amounts]
+    """What nobody has at this moment."""
+    soon: list[Amounts]
+    """Unused once the jobs that are ending have gone, less what is promised to those who wait for that."""
+    free: list[Amounts]
+    """What a job may start on: the lesser of both."""
+    occupied: list[Occupied] = field(default_factory=list)
+    """By jobs that run on, that start and that have a promise."""
+    leaving: list[tuple[Running, Occupied]] = field(default_factory=list)
+    """By jobs that are ending, until they have gone at the latest."""
+
+    @classmethod
+    def of(cls, snapshot: Snapshot) -> Board:
+        """The board before anything is decided."""
+        terrain = Terrain(node for node in snapshot.nodes if node.in_service)
+        board = cls(snapshot.now, terrain, list(terrain.sizes), list(terrain.sizes), list(terrain.sizes))
+        for job in sorted(snapshot.running, key=lambda job: job.job_id):
+            stay = board.stay_of(job)
+            board._take(stay, board.unused, board.soon)
+            board.occupied.append(stay)
+            if job.ending:
+                board.ask_to_end(job)
+        return board
+
+    def stay_of(self, job: Running) -> Occupied:
+        """What a running job has of the nodes in service. One beyond its limit is about to be ended."""
+        nodes = [self.terrain.numbers[name] for name in job.nodes if name in self.terrain.numbers]
+        ends_at = math.inf if job.time_limit_s is None else max(self.now, job.started_at + job.time_limit_s)
+        return Occupied(ends_at=ends_at, need=need_of(job.shape), nodes=nodes)
+
+    def start(self, gang: Gang, nodes: Sequence[int], time_limit_s: float | None) -> None:
+        """Give nodes to a job that starts now."""
+        stay = Occupied(ends_at=self._end(self.now, time_limit_s), need=gang.need, nodes=nodes)
+        self._take(stay, self.unused, self.soon)
+        self.occupied.append(stay)
+
+    def promise(self, gang: Gang, nodes: Sequence[int], starts_at: float, time_limit_s: float | None) -> None:
+        """Keep nodes for a job that starts once the jobs that are ending have gone."""
+        stay = Occupied(ends_at=self._end(starts_at, time_limit_s), need=gang.need, nodes=nodes)
+        self._take(stay, self.soon)
+        self.occupied.append(stay)
+
+    def ask_to_end(self, job: Running) -> None:
+        """A running job leaves: what it has is going to be free."""
+        stay = self.stay_of(job)
+        self.occupied.remove(stay)
+        gone_by = min(stay.ends_at, self.now + job.grace_s)
+        self.leaving.append((job, Occupied(ends_at=gone_by, need=stay.need, nodes=stay.nodes)))
+        for index in stay.nodes:
+            self.soon[index] = plus(self.soon[index], stay.need)
+        self._settle(stay.nodes)
+
+    @staticmethod
+    def _end(starts_at: float, time_limit_s: float | None) -> float:
+        return math.inf if time_limit_s is None else starts_at + time_limit_s
+
+    def _take(self, stay: Occupied, *pools: list[Amounts]) -> None:
+        for pool in pools:
+            for index in stay.nodes:
+                pool[index] = minus(pool[index], stay.need)
+        self._settle(stay.nodes)
+
+    def _settle(self, nodes: Iterable[int]) -> None:
+        for index in nodes:
+            self.free[index] = lesser(self.unused[index], self.soon[index])

@@ -1,0 +1,103 @@
+"""Which running jobs are put back into the queue for one of higher priority.
+
+As few as possible; among as few, those of the lowest priority; among those, the youngest, which lose the least work.
+One job that suffices is always found, and for a gang of one node the fewest. For several nodes the search goes node by
+node, and what it finds is the least in one sense: without any one of them the gang does not fit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from itertools import combinations
+
+from trainworks.queueing.placement import Amounts, Board, Gang, fits, need_of, place, plus
+from trainworks.queueing.snapshot import Running
+
+__all__ = ["jobs_to_preempt"]
+
+_MOST_TOGETHER = 10
+"""Jobs on a node whose combinations are all tried; of more, the lesser go first until there is room."""
+
+
+def jobs_to_preempt(gang: Gang, priority: int, board: Board, running: Iterable[Running]) -> list[Running]:
+    """The jobs to preempt so that the gang fits once they and all that are ending have gone; none if nothing helps."""
+    asked = {job.job_id for job, _ in board.leaving}
+    able = [job for job in running if job.preemptible and job.priority < priority and job.job_id not in asked]
+    able = sorted((job for job in able if board.stay_of(job).nodes), key=_worth)
+    if not place(gang, _without(able, board)):
+        return []
+    for job in able:
+        if place(gang, _without([job], board)):
+            return [job]
+    chosen = min((_node_by_node(gang, board, group, able) for group in _racks(gang)), key=_loss)
+    for job in sorted(chosen, key=_worth, reverse=True):
+        spared = [other for other in chosen if other is not job]
+        if place(gang, _without(spared, board)):
+            chosen = spared
+    return chosen
+
+
+def _worth(job: Running) -> tuple[int, float, int]:
+    """Least first: the lowest priority, the youngest."""
+    return (job.priority, -job.started_at, -job.job_id)
+
+
+def _loss(jobs: Sequence[Running]) -> tuple[float, list[tuple[int, float, int]]]:
+    """Of several at once: their number, then the worth of the best of them. None at all is no way out."""
+    return (len(jobs) or math.inf, sorted(map(_worth, jobs), reverse=True))
+
+
+def _without(jobs: Iterable[Running], board: Board) -> list[Amounts]:
+    """What is free once these jobs have gone too."""
+    free = list(board.soon)
+    for job in jobs:
+        stay = board.stay_of(job)
+        for index in stay.nodes:
+            free[index] = plus(free[index], stay.need)
+    return free
+
+
+def _racks(gang: Gang) -> list[list[int]]:
+    """The candidates that could make up the gang together."""
+    if gang.racks is None:
+        return [list(gang.candidates)]
+    names = sorted({gang.racks[index] for index in gang.candidates})
+    return [[index for index in gang.candidates if gang.racks[index] == name] for name in names]
+
+
+def _node_by_node(gang: Gang, board: Board, candidates: Sequence[int], able: Sequence[Running]) -> list[Running]:
+    """Clear the node that costs the least, again and again, until the gang has its nodes; empty if it never has."""
+    there: dict[int, list[Running]] = {index: [] for index in candidates}
+    for job in able:
+        for index in board.stay_of(job).nodes:
+            if index in there:
+                there[index].append(job)
+    chosen: list[Running] = []
+    while True:
+        free = _without(chosen, board)
+        blocked = [index for index in candidates if not fits(gang.need, free[index])]
+        if len(candidates) - len(blocked) >= gang.nodes_min:
+            return chosen
+        left = [[job for job in there[index] if job not in chosen] for index in blocked]
+        ways = [_fewest(gang.need, free[index], jobs) for index, jobs in zip(blocked, left, strict=True)]
+        best = min(ways, key=_loss)
+        if not best:
+            return []
+        chosen += best
+
+
+def _fewest(need: Amounts, free: Amounts, jobs: Sequence[Running]) -> list[Running]:
+    """The fewest jobs of a node that make room on it; empty if all together do not."""
+    for count in range(1, len(jobs) + 1 if len(jobs) <= _MOST_TOGETHER else 2):
+        found = [list(some) for some in combinations(jobs, count) if _make_room(need, free, some)]
+        if found:
+            return min(found, key=_loss)
+    first = [jobs[:count] for count in range(2, len(jobs) + 1)]
+    return next((list(some) for some in first if _make_room(need, free, some)), [])
+
+
+def _make_room(need: Amounts, free: Amounts, jobs: Iterable[Running]) -> bool:
+    for job in jobs:
+        free = plus(free, need_of(job.shape))
+    return fits(need, free)

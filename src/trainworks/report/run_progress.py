@@ -1,0 +1,136 @@
+"""Follow a run through its record: the state, the latest steps, and when it will be done."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import cast
+
+from trainworks.host import process
+from trainworks.jobs.state import JobState, parse_state
+from trainworks.record.events import Event, read_lines_from
+from trainworks.record.metrics import MetricsRow
+from trainworks.record.run_dir import RunDir
+from trainworks.record.status import RunStatus
+
+__all__ = ["Progress", "RunFollower", "current_state"]
+
+_RECENT_STEPS = 50
+_RECENT_S = 5.0
+_START_TAKES_S = 60.0
+
+
+@dataclass(slots=True)
+class Progress:
+    """A snapshot. Figures are None until the first step has been recorded."""
+
+    state: JobState
+    status: RunStatus
+    latest: MetricsRow | None = None
+    recent: list[MetricsRow] = field(default_factory=list)
+    """The last steps of the current attempt: up to 50, from about the last 5 seconds."""
+    new_events: list[Event] = field(default_factory=list)
+    memory_peak_bytes: int | None = None
+    checkpoint_step: int | None = None
+    """Of the newest checkpoint that is not known to be damaged."""
+    checkpoint_at: float | None = None
+    damaged_checkpoints: dict[int, Event] = field(default_factory=dict)
+    """The `checkpoint_damaged` event of every step that was not saved again since."""
+    data_done_bytes: int = 0
+    data_total_bytes: int = 0
+    """0 unless the data is being prepared now."""
+
+    @property
+    def step_s(self) -> float | None:
+        """Mean duration of the recent steps."""
+        return sum(row["step_s"] for row in self.recent) / len(self.recent) if self.recent else None
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Throughput over the recent steps."""
+        seconds = sum(row["step_s"] for row in self.recent)
+        return sum(row["tokens"] for row in self.recent) / seconds if seconds else None
+
+    def eta_s(self, num_steps: int) -> float | None:
+        """Time to the last step at the recent pace."""
+        if self.step_s is None or self.latest is None:
+            return None
+        return max(0, num_steps - self.latest["step"]) * self.step_s
+
+
+class RunFollower:
+    """Reads what a run has added to its record since the last look."""
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self._run_dir = run_dir
+        self._events_offset = self._metrics_offset = 0
+        self._recent: deque[MetricsRow] = deque(maxlen=_RECENT_STEPS)
+        self._progress = Progress(JobState.CREATED, RunStatus(state="CREATED"))
+        self._saved_at: dict[int, float] = {}
+
+    def look(self, *, since: float = 0.0) -> Progress:
+        """The run as it stands now; the events are those since the last look.
+
+        Args:
+            since: leave out steps and events before this moment, those of an earlier launch.
+        """
+        progress = self._progress
+        # The status first: whatever was written before a final state is then read below.
+        progress.status = self._run_dir.read_status()
+        progress.state = current_state(progress.status)
+        events, self._events_offset = read_lines_from(self._run_dir.events_file, self._events_offset)
+        for event in events:
+            self._take(event)
+        progress.new_events = [event for event in events if event["t"] >= since]
+        self._take_rows(since)
+        return progress
+
+    def _take(self, event: Event) -> None:
+        progress = self._progress
+        if event["kind"] in ("checkpoint", "checkpoint_damaged"):
+            self._take_checkpoint(event)
+        elif event["kind"] == "data_progress":
+            progress.data_done_bytes, progress.data_total_bytes = event["done_bytes"], event["total_bytes"]
+        elif event["kind"] == "data_ready":
+            progress.data_total_bytes = 0
+
+    def _take_checkpoint(self, event: Event) -> None:
+        step, progress = event["step"], self._progress
+        self._saved_at.pop(step, None)
+        progress.damaged_checkpoints.pop(step, None)
+        if event["kind"] == "checkpoint":
+            self._saved_at[step] = event["t"]
+        else:
+            progress.damaged_checkpoints[step] = event
+        progress.checkpoint_step, progress.checkpoint_at = next(reversed(self._saved_at.items()), (None, None))
+
+    def _take_rows(self, since: float) -> None:
+        rows, self._metrics_offset = read_lines_from(self._run_dir.metrics_file, self._metrics_offset)
+        for row in cast(list[MetricsRow], rows):
+            if self._recent and self._recent[-1]["attempt"] != row["attempt"]:
+                self._recent.clear()
+            self._recent.append(row)
+            self._progress.memory_peak_bytes = row.get("memory_peak_bytes", self._progress.memory_peak_bytes)
+        if self._recent and self._recent[-1]["t"] >= since:
+            latest = self._recent[-1]
+            self._progress.latest = latest
+            self._progress.recent = [row for row in self._recent if latest["t"] - row["t"] <= _RECENT_S]
+
+
+def current_state(status: RunStatus) -> JobState:
+    """The state as written; LOST if it is not final and the supervisor that would change it is gone, or never came.
+
+    A supervisor on another machine is its engine's to miss.
+    """
+    state = parse_state(status.state)
+    if state.is_final or state.waits:  # a job in a queue has no supervisor, however long it waits
+        return state
+    if status.supervisor_host not in (None, socket.gethostname()):
+        return state
+    if status.supervisor_pid is None or status.supervisor_started_at is None:
+        never_came = 0 < status.updated_at < time.time() - _START_TAKES_S
+        return JobState.LOST if never_came else state
+    alive = process.is_running(status.supervisor_pid, status.supervisor_started_at)
+    return state if alive else JobState.LOST

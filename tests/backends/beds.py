@@ -1,0 +1,481 @@
+"""Where the tests of all engines run: an engine, a store, and what can go wrong with the two."""
+
+from __future__ import annotations
+
+import abc
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, final
+
+import psutil
+import pytest
+
+from tests.backends.slurm_cluster import Cluster
+from tests.backends.small_engine import Site, SmallEngine, end_all
+from tests.fakes import FakeClock, resolved_command
+from tests.kubernetes.cluster import KubernetesCluster
+from trainworks.agent.launch import run_mark
+from trainworks.backends.backend import Engine
+from trainworks.backends.holding import hold
+from trainworks.backends.kubernetes.backend import KubernetesEngine
+from trainworks.backends.kubernetes.client import KubernetesClient
+from trainworks.backends.local.backend import LocalEngine
+from trainworks.backends.local.dispatcher_process import wake
+from trainworks.backends.remote import follow_all, hand_over, hand_over_again
+from trainworks.backends.slurm.backend import SlurmEngine
+from trainworks.backends.slurm.client import SlurmClient
+from trainworks.backends.store_place import store_url
+from trainworks.config.engines import Slurm
+from trainworks.config.run_file import RunFile
+from trainworks.errors import EnvironmentProblem, UnreachableError
+from trainworks.host import process
+from trainworks.host.clock import SystemClock
+from trainworks.jobs.request import max_restarts
+from trainworks.jobs.store import JobRow, open_store
+from trainworks.jobs.ticket import Ticket, ticket_of
+from trainworks.record.resolved import Processes
+from trainworks.record.run_dir import RunDir, create_run_dir
+
+PATIENCE_S = 90.0
+
+
+@dataclass
+class Job:
+    """A run of one of these tests."""
+
+    bed: Bed
+    run_dir: RunDir
+    ticket: Ticket
+
+    @property
+    def row(self) -> JobRow:
+        """As the store has it, after a look at its engine."""
+        self.bed.look()
+        row = self.bed.store.find(str(self.run_dir.path.resolve()))
+        assert row is not None
+        return row
+
+    def wait_for(self, *states: str) -> JobRow:
+        """Until it is in one of these states."""
+        wait_until(lambda: self.row.state in states, lambda: str(self.row))
+        return self.row
+
+    def end(self) -> JobRow:
+        """Wait for it."""
+        return self.wait_for("SUCCEEDED", "FAILED", "STOPPED")
+
+    def said(self, rank: int) -> list[str]:
+        """Lines of one rank, so far."""
+        return self.bed.said(self, rank)
+
+    def wait_until_said(self, line: str, ranks: int) -> None:
+        """Until the first so many ranks have said it."""
+        wait_until(lambda: all(line in self.said(rank) for rank in range(ranks)), lambda: str(self.row))
+
+    def stop(self, *, at_once: bool = False) -> None:
+        """Ask its engine."""
+        self.bed.stop(self.row, at_once=at_once)
+
+
+class Bed(abc.ABC):
+    """One engine with four nodes."""
+
+    tells_of_silence = True
+    """Whether somebody has to ask it, and can be told nothing."""
+    word = "slurm"
+    """What the run file calls it."""
+    requeues = True
+    """Whether a job that loses a node waits for other nodes, instead of going on where it is."""
+    causes_of_a_lost_node: ClassVar = {"node_lost"}
+    """What an attempt may say of its end by a lost node."""
+    resources: ClassVar[dict[str, Any] | None] = None
+    """That every job asks for, so that no two share a node."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.store = open_store(f"sqlite:///{folder / 'jobs.db'}")
+        self.clock = SystemClock()
+
+    @property
+    @abc.abstractmethod
+    def engine(self) -> Engine:
+        """A new object each time: nothing may depend on what an earlier one remembers."""
+
+    @abc.abstractmethod
+    def lose_a_node(self, job: Job) -> None:
+        """Take one of the job's nodes away."""
+
+    @abc.abstractmethod
+    def silence(self) -> None:
+        """Nobody answers for the engine."""
+
+    @abc.abstractmethod
+    def answer(self) -> None:
+        """It answers again."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """End everything."""
+
+    def job(
+        self, command: str, *, nodes: int = 2, restarts: int = 0, envs: dict[str, str] | None = None, **wishes: Any
+    ):
+        """A command on nodes of one rank each; not submitted yet."""
+        run_file = RunFile.model_validate(
+            {
+                "name": "t",
+                "run": command,
+                "envs": envs or {},
+                "resources": self.resources,
+                "job": {"grace": "8 s"} | wishes,
+                "recover": {"max_restarts": restarts},
+                "cluster": {"engine": self.word, "nodes": nodes, "processes_per_node": 1},
+            }
+        )
+        run_dir = create_run_dir(self.folder / "runs", "t")
+        processes = Processes(nodes=nodes, processes_per_node=1, threads_per_process=1, device="cpu")
+        folder = self.folder / 'it\'s a "folder" of $(id)'
+        folder.mkdir(exist_ok=True)
+        resolved = resolved_command(
+            run_dir.run_id, run_file=run_file, processes=processes, working_folder=str(folder), command=None
+        )
+        run_dir.write_resolved(resolved)
+        restarted = max_restarts(run_file)
+        ticket = ticket_of(run_file, run_id=run_dir.run_id, working_folder=str(folder), max_restarts=restarted)
+        return Job(self, run_dir, ticket)
+
+    def submit(self, job: Job) -> Job:
+        """Put it into the queue."""
+        hand_over(self.store, self.engine, job.ticket, job.run_dir, self.clock)
+        return job
+
+    def start(self, command: str, **keys: Any) -> Job:
+        """Submit, and wait until all ranks have said `up`."""
+        job = self.submit(self.job(command, **keys))
+        job.wait_until_said("up", job.ticket.max_nodes)
+        job.wait_for("RUNNING")
+        return job
+
+    def look(self) -> None:
+        """Bring the store up to date."""
+        follow_all(self.store, self.clock, lambda run_dir: self.engine)
+
+    def stop(self, row: JobRow, *, at_once: bool) -> None:
+        """Ask the engine."""
+        assert row.handle is not None
+        self.engine.stop(row.handle, at_once=at_once)
+
+    def retry(self, row: JobRow) -> None:
+        """Submit it anew."""
+        hand_over_again(self.store, self.engine, row, self.clock)
+
+    def record(self, job: Job) -> RunDir:
+        """Where the job itself writes."""
+        return job.run_dir
+
+    def said(self, job: Job, rank: int) -> list[str]:
+        """Lines of one rank, so far."""
+        log = self.record(job).rank_log(rank)
+        return log.read_text(encoding="utf-8").splitlines() if log.exists() else []
+
+    def marks(self, job: Job) -> dict[str, str]:
+        """Variables of every process of a run."""
+        return run_mark(job.run_dir)
+
+    def left_of(self, job: Job) -> int:
+        """Processes that a run still has."""
+        return len(process.processes_with(self.marks(job)))
+
+    def kill_a_rank(self, job: Job) -> None:
+        """The last one."""
+        for one in process.processes_with(self.marks(job) | {"RANK": str(job.ticket.max_nodes - 1)}):
+            process.kill(one.pid)
+
+    def kill_the_supervisor(self, job: Job) -> None:
+        """As the kernel does when a node has no memory left."""
+        pid = self.record(job).read_status().supervisor_pid
+        assert pid is not None
+        process.kill(pid)
+
+    def hold(self, row: JobRow) -> None:
+        """As a user does."""
+        hold(self.engine, row, row.handle or str(row.id))
+
+    @contextmanager
+    def lost_answers(self) -> Iterator[None]:
+        """Meanwhile the engine takes jobs, and its answer does not arrive."""
+        pytest.skip("nobody answers a submission to this engine: the store has the job at once")
+        yield
+
+    @contextmanager
+    def strange_word(self) -> Iterator[None]:
+        """Meanwhile the engine says something of its jobs that nobody knows."""
+        pytest.skip("this engine has no words of its own")
+        yield
+
+
+@final
+class SmallBed(Bed):
+    """The smallest engine that keeps its promises."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._site = Site()
+
+    @property
+    def engine(self) -> SmallEngine:
+        return SmallEngine(self._site)
+
+    def lose_a_node(self, job: Job) -> None:
+        self.engine.lose(job.row.placement[1].node)
+
+    def silence(self) -> None:
+        self._site.answers = False
+
+    def answer(self) -> None:
+        self._site.answers = True
+
+    @contextmanager
+    def lost_answers(self) -> Iterator[None]:
+        self._site.loses_answers = True
+        yield
+        self._site.loses_answers = False
+
+    @contextmanager
+    def strange_word(self) -> Iterator[None]:
+        self._site.word = "HIBERNATING"
+        yield
+        self._site.word = None
+
+    def close(self) -> None:
+        end_all(self._site)
+
+
+@final
+class LocalBed(Bed):
+    """This machine as four nodes; its dispatcher is a process that can be killed."""
+
+    tells_of_silence = False
+    requeues = False
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.store = open_store(store_url())
+
+    @property
+    def engine(self) -> LocalEngine:
+        return LocalEngine(self.store)
+
+    def submit(self, job: Job) -> Job:
+        ticket = replace(job.ticket, node=replace(job.ticket.node, cores=0.1))
+        self.engine.submit(self.engine.render(ticket, job.run_dir), job.run_dir)
+        return job
+
+    def retry(self, row: JobRow) -> None:
+        self.engine.retry(
+            self.engine.render(row.ticket, RunDir(Path(row.run_dir))), RunDir(Path(row.run_dir)), str(row.id)
+        )
+
+    def stop(self, row: JobRow, *, at_once: bool) -> None:
+        self.engine.stop(str(row.id), at_once=at_once)
+
+    def look(self) -> None:
+        """The dispatcher does that."""
+
+    def lose_a_node(self, job: Job) -> None:
+        """Its agent, and everything below it."""
+        status = job.run_dir.read_status()
+        supervisor = psutil.Process(status.supervisor_pid)
+        agents = sorted(supervisor.children(), key=lambda one: one.create_time())
+        for one in (agents[1], *agents[1].children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):  # ranks die with their agent
+                one.kill()
+
+    def silence(self) -> None:
+        for one in self._processes():
+            if any("dispatcher.lock" in file for file in _open_files(one.pid)):
+                one.kill()
+
+    def answer(self) -> None:
+        wake()
+
+    def _processes(self) -> list[psutil.Process]:
+        return [
+            one
+            for one in process.processes_with({"TRAINWORKS_DATA": os.environ["TRAINWORKS_DATA"]})
+            if one.pid != os.getpid()
+        ]
+
+    def close(self) -> None:
+        for one in self._processes():
+            one.kill()
+
+
+def _open_files(pid: int) -> list[str]:
+    try:
+        return [str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir()]
+    except OSError:
+        return []
+
+
+@final
+class SlurmBed(Bed):
+    """A real Slurm of four nodes."""
+
+    def __init__(self, folder: Path, cluster: Cluster) -> None:
+        super().__init__(folder)
+        self._cluster = cluster
+        self._word: str | None = None
+        self._is_deaf = self._submitted = False
+
+    @property
+    def engine(self) -> SlurmEngine:
+        clock = FakeClock() if self._is_deaf else SystemClock()  # it looks again and again, in vain
+        return SlurmEngine(Slurm(), client=SlurmClient(env=self._cluster.env, run=self._run), clock=clock)
+
+    @contextmanager
+    def lost_answers(self) -> Iterator[None]:
+        self._is_deaf = True
+        yield
+        self._is_deaf = self._submitted = False
+
+    def _run(self, command: list[str], **options: Any) -> process.Output:
+        if self._is_deaf and self._submitted and command[0] == "squeue":
+            raise EnvironmentProblem("`squeue` took longer than 60 s")
+        said = process.run(command, **options)
+        if self._is_deaf and command[0] == "sbatch":
+            self._submitted = True
+            raise EnvironmentProblem("`sbatch` took longer than 60 s")
+        if self._word is None or command[0] != "squeue":
+            return said
+        return replace(said, stdout=said.stdout.replace("RUNNING", self._word))
+
+    def lose_a_node(self, job: Job) -> None:
+        self._lost = job.row.placement[1].node
+        self._cluster.sandbox.kill_node(self._lost)
+
+    def silence(self) -> None:
+        self._cluster.sandbox.stop_controller()
+
+    def answer(self) -> None:
+        self._cluster.sandbox.start_controller()
+
+    @contextmanager
+    def strange_word(self) -> Iterator[None]:
+        self._word = "HIBERNATING"
+        yield
+        self._word = None
+
+    def close(self) -> None:
+        if lost := getattr(self, "_lost", None):
+            self._cluster.sandbox.start_node(lost)
+            wait_until(
+                lambda: all(node.state == "free" for node in self.engine.nodes()), lambda: str(self.engine.nodes())
+            )
+
+
+class Misheard:
+    """A client that hears another word for the phase of a pod that runs."""
+
+    def __init__(self, client: KubernetesClient, word: str) -> None:
+        self._client = client
+        self._word = word
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def list(self, *question: Any) -> list[dict[str, Any]]:
+        """Objects of a kind."""
+        text = json.dumps(self._client.list(*question))
+        return json.loads(re.sub(r'"phase": "Running"', f'"phase": "{self._word}"', text))
+
+
+class Deaf:
+    """A client that hears no answer when it makes an object."""
+
+    def __init__(self, client: KubernetesClient) -> None:
+        self._client = client
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def create(self, *question: Any) -> dict[str, Any]:
+        """Make an object."""
+        self._client.create(*question)
+        raise UnreachableError("the API server does not answer: timed out")
+
+
+@final
+class KubernetesBed(Bed):
+    """A real API server with four nodes behind it, whose pods are processes."""
+
+    word = "kubernetes"
+    causes_of_a_lost_node: ClassVar = {"node_lost", "unknown"}  # once Kubernetes has forgotten the pods of that turn
+    resources: ClassVar = {"accelerators": "h100:8"}
+
+    def __init__(self, folder: Path, cluster: KubernetesCluster) -> None:
+        super().__init__(folder)
+        self._cluster = cluster
+        self._word: str | None = None
+        self._is_deaf = False
+
+    @property
+    def engine(self) -> KubernetesEngine:
+        engine = self._cluster.engine()
+        if self._word is not None:
+            engine._client = Misheard(self._cluster.client, self._word)
+        if self._is_deaf:
+            engine._client = Deaf(self._cluster.client)
+        return engine
+
+    @contextmanager
+    def lost_answers(self) -> Iterator[None]:
+        self._is_deaf = True
+        yield
+        self._is_deaf = False
+
+    @contextmanager
+    def strange_word(self) -> Iterator[None]:
+        self._word = "HIBERNATING"
+        yield
+        self._word = None
+
+    def lose_a_node(self, job: Job) -> None:
+        self._cluster.lose(job.row.placement[1].node)
+
+    def silence(self) -> None:
+        self._cluster.stop_server()
+
+    def answer(self) -> None:
+        self._cluster.start_server()
+
+    def record(self, job: Job) -> RunDir:
+        return RunDir(self._cluster.volume / str(job.row.handle))
+
+    def marks(self, job: Job) -> dict[str, str]:
+        return {"TRAINWORKS_RUN_DIR": f"/runs/{job.row.handle}"}
+
+    def kill_the_supervisor(self, job: Job) -> None:
+        name = job.row.handle
+        first = {"TRAINWORKS_PODS": f"{name}-node-0-%d.{name}", "JOB_COMPLETION_INDEX": "0"}
+        for one in process.processes_with(first):
+            with suppress(psutil.Error):
+                if "trainworks.backends.kubernetes.node" in one.cmdline():
+                    one.kill()
+
+    def close(self) -> None:
+        self._cluster.forget_all()
+
+
+def wait_until(condition: Callable[[], Any], tell: Callable[[], str] = str) -> None:
+    """Poll; the message says what there is instead."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, tell()
+        time.sleep(0.1)

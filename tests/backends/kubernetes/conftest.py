@@ -1,0 +1,145 @@
+"""A Kubernetes of four nodes, started once, for the tests that are marked `kubernetes`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes import resolved_command
+from tests.kubernetes.cluster import TIMEOUT_S, KubernetesCluster, wait_until
+from tests.kubernetes.pods_as_processes import condition
+from trainworks.backends.backend import Script, Sight
+from trainworks.config.run_file import RunFile
+from trainworks.jobs.request import max_restarts
+from trainworks.jobs.ticket import ticket_of
+from trainworks.record.events import Event, read_events
+from trainworks.record.resolved import Processes, ResolvedRun
+from trainworks.record.run_dir import RunDir, create_run_dir
+
+
+class Run:
+    """One run under Kubernetes.
+
+    Args:
+        cluster: where it runs.
+        run_dir: where it is submitted.
+        resolved: what it is.
+        options: of the engine, beside those of the run file.
+    """
+
+    def __init__(self, cluster: KubernetesCluster, run_dir: RunDir, resolved: ResolvedRun, **options: Any) -> None:
+        run_dir.write_resolved(resolved)
+        self.cluster = cluster
+        self.here = run_dir
+        self.engine = cluster.engine(**options)
+        run_file, processes = resolved.run_file, resolved.processes if resolved.plan else None
+        self.ticket = ticket_of(
+            run_file,
+            run_id=run_dir.run_id,
+            working_folder="/",
+            max_restarts=max_restarts(run_file),
+            processes=processes,
+        )
+        self.handle = ""
+
+    @property
+    def script(self) -> Script:
+        """What is submitted."""
+        return self.engine.render(self.ticket, self.here)
+
+    def submit(self) -> Run:
+        """Submit it."""
+        self.engine.check(self.ticket)
+        self.handle = self.engine.submit(self.script, self.here)
+        return self
+
+    def start(self, timeout_s: float = TIMEOUT_S) -> Run:
+        """Submit it, and wait until all its ranks run."""
+        self.submit()
+        wait_until(lambda: self.there.read_status().state == "RUNNING", timeout_s)
+        return self
+
+    @property
+    def there(self) -> RunDir:
+        """Its run directory on the volume."""
+        return RunDir(self.cluster.volume / self.handle)
+
+    @property
+    def sight(self) -> Sight:
+        """As Kubernetes has it."""
+        return self.engine.look([self.handle])[self.handle]
+
+    def reaches(self, state: str, timeout_s: float = TIMEOUT_S) -> Sight:
+        """Wait for a state."""
+        wait_until(lambda: self.sight.state == state or self.sight.state.is_final, timeout_s)
+        seen = self.sight
+        assert seen.state == state, f"{seen}\n{self.log()}"
+        return seen
+
+    def log(self) -> str:
+        """What its pods have written."""
+        return "\n".join(self.engine.output(self.handle))
+
+    def events(self, kind: str) -> list[Event]:
+        """Of one kind."""
+        return [event for event in read_events(self.there.events_file) if event["kind"] == kind]
+
+    def pods(self) -> list[dict[str, Any]]:
+        """Those that there are now."""
+        selector = {"labelSelector": f"jobset.sigs.k8s.io/jobset-name={self.handle}"}
+        return self.cluster.client.list(self.cluster.path("pods"), selector)
+
+    def evict_pod(self, index: int) -> None:
+        """As the scheduler does that needs the place for a pod of a higher priority."""
+        pod = next(pod for pod in self.pods() if f"-node-0-{index}-" in pod["metadata"]["name"])
+        path = self.cluster.path("pods", pod["metadata"]["name"])
+        found = [condition("DisruptionTarget", True, "PreemptionByScheduler")]
+        self.cluster.client.patch(f"{path}/status", {"status": {"conditions": found}})
+        self.cluster.client.delete(path)
+
+    def delete_pod(self, index: int, grace_s: int = 0) -> None:
+        """As `kubectl delete pod` does; at once, as if its machine had lost its power."""
+        pod = next(pod for pod in self.pods() if f"-node-0-{index}-" in pod["metadata"]["name"])
+        path = self.cluster.path("pods", pod["metadata"]["name"])
+        self.cluster.client.delete(path, {"gracePeriodSeconds": grace_s})
+
+
+class Kube:
+    """The cluster, and runs on it."""
+
+    def __init__(self, cluster: KubernetesCluster, folder: Path) -> None:
+        self.cluster = cluster
+        self._folder = folder
+
+    def command(
+        self, run: str, *, nodes: int = 2, restarts: int = 0, envs: dict[str, str | None] | None = None,
+        accelerators: int = 8, setup: str | None = None, job: dict[str, Any] | None = None, **options: Any,
+    ) -> Run:  # fmt: skip
+        """A run of a command, with one rank per node; not submitted yet."""
+        run_file = RunFile.model_validate(
+            {
+                "name": "t",
+                "run": run,
+                "setup": setup,
+                "num_nodes": nodes,
+                "envs": envs or {},
+                "resources": {"accelerators": f"h100:{accelerators}", "cpus": 2},
+                "job": {"grace": "8 s"} | (job or {}),
+                "recover": {"max_restarts": restarts},
+                "cluster": {"engine": "kubernetes", "processes_per_node": 1},
+            }
+        )
+        processes = Processes(nodes=nodes, processes_per_node=1, threads_per_process=1, device="cpu")
+        run_dir = create_run_dir(self._folder / "runs", "t")
+        resolved = resolved_command(run_dir.run_id, run_file=run_file, processes=processes)
+        return Run(self.cluster, run_dir, resolved, **options)
+
+
+@pytest.fixture
+def kube(_kubernetes: KubernetesCluster, tmp_path: Path) -> Iterator[Kube]:
+    """Four idle nodes of eight accelerators."""
+    yield Kube(_kubernetes, tmp_path)
+    _kubernetes.forget_all()

@@ -1,0 +1,75 @@
+"""The rights that `deploy/kubernetes` gives are those that the engine uses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.backends.kubernetes.conftest import Kube
+from trainworks.backends.kubernetes.client import KubernetesClient
+
+pytestmark = pytest.mark.kubernetes
+
+FOLDER = Path(__file__).parents[3] / "deploy" / "kubernetes"
+VERBS = {"POST": "create", "PATCH": "patch"}
+
+
+def rights() -> set[tuple[str, str, str]]:
+    """(group, resource, verb) of everything that `operator` gives."""
+    documents = [one for file in FOLDER.glob("*/*.yaml") for one in yaml.safe_load_all(file.read_text("utf-8"))]
+    rules = [rule for one in documents if one["kind"] in ("Role", "ClusterRole") for rule in one["rules"]]
+    return {
+        (group, kind, verb)
+        for rule in rules
+        for group in rule["apiGroups"]
+        for kind in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def test_the_engine_uses_all_rights_that_it_gets_and_no_others(kube: Kube, monkeypatch: pytest.MonkeyPatch) -> None:
+    used: set[tuple[str, str, str]] = set()
+    call = KubernetesClient._call
+
+    def noted(self: KubernetesClient, verb: str, path: str, *arguments: Any, **options: Any) -> Any:
+        used.add(right_of(verb, path))
+        return call(self, verb, path, *arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(KubernetesClient, "_call", noted)
+        use_everything(kube, used)
+    assert used == rights()
+
+
+def use_everything(kube: Kube, used: set[tuple[str, str, str]]) -> None:
+    run = kube.command("false", nodes=1, queue="train").submit()
+    run.reaches("FAILED")
+    assert "[0]" not in run.log()
+    run.engine.retry(run.script, run.here, run.handle)
+    again = kube.command("sleep 60", nodes=1, queue="train", job={"hold": True}).submit()
+    again.engine.submit(again.script, again.here)
+    again.engine.release(again.handle)
+    again.reaches("RUNNING")
+    again.engine.stop(again.handle, at_once=True)
+    path = again.engine._core("secrets", again.handle)
+    kube.cluster.client.patch(path, {"metadata": {"ownerReferences": None}})  # as if it was another job's
+    used.discard(("", "secrets", "patch"))
+    again.engine.submit(again.script, again.here)
+    again.engine.nodes()
+    again.engine.drain("node1", "test")
+    again.engine.undrain("node1")
+
+
+def right_of(verb: str, path: str) -> tuple[str, str, str]:
+    """`GET /api/v1/namespaces/default/pods/x/log` is ("", "pods/log", "get")."""
+    _, root, *rest = path.split("/")
+    group = "" if root == "api" else rest.pop(0)
+    rest = rest[1:]
+    if rest[0] == "namespaces" and len(rest) > 2:
+        rest = rest[2:]
+    kind, named = "/".join([rest[0], *rest[2:]]), len(rest) > 1
+    word = VERBS.get(verb) or (verb.lower() if named else {"GET": "list", "DELETE": "deletecollection"}[verb])
+    return group, kind, word

@@ -1,0 +1,63 @@
+"""Training over two pods on a real API server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="NOT TESTED: training in pods; trainworks[train]")
+
+from tests.backends.kubernetes.conftest import Kube, Run
+from tests.kubernetes.cluster import wait_until
+from tests.worker.harness import make_run, write_corpus
+from trainworks.record.manifest import complete_checkpoints
+from trainworks.record.metrics import effective_rows, read_metrics
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(900)]
+
+STEPS = 400
+START_S = 300.0
+"""Four processes import torch, on whatever cores there are."""
+
+
+@pytest.fixture
+def run(kube: Kube, tmp_path: Path) -> Run:
+    """One rank in each of two pods, not submitted yet."""
+    changes = {"workload__train_for": f"{STEPS} steps", "checkpoint__every": "40 steps", "recover__max_restarts": 1}
+    ranks = {"cluster__nodes": 2, "cluster__processes_per_node": 1, "job__grace": "30 s"}
+    tiny = make_run(tmp_path / "runs", write_corpus(tmp_path / "text"), tmp_path / "cache", **changes, **ranks)
+    return Run(kube.cluster, tiny.run_dir, tiny.run_dir.read_resolved())
+
+
+def test_training_outlives_a_pod_and_goes_on_from_its_checkpoint(run: Run) -> None:
+    run.start(START_S)
+    wait_until(lambda: complete_checkpoints(run.there), START_S)
+    run.delete_pod(1)
+    seen = run.reaches("SUCCEEDED", START_S)
+    assert seen.restarts == 1
+    resumed = [event["resumed_from_step"] for event in run.events("attempt")]
+    assert resumed[0] == 0 and resumed[-1] >= 40
+    steps = [row["step"] for row in effective_rows(read_metrics(run.there.metrics_file))]
+    assert steps == sorted(steps) and steps[-1] == STEPS
+
+
+def test_training_saves_a_checkpoint_when_it_is_stopped(run: Run) -> None:
+    run.start(START_S)
+    wait_until(lambda: complete_checkpoints(run.there), START_S)
+    run.engine.stop(run.handle)
+    run.reaches("STOPPED")
+    assert run.there.read_status().state == "STOPPED"
+    stopped = run.events("stopped")[0]["step"]
+    assert run.there.checkpoint(stopped).is_dir() and stopped < STEPS
+
+
+def test_a_workload_is_planned_and_measured_in_its_pods(kube: Kube, tmp_path: Path) -> None:
+    ranks = {"cluster__nodes": 2, "cluster__processes_per_node": 1, "workload__train_for": "3 steps"}
+    tiny = make_run(tmp_path / "runs", write_corpus(tmp_path / "text"), tmp_path / "cache", **ranks)
+    unplanned = tiny.run_dir.read_resolved().model_copy(update={"plan": None, "calibration": None})
+    run = Run(kube.cluster, tiny.run_dir, unplanned).submit()
+    run.reaches("SUCCEEDED", START_S)
+    resolved = run.there.read_resolved()
+    assert resolved.plan is not None and resolved.calibration is not None
+    assert resolved.calibration.num_ranks == 2

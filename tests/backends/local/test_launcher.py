@@ -1,0 +1,98 @@
+"""The launcher of this machine: what it believes of a run directory, and what it takes of the machine."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.fakes import FakeClock, ticket
+from trainworks.backends.local.launcher import ForkingLauncher
+from trainworks.errors import NotOwnerError
+from trainworks.host import process
+from trainworks.host.ledger import Ledger, Share, claim_key
+from trainworks.host.users import this_host
+from trainworks.jobs.store import JobRow, Placement, open_store
+from trainworks.record.run_dir import RunDir
+from trainworks.record.status import RunStatus
+
+PLACEMENT = (Placement("vm", 2.0, (0, 1)),)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path, clock: FakeClock) -> Ledger:
+    """An empty ledger."""
+    (tmp_path / "ledger").mkdir()
+    return Ledger(tmp_path / "ledger", clock)
+
+
+@pytest.fixture
+def launcher(ledger: Ledger, clock: FakeClock) -> ForkingLauncher:
+    """With nothing to start."""
+    return ForkingLauncher(clock, [], ledger)
+
+
+@pytest.fixture
+def job(run_dir: RunDir, tmp_path: Path) -> JobRow:
+    """A job that says its supervisor is this process."""
+    pid, started_at = process.identity()
+    run_dir.write_status(RunStatus(state="RUNNING", supervisor_pid=pid, supervisor_started_at=started_at))
+    store = open_store(f"sqlite:///{tmp_path / 'jobs.db'}")
+    return store.add(ticket(), run_dir=str(run_dir.path), owner="ann", engine="local", host=this_host(), now=1.0)
+
+
+def take(ledger: Ledger, run_dir: str) -> int:
+    """A job outside the queue takes something."""
+    handle = ledger.claim(lambda claims: Share(run="lm-1", key=claim_key(run_dir), cores=1.0, devices=(1,)))
+    assert handle is not None
+    return handle
+
+
+def test_a_job_s_own_claim_is_not_that_of_another(launcher: ForkingLauncher, job: JobRow) -> None:
+    assert launcher.claim(job, PLACEMENT, launcher.elsewhere([]))
+    assert launcher.elsewhere([job]) == frozenset()
+    assert [(one.share.cores, one.share.devices) for one in launcher.elsewhere([])] == [(2.0, (0, 1))]
+    launcher.let_go(job)
+    assert launcher.elsewhere([]) == frozenset()
+
+
+def test_the_claim_of_another_user_is_theirs_even_under_the_same_key(
+    launcher: ForkingLauncher, job: JobRow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert launcher.claim(job, PLACEMENT, frozenset())
+    monkeypatch.setattr(os, "getuid", lambda: 61_001)
+    assert len(launcher.elsewhere([job])) == 1
+    launcher.let_go(job)
+
+
+def test_nothing_is_claimed_when_others_have_taken_more_than_was_known(
+    launcher: ForkingLauncher, ledger: Ledger, job: JobRow
+) -> None:
+    known = launcher.elsewhere([])
+    handle = take(ledger, "/runs/lm-1")
+    assert not launcher.claim(job, PLACEMENT, known)
+    os.close(handle)
+    assert launcher.claim(job, PLACEMENT, known)
+    launcher.let_go(job)
+
+
+def test_a_supervisor_is_found_by_the_status_of_a_run_directory_of_one_s_own(
+    launcher: ForkingLauncher, job: JobRow
+) -> None:
+    found = launcher.adopt(job)
+    assert found is not None and found.pid == os.getpid()
+
+
+def test_what_the_run_directory_of_another_user_says_is_not_believed(
+    launcher: ForkingLauncher, job: JobRow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: 61_001)
+    words = launcher.last_words(job)
+    assert (launcher.adopt(job), launcher.status(job).state) == (None, "UNKNOWN")
+    assert words is not None and (words.state, "belongs to" in (words.message or "")) == ("FAILED", True)
+    with pytest.raises(NotOwnerError):
+        launcher.launch(replace(job, placement=PLACEMENT))
+    launcher.stopped(job)
+    assert RunDir(Path(job.run_dir)).read_status().state == "RUNNING"

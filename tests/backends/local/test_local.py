@@ -1,0 +1,183 @@
+"""What the local scheduler would start, as text."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.fakes import FakeClock, job, processes
+from trainworks.agent.launch import take_run
+from trainworks.backends.local.direct import LocalScheduler
+from trainworks.errors import EnvironmentProblem, NotOwnerError, UsageError
+from trainworks.host import process
+from trainworks.host.ledger import Ledger, Share, claim_key, machine_ledger
+from trainworks.host.probe import num_cores
+from trainworks.jobs.request import JobRequest
+from trainworks.record.environment import AcceleratorFacts
+from trainworks.record.events import append_event, read_events
+from trainworks.record.run_dir import RunDir
+from trainworks.record.status import RunStatus
+
+REQUESTS = {
+    "runs/demo-1": job(),
+    "runs/with space/demo-1": JobRequest(
+        run_id="demo-1", kind="training", processes=processes(2, 4), max_restarts=3, rendezvous_port=29500
+    ),
+    "runs/task-1": replace(job("command", nodes=2), processes=processes(2).model_copy(update={"starts": "per_node"})),
+    "runs/mpi-1": replace(job("command"), processes=processes(1, 2).model_copy(update={"starts": "once"})),
+}
+
+
+def test_a_job_is_rendered_as_its_command_line_and_what_it_starts(golden) -> None:
+    rendered = [LocalScheduler().render(request, RunDir(Path(folder))) for folder, request in REQUESTS.items()]
+    golden("local_scheduler.txt", "\n".join(one.text for one in rendered))
+
+
+def test_rendering_touches_nothing(run_dir: RunDir) -> None:
+    before = sorted(run_dir.path.rglob("*"))
+    LocalScheduler().render(job(), run_dir)
+    assert sorted(run_dir.path.rglob("*")) == before
+
+
+def test_what_is_rendered_keeps_its_request(run_dir: RunDir) -> None:
+    assert LocalScheduler().render(job(), run_dir).request == job()
+
+
+def test_a_run_without_a_supervisor_is_not_stopped(run_dir: RunDir) -> None:
+    LocalScheduler().stop(run_dir, reason="test")
+    assert read_events(run_dir.events_file) == []
+
+
+def test_a_process_that_got_the_supervisor_s_number_is_left_alone(run_dir: RunDir) -> None:
+    """The number is this test's own: a signal would end it."""
+    pid, started_at = process.identity()
+    run_dir.write_status(RunStatus(state="RUNNING", supervisor_pid=pid, supervisor_started_at=started_at - 60))
+    LocalScheduler(FakeClock()).stop(run_dir, reason="test")
+    assert read_events(run_dir.events_file) == []
+
+
+def test_a_supervisor_that_runs_is_asked_to_stop(run_dir: RunDir) -> None:
+    child = process.spawn(["sleep", "60"], log=run_dir.supervisor_log)
+    pid, started_at = process.identity(child.pid)
+    run_dir.write_status(RunStatus(state="RUNNING", supervisor_pid=pid, supervisor_started_at=started_at))
+    LocalScheduler().stop(run_dir, reason="test")
+    assert child.wait(timeout_s=10) == -15
+    (event,) = read_events(run_dir.events_file)
+    assert (event["kind"], event["reason"], event["t"] <= time.time()) == ("stop_requested", "test", True)
+
+
+def test_the_run_of_another_user_is_not_stopped(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    pid, started_at = process.identity()
+    run_dir.write_status(RunStatus(state="RUNNING", supervisor_pid=pid, supervisor_started_at=started_at))
+    monkeypatch.setattr(os, "getuid", lambda: 61_001)
+    with pytest.raises(NotOwnerError, match="cannot stop run demo-1: it belongs to"):
+        LocalScheduler().stop(run_dir, reason="test")
+
+
+def test_a_status_that_names_a_process_of_another_user_ends_nothing(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As root would find it in the folder of a user who wants a process of root ended; it is this test's own."""
+    pid, started_at = process.identity()
+    run_dir.write_status(RunStatus(state="RUNNING", supervisor_pid=pid, supervisor_started_at=started_at))
+    monkeypatch.setattr("trainworks.host.process.owner", lambda pid: 61_001)
+    assert not LocalScheduler().stop(run_dir, reason="test")
+
+
+@pytest.fixture
+def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ledger]:
+    """A machine of four accelerators, and nothing held."""
+    monkeypatch.setenv("TRAINWORKS_LEDGER", str(tmp_path / "ledger"))
+    monkeypatch.delenv("TRAINWORKS_RUN_DIR", raising=False)
+    facts = tuple(AcceleratorFacts(index=index, name="H100", memory_bytes=80 * 10**9) for index in range(4))
+    monkeypatch.setattr("trainworks.backends.local.direct.probe_accelerators", lambda: facts)
+    return machine_ledger()
+
+
+def hold(ledger: Ledger, cores: float, *devices: int) -> int:
+    """Another job takes something."""
+    share = Share(run="lm-1", key=claim_key("/runs/lm-1"), cores=cores, devices=devices)
+    handle = ledger.claim(lambda claims: share)
+    assert handle is not None
+    return handle
+
+
+def on_accelerators(ranks: int) -> JobRequest:
+    """A run of so many ranks with an accelerator each."""
+    return replace(job(), processes=processes(1, ranks).model_copy(update={"device": "cuda"}))
+
+
+def test_a_run_is_refused_while_others_hold_the_accelerators_that_it_needs(ledger: Ledger) -> None:
+    handle = hold(ledger, 0.0, 1, 2, 3)
+    with pytest.raises(
+        EnvironmentProblem, match=r"needs 2 accelerators, and 3 of 4 accelerators are held by \w+ \(lm-1\)"
+    ):
+        LocalScheduler().check(on_accelerators(2))
+    os.close(handle)
+    LocalScheduler().check(on_accelerators(2))
+
+
+def test_a_run_takes_the_accelerators_that_are_free(
+    ledger: Ledger, run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[tuple[str | None, tuple[int, ...]]] = []
+
+    def spawn(command: list[str], *, env: dict[str, str], **keys: object) -> object:
+        held = {claim.share.run: claim.share.devices for claim in ledger.claims()}
+        started.append((env.get("CUDA_VISIBLE_DEVICES"), held["demo-1"]))
+        run_dir.write_status(RunStatus(state="STARTING"))
+        return None
+
+    monkeypatch.setattr("trainworks.host.process.spawn", spawn)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    scheduler, request = LocalScheduler(FakeClock()), on_accelerators(2)
+    scheduler.submit(scheduler.render(request, run_dir), run_dir, attached=False)
+    handle = hold(ledger, 0.0, 0, 2)
+    scheduler.submit(scheduler.render(request, run_dir), run_dir, attached=False)
+    assert started == [(None, (0, 1)), ("1,3", (1, 3))]
+    os.close(handle)
+
+
+def test_a_run_that_shares_cores_says_whose(ledger: Ledger) -> None:
+    request = replace(job(), processes=processes(1, num_cores()))
+    assert LocalScheduler().check(request) is None
+    handle = hold(ledger, 1.0)
+    note = LocalScheduler().check(request)
+    assert note is not None and "(lm-1)" in note and f"1 of {num_cores()} cores are held by" in note
+    os.close(handle)
+
+
+def test_a_run_inside_a_run_does_not_meet_what_that_one_holds(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    handle = hold(ledger, float(num_cores()), 0, 1, 2, 3)
+    monkeypatch.setenv("TRAINWORKS_RUN_DIR", "/runs/lm-1")
+    assert LocalScheduler().check(on_accelerators(4)) is None
+    os.close(handle)
+
+
+def test_a_run_that_another_supervisor_has_is_refused_and_left_as_it_is(run_dir: RunDir) -> None:
+    lock = take_run(run_dir)
+    pid, started_at = process.identity()
+    append_event(run_dir.events_file, "submitted", nodes=1, processes_per_node=1)
+    status = RunStatus(
+        state="RUNNING", supervisor_pid=pid, supervisor_started_at=started_at, supervisor_host="node7", updated_at=5.0
+    )
+    run_dir.write_status(status)
+    run_dir.stop_file.touch()
+    scheduler = LocalScheduler()
+    with pytest.raises(UsageError, match=rf"is already RUNNING: process {pid} on node7 supervises it since \d{{4}}-"):
+        scheduler.submit(scheduler.render(job(), run_dir), run_dir, attached=False)
+    assert (run_dir.read_status(), run_dir.stop_file.exists()) == (status, True)
+    os.close(lock)
+
+
+def test_a_run_with_processes_but_no_supervisor_is_refused_in_other_words(run_dir: RunDir) -> None:
+    lock = take_run(run_dir)
+    run_dir.write_status(RunStatus(state="LOST", supervisor_pid=2**22 + 1, supervisor_started_at=1.0, updated_at=5.0))
+    with pytest.raises(EnvironmentProblem, match="still has processes"):
+        take_run(run_dir)
+    os.close(lock)

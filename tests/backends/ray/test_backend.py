@@ -1,0 +1,340 @@
+"""What the engine asks of Ray's dashboard, over HTTP, and what it makes of the answers that Ray 2.60.0 gave."""
+
+from __future__ import annotations
+
+import io
+import json
+import socket
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.backends.ray.conftest import RECORDED, FakeDashboard
+from tests.fakes import FakeClock, ticket
+from trainworks.backends.ray import gang
+from trainworks.backends.ray.backend import RayEngine
+from trainworks.backends.ray.client import RayClient, Refused
+from trainworks.backends.ray.render import mark_of
+from trainworks.config.engines import Ray
+from trainworks.errors import EnvironmentProblem, UnreachableError, UsageError
+from trainworks.jobs.program import Program
+from trainworks.jobs.state import JobState
+from trainworks.jobs.ticket import NodeResources
+from trainworks.record.run_dir import RunDir
+
+Dashboard = tuple[FakeDashboard, str]
+
+
+def engine_of(address: str | None, *, clock: FakeClock | None = None, env: Any = None, **program: Any) -> RayEngine:
+    options = Ray(address=address, python=program.pop("python", "python"), **program.pop("options", {}))
+    runs = Program(**({"script": "python train.py", "starts": "per_node"} | program))
+    return RayEngine(options, program=runs, client=RayClient(options, env=env or {}), clock=clock or FakeClock())
+
+
+def submitted(one: RayEngine, run_dir: RunDir, **changes: Any) -> str:
+    return one.submit(one.render(ticket(**changes), run_dir), run_dir)
+
+
+def unpacked(content: bytes) -> dict[str, bytes]:
+    with zipfile.ZipFile(io.BytesIO(content)) as file:
+        return {name: file.read(name) for name in file.namelist()}
+
+
+def test_what_the_driver_is_told(golden, run_dir: RunDir) -> None:
+    node = NodeResources(cores=96, accelerators=8, accelerator="h100", memory_bytes=512 * 10**9)
+    asked = ticket(node=node, max_restarts=3, time_limit_s=3600.0)
+    one = engine_of(
+        None,
+        script='python train.py --name "$RUN_NAME"',
+        starts="per_rank",
+        processes_per_node=8,
+        setup="pip install -r requirements.txt",
+        envs={"WANDB_MODE": "offline", "HF_TOKEN": None},
+        options={"resources": {"spot": 1}},
+    )
+    text = one.render(asked, run_dir).text
+    told = json.loads(text)
+    golden("ray_node.sh", told.pop("text"))
+    golden("ray_gang.json", json.dumps(told | {"id": "demo-1"}, indent=2) + "\n")
+
+
+def test_a_job_is_submitted_with_its_driver(dashboard: Dashboard, run_dir: RunDir) -> None:
+    fake, address = dashboard
+    one = engine_of(address, envs={"A": "it's"}, python="/opt/ray/bin/python")
+    name = submitted(one, run_dir, grace_s=30.0)
+    job = fake.jobs[name]
+    assert name == f"{mark_of(run_dir)}-1" and job["entrypoint"] == "/opt/ray/bin/python -m trainworks_gang"
+    assert job["runtime_env"]["env_vars"] == {"RAY_JOB_STOP_WAIT_TIME_S": "50"}
+    [package] = fake.packages
+    assert job["runtime_env"]["py_modules"] == [f"gcs://{package}"] and "working_dir" not in job["runtime_env"]
+    files = unpacked(fake.packages[package])
+    assert files["trainworks_gang/__main__.py"] == Path(gang.__file__).read_bytes()
+    told = json.loads(files["trainworks_gang/gang.json"])
+    assert (told["id"], told["envs"]) == (name, {"A": "it's"})
+
+
+def test_a_secret_never_leaves_this_machine(dashboard: Dashboard, run_dir: RunDir) -> None:
+    fake, address = dashboard
+    one = engine_of(address, env={"HF_TOKEN": "s3cret"}, envs={"HF_TOKEN": None})
+    submitted(one, run_dir)
+    [content] = fake.packages.values()
+    assert b"s3cret" not in b"".join(unpacked(content).values()) and "s3cret" not in json.dumps(fake.jobs)
+
+
+def test_a_folder_is_sent_once_with_its_modes_and_without_what_is_made_anew(
+    dashboard: Dashboard, run_dir: RunDir, tmp_path: Path
+) -> None:
+    fake, address = dashboard
+    folder = tmp_path / "it's $(code)"
+    (folder / ".git").mkdir(parents=True)
+    (folder / ".git" / "config").write_text("secret")
+    (folder / "train.py").write_text("print(1)\n")
+    (folder / "go.sh").write_text("#!/bin/sh\n")
+    (folder / "go.sh").chmod(0o755)
+    one = engine_of(address, working_folder=str(folder))
+    name = submitted(one, run_dir)
+    package = fake.jobs[name]["runtime_env"]["working_dir"].removeprefix("gcs://")
+    with zipfile.ZipFile(io.BytesIO(fake.packages[package])) as file:
+        modes = {entry.filename: entry.external_attr >> 16 & 0o777 for entry in file.infolist()}
+    assert modes == {"go.sh": 0o755, "train.py": 0o644}
+    fake.jobs[name]["status"] = "FAILED"
+    submitted(one, run_dir)
+    assert fake.asked.count(f"PUT /api/packages/gcs/{package}") == 1
+
+
+def test_a_folder_that_is_not_here_is_refused(dashboard: Dashboard, run_dir: RunDir) -> None:
+    with pytest.raises(UsageError, match="there is no folder `/no/such`") as found:
+        submitted(engine_of(dashboard[1], working_folder="/no/such"), run_dir)
+    assert found.value.hint == "with Ray, `workdir` is a folder here, which is sent to the nodes"
+    assert dashboard[0].jobs == {}
+
+
+def test_a_folder_that_is_too_large_is_refused(dashboard: Dashboard, run_dir: RunDir, tmp_path: Path) -> None:
+    with (tmp_path / "weights").open("wb") as file:
+        file.truncate(101 * 2**20)
+    with pytest.raises(UsageError, match="is larger than 100 MiB"):
+        submitted(engine_of(dashboard[1], working_folder=str(tmp_path)), run_dir)
+
+
+def test_a_run_that_waits_already_is_not_submitted_again(dashboard: Dashboard, run_dir: RunDir) -> None:
+    fake, address = dashboard
+    one = engine_of(address)
+    assert submitted(one, run_dir) == submitted(one, run_dir) and fake.asked.count("POST /api/jobs/") == 1
+
+
+def test_a_run_that_has_ended_is_submitted_anew_under_the_next_number(dashboard: Dashboard, run_dir: RunDir) -> None:
+    fake, address = dashboard
+    one = engine_of(address)
+    first = submitted(one, run_dir)
+    fake.jobs[first]["status"] = "FAILED"
+    assert submitted(one, run_dir) == f"{mark_of(run_dir)}-2"
+
+
+def test_two_submissions_at_once_are_one_job(dashboard: Dashboard, run_dir: RunDir) -> None:
+    fake, address = dashboard
+    first = submitted(engine_of(address), run_dir)
+    fake.answers["GET /api/jobs/"] = [(200, "[]")]
+    assert submitted(engine_of(address), run_dir) == first and len(fake.jobs) == 1
+
+
+def test_a_job_whose_answer_was_lost_is_found(dashboard: Dashboard, run_dir: RunDir, clock: FakeClock) -> None:
+    fake, address = dashboard
+    name = f"{mark_of(run_dir)}-1"
+    fake.answers["POST /api/jobs/"] = (504, "gateway timeout")
+    fake.answers[f"GET /api/jobs/{name}"] = [(503, "away"), (200, json.dumps(RECORDED["pending"]["job"]))]
+    assert submitted(engine_of(address, clock=clock), run_dir) == name
+
+
+def test_a_submission_that_nobody_answers_is_an_error(dashboard: Dashboard, run_dir: RunDir, clock: FakeClock) -> None:
+    dashboard[0].answers["POST /api/jobs/"] = (500, "No available agent to submit job, please try again later.")
+    with pytest.raises(UnreachableError, match="No available agent"):
+        submitted(engine_of(dashboard[1], clock=clock), run_dir)
+
+
+def test_a_refusal_is_passed_on_in_ray_s_words(dashboard: Dashboard, run_dir: RunDir) -> None:
+    bad = RECORDED["answer_bad"]
+    dashboard[0].answers["POST /api/jobs/"] = (bad["code"], bad["text"])
+    with pytest.raises(Refused, match=r"^Ray: .*entrypiont"):
+        submitted(engine_of(dashboard[1]), run_dir)
+
+
+def test_jobs_and_their_placement_groups_are_asked_for_once(dashboard: Dashboard) -> None:
+    fake, address = dashboard
+    for name in ("runs", "failed"):
+        fake.jobs[RECORDED[name]["job"]["submission_id"]] = RECORDED[name]["job"]
+        fake.groups += RECORDED[name]["groups"]
+    runs, failed = fake.jobs
+    seen = engine_of(address).look([runs, failed, "gone-1"])
+    assert {name: one.state for name, one in seen.items()} == {runs: JobState.RUNNING, failed: JobState.FAILED}
+    assert fake.asked == ["GET /api/jobs/", "GET /api/v0/placement_groups"]
+
+
+def test_nobody_is_asked_about_no_job(dashboard: Dashboard) -> None:
+    assert (engine_of(dashboard[1]).look([]), dashboard[0].asked) == ({}, [])
+
+
+def test_without_jobs_that_run_nobody_asks_for_placement_groups(dashboard: Dashboard) -> None:
+    fake, address = dashboard
+    job = RECORDED["failed"]["job"]
+    fake.jobs[job["submission_id"]] = job
+    engine_of(address).look([job["submission_id"]])
+    assert fake.asked == ["GET /api/jobs/"]
+
+
+def test_a_stop_asks_ray(dashboard: Dashboard, run_dir: RunDir) -> None:
+    fake, address = dashboard
+    one = engine_of(address)
+    name = submitted(one, run_dir)
+    one.stop(name)
+    assert fake.asked[-1] == f"POST /api/jobs/{name}/stop" and len(fake.jobs) == 1
+
+
+def test_a_stop_at_once_sends_somebody_to_the_nodes(dashboard: Dashboard, run_dir: RunDir) -> None:
+    fake, address = dashboard
+    one = engine_of(address)
+    name = submitted(one, run_dir)
+    one.stop(name, at_once=True)
+    one.stop(name, at_once=True)
+    end = fake.jobs[f"{name}-end"]
+    assert end["entrypoint"] == "python -m trainworks_gang end"
+    assert end["runtime_env"]["py_modules"] == fake.jobs[name]["runtime_env"]["py_modules"]
+
+
+def test_a_job_that_has_ended_is_left_alone(dashboard: Dashboard) -> None:
+    fake, address = dashboard
+    job = RECORDED["failed"]["job"]
+    fake.jobs[job["submission_id"]] = job
+    for name in (job["submission_id"], "gone-1"):
+        engine_of(address).stop(name, at_once=True)
+    assert [asked for asked in fake.asked if asked.startswith("POST")] == []
+
+
+def test_what_the_nodes_have_printed(dashboard: Dashboard) -> None:
+    fake, address = dashboard
+    job = RECORDED["failed"]["job"]
+    name = job["submission_id"]
+    fake.jobs[name] = job
+    fake.answers[f"GET /api/jobs/{name}/logs"] = (
+        200,
+        json.dumps({"logs": "Ray's own\n[node 0] a\n[node 1] b  \n[node 10] c\n"}),
+    )
+    one = engine_of(address)
+    assert list(one.output(name)) == ["Ray's own", "[node 0] a", "[node 1] b  ", "[node 10] c"]
+    assert list(one.output(name, node=1)) == ["b  "]
+    assert list(one.output("gone-1")) == []
+
+
+def test_output_is_followed_line_by_line_to_the_end_of_the_job(dashboard: Dashboard, clock: FakeClock) -> None:
+    fake, address = dashboard
+    runs, done = (json.dumps(RECORDED[name]["job"]) for name in ("starts", "failed"))
+    fake.answers["GET /api/jobs/a-1"] = [(200, runs), (200, runs), (200, done)]
+    said = ["[node 0] 1\n[node 0] 2", "[node 0] 1\n[node 0] 22\n", "[node 0] 1\n[node 0] 22\n[node 0] 3\n"]
+    fake.answers["GET /api/jobs/a-1/logs"] = [(200, json.dumps({"logs": text})) for text in said]
+    assert list(engine_of(address, clock=clock).output("a-1", node=0, follow=True)) == ["1", "22", "3"]
+
+
+def test_nodes_are_listed(dashboard: Dashboard) -> None:
+    dashboard[0].groups = RECORDED["nodes"]["groups"]
+    first, second = engine_of(dashboard[1]).nodes()
+    assert first.name < second.name and (first.state, first.cores_taken) == ("taken", 2.0)
+
+
+def test_the_token_is_sent_and_follows_nobody_elsewhere(dashboard: Dashboard) -> None:
+    fake, address = dashboard
+    fake.answers["GET /api/jobs/"] = (302, "http://127.0.0.1:1/")
+    with pytest.raises(Refused, match="Ray: "):
+        engine_of(address, env={"RAY_AUTH_TOKEN": " s3cret\n"}).look(["a"])
+    assert fake.headers[0]["Authorization"] == "Bearer s3cret" and len(fake.asked) == 1
+
+
+def test_another_variable_may_hold_the_token(dashboard: Dashboard) -> None:
+    fake, address = dashboard
+    engine_of(address, env={"A": "1", "RAY_AUTH_TOKEN": "2"}, options={"token_from": "A"}).look(["a"])
+    assert fake.headers[0]["Authorization"] == "Bearer 1"
+
+
+def test_without_a_token_none_is_sent(dashboard: Dashboard) -> None:
+    engine_of(dashboard[1]).look(["a"])
+    assert "Authorization" not in dashboard[0].headers[0]
+
+
+@pytest.mark.parametrize("code", [401, 403])
+def test_a_token_that_is_refused_is_named_and_not_shown(dashboard: Dashboard, code: int) -> None:
+    dashboard[0].answers["GET /api/jobs/"] = (code, "Unauthorized: Invalid authentication token")
+    with pytest.raises(EnvironmentProblem, match="refuses the token: Unauthorized") as found:
+        engine_of(dashboard[1], env={"RAY_AUTH_TOKEN": "s3cret"}).look(["a"])
+    assert found.value.hint == "set RAY_AUTH_TOKEN to the cluster's token" and "s3cret" not in found.value.render()
+
+
+@pytest.mark.parametrize("code", [502, 503, 504])
+def test_a_proxy_without_ray_behind_it_says_nothing_of_any_job(dashboard: Dashboard, code: int) -> None:
+    dashboard[0].answers["GET /api/jobs/"] = (code, "<html>\nBad Gateway\n</html>\n")
+    with pytest.raises(UnreachableError, match="Ray does not answer"):
+        engine_of(dashboard[1]).look(["a"])
+
+
+def test_a_dashboard_that_is_away_says_nothing_of_any_job() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with pytest.raises(UnreachableError, match=f"Ray does not answer at http://127.0.0.1:{port}: .*refused"):
+        engine_of(f"http://127.0.0.1:{port}").look(["a"])
+
+
+def test_a_dashboard_that_says_nothing_is_given_up() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        options = Ray(address=f"http://127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises(UnreachableError, match="timed out"):
+            RayEngine(options, client=RayClient(options, env={}, timeout_s=0.1)).look(["a"])
+
+
+@pytest.mark.parametrize("text", ["<html>hello</html>", '{"a": 1}'])
+def test_something_else_that_answers_is_no_ray(dashboard: Dashboard, text: str) -> None:
+    dashboard[0].answers["GET /api/jobs/"] = (200, text)
+    with pytest.raises(EnvironmentProblem, match="is no Ray"):
+        engine_of(dashboard[1]).look(["a"])
+
+
+def test_a_certificate_file_that_is_not_there_is_a_mistake() -> None:
+    options = {"ca_file": "/no/such.pem"}
+    with pytest.raises(UsageError, match=r"`cluster\.ray\.ca_file` cannot be read"):
+        engine_of("https://127.0.0.1:1", options=options).look(["a"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "wish"),
+    [
+        ({"priority": 70}, "priority"),
+        ({"hold": True}, "hold"),
+        ({"exclude": ("node7",)}, "exclude"),
+        ({"depends_on": ("7",)}, "depends_on"),
+        ({"min_nodes": 2}, "min_nodes"),
+    ],
+)
+def test_what_ray_does_not_do_is_refused(changes: dict[str, Any], wish: str) -> None:
+    with pytest.raises(UsageError, match=f"ray has no `{wish}`"):
+        engine_of("http://127.0.0.1:1").check(ticket(**changes))
+
+
+def test_a_cluster_needs_an_address() -> None:
+    with pytest.raises(UsageError, match=r"`cluster\.ray\.address` is missing"):
+        engine_of(None).check(ticket())
+
+
+def test_a_launcher_that_the_nodes_do_not_have_is_refused() -> None:
+    with pytest.raises(UsageError, match="`framework: mpi` cannot leave"):
+        engine_of("http://127.0.0.1:1", framework="mpi").check(ticket())
+
+
+def test_nothing_is_held_or_drained() -> None:
+    one = engine_of("http://127.0.0.1:1")
+    for wish in (
+        lambda: one.hold("1"),
+        lambda: one.release("1"),
+        lambda: one.drain("a", "b"),
+        lambda: one.undrain("a"),
+    ):
+        with pytest.raises(UsageError, match="ray has no"):
+            wish()

@@ -1,0 +1,277 @@
+"""What the engine asks of Slurm's programs, and what it makes of their answers, as 22.05 gave them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.fakes import FakeClock, FakeSlurm, ticket
+from trainworks.backends.backend import Sight
+from trainworks.backends.slurm.backend import SlurmEngine
+from trainworks.backends.slurm.client import Refused, SlurmClient
+from trainworks.backends.slurm.render import mark_of
+from trainworks.config.engines import Slurm
+from trainworks.errors import EnvironmentProblem, UnreachableError, UsageError
+from trainworks.host.process import Output
+from trainworks.jobs.state import Cause, JobState
+from trainworks.jobs.ticket import NodeResources
+from trainworks.record.run_dir import RunDir
+
+NO_ACCOUNTING = Output(1, "", "Slurm accounting storage is disabled\n")
+SILENT = Output(1, "", "squeue: error: Unable to contact slurm controller (connect failure)\n")
+UNKNOWN_JOB = Output(1, "", "slurm_load_jobs error: Invalid job id specified\n")
+NODES = (
+    "node1 |mixed |4/12/0/16|64000|gpu:h100:8|gpu:h100:3(IDX:0-2)|none \n"
+    "node1 |mixed |4/12/0/16|64000|gpu:h100:8|gpu:h100:3(IDX:0-2)|none \n"
+    "node2 |idle+drain|0/16/0/16|64000|gpu:h100:8|gpu:h100:0(IDX:N/A)|bad | gpu\n"
+)
+
+
+def row(
+    job: str,
+    word: str,
+    *,
+    restarts: int = 0,
+    code: int = 0,
+    start: str = "N/A",
+    end: str = "N/A",
+    nodes: str = "",
+    why: str = "None",
+):
+    return f"{job:20}|{word:20}|{restarts:<8}|{code:<16}|{start:24}|{end:24}|{nodes:40}|{why:60}\n"
+
+
+def engine_of(fake: FakeSlurm, clock: FakeClock | None = None, **options: Any) -> SlurmEngine:
+    chosen = Slurm(**options)
+    return SlurmEngine(chosen, client=SlurmClient(chosen.login, run=fake, env={"PATH": "/bin"}), clock=clock)
+
+
+def submitted(fake: FakeSlurm, run_dir: RunDir, clock: FakeClock | None = None) -> str:
+    one = engine_of(fake, clock)
+    return one.submit(one.render(ticket(), run_dir), run_dir)
+
+
+def test_a_script_is_submitted_by_stdin(run_dir: RunDir) -> None:
+    fake = FakeSlurm(sbatch="17\n")
+    assert submitted(fake, run_dir) == "17"
+    assert fake.asked("sbatch") == ["sbatch --parsable"] and fake.scripts[0].startswith("#!/bin/bash\n")
+
+
+def test_the_answer_of_a_federation_names_the_cluster_too(run_dir: RunDir) -> None:
+    assert submitted(FakeSlurm(sbatch="17;hpc\n"), run_dir) == "17"
+
+
+def test_a_run_that_waits_already_is_not_submitted_again(run_dir: RunDir) -> None:
+    fake = FakeSlurm(squeue=f"16 |other\n17 |{mark_of(run_dir)}  \n")
+    assert submitted(fake, run_dir) == "17" and fake.asked("sbatch") == []
+
+
+def test_a_job_whose_answer_was_lost_is_found_by_its_mark(run_dir: RunDir, clock: FakeClock) -> None:
+    lost = EnvironmentProblem("`sbatch` took longer than 60 s")
+    fake = FakeSlurm(sbatch=lost, squeue=["", "", f"17 |{mark_of(run_dir)}\n"])
+    assert submitted(fake, run_dir, clock) == "17" and len(fake.asked("sbatch")) == 1
+
+
+def test_a_submission_that_nobody_answers_is_an_error(run_dir: RunDir, clock: FakeClock) -> None:
+    with pytest.raises(UnreachableError):
+        submitted(FakeSlurm(sbatch=EnvironmentProblem("slow")), run_dir, clock)
+
+
+def test_sbatch_s_refusal_is_passed_on_in_its_words(run_dir: RunDir) -> None:
+    refusal = "sbatch: error: invalid partition specified: nope\nsbatch: error: Batch job submission failed: Invalid\n"
+    with pytest.raises(Refused, match=r"^invalid partition specified: nope; Batch job submission failed: Invalid$"):
+        submitted(FakeSlurm(sbatch=Output(1, "", refusal)), run_dir)
+
+
+def test_one_question_for_all_jobs() -> None:
+    waits = row("1", "PENDING", start="1795332189", why="Nodes required for job are DOWN | DRAINED")
+    fake = FakeSlurm(squeue=waits + row("2", "RUNNING", restarts=1, nodes="node[1-2]"))
+    assert engine_of(fake).look(["1", "2"]) == {
+        "1": Sight(
+            state=JobState.QUEUED,
+            raw="PENDING",
+            reason="Nodes required for job are DOWN | DRAINED",
+            starts_at=1795332189.0,
+        ),
+        "2": Sight(state=JobState.RUNNING, raw="RUNNING", nodes=("node1", "node2"), restarts=1),
+    }
+    assert len(fake.calls) == 1
+
+
+@pytest.mark.parametrize(("code", "seen"), [(0, 0), (7 << 8, 7), (15, 143)])
+def test_the_exit_code_of_a_job_that_has_ended(code: int, seen: int) -> None:
+    sight = engine_of(FakeSlurm(squeue=row("1", "FAILED", code=code))).look(["1"])["1"]
+    assert (sight.exit_code, sight.cause) == (seen, Cause.USER_ERROR)
+
+
+def test_the_end_of_a_job_is_slurms_and_a_running_job_has_none() -> None:
+    said = row("1", "FAILED", start="100", end="160") + row("2", "RUNNING", start="100", end="400")
+    seen = engine_of(FakeSlurm(squeue=said)).look(["1", "2"])
+    assert [(one.starts_at, one.ended_at) for one in seen.values()] == [(100.0, 160.0), (100.0, None)]
+
+
+def test_a_job_that_slurm_forgot_is_in_accounting() -> None:
+    fake = FakeSlurm(squeue=UNKNOWN_JOB, sacct="1|NODE_FAIL|0:15|1795332189|1795332199|node[1-2]\n")
+    assert engine_of(fake).look(["1"]) == {
+        "1": Sight(
+            state=JobState.FAILED,
+            raw="NODE_FAIL",
+            cause=Cause.NODE_LOST,
+            nodes=("node1", "node2"),
+            exit_code=143,
+            starts_at=1795332189.0,
+            ended_at=1795332199.0,
+        )
+    }
+
+
+def test_without_accounting_a_forgotten_job_is_left_out_and_sacct_is_asked_once() -> None:
+    fake = FakeSlurm(squeue=UNKNOWN_JOB, sacct=NO_ACCOUNTING)
+    one = engine_of(fake)
+    assert (one.look(["1"]), one.look(["1"]), len(fake.asked("sacct"))) == ({}, {}, 1)
+
+
+def test_without_the_program_sacct_there_is_no_accounting() -> None:
+    assert engine_of(FakeSlurm(squeue=UNKNOWN_JOB, sacct=FileNotFoundError())).look(["1"]) == {}
+
+
+def test_another_complaint_of_sacct_is_not_hidden() -> None:
+    with pytest.raises(Refused, match="Invalid field requested"):
+        engine_of(FakeSlurm(squeue=UNKNOWN_JOB, sacct=Output(1, "", "sacct: fatal: Invalid field requested"))).look(
+            ["1"]
+        )
+
+
+def test_accounting_that_does_not_answer_says_nothing_of_a_job() -> None:
+    fake = FakeSlurm(squeue=UNKNOWN_JOB, sacct=Output(1, "", "sacct: error: Connection refused\n"))
+    assert engine_of(fake).look(["1"])["1"].state is JobState.UNKNOWN
+
+
+def test_a_controller_that_does_not_answer_says_nothing_of_any_job() -> None:
+    with pytest.raises(UnreachableError, match="Slurm does not answer: Unable to contact slurm controller"):
+        engine_of(FakeSlurm(squeue=SILENT)).look(["1"])
+
+
+def test_a_job_that_slurm_holds_after_a_failed_launch_is_released() -> None:
+    fake = FakeSlurm(squeue=row("1", "PENDING", restarts=1, why="launch failed requeued held"))
+    assert engine_of(fake).look(["1"])["1"].state is JobState.QUEUED
+    assert fake.asked("scontrol") == ["scontrol release 1"]
+
+
+def test_a_job_whose_launch_fails_again_and_again_stays_held() -> None:
+    fake = FakeSlurm(squeue=row("1", "PENDING", restarts=4, why="launch failed requeued held"))
+    engine_of(fake).look(["1"])
+    assert fake.asked("scontrol") == []
+
+
+def test_a_job_that_a_person_holds_is_left_alone() -> None:
+    fake = FakeSlurm(squeue=row("1", "PENDING", why="JobHeldUser"))
+    engine_of(fake).look(["1"])
+    assert fake.asked("scontrol") == []
+
+
+def test_a_stop_cancels_what_waits_and_asks_what_runs() -> None:
+    fake = FakeSlurm()
+    engine_of(fake).stop("1")
+    assert fake.asked("scancel") == ["scancel --state=PENDING 1", "scancel --batch --signal=INT 1"]
+
+
+def test_a_job_that_has_ended_is_not_stopped() -> None:
+    gone = Output(1, "", "scancel: error: Kill job error on job id 1: Invalid job id specified\n")
+    engine_of(FakeSlurm(scancel=gone)).stop("1", at_once=True)
+
+
+def test_nodes_are_listed_once_with_what_is_taken() -> None:
+    fake = FakeSlurm(sinfo=NODES, squeue="7 |node[1,3]\n")
+    first, second = engine_of(fake).nodes()
+    assert (first.name, first.state, first.cores_taken, first.accelerators_taken, first.jobs) == (
+        "node1",
+        "mixed",
+        4.0,
+        3,
+        ("7",),
+    )
+    assert (second.state, second.reason, second.accelerators, second.accelerator) == ("drained", "bad | gpu", 8, "h100")
+
+
+def test_a_reason_to_drain_is_one_line() -> None:
+    fake = FakeSlurm()
+    engine_of(fake).drain("node1", "bad 'gpu'\nXid 79")
+    assert fake.calls == [["scontrol", "update", "NodeName=node1", "State=DRAIN", "Reason=bad 'gpu' Xid 79"]]
+
+
+def test_through_a_login_node_every_argument_is_quoted() -> None:
+    fake = FakeSlurm()
+    engine_of(fake, login="ada@login1").drain("node1", "it's $(bad)")
+    *ssh, command = fake.calls[0]
+    assert ssh[0] == "ssh" and ssh[-1] == "ada@login1"
+    assert command == (
+        "env LC_ALL=C SLURM_TIME_FORMAT=%s scontrol update NodeName=node1 State=DRAIN 'Reason=it'\"'\"'s $(bad)'"
+    )
+
+
+def test_a_login_node_that_is_away_says_nothing_of_any_job() -> None:
+    with pytest.raises(UnreachableError, match="`ada@login1` does not answer"):
+        engine_of(FakeSlurm(ssh=Output(255, "", "ssh: connect to host login1: no route\n")), login="ada@login1").look(
+            ["1"]
+        )
+
+
+def test_without_slurm_the_hint_names_the_login_node() -> None:
+    with pytest.raises(EnvironmentProblem, match="`squeue` is not installed here") as refused:
+        engine_of(FakeSlurm(squeue=FileNotFoundError())).look(["1"])
+    assert refused.value.hint == "set `cluster.slurm.login` to the node that has it"
+
+
+def test_what_the_shell_has_set_for_slurm_does_not_change_the_job() -> None:
+    fake = FakeSlurm()
+    env = {
+        "SLURM_CONF": "/etc/slurm.conf",
+        "SLURM_JOB_ID": "3",
+        "SBATCH_PARTITION": "spot",
+        "SBATCH_ACCOUNT": "ai",
+        "A": "1",
+    }
+    SlurmClient(run=fake, env=env).submit("#!/bin/bash\n#SBATCH --partition=train\n")
+    assert fake.env == {"SLURM_CONF": "/etc/slurm.conf", "SBATCH_ACCOUNT": "ai", "A": "1"}
+
+
+def test_what_the_shell_has_set_for_squeue_does_not_change_its_answer() -> None:
+    fake = FakeSlurm()
+    SlurmClient(run=fake, env={"SQUEUE_FORMAT": "%i", "A": "1"}).call("squeue")
+    assert fake.env == {"A": "1", "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
+
+
+GPUS = ticket(node=NodeResources(accelerators=8, accelerator="A100"))
+
+
+@pytest.mark.parametrize("gres", ["gpu:a100:8(S:0-1)\n(null)\n", "shard:4,gpu:nvidia_a100_80gb_pcie:8\n"])
+def test_an_accelerator_has_the_name_that_the_cluster_gives_it(gres: str) -> None:
+    fake = FakeSlurm(sinfo=gres, sbatch="")
+    name = gres.split("gpu:")[1].partition(":")[0]
+    assert engine_of(fake).adapted(GPUS).node.accelerator == name
+    engine_of(fake).probe(GPUS)
+    assert f"#SBATCH --gres=gpu:{name}:8\n" in fake.scripts[0]
+
+
+@pytest.mark.parametrize(
+    ("gres", "error", "hint"),
+    [
+        ("gpu:h100:8\ngpu:v100:4,gpu:t4:1\n", "the cluster has no accelerator `A100`", "it has `h100`, `t4`, `v100`"),
+        ("gpu:8\n", "the cluster has no accelerator `A100`", "it names none; where it has some, write `gpu:8`"),
+        ("gpu:a100_40gb:8\ngpu:a100_80gb:8\n", "may be any of `a100_40gb`, `a100_80gb`", "write one of them"),
+    ],
+)
+def test_an_accelerator_that_is_not_there_is_refused_with_those_that_are(gres: str, error: str, hint: str) -> None:
+    with pytest.raises(UsageError, match=error) as refused:
+        engine_of(FakeSlurm(sinfo=gres)).adapted(GPUS)
+    assert str(refused.value.hint).startswith(hint)
+
+
+def test_the_cluster_is_not_asked_where_no_accelerator_has_a_name() -> None:
+    fake = FakeSlurm()
+    cores, any_gpu = NodeResources(cores=1.0), NodeResources(accelerators=8, accelerator="gpu")
+    assert engine_of(fake).adapted(ticket(node=cores)).node == cores
+    assert engine_of(fake).adapted(ticket(node=any_gpu)).node == NodeResources(accelerators=8)
+    assert fake.asked("sinfo") == []

@@ -1,0 +1,88 @@
+"""What a batch script makes of its nodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.fakes import FakeSlurm, processes, resolved_command
+from trainworks.backends.slurm.allocation import Allocation, Step, StepHosts, allocation, processes_in
+from trainworks.backends.slurm.cleanup import marks_of
+from trainworks.backends.slurm.client import SlurmClient
+from trainworks.backends.slurm.node import of_the_job
+from trainworks.config.run_file import RunFile
+from trainworks.errors import EnvironmentProblem
+from trainworks.host.process import Output
+from trainworks.record.resolved import ResolvedRun
+
+BATCH = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-3]", "SLURMD_NODENAME": "node2", "SLURM_CPUS_ON_NODE": "16"}
+SHOWN = (
+    "NodeName=node1 Arch=x86_64 NodeAddr=10.0.0.1 NodeHostName=vm Reason=NodeAddr=9\n"
+    "NodeName=node2 Arch=x86_64 NodeAddr=10.0.0.2 NodeHostName=vm\n"
+)
+GOT = Allocation(job="7", nodes=("node2", "node1"), addresses=("10.0.0.2", "10.0.0.1"), cores_per_node=16)
+
+
+def seen(env: dict[str, str]) -> Allocation:
+    return allocation(env, SlurmClient(run=FakeSlurm(scontrol=SHOWN), env={}))
+
+
+def test_the_node_of_the_batch_script_is_the_first() -> None:
+    got = seen(BATCH | {"SLURM_RESTART_COUNT": "2", "SLURM_GPUS_ON_NODE": "8"})
+    assert (got.nodes, got.restarts, got.accelerators_per_node) == (("node2", "node1", "node3"), 2, 8)
+
+
+def test_nodes_are_reached_at_the_addresses_that_slurm_knows_or_by_name() -> None:
+    assert seen(BATCH).addresses == ("10.0.0.2", "10.0.0.1", "node3")
+
+
+def test_a_controller_that_is_away_does_not_keep_a_job_from_starting() -> None:
+    silent = SlurmClient(run=FakeSlurm(scontrol=Output(1, "", "Unable to contact slurm controller")), env={})
+    assert allocation(BATCH, silent).addresses == ("node2", "node1", "node3")
+
+
+def test_outside_of_a_job_it_says_so() -> None:
+    with pytest.raises(EnvironmentProblem, match="'SLURM_JOB_NODELIST' is not set"):
+        seen({})
+
+
+def test_an_agent_is_a_step_of_its_own() -> None:
+    hosts = StepHosts(GOT, Step(("--container-image=a.sqsh",), ("python3",)), SlurmClient(run=FakeSlurm(), env={}))
+    command = hosts.command(1, ["/here/python", "-P", "-m", "trainworks.worker.agent", "/runs/a b", "1"])
+    assert command[:5] == ["srun", "--nodes=1", "--ntasks=1", "--nodelist=node1", "--overlap"]
+    module = ["-P", "-m", "trainworks.backends.slurm.node", "trainworks.worker.agent", "/runs/a b", "1"]
+    assert command[-8:] == ["--container-image=a.sqsh", "python3", *module]
+
+
+def command(starts: str = "per_rank", ranks: Any = "auto") -> ResolvedRun:
+    run_file = RunFile.model_validate({"name": "t", "run": "true", "cluster": {"processes_per_node": ranks}})
+    planned = processes(1, 1 if ranks == "auto" else ranks).model_copy(update={"starts": starts})
+    return resolved_command(run_file=run_file, processes=planned)
+
+
+def test_a_command_has_one_rank_per_accelerator_that_it_got() -> None:
+    got = Allocation(job="7", nodes=GOT.nodes, addresses=GOT.addresses, cores_per_node=16, accelerators_per_node=8)
+    ranks = processes_in(command(), got)
+    assert (ranks.nodes, ranks.processes_per_node, ranks.device, ranks.threads_per_process) == (2, 8, "cuda", 2)
+
+
+def test_ranks_that_the_run_file_counts_are_not_changed() -> None:
+    ranks = processes_in(command(ranks=4), GOT)
+    assert (ranks.nodes, ranks.processes_per_node, ranks.device, ranks.threads_per_process) == (2, 4, "cpu", 4)
+
+
+def test_a_command_that_makes_its_ranks_itself_starts_once_per_node() -> None:
+    got = Allocation(job="7", nodes=GOT.nodes, addresses=GOT.addresses, cores_per_node=16, accelerators_per_node=8)
+    ranks = processes_in(command("per_node"), got)
+    assert (ranks.processes_per_node, ranks.accelerators_per_node, ranks.starts) == (1, 8, "per_node")
+
+
+def test_ranks_do_not_see_what_is_true_of_their_agent_alone() -> None:
+    env = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "2", "A": "1"}
+    assert of_the_job(env) == {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "2", "A": "1"}
+
+
+def test_a_step_is_known_by_what_nobody_else_has() -> None:
+    env = {"SLURM_CLUSTER_NAME": "hpc", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "2", "SLURMD_NODENAME": "node1"}
+    assert marks_of(env | {"SLURM_RESTART_COUNT": "1", "A": "1"}) == env | {"SLURM_RESTART_COUNT": "1"}

@@ -1,0 +1,213 @@
+"""A real Slurm of four nodes, started once, for the tests that are marked `slurm`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import trainworks
+from tests.fakes import resolved_command
+from trainworks.backends.backend import Sight
+from trainworks.backends.slurm.backend import SlurmEngine
+from trainworks.backends.slurm.client import SlurmClient
+from trainworks.config.engines import Slurm
+from trainworks.config.run_file import RunFile
+from trainworks.deploy.sandbox.slurm import SlurmSandbox, missing_programs
+from trainworks.deploy.sandbox.slurm_files import CLUSTER, SandboxSize
+from trainworks.errors import PortInUseError
+from trainworks.host import process
+from trainworks.host.network import listen
+from trainworks.jobs.request import max_restarts
+from trainworks.jobs.ticket import ticket_of
+from trainworks.record.events import Event, read_events
+from trainworks.record.resolved import Processes, ResolvedRun
+from trainworks.record.run_dir import RunDir, create_run_dir
+
+TIMEOUT_S = 90.0
+_LOG = logging.getLogger(__name__)
+_PORTS = 20
+
+
+class Cluster:
+    """The sandbox, and how a test talks to it."""
+
+    def __init__(self, sandbox: SlurmSandbox, folder: Path) -> None:
+        self.sandbox = sandbox
+        self.folder = folder
+        source = str(Path(trainworks.__file__).parents[1])
+        own = {"PYTHONPATH": source, "TRAINWORKS_CACHE": str(folder / "cache")}
+        self.env = dict(os.environ) | own | sandbox.env()
+
+    @property
+    def accounting(self) -> bool:
+        """Whether it has a database."""
+        return self.sandbox.size.accounting
+
+    def call(self, *command: str) -> str:
+        """Run one of Slurm's programs."""
+        return subprocess.run(command, env=self.env, check=True, capture_output=True, text=True).stdout
+
+    def command(
+        self,
+        run: str,
+        *,
+        nodes: int = 4,
+        restarts: int = 0,
+        slurm: dict[str, Any] | None = None,
+        resources: dict[str, Any] | None = None,
+        **job: Any,
+    ):
+        """A run of a command on nodes of eight accelerators; not submitted yet."""
+        run_file = RunFile.model_validate(
+            {
+                "name": "t",
+                "run": run,
+                "num_nodes": nodes,
+                "resources": resources or {"accelerators": "h100:8"},
+                "job": {"grace": "8 s"} | job,
+                "recover": {"max_restarts": restarts},
+                "cluster": {"engine": "slurm", "slurm": slurm or {}},
+            }
+        )
+        run_dir = create_run_dir(self.folder / "runs", "t")
+        starts = {"nodes": nodes, "processes_per_node": 1, "threads_per_process": 1, "device": "cpu"}
+        processes = Processes(starts=run_file.starts, **starts)
+        return Run(self, run_dir, resolved_command(run_dir.run_id, run_file=run_file, processes=processes))
+
+    def forget_all(self) -> None:
+        """End every job, and say what there is to know of them: pytest shows it with a test that failed."""
+        _LOG.warning("%s\n%s", self.call("squeue", "--long"), self.call("sinfo", "--Node", "--long", "--list-reasons"))
+        for log in filter(Path.exists, map(self.sandbox.paths.log, ("slurmctld", "power"))):
+            _LOG.warning("\n".join([log.name, *log.read_text().splitlines()[-40:]]))
+        self.call("scancel", "--user=root")
+        wait_until(lambda: not self.call("squeue", "--noheader").strip())
+
+
+class Run:
+    """One run under Slurm."""
+
+    def __init__(self, cluster: Cluster, run_dir: RunDir, resolved: ResolvedRun) -> None:
+        self.run_dir = run_dir
+        self.cluster = cluster
+        run_dir.write_resolved(resolved)
+        options = resolved.run_file.cluster.slurm
+        self.engine = SlurmEngine(options, client=SlurmClient(env=cluster.env))
+        restarts = max_restarts(resolved.run_file)
+        processes = resolved.processes if resolved.plan else None
+        self.ticket = ticket_of(
+            resolved.run_file, run_id=run_dir.run_id, working_folder="/", max_restarts=restarts, processes=processes
+        )
+        self.handle = ""
+
+    def submit(self) -> Run:
+        """Submit it."""
+        self.handle = self.engine.submit(self.engine.render(self.ticket, self.run_dir), self.run_dir)
+        return self
+
+    def start(self) -> Run:
+        """Submit it, and wait until all its ranks run."""
+        self.submit()
+        wait_until(lambda: self.state == "RUNNING")
+        return self
+
+    @property
+    def state(self) -> str:
+        """As the record has it."""
+        return self.run_dir.read_status().state
+
+    @property
+    def sight(self) -> Sight:
+        """As Slurm has it."""
+        return self.engine.look([self.handle])[self.handle]
+
+    def end(self) -> Sight:
+        """Wait for it."""
+        wait_until(lambda: self.sight.state.is_final)
+        return self.sight
+
+    def events(self, kind: str) -> list[Event]:
+        """Of one kind."""
+        return [event for event in read_events(self.run_dir.events_file) if event["kind"] == kind]
+
+    def rank_log(self, rank: int) -> str:
+        """What a rank said."""
+        return self.run_dir.rank_log(rank).read_text(encoding="utf-8")
+
+    def processes(self) -> list[str]:
+        """Command lines of what is left of it."""
+        found = process.processes_with({"SLURM_JOB_ID": self.handle, "SLURM_CLUSTER_NAME": CLUSTER})
+        return [" ".join(one.cmdline()) for one in found]
+
+    def kill(self, module: str) -> None:
+        """Kill one of the processes that run a module on a node."""
+        found = process.processes_with({"SLURM_JOB_ID": self.handle, "SLURM_CLUSTER_NAME": CLUSTER})
+        next(one for one in found if module in one.cmdline() and one.name() != "srun").kill()
+
+
+def wait_until(condition: Callable[[], Any], timeout_s: float = TIMEOUT_S) -> None:
+    """Poll Slurm; there is nothing to fake there."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "timed out"
+        time.sleep(0.1)
+
+
+@contextmanager
+def started(size: SandboxSize) -> Iterator[Cluster]:
+    """A cluster on ports of its own; what it said is shown with the tests that fail."""
+    folder = Path(tempfile.mkdtemp(prefix="tw-"))  # short: the paths of sockets are
+    folder.chmod(0o755)
+    sandbox = SlurmSandbox(folder / "s")
+    try:
+        sandbox.up(replace(size, first_port=_free_ports(_PORTS)))
+        yield Cluster(sandbox, folder)
+    finally:
+        sandbox.purge()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _free_ports(number: int) -> int:
+    """The first of so many, none that the kernel gives away: a node may start long after it was asked for them."""
+    while True:
+        first = random.randrange(10_000, 32_000)
+        with ExitStack() as held, suppress(PortInUseError):
+            for port in range(first, first + number):
+                held.enter_context(listen(port, "0.0.0.0"))
+            return first
+
+
+@pytest.fixture(scope="session")
+def _cluster() -> Iterator[Cluster]:
+    if os.geteuid() != 0:
+        pytest.skip("NOT TESTED: Slurm; it takes root")
+    if missing := missing_programs():
+        pytest.skip(f"NOT TESTED: Slurm; no {', '.join(missing)}: trainworks sandbox slurm install")
+    with started(SandboxSize(accounting=not missing_programs(accounting=True), node_timeout_s=4)) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(_cluster: Cluster) -> Iterator[Cluster]:
+    """Four nodes of eight accelerators, idle once they have ended what the test before left."""
+    with suppress(AssertionError):
+        wait_until(lambda: set(_cluster.call("sinfo", "-hN", "-o", "%T").split()) == {"idle"}, 10.0)
+    yield _cluster
+    _cluster.forget_all()
+
+
+@pytest.fixture
+def engine(cluster: Cluster) -> SlurmEngine:
+    """An engine without wishes."""
+    return SlurmEngine(Slurm(), client=SlurmClient(env=cluster.env))

@@ -1,0 +1,355 @@
+"""What every engine promises, shown on every engine: the smallest one, this machine, a real Slurm, and
+a real API server of Kubernetes with doubles behind it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.backends.beds import Bed, Job, KubernetesBed, LocalBed, SlurmBed, SmallBed, wait_until
+from trainworks.errors import EnvironmentProblem, UnreachableError, UsageError
+from trainworks.jobs.state import JobState
+from trainworks.jobs.store import JobStore
+from trainworks.record.events import read_events
+from trainworks.recover.failures import first_failure
+from trainworks.recover.restarts import restarts_used
+
+HOSTILE = 'it\'s "a" value\nof $(touch pwned) `touch pwned` ; touch pwned & | > < * ? ~ \\ # ! é'
+UP = "echo up; "
+OBEYS = "trap 'echo saved; exit 0' TERM; echo up; sleep 600 & wait"
+STUBBORN = "trap '' TERM; echo up; while true; do sleep 1; done"
+ONCE = '"$TRAINWORKS_RUN_DIR/done-$RANK"'
+FOR_EVER_ONCE = f"echo up; test -e {ONCE} && exit 0; touch {ONCE}; sleep 600"
+
+
+@pytest.fixture(
+    params=[
+        "small",
+        "local",
+        pytest.param("slurm", marks=pytest.mark.slurm),
+        pytest.param("kubernetes", marks=pytest.mark.kubernetes),
+    ]
+)
+def bed(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bed]:
+    """An engine with four idle nodes."""
+    made: Bed
+    if request.param == "local":
+        monkeypatch.setenv("TRAINWORKS_DATA", str(tmp_path / "data"))
+        monkeypatch.setenv("TRAINWORKS_NODES", "4")
+        made = LocalBed(tmp_path)
+    elif request.param == "slurm":
+        cluster = request.getfixturevalue("cluster")
+        folder = cluster.folder / tmp_path.name
+        folder.mkdir()
+        made = SlurmBed(folder, cluster)
+    elif request.param == "kubernetes":
+        made = KubernetesBed(tmp_path, request.getfixturevalue("_kubernetes"))
+    else:
+        made = SmallBed(tmp_path)
+    yield made
+    made.close()
+
+
+def is_over(job: Job) -> None:
+    """Nothing of it is left."""
+    wait_until(lambda: job.bed.left_of(job) == 0, lambda: f"{job.bed.left_of(job)} processes are left")
+
+
+def nodes_of(job: Job) -> list[str]:
+    """Where a job has succeeded."""
+    (attempt,) = job.bed.store.attempts(job.wait_for("SUCCEEDED").id)
+    return [one.node for one in attempt.placement]
+
+
+def test_a_gang_starts_together_and_succeeds(bed: Bed) -> None:
+    job = bed.submit(bed.job("echo rank $RANK of $WORLD_SIZE on node $NODE_RANK", nodes=4))
+    row = job.end()
+    assert (row.state, row.exit_code, row.attempt, row.cause) == (JobState.SUCCEEDED, 0, 1, None)
+    assert [job.said(rank) for rank in range(4)] == [[f"rank {rank} of 4 on node {rank}"] for rank in range(4)]
+    (attempt,) = bed.store.attempts(row.id)
+    assert (attempt.state, len(attempt.placement)) == (JobState.SUCCEEDED, 4)
+    is_over(job)
+
+
+def test_lines_are_there_while_the_job_runs(bed: Bed) -> None:
+    job = bed.start("echo up; sleep 600")
+    assert (job.row.state, job.said(0), job.said(1)) == (JobState.RUNNING, ["up"], ["up"])
+    assert job.row.placement and job.row.reachable
+
+
+def test_a_stop_is_a_clean_end(bed: Bed) -> None:
+    job = bed.start(OBEYS)
+    job.stop()
+    row = job.end()
+    assert (row.state, row.cause) == (JobState.STOPPED, None)
+    assert [job.said(rank)[-1] for rank in range(2)] == ["saved", "saved"]
+    is_over(job)
+
+
+def test_a_stop_at_once_ends_what_does_not_listen(bed: Bed) -> None:
+    job = bed.start(STUBBORN)
+    job.stop(at_once=True)
+    assert job.end().state is JobState.STOPPED
+    is_over(job)
+
+
+def test_a_job_that_has_ended_is_left_alone_by_a_stop(bed: Bed) -> None:
+    job = bed.submit(bed.job("true"))
+    job.end()
+    job.stop()
+    assert job.end().state is JobState.SUCCEEDED
+
+
+def test_a_failing_rank_ends_the_gang_and_is_named(bed: Bed) -> None:
+    job = bed.submit(bed.job("echo up; test $RANK = 1 && exit 9; sleep 600", nodes=3))
+    row = job.end()
+    assert (row.state, row.cause, row.exit_code, row.attempt) == (JobState.FAILED, "user_error", 9, 1)
+    failure = first_failure(read_events(bed.record(job).events_file))
+    assert failure is not None and failure["rank"] == 1
+    is_over(job)
+
+
+def test_a_lost_node_is_no_lost_job(bed: Bed) -> None:
+    job = bed.start(FOR_EVER_ONCE, nodes=3, restarts=1)
+    bed.lose_a_node(job)
+    assert job.end().state is JobState.SUCCEEDED
+    assert [job.said(rank).count("up") for rank in range(3)] == [2, 2, 2]
+    is_over(job)
+
+
+def times_up(job: Job) -> list[int]:
+    """How often each rank has started."""
+    return [job.said(rank).count("up") for rank in range(job.ticket.max_nodes)]
+
+
+def wait_until_up(job: Job, times: int) -> None:
+    """Until every rank has started so often; some engines act only when a command looks."""
+    ranks = job.ticket.max_nodes
+    wait_until(lambda: job.row and times_up(job) == [times] * ranks, lambda: f"{job.row} {times_up(job)}")
+
+
+def test_a_lost_node_ends_a_job_without_restarts(bed: Bed) -> None:
+    job = bed.start(FOR_EVER_ONCE, nodes=3)
+    bed.lose_a_node(job)
+    row = job.end()
+    assert (row.state, row.cause) == (JobState.FAILED, "node_lost")
+    assert times_up(job) == [1, 1, 1]
+    is_over(job)
+
+
+def test_every_level_takes_its_restarts_from_one_budget(bed: Bed) -> None:
+    job = bed.start("echo up; sleep 600", restarts=2)
+    bed.kill_the_supervisor(job)
+    wait_until_up(job, 2)
+    bed.kill_a_rank(job)
+    wait_until_up(job, 3)
+    bed.kill_the_supervisor(job)
+    assert job.end().state is JobState.FAILED
+    assert times_up(job) == [3, 3]
+    assert restarts_used(read_events(bed.record(job).events_file)) <= 3
+    is_over(job)
+
+
+def test_a_user_who_retries_a_job_gives_it_all_restarts_again(bed: Bed) -> None:
+    job = bed.submit(bed.job("echo up; exit 9", nodes=1, restarts=1))
+    first = job.end()
+    bed.retry(first)
+    wait_until_up(job, 4)
+    assert (first.state, job.end().state) == (JobState.FAILED, JobState.FAILED)
+    assert times_up(job) == [4]
+
+
+def test_a_lost_node_ends_an_attempt_and_is_its_cause(bed: Bed) -> None:
+    job = bed.start(FOR_EVER_ONCE, nodes=3, restarts=1)
+    bed.lose_a_node(job)
+    *lost, last = bed.store.attempts(job.wait_for("SUCCEEDED").id)
+    assert [one.state for one in lost] == [JobState.FAILED] * bed.requeues
+    assert {one.cause for one in lost} <= bed.causes_of_a_lost_node
+    assert (last.state, len(last.placement)) == (JobState.SUCCEEDED, 3)
+    times = [time for one in (*lost, last) for time in (one.started_at, one.ended_at)]
+    assert times == sorted(times, key=float)
+
+
+def test_the_times_of_an_attempt_are_the_jobs_and_not_those_of_a_look(bed: Bed) -> None:
+    job = bed.submit(bed.job("date +%s.%N; sleep 1; date +%s.%N", nodes=1))
+    record = bed.record(job)
+    wait_until(lambda: record.read_status().state == "SUCCEEDED")
+    done_at = time.time()
+    wait_until(lambda: time.time() > done_at + 4)
+    row = job.end()
+    (attempt,) = bed.store.attempts(row.id)
+    began, done = map(float, job.said(0))
+    assert attempt.started_at <= began < int(done) <= (attempt.ended_at or 0.0)
+    assert (row.started_at, row.ended_at) == (attempt.started_at, attempt.ended_at)
+    assert (row.ended_at or 0.0) < done_at + 2
+
+
+def test_only_a_job_that_waits_can_be_held(bed: Bed) -> None:
+    job = bed.start(OBEYS)
+    with pytest.raises(UsageError, match=r"cannot hold job .* it is RUNNING"):
+        bed.hold(job.row)
+    job.stop()
+    with pytest.raises(UsageError, match=r"cannot hold job .* it is STOPPED"):
+        bed.hold(job.end())
+
+
+def test_a_failed_job_is_retried_in_its_run_directory(bed: Bed) -> None:
+    job = bed.submit(bed.job(f"test -e {ONCE} && exit 0; touch {ONCE}; exit 3", nodes=1))
+    first = job.end()
+    bed.retry(first)
+    second = job.wait_for("SUCCEEDED")
+    assert (first.state, second.id, second.attempt) == (JobState.FAILED, first.id, 2)
+    assert [one.state for one in bed.store.attempts(first.id)] == [JobState.FAILED, JobState.SUCCEEDED]
+
+
+def test_a_held_job_waits_until_it_is_released(bed: Bed) -> None:
+    job = bed.submit(bed.job("true", hold=True))
+    wait_until(lambda: job.row.reason is not None)
+    row = job.row
+    assert (row.state, row.attempt) == (JobState.QUEUED, 0)
+    bed.engine.release(row.handle or str(row.id))
+    assert job.end().state is JobState.SUCCEEDED
+
+
+def test_a_job_that_waits_can_be_stopped(bed: Bed) -> None:
+    job = bed.submit(bed.job("touch began", hold=True))
+    wait_until(lambda: job.row.reason is not None)
+    job.stop()
+    assert job.end().state is JobState.STOPPED
+    assert not list(bed.folder.rglob("began"))
+
+
+def test_a_job_waits_for_the_one_that_it_depends_on(bed: Bed) -> None:
+    if "depends_on" in bed.engine.lacks:
+        with pytest.raises(UsageError, match="has no `depends_on`"):
+            bed.engine.check(bed.job("true", depends_on=["t-1"]).ticket)
+        return
+    first = bed.submit(bed.job("sleep 2; touch ../first", nodes=1))
+    second = bed.submit(bed.job("test -e ../first", nodes=1, depends_on=[first.run_dir.run_id]))
+    assert (second.end().state, first.end().state) == (JobState.SUCCEEDED, JobState.SUCCEEDED)
+
+
+def test_the_same_run_is_submitted_once(bed: Bed) -> None:
+    job = bed.submit(bed.job("echo up; sleep 2", nodes=1))
+    again = bed.submit(job)
+    assert (again.end().state, job.said(0)) == (JobState.SUCCEEDED, ["up"])
+    assert [row.run_id for row in bed.store.search()] == [job.run_dir.run_id]
+
+
+def test_a_submission_is_accepted_or_leaves_nothing(bed: Bed) -> None:
+    job = bed.job("true", nodes=1)
+    bed.silence()
+    try:
+        if not bed.tells_of_silence:  # this machine's queue needs nobody but the store
+            bed.submit(job)
+        else:
+            with pytest.raises(UnreachableError):
+                bed.submit(job)
+    finally:
+        bed.answer()
+    if not bed.tells_of_silence:
+        assert job.end().state is JobState.SUCCEEDED
+        return
+    bed.look()
+    assert (bed.store.search(), bed.engine.find(job.run_dir)) == ([], None)
+    assert job.run_dir.read_status().state == "CREATED"
+    assert bed.submit(job).end().state is JobState.SUCCEEDED
+
+
+def test_a_submission_whose_answer_is_lost_is_accepted_and_runs_once(bed: Bed) -> None:
+    job = bed.job("echo up; sleep 2", nodes=1)
+    with bed.lost_answers():
+        bed.submit(job)
+        row = bed.store.find(str(job.run_dir.path.resolve()))
+        assert row is not None
+        assert (row.state, row.handle, row.reachable) == (JobState.QUEUED, None, False)
+    row = job.end()
+    assert (row.state, row.attempt, job.said(0)) == (JobState.SUCCEEDED, 1, ["up"])
+
+
+def test_the_store_takes_a_job_or_nothing_is_left(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*asked: object, **named: object) -> None:
+        raise EnvironmentProblem("the job store does not answer: database or disk is full")
+
+    job = bed.job("true", nodes=1)
+    with monkeypatch.context() as patched:
+        patched.setattr(JobStore, "add", full)
+        with pytest.raises(EnvironmentProblem, match="disk is full"):
+            bed.submit(job)
+    bed.look()
+    assert (bed.store.search(), bed.engine.find(job.run_dir)) == ([], None)
+    assert job.run_dir.read_status().state == "CREATED"
+    assert not job.run_dir.environment_file.exists()
+
+
+def test_a_job_that_waits_for_none_is_refused(bed: Bed) -> None:
+    if "depends_on" in bed.engine.lacks:
+        with pytest.raises(UsageError, match="has no `depends_on`"):
+            bed.engine.check(bed.job("true", depends_on=["gone-1"]).ticket)
+        return
+    job = bed.job("true", depends_on=["gone-1"])
+    with pytest.raises(UsageError, match="names job `gone-1`, which does not exist"):
+        bed.submit(job)
+    assert (bed.store.search(), job.run_dir.read_status().state) == ([], "CREATED")
+
+
+def test_a_job_that_waits_for_one_that_has_failed_is_refused(bed: Bed) -> None:
+    if "depends_on" in bed.engine.lacks:
+        pytest.skip("this engine has no `depends_on`")
+    first = bed.submit(bed.job("exit 3", nodes=1))
+    first.end()
+    name = first.run_dir.run_id
+    with pytest.raises(UsageError, match=f"names job `{name}`, which is FAILED"):
+        bed.submit(bed.job("true", depends_on=[name]))
+    assert [row.run_id for row in bed.store.search()] == [name]
+
+
+def test_nothing_that_a_user_writes_is_run_by_a_shell_of_ours(bed: Bed) -> None:
+    job = bed.submit(bed.job('printf %s "$HOSTILE"', nodes=1, envs={"HOSTILE": HOSTILE}))
+    assert job.end().state is JobState.SUCCEEDED
+    assert job.said(0) == HOSTILE.splitlines()
+    assert not list(bed.folder.rglob("pwned"))
+
+
+def test_a_word_that_nobody_knows_is_no_failure(bed: Bed) -> None:
+    job = bed.start(OBEYS)
+    with bed.strange_word():
+        row = job.wait_for("UNKNOWN")
+        assert (row.raw, row.attempt) == ("HIBERNATING", 1)
+    assert job.wait_for("RUNNING").attempt == 1
+    job.stop()
+    assert job.end().state is JobState.STOPPED
+
+
+def test_silence_is_no_failure(bed: Bed) -> None:
+    job = bed.start("echo up; sleep 3; echo went on", nodes=2)
+    bed.silence()
+    try:
+        row = job.row
+        assert (row.state, row.attempt) == (JobState.RUNNING, 1)
+        assert row.reachable is not bed.tells_of_silence
+        job.wait_until_said("went on", 2)
+    finally:
+        bed.answer()
+    row = job.end()
+    assert (row.state, row.attempt, row.reachable) == (JobState.SUCCEEDED, 1, True)
+
+
+def test_a_drained_node_gets_no_job(bed: Bed) -> None:
+    name = bed.engine.nodes()[0].name
+    bed.engine.drain(name, "fan 'broken' $(id)")
+    try:
+        node = bed.engine.nodes()[0]
+        assert (node.state, node.reason) == ("drained", "fan 'broken' $(id)")
+        assert name not in nodes_of(bed.submit(bed.job("true", nodes=3)))
+    finally:
+        bed.engine.undrain(name)
+    assert bed.engine.nodes()[0].state == "free"
+
+
+def test_an_excluded_node_is_not_taken(bed: Bed) -> None:
+    name = bed.engine.nodes()[1].name
+    assert name not in nodes_of(bed.submit(bed.job("true", nodes=3, exclude=[name])))

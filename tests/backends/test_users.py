@@ -1,0 +1,274 @@
+"""Several users on one machine: each user's jobs run as that user, and all users know what the others hold."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.postgres import postgres_url
+from tests.users import User, common_folder, require_root, users
+from trainworks.host import process
+from trainworks.jobs.store import JobRow, JobStore, open_store
+
+pytestmark = [pytest.mark.slow, pytest.mark.root]
+PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def common() -> Iterator[Path]:
+    """A folder for all users; every process that was started for it ends with the test."""
+    require_root()
+    with common_folder() as folder:
+        yield folder
+        while left := process.processes_with({"TRAINWORKS_LEDGER": str(folder / "ledger")}):
+            for one in left:
+                process.kill(one.pid)
+            psutil.wait_procs(left, timeout=5.0)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, common: Path) -> str:
+    """A store that every user can write."""
+    if request.param == "postgresql":
+        return postgres_url(f"shared{common.name}")
+    folder = common / "store"
+    folder.mkdir()
+    folder.chmod(0o777)
+    database = f"sqlite:///{folder / 'jobs.db'}"
+    open_store(database)
+    (folder / "jobs.db").chmod(0o666)
+    return database
+
+
+@pytest.fixture
+def shared(common: Path, url: str) -> tuple[User, User]:
+    """Root and Ann, with one store."""
+    root, ann = users(common, 1, {"TRAINWORKS_STORE": url, "TRAINWORKS_LEDGER": str(common / "ledger")})
+    return root, ann
+
+
+@pytest.fixture
+def apart(common: Path) -> tuple[User, User, User]:
+    """Root, Ann and Bob, each with a store of their own."""
+    root, ann, bob = users(common, 2, {"TRAINWORKS_LEDGER": str(common / "ledger")})
+    return root, ann, bob
+
+
+def submit(user: User, name: str, command: str, **keys: Any) -> str:
+    """A job of a user."""
+    file = user.home / f"{name}.yaml"
+    file.write_text(json.dumps({"name": name, "run": command, "resources": {"cpus": 0.5}} | keys))
+    return user.ok("submit", str(file)).strip()
+
+
+def seen(user: User, run_id: str, url: str | None = None) -> JobRow:
+    """A job, as its user's store has it."""
+    own = f"sqlite:///{user.home}/.local/share/trainworks/queue/jobs.db"
+    job = open_store(url or user.env.get("TRAINWORKS_STORE", own)).find(run_id, uid=user.uid)
+    assert job is not None
+    return job
+
+
+def wait_for(user: User, run_id: str, *states: str, url: str | None = None) -> JobRow:
+    """Until a job is in one of these states."""
+    return until(lambda: seen(user, run_id, url), lambda job: job.state in states)
+
+
+def until(look: Callable[[], Any], is_there: Callable[[Any], Any]) -> Any:
+    """Look until it is as wanted."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not is_there(found := look()):
+        assert time.monotonic() < deadline, found
+        time.sleep(0.1)
+    return found
+
+
+def busy(user: User, name: str = "busy", **keys: Any) -> str:
+    """A job that runs until it is ended, so that its owner's dispatcher is there."""
+    run_id = submit(user, name, "sleep 600", **keys)
+    wait_for(user, run_id, "RUNNING")
+    return run_id
+
+
+def test_a_job_runs_as_the_user_who_submitted_it(shared: tuple[User, User]) -> None:
+    root, ann = shared
+    busy(root)
+    run_id = submit(ann, "who", "id -u > who")
+    assert wait_for(ann, run_id, "SUCCEEDED", "FAILED").message is None
+    assert (ann.home / "who").read_text().strip() == str(ann.uid)
+
+
+def test_a_user_is_told_whose_job_it_is_and_does_not_change_it(shared: tuple[User, User]) -> None:
+    root, ann = shared
+    run_id = busy(root)
+    number = str(seen(ann, run_id).id)
+    for arguments in (["stop", number], ["stop", number, "--now"], ["hold", number], ["release", number]):
+        done = ann.trainworks(*arguments)
+        assert (done.returncode, "belongs to root" in done.stderr) == (2, True), done
+    assert seen(root, run_id).state == "RUNNING"
+
+
+def test_a_stop_in_the_name_of_another_user_is_not_obeyed(shared: tuple[User, User], url: str) -> None:
+    root, ann = shared
+    run_id = busy(root)
+    store = open_store(url)
+    job = store.find(run_id)
+    assert job is not None and store.change(job.id, asked_to_end="kill", asked_by=ann.uid)
+    submit(root, "next", "true")
+    wait_for(root, "next-1", "SUCCEEDED")  # the dispatcher has looked since
+    assert seen(root, run_id).state == "RUNNING"
+
+
+def test_root_may_stop_the_job_of_a_user(shared: tuple[User, User]) -> None:
+    root, ann = shared
+    runs, waits = busy(ann), submit(ann, "waits", "true", job={"hold": True})
+    for run_id in (runs, waits):
+        assert "asked to stop" in root.ok("stop", str(seen(ann, run_id).id))
+        wait_for(ann, run_id, "STOPPED")
+    assert not (ann.home / "runs" / waits / ".environment.json").exists()
+
+
+def test_root_may_retry_the_job_of_a_user_who_stays_its_owner(shared: tuple[User, User]) -> None:
+    root, ann = shared
+    run_id = submit(ann, "who", "id -u > who", job={"hold": True})
+    ann.ok("stop", run_id)
+    busy(ann)
+    number = str(seen(ann, run_id).id)
+    root.ok("retry", number)
+    root.ok("release", number)
+    wait_for(ann, run_id, "SUCCEEDED")
+    assert (ann.home / "who").read_text().strip() == str(ann.uid)
+
+
+def forge(store: JobStore, job: str, *, uid: int, run_dir: Path, host: str) -> int:
+    """A row that says it is a job of another user."""
+    row = store.find(job)
+    assert row is not None
+    ticket = replace(row.ticket, hold=False)
+    forged = store.add(ticket, run_dir=str(run_dir), owner="root", uid=uid, host=host, engine="local", now=time.time())
+    return forged.id
+
+
+@pytest.mark.parametrize("way", ["folder", "link"])
+def test_a_row_does_not_make_a_dispatcher_execute_the_run_of_another_user(
+    shared: tuple[User, User], url: str, way: str
+) -> None:
+    root, ann = shared
+    busy(root)
+    run_id = submit(ann, "forged", f"touch {ann.home}/ran", job={"hold": True})
+    row = seen(ann, run_id)
+    folder = ann.home / "runs" / run_id
+    copy = ann.home / "copy"
+    ann.run(["cp", "-r", str(folder), str(copy)]) if way == "folder" else ann.run(["ln", "-s", str(folder), str(copy)])
+    forged = forge(open_store(url), run_id, uid=0, run_dir=copy, host=row.host)
+    job = wait_for(root, str(forged), "FAILED")
+    assert f"belongs to uid {ann.uid}" in job.message
+    assert not (ann.home / "ran").exists()
+
+
+def test_a_folder_that_others_can_write_is_not_executed(apart: tuple[User, ...]) -> None:
+    _, ann, _ = apart
+    run_id = submit(ann, "open", "true", job={"hold": True})
+    (ann.home / "runs" / run_id).chmod(0o777)
+    ann.ok("release", run_id)
+    assert "other users can write" in wait_for(ann, run_id, "FAILED").message
+
+
+def test_a_job_of_another_machine_is_left_to_it(shared: tuple[User, User]) -> None:
+    root, _ = shared
+    busy(root)
+    file = root.home / "there.yaml"
+    file.write_text(json.dumps({"name": "there", "run": "true", "resources": {"cpus": 0.5}}))
+    root.ok("submit", str(file), TRAINWORKS_HOST="elsewhere", TRAINWORKS_DATA=str(root.home / "data"))
+    wait_for(root, "there-1", "SUCCEEDED")
+    done = root.trainworks("retry", "there-1")
+    assert "belongs to the queue of elsewhere" in done.stderr
+    assert "elsewhere, whose queue starts the job" in root.ok("describe", "there-1")
+
+
+def test_ps_tells_whose_jobs_they_are_where_there_are_several_users(shared: tuple[User, User]) -> None:
+    root, ann = shared
+    busy(root, "of-root")
+    busy(ann, "of-ann")
+    assert f"uid {ann.uid}" in root.ok("ps")
+    assert [job["name"] for job in json.loads(ann.ok("ps", "--mine", "--json"))] == ["of-ann"]
+
+
+def test_a_second_store_in_one_home_starts_its_jobs(apart: tuple[User, ...]) -> None:
+    _, ann, _ = apart
+    busy(ann)
+    other = f"sqlite:///{ann.home}/other.db"
+    (ann.home / "second.yaml").write_text(json.dumps({"name": "second", "run": "true", "resources": {"cpus": 0.5}}))
+    run_id = ann.ok("submit", "second.yaml", TRAINWORKS_STORE=other).strip()
+    wait_for(ann, run_id, "SUCCEEDED", url=other)
+
+
+def test_a_store_with_a_relative_path_is_one_of_the_current_folder(apart: tuple[User, ...]) -> None:
+    _, ann, _ = apart
+    (ann.home / "job.yaml").write_text(json.dumps({"name": "job", "run": "true"}))
+    ann.ok("submit", "job.yaml", TRAINWORKS_STORE="sqlite:///mine.db")
+    wait_for(ann, "job-1", "SUCCEEDED", url=f"sqlite:///{ann.home}/mine.db")
+
+
+def test_a_job_waits_for_the_cores_that_another_user_holds_and_says_whose(apart: tuple[User, ...]) -> None:
+    _, ann, bob = apart
+    cores = os.cpu_count() or 1
+    first = busy(ann, resources={"cpus": cores})
+    second = submit(bob, "second", "true", resources={"cpus": cores})
+    job = until(lambda: seen(bob, second), lambda job: job.reason == "Resources")
+    assert f"cores are held by uid {ann.uid} ({first})" in job.detail
+    assert f"uid {ann.uid} ({first})" in bob.ok("nodes")
+    ann.ok("stop", first, "--now")
+    wait_for(bob, second, "SUCCEEDED")
+
+
+def test_what_a_user_held_is_free_when_everything_of_the_job_was_killed(apart: tuple[User, ...]) -> None:
+    _, ann, bob = apart
+    cores = os.cpu_count() or 1
+    busy(ann, resources={"cpus": cores})
+    second = submit(bob, "second", "true", resources={"cpus": cores})
+    until(lambda: seen(bob, second), lambda job: job.reason == "Resources")
+    for one in process.processes_with({"HOME": str(ann.home)}):
+        one.send_signal(signal.SIGKILL)
+    wait_for(bob, second, "SUCCEEDED")
+
+
+def test_run_warns_when_it_shares_the_cores_of_another_user(apart: tuple[User, ...]) -> None:
+    _, ann, bob = apart
+    first = busy(ann, resources={"cpus": os.cpu_count() or 1})
+    done = bob.trainworks("run", "--", "true")
+    assert done.returncode == 0
+    assert f"held by uid {ann.uid} ({first})" in done.stderr
+
+
+def test_a_run_outside_the_queue_is_in_the_ledger(apart: tuple[User, ...]) -> None:
+    _, ann, bob = apart
+    with ann.start("run", "--name", "outside", "--", "sleep", "600") as running:
+        text = until(lambda: bob.ok("nodes"), lambda text: "outside-1" in text)
+        running.send_signal(signal.SIGTERM)
+    assert f"uid {ann.uid} (outside-1)" in text
+    assert "outside-1" not in bob.ok("nodes")
+
+
+def test_a_run_inside_a_job_uses_what_the_job_holds(apart: tuple[User, ...]) -> None:
+    _, ann, _ = apart
+    inner = shlex.join([*ann.program, "run", "--", "true"])
+    run_id = submit(ann, "outer", f"{inner} 2> said", resources={"cpus": os.cpu_count() or 1})
+    wait_for(ann, run_id, "SUCCEEDED")
+    assert "shares" not in (ann.home / "said").read_text()
+
+
+def test_a_user_without_account_and_home_gets_one_error(apart: tuple[User, ...]) -> None:
+    _, ann, _ = apart
+    done = ann.run(["env", "-u", "HOME", *ann.program, "ps"])
+    assert (done.returncode, "Traceback" in done.stderr, "set HOME" in done.stderr) == (3, False, True)

@@ -1,0 +1,381 @@
+"""The job store: what is in it is not lost, and of two writers one wins."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sqlite3
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from alembic.operations import Operations
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+
+from tests.postgres import postgres_url
+from trainworks.errors import DamagedStoreError, EnvironmentProblem, UsageError
+from trainworks.jobs.database import VERSION, open_database, set_aside
+from trainworks.jobs.migrations.versions import v0001_jobs, v0002_cluster
+from trainworks.jobs.state import JobState
+from trainworks.jobs.store import JobRow, JobStore, Placement, open_store
+from trainworks.jobs.tables import metadata
+from trainworks.jobs.ticket import NodeResources, Ticket
+
+TICKET = Ticket(
+    run_id="demo-1",
+    name="demo",
+    min_nodes=1,
+    max_nodes=2,
+    node=NodeResources(cores=2.0, accelerators=8, accelerator="H100"),
+    exclude=("node7",),
+    depends_on=("3",),
+    time_limit_s=60.0,
+)
+HOSTILE = ["'; DROP TABLE jobs; --", 'quo"te', "new\nline", "$(reboot)", "ünïcode ☃", "%s %(x)s", "\\", " "]
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """An empty database of each kind."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path / 'jobs.db'}"
+    else:
+        yield postgres_url(tmp_path.name)
+
+
+@pytest.fixture
+def store(url: str) -> JobStore:
+    """A store without jobs."""
+    return open_store(url)
+
+
+def add(store: JobStore, run_id: str = "demo-1", **changes: object) -> JobRow:
+    """Submit a job."""
+    ticket = replace(TICKET, run_id=run_id, name=run_id.rpartition("-")[0], **changes)  # type: ignore[arg-type]
+    return store.add(ticket, run_dir=f"/runs/{run_id}", owner="ada", engine="local", now=1.5)
+
+
+def test_a_job_comes_back_as_it_was_added(store: JobStore) -> None:
+    added = add(store)
+    assert store.get(added.id) == added
+    assert (added.ticket, added.state, added.submitted_at) == (TICKET, JobState.QUEUED, 1.5)
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_any_text_comes_back_as_it_was_written(store: JobStore, text: str) -> None:
+    added = store.add(replace(TICKET, name=text), run_dir=text, owner=text, engine="local", now=1.0)
+    assert store.find(text) == added
+    assert [job.id for job in store.search(name=text, owner=text)] == [added.id]
+
+
+def test_a_run_is_submitted_once(store: JobStore) -> None:
+    assert add(store) == add(store)
+    assert len(store.search()) == 1
+
+
+def test_a_job_is_found_by_number_run_and_folder(store: JobStore) -> None:
+    added = add(store)
+    assert [store.find(text) for text in (str(added.id), "demo-1", "/runs/demo-1")] == [added] * 3
+    assert store.find("demo-2") is None
+
+
+def test_of_two_runs_of_one_name_the_newer_is_found(store: JobStore) -> None:
+    store.add(TICKET, run_dir="/a/demo-1", owner="ada", engine="local", now=1.0)
+    newer = store.add(TICKET, run_dir="/b/demo-1", owner="ada", engine="local", now=2.0)
+    assert store.find("demo-1") == newer
+
+
+def test_jobs_are_listed_newest_first_and_page_by_page(store: JobStore) -> None:
+    ids = [add(store, f"demo-{number}").id for number in range(5)]
+    first = store.search(limit=2)
+    assert [job.id for job in first] == ids[:2:-1]
+    assert [job.id for job in store.search(limit=2, before=first[-1].id)] == ids[2:0:-1]
+
+
+def test_a_start_begins_an_attempt_with_its_nodes(store: JobStore) -> None:
+    placement = (Placement("node1", 2.0, (0, 1)), Placement("node2", 2.0))
+    started = store.start(add(store), placement, now=3.0)
+    assert started is not None and (started.state, started.attempt, started.placement) == (
+        JobState.STARTING,
+        1,
+        placement,
+    )
+    assert [(one.number, one.placement, one.ended_at) for one in store.attempts(started.id)] == [(1, placement, None)]
+
+
+def test_a_job_that_was_started_is_not_started_again(store: JobStore) -> None:
+    job = add(store)
+    assert store.start(job, (), now=3.0) is not None
+    assert store.start(job, (), now=3.0) is None
+    assert len(store.attempts(job.id)) == 1
+
+
+def test_an_attempt_ends_with_its_job(store: JobStore) -> None:
+    job = add(store)
+    store.start(job, (), now=3.0)
+    assert store.move(job.id, JobState.FAILED, now=9.0, cause="oom", exit_code=1)
+    (attempt,) = store.attempts(job.id)
+    assert (attempt.state, attempt.cause, attempt.ended_at, attempt.exit_code) == (JobState.FAILED, "oom", 9.0, 1)
+
+
+def test_an_attempt_that_lost_its_place_has_ended(store: JobStore) -> None:
+    job = add(store)
+    store.start(job, (), now=3.0)
+    store.move(job.id, JobState.PREEMPTED, now=9.0)
+    assert [one.ended_at for one in store.attempts(job.id)] == [9.0]
+
+
+def test_a_state_follows_only_those_that_it_may_follow(store: JobStore) -> None:
+    job = add(store)
+    assert not store.move(job.id, JobState.PREEMPTED, now=2.0)
+    assert store.move(job.id, JobState.STOPPED, now=2.0)
+    assert not store.move(job.id, JobState.RUNNING, now=3.0)
+
+
+def test_of_many_that_start_one_job_one_succeeds(url: str) -> None:
+    open_store(url)
+    job = add(open_store(url))
+    won: list[bool] = []
+
+    def start() -> None:
+        won.append(open_store(url).start(job, (), now=1.0) is not None)
+
+    threads = [threading.Thread(target=start) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert won.count(True) == 1
+
+
+def test_changes_are_told_in_their_order_and_once(store: JobStore) -> None:
+    first, second = add(store, "a-1"), add(store, "b-1")
+    store.change(first.id, held=True)
+    changed = store.changed(first.version)
+    assert [job.id for job in changed] == [second.id, first.id]
+    assert store.changed(changed[-1].version) == []
+
+
+def test_why_jobs_wait_is_no_change(store: JobStore) -> None:
+    first, second = add(store, "a-1"), add(store, "b-1")
+    why = {first.id: ("Resources", "needs 2 nodes", 1, 99.5), second.id: ("Priority", "behind job 1", 2, None)}
+    store.explain(why)
+    found = {job.id: (job.reason, job.detail, job.position, job.starts_at) for job in store.search()}
+    assert found == why
+    assert store.changed(second.version) == []
+
+
+def test_a_job_that_has_ended_is_not_changed(store: JobStore) -> None:
+    job = add(store)
+    store.move(job.id, JobState.STOPPED, now=2.0)
+    assert not store.change(job.id, held=True)
+
+
+def test_a_drained_node_keeps_its_newest_reason(store: JobStore) -> None:
+    store.drain("node1", "fan", now=1.0)
+    store.drain("node1", "fire", now=2.0)
+    assert store.drained() == {"node1": "fire"}
+    assert store.undrain("node1") and not store.undrain("node1")
+
+
+def test_the_migrations_make_the_tables_that_the_store_knows(url: str) -> None:
+    engine = open_database(url)
+    inspector = sa.inspect(engine)
+    for table in metadata.sorted_tables:
+        there = {column["name"]: column["nullable"] for column in inspector.get_columns(table.name)}
+        assert there == {column.name: bool(column.nullable) for column in table.columns}
+        indexes = {index["name"] for index in inspector.get_indexes(table.name)}
+        assert {index.name for index in table.indexes} <= indexes
+
+
+def test_a_store_is_brought_up_to_date_once_though_many_open_it(url: str) -> None:
+    errors: list[BaseException] = []
+
+    def look() -> None:
+        try:
+            open_store(url).search()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=look) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+
+
+def test_the_newest_migration_is_the_version_that_the_program_knows() -> None:
+    folder = Path(open_database.__code__.co_filename).parent / "migrations" / "versions"
+    numbers = sorted(match[1] for path in folder.iterdir() if (match := re.fullmatch(r"v(\d{4})_\w+\.py", path.name)))
+    assert numbers[-1] == VERSION
+
+
+def test_a_store_of_the_first_version_keeps_its_jobs(url: str) -> None:
+    engine = sa.create_engine(url)
+    with engine.begin() as connection:
+        context = MigrationContext.configure(connection)
+        with Operations.context(context):
+            v0001_jobs.upgrade()
+        context.stamp(ScriptDirectory(str(Path(v0001_jobs.__file__).parents[1])), "0001")
+        columns = {"id": 7, "run_id": "demo-1", "run_dir": "/runs/demo-1", "name": "demo", "owner": "ada"}
+        columns |= {"engine": "slurm", "ticket": json.dumps(asdict(TICKET)), "state": "RUNNING"}
+        columns |= {"priority": 50, "attempt": 1, "restarts": 0, "version": 3, "held": False, "reachable": True}
+        columns |= {"submitted_at": 1.0, "changed_at": 2.0}
+        names = ", ".join(columns)
+        values = ", ".join(f":{name}" for name in columns)
+        connection.execute(sa.text(f"INSERT INTO jobs ({names}) VALUES ({values})"), columns)
+    engine.dispose()
+    job = open_store(url).find("demo-1")
+    assert job is not None
+    assert (job.id, job.state, job.ticket, job.cluster) == (7, JobState.RUNNING, TICKET, None)
+
+
+def test_jobs_of_the_second_version_belong_to_the_account_of_their_owner_on_this_machine(url: str) -> None:
+    engine = sa.create_engine(url)
+    with engine.begin() as connection:
+        context = MigrationContext.configure(connection)
+        with Operations.context(context):
+            v0001_jobs.upgrade()
+            v0002_cluster.upgrade()
+        context.stamp(ScriptDirectory(str(Path(v0001_jobs.__file__).parents[1])), "0002")
+        for number, (owner, kind) in enumerate(
+            [("root", "local"), ("nobody-of-that-name", "local"), ("root", "slurm")]
+        ):
+            columns = {"run_id": f"a-{number}", "run_dir": f"/runs/a-{number}", "name": "a", "owner": owner}
+            columns |= {
+                "engine": kind,
+                "ticket": json.dumps(asdict(TICKET)),
+                "state": "RUNNING",
+                "asked_to_end": "stop",
+            }
+            columns |= {"priority": 50, "attempt": 1, "restarts": 0, "version": 3, "held": False, "reachable": True}
+            columns |= {"submitted_at": 1.0, "changed_at": 2.0}
+            places = ", ".join(f":{name}" for name in columns)
+            connection.execute(sa.text(f"INSERT INTO jobs ({', '.join(columns)}) VALUES ({places})"), columns)
+        connection.execute(sa.text("INSERT INTO nodes VALUES ('vm', 'fan', 1.0)"))
+    engine.dispose()
+    store = open_store(url)
+    found = [(job.uid, job.asked_by, job.host) for job in reversed(store.search())]
+    host, me = os.uname().nodename, os.getuid()
+    assert found == [(0, 0, host), (me, me, host), (0, 0, None)]
+    assert store.drains() == {"vm": ("fan", me)}
+
+
+def test_jobs_are_asked_for_by_user_and_machine(store: JobStore) -> None:
+    def job(number: int, uid: int, host: str) -> int:
+        run = {"run_dir": f"/runs/{number}", "owner": "ann", "engine": "local"}
+        return store.add(TICKET, **run, uid=uid, host=host, now=1.0).id  # type: ignore[arg-type]
+
+    large = 2**32 - 2
+    mine, _, _ = job(1, large, "gpu01"), job(2, large, "gpu02"), job(3, 7, "gpu01")
+    wanted = {"uid": large, "host": "gpu01"}
+    assert [one.id for one in store.search(**wanted)] == [mine]  # type: ignore[arg-type]
+    assert [one.id for one in store.changed(0, engine="local", **wanted)] == [mine]  # type: ignore[arg-type]
+
+
+def test_of_runs_of_one_name_that_of_the_user_who_asks_is_found_first(store: JobStore) -> None:
+    mine = store.add(TICKET, run_dir="/a/demo-1", owner="ada", engine="local", uid=7, now=1.0)
+    newer = store.add(TICKET, run_dir="/b/demo-1", owner="bob", engine="local", uid=8, now=2.0)
+    assert [store.find("demo-1", uid=uid) for uid in (7, 8, 9, None)] == [mine, newer, newer, newer]
+
+
+@pytest.mark.parametrize("other", [{"uid": 8, "host": "gpu01"}, {"uid": 7, "host": "gpu02"}])
+def test_a_run_directory_of_another_user_or_machine_is_not_submitted_again(store: JobStore, other: dict) -> None:
+    job = {"run_dir": "/a/demo-1", "owner": "ada", "engine": "local", "now": 1.0}
+    first = store.add(TICKET, **job, uid=7, host="gpu01")
+    assert store.add(TICKET, **job, uid=7, host="gpu01") == first
+    with pytest.raises(UsageError, match="it is job 1 of ada on gpu01 already"):
+        store.add(TICKET, **job, **other)
+
+
+def test_a_store_of_a_newer_version_is_refused(url: str) -> None:
+    engine = open_database(url)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
+    with pytest.raises(EnvironmentProblem, match="has version 9999, and this version of Trainworks knows"):
+        open_store(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("nonsense", "Could not parse"),
+        ("sqlite:////nonexistent/folder/jobs.db", "unable to open database file"),
+        ("oracle://me:geheim@db/jobs", "cannot open the job store"),
+        ("postgresql+psycopg://me:geheim@127.0.0.1:1/jobs", "cannot open the job store"),
+    ],
+)
+def test_a_store_that_cannot_be_opened_says_why_and_no_password(url: str, message: str) -> None:
+    with pytest.raises(EnvironmentProblem, match=message) as raised:
+        open_store(url)
+    assert "geheim" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("/some/path", "write a URL: TRAINWORKS_STORE=sqlite:////some/path/jobs.db"),
+        ("/some/store.db", "write a URL: TRAINWORKS_STORE=sqlite:////some/store.db"),
+    ],
+)
+def test_a_path_in_the_place_of_a_url_gets_the_url_as_a_hint(text: str, hint: str) -> None:
+    with pytest.raises(EnvironmentProblem, match="Could not parse") as raised:
+        open_store(text)
+    assert raised.value.hint == hint
+
+
+def test_a_file_that_is_no_database_is_refused_and_can_be_rebuilt(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'jobs.db'}"
+    text = "no database at all, but longer than a header of SQLite would be " * 9
+    (tmp_path / "jobs.db").write_text(text)
+    with pytest.raises(DamagedStoreError, match="not a database") as raised:
+        open_store(url)
+    assert str(raised.value.hint).endswith("trainworks jobs rebuild")
+    assert set_aside(url).read_text() == text
+    assert open_store(url).search() == []
+
+
+def test_a_store_that_is_damaged_while_it_is_open_says_so(tmp_path: Path) -> None:
+    store = open_store(f"sqlite:///{tmp_path / 'jobs.db'}")
+    (tmp_path / "jobs.db").write_bytes(b"\xff" * 8192)
+    with pytest.raises(DamagedStoreError, match="the job store is damaged"):
+        store.search()
+
+
+def test_a_store_knows_that_another_file_took_its_place(tmp_path: Path) -> None:
+    store = open_store(f"sqlite:///{tmp_path / 'jobs.db'}")
+    (tmp_path / "jobs.db").rename(tmp_path / "old.db")
+    assert not store.is_replaced()
+    open_store(f"sqlite:///{tmp_path / 'jobs.db'}")
+    assert store.is_replaced()
+
+
+def test_a_job_that_has_ended_gives_way_to_a_new_one_in_a_directory_of_its_name(store: JobStore) -> None:
+    old = add(store)
+    store.move(old.id, JobState.FAILED, now=2.0)
+    new = add(store)
+    assert (new.id > old.id, new.state, [row.id for row in store.search()]) == (True, JobState.QUEUED, [new.id])
+
+
+def test_only_a_job_that_no_engine_has_got_is_removed(store: JobStore) -> None:
+    refused, taken, started = add(store), add(store, "demo-2"), add(store, "demo-3")
+    store.change(taken.id, handle="7")
+    store.start(started, [], now=2.0)
+    assert [store.remove(job.id) for job in (refused, taken, started)] == [True, False, False]
+    assert {job.id for job in store.search()} == {taken.id, started.id}
+
+
+def test_a_store_that_somebody_keeps_locked_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainworks.jobs.database._BUSY_S", 0.05)
+    store = open_store(f"sqlite:///{tmp_path / 'jobs.db'}")
+    holder = sqlite3.connect(tmp_path / "jobs.db")
+    holder.execute("BEGIN IMMEDIATE")
+    with pytest.raises(EnvironmentProblem, match="does not answer: database is locked"):
+        add(store)
+    holder.close()

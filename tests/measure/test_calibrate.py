@@ -1,0 +1,68 @@
+"""A machine is measured once, and then remembered."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.fakes import HOST
+from trainworks.errors import EnvironmentProblem, MissingExtraError
+from trainworks.measure.calibrate import calibrate
+from trainworks.record.calibration import Calibration, CalibrationRequest
+
+needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="NOT TESTED: calibration; torch is not installed")
+REQUEST = CalibrationRequest(
+    device="cpu",
+    precision="fp32",
+    num_ranks=1,
+    threads_per_rank=1,
+    gemm_shapes=((64, 64, 64), (64, 128, 64), (64, 256, 64)),
+    micro_batch=1,
+    sequence_length=64,
+    heads=2,
+    head_dim=32,
+)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Calibration, Path]:
+    """What this machine reaches, and the folder that remembers it."""
+    cache = tmp_path_factory.mktemp("calibration")
+    return calibrate(REQUEST, HOST, cache, environment={}), cache
+
+
+def test_without_torch_the_hint_is_to_install_it(tmp_path: Path) -> None:
+    with pytest.raises(MissingExtraError) as refused:
+        calibrate(REQUEST, HOST.model_copy(update={"packages": {}}), tmp_path, environment={})
+    assert refused.value.hint == "pip install 'trainworks[train]'"
+
+
+@needs_torch
+def test_every_rate_is_positive(measured: tuple[Calibration, Path]) -> None:
+    calibration, _ = measured
+    rates = calibration.model_dump(include={"attention_flops_per_s", "memory_bytes_per_s", "optimizer_params_per_s"})
+    assert all(rate > 0 for rate in [*rates.values(), *(gemm.flops_per_s for gemm in calibration.gemms)])
+
+
+@needs_torch
+def test_the_products_are_those_that_were_asked_for(measured: tuple[Calibration, Path]) -> None:
+    calibration, _ = measured
+    assert tuple((gemm.m, gemm.n, gemm.k) for gemm in calibration.gemms) == REQUEST.gemm_shapes
+
+
+@needs_torch
+def test_a_measured_machine_is_remembered(measured: tuple[Calibration, Path]) -> None:
+    calibration, cache = measured
+    (known,) = cache.iterdir()
+    marked = calibration.model_copy(update={"seconds": 1234.5})
+    known.write_text(marked.model_dump_json())
+    assert calibrate(REQUEST, HOST, cache, environment={}) == marked
+
+
+@needs_torch
+def test_a_failed_measurement_ends_with_its_reason(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentProblem, match=r"the calibration of this machine failed: .+"):
+        calibrate(REQUEST.model_copy(update={"precision": "fp7"}), HOST, tmp_path, environment={})
+    assert list(tmp_path.iterdir()) == []

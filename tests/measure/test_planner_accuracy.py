@@ -1,0 +1,71 @@
+"""The planner against published measurements: a loose guard; docs/reference/accuracy.md has the figures."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from trainworks.measure.scoring import (
+    TABLES,
+    MemoryScore,
+    Prediction,
+    RunScore,
+    predict_memory,
+    predict_run,
+    score_memory,
+    score_runs,
+)
+from trainworks.measure.tables import read_table
+
+ROOT = Path(__file__).parents[2]
+DATA = ROOT / "benchmarks" / "data"
+PAGE = ROOT / "docs" / "reference" / "accuracy.md"
+
+
+@pytest.fixture(scope="module")
+def predictions() -> list[Prediction]:
+    return [predict_run(row) for row in read_table(DATA / "step_times.csv", TABLES["runs"].columns)]
+
+
+@pytest.fixture(scope="module")
+def runs(predictions: list[Prediction]) -> RunScore:
+    return score_runs(predictions)
+
+
+@pytest.fixture(scope="module")
+def memory() -> MemoryScore:
+    return score_memory(predict_memory(row) for row in read_table(DATA / "memory.csv", TABLES["memory"].columns))
+
+
+def test_step_times_are_within_12_per_cent_on_average_over_sources(runs: RunScore) -> None:
+    assert runs.kinds["yes"].macro.mape <= 0.12
+    assert abs(runs.kinds["yes"].macro.bias) <= 0.05
+
+
+def test_no_source_of_ten_rows_or_more_is_off_by_a_quarter(runs: RunScore) -> None:
+    worst = {source: errors.mape for source, errors in runs.kinds["yes"].sources.items() if errors.n >= 10}
+    assert max(worst.values()) <= 0.25
+
+
+def test_four_of_five_measurements_are_in_their_interval_more_or_less(runs: RunScore) -> None:
+    coverage = runs.kinds["yes"].macro.coverage
+    assert coverage is not None and 0.65 <= coverage <= 0.95
+
+
+def test_three_measurements_of_a_cluster_make_the_others_better(runs: RunScore) -> None:
+    group = runs.kinds["yes"]
+    assert group.calibrated[3].macro.mape < group.macro.mape
+
+
+def test_memory_is_within_ten_per_cent_by_kind(memory: MemoryScore) -> None:
+    assert all(group.rows.mape <= 0.1 for group in memory.kinds.values())
+    assert memory.rejections.fitting_rejected / memory.rejections.fitting <= 0.05
+
+
+def test_the_page_says_what_is_true_today(runs: RunScore) -> None:
+    printed = re.search(r"MAPE, macro average over sources, fitted \| ([0-9.]+) %", PAGE.read_text(encoding="utf-8"))
+    assert printed is not None
+    hint = "run: python benchmarks/planner_accuracy.py --write"
+    assert runs.kinds["yes"].macro.mape == pytest.approx(float(printed[1]) / 100, abs=0.01), hint

@@ -1,0 +1,109 @@
+"""Whether ranks start again after a failure is a table over its cause, and over what failed before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trainworks.jobs.state import CAUSES, Cause
+from trainworks.record.events import Event
+from trainworks.recover.decisions import TRANSIENT, UNPROVEN, RankFailure, Verdict, decide_restart, restart_verdict
+
+SUBMITTED: Event = {"kind": "submitted"}
+ATTEMPT: Event = {"kind": "attempt", "resumed_from_step": 0}
+
+
+def failure(cause: str = "user_error", fingerprint: str | None = "a", step: int = 9, **more: Any) -> RankFailure:
+    """A rank that failed in step 9."""
+    return RankFailure(cause, fingerprint, step, **more)
+
+
+def event(fingerprint: str = "a", step: int = 9, cause: str = "user_error", **fields: Any) -> Event:
+    """The same, in the record."""
+    return {"kind": "failure", "cause": cause, "fingerprint": fingerprint, "step": step, **fields}
+
+
+@pytest.mark.parametrize("first_step_done", [False, True])
+@pytest.mark.parametrize("cause", sorted(TRANSIENT))
+def test_a_fault_of_hardware_or_from_outside_is_restarted_from_even_if_repeated(
+    cause: str, first_step_done: bool
+) -> None:
+    verdict = decide_restart(failure(cause), [failure(cause)], first_step_done=first_step_done)
+    assert verdict is Verdict.RESTART
+
+
+@pytest.mark.parametrize("cause", ["oom", "diverged", "disk_full"])
+def test_a_lack_or_a_diverged_loss_is_final(cause: str) -> None:
+    assert decide_restart(failure(cause), [], first_step_done=True) is Verdict.FINAL_CAUSE
+
+
+def test_a_rank_that_the_kernel_killed_for_its_memory_is_started_again() -> None:
+    killed = failure("oom", None, by_signal=True)
+    assert decide_restart(killed, [killed], first_step_done=False) is Verdict.RESTART
+
+
+@pytest.mark.parametrize("cause", sorted(UNPROVEN))
+@pytest.mark.parametrize(
+    ("earlier", "first_step_done", "verdict"),
+    [
+        ([], True, Verdict.RESTART),
+        ([], False, Verdict.BEFORE_FIRST_STEP),
+        ([("a", 9)], True, Verdict.REPEATED),
+        ([("a", 9), ("b", 4)], True, Verdict.REPEATED),
+        ([("a", 8)], True, Verdict.RESTART),
+        ([("b", 9)], True, Verdict.RESTART),
+    ],
+    ids=["first", "before-first-step", "same", "same-with-another-between", "other-step", "other-exception"],
+)
+def test_an_exception_is_restarted_from_until_it_is_proven_deterministic(
+    cause: str, earlier: list[tuple[str, int]], first_step_done: bool, verdict: Verdict
+) -> None:
+    seen = [failure(cause, fingerprint, step) for fingerprint, step in earlier]
+    assert decide_restart(failure(cause), seen, first_step_done=first_step_done) is verdict
+
+
+def test_failures_without_a_fingerprint_prove_nothing() -> None:
+    unknown = failure(fingerprint=None)
+    assert decide_restart(unknown, [unknown], first_step_done=True) is Verdict.RESTART
+
+
+def test_transient_causes_are_those_that_another_start_of_the_job_helps() -> None:
+    of_jobs = {Cause.PREEMPTED, Cause.TIME_LIMIT, Cause.LAUNCH_FAILED, Cause.NO_CAPACITY, Cause.CONTROLLER_ERROR}
+    assert {cause for cause, facts in CAUSES.items() if facts.another_start_helps} - of_jobs == TRANSIENT
+    assert set(Cause) > UNPROVEN
+
+
+@pytest.mark.parametrize(
+    ("before", "since", "step", "verdict"),
+    [
+        ([SUBMITTED], [], 0, Verdict.BEFORE_FIRST_STEP),
+        ([SUBMITTED], [ATTEMPT], 1, Verdict.BEFORE_FIRST_STEP),
+        ([SUBMITTED], [ATTEMPT | {"resumed_from_step": 8}], 9, Verdict.BEFORE_FIRST_STEP),
+        ([SUBMITTED], [ATTEMPT], 2, Verdict.RESTART),
+        ([SUBMITTED, ATTEMPT, event("b")], [], 0, Verdict.RESTART),
+        ([SUBMITTED, ATTEMPT, event(step=9)], [ATTEMPT], 9, Verdict.REPEATED),
+        ([SUBMITTED, ATTEMPT, event(step=9), SUBMITTED], [ATTEMPT], 9, Verdict.RESTART),
+        ([SUBMITTED, ATTEMPT, event(step=9), SUBMITTED | {"restarts": 1}], [ATTEMPT], 9, Verdict.REPEATED),
+    ],
+    ids=[
+        "while-building",
+        "in-the-first-step",
+        "in-the-first-step-after-a-resume",
+        "in-the-second-step",
+        "while-building-after-an-attempt-that-trained",
+        "again",
+        "again-after-a-resume-by-the-user",
+        "again-in-another-turn-of-the-same-job",
+    ],
+)
+def test_the_record_says_what_happened_before(
+    before: list[Event], since: list[Event], step: int, verdict: Verdict
+) -> None:
+    now = event(step=step)
+    assert restart_verdict(now, before, [*since, now]) is verdict
+
+
+def test_two_nodes_that_fail_in_one_attempt_do_not_repeat_each_other() -> None:
+    now = event()
+    assert restart_verdict(now, [SUBMITTED], [ATTEMPT, event(rank=1), now]) is Verdict.RESTART

@@ -1,0 +1,128 @@
+"""One count of restarts for every level: ranks, agents, turns in the queue."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainworks.jobs.state import CAUSES, JobState
+from trainworks.recover.restarts import (
+    AGENT_RESTART,
+    BEGUN_STATES,
+    FREE_CAUSES,
+    NEXT_TURN,
+    RANK_RESTART,
+    WAITING_STATES,
+    earlier_turns,
+    may_restart,
+    restarts_used,
+)
+
+Events = list[dict[str, Any]]
+
+
+def submitted(restarts: int = 0) -> dict[str, Any]:
+    return {"kind": "submitted", "restarts": restarts}
+
+
+def state(state: str, cause: str | None = None) -> dict[str, Any]:
+    return {"kind": "state", "state": state, "cause": cause}
+
+
+def agent(node: int | None) -> dict[str, Any]:
+    return {"kind": "restart", "node": node}
+
+
+STARTING = state("STARTING")
+RANKS = {"kind": "ranks_started"}
+LIFE = [STARTING, RANKS, {"kind": "attempt", "attempt": 1}]
+
+
+@pytest.mark.parametrize(
+    ("events", "used"),
+    [
+        ([], 0),
+        ([submitted()], 0),
+        ([submitted(), *LIFE], 0),
+        ([submitted(), *LIFE, RANKS], 1),
+        ([submitted(), STARTING, agent(None), agent(None)], 2),
+        ([submitted(), *LIFE, agent(1), RANKS], 1),
+        ([submitted(), *LIFE, agent(1), agent(1), RANKS], 2),
+        ([submitted(), *LIFE, agent(0), RANKS, agent(1), RANKS], 2),
+        ([submitted(), *LIFE, submitted(1), *LIFE], 1),
+        ([submitted(), *LIFE, state("QUEUED", "node_lost"), submitted(1), *LIFE, RANKS], 2),
+        ([submitted(), *LIFE, RANKS, state("FAILED", "killed"), submitted(), *LIFE], 0),
+    ],
+)
+def test_a_restart_of_any_level_is_one_restart(events: Events, used: int) -> None:
+    assert restarts_used(events) == used
+
+
+def test_agents_that_are_lost_together_are_one_restart() -> None:
+    assert restarts_used([submitted(), *LIFE, agent(0), agent(1), RANKS]) == 1
+
+
+@pytest.mark.parametrize("cause", ["preempted", "no_capacity"])
+def test_a_turn_that_was_taken_away_costs_no_restart(cause: str) -> None:
+    assert restarts_used([submitted(), *LIFE, state("PREEMPTED", cause), submitted(1), *LIFE]) == 0
+
+
+def test_restarts_within_a_turn_that_was_taken_away_are_counted() -> None:
+    assert restarts_used([submitted(), *LIFE, RANKS, state("PREEMPTED", "preempted"), submitted(1), *LIFE]) == 1
+
+
+def test_a_launch_that_began_nothing_costs_no_restart() -> None:
+    assert restarts_used([submitted(), state("QUEUED", "launch_failed"), submitted(1), *LIFE]) == 0
+
+
+def test_a_start_after_a_killed_supervisor_is_a_restart() -> None:
+    assert restarts_used([submitted(), *LIFE, state("RUNNING"), submitted(1)]) == 1
+
+
+@pytest.mark.parametrize("then", [RANK_RESTART, AGENT_RESTART, NEXT_TURN])
+@pytest.mark.parametrize("max_restarts", [0, 1, 3])
+def test_the_budget_is_the_number_of_lives_minus_one(then: dict[str, Any], max_restarts: int) -> None:
+    events: Events = [submitted(), *LIFE]
+    lives = 1
+    while may_restart(events, max_restarts, then):
+        events += [then, *LIFE[:1], *LIFE[2:]]
+        lives += 1
+        assert lives < 10
+    assert lives == 1 + max_restarts
+
+
+def test_the_record_reads_causes_and_states_as_jobs_have_them() -> None:
+    assert frozenset(cause for cause, facts in CAUSES.items() if not facts.counts_as_restart) == FREE_CAUSES
+    assert frozenset(state for state in JobState if state.holds_resources) == BEGUN_STATES
+    assert frozenset(state for state in JobState if state.waits) == WAITING_STATES
+
+
+TOKENS = st.sampled_from([RANKS, STARTING, agent(None), agent(0), agent(1), submitted(1), state("QUEUED", "killed")])
+
+
+@given(st.lists(TOKENS), st.lists(TOKENS))
+def test_what_happens_later_never_gives_a_restart_back(before: Events, after: Events) -> None:
+    assert restarts_used([submitted(), *before]) <= restarts_used([submitted(), *before, *after])
+
+
+@given(st.lists(TOKENS))
+def test_a_user_who_submits_again_has_all_restarts_again(before: Events) -> None:
+    assert restarts_used([submitted(), *before, submitted()]) == 0
+
+
+@pytest.mark.parametrize(
+    ("events", "turns"),
+    [
+        ([], 0),
+        ([submitted(), STARTING, state("QUEUED", "agent_lost")], 1),
+        ([submitted(), STARTING, state("PREEMPTED", "preempted"), submitted(1), state("QUEUED")], 2),
+        ([submitted(), STARTING, state("FAILED", "killed")], 0),
+        ([submitted(), STARTING, state("FAILED"), submitted(), STARTING, state("QUEUED", "killed")], 1),
+        ([submitted(), STARTING], 0),
+    ],
+)
+def test_only_a_job_that_waits_for_another_turn_has_had_some(events: Events, turns: int) -> None:
+    assert earlier_turns(events) == turns

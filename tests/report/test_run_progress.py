@@ -1,0 +1,121 @@
+"""Following a run through its record."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fakes import LAUNCH_AT, metrics_row
+from trainworks.host import process
+from trainworks.jobs.state import JobState
+from trainworks.record.events import append_event
+from trainworks.record.metrics import append_metrics
+from trainworks.record.run_dir import RunDir
+from trainworks.record.status import RunStatus
+from trainworks.report.run_progress import RunFollower, current_state
+
+
+@pytest.fixture
+def follower(run_dir: RunDir) -> RunFollower:
+    """Follows an empty run."""
+    return RunFollower(run_dir)
+
+
+def supervised(state: str, *, ago_s: float = 0.0) -> RunStatus:
+    """A status by this process, or by one that had its number before."""
+    pid, started_at = process.identity()
+    return RunStatus(state=state, supervisor_pid=pid, supervisor_started_at=started_at - ago_s)
+
+
+@pytest.mark.parametrize("state", ["STARTING", "RUNNING", "RECOVERING"])
+def test_a_run_whose_supervisor_is_gone_is_lost(state: str) -> None:
+    assert current_state(supervised(state)) == state
+    assert current_state(supervised(state, ago_s=60)) is JobState.LOST
+
+
+@pytest.mark.parametrize("state", ["SUCCEEDED", "FAILED", "STOPPED"])
+def test_a_final_state_needs_no_supervisor(state: str) -> None:
+    assert current_state(supervised(state, ago_s=60)) == state
+
+
+def test_a_state_of_another_version_is_unknown() -> None:
+    assert current_state(RunStatus(state="COMPLETING")) is JobState.UNKNOWN
+
+
+@pytest.mark.parametrize("state", [JobState.QUEUED, JobState.PREEMPTED])
+def test_a_run_in_a_queue_is_not_lost_however_long_it_waits(state: JobState) -> None:
+    assert current_state(RunStatus(state=state, updated_at=LAUNCH_AT)) is state
+
+
+def test_a_run_whose_supervisor_never_came_is_lost() -> None:
+    assert current_state(RunStatus(state="CREATED", updated_at=LAUNCH_AT)) is JobState.LOST
+
+
+def test_an_empty_run_was_created_and_has_no_figures(follower: RunFollower) -> None:
+    progress = follower.look()
+    assert progress.state is JobState.CREATED
+    assert (progress.latest, progress.step_s, progress.tokens_per_s, progress.eta_s(300)) == (None, None, None, None)
+
+
+def test_an_event_is_new_once(run_dir: RunDir, follower: RunFollower) -> None:
+    append_event(run_dir.events_file, "stopped", step=7)
+    assert [len(follower.look().new_events) for _ in range(2)] == [1, 0]
+
+
+def test_speed_and_time_to_go_follow_from_the_recent_steps(run_dir: RunDir, follower: RunFollower) -> None:
+    append_metrics(run_dir.metrics_file, [metrics_row(step) for step in range(1, 21)])
+    progress = follower.look()
+    assert progress.step_s == pytest.approx(0.1)
+    assert progress.tokens_per_s == pytest.approx(10_000)
+    assert progress.eta_s(300) == pytest.approx(28)
+
+
+def test_a_run_that_is_done_has_no_time_to_go(run_dir: RunDir, follower: RunFollower) -> None:
+    append_metrics(run_dir.metrics_file, [metrics_row(301)])
+    assert follower.look().eta_s(300) == 0
+
+
+def test_recent_are_the_last_50_steps_or_5_seconds(run_dir: RunDir, follower: RunFollower) -> None:
+    append_metrics(run_dir.metrics_file, [metrics_row(step) for step in range(1, 101)])
+    assert [row["step"] for row in follower.look().recent] == list(range(51, 101))
+    append_metrics(run_dir.metrics_file, [metrics_row(101, t=LAUNCH_AT + 14.9)])
+    assert [row["step"] for row in follower.look().recent] == [99, 100, 101]
+
+
+def test_a_new_attempt_forgets_the_pace_of_the_old(run_dir: RunDir, follower: RunFollower) -> None:
+    append_metrics(run_dir.metrics_file, [metrics_row(step) for step in range(1, 11)])
+    append_metrics(run_dir.metrics_file, [metrics_row(8, attempt=2, step_s=0.5)])
+    assert follower.look().step_s == 0.5
+
+
+def test_looking_twice_is_looking_once(run_dir: RunDir, follower: RunFollower) -> None:
+    for step in range(1, 11):
+        append_metrics(run_dir.metrics_file, [metrics_row(step)])
+        followed = follower.look()
+    assert followed.recent == RunFollower(run_dir).look().recent
+
+
+def test_the_largest_memory_is_kept_from_interval_to_interval(run_dir: RunDir, follower: RunFollower) -> None:
+    append_metrics(run_dir.metrics_file, [metrics_row(1, memory_peak_bytes=10**9), metrics_row(2)])
+    assert follower.look().memory_peak_bytes == 10**9
+
+
+def test_the_newest_checkpoint_is_known(run_dir: RunDir, follower: RunFollower) -> None:
+    for step in (50, 100):
+        append_event(run_dir.events_file, "checkpoint", step=step, t=LAUNCH_AT + step)
+    assert (follower.look().checkpoint_step, follower.look().checkpoint_at) == (100, LAUNCH_AT + 100)
+
+
+def test_the_newest_checkpoint_is_one_that_is_not_damaged(run_dir: RunDir, follower: RunFollower) -> None:
+    for step in (50, 100):
+        append_event(run_dir.events_file, "checkpoint", step=step, t=LAUNCH_AT + step)
+    append_event(run_dir.events_file, "checkpoint_damaged", step=100)
+    assert (follower.look().checkpoint_step, list(follower.look().damaged_checkpoints)) == (50, [100])
+    append_event(run_dir.events_file, "checkpoint", step=100, t=LAUNCH_AT + 200)
+    assert (follower.look().checkpoint_step, follower.look().damaged_checkpoints) == (100, {})
+
+
+def test_tokenizing_is_shown_until_the_data_is_ready(run_dir: RunDir, follower: RunFollower) -> None:
+    append_event(run_dir.events_file, "data_progress", done_bytes=1, total_bytes=4)
+    assert (follower.look().data_done_bytes, follower.look().data_total_bytes) == (1, 4)
+    append_event(run_dir.events_file, "data_ready", folder="x", num_tokens=1, fingerprint="", seconds=1, cached=False)
+    assert follower.look().data_total_bytes == 0
