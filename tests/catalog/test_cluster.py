@@ -6,8 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainworks.catalog.catalog import accelerator, load_catalog, reference_node
-from trainworks.catalog.cluster import ClusterDescription, parse_cluster
+from trainworks.catalog.catalog import accelerator, load_catalog, node, reference_node
+from trainworks.catalog.cluster import (
+    ClusterDescription,
+    Fabric,
+    cluster_of_accelerators,
+    cluster_of_nodes,
+    parse_cluster,
+)
 from trainworks.errors import UsageError
 
 PARTS = [name for name, part in load_catalog().accelerators.items() if part.reference_node]
@@ -45,6 +51,60 @@ def test_everything_that_was_said_is_found_again(name: str, nodes: int, each: in
 def test_a_scale_up_domain_is_never_larger_than_the_cluster(name: str, nodes: int) -> None:
     found = parse_cluster(f"{nodes} nodes of {name}")
     assert 1 <= found.scale_up_domain <= found.num_accelerators
+
+
+@given(st.sampled_from(NODES), st.integers(1, 64), st.integers(1, 64))
+def test_changing_the_number_of_nodes_gives_the_cluster_described_with_that_number(
+    name: str, nodes: int, more: int
+) -> None:
+    derived = parse_cluster(f"{nodes} nodes of {name}").with_nodes(more)
+    assert derived.same_hardware() == parse_cluster(f"{more} nodes of {name}").same_hardware()
+    assert derived == cluster_of_nodes(node(name), more)
+
+
+@given(st.sampled_from(NODES), st.integers(1, 64), st.integers(1, 8), st.sampled_from(["HDR", "RoCE 400", "TCP 25"]))
+def test_changing_the_fabric_gives_the_cluster_described_over_it(name: str, nodes: int, nics: int, port: str) -> None:
+    derived = parse_cluster(f"{nodes} nodes of {name}").with_fabric(Fabric.of_links(nics, port))
+    written = parse_cluster(f"{nodes} nodes of {name} over {nics}x {port}")
+    assert (derived.same_hardware(), derived.node, derived.notes) == (
+        written.same_hardware(),
+        written.node,
+        written.notes,
+    )
+
+
+@given(st.sampled_from(NODES), st.integers(1, 64), st.booleans())
+def test_the_name_of_a_derived_cluster_describes_the_same_cluster(name: str, nodes: int, sharp: bool) -> None:
+    first = parse_cluster(f"{name} over 8x NDR{' with SHARP' if sharp else ''}")
+    derived = first.with_nodes(nodes)
+    assert parse_cluster(derived.name) == derived
+
+
+@given(st.sampled_from(PARTS), st.integers(0, 9))
+def test_a_count_of_accelerators_is_the_cluster_that_the_text_describes(name: str, power: int) -> None:
+    count = 2**power
+    try:
+        written = parse_cluster(f"{count}x {name}")
+    except UsageError as error:
+        with pytest.raises(UsageError) as raised:
+            cluster_of_accelerators(accelerator(name), count)
+        assert raised.value.message == error.message
+    else:
+        assert cluster_of_accelerators(accelerator(name), count) == written
+
+
+def test_a_smaller_part_of_a_rack_has_a_smaller_scale_up_domain() -> None:
+    assert parse_cluster("GB200 NVL72").with_nodes(2).scale_up_domain == 8
+
+
+def test_a_fabric_replaces_the_notes_of_the_fabric_before_it() -> None:
+    derived = parse_cluster("4 nodes of 8x A100 over 8x NDR").with_fabric(Fabric.of_links(8, "HDR"))
+    assert derived.notes == ()
+
+
+def test_nodes_without_a_network_cannot_be_made_several() -> None:
+    with pytest.raises(UsageError, match="no bandwidth between nodes of gpu_8x_b200_sxm6 is published"):
+        parse_cluster("gpu_8x_b200_sxm6").with_nodes(2)
 
 
 @pytest.mark.parametrize(

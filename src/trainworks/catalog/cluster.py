@@ -1,20 +1,23 @@
-"""A cluster in one line of text, as `cluster:` of a run file and `--on` of the command line take it.
+"""A cluster in one line of text, as in `cluster:` of a run file and in `--on`.
 
     4x p4d.24xlarge                               nodes or instances of the catalogue
     16 nodes of DGX H100
     4x GB200 NVL72, 4 racks of GB200 NVL72        systems of several nodes
     64x H100-SXM-80GB                             accelerators, in their reference nodes
-    4 nodes of 8x A100-SXM-80GB over 8x HDR       everything said: accelerators and NICs of a node
-    3 nodes of 8x H100 over 4x 200 Gb/s           a NIC that has no name
+    4 nodes of 8x A100-SXM-80GB over 8x HDR       accelerators and NICs of a node
+    3 nodes of 8x H100 over 4x 200 Gb/s           a NIC without a name
 
 The `x` behind a count may be left out. `over` may follow any of them and replaces the NICs of a node: a network without
-a count (`over HDR`) is that of every NIC that the node has; a bandwidth (`over 200 Gb/s`, `over 100GbE`) or TCP without
-one is that of the whole node. `with SHARP` at the end counts on switches that add up.
+a count (`over HDR`) is that of every NIC of the node; a bandwidth (`over 200 Gb/s`, `over 100GbE`) or TCP without a
+count is that of the whole node. `with SHARP` at the end counts on switches that reduce.
+
+A description is parsed once; `with_nodes` and `with_fabric` derive other clusters from it.
 """
 
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 from trainworks.catalog.catalog import (
     accelerator,
@@ -32,7 +35,7 @@ from trainworks.config.quantities import Frozen
 from trainworks.errors import QuantityError, UsageError
 from trainworks.units import byte_rate_note, format_bytes, parse_bandwidth
 
-__all__ = ["ClusterDescription", "parse_cluster"]
+__all__ = ["ClusterDescription", "Fabric", "cluster_of_accelerators", "cluster_of_nodes", "parse_cluster"]
 
 FORMS = (
     "`4x p4d.24xlarge`",
@@ -44,6 +47,7 @@ UNNAMED = "unnamed"
 _NODE_WORDS = ("node", "server", "machine", "host")
 _LONGEST = 200
 """Characters of a description."""
+_NIC_NOTE = "a NIC of "
 
 _TEXT = re.compile(
     r"(?:(?P<count>\d[\d_]*)\s*(?:[x\u00d7]\s*|(?P<unit>nodes?|servers?|machines?|hosts?|racks?|pods?|systems?)\s+of\s+|\s(?=[a-z])))?(?P<what>.+?)"
@@ -56,11 +60,35 @@ _IB = re.compile(r"\b(?:infiniband|ib)\b", re.IGNORECASE)
 _NODES_WITHOUT_OF = re.compile(r"(?P<nodes>\d[\d_]*\s*nodes?)\s+(?!of\s)(?P<rest>.+)", re.IGNORECASE)
 
 
+class Fabric(Frozen):
+    """The NICs of one node."""
+
+    nics: int
+    port: str
+    """One NIC in a description: `HDR`, `RoCE 400`, `200 Gb/s`."""
+    bytes_per_s: float
+    """Of one NIC, one direction."""
+    network: str
+
+    def __str__(self) -> str:
+        return f"{self.nics}x {self.port}"
+
+    @classmethod
+    def of_links(cls, nics: int, port: str) -> Fabric:
+        """NICs of a link of the catalogue.
+
+        Raises:
+            UsageError: there is no such link.
+        """
+        found = link(port)
+        return cls(nics=nics, port=port, bytes_per_s=found.bytes_per_s, network=found.network)
+
+
 class ClusterDescription(Frozen):
-    """What a planner needs to know of a cluster. Bandwidths are one direction."""
+    """Hardware of a cluster, as a planner needs it. Bandwidths are one direction."""
 
     name: str
-    """As it was written."""
+    """The text it was read from, or one that describes it."""
     accelerator: Accelerator
     num_nodes: int
     accelerators_per_node: int
@@ -72,29 +100,111 @@ class ClusterDescription(Frozen):
     """Into the network, all NICs of a node together; 0 where one node needs none."""
     network: str
     in_network_reduction: bool = False
-    """Whether the plan may count on switches that add up (SHARP)."""
+    """Whether the plan may count on switches that reduce (SHARP)."""
     scale_up_reduction: bool = False
-    """Whether the scale-up switches add up (NVLS)."""
+    """Whether the scale-up switches reduce (NVLS)."""
     nics: int = 0
     node: Node | None = None
-    """One node of it, with the NICs that were asked for; None for a cluster that was not described in words."""
+    """One node of it, with the NICs of `fabric`; None for a cluster that was not read from a description."""
+    node_name: str = ""
+    """One node in a description, without its network: `DGX H100`, `8x A100-SXM-80GB`."""
+    fabric: Fabric | None = None
+    """The NICs that replace those of the catalogue's node; None where the node keeps its own."""
     notes: tuple[str, ...] = ()
-    """What was assumed or capped, each in a sentence."""
+    """Each assumption and each capped bandwidth, in a sentence."""
 
     @property
     def num_accelerators(self) -> int:
         """In all nodes together."""
         return self.num_nodes * self.accelerators_per_node
 
+    def with_nodes(self, num_nodes: int) -> ClusterDescription:
+        """The same cluster with another number of nodes.
+
+        Raises:
+            UsageError: more accelerators than the limit, or several nodes and no bandwidth between them is known.
+
+        >>> racks = parse_cluster("GB200 NVL72").with_nodes(2)
+        >>> racks.name, racks.num_accelerators, racks.scale_up_domain
+        ('2 nodes of GB200 NVL72 tray', 8, 8)
+        """
+        name = _name(num_nodes, self.node_name, self.fabric, sharp=self.in_network_reduction)
+        accelerators = check_limit("accelerators", num_nodes * self.accelerators_per_node)
+        if self.node is None:
+            return self.model_copy(update={"num_nodes": num_nodes})
+        _check_network(name, num_nodes, self.node)
+        domain = min(self.node.scale_up_domain, accelerators)
+        return self.model_copy(update={"name": name, "num_nodes": num_nodes, "scale_up_domain": domain})
+
+    def with_fabric(self, fabric: Fabric) -> ClusterDescription:
+        """The same nodes with other NICs.
+
+        >>> parse_cluster("4x p4d.24xlarge").with_fabric(Fabric.of_links(8, "HDR")).name
+        '4 nodes of p4d.24xlarge over 8x HDR'
+        """
+        if self.node is None:
+            raise ValueError(f"the nodes of `{self.name}` are not known")
+        notes = [note for note in self.notes if not note.startswith(_NIC_NOTE)]
+        return _describe(
+            _name(self.num_nodes, self.node_name, fabric, sharp=self.in_network_reduction),
+            self.num_nodes,
+            _NamedNode(self.node, self.node_name, notes),
+            fabric,
+            sharp=self.in_network_reduction,
+        )
+
+    def same_hardware(self) -> str:
+        """A key that two clusters share if a plan on one is a plan on the other, whatever their names."""
+        return self.model_dump_json(exclude={"name", "node", "node_name", "fabric", "notes"})
+
+
+class _NamedNode(NamedTuple):
+    """A node, its name in a description and the assumptions behind it."""
+
+    node: Node
+    name: str
+    notes: list[str]
+
+
+def cluster_of_nodes(node: Node, num_nodes: int = 1, *, node_name: str | None = None) -> ClusterDescription:
+    """A cluster of one kind of node.
+
+    Args:
+        node: as the catalogue or another cluster has it.
+        num_nodes: at least 1.
+        node_name: what the cluster's name calls it; the node's own name where left out.
+
+    Raises:
+        UsageError: more accelerators than the limit, or several nodes and no bandwidth between them is known.
+
+    >>> cluster_of_nodes(node("DGX H100"), 16).name
+    '16 nodes of DGX H100'
+    """
+    named = _NamedNode(node, node_name or node.name, [])
+    return _describe(_name(num_nodes, named.name, None), num_nodes, named, None)
+
+
+def cluster_of_accelerators(part: Accelerator, count: int) -> ClusterDescription:
+    """Accelerators in their reference nodes: one that may be partly empty, or several full ones.
+
+    Raises:
+        UsageError: no node of the accelerator is known, or several nodes would not be full.
+
+    >>> cluster_of_accelerators(accelerator("H100"), 64).num_nodes
+    8
+    """
+    num_nodes, named = _fill(count, part)
+    return _describe(f"{count}x {part.name}", num_nodes, named, None)
+
 
 def parse_cluster(text: str) -> ClusterDescription:
-    """The cluster that a line of text describes.
+    """Read a one-line description of a cluster.
 
     A NIC that is faster than its PCIe slot counts with the slot's bandwidth, and a note says so.
 
     Raises:
         UsageError: the text has none of the forms, a name is unknown, a count is above its limit, accelerators do not
-            fill whole nodes, or several nodes were asked for and no bandwidth between them is known.
+            fill whole nodes, or the bandwidth between several nodes is not known.
 
     >>> cluster = parse_cluster("4 nodes of 8x A100-SXM-80GB over 8x HDR")
     >>> cluster.num_accelerators, cluster.node_bytes_per_s
@@ -106,16 +216,23 @@ def parse_cluster(text: str) -> ClusterDescription:
     if match is None:
         raise _unreadable(text, "it is empty")
     count = _count(text, match["count"], "accelerators")
-    what, remarks = _named(match["what"].strip())
-    num_nodes, base, notes = _nodes(text, count, what, unit=(match["unit"] or "").lower().rstrip("s"))
+    what, remarks = _without_remarks(match["what"].strip())
+    num_nodes, named = _nodes(text, count, what, unit=(match["unit"] or "").lower().rstrip("s"))
+    named.notes[:0] = remarks
+    fabric = None
     if match["over"]:
-        base, told = _with_nics(text, base, match["over"].strip())
-        notes += told
-    return _describe(text.strip(), num_nodes, base, remarks + notes, sharp=match["sharp"] is not None)
+        fabric, notes = _fabric(text, named.node, match["over"].strip())
+        named.notes.extend(notes)
+    return _describe(text.strip(), num_nodes, named, fabric, sharp=match["sharp"] is not None)
 
 
-def _named(what: str) -> tuple[str, list[str]]:
-    """A name without its remarks in brackets, which a note repeats, and without `GPUs` behind an accelerator."""
+def _name(num_nodes: int, node_name: str, fabric: Fabric | None, *, sharp: bool = False) -> str:
+    nodes = "1 node" if num_nodes == 1 else f"{num_nodes} nodes"
+    return f"{nodes} of {node_name}{f' over {fabric}' if fabric else ''}{' with SHARP' if sharp else ''}"
+
+
+def _without_remarks(what: str) -> tuple[str, list[str]]:
+    """A name without remarks in brackets, which a note repeats, and without `GPUs` behind an accelerator."""
     plain = without_remark(what)
     notes = [] if plain == what else [f"`{what}` is read as `{plain}`: remarks in brackets are left out"]
     shorter = _DEVICES.sub("", plain)
@@ -123,8 +240,8 @@ def _named(what: str) -> tuple[str, list[str]]:
     return (shorter if has("accelerators", counted["what"] if counted else shorter) else plain), notes
 
 
-def _count(text: str, written: str | None, name: str) -> int:
-    count = 1 if written is None else int(written)
+def _count(text: str, digits: str | None, name: str) -> int:
+    count = 1 if digits is None else int(digits)
     if count < 1:
         raise _unreadable(text, f"the count is {count}, and has to be at least 1")
     return check_limit(name, count)
@@ -137,10 +254,14 @@ def _unreadable(text: str, why: str) -> UsageError:
     return UsageError(f"`{text}` describes no cluster: {why}", hint=f"write it like {', '.join(FORMS)}")
 
 
-def _nodes(text: str, count: int, what: str, *, unit: str) -> tuple[int, Node, list[str]]:
-    """How many nodes of which kind: `what` is a system, a node, `8x ACCELERATOR` or an accelerator.
+def _nodes(text: str, count: int, what: str, *, unit: str) -> tuple[int, _NamedNode]:
+    """Number and kind of the nodes of a system, a node, `8x ACCELERATOR` or an accelerator.
 
-    `unit` is the word before `of`; it is empty where there is none.
+    Args:
+        text: the description, for errors.
+        count: before `unit`.
+        what: the name after it.
+        unit: the word before `of`; empty where there is none.
     """
     if has("systems", what):
         return _nodes_of_systems(text, count, what, unit)
@@ -149,37 +270,28 @@ def _nodes(text: str, count: int, what: str, *, unit: str) -> tuple[int, Node, l
             f"`{what}` is not sold as a {unit}", hint=f"count its nodes: `N nodes of {what}`; a `GB200 NVL72` is a rack"
         )
     if has("nodes", what):
-        return count, node(what), []
+        return count, _NamedNode(node(what), what, [])
     if counted := _COUNTED.fullmatch(what):
-        return (
-            count,
-            _node_of(accelerator(counted["what"]), _count(text, counted["count"], "accelerators per node")),
-            [],
-        )
+        each = _count(text, counted["count"], "accelerators per node")
+        return count, _node_of(accelerator(counted["what"]), each)
     if not has("accelerators", what):
         raise explain_term(what) or _unreadable(text, _unknown(what))
     part = accelerator(what)
-    if unit in _NODE_WORDS:
-        base = reference_node(part.name)
-        return count, base, [_assumed(base)]
-    return _fill(text, count, part)
+    return (count, _reference(part)) if unit in _NODE_WORDS else _fill(count, part)
 
 
-def _nodes_of_systems(text: str, count: int, what: str, unit: str) -> tuple[int, Node, list[str]]:
+def _nodes_of_systems(text: str, count: int, what: str, unit: str) -> tuple[int, _NamedNode]:
     """All nodes of several systems; a text that counts nodes of a system is ambiguous."""
-    found = system(what)
-    if unit in _NODE_WORDS and found.nodes > 1:
+    kind = system(what)
+    if unit in _NODE_WORDS and kind.nodes > 1:
         raise UsageError(
-            f"`{text}` counts nodes, and one {found.name} is a {found.form} of {found.nodes} nodes",
-            hint=f"write `{count}x {found.name}` for {count} of them, or `{count} nodes of {found.node}`",
+            f"`{text}` counts nodes, and one {kind.name} is a {kind.form} of {kind.nodes} nodes",
+            hint=f"write `{count}x {kind.name}` for {count} of them, or `{count} nodes of {kind.node}`",
         )
-    base = node(found.node)
-    each = f"{found.nodes} nodes of {base.accelerators} accelerators"
-    return (
-        count * found.nodes,
-        base,
-        [f"{found.name}: a {found.form} of {each}, {found.nodes * base.accelerators} in all"],
-    )
+    base = node(kind.node)
+    each = f"{kind.nodes} nodes of {base.accelerators} accelerators"
+    note = f"{kind.name}: a {kind.form} of {each}, {kind.nodes * base.accelerators} in all"
+    return count * kind.nodes, _NamedNode(base, base.name, [note])
 
 
 def _unknown(what: str) -> str:
@@ -194,11 +306,11 @@ def _unknown(what: str) -> str:
     return f"`{what}` is known"
 
 
-def _fill(text: str, count: int, part: Accelerator) -> tuple[int, Node, list[str]]:
-    """Accelerators in reference nodes: one node that may stay partly empty, or several full ones."""
+def _fill(count: int, part: Accelerator) -> tuple[int, _NamedNode]:
+    """Accelerators in reference nodes: one node that may be partly empty, or several full ones."""
     base = reference_node(part.name)
-    if count <= base.accelerators:
-        return 1, _node_of(part, count), [_assumed(base)] if count == base.accelerators else []
+    if count < base.accelerators:
+        return 1, _node_of(part, count)
     if count % base.accelerators:
         low = count // base.accelerators * base.accelerators
         raise UsageError(
@@ -206,79 +318,90 @@ def _fill(text: str, count: int, part: Accelerator) -> tuple[int, Node, list[str
             hint=f"write `{low}x {part.name}` or `{low + base.accelerators}x {part.name}`, or say how many a node has: "
             f"`N nodes of Mx {part.name}`",
         )
-    return count // base.accelerators, base, [_assumed(base)]
+    return count // base.accelerators, _reference(part)
 
 
-def _assumed(base: Node) -> str:
-    return f"nodes of {base.accelerators} accelerators, as in {base.name}"
+def _reference(part: Accelerator) -> _NamedNode:
+    base = reference_node(part.name)
+    note = f"nodes of {base.accelerators} accelerators, as in {base.name}"
+    return _NamedNode(base, f"{base.accelerators}x {part.name}", [note])
 
 
-def _node_of(part: Accelerator, count: int) -> Node:
+def _node_of(part: Accelerator, count: int) -> _NamedNode:
     """A node with `count` of an accelerator, otherwise like the reference node where one is known."""
+    name = f"{count}x {part.name}"
     base = reference_node(part.name) if part.reference_node else None
     domain = part.scale_up_group or (count if part.scale_up_bytes_per_s else 1)
     if base is not None and (count == base.accelerators or base.scale_up_domain > base.accelerators):
         domain = base.scale_up_domain
-    own = {"accelerator": part.name, "accelerators": count, "scale_up_domain": domain}
+    update = {"accelerator": part.name, "accelerators": count, "scale_up_domain": domain}
     if base is not None:
-        same = {} if count == base.accelerators else {"name": f"{count}x {part.name}"}
-        return base.model_copy(update=own | same)
-    return Node.model_validate(
-        {"name": f"{count}x {part.name}", "nics": 0, "nic_bytes_per_s": 0.0, "network": "not published"} | own
-    )
+        renamed = {} if count == base.accelerators else {"name": name}
+        return _NamedNode(base.model_copy(update=update | renamed), name, [])
+    bare = {"name": name, "nics": 0, "nic_bytes_per_s": 0.0, "network": "not published"}
+    return _NamedNode(Node.model_validate(bare | update), name, [])
 
 
-def _with_nics(text: str, base: Node, over: str) -> tuple[Node, list[str]]:
-    """The node with other NICs: `8x HDR`, `HDR` or `4x 200 Gb/s`; and what was assumed."""
+def _fabric(text: str, base: Node, over: str) -> tuple[Fabric, list[str]]:
+    """The NICs in `8x HDR`, `HDR` or `4x 200 Gb/s`, and the assumptions behind them."""
     counted = None if _is_bandwidth(over) else _COUNTED.fullmatch(over)
-    written = counted["what"] if counted else over
-    port = _port(text, written)
+    port_name = counted["what"] if counted else over
+    port = _port(text, port_name)
     nics, notes = 1, []
     if counted:
         nics = _count(text, counted["count"], "NICs per node")
-    elif _is_of_each_nic(port, written) and base.nics > 1:
+    elif _counts_per_nic(port, port_name) and base.nics > 1:
         nics = base.nics
-        notes.append(f"{written} on each of the {nics} NICs of a node; `1x {written}` is one")
-    if port.network == UNNAMED and (told := byte_rate_note(written)):
-        notes.append(told)
-    own = {"nics": nics, "nic_bytes_per_s": port.bytes_per_s, "network": port.network}
-    return base.model_copy(update=own), notes
+        notes.append(f"{port_name} on each of the {nics} NICs of a node; `1x {port_name}` is one")
+    if port.network == UNNAMED and (note := byte_rate_note(port_name)):
+        notes.append(note)
+    return Fabric(nics=nics, port=port_name, bytes_per_s=port.bytes_per_s, network=port.network), notes
 
 
-def _is_of_each_nic(port: Link, written: str) -> bool:
+def _counts_per_nic(port: Link, port_name: str) -> bool:
     """Whether a network without a count is that of every NIC: not of a bandwidth, as in `100GbE`, and not of TCP."""
-    return port.network not in (UNNAMED, "TCP") and not re.search(r"\d\s*G", written, re.IGNORECASE)
+    return port.network not in (UNNAMED, "TCP") and not re.search(r"\d\s*G", port_name, re.IGNORECASE)
 
 
-def _is_bandwidth(written: str) -> bool:
+def _is_bandwidth(text: str) -> bool:
     try:
-        return parse_bandwidth(written) > 0
+        return parse_bandwidth(text) > 0
     except QuantityError:
         return False
 
 
-def _port(text: str, written: str) -> Link:
-    for name in (written, _IB.sub("", written).strip()):
+def _port(text: str, port_name: str) -> Link:
+    for name in (port_name, _IB.sub("", port_name).strip()):
         if has("links", name) and link(name).network not in ("scale-up", "host"):
             return link(name)
-    if _is_bandwidth(written):
-        return Link(name=written, bytes_per_s=parse_bandwidth(written), network=UNNAMED)
+    if _is_bandwidth(port_name):
+        return Link(name=port_name, bytes_per_s=parse_bandwidth(port_name), network=UNNAMED)
     known = "`HDR`, `NDR`, `RoCE 400` or `200 Gb/s`"
-    why = f"`{written}` is no network; after `over` stands {known}, each with a count"
-    raise explain_term(written) or _unreadable(text, why)
+    why = f"`{port_name}` is no network; after `over` stands {known}, each with a count"
+    raise explain_term(port_name) or _unreadable(text, why)
 
 
-def _describe(text: str, num_nodes: int, base: Node, notes: list[str], *, sharp: bool) -> ClusterDescription:
-    part = accelerator(base.accelerator)
-    check_limit("accelerators", num_nodes * base.accelerators)
+def _check_network(name: str, num_nodes: int, base: Node) -> None:
     if num_nodes > 1 and not base.nics:
         raise UsageError(
-            f"`{text}` has {num_nodes} nodes, and no bandwidth between nodes of {base.name} is published",
-            hint=f"say it: `{num_nodes} nodes of {base.accelerators}x {part.name} over 8x 200 Gb/s`",
+            f"`{name}` has {num_nodes} nodes, and no bandwidth between nodes of {base.name} is published",
+            hint=f"say it: `{num_nodes} nodes of {base.accelerators}x {base.accelerator} over 8x 200 Gb/s`",
         )
+
+
+def _describe(
+    name: str, num_nodes: int, named: _NamedNode, fabric: Fabric | None, *, sharp: bool = False
+) -> ClusterDescription:
+    base = named.node
+    if fabric is not None:
+        nics = {"nics": fabric.nics, "nic_bytes_per_s": fabric.bytes_per_s, "network": fabric.network}
+        base = base.model_copy(update=nics)
+    part = accelerator(base.accelerator)
+    check_limit("accelerators", num_nodes * base.accelerators)
+    _check_network(name, num_nodes, base)
     nic, capped = _nic_bytes_per_s(base, part)
     return ClusterDescription(
-        name=text,
+        name=name,
         accelerator=part,
         num_nodes=num_nodes,
         accelerators_per_node=base.accelerators,
@@ -290,14 +413,16 @@ def _describe(text: str, num_nodes: int, base: Node, notes: list[str], *, sharp:
         scale_up_reduction=base.scale_up_reduction,
         nics=base.nics,
         node=base,
-        notes=(*notes, *capped),
+        node_name=named.name,
+        fabric=fabric,
+        notes=(*named.notes, *capped),
     )
 
 
 def _nic_bytes_per_s(base: Node, part: Accelerator) -> tuple[float, list[str]]:
-    """What one NIC can bring, at most what its slot takes."""
+    """Bandwidth of one NIC, at most that of its slot."""
     slot = base.nic_slot_bytes_per_s or part.host_bytes_per_s
     if base.nic_bytes_per_s <= slot:
         return base.nic_bytes_per_s, []
-    wasted = f"a NIC of {format_bytes(base.nic_bytes_per_s)}/s counts with the {format_bytes(slot)}/s of its PCIe slot"
-    return slot, [wasted]
+    rates = f"{format_bytes(base.nic_bytes_per_s)}/s counts with the {format_bytes(slot)}/s of its PCIe slot"
+    return slot, [f"{_NIC_NOTE}{rates}"]

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainworks.catalog.catalog import node
+from trainworks.catalog.cluster import cluster_of_nodes
 from trainworks.plan.reliability.scenario import CAUSES, Outcome
 from trainworks.plan.sizing.candidates import Candidate
 from trainworks.plan.sizing.proposal import Alternative, Wish, choose, front, reasons
@@ -24,7 +25,7 @@ def alternative(cost_usd: float, *days: float, name: str = "DGX H100", contract:
     nothing = np.zeros_like(work)
     counts = np.zeros(len(days), dtype=np.int64)
     outcome = Outcome(work, dict.fromkeys(CAUSES, nothing), counts, counts)
-    candidate = Candidate(name, node(name), for_sale=True, offers=())
+    candidate = Candidate(name, cluster_of_nodes(node(name)), for_sale=True, offers=())
     cost = fact("cost", cost_usd, "USD", source="a test")
     life_s = 10_800.0 if contract == "spot" else None
     return Alternative(candidate, 2, 0, contract, f"X {name}", cost, outcome, interval_s=3600.0, life_s=life_s)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from trainworks.catalog.catalog import Catalog, reference_node
-from trainworks.catalog.cluster import parse_cluster
+from trainworks.catalog.cluster import ClusterDescription, cluster_of_nodes, parse_cluster
 from trainworks.catalog.facts import Node, Offer
 from trainworks.errors import UsageError
 
@@ -21,12 +21,19 @@ class Candidate:
     """One kind of node."""
 
     node: str
-    """As a cluster's text names it: `4 nodes of NODE`."""
-    base: Node
+    """Its name in a description of a cluster: `4 nodes of NODE`."""
+    one: ClusterDescription
+    """A single node."""
     for_sale: bool
     """Whether it is a machine that can be bought."""
     offers: tuple[Offer, ...]
-    """By which it can be rented."""
+    """Offers to rent it."""
+
+    @property
+    def base(self) -> Node:
+        """The node with its NICs."""
+        assert self.one.node is not None, "a described cluster has a node"
+        return self.one.node
 
     @property
     def largest(self) -> int | None:
@@ -40,8 +47,16 @@ class Candidate:
         joined = self.base.scale_up_domain > self.base.accelerators
         return [offer for offer in self.offers if offer.node is not None or num_nodes == 1 or joined]
 
+    def cluster(self, num_nodes: int) -> ClusterDescription:
+        """A cluster of `num_nodes` of them.
+
+        Raises:
+            UsageError: several nodes, and no bandwidth between them is known.
+        """
+        return self.one.with_nodes(num_nodes)
+
     def cluster_text(self, num_nodes: int) -> str:
-        """The description of so many of them."""
+        """The description of such a cluster."""
         return f"{num_nodes} nodes of {self.node}"
 
 
@@ -82,7 +97,9 @@ def candidates(
         if not only and part.vendor not in PYTORCH_VENDORS:
             skipped.append(Skipped(name, "neither CUDA nor ROCm; name it with `--only` to have it tried"))
         elif precision in part.peak_flops_per_s:
-            found.append(Candidate(name, base, name in for_sale, tuple(rented.get(name, ()))))
+            found.append(
+                Candidate(name, cluster_of_nodes(base, node_name=name), name in for_sale, tuple(rented.get(name, ())))
+            )
         else:
             skipped.append(Skipped(name, f"no {precision} matrix units"))
     return found, skipped
@@ -111,18 +128,17 @@ def described_node(text: str, usd_per_accelerator_hour: float | None = None) -> 
     >>> described_node("8x A100-SXM-80GB over 8x NDR").base.nics
     8
     """
-    base = parse_cluster(f"1 nodes of {text}").node
-    assert base is not None, "a cluster that was read has a node"
-    price = [] if usd_per_accelerator_hour is None else [_your_price(text, base, usd_per_accelerator_hour)]
-    return Candidate(text, base, for_sale=True, offers=tuple(price))
+    one = parse_cluster(f"1 node of {text}")
+    price = () if usd_per_accelerator_hour is None else (_your_price(text, one, usd_per_accelerator_hour),)
+    return Candidate(text, one, for_sale=True, offers=price)
 
 
-def _your_price(text: str, base: Node, usd: float) -> Offer:
+def _your_price(text: str, one: ClusterDescription, usd: float) -> Offer:
     return Offer(
         name="your price",
         provider="you",
         node=text,
-        accelerator=base.accelerator,
+        accelerator=one.accelerator.name,
         accelerators=1,
         usd_per_hour=usd,
         source="cluster.usd_per_accelerator_hour of the run file",

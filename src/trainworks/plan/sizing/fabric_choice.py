@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainworks.catalog.cluster import ClusterDescription
+from trainworks.catalog.cluster import ClusterDescription, Fabric
 from trainworks.plan.prediction import Prediction
 
 __all__ = ["EXPOSED_TERMS", "FabricOption", "PlannedFabric", "choose_fabric", "fabric_options"]
@@ -21,11 +21,19 @@ EXPOSED_TERMS = ("tp", "cp", "ep", "pp", "dp")
 
 @dataclass(frozen=True, slots=True)
 class FabricOption:
-    """NICs of one node, as a cluster's text says them after `over`; leaner ones come first."""
+    """NICs of one node."""
 
-    kind: str
-    """`Ethernet` through the kernel, `RoCE` or `InfiniBand`."""
-    over: str
+    fabric: Fabric
+
+    @property
+    def kind(self) -> str:
+        """`Ethernet` through the kernel, `RoCE` or `InfiniBand`."""
+        return "Ethernet" if self.fabric.network == "TCP" else self.fabric.network
+
+    @property
+    def over(self) -> str:
+        """The NICs in a cluster's description, after `over`."""
+        return str(self.fabric)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +62,10 @@ def fabric_options(cluster: ClusterDescription) -> list[FabricOption]:
         (gbit for gbit in (100, 200, 400, 800) if gbit / 8 * 1e9 <= cluster.accelerator.host_bytes_per_s), default=100
     )
     infiniband = {100: "HDR100", 200: "HDR", 400: "NDR", 800: "XDR"}[speed]
-    written = ["1x TCP 25", "1x TCP 100", "1x RoCE 100", f"1x RoCE {speed}", f"{max(1, per_node // 2)}x RoCE {speed}"]
-    written += [f"{per_node}x RoCE {speed}", f"{per_node}x {infiniband}"]
-    kinds = {"TCP": "Ethernet", "RoCE": "RoCE"}
-    return [FabricOption(kinds.get(over.split()[1], "InfiniBand"), over) for over in dict.fromkeys(written)]
+    roce = f"RoCE {speed}"
+    leaner = [(1, "TCP 25"), (1, "TCP 100"), (1, "RoCE 100"), (1, roce), (max(1, per_node // 2), roce)]
+    ports = dict.fromkeys([*leaner, (per_node, roce), (per_node, infiniband)])
+    return [FabricOption(Fabric.of_links(nics, port)) for nics, port in ports]
 
 
 def choose_fabric(planned: Sequence[PlannedFabric], *, tolerance: float) -> PlannedFabric:
