@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from trainworks.report.axes import build_axis, tick_labels
 from trainworks.report.curves import Line
-from trainworks.report.plots import Mark, Segment, line_plot, stacked_bar
+from trainworks.report.line_plots import Mark, Segment, line_plot, stacked_bar
 
 NUMBERS = st.floats(min_value=-1e30, max_value=1e30, allow_subnormal=False)
 POINTS = st.lists(st.tuples(st.integers(0, 10**7), NUMBERS), min_size=1, max_size=20, unique_by=lambda p: p[0])

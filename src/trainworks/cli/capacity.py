@@ -14,13 +14,13 @@ from trainworks.catalog.catalog import node as catalogue_node
 from trainworks.catalog.facts import Node
 from trainworks.cli.capacity_view import about, drawn, figures, plan_as_json, print_capacity
 from trainworks.cli.options import AsJson, wide_console
-from trainworks.cli.trace_view import explain as print_explained
 from trainworks.errors import UsageError
 from trainworks.files import write_atomic
 from trainworks.plan.capacity.jobs import Job, trace_of, trace_text
 from trainworks.plan.capacity.prices import prices_for
 from trainworks.plan.capacity.service import Target
 from trainworks.report.capacity_page import write_capacity_page
+from trainworks.report.explain import explain as print_explained
 from trainworks.units import format_duration, parse_duration, parse_share
 
 __all__ = ["command"]
@@ -92,7 +92,7 @@ def command(
     plan = plan_capacity(file.name, trace, target, limits, prices)
     _plot(plot, plan)
     if explain is not None:
-        print_explained(figures(plan), explain)
+        typer.echo(print_explained(figures(plan), explain))
     elif as_json:
         typer.echo(json.dumps(plan_as_json(plan), indent=2))
     else:

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from trainworks.api.arguments import blamed_on, check_writable, option_value, said_by
+from trainworks.api.arguments import check_writable, option_value, said_by
 from trainworks.api.cost_inputs import RunToPay, checked, parse_assumptions, read_prices, run_to_pay
 from trainworks.api.cost_notes import notes_of, sentences_of
 from trainworks.catalog.catalog import find_row
 from trainworks.catalog.cluster import ClusterDescription, parse_cluster
-from trainworks.cli.cost_view import Told, costs_as_json, print_costs
-from trainworks.cli.options import AsJson, Assume, Prices, wide_console
-from trainworks.cli.trace_view import explain as explain_figure
+from trainworks.cli.options import AsJson, Assume, Prices
+from trainworks.cli.output import show
 from trainworks.errors import UsageError
 from trainworks.plan.assumptions import GIVEN
-from trainworks.plan.cost.comparison import compare, per_million
+from trainworks.plan.cost.comparison import compare
 from trainworks.plan.cost.energy import AVERAGE_GRID
 from trainworks.plan.cost.owning import MOST_HOURS_OF_A_YEAR
 from trainworks.plan.cost.renting import spot_waste
 from trainworks.plan.trace import Traced, fact
-from trainworks.report.cost_page import write_cost_page
+from trainworks.report.cost import CostReport
 from trainworks.units import parse_duration, parse_usd
 
 __all__ = ["command"]
@@ -75,16 +72,8 @@ def command(
     with said_by("--spot-life"):
         spot_waste(given)
     check_writable(plot, "--plot")
-    told, roots = _told(run_file, on, prices, _hours(hours_per_year), given=given, colocated=colocation, grid_name=grid)
-    if plot is not None:
-        with blamed_on("--plot", plot):
-            write_cost_page(plot, title=told.title, found=told.comparison, grid=told.grid, notes=told.notes)
-    if explain is not None:
-        explain_figure(roots, explain)
-    elif as_json:
-        typer.echo(json.dumps(costs_as_json(told), indent=2))
-    else:
-        print_costs(told, wide_console())
+    report = _report(run_file, on, prices, _hours(hours_per_year), given=given, colocated=colocation, grid_name=grid)
+    show(report, as_json=as_json, figure=explain, plot=plot)
 
 
 def _numbers(*, electricity: float | None, pue: float | None, years: float | None) -> dict[str, float]:
@@ -119,7 +108,7 @@ def _hours(asked: float | None) -> Traced:
     return fact("hours per year", asked, "h", source=GIVEN)
 
 
-def _told(
+def _report(
     run_file: Path | None,
     on: str | None,
     prices: str | None,
@@ -128,8 +117,8 @@ def _told(
     given: dict[str, float],
     colocated: bool,
     grid_name: str | None,
-) -> tuple[Told, list[Traced]]:
-    """The answer, and the figures that can be explained."""
+) -> CostReport:
+    """The comparison with what is said of it."""
     with said_by("--grid"):
         grid_row = find_row(grid_name or AVERAGE_GRID, "grids")
     table = read_prices(prices)
@@ -145,18 +134,15 @@ def _told(
         colocated=colocated,
         grid_name=grid_name,
     )
-    told = Told(
+    return CostReport(
         title=_title(cluster, hours_per_year, run),
         comparison=found,
         grid=grid_row.name,
         notes=(*notes_of(found, table.offers, given, is_run=run is not None), *table.notes),
         sentences=tuple(sentences_of(found, None if run is None else run.budget_usd)),
+        count=None if run is None else run.count,
+        noun="tokens" if run is None else run.noun,
     )
-    roots = found.roots
-    if run is not None:
-        told = replace(told, count=run.count, noun=run.noun)
-        roots += [per_million(line.first, run.count, run.noun) for line in found.lines]
-    return told, roots
 
 
 def _cluster(on: str | None) -> ClusterDescription:

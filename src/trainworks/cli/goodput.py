@@ -14,9 +14,9 @@ from trainworks.api.goodput_job import Asked, ask, ask_without_run_file
 from trainworks.catalog.cluster import parse_cluster
 from trainworks.cli.goodput_view import forecast_as_json, print_forecast, write_plot
 from trainworks.cli.options import AsJson, wide_console
-from trainworks.cli.trace_view import explain as print_explanation
 from trainworks.config.load import load_run_file
 from trainworks.errors import UsageError
+from trainworks.report.explain import explain as print_explanation
 from trainworks.units import parse_duration, parse_share
 
 __all__ = ["command"]
@@ -129,7 +129,7 @@ def command(
     found = forecast(_asked(run_file, on, work), wishes)
     write_plot(plot, found)
     if explain is not None:
-        print_explanation(found.figures, explain)
+        typer.echo(print_explanation(found.figures, explain))
     elif as_json:
         typer.echo(json.dumps(forecast_as_json(found), indent=2))
     else:

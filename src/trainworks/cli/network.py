@@ -16,7 +16,6 @@ from trainworks.api.cluster_scales import search_layouts
 from trainworks.catalog.cluster import ClusterDescription, parse_cluster
 from trainworks.cli.network_view import Answer, answer_as_json, print_answer
 from trainworks.cli.options import AsJson, wide_console
-from trainworks.cli.trace_view import explain as print_explanation
 from trainworks.config.load import Source, load_run_file
 from trainworks.config.run_file import Goal, RunFile
 from trainworks.errors import QuantityError, UsageError
@@ -31,6 +30,7 @@ from trainworks.plan.network.topologies import TOPOLOGIES
 from trainworks.plan.network.traffic import PLACEMENTS, Placement, effective_cluster
 from trainworks.plan.sizing.facility import nodes_per_rack as usual_nodes_per_rack
 from trainworks.plan.uncertainty import PRIOR
+from trainworks.report.explain import explain as print_explanation
 from trainworks.report.network_dot import network_dot
 from trainworks.report.network_drawing import network_svg
 from trainworks.units import parse_usd
@@ -115,7 +115,7 @@ def command(
         drawing = network_dot if draw.suffix == ".dot" else network_svg
         _write(draw, "--draw", drawing(design, answer.support))
     if explain is not None:
-        print_explanation(answer.figures, explain)
+        typer.echo(print_explanation(answer.figures, explain))
     elif as_json:
         typer.echo(json.dumps(answer_as_json(answer), indent=2))
     else:

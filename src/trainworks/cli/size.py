@@ -20,7 +20,6 @@ from trainworks.catalog.facts import Processor
 from trainworks.cli.options import AsJson, Assume, Prices, wide_console
 from trainworks.cli.size_tables import Proposal
 from trainworks.cli.size_view import print_proposal, proposal_as_json, write_proposal
-from trainworks.cli.trace_view import explain as explain_figure
 from trainworks.config.load import Source, load_run_file
 from trainworks.config.run_file import RunFile
 from trainworks.errors import EnvironmentProblem, UsageError
@@ -28,6 +27,7 @@ from trainworks.plan.cost.owning import MOST_HOURS_OF_A_YEAR
 from trainworks.plan.cost.renting import CONTRACTS as RENTED
 from trainworks.plan.sizing.candidates import Candidate, described_node
 from trainworks.plan.sizing.proposal import Alternative, Wish, choose
+from trainworks.report.explain import explain as explain_figure
 from trainworks.report.progress_bar import waiting
 from trainworks.units import parse_duration, parse_share, parse_usd
 
@@ -129,7 +129,7 @@ def _size_one(
     if plot is not None:
         write_proposal(plot, proposal)
     if explain is not None:
-        explain_figure(proposal.figures, explain)
+        typer.echo(explain_figure(proposal.figures, explain))
     elif as_json:
         typer.echo(json.dumps(proposal_as_json(proposal), indent=2))
     else:

@@ -12,12 +12,12 @@ from rich.text import Text
 
 from trainworks.api.arguments import blamed_on
 from trainworks.cli.size_tables import Proposal, facts, own_or_rent, sheets
-from trainworks.cli.trace_view import trace_as_json, trace_lines
 from trainworks.plan.network.design import NetworkDesign
 from trainworks.plan.network.support import support_networks
 from trainworks.plan.sizing.facility import nodes_per_rack
 from trainworks.plan.sizing.proposal import Alternative, Wish, front
 from trainworks.plan.trace import tornado
+from trainworks.report.explain import trace_json, trace_lines
 from trainworks.report.network_drawing import network_svg
 from trainworks.report.parts import fact_table, note_lines, plain_table, print_parts, title
 from trainworks.report.proposal_page import ProposalPage, Sheet, write_proposal_page
@@ -79,7 +79,7 @@ def proposal_as_json(proposal: Proposal) -> dict[str, Any]:
         ],
         "hosts": [asdict(item) for item in details.findings],
         "storage": [{"storage": item.name, "enough": item.enough, "reason": item.reason} for item in details.storage],
-        "figures": {figure.name: trace_as_json(figure) for figure in proposal.figures},
+        "figures": {figure.name: trace_json(figure) for figure in proposal.figures},
         "notes": details.plan.notes,
     }
 

@@ -14,7 +14,6 @@ from trainworks.api.run_failures import failures_of, written_interval
 from trainworks.cli.launch import wanted
 from trainworks.cli.options import AsJson, RunFilePath, wide_console
 from trainworks.cli.storage_view import StoragePlan, print_storage, storage_as_json
-from trainworks.cli.trace_view import explain as explain_figure
 from trainworks.config.run_file import RunFile
 from trainworks.errors import QuantityError, UsageError
 from trainworks.plan.assumptions import GIVEN
@@ -23,6 +22,7 @@ from trainworks.plan.reliability.goodput import job_interval, job_mttf
 from trainworks.plan.storage.run import StoredRun, storage_of
 from trainworks.plan.storage.systems import judge
 from trainworks.plan.trace import Traced, derive, fact
+from trainworks.report.explain import explain as explain_figure
 from trainworks.units import parse_bytes, parse_count, parse_duration, parse_share
 
 __all__ = ["command"]
@@ -86,7 +86,7 @@ def command(
     )
     shown = StoragePlan(plan, demand, needs, judge(demand, needs))
     if explain is not None:
-        explain_figure(shown.roots(), explain)
+        typer.echo(explain_figure(shown.roots(), explain))
     elif as_json:
         typer.echo(json.dumps(storage_as_json(shown), indent=2))
     else:

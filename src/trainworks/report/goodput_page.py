@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trainworks.files import write_atomic
 from trainworks.report.axes import Axis, build_axis, tick_labels
-from trainworks.report.plots import Segment, stacked_bar
+from trainworks.report.line_plots import Segment, stacked_bar
 from trainworks.report.style import html_page
 from trainworks.units import DAY_S, format_duration
 

@@ -10,8 +10,8 @@ from trainworks.files import write_atomic
 from trainworks.report.attempts import Attempt, Failure
 from trainworks.report.comparison import Comparison, Difference
 from trainworks.report.ledger import Ledger
+from trainworks.report.line_plots import Mark, Segment, line_plot, stacked_bar
 from trainworks.report.out_of_memory import OutOfMemory, finding, remedy_lines
-from trainworks.report.plots import Mark, Segment, line_plot, stacked_bar
 from trainworks.report.profile import render_profiles
 from trainworks.report.style import html_page
 from trainworks.report.summary import Report

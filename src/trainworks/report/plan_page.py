@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 
 from trainworks.files import write_atomic
-from trainworks.report.plots import Segment, stacked_bar
+from trainworks.report.line_plots import Segment, stacked_bar
 from trainworks.report.style import html_page
 from trainworks.units import format_gib, format_step_time
 

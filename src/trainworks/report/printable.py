@@ -1,15 +1,14 @@
-"""Text that people read, made harmless: no message, name or log line of another program can steer their terminal."""
+"""Text made harmless: no message, name or log line of another program can control the reader's terminal."""
 
 from __future__ import annotations
 
 import re
-
-import typer
+import sys
 
 __all__ = ["printable", "say"]
 
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters of C0 and C1 but tab and newline, those that change the direction of text, and halves of pairs."""
+"""Control characters of C0 and C1 but tab and newline, those that change the direction of text, and surrogates."""
 
 
 def printable(text: str) -> str:
@@ -17,11 +16,13 @@ def printable(text: str) -> str:
     return _CONTROLS.sub(_escape, text)
 
 
-def _escape(found: re.Match[str]) -> str:
-    code = ord(found[0])
+def _escape(match: re.Match[str]) -> str:
+    code = ord(match[0])
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
 def say(text: object, *, err: bool = False) -> None:
-    """Print a line that people read; data for programs is printed as it is, by `typer.echo`."""
-    typer.echo(printable(str(text)), err=err)
+    """Print a line for people on stdout, or on stderr."""
+    stream = sys.stderr if err else sys.stdout
+    stream.write(f"{printable(str(text))}\n")
+    stream.flush()

@@ -8,8 +8,8 @@ from pathlib import Path
 from trainworks.record.profile import ProfileSummary, read_summaries, trace_file
 from trainworks.record.run_dir import RunDir
 from trainworks.report.history import History
+from trainworks.report.line_plots import Segment, stacked_bar
 from trainworks.report.part import ReportPart
-from trainworks.report.plots import Segment, stacked_bar
 from trainworks.units import format_duration
 
 __all__ = ["ProfiledRank", "build_profiles", "render_profiles"]

@@ -11,7 +11,7 @@ from trainworks.files import write_atomic
 from trainworks.plan.trace import Swing, Traced
 from trainworks.report.cost_page import TORNADO_RULES, tornado_section
 from trainworks.report.goodput_page import FINISH_RULES, badput_section, finish_section
-from trainworks.report.plots import Segment, stacked_bar
+from trainworks.report.line_plots import Segment, stacked_bar
 from trainworks.report.scatter import SCATTER_RULES, Dot, scatter_plot
 from trainworks.report.style import html_page
 from trainworks.units import format_step_time

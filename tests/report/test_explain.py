@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from trainworks.cli.trace_view import find_figure, trace_as_json, trace_lines
 from trainworks.errors import UsageError
 from trainworks.plan.assumptions import assumed
 from trainworks.plan.trace import Traced, derive, fact
+from trainworks.report.explain import find_figure, trace_json, trace_lines
 
 
 def energy_cost() -> Traced:
@@ -49,5 +49,5 @@ def test_what_the_user_gave_is_the_source() -> None:
 
 
 def test_json_has_the_whole_way() -> None:
-    told = trace_as_json(energy_cost())
-    assert told["inputs"]["energy"]["inputs"]["power"]["source"] == "DGX H100, data sheet"
+    as_json = trace_json(energy_cost())
+    assert as_json["inputs"]["energy"]["inputs"]["power"]["source"] == "DGX H100, data sheet"

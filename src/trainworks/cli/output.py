@@ -1,0 +1,40 @@
+"""Print a result: as text, as JSON, as the derivation of one figure, or as an HTML page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import typer
+
+from trainworks.api.arguments import blamed_on
+from trainworks.cli.options import wide_console
+from trainworks.report.explain import explain
+from trainworks.report.result import Result
+from trainworks.report.text import print_document
+
+__all__ = ["show"]
+
+
+def show(result: Result, *, as_json: bool = False, figure: str | None = None, plot: Path | None = None) -> None:
+    """Print a result on stdout, as text unless an option says otherwise; write the page of `--plot` as well.
+
+    Args:
+        result: what a use case returned.
+        as_json: print JSON.
+        figure: print the derivation of the figure of this name.
+        plot: file for the HTML page.
+
+    Raises:
+        UsageError: no figure has that name.
+        EnvironmentProblem: the page cannot be written.
+    """
+    if plot is not None:
+        with blamed_on("--plot", plot):
+            result.write_html(plot)
+    if figure is not None:
+        typer.echo(explain(result.figures, figure))
+    elif as_json:
+        typer.echo(json.dumps(result.to_json(), indent=2))
+    else:
+        print_document(result.document(), wide_console())

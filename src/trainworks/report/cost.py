@@ -1,0 +1,199 @@
+"""What a run or a year costs: owning, every offer, and what moves the answer most."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainworks.plan.cost.break_even import within_a_year
+from trainworks.plan.cost.comparison import Comparison, Line, per_million
+from trainworks.plan.cost.renting import CONTRACTS
+from trainworks.plan.trace import Swing, Traced
+from trainworks.report.document import (
+    NARROW,
+    Block,
+    Column,
+    Document,
+    Fact,
+    Facts,
+    Section,
+    Table,
+    Text,
+    left,
+    right,
+)
+from trainworks.report.plots import Range, Ranges
+from trainworks.report.result import Result
+from trainworks.units import format_count, format_quantity, format_short_usd, format_usd
+
+__all__ = ["CostReport", "tornado_plot"]
+
+_NOT_JOINED = "*"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostReport(Result):
+    """A comparison of owning and every offer, with its notes."""
+
+    title: str
+    comparison: Comparison
+    grid: str
+    count: Traced | None = None
+    """Tokens or images of a run; None for a year."""
+    noun: str = "tokens"
+    sentences: tuple[str, ...] = ()
+    """Findings, in words."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def figures(self) -> Sequence[Traced]:
+        """Every cost, and the price of a million tokens of a run."""
+        if self.count is None:
+            return self.comparison.roots
+        prices = [per_million(line.first, self.count, self.noun) for line in self.comparison.lines]
+        return [*self.comparison.roots, *prices]
+
+    def document(self) -> Document:
+        """Owning, every offer, what moves the answer most, and what was assumed."""
+        cluster = self.comparison.cluster
+        return Document(
+            self.title,
+            "cost",
+            [
+                Section("", [_facts(self)]),
+                Section("", [_offers(self)] if self.comparison.lines else []),
+                Section("", [Text(sentence) for sentence in self.sentences]),
+                _swings(self.comparison),
+            ],
+            about=f"{cluster.num_accelerators:,} {cluster.accelerator.name}",
+            notes=self.notes,
+            shows_title=True,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The same, in base units."""
+        comparison, owning = self.comparison, self.comparison.owning
+        return {
+            "cluster": comparison.cluster.name,
+            "num_accelerators": comparison.cluster.num_accelerators,
+            "hours": comparison.hours.value,
+            "work": _value(self.count),
+            "owning_usd": _value(comparison.owned),
+            "owning_usd_per_accelerator_hour": None if owning is None else owning.per_accelerator_hour.value,
+            "owning_capex_usd": None if owning is None else owning.capex.value,
+            "market_usd": _value(comparison.market),
+            "energy_wh": _value(comparison.energy),
+            "carbon_kg_co2e": _value(comparison.carbon),
+            "grid": self.grid,
+            "offers": [_offer_json(line) for line in comparison.lines],
+            "tornado": [_swing_json(swing) for swing in comparison.swings],
+            "notes": [*self.sentences, *self.notes],
+        }
+
+
+def _facts(report: CostReport) -> Facts:
+    comparison, facts = report.comparison, []
+    if report.count is not None:
+        facts.append(Fact("work", f"{format_count(report.count.value)} {report.noun}"))
+    if comparison.owning is not None and comparison.owned is not None:
+        each = format_quantity(comparison.owning.per_accelerator_hour.value, "USD")
+        note = f"{each} per accelerator hour; {format_usd(comparison.owning.capex.value)} to buy"
+        facts.append(Fact("owning", format_usd(comparison.owned.value), note))
+    if comparison.market is not None:
+        facts.append(Fact("renting", format_usd(comparison.market.value), "at the median on-demand price"))
+    if comparison.energy is not None and comparison.carbon is not None:
+        energy, carbon = (format_quantity(each.value, each.unit) for each in (comparison.energy, comparison.carbon))
+        facts.append(Fact("energy", energy, f"{carbon} (grid: {report.grid})"))
+    return Facts(facts, figures=True)
+
+
+def _offers(report: CostReport) -> Table:
+    count, noun = report.count, report.noun
+    columns = [
+        Column("offer"),
+        Column("each hour", numeric=True, short_name="each h"),
+        *right("on demand", "reserved", "spot"),
+        *right("by zone", "saves", min_width=NARROW),
+        Column("own from", numeric=True, only=None if count is None else "page"),
+    ]
+    if count is not None:
+        columns.append(Column(f"per M {noun}", numeric=True, short_name="per M"))
+    rows = []
+    for line in report.comparison.lines:
+        price = line.offer.usd_per_hour
+        rows.append(
+            [
+                line.offer.name + (_NOT_JOINED if line.may_not_join else ""),
+                "-" if price is None else f"{price / line.offer.accelerators:.2f}",
+                *(format_short_usd(line.costs[each].value) if each in line.costs else "-" for each in CONTRACTS),
+                " to ".join(map(format_short_usd, line.spot_range)) if line.spot_range else "",
+                "" if line.discount is None else f"{line.discount.value:.0%}",
+                _owning_pays(line),
+                *([] if count is None else [f"{per_million(line.first, count, noun).value:.3g}"]),
+            ]
+        )
+    return Table(columns, rows)
+
+
+def _owning_pays(line: Line) -> str:
+    if line.break_even is None or not within_a_year(line.break_even):
+        return "never"
+    return f"{line.break_even.value:,.0f} h"
+
+
+def _swings(comparison: Comparison) -> Section:
+    answer, blocks = comparison.answer, list[Block]()
+    if answer is None or not comparison.swings:
+        return Section("", [])
+    rows = []
+    for swing in comparison.swings:
+        unit = f", {swing.of.unit}" if swing.of.unit not in ("", "s", "year") else ""
+        ends = [
+            format_quantity(end or 0.0, "s" if swing.of.unit == "s" else "") for end in (swing.of.low, swing.of.high)
+        ]
+        rows.append([swing.of.name + unit, *ends, format_short_usd(swing.at_low), format_short_usd(swing.at_high)])
+    columns = [*left("what moves it most"), *right("low", "high", "at low", "at high")]
+    blocks = [*tornado_plot(answer, comparison.swings), Table(columns, rows, only="text")]
+    return Section(f"{answer.name}: {format_usd(answer.value)}", blocks)
+
+
+def tornado_plot(answer: Traced, swings: Sequence[Swing]) -> list[Block]:
+    """Which assumption moves the result most, on a page."""
+    text = (
+        "What moves the answer most: each bar shows what it would be with one assumption at either end of its range, "
+        "and all others as they are."
+    )
+    ends = [end for swing in swings for end in (swing.at_low, swing.at_high)]
+    ranges = [Range(swing.of.name, _spread(swing), swing.at_low, swing.at_high) for swing in swings]
+    plot = Ranges(answer.value, ranges, {end: format_short_usd(end) for end in ends}, only="page")
+    return [Text(text, "dim", only="page"), plot]
+
+
+def _spread(swing: Swing) -> str:
+    unit = swing.of.unit
+    low = format_quantity(swing.of.low or 0.0, unit if unit == "s" else "")
+    return f"{low} to {format_quantity(swing.of.high or 0.0, unit)}"
+
+
+def _value(figure: Traced | None) -> float | None:
+    return None if figure is None else figure.value
+
+
+def _offer_json(line: Line) -> dict[str, Any]:
+    offer = line.offer
+    return {
+        "name": offer.name,
+        "provider": offer.provider,
+        "accelerators": offer.accelerators,
+        "usd_per_hour": offer.usd_per_hour,
+        "region": offer.region,
+        "usd": {contract: cost.value for contract, cost in line.costs.items()},
+        "spot_effective_discount": _value(line.discount),
+        "break_even_hours": _value(line.break_even) if within_a_year(line.break_even) else None,
+    }
+
+
+def _swing_json(swing: Swing) -> dict[str, Any]:
+    ends = {"low": swing.of.low, "high": swing.of.high, "unit": swing.of.unit}
+    return {"name": swing.of.name} | ends | {"usd_at_low": swing.at_low, "usd_at_high": swing.at_high}
