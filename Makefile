@@ -20,11 +20,13 @@ check: $(VENV)/.test
 	$(BIN)/lint-imports
 	$(BIN)/python docs/generate_reference.py --check
 
-docs: $(VENV)/.test
+# The reference from the source, then the site; a broken link or a page outside the navigation is an error.
+docs: $(VENV)/.docs
 	$(BIN)/python docs/generate_reference.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 
 # torch first and alone: pip then keeps the build that it finds for the pinned version.
 $(VENV)/.train: pyproject.toml constraints.txt
@@ -35,4 +37,8 @@ $(VENV)/.train: pyproject.toml constraints.txt
 
 $(VENV)/.test: $(VENV)/.train
 	$(INSTALL) --editable '.[train,test,check]'
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.train
+	$(INSTALL) --editable '.[docs]'
 	touch $@
