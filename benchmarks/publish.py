@@ -118,7 +118,7 @@ def headline() -> str:
     ]
     stalls = " / ".join(f"{_of_save(saves, name):.3f}" for name in ("trainworks", "dcp.async_save, cached"))
     below = (
-        f"The loop stands still for {stalls} of the time of `dcp.save` (Trainworks / `dcp.async_save`, cached staging)."
+        f"A save blocks the loop for {stalls} of the time of `dcp.save` (Trainworks / `dcp.async_save`, cached staging)."
     )
     return f"{_table(rows)}\n{below}\n"
 
