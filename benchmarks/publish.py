@@ -117,9 +117,7 @@ def headline() -> str:
         ["bare `torchrun`, seconds to the first step", f"{median(result('startup')['ratios']):.2f}", ""],
     ]
     stalls = " / ".join(f"{_of_save(saves, name):.3f}" for name in ("trainworks", "dcp.async_save, cached"))
-    below = (
-        f"A save blocks the loop for {stalls} of the time of `dcp.save` (Trainworks / `dcp.async_save`, cached staging)."
-    )
+    below = f"A save blocks the loop for {stalls} of `dcp.save`'s time (Trainworks / `dcp.async_save`, cached staging)."
     return f"{_table(rows)}\n{below}\n"
 
 

@@ -137,8 +137,6 @@ def test_colour_adds_nothing_but_colour() -> None:
 
 
 def _without_colour(text: str) -> str:
-    import re
-
     return re.sub(r"\x1b\[[\d;]*m", "", text)
 
 
