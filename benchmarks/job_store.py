@@ -22,10 +22,10 @@ from statistics import median
 import sqlalchemy as sa
 
 from trainworks.jobs.database import open_database
+from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.state import JobState
 from trainworks.jobs.store import JobStore
 from trainworks.jobs.tables import changes, jobs
-from trainworks.jobs.ticket import NodeResources, Ticket
 
 JOBS = 100_000
 NAMES = 200
@@ -59,7 +59,7 @@ def main() -> int:
 def fill(engine: sa.Engine, count: int) -> None:
     """So many jobs."""
     ended = (JobState.SUCCEEDED, JobState.FAILED, JobState.STOPPED)
-    ticket = Ticket(run_id="", name="", min_nodes=1, max_nodes=1, node=NodeResources(cores=1.0))
+    spec = JobSpec(run_id="", name="", min_nodes=1, max_nodes=1, node=NodeResources(cores=1.0))
     rows = [
         {
             "run_id": f"run{number % NAMES}-{number}",
@@ -67,7 +67,7 @@ def fill(engine: sa.Engine, count: int) -> None:
             "name": f"run{number % NAMES}",
             "owner": f"user{number % OWNERS}",
             "engine": "local",
-            "ticket": json.dumps(asdict(ticket)),
+            "ticket": json.dumps(asdict(spec)),
             "priority": 50,
             "held": False,
             "state": str(JobState.QUEUED if number % 100 == 0 else ended[number % 3]),

@@ -31,9 +31,9 @@ from statistics import median
 from typing import Any
 
 from trainworks.api.resolve import resolve
-from trainworks.backends.local.backend import LocalEngine
+from trainworks.backends.local.backend import LocalBackend
 from trainworks.backends.store_place import store_url
-from trainworks.cli.launch import ticket
+from trainworks.cli.launch import spec
 from trainworks.config.run_file import RunFile
 from trainworks.jobs.state import JobState
 from trainworks.jobs.store import open_store
@@ -91,15 +91,15 @@ def prepared(name: str, command: str, *, ranks: int, cores: float) -> tuple[Call
     run_dir = create_run_dir(Path("runs"), name)
     resolved = resolve(run_file, None, run_id=run_dir.run_id, runs=Path("runs"))
     run_dir.write_resolved(resolved)
-    engine = queue()
-    script = engine.render(ticket(resolved), run_dir)
-    return lambda: engine.submit(script, run_dir), folder
+    backend = queue()
+    script = backend.render(spec(resolved), run_dir)
+    return lambda: backend.submit(script, run_dir), folder
 
 
 @cache
-def queue() -> LocalEngine:
+def queue() -> LocalBackend:
     """Of this program."""
-    return LocalEngine()
+    return LocalBackend()
 
 
 def last_begin(folder: Path) -> float:

@@ -10,8 +10,8 @@ from typing import Any
 from trainworks.agent.node_agents import Nodes
 from trainworks.config.run_file import RunFile
 from trainworks.host.process import Output
+from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.request import JobRequest
-from trainworks.jobs.ticket import NodeResources, Ticket
 from trainworks.record.environment import HostFacts
 from trainworks.record.events import append_event
 from trainworks.record.metrics import MetricsRow
@@ -192,11 +192,11 @@ def job(kind: Any = "training", *, nodes: int = 1, max_restarts: int = 0) -> Job
     )
 
 
-def ticket(**changes: Any) -> Ticket:
-    """A ticket of four nodes of eight accelerators."""
+def spec(**changes: Any) -> JobSpec:
+    """A job spec of four nodes of eight accelerators."""
     node = NodeResources(accelerators=8, accelerator="h100")
     defaults: dict[str, Any] = {"run_id": "demo-1", "name": "demo", "min_nodes": 4, "max_nodes": 4, "node": node}
-    return Ticket(**(defaults | {"working_folder": "/home/ada"} | changes))
+    return JobSpec(**(defaults | {"working_folder": "/home/ada"} | changes))
 
 
 def resolved_command(run_id: str = "demo-1", **changes: Any) -> ResolvedRun:

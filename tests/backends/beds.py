@@ -1,4 +1,4 @@
-"""Where the tests of all engines run: an engine, a store, and what can go wrong with the two."""
+"""Where the tests of all backends run: a backend, a store, and what can go wrong with the two."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ import psutil
 import pytest
 
 from tests.backends.slurm_cluster import Cluster
-from tests.backends.small_engine import Site, SmallEngine, end_all
+from tests.backends.small_backend import Site, SmallBackend, end_all
 from tests.fakes import FakeClock, resolved_command
 from tests.kubernetes.cluster import KubernetesCluster
 from trainworks.agent.launch import run_mark
-from trainworks.backends.backend import Engine
+from trainworks.backends.backend import Backend
 from trainworks.backends.holding import hold
-from trainworks.backends.kubernetes.backend import KubernetesEngine
+from trainworks.backends.kubernetes.backend import KubernetesBackend
 from trainworks.backends.kubernetes.client import KubernetesClient
-from trainworks.backends.local.backend import LocalEngine
+from trainworks.backends.local.backend import LocalBackend
 from trainworks.backends.local.dispatcher_process import wake
 from trainworks.backends.remote import follow_all, hand_over, hand_over_again
-from trainworks.backends.slurm.backend import SlurmEngine
+from trainworks.backends.slurm.backend import SlurmBackend
 from trainworks.backends.slurm.client import SlurmClient
 from trainworks.backends.store_place import store_url
 from trainworks.config.engines import Slurm
@@ -36,9 +36,9 @@ from trainworks.config.run_file import RunFile
 from trainworks.errors import EnvironmentProblem, UnreachableError
 from trainworks.host import process
 from trainworks.host.clock import SystemClock
+from trainworks.jobs.job_spec import JobSpec, spec_of
 from trainworks.jobs.request import max_restarts
 from trainworks.jobs.store import JobRow, open_store
-from trainworks.jobs.ticket import Ticket, ticket_of
 from trainworks.record.resolved import Processes
 from trainworks.record.run_dir import RunDir, create_run_dir
 
@@ -51,11 +51,11 @@ class Job:
 
     bed: Bed
     run_dir: RunDir
-    ticket: Ticket
+    spec: JobSpec
 
     @property
     def row(self) -> JobRow:
-        """As the store has it, after a look at its engine."""
+        """As the store has it, after a look at its backend."""
         self.bed.look()
         row = self.bed.store.find(str(self.run_dir.path.resolve()))
         assert row is not None
@@ -79,12 +79,12 @@ class Job:
         wait_until(lambda: all(line in self.said(rank) for rank in range(ranks)), lambda: str(self.row))
 
     def stop(self, *, at_once: bool = False) -> None:
-        """Ask its engine."""
+        """Ask its backend."""
         self.bed.stop(self.row, at_once=at_once)
 
 
 class Bed(abc.ABC):
-    """One engine with four nodes."""
+    """One backend with four nodes."""
 
     tells_of_silence = True
     """Whether somebody has to ask it, and can be told nothing."""
@@ -104,7 +104,7 @@ class Bed(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def engine(self) -> Engine:
+    def backend(self) -> Backend:
         """A new object each time: nothing may depend on what an earlier one remembers."""
 
     @abc.abstractmethod
@@ -113,7 +113,7 @@ class Bed(abc.ABC):
 
     @abc.abstractmethod
     def silence(self) -> None:
-        """Nobody answers for the engine."""
+        """Nobody answers for the backend."""
 
     @abc.abstractmethod
     def answer(self) -> None:
@@ -147,33 +147,33 @@ class Bed(abc.ABC):
         )
         run_dir.write_resolved(resolved)
         restarted = max_restarts(run_file)
-        ticket = ticket_of(run_file, run_id=run_dir.run_id, working_folder=str(folder), max_restarts=restarted)
-        return Job(self, run_dir, ticket)
+        spec = spec_of(run_file, run_id=run_dir.run_id, working_folder=str(folder), max_restarts=restarted)
+        return Job(self, run_dir, spec)
 
     def submit(self, job: Job) -> Job:
         """Put it into the queue."""
-        hand_over(self.store, self.engine, job.ticket, job.run_dir, self.clock)
+        hand_over(self.store, self.backend, job.spec, job.run_dir, self.clock)
         return job
 
     def start(self, command: str, **keys: Any) -> Job:
         """Submit, and wait until all ranks have said `up`."""
         job = self.submit(self.job(command, **keys))
-        job.wait_until_said("up", job.ticket.max_nodes)
+        job.wait_until_said("up", job.spec.max_nodes)
         job.wait_for("RUNNING")
         return job
 
     def look(self) -> None:
         """Bring the store up to date."""
-        follow_all(self.store, self.clock, lambda run_dir: self.engine)
+        follow_all(self.store, self.clock, lambda run_dir: self.backend)
 
     def stop(self, row: JobRow, *, at_once: bool) -> None:
-        """Ask the engine."""
+        """Ask the backend."""
         assert row.handle is not None
-        self.engine.stop(row.handle, at_once=at_once)
+        self.backend.stop(row.handle, at_once=at_once)
 
     def retry(self, row: JobRow) -> None:
         """Submit it anew."""
-        hand_over_again(self.store, self.engine, row, self.clock)
+        hand_over_again(self.store, self.backend, row, self.clock)
 
     def record(self, job: Job) -> RunDir:
         """Where the job itself writes."""
@@ -194,7 +194,7 @@ class Bed(abc.ABC):
 
     def kill_a_rank(self, job: Job) -> None:
         """The last one."""
-        for one in process.processes_with(self.marks(job) | {"RANK": str(job.ticket.max_nodes - 1)}):
+        for one in process.processes_with(self.marks(job) | {"RANK": str(job.spec.max_nodes - 1)}):
             process.kill(one.pid)
 
     def kill_the_supervisor(self, job: Job) -> None:
@@ -205,35 +205,35 @@ class Bed(abc.ABC):
 
     def hold(self, row: JobRow) -> None:
         """As a user does."""
-        hold(self.engine, row, row.handle or str(row.id))
+        hold(self.backend, row, row.handle or str(row.id))
 
     @contextmanager
     def lost_answers(self) -> Iterator[None]:
-        """Meanwhile the engine takes jobs, and its answer does not arrive."""
-        pytest.skip("nobody answers a submission to this engine: the store has the job at once")
+        """Meanwhile the backend takes jobs, and its answer does not arrive."""
+        pytest.skip("nobody answers a submission to this backend: the store has the job at once")
         yield
 
     @contextmanager
     def strange_word(self) -> Iterator[None]:
-        """Meanwhile the engine says something of its jobs that nobody knows."""
-        pytest.skip("this engine has no words of its own")
+        """Meanwhile the backend says something of its jobs that nobody knows."""
+        pytest.skip("this backend has no words of its own")
         yield
 
 
 @final
 class SmallBed(Bed):
-    """The smallest engine that keeps its promises."""
+    """The smallest backend that keeps its promises."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self._site = Site()
 
     @property
-    def engine(self) -> SmallEngine:
-        return SmallEngine(self._site)
+    def backend(self) -> SmallBackend:
+        return SmallBackend(self._site)
 
     def lose_a_node(self, job: Job) -> None:
-        self.engine.lose(job.row.placement[1].node)
+        self.backend.lose(job.row.placement[1].node)
 
     def silence(self) -> None:
         self._site.answers = False
@@ -269,21 +269,21 @@ class LocalBed(Bed):
         self.store = open_store(store_url())
 
     @property
-    def engine(self) -> LocalEngine:
-        return LocalEngine(self.store)
+    def backend(self) -> LocalBackend:
+        return LocalBackend(self.store)
 
     def submit(self, job: Job) -> Job:
-        ticket = replace(job.ticket, node=replace(job.ticket.node, cores=0.1))
-        self.engine.submit(self.engine.render(ticket, job.run_dir), job.run_dir)
+        spec = replace(job.spec, node=replace(job.spec.node, cores=0.1))
+        self.backend.submit(self.backend.render(spec, job.run_dir), job.run_dir)
         return job
 
     def retry(self, row: JobRow) -> None:
-        self.engine.retry(
-            self.engine.render(row.ticket, RunDir(Path(row.run_dir))), RunDir(Path(row.run_dir)), str(row.id)
+        self.backend.retry(
+            self.backend.render(row.spec, RunDir(Path(row.run_dir))), RunDir(Path(row.run_dir)), str(row.id)
         )
 
     def stop(self, row: JobRow, *, at_once: bool) -> None:
-        self.engine.stop(str(row.id), at_once=at_once)
+        self.backend.stop(str(row.id), at_once=at_once)
 
     def look(self) -> None:
         """The dispatcher does that."""
@@ -335,9 +335,9 @@ class SlurmBed(Bed):
         self._is_deaf = self._submitted = False
 
     @property
-    def engine(self) -> SlurmEngine:
+    def backend(self) -> SlurmBackend:
         clock = FakeClock() if self._is_deaf else SystemClock()  # it looks again and again, in vain
-        return SlurmEngine(Slurm(), client=SlurmClient(env=self._cluster.env, run=self._run), clock=clock)
+        return SlurmBackend(Slurm(), client=SlurmClient(env=self._cluster.env, run=self._run), clock=clock)
 
     @contextmanager
     def lost_answers(self) -> Iterator[None]:
@@ -376,7 +376,7 @@ class SlurmBed(Bed):
         if lost := getattr(self, "_lost", None):
             self._cluster.sandbox.start_node(lost)
             wait_until(
-                lambda: all(node.state == "free" for node in self.engine.nodes()), lambda: str(self.engine.nodes())
+                lambda: all(node.state == "free" for node in self.backend.nodes()), lambda: str(self.backend.nodes())
             )
 
 
@@ -426,13 +426,13 @@ class KubernetesBed(Bed):
         self._is_deaf = False
 
     @property
-    def engine(self) -> KubernetesEngine:
-        engine = self._cluster.engine()
+    def backend(self) -> KubernetesBackend:
+        backend = self._cluster.backend()
         if self._word is not None:
-            engine._client = Misheard(self._cluster.client, self._word)
+            backend._client = Misheard(self._cluster.client, self._word)
         if self._is_deaf:
-            engine._client = Deaf(self._cluster.client)
-        return engine
+            backend._client = Deaf(self._cluster.client)
+        return backend
 
     @contextmanager
     def lost_answers(self) -> Iterator[None]:

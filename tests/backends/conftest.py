@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from tests.agent.conftest import spare_the_helpers_of_other_tests
-from tests.backends.slurm_cluster import _cluster, cluster, engine
+from tests.backends.slurm_cluster import _cluster, backend, cluster
 from tests.kubernetes.cluster import KubernetesCluster, kubernetes_cluster
 
-__all__ = ["_cluster", "cluster", "engine", "spare_the_helpers_of_other_tests"]
+__all__ = ["_cluster", "backend", "cluster", "spare_the_helpers_of_other_tests"]
 
 
 @pytest.fixture(scope="session")

@@ -19,8 +19,8 @@ import pytest
 
 import trainworks
 from tests.fakes import resolved_command
-from trainworks.backends.backend import Sight
-from trainworks.backends.slurm.backend import SlurmEngine
+from trainworks.backends.backend import JobStatus
+from trainworks.backends.slurm.backend import SlurmBackend
 from trainworks.backends.slurm.client import SlurmClient
 from trainworks.config.engines import Slurm
 from trainworks.config.run_file import RunFile
@@ -29,8 +29,8 @@ from trainworks.deploy.sandbox.slurm_files import CLUSTER, SandboxSize
 from trainworks.errors import PortInUseError
 from trainworks.host import process
 from trainworks.host.network import listen
+from trainworks.jobs.job_spec import spec_of
 from trainworks.jobs.request import max_restarts
-from trainworks.jobs.ticket import ticket_of
 from trainworks.record.events import Event, read_events
 from trainworks.record.resolved import Processes, ResolvedRun
 from trainworks.record.run_dir import RunDir, create_run_dir
@@ -103,17 +103,17 @@ class Run:
         self.cluster = cluster
         run_dir.write_resolved(resolved)
         options = resolved.run_file.cluster.slurm
-        self.engine = SlurmEngine(options, client=SlurmClient(env=cluster.env))
+        self.backend = SlurmBackend(options, client=SlurmClient(env=cluster.env))
         restarts = max_restarts(resolved.run_file)
         processes = resolved.processes if resolved.plan else None
-        self.ticket = ticket_of(
+        self.spec = spec_of(
             resolved.run_file, run_id=run_dir.run_id, working_folder="/", max_restarts=restarts, processes=processes
         )
         self.handle = ""
 
     def submit(self) -> Run:
         """Submit it."""
-        self.handle = self.engine.submit(self.engine.render(self.ticket, self.run_dir), self.run_dir)
+        self.handle = self.backend.submit(self.backend.render(self.spec, self.run_dir), self.run_dir)
         return self
 
     def start(self) -> Run:
@@ -128,14 +128,14 @@ class Run:
         return self.run_dir.read_status().state
 
     @property
-    def sight(self) -> Sight:
+    def status(self) -> JobStatus:
         """As Slurm has it."""
-        return self.engine.look([self.handle])[self.handle]
+        return self.backend.poll([self.handle])[self.handle]
 
-    def end(self) -> Sight:
+    def end(self) -> JobStatus:
         """Wait for it."""
-        wait_until(lambda: self.sight.state.is_final)
-        return self.sight
+        wait_until(lambda: self.status.state.is_final)
+        return self.status
 
     def events(self, kind: str) -> list[Event]:
         """Of one kind."""
@@ -208,6 +208,6 @@ def cluster(_cluster: Cluster) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def engine(cluster: Cluster) -> SlurmEngine:
-    """An engine without wishes."""
-    return SlurmEngine(Slurm(), client=SlurmClient(env=cluster.env))
+def backend(cluster: Cluster) -> SlurmBackend:
+    """A backend without wishes."""
+    return SlurmBackend(Slurm(), client=SlurmClient(env=cluster.env))

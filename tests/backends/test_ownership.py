@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.fakes import ticket
+from tests.fakes import spec
 from trainworks.backends.ownership import check_may_change, check_run_dir, check_undrain, is_private, may_end
 from trainworks.errors import NotOwnerError
 from trainworks.host import users
@@ -26,7 +26,7 @@ NOBODY = 2**31 + 5
 def job(tmp_path: Path) -> JobRow:
     """A job of this user."""
     store = open_store(f"sqlite:///{tmp_path / 'jobs.db'}")
-    return store.add(ticket(), run_dir="/runs/a", owner="ann", engine="local", host=this_host(), now=1.0)
+    return store.add(spec(), run_dir="/runs/a", owner="ann", engine="local", host=this_host(), now=1.0)
 
 
 @pytest.fixture

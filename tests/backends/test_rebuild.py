@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.backends.small_engine import Site, SmallEngine
+from tests.backends.small_backend import Site, SmallBackend
 from tests.fakes import FakeClock, resolved_command
 from trainworks.agent.launch import keep_environment
 from trainworks.backends.local.machine import LocalNode
@@ -15,7 +15,7 @@ from trainworks.backends.rebuild import rebuild, submitted_runs
 from trainworks.backends.remote import follow_all, hand_over
 from trainworks.config.run_file import RunFile
 from trainworks.errors import UnreachableError
-from trainworks.jobs.request import ticket_of_run
+from trainworks.jobs.request import spec_of_run
 from trainworks.jobs.state import JobState
 from trainworks.jobs.store import JobStore, open_store
 from trainworks.record.run_dir import RunDir, create_run_dir
@@ -25,7 +25,7 @@ MACHINE = [LocalNode(name="here", cores=8.0, devices=(), accelerator=None, memor
 
 
 class Home:
-    """A folder of runs, a small engine in the place of Slurm's, and stores that come and go."""
+    """A folder of runs, a small backend in the place of Slurm's, and stores that come and go."""
 
     def __init__(self, folder: Path, clock: FakeClock) -> None:
         self.runs = folder / "runs"
@@ -39,17 +39,17 @@ class Home:
         self._stores += 1
         return open_store(f"sqlite:///{self._folder / f'jobs{self._stores}.db'}")
 
-    def run_dir(self, engine: str) -> RunDir:
+    def run_dir(self, backend: str) -> RunDir:
         run_dir = create_run_dir(self.runs, "t")
-        run_file = RunFile.model_validate({"name": "t", "run": "true", "cluster": engine})
+        run_file = RunFile.model_validate({"name": "t", "run": "true", "cluster": backend})
         run_dir.write_resolved(resolved_command(run_dir.run_id, run_file=run_file))
         return run_dir
 
     def submit(self, store: JobStore) -> RunDir:
         """A job that Slurm's stand-in holds."""
         run_dir = self.run_dir("slurm")
-        ticket = replace(ticket_of_run(run_dir.read_resolved()), hold=True)
-        hand_over(store, SmallEngine(self.site), ticket, run_dir, self.clock)
+        spec = replace(spec_of_run(run_dir.read_resolved()), hold=True)
+        hand_over(store, SmallBackend(self.site), spec, run_dir, self.clock)
         return run_dir
 
     def local(self, state: JobState, **words: object) -> RunDir:
@@ -64,7 +64,7 @@ class Home:
 def home(tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> Home:
     """Nothing was submitted yet."""
     made = Home(tmp_path, clock)
-    monkeypatch.setattr("trainworks.backends.rebuild.engine_of_run", lambda run, store: SmallEngine(made.site))
+    monkeypatch.setattr("trainworks.backends.rebuild.backend_of_run", lambda run, store: SmallBackend(made.site))
     return made
 
 
@@ -78,7 +78,7 @@ def test_a_job_that_waits_elsewhere_is_found_there_and_not_submitted_again(home:
     home.submit(home.store())
     store = home.store()
     assert rebuilt(home, store) == {"t-1": ("QUEUED", "")}
-    assert follow_all(store, home.clock, lambda row: SmallEngine(home.site)) == []
+    assert follow_all(store, home.clock, lambda row: SmallBackend(home.site)) == []
     row = store.find("t-1")
     assert row is not None
     assert (row.handle, row.reason, row.engine, list(home.site.jobs)) == ("1", "Held", "slurm", ["1"])
@@ -119,7 +119,7 @@ def test_a_job_that_was_never_submitted_is_left_out(home: Home) -> None:
     assert (store.search(), home.site.jobs) == ([], {})
 
 
-def test_a_job_that_its_engine_has_no_more_has_failed(home: Home) -> None:
+def test_a_job_that_its_backend_has_no_more_has_failed(home: Home) -> None:
     far = home.run_dir("slurm")
     far.submit_lock_file.touch()
     far.write_status(RunStatus(state="RUNNING", updated_at=7.0))
@@ -130,12 +130,12 @@ def test_a_job_that_its_engine_has_no_more_has_failed(home: Home) -> None:
     assert (row.cause, "slurm does not have the job any more" in row.message) == ("unknown", True)
 
 
-def test_a_job_whose_engine_is_silent_is_left_out_and_the_others_are_not(home: Home) -> None:
+def test_a_job_whose_backend_is_silent_is_left_out_and_the_others_are_not(home: Home) -> None:
     home.submit(home.store())
     home.local(JobState.SUCCEEDED, exit_code=0)
     home.site.answers = False
     store = home.store()
-    assert rebuilt(home, store) == {"t-1": ("", "the small engine does not answer"), "t-2": ("SUCCEEDED", "")}
+    assert rebuilt(home, store) == {"t-1": ("", "the small backend does not answer"), "t-2": ("SUCCEEDED", "")}
     home.site.answers = True
     assert rebuilt(home, store) == {"t-1": ("QUEUED", "")}
 
@@ -153,10 +153,10 @@ def test_a_run_directory_that_cannot_be_read_is_named(home: Home) -> None:
     assert (state, "cannot read" in note) == ("", True)
 
 
-def test_an_engine_that_cannot_be_asked_is_no_error_of_the_whole(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    def away(run: object, store: object) -> SmallEngine:
+def test_a_backend_that_cannot_be_asked_is_no_error_of_the_whole(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(run: object, store: object) -> SmallBackend:
         raise UnreachableError("no way there")
 
-    monkeypatch.setattr("trainworks.backends.rebuild.engine_of_run", away)
+    monkeypatch.setattr("trainworks.backends.rebuild.backend_of_run", away)
     home.run_dir("slurm").submit_lock_file.touch()
     assert rebuilt(home, home.store()) == {"t-1": ("", "no way there")}

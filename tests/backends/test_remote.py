@@ -9,24 +9,24 @@ from pathlib import Path
 
 import pytest
 
-from tests.backends.small_engine import Site, SmallEngine
+from tests.backends.small_backend import Site, SmallBackend
 from tests.fakes import FakeClock, resolved_command
-from trainworks.backends.backend import Script, Sight
-from trainworks.backends.registry import FAR, cluster_of, engine_for, engine_of_job
+from trainworks.backends.backend import JobStatus, RenderedJob
+from trainworks.backends.registry import FAR, backend_for, backend_of_job, cluster_of
 from trainworks.backends.remote import follow_all, hand_over, hand_over_again, next_step, withdraw
 from trainworks.config.run_file import RunFile
 from trainworks.errors import EnvironmentProblem, UnreachableError, UsageError
 from trainworks.files import take_lock
+from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.state import Cause, JobState
 from trainworks.jobs.store import JobRow, JobStore, open_store
-from trainworks.jobs.ticket import NodeResources, Ticket
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 
 Q, S, R, P = JobState.QUEUED, JobState.STARTING, JobState.RUNNING, JobState.PREEMPTED
 OK, BAD, STOP, WHO = JobState.SUCCEEDED, JobState.FAILED, JobState.STOPPED, JobState.UNKNOWN
 NOW = 1_760_000_000.0
-TICKET = Ticket(run_id="t-1", name="t", min_nodes=1, max_nodes=1, node=NodeResources(cores=1.0))
+SPEC = JobSpec(run_id="t-1", name="t", min_nodes=1, max_nodes=1, node=NodeResources(cores=1.0))
 ROW = JobRow(
     id=1,
     run_id="t-1",
@@ -35,7 +35,7 @@ ROW = JobRow(
     owner="ada",
     engine="slurm",
     handle="7",
-    ticket=TICKET,
+    spec=SPEC,
     state=R,
     submitted_at=NOW,
     changed_at=NOW,
@@ -67,32 +67,32 @@ ROW = JobRow(
     ],
 )
 def test_the_next_state_of_a_job(seen: JobState, said: JobState, then: JobState) -> None:
-    step = next_step(ROW, Sight(state=seen, raw="WORD"), RunStatus(state=said), NOW)
+    step = next_step(ROW, JobStatus(state=seen, raw="WORD"), RunStatus(state=said), NOW)
     assert step is not None
     assert (step.state, step.columns["raw"]) == (then, "WORD")
 
 
 def test_the_cause_is_the_run_directorys() -> None:
     status = RunStatus(state=BAD, cause="oom", message="rank 3", exit_code=1, updated_at=NOW - 5)
-    step = next_step(ROW, Sight(state=BAD, cause=Cause.USER_ERROR, exit_code=9), status, NOW)
+    step = next_step(ROW, JobStatus(state=BAD, cause=Cause.USER_ERROR, exit_code=9), status, NOW)
     assert step is not None and step.since == NOW - 5
     assert (step.columns["cause"], step.columns["message"], step.columns["exit_code"]) == ("oom", "rank 3", 1)
 
 
-def test_without_a_last_word_the_cause_is_the_engines() -> None:
-    step = next_step(ROW, Sight(state=BAD, raw="TIMEOUT", cause=Cause.TIME_LIMIT), RunStatus(state=R), NOW)
+def test_without_a_last_word_the_cause_is_the_backends() -> None:
+    step = next_step(ROW, JobStatus(state=BAD, raw="TIMEOUT", cause=Cause.TIME_LIMIT), RunStatus(state=R), NOW)
     assert step is not None
     assert (step.columns["cause"], step.columns["message"]) == ("time_limit", "its time was over: TIMEOUT")
 
 
-def test_a_job_that_its_engine_forgot_has_failed_only_after_a_while() -> None:
+def test_a_job_that_its_backend_forgot_has_failed_only_after_a_while() -> None:
     assert next_step(ROW, None, RunStatus(state=R), NOW + 10) is None
     step = next_step(ROW, None, RunStatus(state=R), NOW + 60)
     assert step is not None and (step.state, step.columns["cause"]) == (BAD, "unknown")
     assert "slurm does not know job 7" in step.columns["message"]
 
 
-def test_a_job_that_its_engine_forgot_ended_as_its_run_directory_says_or_as_somebody_asked() -> None:
+def test_a_job_that_its_backend_forgot_ended_as_its_run_directory_says_or_as_somebody_asked() -> None:
     done = next_step(ROW, None, RunStatus(state=OK, exit_code=0), NOW)
     stopped = next_step(replace(ROW, asked_to_end="stop"), None, RunStatus(state=R), NOW)
     assert done is not None and stopped is not None
@@ -109,8 +109,8 @@ class Queue:
         self.clock = clock
 
     @property
-    def engine(self) -> SmallEngine:
-        return SmallEngine(self.site)
+    def backend(self) -> SmallBackend:
+        return SmallBackend(self.site)
 
     def run_dir(self, number: int = 1) -> RunDir:
         run_dir = RunDir(self.folder / f"t-{number}")
@@ -120,11 +120,11 @@ class Queue:
         return run_dir
 
     def submit(self, run_dir: RunDir, **wishes: object) -> JobRow:
-        ticket = replace(TICKET, run_id=run_dir.run_id, hold=True, **wishes)  # type: ignore[arg-type]
-        return hand_over(self.store, self.engine, ticket, run_dir, self.clock)
+        spec = replace(SPEC, run_id=run_dir.run_id, hold=True, **wishes)  # type: ignore[arg-type]
+        return hand_over(self.store, self.backend, spec, run_dir, self.clock)
 
     def look(self) -> list[str]:
-        return [str(error) for error in follow_all(self.store, self.clock, lambda run_dir: self.engine)]
+        return [str(error) for error in follow_all(self.store, self.clock, lambda run_dir: self.backend)]
 
     def row(self, number: int = 1) -> JobRow:
         row = self.store.get(number)
@@ -140,7 +140,7 @@ def queue(tmp_path: Path, clock: FakeClock) -> Queue:
 
 def test_a_submission_that_was_cut_off_is_finished_by_whoever_looks(queue: Queue) -> None:
     run_dir = queue.run_dir()
-    queue.store.add(replace(TICKET, hold=True), run_dir=str(run_dir.path), owner="ada", engine="small", now=NOW)
+    queue.store.add(replace(SPEC, hold=True), run_dir=str(run_dir.path), owner="ada", engine="small", now=NOW)
     assert queue.look() == []
     assert (queue.row().handle, list(queue.site.jobs)) == ("1", ["1"])
     queue.look()
@@ -149,7 +149,7 @@ def test_a_submission_that_was_cut_off_is_finished_by_whoever_looks(queue: Queue
 
 def test_one_that_another_process_is_submitting_now_is_left_to_it(queue: Queue) -> None:
     run_dir = queue.run_dir()
-    queue.store.add(TICKET, run_dir=str(run_dir.path), owner="ada", engine="small", now=NOW)
+    queue.store.add(SPEC, run_dir=str(run_dir.path), owner="ada", engine="small", now=NOW)
     lock = take_lock(run_dir.submit_lock_file)
     assert lock is not None
     try:
@@ -162,12 +162,12 @@ def test_one_that_another_process_is_submitting_now_is_left_to_it(queue: Queue) 
 
 
 def nothing_is_left(queue: Queue, run_dir: RunDir) -> bool:
-    """Neither in the store, nor at the engine, nor in the run directory."""
+    """Neither in the store, nor at the backend, nor in the run directory."""
     assert queue.look() == []
     return not queue.store.search() and not queue.site.jobs and run_dir.read_status().state == "CREATED"
 
 
-def test_an_engine_that_does_not_answer_leaves_nothing_of_a_submission(queue: Queue) -> None:
+def test_a_backend_that_does_not_answer_leaves_nothing_of_a_submission(queue: Queue) -> None:
     run_dir = queue.run_dir()
     queue.site.answers = False
     with pytest.raises(UnreachableError, match="does not answer") as away:
@@ -181,11 +181,11 @@ def test_an_engine_that_does_not_answer_leaves_nothing_of_a_submission(queue: Qu
 def test_a_submission_that_fails_leaves_nothing(
     queue: Queue, problem: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(engine: SmallEngine, script: Script, run_dir: RunDir) -> str:
+    def fail(backend: SmallBackend, rendered: RenderedJob, run_dir: RunDir) -> str:
         raise problem
 
     run_dir = queue.run_dir()
-    monkeypatch.setattr(SmallEngine, "submit", fail)
+    monkeypatch.setattr(SmallBackend, "submit", fail)
     with pytest.raises(type(problem)):
         queue.submit(run_dir)
     monkeypatch.undo()
@@ -206,13 +206,13 @@ def test_a_store_that_takes_no_job_leaves_nothing(queue: Queue, monkeypatch: pyt
 def test_a_submission_whose_answer_is_lost_is_accepted_and_found_once(queue: Queue) -> None:
     queue.site.loses_answers = True
     row = queue.submit(queue.run_dir())
-    assert (row.state, row.handle, row.reachable, row.reason) == (Q, None, False, "the small engine did not answer")
+    assert (row.state, row.handle, row.reachable, row.reason) == (Q, None, False, "the small backend did not answer")
     queue.site.loses_answers = False
     assert queue.look() == []
     assert (queue.row().handle, queue.row().reachable, list(queue.site.jobs)) == ("1", True, ["1"])
 
 
-def test_a_job_that_its_engine_may_have_is_not_called_stopped(queue: Queue) -> None:
+def test_a_job_that_its_backend_may_have_is_not_called_stopped(queue: Queue) -> None:
     queue.site.loses_answers = True
     row = queue.submit(queue.run_dir())
     with pytest.raises(UnreachableError, match="may have it"):
@@ -228,7 +228,7 @@ def test_a_retry_that_fails_leaves_the_job_as_it_was(queue: Queue) -> None:
     before = queue.row()
     queue.site.answers = False
     with pytest.raises(UnreachableError):
-        hand_over_again(queue.store, queue.engine, before, queue.clock)
+        hand_over_again(queue.store, queue.backend, before, queue.clock)
     assert replace(queue.row(), version=before.version) == before
     assert run_dir.read_status().cause == "oom"
 
@@ -236,35 +236,35 @@ def test_a_retry_that_fails_leaves_the_job_as_it_was(queue: Queue) -> None:
 def test_a_cut_off_submission_that_is_refused_later_has_failed_and_says_why(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(engine: SmallEngine, script: Script, run_dir: RunDir) -> str:
+    def refuse(backend: SmallBackend, rendered: RenderedJob, run_dir: RunDir) -> str:
         raise UsageError("Invalid partition name specified")
 
     run_dir = queue.run_dir()
-    held = replace(TICKET, hold=True)
+    held = replace(SPEC, hold=True)
     queue.store.add(held, run_dir=str(run_dir.path), owner="ada", engine="small", now=NOW)
-    monkeypatch.setattr(SmallEngine, "submit", refuse)
+    monkeypatch.setattr(SmallBackend, "submit", refuse)
     assert queue.look() == []
     row = queue.row()
     assert (row.state, row.cause, row.message) == (BAD, "launch_failed", "Invalid partition name specified")
     assert run_dir.read_status().state == BAD
     monkeypatch.undo()
-    again = hand_over_again(queue.store, queue.engine, queue.row(), queue.clock)
+    again = hand_over_again(queue.store, queue.backend, queue.row(), queue.clock)
     assert (again.state, again.handle, run_dir.read_status().state) == (Q, "1", Q)
 
 
-def test_a_job_waits_for_others_by_the_engines_names(queue: Queue) -> None:
+def test_a_job_waits_for_others_by_the_backends_names(queue: Queue) -> None:
     first = queue.submit(queue.run_dir(1))
     queue.submit(queue.run_dir(2), depends_on=("t-1",))
     queue.submit(queue.run_dir(3), depends_on=(str(first.id),))
-    assert [queue.site.jobs[handle].ticket.depends_on for handle in ("2", "3")] == [("1",), ("1",)]
-    assert queue.row(2).ticket.depends_on == ("t-1",)
+    assert [queue.site.jobs[handle].spec.depends_on for handle in ("2", "3")] == [("1",), ("1",)]
+    assert queue.row(2).spec.depends_on == ("t-1",)
 
 
 def test_a_job_does_not_wait_for_one_that_has_succeeded(queue: Queue) -> None:
     first = queue.submit(queue.run_dir(1))
     queue.store.move(first.id, OK, now=NOW)
     queue.submit(queue.run_dir(2), depends_on=("t-1",))
-    assert queue.site.jobs["2"].ticket.depends_on == ()
+    assert queue.site.jobs["2"].spec.depends_on == ()
 
 
 @pytest.mark.parametrize(("name", "says"), [("t-1", "which is FAILED"), ("gone", "which does not exist")])
@@ -276,13 +276,13 @@ def test_a_job_that_waits_for_ever_is_refused(queue: Queue, name: str, says: str
     assert queue.store.find("t-2") is None
 
 
-def test_a_job_of_the_local_queue_is_none_that_another_engine_knows(queue: Queue) -> None:
-    queue.store.add(TICKET, run_dir="/elsewhere", owner="ada", engine="local", now=NOW)
+def test_a_job_of_the_local_queue_is_none_that_another_backend_knows(queue: Queue) -> None:
+    queue.store.add(SPEC, run_dir="/elsewhere", owner="ada", engine="local", now=NOW)
     with pytest.raises(UsageError, match="in the queue of local, not of small"):
         queue.submit(queue.run_dir(2), depends_on=("t-1",))
 
 
-def test_the_reason_to_wait_is_the_engines(queue: Queue) -> None:
+def test_the_reason_to_wait_is_the_backends(queue: Queue) -> None:
     queue.submit(queue.run_dir())
     queue.look()
     assert (queue.row().state, queue.row().reason, queue.row().raw) == (Q, "Held", "waits")
@@ -302,10 +302,10 @@ def test_a_job_is_followed_to_its_end_whose_run_directory_is_gone(queue: Queue) 
     shutil.rmtree(gone.path)
     assert queue.look() == []
     assert (queue.row().state, queue.row().reason) == (Q, "Held")
-    engine = engine_of_job(queue.row())
-    assert engine is not None
-    assert engine.name == "slurm"
-    queue.engine.stop("1")
+    backend = backend_of_job(queue.row())
+    assert backend is not None
+    assert backend.name == "slurm"
+    queue.backend.stop("1")
     assert queue.look() == []
     assert (queue.row().state, gone.path.exists()) == (JobState.STOPPED, False)
 
@@ -314,8 +314,8 @@ def test_a_job_whose_run_directory_is_gone_before_it_was_submitted_has_failed(qu
     gone, there = queue.run_dir(1), queue.run_dir(2)
     for run_dir in (gone, there):
         words = cluster_of(run_dir.path).model_dump_json()
-        ticket = replace(TICKET, run_id=run_dir.run_id, hold=True)
-        queue.store.add(ticket, run_dir=str(run_dir.path), owner="ada", engine="small", cluster=words, now=NOW)
+        spec = replace(SPEC, run_id=run_dir.run_id, hold=True)
+        queue.store.add(spec, run_dir=str(run_dir.path), owner="ada", engine="small", cluster=words, now=NOW)
     shutil.rmtree(gone.path)
     assert queue.look() == []
     assert (queue.row(1).state, queue.row(1).cause, queue.row(2).handle) == (BAD, "launch_failed", "1")
@@ -323,8 +323,8 @@ def test_a_job_whose_run_directory_is_gone_before_it_was_submitted_has_failed(qu
 
 
 def test_a_job_that_no_version_says_where_it_is_keeps_nobody_else_waiting(queue: Queue) -> None:
-    queue.store.add(TICKET, run_dir="/gone", owner="ada", engine="small", now=NOW)
-    queue.store.add(TICKET, run_dir="/gone-too", owner="ada", engine="small", cluster="{", now=NOW)
+    queue.store.add(SPEC, run_dir="/gone", owner="ada", engine="small", now=NOW)
+    queue.store.add(SPEC, run_dir="/gone-too", owner="ada", engine="small", cluster="{", now=NOW)
     queue.submit(queue.run_dir(2))
     assert queue.look() == []
     assert [queue.row(number).reason for number in (1, 2, 3)] == [None, None, "Held"]
@@ -333,5 +333,5 @@ def test_a_job_that_no_version_says_where_it_is_keeps_nobody_else_waiting(queue:
 @pytest.mark.parametrize("name", ["local", "slurm", "kubernetes", "skypilot", "ray"])
 def test_who_is_far_is_known_without_importing_it(name: str) -> None:
     cluster = RunFile.model_validate({"name": "t", "run": "true", "cluster": name}).cluster
-    engine = engine_for(cluster)
-    assert (engine.name, engine.shares_files) == (name, name not in FAR)
+    backend = backend_for(cluster)
+    assert (backend.name, backend.shares_files) == (name, name not in FAR)

@@ -154,8 +154,8 @@ def forge(store: JobStore, job: str, *, uid: int, run_dir: Path, host: str) -> i
     """A row that says it is a job of another user."""
     row = store.find(job)
     assert row is not None
-    ticket = replace(row.ticket, hold=False)
-    forged = store.add(ticket, run_dir=str(run_dir), owner="root", uid=uid, host=host, engine="local", now=time.time())
+    spec = replace(row.spec, hold=False)
+    forged = store.add(spec, run_dir=str(run_dir), owner="root", uid=uid, host=host, engine="local", now=time.time())
     return forged.id
 
 

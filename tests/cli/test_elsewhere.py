@@ -1,4 +1,4 @@
-"""The commands about jobs, where an engine that is not this machine's has them."""
+"""The commands about jobs, where a backend that is not this machine's has them."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tests.backends.small_engine import Job, Site, SmallEngine, end_all
-from trainworks.backends.backend import Sight
+from tests.backends.small_backend import Job, Site, SmallBackend, end_all
+from trainworks.backends.backend import JobStatus
 from trainworks.cli.app import app
 from trainworks.errors import RunFailedError, TrainworksError, UnreachableError, UsageError
 from trainworks.jobs.state import JobState
 
 
-class FarEngine(SmallEngine):
+class FarBackend(SmallBackend):
     """The same, whose nodes keep their files to themselves."""
 
     shares_files = False
 
     def output(self, handle: str, *, node: int | None = None, follow: bool = False) -> Iterator[str]:
         run_dir = self._site.jobs[handle].run_dir
-        while follow and not self.look([handle])[handle].state.is_final:
+        while follow and not self.poll([handle])[handle].state.is_final:
             time.sleep(0.05)
         for rank in (0, 1) if node is None else (node,):
             for line in run_dir.rank_log(rank).read_text().splitlines():
@@ -34,14 +34,14 @@ class FarEngine(SmallEngine):
 
 @pytest.fixture(autouse=True)
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    """A small engine in the place of Slurm's and Kubernetes'."""
+    """A small backend in the place of Slurm's and Kubernetes'."""
     site = Site()
 
-    def engine_for(cluster, *, store=None, program=None):
-        return FarEngine(site) if cluster.engine == "kubernetes" else SmallEngine(site)
+    def backend_for(cluster, *, store=None, program=None):
+        return FarBackend(site) if cluster.engine == "kubernetes" else SmallBackend(site)
 
-    for place in ("cli.jobs", "scheduler.engines"):  # last where the other gets it from
-        monkeypatch.setattr(f"trainworks.{place}.engine_for", engine_for)
+    for place in ("cli.jobs", "backends.registry"):  # last where the other gets it from
+        monkeypatch.setattr(f"trainworks.{place}.backend_for", backend_for)
     monkeypatch.setenv("TRAINWORKS_DATA", str(tmp_path / "data"))
     monkeypatch.chdir(tmp_path)
     yield site
@@ -57,9 +57,9 @@ def call(*arguments: str) -> str:
     return result.stdout
 
 
-def written(command: str, engine: str = "slurm", **keys: object) -> str:
+def written(command: str, backend: str = "slurm", **keys: object) -> str:
     """A run file of two nodes of one rank."""
-    cluster = {"engine": engine, "nodes": 2, "processes_per_node": 1}
+    cluster = {"engine": backend, "nodes": 2, "processes_per_node": 1}
     Path("job.yaml").write_text(json.dumps({"name": "job", "run": command, "cluster": cluster} | keys))
     return "job.yaml"
 
@@ -96,15 +96,15 @@ def test_a_failed_job_says_so_and_is_retried() -> None:
     assert wait_for("SUCCEEDED")["attempt"] == 2
 
 
-def test_a_job_that_says_it_has_failed_is_retried_once_its_engine_says_so_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    truth, still = SmallEngine._sight, iter([True] * 5)
+def test_a_job_that_says_it_has_failed_is_retried_once_its_backend_says_so_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    truth, still = SmallBackend._job_status, iter([True] * 5)
 
-    def late(engine: SmallEngine, job: Job) -> Sight:
-        sight = truth(engine, job)
-        is_late = sight.state is JobState.FAILED and next(still, False)
-        return replace(sight, state=JobState.RUNNING) if is_late else sight
+    def late(backend: SmallBackend, job: Job) -> JobStatus:
+        status = truth(backend, job)
+        is_late = status.state is JobState.FAILED and next(still, False)
+        return replace(status, state=JobState.RUNNING) if is_late else status
 
-    monkeypatch.setattr(SmallEngine, "_sight", late)
+    monkeypatch.setattr(SmallBackend, "_job_status", late)
     command = 'test -e "$TRAINWORKS_RUN_DIR/again" && exit 0; touch "$TRAINWORKS_RUN_DIR/again"; exit 3'
     with pytest.raises(RunFailedError):
         call("run", written(command))
@@ -127,11 +127,11 @@ def test_a_job_is_stopped_and_the_command_returns_when_it_has_ended() -> None:
 
 
 @pytest.mark.parametrize("command", ["submit", "run"])
-@pytest.mark.parametrize("engine", ["slurm", "kubernetes"])
-def test_a_submission_that_fails_leaves_nothing(site: Site, command: str, engine: str) -> None:
+@pytest.mark.parametrize("backend", ["slurm", "kubernetes"])
+def test_a_submission_that_fails_leaves_nothing(site: Site, command: str, backend: str) -> None:
     site.answers = False
     with pytest.raises(UnreachableError, match="does not answer"):
-        call(command, written("true", engine))
+        call(command, written("true", backend))
     site.answers = True
     assert json.loads(call("ps", "--all", "--json")) == json.loads(call("ls", "--json")) == []
     assert (site.jobs, list(Path("runs").iterdir())) == ({}, [])
@@ -141,13 +141,13 @@ def test_a_submission_whose_answer_is_lost_is_accepted_and_says_so(site: Site) -
     site.loses_answers = True
     result = CliRunner().invoke(app, ["submit", written("true")])
     assert (result.exit_code, result.stdout) == (0, "job-1\n")
-    assert "warning: the small engine did not answer; job 1 (job-1) is accepted" in result.stderr
+    assert "warning: the small backend did not answer; job 1 (job-1) is accepted" in result.stderr
     site.loses_answers = False
     wait_for("SUCCEEDED")
     assert list(site.jobs) == ["1"]
 
 
-def test_a_job_that_its_engine_may_have_is_neither_held_nor_stopped_unseen(site: Site) -> None:
+def test_a_job_that_its_backend_may_have_is_neither_held_nor_stopped_unseen(site: Site) -> None:
     site.loses_answers = True
     call("submit", written("true"))
     site.answers = False
@@ -157,12 +157,12 @@ def test_a_job_that_its_engine_may_have_is_neither_held_nor_stopped_unseen(site:
         call("stop", "job-1")
 
 
-def test_an_engine_that_does_not_answer_is_said_beside_its_jobs(site: Site) -> None:
+def test_a_backend_that_does_not_answer_is_said_beside_its_jobs(site: Site) -> None:
     call("submit", written("echo up; sleep 600"))
     wait_for("RUNNING")
     site.answers = False
     result = CliRunner().invoke(app, ["ps"])
-    assert ("RUNNING (not reached)" in result.output, "the small engine does not answer" in result.output) == (
+    assert ("RUNNING (not reached)" in result.output, "the small backend does not answer" in result.output) == (
         True,
         True,
     )
@@ -187,7 +187,7 @@ def test_nodes_are_those_of_the_cluster_that_is_named() -> None:
     )
 
 
-def test_what_far_nodes_print_comes_from_their_engine() -> None:
+def test_what_far_nodes_print_comes_from_their_backend() -> None:
     assert call("run", written("echo far $RANK", "kubernetes")) == "[0] far 0\n[1] far 1\n"
     assert call("logs", "job-1", "--node", "1") == "far 1\n"
     with pytest.raises(UsageError, match="keep no files here"):

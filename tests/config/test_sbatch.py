@@ -16,7 +16,7 @@ from trainworks.config.run_file import RunFile
 from trainworks.config.sbatch import BatchSource, is_batch_script, load_batch_script, parse_batch_script
 from trainworks.config.sbatch_options import read_options
 from trainworks.errors import RunFileError, UsageError
-from trainworks.jobs.ticket import NodeResources, ticket_of
+from trainworks.jobs.job_spec import NodeResources, spec_of
 
 SCRIPT = """\
 #!/bin/bash -l
@@ -102,9 +102,9 @@ def refusal(text: str) -> RunFileError:
 def node(options: str) -> tuple[int, int, NodeResources]:
     """Nodes, tasks of each, and what each has."""
     run_file = read(options)
-    ticket = ticket_of(run_file, run_id="r", working_folder="/", max_restarts=0)
+    spec = spec_of(run_file, run_id="r", working_folder="/", max_restarts=0)
     assert isinstance(run_file.cluster.processes_per_node, int)
-    return ticket.max_nodes, run_file.cluster.processes_per_node, ticket.node
+    return spec.max_nodes, run_file.cluster.processes_per_node, spec.node
 
 
 def test_every_mistake_has_its_error(golden) -> None:

@@ -17,16 +17,16 @@ import pytest
 from tests.fakes import processes, resolved_command
 from tests.postgres import PostgresServer, postgres_url, require_postgres
 from trainworks.agent.launch import run_mark
-from trainworks.backends.backend import Script
-from trainworks.backends.local.backend import LocalEngine
+from trainworks.backends.backend import RenderedJob
+from trainworks.backends.local.backend import LocalBackend
 from trainworks.backends.local.dispatcher_process import wake
 from trainworks.backends.store_place import dispatcher_log, store_url
 from trainworks.config.run_file import RunFile
 from trainworks.errors import EnvironmentProblem
 from trainworks.host import process
+from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.state import JobState
 from trainworks.jobs.store import JobRow, open_store
-from trainworks.jobs.ticket import NodeResources, Ticket
 from trainworks.record.events import read_events
 from trainworks.record.run_dir import RunDir, create_run_dir
 from trainworks.recover.restarts import restarts_used
@@ -72,7 +72,7 @@ def open_files(pid: int) -> set[str]:
         return set()
 
 
-def script_of(folder: Path, number: int) -> tuple[Script, RunDir]:
+def script_of(folder: Path, number: int) -> tuple[RenderedJob, RunDir]:
     """A job that writes a line when it begins, and another one when it ends."""
     run_dir = create_run_dir(folder / "runs", "job")
     command = f"echo begin {number} >> {folder}/book; sleep 0.02; echo end {number} >> {folder}/book"
@@ -80,15 +80,15 @@ def script_of(folder: Path, number: int) -> tuple[Script, RunDir]:
     resolved = resolved_command(run_file=run_file, run_id=run_dir.run_id, command=None, working_folder=str(folder))
     run_dir.write_resolved(resolved)
     node = NodeResources(cores=1.0)
-    return Script(Ticket(run_id=run_dir.run_id, name="job", min_nodes=1, max_nodes=1, node=node), ""), run_dir
+    return RenderedJob(JobSpec(run_id=run_dir.run_id, name="job", min_nodes=1, max_nodes=1, node=node), ""), run_dir
 
 
 def submit_in_a_process(folder: Path, number: int) -> process.Forked:
     """A command line that submits, and may be killed meanwhile."""
-    script, run_dir = script_of(folder, number)
+    rendered, run_dir = script_of(folder, number)
 
     def submit() -> int:
-        LocalEngine().submit(script, run_dir)
+        LocalBackend().submit(rendered, run_dir)
         return 0
 
     return process.fork(submit, log=folder / "submit.log")
@@ -142,13 +142,13 @@ def test_no_job_is_lost_and_none_runs_twice_whoever_is_killed(folder: Path) -> N
 
 @pytest.mark.slow
 def test_a_supervisor_that_is_killed_takes_its_ranks_with_it_and_its_job_starts_again(folder: Path) -> None:
-    script, run_dir = script_of(folder, 0)
+    rendered, run_dir = script_of(folder, 0)
     marker = folder / "once"
     command = f"echo begin 0 >> {folder}/book; if mkdir {marker}; then sleep 300; fi; echo end 0 >> {folder}/book"
     resolved = run_dir.read_resolved()
     run_file = resolved.run_file.model_copy(update={"run": command})
     run_dir.write_resolved(resolved.model_copy(update={"run_file": run_file}))
-    LocalEngine().submit(replace(script, ticket=replace(script.ticket, max_restarts=1)), run_dir)
+    LocalBackend().submit(replace(rendered, spec=replace(rendered.spec, max_restarts=1)), run_dir)
     wait_until(marker.is_dir)
     pid = run_dir.read_status().supervisor_pid
     assert pid is not None
@@ -167,8 +167,8 @@ def test_a_database_server_that_is_killed_delays_the_queue_and_nothing_else(
     server = PostgresServer()
     monkeypatch.setenv("TRAINWORKS_STORE", postgres_url("queue", server))
     first, second = slow_script(folder, 0), script_of(folder, 1)
-    LocalEngine().submit(*first)
-    LocalEngine().submit(replace(second[0], ticket=replace(second[0].ticket, depends_on=("1",))), second[1])
+    LocalBackend().submit(*first)
+    LocalBackend().submit(replace(second[0], spec=replace(second[0].spec, depends_on=("1",))), second[1])
     wait_until(lambda: book(folder)["begin 0"] == 1)
     server.kill()
     with pytest.raises(EnvironmentProblem, match="cannot open the job store"):
@@ -190,18 +190,18 @@ def test_a_full_disk_below_the_store_refuses_a_job_and_loses_none(
     disk = small_disk("8m")
     monkeypatch.setenv("TRAINWORKS_DATA", str(disk / "data"))
     first, second = slow_script(folder, 0), script_of(folder, 1)
-    LocalEngine().submit(*first)
+    LocalBackend().submit(*first)
     wait_until(lambda: book(folder)["begin 0"] == 1)
     rest = disk / "rest"
     with pytest.raises(OSError, match="No space left"), rest.open("wb", buffering=0) as file:
         while True:
             file.write(bytes(2**12))
     with pytest.raises(EnvironmentProblem, match="full"):
-        LocalEngine().submit(*second)
+        LocalBackend().submit(*second)
     (folder / "go").touch()
     wait_until(lambda: book(folder)["end 0"] == 1)
     rest.unlink()
-    LocalEngine().submit(*second)
+    LocalBackend().submit(*second)
     jobs = wait_for_all(PATIENCE_S)
     assert [(job.state, job.attempt) for job in jobs] == [(JobState.SUCCEEDED, 1)] * 2
     assert book(folder) == {"begin 0": 1, "end 0": 1, "begin 1": 1, "end 1": 1}
@@ -209,14 +209,14 @@ def test_a_full_disk_below_the_store_refuses_a_job_and_loses_none(
         found.kill()
 
 
-def slow_script(folder: Path, number: int) -> tuple[Script, RunDir]:
+def slow_script(folder: Path, number: int) -> tuple[RenderedJob, RunDir]:
     """A job that ends once there is a file `go`."""
-    script, run_dir = script_of(folder, number)
+    rendered, run_dir = script_of(folder, number)
     resolved = run_dir.read_resolved()
     run = (resolved.run_file.run or "").replace("sleep 0.02", f"while [ ! -e {folder}/go ]; do sleep 0.02; done")
     run_file = resolved.run_file.model_copy(update={"run": run})
     run_dir.write_resolved(resolved.model_copy(update={"run_file": run_file}))
-    return script, run_dir
+    return rendered, run_dir
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
@@ -266,7 +266,7 @@ def endless_job(folder: Path) -> RunDir:
         run_file=run_file, run_id=run_dir.run_id, command=None, working_folder=str(folder), processes=ranks
     )
     run_dir.write_resolved(resolved)
-    ticket = Ticket(
+    spec = JobSpec(
         run_id=run_dir.run_id,
         name="job",
         min_nodes=1,
@@ -274,7 +274,7 @@ def endless_job(folder: Path) -> RunDir:
         node=NodeResources(cores=1.0),
         max_restarts=MAX_RESTARTS,
     )
-    LocalEngine().submit(Script(ticket, ""), run_dir)
+    LocalBackend().submit(RenderedJob(spec, ""), run_dir)
     return run_dir
 
 

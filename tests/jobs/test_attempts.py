@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainworks.jobs.attempts import attempts_of
+from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.state import JobState
 from trainworks.jobs.store import JobRow
-from trainworks.jobs.ticket import NodeResources, Ticket
 
-TICKET = Ticket(run_id="t-1", name="t", min_nodes=2, max_nodes=2, node=NodeResources(cores=8.0, accelerators=2))
+SPEC = JobSpec(run_id="t-1", name="t", min_nodes=2, max_nodes=2, node=NodeResources(cores=8.0, accelerators=2))
 JOB = JobRow(
     id=1,
     run_id="t-1",
@@ -20,7 +20,7 @@ JOB = JobRow(
     name="t",
     owner="ada",
     engine="slurm",
-    ticket=TICKET,
+    spec=SPEC,
     state=JobState.RUNNING,
     submitted_at=0.0,
     changed_at=0.0,

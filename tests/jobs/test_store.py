@@ -20,13 +20,13 @@ from alembic.script import ScriptDirectory
 from tests.postgres import postgres_url
 from trainworks.errors import DamagedStoreError, EnvironmentProblem, UsageError
 from trainworks.jobs.database import VERSION, open_database, set_aside
+from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.migrations.versions import v0001_jobs, v0002_cluster
 from trainworks.jobs.state import JobState
 from trainworks.jobs.store import JobRow, JobStore, Placement, open_store
 from trainworks.jobs.tables import metadata
-from trainworks.jobs.ticket import NodeResources, Ticket
 
-TICKET = Ticket(
+SPEC = JobSpec(
     run_id="demo-1",
     name="demo",
     min_nodes=1,
@@ -56,19 +56,19 @@ def store(url: str) -> JobStore:
 
 def add(store: JobStore, run_id: str = "demo-1", **changes: object) -> JobRow:
     """Submit a job."""
-    ticket = replace(TICKET, run_id=run_id, name=run_id.rpartition("-")[0], **changes)  # type: ignore[arg-type]
-    return store.add(ticket, run_dir=f"/runs/{run_id}", owner="ada", engine="local", now=1.5)
+    spec = replace(SPEC, run_id=run_id, name=run_id.rpartition("-")[0], **changes)  # type: ignore[arg-type]
+    return store.add(spec, run_dir=f"/runs/{run_id}", owner="ada", engine="local", now=1.5)
 
 
 def test_a_job_comes_back_as_it_was_added(store: JobStore) -> None:
     added = add(store)
     assert store.get(added.id) == added
-    assert (added.ticket, added.state, added.submitted_at) == (TICKET, JobState.QUEUED, 1.5)
+    assert (added.spec, added.state, added.submitted_at) == (SPEC, JobState.QUEUED, 1.5)
 
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_any_text_comes_back_as_it_was_written(store: JobStore, text: str) -> None:
-    added = store.add(replace(TICKET, name=text), run_dir=text, owner=text, engine="local", now=1.0)
+    added = store.add(replace(SPEC, name=text), run_dir=text, owner=text, engine="local", now=1.0)
     assert store.find(text) == added
     assert [job.id for job in store.search(name=text, owner=text)] == [added.id]
 
@@ -85,8 +85,8 @@ def test_a_job_is_found_by_number_run_and_folder(store: JobStore) -> None:
 
 
 def test_of_two_runs_of_one_name_the_newer_is_found(store: JobStore) -> None:
-    store.add(TICKET, run_dir="/a/demo-1", owner="ada", engine="local", now=1.0)
-    newer = store.add(TICKET, run_dir="/b/demo-1", owner="ada", engine="local", now=2.0)
+    store.add(SPEC, run_dir="/a/demo-1", owner="ada", engine="local", now=1.0)
+    newer = store.add(SPEC, run_dir="/b/demo-1", owner="ada", engine="local", now=2.0)
     assert store.find("demo-1") == newer
 
 
@@ -224,7 +224,7 @@ def test_a_store_of_the_first_version_keeps_its_jobs(url: str) -> None:
             v0001_jobs.upgrade()
         context.stamp(ScriptDirectory(str(Path(v0001_jobs.__file__).parents[1])), "0001")
         columns = {"id": 7, "run_id": "demo-1", "run_dir": "/runs/demo-1", "name": "demo", "owner": "ada"}
-        columns |= {"engine": "slurm", "ticket": json.dumps(asdict(TICKET)), "state": "RUNNING"}
+        columns |= {"engine": "slurm", "ticket": json.dumps(asdict(SPEC)), "state": "RUNNING"}
         columns |= {"priority": 50, "attempt": 1, "restarts": 0, "version": 3, "held": False, "reachable": True}
         columns |= {"submitted_at": 1.0, "changed_at": 2.0}
         names = ", ".join(columns)
@@ -233,7 +233,7 @@ def test_a_store_of_the_first_version_keeps_its_jobs(url: str) -> None:
     engine.dispose()
     job = open_store(url).find("demo-1")
     assert job is not None
-    assert (job.id, job.state, job.ticket, job.cluster) == (7, JobState.RUNNING, TICKET, None)
+    assert (job.id, job.state, job.spec, job.cluster) == (7, JobState.RUNNING, SPEC, None)
 
 
 def test_jobs_of_the_second_version_belong_to_the_account_of_their_owner_on_this_machine(url: str) -> None:
@@ -250,7 +250,7 @@ def test_jobs_of_the_second_version_belong_to_the_account_of_their_owner_on_this
             columns = {"run_id": f"a-{number}", "run_dir": f"/runs/a-{number}", "name": "a", "owner": owner}
             columns |= {
                 "engine": kind,
-                "ticket": json.dumps(asdict(TICKET)),
+                "ticket": json.dumps(asdict(SPEC)),
                 "state": "RUNNING",
                 "asked_to_end": "stop",
             }
@@ -270,7 +270,7 @@ def test_jobs_of_the_second_version_belong_to_the_account_of_their_owner_on_this
 def test_jobs_are_asked_for_by_user_and_machine(store: JobStore) -> None:
     def job(number: int, uid: int, host: str) -> int:
         run = {"run_dir": f"/runs/{number}", "owner": "ann", "engine": "local"}
-        return store.add(TICKET, **run, uid=uid, host=host, now=1.0).id  # type: ignore[arg-type]
+        return store.add(SPEC, **run, uid=uid, host=host, now=1.0).id  # type: ignore[arg-type]
 
     large = 2**32 - 2
     mine, _, _ = job(1, large, "gpu01"), job(2, large, "gpu02"), job(3, 7, "gpu01")
@@ -280,18 +280,18 @@ def test_jobs_are_asked_for_by_user_and_machine(store: JobStore) -> None:
 
 
 def test_of_runs_of_one_name_that_of_the_user_who_asks_is_found_first(store: JobStore) -> None:
-    mine = store.add(TICKET, run_dir="/a/demo-1", owner="ada", engine="local", uid=7, now=1.0)
-    newer = store.add(TICKET, run_dir="/b/demo-1", owner="bob", engine="local", uid=8, now=2.0)
+    mine = store.add(SPEC, run_dir="/a/demo-1", owner="ada", engine="local", uid=7, now=1.0)
+    newer = store.add(SPEC, run_dir="/b/demo-1", owner="bob", engine="local", uid=8, now=2.0)
     assert [store.find("demo-1", uid=uid) for uid in (7, 8, 9, None)] == [mine, newer, newer, newer]
 
 
 @pytest.mark.parametrize("other", [{"uid": 8, "host": "gpu01"}, {"uid": 7, "host": "gpu02"}])
 def test_a_run_directory_of_another_user_or_machine_is_not_submitted_again(store: JobStore, other: dict) -> None:
     job = {"run_dir": "/a/demo-1", "owner": "ada", "engine": "local", "now": 1.0}
-    first = store.add(TICKET, **job, uid=7, host="gpu01")
-    assert store.add(TICKET, **job, uid=7, host="gpu01") == first
+    first = store.add(SPEC, **job, uid=7, host="gpu01")
+    assert store.add(SPEC, **job, uid=7, host="gpu01") == first
     with pytest.raises(UsageError, match="it is job 1 of ada on gpu01 already"):
-        store.add(TICKET, **job, **other)
+        store.add(SPEC, **job, **other)
 
 
 def test_a_store_of_a_newer_version_is_refused(url: str) -> None:

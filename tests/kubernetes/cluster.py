@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from tests.kubernetes.pods_as_processes import NAMESPACE, condition
-from trainworks.backends.kubernetes.backend import KubernetesEngine
+from trainworks.backends.kubernetes.backend import KubernetesBackend
 from trainworks.backends.kubernetes.client import KubernetesClient, NotServed, Refused
 from trainworks.config.engines import Kubernetes
 from trainworks.errors import UnreachableError
@@ -73,7 +73,7 @@ class KubernetesCluster:
         self.client.create(self.path("persistentvolumeclaims"), {"metadata": {"name": CLAIM}})
         module = [sys.executable, "-m", "tests.kubernetes.pods_as_processes", str(self.folder)]
         self._spawn("pods", module, cwd=ROOT)
-        wait_until(lambda: len(self.engine().nodes()) == 4)
+        wait_until(lambda: len(self.backend().nodes()) == 4)
 
     def path(self, kind: str, name: str = "") -> str:
         """Of core objects."""
@@ -84,10 +84,10 @@ class KubernetesCluster:
         """The claim's content."""
         return self.folder / "claims" / CLAIM
 
-    def engine(self, **options: Any) -> KubernetesEngine:
-        """An engine for this cluster, with the claim `runs`."""
+    def backend(self, **options: Any) -> KubernetesBackend:
+        """A backend for this cluster, with the claim `runs`."""
         words = {"image": IMAGE, "volume": CLAIM} | options
-        return KubernetesEngine(Kubernetes.model_validate(words), client=self.client, env={"SECRET": "s3cret $(HOME)"})
+        return KubernetesBackend(Kubernetes.model_validate(words), client=self.client, env={"SECRET": "s3cret $(HOME)"})
 
     def start_server(self) -> None:
         """The API server, which may have been stopped before."""
@@ -122,9 +122,9 @@ class KubernetesCluster:
         for jobset in self.client.list(jobsets):
             self.client.delete(f"{jobsets}/{jobset['metadata']['name']}", {"propagationPolicy": "Background"})
         self.client.delete(self.path("pods"), {"gracePeriodSeconds": 0})
-        for node in self.engine().nodes():
+        for node in self.backend().nodes():
             self.return_node(node.name)
-            self.engine().undrain(node.name)
+            self.backend().undrain(node.name)
         wait_until(lambda: not self.client.list(jobsets) and not self.client.list(self.path("pods")))
 
     def stop(self) -> None:

@@ -36,7 +36,7 @@ def plan(command: list[str]) -> None:
 
 
 def processes_on(
-    resolved: ResolvedRun, *, engine: str, num_nodes: int, cores_per_node: int, accelerators_per_node: int
+    resolved: ResolvedRun, *, backend: str, num_nodes: int, cores_per_node: int, accelerators_per_node: int
 ) -> Processes:
     """The ranks of a run on the nodes that it got.
 
@@ -45,7 +45,7 @@ def processes_on(
 
     Args:
         resolved: the run.
-        engine: who gave the nodes.
+        backend: who gave the nodes.
         num_nodes: how many.
         cores_per_node: of each.
         accelerators_per_node: of each.
@@ -56,7 +56,7 @@ def processes_on(
     planned = resolved.processes
     if resolved.run_file.workload is not None:
         if num_nodes != planned.nodes:
-            message = f"the run is planned for {planned.nodes} nodes, and {engine} gave it {num_nodes}"
+            message = f"the run is planned for {planned.nodes} nodes, and {backend} gave it {num_nodes}"
             raise EnvironmentProblem(message, hint="leave `job.min_nodes` out")
         return planned
     ranks = planned.processes_per_node

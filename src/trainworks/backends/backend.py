@@ -1,4 +1,4 @@
-"""What every engine does with a job: render, which is pure, then act, then look."""
+"""What every backend does with a job: render, which is pure, then act, then look."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from typing import ClassVar, Literal, Never
 
 from trainworks.agent.allocation import signs_of_life
 from trainworks.errors import UsageError
+from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.state import Cause, JobState
-from trainworks.jobs.ticket import Ticket
 from trainworks.record.run_dir import RunDir
 
-__all__ = ["Ability", "Engine", "NodeFacts", "NodeState", "Script", "Sight"]
+__all__ = ["Backend", "Capability", "JobStatus", "NodeState", "NodeStatus", "RenderedJob"]
 
 NodeState = Literal["free", "mixed", "taken", "draining", "drained", "down", "unknown"]
 
-Ability = Literal["priority", "hold", "exclude", "depends_on", "min_nodes", "drain", "time_limit", "memory"]
-"""What an engine may lack; a ticket that asks for it is refused before anything is submitted."""
+Capability = Literal["priority", "hold", "exclude", "depends_on", "min_nodes", "drain", "time_limit", "memory"]
+"""What a backend may lack; a job spec that asks for it is refused before anything is submitted."""
 
 
 @dataclass(frozen=True, slots=True)
-class Script:
+class RenderedJob:
     """What would be submitted; `--dry-run` prints its text."""
 
-    ticket: Ticket
+    spec: JobSpec
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
-    """A job as its engine sees it now."""
+class JobStatus:
+    """A job as its backend sees it now."""
 
     state: JobState
     raw: str = ""
@@ -40,20 +40,20 @@ class Sight:
     """Why it waits, or why it ended, in the engine's words."""
     cause: Cause | None = None
     nodes: tuple[str, ...] = ()
-    """One for each node of the job; where engines let them share a machine, a name may stand here twice."""
+    """One for each node of the job; where backends let them share a machine, a name may stand here twice."""
     restarts: int = 0
     exit_code: int | None = None
     starts_at: float | None = None
     """Estimated, of one that waits; of others when their last start was. Seconds since the epoch."""
     ended_at: float | None = None
-    """When a job ended that has ended, as its engine says."""
+    """When a job ended that has ended, as its backend says."""
     last_cause: Cause | None = None
-    """Why the job lost its nodes the last time, while its engine still knows."""
+    """Why the job lost its nodes the last time, while its backend still knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeFacts:
-    """A node as its engine sees it now."""
+class NodeStatus:
+    """A node as its backend sees it now."""
 
     name: str
     state: NodeState
@@ -69,41 +69,41 @@ class NodeFacts:
     jobs: tuple[str, ...] = field(default=())
 
 
-class Engine(abc.ABC):
+class Backend(abc.ABC):
     """Runs jobs.
 
     A subclass is final. It promises:
     1. `render` touches nothing: no file, no process, no network.
     2. `submit` returns a handle when the job exists for sure; else it raises, and leaves nothing behind. The one
-       exception is an UnansweredError: the engine may have the job. The same run, submitted twice, gives the same
+       exception is an UnansweredError: the backend may have the job. The same run, submitted twice, gives the same
        job, or an error that names the first.
-    3. `look` tells the truth of one moment for all jobs at once. A job that the engine does not know any more is left
-       out; an engine that cannot be reached raises UnreachableError, which says nothing about any job.
+    3. `look` tells the truth of one moment for all jobs at once. A job that the backend does not know any more is left
+       out; a backend that cannot be reached raises UnreachableError, which says nothing about any job.
     4. `stop` asks for a clean end, with the ticket's grace, and returns at once. Twice ends it at once. A job that has
        ended already is left alone.
-    5. What stands in the run directory is the job's own; an engine never writes its metrics, checkpoints or events.
+    5. What stands in the run directory is the job's own; a backend never writes its metrics, checkpoints or events.
     """
 
     name: ClassVar[str]
-    lacks: ClassVar[frozenset[Ability]] = frozenset()
+    unsupported: ClassVar[frozenset[Capability]] = frozenset()
     shares_files: ClassVar[bool] = True
     """Whether the job's nodes see the run directory where it is seen here; else `output` is what can be read."""
 
     @abc.abstractmethod
-    def render(self, ticket: Ticket, run_dir: RunDir) -> Script:
+    def render(self, spec: JobSpec, run_dir: RunDir) -> RenderedJob:
         """What `submit` would submit."""
 
-    def adapted(self, ticket: Ticket) -> Ticket:
-        """The ticket in the engine's own names, such as those of its accelerators; the engine is asked for them.
+    def adapted(self, spec: JobSpec) -> JobSpec:
+        """The job spec in the engine's own names, such as those of its accelerators; the backend is asked for them.
 
         Raises:
-            UsageError: the engine has nothing of that name.
+            UsageError: the backend has nothing of that name.
             UnreachableError: it does not answer.
         """
-        return ticket
+        return spec
 
     @abc.abstractmethod
-    def submit(self, script: Script, run_dir: RunDir) -> str:
+    def submit(self, rendered: RenderedJob, run_dir: RunDir) -> str:
         """Submit the job; returns the engine's own name of it."""
 
     @abc.abstractmethod
@@ -111,12 +111,12 @@ class Engine(abc.ABC):
         """The handle of the job of a run that was submitted and has not ended; None where there is none.
 
         Raises:
-            UnreachableError: the engine does not answer.
+            UnreachableError: the backend does not answer.
         """
 
     @abc.abstractmethod
-    def look(self, handles: Sequence[str]) -> dict[str, Sight]:
-        """What the engine knows of these jobs, in one question."""
+    def poll(self, handles: Sequence[str]) -> dict[str, JobStatus]:
+        """What the backend knows of these jobs, in one question."""
 
     @abc.abstractmethod
     def stop(self, handle: str, *, at_once: bool = False) -> None:
@@ -130,16 +130,16 @@ class Engine(abc.ABC):
         """Let a held job start."""
         self._has_no("hold")
 
-    def retry(self, script: Script, run_dir: RunDir, handle: str) -> str:
+    def retry(self, rendered: RenderedJob, run_dir: RunDir, handle: str) -> str:
         """Queue a job anew that has ended without success; it goes on in its run directory. Returns its handle now."""
-        return self.submit(script, run_dir)
+        return self.submit(rendered, run_dir)
 
     def last_end(self, run_dir: RunDir, handle: str) -> tuple[Cause, float]:
         """Why and when a job that waits again lost its nodes, if its record does not say so."""
         return Cause.NODE_LOST, signs_of_life(run_dir)
 
     def output(self, handle: str, *, node: int | None = None, follow: bool = False) -> Iterator[str]:
-        """Lines that the job's nodes have written, without their ends; of an engine that does not share its files.
+        """Lines that the job's nodes have written, without their ends; of a backend that does not share its files.
 
         Args:
             handle: of the job.
@@ -149,7 +149,7 @@ class Engine(abc.ABC):
         return iter(())
 
     @abc.abstractmethod
-    def nodes(self) -> list[NodeFacts]:
+    def nodes(self) -> list[NodeStatus]:
         """All nodes, in order of their names."""
 
     def drain(self, node: str, reason: str) -> None:
@@ -160,8 +160,8 @@ class Engine(abc.ABC):
         """Give the node jobs again."""
         self._has_no("drain")
 
-    def probe(self, ticket: Ticket) -> None:
-        """Ask the engine whether it would take such a job now; nothing is submitted.
+    def probe(self, spec: JobSpec) -> None:
+        """Ask the backend whether it would take such a job now; nothing is submitted.
 
         Raises:
             UsageError: it would not, in its words.
@@ -169,25 +169,25 @@ class Engine(abc.ABC):
         """
         return
 
-    def _has_no(self, ability: Ability) -> Never:
+    def _has_no(self, ability: Capability) -> Never:
         raise UsageError(f"{self.name} has no `{ability}`", hint="its jobs can be stopped, and submitted anew")
 
-    def check(self, ticket: Ticket) -> None:
-        """Refuse what this engine cannot do; nobody is asked.
+    def check(self, spec: JobSpec) -> None:
+        """Refuse what this backend cannot do; nobody is asked.
 
         Raises:
             UsageError: naming the first such wish.
         """
-        asked: dict[Ability, bool] = {
-            "priority": ticket.priority != Ticket.__dataclass_fields__["priority"].default,
-            "hold": ticket.hold,
-            "exclude": bool(ticket.exclude),
-            "depends_on": bool(ticket.depends_on),
-            "min_nodes": ticket.min_nodes != ticket.max_nodes,
-            "time_limit": ticket.time_limit_s is not None,
-            "memory": ticket.node.memory_bytes is not None,
+        asked: dict[Capability, bool] = {
+            "priority": spec.priority != JobSpec.__dataclass_fields__["priority"].default,
+            "hold": spec.hold,
+            "exclude": bool(spec.exclude),
+            "depends_on": bool(spec.depends_on),
+            "min_nodes": spec.min_nodes != spec.max_nodes,
+            "time_limit": spec.time_limit_s is not None,
+            "memory": spec.node.memory_bytes is not None,
         }
-        missing = next((ability for ability, wanted in asked.items() if wanted and ability in self.lacks), None)
+        missing = next((ability for ability, wanted in asked.items() if wanted and ability in self.unsupported), None)
         if missing is not None:
             raise UsageError(
                 f"{self.name} has no `{missing}`", hint=f"leave `job.{missing}` out, or take another engine"

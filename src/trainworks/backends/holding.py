@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from trainworks.backends.backend import Engine
+from trainworks.backends.backend import Backend
 from trainworks.errors import UsageError
 from trainworks.jobs.store import JobRow
 
 __all__ = ["hold", "release"]
 
 
-def hold(engine: Engine, row: JobRow, handle: str) -> None:
+def hold(backend: Backend, row: JobRow, handle: str) -> None:
     """Keep a job that waits from starting.
 
     Raises:
         UsageError: it does not wait.
     """
     _check_waits(row, "hold")
-    engine.hold(handle)
+    backend.hold(handle)
 
 
-def release(engine: Engine, row: JobRow, handle: str) -> None:
+def release(backend: Backend, row: JobRow, handle: str) -> None:
     """Let a held job start.
 
     Raises:
         UsageError: it does not wait.
     """
     _check_waits(row, "release")
-    engine.release(handle)
+    backend.release(handle)
 
 
 def _check_waits(row: JobRow, verb: str) -> None:

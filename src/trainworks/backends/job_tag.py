@@ -1,4 +1,4 @@
-"""The mark of a run: what an engine keeps beside a job, so that a run that was submitted is found again."""
+"""The mark of a run: what a backend keeps beside a job, so that a run that was submitted is found again."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ def folder_mark(run_dir: RunDir, machine: str = "") -> str:
 
 
 def find_patiently(find: Callable[[], str | None], problem: EnvironmentProblem, clock: Clock) -> str:
-    """The job of a run whose submission was not answered: the engine may have it, and show it a little later.
+    """The job of a run whose submission was not answered: the backend may have it, and show it a little later.
 
     Args:
-        find: looks for it; None where the engine does not know of it.
+        find: looks for it; None where the backend does not know of it.
         problem: why there was no answer.
         clock: waits between two looks.
 
     Raises:
-        UnansweredError: the engine does not show the job, and may have it nevertheless.
+        UnansweredError: the backend does not show the job, and may have it nevertheless.
     """
     for _ in range(_LOOKS_AFTER_A_LOST_ANSWER):
         clock.sleep(_LOOK_S)

@@ -1,6 +1,6 @@
 """Rebuild the job store from run directories: after it was deleted, damaged, or replaced by another one.
 
-A run directory knows what was asked for and how the run ended. Whether a job still waits or runs, its engine knows:
+A run directory knows what was asked for and how the run ended. Whether a job still waits or runs, its backend knows:
 it is found there by its mark, and never submitted by this module.
 """
 
@@ -13,14 +13,14 @@ from typing import Any
 
 from trainworks.agent.launch import run_mark
 from trainworks.backends.local.machine import LocalNode, wanted_of
-from trainworks.backends.registry import engine_of_run
+from trainworks.backends.registry import backend_of_run
 from trainworks.errors import TrainworksError
 from trainworks.host import process
 from trainworks.host.users import this_host, user_name
-from trainworks.jobs.request import ticket_of_run
+from trainworks.jobs.job_spec import JobSpec
+from trainworks.jobs.request import spec_of_run
 from trainworks.jobs.state import Cause, JobState, parse_state
 from trainworks.jobs.store import JobStore, Placement
-from trainworks.jobs.ticket import Ticket
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
@@ -66,14 +66,14 @@ def _rebuilt(store: JobStore, run_dir: RunDir, machine: Sequence[LocalNode]) -> 
         return Rebuilt(run_dir, None, str(error))
     if found is None:
         return Rebuilt(run_dir, None, _NOT_SUBMITTED)
-    uid, engine = run_dir.path.stat().st_uid, resolved.run_file.cluster.engine
+    uid, backend = run_dir.path.stat().st_uid, resolved.run_file.cluster.engine
     store.restore(
-        ticket_of_run(resolved),
+        spec_of_run(resolved),
         run_dir=str(run_dir.path.resolve()),
         owner=user_name(uid),
         uid=uid,
-        host=this_host() if engine == "local" else None,
-        engine=engine,
+        host=this_host() if backend == "local" else None,
+        engine=backend,
         submitted_at=resolved.created_at,
         **found,
     )
@@ -91,10 +91,10 @@ def _found(
         words = cluster.model_dump_json(exclude_unset=True) if cluster.engine != "local" else None
         return _ended(state, status) | {"cluster": words}
     if cluster.engine == "local":
-        return _local(run_dir, ticket_of_run(resolved), state, status, machine)
-    handle = engine_of_run(resolved, store=store).find(run_dir)
+        return _local(run_dir, spec_of_run(resolved), state, status, machine)
+    handle = backend_of_run(resolved, store=store).find(run_dir)
     own = {"cluster": cluster.model_dump_json(exclude_unset=True)}
-    if handle is not None:  # the next look at the engine says more
+    if handle is not None:  # the next look at the backend says more
         return own | {"state": JobState.QUEUED, "now": status.updated_at, "handle": handle}
     if state in (JobState.CREATED, JobState.QUEUED):
         return None
@@ -109,19 +109,19 @@ def _ended(state: JobState, status: RunStatus) -> dict[str, Any]:
 
 
 def _local(
-    run_dir: RunDir, ticket: Ticket, state: JobState, status: RunStatus, machine: Sequence[LocalNode]
+    run_dir: RunDir, spec: JobSpec, state: JobState, status: RunStatus, machine: Sequence[LocalNode]
 ) -> dict[str, Any] | None:
     """A job of this machine: one that waits has its variables kept, and the dispatcher concludes one that has ended."""
     if state.holds_resources:
-        placement = _placement(run_dir, ticket, machine)
+        placement = _placement(run_dir, spec, machine)
         now = status.updated_at
         return {"state": state, "now": now, "started_at": now, "attempt": 1, "placement": placement}
     return {"state": state, "now": status.updated_at} if state.waits and run_dir.environment_file.exists() else None
 
 
-def _placement(run_dir: RunDir, ticket: Ticket, machine: Sequence[LocalNode]) -> list[Placement]:
+def _placement(run_dir: RunDir, spec: JobSpec, machine: Sequence[LocalNode]) -> list[Placement]:
     """What a job that runs holds here: the accelerators that its processes see, shared among its nodes."""
-    fewest, _, wanted = wanted_of(ticket, list(machine))
+    fewest, _, wanted = wanted_of(spec, list(machine))
     names = [node.name for node in machine][:fewest]
     devices = sorted(_devices(run_dir))
     return [

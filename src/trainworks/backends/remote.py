@@ -1,6 +1,6 @@
-"""Jobs of engines that have a queue of their own: submitted once, and followed by whoever looks.
+"""Jobs of backends that have a queue of their own: submitted once, and followed by whoever looks.
 
-Nobody of ours waits beside them. The store says where a job stood when somebody last looked; the engine says where it
+Nobody of ours waits beside them. The store says where a job stood when somebody last looked; the backend says where it
 stands; the run directory says why it failed.
 """
 
@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from trainworks.backends.backend import Engine, Sight
+from trainworks.backends.backend import Backend, JobStatus
 from trainworks.backends.ownership import check_run_dir, is_private
-from trainworks.backends.registry import cluster_of, cluster_of_job, engine_of_job
+from trainworks.backends.registry import backend_of_job, cluster_of, cluster_of_job
 from trainworks.backends.reported_attempts import columns_of, ended_at, told_attempts
 from trainworks.backends.submission import check_dependencies, status_restored, submit_lock
 from trainworks.errors import (
@@ -30,9 +30,9 @@ from trainworks.errors import (
 from trainworks.host.clock import Clock
 from trainworks.host.users import user_name
 from trainworks.jobs.attempts import placement_on
+from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.state import CAUSES, Cause, JobState, parse_cause, parse_state
 from trainworks.jobs.store import JobRow, JobStore
-from trainworks.jobs.ticket import Ticket
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 
@@ -41,43 +41,45 @@ __all__ = ["Step", "follow_all", "hand_over", "hand_over_again", "next_step", "w
 _NOWHERE: dict[str, Any] = {"placement": (), "reachable": True}
 """Of a job that was seen, and holds nothing."""
 _FORGOTTEN_S = 30.0
-"""An engine that does not know a job so long after its last change has none; it may be slow to show a new one."""
+"""A backend that does not know a job so long after its last change has none; it may be slow to show a new one."""
 
 
-def hand_over(store: JobStore, engine: Engine, ticket: Ticket, run_dir: RunDir, clock: Clock) -> JobRow:
+def hand_over(store: JobStore, backend: Backend, spec: JobSpec, run_dir: RunDir, clock: Clock) -> JobRow:
     """Submit a run; afterwards its job is accepted, or nothing of it is left.
 
-    The job is in the store before its engine is called: if this process is killed in between, the next command that
+    The job is in the store before its backend is called: if this process is killed in between, the next command that
     looks finishes the submission. A submission that was sent and not answered is accepted too. Its job has no handle
     until a later look finds it by its mark, or submits it.
 
     Raises:
-        TrainworksError: the engine has not got the job; the store and the run directory are as they were.
+        TrainworksError: the backend has not got the job; the store and the run directory are as they were.
     """
     folder = str(run_dir.path.resolve())
     with submit_lock(run_dir):
         known = store.find(folder, uid=os.getuid())
         is_ours = known is not None and (known.run_dir, known.uid) == (folder, os.getuid())
         if known is not None and is_ours and not known.state.is_final:
-            return known if known.handle else _give(store, engine, known, clock)
-        check_dependencies(store, ticket, engine.name)
+            return known if known.handle else _give(store, backend, known, clock)
+        check_dependencies(store, spec, backend.name)
         with status_restored(run_dir):
             run_dir.write_status(RunStatus(state=JobState.QUEUED, updated_at=clock.now()))
             cluster = cluster_of(run_dir.path)
             row = store.add(
-                ticket,
+                spec,
                 run_dir=folder,
                 owner=user_name(),
-                engine=engine.name,
+                engine=backend.name,
                 cluster=cluster.model_dump_json(exclude_unset=True) if cluster else None,
                 now=clock.now(),
             )
             with _undone_by(lambda: store.remove(row.id)):
-                return _accepted(store, engine, row, clock)
+                return _accepted(store, backend, row, clock)
 
 
-def hand_over_again(store: JobStore, engine: Engine, row: JobRow, clock: Clock, ticket: Ticket | None = None) -> JobRow:
-    """Submit a job anew that has ended without success; it goes on in its run directory, with another ticket
+def hand_over_again(
+    store: JobStore, backend: Backend, row: JobRow, clock: Clock, spec: JobSpec | None = None
+) -> JobRow:
+    """Submit a job anew that has ended without success; it goes on in its run directory, with another job spec
     if there is one.
 
     Raises: as `hand_over`; and a UsageError for one that has not ended, or has succeeded.
@@ -87,25 +89,25 @@ def hand_over_again(store: JobStore, engine: Engine, row: JobRow, clock: Clock, 
     again = (JobState.FAILED, JobState.STOPPED, JobState.LOST)
     if row.state not in again:
         raise UsageError(f"job {row.id} ({row.run_id}) is {row.state}", hint="retry one that failed or was stopped")
-    run_dir, ticket = RunDir(Path(row.run_dir)), ticket or row.ticket
+    run_dir, spec = RunDir(Path(row.run_dir)), spec or row.spec
     _check_is_there(row)
     with submit_lock(run_dir):
-        check_dependencies(store, ticket, engine.name)
+        check_dependencies(store, spec, backend.name)
         if (current := store.get(row.id)) is not None and current.state not in again:
             raise UsageError(f"job {row.id} ({row.run_id}) is in the queue again already", hint="trainworks ps")
         with status_restored(run_dir), _undone_by(lambda: _put_back(store, row)):
             run_dir.write_status(RunStatus(state=JobState.QUEUED, updated_at=clock.now()))
             forgotten = dict.fromkeys(("asked_to_end", "asked_by", "handle"))
-            changes: dict[str, Any] = forgotten | {"restarts": 0, "ticket": ticket}
+            changes: dict[str, Any] = forgotten | {"restarts": 0, "spec": spec}
             store.move(row.id, JobState.QUEUED, since=again, now=clock.now(), **changes)
-            return _accepted(store, engine, store.get(row.id) or row, clock, before=row.handle)
+            return _accepted(store, backend, store.get(row.id) or row, clock, before=row.handle)
 
 
 def withdraw(store: JobStore, row: JobRow, clock: Clock) -> None:
-    """Stop a job that its engine has never had.
+    """Stop a job that its backend has never had.
 
     Raises:
-        UnreachableError: the engine does not answer, and may have it.
+        UnreachableError: the backend does not answer, and may have it.
     """
     if not row.reachable:
         raise UnreachableError(
@@ -127,14 +129,14 @@ def _undone_by(undo: Callable[[], object]) -> Iterator[None]:
 
 def _put_back(store: JobStore, row: JobRow) -> None:
     """A job as it was before it was submitted anew."""
-    kept = {name: getattr(row, name) for name in ("asked_to_end", "asked_by", "handle", "restarts", "ticket")}
+    kept = {name: getattr(row, name) for name in ("asked_to_end", "asked_by", "handle", "restarts", "spec")}
     store.move(row.id, row.state, since=(JobState.QUEUED,), now=row.ended_at or row.changed_at, **kept)
 
 
-def _accepted(store: JobStore, engine: Engine, row: JobRow, clock: Clock, *, before: str | None = None) -> JobRow:
-    """The job, which its engine has got; or may have got, where it did not answer."""
+def _accepted(store: JobStore, backend: Backend, row: JobRow, clock: Clock, *, before: str | None = None) -> JobRow:
+    """The job, which its backend has got; or may have got, where it did not answer."""
     try:
-        return _give(store, engine, row, clock, before=before)
+        return _give(store, backend, row, clock, before=before)
     except UnansweredError as lost:
         store.change(row.id, now=clock.now(), reachable=False, reason=lost.message)
         return store.get(row.id) or row
@@ -143,13 +145,13 @@ def _accepted(store: JobStore, engine: Engine, row: JobRow, clock: Clock, *, bef
         raise
 
 
-def _give(store: JobStore, engine: Engine, row: JobRow, clock: Clock, *, before: str | None = None) -> JobRow:
-    """Submit a job, or anew one that its engine knew by the name `before`."""
+def _give(store: JobStore, backend: Backend, row: JobRow, clock: Clock, *, before: str | None = None) -> JobRow:
+    """Submit a job, or anew one that its backend knew by the name `before`."""
     run_dir = RunDir(Path(row.run_dir))
     check_run_dir(run_dir.path, shared=not is_private(store.url))
-    ticket = replace(row.ticket, depends_on=_handles(store, row))
-    script = engine.render(engine.adapted(ticket), run_dir)
-    handle = engine.retry(script, run_dir, before) if before else engine.submit(script, run_dir)
+    spec = replace(row.spec, depends_on=_handles(store, row))
+    script = backend.render(backend.adapted(spec), run_dir)
+    handle = backend.retry(script, run_dir, before) if before else backend.submit(script, run_dir)
     store.change(row.id, now=clock.now(), handle=handle, reachable=True, reason=None)
     return store.get(row.id) or row
 
@@ -161,7 +163,7 @@ def _check_is_there(row: JobRow) -> None:
 
 def _handles(store: JobStore, row: JobRow) -> tuple[str, ...]:
     """The jobs that this one waits for, by the engine's own names; without those that have succeeded already."""
-    waits = [job for job in check_dependencies(store, row.ticket, row.engine) if not job.state.is_final]
+    waits = [job for job in check_dependencies(store, row.spec, row.engine) if not job.state.is_final]
     if nameless := [job.run_id for job in waits if job.handle is None]:
         raise UnreachableError(
             f"{row.engine} has not confirmed job `{nameless[0]}` yet, which this job depends on",
@@ -180,54 +182,54 @@ class Step:
     """When it came to that, where that is known."""
 
 
-def next_step(job: JobRow, sight: Sight | None, status: RunStatus, now: float) -> Step | None:
-    """The state that a job has, from what its engine and its run directory say; None where nobody can say yet.
+def next_step(job: JobRow, status: JobStatus | None, run_status: RunStatus, now: float) -> Step | None:
+    """The state that a job has, from what its backend and its run directory say; None where nobody can say yet.
 
-    | the engine says       | the run directory says | then                                                  |
+    | the backend says       | the run directory says | then                                                  |
     |-----------------------|------------------------|-------------------------------------------------------|
     | it has ended          | so too                 | as the run directory says, which knows why            |
-    | it has ended          | anything else          | as the engine says                                    |
+    | it has ended          | anything else          | as the backend says                                    |
     | it waits              | anything               | it waits; preempted, if either says so                |
     | it has its nodes      | starting, running, ... | as the run directory says                             |
     | it has its nodes      | that it waits          | it starts: its supervisor has not spoken yet          |
-    | it has its nodes      | anything else          | as the engine says                                    |
+    | it has its nodes      | anything else          | as the backend says                                    |
     | a word that is new    | anything               | unknown, until the word is another one                |
     | it knows no such job  | it has ended           | as the run directory says                             |
     | it knows no such job  | anything else          | stopped, if somebody asked for that; else failed, and |
     |                       |                        | that only after a while                               |
     """
-    said = parse_state(status.state)
-    if sight is None:
-        return _forgotten(job, said, status, now)
-    if sight.state.is_final:
-        step = _as_recorded(said, status) if said.is_final else _as_seen(sight)
-        return replace(step, columns=step.columns | {"raw": sight.raw, "restarts": sight.restarts})
-    columns: dict[str, Any] = {"raw": sight.raw, "restarts": sight.restarts}
-    if sight.state.waits:
-        preempted = sight.state is JobState.PREEMPTED or said is JobState.PREEMPTED
-        columns |= {"cause": status.cause, "message": status.message} if said.waits else {}
+    said = parse_state(run_status.state)
+    if status is None:
+        return _forgotten(job, said, run_status, now)
+    if status.state.is_final:
+        step = _as_recorded(said, run_status) if said.is_final else _as_seen(status)
+        return replace(step, columns=step.columns | {"raw": status.raw, "restarts": status.restarts})
+    columns: dict[str, Any] = {"raw": status.raw, "restarts": status.restarts}
+    if status.state.waits:
+        preempted = status.state is JobState.PREEMPTED or said is JobState.PREEMPTED
+        columns |= {"cause": run_status.cause, "message": run_status.message} if said.waits else {}
         return Step(JobState.PREEMPTED if preempted else JobState.QUEUED, columns)
-    if sight.state.holds_resources and said.holds_resources:
+    if status.state.holds_resources and said.holds_resources:
         return Step(said, columns)
-    return Step(JobState.STARTING if sight.state.holds_resources and said.waits else sight.state, columns)
+    return Step(JobState.STARTING if status.state.holds_resources and said.waits else status.state, columns)
 
 
-def _as_recorded(said: JobState, status: RunStatus) -> Step:
-    columns = {"cause": status.cause, "message": status.message, "exit_code": status.exit_code}
-    return Step(said, columns, since=status.updated_at or None)
+def _as_recorded(said: JobState, run_status: RunStatus) -> Step:
+    columns = {"cause": run_status.cause, "message": run_status.message, "exit_code": run_status.exit_code}
+    return Step(said, columns, since=run_status.updated_at or None)
 
 
-def _as_seen(sight: Sight) -> Step:
-    cause = sight.cause
-    words = sight.reason or sight.raw
+def _as_seen(status: JobStatus) -> Step:
+    cause = status.cause
+    words = status.reason or status.raw
     message = f"{CAUSES[cause].words}{f': {words}' if words else ''}" if cause else None
-    columns = {"cause": cause, "message": message, "exit_code": sight.exit_code}
-    return Step(sight.state, columns)
+    columns = {"cause": cause, "message": message, "exit_code": status.exit_code}
+    return Step(status.state, columns)
 
 
-def _forgotten(job: JobRow, said: JobState, status: RunStatus, now: float) -> Step | None:
+def _forgotten(job: JobRow, said: JobState, run_status: RunStatus, now: float) -> Step | None:
     if said.is_final:
-        return _as_recorded(said, status)
+        return _as_recorded(said, run_status)
     if job.asked_to_end is not None:
         return Step(JobState.STOPPED, {"exit_code": 0})
     if now - job.changed_at < _FORGOTTEN_S:
@@ -236,22 +238,22 @@ def _forgotten(job: JobRow, said: JobState, status: RunStatus, now: float) -> St
     return Step(JobState.FAILED, {"cause": Cause.UNKNOWN, "message": message, "exit_code": 1})
 
 
-Engines = Callable[[JobRow], Engine | None]
-"""The engine of a job."""
+Backends = Callable[[JobRow], Backend | None]
+"""The backend of a job."""
 
 
-def follow_all(store: JobStore, clock: Clock, engines: Engines = engine_of_job) -> list[TrainworksError]:
-    """Bring this user's jobs of such engines up to date; returns why an engine could not be asked.
+def follow_all(store: JobStore, clock: Clock, backends: Backends = backend_of_job) -> list[TrainworksError]:
+    """Bring this user's jobs of such backends up to date; returns why a backend could not be asked.
 
-    Every engine is asked one question for all its jobs. A job whose engine does not answer keeps its state. The jobs of
-    other users are theirs to follow: a submission that was cut off would be finished under the wrong account.
+    One query per backend covers all its jobs. A job whose backend does not answer keeps its state. Jobs of other
+    users are left to them: an interrupted submission would be finished under the wrong account.
     """
     live = [state for state in JobState if not state.is_final]
     rows = [row for row in store.search(states=live, uid=os.getuid()) if row.engine != "local"]
     silent: list[TrainworksError] = []
     for group in _by_cluster(rows):
         try:
-            _follow(store, group, engines, clock)
+            _follow(store, group, backends, clock)
         except (EnvironmentProblem, UsageError) as error:
             silent.append(error)
             for row in group:
@@ -261,7 +263,7 @@ def follow_all(store: JobStore, clock: Clock, engines: Engines = engine_of_job) 
 
 
 def _by_cluster(rows: Iterable[JobRow]) -> list[list[JobRow]]:
-    """Jobs of one engine with the same words for it are asked for together."""
+    """Jobs of one backend with the same words for it are asked for together."""
     found: dict[str, list[JobRow]] = {}
     for row in rows:
         if (cluster := cluster_of_job(row)) is not None:
@@ -271,25 +273,25 @@ def _by_cluster(rows: Iterable[JobRow]) -> list[list[JobRow]]:
     return list(found.values())
 
 
-def _follow(store: JobStore, rows: Sequence[JobRow], engines: Engines, clock: Clock) -> None:
+def _follow(store: JobStore, rows: Sequence[JobRow], backends: Backends, clock: Clock) -> None:
     oldest_first = sorted(rows, key=lambda row: row.id)  # a job may depend on an older one
-    given = [row if row.handle else _give_again(store, row, engines, clock) for row in oldest_first]
+    given = [row if row.handle else _give_again(store, row, backends, clock) for row in oldest_first]
     known = [row for row in given if row.handle and not row.state.is_final]
-    engine = engines(known[0]) if known else None
-    if engine is not None:
-        sights = engine.look([row.handle for row in known if row.handle])
+    backend = backends(known[0]) if known else None
+    if backend is not None:
+        statuses = backend.poll([row.handle for row in known if row.handle])
         for row in known:
-            _take(store, engine, row, sights, clock)
+            _take(store, backend, row, statuses, clock)
 
 
-def _give_again(store: JobStore, row: JobRow, engines: Engines, clock: Clock) -> JobRow:
+def _give_again(store: JobStore, row: JobRow, backends: Backends, clock: Clock) -> JobRow:
     """Finish a submission that was cut off; leave alone one that another process is at now."""
     try:
         _check_is_there(row)
-        engine = engines(row)
+        backend = backends(row)
         with submit_lock(RunDir(Path(row.run_dir))):
             row = store.get(row.id) or row
-            return row if engine is None or row.handle else _give(store, engine, row, clock)
+            return row if backend is None or row.handle else _give(store, backend, row, clock)
     except UnreachableError:
         raise
     except EnvironmentProblem:
@@ -299,69 +301,69 @@ def _give_again(store: JobStore, row: JobRow, engines: Engines, clock: Clock) ->
         return store.get(row.id) or row
 
 
-def _take(store: JobStore, engine: Engine, row: JobRow, sights: Mapping[str, Sight], clock: Clock) -> None:
+def _take(store: JobStore, backend: Backend, row: JobRow, statuses: Mapping[str, JobStatus], clock: Clock) -> None:
     """Write down what was seen of one job."""
     run_dir = RunDir(Path(row.run_dir))
-    sight = sights.get(row.handle or "")
-    status = run_dir.read_status() if engine.shares_files else RunStatus(state=JobState.UNKNOWN)
-    if sight is not None and sight.restarts > row.restarts and row.state.holds_resources:
-        ended_at = min(clock.now(), sight.starts_at or clock.now())
-        cause = sight.last_cause or parse_cause(row.cause) or Cause.UNKNOWN
+    status = statuses.get(row.handle or "")
+    run_status = run_dir.read_status() if backend.shares_files else RunStatus(state=JobState.UNKNOWN)
+    if status is not None and status.restarts > row.restarts and row.state.holds_resources:
+        ended_at = min(clock.now(), status.starts_at or clock.now())
+        cause = status.last_cause or parse_cause(row.cause) or Cause.UNKNOWN
         changes = {"cause": cause, "message": CAUSES[cause].words} | _NOWHERE
         store.move(row.id, JobState.QUEUED, since=(row.state,), now=clock.now(), ended_at=ended_at, **changes)
         row = store.get(row.id) or row
-    sight = _as_a_gang(row, sight) if sight is not None else None
-    step = next_step(row, sight, status, clock.now())
+    status = _as_a_gang(row, status) if status is not None else None
+    step = next_step(row, status, run_status, clock.now())
     if step is None:
         return
-    attempts = told_attempts(row, engine, sight, step.state, step.columns) if engine.shares_files else None
+    attempts = told_attempts(row, backend, status, step.state, step.columns) if backend.shares_files else None
     if attempts is not None:
         preempted = step.state.waits and attempts[-1].state is JobState.PREEMPTED
         state = JobState.PREEMPTED if preempted else step.state
         step = Step(state, step.columns | columns_of(attempts, row, state), step.since)
-    elif sight is not None and not step.state.waits:
-        row = _attempt(store, row, sight, clock)
+    elif status is not None and not step.state.waits:
+        row = _attempt(store, row, status, clock)
     if step.state.is_final:
         ended = attempts[-1].ended_at if attempts and attempts[-1].state is step.state else None
-        _end(store, row, step, clock, ended_at=ended or step.since or _ended_at(engine, row, run_dir, sight))
+        _end(store, row, step, clock, ended_at=ended or step.since or _ended_at(backend, row, run_dir, status))
     else:
-        _go_on(store, row, step, sight, clock)
+        _go_on(store, row, step, status, clock)
     if attempts is not None:
         store.write_attempts(row.id, attempts)
-    if not (engine.shares_files or step.state.is_final):
-        _mirror(run_dir, step.state, engine.name, clock)
+    if not (backend.shares_files or step.state.is_final):
+        _mirror(run_dir, step.state, backend.name, clock)
 
 
-def _ended_at(engine: Engine, row: JobRow, run_dir: RunDir, sight: Sight | None) -> float:
+def _ended_at(backend: Backend, row: JobRow, run_dir: RunDir, status: JobStatus | None) -> float:
     """When a job ended, which may be long before this look."""
-    seen = ended_at(run_dir, sight) if engine.shares_files else sight.ended_at if sight is not None else None
+    seen = ended_at(run_dir, status) if backend.shares_files else status.ended_at if status is not None else None
     return max(seen or row.changed_at, row.started_at or row.submitted_at)
 
 
-def _as_a_gang(row: JobRow, sight: Sight) -> Sight:
+def _as_a_gang(row: JobRow, status: JobStatus) -> JobStatus:
     """A job that has got some of its nodes waits for the others."""
-    got, wanted = len(sight.nodes), row.ticket.min_nodes
-    if not (row.state.waits and sight.state.holds_resources and got < wanted):
-        return sight
-    return replace(sight, state=JobState.QUEUED, reason=f"{got} of {wanted} nodes are there", starts_at=None)
+    got, wanted = len(status.nodes), row.spec.min_nodes
+    if not (row.state.waits and status.state.holds_resources and got < wanted):
+        return status
+    return replace(status, state=JobState.QUEUED, reason=f"{got} of {wanted} nodes are there", starts_at=None)
 
 
-def _attempt(store: JobStore, row: JobRow, sight: Sight, clock: Clock) -> JobRow:
-    """The job in the attempt that its engine is at, which begins when it is seen with its nodes."""
-    placement = placement_on(row, sight.nodes)
+def _attempt(store: JobStore, row: JobRow, status: JobStatus, clock: Clock) -> JobRow:
+    """The job in the attempt that its backend is at, which begins when it is seen with its nodes."""
+    placement = placement_on(row, status.nodes)
     if row.state.waits and placement:
-        return store.start(row, placement, now=sight.starts_at or sight.ended_at or clock.now()) or row
+        return store.start(row, placement, now=status.starts_at or status.ended_at or clock.now()) or row
     return row
 
 
-def _go_on(store: JobStore, row: JobRow, step: Step, sight: Sight | None, clock: Clock) -> None:
+def _go_on(store: JobStore, row: JobRow, step: Step, status: JobStatus | None, clock: Clock) -> None:
     changes = step.columns | (_NOWHERE if step.state.waits else {"reachable": True})
     if step.state is not row.state:
         store.move(row.id, step.state, since=(row.state,), now=clock.now(), **changes)
     elif any(getattr(row, name) != value for name, value in changes.items()):
         store.change(row.id, now=clock.now(), **changes)
-    if step.state.waits and sight is not None:
-        why = (sight.reason or sight.raw, "", None, sight.starts_at)
+    if step.state.waits and status is not None:
+        why = (status.reason or status.raw, "", None, status.starts_at)
         if why != (row.reason, row.detail, row.position, row.starts_at):
             store.explain({row.id: why})
 
@@ -381,6 +383,6 @@ def _tell(run_dir: RunDir, step: Step, now: float) -> None:
 
 
 def _mirror(run_dir: RunDir, state: JobState, where: str, clock: Clock) -> None:
-    """Where the job's own record is elsewhere, this one says the state that its engine says."""
+    """Where the job's own record is elsewhere, this one says the state that its backend says."""
     if run_dir.path.exists() and run_dir.read_status().state != state:
         run_dir.write_status(RunStatus(state=state, supervisor_host=where, updated_at=clock.now()))

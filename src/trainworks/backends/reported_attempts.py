@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trainworks.agent.allocation import signs_of_life
-from trainworks.backends.backend import Engine, Sight
+from trainworks.backends.backend import Backend, JobStatus
 from trainworks.jobs.attempts import attempts_of, placement_on
 from trainworks.jobs.state import CAUSES, JobState, attempt_state
 from trainworks.jobs.store import Attempt, JobRow
@@ -21,14 +21,14 @@ _OF_A_START = dict.fromkeys(("reason", "detail", "position", "starts_at", "cause
 
 
 def told_attempts(
-    row: JobRow, engine: Engine, sight: Sight | None, state: JobState, columns: dict[str, Any]
+    row: JobRow, backend: Backend, status: JobStatus | None, state: JobState, columns: dict[str, Any]
 ) -> list[Attempt] | None:
     """Every attempt of a job; None where its record has none.
 
     Args:
         row: as the store has it.
-        engine: that runs it.
-        sight: what the engine says, if it knows the job.
+        backend: that runs it.
+        status: what the backend says, if it knows the job.
         state: of the job, from both.
         columns: cause, message and exit code of a job that has ended.
     """
@@ -38,9 +38,9 @@ def told_attempts(
         return None
     last = attempts[-1]
     if state.is_final:
-        attempts[-1] = _as_ended(last, run_dir, sight, state, columns)
+        attempts[-1] = _as_ended(last, run_dir, status, state, columns)
     elif state.waits and last.ended_at is None and row.handle is not None:
-        cause, ended = engine.last_end(run_dir, row.handle)
+        cause, ended = backend.last_end(run_dir, row.handle)
         attempts[-1] = replace(
             last,
             state=attempt_state(state, cause),
@@ -48,37 +48,39 @@ def told_attempts(
             message=CAUSES[cause].words,
             ended_at=max(last.started_at, ended),
         )
-    elif state.holds_resources and last.ended_at is not None and sight is not None:
-        attempts += _begun(row, last, sight)
+    elif state.holds_resources and last.ended_at is not None and status is not None:
+        attempts += _begun(row, last, status)
     return attempts
 
 
-def _as_ended(last: Attempt, run_dir: RunDir, sight: Sight | None, state: JobState, columns: dict[str, Any]) -> Attempt:
+def _as_ended(
+    last: Attempt, run_dir: RunDir, status: JobStatus | None, state: JobState, columns: dict[str, Any]
+) -> Attempt:
     words: dict[str, Any] = {name: columns.get(name) for name in ("cause", "message", "exit_code")}
     if last.ended_at is None:
-        ended = max(last.started_at, ended_at(run_dir, sight))
+        ended = max(last.started_at, ended_at(run_dir, status))
         return replace(last, state=state, ended_at=ended, **words)
     return replace(last, exit_code=columns.get("exit_code")) if last.state is state else last
 
 
-def _begun(row: JobRow, last: Attempt, sight: Sight) -> list[Attempt]:
-    """The attempt that the engine has begun, while the job has not said so."""
-    if sight.starts_at is None or sight.starts_at < (last.ended_at or 0.0):
+def _begun(row: JobRow, last: Attempt, status: JobStatus) -> list[Attempt]:
+    """The attempt that the backend has begun, while the job has not said so."""
+    if status.starts_at is None or status.starts_at < (last.ended_at or 0.0):
         return []
-    nodes = placement_on(row, sight.nodes)
+    nodes = placement_on(row, status.nodes)
     begun = Attempt(
         job_id=row.id,
         number=last.number + 1,
         state=JobState.STARTING,
-        started_at=sight.starts_at,
+        started_at=status.starts_at,
         placement=nodes,
     )
     return [begun]
 
 
-def ended_at(run_dir: RunDir, sight: Sight | None) -> float:
-    """When a job ended that could not write it down: as its engine says, else the last sign of life."""
-    return sight.ended_at if sight is not None and sight.ended_at is not None else signs_of_life(run_dir)
+def ended_at(run_dir: RunDir, status: JobStatus | None) -> float:
+    """When a job ended that could not write it down: as its backend says, else the last sign of life."""
+    return status.ended_at if status is not None and status.ended_at is not None else signs_of_life(run_dir)
 
 
 def columns_of(attempts: list[Attempt], row: JobRow, state: JobState) -> dict[str, Any]:

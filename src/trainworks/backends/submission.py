@@ -11,15 +11,15 @@ from pathlib import Path
 
 from trainworks.errors import EnvironmentProblem, TrainworksError, UsageError
 from trainworks.files import take_lock, write_atomic
+from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.state import JobState
 from trainworks.jobs.store import JobRow, JobStore
-from trainworks.jobs.ticket import Ticket
 from trainworks.record.run_dir import RunDir
 
 __all__ = ["check_dependencies", "status_restored", "submit_lock"]
 
 _held: dict[Path, int] = {}
-"""Locks of this process, by file: an engine that needs the lock gets the one that its caller holds."""
+"""Locks of this process, by file: a backend that needs the lock gets the one that its caller holds."""
 
 
 @contextmanager
@@ -60,25 +60,25 @@ def status_restored(run_dir: RunDir) -> Iterator[None]:
         raise
 
 
-def check_dependencies(store: JobStore, ticket: Ticket, engine: str, *, uid: int | None = None) -> list[JobRow]:
+def check_dependencies(store: JobStore, spec: JobSpec, backend: str, *, uid: int | None = None) -> list[JobRow]:
     """The jobs that a job waits for; of several of one name that of the user comes first, this one when None.
 
     Raises:
-        UsageError: one of them does not exist, is a job of another engine, or has ended without success.
+        UsageError: one of them does not exist, is a job of another backend, or has ended without success.
     """
     uid = os.getuid() if uid is None else uid
-    return [_dependency(store, wanted, engine, uid) for wanted in ticket.depends_on]
+    return [_dependency(store, wanted, backend, uid) for wanted in spec.depends_on]
 
 
-def _dependency(store: JobStore, wanted: str, engine: str, uid: int) -> JobRow:
+def _dependency(store: JobStore, wanted: str, backend: str, uid: int) -> JobRow:
     job = store.find(wanted, uid=uid)
     if job is None:
         raise UsageError(
             f"`job.depends_on` names job `{wanted}`, which does not exist", hint="list the jobs: trainworks ps --all"
         )
-    if job.engine != engine:
+    if job.engine != backend:
         raise UsageError(
-            f"`job.depends_on` names job `{wanted}`, which is in the queue of {job.engine}, not of {engine}",
+            f"`job.depends_on` names job `{wanted}`, which is in the queue of {job.engine}, not of {backend}",
             hint="name a job of the same queue",
         )
     if job.state.is_final and job.state is not JobState.SUCCEEDED:

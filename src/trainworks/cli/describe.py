@@ -52,12 +52,12 @@ def command(job: JobArgument, as_json: AsJson = False) -> None:
 
 
 def _rows(job: JobRow, now: float) -> list[tuple[str, str]]:
-    ticket = job.ticket
+    spec = job.spec
     rows = [
         ("job", f"{job.id}, run {job.run_id} in {job.run_dir}"),
         ("state", f"{job.state}{'' if job.reachable else ', not reached now'}{idle_text(job, now)}"),
         ("engine", f"{job.engine} {job.handle or ''}".strip() + (f": {job.raw}" if job.raw else "")),
-        ("asks for", wish(job.ticket)),
+        ("asks for", wish(job.spec)),
         ("submitted", f"{format_duration(now - job.submitted_at)} ago by {job.owner}, priority {job.priority}"),
     ]
     if job.host not in (None, this_host()):
@@ -68,8 +68,8 @@ def _rows(job: JobRow, now: float) -> list[tuple[str, str]]:
             rows.append(("position", str(job.position)))
         expected = f"in {format_duration(max(0.0, job.starts_at - now))}" if job.starts_at else "nobody can say"
         rows.append(("starts", expected))
-    if ticket.depends_on:
-        rows.append(("after", ", ".join(ticket.depends_on)))
+    if spec.depends_on:
+        rows.append(("after", ", ".join(spec.depends_on)))
     if job.placement:
         rows.append(("runs on", ", ".join(one.node for one in job.placement)))
     if job.cause:
@@ -87,7 +87,7 @@ def _held(job: JobRow, attempts: list[Attempt], now: float) -> list[tuple[str, s
     """What the job has held so far, and what that costs where the run file names a price."""
     held_s = (max(0.0, (one.ended_at or now) - one.started_at) * len(one.placement) for one in attempts)
     hours = sum(held_s) / 3600
-    node = job.ticket.node
+    node = job.spec.node
     if not hours or not (node.accelerators or node.cores):
         return []
     if not node.accelerators:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from trainworks.cli.jobs import OnCluster, engine_on
+from trainworks.cli.jobs import OnCluster, backend_on
 from trainworks.errors import UsageError
 from trainworks.report.printable import say
 
@@ -20,12 +20,12 @@ def command(
     cluster: OnCluster = None,
 ) -> None:
     """Jobs that run there go on; no other starts."""
-    engine = engine_on(cluster)
+    backend = backend_on(cluster)
     if undo:
-        engine.undrain(node)
+        backend.undrain(node)
         say(f"{node} takes jobs again")
         return
     if not reason:
         raise UsageError("nobody will know why the node is drained", hint='trainworks drain NODE --reason "fan broken"')
-    engine.drain(node, reason)
+    backend.drain(node, reason)
     say(f"{node} takes no more jobs: {reason}")

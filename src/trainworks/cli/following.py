@@ -1,4 +1,4 @@
-"""For whoever waits for a run: its engine is asked how it is, where that is not this machine."""
+"""For whoever waits for a run: its backend is asked how it is, where that is not this machine."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _LOOK_S = 3.0
 
 
 def far_output(run_dir: RunDir, *, node: int | None = None, follow: bool = False) -> Iterator[str] | None:
-    """What the engine of a run has of its output; None where that is in the run directory.
+    """What the backend of a run has of its output; None where that is in the run directory.
 
     Raises:
-        UsageError: the engine has not got the job yet.
+        UsageError: the backend has not got the job yet.
     """
     cluster = cluster_of(run_dir.path)
     if cluster is None or cluster.engine not in FAR:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainworks.backends.holding import hold
-from trainworks.cli.jobs import JobArgument, engine_to_change, find_job, handle_of, jobs
+from trainworks.cli.jobs import JobArgument, backend_to_change, find_job, handle_of, jobs
 from trainworks.report.printable import say
 
 __all__ = ["command"]
@@ -13,5 +13,5 @@ def command(job: JobArgument) -> None:
     """It keeps its place in the order, and does not start until it is released."""
     store = jobs()
     row = find_job(store, job)
-    hold(engine_to_change(row, store), row, handle_of(row))
+    hold(backend_to_change(row, store), row, handle_of(row))
     say(f"{row.run_id} held")

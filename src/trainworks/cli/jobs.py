@@ -1,4 +1,4 @@
-"""What the commands about jobs share: the store, a job by its name, and the engine that has it."""
+"""What the commands about jobs share: the store, a job by its name, and the backend that has it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from trainworks.backends.backend import Engine
-from trainworks.backends.local.backend import LocalEngine
+from trainworks.backends.backend import Backend
+from trainworks.backends.local.backend import LocalBackend
 from trainworks.backends.local.dispatcher_process import wake
 from trainworks.backends.ownership import check_may_change, is_private
-from trainworks.backends.registry import FAR, engine_for, engine_of_job
+from trainworks.backends.registry import FAR, backend_for, backend_of_job
 from trainworks.backends.remote import follow_all, hand_over, hand_over_again, withdraw
 from trainworks.backends.store_place import is_there_a_store, store_url
 from trainworks.cli.watch import watch
@@ -23,9 +23,9 @@ from trainworks.config.run_file import RunFile
 from trainworks.errors import EnvironmentProblem, UnknownRunError, UsageError
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.host.users import this_host
+from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.state import JobState, parse_state
 from trainworks.jobs.store import JobRow, JobStore, open_store
-from trainworks.jobs.ticket import Ticket
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.report.printable import say
@@ -33,9 +33,9 @@ from trainworks.report.printable import say
 __all__ = [
     "JobArgument",
     "OnCluster",
-    "engine_of",
-    "engine_on",
-    "engine_to_change",
+    "backend_of",
+    "backend_on",
+    "backend_to_change",
     "find_job",
     "follow",
     "handle_of",
@@ -63,16 +63,16 @@ _SHARED = (
     "note: other users can write this job store: they can change what it says of this job, but not what the job runs"
 )
 _LOOK_S = 0.2
-_ENGINE_NOTICES_S = 30.0
-"""How long an engine may take to end a job whose processes have ended."""
+_BACKEND_NOTICES_S = 30.0
+"""How long a backend may take to end a job whose processes have ended."""
 
 
 def jobs() -> JobStore:
-    """The store of this user, as its engines see it now. A dispatcher that was killed is missed by whoever looks."""
+    """The store of this user, as its backends see it now. A dispatcher that was killed is missed by whoever looks."""
     store = open_store(store_url())
     if any(not state.is_final for state in store.counts()):
         live = [state for state in JobState if not state.is_final]
-        if store.search(states=live, engine=LocalEngine.name, uid=os.getuid(), host=this_host(), limit=1):
+        if store.search(states=live, engine=LocalBackend.name, uid=os.getuid(), host=this_host(), limit=1):
             wake()
         for error in follow_all(store, SystemClock()):
             say(f"warning: {error.message}", err=True)
@@ -108,12 +108,12 @@ def _row(wanted: str) -> JobRow | None:
 
 
 def follow() -> None:
-    """Ask the engines of all jobs that are not this machine's; one that does not answer is asked again later."""
+    """Ask the backends of all jobs that are not this machine's; one that does not answer is asked again later."""
     follow_all(open_store(store_url()), SystemClock())
 
 
 def output_of(run_dir: RunDir, *, node: int | None, follow: bool) -> Iterator[str]:
-    """What the engine of a run has of its output.
+    """What the backend of a run has of its output.
 
     Raises:
         UsageError: it has not got the job yet.
@@ -125,106 +125,106 @@ def output_of(run_dir: RunDir, *, node: int | None, follow: bool) -> Iterator[st
     if row.handle is None:
         hint = f"see `trainworks ps`, then: trainworks logs -f {run_dir.run_id}"
         raise UsageError(f"{row.engine} has not confirmed job {row.id} ({row.run_id}) yet", hint=hint)
-    return engine_of(row, store).output(row.handle, node=node, follow=follow)
+    return backend_of(row, store).output(row.handle, node=node, follow=follow)
 
 
-def engine_of(row: JobRow, store: JobStore) -> Engine:
-    """The engine that has a job.
+def backend_of(row: JobRow, store: JobStore) -> Backend:
+    """The backend that has a job.
 
     Raises:
         EnvironmentProblem: the run directory, which names it, is gone.
     """
-    if row.engine == LocalEngine.name:
-        return LocalEngine(store)
-    engine = engine_of_job(row, store=store)
-    if engine is None:
+    if row.engine == LocalBackend.name:
+        return LocalBackend(store)
+    backend = backend_of_job(row, store=store)
+    if backend is None:
         raise EnvironmentProblem(f"`{row.run_dir}` does not say any more where job {row.id} was submitted to")
-    return engine
+    return backend
 
 
-def engine_to_change(row: JobRow, store: JobStore) -> Engine:
-    """The engine that has a job, for a user who may change the job.
+def backend_to_change(row: JobRow, store: JobStore) -> Backend:
+    """The backend that has a job, for a user who may change the job.
 
     Raises:
         NotOwnerError: it belongs to another user.
-        EnvironmentProblem: as `engine_of`.
+        EnvironmentProblem: as `backend_of`.
     """
     check_may_change(row)
-    return engine_of(row, store)
+    return backend_of(row, store)
 
 
 def handle_of(row: JobRow) -> str:
-    """What its engine calls a job.
+    """What its backend calls a job.
 
     Raises:
-        UsageError: the engine has not got it yet.
+        UsageError: the backend has not got it yet.
     """
-    if row.handle is None and row.engine != LocalEngine.name:
+    if row.handle is None and row.engine != LocalBackend.name:
         raise UsageError(f"{row.engine} has not confirmed job {row.id} ({row.run_id}) yet", hint="trainworks ps")
     return row.handle or str(row.id)
 
 
-def engine_on(cluster: str | None) -> Engine:
-    """The engine that an option names: this machine's when it is left out.
+def backend_on(cluster: str | None) -> Backend:
+    """The backend that an option names: this machine's when it is left out.
 
     Raises:
         UsageError: it names none.
         RunFileError: a problem in the run file.
     """
     if cluster is None:
-        return LocalEngine()
+        return LocalBackend()
     if cluster.endswith((".yaml", ".yml")):
-        return engine_for(load_run_file(Path(cluster))[0].cluster)
-    return engine_for(RunFile.model_validate({"name": "any", "run": "true", "cluster": cluster}).cluster)
+        return backend_for(load_run_file(Path(cluster))[0].cluster)
+    return backend_for(RunFile.model_validate({"name": "any", "run": "true", "cluster": cluster}).cluster)
 
 
-def submit_job(engine: Engine, ticket: Ticket, run_dir: RunDir) -> None:
-    """Put a run into the queue of an engine.
+def submit_job(backend: Backend, spec: JobSpec, run_dir: RunDir) -> None:
+    """Put a run into the queue of a backend.
 
     Raises:
         TrainworksError: the job was not accepted, and the run directory is as it was.
     """
     if not is_private(store_url()):
         say(_SHARED, err=True)
-    if isinstance(engine, LocalEngine):
-        engine.submit(engine.render(ticket, run_dir), run_dir)
+    if isinstance(backend, LocalBackend):
+        backend.submit(backend.render(spec, run_dir), run_dir)
         return
-    row = hand_over(open_store(store_url()), engine, ticket, run_dir, SystemClock())
+    row = hand_over(open_store(store_url()), backend, spec, run_dir, SystemClock())
     if row.handle is None:
         warning = f"{row.reason or f'{row.engine} did not answer'}; job {row.id} ({row.run_id}) is accepted"
         say(f"warning: {warning}, and `trainworks ps` finds it there or submits it, once", err=True)
 
 
 def stop_job(row: JobRow, *, at_once: bool) -> None:
-    """Ask its engine for a clean end, or for any."""
+    """Ask its backend for a clean end, or for any."""
     store = jobs()
     row = store.get(row.id) or row
-    engine, clock = engine_to_change(row, store), SystemClock()
+    backend, clock = backend_to_change(row, store), SystemClock()
     if row.state.is_final:
         return
-    if isinstance(engine, LocalEngine):
-        engine.stop(str(row.id), at_once=at_once)
+    if isinstance(backend, LocalBackend):
+        backend.stop(str(row.id), at_once=at_once)
     elif row.handle is None:
         withdraw(store, row, clock)
     else:
-        engine.stop(row.handle, at_once=at_once or row.asked_to_end == "stop")
+        backend.stop(row.handle, at_once=at_once or row.asked_to_end == "stop")
         store.change(row.id, now=clock.now(), asked_to_end="kill" if at_once else "stop", asked_by=os.getuid())
 
 
-def retry_job(row: JobRow, ticket: Ticket | None = None) -> None:
-    """Put it back into its engine's queue, with another ticket if there is one."""
+def retry_job(row: JobRow, spec: JobSpec | None = None) -> None:
+    """Put it back into its engine's queue, with another job spec if there is one."""
     store, clock = jobs(), SystemClock()
-    engine, run_dir = engine_to_change(row, store), RunDir(Path(row.run_dir))
+    backend, run_dir = backend_to_change(row, store), RunDir(Path(row.run_dir))
     row = _once_it_is_over(store, run_dir, store.get(row.id) or row, clock)
-    if isinstance(engine, LocalEngine):
-        engine.retry(engine.render(ticket or row.ticket, run_dir), run_dir, str(row.id))
+    if isinstance(backend, LocalBackend):
+        backend.retry(backend.render(spec or row.spec, run_dir), run_dir, str(row.id))
     else:
-        hand_over_again(store, engine, row, clock, ticket)
+        hand_over_again(store, backend, row, clock, spec)
 
 
 def _once_it_is_over(store: JobStore, run_dir: RunDir, row: JobRow, clock: Clock) -> JobRow:
-    """A run says that it has failed a moment before its engine does; no other job is waited for."""
-    deadline = clock.now() + _ENGINE_NOTICES_S
+    """A run says that it has failed a moment before its backend does; no other job is waited for."""
+    deadline = clock.now() + _BACKEND_NOTICES_S
     while not row.state.is_final and parse_state(run_dir.read_status().state).is_final and clock.now() < deadline:
         clock.sleep(_LOOK_S)
         follow_all(store, clock)
@@ -235,7 +235,7 @@ def _once_it_is_over(store: JobStore, run_dir: RunDir, row: JobRow, clock: Clock
 def watch_job(
     run_dir: RunDir, resolved: ResolvedRun, console: Console, *, since: float, start: Callable[[], None]
 ) -> JobState:
-    """`watch` for a run that waits in a queue: `start` puts it there, and Ctrl-C asks its engine to stop it.
+    """`watch` for a run that waits in a queue: `start` puts it there, and Ctrl-C asks its backend to stop it.
 
     What far nodes print is printed here until the job has ended, whoever ended it.
     """

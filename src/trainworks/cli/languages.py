@@ -12,9 +12,9 @@ from trainworks.cli.launch import Wanted
 from trainworks.errors import UsageError
 from trainworks.jobs.formats import jobset, lsf, skypilot, trainjob
 from trainworks.jobs.formats.manifest import Pods
+from trainworks.jobs.job_spec import spec_of
 from trainworks.jobs.program import program_of
 from trainworks.jobs.request import max_restarts
-from trainworks.jobs.ticket import ticket_of
 
 __all__ = ["As", "Language", "job_as"]
 
@@ -35,8 +35,8 @@ As = Annotated[
 _RENDER: dict[Language, Callable[[Pods], str]] = {
     Language.JOBSET: jobset.render,
     Language.TRAINJOB: trainjob.render,
-    Language.SKYPILOT: lambda job: skypilot.render(job.ticket, job.program, job.autoscale),
-    Language.LSF: lambda job: lsf.render(job.ticket, job.program),
+    Language.SKYPILOT: lambda job: skypilot.render(job.spec, job.program, job.autoscale),
+    Language.LSF: lambda job: lsf.render(job.spec, job.program),
 }
 
 
@@ -47,7 +47,7 @@ def job_as(language: Language, asked: Wanted) -> str:
         UsageError: the job asks for something that cannot be said in this language.
     """
     run_file = asked.run_file
-    ticket = ticket_of(
+    spec = spec_of(
         run_file, run_id=run_file.name, working_folder=run_file.workdir or "", max_restarts=max_restarts(run_file)
     )
     program = program_of(run_file, command=tuple(asked.command or ()))
@@ -55,5 +55,5 @@ def job_as(language: Language, asked: Wanted) -> str:
     if language is Language.LSF and cluster.autoscale is not None:
         hint = "leave `cluster.autoscale` out; LSF's resource connector has a file of its own"
         raise UsageError("a job of LSF has no say in which hosts come and go", hint=hint)
-    job = Pods(ticket=ticket, program=program, where=cluster.kubernetes, autoscale=cluster.autoscale)
+    job = Pods(spec=spec, program=program, where=cluster.kubernetes, autoscale=cluster.autoscale)
     return _RENDER[language](job)

@@ -15,9 +15,9 @@ from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 
 from trainworks.api.resolve import resolve
-from trainworks.backends.backend import Engine
+from trainworks.backends.backend import Backend
 from trainworks.backends.local.direct import LocalScheduler
-from trainworks.backends.registry import engine_of_run
+from trainworks.backends.registry import backend_of_run
 from trainworks.cli.options import runs_folder
 from trainworks.cli.plan_view import print_plan
 from trainworks.cli.wish import wish
@@ -26,8 +26,8 @@ from trainworks.config.run_file import RunFile, RunName
 from trainworks.config.sbatch import BatchSource, is_batch_script, load_batch_script
 from trainworks.errors import TrainworksError, UsageError
 from trainworks.files import write_atomic
-from trainworks.jobs.request import job_request, ticket_of_run
-from trainworks.jobs.ticket import Ticket
+from trainworks.jobs.job_spec import JobSpec
+from trainworks.jobs.request import job_request, spec_of_run
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir, create_run_dir
 from trainworks.report.printable import say
@@ -43,7 +43,7 @@ __all__ = [
     "Wanted",
     "discarded_if_refused",
     "prepare",
-    "ticket",
+    "spec",
     "wanted",
 ]
 
@@ -119,7 +119,7 @@ class Prepared:
 
     run_dir: RunDir
     resolved: ResolvedRun
-    engine: Engine | None
+    backend: Backend | None
     """Whose queue it goes into; None where it starts at once, here."""
 
 
@@ -159,18 +159,18 @@ def prepare(
     )
     if resolved.plan is not None:
         print_plan(resolved, console)
-    engine = None
+    backend = None
     if queued or resolved.run_file.cluster.engine != "local":
-        engine = engine_of_run(resolved)
-        engine.check(ticket(resolved))
+        backend = backend_of_run(resolved)
+        backend.check(spec(resolved))
     if dry_run:
-        typer.echo(_rendered(resolved, engine, RunDir(folder / f"{resolved.run_id}-N")), nl=False)
+        typer.echo(_rendered(resolved, backend, RunDir(folder / f"{resolved.run_id}-N")), nl=False)
         return None
-    if engine is None and (note := LocalScheduler().check(job_request(resolved))):
+    if backend is None and (note := LocalScheduler().check(job_request(resolved))):
         console.print(f"warning: {note}", style="yellow", highlight=False, markup=False, soft_wrap=True)
-    if engine is not None:
-        engine.probe(ticket(resolved))
-        if ask and not _agreed(engine, ticket(resolved), times, console):
+    if backend is not None:
+        backend.probe(spec(resolved))
+        if ask and not _agreed(backend, spec(resolved), times, console):
             return None
     run_dir = create_run_dir(folder, asked.run_file.name)
     resolved = resolved.model_copy(update={"run_id": run_dir.run_id})
@@ -179,7 +179,7 @@ def prepare(
     except BaseException:
         shutil.rmtree(run_dir.path, ignore_errors=True)
         raise
-    return Prepared(run_dir, resolved, engine)
+    return Prepared(run_dir, resolved, backend)
 
 
 @contextmanager
@@ -192,11 +192,11 @@ def discarded_if_refused(run_dir: RunDir) -> Iterator[None]:
         raise
 
 
-def _agreed(engine: Engine, ticket: Ticket, times: int, console: Console) -> bool:
+def _agreed(backend: Backend, spec: JobSpec, times: int, console: Console) -> bool:
     if not _is_at_a_terminal(console):
         return True
     each = f"{times} jobs, each asks" if times > 1 else "asks"
-    console.print(f"{each} {engine.name} for {wish(ticket)}", highlight=False)
+    console.print(f"{each} {backend.name} for {wish(spec)}", highlight=False)
     return typer.confirm("submit?", default=True, err=True)
 
 
@@ -204,15 +204,15 @@ def _is_at_a_terminal(console: Console) -> bool:
     return sys.stdin.isatty() and console.is_terminal
 
 
-def _rendered(resolved: ResolvedRun, engine: Engine | None, run_dir: RunDir) -> str:
-    if engine is None or engine.name == "local":
+def _rendered(resolved: ResolvedRun, backend: Backend | None, run_dir: RunDir) -> str:
+    if backend is None or backend.name == "local":
         return LocalScheduler().render(job_request(resolved), run_dir).text
-    return engine.render(ticket(resolved), run_dir).text
+    return backend.render(spec(resolved), run_dir).text
 
 
-def ticket(resolved: ResolvedRun) -> Ticket:
+def spec(resolved: ResolvedRun) -> JobSpec:
     """What a queue is asked for a resolved run."""
-    return ticket_of_run(resolved)
+    return spec_of_run(resolved)
 
 
 def _write_inputs(run_dir: RunDir, resolved: ResolvedRun, source: Source | None) -> None:

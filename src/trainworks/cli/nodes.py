@@ -8,7 +8,7 @@ import json
 import typer
 from rich.table import Table
 
-from trainworks.cli.jobs import OnCluster, engine_on
+from trainworks.cli.jobs import OnCluster, backend_on
 from trainworks.cli.options import AsJson, wide_console
 
 __all__ = ["command"]
@@ -16,7 +16,7 @@ __all__ = ["command"]
 
 def command(cluster: OnCluster = None, as_json: AsJson = False) -> None:
     """What is free, what is taken, and why a node takes no jobs."""
-    nodes = engine_on(cluster).nodes()
+    nodes = backend_on(cluster).nodes()
     if as_json:
         typer.echo(json.dumps([dataclasses.asdict(node) for node in nodes], indent=2))
         return

@@ -54,7 +54,7 @@ def main(run_folder: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Got:
-    """What an engine gave to the job."""
+    """What a backend gave to the job."""
 
     nodes: int
     cores_per_node: int
@@ -64,7 +64,7 @@ class Got:
 
 
 def _nodes() -> Got:
-    """Of the engine in whose job this runs; within a container of Slurm there is no `srun`."""
+    """Of the backend in whose job this runs; within a container of Slurm there is no `srun`."""
     if "TRAINWORKS_PODS" in os.environ:
         pod = pod_of(os.environ, Path(SECRETS))
         machines = PodHosts(meet(pod, SystemClock()), Path(SECRETS)) if pod.num_nodes > 1 else None

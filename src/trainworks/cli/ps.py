@@ -87,7 +87,7 @@ def _row(job: JobRow, now: float) -> list[str]:
         f"{job.state}{reachable}{idle_text(job, now)}",
         why,
         f"in {starts}" if starts else f"{job.position}." if job.position else "",
-        ",".join(one.node for one in job.placement) or str(job.ticket.max_nodes),
+        ",".join(one.node for one in job.placement) or str(job.spec.max_nodes),
         str(job.priority),
         _time(job, now),
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainworks.backends.holding import release
-from trainworks.cli.jobs import JobArgument, engine_to_change, find_job, handle_of, jobs
+from trainworks.cli.jobs import JobArgument, backend_to_change, find_job, handle_of, jobs
 from trainworks.report.printable import say
 
 __all__ = ["command"]
@@ -13,5 +13,5 @@ def command(job: JobArgument) -> None:
     """A held job may start."""
     store = jobs()
     row = find_job(store, job)
-    release(engine_to_change(row, store), row, handle_of(row))
+    release(backend_to_change(row, store), row, handle_of(row))
     say(f"{row.run_id} released")

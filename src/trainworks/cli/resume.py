@@ -11,9 +11,9 @@ from rich.console import Console
 
 from trainworks.agent.launch import supervised, take_run
 from trainworks.api.resolve import resolve
-from trainworks.backends.registry import engine_of_run
+from trainworks.backends.registry import backend_of_run
 from trainworks.cli.jobs import job_of_run, retry_job, submit_job, watch_job
-from trainworks.cli.launch import ticket
+from trainworks.cli.launch import spec
 from trainworks.cli.options import OptionalRun, RunsOption, find
 from trainworks.cli.outcome import raise_for_failure, say_stopped
 from trainworks.cli.report import print_report
@@ -93,9 +93,9 @@ def _queue_again(run_dir: RunDir, resolved: ResolvedRun, job: JobRow | None, loc
     """
     os.close(lock)
     if job is None:
-        submit_job(engine_of_run(resolved), ticket(resolved), run_dir)
+        submit_job(backend_of_run(resolved), spec(resolved), run_dir)
     else:
-        retry_job(job, ticket(resolved))
+        retry_job(job, spec(resolved))
 
 
 def _with_guard(run_dir: RunDir, before: ResolvedRun, asked: dict[str, str | None]) -> ResolvedRun:

@@ -14,7 +14,7 @@ from trainworks.cli.launch import (
     Target,
     discarded_if_refused,
     prepare,
-    ticket,
+    spec,
     wanted,
 )
 from trainworks.cli.options import RunsOption
@@ -45,18 +45,18 @@ def command(
     prepared = prepare(asked, runs=runs, dry_run=dry_run, recalibrate=recalibrate, console=talk, queued=False)
     if prepared is None:
         return
-    run_dir, engine = prepared.run_dir, prepared.engine
-    if engine is None and any((asked.run_file.job.hold, asked.run_file.job.depends_on, asked.run_file.job.time_limit)):
+    run_dir, backend = prepared.run_dir, prepared.backend
+    if backend is None and any((asked.run_file.job.hold, asked.run_file.job.depends_on, asked.run_file.job.time_limit)):
         talk.print("warning: `job` is for `trainworks submit`; `run` starts at once, without a limit", style="yellow")
     talk.print(f"run {run_dir.run_id} in {run_dir.path}", highlight=False)
-    if engine is None:
+    if backend is None:
         state = submit_and_watch(run_dir, prepared.resolved, talk, since=0.0)
     else:
         jobs: Any = importlib.import_module("trainworks.cli.jobs")  # opens a database: not before it is needed
 
         def start() -> None:
             with discarded_if_refused(run_dir):
-                jobs.submit_job(engine, ticket(prepared.resolved), run_dir)
+                jobs.submit_job(backend, spec(prepared.resolved), run_dir)
 
         state = jobs.watch_job(run_dir, prepared.resolved, talk, since=0.0, start=start)
     resolved = run_dir.read_resolved()

@@ -34,9 +34,9 @@ def command(
             return
     else:
         _stop_run(run_dir, at_once=now)
-    ask_its_engine = following(run_dir)
+    ask_its_backend = following(run_dir)
     while not (state := current_state(run_dir.read_status())).is_final:
-        ask_its_engine()
+        ask_its_backend()
         SystemClock().sleep(0.1)
     say(f"{run_dir.run_id} {state}")
 

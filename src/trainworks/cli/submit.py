@@ -18,7 +18,7 @@ from trainworks.cli.launch import (
     Target,
     discarded_if_refused,
     prepare,
-    ticket,
+    spec,
     wanted,
 )
 from trainworks.cli.options import RunsOption
@@ -52,7 +52,7 @@ def command(
     if language is not None:
         if not dry_run:
             raise UsageError(
-                f"`--as {language}` submits nothing", hint="add `--dry-run`, and give the text to its engine"
+                f"`--as {language}` submits nothing", hint="add `--dry-run`, and give the text to its backend"
             )
         typer.echo(job_as(language, asked), nl=False)
         return
@@ -71,7 +71,7 @@ def command(
         )
         if prepared is None:
             return
-        assert prepared.engine is not None
+        assert prepared.backend is not None
         with discarded_if_refused(prepared.run_dir):
-            submit_job(prepared.engine, ticket(prepared.resolved), prepared.run_dir)
+            submit_job(prepared.backend, spec(prepared.resolved), prepared.run_dir)
         typer.echo(prepared.run_dir.run_id)

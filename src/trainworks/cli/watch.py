@@ -79,10 +79,10 @@ def watch(
     view = LiveView(console, run_dir.run_id, num_steps, unit) if live else LineView(console, num_steps, unit)
     with _StopOnInterrupt(stop, console) as interrupts, view:
         start()
-        ask_its_engine = following(run_dir)
+        ask_its_backend = following(run_dir)
         while True:
             interrupts.pass_on()
-            ask_its_engine()
+            ask_its_backend()
             snapshot = follower.look(since=since)
             if output is not None:
                 output.print_new(everything=snapshot.state.is_final)

@@ -65,5 +65,5 @@ def _cut_off(attempt: Attempt, turn: Sequence[Mapping[str, Any]]) -> Attempt:
 
 def placement_on(job: JobRow, nodes: Sequence[str]) -> tuple[Placement, ...]:
     """What a job holds of these nodes."""
-    node = job.ticket.node
+    node = job.spec.node
     return tuple(Placement(name, node.cores or 0.0, tuple(range(node.accelerators))) for name in nodes)

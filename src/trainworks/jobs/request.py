@@ -8,10 +8,10 @@ from typing import Literal
 from trainworks.config.command import Framework
 from trainworks.config.engines import Idle
 from trainworks.config.run_file import RunFile
-from trainworks.jobs.ticket import Ticket, ticket_of
+from trainworks.jobs.job_spec import JobSpec, spec_of
 from trainworks.record.resolved import Processes, ResolvedRun
 
-__all__ = ["JobRequest", "job_request", "max_restarts", "ticket_of_run"]
+__all__ = ["JobRequest", "job_request", "max_restarts", "spec_of_run"]
 
 _RESTARTS_OF_A_WORKLOAD = 3
 
@@ -51,10 +51,10 @@ def job_request(resolved: ResolvedRun) -> JobRequest:
     )
 
 
-def ticket_of_run(resolved: ResolvedRun) -> Ticket:
+def spec_of_run(resolved: ResolvedRun) -> JobSpec:
     """What a queue is asked for a resolved run; another machine's in the words of the run file."""
     here = resolved.run_file.cluster.engine == "local"
-    return ticket_of(
+    return spec_of(
         resolved.run_file,
         run_id=resolved.run_id,
         working_folder=resolved.working_folder,

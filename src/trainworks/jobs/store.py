@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
@@ -18,9 +18,9 @@ from sqlalchemy.engine import Connection, Engine
 
 from trainworks.errors import UsageError
 from trainworks.jobs.database import answering, file_identity, open_database
+from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.state import TRANSITIONS, JobState, attempt_state, parse_cause, parse_state
 from trainworks.jobs.tables import attempts, changes, jobs, nodes
-from trainworks.jobs.ticket import NodeResources, Ticket
 
 __all__ = ["Attempt", "EndRequest", "JobRow", "JobStore", "Placement", "open_store"]
 
@@ -50,7 +50,7 @@ class JobRow:
     owner: str
     """Name of the user, for display; `uid` decides."""
     engine: str
-    ticket: Ticket
+    spec: JobSpec
     state: JobState
     submitted_at: float
     changed_at: float
@@ -154,7 +154,7 @@ class JobStore:
 
     def add(
         self,
-        ticket: Ticket,
+        spec: JobSpec,
         *,
         run_dir: str,
         owner: str,
@@ -170,7 +170,7 @@ class JobStore:
         of the same name, deleted since, gives way to the new one.
 
         Args:
-            ticket: what the job asks for.
+            spec: what the job asks for.
             run_dir: absolute, without links.
             owner: name of the user, for display.
             engine: name of the engine that runs it.
@@ -183,7 +183,7 @@ class JobStore:
             UsageError: the run directory is a job of another user or machine already.
         """
         uid = os.getuid() if uid is None else uid
-        row = _new_row(ticket, run_dir=run_dir, owner=owner, engine=engine, submitted_at=now)
+        row = _new_row(spec, run_dir=run_dir, owner=owner, engine=engine, submitted_at=now)
         row |= {"cluster": cluster, "uid": uid, "host": host}
         with self._writing() as connection:
             there = connection.execute(sa.select(jobs).where(jobs.c.run_dir == run_dir)).first()
@@ -202,12 +202,12 @@ class JobStore:
         return _job(there)
 
     def restore(
-        self, ticket: Ticket, *, run_dir: str, owner: str, engine: str, submitted_at: float, now: float, **columns: Any
+        self, spec: JobSpec, *, run_dir: str, owner: str, engine: str, submitted_at: float, now: float, **columns: Any
     ) -> None:
         """Write down a job that another store had, in the state that it is in.
 
         Args:
-            ticket: of the job.
+            spec: of the job.
             run_dir: of the job; the store has none of it.
             owner: user who submitted it.
             engine: that has it.
@@ -215,7 +215,7 @@ class JobStore:
             now: when it came to that state.
             columns: others of the job, `state` and `uid` among them; with `attempt` that attempt begins.
         """
-        row = _new_row(ticket, run_dir=run_dir, owner=owner, engine=engine, submitted_at=submitted_at)
+        row = _new_row(spec, run_dir=run_dir, owner=owner, engine=engine, submitted_at=submitted_at)
         row |= _columns(columns) | {"state": str(columns["state"]), "changed_at": now}
         with self._writing() as connection:
             row["version"] = _next_version(connection)
@@ -460,17 +460,17 @@ def _next_version(connection: Connection) -> int:
     return number
 
 
-def _new_row(ticket: Ticket, *, run_dir: str, owner: str, engine: str, submitted_at: float) -> dict[str, Any]:
+def _new_row(spec: JobSpec, *, run_dir: str, owner: str, engine: str, submitted_at: float) -> dict[str, Any]:
     """Columns of a job that was just submitted, but for its version."""
     return {
-        "run_id": ticket.run_id,
+        "run_id": spec.run_id,
         "run_dir": run_dir,
-        "name": ticket.name,
+        "name": spec.name,
         "owner": owner,
         "engine": engine,
-        "ticket": _ticket_text(ticket),
-        "priority": ticket.priority,
-        "held": ticket.hold,
+        "ticket": _spec_text(spec),
+        "priority": spec.priority,
+        "held": spec.hold,
         "state": str(JobState.QUEUED),
         "attempt": 0,
         "restarts": 0,
@@ -482,9 +482,9 @@ def _new_row(ticket: Ticket, *, run_dir: str, owner: str, engine: str, submitted
 
 def _job(row: Any) -> JobRow:
     values = dict(row._mapping)
-    ticket = json.loads(values["ticket"])
-    lists = {key: tuple(value) for key, value in ticket.items() if isinstance(value, list)}
-    values["ticket"] = replace(Ticket(**ticket | lists), node=NodeResources(**ticket["node"]))
+    spec = json.loads(values.pop("ticket"))
+    lists = {key: tuple(value) for key, value in spec.items() if isinstance(value, list)}
+    values["spec"] = replace(JobSpec(**spec | lists), node=NodeResources(**spec["node"]))
     values["state"] = parse_state(values["state"])
     values["placement"] = _placement(values["placement"])
     return JobRow(**values)
@@ -500,9 +500,13 @@ def _placement_text(placement: Sequence[Placement]) -> str:
 
 def _columns(changes: dict[str, Any]) -> dict[str, Any]:
     """Values of columns, as the database keeps them."""
-    texts: dict[str, Callable[[Any], str]] = {"placement": _placement_text, "ticket": _ticket_text}
-    return {name: texts[name](value) if name in texts else value for name, value in changes.items()}
+    columns = dict(changes)
+    if "placement" in columns:
+        columns["placement"] = _placement_text(columns["placement"])
+    if "spec" in columns:
+        columns["ticket"] = _spec_text(columns.pop("spec"))
+    return columns
 
 
-def _ticket_text(ticket: Ticket) -> str:
-    return json.dumps(asdict(ticket))
+def _spec_text(spec: JobSpec) -> str:
+    return json.dumps(asdict(spec))

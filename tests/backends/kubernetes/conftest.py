@@ -11,10 +11,10 @@ import pytest
 from tests.fakes import resolved_command
 from tests.kubernetes.cluster import TIMEOUT_S, KubernetesCluster, wait_until
 from tests.kubernetes.pods_as_processes import condition
-from trainworks.backends.backend import Script, Sight
+from trainworks.backends.backend import JobStatus, RenderedJob
 from trainworks.config.run_file import RunFile
+from trainworks.jobs.job_spec import spec_of
 from trainworks.jobs.request import max_restarts
-from trainworks.jobs.ticket import ticket_of
 from trainworks.record.events import Event, read_events
 from trainworks.record.resolved import Processes, ResolvedRun
 from trainworks.record.run_dir import RunDir, create_run_dir
@@ -27,16 +27,16 @@ class Run:
         cluster: where it runs.
         run_dir: where it is submitted.
         resolved: what it is.
-        options: of the engine, beside those of the run file.
+        options: of the backend, beside those of the run file.
     """
 
     def __init__(self, cluster: KubernetesCluster, run_dir: RunDir, resolved: ResolvedRun, **options: Any) -> None:
         run_dir.write_resolved(resolved)
         self.cluster = cluster
         self.here = run_dir
-        self.engine = cluster.engine(**options)
+        self.backend = cluster.backend(**options)
         run_file, processes = resolved.run_file, resolved.processes if resolved.plan else None
-        self.ticket = ticket_of(
+        self.spec = spec_of(
             run_file,
             run_id=run_dir.run_id,
             working_folder="/",
@@ -46,14 +46,14 @@ class Run:
         self.handle = ""
 
     @property
-    def script(self) -> Script:
+    def rendered(self) -> RenderedJob:
         """What is submitted."""
-        return self.engine.render(self.ticket, self.here)
+        return self.backend.render(self.spec, self.here)
 
     def submit(self) -> Run:
         """Submit it."""
-        self.engine.check(self.ticket)
-        self.handle = self.engine.submit(self.script, self.here)
+        self.backend.check(self.spec)
+        self.handle = self.backend.submit(self.rendered, self.here)
         return self
 
     def start(self, timeout_s: float = TIMEOUT_S) -> Run:
@@ -68,20 +68,20 @@ class Run:
         return RunDir(self.cluster.volume / self.handle)
 
     @property
-    def sight(self) -> Sight:
+    def status(self) -> JobStatus:
         """As Kubernetes has it."""
-        return self.engine.look([self.handle])[self.handle]
+        return self.backend.poll([self.handle])[self.handle]
 
-    def reaches(self, state: str, timeout_s: float = TIMEOUT_S) -> Sight:
+    def reaches(self, state: str, timeout_s: float = TIMEOUT_S) -> JobStatus:
         """Wait for a state."""
-        wait_until(lambda: self.sight.state == state or self.sight.state.is_final, timeout_s)
-        seen = self.sight
+        wait_until(lambda: self.status.state == state or self.status.state.is_final, timeout_s)
+        seen = self.status
         assert seen.state == state, f"{seen}\n{self.log()}"
         return seen
 
     def log(self) -> str:
         """What its pods have written."""
-        return "\n".join(self.engine.output(self.handle))
+        return "\n".join(self.backend.output(self.handle))
 
     def events(self, kind: str) -> list[Event]:
         """Of one kind."""

@@ -1,4 +1,4 @@
-"""What the engine makes of an API server's answers, and of none."""
+"""What the backend makes of an API server's answers, and of none."""
 
 from __future__ import annotations
 

@@ -22,12 +22,12 @@ def test_a_gang_runs_and_succeeds(kube: Kube) -> None:
     run = kube.command(
         'echo "rank $RANK of $WORLD_SIZE on $(hostname), $SECRET"; sleep 1', nodes=4, envs={"SECRET": None}
     )
-    seen = run.start().sight
+    seen = run.start().status
     assert seen.state is JobState.RUNNING and seen.nodes == ("node1", "node2", "node3", "node4")
     seen = run.reaches("SUCCEEDED")
     assert (seen.raw, seen.exit_code, seen.cause, seen.restarts) == ("Completed", 0, None, 0)
     assert [f"[{rank}] rank {rank} of 4 on {run.handle}-node-0-{rank}, s3cret $(HOME)" for rank in range(4)] == [
-        line for line in run.engine.output(run.handle) if " of 4 on " in line
+        line for line in run.backend.output(run.handle) if " of 4 on " in line
     ]
     assert run.there.read_status().state == "SUCCEEDED"
 
@@ -36,19 +36,19 @@ def test_output_comes_while_the_job_runs(kube: Kube) -> None:
     run = kube.command(
         'echo "first $RANK"; while ! test -e /runs/go; do sleep 0.05; done; printf "no end $RANK"'
     ).submit()
-    lines = run.engine.output(run.handle, follow=True)
+    lines = run.backend.output(run.handle, follow=True)
     first = {next(lines), next(lines)}
-    assert first == {"[0] first 0", "[1] first 1"} and run.sight.state is JobState.RUNNING
+    assert first == {"[0] first 0", "[1] first 1"} and run.status.state is JobState.RUNNING
     (kube.cluster.volume / "go").touch()
     assert set(lines) == {"[0] no end 0", "[1] no end 1"}
-    assert list(run.engine.output(run.handle, node=1)) == ["[1] first 1", "[1] no end 1"]
+    assert list(run.backend.output(run.handle, node=1)) == ["[1] first 1", "[1] no end 1"]
     (kube.cluster.volume / "go").unlink()
 
 
 def test_a_stop_is_clean(kube: Kube) -> None:
     run = kube.command(UNTIL_STOPPED).start()
     wait_until(lambda: run.log().count("begun") == 2)
-    run.engine.stop(run.handle)
+    run.backend.stop(run.handle)
     seen = run.reaches("STOPPED")
     assert seen.raw == "Stopped" and run.there.read_status().state == "STOPPED"
     assert all("asked" in run.there.rank_log(rank).read_text() for rank in (0, 1))
@@ -57,10 +57,10 @@ def test_a_stop_is_clean(kube: Kube) -> None:
 
 def test_a_second_stop_ends_at_once(kube: Kube) -> None:
     run = kube.command("trap '' TERM; while :; do sleep 0.1; done", job={"grace": "10 min"}).start()
-    run.engine.stop(run.handle)
+    run.backend.stop(run.handle)
     wait_until(lambda: run.events("stop_requested"))
-    assert run.sight.state is JobState.RUNNING and run.sight.reason == "it was asked to end"
-    run.engine.stop(run.handle, at_once=True)
+    assert run.status.state is JobState.RUNNING and run.status.reason == "it was asked to end"
+    run.backend.stop(run.handle, at_once=True)
     run.reaches("STOPPED")
     wait_until(lambda: run.pods() == [])
 
@@ -74,16 +74,16 @@ def test_the_first_rank_that_fails_is_named(kube: Kube) -> None:
 
 def test_a_run_is_one_job(kube: Kube) -> None:
     run = kube.command("sleep 1").submit()
-    assert run.engine.submit(run.script, run.here) == run.handle
+    assert run.backend.submit(run.rendered, run.here) == run.handle
     assert len(kube.cluster.client.list(kube.cluster.path("secrets"))) == 1
     run.reaches("SUCCEEDED")
-    assert run.engine.submit(run.script, run.here) == run.handle and run.sight.state is JobState.SUCCEEDED
+    assert run.backend.submit(run.rendered, run.here) == run.handle and run.status.state is JobState.SUCCEEDED
 
 
 def test_a_run_that_is_submitted_from_several_shells_is_one_job(kube: Kube) -> None:
     run = kube.command("true")
     with ThreadPoolExecutor(4) as shells:
-        handles = set(shells.map(lambda _: run.engine.submit(run.script, run.here), range(4)))
+        handles = set(shells.map(lambda _: run.backend.submit(run.rendered, run.here), range(4)))
     run.handle = handles.pop()
     assert not handles and run.reaches("SUCCEEDED").restarts == 0
     assert len(kube.cluster.client.list(kube.cluster.path("secrets"))) == 1
@@ -119,45 +119,45 @@ def test_somebody_else_s_job_of_that_name_is_left_alone(kube: Kube) -> None:
     path = f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/default/jobsets/{run.handle}"
     kube.cluster.client.patch(path, {"metadata": {"annotations": {"trainworks/run": "trainworks:t-1:another"}}})
     with pytest.raises(UsageError, match=f"a JobSet `{run.handle}` already, of run trainworks:t-1:another"):
-        run.engine.submit(run.script, run.here)
+        run.backend.submit(run.rendered, run.here)
     run.reaches("SUCCEEDED")
 
 
 def test_a_held_job_waits_for_its_release(kube: Kube) -> None:
     run = kube.command("true", job={"hold": True}).submit()
-    seen = run.sight
+    seen = run.status
     assert (seen.state, seen.reason) == (JobState.QUEUED, "it is held") and run.pods() == []
-    run.engine.release(run.handle)
+    run.backend.release(run.handle)
     run.reaches("SUCCEEDED")
 
 
 def test_a_job_that_finds_no_room_says_so_and_can_be_held(kube: Kube) -> None:
     first = kube.command("sleep 60", nodes=4).start()
     run = kube.command("true", nodes=1).submit()
-    wait_until(lambda: "Insufficient" in (run.sight.reason or ""))
-    assert run.sight.state is JobState.QUEUED
-    run.engine.hold(run.handle)
-    assert run.sight.reason == "it is held"
+    wait_until(lambda: "Insufficient" in (run.status.reason or ""))
+    assert run.status.state is JobState.QUEUED
+    run.backend.hold(run.handle)
+    assert run.status.reason == "it is held"
     with pytest.raises(Refused, match="only a job that waits can be held"):
-        first.engine.hold(first.handle)
-    first.engine.stop(first.handle, at_once=True)
-    run.engine.release(run.handle)
+        first.backend.hold(first.handle)
+    first.backend.stop(first.handle, at_once=True)
+    run.backend.release(run.handle)
     run.reaches("SUCCEEDED")
 
 
 def test_kueue_starts_a_job_when_its_turn_comes(kube: Kube) -> None:
     first = kube.command("sleep 60", nodes=4, queue="train").start()
     run = kube.command("true", nodes=1, queue="train").submit()
-    wait_until(lambda: "insufficient unused quota" in (run.sight.reason or ""))
-    run.engine.hold(run.handle)
-    assert run.sight.raw == "Inactive"
-    first.engine.stop(first.handle)
+    wait_until(lambda: "insufficient unused quota" in (run.status.reason or ""))
+    run.backend.hold(run.handle)
+    assert run.status.raw == "Inactive"
+    first.backend.stop(first.handle)
     first.reaches("STOPPED")
-    assert run.sight.state is JobState.QUEUED
-    run.engine.release(run.handle)
+    assert run.status.state is JobState.QUEUED
+    run.backend.release(run.handle)
     run.reaches("SUCCEEDED")
     lost = kube.command("true", queue="no-such").submit()
-    wait_until(lambda: lost.sight.reason == "Inadmissible: LocalQueue no-such doesn't exist")
+    wait_until(lambda: lost.status.reason == "Inadmissible: LocalQueue no-such doesn't exist")
 
 
 def test_a_lost_node_costs_a_restart(kube: Kube) -> None:
@@ -165,20 +165,20 @@ def test_a_lost_node_costs_a_restart(kube: Kube) -> None:
     kube.cluster.volume.mkdir(exist_ok=True)
     (kube.cluster.volume / "lose").touch()
     run.start()
-    node = run.sight.nodes[1]
+    node = run.status.nodes[1]
     (kube.cluster.volume / "lose").unlink()
     kube.cluster.lose(node)
     seen = run.reaches("SUCCEEDED")
     assert seen.restarts == 1 and node not in seen.nodes
     assert [event["restarts"] for event in run.events("submitted")] == [0, 1]
-    assert [facts.name for facts in run.engine.nodes() if facts.state == "down"] == [node]
+    assert [facts.name for facts in run.backend.nodes() if facts.state == "down"] == [node]
 
 
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_preempted_pod_ends_all_ranks_in_order_and_costs_no_restart(kube: Kube, index: int) -> None:
     again = "test -e /runs/preempted && exit 0; trap 'touch /runs/preempted; exit 0' TERM; while :; do sleep 0.1; done"
     run = kube.command(again, restarts=0, job={"grace": "30 s"}).start()
-    wait_until(lambda: run.sight.state is JobState.RUNNING)
+    wait_until(lambda: run.status.state is JobState.RUNNING)
     run.evict_pod(index)
     seen = run.reaches("SUCCEEDED")
     assert seen.restarts == 1 and [event["cause"] for event in run.events("state")].count("preempted") == 1
@@ -206,7 +206,7 @@ def test_a_server_that_is_away_says_nothing_of_any_job(kube: Kube) -> None:
     run = kube.command("while ! test -e /runs/go; do sleep 0.1; done").start()
     kube.cluster.stop_server()
     try:
-        for ask in (lambda: run.sight, run.engine.nodes, run.submit, lambda: run.engine.stop("x")):
+        for ask in (lambda: run.status, run.backend.nodes, run.submit, lambda: run.backend.stop("x")):
             with pytest.raises(UnreachableError, match="the API server does not answer"):
                 ask()
         (kube.cluster.volume / "go").touch()
@@ -220,8 +220,8 @@ def test_a_job_that_somebody_deleted_is_not_known(kube: Kube) -> None:
     run = kube.command("sleep 60").start()
     path = f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/default/jobsets/{run.handle}"
     kube.cluster.client.delete(path, {"propagationPolicy": "Background"})
-    assert run.engine.look([run.handle]) == {}
-    run.engine.stop(run.handle)
+    assert run.backend.poll([run.handle]) == {}
+    run.backend.stop(run.handle)
     wait_until(lambda: run.pods() == [] and kube.cluster.client.list(kube.cluster.path("secrets")) == [])
 
 
@@ -229,7 +229,7 @@ def test_a_retry_goes_on_in_the_run_directory(kube: Kube) -> None:
     run = kube.command("test -e /runs/good").submit()
     run.reaches("FAILED")
     (kube.cluster.volume / "good").touch()
-    assert run.engine.retry(run.script, run.here, run.handle) == run.handle
+    assert run.backend.retry(run.rendered, run.here, run.handle) == run.handle
     run.reaches("SUCCEEDED")
     assert len(run.events("submitted")) == 2
     (kube.cluster.volume / "good").unlink()
@@ -259,21 +259,21 @@ def test_one_node_needs_no_volume(kube: Kube) -> None:
 
 
 def test_a_node_is_drained(kube: Kube) -> None:
-    engine = kube.cluster.engine()
-    engine.drain("node2", "bad\nGPU 3")
-    assert [(one.state, one.reason) for one in engine.nodes() if one.name == "node2"] == [("drained", "bad GPU 3")]
+    backend = kube.cluster.backend()
+    backend.drain("node2", "bad\nGPU 3")
+    assert [(one.state, one.reason) for one in backend.nodes() if one.name == "node2"] == [("drained", "bad GPU 3")]
     run = kube.command("sleep 60", nodes=3).start()
-    assert run.sight.nodes == ("node1", "node3", "node4")
-    facts = {one.name: one for one in engine.nodes()}
+    assert run.status.nodes == ("node1", "node3", "node4")
+    facts = {one.name: one for one in backend.nodes()}
     assert facts["node1"].state == "taken" and facts["node1"].jobs == (run.handle,)
     assert (facts["node1"].accelerators_taken, facts["node1"].cores_taken) == (8, 2.0)
-    engine.undrain("node2")
-    assert {one.name: one.state for one in engine.nodes()}["node2"] == "free"
+    backend.undrain("node2")
+    assert {one.name: one.state for one in backend.nodes()}["node2"] == "free"
 
 
 def test_the_server_s_refusal_is_passed_on(kube: Kube) -> None:
     run = kube.command("true")
-    script = run.script
-    broken = type(script)(script.ticket, script.text.replace("failurePolicy:", "failurePolitics:"))
+    script = run.rendered
+    broken = type(script)(script.spec, script.text.replace("failurePolicy:", "failurePolitics:"))
     with pytest.raises(Refused, match=r'unknown field "spec.failurePolitics"'):
-        run.engine.submit(broken, run.here)
+        run.backend.submit(broken, run.here)

@@ -1,4 +1,4 @@
-"""A ticket as a JobSet, and what no user can smuggle into it."""
+"""A job spec as a JobSet, and what no user can smuggle into it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tests.fakes import ticket
+from tests.fakes import spec
 from tests.kubernetes.pod_security import violations
 from trainworks.backends.kubernetes.render import jobset, name_of, render, run_as
 from trainworks.config.autoscale import Autoscale
 from trainworks.config.engines import Kubernetes
 from trainworks.errors import UsageError
 from trainworks.jobs.formats.manifest import to_yaml
-from trainworks.jobs.ticket import NodeResources, Ticket
+from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.record.run_dir import RunDir
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "data" / "jobset_v1alpha2.json").read_text(encoding="utf-8"))
@@ -33,7 +33,7 @@ EVERYTHING = Kubernetes(
     service_account="trainer",
     node_selector={"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"},
 )
-ALL_WISHES = ticket(
+ALL_WISHES = spec(
     node=NodeResources(cores=15.5, accelerators=8, accelerator="h100", memory_bytes=512 * 10**9),
     time_limit_s=26.5 * 3600,
     priority=20,
@@ -46,8 +46,8 @@ ALL_WISHES = ticket(
 RUN_DIR = RunDir(Path("/home/ada/runs/demo-1"))
 
 
-def manifest(asked: Ticket | None = None, where: Kubernetes = WHERE, folder: str = "/home/ada/runs/demo-1") -> Any:
-    return jobset(asked or ticket(), where, RunDir(Path(folder)))
+def manifest(asked: JobSpec | None = None, where: Kubernetes = WHERE, folder: str = "/home/ada/runs/demo-1") -> Any:
+    return jobset(asked or spec(), where, RunDir(Path(folder)))
 
 
 def job_of(found: dict[str, Any]) -> dict[str, Any]:
@@ -57,15 +57,15 @@ def job_of(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_gang_of_four_nodes(golden) -> None:
-    golden("kubernetes_gang.yaml", render(ticket(), WHERE, RUN_DIR))
+    golden("kubernetes_gang.yaml", render(spec(), WHERE, RUN_DIR))
 
 
-def test_everything_that_a_ticket_can_ask_for(golden) -> None:
+def test_everything_that_a_job_spec_can_ask_for(golden) -> None:
     golden("kubernetes_everything.yaml", render(ALL_WISHES, EVERYTHING, RUN_DIR))
 
 
-@pytest.mark.parametrize(("asked", "where"), [(ticket(), WHERE), (ALL_WISHES, EVERYTHING)])
-def test_kubernetes_and_jobset_take_the_manifest(asked: Ticket, where: Kubernetes) -> None:
+@pytest.mark.parametrize(("asked", "where"), [(spec(), WHERE), (ALL_WISHES, EVERYTHING)])
+def test_kubernetes_and_jobset_take_the_manifest(asked: JobSpec, where: Kubernetes) -> None:
     found = manifest(asked, where)
     jsonschema.validate(found, SCHEMA)
     kubernetes_validate.validate(job_of(found), KUBERNETES, strict=True)
@@ -102,25 +102,25 @@ def test_runs_of_the_same_name_in_other_folders_are_other_jobs() -> None:
 @pytest.mark.parametrize(
     ("asked", "where", "error"),
     [
-        (ticket(), Kubernetes(volume="runs"), "the pods have no image"),
-        (ticket(), Kubernetes(image="x"), "4 nodes need a run directory that all of them see"),
-        (ticket(priority=60), WHERE, "no `job.priority` in numbers"),
-        (ticket(preemptible=False), WHERE, "the priority class says whether a job is preempted"),
+        (spec(), Kubernetes(volume="runs"), "the pods have no image"),
+        (spec(), Kubernetes(image="x"), "4 nodes need a run directory that all of them see"),
+        (spec(priority=60), WHERE, "no `job.priority` in numbers"),
+        (spec(preemptible=False), WHERE, "the priority class says whether a job is preempted"),
     ],
 )
-def test_what_cannot_be_is_refused(asked: Ticket, where: Kubernetes, error: str) -> None:
+def test_what_cannot_be_is_refused(asked: JobSpec, where: Kubernetes, error: str) -> None:
     with pytest.raises(UsageError, match=error) as refused:
         manifest(asked, where)
     assert refused.value.hint is not None
 
 
 def test_one_node_without_a_volume_writes_to_its_own_disk() -> None:
-    found = job_of(manifest(ticket(min_nodes=1, max_nodes=1), Kubernetes(image="x")))
+    found = job_of(manifest(spec(min_nodes=1, max_nodes=1), Kubernetes(image="x")))
     assert {"name": "runs", "emptyDir": {}} in found["spec"]["template"]["spec"]["volumes"]
 
 
-@pytest.mark.parametrize(("asked", "where"), [(ticket(), WHERE), (ALL_WISHES, EVERYTHING)])
-def test_a_namespace_that_is_restricted_takes_the_pods(asked: Ticket, where: Kubernetes) -> None:
+@pytest.mark.parametrize(("asked", "where"), [(spec(), WHERE), (ALL_WISHES, EVERYTHING)])
+def test_a_namespace_that_is_restricted_takes_the_pods(asked: JobSpec, where: Kubernetes) -> None:
     as_user = where.model_copy(update={"run_as_user": 2000})
     pod = job_of(manifest(asked, as_user))["spec"]["template"]["spec"]
     assert violations(pod) == []
@@ -137,17 +137,17 @@ def test_without_a_user_only_the_user_is_missing() -> None:
 
 def test_tpus_are_asked_for_by_their_resource_on_nodes_of_their_topology() -> None:
     node = NodeResources(accelerators=4, accelerator="tpu-v5e")
-    pod = job_of(manifest(ticket(node=node), WHERE))["spec"]["template"]["spec"]
+    pod = job_of(manifest(spec(node=node), WHERE))["spec"]["template"]["spec"]
     assert pod["containers"][0]["resources"]["limits"] == {"google.com/tpu": "4"}
     assert pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"] == "4x4"
     assert "google.com/tpu" in [one["key"] for one in pod["tolerations"]]
     own = WHERE.model_copy(update={"node_selector": {"cloud.google.com/gke-tpu-topology": "2x8"}})
-    chosen = job_of(manifest(ticket(node=node), own))["spec"]["template"]["spec"]["nodeSelector"]
+    chosen = job_of(manifest(spec(node=node), own))["spec"]["template"]["spec"]["nodeSelector"]
     assert chosen["cloud.google.com/gke-tpu-topology"] == "2x8"
 
 
 def test_a_held_job_is_in_no_queue_yet() -> None:
-    metadata = manifest(ticket(hold=True), EVERYTHING)["metadata"]
+    metadata = manifest(spec(hold=True), EVERYTHING)["metadata"]
     assert "kueue.x-k8s.io/queue-name" not in metadata["labels"] and "trainworks/held" in metadata["annotations"]
 
 
@@ -160,4 +160,4 @@ def test_nodes_that_come_and_go_are_asked_for_and_not_taken_away_under_a_job() -
     pod = job_of(found)["spec"]["template"]["metadata"]
     assert pod["annotations"] == {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
     with pytest.raises(UsageError, match="the job is in none of its queues"):
-        jobset(ticket(), WHERE, RUN_DIR, autoscale=autoscale)
+        jobset(spec(), WHERE, RUN_DIR, autoscale=autoscale)

@@ -1,4 +1,4 @@
-"""The rights that `deploy/kubernetes` gives are those that the engine uses."""
+"""The rights that `deploy/kubernetes` gives are those that the backend uses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def rights() -> set[tuple[str, str, str]]:
     }
 
 
-def test_the_engine_uses_all_rights_that_it_gets_and_no_others(kube: Kube, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_backend_uses_all_rights_that_it_gets_and_no_others(kube: Kube, monkeypatch: pytest.MonkeyPatch) -> None:
     used: set[tuple[str, str, str]] = set()
     call = KubernetesClient._call
 
@@ -48,19 +48,19 @@ def use_everything(kube: Kube, used: set[tuple[str, str, str]]) -> None:
     run = kube.command("false", nodes=1, queue="train").submit()
     run.reaches("FAILED")
     assert "[0]" not in run.log()
-    run.engine.retry(run.script, run.here, run.handle)
+    run.backend.retry(run.rendered, run.here, run.handle)
     again = kube.command("sleep 60", nodes=1, queue="train", job={"hold": True}).submit()
-    again.engine.submit(again.script, again.here)
-    again.engine.release(again.handle)
+    again.backend.submit(again.rendered, again.here)
+    again.backend.release(again.handle)
     again.reaches("RUNNING")
-    again.engine.stop(again.handle, at_once=True)
-    path = again.engine._core("secrets", again.handle)
+    again.backend.stop(again.handle, at_once=True)
+    path = again.backend._core("secrets", again.handle)
     kube.cluster.client.patch(path, {"metadata": {"ownerReferences": None}})  # as if it was another job's
     used.discard(("", "secrets", "patch"))
-    again.engine.submit(again.script, again.here)
-    again.engine.nodes()
-    again.engine.drain("node1", "test")
-    again.engine.undrain("node1")
+    again.backend.submit(again.rendered, again.here)
+    again.backend.nodes()
+    again.backend.drain("node1", "test")
+    again.backend.undrain("node1")
 
 
 def right_of(verb: str, path: str) -> tuple[str, str, str]:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainworks.backends.backend import Sight
-from trainworks.backends.kubernetes.states import cause_of_pod, is_unexplained, sight, warning_about
+from trainworks.backends.backend import JobStatus
+from trainworks.backends.kubernetes.states import cause_of_pod, is_unexplained, job_status, warning_about
 from trainworks.jobs.state import Cause, JobState
 
 
@@ -62,56 +62,56 @@ FAILED = condition("Failed", "FailedJobs", "jobset failed due to one or more job
 @pytest.mark.parametrize(
     ("seen", "state", "raw", "reason"),
     [
-        (sight(jobset()), JobState.QUEUED, "Created", "it has no pods yet"),
-        (sight(jobset(suspend=True)), JobState.QUEUED, "Suspended", "it is held"),
+        (job_status(jobset()), JobState.QUEUED, "Created", "it has no pods yet"),
+        (job_status(jobset(suspend=True)), JobState.QUEUED, "Suspended", "it is held"),
         (
-            sight(jobset(suspend=True), workload=workload()),
+            job_status(jobset(suspend=True), workload=workload()),
             JobState.QUEUED,
             "Pending",
             "Kueue has not looked at it yet",
         ),
         (
-            sight(jobset(suspend=True), workload=workload(QUOTA)),
+            job_status(jobset(suspend=True), workload=workload(QUOTA)),
             JobState.QUEUED,
             "Pending",
             "Pending: couldn't assign flavors: insufficient quota",
         ),
         (
-            sight(jobset(suspend=True), workload=workload(active=False)),
+            job_status(jobset(suspend=True), workload=workload(active=False)),
             JobState.QUEUED,
             "Inactive",
             "it is held: its Workload is not active",
         ),
         (
-            sight(jobset(), pods=[pod("Pending", **UNSCHEDULABLE)]),
+            job_status(jobset(), pods=[pod("Pending", **UNSCHEDULABLE)]),
             JobState.QUEUED,
             "Pending",
             "Unschedulable: 0/4 nodes are available",
         ),
         (
-            sight(jobset(), workload=workload(condition("Admitted")), pods=[pod("Pending", **UNSCHEDULABLE)]),
+            job_status(jobset(), workload=workload(condition("Admitted")), pods=[pod("Pending", **UNSCHEDULABLE)]),
             JobState.STARTING,
             "Pending",
             "Unschedulable: 0/4 nodes are available",
         ),
         (
-            sight(jobset(), pods=[pod("Running"), pod("Pending", 1)]),
+            job_status(jobset(), pods=[pod("Running"), pod("Pending", 1)]),
             JobState.STARTING,
             "Pending",
             "1 of 2 pods run",
         ),
-        (sight(jobset(), pods=[pod("Running"), pod("Running", 1)]), JobState.RUNNING, "Running", None),
-        (sight(jobset(), pods=[pod("Succeeded"), pod("Running", 1)]), JobState.RUNNING, "Running", None),
-        (sight(jobset(restarts=1), pods=[pod("Failed")]), JobState.RECOVERING, "Pending", "0 of 2 pods run"),
+        (job_status(jobset(), pods=[pod("Running"), pod("Running", 1)]), JobState.RUNNING, "Running", None),
+        (job_status(jobset(), pods=[pod("Succeeded"), pod("Running", 1)]), JobState.RUNNING, "Running", None),
+        (job_status(jobset(restarts=1), pods=[pod("Failed")]), JobState.RECOVERING, "Pending", "0 of 2 pods run"),
         (
-            sight(jobset(condition("Completed", "AllJobsCompleted", "jobset completed successfully"))),
+            job_status(jobset(condition("Completed", "AllJobsCompleted", "jobset completed successfully"))),
             JobState.SUCCEEDED,
             "Completed",
             "AllJobsCompleted: jobset completed successfully",
         ),
     ],
 )
-def test_a_job_stands_where_its_objects_say(seen: Sight, state: JobState, raw: str, reason: str | None) -> None:
+def test_a_job_stands_where_its_objects_say(seen: JobStatus, state: JobState, raw: str, reason: str | None) -> None:
     assert (seen.state, seen.raw, seen.reason) == (state, raw, reason)
 
 
@@ -127,24 +127,24 @@ def test_a_job_stands_where_its_objects_say(seen: Sight, state: JobState, raw: s
 )
 def test_an_evicted_job_waits_and_says_why(reason: str, state: JobState, cause: Cause) -> None:
     evicted = workload(QUOTA, condition("Evicted", reason, "told by Kueue"))
-    seen = sight(jobset(suspend=True), workload=evicted)
+    seen = job_status(jobset(suspend=True), workload=evicted)
     assert (seen.state, seen.cause, seen.reason) == (state, cause, f"{reason}: told by Kueue")
 
 
 @pytest.mark.parametrize("reason", ["Deactivated", "InactiveWorkload"])
 def test_a_job_that_somebody_deactivated_is_held(reason: str) -> None:
-    seen = sight(jobset(suspend=True), workload=workload(condition("Evicted", reason), active=False))
+    seen = job_status(jobset(suspend=True), workload=workload(condition("Evicted", reason), active=False))
     assert (seen.state, seen.raw, seen.cause) == (JobState.QUEUED, "Inactive", None)
 
 
 def test_a_job_that_was_evicted_once_and_runs_again_runs() -> None:
     old = workload(condition("Admitted"), condition("Evicted", "Preempted"))
-    assert sight(jobset(), workload=old, pods=[pod("Running"), pod("Running", 1)]).state is JobState.RUNNING
+    assert job_status(jobset(), workload=old, pods=[pod("Running"), pod("Running", 1)]).state is JobState.RUNNING
 
 
 @pytest.mark.parametrize("reason", ["ImagePullBackOff", "CreateContainerConfigError", "InvalidImageName"])
 def test_a_container_that_cannot_start_is_named(reason: str) -> None:
-    seen = sight(jobset(), pods=[pod("Running"), pod("Pending", 1, **waiting(reason, "no such thing"))])
+    seen = job_status(jobset(), pods=[pod("Running"), pod("Pending", 1, **waiting(reason, "no such thing"))])
     assert (seen.state, seen.cause) == (JobState.STARTING, Cause.LAUNCH_FAILED)
     assert seen.reason == f"demo-node-0-1-x: {reason}: no such thing"
 
@@ -175,25 +175,25 @@ def test_a_pod_that_has_not_failed_has_no_cause(phase: str) -> None:
 
 def test_the_pod_that_explains_the_others_gives_the_cause() -> None:
     pods = [pod("Failed", 0, **ended(143)), pod("Failed", 1, **ended(3)), pod("Failed", 2, **ended(137, "OOMKilled"))]
-    seen = sight(jobset(FAILED), pods=pods)
+    seen = job_status(jobset(FAILED), pods=pods)
     assert (seen.state, seen.cause, seen.exit_code) == (JobState.FAILED, Cause.OOM, 137)
-    seen = sight(jobset(FAILED), pods=pods[:2])
+    seen = job_status(jobset(FAILED), pods=pods[:2])
     assert (seen.cause, seen.exit_code) == (Cause.USER_ERROR, 3)
 
 
 def test_a_job_beyond_its_time_limit_says_so() -> None:
     job = {"status": {"conditions": [condition("Failed", "DeadlineExceeded", "Job was active longer than specified")]}}
-    seen = sight(jobset(FAILED), pods=[], job=job)
+    seen = job_status(jobset(FAILED), pods=[], job=job)
     assert (seen.state, seen.cause) == (JobState.FAILED, Cause.TIME_LIMIT)
 
 
 def test_a_failure_that_nobody_explains_is_unknown() -> None:
-    assert sight(jobset(FAILED)).cause is Cause.UNKNOWN
+    assert job_status(jobset(FAILED)).cause is Cause.UNKNOWN
 
 
 def test_nodes_and_restarts_are_those_of_this_attempt() -> None:
     pods = [pod("Failed", 7, attempt=0), pod("Running", 1, attempt=1), pod("Running", 2, attempt=1)]
-    seen = sight(jobset(restarts=1), pods=pods)
+    seen = job_status(jobset(restarts=1), pods=pods)
     assert (seen.nodes, seen.restarts, seen.state) == (("node1", "node2"), 1, JobState.RUNNING)
 
 
@@ -213,11 +213,11 @@ def test_no_combination_of_words_is_an_error(
     ours: list[dict[str, Any]], theirs: list[dict[str, Any]], suspend: bool, phases: list[str]
 ) -> None:
     pods = [pod(phase, index) for index, phase in enumerate(phases)]
-    assert isinstance(sight(jobset(*ours, suspend=suspend), workload=workload(*theirs), pods=pods).state, JobState)
+    assert isinstance(job_status(jobset(*ours, suspend=suspend), workload=workload(*theirs), pods=pods).state, JobState)
 
 
 def test_objects_without_a_status_are_new() -> None:
-    assert sight({"spec": {}}, pods=[{"metadata": {"name": "x"}}]).state is JobState.STARTING
+    assert job_status({"spec": {}}, pods=[{"metadata": {"name": "x"}}]).state is JobState.STARTING
 
 
 def said(code: int, **words: Any) -> dict[str, Any]:
@@ -230,14 +230,14 @@ WORDS = {"state": "FAILED", "cause": "diverged", "message": "loss is nan", "exit
 
 
 def test_the_first_pod_says_why_the_job_has_failed() -> None:
-    seen = sight(jobset(FAILED), pods=[pod("Failed", 0, **said(1, **WORDS)), pod("Succeeded", 1)])
+    seen = job_status(jobset(FAILED), pods=[pod("Failed", 0, **said(1, **WORDS)), pod("Succeeded", 1)])
     assert (seen.state, seen.cause, seen.exit_code) == (JobState.FAILED, Cause.DIVERGED, 1)
     assert seen.reason == "rank 3 on node 1: loss is nan"
 
 
 def test_a_pod_that_was_out_of_memory_explains_the_words_of_the_first_one() -> None:
     words = WORDS | {"cause": "peer_lost", "message": "the connection was lost"}
-    seen = sight(
+    seen = job_status(
         jobset(FAILED), pods=[pod("Failed", 0, **said(1, **words)), pod("Failed", 1, **ended(137, "OOMKilled"))]
     )
     assert seen.cause is Cause.OOM
@@ -247,31 +247,31 @@ def test_a_pod_that_was_out_of_memory_explains_the_words_of_the_first_one() -> N
 def test_what_another_image_leaves_is_not_taken_for_last_words(message: str) -> None:
     status = ended(7)
     status["containerStatuses"][0]["state"]["terminated"]["message"] = message
-    seen = sight(jobset(FAILED), pods=[pod("Failed", 0, **status)])
+    seen = job_status(jobset(FAILED), pods=[pod("Failed", 0, **status)])
     assert (seen.cause, seen.exit_code) == (Cause.USER_ERROR, 7)
 
 
 def test_a_workload_that_ended_on_request_did_not_succeed() -> None:
     stopped = said(0, state="STOPPED", message=None)
-    seen = sight(jobset(condition("Completed", "AllJobsCompleted")), pods=[pod("Succeeded", 0, **stopped)])
+    seen = job_status(jobset(condition("Completed", "AllJobsCompleted")), pods=[pod("Succeeded", 0, **stopped)])
     assert seen.state is JobState.STOPPED
 
 
 def test_a_job_that_was_stopped_runs_as_long_as_its_pods() -> None:
     asked = jobset(suspend=True)
     asked["metadata"]["annotations"] = {"trainworks/stopped": "true"}
-    seen = sight(asked, pods=[pod("Running"), pod("Succeeded", 1)])
+    seen = job_status(asked, pods=[pod("Running"), pod("Succeeded", 1)])
     assert (seen.state, seen.raw, seen.reason) == (JobState.RUNNING, "Stopping", "it was asked to end")
-    assert sight(asked, pods=[pod("Failed")]).state is sight(asked).state is JobState.STOPPED
-    assert sight(asked, workload=workload(active=False)).state is JobState.STOPPED
+    assert job_status(asked, pods=[pod("Failed")]).state is job_status(asked).state is JobState.STOPPED
+    assert job_status(asked, workload=workload(active=False)).state is JobState.STOPPED
 
 
 def test_a_job_for_a_queue_that_kueue_has_not_seen_is_not_held() -> None:
     queued = jobset(suspend=True)
     queued["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "train"}
-    assert sight(queued).reason == "Kueue has not looked at it yet"
+    assert job_status(queued).reason == "Kueue has not looked at it yet"
     queued["metadata"]["annotations"] = {"trainworks/held": "true"}
-    assert sight(queued).reason == "it is held"
+    assert job_status(queued).reason == "it is held"
 
 
 def warning(name: str, at: str, message: str, kind: str = "Warning") -> dict[str, Any]:
@@ -285,11 +285,11 @@ def test_the_last_warning_says_why_there_are_no_pods() -> None:
         warning("demo-node-0-1-abcde", "2026-11-22T06:00:04Z", "pulled", "Normal"),
         warning("demo-2", "2026-11-22T06:00:05Z", "of another job"),
     ]
-    seen = sight(jobset())
+    seen = job_status(jobset())
     assert is_unexplained(seen)
     assert warning_about("demo", seen, events).reason == "it has no pods yet; R: no such volume"
     assert warning_about("demo", seen, events[3:]) == seen
 
 
 def test_a_reason_of_the_scheduler_needs_no_warning() -> None:
-    assert not is_unexplained(sight(jobset(), pods=[pod("Pending", **UNSCHEDULABLE)]))
+    assert not is_unexplained(job_status(jobset(), pods=[pod("Pending", **UNSCHEDULABLE)]))

@@ -45,7 +45,7 @@ def test_training_outlives_a_pod_and_goes_on_from_its_checkpoint(run: Run) -> No
 def test_training_saves_a_checkpoint_when_it_is_stopped(run: Run) -> None:
     run.start(START_S)
     wait_until(lambda: complete_checkpoints(run.there), START_S)
-    run.engine.stop(run.handle)
+    run.backend.stop(run.handle)
     run.reaches("STOPPED")
     assert run.there.read_status().state == "STOPPED"
     stopped = run.events("stopped")[0]["step"]

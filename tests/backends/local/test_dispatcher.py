@@ -16,15 +16,15 @@ from trainworks.backends.local.outcome import Outcome
 from trainworks.errors import EnvironmentProblem, NotOwnerError
 from trainworks.host.ledger import Claim, Share, claim_key
 from trainworks.host.users import this_host
+from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.state import JobState
 from trainworks.jobs.store import JobRow, JobStore, Placement, open_store
-from trainworks.jobs.ticket import NodeResources, Ticket
 from trainworks.record.events import Event
 from trainworks.record.status import RunStatus
 from trainworks.recover.restarts import earlier_turns
 
 ONE_CORE = NodeResources(cores=1.0)
-TICKET = Ticket(run_id="demo-1", name="demo", min_nodes=1, max_nodes=1, node=ONE_CORE)
+SPEC = JobSpec(run_id="demo-1", name="demo", min_nodes=1, max_nodes=1, node=ONE_CORE)
 
 
 @dataclass
@@ -151,10 +151,10 @@ class Queue:
         self.dispatcher = Dispatcher(self.store, self.nodes, self.machine, self.clock)
 
     def submit(self, name: str = "demo", *, uid: int | None = None, host: str | None = None, **wishes: object) -> int:
-        ticket = replace(TICKET, run_id=f"{name}-1", name=name, **wishes)  # type: ignore[arg-type]
+        spec = replace(SPEC, run_id=f"{name}-1", name=name, **wishes)  # type: ignore[arg-type]
         run_dir = f"/runs/{name}-{len(self.store.search())}"
         job = self.store.add(
-            ticket,
+            spec,
             run_dir=run_dir,
             owner="ada",
             uid=uid,
@@ -431,9 +431,9 @@ def test_a_launch_that_is_refused_is_tried_again_and_then_failed(queue: Queue) -
     assert (row.state, row.cause, row.message) == (JobState.FAILED, "launch_failed", "no space left on device")
 
 
-def test_jobs_of_other_engines_are_left_alone(queue: Queue) -> None:
-    ticket = replace(TICKET, run_id="far-1")
-    queue.store.add(ticket, run_dir="/runs/far", owner="ada", engine="slurm", now=0.0)
+def test_jobs_of_other_backends_are_left_alone(queue: Queue) -> None:
+    spec = replace(SPEC, run_id="far-1")
+    queue.store.add(spec, run_dir="/runs/far", owner="ada", engine="slurm", now=0.0)
     queue.look()
     assert (queue.machine.launched, queue.dispatcher.is_idle) == ([], True)
 

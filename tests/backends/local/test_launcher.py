@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes import FakeClock, ticket
+from tests.fakes import FakeClock, spec
 from trainworks.backends.local.launcher import ForkingLauncher
 from trainworks.errors import NotOwnerError
 from trainworks.host import process
@@ -40,7 +40,7 @@ def job(run_dir: RunDir, tmp_path: Path) -> JobRow:
     pid, started_at = process.identity()
     run_dir.write_status(RunStatus(state="RUNNING", supervisor_pid=pid, supervisor_started_at=started_at))
     store = open_store(f"sqlite:///{tmp_path / 'jobs.db'}")
-    return store.add(ticket(), run_dir=str(run_dir.path), owner="ann", engine="local", host=this_host(), now=1.0)
+    return store.add(spec(), run_dir=str(run_dir.path), owner="ann", engine="local", host=this_host(), now=1.0)
 
 
 def take(ledger: Ledger, run_dir: str) -> int:

@@ -1,4 +1,4 @@
-"""What the engine asks of Ray's dashboard, over HTTP, and what it makes of the answers that Ray 2.60.0 gave."""
+"""What the backend asks of Ray's dashboard, over HTTP, and what it makes of the answers that Ray 2.60.0 gave."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from typing import Any
 import pytest
 
 from tests.backends.ray.conftest import RECORDED, FakeDashboard
-from tests.fakes import FakeClock, ticket
+from tests.fakes import FakeClock, spec
 from trainworks.backends.ray import gang
-from trainworks.backends.ray.backend import RayEngine
+from trainworks.backends.ray.backend import RayBackend
 from trainworks.backends.ray.client import RayClient, Refused
 from trainworks.backends.ray.render import mark_of
 from trainworks.config.engines import Ray
 from trainworks.errors import EnvironmentProblem, UnreachableError, UsageError
+from trainworks.jobs.job_spec import NodeResources
 from trainworks.jobs.program import Program
 from trainworks.jobs.state import JobState
-from trainworks.jobs.ticket import NodeResources
 from trainworks.record.run_dir import RunDir
 
 Dashboard = tuple[FakeDashboard, str]
 
 
-def engine_of(address: str | None, *, clock: FakeClock | None = None, env: Any = None, **program: Any) -> RayEngine:
+def backend_of(address: str | None, *, clock: FakeClock | None = None, env: Any = None, **program: Any) -> RayBackend:
     options = Ray(address=address, python=program.pop("python", "python"), **program.pop("options", {}))
     runs = Program(**({"script": "python train.py", "starts": "per_node"} | program))
-    return RayEngine(options, program=runs, client=RayClient(options, env=env or {}), clock=clock or FakeClock())
+    return RayBackend(options, program=runs, client=RayClient(options, env=env or {}), clock=clock or FakeClock())
 
 
-def submitted(one: RayEngine, run_dir: RunDir, **changes: Any) -> str:
-    return one.submit(one.render(ticket(**changes), run_dir), run_dir)
+def submitted(one: RayBackend, run_dir: RunDir, **changes: Any) -> str:
+    return one.submit(one.render(spec(**changes), run_dir), run_dir)
 
 
 def unpacked(content: bytes) -> dict[str, bytes]:
@@ -44,8 +44,8 @@ def unpacked(content: bytes) -> dict[str, bytes]:
 
 def test_what_the_driver_is_told(golden, run_dir: RunDir) -> None:
     node = NodeResources(cores=96, accelerators=8, accelerator="h100", memory_bytes=512 * 10**9)
-    asked = ticket(node=node, max_restarts=3, time_limit_s=3600.0)
-    one = engine_of(
+    asked = spec(node=node, max_restarts=3, time_limit_s=3600.0)
+    one = backend_of(
         None,
         script='python train.py --name "$RUN_NAME"',
         starts="per_rank",
@@ -62,7 +62,7 @@ def test_what_the_driver_is_told(golden, run_dir: RunDir) -> None:
 
 def test_a_job_is_submitted_with_its_driver(dashboard: Dashboard, run_dir: RunDir) -> None:
     fake, address = dashboard
-    one = engine_of(address, envs={"A": "it's"}, python="/opt/ray/bin/python")
+    one = backend_of(address, envs={"A": "it's"}, python="/opt/ray/bin/python")
     name = submitted(one, run_dir, grace_s=30.0)
     job = fake.jobs[name]
     assert name == f"{mark_of(run_dir)}-1" and job["entrypoint"] == "/opt/ray/bin/python -m trainworks_gang"
@@ -77,7 +77,7 @@ def test_a_job_is_submitted_with_its_driver(dashboard: Dashboard, run_dir: RunDi
 
 def test_a_secret_never_leaves_this_machine(dashboard: Dashboard, run_dir: RunDir) -> None:
     fake, address = dashboard
-    one = engine_of(address, env={"HF_TOKEN": "s3cret"}, envs={"HF_TOKEN": None})
+    one = backend_of(address, env={"HF_TOKEN": "s3cret"}, envs={"HF_TOKEN": None})
     submitted(one, run_dir)
     [content] = fake.packages.values()
     assert b"s3cret" not in b"".join(unpacked(content).values()) and "s3cret" not in json.dumps(fake.jobs)
@@ -93,7 +93,7 @@ def test_a_folder_is_sent_once_with_its_modes_and_without_what_is_made_anew(
     (folder / "train.py").write_text("print(1)\n")
     (folder / "go.sh").write_text("#!/bin/sh\n")
     (folder / "go.sh").chmod(0o755)
-    one = engine_of(address, working_folder=str(folder))
+    one = backend_of(address, working_folder=str(folder))
     name = submitted(one, run_dir)
     package = fake.jobs[name]["runtime_env"]["working_dir"].removeprefix("gcs://")
     with zipfile.ZipFile(io.BytesIO(fake.packages[package])) as file:
@@ -106,7 +106,7 @@ def test_a_folder_is_sent_once_with_its_modes_and_without_what_is_made_anew(
 
 def test_a_folder_that_is_not_here_is_refused(dashboard: Dashboard, run_dir: RunDir) -> None:
     with pytest.raises(UsageError, match="there is no folder `/no/such`") as found:
-        submitted(engine_of(dashboard[1], working_folder="/no/such"), run_dir)
+        submitted(backend_of(dashboard[1], working_folder="/no/such"), run_dir)
     assert found.value.hint == "with Ray, `workdir` is a folder here, which is sent to the nodes"
     assert dashboard[0].jobs == {}
 
@@ -115,18 +115,18 @@ def test_a_folder_that_is_too_large_is_refused(dashboard: Dashboard, run_dir: Ru
     with (tmp_path / "weights").open("wb") as file:
         file.truncate(101 * 2**20)
     with pytest.raises(UsageError, match="is larger than 100 MiB"):
-        submitted(engine_of(dashboard[1], working_folder=str(tmp_path)), run_dir)
+        submitted(backend_of(dashboard[1], working_folder=str(tmp_path)), run_dir)
 
 
 def test_a_run_that_waits_already_is_not_submitted_again(dashboard: Dashboard, run_dir: RunDir) -> None:
     fake, address = dashboard
-    one = engine_of(address)
+    one = backend_of(address)
     assert submitted(one, run_dir) == submitted(one, run_dir) and fake.asked.count("POST /api/jobs/") == 1
 
 
 def test_a_run_that_has_ended_is_submitted_anew_under_the_next_number(dashboard: Dashboard, run_dir: RunDir) -> None:
     fake, address = dashboard
-    one = engine_of(address)
+    one = backend_of(address)
     first = submitted(one, run_dir)
     fake.jobs[first]["status"] = "FAILED"
     assert submitted(one, run_dir) == f"{mark_of(run_dir)}-2"
@@ -134,9 +134,9 @@ def test_a_run_that_has_ended_is_submitted_anew_under_the_next_number(dashboard:
 
 def test_two_submissions_at_once_are_one_job(dashboard: Dashboard, run_dir: RunDir) -> None:
     fake, address = dashboard
-    first = submitted(engine_of(address), run_dir)
+    first = submitted(backend_of(address), run_dir)
     fake.answers["GET /api/jobs/"] = [(200, "[]")]
-    assert submitted(engine_of(address), run_dir) == first and len(fake.jobs) == 1
+    assert submitted(backend_of(address), run_dir) == first and len(fake.jobs) == 1
 
 
 def test_a_job_whose_answer_was_lost_is_found(dashboard: Dashboard, run_dir: RunDir, clock: FakeClock) -> None:
@@ -144,20 +144,20 @@ def test_a_job_whose_answer_was_lost_is_found(dashboard: Dashboard, run_dir: Run
     name = f"{mark_of(run_dir)}-1"
     fake.answers["POST /api/jobs/"] = (504, "gateway timeout")
     fake.answers[f"GET /api/jobs/{name}"] = [(503, "away"), (200, json.dumps(RECORDED["pending"]["job"]))]
-    assert submitted(engine_of(address, clock=clock), run_dir) == name
+    assert submitted(backend_of(address, clock=clock), run_dir) == name
 
 
 def test_a_submission_that_nobody_answers_is_an_error(dashboard: Dashboard, run_dir: RunDir, clock: FakeClock) -> None:
     dashboard[0].answers["POST /api/jobs/"] = (500, "No available agent to submit job, please try again later.")
     with pytest.raises(UnreachableError, match="No available agent"):
-        submitted(engine_of(dashboard[1], clock=clock), run_dir)
+        submitted(backend_of(dashboard[1], clock=clock), run_dir)
 
 
 def test_a_refusal_is_passed_on_in_ray_s_words(dashboard: Dashboard, run_dir: RunDir) -> None:
     bad = RECORDED["answer_bad"]
     dashboard[0].answers["POST /api/jobs/"] = (bad["code"], bad["text"])
     with pytest.raises(Refused, match=r"^Ray: .*entrypiont"):
-        submitted(engine_of(dashboard[1]), run_dir)
+        submitted(backend_of(dashboard[1]), run_dir)
 
 
 def test_jobs_and_their_placement_groups_are_asked_for_once(dashboard: Dashboard) -> None:
@@ -166,26 +166,26 @@ def test_jobs_and_their_placement_groups_are_asked_for_once(dashboard: Dashboard
         fake.jobs[RECORDED[name]["job"]["submission_id"]] = RECORDED[name]["job"]
         fake.groups += RECORDED[name]["groups"]
     runs, failed = fake.jobs
-    seen = engine_of(address).look([runs, failed, "gone-1"])
+    seen = backend_of(address).poll([runs, failed, "gone-1"])
     assert {name: one.state for name, one in seen.items()} == {runs: JobState.RUNNING, failed: JobState.FAILED}
     assert fake.asked == ["GET /api/jobs/", "GET /api/v0/placement_groups"]
 
 
 def test_nobody_is_asked_about_no_job(dashboard: Dashboard) -> None:
-    assert (engine_of(dashboard[1]).look([]), dashboard[0].asked) == ({}, [])
+    assert (backend_of(dashboard[1]).poll([]), dashboard[0].asked) == ({}, [])
 
 
 def test_without_jobs_that_run_nobody_asks_for_placement_groups(dashboard: Dashboard) -> None:
     fake, address = dashboard
     job = RECORDED["failed"]["job"]
     fake.jobs[job["submission_id"]] = job
-    engine_of(address).look([job["submission_id"]])
+    backend_of(address).poll([job["submission_id"]])
     assert fake.asked == ["GET /api/jobs/"]
 
 
 def test_a_stop_asks_ray(dashboard: Dashboard, run_dir: RunDir) -> None:
     fake, address = dashboard
-    one = engine_of(address)
+    one = backend_of(address)
     name = submitted(one, run_dir)
     one.stop(name)
     assert fake.asked[-1] == f"POST /api/jobs/{name}/stop" and len(fake.jobs) == 1
@@ -193,7 +193,7 @@ def test_a_stop_asks_ray(dashboard: Dashboard, run_dir: RunDir) -> None:
 
 def test_a_stop_at_once_sends_somebody_to_the_nodes(dashboard: Dashboard, run_dir: RunDir) -> None:
     fake, address = dashboard
-    one = engine_of(address)
+    one = backend_of(address)
     name = submitted(one, run_dir)
     one.stop(name, at_once=True)
     one.stop(name, at_once=True)
@@ -207,7 +207,7 @@ def test_a_job_that_has_ended_is_left_alone(dashboard: Dashboard) -> None:
     job = RECORDED["failed"]["job"]
     fake.jobs[job["submission_id"]] = job
     for name in (job["submission_id"], "gone-1"):
-        engine_of(address).stop(name, at_once=True)
+        backend_of(address).stop(name, at_once=True)
     assert [asked for asked in fake.asked if asked.startswith("POST")] == []
 
 
@@ -220,7 +220,7 @@ def test_what_the_nodes_have_printed(dashboard: Dashboard) -> None:
         200,
         json.dumps({"logs": "Ray's own\n[node 0] a\n[node 1] b  \n[node 10] c\n"}),
     )
-    one = engine_of(address)
+    one = backend_of(address)
     assert list(one.output(name)) == ["Ray's own", "[node 0] a", "[node 1] b  ", "[node 10] c"]
     assert list(one.output(name, node=1)) == ["b  "]
     assert list(one.output("gone-1")) == []
@@ -232,12 +232,12 @@ def test_output_is_followed_line_by_line_to_the_end_of_the_job(dashboard: Dashbo
     fake.answers["GET /api/jobs/a-1"] = [(200, runs), (200, runs), (200, done)]
     said = ["[node 0] 1\n[node 0] 2", "[node 0] 1\n[node 0] 22\n", "[node 0] 1\n[node 0] 22\n[node 0] 3\n"]
     fake.answers["GET /api/jobs/a-1/logs"] = [(200, json.dumps({"logs": text})) for text in said]
-    assert list(engine_of(address, clock=clock).output("a-1", node=0, follow=True)) == ["1", "22", "3"]
+    assert list(backend_of(address, clock=clock).output("a-1", node=0, follow=True)) == ["1", "22", "3"]
 
 
 def test_nodes_are_listed(dashboard: Dashboard) -> None:
     dashboard[0].groups = RECORDED["nodes"]["groups"]
-    first, second = engine_of(dashboard[1]).nodes()
+    first, second = backend_of(dashboard[1]).nodes()
     assert first.name < second.name and (first.state, first.cores_taken) == ("taken", 2.0)
 
 
@@ -245,18 +245,18 @@ def test_the_token_is_sent_and_follows_nobody_elsewhere(dashboard: Dashboard) ->
     fake, address = dashboard
     fake.answers["GET /api/jobs/"] = (302, "http://127.0.0.1:1/")
     with pytest.raises(Refused, match="Ray: "):
-        engine_of(address, env={"RAY_AUTH_TOKEN": " s3cret\n"}).look(["a"])
+        backend_of(address, env={"RAY_AUTH_TOKEN": " s3cret\n"}).poll(["a"])
     assert fake.headers[0]["Authorization"] == "Bearer s3cret" and len(fake.asked) == 1
 
 
 def test_another_variable_may_hold_the_token(dashboard: Dashboard) -> None:
     fake, address = dashboard
-    engine_of(address, env={"A": "1", "RAY_AUTH_TOKEN": "2"}, options={"token_from": "A"}).look(["a"])
+    backend_of(address, env={"A": "1", "RAY_AUTH_TOKEN": "2"}, options={"token_from": "A"}).poll(["a"])
     assert fake.headers[0]["Authorization"] == "Bearer 1"
 
 
 def test_without_a_token_none_is_sent(dashboard: Dashboard) -> None:
-    engine_of(dashboard[1]).look(["a"])
+    backend_of(dashboard[1]).poll(["a"])
     assert "Authorization" not in dashboard[0].headers[0]
 
 
@@ -264,7 +264,7 @@ def test_without_a_token_none_is_sent(dashboard: Dashboard) -> None:
 def test_a_token_that_is_refused_is_named_and_not_shown(dashboard: Dashboard, code: int) -> None:
     dashboard[0].answers["GET /api/jobs/"] = (code, "Unauthorized: Invalid authentication token")
     with pytest.raises(EnvironmentProblem, match="refuses the token: Unauthorized") as found:
-        engine_of(dashboard[1], env={"RAY_AUTH_TOKEN": "s3cret"}).look(["a"])
+        backend_of(dashboard[1], env={"RAY_AUTH_TOKEN": "s3cret"}).poll(["a"])
     assert found.value.hint == "set RAY_AUTH_TOKEN to the cluster's token" and "s3cret" not in found.value.render()
 
 
@@ -272,7 +272,7 @@ def test_a_token_that_is_refused_is_named_and_not_shown(dashboard: Dashboard, co
 def test_a_proxy_without_ray_behind_it_says_nothing_of_any_job(dashboard: Dashboard, code: int) -> None:
     dashboard[0].answers["GET /api/jobs/"] = (code, "<html>\nBad Gateway\n</html>\n")
     with pytest.raises(UnreachableError, match="Ray does not answer"):
-        engine_of(dashboard[1]).look(["a"])
+        backend_of(dashboard[1]).poll(["a"])
 
 
 def test_a_dashboard_that_is_away_says_nothing_of_any_job() -> None:
@@ -280,27 +280,27 @@ def test_a_dashboard_that_is_away_says_nothing_of_any_job() -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with pytest.raises(UnreachableError, match=f"Ray does not answer at http://127.0.0.1:{port}: .*refused"):
-        engine_of(f"http://127.0.0.1:{port}").look(["a"])
+        backend_of(f"http://127.0.0.1:{port}").poll(["a"])
 
 
 def test_a_dashboard_that_says_nothing_is_given_up() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         options = Ray(address=f"http://127.0.0.1:{silent.getsockname()[1]}")
         with pytest.raises(UnreachableError, match="timed out"):
-            RayEngine(options, client=RayClient(options, env={}, timeout_s=0.1)).look(["a"])
+            RayBackend(options, client=RayClient(options, env={}, timeout_s=0.1)).poll(["a"])
 
 
 @pytest.mark.parametrize("text", ["<html>hello</html>", '{"a": 1}'])
 def test_something_else_that_answers_is_no_ray(dashboard: Dashboard, text: str) -> None:
     dashboard[0].answers["GET /api/jobs/"] = (200, text)
     with pytest.raises(EnvironmentProblem, match="is no Ray"):
-        engine_of(dashboard[1]).look(["a"])
+        backend_of(dashboard[1]).poll(["a"])
 
 
 def test_a_certificate_file_that_is_not_there_is_a_mistake() -> None:
     options = {"ca_file": "/no/such.pem"}
     with pytest.raises(UsageError, match=r"`cluster\.ray\.ca_file` cannot be read"):
-        engine_of("https://127.0.0.1:1", options=options).look(["a"])
+        backend_of("https://127.0.0.1:1", options=options).poll(["a"])
 
 
 @pytest.mark.parametrize(
@@ -315,21 +315,21 @@ def test_a_certificate_file_that_is_not_there_is_a_mistake() -> None:
 )
 def test_what_ray_does_not_do_is_refused(changes: dict[str, Any], wish: str) -> None:
     with pytest.raises(UsageError, match=f"ray has no `{wish}`"):
-        engine_of("http://127.0.0.1:1").check(ticket(**changes))
+        backend_of("http://127.0.0.1:1").check(spec(**changes))
 
 
 def test_a_cluster_needs_an_address() -> None:
     with pytest.raises(UsageError, match=r"`cluster\.ray\.address` is missing"):
-        engine_of(None).check(ticket())
+        backend_of(None).check(spec())
 
 
 def test_a_launcher_that_the_nodes_do_not_have_is_refused() -> None:
     with pytest.raises(UsageError, match="`framework: mpi` cannot leave"):
-        engine_of("http://127.0.0.1:1", framework="mpi").check(ticket())
+        backend_of("http://127.0.0.1:1", framework="mpi").check(spec())
 
 
 def test_nothing_is_held_or_drained() -> None:
-    one = engine_of("http://127.0.0.1:1")
+    one = backend_of("http://127.0.0.1:1")
     for wish in (
         lambda: one.hold("1"),
         lambda: one.release("1"),

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from tests.fakes import ticket
+from tests.fakes import spec
 from tests.jobs.formats.jobs import HOSTILE
 from trainworks.backends.ray import gang
 from trainworks.backends.ray.render import gang_of
 from trainworks.config.engines import Ray
+from trainworks.jobs.job_spec import NodeResources
 from trainworks.jobs.program import Program
-from trainworks.jobs.ticket import NodeResources
 
 MEETING = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "4321", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2"}
 AGENT = """
@@ -37,7 +37,7 @@ sys.stdin.read()
 def described(script: str, *, grace_s: float = 5.0, **program: Any) -> dict[str, Any]:
     """What the driver is told, of two nodes with two ranks each."""
     runs = Program(**({"script": script, "processes_per_node": 2} | program))
-    asked = ticket(min_nodes=2, max_nodes=2, node=NodeResources(), grace_s=grace_s)
+    asked = spec(min_nodes=2, max_nodes=2, node=NodeResources(), grace_s=grace_s)
     return {"id": f"test-{time.monotonic_ns()}", **gang_of(asked, runs, Ray())}
 
 

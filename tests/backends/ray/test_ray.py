@@ -1,4 +1,4 @@
-"""The engine on a real Ray of two nodes; `TRAINWORKS_TEST_RAY` names a Python that has ray[default]."""
+"""The backend on a real Ray of two nodes; `TRAINWORKS_TEST_RAY` names a Python that has ray[default]."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.fakes import ticket
-from trainworks.backends.backend import Sight
+from tests.fakes import spec
+from trainworks.backends.backend import JobStatus
 from trainworks.backends.ray import gang
-from trainworks.backends.ray.backend import RayEngine
+from trainworks.backends.ray.backend import RayBackend
 from trainworks.config.engines import Ray
+from trainworks.jobs.job_spec import NodeResources
 from trainworks.jobs.program import Program
 from trainworks.jobs.state import Cause, JobState
-from trainworks.jobs.ticket import NodeResources
 from trainworks.record.run_dir import RunDir
 
 pytestmark = pytest.mark.ray
@@ -33,29 +33,29 @@ class Run:
         known = ("envs", "setup", "working_folder")
         program = {name: changes.pop(name) for name in known if name in changes}
         runs = Program(script=script, processes_per_node=2, **program)
-        self.engine = RayEngine(Ray(address=address, python=python), program=runs)
+        self.backend = RayBackend(Ray(address=address, python=python), program=runs)
         self._run_dir = run_dir
         wanted = {"min_nodes": nodes, "max_nodes": nodes, "node": NodeResources(cores=2), "grace_s": 10.0}
-        self._script = self.engine.render(ticket(**(wanted | changes)), run_dir)
+        self._script = self.backend.render(spec(**(wanted | changes)), run_dir)
         self.handle = self.submit()
 
     def submit(self) -> str:
         """Submit it, perhaps again."""
-        return self.engine.submit(self._script, self._run_dir)
+        return self.backend.submit(self._script, self._run_dir)
 
     @property
-    def sight(self) -> Sight:
+    def status(self) -> JobStatus:
         """As Ray has it."""
-        return self.engine.look([self.handle])[self.handle]
+        return self.backend.poll([self.handle])[self.handle]
 
-    def end(self) -> Sight:
+    def end(self) -> JobStatus:
         """Wait for it."""
-        until(lambda: self.sight.state.is_final)
-        return self.sight
+        until(lambda: self.status.state.is_final)
+        return self.status
 
     def lines(self, node: int) -> list[str]:
         """What one node printed."""
-        return list(self.engine.output(self.handle, node=node))
+        return list(self.backend.output(self.handle, node=node))
 
     def begun(self) -> Run:
         """Wait until all ranks say so."""
@@ -87,41 +87,41 @@ def test_all_ranks_of_all_nodes_run_and_succeed(real_ray: tuple[str, str], run_d
         working_folder=str(tmp_path / "code"),
     )
     assert run.submit() == run.handle
-    assert list(run.engine.output(run.handle, node=1, follow=True)) != []
-    sight = run.end()
-    assert (sight.state, sight.exit_code) == (JobState.SUCCEEDED, 0)
+    assert list(run.backend.output(run.handle, node=1, follow=True)) != []
+    status = run.end()
+    assert (status.state, status.exit_code) == (JobState.SUCCEEDED, 0)
     said = [line.replace("127.0.0.3", "127.0.0.2") for node in (0, 1) for line in run.lines(node)]
     assert sorted(said) == [f"{rank} of 4 at 127.0.0.2, it's $(b), yes" for rank in range(4)]
 
 
 def test_a_job_that_runs_holds_its_nodes_and_the_next_one_waits(real_ray: tuple[str, str], run_dir: RunDir) -> None:
     run = Run(real_ray, run_dir, "echo begun; sleep 600").begun()
-    assert run.sight.state is JobState.RUNNING and len(run.sight.nodes) == 2
-    assert [node.state for node in run.engine.nodes()] == ["taken", "taken"]
+    assert run.status.state is JobState.RUNNING and len(run.status.nodes) == 2
+    assert [node.state for node in run.backend.nodes()] == ["taken", "taken"]
     other = Run(real_ray, RunDir(run_dir.path.with_name("other-1")), "true")
-    until(lambda: other.sight.raw == "RUNNING, placement group PENDING")
-    assert (other.sight.state, other.sight.reason) == (
+    until(lambda: other.status.raw == "RUNNING, placement group PENDING")
+    assert (other.status.state, other.status.reason) == (
         JobState.QUEUED,
         "waits for 2 node(s) of CPU 2: the nodes are taken",
     )
     for one in (other, run):
-        one.engine.stop(one.handle)
+        one.backend.stop(one.handle)
         assert one.end().state is JobState.STOPPED
     assert run.left == []
 
 
 def test_a_job_that_no_nodes_can_ever_hold_says_so(real_ray: tuple[str, str], run_dir: RunDir) -> None:
     run = Run(real_ray, run_dir, "true", nodes=3)
-    until(lambda: "can ever hold" in (run.sight.reason or ""))
-    run.engine.stop(run.handle)
+    until(lambda: "can ever hold" in (run.status.reason or ""))
+    run.backend.stop(run.handle)
     assert run.end().state is JobState.STOPPED
 
 
 def test_a_rank_that_fails_ends_the_job_with_its_code(real_ray: tuple[str, str], run_dir: RunDir) -> None:
     run = Run(real_ray, run_dir, 'echo begun; [ "$RANK" != 2 ] || exit 7; sleep 600')
-    sight = run.end()
-    assert (sight.state, sight.cause, sight.exit_code) == (JobState.FAILED, Cause.USER_ERROR, 7)
-    assert (sight.reason, run.left) == ("node 1 exited with code 7", [])
+    status = run.end()
+    assert (status.state, status.cause, status.exit_code) == (JobState.FAILED, Cause.USER_ERROR, 7)
+    assert (status.reason, run.left) == ("node 1 exited with code 7", [])
 
 
 def test_a_failed_job_starts_again_as_often_as_it_may(real_ray: tuple[str, str], run_dir: RunDir) -> None:
@@ -131,32 +131,32 @@ def test_a_failed_job_starts_again_as_often_as_it_may(real_ray: tuple[str, str],
 
 def test_a_stop_lets_every_rank_save(real_ray: tuple[str, str], run_dir: RunDir) -> None:
     run = Run(real_ray, run_dir, 'trap "sleep 4; echo saved; exit 0" TERM; echo begun; sleep 600 & wait').begun()
-    run.engine.stop(run.handle)
+    run.backend.stop(run.handle)
     assert run.end().state is JobState.STOPPED
     assert run.lines(0) == run.lines(1) == ["begun", "begun", "saved", "saved"]
-    run.engine.stop(run.handle)
+    run.backend.stop(run.handle)
     assert run.submit() == f"{run.handle.removesuffix('1')}2"
-    run.engine.stop(f"{run.handle.removesuffix('1')}2")
+    run.backend.stop(f"{run.handle.removesuffix('1')}2")
 
 
 def test_a_stop_at_once_does_not_wait_for_the_grace(real_ray: tuple[str, str], run_dir: RunDir) -> None:
     run = Run(real_ray, run_dir, 'trap "" TERM; echo begun; sleep 600', grace_s=300.0).begun()
-    run.engine.stop(run.handle)
-    run.engine.stop(run.handle, at_once=True)
+    run.backend.stop(run.handle)
+    run.backend.stop(run.handle, at_once=True)
     assert run.end().state is JobState.STOPPED and run.left == []
 
 
 def test_a_time_limit_ends_it(real_ray: tuple[str, str], run_dir: RunDir) -> None:
-    sight = Run(real_ray, run_dir, "sleep 600", time_limit_s=2.0, grace_s=2.0).end()
-    assert (sight.state, sight.cause) == (JobState.FAILED, Cause.TIME_LIMIT)
+    status = Run(real_ray, run_dir, "sleep 600", time_limit_s=2.0, grace_s=2.0).end()
+    assert (status.state, status.cause) == (JobState.FAILED, Cause.TIME_LIMIT)
 
 
 def test_a_node_that_is_lost_ends_the_job_and_nothing_of_it_stays(real_ray: tuple[str, str], run_dir: RunDir) -> None:
     run = Run(real_ray, run_dir, 'trap "" TERM; echo begun; sleep 600', grace_s=2.0).begun()
     agents = [one for one in psutil.process_iter() if one.name().startswith("ray::Node")]
     os.kill(agents[0].pid, signal.SIGKILL)
-    sight = run.end()
-    assert (sight.state, sight.cause) == (JobState.FAILED, Cause.NODE_LOST)
+    status = run.end()
+    assert (status.state, status.cause) == (JobState.FAILED, Cause.NODE_LOST)
     until(lambda: run.left == [])
 
 
@@ -164,6 +164,6 @@ def test_a_driver_that_is_killed_leaves_nothing_behind(real_ray: tuple[str, str]
     run = Run(real_ray, run_dir, 'trap "" TERM; echo begun; sleep 600', grace_s=2.0).begun()
     drivers = [one for one in psutil.process_iter() if one.cmdline()[1:] == ["-m", "trainworks_gang"]]
     drivers[0].kill()
-    sight = run.end()
-    assert (sight.state, sight.cause) == (JobState.FAILED, Cause.KILLED)
+    status = run.end()
+    assert (status.state, status.cause) == (JobState.FAILED, Cause.KILLED)
     until(lambda: run.left == [])

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from trainworks.backends.backend import Sight
-from trainworks.backends.ray.states import GROUP_STATES, JOB_STATES, node_facts, sight
+from trainworks.backends.backend import JobStatus
+from trainworks.backends.ray.states import GROUP_STATES, JOB_STATES, job_status, node_facts
 from trainworks.jobs.state import Cause, JobState
 
 RECORDED = json.loads(Path(__file__).with_name("recorded.json").read_text())
 
 
-def seen(name: str, **changes: Any) -> Sight:
+def seen(name: str, **changes: Any) -> JobStatus:
     """The sight of a recorded job."""
-    return sight(RECORDED[name]["job"] | changes, RECORDED[name]["groups"])
+    return job_status(RECORDED[name]["job"] | changes, RECORDED[name]["groups"])
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_where_it_runs() -> None:
 
 
 def test_a_status_that_nobody_knows_stays_itself() -> None:
-    assert seen("runs", status="PAUSED") == Sight(
+    assert seen("runs", status="PAUSED") == JobStatus(
         state=JobState.UNKNOWN, raw="PAUSED", reason="Job is currently running."
     )
 
@@ -81,7 +81,7 @@ def test_a_status_that_nobody_knows_stays_itself() -> None:
 def test_a_running_job_is_where_its_newest_placement_group_is(word: str) -> None:
     group = RECORDED["runs"]["groups"][0]
     old = group | {"state": "REMOVED"}
-    found = sight(RECORDED["runs"]["job"], [group | {"state": word}, old])
+    found = job_status(RECORDED["runs"]["job"], [group | {"state": word}, old])
     assert found.state is GROUP_STATES.get(word, JobState.UNKNOWN)
     assert (found.raw, found.restarts) == (f"RUNNING, placement group {word}", 1)
 
@@ -108,7 +108,7 @@ def test_a_last_word_that_was_cut_off_is_no_word(words: str) -> None:
     ],
 )
 def test_a_job_whose_driver_never_ran(error: str, cause: Cause) -> None:
-    found = sight({"status": "FAILED", "error_type": error, "message": "Unexpected error occurred"})
+    found = job_status({"status": "FAILED", "error_type": error, "message": "Unexpected error occurred"})
     assert (found.cause, found.reason, found.exit_code) == (cause, "Unexpected error occurred", None)
 
 

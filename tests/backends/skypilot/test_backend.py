@@ -1,4 +1,4 @@
-"""What the engine asks of `sky`, and what it makes of its answers, as SkyPilot 0.14.1 gave them."""
+"""What the backend asks of `sky`, and what it makes of its answers, as SkyPilot 0.14.1 gave them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.fakes import FakeClock, ticket
-from trainworks.backends.skypilot.backend import SkyPilotEngine
+from tests.fakes import FakeClock, spec
+from trainworks.backends.skypilot.backend import SkyPilotBackend
 from trainworks.backends.skypilot.client import Refused, SkyPilotClient
 from trainworks.backends.skypilot.render import mark_of
 from trainworks.config.engines import SkyPilot
@@ -82,16 +82,16 @@ class FakeSky:
         return [call for call in self.calls if call[0] == verb]
 
 
-def engine_of(
+def backend_of(
     fake: FakeSky, *, clock: FakeClock | None = None, env: dict[str, str] | None = None, **program: Any
-) -> SkyPilotEngine:
+) -> SkyPilotBackend:
     client = SkyPilotClient(run=fake, lines=fake.lines, env=env or {"PATH": "/bin"})
     runs = Program(**({"script": "python train.py", "starts": "per_node"} | program))
-    return SkyPilotEngine(SkyPilot(), program=runs, client=client, clock=clock)
+    return SkyPilotBackend(SkyPilot(), program=runs, client=client, clock=clock)
 
 
-def submitted(one: SkyPilotEngine, run_dir: RunDir) -> str:
-    return one.submit(one.render(ticket(), run_dir), run_dir)
+def submitted(one: SkyPilotBackend, run_dir: RunDir) -> str:
+    return one.submit(one.render(spec(), run_dir), run_dir)
 
 
 def job(number: int, name: str, status: str = "RUNNING") -> dict[str, Any]:
@@ -104,17 +104,17 @@ def queue(*jobs: dict[str, Any]) -> str:
 
 def test_a_task_is_handed_over_in_a_file_of_its_owner_that_is_gone_afterwards(run_dir: RunDir) -> None:
     fake = FakeSky()
-    one = engine_of(fake)
+    one = backend_of(fake)
     assert submitted(one, run_dir) == "17"
     [launch] = fake.asked("launch")
     assert launch[1:3] == ["--yes", "--detach-run"] and not Path(launch[-1]).exists()
-    assert fake.modes == [0o600] and fake.tasks == [yaml.safe_load(one.render(ticket(), run_dir).text)]
+    assert fake.modes == [0o600] and fake.tasks == [yaml.safe_load(one.render(spec(), run_dir).text)]
 
 
 def test_a_secret_is_named_and_never_written(run_dir: RunDir) -> None:
     fake = FakeSky()
-    one = engine_of(fake, env={"HF_TOKEN": "s3cret"}, envs={"HF_TOKEN": None, "A": "1"})
-    script = one.render(ticket(), run_dir)
+    one = backend_of(fake, env={"HF_TOKEN": "s3cret"}, envs={"HF_TOKEN": None, "A": "1"})
+    script = one.render(spec(), run_dir)
     one.submit(script, run_dir)
     assert fake.asked("launch")[0][3:5] == ["--secret", "HF_TOKEN"]
     assert fake.env["HF_TOKEN"] == "s3cret"
@@ -125,99 +125,99 @@ def test_a_secret_is_named_and_never_written(run_dir: RunDir) -> None:
 def test_a_secret_that_is_not_set_is_missed_before_anything_is_submitted() -> None:
     fake = FakeSky()
     with pytest.raises(UsageError, match=r"`envs\.HF_TOKEN` has no value, and is not set here"):
-        engine_of(fake, envs={"HF_TOKEN": None}).check(ticket())
+        backend_of(fake, envs={"HF_TOKEN": None}).check(spec())
     assert fake.calls == []
 
 
 def test_a_run_that_waits_already_is_not_submitted_again(run_dir: RunDir) -> None:
     mark = mark_of(run_dir)
     fake = FakeSky(queue=queue(job(9, "other"), job(8, mark, "PENDING"), job(7, mark, "FAILED")))
-    assert submitted(engine_of(fake), run_dir) == "8" and fake.asked("launch") == []
+    assert submitted(backend_of(fake), run_dir) == "8" and fake.asked("launch") == []
 
 
 def test_a_run_that_has_ended_is_submitted_anew(run_dir: RunDir) -> None:
     fake = FakeSky(queue=queue(job(7, mark_of(run_dir), "FAILED")))
-    assert submitted(engine_of(fake), run_dir) == "17"
+    assert submitted(backend_of(fake), run_dir) == "17"
 
 
 def test_a_job_whose_answer_was_lost_is_found_by_its_name(run_dir: RunDir, clock: FakeClock) -> None:
     later = ["[]", "[]", Output(1, "", AWAY), queue(job(18, mark_of(run_dir), "PENDING"))]
     fake = FakeSky(launch=EnvironmentProblem("`sky` took longer than 1800 s"), queue=later)
-    assert submitted(engine_of(fake, clock=clock), run_dir) == "18" and len(fake.asked("launch")) == 1
+    assert submitted(backend_of(fake, clock=clock), run_dir) == "18" and len(fake.asked("launch")) == 1
 
 
 def test_a_submission_that_nobody_answers_is_an_error(run_dir: RunDir, clock: FakeClock) -> None:
     fake = FakeSky(launch=EnvironmentProblem("`sky` took longer than 1800 s"))
     with pytest.raises(UnreachableError, match="took longer than 1800 s"):
-        submitted(engine_of(fake, clock=clock), run_dir)
+        submitted(backend_of(fake, clock=clock), run_dir)
 
 
 def test_a_refusal_is_passed_on_in_skypilot_s_words(run_dir: RunDir) -> None:
     words = "sky.exceptions.InvalidSkyPilotConfigError: Invalid task YAML: Instead of 'nmae', did you mean 'name'?\n"
     with pytest.raises(Refused, match=r"^SkyPilot: Invalid task YAML: Instead of 'nmae', did you mean 'name'\?$"):
-        submitted(engine_of(FakeSky(launch=Output(1, "YAML to run: t.yaml\n", words))), run_dir)
+        submitted(backend_of(FakeSky(launch=Output(1, "YAML to run: t.yaml\n", words))), run_dir)
 
 
 def test_a_refused_option_is_passed_on_without_the_usage(run_dir: RunDir) -> None:
     words = "Usage: sky jobs launch [OPTIONS] ENTRYPOINT...\n\nError: TOK is not set in local environment.\n"
     with pytest.raises(Refused, match=r"^SkyPilot: TOK is not set in local environment\.$"):
-        submitted(engine_of(FakeSky(launch=Output(2, "", words))), run_dir)
+        submitted(backend_of(FakeSky(launch=Output(2, "", words))), run_dir)
 
 
 def test_a_catalogue_that_cannot_be_fetched_is_no_mistake_of_the_user(run_dir: RunDir) -> None:
     words = "sky.exceptions.CloudError: requests error (ConnectionError): Max retries exceeded\n"
     with pytest.raises(EnvironmentProblem, match="SkyPilot cannot work here: requests error") as found:
-        submitted(engine_of(FakeSky(launch=Output(1, "", words))), run_dir)
+        submitted(backend_of(FakeSky(launch=Output(1, "", words))), run_dir)
     assert not isinstance(found.value, UnreachableError)
 
 
 def test_one_question_for_all_jobs() -> None:
     fake = FakeSky(queue=queue(job(2, "b", "RECOVERING"), job(1, "a", "FAILED_NO_RESOURCE"), job(3, "c")))
-    seen = engine_of(fake).look(["1", "2", "9"])
+    seen = backend_of(fake).poll(["1", "2", "9"])
     assert {handle: one.state for handle, one in seen.items()} == {"1": JobState.FAILED, "2": JobState.RECOVERING}
     assert fake.calls == [["queue", "--output", "json", "--verbose", "--all"]]
 
 
 def test_nobody_is_asked_about_no_job() -> None:
     fake = FakeSky()
-    assert (engine_of(fake).look([]), fake.calls) == ({}, [])
+    assert (backend_of(fake).poll([]), fake.calls) == ({}, [])
 
 
 def test_what_is_said_before_the_answer_is_no_part_of_it() -> None:
-    seen = engine_of(FakeSky(queue=STARTS_ITS_SERVER + queue(job(1, "a")))).look(["1"])
+    seen = backend_of(FakeSky(queue=STARTS_ITS_SERVER + queue(job(1, "a")))).poll(["1"])
     assert seen["1"].state is JobState.RUNNING
-    assert engine_of(FakeSky(queue=STARTS_ITS_SERVER + "[]\n")).look(["1"]) == {}
+    assert backend_of(FakeSky(queue=STARTS_ITS_SERVER + "[]\n")).poll(["1"]) == {}
 
 
 def test_a_queue_that_was_given_up_knows_of_no_job() -> None:
-    assert engine_of(FakeSky(queue=NO_JOBS)).look(["1"]) == {}
+    assert backend_of(FakeSky(queue=NO_JOBS)).poll(["1"]) == {}
 
 
 def test_an_api_server_that_does_not_answer_says_nothing_of_any_job() -> None:
     with pytest.raises(UnreachableError, match="SkyPilot does not answer: Could not connect to SkyPilot API server"):
-        engine_of(FakeSky(queue=Output(1, "", AWAY))).look(["1"])
+        backend_of(FakeSky(queue=Output(1, "", AWAY))).poll(["1"])
 
 
 def test_a_call_that_takes_too_long_says_nothing_of_any_job() -> None:
     with pytest.raises(UnreachableError, match="took longer"):
-        engine_of(FakeSky(queue=EnvironmentProblem("`sky jobs queue ...` took longer than 180 s"))).look(["1"])
+        backend_of(FakeSky(queue=EnvironmentProblem("`sky jobs queue ...` took longer than 180 s"))).poll(["1"])
 
 
 def test_an_answer_of_another_version_is_shown() -> None:
     with pytest.raises(EnvironmentProblem, match="said: 'No such option: --output'") as found:
-        engine_of(FakeSky(queue="No such option: --output\n")).look(["1"])
+        backend_of(FakeSky(queue="No such option: --output\n")).poll(["1"])
     assert found.value.hint == "`cluster.skypilot.program` takes SkyPilot 0.14 or newer"
 
 
 def test_without_skypilot_the_hint_says_where_to_put_it() -> None:
     with pytest.raises(EnvironmentProblem, match="cannot start `sky`: No such file or directory") as found:
-        engine_of(FakeSky(queue=FileNotFoundError(2, "No such file or directory"))).look(["1"])
+        backend_of(FakeSky(queue=FileNotFoundError(2, "No such file or directory"))).poll(["1"])
     assert "cluster.skypilot.program" in (found.value.hint or "")
 
 
 def test_a_job_is_cancelled_by_its_number() -> None:
     fake = FakeSky()
-    engine_of(fake).stop("17")
+    backend_of(fake).stop("17")
     assert fake.calls == [["cancel", "--yes", "17"]]
 
 
@@ -225,18 +225,18 @@ def test_a_job_is_cancelled_by_its_number() -> None:
     "answer", ["Job 17 is already in terminal state SUCCEEDED. Skipped.\nNo job to cancel.\n", NO_JOBS]
 )
 def test_a_job_that_has_ended_is_left_alone(answer: Any) -> None:
-    engine_of(FakeSky(cancel=answer)).stop("17", at_once=True)
+    backend_of(FakeSky(cancel=answer)).stop("17", at_once=True)
 
 
 def test_what_this_python_needs_is_not_put_into_skypilot_s() -> None:
     fake = FakeSky()
-    engine_of(fake, env={"PYTHONPATH": "/x", "PYTHONHOME": "/y", "HOME": "/home/ada"}).look(["1"])
+    backend_of(fake, env={"PYTHONPATH": "/x", "PYTHONHOME": "/y", "HOME": "/home/ada"}).poll(["1"])
     assert fake.env == {"HOME": "/home/ada"}
 
 
 def test_what_the_nodes_have_written() -> None:
     fake = FakeSky()
-    one = engine_of(fake)
+    one = backend_of(fake)
     assert list(one.output("17"))[:2] == [
         "(head, rank=0, pid=412) step 1",
         "(worker1, rank=1, pid=408, ip=10.0.0.2) step 1 (of 2)",
@@ -248,7 +248,7 @@ def test_what_the_nodes_have_written() -> None:
 
 def test_the_only_node_has_no_rank_in_its_lines() -> None:
     lines = ["(demo-1, pid=412) step 1\n"]
-    assert list(engine_of(FakeSky(logs=lines)).output("17", node=0)) == ["step 1"]
+    assert list(backend_of(FakeSky(logs=lines)).output("17", node=0)) == ["step 1"]
 
 
 @pytest.mark.parametrize(
@@ -263,11 +263,11 @@ def test_the_only_node_has_no_rank_in_its_lines() -> None:
 )
 def test_what_skypilot_does_not_do_is_refused(changes: dict[str, Any], wish: str) -> None:
     with pytest.raises(UsageError, match=f"skypilot has no `{wish}`"):
-        engine_of(FakeSky()).check(ticket(**changes))
+        backend_of(FakeSky()).check(spec(**changes))
 
 
 def test_nothing_is_held_or_drained() -> None:
-    one = engine_of(FakeSky())
+    one = backend_of(FakeSky())
     for wish in (
         lambda: one.hold("1"),
         lambda: one.release("1"),

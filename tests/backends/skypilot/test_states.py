@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from trainworks.backends.backend import Sight
-from trainworks.backends.skypilot.states import JOB_STATES, sight
+from trainworks.backends.backend import JobStatus
+from trainworks.backends.skypilot.states import JOB_STATES, job_status
 from trainworks.jobs.state import Cause, JobState
 
 QUEUE = json.loads(Path(__file__).with_name("queue.json").read_text())
@@ -40,7 +40,7 @@ SEEN = {
     "record", [record for record in QUEUE if record["job_id"] >= 10], ids=lambda one: one["status"]
 )
 def test_every_status_that_skypilot_has_is_a_state(record) -> None:
-    seen = sight(record)
+    seen = job_status(record)
     assert (seen.state, seen.cause, seen.raw) == (*SEEN[record["status"]], record["status"])
 
 
@@ -49,12 +49,12 @@ def test_the_table_has_no_status_that_was_not_recorded() -> None:
 
 
 def test_a_status_that_nobody_knows_stays_itself() -> None:
-    assert sight({"job_id": 1, "status": "HIBERNATING"}) == Sight(state=JobState.UNKNOWN, raw="HIBERNATING")
+    assert job_status({"job_id": 1, "status": "HIBERNATING"}) == JobStatus(state=JobState.UNKNOWN, raw="HIBERNATING")
 
 
 def test_why_a_job_failed_is_said_without_colours() -> None:
     words = "[sky.exceptions.NoCloudAccessError] Cloud access is not set up. Run: sky check"
-    assert sight(RECORDS[1]) == Sight(
+    assert job_status(RECORDS[1]) == JobStatus(
         state=JobState.FAILED,
         raw="FAILED_PRECHECKS",
         reason=words,
@@ -65,13 +65,13 @@ def test_why_a_job_failed_is_said_without_colours() -> None:
 
 
 def test_why_a_job_waits() -> None:
-    assert sight(RECORDS[2]).reason == "Job is in backoff"
+    assert job_status(RECORDS[2]).reason == "Job is in backoff"
 
 
 def test_recoveries_are_counted() -> None:
-    assert (sight(RECORDS[13]).restarts, sight(RECORDS[10]).restarts) == (2, 0)
+    assert (job_status(RECORDS[13]).restarts, job_status(RECORDS[10]).restarts) == (2, 0)
 
 
 def test_where_a_job_runs() -> None:
     running = RECORDS[13] | {"details": None, "infra": "AWS (us-east-1a)"}
-    assert sight(running).reason == "AWS (us-east-1a)"
+    assert job_status(running).reason == "AWS (us-east-1a)"

@@ -1,4 +1,4 @@
-"""What the engine asks of Slurm's programs, and what it makes of their answers, as 22.05 gave them."""
+"""What the backend asks of Slurm's programs, and what it makes of their answers, as 22.05 gave them."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from tests.fakes import FakeClock, FakeSlurm, ticket
-from trainworks.backends.backend import Sight
-from trainworks.backends.slurm.backend import SlurmEngine
+from tests.fakes import FakeClock, FakeSlurm, spec
+from trainworks.backends.backend import JobStatus
+from trainworks.backends.slurm.backend import SlurmBackend
 from trainworks.backends.slurm.client import Refused, SlurmClient
 from trainworks.backends.slurm.render import mark_of
 from trainworks.config.engines import Slurm
 from trainworks.errors import EnvironmentProblem, UnreachableError, UsageError
 from trainworks.host.process import Output
+from trainworks.jobs.job_spec import NodeResources
 from trainworks.jobs.state import Cause, JobState
-from trainworks.jobs.ticket import NodeResources
 from trainworks.record.run_dir import RunDir
 
 NO_ACCOUNTING = Output(1, "", "Slurm accounting storage is disabled\n")
@@ -42,14 +42,14 @@ def row(
     return f"{job:20}|{word:20}|{restarts:<8}|{code:<16}|{start:24}|{end:24}|{nodes:40}|{why:60}\n"
 
 
-def engine_of(fake: FakeSlurm, clock: FakeClock | None = None, **options: Any) -> SlurmEngine:
+def backend_of(fake: FakeSlurm, clock: FakeClock | None = None, **options: Any) -> SlurmBackend:
     chosen = Slurm(**options)
-    return SlurmEngine(chosen, client=SlurmClient(chosen.login, run=fake, env={"PATH": "/bin"}), clock=clock)
+    return SlurmBackend(chosen, client=SlurmClient(chosen.login, run=fake, env={"PATH": "/bin"}), clock=clock)
 
 
 def submitted(fake: FakeSlurm, run_dir: RunDir, clock: FakeClock | None = None) -> str:
-    one = engine_of(fake, clock)
-    return one.submit(one.render(ticket(), run_dir), run_dir)
+    one = backend_of(fake, clock)
+    return one.submit(one.render(spec(), run_dir), run_dir)
 
 
 def test_a_script_is_submitted_by_stdin(run_dir: RunDir) -> None:
@@ -87,34 +87,34 @@ def test_sbatch_s_refusal_is_passed_on_in_its_words(run_dir: RunDir) -> None:
 def test_one_question_for_all_jobs() -> None:
     waits = row("1", "PENDING", start="1795332189", why="Nodes required for job are DOWN | DRAINED")
     fake = FakeSlurm(squeue=waits + row("2", "RUNNING", restarts=1, nodes="node[1-2]"))
-    assert engine_of(fake).look(["1", "2"]) == {
-        "1": Sight(
+    assert backend_of(fake).poll(["1", "2"]) == {
+        "1": JobStatus(
             state=JobState.QUEUED,
             raw="PENDING",
             reason="Nodes required for job are DOWN | DRAINED",
             starts_at=1795332189.0,
         ),
-        "2": Sight(state=JobState.RUNNING, raw="RUNNING", nodes=("node1", "node2"), restarts=1),
+        "2": JobStatus(state=JobState.RUNNING, raw="RUNNING", nodes=("node1", "node2"), restarts=1),
     }
     assert len(fake.calls) == 1
 
 
 @pytest.mark.parametrize(("code", "seen"), [(0, 0), (7 << 8, 7), (15, 143)])
 def test_the_exit_code_of_a_job_that_has_ended(code: int, seen: int) -> None:
-    sight = engine_of(FakeSlurm(squeue=row("1", "FAILED", code=code))).look(["1"])["1"]
-    assert (sight.exit_code, sight.cause) == (seen, Cause.USER_ERROR)
+    status = backend_of(FakeSlurm(squeue=row("1", "FAILED", code=code))).poll(["1"])["1"]
+    assert (status.exit_code, status.cause) == (seen, Cause.USER_ERROR)
 
 
 def test_the_end_of_a_job_is_slurms_and_a_running_job_has_none() -> None:
     said = row("1", "FAILED", start="100", end="160") + row("2", "RUNNING", start="100", end="400")
-    seen = engine_of(FakeSlurm(squeue=said)).look(["1", "2"])
+    seen = backend_of(FakeSlurm(squeue=said)).poll(["1", "2"])
     assert [(one.starts_at, one.ended_at) for one in seen.values()] == [(100.0, 160.0), (100.0, None)]
 
 
 def test_a_job_that_slurm_forgot_is_in_accounting() -> None:
     fake = FakeSlurm(squeue=UNKNOWN_JOB, sacct="1|NODE_FAIL|0:15|1795332189|1795332199|node[1-2]\n")
-    assert engine_of(fake).look(["1"]) == {
-        "1": Sight(
+    assert backend_of(fake).poll(["1"]) == {
+        "1": JobStatus(
             state=JobState.FAILED,
             raw="NODE_FAIL",
             cause=Cause.NODE_LOST,
@@ -128,63 +128,63 @@ def test_a_job_that_slurm_forgot_is_in_accounting() -> None:
 
 def test_without_accounting_a_forgotten_job_is_left_out_and_sacct_is_asked_once() -> None:
     fake = FakeSlurm(squeue=UNKNOWN_JOB, sacct=NO_ACCOUNTING)
-    one = engine_of(fake)
-    assert (one.look(["1"]), one.look(["1"]), len(fake.asked("sacct"))) == ({}, {}, 1)
+    one = backend_of(fake)
+    assert (one.poll(["1"]), one.poll(["1"]), len(fake.asked("sacct"))) == ({}, {}, 1)
 
 
 def test_without_the_program_sacct_there_is_no_accounting() -> None:
-    assert engine_of(FakeSlurm(squeue=UNKNOWN_JOB, sacct=FileNotFoundError())).look(["1"]) == {}
+    assert backend_of(FakeSlurm(squeue=UNKNOWN_JOB, sacct=FileNotFoundError())).poll(["1"]) == {}
 
 
 def test_another_complaint_of_sacct_is_not_hidden() -> None:
     with pytest.raises(Refused, match="Invalid field requested"):
-        engine_of(FakeSlurm(squeue=UNKNOWN_JOB, sacct=Output(1, "", "sacct: fatal: Invalid field requested"))).look(
+        backend_of(FakeSlurm(squeue=UNKNOWN_JOB, sacct=Output(1, "", "sacct: fatal: Invalid field requested"))).poll(
             ["1"]
         )
 
 
 def test_accounting_that_does_not_answer_says_nothing_of_a_job() -> None:
     fake = FakeSlurm(squeue=UNKNOWN_JOB, sacct=Output(1, "", "sacct: error: Connection refused\n"))
-    assert engine_of(fake).look(["1"])["1"].state is JobState.UNKNOWN
+    assert backend_of(fake).poll(["1"])["1"].state is JobState.UNKNOWN
 
 
 def test_a_controller_that_does_not_answer_says_nothing_of_any_job() -> None:
     with pytest.raises(UnreachableError, match="Slurm does not answer: Unable to contact slurm controller"):
-        engine_of(FakeSlurm(squeue=SILENT)).look(["1"])
+        backend_of(FakeSlurm(squeue=SILENT)).poll(["1"])
 
 
 def test_a_job_that_slurm_holds_after_a_failed_launch_is_released() -> None:
     fake = FakeSlurm(squeue=row("1", "PENDING", restarts=1, why="launch failed requeued held"))
-    assert engine_of(fake).look(["1"])["1"].state is JobState.QUEUED
+    assert backend_of(fake).poll(["1"])["1"].state is JobState.QUEUED
     assert fake.asked("scontrol") == ["scontrol release 1"]
 
 
 def test_a_job_whose_launch_fails_again_and_again_stays_held() -> None:
     fake = FakeSlurm(squeue=row("1", "PENDING", restarts=4, why="launch failed requeued held"))
-    engine_of(fake).look(["1"])
+    backend_of(fake).poll(["1"])
     assert fake.asked("scontrol") == []
 
 
 def test_a_job_that_a_person_holds_is_left_alone() -> None:
     fake = FakeSlurm(squeue=row("1", "PENDING", why="JobHeldUser"))
-    engine_of(fake).look(["1"])
+    backend_of(fake).poll(["1"])
     assert fake.asked("scontrol") == []
 
 
 def test_a_stop_cancels_what_waits_and_asks_what_runs() -> None:
     fake = FakeSlurm()
-    engine_of(fake).stop("1")
+    backend_of(fake).stop("1")
     assert fake.asked("scancel") == ["scancel --state=PENDING 1", "scancel --batch --signal=INT 1"]
 
 
 def test_a_job_that_has_ended_is_not_stopped() -> None:
     gone = Output(1, "", "scancel: error: Kill job error on job id 1: Invalid job id specified\n")
-    engine_of(FakeSlurm(scancel=gone)).stop("1", at_once=True)
+    backend_of(FakeSlurm(scancel=gone)).stop("1", at_once=True)
 
 
 def test_nodes_are_listed_once_with_what_is_taken() -> None:
     fake = FakeSlurm(sinfo=NODES, squeue="7 |node[1,3]\n")
-    first, second = engine_of(fake).nodes()
+    first, second = backend_of(fake).nodes()
     assert (first.name, first.state, first.cores_taken, first.accelerators_taken, first.jobs) == (
         "node1",
         "mixed",
@@ -197,13 +197,13 @@ def test_nodes_are_listed_once_with_what_is_taken() -> None:
 
 def test_a_reason_to_drain_is_one_line() -> None:
     fake = FakeSlurm()
-    engine_of(fake).drain("node1", "bad 'gpu'\nXid 79")
+    backend_of(fake).drain("node1", "bad 'gpu'\nXid 79")
     assert fake.calls == [["scontrol", "update", "NodeName=node1", "State=DRAIN", "Reason=bad 'gpu' Xid 79"]]
 
 
 def test_through_a_login_node_every_argument_is_quoted() -> None:
     fake = FakeSlurm()
-    engine_of(fake, login="ada@login1").drain("node1", "it's $(bad)")
+    backend_of(fake, login="ada@login1").drain("node1", "it's $(bad)")
     *ssh, command = fake.calls[0]
     assert ssh[0] == "ssh" and ssh[-1] == "ada@login1"
     assert command == (
@@ -213,14 +213,14 @@ def test_through_a_login_node_every_argument_is_quoted() -> None:
 
 def test_a_login_node_that_is_away_says_nothing_of_any_job() -> None:
     with pytest.raises(UnreachableError, match="`ada@login1` does not answer"):
-        engine_of(FakeSlurm(ssh=Output(255, "", "ssh: connect to host login1: no route\n")), login="ada@login1").look(
+        backend_of(FakeSlurm(ssh=Output(255, "", "ssh: connect to host login1: no route\n")), login="ada@login1").poll(
             ["1"]
         )
 
 
 def test_without_slurm_the_hint_names_the_login_node() -> None:
     with pytest.raises(EnvironmentProblem, match="`squeue` is not installed here") as refused:
-        engine_of(FakeSlurm(squeue=FileNotFoundError())).look(["1"])
+        backend_of(FakeSlurm(squeue=FileNotFoundError())).poll(["1"])
     assert refused.value.hint == "set `cluster.slurm.login` to the node that has it"
 
 
@@ -243,15 +243,15 @@ def test_what_the_shell_has_set_for_squeue_does_not_change_its_answer() -> None:
     assert fake.env == {"A": "1", "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
 
 
-GPUS = ticket(node=NodeResources(accelerators=8, accelerator="A100"))
+GPUS = spec(node=NodeResources(accelerators=8, accelerator="A100"))
 
 
 @pytest.mark.parametrize("gres", ["gpu:a100:8(S:0-1)\n(null)\n", "shard:4,gpu:nvidia_a100_80gb_pcie:8\n"])
 def test_an_accelerator_has_the_name_that_the_cluster_gives_it(gres: str) -> None:
     fake = FakeSlurm(sinfo=gres, sbatch="")
     name = gres.split("gpu:")[1].partition(":")[0]
-    assert engine_of(fake).adapted(GPUS).node.accelerator == name
-    engine_of(fake).probe(GPUS)
+    assert backend_of(fake).adapted(GPUS).node.accelerator == name
+    backend_of(fake).probe(GPUS)
     assert f"#SBATCH --gres=gpu:{name}:8\n" in fake.scripts[0]
 
 
@@ -265,13 +265,13 @@ def test_an_accelerator_has_the_name_that_the_cluster_gives_it(gres: str) -> Non
 )
 def test_an_accelerator_that_is_not_there_is_refused_with_those_that_are(gres: str, error: str, hint: str) -> None:
     with pytest.raises(UsageError, match=error) as refused:
-        engine_of(FakeSlurm(sinfo=gres)).adapted(GPUS)
+        backend_of(FakeSlurm(sinfo=gres)).adapted(GPUS)
     assert str(refused.value.hint).startswith(hint)
 
 
 def test_the_cluster_is_not_asked_where_no_accelerator_has_a_name() -> None:
     fake = FakeSlurm()
     cores, any_gpu = NodeResources(cores=1.0), NodeResources(accelerators=8, accelerator="gpu")
-    assert engine_of(fake).adapted(ticket(node=cores)).node == cores
-    assert engine_of(fake).adapted(ticket(node=any_gpu)).node == NodeResources(accelerators=8)
+    assert backend_of(fake).adapted(spec(node=cores)).node == cores
+    assert backend_of(fake).adapted(spec(node=any_gpu)).node == NodeResources(accelerators=8)
     assert fake.asked("sinfo") == []

@@ -25,8 +25,8 @@ def runs_on(run: Run, seconds: float) -> bool:
 
 def test_an_idle_job_is_stopped_and_does_not_come_back(cluster: Cluster) -> None:
     run = cluster.command("sleep 300", nodes=2, restarts=3, resources=CORES, idle=STOPS).start()
-    sight = run.end()
-    assert (sight.raw, sight.restarts) == ("CANCELLED", 0)
+    status = run.end()
+    assert (status.raw, status.restarts) == ("CANCELLED", 0)
     status = run.run_dir.read_status()
     assert (status.state, status.cause) == ("STOPPED", "idle")
     assert len(run.events("idle")) == len(run.events("attempt")) == 1

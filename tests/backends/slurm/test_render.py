@@ -1,4 +1,4 @@
-"""A ticket as a batch script, and what no user can smuggle into it."""
+"""A job spec as a batch script, and what no user can smuggle into it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.fakes import ticket
+from tests.fakes import spec
 from trainworks.backends.slurm.render import mark_of, render, sbatch_option
 from trainworks.config.engines import Container, Slurm
 from trainworks.errors import UsageError
-from trainworks.jobs.ticket import NodeResources, Ticket
+from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.record.run_dir import RunDir
 
 PYTHON = "/opt/trainworks/bin/python"
@@ -26,13 +26,13 @@ EVERYTHING = Slurm(
 )
 
 
-def script(asked: Ticket | None = None, options: Slurm | None = None, folder: str = "/shared/runs/demo-1") -> str:
-    return render(asked or ticket(), options or Slurm(), RunDir(Path(folder)), python=PYTHON)
+def script(asked: JobSpec | None = None, options: Slurm | None = None, folder: str = "/shared/runs/demo-1") -> str:
+    return render(asked or spec(), options or Slurm(), RunDir(Path(folder)), python=PYTHON)
 
 
 def test_two_kinds_of_dependency_are_one_too_many() -> None:
     with pytest.raises(UsageError, match="cannot both be said"):
-        script(ticket(depends_on=("12",)), Slurm(options=("--dependency=afterany:7",)))
+        script(spec(depends_on=("12",)), Slurm(options=("--dependency=afterany:7",)))
 
 
 def test_an_option_of_the_user_is_there_once_and_is_his() -> None:
@@ -47,8 +47,8 @@ def test_a_gang_of_four_nodes(golden) -> None:
     golden("slurm_gang.sh", script())
 
 
-def test_everything_that_a_ticket_can_ask_for(golden) -> None:
-    asked = ticket(
+def test_everything_that_a_job_spec_can_ask_for(golden) -> None:
+    asked = spec(
         min_nodes=3,
         node=NodeResources(cores=15.5, accelerators=8, accelerator="h100", memory_bytes=512 * 10**9),
         time_limit_s=26.5 * 3600,
@@ -78,7 +78,7 @@ HOSTILE = [
 
 
 def test_hostile_names_are_only_names(golden) -> None:
-    scripts = [script(ticket(working_folder=name), folder=f"{name}/demo-1") for name in HOSTILE]
+    scripts = [script(spec(working_folder=name), folder=f"{name}/demo-1") for name in HOSTILE]
     hostile_option = Slurm(options=('--mail-user="; rm -rf / #\\',))
     golden("slurm_hostile.sh", "\n".join([*scripts, script(options=hostile_option)]))
 
@@ -86,7 +86,7 @@ def test_hostile_names_are_only_names(golden) -> None:
 @pytest.mark.parametrize("bad", ["a\nb", "a\rb", "a\0b", "a\x0bb", "a\x1fb", "a\x7f"])
 def test_what_no_line_can_hold_is_refused(bad: str) -> None:
     with pytest.raises(UsageError, match="chdir"):
-        script(ticket(working_folder=bad))
+        script(spec(working_folder=bad))
 
 
 def test_a_run_directory_with_a_backslash_is_refused() -> None:
@@ -120,7 +120,7 @@ def test_how_sbatch_reads_a_value(value: Any, line: str) -> None:
 )
 def test_what_slurm_does_for_nobody_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        script(ticket(**changes))
+        script(spec(**changes))
 
 
 @pytest.mark.parametrize("option", ["--array=1-4", "--comment=mine", "--wrap=id", "--output=/dev/null"])
@@ -147,4 +147,4 @@ def test_images_without_a_registry_stay_as_they_are(image: str, written: str) ->
 
 def test_a_folder_with_a_comma_cannot_be_mounted() -> None:
     with pytest.raises(UsageError, match="cannot be mounted"):
-        script(ticket(working_folder="/a,b"), Slurm(container=Container(image="a.sif")))
+        script(spec(working_folder="/a,b"), Slurm(container=Container(image="a.sif")))

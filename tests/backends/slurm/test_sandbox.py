@@ -1,4 +1,4 @@
-"""The engine on a real Slurm of four nodes."""
+"""The backend on a real Slurm of four nodes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from tests.backends.slurm_cluster import Cluster, Run, wait_until
 from tests.fakes import resolved_command
-from trainworks.backends.slurm.backend import SlurmEngine
+from trainworks.backends.slurm.backend import SlurmBackend
 from trainworks.backends.slurm.client import SlurmClient
 from trainworks.config.engines import Slurm
 from trainworks.config.run_file import RunFile
@@ -67,19 +67,19 @@ def test_a_range_of_nodes_starts_with_those_that_there_are(cluster: Cluster) -> 
 
 def test_a_held_job_waits_until_it_is_released(cluster: Cluster) -> None:
     run = cluster.command("true", nodes=1, hold=True).submit()
-    assert (run.sight.state, run.sight.reason) == (JobState.QUEUED, "JobHeldUser")
-    run.engine.release(run.handle)
+    assert (run.status.state, run.status.reason) == (JobState.QUEUED, "JobHeldUser")
+    run.backend.release(run.handle)
     assert run.end().state is JobState.SUCCEEDED
 
 
-def test_a_drained_node_gets_no_job(cluster: Cluster, engine: SlurmEngine) -> None:
-    engine.drain("node4", "bad 'gpu' | Xid 79")
+def test_a_drained_node_gets_no_job(cluster: Cluster, backend: SlurmBackend) -> None:
+    backend.drain("node4", "bad 'gpu' | Xid 79")
     run = cluster.command("true").submit()
-    wait_until(lambda: "DRAINED" in (run.sight.reason or ""))
-    node = engine.nodes()[3]
+    wait_until(lambda: "DRAINED" in (run.status.reason or ""))
+    node = backend.nodes()[3]
     assert (node.name, node.state, node.reason, node.accelerators) == ("node4", "drained", "bad 'gpu' | Xid 79", 8)
-    engine.undrain("node4")
-    engine.exclude(run.handle, [])
+    backend.undrain("node4")
+    backend.exclude(run.handle, [])
     assert run.end().state is JobState.SUCCEEDED
 
 
@@ -89,23 +89,23 @@ def test_a_quota_is_the_reason_to_wait(cluster: Cluster) -> None:
     cluster.call("sacctmgr", "-i", "modify", "account", "research", "set", "GrpTRES=gres/gpu=8")
     try:
         run = cluster.command("true", nodes=2, slurm={"account": "research"}).submit()
-        wait_until(lambda: run.sight.reason == "AssocGrpGRES")
-        assert run.sight.state is JobState.QUEUED
+        wait_until(lambda: run.status.reason == "AssocGrpGRES")
+        assert run.status.state is JobState.QUEUED
     finally:
         cluster.call("sacctmgr", "-i", "modify", "account", "research", "set", "GrpTRES=gres/gpu=-1")
 
 
 def test_more_nodes_than_there_are_wait_with_a_reason_and_can_be_stopped(cluster: Cluster) -> None:
     run = cluster.command("true", nodes=9).submit()
-    wait_until(lambda: run.sight.reason == "PartitionNodeLimit")
-    run.engine.stop(run.handle)
+    wait_until(lambda: run.status.reason == "PartitionNodeLimit")
+    run.backend.stop(run.handle)
     assert run.end().state is JobState.STOPPED
 
 
 def test_a_failing_command_fails_and_is_not_put_back(cluster: Cluster) -> None:
     run = cluster.command("test $RANK = 2 && exit 9; sleep 600").submit()
-    sight = run.end()
-    assert (sight.state, sight.exit_code, sight.restarts) == (JobState.FAILED, 9, 0)
+    status = run.end()
+    assert (status.state, status.exit_code, status.restarts) == (JobState.FAILED, 9, 0)
     assert run.run_dir.read_status().cause == "user_error"
 
 
@@ -117,13 +117,18 @@ def test_a_job_that_slurm_forgot_is_found_in_its_history(cluster: Cluster) -> No
         forgot = process.Output(1, "", "slurm_load_jobs error: Invalid job id specified\n")
         return forgot if command[0] == "squeue" else process.run(command, **options)
 
-    engine = SlurmEngine(Slurm(), client=SlurmClient(env=cluster.env, run=forgetful))
-    seen = engine.look([run.handle, "99999"])
+    backend = SlurmBackend(Slurm(), client=SlurmClient(env=cluster.env, run=forgetful))
+    seen = backend.poll([run.handle, "99999"])
     if not cluster.accounting:
         assert seen == {}
     else:
-        sight = seen[run.handle]
-        assert (list(seen), sight.state, sight.exit_code, sight.nodes) == ([run.handle], JobState.FAILED, 7, ("node1",))
+        status = seen[run.handle]
+        assert (list(seen), status.state, status.exit_code, status.nodes) == (
+            [run.handle],
+            JobState.FAILED,
+            7,
+            ("node1",),
+        )
 
 
 def test_a_killed_rank_starts_again_where_it_is(cluster: Cluster) -> None:
@@ -134,15 +139,15 @@ def test_a_killed_rank_starts_again_where_it_is(cluster: Cluster) -> None:
 def test_a_killed_agent_puts_the_job_back(cluster: Cluster) -> None:
     run = cluster.command(FIRST_TIME_FOR_EVER, nodes=2, restarts=1).start()
     run.kill("trainworks.agent.command_agent")
-    sight = run.end()
-    assert (sight.state, sight.restarts, run.state) == (JobState.SUCCEEDED, 1, "SUCCEEDED")
+    status = run.end()
+    assert (status.state, status.restarts, run.state) == (JobState.SUCCEEDED, 1, "SUCCEEDED")
     assert [event["cause"] for event in run.events("state") if event["state"] == "QUEUED"] == ["agent_lost"]
 
 
 def test_a_stopped_run_has_time_to_save_and_leaves_nothing(cluster: Cluster) -> None:
     run = cluster.command("trap 'echo saved; exit 0' TERM; setsid -f sleep 600; echo up; sleep 600 & wait").start()
     wait_until(lambda: all(run.run_dir.rank_log(rank).exists() and run.rank_log(rank) == "up\n" for rank in range(4)))
-    run.engine.stop(run.handle)
+    run.backend.stop(run.handle)
     assert (run.end().state, run.state) == (JobState.STOPPED, "STOPPED")
     assert [run.rank_log(rank) for rank in range(4)] == ["up\nsaved\n"] * 4
     wait_until(lambda: not run.processes())
@@ -168,8 +173,8 @@ def test_a_preempted_job_whose_user_forbids_a_requeue_has_failed(cluster: Cluste
     low, high = ({"qos": "normal"}, ["--qos=high"]) if cluster.accounting else ({"partition": "spot"}, [])
     run = cluster.command("sleep 600", nodes=4, slurm={**low, "options": ["--no-requeue"]}).start()
     cluster.call("sbatch", "--nodes=4", "--exclusive", *high, "--output=/dev/null", "--wrap=sleep 1")
-    sight = run.end()
-    assert (sight.state, sight.cause, sight.restarts) == (JobState.FAILED, Cause.PREEMPTED, 0)
+    status = run.end()
+    assert (status.state, status.cause, status.restarts) == (JobState.FAILED, Cause.PREEMPTED, 0)
     assert (run.state, run.run_dir.read_status().cause) == ("FAILED", "preempted")
 
 
@@ -182,14 +187,14 @@ def test_a_job_without_restarts_does_not_begin_again_after_a_lost_node(cluster: 
         assert len(run.events("submitted")) == 1
     finally:
         cluster.sandbox.start_node("node2")
-        wait_until(lambda: run.engine.nodes()[1].state == "free")
+        wait_until(lambda: run.backend.nodes()[1].state == "free")
 
 
 def test_singleton_runs_jobs_of_one_name_one_after_the_other(cluster: Cluster) -> None:
     singleton = {"options": ["--dependency=singleton"]}
     first = cluster.command("sleep 3", nodes=1, slurm=singleton).start()
     second = cluster.command("true", nodes=1, slurm=singleton).submit()
-    wait_until(lambda: second.sight.reason == "Dependency")
+    wait_until(lambda: second.status.reason == "Dependency")
     assert (first.end().state, second.end().state) == (JobState.SUCCEEDED, JobState.SUCCEEDED)
     assert first.events("state")[-1]["t"] <= second.events("submitted")[0]["t"]
 
@@ -218,12 +223,12 @@ def test_a_lost_node_puts_the_job_back_and_it_finishes_on_others(cluster: Cluste
     run = cluster.command(FIRST_TIME_FOR_EVER, nodes=3, restarts=1).start()
     cluster.sandbox.kill_node("node2")
     try:
-        sight = run.end()
-        assert (sight.state, sight.restarts, sight.nodes) == (JobState.SUCCEEDED, 1, ("node1", "node3", "node4"))
+        status = run.end()
+        assert (status.state, status.restarts, status.nodes) == (JobState.SUCCEEDED, 1, ("node1", "node3", "node4"))
         assert "node_lost" in [event["cause"] for event in run.events("state")]
     finally:
         cluster.sandbox.start_node("node2")
-        wait_until(lambda: run.engine.nodes()[1].state == "free")
+        wait_until(lambda: run.backend.nodes()[1].state == "free")
 
 
 def test_a_job_that_slurm_holds_because_a_node_failed_its_check_is_released(cluster: Cluster) -> None:
@@ -237,11 +242,11 @@ def test_a_job_that_slurm_holds_because_a_node_failed_its_check_is_released(clus
     try:
         run = cluster.command("true", nodes=3).submit()
         assert (run.end().nodes, run.state) == (("node1", "node3", "node4"), "SUCCEEDED")
-        assert run.engine.nodes()[1].state == "drained"
+        assert run.backend.nodes()[1].state == "drained"
     finally:
         conf.write_text(before, encoding="utf-8")
         cluster.call("scontrol", "reconfigure")
-        run.engine.undrain("node2")
+        run.backend.undrain("node2")
 
 
 def test_a_batch_script_runs_once_and_its_srun_makes_the_tasks(cluster: Cluster) -> None:
@@ -268,7 +273,7 @@ def test_training_meets_over_nodes_and_is_stopped_with_a_checkpoint(cluster: Clu
     tiny = make_run(cluster.folder / "training", corpus, cluster.folder / "cache" / "data", **size)
     run = Run(cluster, tiny.run_dir, tiny.run_dir.read_resolved()).start()
     wait_until(tiny.a_checkpoint_is_complete)
-    run.engine.stop(run.handle)
+    run.backend.stop(run.handle)
     assert (run.end().state, run.state) == (JobState.STOPPED, "STOPPED")
     assert run.events("stopped") and run.events("attempt")[0]["world_size"] == 2
 

@@ -15,7 +15,7 @@ import pytest
 
 from tests.backends.slurm_cluster import Cluster, wait_until
 from trainworks.backends.remote import follow_all
-from trainworks.backends.slurm.backend import SlurmEngine
+from trainworks.backends.slurm.backend import SlurmBackend
 from trainworks.backends.slurm.client import SlurmClient
 from trainworks.config.engines import Slurm
 from trainworks.host.clock import SystemClock
@@ -49,9 +49,9 @@ def submit(folder: Path, env: dict[str, str], moment: str, after_s: float) -> st
     return printed.decode().strip()
 
 
-def looked(store: JobStore, engine: SlurmEngine) -> bool:
+def looked(store: JobStore, backend: SlurmBackend) -> bool:
     """Look; whether all jobs have ended."""
-    follow_all(store, SystemClock(), lambda run_dir: engine)
+    follow_all(store, SystemClock(), lambda run_dir: backend)
     return all(row.state.is_final for row in store.search())
 
 
@@ -68,8 +68,8 @@ def test_whoever_is_killed_while_submitting_loses_no_job_and_doubles_none(cluste
         for _ in range(SUBMITS)
     ]
     store = open_store(f"sqlite:///{folder / 'data' / 'queue' / 'jobs.db'}")
-    engine = SlurmEngine(Slurm(), client=SlurmClient(env=cluster.env))
-    wait_until(lambda: looked(store, engine))
+    backend = SlurmBackend(Slurm(), client=SlurmClient(env=cluster.env))
+    wait_until(lambda: looked(store, backend))
     rows = store.search()
     began = Counter(Path(line).name for line in book.read_text(encoding="utf-8").split())
     assert {row.state for row in rows} == {JobState.SUCCEEDED}

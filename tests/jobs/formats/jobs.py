@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from trainworks.config.run_file import RunFile
 from trainworks.jobs.formats.manifest import Pods
+from trainworks.jobs.job_spec import spec_of
 from trainworks.jobs.program import program_of
-from trainworks.jobs.ticket import ticket_of
 
 HOSTILE = st.one_of(
     st.sampled_from(
@@ -41,9 +41,9 @@ def pods(*, command: tuple[str, ...] = (), **keys: Any) -> Pods:
     """The same as Kubernetes is told of it."""
     asked = run_file(**keys)
     restarts = asked.recover.max_restarts or 0
-    ticket = ticket_of(asked, run_id=f"{asked.name}-1", working_folder="/", max_restarts=restarts)
+    spec = spec_of(asked, run_id=f"{asked.name}-1", working_folder="/", max_restarts=restarts)
     program, cluster = program_of(asked, command=command), asked.cluster
-    return Pods(ticket=ticket, program=program, where=cluster.kubernetes, autoscale=cluster.autoscale)
+    return Pods(spec=spec, program=program, where=cluster.kubernetes, autoscale=cluster.autoscale)
 
 
 def expanded(text: str, env: dict[str, str]) -> str:

@@ -22,8 +22,8 @@ from trainworks.config.load import parse_run_file
 from trainworks.errors import UsageError
 from trainworks.jobs.formats import jobset, lsf, skypilot, trainjob
 from trainworks.jobs.formats.manifest import Pods
+from trainworks.jobs.job_spec import spec_of
 from trainworks.jobs.program import program_of
-from trainworks.jobs.ticket import ticket_of
 
 SCHEMA = Path(__file__).parents[2] / "data" / "jobset_v1alpha2.json"
 LARGE: dict[str, Any] = {
@@ -50,8 +50,8 @@ ON_KUBERNETES = {
 FORMATS: dict[str, Callable[[Pods], str]] = {
     "jobset": jobset.render,
     "trainjob": trainjob.render,
-    "skypilot": lambda job: skypilot.render(job.ticket, job.program, job.autoscale),
-    "lsf": lambda job: lsf.render(job.ticket, job.program),
+    "skypilot": lambda job: skypilot.render(job.spec, job.program, job.autoscale),
+    "lsf": lambda job: lsf.render(job.spec, job.program),
 }
 
 
@@ -169,12 +169,12 @@ TASKS = st.fixed_dictionaries(
 @given(TASKS)
 def test_a_skypilot_task_comes_back_as_it_was(task: dict[str, Any]) -> None:
     written, _ = parse_run_file(json.dumps(task), name="task.yaml")
-    ticket = ticket_of(written, run_id="task-1", working_folder="/", max_restarts=0)
-    again, _ = parse_run_file(skypilot.render(ticket, program_of(written)), name="task.yaml")
+    spec = spec_of(written, run_id="task-1", working_folder="/", max_restarts=0)
+    again, _ = parse_run_file(skypilot.render(spec, program_of(written)), name="task.yaml")
     asked = again.resources
     assert (again.run, again.setup, again.workdir) == (written.run, written.setup, written.workdir)
     assert (again.envs, again.nodes, again.starts) == (written.envs, written.nodes, written.starts)
-    assert asked is None or ticket_of(again, run_id="task-1", working_folder="/", max_restarts=0) == ticket
+    assert asked is None or spec_of(again, run_id="task-1", working_folder="/", max_restarts=0) == spec
 
 
 @given(HOSTILE, HOSTILE)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, final
 
 import yaml
 
-from trainworks.backends.backend import Ability, Engine, NodeFacts, Script, Sight
+from trainworks.backends.backend import Backend, Capability, JobStatus, NodeStatus, RenderedJob
 from trainworks.backends.job_tag import mark_of
 from trainworks.backends.kubernetes.client import Conflict, KubernetesClient, NotFound, NotServed, Refused
 from trainworks.backends.kubernetes.facts import DRAINED, JOBSET_LABEL, node_facts
@@ -29,15 +29,15 @@ from trainworks.backends.kubernetes.render import (
     render,
     run_as,
 )
-from trainworks.backends.kubernetes.states import has_ended, has_failed, is_unexplained, sight, warning_about
+from trainworks.backends.kubernetes.states import has_ended, has_failed, is_unexplained, job_status, warning_about
 from trainworks.config.autoscale import Autoscale
 from trainworks.config.engines import Kubernetes
 from trainworks.errors import EnvironmentProblem, TrainworksError, UnansweredError, UnreachableError, UsageError
 from trainworks.host.clock import Clock, SystemClock
-from trainworks.jobs.ticket import Ticket
+from trainworks.jobs.job_spec import JobSpec
 from trainworks.record.run_dir import RunDir
 
-__all__ = ["KubernetesEngine"]
+__all__ = ["KubernetesBackend"]
 
 _OURS = {"labelSelector": "app.kubernetes.io/managed-by=trainworks"}
 _JOB_UID = "kueue.x-k8s.io/job-uid"
@@ -48,7 +48,7 @@ Object = Mapping[str, Any]
 
 
 @final
-class KubernetesEngine(Engine):
+class KubernetesBackend(Backend):
     """Talks to an API server about JobSets, and to Kueue by what it reads and writes there.
 
     Args:
@@ -61,7 +61,7 @@ class KubernetesEngine(Engine):
     """
 
     name: ClassVar[str] = "kubernetes"
-    lacks: ClassVar[frozenset[Ability]] = frozenset({"depends_on", "min_nodes"})
+    unsupported: ClassVar[frozenset[Capability]] = frozenset({"depends_on", "min_nodes"})
     shares_files: ClassVar[bool] = False
 
     def __init__(
@@ -81,17 +81,17 @@ class KubernetesEngine(Engine):
         self._env = os.environ if env is None else env
         self._machine = socket.gethostname() if machine is None else machine
 
-    def check(self, ticket: Ticket) -> None:
+    def check(self, spec: JobSpec) -> None:
         """Refuse what Kubernetes cannot be told."""
-        super().check(ticket)
-        check(ticket, self._options, self._autoscale)
+        super().check(spec)
+        check(spec, self._options, self._autoscale)
 
-    def render(self, ticket: Ticket, run_dir: RunDir) -> Script:
+    def render(self, spec: JobSpec, run_dir: RunDir) -> RenderedJob:
         """The manifest of the JobSet; what the run holds is added when it is submitted."""
         folder = RunDir(run_dir.path.absolute())
-        return Script(ticket, render(ticket, self._options, folder, self._machine, self._autoscale))
+        return RenderedJob(spec, render(spec, self._options, folder, self._machine, self._autoscale))
 
-    def submit(self, script: Script, run_dir: RunDir) -> str:
+    def submit(self, rendered: RenderedJob, run_dir: RunDir) -> str:
         """Make the JobSet, and the Secret that its pods wait for, unless this run has them already.
 
         Raises:
@@ -100,7 +100,7 @@ class KubernetesEngine(Engine):
             UnansweredError: no answer to what was sent; if the server has the job, another `submit` finds it.
             UnreachableError: the server does not answer, and has not got the job.
         """
-        manifest, secret = yaml.safe_load(script.text), self._secret(run_dir)
+        manifest, secret = yaml.safe_load(rendered.text), self._secret(run_dir)
         if self._options.run_as_user is None and self._wants_a_user():
             run_as(manifest, DEFAULT_USER)
         name = str(manifest["metadata"]["name"])
@@ -109,7 +109,7 @@ class KubernetesEngine(Engine):
             made = there or self._client.create(self._jobsets(), manifest)
             self._make_secret_or_delete(made, secret, is_new=there is None)
         except Conflict:  # somebody was faster
-            return self.submit(script, run_dir)
+            return self.submit(rendered, run_dir)
         except UnreachableError as silent:
             raise UnansweredError(silent.message, hint=silent.hint) from None
         return name
@@ -202,18 +202,18 @@ class KubernetesEngine(Engine):
         except (NotFound, EnvironmentProblem):
             return
 
-    def retry(self, script: Script, run_dir: RunDir, handle: str) -> str:
+    def retry(self, rendered: RenderedJob, run_dir: RunDir, handle: str) -> str:
         """Replace the JobSet by a new one of the same name; one that has not ended is left as it is.
 
         Raises: as `submit`.
         """
-        seen = self.look([handle]).get(handle)
+        seen = self.poll([handle]).get(handle)
         if seen is not None and not seen.state.is_final:
             return handle
         if seen is not None:
             self._client.delete(self._jobsets(handle), {"propagationPolicy": "Foreground"})
             self._wait_until_deleted(handle)
-        return self.submit(script, run_dir)
+        return self.submit(rendered, run_dir)
 
     def _wait_until_deleted(self, name: str) -> None:
         deadline = self._clock.now() + _DELETED_AFTER_S
@@ -227,7 +227,7 @@ class KubernetesEngine(Engine):
                 raise EnvironmentProblem(f"JobSet `{name}` is being deleted, and some of its pods stay", hint=hint)
             self._clock.sleep(0.2)
 
-    def look(self, handles: Sequence[str]) -> dict[str, Sight]:
+    def poll(self, handles: Sequence[str]) -> dict[str, JobStatus]:
         """What the API server knows: one question for each kind of object, whatever the number of jobs."""
         if not handles:
             return {}
@@ -237,13 +237,13 @@ class KubernetesEngine(Engine):
         pods = _by_jobset(self._client.list(self._core("pods"), _OURS)) if found else {}
         workloads = self._workloads_by_uid() if any(QUEUE in _labels(one) for one in found.values()) else {}
         jobs = self._failed_jobs() if any(map(has_failed, found.values())) else {}
-        sights = {
-            name: sight(
+        statuses = {
+            name: job_status(
                 one, workload=workloads.get(one["metadata"]["uid"]), pods=pods.get(name, []), job=jobs.get(name)
             )
             for name, one in found.items()
         }
-        return self._with_warnings(sights)
+        return self._with_warnings(statuses)
 
     def _failed_jobs(self) -> dict[str, Object]:
         """By JobSet: its condition names the Job that failed, and the Job knows why."""
@@ -259,13 +259,13 @@ class KubernetesEngine(Engine):
             return {}
         return {uid: one for one in found for uid in _owners(one)}
 
-    def _with_warnings(self, sights: dict[str, Sight]) -> dict[str, Sight]:
+    def _with_warnings(self, statuses: dict[str, JobStatus]) -> dict[str, JobStatus]:
         """Where a job waits for its pods, the cluster's last warning says why."""
-        if not any(map(is_unexplained, sights.values())):
-            return sights
+        if not any(map(is_unexplained, statuses.values())):
+            return statuses
         events = self._client.list(self._core("events"))
         return {
-            name: warning_about(name, seen, events) if is_unexplained(seen) else seen for name, seen in sights.items()
+            name: warning_about(name, seen, events) if is_unexplained(seen) else seen for name, seen in statuses.items()
         }
 
     def find(self, run_dir: RunDir) -> str | None:
@@ -311,7 +311,7 @@ class KubernetesEngine(Engine):
         Raises:
             Refused: it does not wait.
         """
-        seen = self.look([handle]).get(handle)
+        seen = self.poll([handle]).get(handle)
         if seen is None or not seen.state.waits:
             raise Refused(f"`{handle}` is {seen.state if seen else 'not known'}, and only a job that waits can be held")
         found = self._client.get(self._jobsets(handle))
@@ -339,14 +339,14 @@ class KubernetesEngine(Engine):
             return sorted((pod for pod in found if node in (None, pod_index(pod))), key=pod_index)
 
         def has_ended() -> bool:
-            seen = self.look([handle]).get(handle)
+            seen = self.poll([handle]).get(handle)
             return seen is None or seen.state.is_final
 
         if follow:
             return iter(Followed(self._client, pods, has_ended))
         return (line for pod in pods() for line in log_lines(self._client, pod, follow=False))
 
-    def nodes(self) -> list[NodeFacts]:
+    def nodes(self) -> list[NodeStatus]:
         """All nodes, with what pods of all namespaces take, or of this one where nobody may see more."""
         nodes = self._client.list("/api/v1/nodes")
         try:

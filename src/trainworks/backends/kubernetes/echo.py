@@ -1,4 +1,4 @@
-"""What a pod's ranks write, on its own standard output too: that is what `kubectl logs` and the engine can see."""
+"""What a pod's ranks write, on its own standard output too: that is what `kubectl logs` and the backend can see."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainworks.backends.backend import NodeFacts, NodeState
+from trainworks.backends.backend import NodeState, NodeStatus
 
 __all__ = ["DRAINED", "JOBSET_LABEL", "node_facts", "quantity"]
 
@@ -30,7 +30,7 @@ def quantity(text: str | int | float) -> float:
     return float(match[1]) * _FACTORS[match[2]]
 
 
-def node_facts(node: Object, pods: Sequence[Object]) -> NodeFacts:
+def node_facts(node: Object, pods: Sequence[Object]) -> NodeStatus:
     """A node, and what is taken of it.
 
     Args:
@@ -45,7 +45,7 @@ def node_facts(node: Object, pods: Sequence[Object]) -> NodeFacts:
     cores_taken, devices_taken = _sum(taken, _is_cpu), _sum(taken, _is_device)
     load = (devices_taken, devices) if devices else (cores_taken, cores)
     state, raw, reason = _state(node, *load)
-    return NodeFacts(
+    return NodeStatus(
         name=name,
         state=state,
         raw=raw,

@@ -146,7 +146,7 @@ class FirstPod:
             resolved = self._run_dir.read_resolved()
         processes = processes_on(
             resolved,
-            engine="Kubernetes",
+            backend="Kubernetes",
             num_nodes=self._pod.num_nodes,
             cores_per_node=self._pod.cores,
             accelerators_per_node=self._pod.accelerators,

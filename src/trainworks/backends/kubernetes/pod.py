@@ -19,7 +19,7 @@ TOKEN = "token"  # noqa: S105  # the name of a file
 ENVS = "envs.json"
 """Keys of the job's Secret, which are files in every pod."""
 LAST_WORDS = Path("/dev/termination-log")
-"""File whose content Kubernetes keeps with the end of a pod; `kubectl describe pod` shows it, the engine reads it."""
+"""File whose content Kubernetes keeps with the end of a pod; `kubectl describe pod` shows it, the backend reads it."""
 
 _LONGEST_MESSAGE = 600
 """Kubernetes keeps 4096 bytes, and a character takes up to six in JSON."""

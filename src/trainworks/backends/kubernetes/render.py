@@ -1,4 +1,4 @@
-"""A ticket as a JobSet: one pod per node, all of them started and restarted together. Pure.
+"""A job spec as a JobSet: one pod per node, all of them started and restarted together. Pure.
 
 Pods have Trainworks in their image; each runs `scheduler.kubernetes.node`, and the first one is the job's supervisor.
 What comes from a user is an argument, a variable's value or a name that the API server checks, never text for a shell.
@@ -38,8 +38,8 @@ from trainworks.jobs.formats.manifest import (
     user_of,
     without_nothing,
 )
+from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.program import Program
-from trainworks.jobs.ticket import Ticket
 from trainworks.record.exit_code import ExitCode
 from trainworks.record.run_dir import RunDir
 
@@ -109,7 +109,7 @@ def run_folder(name: str) -> str:
     return f"{RUNS}/{name}"
 
 
-def check(ticket: Ticket, where: Kubernetes, autoscale: Autoscale | None = None) -> None:
+def check(spec: JobSpec, where: Kubernetes, autoscale: Autoscale | None = None) -> None:
     """Refuse what Kubernetes cannot be told, and what cannot work there.
 
     Raises:
@@ -117,33 +117,33 @@ def check(ticket: Ticket, where: Kubernetes, autoscale: Autoscale | None = None)
     """
     if where.image is None:
         raise UsageError("the pods have no image", hint="set `cluster.kubernetes.image` to one that has Trainworks")
-    if where.volume is None and ticket.max_nodes > 1:
-        message = f"{ticket.max_nodes} nodes need a run directory that all of them see"
+    if where.volume is None and spec.max_nodes > 1:
+        message = f"{spec.max_nodes} nodes need a run directory that all of them see"
         raise UsageError(message, hint="set `cluster.kubernetes.volume` to a PersistentVolumeClaim for many writers")
-    if ticket.priority != _MIDDLE and where.priority_class is None:
+    if spec.priority != _MIDDLE and where.priority_class is None:
         hint = "set `cluster.kubernetes.priority_class`, and leave `job.priority` out"
         raise UsageError("Kubernetes has no `job.priority` in numbers", hint=hint)
-    if not ticket.preemptible:
+    if not spec.preemptible:
         hint = "take a `cluster.kubernetes.priority_class` that comes first, and leave `job.preemptible` out"
         raise UsageError("in Kubernetes the priority class says whether a job is preempted", hint=hint)
-    elastic.of_the_job(_pods(ticket, where, autoscale))
+    elastic.of_the_job(_pods(spec, where, autoscale))
 
 
 def render(
-    ticket: Ticket, where: Kubernetes, run_dir: RunDir, machine: str = "", autoscale: Autoscale | None = None
+    spec: JobSpec, where: Kubernetes, run_dir: RunDir, machine: str = "", autoscale: Autoscale | None = None
 ) -> str:
     """The manifest, as text; see `jobset`."""
-    document = jobset(ticket, where, run_dir, machine, autoscale)
-    return header(_pods(ticket, where, autoscale)) + to_yaml(document)
+    document = jobset(spec, where, run_dir, machine, autoscale)
+    return header(_pods(spec, where, autoscale)) + to_yaml(document)
 
 
 def jobset(
-    ticket: Ticket, where: Kubernetes, run_dir: RunDir, machine: str = "", autoscale: Autoscale | None = None
+    spec: JobSpec, where: Kubernetes, run_dir: RunDir, machine: str = "", autoscale: Autoscale | None = None
 ) -> dict[str, Any]:
     """The object.
 
     Args:
-        ticket: of the job.
+        spec: of the job.
         where: what the run file says of the cluster.
         run_dir: absolute, where the run was made.
         machine: that has the folder.
@@ -152,9 +152,9 @@ def jobset(
     Raises:
         UsageError: the job asks for something that Kubernetes cannot be told.
     """
-    check(ticket, where, autoscale)
-    name, pods = name_of(run_dir, machine), _pods(ticket, where, autoscale)
-    held = {HELD: "true"} if ticket.hold else {}
+    check(spec, where, autoscale)
+    name, pods = name_of(run_dir, machine), _pods(spec, where, autoscale)
+    held = {HELD: "true"} if spec.hold else {}
     of_nodes = elastic.of_the_job(pods).get("annotations", {})
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
@@ -162,14 +162,14 @@ def jobset(
         "metadata": {
             "name": name,
             "namespace": where.namespace,
-            "labels": {key: value for key, value in labels(pods).items() if key != QUEUE or not ticket.hold},
+            "labels": {key: value for key, value in labels(pods).items() if key != QUEUE or not spec.hold},
             "annotations": {MARK: mark_of(run_dir, machine), **held, **of_nodes},
         },
         "spec": {
-            "suspend": bool(ticket.hold or where.queue),
+            "suspend": bool(spec.hold or where.queue),
             "ttlSecondsAfterFinished": _KEEP_S,
             "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
-            "failurePolicy": _failure_policy(ticket),
+            "failurePolicy": _failure_policy(spec),
             "replicatedJobs": [{"name": REPLICATED_JOB, "replicas": 1, "template": {"spec": _job(pods, name)}}],
         },
     }
@@ -181,15 +181,15 @@ def run_as(document: dict[str, Any], user: int) -> None:
         job["template"]["spec"]["template"]["spec"]["securityContext"] |= user_of(user)
 
 
-def _pods(ticket: Ticket, where: Kubernetes, autoscale: Autoscale | None) -> Pods:
-    return Pods(ticket=ticket, program=Program(image=where.image), where=where, autoscale=autoscale)
+def _pods(spec: JobSpec, where: Kubernetes, autoscale: Autoscale | None) -> Pods:
+    return Pods(spec=spec, program=Program(image=where.image), where=where, autoscale=autoscale)
 
 
-def _failure_policy(ticket: Ticket) -> dict[str, Any]:
+def _failure_policy(spec: JobSpec) -> dict[str, Any]:
     """New pods after any failure but one: the supervisor says that they cannot help. A lost place is not counted."""
     exited = {"onJobFailureReasons": ["PodFailurePolicy"], "onJobFailureMessagePatterns": ["failed with exit code"]}
     return {
-        "maxRestarts": ticket.max_restarts,
+        "maxRestarts": spec.max_restarts,
         "rules": [
             {"name": "final", "action": "FailJobSet", **exited},
             DISRUPTION,
@@ -205,7 +205,7 @@ def _job(pods: Pods, name: str) -> dict[str, Any]:
         **elastic.of_the_pods(pods),
     }
     template = {"metadata": metadata, "spec": _pod(pods, name)}
-    return indexed_job(pods.ticket, template, {"action": "FailJob", "onExitCodes": final})
+    return indexed_job(pods.spec, template, {"action": "FailJob", "onExitCodes": final})
 
 
 def _pod(pods: Pods, name: str) -> dict[str, Any]:
@@ -215,7 +215,7 @@ def _pod(pods: Pods, name: str) -> dict[str, Any]:
         "image": where.image,
         "command": ["python", "-P", "-m", NODE_MODULE, literal(run_folder(name))],
         "env": _env(pods, name),
-        "resources": quantities(pods.ticket) or None,
+        "resources": quantities(pods.spec) or None,
         "securityContext": container_security(),
         "volumeMounts": [
             {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108
@@ -226,7 +226,7 @@ def _pod(pods: Pods, name: str) -> dict[str, Any]:
     return without_nothing(
         {
             "restartPolicy": "Never",
-            "terminationGracePeriodSeconds": math.ceil(pods.ticket.grace_s) + _LAST_WORDS_S,
+            "terminationGracePeriodSeconds": math.ceil(pods.spec.grace_s) + _LAST_WORDS_S,
             "priorityClassName": where.priority_class,
             "serviceAccountName": where.service_account,
             "automountServiceAccountToken": False,
@@ -242,10 +242,10 @@ def _pod(pods: Pods, name: str) -> dict[str, Any]:
 def _env(pods: Pods, name: str) -> list[dict[str, Any]]:
     """What only Kubernetes knows, and what the first pod has to know of the others."""
     fields = {"POD_IP": "status.podIP", "NODE_NAME": "spec.nodeName"}
-    node = pods.ticket.node
+    node = pods.spec.node
     values = {
         "TRAINWORKS_PODS": f"{name}-{REPLICATED_JOB}-0-%d.{name}",
-        "TRAINWORKS_NODES": str(pods.ticket.max_nodes),
+        "TRAINWORKS_NODES": str(pods.spec.max_nodes),
         "TRAINWORKS_CORES": str(max(1, math.floor(node.cores or 1))),
         "TRAINWORKS_ACCELERATORS": str(node.accelerators),
     }
@@ -266,7 +266,7 @@ def _tolerations(pods: Pods) -> list[dict[str, Any]]:
         }
         for taint in ("not-ready", "unreachable")
     ]
-    devices = [key for key in quantities(pods.ticket).get("limits", {}) if "/" in key]
+    devices = [key for key in quantities(pods.spec).get("limits", {}) if "/" in key]
     return [*({"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in devices), *gone]
 
 

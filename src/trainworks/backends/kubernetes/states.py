@@ -17,11 +17,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from trainworks.backends.backend import Sight
+from trainworks.backends.backend import JobStatus
 from trainworks.backends.kubernetes.render import HELD, QUEUE, STOPPED
 from trainworks.jobs.state import Cause, JobState, parse_cause
 
-__all__ = ["cause_of_pod", "has_ended", "has_failed", "is_unexplained", "sight", "warning_about"]
+__all__ = ["cause_of_pod", "has_ended", "has_failed", "is_unexplained", "job_status", "warning_about"]
 
 Object = Mapping[str, Any]
 """As the API server writes it in JSON."""
@@ -80,9 +80,9 @@ _SOME_PODS = "{} of {} pods run"
 _UNEXPLAINED = re.compile(rf"{_NO_PODS}|{_SOME_PODS.replace('{}', '[0-9]+')}")
 
 
-def sight(
+def job_status(
     jobset: Object, *, workload: Object | None = None, pods: Sequence[Object] = (), job: Object | None = None
-) -> Sight:
+) -> JobStatus:
     """The job as it is now.
 
     Args:
@@ -102,7 +102,7 @@ def sight(
         or _placed(jobset, workload, mine, restarts)
     )
     state, raw, reason, cause, exit_code = seen
-    return Sight(
+    return JobStatus(
         state=state,
         raw=raw,
         reason=reason,
@@ -278,12 +278,12 @@ def _not_scheduled(condition: Object, *, in_queue: bool) -> _Seen:
     return JobState.STARTING if in_queue else JobState.QUEUED, "Pending", _words(condition), None, None
 
 
-def is_unexplained(seen: Sight) -> bool:
+def is_unexplained(seen: JobStatus) -> bool:
     """It could start, and nothing but a warning can say why it does not."""
     return _UNEXPLAINED.fullmatch(seen.reason or "") is not None
 
 
-def warning_about(name: str, seen: Sight, events: Iterable[Object]) -> Sight:
+def warning_about(name: str, seen: JobStatus, events: Iterable[Object]) -> JobStatus:
     """The job with the last warning about its JobSet, its Job or its pods as the reason.
 
     Args:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, final
 
 from trainworks.agent.launch import keep_environment
-from trainworks.backends.backend import Ability, Engine, NodeFacts, Script, Sight
+from trainworks.backends.backend import Backend, Capability, JobStatus, NodeStatus, RenderedJob
 from trainworks.backends.local.dispatcher_process import wake
 from trainworks.backends.local.machine import LocalNode, held_elsewhere, local_nodes, shape_of, snapshot_nodes
 from trainworks.backends.ownership import check_may_change, check_undrain, obeyed_drains
@@ -22,19 +22,19 @@ from trainworks.host.clock import Clock, SystemClock
 from trainworks.host.ledger import Claim, claim_key, machine_ledger
 from trainworks.host.probe import probe_host
 from trainworks.host.users import this_host, user_name
+from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.state import JobState, parse_cause
 from trainworks.jobs.store import EndRequest, JobRow, JobStore, Placement, open_store
-from trainworks.jobs.ticket import Ticket
 from trainworks.queueing.feasible import check_feasible
 from trainworks.record.events import append_event
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 
-__all__ = ["LocalEngine"]
+__all__ = ["LocalBackend"]
 
 
 @final
-class LocalEngine(Engine):
+class LocalBackend(Backend):
     """Runs jobs of this user on this machine, as many at a time as it has room for.
 
     Args:
@@ -43,7 +43,7 @@ class LocalEngine(Engine):
     """
 
     name: ClassVar[str] = "local"
-    lacks: ClassVar[frozenset[Ability]] = frozenset()
+    unsupported: ClassVar[frozenset[Capability]] = frozenset()
 
     def __init__(self, store: JobStore | None = None, clock: Clock | None = None) -> None:
         if store is None:
@@ -52,25 +52,25 @@ class LocalEngine(Engine):
         self._store = store
         self._clock = clock or SystemClock()
 
-    def check(self, ticket: Ticket) -> None:
+    def check(self, spec: JobSpec) -> None:
         """Refuse what this machine can never hold."""
-        super().check(ticket)
+        super().check(spec)
         machine = self._machine()
-        check_feasible(shape_of(ticket, machine), snapshot_nodes(machine, {}))
+        check_feasible(shape_of(spec, machine), snapshot_nodes(machine, {}))
 
     def _machine(self) -> list[LocalNode]:
         return local_nodes(probe_host(store_folder()))
 
-    def render(self, ticket: Ticket, run_dir: RunDir) -> Script:
+    def render(self, spec: JobSpec, run_dir: RunDir) -> RenderedJob:
         """What the dispatcher starts once there is room."""
         lines = [
             shlex.join(["python", "-m", "trainworks.agent.supervisor", str(run_dir.path)]),
-            f"# as soon as this machine has room; priority {ticket.priority}, restarts after a failure: "
-            f"{ticket.max_restarts}",
+            f"# as soon as this machine has room; priority {spec.priority}, restarts after a failure: "
+            f"{spec.max_restarts}",
         ]
-        return Script(ticket, "\n".join(lines) + "\n")
+        return RenderedJob(spec, "\n".join(lines) + "\n")
 
-    def submit(self, script: Script, run_dir: RunDir) -> str:
+    def submit(self, rendered: RenderedJob, run_dir: RunDir) -> str:
         """Write the job down, then wake the dispatcher.
 
         Raises:
@@ -81,10 +81,10 @@ class LocalEngine(Engine):
         is_ours = known and (known.run_dir, known.uid, known.host) == (folder, os.getuid(), this_host())
         if known is not None and is_ours and not known.state.is_final:
             return str(known.id)
-        check_dependencies(self._store, script.ticket, self.name)
+        check_dependencies(self._store, rendered.spec, self.name)
         with submit_lock(run_dir), self._prepared(run_dir):
             row = self._store.add(
-                script.ticket,
+                rendered.spec,
                 run_dir=folder,
                 owner=user_name(),
                 host=this_host(),
@@ -94,7 +94,7 @@ class LocalEngine(Engine):
         wake()
         return str(row.id)
 
-    def retry(self, script: Script, run_dir: RunDir, handle: str) -> str:
+    def retry(self, rendered: RenderedJob, run_dir: RunDir, handle: str) -> str:
         """The same job goes back into the queue; an administrator leaves the owner's run directory alone.
 
         Raises:
@@ -104,9 +104,9 @@ class LocalEngine(Engine):
         again = (JobState.FAILED, JobState.STOPPED, JobState.LOST)
         if row.state not in again:
             raise UsageError(f"job {row.id} ({row.run_id}) is {row.state}", hint="retry one that failed or was stopped")
-        check_dependencies(self._store, script.ticket, self.name, uid=row.uid)
+        check_dependencies(self._store, rendered.spec, self.name, uid=row.uid)
         asked_by = None if _is_ours(row) else os.getuid()
-        changes: dict[str, Any] = {"asked_to_end": None, "asked_by": asked_by, "ticket": script.ticket}
+        changes: dict[str, Any] = {"asked_to_end": None, "asked_by": asked_by, "spec": rendered.spec}
         with self._prepared(run_dir) if _is_ours(row) else nullcontext():
             moved = self._store.move(row.id, JobState.QUEUED, since=again, now=self._clock.now(), restarts=0, **changes)
         if not moved:
@@ -135,10 +135,10 @@ class LocalEngine(Engine):
         row = self._store.find(str(run_dir.path.resolve()))
         return str(row.id) if row is not None and not row.state.is_final else None
 
-    def look(self, handles: Sequence[str]) -> dict[str, Sight]:
+    def poll(self, handles: Sequence[str]) -> dict[str, JobStatus]:
         """What the store says; the dispatcher keeps it true."""
         found = {handle: self._store.get(int(handle)) for handle in handles if handle.isdecimal()}
-        return {handle: _sight(row) for handle, row in found.items() if row is not None}
+        return {handle: _job_status(row) for handle, row in found.items() if row is not None}
 
     def stop(self, handle: str, *, at_once: bool = False) -> None:
         """A job that waits is stopped here; one that runs, or belongs to another user, by its dispatcher."""
@@ -167,7 +167,7 @@ class LocalEngine(Engine):
         self._store.change(row.id, now=self._clock.now(), held=False)
         _wake_for(row)
 
-    def nodes(self) -> list[NodeFacts]:
+    def nodes(self) -> list[NodeStatus]:
         """This machine, or its parts, with what jobs outside this queue hold."""
         holding = [state for state in JobState if state.holds_resources]
         running = self._store.search(states=holding, engine=self.name, uid=os.getuid(), host=this_host())
@@ -217,8 +217,8 @@ def _wake_for(row: JobRow) -> None:
         wake()
 
 
-def _sight(row: JobRow) -> Sight:
-    return Sight(
+def _job_status(row: JobRow) -> JobStatus:
+    return JobStatus(
         state=row.state,
         raw=str(row.state),
         reason=row.reason or row.message,
@@ -236,7 +236,7 @@ def _facts(
     others: Sequence[Claim],
     held: Sequence[Placement],
     drained: str | None,
-) -> NodeFacts:
+) -> NodeStatus:
     here = [(row.run_id, one) for row in running for one in row.placement if one.node == node.name]
     if elsewhere := [one for one in held if one.node == node.name]:
         names = [str(claim) for claim in others if claim.share.cores or set(claim.share.devices) & set(node.devices)]
@@ -244,7 +244,7 @@ def _facts(
     cores = sum(one.cores for _, one in here)
     devices = sum(len(one.devices) for _, one in here)
     full = cores >= node.cores or (devices >= len(node.devices) > 0)
-    return NodeFacts(
+    return NodeStatus(
         name=node.name,
         state=("draining" if here else "drained") if drained else "taken" if full else "mixed" if here else "free",
         reason=drained,

@@ -226,7 +226,7 @@ class Dispatcher:
 
     def _dependencies(self, job: JobRow) -> Literal["met", "waiting", "failed"]:
         """How the jobs stand that have to succeed first; one that nobody knows has failed."""
-        found = [self._store.find(wanted, uid=job.uid) for wanted in job.ticket.depends_on]
+        found = [self._store.find(wanted, uid=job.uid) for wanted in job.spec.depends_on]
         open_ones = [one for one in found if one is None or one.state is not JobState.SUCCEEDED]
         if not open_ones:
             return "met"
@@ -234,7 +234,7 @@ class Dispatcher:
 
     def _unmet(self, job: JobRow) -> list[str]:
         """The jobs that will not succeed, and on which a job depends."""
-        found = {wanted: self._store.find(wanted, uid=job.uid) for wanted in job.ticket.depends_on}
+        found = {wanted: self._store.find(wanted, uid=job.uid) for wanted in job.spec.depends_on}
         over = {wanted: one for wanted, one in found.items() if one is None or one.state.is_final}
         return [f"{wanted} is {one.state if one else 'gone'}" for wanted, one in over.items() if not _succeeded(one)]
 
@@ -258,7 +258,7 @@ class Dispatcher:
 
     def _placed(self, job: JobRow, start: Start, held: Sequence[Placement]) -> list[Placement]:
         taken = [*self._taken(), *held]
-        _, _, wanted = wanted_of(job.ticket, self._machine)
+        _, _, wanted = wanted_of(job.spec, self._machine)
         return [
             Placement(node.name, wanted.cores or 0.0, devices_free(node, taken)[: wanted.accelerators])
             for node in self._machine
@@ -303,7 +303,7 @@ def _succeeded(job: JobRow | None) -> bool:
 
 def _last_moment(job: JobRow) -> float:
     """When a job is asked to end so that it has ended at its time limit; half of that limit is its own at least."""
-    limit = job.ticket.time_limit_s
+    limit = job.spec.time_limit_s
     if limit is None or job.started_at is None:
         return math.inf
-    return job.started_at + limit - min(job.ticket.grace_s, limit / 2)
+    return job.started_at + limit - min(job.spec.grace_s, limit / 2)

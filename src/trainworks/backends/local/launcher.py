@@ -264,7 +264,7 @@ def _key(run_dir: str) -> str:
 def _resolved_for(job: JobRow, run_dir: RunDir) -> ResolvedRun:
     """The run on the nodes that it got, of which there may be fewer than at most."""
     resolved = run_dir.read_resolved()
-    if job.ticket.min_nodes == job.ticket.max_nodes or len(job.placement) == resolved.processes.nodes:
+    if job.spec.min_nodes == job.spec.max_nodes or len(job.placement) == resolved.processes.nodes:
         return resolved
     processes = resolved.processes.model_copy(update={"nodes": len(job.placement)})
     resolved = resolved.model_copy(update={"processes": processes})

@@ -9,8 +9,8 @@ from typing import Literal
 
 from trainworks.errors import UsageError
 from trainworks.host.ledger import Claim
+from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.store import JobRow, Placement
-from trainworks.jobs.ticket import NodeResources, Ticket
 from trainworks.queueing.reasons import joined
 from trainworks.queueing.snapshot import Node, Running, Shape, Waiting
 from trainworks.record.environment import HostFacts
@@ -71,17 +71,17 @@ def local_nodes(host: HostFacts) -> list[LocalNode]:
     ]
 
 
-def wanted_of(ticket: Ticket, machine: list[LocalNode]) -> tuple[int, int, NodeResources]:
-    """Fewest and most nodes of this machine, and what is taken of each, for a ticket.
+def wanted_of(spec: JobSpec, machine: list[LocalNode]) -> tuple[int, int, NodeResources]:
+    """Fewest and most nodes of this machine, and what is taken of each, for a job spec.
 
     The nodes of a job share a machine that is not split, and take the sum of it. Cores are shares of time: a job that
     has more ranks than there are cores takes them all.
     """
-    node = ticket.node
+    node = spec.node
     whole = machine[0].cores
     if len(machine) > 1:
-        return ticket.min_nodes, ticket.max_nodes, replace(node, cores=min(node.cores or 1.0, whole))
-    nodes = ticket.max_nodes
+        return spec.min_nodes, spec.max_nodes, replace(node, cores=min(node.cores or 1.0, whole))
+    nodes = spec.max_nodes
     together = replace(
         node,
         cores=min((node.cores or 1.0) * nodes, whole),
@@ -184,9 +184,9 @@ def snapshot_nodes(machine: Sequence[LocalNode], drained: Mapping[str, str]) -> 
     )
 
 
-def shape_of(ticket: Ticket, machine: list[LocalNode]) -> Shape:
-    """The gang that a ticket asks of this machine. Its kind of accelerator was checked when the run was resolved."""
-    fewest, most, node = wanted_of(ticket, machine)
+def shape_of(spec: JobSpec, machine: list[LocalNode]) -> Shape:
+    """The gang that a job spec asks of this machine. Its kind of accelerator was checked when the run was resolved."""
+    fewest, most, node = wanted_of(spec, machine)
     return Shape(
         nodes_min=fewest,
         nodes_max=most,
@@ -194,7 +194,7 @@ def shape_of(ticket: Ticket, machine: list[LocalNode]) -> Shape:
         accelerators_per_node=node.accelerators,
         accelerator=None,
         memory_per_node_bytes=node.memory_bytes or 0,
-        exclude=frozenset(ticket.exclude),
+        exclude=frozenset(spec.exclude),
     )
 
 
@@ -202,10 +202,10 @@ def waiting_job(job: JobRow, machine: list[LocalNode], depends: Literal["met", "
     """A job in the queue, as the policy sees it."""
     return Waiting(
         job_id=job.id,
-        shape=shape_of(job.ticket, machine),
+        shape=shape_of(job.spec, machine),
         priority=job.priority,
         submitted_at=job.submitted_at,
-        time_limit_s=job.ticket.time_limit_s,
+        time_limit_s=job.spec.time_limit_s,
         held=job.held,
         depends=depends,
     )
@@ -215,12 +215,12 @@ def running_job(job: JobRow, machine: list[LocalNode]) -> Running:
     """A job that holds nodes, as the policy sees it."""
     return Running(
         job_id=job.id,
-        shape=shape_of(job.ticket, machine),
+        shape=shape_of(job.spec, machine),
         nodes=tuple(one.node for one in job.placement),
         priority=job.priority,
         started_at=job.started_at or job.changed_at,
-        time_limit_s=job.ticket.time_limit_s,
-        preemptible=job.ticket.preemptible,
-        grace_s=job.ticket.grace_s,
+        time_limit_s=job.spec.time_limit_s,
+        preemptible=job.spec.preemptible,
+        grace_s=job.spec.grace_s,
         ending=job.asked_to_end is not None,
     )

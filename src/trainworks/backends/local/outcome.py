@@ -59,7 +59,7 @@ def outcome_of(job: JobRow, status: RunStatus, events: Sequence[Event]) -> Outco
 
 def _in_the_middle(job: JobRow, events: Sequence[Event]) -> Outcome:
     message = "its supervisor was killed, and all that it had started with it"
-    if may_restart(events, job.ticket.max_restarts, NEXT_TURN):
+    if may_restart(events, job.spec.max_restarts, NEXT_TURN):
         return Outcome(JobState.QUEUED, Cause.AGENT_LOST, message)
     return Outcome(JobState.FAILED, Cause.AGENT_LOST, message, int(ExitCode.ENVIRONMENT))
 
@@ -73,7 +73,7 @@ def _ended_on_request(job: JobRow, status: RunStatus) -> Outcome:
 
 
 def _over(job: JobRow) -> str:
-    return f"its time limit of {job.ticket.time_limit_s or 0.0:.0f} s was over"
+    return f"its time limit of {job.spec.time_limit_s or 0.0:.0f} s was over"
 
 
 def _never_began(job: JobRow, events: Sequence[Event]) -> Outcome:

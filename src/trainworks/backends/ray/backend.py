@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar, final
 
-from trainworks.backends.backend import Ability, Engine, NodeFacts, Script, Sight
+from trainworks.backends.backend import Backend, Capability, JobStatus, NodeStatus, RenderedJob
 from trainworks.backends.job_tag import find_patiently
 from trainworks.backends.ray.client import RayClient, Refused
 from trainworks.backends.ray.render import (
@@ -19,16 +19,16 @@ from trainworks.backends.ray.render import (
     package_of_gang,
     request_of,
 )
-from trainworks.backends.ray.states import JOB_STATES, node_facts, sight
+from trainworks.backends.ray.states import JOB_STATES, job_status, node_facts
 from trainworks.config.engines import Ray
 from trainworks.errors import UnreachableError, UsageError
 from trainworks.host.clock import Clock, SystemClock
+from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.program import Program
 from trainworks.jobs.state import JobState
-from trainworks.jobs.ticket import NodeResources, Ticket
 from trainworks.record.run_dir import RunDir
 
-__all__ = ["RayEngine"]
+__all__ = ["RayBackend"]
 
 _LOOK_S = 1.0
 _LONGEST_PAUSE_S = 30.0
@@ -37,7 +37,7 @@ _TAKEN = re.compile(r"already exists")
 
 
 @final
-class RayEngine(Engine):
+class RayBackend(Backend):
     """Submits jobs to Ray's dashboard, and reads them back from there.
 
     What runs is the driver in `scheduler.ray.gang`, which is sent along: Ray's nodes need no Trainworks.
@@ -50,7 +50,9 @@ class RayEngine(Engine):
     """
 
     name: ClassVar[str] = "ray"
-    lacks: ClassVar[frozenset[Ability]] = frozenset(("priority", "hold", "exclude", "depends_on", "min_nodes", "drain"))
+    unsupported: ClassVar[frozenset[Capability]] = frozenset(
+        ("priority", "hold", "exclude", "depends_on", "min_nodes", "drain")
+    )
     shares_files: ClassVar[bool] = False
 
     def __init__(
@@ -68,23 +70,23 @@ class RayEngine(Engine):
 
     @property
     def _what_runs(self) -> Program:
-        assert self._program is not None, "an engine without a program renders nothing"
+        assert self._program is not None, "a backend without a program renders nothing"
         return self._program
 
-    def check(self, ticket: Ticket) -> None:
+    def check(self, spec: JobSpec) -> None:
         """Refuse what Ray does not do, and a cluster without an address."""
-        super().check(ticket)
-        gang_of(ticket, self._what_runs, self._options)
+        super().check(spec)
+        gang_of(spec, self._what_runs, self._options)
         if self._options.address is None:
             hint = "set it to the dashboard, like `http://ray-head:8265`"
             raise UsageError("`cluster.ray.address` is missing: where Ray answers", hint=hint)
 
-    def render(self, ticket: Ticket, run_dir: RunDir) -> Script:
+    def render(self, spec: JobSpec, run_dir: RunDir) -> RenderedJob:
         """What the driver on Ray's head node is told, in JSON; its `text` is what bash runs on every node."""
-        gang = {"id": mark_of(run_dir), **gang_of(ticket, self._what_runs, self._options)}
-        return Script(ticket, json.dumps(gang, indent=2) + "\n")
+        gang = {"id": mark_of(run_dir), **gang_of(spec, self._what_runs, self._options)}
+        return RenderedJob(spec, json.dumps(gang, indent=2) + "\n")
 
-    def submit(self, script: Script, run_dir: RunDir) -> str:
+    def submit(self, rendered: RenderedJob, run_dir: RunDir) -> str:
         """Submit the job, unless one of this run has not ended yet; returns its id at Ray.
 
         Raises:
@@ -97,7 +99,7 @@ class RayEngine(Engine):
         newest = max(known, default=0)
         if newest and not known[newest].is_final:
             return f"{mark}-{newest}"
-        return self._submit_as(f"{mark}-{newest + 1}", script)
+        return self._submit_as(f"{mark}-{newest + 1}", rendered)
 
     def find(self, run_dir: RunDir) -> str | None:
         """By the job's id; the newest submission of the run."""
@@ -115,11 +117,11 @@ class RayEngine(Engine):
             if number is not None
         }
 
-    def _submit_as(self, name: str, script: Script) -> str:
-        modules = self._client.upload(*package_of_gang(json.loads(script.text) | {"id": name}))
+    def _submit_as(self, name: str, rendered: RenderedJob) -> str:
+        modules = self._client.upload(*package_of_gang(json.loads(rendered.text) | {"id": name}))
         folder = self._what_runs.working_folder
         working_dir = self._client.upload(*package_of_folder(Path(folder).expanduser())) if folder is not None else None
-        request = request_of(name, script.ticket, self._options, modules=modules, working_dir=working_dir)
+        request = request_of(name, rendered.spec, self._options, modules=modules, working_dir=working_dir)
         try:
             self._client.submit(request)
         except Refused as refused:
@@ -129,7 +131,7 @@ class RayEngine(Engine):
             find_patiently(lambda: name if self._client.job(name) else None, silent, self._clock)
         return name
 
-    def look(self, handles: Sequence[str]) -> dict[str, Sight]:
+    def poll(self, handles: Sequence[str]) -> dict[str, JobStatus]:
         """What the dashboard says of these jobs, and of their placement groups while one of them runs."""
         if not handles:
             return {}
@@ -138,7 +140,7 @@ class RayEngine(Engine):
         running = any(job.get("status") == "RUNNING" for job in found.values())
         groups = self._client.state("placement_groups") if running else []
         return {
-            handle: sight(job, [group for group in groups if group.get("name") == handle])
+            handle: job_status(job, [group for group in groups if group.get("name") == handle])
             for handle, job in found.items()
         }
 
@@ -151,9 +153,9 @@ class RayEngine(Engine):
         modules = (job.get("runtime_env") or {}).get("py_modules")
         if not at_once or not modules:
             return
-        ticket = Ticket(run_id=handle, name=handle, min_nodes=1, max_nodes=1, node=NodeResources(), grace_s=0.0)
+        spec = JobSpec(run_id=handle, name=handle, min_nodes=1, max_nodes=1, node=NodeResources(), grace_s=0.0)
         request = request_of(
-            f"{handle}-end", ticket, self._options, modules=modules[0], working_dir=None, arguments="end"
+            f"{handle}-end", spec, self._options, modules=modules[0], working_dir=None, arguments="end"
         )
         try:
             self._client.submit(request)
@@ -190,7 +192,7 @@ class RayEngine(Engine):
         job = self._client.job(handle)
         return job is None or JOB_STATES.get(str(job.get("status")), JobState.UNKNOWN).is_final
 
-    def nodes(self) -> list[NodeFacts]:
+    def nodes(self) -> list[NodeStatus]:
         """All nodes of Ray that live, and what placement groups hold of them; other work of Ray is not seen."""
         groups = self._client.state("placement_groups")
         facts = (node_facts(node, groups) for node in self._client.state("nodes"))

@@ -41,7 +41,7 @@ LOOK_S = 1.0
 
 
 def description() -> dict[str, Any]:
-    """The gang: what its engine wrote beside this file."""
+    """The gang: what its backend wrote beside this file."""
     found: dict[str, Any] = json.loads(Path(__file__).with_name("gang.json").read_text(encoding="utf-8"))
     return found
 

@@ -17,8 +17,8 @@ from trainworks.config.engines import Ray
 from trainworks.errors import UsageError
 from trainworks.jobs.formats.manifest import dns_name
 from trainworks.jobs.formats.shell import check_can_leave, node_program
+from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.program import Program
-from trainworks.jobs.ticket import NodeResources, Ticket
 from trainworks.record.run_dir import RunDir
 
 __all__ = [
@@ -47,7 +47,7 @@ def mark_of(run_dir: RunDir) -> str:
     return f"{dns_name(run_dir.run_id)}-{folder}"
 
 
-def gang_of(ticket: Ticket, program: Program, options: Ray) -> dict[str, Any]:
+def gang_of(spec: JobSpec, program: Program, options: Ray) -> dict[str, Any]:
     """What the driver is told, without the job's id.
 
     Raises:
@@ -55,14 +55,14 @@ def gang_of(ticket: Ticket, program: Program, options: Ray) -> dict[str, Any]:
     """
     check_can_leave(program, "a job of Ray")
     return {
-        "nodes": ticket.max_nodes,
-        "bundle": _bundle(ticket.node, options),
-        "text": node_program(program, ticket, addresses=None, known=_SET_BY_THE_GANG),
+        "nodes": spec.max_nodes,
+        "bundle": _bundle(spec.node, options),
+        "text": node_program(program, spec, addresses=None, known=_SET_BY_THE_GANG),
         "envs": {name: value for name, value in program.envs.items() if value is not None},
         "envs_of_node": [name for name, value in program.envs.items() if value is None],
-        "grace_s": ticket.grace_s,
-        "time_limit_s": ticket.time_limit_s,
-        "max_restarts": ticket.max_restarts,
+        "grace_s": spec.grace_s,
+        "time_limit_s": spec.time_limit_s,
+        "max_restarts": spec.max_restarts,
     }
 
 
@@ -79,25 +79,25 @@ def _bundle(node: NodeResources, options: Ray) -> dict[str, float]:
 
 
 def request_of(
-    name: str, ticket: Ticket, options: Ray, *, modules: str, working_dir: str | None, arguments: str = ""
+    name: str, spec: JobSpec, options: Ray, *, modules: str, working_dir: str | None, arguments: str = ""
 ) -> dict[str, Any]:
     """The body of `POST /api/jobs/`.
 
     Args:
         name: the job's id at Ray.
-        ticket: of the job.
+        spec: of the job.
         options: what the run file says about Ray.
         modules: URI of the archive with the driver.
         working_dir: URI of the archive with the user's folder.
         arguments: of the driver.
     """
-    wait_s = str(round(ticket.grace_s + _DRIVER_ENDS_S))
+    wait_s = str(round(spec.grace_s + _DRIVER_ENDS_S))
     env: dict[str, Any] = {"py_modules": [modules], "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": wait_s}}
     return {
         "entrypoint": f"{options.python} -m {PACKAGE} {arguments}".rstrip(),
         "submission_id": name,
         "runtime_env": env | ({"working_dir": working_dir} if working_dir else {}),
-        "metadata": {"trainworks_run": ticket.run_id},
+        "metadata": {"trainworks_run": spec.run_id},
     }
 
 

@@ -15,11 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from trainworks.backends.backend import NodeFacts, NodeState, Sight
+from trainworks.backends.backend import JobStatus, NodeState, NodeStatus
 from trainworks.backends.ray.gang import ENDED
 from trainworks.jobs.state import Cause, JobState, parse_cause
 
-__all__ = ["GROUP_STATES", "JOB_STATES", "node_facts", "sight"]
+__all__ = ["GROUP_STATES", "JOB_STATES", "job_status", "node_facts"]
 
 Object = Mapping[str, Any]
 
@@ -63,7 +63,7 @@ _NO_ROOM = {
 }
 
 
-def sight(job: Object, groups: Sequence[Object] = ()) -> Sight:
+def job_status(job: Object, groups: Sequence[Object] = ()) -> JobStatus:
     """The job as it is now.
 
     Args:
@@ -78,7 +78,7 @@ def sight(job: Object, groups: Sequence[Object] = ()) -> Sight:
         return replace(seen, starts_at=_time(job.get("start_time"))) if is_first else seen
     told = _last_words(job) if state in (JobState.FAILED, JobState.STOPPED) else {}
     exit_code = told.get("exit_code", job.get("driver_exit_code"))
-    return Sight(
+    return JobStatus(
         state=state,
         raw=word,
         reason=told.get("message") or _in_ray_s_words(job.get("message")) if state is not JobState.SUCCEEDED else None,
@@ -95,17 +95,17 @@ def _time(milliseconds: object) -> float | None:
     return float(milliseconds) / 1000 if isinstance(milliseconds, int | float) and milliseconds > 0 else None
 
 
-def _alive(groups: Sequence[Object]) -> Sight:
+def _alive(groups: Sequence[Object]) -> JobStatus:
     """A job whose driver runs: what its newest placement group says."""
     groups = sorted(groups, key=lambda group: group.get("state") == "REMOVED", reverse=True)
     if not groups:
-        return Sight(state=JobState.STARTING, raw="RUNNING", reason="its driver starts")
+        return JobStatus(state=JobState.STARTING, raw="RUNNING", reason="its driver starts")
     group = groups[-1]
     word = str(group.get("state"))
     state = GROUP_STATES.get(word, JobState.UNKNOWN)
     bundles = group.get("bundles") or []
     nodes = tuple(str(bundle["node_id"]) for bundle in bundles if bundle.get("node_id"))
-    return Sight(
+    return JobStatus(
         state=state,
         raw=f"RUNNING, placement group {word}",
         reason=_why_it_waits(group) if state is JobState.QUEUED else None,
@@ -152,7 +152,7 @@ def _in_ray_s_words(text: object) -> str | None:
     return (f"{first}: {last}" if last else first)[:500] or None
 
 
-def node_facts(node: Object, groups: Sequence[Object] = ()) -> NodeFacts:
+def node_facts(node: Object, groups: Sequence[Object] = ()) -> NodeStatus:
     """A node of Ray, and what placement groups hold of it.
 
     Args:
@@ -170,7 +170,7 @@ def node_facts(node: Object, groups: Sequence[Object] = ()) -> NodeFacts:
         full = cores >= float(total.get("CPU", 0)) and accelerators >= float(total.get("GPU", 0))
         state = "taken" if full else "mixed"
     kinds = [key.partition(":")[2] for key in total if str(key).startswith("accelerator_type:")]
-    return NodeFacts(
+    return NodeStatus(
         name=name,
         state=state,
         raw=raw,

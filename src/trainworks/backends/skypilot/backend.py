@@ -6,27 +6,27 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, final
 
-from trainworks.backends.backend import Ability, Engine, NodeFacts, Script, Sight
+from trainworks.backends.backend import Backend, Capability, JobStatus, NodeStatus, RenderedJob
 from trainworks.backends.job_tag import find_patiently
 from trainworks.backends.skypilot.client import SkyPilotClient
 from trainworks.backends.skypilot.render import mark_of, render, secrets_of
-from trainworks.backends.skypilot.states import JOB_STATES, sight
+from trainworks.backends.skypilot.states import JOB_STATES, job_status
 from trainworks.config.engines import SkyPilot
 from trainworks.errors import EnvironmentProblem, UnreachableError, UsageError
 from trainworks.host.clock import Clock, SystemClock
+from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.program import Program
 from trainworks.jobs.state import JobState
-from trainworks.jobs.ticket import Ticket
 from trainworks.record.run_dir import RunDir
 
-__all__ = ["SkyPilotEngine"]
+__all__ = ["SkyPilotBackend"]
 
 _OF_A_NODE = re.compile(r"\((?P<name>[^,()]+)(?:, rank=(?P<node>\d+))?, pid=\d+(?:, ip=[^,()]+)?\) ?(?P<text>.*)")
 """How SkyPilot begins a line of a job: `(worker1, rank=1, pid=1234, ip=10.0.0.2) text`."""
 
 
 @final
-class SkyPilotEngine(Engine):
+class SkyPilotBackend(Backend):
     """Hands jobs to `sky jobs`, and reads its queue.
 
     Args:
@@ -37,7 +37,7 @@ class SkyPilotEngine(Engine):
     """
 
     name: ClassVar[str] = "skypilot"
-    lacks: ClassVar[frozenset[Ability]] = frozenset(
+    unsupported: ClassVar[frozenset[Capability]] = frozenset(
         ("hold", "exclude", "depends_on", "min_nodes", "drain", "time_limit")
     )
     shares_files: ClassVar[bool] = False
@@ -55,23 +55,23 @@ class SkyPilotEngine(Engine):
         self._client = client or SkyPilotClient(options.program)
         self._clock = clock or SystemClock()
 
-    def check(self, ticket: Ticket) -> None:
+    def check(self, spec: JobSpec) -> None:
         """Refuse what SkyPilot does not do, and a job whose secrets are not here."""
-        super().check(ticket)
-        render(ticket, self._what_runs, self._options, "checked")
+        super().check(spec)
+        render(spec, self._what_runs, self._options, "checked")
         if unset := self._client.unset(secrets_of(self._what_runs)):
             raise UsageError(f"`envs.{unset[0]}` has no value, and is not set here", hint=f"export {unset[0]}=...")
 
     @property
     def _what_runs(self) -> Program:
-        assert self._program is not None, "an engine without a program renders nothing"
+        assert self._program is not None, "a backend without a program renders nothing"
         return self._program
 
-    def render(self, ticket: Ticket, run_dir: RunDir) -> Script:
+    def render(self, spec: JobSpec, run_dir: RunDir) -> RenderedJob:
         """The task YAML of a managed job."""
-        return Script(ticket, render(ticket, self._what_runs, self._options, mark_of(run_dir)))
+        return RenderedJob(spec, render(spec, self._what_runs, self._options, mark_of(run_dir)))
 
-    def submit(self, script: Script, run_dir: RunDir) -> str:
+    def submit(self, rendered: RenderedJob, run_dir: RunDir) -> str:
         """Launch the managed job, unless one of this run's name has not ended yet; returns its number.
 
         Raises:
@@ -82,7 +82,7 @@ class SkyPilotEngine(Engine):
         if found := self.find(run_dir):
             return found
         try:
-            job = self._client.launch(script.text, secrets_of(self._what_runs))
+            job = self._client.launch(rendered.text, secrets_of(self._what_runs))
         except UnreachableError as silent:
             return find_patiently(lambda: self.find(run_dir), silent, self._clock)
         unseen = EnvironmentProblem("SkyPilot took the job, and does not show it")
@@ -95,12 +95,12 @@ class SkyPilotEngine(Engine):
         alive = [record["job_id"] for record in jobs if not _ended(record)]
         return str(max(alive)) if alive else None
 
-    def look(self, handles: Sequence[str]) -> dict[str, Sight]:
+    def poll(self, handles: Sequence[str]) -> dict[str, JobStatus]:
         """What SkyPilot's queue says of these jobs; a queue that was given up knows of none."""
         if not handles:
             return {}
         records = {str(record.get("job_id")): record for record in self._client.queue()}
-        return {handle: sight(records[handle]) for handle in handles if handle in records}
+        return {handle: job_status(records[handle]) for handle in handles if handle in records}
 
     def stop(self, handle: str, *, at_once: bool = False) -> None:
         """Cancel the job: SkyPilot sends SIGTERM, and gives the nodes back. It knows no grace."""
@@ -114,7 +114,7 @@ class SkyPilotEngine(Engine):
             elif (found := _OF_A_NODE.fullmatch(line)) and int(found["node"] or 0) == node:
                 yield found["text"]
 
-    def nodes(self) -> list[NodeFacts]:
+    def nodes(self) -> list[NodeStatus]:
         """None: they are rented when a job needs them."""
         return []
 

@@ -12,8 +12,8 @@ from trainworks.config.engines import SkyPilot
 from trainworks.errors import UsageError
 from trainworks.jobs.formats import skypilot
 from trainworks.jobs.formats.manifest import dns_name, to_yaml
+from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.program import Program
-from trainworks.jobs.ticket import Ticket
 from trainworks.record.run_dir import RunDir
 
 __all__ = ["mark_of", "render", "secrets_of"]
@@ -34,11 +34,11 @@ def secrets_of(program: Program) -> list[str]:
     return [name for name, value in program.envs.items() if value is None]
 
 
-def render(ticket: Ticket, program: Program, options: SkyPilot, name: str) -> str:
+def render(spec: JobSpec, program: Program, options: SkyPilot, name: str) -> str:
     """The task.
 
     Args:
-        ticket: of the job.
+        spec: of the job.
         program: what its nodes run.
         options: what the run file says about SkyPilot.
         name: of the managed job.
@@ -46,17 +46,17 @@ def render(ticket: Ticket, program: Program, options: SkyPilot, name: str) -> st
     Raises:
         UsageError: the job asks for something that SkyPilot does not do.
     """
-    if options.use_spot and not ticket.preemptible:
+    if options.use_spot and not spec.preemptible:
         hint = "leave `use_spot` out, or `job.preemptible`"
         raise UsageError(
             "`cluster.skypilot.use_spot` rents nodes that are taken away: the job is preemptible", hint=hint
         )
-    task = skypilot.task(ticket, program)
+    task = skypilot.task(spec, program)
     envs = {key: value for key, value in program.envs.items() if value is not None}
     keys: dict[str, Any] = {
         "name": name,
         "num_nodes": task["num_nodes"],
-        "resources": _resources(ticket, options, task["resources"] or {}),
+        "resources": _resources(spec, options, task["resources"] or {}),
         "workdir": task["workdir"],
         "envs": envs or None,
         "secrets": dict.fromkeys(secrets_of(program)) or None,
@@ -67,10 +67,10 @@ def render(ticket: Ticket, program: Program, options: SkyPilot, name: str) -> st
     return to_yaml({key: value for key, value in keys.items() if value is not None})
 
 
-def _resources(ticket: Ticket, options: SkyPilot, node: dict[str, str]) -> dict[str, Any]:
+def _resources(spec: JobSpec, options: SkyPilot, node: dict[str, str]) -> dict[str, Any]:
     recovery = {
         "strategy": options.recovery.upper(),
-        "max_restarts_on_errors": ticket.max_restarts or None,
+        "max_restarts_on_errors": spec.max_restarts or None,
     }
     wanted: dict[str, Any] = {
         **node,
@@ -79,7 +79,7 @@ def _resources(ticket: Ticket, options: SkyPilot, node: dict[str, str]) -> dict[
         "max_hourly_cost": options.max_hourly_cost,
         "image_id": options.image,
         "disk_size": options.disk_size,
-        "priority": _PER_PRIORITY * (ticket.priority - _MIDDLE) or None,
+        "priority": _PER_PRIORITY * (spec.priority - _MIDDLE) or None,
         "job_recovery": {key: value for key, value in recovery.items() if value is not None},
         **_places(options),
     }

@@ -9,10 +9,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from trainworks.backends.backend import Sight
+from trainworks.backends.backend import JobStatus
 from trainworks.jobs.state import Cause, JobState
 
-__all__ = ["JOB_STATES", "sight"]
+__all__ = ["JOB_STATES", "job_status"]
 
 JOB_STATES: dict[str, JobState] = {
     "PENDING": JobState.QUEUED,
@@ -43,7 +43,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _NOTHING = ("", "-")
 
 
-def sight(record: Mapping[str, Any]) -> Sight:
+def job_status(record: Mapping[str, Any]) -> JobStatus:
     """A job as it is now.
 
     Args:
@@ -51,7 +51,7 @@ def sight(record: Mapping[str, Any]) -> Sight:
     """
     word = str(record.get("status"))
     state = JOB_STATES.get(word, JobState.UNKNOWN)
-    return Sight(
+    return JobStatus(
         state=state,
         raw=word,
         reason=_reason(record),

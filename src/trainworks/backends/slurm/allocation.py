@@ -66,7 +66,7 @@ def processes_in(resolved: ResolvedRun, got: Allocation) -> Processes:
     """The ranks of a run on the nodes that it got; see `processes_on`."""
     return processes_on(
         resolved,
-        engine="Slurm",
+        backend="Slurm",
         num_nodes=len(got.nodes),
         cores_per_node=got.cores_per_node,
         accelerators_per_node=got.accelerators_per_node,

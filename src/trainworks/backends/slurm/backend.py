@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, final
 
-from trainworks.backends.backend import Ability, Engine, NodeFacts, Script, Sight
+from trainworks.backends.backend import Backend, Capability, JobStatus, NodeStatus, RenderedJob
 from trainworks.backends.job_tag import find_patiently
 from trainworks.backends.slurm.client import Refused, SlurmClient
 from trainworks.backends.slurm.ending import ending_of_turn
@@ -29,11 +29,11 @@ from trainworks.config.engines import Slurm
 from trainworks.errors import EnvironmentProblem, TrainworksError, UnreachableError, UsageError
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.jobs.accelerator_names import matching_names
+from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.state import Cause, JobState
-from trainworks.jobs.ticket import Ticket
 from trainworks.record.run_dir import RunDir
 
-__all__ = ["SlurmEngine"]
+__all__ = ["SlurmBackend"]
 
 _GONE = re.compile(r"invalid job id|already complet|job has finished", re.IGNORECASE)
 _NO_ACCOUNTING = re.compile(r"accounting storage is disabled|not running a database", re.IGNORECASE)
@@ -48,7 +48,7 @@ _HISTORY = "JobIDRaw,State,ExitCode,Start,End,NodeList"
 
 
 @final
-class SlurmEngine(Engine):
+class SlurmBackend(Backend):
     """Talks to Slurm by `sbatch`, `squeue`, `sacct`, `scancel`, `scontrol` and `sinfo`.
 
     Args:
@@ -59,7 +59,7 @@ class SlurmEngine(Engine):
     """
 
     name: ClassVar[str] = "slurm"
-    lacks: ClassVar[frozenset[Ability]] = frozenset()
+    unsupported: ClassVar[frozenset[Capability]] = frozenset()
 
     def __init__(
         self,
@@ -75,34 +75,34 @@ class SlurmEngine(Engine):
         self._clock = clock or SystemClock()
         self._accounting = True  # until sacct says that there is none
 
-    def check(self, ticket: Ticket) -> None:
+    def check(self, spec: JobSpec) -> None:
         """Refuse what Slurm does for nobody."""
-        super().check(ticket)
-        check(ticket, self._options)
+        super().check(spec)
+        check(spec, self._options)
 
-    def probe(self, ticket: Ticket) -> None:
+    def probe(self, spec: JobSpec) -> None:
         """By `sbatch --test-only`: partition, account, QOS, limits, and whether there are such nodes at all."""
-        script = self.render(self.adapted(replace(ticket, depends_on=())), RunDir(Path("/run")))
+        rendered = self.render(self.adapted(replace(spec, depends_on=())), RunDir(Path("/run")))
         try:
-            self._client.submit(script.text, "--test-only")
+            self._client.submit(rendered.text, "--test-only")
         except Refused as refused:
             refused.hint = self._what_there_is()
             raise
 
-    def adapted(self, ticket: Ticket) -> Ticket:
+    def adapted(self, spec: JobSpec) -> JobSpec:
         """With the accelerator's name in Slurm's gres, which is compared with regard to its case there."""
-        wanted = ticket.node.accelerator
-        if wanted is None or not ticket.node.accelerators:
-            return ticket
+        wanted = spec.node.accelerator
+        if wanted is None or not spec.node.accelerators:
+            return spec
         if wanted.lower() == _ANY:
-            return replace(ticket, node=replace(ticket.node, accelerator=None))
+            return replace(spec, node=replace(spec.node, accelerator=None))
         known = self._accelerators()
         found = matching_names(wanted, known)
         if len(found) == 1:
-            return replace(ticket, node=replace(ticket.node, accelerator=found[0]))
+            return replace(spec, node=replace(spec.node, accelerator=found[0]))
         if found:
             raise UsageError(f"`{wanted}` may be any of {_listed(found)} in this cluster", hint="write one of them")
-        none = f"it names none; where it has some, write `{_ANY}:{ticket.node.accelerators}`"
+        none = f"it names none; where it has some, write `{_ANY}:{spec.node.accelerators}`"
         there = f"it has {_listed(known)}" if known else none
         raise UsageError(f"the cluster has no accelerator `{wanted}`", hint=there)
 
@@ -124,11 +124,11 @@ class SlurmEngine(Engine):
             return f"there are {', '.join(each)}" if each else None
         return None
 
-    def render(self, ticket: Ticket, run_dir: RunDir) -> Script:
+    def render(self, spec: JobSpec, run_dir: RunDir) -> RenderedJob:
         """The batch script."""
-        return Script(ticket, render(ticket, self._options, RunDir(run_dir.path.absolute()), python=self._python))
+        return RenderedJob(spec, render(spec, self._options, RunDir(run_dir.path.absolute()), python=self._python))
 
-    def submit(self, script: Script, run_dir: RunDir) -> str:
+    def submit(self, rendered: RenderedJob, run_dir: RunDir) -> str:
         """Submit the script, unless a job with this run's mark waits or runs already.
 
         sbatch holds a lock of the run: where whoever submits is killed, the next one waits for what he began.
@@ -143,7 +143,7 @@ class SlurmEngine(Engine):
             if found := self.find(run_dir):
                 return found
             try:
-                answer = self._client.submit(script.text, lock=lock)
+                answer = self._client.submit(rendered.text, lock=lock)
             except UnreachableError as silent:
                 return find_patiently(lambda: self.find(run_dir), silent, self._clock)
         return answer.strip().partition(";")[0]
@@ -155,22 +155,22 @@ class SlurmEngine(Engine):
         rows = [line.split("|", 1) for line in said.splitlines() if "|" in line]
         return next((job.strip() for job, comment in rows if comment.strip() == mark), None)
 
-    def look(self, handles: Sequence[str]) -> dict[str, Sight]:
+    def poll(self, handles: Sequence[str]) -> dict[str, JobStatus]:
         """What slurmctld knows; of jobs that it has forgotten, what accounting knows where there is any.
 
         A job that Slurm itself holds because a node could not launch it is released, a few times.
         """
         if not handles:
             return {}
-        sights = self._in_the_queue(handles)
-        for handle, sight in sights.items():
-            if (sight.reason or "").replace("_", " ") == _HELD_BY_SLURM and sight.restarts <= _MOST_RELEASES:
+        statuses = self._in_the_queue(handles)
+        for handle, status in statuses.items():
+            if (status.reason or "").replace("_", " ") == _HELD_BY_SLURM and status.restarts <= _MOST_RELEASES:
                 self.release(handle)
-        if (missing := [handle for handle in handles if handle not in sights]) and self._accounting:
-            sights |= self._in_history(missing)
-        return sights
+        if (missing := [handle for handle in handles if handle not in statuses]) and self._accounting:
+            statuses |= self._in_history(missing)
+        return statuses
 
-    def _in_the_queue(self, handles: Sequence[str]) -> dict[str, Sight]:
+    def _in_the_queue(self, handles: Sequence[str]) -> dict[str, JobStatus]:
         wanted = f"--jobs={','.join(handles)}"
         try:
             said = self._client.call("squeue", "--noheader", "--states=all", wanted, f"--Format={_JOB}")
@@ -178,15 +178,15 @@ class SlurmEngine(Engine):
             if _GONE.search(refused.message):
                 return {}
             raise
-        return dict(_sight(line) for line in said.splitlines() if line.count("|") >= _JOB.count("|"))
+        return dict(_job_status(line) for line in said.splitlines() if line.count("|") >= _JOB.count("|"))
 
-    def _in_history(self, handles: Sequence[str]) -> dict[str, Sight]:
+    def _in_history(self, handles: Sequence[str]) -> dict[str, JobStatus]:
         """By sacct, which need not exist; where it does and does not answer, nobody knows."""
         options = ("--allocations", "--noheader", "--parsable2", f"--jobs={','.join(handles)}", f"--format={_HISTORY}")
         try:
             said = self._client.call("sacct", *options)
         except UnreachableError as silent:
-            unknown = Sight(state=JobState.UNKNOWN, reason=f"accounting does not answer: {silent.message}")
+            unknown = JobStatus(state=JobState.UNKNOWN, reason=f"accounting does not answer: {silent.message}")
             return dict.fromkeys(handles, unknown)
         except (Refused, EnvironmentProblem) as error:
             if isinstance(error, Refused) and not _NO_ACCOUNTING.search(error.message):
@@ -226,7 +226,7 @@ class SlurmEngine(Engine):
         """Keep a job that waits away from these nodes; needs no operator. It replaces what was excluded before."""
         self._client.call("scontrol", "update", f"JobId={handle}", f"ExcNodeList={','.join(nodes)}")
 
-    def nodes(self) -> list[NodeFacts]:
+    def nodes(self) -> list[NodeStatus]:
         """All nodes of the partition, in order of their names."""
         said = self._client.call("sinfo", "--noheader", "--Node", *self._partition(), f"--Format={_NODE}")
         rows = [[field.strip() for field in line.split("|", _NODE.count("|"))] for line in said.splitlines()]
@@ -256,13 +256,13 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
-def _sight(line: str) -> tuple[str, Sight]:
+def _job_status(line: str) -> tuple[str, JobStatus]:
     """One line of squeue; the reason stands last, because it may hold anything."""
     parts = (part.strip() for part in line.split("|", _JOB.count("|")))
     job, word, restarts, code, starts, ends, nodes, reason = parts
     why = reason if reason not in ("None", "") else None
     state = _ended(job_state(word, why))
-    return job, Sight(
+    return job, JobStatus(
         state=state,
         raw=word,
         reason=why,
@@ -280,10 +280,10 @@ def _time(text: str) -> float | None:
     return float(text) if text.isdecimal() else None
 
 
-def _remembered(word: str, code: str, start: str, end: str, nodes: str) -> Sight:
+def _remembered(word: str, code: str, start: str, end: str, nodes: str) -> JobStatus:
     """One line of sacct, which counts no restarts in old versions."""
     state = _ended(job_state(word, None))
-    return Sight(
+    return JobStatus(
         state=state,
         raw=word,
         cause=cause_of(word, None),
@@ -308,11 +308,11 @@ def _exit_code(text: str) -> int | None:
     return 128 + killed_by if killed_by else ended
 
 
-def _facts(row: Sequence[str], jobs: dict[str, list[str]]) -> NodeFacts:
+def _facts(row: Sequence[str], jobs: dict[str, list[str]]) -> NodeStatus:
     name, raw, cores, memory, gres, gres_used, reason = row
     taken, _, _, total = (float(part) for part in cores.split("/"))
     count, accelerator = accelerators_in(gres)
-    return NodeFacts(
+    return NodeStatus(
         name=name,
         state=node_state(raw),
         raw=raw,

@@ -1,4 +1,4 @@
-"""A ticket as a batch script. What comes from a user cannot end its line, its word or its command."""
+"""A job spec as a batch script. What comes from a user cannot end its line, its word or its command."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from trainworks.backends.job_tag import mark_of
 from trainworks.config.engines import Container, Slurm
 from trainworks.errors import UsageError
-from trainworks.jobs.ticket import Ticket
+from trainworks.jobs.job_spec import JobSpec
 from trainworks.record.run_dir import RunDir
 
 __all__ = ["ENDING", "FORWARDED", "check", "is_requeued", "mark_of", "render", "sbatch_option"]
@@ -37,25 +37,25 @@ class _Line:
     """None, "" and False leave the line out; True is an option without a value."""
 
 
-def check(ticket: Ticket, options: Slurm) -> None:
+def check(spec: JobSpec, options: Slurm) -> None:
     """Refuse what Slurm gives nobody but its operators, and what would break one run into several jobs.
 
     Raises:
         UsageError: naming the first such wish.
     """
-    if ticket.priority > _MIDDLE:
+    if spec.priority > _MIDDLE:
         raise UsageError(
-            f"Slurm lets its operators alone raise a priority above {_MIDDLE}, not to {ticket.priority}",
+            f"Slurm lets its operators alone raise a priority above {_MIDDLE}, not to {spec.priority}",
             hint="take a `cluster.slurm.qos` that comes first, or a `job.priority` up to 50",
         )
-    if not ticket.preemptible:
+    if not spec.preemptible:
         hint = "take a `cluster.slurm.qos` or `partition` that is not preempted, and leave `job.preemptible` out"
         raise UsageError("in Slurm the QOS or the partition says whether a job is preempted", hint=hint)
-    if ticket.time_limit_s is not None and ticket.time_limit_s < ticket.grace_s + _SIGNAL_COMES_EARLY_S:
-        least_s = ticket.grace_s + _SIGNAL_COMES_EARLY_S
+    if spec.time_limit_s is not None and spec.time_limit_s < spec.grace_s + _SIGNAL_COMES_EARLY_S:
+        least_s = spec.grace_s + _SIGNAL_COMES_EARLY_S
         hint = "Slurm may ask for an end a minute before the grace: a longer limit, or a shorter grace"
-        raise UsageError(f"`job.time_limit` ({ticket.time_limit_s:.0f} s) is below {least_s:.0f} s", hint=hint)
-    if ticket.depends_on and any(option.startswith("--dependency=") for option in options.options):
+        raise UsageError(f"`job.time_limit` ({spec.time_limit_s:.0f} s) is below {least_s:.0f} s", hint=hint)
+    if spec.depends_on and any(option.startswith("--dependency=") for option in options.options):
         raise UsageError("`job.depends_on` and sbatch's own `--dependency` cannot both be said", hint="leave one out")
     for option in options.options:
         if (name := option[2:].partition("=")[0]) in _OWN:
@@ -71,11 +71,11 @@ def is_requeued(options: Slurm) -> bool:
     return "--no-requeue" not in options.options
 
 
-def render(ticket: Ticket, options: Slurm, run_dir: RunDir, *, python: str) -> str:
+def render(spec: JobSpec, options: Slurm, run_dir: RunDir, *, python: str) -> str:
     """The batch script of a job: it starts the job's supervisor on the first node.
 
     Args:
-        ticket: of the job.
+        spec: of the job.
         options: what the run file says about Slurm.
         run_dir: absolute, on a file system that all nodes share.
         python: interpreter with Trainworks, on all nodes.
@@ -83,13 +83,13 @@ def render(ticket: Ticket, options: Slurm, run_dir: RunDir, *, python: str) -> s
     Raises:
         UsageError: a name or path that a batch script cannot hold.
     """
-    check(ticket, options)
-    if strange := [job for job in ticket.depends_on if not job.isdecimal()]:
+    check(spec, options)
+    if strange := [job for job in spec.depends_on if not job.isdecimal()]:
         raise UsageError(f"`{strange[0]}` is no number of a Slurm job")
     lines = [_Line("", option) for option in options.options]
-    lines += _without_those_of_the_user(_lines(ticket, options, run_dir), options)
+    lines += _without_those_of_the_user(_lines(spec, options, run_dir), options)
     supervisor = [python, "-P", "-m", "trainworks.backends.slurm.batch", str(run_dir.path)]
-    command = [*supervisor, *_step(options.container, run_dir, ticket)]
+    command = [*supervisor, *_step(options.container, run_dir, spec)]
     return "\n".join(["#!/bin/bash", *_as_text(lines), "", *_supervise(command)]) + "\n"
 
 
@@ -117,30 +117,30 @@ def _supervise(command: Sequence[str]) -> list[str]:
     ]
 
 
-def _lines(ticket: Ticket, options: Slurm, run_dir: RunDir) -> list[_Line]:
-    node = ticket.node
-    nodes = [ticket.min_nodes, ticket.max_nodes]
+def _lines(spec: JobSpec, options: Slurm, run_dir: RunDir) -> list[_Line]:
+    node = spec.node
+    nodes = [spec.min_nodes, spec.max_nodes]
     gres = ["gpu", *([node.accelerator] if node.accelerator else []), str(node.accelerators)]
     return [
-        _Line("job-name", ticket.name),
+        _Line("job-name", spec.name),
         _Line("comment", mark_of(run_dir)),
         _Line("nodes", "-".join(map(str, dict.fromkeys(nodes)))),
-        _Line("ntasks-per-node", str(ticket.tasks_per_node)),
-        _Line("cpus-per-task", str(math.ceil(node.cores / ticket.tasks_per_node)) if node.cores else None),
+        _Line("ntasks-per-node", str(spec.tasks_per_node)),
+        _Line("cpus-per-task", str(math.ceil(node.cores / spec.tasks_per_node)) if node.cores else None),
         _Line("gres", ":".join(gres) if node.accelerators else None),
         _Line("mem", f"{math.ceil(node.memory_bytes / 2**20)}M" if node.memory_bytes else None),
-        _Line("time", _time(ticket.time_limit_s) if ticket.time_limit_s else None),
-        _Line("signal", f"B:TERM@{math.ceil(ticket.grace_s)}"),
+        _Line("time", _time(spec.time_limit_s) if spec.time_limit_s else None),
+        _Line("signal", f"B:TERM@{math.ceil(spec.grace_s)}"),
         _Line("requeue", True),
         _Line("open-mode", "append"),
         _Line("output", _no_pattern(str(run_dir.supervisor_log))),
-        _Line("chdir", ticket.working_folder),
+        _Line("chdir", spec.working_folder),
         *_place(options),
-        _Line("exclude", ",".join(ticket.exclude)),
-        _Line("dependency", ":".join(["afterok", *ticket.depends_on]) if ticket.depends_on else None),
-        _Line("kill-on-invalid-dep", "yes" if ticket.depends_on else None),
-        _Line("nice", str(_NICE_PER_PRIORITY * (_MIDDLE - ticket.priority)) if ticket.priority < _MIDDLE else None),
-        _Line("hold", ticket.hold),
+        _Line("exclude", ",".join(spec.exclude)),
+        _Line("dependency", ":".join(["afterok", *spec.depends_on]) if spec.depends_on else None),
+        _Line("kill-on-invalid-dep", "yes" if spec.depends_on else None),
+        _Line("nice", str(_NICE_PER_PRIORITY * (_MIDDLE - spec.priority)) if spec.priority < _MIDDLE else None),
+        _Line("hold", spec.hold),
     ]
 
 
@@ -198,11 +198,11 @@ def _time(seconds: float) -> str:
     return f"{days}-{minutes // 60:02}:{minutes % 60:02}:00"
 
 
-def _step(container: Container | None, run_dir: RunDir, ticket: Ticket) -> list[str]:
+def _step(container: Container | None, run_dir: RunDir, spec: JobSpec) -> list[str]:
     """What the supervisor passes on to `srun`, and how Python is started behind it."""
     if container is None:
         return []
-    mounts = [_checked_mount(mount) for mount in (str(run_dir.path), ticket.working_folder, *container.mounts)]
+    mounts = [_checked_mount(mount) for mount in (str(run_dir.path), spec.working_folder, *container.mounts)]
     mounts = list(dict.fromkeys(mounts))
     if container.runtime == "pyxis":
         return [

@@ -37,9 +37,9 @@ def of_the_job(pods: Pods) -> dict[str, Any]:
         raise UsageError("Kueue asks for the nodes, and the job is in none of its queues", hint=_QUEUE)
     if wanted.provisioning_class != _GOOGLES_QUEUE:
         return {}
-    if pods.ticket.time_limit_s is None:
+    if pods.spec.time_limit_s is None:
         raise UsageError(f"`{_GOOGLES_QUEUE}` gives nodes for a time that the job has to name", hint=_LIMIT)
-    limit_s = str(math.ceil(pods.ticket.time_limit_s))
+    limit_s = str(math.ceil(pods.spec.time_limit_s))
     return {"annotations": {"provreq.kueue.x-k8s.io/maxRunDurationSeconds": limit_s}}
 
 

@@ -28,7 +28,7 @@ from trainworks.jobs.formats.manifest import (
     without_nothing,
 )
 from trainworks.jobs.formats.shell import check_can_leave, node_program
-from trainworks.jobs.ticket import Ticket
+from trainworks.jobs.job_spec import JobSpec
 
 __all__ = ["DISRUPTION", "container_env", "indexed_job", "jobset", "node_text", "render", "volume_mounts", "volumes"]
 
@@ -60,10 +60,10 @@ def jobset(pods: Pods, argv: list[str]) -> dict[str, Any]:
         pods: the job.
         argv: what every pod runs, in Kubernetes' spelling (`literal`).
     """
-    ticket = pods.ticket
-    check(pods, _LANGUAGE, {"job.depends_on": bool(ticket.depends_on), "job.min_nodes": _is_range(pods)})
-    spec: dict[str, Any] = {
-        "suspend": True if ticket.hold or pods.where.queue else None,
+    spec = pods.spec
+    check(pods, _LANGUAGE, {"job.depends_on": bool(spec.depends_on), "job.min_nodes": _is_range(pods)})
+    body: dict[str, Any] = {
+        "suspend": True if spec.hold or pods.where.queue else None,
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
         "failurePolicy": _failure_policy(pods),
         "replicatedJobs": [{"name": REPLICATED_JOB, "replicas": 1, "template": {"spec": _job(pods, argv)}}],
@@ -72,60 +72,60 @@ def jobset(pods: Pods, argv: list[str]) -> dict[str, Any]:
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
         "metadata": {
-            "name": dns_name(ticket.name),
+            "name": dns_name(spec.name),
             "namespace": pods.where.namespace,
             "labels": labels(pods),
             **elastic.of_the_job(pods),
         },
-        "spec": without_nothing(spec),
+        "spec": without_nothing(body),
     }
 
 
 def node_text(pods: Pods) -> str:
     """What bash runs in every pod; the controllers of JobSet and Job say which one it is."""
-    name = dns_name(pods.ticket.name)
+    name = dns_name(pods.spec.name)
     host = f"{name}-{REPLICATED_JOB}-0"
-    addresses = f"for node in $(seq 0 {pods.ticket.max_nodes - 1}); do echo {host}-$node.{name}; done"
+    addresses = f"for node in $(seq 0 {pods.spec.max_nodes - 1}); do echo {host}-$node.{name}; done"
     own = [
         "export NODE_RANK=$JOB_COMPLETION_INDEX",
         f"export MASTER_ADDR={host}-0.{name}",
         "export TRAINWORKS_ATTEMPT=$((RESTARTS + 1))",
-        *([f'mkdir -p "{RUNS}/{pods.ticket.run_id}"'] if pods.where.volume else []),
+        *([f'mkdir -p "{RUNS}/{pods.spec.run_id}"'] if pods.where.volume else []),
     ]
-    return "\n".join([*own, node_program(pods.program, pods.ticket, addresses=addresses)])
+    return "\n".join([*own, node_program(pods.program, pods.spec, addresses=addresses)])
 
 
 def _is_range(pods: Pods) -> bool:
-    return pods.ticket.min_nodes != pods.ticket.max_nodes
+    return pods.spec.min_nodes != pods.spec.max_nodes
 
 
 def _failure_policy(pods: Pods) -> dict[str, Any]:
     """Restarts of all pods together; one that lost its node to another job does not count."""
-    ticket = pods.ticket
-    if not (ticket.max_restarts and ticket.preemptible):
-        return {"maxRestarts": ticket.max_restarts}
-    return {"maxRestarts": ticket.max_restarts, "rules": [DISRUPTION]}
+    spec = pods.spec
+    if not (spec.max_restarts and spec.preemptible):
+        return {"maxRestarts": spec.max_restarts}
+    return {"maxRestarts": spec.max_restarts, "rules": [DISRUPTION]}
 
 
 def _job(pods: Pods, argv: list[str]) -> dict[str, Any]:
     metadata = {"labels": labels(pods), **elastic.of_the_pods(pods)}
-    return indexed_job(pods.ticket, {"metadata": metadata, "spec": _pod(pods, argv)})
+    return indexed_job(pods.spec, {"metadata": metadata, "spec": _pod(pods, argv)})
 
 
-def indexed_job(ticket: Ticket, template: Mapping[str, Any], *final: Mapping[str, Any]) -> dict[str, Any]:
+def indexed_job(spec: JobSpec, template: Mapping[str, Any], *final: Mapping[str, Any]) -> dict[str, Any]:
     """A Job of one pod per node, of which none starts again alone.
 
     Args:
-        ticket: of the job.
+        spec: of the job.
         template: of its pods.
         final: rules of its pod failure policy, after the one for pods that lost their place.
     """
-    limit_s = ticket.time_limit_s
+    limit_s = spec.time_limit_s
     lost = {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
     return without_nothing(
         {
-            "parallelism": ticket.max_nodes,
-            "completions": ticket.max_nodes,
+            "parallelism": spec.max_nodes,
+            "completions": spec.max_nodes,
             "completionMode": "Indexed",
             "backoffLimit": 0,
             "activeDeadlineSeconds": math.ceil(limit_s) if limit_s is not None else None,
@@ -143,13 +143,13 @@ def _pod(pods: Pods, argv: list[str]) -> dict[str, Any]:
         "command": argv,
         "workingDir": pods.program.working_folder,
         "env": container_env(pods),
-        "resources": quantities(pods.ticket) or None,
+        "resources": quantities(pods.spec) or None,
         "securityContext": container_security(),
         "volumeMounts": volume_mounts(pods),
     }
     pod: dict[str, Any] = {
         "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": math.ceil(pods.ticket.grace_s),
+        "terminationGracePeriodSeconds": math.ceil(pods.spec.grace_s),
         "priorityClassName": where.priority_class,
         "serviceAccountName": where.service_account,
         "securityContext": pod_security(where),
@@ -165,7 +165,7 @@ def container_env(pods: Pods) -> list[dict[str, Any]]:
     restarts = {"fieldRef": {"fieldPath": f"metadata.labels['{_ATTEMPT_LABEL}']"}}
     env: list[dict[str, Any]] = [{"name": "RESTARTS", "valueFrom": restarts}]
     if pods.where.volume is not None:
-        env.append({"name": "TRAINWORKS_RUN_DIR", "value": f"{RUNS}/{pods.ticket.run_id}"})
+        env.append({"name": "TRAINWORKS_RUN_DIR", "value": f"{RUNS}/{pods.spec.run_id}"})
     return [*env, *environment(pods)]
 
 

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 
 from trainworks.errors import UsageError
 from trainworks.jobs.formats.shell import SAY_IT, check_can_leave, export, node_program, watched
+from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.program import Program
-from trainworks.jobs.ticket import Ticket
 
 __all__ = ["render"]
 
@@ -25,7 +25,7 @@ _HEAD_START_S = 10
 _ADDRESSES = """printf '%s\\n' "$@\""""
 
 
-def render(ticket: Ticket, program: Program) -> str:
+def render(spec: JobSpec, program: Program) -> str:
     """The script.
 
     Raises:
@@ -33,37 +33,37 @@ def render(ticket: Ticket, program: Program) -> str:
     """
     check_can_leave(program, _LANGUAGE)
     for name, asked in (
-        ("recover.max_restarts", ticket.max_restarts > 0),
-        ("job.min_nodes", ticket.min_nodes != ticket.max_nodes),
+        ("recover.max_restarts", spec.max_restarts > 0),
+        ("job.min_nodes", spec.min_nodes != spec.max_nodes),
     ):
         if asked:
             raise UsageError(f"{_LANGUAGE} has no `{name}`", hint=f"leave `{name}` out")
-    options = "".join(f"#BSUB {option}\n" for option in _options(ticket, program))
-    return "\n".join(["#!/bin/bash", options + _body(ticket, program)])
+    options = "".join(f"#BSUB {option}\n" for option in _options(spec, program))
+    return "\n".join(["#!/bin/bash", options + _body(spec, program)])
 
 
-def _options(ticket: Ticket, program: Program) -> Iterator[str]:
-    node = ticket.node
+def _options(spec: JobSpec, program: Program) -> Iterator[str]:
+    node = spec.node
     slots = max(1, math.ceil(node.cores or 1))
-    yield f"-J {ticket.name}"
-    yield f"-o {ticket.name}.%J.log"
-    yield f"-n {slots * ticket.max_nodes}"
+    yield f"-J {spec.name}"
+    yield f"-o {spec.name}.%J.log"
+    yield f"-n {slots * spec.max_nodes}"
     yield f'-R "span[ptile={slots}]"'
     if node.accelerators:
         yield f'-gpu "num={node.accelerators}/host:j_exclusive=yes"'
     if node.memory_bytes:
         yield f'-R "rusage[mem={math.ceil(node.memory_bytes / 2**20)}MB/host]"'
-    if ticket.exclude:
-        conditions = " && ".join(f"hname!='{name}'" for name in ticket.exclude)
+    if spec.exclude:
+        conditions = " && ".join(f"hname!='{name}'" for name in spec.exclude)
         yield f'-R "select[{conditions}]"'
-    if ticket.time_limit_s is not None:
-        yield f"-W {math.ceil(ticket.time_limit_s / 60)}"
-        yield f"-wa TERM -wt {math.ceil(ticket.grace_s / 60)}"
-    if ticket.depends_on:
-        yield "-w '" + " && ".join(_done(job) for job in ticket.depends_on) + "'"
-    if ticket.priority != 50:
-        yield f"-sp {max(1, ticket.priority)}"
-    if ticket.hold:
+    if spec.time_limit_s is not None:
+        yield f"-W {math.ceil(spec.time_limit_s / 60)}"
+        yield f"-wa TERM -wt {math.ceil(spec.grace_s / 60)}"
+    if spec.depends_on:
+        yield "-w '" + " && ".join(_done(job) for job in spec.depends_on) + "'"
+    if spec.priority != 50:
+        yield f"-sp {max(1, spec.priority)}"
+    if spec.hold:
         yield "-H"
 
 
@@ -72,8 +72,8 @@ def _done(job: str) -> str:
     return f"done({job})" if job.isdecimal() else f'done("{job}")'
 
 
-def _body(ticket: Ticket, program: Program) -> str:
-    text = "\n".join(_before(program)) + "\n" + node_program(program, ticket, addresses=_ADDRESSES)
+def _body(spec: JobSpec, program: Program) -> str:
+    text = "\n".join(_before(program)) + "\n" + node_program(program, spec, addresses=_ADDRESSES)
     end = _unused_word(text)
     start = (
         'for node in "${!hosts[@]}"; do',
@@ -90,7 +90,7 @@ def _body(ticket: Ticket, program: Program) -> str:
         """trap 'rm -f "$program"' EXIT""",
         f"cat > \"$program\" <<'{end}'",
         f"{text}{end}",
-        *watched(start, ticket.grace_s + _HEAD_START_S, ticket.grace_s + _HEAD_START_S),
+        *watched(start, spec.grace_s + _HEAD_START_S, spec.grace_s + _HEAD_START_S),
     ]
     return "".join(f"{line}\n" for line in lines)
 

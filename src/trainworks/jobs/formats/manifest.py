@@ -15,8 +15,8 @@ from trainworks.config.autoscale import Autoscale
 from trainworks.config.engines import Kubernetes
 from trainworks.errors import UsageError
 from trainworks.jobs.formats.devices import Device, device_of
+from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.program import Program
-from trainworks.jobs.ticket import Ticket
 
 __all__ = [
     "REPLICATED_JOB",
@@ -51,7 +51,7 @@ _NOT_TEXT = frozenset(("y", "yes", "n", "no", "true", "false", "on", "off", "nul
 class Pods:
     """A job as Kubernetes is told of it."""
 
-    ticket: Ticket
+    spec: JobSpec
     program: Program
     where: Kubernetes
     autoscale: Autoscale | None = None
@@ -68,7 +68,7 @@ def labels(pods: Pods) -> dict[str, str]:
     queue = {"kueue.x-k8s.io/queue-name": pods.where.queue} if pods.where.queue else {}
     return {
         "app.kubernetes.io/managed-by": "trainworks",
-        "app.kubernetes.io/instance": pods.ticket.run_id[:63].strip("._-"),
+        "app.kubernetes.io/instance": pods.spec.run_id[:63].strip("._-"),
         **queue,
     }
 
@@ -80,7 +80,7 @@ def literal(text: str) -> str:
 
 def environment(pods: Pods) -> list[dict[str, Any]]:
     """Variables of the container; one without a value is that of the Secret `NAME-envs`."""
-    secret = f"{dns_name(pods.ticket.name)}-envs"
+    secret = f"{dns_name(pods.spec.name)}-envs"
     return [
         {"name": name, "value": literal(value)}
         if value is not None
@@ -95,21 +95,19 @@ def header(pods: Pods) -> str:
     missing = [name for name, value in pods.program.envs.items() if value is None]
     if missing:
         values = " ".join(f'--from-literal={name}="${name}"' for name in missing)
-        lines.append(f"kubectl create secret generic {dns_name(pods.ticket.name)}-envs {values}")
-    if pods.ticket.node.accelerator and not _node_selector(pods):
-        lines.append(
-            f"any accelerator will do: {pods.ticket.node.accelerator} needs `cluster.kubernetes.node_selector`"
-        )
+        lines.append(f"kubectl create secret generic {dns_name(pods.spec.name)}-envs {values}")
+    if pods.spec.node.accelerator and not _node_selector(pods):
+        lines.append(f"any accelerator will do: {pods.spec.node.accelerator} needs `cluster.kubernetes.node_selector`")
     return "".join(f"# {line}\n" for line in lines)
 
 
-def quantities(ticket: Ticket) -> dict[str, dict[str, str]]:
+def quantities(spec: JobSpec) -> dict[str, dict[str, str]]:
     """`resources` of the container, all as text: a client may refuse bare numbers.
 
     Raises:
         UsageError: no resource is known for the accelerator.
     """
-    node, device = ticket.node, _device(ticket)
+    node, device = spec.node, _device(spec)
     requests = {
         "cpu": f"{node.cores:g}" if node.cores else None,
         "memory": _memory(node.memory_bytes) if node.memory_bytes else None,
@@ -119,15 +117,15 @@ def quantities(ticket: Ticket) -> dict[str, dict[str, str]]:
     return {key: value for key, value in (("requests", asked), ("limits", limits)) if value}
 
 
-def _device(ticket: Ticket) -> Device | None:
+def _device(spec: JobSpec) -> Device | None:
     """What the pods of a job say for their accelerators."""
-    node = ticket.node
-    return device_of(node.accelerator, node.accelerators, ticket.max_nodes) if node.accelerators else None
+    node = spec.node
+    return device_of(node.accelerator, node.accelerators, spec.max_nodes) if node.accelerators else None
 
 
 def _node_selector(pods: Pods) -> dict[str, str]:
     """Labels of the nodes; the run file's own are the last word."""
-    device = _device(pods.ticket)
+    device = _device(pods.spec)
     return {**(device.node_selector if device else {}), **pods.where.node_selector}
 
 
@@ -143,8 +141,8 @@ def scheduling(pods: Pods) -> dict[str, Any]:
     spec: dict[str, Any] = {}
     if selector := _node_selector(pods):
         spec["nodeSelector"] = selector
-    if pods.ticket.exclude:
-        names = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": list(pods.ticket.exclude)}
+    if pods.spec.exclude:
+        names = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": list(pods.spec.exclude)}
         required = {"nodeSelectorTerms": [{"matchExpressions": [names]}]}
         spec["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
     return spec
@@ -182,7 +180,7 @@ def check(pods: Pods, language: str, lacks: Mapping[str, bool]) -> None:
     """
     if pods.program.image is None:
         raise UsageError("the pods have no image", hint="set `cluster.kubernetes.image`")
-    if pods.ticket.priority != 50 and pods.where.priority_class is None:
+    if pods.spec.priority != 50 and pods.where.priority_class is None:
         hint = "set `cluster.kubernetes.priority_class`, and leave `job.priority` out"
         raise UsageError(f"{language} has no `priority` in numbers", hint=hint)
     wish = next((name for name, asked in lacks.items() if asked), None)

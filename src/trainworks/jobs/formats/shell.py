@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping
 
 from trainworks.errors import UsageError
 from trainworks.jobs.frameworks import Meeting, command_environment
+from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.program import Program
-from trainworks.jobs.ticket import Ticket
 from trainworks.record.resolved import Processes
 
 __all__ = ["MASTER_PORT", "SAY_IT", "check_can_leave", "export", "node_program", "watched"]
@@ -68,28 +68,26 @@ def check_can_leave(program: Program, language: str) -> None:
         )
 
 
-def node_program(
-    program: Program, ticket: Ticket, *, addresses: str | None, known: frozenset[str] = frozenset()
-) -> str:
+def node_program(program: Program, spec: JobSpec, *, addresses: str | None, known: frozenset[str] = frozenset()) -> str:
     """What bash runs on every node, once `NODE_RANK` and `MASTER_ADDR` are set; setup first.
 
     Args:
         program: what runs.
-        ticket: how many nodes there are.
+        spec: how many nodes there are.
         addresses: bash that prints the address of each node on a line; None where SKYPILOT_NODE_IPS is set already.
         known: variables that the engine has set already; MASTER_PORT may be one of them.
     """
     port = "${MASTER_PORT}" if "MASTER_PORT" in known else str(MASTER_PORT)
-    env = {name: value for name, value in _environment(program, ticket, port).items() if name not in program.envs}
+    env = {name: value for name, value in _environment(program, spec, port).items() if name not in program.envs}
     per_process = {name: value for name, value in env.items() if _mentions_process(value)}
     common = {name: value for name, value in env.items() if name not in per_process}
     return "\n".join(
         [
             *([f'export SKYPILOT_NODE_IPS="$({addresses})"'] if addresses else []),
             *(f"export {name}={value}" for name, value in common.items() if name not in known),
-            *_preparation(program, ticket, port),
+            *_preparation(program, spec, port),
             *_setup(program),
-            *_start(program, per_process, ticket.grace_s),
+            *_start(program, per_process, spec.grace_s),
             "",
         ]
     )
@@ -100,22 +98,22 @@ def export(name: str, value: str) -> str:
     return f"export {name}={shlex.quote(value)}"
 
 
-def _environment(program: Program, ticket: Ticket, port: str) -> dict[str, str]:
+def _environment(program: Program, spec: JobSpec, port: str) -> dict[str, str]:
     """Variables and what bash reads as their values."""
     per_node = 1 if program.starts == "per_node" else program.processes_per_node
     processes = Processes(
-        nodes=ticket.max_nodes,
+        nodes=spec.max_nodes,
         processes_per_node=per_node,
-        threads_per_process=max(1, int((ticket.node.cores or 0) // per_node)),
-        device="cuda" if ticket.node.accelerators else "cpu",
-        accelerators_per_node=ticket.node.accelerators,
+        threads_per_process=max(1, int((spec.node.cores or 0) // per_node)),
+        device="cuda" if spec.node.accelerators else "cpu",
+        accelerators_per_node=spec.node.accelerators,
         starts=program.starts,
     )
     ports = tuple(range(MASTER_PORT, MASTER_PORT + processes.world_size))
     meeting = Meeting(address=_ADDRESS, ports=ports, hostfile=_HOSTFILE)
     env = command_environment(program.framework, processes, meeting, node=_NODE, local_rank=_LOCAL)
     unset = {"MASTER_ADDR", "NODE_RANK", "SKYPILOT_NODE_IPS", "TRAINWORKS_ATTEMPT", "JAX_LOCAL_DEVICE_IDS", "TF_CONFIG"}
-    if ticket.node.cores is None:
+    if spec.node.cores is None:
         unset.add("OMP_NUM_THREADS")
     written = {name: _as_bash(value, per_node, port) for name, value in env.items() if name not in unset}
     return written | _of_lists(env, processes)
@@ -158,12 +156,12 @@ def _mentions_process(value: str) -> bool:
     return re.search(r"\bLOCAL_RANK\b|\bRANK\b", value) is not None
 
 
-def _preparation(program: Program, ticket: Ticket, port: str) -> list[str]:
+def _preparation(program: Program, spec: JobSpec, port: str) -> list[str]:
     """What the variables of a framework need: a host file, or a list of workers."""
     per_node = program.processes_per_node
     if program.framework == "deepspeed":
-        slots = ticket.node.accelerators or per_node
-        lines = f"printf 'node-%s slots={slots}\\n' $(seq 0 {ticket.max_nodes - 1})"
+        slots = spec.node.accelerators or per_node
+        lines = f"printf 'node-%s slots={slots}\\n' $(seq 0 {spec.max_nodes - 1})"
         return [f"{lines} > {_HOSTFILE}"]
     if program.framework == "tensorflow":
         first = MASTER_PORT if port == str(MASTER_PORT) else None

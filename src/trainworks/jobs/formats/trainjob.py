@@ -45,21 +45,21 @@ def render(pods: Pods) -> str:
     Raises:
         UsageError: the job has no image, or asks for something that a TrainJob cannot say.
     """
-    ticket, program = pods.ticket, pods.program
+    spec, program = pods.spec, pods.program
     check_can_leave(program, _LANGUAGE)
     wishes = {
-        "job.depends_on": bool(ticket.depends_on),
-        "job.min_nodes": ticket.min_nodes != ticket.max_nodes,
-        "recover.max_restarts": ticket.max_restarts > 0,
+        "job.depends_on": bool(spec.depends_on),
+        "job.min_nodes": spec.min_nodes != spec.max_nodes,
+        "recover.max_restarts": spec.max_restarts > 0,
         "cluster.kubernetes.priority_class": pods.where.priority_class is not None,
         "workdir": program.working_folder is not None,
     }
     check(pods, _LANGUAGE, wishes)
     if program.framework not in _RUNTIMES:
         raise UsageError(f"Kubeflow has no runtime of {program.framework}", hint="export it as a JobSet")
-    spec: dict[str, Any] = {
-        "suspend": True if ticket.hold or pods.where.queue else None,
-        "activeDeadlineSeconds": math.ceil(ticket.time_limit_s) if ticket.time_limit_s is not None else None,
+    body: dict[str, Any] = {
+        "suspend": True if spec.hold or pods.where.queue else None,
+        "activeDeadlineSeconds": math.ceil(spec.time_limit_s) if spec.time_limit_s is not None else None,
         "runtimeRef": {"name": _RUNTIMES[program.framework]},
         "trainer": _trainer(pods),
         "runtimePatches": [{"manager": "trainworks", "trainingRuntimeSpec": _patch(pods)}],
@@ -68,12 +68,12 @@ def render(pods: Pods) -> str:
         "apiVersion": "trainer.kubeflow.org/v1alpha1",
         "kind": "TrainJob",
         "metadata": {
-            "name": dns_name(ticket.name),
+            "name": dns_name(spec.name),
             "namespace": pods.where.namespace,
             "labels": labels(pods),
             **elastic.of_the_job(pods),
         },
-        "spec": without_nothing(spec),
+        "spec": without_nothing(body),
     }
     return header(pods) + to_yaml(document)
 
@@ -82,10 +82,10 @@ def _trainer(pods: Pods) -> dict[str, Any]:
     trainer: dict[str, Any] = {
         "image": pods.program.image,
         "command": ["/bin/bash", "-euo", "pipefail", "-c", literal(node_text(pods))],
-        "numNodes": pods.ticket.max_nodes,
+        "numNodes": pods.spec.max_nodes,
         "numProcPerNode": pods.program.processes_per_node,
         "env": container_env(pods),
-        "resourcesPerNode": quantities(pods.ticket) or None,
+        "resourcesPerNode": quantities(pods.spec) or None,
     }
     return without_nothing(trainer)
 
@@ -93,7 +93,7 @@ def _trainer(pods: Pods) -> dict[str, Any]:
 def _patch(pods: Pods) -> dict[str, Any]:
     """What the trainer's own fields cannot say, down to the pods of the runtime."""
     pod: dict[str, Any] = {
-        "terminationGracePeriodSeconds": math.ceil(pods.ticket.grace_s),
+        "terminationGracePeriodSeconds": math.ceil(pods.spec.grace_s),
         "serviceAccountName": pods.where.service_account,
         "securityContext": pod_security(pods.where),
         **scheduling(pods),

@@ -8,13 +8,13 @@ import pytest
 
 from tests.fakes import processes
 from trainworks.config.run_file import RunFile
-from trainworks.jobs.ticket import NodeResources, Ticket, ticket_of
+from trainworks.jobs.job_spec import JobSpec, NodeResources, spec_of
 
 
-def ticket(processes_of_run: Any = None, **keys: Any) -> Ticket:
+def spec(processes_of_run: Any = None, **keys: Any) -> JobSpec:
     """Of a command."""
     run_file = RunFile.model_validate({"name": "demo", "run": "true", **keys})
-    return ticket_of(run_file, run_id="demo-1", working_folder="/", max_restarts=0, processes=processes_of_run)
+    return spec_of(run_file, run_id="demo-1", working_folder="/", max_restarts=0, processes=processes_of_run)
 
 
 @pytest.mark.parametrize(
@@ -28,22 +28,22 @@ def ticket(processes_of_run: Any = None, **keys: Any) -> Ticket:
     ],
 )
 def test_a_node_has_what_the_run_file_says(keys: dict[str, Any], node: NodeResources) -> None:
-    assert ticket(**keys).node == node
+    assert spec(**keys).node == node
 
 
 def test_a_run_that_is_resolved_takes_its_threads() -> None:
     resolved = processes(2, 4).model_copy(update={"threads_per_process": 3})
-    assert ticket(resolved).node == NodeResources(cores=12.0)
+    assert spec(resolved).node == NodeResources(cores=12.0)
 
 
 def test_a_run_that_is_resolved_takes_no_more_than_it_asks_for() -> None:
-    asked = ticket(processes(1, 4), resources={"cpus": "2", "memory": "8+"})
+    asked = spec(processes(1, 4), resources={"cpus": "2", "memory": "8+"})
     assert asked.node == NodeResources(cores=2.0, memory_bytes=8 * 10**9)
 
 
 @pytest.mark.parametrize(("least", "fewest"), [(None, 4), (3, 3), (9, 4)])
 def test_fewer_nodes_do_only_where_that_is_said(least: int | None, fewest: int) -> None:
-    asked = ticket(num_nodes=4, job={"min_nodes": least} if least else {})
+    asked = spec(num_nodes=4, job={"min_nodes": least} if least else {})
     assert (asked.min_nodes, asked.max_nodes) == (fewest, 4)
 
 
@@ -56,6 +56,6 @@ def test_every_wish_is_passed_on() -> None:
         "exclude": ["node7"],
         "hold": True,
     }
-    asked = ticket(job=wishes | {"depends_on": ["tokenize-3"]})
+    asked = spec(job=wishes | {"depends_on": ["tokenize-3"]})
     assert (asked.priority, asked.preemptible, asked.time_limit_s, asked.grace_s) == (70, False, 7200.0, 60.0)
     assert (asked.exclude, asked.depends_on, asked.hold) == (("node7",), ("tokenize-3",), True)

@@ -1,6 +1,6 @@
-"""An engine as small as one can be: four nodes that are names, and a supervisor process for each job.
+"""A backend as small as one can be: four nodes that are names, and a supervisor process for each job.
 
-It has no daemon: whoever looks starts what has room. That is enough to keep the promises of `scheduler.engine`.
+It has no daemon: every poll starts what has room. That is enough to keep the promises of `backends.backend`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import ClassVar, final
 
 from trainworks.agent.launch import end_left_over
-from trainworks.backends.backend import Ability, Engine, NodeFacts, Script, Sight
+from trainworks.backends.backend import Backend, Capability, JobStatus, NodeStatus, RenderedJob
 from trainworks.errors import UnansweredError, UnreachableError, UsageError
 from trainworks.host import process
+from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.state import Cause, JobState, parse_cause, parse_state
-from trainworks.jobs.ticket import Ticket
 from trainworks.record.events import append_event, read_events
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
@@ -26,9 +26,9 @@ NODES = ("small1", "small2", "small3", "small4")
 
 @dataclass
 class Job:
-    """What the engine keeps of one job."""
+    """What the backend keeps of one job."""
 
-    ticket: Ticket
+    spec: JobSpec
     run_dir: RunDir
     held: bool
     nodes: tuple[str, ...] = ()
@@ -42,7 +42,7 @@ class Job:
 
 @dataclass
 class Site:
-    """What outlives an engine object: its jobs, its nodes, and whether it answers."""
+    """What outlives a backend object: its jobs, its nodes, and whether it answers."""
 
     jobs: dict[str, Job] = field(default_factory=dict)
     drained: dict[str, str] = field(default_factory=dict)
@@ -54,26 +54,26 @@ class Site:
 
 
 @final
-class SmallEngine(Engine):
+class SmallBackend(Backend):
     """Runs jobs as processes of this test."""
 
     name: ClassVar[str] = "small"
-    lacks: ClassVar[frozenset[Ability]] = frozenset({"min_nodes", "time_limit", "priority"})
+    unsupported: ClassVar[frozenset[Capability]] = frozenset({"min_nodes", "time_limit", "priority"})
 
     def __init__(self, site: Site) -> None:
         self._site = site
 
-    def render(self, ticket: Ticket, run_dir: RunDir) -> Script:
-        return Script(ticket, f"supervise {run_dir.path}\n")
+    def render(self, spec: JobSpec, run_dir: RunDir) -> RenderedJob:
+        return RenderedJob(spec, f"supervise {run_dir.path}\n")
 
-    def submit(self, script: Script, run_dir: RunDir) -> str:
+    def submit(self, rendered: RenderedJob, run_dir: RunDir) -> str:
         if (there := self.find(run_dir)) is not None:
             return there
         handle = str(len(self._site.jobs) + 1)
-        self._site.jobs[handle] = job = Job(script.ticket, run_dir, script.ticket.hold)
+        self._site.jobs[handle] = job = Job(rendered.spec, run_dir, rendered.spec.hold)
         self._start_if_there_is_room(job)
         if self._site.loses_answers:
-            raise UnansweredError("the small engine did not answer")
+            raise UnansweredError("the small backend did not answer")
         return handle
 
     def find(self, run_dir: RunDir) -> str | None:
@@ -83,16 +83,16 @@ class SmallEngine(Engine):
         return next(of_run, None)
 
     def _is_over(self, job: Job) -> bool:
-        return self._sight(job).state.is_final
+        return self._job_status(job).state.is_final
 
-    def look(self, handles: Sequence[str]) -> dict[str, Sight]:
+    def poll(self, handles: Sequence[str]) -> dict[str, JobStatus]:
         self._answer()
         for job in self._site.jobs.values():
             self._requeue_if_lost(job)
             self._start_if_there_is_room(job)
-        seen = {handle: self._sight(self._site.jobs[handle]) for handle in handles if handle in self._site.jobs}
+        seen = {handle: self._job_status(self._site.jobs[handle]) for handle in handles if handle in self._site.jobs}
         if self._site.word is not None:
-            return {handle: Sight(state=JobState.UNKNOWN, raw=self._site.word) for handle in seen}
+            return {handle: JobStatus(state=JobState.UNKNOWN, raw=self._site.word) for handle in seen}
         return seen
 
     def stop(self, handle: str, *, at_once: bool = False) -> None:
@@ -109,11 +109,11 @@ class SmallEngine(Engine):
     def release(self, handle: str) -> None:
         self._known(handle).held = False
 
-    def nodes(self) -> list[NodeFacts]:
+    def nodes(self) -> list[NodeStatus]:
         self._answer()
         taken = self._taken()
         return [
-            NodeFacts(
+            NodeStatus(
                 name=name,
                 state="drained" if name in self._site.drained else "taken" if name in taken else "free",
                 reason=self._site.drained.get(name),
@@ -138,7 +138,7 @@ class SmallEngine(Engine):
 
     def _answer(self) -> None:
         if not self._site.answers:
-            raise UnreachableError("the small engine does not answer")
+            raise UnreachableError("the small backend does not answer")
 
     def _known(self, handle: str) -> Job:
         self._answer()
@@ -147,14 +147,16 @@ class SmallEngine(Engine):
         return self._site.jobs[handle]
 
     def _taken(self) -> set[str]:
-        return {node for job in self._site.jobs.values() if not self._sight(job).state.is_final for node in job.nodes}
+        return {
+            node for job in self._site.jobs.values() if not self._job_status(job).state.is_final for node in job.nodes
+        }
 
     def _start_if_there_is_room(self, job: Job) -> None:
-        if job.supervisor is not None or job.held or job.stopped or not self._all_succeeded(job.ticket.depends_on):
+        if job.supervisor is not None or job.held or job.stopped or not self._all_succeeded(job.spec.depends_on):
             return
-        free = [node for node in NODES if node not in self._taken() | set(self._site.drained) | set(job.ticket.exclude)]
-        if len(free) >= job.ticket.max_nodes:
-            job.nodes = tuple(free[: job.ticket.max_nodes])
+        free = [node for node in NODES if node not in self._taken() | set(self._site.drained) | set(job.spec.exclude)]
+        if len(free) >= job.spec.max_nodes:
+            job.nodes = tuple(free[: job.spec.max_nodes])
             events = job.run_dir.events_file
             turns = earlier_turns(read_events(events))
             append_event(events, "submitted", nodes=len(job.nodes), hosts=list(job.nodes), restarts=turns)
@@ -162,7 +164,7 @@ class SmallEngine(Engine):
             job.supervisor = process.spawn(command, log=job.run_dir.supervisor_log, new_session=True)
 
     def _all_succeeded(self, handles: Sequence[str]) -> bool:
-        return all(self._sight(self._site.jobs[handle]).state is JobState.SUCCEEDED for handle in handles)
+        return all(self._job_status(self._site.jobs[handle]).state is JobState.SUCCEEDED for handle in handles)
 
     def _requeue_if_lost(self, job: Job) -> None:
         """Give a job another turn that lost a node or its supervisor, while it has a restart left."""
@@ -173,28 +175,28 @@ class SmallEngine(Engine):
             return
         events = job.run_dir.events_file
         cause = Cause.NODE_LOST if job.lost_node else Cause.AGENT_LOST
-        if may_restart(read_events(events), job.ticket.max_restarts, NEXT_TURN):
+        if may_restart(read_events(events), job.spec.max_restarts, NEXT_TURN):
             end_left_over(job.run_dir)
             append_event(events, "state", state=JobState.QUEUED, cause=cause, message=None)
             job.supervisor, job.nodes, job.lost_node = None, (), False
             job.restarts += 1
             job.run_dir.write_status(RunStatus(state=JobState.QUEUED, cause=cause))
 
-    def _sight(self, job: Job) -> Sight:
+    def _job_status(self, job: Job) -> JobStatus:
         if job.stopped:
-            return Sight(state=JobState.STOPPED, raw="stopped")
+            return JobStatus(state=JobState.STOPPED, raw="stopped")
         if job.supervisor is None:
-            return Sight(state=JobState.QUEUED, raw="waits", reason="Held" if job.held else "Resources")
+            return JobStatus(state=JobState.QUEUED, raw="waits", reason="Held" if job.held else "Resources")
         seen = {"nodes": job.nodes, "restarts": job.restarts, "raw": "runs"}
         code = job.supervisor.exit_code()
         if code is None:
-            return Sight(state=JobState.RUNNING, **seen)
+            return JobStatus(state=JobState.RUNNING, **seen)
         status = job.run_dir.read_status()
         state = parse_state(status.state)
         if not state.is_final:
             cause = Cause.NODE_LOST if job.lost_node else Cause.AGENT_LOST
-            return Sight(state=JobState.FAILED, cause=cause, exit_code=code, **seen)
-        return Sight(state=state, cause=parse_cause(status.cause), exit_code=status.exit_code, **seen)
+            return JobStatus(state=JobState.FAILED, cause=cause, exit_code=code, **seen)
+        return JobStatus(state=state, cause=parse_cause(status.cause), exit_code=status.exit_code, **seen)
 
 
 def end_all(site: Site) -> None:

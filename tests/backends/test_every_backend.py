@@ -1,4 +1,4 @@
-"""What every engine promises, shown on every engine: the smallest one, this machine, a real Slurm, and
+"""What every backend promises, shown on every backend: the smallest one, this machine, a real Slurm, and
 a real API server of Kubernetes with doubles behind it."""
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FOR_EVER_ONCE = f"echo up; test -e {ONCE} && exit 0; touch {ONCE}; sleep 600"
     ]
 )
 def bed(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bed]:
-    """An engine with four idle nodes."""
+    """A backend with four idle nodes."""
     made: Bed
     if request.param == "local":
         monkeypatch.setenv("TRAINWORKS_DATA", str(tmp_path / "data"))
@@ -122,12 +122,12 @@ def test_a_lost_node_is_no_lost_job(bed: Bed) -> None:
 
 def times_up(job: Job) -> list[int]:
     """How often each rank has started."""
-    return [job.said(rank).count("up") for rank in range(job.ticket.max_nodes)]
+    return [job.said(rank).count("up") for rank in range(job.spec.max_nodes)]
 
 
 def wait_until_up(job: Job, times: int) -> None:
-    """Until every rank has started so often; some engines act only when a command looks."""
-    ranks = job.ticket.max_nodes
+    """Until every rank has started so often; some backends act only when a command looks."""
+    ranks = job.spec.max_nodes
     wait_until(lambda: job.row and times_up(job) == [times] * ranks, lambda: f"{job.row} {times_up(job)}")
 
 
@@ -210,7 +210,7 @@ def test_a_held_job_waits_until_it_is_released(bed: Bed) -> None:
     wait_until(lambda: job.row.reason is not None)
     row = job.row
     assert (row.state, row.attempt) == (JobState.QUEUED, 0)
-    bed.engine.release(row.handle or str(row.id))
+    bed.backend.release(row.handle or str(row.id))
     assert job.end().state is JobState.SUCCEEDED
 
 
@@ -223,9 +223,9 @@ def test_a_job_that_waits_can_be_stopped(bed: Bed) -> None:
 
 
 def test_a_job_waits_for_the_one_that_it_depends_on(bed: Bed) -> None:
-    if "depends_on" in bed.engine.lacks:
+    if "depends_on" in bed.backend.unsupported:
         with pytest.raises(UsageError, match="has no `depends_on`"):
-            bed.engine.check(bed.job("true", depends_on=["t-1"]).ticket)
+            bed.backend.check(bed.job("true", depends_on=["t-1"]).spec)
         return
     first = bed.submit(bed.job("sleep 2; touch ../first", nodes=1))
     second = bed.submit(bed.job("test -e ../first", nodes=1, depends_on=[first.run_dir.run_id]))
@@ -254,7 +254,7 @@ def test_a_submission_is_accepted_or_leaves_nothing(bed: Bed) -> None:
         assert job.end().state is JobState.SUCCEEDED
         return
     bed.look()
-    assert (bed.store.search(), bed.engine.find(job.run_dir)) == ([], None)
+    assert (bed.store.search(), bed.backend.find(job.run_dir)) == ([], None)
     assert job.run_dir.read_status().state == "CREATED"
     assert bed.submit(job).end().state is JobState.SUCCEEDED
 
@@ -280,15 +280,15 @@ def test_the_store_takes_a_job_or_nothing_is_left(bed: Bed, monkeypatch: pytest.
         with pytest.raises(EnvironmentProblem, match="disk is full"):
             bed.submit(job)
     bed.look()
-    assert (bed.store.search(), bed.engine.find(job.run_dir)) == ([], None)
+    assert (bed.store.search(), bed.backend.find(job.run_dir)) == ([], None)
     assert job.run_dir.read_status().state == "CREATED"
     assert not job.run_dir.environment_file.exists()
 
 
 def test_a_job_that_waits_for_none_is_refused(bed: Bed) -> None:
-    if "depends_on" in bed.engine.lacks:
+    if "depends_on" in bed.backend.unsupported:
         with pytest.raises(UsageError, match="has no `depends_on`"):
-            bed.engine.check(bed.job("true", depends_on=["gone-1"]).ticket)
+            bed.backend.check(bed.job("true", depends_on=["gone-1"]).spec)
         return
     job = bed.job("true", depends_on=["gone-1"])
     with pytest.raises(UsageError, match="names job `gone-1`, which does not exist"):
@@ -297,8 +297,8 @@ def test_a_job_that_waits_for_none_is_refused(bed: Bed) -> None:
 
 
 def test_a_job_that_waits_for_one_that_has_failed_is_refused(bed: Bed) -> None:
-    if "depends_on" in bed.engine.lacks:
-        pytest.skip("this engine has no `depends_on`")
+    if "depends_on" in bed.backend.unsupported:
+        pytest.skip("this backend has no `depends_on`")
     first = bed.submit(bed.job("exit 3", nodes=1))
     first.end()
     name = first.run_dir.run_id
@@ -339,17 +339,17 @@ def test_silence_is_no_failure(bed: Bed) -> None:
 
 
 def test_a_drained_node_gets_no_job(bed: Bed) -> None:
-    name = bed.engine.nodes()[0].name
-    bed.engine.drain(name, "fan 'broken' $(id)")
+    name = bed.backend.nodes()[0].name
+    bed.backend.drain(name, "fan 'broken' $(id)")
     try:
-        node = bed.engine.nodes()[0]
+        node = bed.backend.nodes()[0]
         assert (node.state, node.reason) == ("drained", "fan 'broken' $(id)")
         assert name not in nodes_of(bed.submit(bed.job("true", nodes=3)))
     finally:
-        bed.engine.undrain(name)
-    assert bed.engine.nodes()[0].state == "free"
+        bed.backend.undrain(name)
+    assert bed.backend.nodes()[0].state == "free"
 
 
 def test_an_excluded_node_is_not_taken(bed: Bed) -> None:
-    name = bed.engine.nodes()[1].name
+    name = bed.backend.nodes()[1].name
     assert name not in nodes_of(bed.submit(bed.job("true", nodes=3, exclude=[name])))

@@ -9,7 +9,7 @@ from trainworks.config.run_file import RunFile
 from trainworks.jobs.environment import accelerators_per_node
 from trainworks.record.resolved import Processes
 
-__all__ = ["NodeResources", "Ticket", "ticket_of"]
+__all__ = ["JobSpec", "NodeResources", "spec_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class NodeResources:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ticket:
+class JobSpec:
     """One job as a queue sees it; what it does once it has its nodes is in its run directory."""
 
     run_id: str
@@ -49,10 +49,10 @@ class Ticket:
     working_folder: str = "."
 
 
-def ticket_of(
+def spec_of(
     run_file: RunFile, *, run_id: str, working_folder: str, max_restarts: int, processes: Processes | None = None
-) -> Ticket:
-    """The ticket of a run.
+) -> JobSpec:
+    """The job spec of a run.
 
     Args:
         run_file: what is asked for.
@@ -63,7 +63,7 @@ def ticket_of(
     """
     job = run_file.job
     nodes = processes.nodes if processes else run_file.nodes
-    return Ticket(
+    return JobSpec(
         run_id=run_id,
         name=run_file.name,
         min_nodes=min(job.min_nodes or nodes, nodes),
