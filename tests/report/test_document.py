@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import io
 import re
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from tests.report.test_html import HOSTILE, parsed
+from trainworks.catalog.catalog import load_catalog
+from trainworks.catalog.cluster import parse_cluster
+from trainworks.plan.cost.comparison import compare
+from trainworks.plan.cost.report import CostReport
+from trainworks.plan.trace import fact
 from trainworks.report.axes import build_axis
 from trainworks.report.document import (
     NO_BREAK,
@@ -32,8 +37,9 @@ from trainworks.report.document import (
 )
 from trainworks.report.page import render_frame, render_page
 from trainworks.report.plots import Bar, Bars, Chart, Curve, Dot, Mark, Range, Ranges, Rule, Segment
-from trainworks.report.result import Result
+from trainworks.report.renderer import build_document
 from trainworks.report.text import print_document, render_text
+from trainworks.results import Result
 
 
 def document(*blocks: Block, title: str = "demo", **more: Any) -> Document:
@@ -137,25 +143,25 @@ def test_colour_adds_nothing_but_colour() -> None:
 
 
 def _without_colour(text: str) -> str:
+
     return re.sub(r"\x1b\[[\d;]*m", "", text)
 
 
-@dataclass(frozen=True, slots=True)
-class Greeting(Result):
-    name: str
-
-    def document(self) -> Document:
-        return document(Text(f"hello {self.name}"))
-
-    def to_json(self) -> dict[str, Any]:
-        return {"name": self.name}
+@pytest.fixture
+def result() -> Result:
+    """The cost of a year of one node, as a use case returns it."""
+    hours = fact("hours per year", 5000, "h", source="the test")
+    comparison = compare(parse_cluster("DGX H100"), load_catalog().offers.values(), hours=hours)
+    return CostReport("a <year>", comparison, "World")
 
 
-def test_a_result_prints_as_text_and_shows_as_a_page_in_a_notebook() -> None:
-    result = Greeting("<you>")
-    assert str(result) == "part\nhello <you>"
-    assert "hello &lt;you&gt;" in result.to_html()
-    assert result._repr_html_() == render_frame(result.document())
+def test_a_result_prints_as_text(result: Result) -> None:
+    assert str(result) == render_text(build_document(result))
+    assert str(result).startswith("a <year>\n")
+
+
+def test_a_result_shows_as_a_page_in_a_notebook(result: Result) -> None:
+    assert result._repr_html_() == render_frame(build_document(result))
 
 
 def test_a_notebook_gets_the_page_in_a_frame_that_cannot_be_left() -> None:
@@ -163,10 +169,15 @@ def test_a_notebook_gets_the_page_in_a_frame_that_cannot_be_left() -> None:
     assert reader.seen == {"iframe"}
 
 
-def test_the_page_of_a_result_is_written_whole(tmp_path: Any) -> None:
-    Greeting("you").write_html(tmp_path / "page.html")
-    assert (tmp_path / "page.html").read_text(encoding="utf-8") == Greeting("you").to_html()
+def test_the_page_of_a_result_is_written_whole(result: Result, tmp_path: Path) -> None:
+    result.write_html(tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_text(encoding="utf-8") == result.to_html()
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+
+
+def test_what_is_no_result_cannot_be_shown() -> None:
+    with pytest.raises(TypeError, match="shows str"):
+        build_document("text")
 
 
 @pytest.mark.parametrize("plot", [Bars([]), Ranges(1.0, [], {}), Chart("a", build_axis(0, 1), build_axis(0, 1))])

@@ -20,8 +20,8 @@ from trainworks.plan.cost.comparison import compare
 from trainworks.plan.cost.energy import AVERAGE_GRID
 from trainworks.plan.cost.owning import MOST_HOURS_OF_A_YEAR
 from trainworks.plan.cost.renting import spot_waste
+from trainworks.plan.cost.report import CostReport
 from trainworks.plan.trace import Traced, fact
-from trainworks.report.cost import CostReport
 from trainworks.units import parse_duration, parse_usd
 
 __all__ = ["command"]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import typer
 
 from trainworks.api.arguments import blamed_on
 from trainworks.cli.options import wide_console
+from trainworks.plan.trace import Traced
 from trainworks.report.explain import explain
-from trainworks.report.result import Result
+from trainworks.report.renderer import build_document
 from trainworks.report.text import print_document
+from trainworks.results import Result
 
 __all__ = ["show"]
 
@@ -33,8 +36,13 @@ def show(result: Result, *, as_json: bool = False, figure: str | None = None, pl
         with blamed_on("--plot", plot):
             result.write_html(plot)
     if figure is not None:
-        typer.echo(explain(result.figures, figure))
+        typer.echo(explain(_figures(result), figure))
     elif as_json:
         typer.echo(json.dumps(result.to_json(), indent=2))
     else:
-        print_document(result.document(), wide_console())
+        print_document(build_document(result), wide_console())
+
+
+def _figures(result: Result) -> Sequence[Traced]:
+    figures: Sequence[Traced] = getattr(result, "figures", ())
+    return figures

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from trainworks.plan.cost.break_even import within_a_year
 from trainworks.plan.cost.comparison import Comparison, Line, per_million
 from trainworks.plan.cost.renting import CONTRACTS
+from trainworks.plan.cost.report import CostReport
 from trainworks.plan.trace import Swing, Traced
 from trainworks.report.document import (
     NARROW,
@@ -24,72 +24,50 @@ from trainworks.report.document import (
     right,
 )
 from trainworks.report.plots import Range, Ranges
-from trainworks.report.result import Result
 from trainworks.units import format_count, format_quantity, format_short_usd, format_usd
 
-__all__ = ["CostReport", "tornado_plot"]
+__all__ = ["document", "to_json", "tornado_plot"]
 
 _NOT_JOINED = "*"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CostReport(Result):
-    """A comparison of owning and every offer, with its notes."""
+def document(report: CostReport) -> Document:
+    """Owning, every offer, what moves the answer most, and what was assumed."""
+    cluster = report.comparison.cluster
+    return Document(
+        report.title,
+        "cost",
+        [
+            Section("", [_facts(report)]),
+            Section("", [_offers(report)] if report.comparison.lines else []),
+            Section("", [Text(sentence) for sentence in report.sentences]),
+            _swings(report.comparison),
+        ],
+        about=f"{cluster.num_accelerators:,} {cluster.accelerator.name}",
+        notes=report.notes,
+        shows_title=True,
+    )
 
-    title: str
-    comparison: Comparison
-    grid: str
-    count: Traced | None = None
-    """Tokens or images of a run; None for a year."""
-    noun: str = "tokens"
-    sentences: tuple[str, ...] = ()
-    """Findings, in words."""
-    notes: tuple[str, ...] = ()
 
-    @property
-    def figures(self) -> Sequence[Traced]:
-        """Every cost, and the price of a million tokens of a run."""
-        if self.count is None:
-            return self.comparison.roots
-        prices = [per_million(line.first, self.count, self.noun) for line in self.comparison.lines]
-        return [*self.comparison.roots, *prices]
-
-    def document(self) -> Document:
-        """Owning, every offer, what moves the answer most, and what was assumed."""
-        cluster = self.comparison.cluster
-        return Document(
-            self.title,
-            "cost",
-            [
-                Section("", [_facts(self)]),
-                Section("", [_offers(self)] if self.comparison.lines else []),
-                Section("", [Text(sentence) for sentence in self.sentences]),
-                _swings(self.comparison),
-            ],
-            about=f"{cluster.num_accelerators:,} {cluster.accelerator.name}",
-            notes=self.notes,
-            shows_title=True,
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """The same, in base units."""
-        comparison, owning = self.comparison, self.comparison.owning
-        return {
-            "cluster": comparison.cluster.name,
-            "num_accelerators": comparison.cluster.num_accelerators,
-            "hours": comparison.hours.value,
-            "work": _value(self.count),
-            "owning_usd": _value(comparison.owned),
-            "owning_usd_per_accelerator_hour": None if owning is None else owning.per_accelerator_hour.value,
-            "owning_capex_usd": None if owning is None else owning.capex.value,
-            "market_usd": _value(comparison.market),
-            "energy_wh": _value(comparison.energy),
-            "carbon_kg_co2e": _value(comparison.carbon),
-            "grid": self.grid,
-            "offers": [_offer_json(line) for line in comparison.lines],
-            "tornado": [_swing_json(swing) for swing in comparison.swings],
-            "notes": [*self.sentences, *self.notes],
-        }
+def to_json(report: CostReport) -> dict[str, Any]:
+    """The same, in base units."""
+    comparison, owning = report.comparison, report.comparison.owning
+    return {
+        "cluster": comparison.cluster.name,
+        "num_accelerators": comparison.cluster.num_accelerators,
+        "hours": comparison.hours.value,
+        "work": _value(report.count),
+        "owning_usd": _value(comparison.owned),
+        "owning_usd_per_accelerator_hour": None if owning is None else owning.per_accelerator_hour.value,
+        "owning_capex_usd": None if owning is None else owning.capex.value,
+        "market_usd": _value(comparison.market),
+        "energy_wh": _value(comparison.energy),
+        "carbon_kg_co2e": _value(comparison.carbon),
+        "grid": report.grid,
+        "offers": [_offer_json(line) for line in comparison.lines],
+        "tornado": [_swing_json(swing) for swing in comparison.swings],
+        "notes": [*report.sentences, *report.notes],
+    }
 
 
 def _facts(report: CostReport) -> Facts:
