@@ -48,7 +48,7 @@ def test_the_drawn_exit_code_is_the_class_s(name: str) -> None:
 
 
 def test_all_names_are_exported_in_order() -> None:
-    assert errors.__all__ == sorted(CLASSES)
+    assert errors.__all__ == sorted([*CLASSES, "suggest"])
 
 
 def test_every_class_says_when_it_is_raised() -> None:

@@ -1,25 +1,31 @@
-"""Every error that a user can meet.
+"""All errors of Trainworks, with their exit codes.
 
-TrainworksError                 what every door of the program catches; carries value, limit, place and hint
-├── UsageError                  exit 2: what was asked for cannot be right
-│   ├── QuantityError           a number or unit that cannot be read
-│   ├── RunFileError            a run file with one or more problems, each with file:line
+TrainworksError                 base of all; carries a message, a place and a hint
+├── UsageError                  exit 2: the request is wrong
+│   ├── QuantityError           a number or unit that cannot be parsed
+│   ├── RunFileError            one or more problems of a run file, each with file:line
 │   ├── LayoutError             a parallel layout that does not fit the world size or the batch
-│   ├── InfeasibleError         a job that no node of this cluster can ever hold
+│   ├── InfeasibleError         a job that does not fit any node of the cluster
 │   ├── NotOwnerError           a job, or a run directory, of another user
 │   └── UnknownRunError         no such run
-├── EnvironmentProblem          exit 3: the machine, not the request, is in the way
+├── EnvironmentProblem          exit 3: the machine cannot do what was requested
 │   ├── MissingExtraError       an optional dependency is not installed
-│   ├── DamagedStoreError       the job store holds something else than jobs; it can be rebuilt
-│   ├── DiskFullError           no space left, or not enough for what was planned
-│   ├── PortInUseError          somebody else listens there
-│   └── UnreachableError        an engine does not answer; that says nothing about its jobs
-│       └── UnansweredError     a submission was sent and not answered; the engine may have the job
+│   ├── DamagedStoreError       the job store cannot be read; it can be rebuilt
+│   ├── DiskFullError           no space left, or less than the plan needs
+│   ├── PortInUseError          another process listens on the port
+│   └── UnreachableError        a backend does not answer; its jobs may be fine
+│       └── UnansweredError     a submission got no answer; the backend may have the job
 └── RunFailedError              exit 1: the job ran and failed
-    └── DivergedError           a step was not finite or a spike, and the policy is to end the run
+    └── DivergedError           the loss or gradient norm was not finite or spiked, and the policy ends the run
 """
 
 from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 __all__ = [
     "DamagedStoreError",
@@ -39,6 +45,7 @@ __all__ = [
     "UnknownRunError",
     "UnreachableError",
     "UsageError",
+    "suggest",
 ]
 
 
@@ -46,9 +53,9 @@ class TrainworksError(Exception):
     """An error with a message, an optional place (`file:line  field`) and an optional next step.
 
     Args:
-        message: what is wrong, with the value and the limit.
-        place: where it was written, printed after an arrow.
-        hint: the next step to take, printed last.
+        message: what failed and why, with the value and the limit.
+        place: file, line and field, printed after an arrow.
+        hint: the next step in the imperative, printed last.
     """
 
     exit_code = 1
@@ -70,17 +77,17 @@ class TrainworksError(Exception):
 
 
 class UsageError(TrainworksError):
-    """What was asked for cannot be right; asking again unchanged will not help."""
+    """The request is wrong; the same request fails again."""
 
     exit_code = 2
 
 
 class QuantityError(UsageError):
-    """A number or unit that cannot be read."""
+    """A number or unit that cannot be parsed."""
 
 
 class RunFileError(UsageError):
-    """A run file with one or more problems; all of them are reported at once."""
+    """One or more problems of a run file, reported together."""
 
     def __init__(self, problems: list[TrainworksError]) -> None:
         super().__init__(problems[0].message, place=problems[0].place, hint=problems[0].hint)
@@ -95,7 +102,7 @@ class LayoutError(UsageError):
     """A parallel layout that does not fit the world size or the batch.
 
     Args:
-        field: the layout field to blame, so that the loader can point at its line.
+        field: the layout field at fault; the loader adds its line.
     """
 
     def __init__(self, message: str, *, field: str, hint: str | None = None) -> None:
@@ -104,7 +111,7 @@ class LayoutError(UsageError):
 
 
 class InfeasibleError(UsageError):
-    """A job that no node of this cluster can ever hold; the hint says what would fit."""
+    """A job that does not fit any node of the cluster; the hint names one that would."""
 
 
 class NotOwnerError(UsageError):
@@ -116,7 +123,7 @@ class UnknownRunError(UsageError):
 
 
 class EnvironmentProblem(TrainworksError):
-    """The machine, not the request, is in the way."""
+    """The machine cannot do what was requested."""
 
     exit_code = 3
 
@@ -129,23 +136,23 @@ class MissingExtraError(EnvironmentProblem):
 
 
 class DamagedStoreError(EnvironmentProblem):
-    """The job store holds something else than jobs; it can be rebuilt from the run directories."""
+    """The job store cannot be read; it can be rebuilt from the run directories."""
 
 
 class DiskFullError(EnvironmentProblem):
-    """No space left, or not enough for what was planned."""
+    """No space left, or less than the plan needs."""
 
 
 class PortInUseError(EnvironmentProblem):
-    """Somebody else listens there."""
+    """Another process listens on the port."""
 
 
 class UnreachableError(EnvironmentProblem):
-    """An engine does not answer; that says nothing about its jobs."""
+    """A backend does not answer; its jobs may be fine."""
 
 
 class UnansweredError(UnreachableError):
-    """A submission was sent and not answered: the engine may have the job, and a later look finds it."""
+    """A submission got no answer: the backend may have the job, and a later poll finds it."""
 
 
 class RunFailedError(TrainworksError):
@@ -153,4 +160,30 @@ class RunFailedError(TrainworksError):
 
 
 class DivergedError(RunFailedError):
-    """A step was not finite or a spike, and the policy is to end the run."""
+    """The loss or gradient norm was not finite or spiked, and the policy ends the run."""
+
+
+def suggest(
+    word: str,
+    known: Iterable[str],
+    *,
+    otherwise: str | None = None,
+    form: str = "{}",
+    count: int = 1,
+    cutoff: float = 0.6,
+) -> str | None:
+    """A hint with the known words that are most similar to an unknown one.
+
+    Args:
+        word: the unknown word.
+        known: all words that would be right.
+        otherwise: the hint when none is similar.
+        form: how a known word is written: `--{}`.
+        count: most words to name.
+        cutoff: least similarity, 0 to 1.
+
+    >>> suggest("lama", ["llama", "gpt2"])
+    'did you mean `llama`?'
+    """
+    near = [f"`{form.replace('{}', match)}`" for match in get_close_matches(word, known, n=count, cutoff=cutoff)]
+    return f"did you mean {' or '.join(filter(None, [', '.join(near[:-1]), near[-1]]))}?" if near else otherwise

@@ -178,7 +178,7 @@ def parse_usd(text: str | float) -> float:
     written = str(text).strip().replace(",", "")
     amount = written[1:] if written.startswith("$") else written.removesuffix("USD")
     if amount == written:
-        raise QuantityError(f"`{text}` is no amount of US dollars", hint="write it like `2000 USD`")
+        raise QuantityError(f"`{text}` is not an amount of US dollars", hint="write it like `2000 USD`")
     value, suffix = _split(amount.strip(), "an amount", "2000 USD")
     return float(_scale(value, suffix, COUNT_SUFFIXES, "an amount", "2000 USD"))
 

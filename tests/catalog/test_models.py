@@ -115,7 +115,7 @@ def test_a_preset_is_found_by_its_name_and_its_aliases(name: str) -> None:
 
 
 def test_an_unknown_preset_names_the_nearest() -> None:
-    with pytest.raises(UsageError, match="no known model `llama3-71b`") as refused:
+    with pytest.raises(UsageError, match="unknown model `llama3-71b`") as refused:
         preset("llama3-71b")
     assert "`llama3-70b`" in str(refused.value.hint)
 

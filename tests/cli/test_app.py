@@ -185,7 +185,7 @@ def test_a_bad_run_file_leaves_no_run_directory(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("run", "nope.yaml"), "no run file `nope.yaml`"),
+        (("run", "nope.yaml"), "run file `nope.yaml` not found"),
         (
             ("run", "no-such-program"),
             "`no-such-program` is neither a run file (*.yaml), nor a batch script (*.sbatch), nor a program",

@@ -58,12 +58,12 @@ def test_packing_says_how_much_is_filler(trainworks):
     ("arguments", "message", "hint"),
     [
         (("prepare", "text"), "names no files", "did you mean `"),
-        (("prepare", "hff://x"), "`hff://` is no store that is known", "did you mean `hf://`?"),
+        (("prepare", "hff://x"), "unknown kind of store `hff://`", "did you mean `hf://`?"),
         (("prepare", "hf://x?splt=a"), "unknown option `splt`", "did you mean `split`?"),
         (("prepare", "texts", "--column", "texxt"), "has no text in `texxt`", "did you mean `text`?"),
         (("verify", "texts"), "holds no prepared data", "trainworks data prepare"),
         (("verify", "texts/0.jsonl"), "holds no prepared data", "trainworks data prepare"),
-        (("prepare", "run.yaml"), "no run file `run.yaml`", None),
+        (("prepare", "run.yaml"), "run file `run.yaml` not found", None),
     ],
 )
 def test_what_cannot_be_is_refused_with_a_hint(trainworks, arguments, message, hint):

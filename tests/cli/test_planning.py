@@ -82,7 +82,7 @@ def test_a_preset_is_planned_for_this_machine(tmp_path: Path) -> None:
     [
         ("llama3.1-405b", 3, "error: the model does not fit: "),
         ("deepseek-v3", 2, "error: cannot plan `deepseek-v3` for this machine: no calibration gives the step time"),
-        ("llama3-8bb", 2, "error: no known model `llama3-8bb`"),
+        ("llama3-8bb", 2, "error: unknown model `llama3-8bb`"),
     ],
 )
 def test_a_preset_that_this_machine_cannot_plan_says_which_figure_is_missing(

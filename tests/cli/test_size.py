@@ -118,7 +118,7 @@ def test_several_runs_share_one_cluster(run_file: Path, golden) -> None:
         (["--processor", "EPYC"], "no processor `EPYC`"),
         (["--deadline", "soon"], "`soon` is not a duration"),
         (["--deadline", "0s"], "`0s` is nothing"),
-        (["--budget", "5"], "`5` is no amount of US dollars"),
+        (["--budget", "5"], "`5` is not an amount of US dollars"),
         (["--confidence", "90"], "`90` is not between 0 and 100 %"),
         (["--contract", "stolen"], "no contract `stolen`"),
         (["--hours-per-year", "9000"], "9000 hours in a year"),

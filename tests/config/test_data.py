@@ -58,18 +58,22 @@ def test_data_survives_being_written_and_read() -> None:
 @pytest.mark.parametrize(
     ("written", "message", "hint"),
     [
-        ("hff://x", "`hff://` is no store that is known", "did you mean `hf://`?"),
+        ("hff://x", "unknown kind of store `hff://`", "did you mean `hf://`?"),
         ("hf://x?splitt=a", "unknown option `splitt` in `hf://x?splitt=a`", "did you mean `split`?"),
         ("[{source: a, wieght: 1}]", "unknown key `wieght`", "did you mean `weight`?"),
-        ("[a, {source: b, weight: 1}]", "`a` has no weight, others have", "give every source a weight, or none"),
-        ("{a: 1, b: 1.0e-9}", "weight 1e-09 of `b` is less than 1e-5 of 1, their sum", ""),
-        ("{a: -1}", "does not fit", ""),
+        (
+            "[a, {source: b, weight: 1}]",
+            "`a` has no weight, but other sources have one",
+            "give a weight to every source or to none",
+        ),
+        ("{a: 1, b: 1.0e-9}", "weight 1e-09 of `b` is below 1e-5 of the sum of weights, 1", ""),
+        ("{a: -1}", "must be greater than 0, got `-1`", ""),
         ("[]", "`source` is an empty list", "name at least one source"),
-        ("5", "`5` is no source of data", "give an address, a list of them, or addresses with weights"),
-        ("{source: a, weight: 1}", "one source is written as text", "write `source: ADDRESS`"),
+        ("5", "`5` is not a data source", "give an address, a list of addresses, or addresses with weights"),
+        ("{source: a, weight: 1}", "a single source must be text", "write `source: ADDRESS`"),
     ],
 )
-def test_what_is_no_source_is_refused_with_its_place(written: str, message: str, hint: str) -> None:
+def test_an_invalid_source_is_refused_with_its_place(written: str, message: str, hint: str) -> None:
     with pytest.raises(RunFileError) as caught:
         data(written)
     problem = caught.value.problems[0]
@@ -77,11 +81,11 @@ def test_what_is_no_source_is_refused_with_its_place(written: str, message: str,
     assert problem.place is not None and problem.place.startswith(("run.yaml:7", "run.yaml:6"))
 
 
-def test_a_key_that_stands_in_the_address_and_beside_it_is_refused() -> None:
-    with pytest.raises(RunFileError, match="`split` stands twice"):
+def test_an_option_in_the_address_and_as_a_key_is_refused() -> None:
+    with pytest.raises(RunFileError, match="`split` is set twice"):
         data('"hf://x?split=a"\n    split: b')
 
 
 def test_several_sources_have_their_own_columns() -> None:
-    with pytest.raises(RunFileError, match="of several sources each has its own `column`"):
+    with pytest.raises(RunFileError, match="`column` and `split` need a single source"):
         data("[a, b]\n    column: text")

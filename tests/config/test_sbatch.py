@@ -273,7 +273,7 @@ def test_a_batch_script_is_known_by_its_ending_or_its_options(
 
 
 def test_a_script_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"no run file `.*train\.sbatch`"):
+    with pytest.raises(UsageError, match=r"run file `.*train\.sbatch`"):
         load_batch_script(tmp_path / "train.sbatch")
 
 

@@ -18,7 +18,7 @@ def assert_one_clear_error(stderr: str) -> None:
 
 def test_a_missing_run_file(program):
     code, _, stderr = program.run("run", "nowhere.yaml")
-    assert (code, stderr) == (2, "error: no run file `nowhere.yaml`\n")
+    assert (code, stderr) == (2, "error: run file `nowhere.yaml` not found\n")
 
 
 def test_a_wrong_unit_is_named_with_its_line(program, write_run_file):

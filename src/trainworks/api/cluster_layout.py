@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from difflib import get_close_matches
 
 import numpy as np
 from pydantic import ValidationError
 
 from trainworks.config.layout import Layout, check_micro_batch, check_written, divisors, next_multiple, one_of
 from trainworks.config.limits import above_limit
-from trainworks.errors import LayoutError, UsageError
+from trainworks.errors import LayoutError, UsageError, suggest
 from trainworks.plan.conv_step import ConvJob
 from trainworks.plan.layouts import Recompute
 from trainworks.plan.learning import fixed_of
@@ -38,10 +37,9 @@ def parse_layout(text: str) -> Layout:
         twice = next(name for name, _ in pairs if [other for other, _ in pairs].count(name) > 1)
         raise UsageError(f"`{text}` gives `{twice}` twice", hint=f"keep one `{twice}=`")
     if unknown := sorted(named.keys() - Layout.model_fields.keys()):
-        near = get_close_matches(unknown[0], Layout.model_fields, n=1)
-        known = ", ".join(Layout.model_fields)
+        known = f"there are {', '.join(Layout.model_fields)}"
         raise UsageError(
-            f"no layout has `{unknown[0]}`", hint=f"did you mean `{near[0]}`?" if near else f"there are {known}"
+            f"no layout has `{unknown[0]}`", hint=suggest(unknown[0], Layout.model_fields, otherwise=known)
         )
     try:
         return Layout.model_validate({name: int(v) if _NUMBER.fullmatch(v) else v for name, v in named.items()})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from difflib import get_close_matches
 from functools import cache
 from importlib import resources
 from typing import Any, Literal
@@ -12,7 +11,7 @@ import yaml
 
 from trainworks.catalog.catalog import explain_term
 from trainworks.config.quantities import Frozen
-from trainworks.errors import UsageError
+from trainworks.errors import UsageError, suggest
 
 __all__ = ["KnownModel", "find_preset", "known_model", "preset", "preset_names"]
 
@@ -59,10 +58,8 @@ def known_model(name: str) -> KnownModel:
     meant = find_preset(name)
     if meant is None and (explained := explain_term(name)) is not None:
         raise explained
-    near = get_close_matches(name.lower(), models, n=3, cutoff=0.5)
-    near = [meant, *(other for other in near if other != meant)] if meant else near
-    names = ", ".join(f"`{other}`" for other in near)
-    raise UsageError(f"no known model `{name}`", hint=f"did you mean {names}?" if near else _OWN)
+    hint = suggest(meant or name.lower(), models, count=3, cutoff=0.5, otherwise=_OWN)
+    raise UsageError(f"unknown model `{name}`", hint=hint)
 
 
 def find_preset(text: str) -> str | None:

@@ -6,14 +6,13 @@ import errno
 import importlib
 import os
 import sys
-from difflib import get_close_matches
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
 from trainworks import __version__
-from trainworks.errors import DiskFullError, EnvironmentProblem, TrainworksError, UsageError
+from trainworks.errors import DiskFullError, EnvironmentProblem, TrainworksError, UsageError, suggest
 from trainworks.report.printable import say
 
 __all__ = ["COMMANDS", "app", "main", "module_of"]
@@ -89,9 +88,8 @@ class _LazyCommands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = ALIASES.get(args[0], args[0]) if args else ""
-        near = [] if name in COMMANDS else get_close_matches(name, COMMANDS, n=1)
-        if near:
-            raise UsageError(f"no command `{name}`", hint=f"did you mean `{near[0]}`?")
+        if name not in COMMANDS and (hint := suggest(name, COMMANDS)):
+            raise UsageError(f"no command `{name}`", hint=hint)
         if name in COMMANDS and not ctx.resilient_parsing:
             return name, _imported(name), args[1:]
         return super().resolve_command(ctx, args)

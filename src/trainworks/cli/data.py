@@ -15,7 +15,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from trainworks.api.worker_call import ask
 from trainworks.cli.options import AsJson
 from trainworks.config.data import Data
-from trainworks.config.load import load_run_file
+from trainworks.config.load import invalid_value, load_run_file
 from trainworks.errors import MissingExtraError, UsageError
 from trainworks.host.corpus import anchored_data, check_sources
 from trainworks.report.console import SafeConsole
@@ -90,10 +90,9 @@ def _data(target: str, options: dict[str, Any], *, images: bool) -> Data:
     try:
         data = Data.model_validate({"source": target} | options | ({"image_size": 224} if images else {}))
     except ValidationError as error:
-        message, _, hint = str(error.errors()[0].get("ctx", {}).get("error", error.errors()[0]["msg"])).partition(
-            "\x1f"
-        )
-        raise UsageError(message, hint=hint or None) from None
+        detail = error.errors()[0]
+        message, hint = invalid_value(detail, detail["loc"])
+        raise UsageError(message, hint=hint) from None
     return anchored_data(data)
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints
 
-from trainworks.config.quantities import DurationS, SizeBytes, Spec
+from trainworks.config.quantities import DurationS, FieldError, SizeBytes, Spec
 
 __all__ = ["Autoscale", "CloudNode", "KubernetesAutoscale", "SkyPilotAutoscale", "SlurmAutoscale"]
 
@@ -28,7 +28,7 @@ ConfigPath = Annotated[str, StringConstraints(pattern=r"^/[A-Za-z0-9._/-]*$", ma
 
 def _one_line(text: str) -> str:
     if not text.strip() or re.search(r"[\n\r\0]", text):
-        raise ValueError("a command is one line\x1fput more of them into a script, and call that")
+        raise FieldError("a command must be a single line", hint="put the lines into a script and call it")
     return text
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_serializer
 
-from trainworks.config.quantities import Spec
+from trainworks.config.quantities import FieldError, Spec
 
 __all__ = ["AcceleratorRequest", "EnvironmentValue", "Framework", "Resources", "shell_of"]
 
@@ -47,9 +47,11 @@ def _requests(value: Any) -> Any:
 def _request(text: str) -> AcceleratorRequest:
     name, _, count = text.strip().partition(":")
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
-        raise ValueError(f"`{text}` names no accelerator\x1fwrite it like `A100:8`")
+        raise FieldError(f"`{text}` does not name an accelerator", hint="write it like `A100:8`")
     if not re.fullmatch(r"[1-9][0-9]*", count or "1"):
-        raise ValueError(f"`{text}` has no whole number of accelerators\x1fa rank gets whole accelerators: `{name}:1`")
+        raise FieldError(
+            f"`{text}` does not give a whole number of accelerators", hint=f"use whole accelerators: `{name}:1`"
+        )
     return AcceleratorRequest(name=name, count=int(count or "1"))
 
 
@@ -59,7 +61,7 @@ def _at_least(unit: str, example: str) -> BeforeValidator:
     def parse(value: Any) -> Any:
         found = re.fullmatch(rf"(\d+(?:\.\d+)?)(?:\s*{unit})?\+?", str(value).strip())
         if found is None or float(found[1]) <= 0:
-            raise ValueError(f"`{value}` is no amount\x1fwrite it like `{example}`")
+            raise FieldError(f"`{value}` is not a number above 0", hint=f"write it like `{example}`")
         return float(found[1])
 
     return BeforeValidator(parse)
@@ -94,9 +96,9 @@ EnvironmentValue = Annotated[
 
 def _not_spot(value: bool) -> bool:
     if value:
-        raise ValueError(
-            "`resources.use_spot` has another name in a run file"
-            "\x1fset `cluster.skypilot.use_spot` with `engine: skypilot`, or leave it out to run on this machine"
+        raise FieldError(
+            "`resources.use_spot: true` is not supported",
+            hint="set `cluster.skypilot.use_spot` with `engine: skypilot`, or remove it to run on this machine",
         )
     return value
 

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema,
 
 from trainworks.config.data_source import DataSource, check_weights, sources_from
 from trainworks.config.limits import up_to
-from trainworks.config.quantities import SizeBytes, Spec
+from trainworks.config.quantities import FieldError, SizeBytes, Spec
 
 __all__ = ["TRAINED_VOCABULARY", "Data"]
 
@@ -68,9 +68,9 @@ class Data(Spec):
             assert len(self.sources) <= 1  # checks that no option of the address stands beside it again
             return self
         if not self.source:
-            raise ValueError("`source` is an empty list\x1fname at least one source")
+            raise FieldError("`source` is an empty list", hint="name at least one source")
         if self.column is not None or self.split is not None:
-            raise ValueError("of several sources each has its own `column` and `split`\x1fwrite them into the list")
+            raise FieldError("`column` and `split` need a single source", hint="set them for each source in the list")
         check_weights(self.source)
         return self
 

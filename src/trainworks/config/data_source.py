@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from difflib import get_close_matches
 from typing import Annotated, Any
 from urllib.parse import parse_qsl
 
 from pydantic import Field, model_validator
 
-from trainworks.config.quantities import Spec
+from trainworks.config.quantities import FieldError, Spec
+from trainworks.errors import suggest
 
 __all__ = ["HUB", "SCHEMES", "STDLIB", "DataSource", "sources_from"]
 
@@ -55,9 +55,9 @@ class DataSource(Spec):
         options = dict(parse_qsl(query, keep_blank_values=True))
         for option in options:
             if option not in _HUB_OPTIONS:
-                raise ValueError(f"unknown option `{option}` in `{address}`\x1f{_near(option, _HUB_OPTIONS)}")
+                raise FieldError(f"unknown option `{option}` in `{address}`", hint=_nearest(option, _HUB_OPTIONS))
             if value.get(option) is not None:
-                raise ValueError(f"`{option}` stands twice: in `{address}` and beside it")
+                raise FieldError(f"`{option}` is set twice: in `{address}` and as a key")
         return value | options | {"source": name}
 
     @property
@@ -75,13 +75,13 @@ def scheme_of(address: str) -> str | None:
 def _checked_scheme(address: str) -> str:
     scheme = scheme_of(address)
     if scheme is not None and scheme not in SCHEMES:
-        raise ValueError(f"`{scheme}://` is no store that is known\x1f{_near(scheme, SCHEMES, '://')}")
+        raise FieldError(f"unknown kind of store `{scheme}://`", hint=_nearest(scheme, SCHEMES, form="{}://"))
     return address
 
 
-def _near(word: str, known: tuple[str, ...], after: str = "") -> str:
-    near = get_close_matches(word, known, n=1)
-    return f"did you mean `{near[0]}{after}`?" if near else f"there are {', '.join(name + after for name in known)}"
+def _nearest(word: str, known: tuple[str, ...], form: str = "{}") -> str | None:
+    names = ", ".join(form.format(name) for name in known)
+    return suggest(word, known, form=form, otherwise=f"known are {names}")
 
 
 def sources_from(value: Any) -> Any:
@@ -91,13 +91,13 @@ def sources_from(value: Any) -> Any:
     """
     if isinstance(value, dict):
         if "source" in value:
-            raise ValueError("one source is written as text\x1fwrite `source: ADDRESS`, and `column` beside it")
+            raise FieldError("a single source must be text", hint="write `source: ADDRESS`, and `column` beside it")
         return tuple({"source": address, "weight": weight} for address, weight in value.items())
     if isinstance(value, list | tuple):
         return tuple({"source": item} if isinstance(item, str) else item for item in value)
     if not isinstance(value, str):
-        raise ValueError(
-            f"`{value}` is no source of data\x1fgive an address, a list of them, or addresses with weights"
+        raise FieldError(
+            f"`{value}` is not a data source", hint="give an address, a list of addresses, or addresses with weights"
         )
     DataSource.model_validate({"source": value})
     return value
@@ -107,13 +107,17 @@ def check_weights(sources: tuple[DataSource, ...]) -> None:
     """Weights are given for all sources or for none, and each is enough to be seen.
 
     Raises:
-        ValueError: they are not.
+        FieldError: some sources have no weight, or a weight is too small.
     """
     weights = [source.weight for source in sources]
     missing = [source.source for source in sources if source.weight is None]
     if missing and len(missing) < len(sources):
-        raise ValueError(f"`{missing[0]}` has no weight, others have\x1fgive every source a weight, or none of them")
+        raise FieldError(
+            f"`{missing[0]}` has no weight, but other sources have one", hint="give a weight to every source or to none"
+        )
     total = sum(weight for weight in weights if weight is not None)
     for source in sources:
         if source.weight is not None and source.weight < _SMALLEST_SHARE * total:
-            raise ValueError(f"weight {source.weight:g} of `{source.source}` is less than 1e-5 of {total:g}, their sum")
+            raise FieldError(
+                f"weight {source.weight:g} of `{source.source}` is below 1e-5 of the sum of weights, {total:g}"
+            )

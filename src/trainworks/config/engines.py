@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, StringConstraints
 
 from trainworks.config.limits import up_to
-from trainworks.config.quantities import DurationS, DurationSOrNever, SizeBytes, Spec
+from trainworks.config.quantities import DurationS, DurationSOrNever, FieldError, SizeBytes, Spec
 
 __all__ = ["Container", "Engine", "Idle", "Job", "Kubernetes", "Ray", "SkyPilot", "Slurm"]
 
@@ -42,7 +42,7 @@ Variable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
 def _one_option(text: str) -> str:
     """An option of sbatch as one line; its value may hold anything but a line's end."""
     if not re.fullmatch(r"--[a-z][a-z-]*(=[^\n\r\0]*)?", text):
-        raise ValueError(f"`{text}` is no option of sbatch\x1fwrite it like `--reservation=maintenance`")
+        raise FieldError(f"invalid sbatch option `{text}`", hint="write it like `--reservation=maintenance`")
     return text
 
 

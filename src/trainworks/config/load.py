@@ -1,11 +1,10 @@
-"""From a YAML file to a RunFile; every error says file, line and field, and all of them come at once."""
+"""Read a run file from YAML; all of its errors are reported at once, each with file, line and field."""
 
 from __future__ import annotations
 
 import re
 import types
 from collections.abc import Iterator, Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin
 
@@ -13,14 +12,16 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from trainworks.config.limits import above_limit
+from trainworks.config.quantities import FieldError
 from trainworks.config.run_file import RunFile
-from trainworks.errors import LayoutError, RunFileError, TrainworksError, UsageError
+from trainworks.errors import LayoutError, RunFileError, TrainworksError, UsageError, suggest
 
 __all__ = [
     "ELSEWHERE",
     "LATER",
     "FieldPath",
     "Source",
+    "invalid_value",
     "load_run_file",
     "name_from",
     "parse_run_file",
@@ -32,18 +33,18 @@ LATER = {
     "track": "read `metrics.jsonl` of the run, or `trainworks report --json`",
     "notify": None,
     "recover.warm_spares": None,
-    "volumes": "on this machine the files are where they are; name their paths in `envs`",
+    "volumes": "on this machine, name the paths of the files in `envs`",
     "config": None,
     "service": None,
     "pool": None,
     **{
-        f"resources.{key}": "leave it out"
+        f"resources.{key}": "remove it"
         for key in ("labels", "disk_tier", "network_tier", "local_disk", "accelerator_args", "ports")
     },
 }
-"""Keys of the design and of a SkyPilot task file that are not built yet, and what to do meanwhile."""
+"""Keys of the design and of a SkyPilot task file that are not implemented yet, and what to do instead."""
 
-_RENTED = "with `engine: skypilot`, or leave it out to run on this machine"
+_RENTED = "with `engine: skypilot`, or remove it to run on this machine"
 
 ELSEWHERE = {
     **{
@@ -52,23 +53,23 @@ ELSEWHERE = {
     },
     **{f"resources.{key}": f"set `cluster.skypilot.infra` {_RENTED}" for key in ("cloud", "region", "zone", "any_of")},
     "resources.image_id": f"set `cluster.skypilot.image` {_RENTED}",
-    "resources.autostop": "set `cluster.autoscale`, or leave it out: a job gives its nodes back at its end",
+    "resources.autostop": "set `cluster.autoscale`, or remove it: a job releases its nodes when it ends",
     "resources.job_recovery": "set `recover: {max_restarts: N}`",
-    "file_mounts": "set `cluster.skypilot.file_mounts`; on this machine name the paths of the files in `envs`",
-    "secrets": "name them in `envs` without a value, `HF_TOKEN: null`: the value comes from your shell",
+    "file_mounts": "set `cluster.skypilot.file_mounts`; on this machine, name the paths of the files in `envs`",
+    "secrets": "name them in `envs` without a value: `HF_TOKEN: null` takes the value from your shell",
 }
-"""Keys of a SkyPilot task file that a run file has under another name, and what to write."""
+"""Keys of a SkyPilot task file that have another name in a run file, and what to write."""
 
 FieldPath = tuple[str | int, ...]
 
 _DEEPEST = 100
-"""Levels of a run file."""
+"""Deepest nesting of a run file."""
 _MOST_FIELDS = 100_000
-"""Fields of a run file, with those that its aliases repeat."""
+"""Most fields of a run file, repeats by aliases included."""
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which `20:25` is text: YAML 1.1 takes it for a number of base 60, which nobody means."""
+    """YAML in which `20:25` is text; YAML 1.1 reads it as a number of base 60."""
 
     _depth = 0
 
@@ -99,7 +100,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class Source:
-    """A run file's text and where each of its fields stands, for errors found later in the program."""
+    """The text of a run file and the line of each field, for errors found later in the program."""
 
     def __init__(self, name: str, text: str) -> None:
         self.name = name
@@ -107,24 +108,24 @@ class Source:
         self._lines: dict[tuple[str, ...], int] = {}
 
     def place(self, field: FieldPath) -> str:
-        """`file:line  a.b.c`; a field that is not written points at its nearest written parent."""
+        """`file:line  a.b.c`; a field that the file lacks points at its nearest parent in the file."""
         return f"{self.name}:{self.line(field)}  {'.'.join(str(part) for part in field)}".rstrip()
 
     def line(self, field: FieldPath) -> int:
-        """Line of a field, or of its nearest written parent."""
-        written = tuple(str(part) for part in field)
-        while written not in self._lines and written:
-            written = written[:-1]
-        return self._lines.get(written, 1)
+        """Line of a field, or of its nearest parent in the file."""
+        path = tuple(str(part) for part in field)
+        while path not in self._lines and path:
+            path = path[:-1]
+        return self._lines.get(path, 1)
 
     def locate(self, error: LayoutError) -> RunFileError:
-        """The error with the place of the layout field that it blames; of the batch if no layout is written."""
-        written = ("layout", error.field) if ("layout",) in self._lines else ("workload", "global_batch")
-        place = self.place(written)
+        """The error with the place of its layout field; that of the batch if the file has no layout."""
+        path = ("layout", error.field) if ("layout",) in self._lines else ("workload", "global_batch")
+        place = self.place(path)
         return RunFileError([UsageError(error.message, place=place, hint=error.hint)])
 
     def parse(self) -> Any:
-        """The YAML as plain Python values, its line numbers remembered.
+        """Parse the YAML into plain Python values and remember the line numbers.
 
         Raises:
             RunFileError: the text is not YAML, is nested or repeated by aliases beyond the limits, or has a key twice.
@@ -135,10 +136,10 @@ class Source:
             return yaml.load(self.text, Loader=_Loader)  # noqa: S506, a safe loader
         except yaml.MarkedYAMLError as error:
             line = error.problem_mark.line + 1 if error.problem_mark else 1
-            problem = UsageError(f"not YAML: {error.problem}", place=f"{self.name}:{line}")
+            problem = UsageError(f"invalid YAML: {error.problem}", place=f"{self.name}:{line}")
             raise RunFileError([problem]) from None
         except yaml.YAMLError as error:
-            raise RunFileError([UsageError(f"not YAML: {error}", place=self.name)]) from None
+            raise RunFileError([UsageError(f"invalid YAML: {error}", place=self.name)]) from None
 
     def _remember(self, node: yaml.Node | None, path: tuple[str, ...], above: tuple[yaml.Node, ...] = ()) -> None:
         if node is None:
@@ -149,7 +150,7 @@ class Source:
             for key, value in node.value:
                 field = (*path, str(key.value))
                 if field in self._lines:
-                    raise yaml.MarkedYAMLError(problem=f"`{key.value}` stands twice", problem_mark=key.start_mark)
+                    raise yaml.MarkedYAMLError(problem=f"duplicate key `{key.value}`", problem_mark=key.start_mark)
                 self._lines[field] = key.start_mark.line + 1
                 self._remember(value, field, above)
         elif isinstance(node, yaml.SequenceNode):
@@ -178,7 +179,7 @@ def load_run_file(path: Path) -> tuple[RunFile, Source]:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file that somebody named.
+    """Text of a run file.
 
     Raises:
         UsageError: the file does not exist or cannot be read.
@@ -186,13 +187,17 @@ def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise UsageError(f"no run file `{path}`", hint=_near_file(path)) from None
+        raise UsageError(f"run file `{path}` not found", hint=_nearest_file(path)) from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read `{path}`: {error}") from None
 
 
 def parse_run_file(text: str, *, name: str) -> tuple[RunFile, Source]:
-    """Check the text of a run file; `name` is what errors call it.
+    """Check the text of a run file.
+
+    Args:
+        text: YAML.
+        name: of the file, for errors.
 
     Raises:
         RunFileError: every problem in it, each with its line.
@@ -200,7 +205,7 @@ def parse_run_file(text: str, *, name: str) -> tuple[RunFile, Source]:
     source = Source(name, text)
     data = source.parse()
     if not isinstance(data, dict):
-        raise RunFileError([UsageError("a run file is a mapping of keys to values", place=f"{name}:1")])
+        raise RunFileError([UsageError("a run file must be a mapping of keys to values", place=f"{name}:1")])
     if "run" in data:
         data.setdefault("name", name_from(Path(name).stem))
     try:
@@ -210,64 +215,115 @@ def parse_run_file(text: str, *, name: str) -> tuple[RunFile, Source]:
 
 
 def name_from(text: str) -> str:
-    """A name of a run from any text: `train` for `train.py` without its ending, `command` where nothing is left."""
+    """A valid run name made of any text; `command` if no character of it can be used."""
     return re.sub("[^A-Za-z0-9]", "-", text.lstrip("._-")).strip("-")[:60] or "command"
 
 
 def problems_of(error: ValidationError, data: Mapping[str, Any], source: Source) -> Iterator[TrainworksError]:
-    """What pydantic found, in our words and in the order of the file."""
-    found = [
-        (_written_path(detail["loc"], data, missing=detail["type"] == "missing"), detail)
-        for detail in error.errors(include_url=False)
-    ]
-    numbers = {path for path, detail in found if detail["type"] in ("greater_than_equal", "less_than_equal")}
-    found = [each for each in found if each[1]["type"] != "literal_error" or each[0] not in numbers]
-    for path, detail in sorted(found, key=lambda problem: source.line(problem[0])):
-        message, hint = _wording(detail, path)
-        yield UsageError(message, place=source.place(path), hint=hint)
+    """Errors of a run file from those of pydantic, in the order of the file."""
+    by_path: dict[FieldPath, list[Any]] = {}
+    for detail in error.errors(include_url=False):
+        path = _path_in_file(detail["loc"], data, missing=detail["type"] == "missing")
+        by_path.setdefault(path, []).append(detail)
+    for path in sorted(by_path, key=source.line):
+        for message, hint in _messages(by_path[path], path):
+            yield UsageError(message, place=source.place(path), hint=hint)
 
 
-def _wording(detail: Any, path: FieldPath) -> tuple[str, str | None]:
-    """Our words for pydantic's finding: message and hint."""
-    kind = detail["type"]
-    if kind == "extra_forbidden":
-        return _unknown_key_wording(path)
-    if kind == "missing":
-        return f"`{path[-1]}` is missing", None
-    if kind == "value_error":
-        message, _, hint = str(detail["ctx"]["error"]).partition("\x1f")
-        return message, hint or None
-    if kind == "literal_error":
-        return _literal_wording(detail["input"], detail["ctx"]["expected"])
-    return _range_wording(detail, path)
+def _messages(details: list[Any], path: FieldPath) -> Iterator[tuple[str, str | None]]:
+    """Message and hint of each error of one field; the alternatives of a union are one error."""
+    if any(detail["type"] in _BOUNDS for detail in details):
+        details = [detail for detail in details if detail["type"] != "literal_error"]
+    alternatives = [requirement for detail in details if (requirement := _requirement(detail))]
+    if len(alternatives) == len(details) > 1:
+        yield f"`{_key(path)}` must be {' or '.join(alternatives)}, got {_input(details[0])}", None
+        return
+    for detail in details:
+        if detail["type"] == "extra_forbidden":
+            yield _unknown_key(path)
+        elif detail["type"] == "missing":
+            yield f"`{path[-1]}` is missing", None
+        else:
+            yield invalid_value(detail, path)
 
 
-def _unknown_key_wording(path: FieldPath) -> tuple[str, str | None]:
+def _unknown_key(path: FieldPath) -> tuple[str, str | None]:
     key, dotted = path[-1], ".".join(map(str, path))
     if dotted in LATER:
-        return f"`{key}` is not in this version", LATER[dotted]
+        return f"`{key}` is not supported yet", LATER[dotted]
     if dotted in ELSEWHERE:
-        return f"`{dotted}` has another name in a run file", ELSEWHERE[dotted]
+        return f"unsupported key `{dotted}`", ELSEWHERE[dotted]
     known = _fields_at(RunFile, path[:-1])
-    near = get_close_matches(str(key), known, n=1)
-    return f"unknown key `{key}`", f"did you mean `{near[0]}`?" if near else f"known keys: {', '.join(known)}"
+    return f"unknown key `{key}`", suggest(str(key), known, otherwise=f"known keys: {', '.join(known)}")
 
 
-def _range_wording(detail: Any, path: FieldPath) -> tuple[str, str | None]:
-    name = next((part for part in reversed(path) if isinstance(part, str)), "")
-    if detail["type"] == "less_than_equal" and (problem := above_limit(name, int(detail["input"]))):
+def invalid_value(detail: Any, path: FieldPath) -> tuple[str, str | None]:
+    """Message and hint of a value that pydantic refused.
+
+    Args:
+        detail: an item of `ValidationError.errors()`.
+        path: keys of the file that lead to the value.
+    """
+    if isinstance(error := detail.get("ctx", {}).get("error"), FieldError):
+        return error.message, error.hint
+    key = _key(path)
+    if detail["type"] == "less_than_equal" and (problem := above_limit(key, int(detail["input"]))):
         return problem, "check the number of digits"
-    return f"`{str(detail['input'])[:100]}` does not fit: {detail['msg'][0].lower()}{detail['msg'][1:]}", None
+    hint = suggest(str(detail["input"]), _options(detail)) if detail["type"] == "literal_error" else None
+    if requirement := _requirement(detail):
+        return f"`{key}` must be {requirement}, got {_input(detail)}", hint
+    return f"invalid `{key}` {_input(detail)}: {detail['msg'][0].lower()}{detail['msg'][1:]}", hint
 
 
-def _literal_wording(value: object, expected: str) -> tuple[str, str | None]:
-    options = [option.strip("' ") for option in expected.replace(" or ", ",").split(",")]
-    near = get_close_matches(str(value), options, n=1)
-    return f"`{value}` is not one of {', '.join(options)}", f"did you mean `{near[0]}`?" if near else None
+_BOUNDS = {
+    "greater_than": ("gt", "greater than"),
+    "greater_than_equal": ("ge", "at least"),
+    "less_than": ("lt", "less than"),
+    "less_than_equal": ("le", "at most"),
+}
+_TYPES = {
+    "int": "an integer",
+    "float": "a number",
+    "bool": "true or false",
+    "string": "text",
+    "dict": "a mapping of keys to values",
+    "model": "a mapping of keys to values",
+    "list": "a list",
+    "tuple": "a list",
+}
+"""Description of a type by the first word of pydantic's error about it: `int_parsing`, `model_type`."""
 
 
-def _written_path(loc: FieldPath, data: Any, *, missing: bool) -> FieldPath:
-    """Pydantic's location without the union tags that nobody wrote."""
+def _requirement(detail: Any) -> str | None:
+    """The values that a field takes, to follow `must be`; None for an error that is about something else."""
+    kind = detail["type"]
+    if kind in _BOUNDS:
+        name, words = _BOUNDS[kind]
+        bound = detail["ctx"][name]
+        return f"{words} {int(bound) if bound == int(bound) else bound:,}"
+    if kind == "literal_error":
+        options = _options(detail)
+        return f"`{options[0]}`" if len(options) == 1 else f"one of {', '.join(options)}"
+    if kind == "string_pattern_mismatch":
+        return f"text that matches `{detail['ctx']['pattern']}`"
+    first, _, rest = kind.partition("_")
+    return _TYPES.get(first) if rest in ("type", "parsing", "from_float", "attributes_type") else None
+
+
+def _options(detail: Any) -> list[str]:
+    return [option.strip("' ") for option in detail["ctx"]["expected"].replace(" or ", ",").split(",")]
+
+
+def _input(detail: Any) -> str:
+    return f"`{str(detail['input'])[:100]}`"
+
+
+def _key(path: FieldPath) -> str:
+    return next((part for part in reversed(path) if isinstance(part, str)), "run file")
+
+
+def _path_in_file(loc: FieldPath, data: Any, *, missing: bool) -> FieldPath:
+    """Pydantic's location without the names of union members, which the file does not have."""
     path: list[str | int] = []
     for index, part in enumerate(loc):
         if isinstance(data, dict) and part in data:
@@ -299,8 +355,6 @@ def _inner_model(annotation: Any) -> type[BaseModel] | None:
     return None
 
 
-def _near_file(path: Path) -> str | None:
+def _nearest_file(path: Path) -> str | None:
     folder = path.parent if path.parent.is_dir() else Path()
-    candidates = [str(found) for found in sorted(folder.glob("*.y*ml"))]
-    near = get_close_matches(str(path), candidates, n=1)
-    return f"did you mean `{near[0]}`?" if near else None
+    return suggest(str(path), [str(file) for file in sorted(folder.glob("*.y*ml"))])

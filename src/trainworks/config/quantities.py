@@ -18,6 +18,7 @@ __all__ = [
     "CheckpointInterval",
     "DurationS",
     "DurationSOrNever",
+    "FieldError",
     "Frozen",
     "SizeBytes",
     "Spec",
@@ -26,6 +27,20 @@ __all__ = [
 ]
 
 _MAX_WINDOW_STEPS = 50
+
+
+class FieldError(ValueError):
+    """An invalid value, raised by a pydantic validator and reported with its place by the loader of the file.
+
+    Args:
+        message: what is wrong, with the value.
+        hint: the next step to take.
+    """
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
 
 
 class Frozen(BaseModel):
@@ -41,13 +56,13 @@ class Spec(Frozen):
 
 
 def _parsed(parse: Callable[[Any], Any]) -> BeforeValidator:
-    """A validator that turns our quantity errors into pydantic's, keeping the hint in the message."""
+    """A validator that reports a text which cannot be parsed as an error of its field."""
 
     def validate(value: Any) -> Any:
         try:
             return parse(value)
         except UsageError as error:
-            raise ValueError(f"{error.message}\x1f{error.hint or ''}") from None
+            raise FieldError(error.message, hint=error.hint) from None
 
     return BeforeValidator(validate)
 
@@ -67,7 +82,7 @@ def _duration_or_auto(value: Any) -> float | str:
         return "auto"
     seconds = _duration(value)
     if seconds <= 0:
-        raise QuantityError(f"`{value}` is no duration to wait", hint="write it like `60s`, or `auto`")
+        raise QuantityError(f"`{value}` is not a duration above 0", hint="write it like `60s`, or `auto`")
     return seconds
 
 
@@ -135,7 +150,8 @@ class TrainFor(_Counted):
             return value
         amount, unit = parse_counted(value, ("steps", "tokens", "epochs"))
         if amount < 1:
-            raise QuantityError(f"`{value}` trains for nothing", hint="write it like `300 steps`")
+            one = unit.removesuffix("s")
+            raise QuantityError(f"`{value}` is less than one {one}", hint="write it like `300 steps`")
         check_limit(unit, amount)
         return cls.model_validate({"amount": amount, "unit": unit})
 
@@ -151,7 +167,7 @@ class CheckpointInterval(_Counted):
     @model_validator(mode="after")
     def _one_or_none(self) -> CheckpointInterval:
         if self.steps is not None and self.seconds is not None:
-            raise ValueError("an interval is either steps or a duration")
+            raise FieldError("an interval is either steps or a duration, not both")
         return self
 
     def __str__(self) -> str:
@@ -169,12 +185,12 @@ class CheckpointInterval(_Counted):
         if str(value).strip().endswith(("step", "steps")):
             steps, _ = parse_counted(value, ("steps",))
             if steps < 1:
-                raise QuantityError(f"`{value}` is not an interval", hint="write it like `50 steps`")
+                raise QuantityError(f"`{value}` is less than one step", hint="write it like `50 steps`")
             check_limit("steps", steps)
             return cls(steps=steps)
         seconds = parse_duration(value)
         if seconds <= 0:
-            raise QuantityError(f"`{value}` is not an interval", hint="write it like `10m`")
+            raise QuantityError(f"`{value}` is not a duration above 0", hint="write it like `10m`")
         return cls(seconds=seconds)
 
 
@@ -194,14 +210,14 @@ class StepWindow(_Counted):
             return value
         match = re.fullmatch(r"\s*(\d{1,15})\s*(?::\s*(\d{1,15})\s*)?", str(value))
         if match is None:
-            raise QuantityError(f"`{value}` names no steps", hint="write them like `20:25`")
+            raise QuantityError(f"`{value}` is not a range of steps", hint="write it like `20:25`")
         first, last = int(match[1]), int(match[2] or match[1])
         if not 1 <= first <= last:
-            raise QuantityError(f"`{value}` names no steps; they count from 1", hint="write them like `20:25`")
+            raise QuantityError(f"`{value}` is not a range of steps counted from 1", hint="write it like `20:25`")
         if last - first >= _MAX_WINDOW_STEPS:
             raise QuantityError(
                 f"`{value}` names {last - first + 1:,} steps, more than {_MAX_WINDOW_STEPS}",
-                hint="a trace of a few steps shows as much, and opens",
+                hint="choose a few steps: longer traces are too large to open",
             )
         return cls(first=first, last=last)
 

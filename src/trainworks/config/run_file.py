@@ -5,9 +5,10 @@ Either `workload:` (a model that Trainworks trains) or `run:` (a command of your
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
 from trainworks.config.autoscale import Autoscale
 from trainworks.config.command import EnvironmentValue, Framework, Resources
@@ -22,6 +23,7 @@ from trainworks.config.quantities import (
     CheckpointInterval,
     CheckpointIntervalField,
     DurationS,
+    FieldError,
     Spec,
     StepWindowField,
     TrainForField,
@@ -54,11 +56,25 @@ _LONGEST_PATH = 4096
 
 def _path(text: str) -> str:
     if len(text) > _LONGEST_PATH:
-        raise ValueError(f"the path has {len(text):,} characters, more than {_LONGEST_PATH:,}\x1fname a shorter one")
+        raise FieldError(
+            f"the path has {len(text):,} characters, more than {_LONGEST_PATH:,}", hint="use a shorter path"
+        )
     return text
 
 
-RunName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+_RUN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
+
+
+def _run_name(text: str) -> str:
+    if not re.fullmatch(_RUN_NAME, text):
+        raise FieldError(
+            f"invalid run name `{text[:100]}`",
+            hint="use up to 63 letters, digits, `.`, `_` and `-`, and begin with a letter or digit",
+        )
+    return text
+
+
+RunName = Annotated[str, AfterValidator(_run_name), WithJsonSchema({"type": "string", "pattern": _RUN_NAME})]
 PositiveInt = Annotated[int, Field(ge=1)]
 
 
@@ -99,29 +115,31 @@ class Model(Spec):
         missing = [name for name in ("layers", "hidden", "heads") if getattr(self, name) is None]
         named = [name for name in ("preset", "hf", "module") if getattr(self, name) is not None]
         if not named and missing:
-            raise ValueError(f"a model needs `preset`, `hf`, `module` or dimensions; missing: {', '.join(missing)}")
+            raise FieldError(f"a model needs `preset`, `hf`, `module` or dimensions; missing: {', '.join(missing)}")
         if len(named) > 1 or (named and len(missing) < 3):
-            raise ValueError("give one of `preset`, `hf`, `module` and dimensions")
+            raise FieldError("give exactly one of `preset`, `hf`, `module` and dimensions")
         if self.weights == "pretrained" and self.hf is None:
-            raise ValueError("`weights: pretrained` needs `hf`")
+            raise FieldError("`weights: pretrained` needs `hf`")
         if self.dropout and self.architecture not in ("gpt2", "bert"):
-            raise ValueError(f"`{self.architecture}` has no dropout; only gpt2 and bert do")
+            raise FieldError(f"`{self.architecture}` has no dropout; only gpt2 and bert do")
         self._check_experts()
         if self.hidden and self.heads and self.hidden % self.heads:
-            raise ValueError(f"hidden ({self.hidden}) is not a multiple of heads ({self.heads})")
+            raise FieldError(f"hidden ({self.hidden}) is not a multiple of heads ({self.heads})")
         if self.heads and self.kv_heads and self.heads % self.kv_heads:
-            raise ValueError(f"heads ({self.heads}) is not a multiple of kv_heads ({self.kv_heads})")
+            raise FieldError(f"heads ({self.heads}) is not a multiple of kv_heads ({self.kv_heads})")
         return self
 
     def _check_experts(self) -> None:
         written = [name for name in ("experts", "experts_per_token") if getattr(self, name) is not None]
         if written and (self.architecture != "mixtral" or self.layers is None):
-            raise ValueError(f"`{written[0]}` goes with `architecture: mixtral` and dimensions")
+            raise FieldError(f"`{written[0]}` needs `architecture: mixtral` and dimensions")
         if self.balance_loss is not None and self.architecture != "mixtral" and self.hf is None:
-            raise ValueError("only models with experts have a `balance_loss`\x1fleave it out, or take mixtral")
+            raise FieldError(
+                "`balance_loss` needs a model with experts", hint="remove it, or set `architecture: mixtral`"
+            )
         experts, per_token = self.experts or 8, self.experts_per_token or 2
         if per_token > experts:
-            raise ValueError(f"experts_per_token ({per_token}) is more than the {experts} experts")
+            raise FieldError(f"experts_per_token ({per_token}) is more than the {experts} experts")
 
     @property
     def title(self) -> str:
@@ -147,7 +165,7 @@ class Optimizer(Spec):
     @model_validator(mode="after")
     def _warmup_in_steps(self) -> Optimizer:
         if self.warmup is not None and self.warmup.unit != "steps":
-            raise ValueError(f"warmup is given in steps, not `{self.warmup}`")
+            raise FieldError(f"`warmup` must be in steps, got `{self.warmup}`")
         return self
 
 
@@ -183,7 +201,7 @@ class Workload(Spec):
     @model_validator(mode="after")
     def _can_be_deterministic(self) -> Workload:
         if self.deterministic and self.compile:
-            raise ValueError(
+            raise FieldError(
                 "`compile` measures kernels and takes the fastest, which may differ from run to run; "
                 "`deterministic` needs `compile: false`"
             )
@@ -192,17 +210,23 @@ class Workload(Spec):
     @model_validator(mode="after")
     def _module_or_data(self) -> Workload:
         if (self.task == "module") != (self.model.module is not None):
-            raise ValueError("`task: module` and `model.module`, its Python file, go together")
+            raise FieldError("`task: module` needs `model.module`, its Python file, and only it uses one")
         if self.task == "module" and self.data != Data():
-            raise ValueError("a module brings its own dataset\x1fleave `data` out, and read it in `build_dataset`")
+            raise FieldError(
+                "`task: module` does not use `data`: the module builds its own dataset",
+                hint="remove `data` and read the data in `build_dataset`",
+            )
         if self.task in ("module", "image-classification") and self.train_for.unit == "tokens":
-            raise ValueError("samples have no tokens\x1fgive `train_for` in steps or epochs")
+            raise FieldError(f"`task: {self.task}` has no tokens to count", hint="give `train_for` in steps or epochs")
         if self.task == "causal-lm" and self.model.architecture == "bert":
-            raise ValueError("bert sees the tokens that come\x1fset `task: masked-lm`, or another architecture")
+            raise FieldError(
+                "bert is bidirectional: `task: causal-lm` would leak the target",
+                hint="set `task: masked-lm`, or another architecture",
+            )
         if self.task == "masked-lm" and self.data.pack:
-            raise ValueError("masked-lm reads long rows; `pack` fills them up with tokens that mean nothing")
+            raise FieldError("`task: masked-lm` does not support `pack`: it trains on full rows, without padding")
         if self.task != "causal-lm" and self.sample_prompt is not None:
-            raise ValueError(f"`sample_prompt` is for causal-lm; a {self.task} continues no text")
+            raise FieldError(f"`sample_prompt` needs `task: causal-lm`; {self.task} does not generate text")
         return self
 
     @model_validator(mode="after")
@@ -211,9 +235,9 @@ class Workload(Spec):
             return self
         images = self.task == "image-classification"
         if images and self.data.image_size is None:
-            raise ValueError("images need `data.image_size`")
+            raise FieldError("`task: image-classification` needs `data.image_size`")
         if not images and (self.data.sequence_length < 2 or self.data.image_size is not None):
-            raise ValueError("text needs `data.sequence_length`, at least 2, and no `image_size`")
+            raise FieldError("a text task needs `data.sequence_length` of at least 2, and no `image_size`")
         return self
 
 
@@ -248,9 +272,14 @@ class Cluster(Spec):
     @model_validator(mode="after")
     def _described_or_local(self) -> Cluster:
         if self.engine == "described" and self.of is None:
-            raise ValueError("`cluster.of` is missing: the cluster in words\x1fwrite it like `cluster: 64x H100`")
+            raise FieldError(
+                "`cluster.of` is missing: `engine: described` needs a description of the cluster",
+                hint="write it like `cluster: 64x H100`",
+            )
         if self.of is not None and self.engine == "local":
-            raise ValueError("`of` describes a cluster to plan for; leave `engine` out beside it")
+            raise FieldError(
+                "`of` describes a cluster to plan for, `engine: local` is this machine", hint="remove `engine`"
+            )
         return self
 
 
@@ -364,33 +393,31 @@ class RunFile(Spec):
         if self.workload is not None and self.profile is not None and self.workload.train_for.unit == "steps":
             num_steps = self.workload.train_for.amount
             if self.profile.last > num_steps:
-                raise ValueError(f"profile ({self.profile}) goes beyond the last step ({num_steps})")
+                raise FieldError(f"profile ({self.profile}) is beyond the last step ({num_steps})")
         return self
 
     @model_validator(mode="after")
     def _one_kind_of_work(self) -> RunFile:
         if (self.workload is None) == (self.run is None):
-            raise ValueError("give exactly one of `workload` (a model to train) and `run` (a command)")
-        self._check_what_a_command_has_not()
+            raise FieldError("give exactly one of `workload` (a model to train) and `run` (a command)")
+        self._check_workload_keys()
         for key in ("setup", "framework", "workdir", "num_nodes"):
             if getattr(self, key) is not None and self.run is None:
-                raise ValueError(f"`{key}` goes with `run`")
+                raise FieldError(f"`{key}` needs `run`")
         if self.num_nodes is not None and self.cluster.nodes not in (1, self.num_nodes):
-            raise ValueError(f"`num_nodes` ({self.num_nodes}) and `cluster.nodes` ({self.cluster.nodes}) disagree")
+            raise FieldError(f"`num_nodes` ({self.num_nodes}) and `cluster.nodes` ({self.cluster.nodes}) differ")
         return self
 
-    def _check_what_a_command_has_not(self) -> None:
+    def _check_workload_keys(self) -> None:
         refused = {
-            "`layout` is for a workload; a command of your own lays out its ranks itself": self.layout is not None,
-            "`recover.hang_timeout` is for a workload; a command of your own has no heartbeat": (
-                self.recover.hang_timeout != "auto"
-            ),
-            "`profile` is for a workload; a command of your own records itself": self.profile is not None,
-            "`guard` is for a workload; nobody sees the loss of a command": self.guard != Guard(),
+            "`layout` needs `workload`: a command lays out its own ranks": self.layout is not None,
+            "`recover.hang_timeout` needs `workload`: a command has no heartbeat": self.recover.hang_timeout != "auto",
+            "`profile` needs `workload`: the steps of a command are not known": self.profile is not None,
+            "`guard` needs `workload`: the loss of a command is not known": self.guard != Guard(),
         }
-        for words, written in refused.items():
-            if self.run is not None and written:
-                raise ValueError(words)
+        for message, is_set in refused.items():
+            if self.run is not None and is_set:
+                raise FieldError(message)
 
     @property
     def nodes(self) -> int:

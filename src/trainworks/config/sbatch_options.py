@@ -11,9 +11,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from difflib import get_close_matches
 
-from trainworks.errors import UsageError
+from trainworks.errors import UsageError, suggest
 
 __all__ = ["MAGIC", "Option", "OptionLines", "read_options"]
 
@@ -208,6 +207,5 @@ def _full_name(written: str) -> str:
 
 def _no_option(word: str) -> UsageError:
     bare = word.lstrip("-").partition("=")[0]
-    near = get_close_matches(bare, _KNOWN, n=1)
-    hint = f"did you mean `--{near[0]}`?" if near else "a value with blanks needs quotes"
+    hint = suggest(bare, _KNOWN, form="--{}", otherwise="a value with blanks needs quotes")
     return UsageError(f"`{word}` is no option of sbatch", hint=hint)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import importlib.util
 import sysconfig
 from collections.abc import Iterator
-from difflib import get_close_matches
 from pathlib import Path
 
 from trainworks.config.data import Data
 from trainworks.config.data_source import STDLIB, DataSource
-from trainworks.errors import MissingExtraError, UsageError
+from trainworks.errors import MissingExtraError, UsageError, suggest
 
 __all__ = ["STDLIB", "anchored_data", "anchored_source", "check_sources", "source_files"]
 
@@ -80,7 +79,7 @@ def _named(path: Path) -> Iterator[Path]:
 
 def _hint(path: Path) -> str:
     if path.parent.is_dir():
-        near = get_close_matches(path.name, [beside.name for beside in path.parent.iterdir()], n=1)
-        if near:
-            return f"did you mean `{path.parent / near[0]}`?"
+        folder = str(path.parent).replace("{", "{{").replace("}", "}}")
+        if hint := suggest(path.name, [beside.name for beside in path.parent.iterdir()], form=f"{folder}/{{}}"):
+            return hint
     return "give `python-stdlib`, a file, a folder, a glob, `s3://bucket/folder` or `hf://name`"

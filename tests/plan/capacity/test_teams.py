@@ -58,15 +58,19 @@ def test_left_out_jobs_come_evenly_over_the_week() -> None:
     [
         ("", "teams.yaml:1", "no teams"),
         ("weeks: 4", "teams.yaml:1  teams", "`teams` is missing"),
-        ("teams: {}", "teams.yaml:1  teams", "does not fit"),
-        (TEXT.replace("weeks: 40", "weeks: 0"), "teams.yaml:1  weeks", "`0` does not fit"),
+        ("teams: {}", "teams.yaml:1  teams", "invalid `teams`"),
+        (TEXT.replace("weeks: 40", "weeks: 0"), "teams.yaml:1  weeks", "`weeks` must be at least 1, got `0`"),
         (TEXT.replace("weeks:", "week:"), "teams.yaml:1  week", "unknown key `week`"),
         (TEXT.replace("jobs_per_week", "jobs"), "teams.yaml:3  teams.vision.jobs", "unknown key `jobs`"),
         (TEXT.replace("2h", "2"), "teams.yaml:3  teams.vision.duration.median", "`2` has no unit"),
         (TEXT.replace("spread: 3", "sigma: 3"), "teams.yaml:3  teams.vision.duration.sigma", "unknown key `sigma`"),
-        (TEXT.replace("accelerators: 8", "accelerators: 0"), "teams.yaml:3  teams.vision.accelerators", "`0` does"),
+        (
+            TEXT.replace("accelerators: 8", "accelerators: 0"),
+            "teams.yaml:3  teams.vision.accelerators",
+            "must be at least 1",
+        ),
         (TEXT.replace(": 50", ": 1e6"), "teams.yaml:1  weeks", "40,000,000 jobs; at most 200,000"),
-        ("teams: [", "teams.yaml:1", "not YAML"),
+        ("teams: [", "teams.yaml:1", "invalid YAML"),
     ],
 )
 def test_an_error_says_what_and_where(text: str, place: str, message: str) -> None:

@@ -10,13 +10,12 @@ import csv
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainworks.errors import UsageError
+from trainworks.errors import UsageError, suggest
 
 __all__ = ["COLUMNS", "Job", "JobTrace", "parse_trace", "trace_of", "trace_text"]
 
@@ -153,8 +152,7 @@ def _cells(line: str, place: str) -> list[str]:
 def _check_header(header: list[str], place: str) -> None:
     for column in header:
         if column not in COLUMNS:
-            near = get_close_matches(column, COLUMNS, n=1)
-            hint = f"did you mean `{near[0]}`?" if near else f"known are {', '.join(COLUMNS)}"
+            hint = suggest(column, COLUMNS, otherwise=f"known are {', '.join(COLUMNS)}")
             raise UsageError(f"unknown column `{column}`", place=place, hint=hint)
         if header.count(column) > 1:
             raise UsageError(f"column `{column}` stands twice", place=place, hint="keep one of them")

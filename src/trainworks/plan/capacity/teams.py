@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from trainworks.config.load import Source
+from trainworks.config.load import Source, invalid_value
 from trainworks.config.quantities import DurationS, Spec
 from trainworks.errors import RunFileError, UsageError
 from trainworks.plan.capacity.jobs import Job
@@ -93,8 +93,8 @@ def _problem(detail: Any, source: Source) -> UsageError:
     if kind == "extra_forbidden":
         known = _FIELDS.get(len(path), Duration).model_fields
         return UsageError(f"unknown key `{path[-1]}`", place=place, hint=f"known are {', '.join(known)}")
-    message, _, hint = str(detail["msg"]).removeprefix("Value error, ").partition("\x1f")
-    return UsageError(f"`{detail['input']}` does not fit: {message}", place=place, hint=hint or None)
+    message, hint = invalid_value(detail, path)
+    return UsageError(message, place=place, hint=hint)
 
 
 _FIELDS: dict[int, type[Spec]] = {1: Teams, 3: Team}

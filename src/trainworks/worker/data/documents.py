@@ -5,10 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterator, Sequence
-from difflib import get_close_matches
 from typing import IO, Any, cast
 
-from trainworks.errors import UsageError
+from trainworks.errors import UsageError, suggest
 from trainworks.worker.data.extras import extra
 from trainworks.worker.data.inputs import Piece
 from trainworks.worker.data.store import Store, naming_store
@@ -124,6 +123,5 @@ def _text_column(schema: Any, wanted: str | None, address: str) -> str:
 def _no_column(place: str, wanted: str | None, known: list[str]) -> UsageError:
     if wanted is None:
         return UsageError(f"{place}: which of {', '.join(known) or 'no column'} is the text?", hint="set `column`")
-    near = get_close_matches(wanted, known, n=1)
-    hint = f"did you mean `{near[0]}`?" if near else f"text is in {', '.join(known) or 'no column'}"
+    hint = suggest(wanted, known, otherwise=f"text is in {', '.join(known) or 'no column'}")
     return UsageError(f"{place} has no text in `{wanted}`", hint=hint)

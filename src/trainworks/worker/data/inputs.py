@@ -9,12 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
 from trainworks.config.data_source import DataSource
-from trainworks.errors import EnvironmentProblem, UsageError
+from trainworks.errors import EnvironmentProblem, UsageError, suggest
 from trainworks.host.corpus import anchored_source, source_files
 from trainworks.worker.data.extras import extra
 from trainworks.worker.data.store import Store, naming_store
@@ -174,8 +173,6 @@ def _hub_files(source: DataSource) -> list[Path]:
 def _one_of(what: str, wanted: str, known: Sequence[str], where: str) -> str:
     if wanted in known:
         return wanted
-    near = get_close_matches(wanted, known, n=1)
     raise UsageError(
-        f"`{where}` has no {what} `{wanted}`",
-        hint=f"did you mean `{near[0]}`?" if near else f"there are {', '.join(known)}",
+        f"`{where}` has no {what} `{wanted}`", hint=suggest(wanted, known, otherwise=f"there are {', '.join(known)}")
     )
