@@ -62,5 +62,5 @@ class Result:
 
     def _renderer(self) -> Renderer:
         if Result.renderer is None:
-            raise RuntimeError("import trainworks.report.renderer to render results")
+            raise RuntimeError("results cannot be shown: `trainworks.report` is not imported")
         return Result.renderer

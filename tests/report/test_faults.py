@@ -6,8 +6,6 @@ import math
 
 import pytest
 
-from trainworks.report.html import render_page
-
 FAULT = {"reason": "nonfinite", "loss": math.nan, "grad_norm": math.nan, "losses": [5.0, math.nan]}
 
 
@@ -50,11 +48,11 @@ def test_a_skipped_step_is_lost_time_and_trains_on_no_tokens(start_run):
 def test_what_loss_scaling_leaves_out_is_no_fault(start_run):
     report = start_run().launch().steps(2, skipped="loss_scale").steps(8).report()
     assert (report.faults, report.training.loss_scale_steps, report.ledger.lost_s) == ((), 2, 0)
-    assert "2 steps left out while fp16 found its loss scale" in render_page(report)
+    assert "2 steps left out while fp16 found its loss scale" in report.to_html()
 
 
 def test_the_page_names_the_rank(start_run):
     run = start_run().launch().steps(5).event("skipped", attempt=1, step=5, **FAULT)
-    assert "step 5 is not finite and was skipped: loss nan, gradient norm nan (loss of rank 1: nan)" in render_page(
-        run.report()
+    assert "step 5 is not finite and was skipped: loss nan, gradient norm nan (loss of rank 1: nan)" in (
+        run.report().to_html()
     )

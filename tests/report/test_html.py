@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from trainworks.record.resolved import MemoryTerms, StepTimeTerms
-from trainworks.report.html import render_page, write_page
 
 RunStart = Callable[..., Any]
 
@@ -67,11 +66,11 @@ def any_run(request: pytest.FixtureRequest, start_run: RunStart) -> Any:
 
 
 def test_every_tag_is_closed_in_order(any_run: Any) -> None:
-    assert parsed(render_page(any_run.report())).open == []
+    assert parsed(any_run.report().to_html()).open == []
 
 
 def test_the_page_asks_for_nothing_from_outside(any_run: Any) -> None:
-    page = render_page(any_run.report())
+    page = any_run.report().to_html()
     assert not re.search(r"https?://|url\(|@import|//[a-z]", page)
     assert not parsed(page).seen & {"script", "link", "img", "iframe", "object"}
     assert not parsed(page).attributes & {"src", "href", "srcset"}
@@ -81,35 +80,35 @@ def test_what_a_run_writes_is_never_markup(start_run: RunStart) -> None:
     run = start_run(peak_source=HOSTILE).launch().steps(5)
     run.fail(cause=HOSTILE, message=HOSTILE, traceback=HOSTILE, signal=HOSTILE)
     run.event("sample", step=5, prompt=HOSTILE, text=HOSTILE).status("FAILED", message=HOSTILE, hint=HOSTILE)
-    tags = parsed(render_page(run.report()))
+    tags = parsed(run.report().to_html())
     assert not tags.seen & {"script", "img"}
     assert "onerror" not in tags.attributes
 
 
 def test_a_command_is_escaped(start_run: RunStart) -> None:
-    page = render_page(start_run(command="echo '<script>'").report())
+    page = start_run(command="echo '<script>'").report().to_html()
     assert "<script>" not in page
 
 
 def test_the_sample_stands_word_for_word(start_run: RunStart) -> None:
     run = start_run().launch().steps(1).event("sample", step=1, prompt="def f(", text="a):\n    return a < 1\n")
-    assert '<span class="soft">def f(</span>a):\n    return a &lt; 1\n</pre>' in render_page(run.report())
+    assert '<span class="is-dim">def f(</span>a):\n    return a &lt; 1\n</pre>' in run.report().to_html()
 
 
 def test_lone_surrogates_do_not_keep_the_page_from_being_written(start_run: RunStart, tmp_path: Path) -> None:
     run = start_run().launch().steps(1).event("sample", step=1, prompt="\ud800", text="\x00ok")
-    write_page(run.report(), tmp_path / "report.html")
+    run.report().write_html(tmp_path / "report.html")
     assert "ok</pre>" in (tmp_path / "report.html").read_text()
 
 
 def test_a_long_run_stays_a_small_page(start_run: RunStart) -> None:
     run = start_run().launch().steps(6000)
-    page = render_page(run.report())
+    page = run.report().to_html()
     assert len(page) < 100_000
 
 
 def test_the_page_follows_the_colour_scheme_of_its_reader(finished_run: Any) -> None:
-    page = render_page(finished_run.report())
+    page = finished_run.report().to_html()
     assert "prefers-color-scheme: dark" in page
     assert "color-scheme: light dark" in page
 
@@ -117,4 +116,4 @@ def test_the_page_follows_the_colour_scheme_of_its_reader(finished_run: Any) -> 
 def test_every_term_of_a_plan_has_a_colour(finished_run: Any) -> None:
     terms = {name.removesuffix("_bytes") for name in MemoryTerms.model_fields}
     terms |= {name.removesuffix("_s") for name in StepTimeTerms.model_fields}
-    assert terms <= set(re.findall(r"\.fill-([a-z_]+) \{", render_page(finished_run.report())))
+    assert terms <= set(re.findall(r"\.fill-([a-z_]+) \{", finished_run.report().to_html()))

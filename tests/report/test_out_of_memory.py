@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from tests.plan.shapes import calibration
-from trainworks.report.html import render_page
 from trainworks.report.out_of_memory import finding, remedy_lines
 
 MEMORY = {
@@ -74,4 +73,4 @@ def test_a_record_without_a_measurement_is_read_all_the_same(failed):
 
 
 def test_the_page_has_a_section_of_it(failed):
-    assert "<h2>Out of memory</h2>" in render_page(failed())
+    assert "<h2>Out of memory</h2>" in failed().to_html()

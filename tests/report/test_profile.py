@@ -6,7 +6,6 @@ import pytest
 
 from trainworks.files import write_atomic
 from trainworks.record.profile import OperatorTime, ProfileSummary, summary_file
-from trainworks.report.html import render_page
 
 SUMMARY = ProfileSummary(
     rank=0,
@@ -32,10 +31,10 @@ def profiled(start_run):
 
 
 def test_the_page_shows_operators_shares_and_a_link_to_the_trace(profiled):
-    page = render_page(profiled.report())
+    page = profiled.report().to_html()
     assert 'href="profiles/steps-20-25/rank-0.trace.json.gz"' in page
     assert "aten::mm&lt;float&gt;" in page
-    assert "communication 20.0%" in page
+    assert "communication 20.0 %" in page
 
 
 def test_a_trace_that_was_deleted_is_left_out(profiled):

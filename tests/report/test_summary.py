@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from trainworks.errors import EnvironmentProblem
 from trainworks.report.curves import decimate
-from trainworks.report.html import render_page
 from trainworks.report.part import printable
 from trainworks.report.summary import Report, build_report
 from trainworks.report.wording import headline
@@ -108,7 +107,7 @@ def test_damaged_checkpoints_are_reported_with_file_and_problem(start_run: RunSt
     run.event("checkpoint_damaged", step=100, file=".metadata", problem="missing", fallback_step=50, folder="x")
     text = "checkpoint of step 100 is damaged: .metadata: missing; resuming from step 50"
     assert run.report().checkpoints.damaged == (text,)
-    assert text in render_page(run.report())
+    assert text in run.report().to_html()
 
 
 @given(text=st.text(st.characters(exclude_categories=[])))

@@ -1,3 +1,3 @@
 """Use cases: one function per command, without typer and rich."""
 
-import trainworks.report.renderer  # noqa: F401, results of use cases show themselves
+import trainworks.report  # noqa: F401, it lets results show themselves

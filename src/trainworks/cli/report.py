@@ -10,11 +10,11 @@ import typer
 from trainworks.cli.options import AsJson, OptionalRun, RunsOption, find
 from trainworks.record.run_dir import RunDir
 from trainworks.report.console import SafeConsole
-from trainworks.report.html import write_page
 from trainworks.report.printable import say
+from trainworks.report.renderer import build_document
 from trainworks.report.run_progress import current_state
 from trainworks.report.summary import Report, build_report
-from trainworks.report.terminal import print_report as print_report_to
+from trainworks.report.text import print_document
 
 __all__ = ["command", "print_report"]
 
@@ -36,9 +36,9 @@ def command(
 def print_report(run_dir: RunDir, *, html: bool = True) -> None:
     """Print the report to stdout and write the page beside the record."""
     report = _build(run_dir)
-    print_report_to(report, SafeConsole())
+    print_document(build_document(report), SafeConsole())
     if html:
-        write_page(report, run_dir.report_file)
+        report.write_html(run_dir.report_file)
         say(f"page: {run_dir.report_file}", err=True)
 
 

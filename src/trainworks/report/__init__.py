@@ -1,1 +1,3 @@
-"""What was planned against what happened: one report, read from the record alone, in three outputs."""
+"""What is shown: a result becomes a document, and a document becomes text, JSON or an HTML page."""
+
+import trainworks.report.renderer  # noqa: F401, results show themselves through it

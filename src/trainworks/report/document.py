@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
 
 __all__ = [
+    "FULL_BLOCK",
     "NARROW",
     "NO_BREAK",
     "Block",
@@ -38,6 +39,8 @@ Style = Literal["", "bold", "dim", "good", "warning", "bad"]
 Medium = Literal["text", "page"]
 NARROW = 100
 """Columns of a terminal below which a table has short headings and leaves columns out."""
+FULL_BLOCK = "\u2588"
+"""Character of bars in text; `#` on a terminal that has only ASCII."""
 NO_BREAK = "\ue000"
 """Stands for a blank at which no line is broken."""
 

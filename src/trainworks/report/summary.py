@@ -23,6 +23,7 @@ from trainworks.report.ledger import Ledger, build_ledger
 from trainworks.report.out_of_memory import OutOfMemory, build_out_of_memory
 from trainworks.report.part import ReportPart, printable
 from trainworks.report.profile import ProfiledRank, build_profiles
+from trainworks.results import Result
 from trainworks.units import format_count
 
 __all__ = ["Checkpoints", "Compiled", "Fault", "LossPoint", "Report", "Sample", "Training", "build_report"]
@@ -117,7 +118,7 @@ class Sample(ReportPart):
     text: str
 
 
-class Report(ReportPart):
+class Report(ReportPart, Result):
     """One run. A command has no training or comparison, and ledger and curves only if its loop records steps."""
 
     format_version: int = 1

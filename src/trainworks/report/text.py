@@ -14,6 +14,7 @@ from rich.text import Text as RichText
 
 from trainworks.report.console import SafeConsole
 from trainworks.report.document import (
+    FULL_BLOCK,
     NARROW,
     NO_BREAK,
     Block,
@@ -60,7 +61,10 @@ def _printed(lines: Iterable[RenderableType], console: Console, width: int) -> s
     with console.capture() as captured:
         for line in lines:
             console.print(line, width=width)
-    return "".join(f"{line.rstrip()}\n" for line in captured.get().replace(NO_BREAK, " ").splitlines())
+    text = captured.get().replace(NO_BREAK, " ")
+    if console.options.ascii_only:
+        text = text.replace(FULL_BLOCK, "#")
+    return "".join(f"{line.rstrip()}\n" for line in text.splitlines())
 
 
 def _lines(section: Section, width: int) -> list[RenderableType]:
