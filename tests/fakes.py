@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.plan.shapes import workload
 from trainworks.agent.node_agents import Nodes
 from trainworks.config.run_file import RunFile
 from trainworks.host.process import Output
 from trainworks.jobs.job_spec import JobSpec, NodeResources
-from trainworks.jobs.request import JobRequest
 from trainworks.record.environment import HostFacts
 from trainworks.record.events import append_event
 from trainworks.record.metrics import MetricsRow
@@ -97,8 +97,10 @@ class Asked:
 class FakeNodes(Nodes):
     """Nodes whose lives are written down in advance, one list per node; they restart as the trainer's do."""
 
-    def __init__(self, run_dir: RunDir, request: JobRequest, clock: FakeClock, lives: Sequence[Sequence[Life]]) -> None:
-        super().__init__(run_dir, request)
+    def __init__(
+        self, run_dir: RunDir, resolved: ResolvedRun, clock: FakeClock, lives: Sequence[Sequence[Life]]
+    ) -> None:
+        super().__init__(run_dir, resolved)
         self._clock = clock
         self._lives = [list(node) for node in lives]
         self.asked = Asked()
@@ -185,11 +187,11 @@ def processes(nodes: int = 1, processes_per_node: int = 1) -> Processes:
     return Processes(nodes=nodes, processes_per_node=processes_per_node, threads_per_process=1, device="cpu")
 
 
-def job(kind: Any = "training", *, nodes: int = 1, max_restarts: int = 0) -> JobRequest:
-    """A job of one rank per node."""
-    return JobRequest(
-        run_id="demo-1", kind=kind, processes=processes(nodes), max_restarts=max_restarts, rendezvous_port=0
-    )
+def job(kind: Any = "training", *, nodes: int = 1, max_restarts: int = 0, **sections: Any) -> ResolvedRun:
+    """A resolved run of one rank per node."""
+    work = {"workload": workload()} if kind == "training" else {"run": "true"}
+    written = {"name": "demo", "recover": {"max_restarts": max_restarts}} | work | sections
+    return resolved_command(run_file=RunFile.model_validate(written), processes=processes(nodes))
 
 
 def spec(**changes: Any) -> JobSpec:

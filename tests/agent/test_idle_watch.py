@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-from dataclasses import replace
 
 import pytest
 
@@ -25,13 +24,14 @@ class Run:
     """A command on fake nodes that write what they use every half second of the fake clock."""
 
     def __init__(self, run_dir: RunDir, clock: FakeClock, *, nodes: int = 1, limits: Idle = LIMITS, kind="command"):
-        request = replace(job(kind, nodes=nodes), idle=limits)
+        idle = {"report_after": limits.report_after, "stop_after": limits.stop_after}
+        resolved = job(kind, nodes=nodes, job={"idle": idle})
         self.run_dir, self.clock = run_dir, clock
         self.began = clock.now()
         says = [[MET], *[[] for _ in range(nodes - 1)]]
-        self.nodes = FakeNodes(run_dir, request, clock, [[Life(0, 100.0, says=one)] for one in says])
+        self.nodes = FakeNodes(run_dir, resolved, clock, [[Life(0, 100.0, says=one)] for one in says])
         self.nodes.answer = -signal.SIGTERM if kind == "command" else 0
-        self.supervisor = Supervisor(run_dir, request, self.nodes, clock)
+        self.supervisor = Supervisor(run_dir, resolved, self.nodes, clock)
         self.busy: set[int] = set()
         self.cpu_s = [0.0] * nodes
         for node in range(nodes):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -58,7 +57,9 @@ def of_a_command(run_dir: RunDir, of: Processes, **run_file: object) -> dict[str
 def of_a_workload(run_dir: RunDir, of: Processes) -> dict[str, str]:
     """The environment of an agent of the trainer, which its ranks inherit."""
     file = run_dir.path / "env"
-    nodes = TrainingNodes(run_dir, replace(job(), processes=of), hosts=ElsewhereThatShowsItsEnvironment(file))
+    nodes = TrainingNodes(
+        run_dir, job().model_copy(update={"processes": of}), hosts=ElsewhereThatShowsItsEnvironment(file)
+    )
     agent = nodes._agent(0)
     assert agent.wait(60) == 0
     return variables(file)

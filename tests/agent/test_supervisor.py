@@ -12,9 +12,9 @@ from tests.fakes import FakeClock, FakeNodes, Life, job
 from trainworks.agent.node_agents import CommandNodes, TrainingNodes
 from trainworks.agent.supervisor import Supervisor
 from trainworks.host import process
-from trainworks.jobs.request import JobRequest
 from trainworks.jobs.state import JobState
 from trainworks.record.events import append_event, read_events
+from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 
 MET = ("attempt", {"attempt": 1, "world_size": 1, "resumed_from_step": 0})
@@ -31,11 +31,11 @@ def failure(cause: str, message: str, t: float, **fields: object) -> tuple[str, 
 class Run:
     """One job on fake nodes."""
 
-    def __init__(self, run_dir: RunDir, clock: FakeClock, request: JobRequest, *lives: list[Life]) -> None:
+    def __init__(self, run_dir: RunDir, clock: FakeClock, resolved: ResolvedRun, *lives: list[Life]) -> None:
         self.run_dir = run_dir
         self.clock = clock
-        self.nodes = FakeNodes(run_dir, request, clock, lives)
-        self.supervisor = Supervisor(run_dir, request, self.nodes, clock)
+        self.nodes = FakeNodes(run_dir, resolved, clock, lives)
+        self.supervisor = Supervisor(run_dir, resolved, self.nodes, clock)
 
     def signal_after(self, seconds: float) -> None:
         """Somebody presses Ctrl-C."""
@@ -50,7 +50,7 @@ class Run:
 @pytest.fixture
 def start(run_dir: RunDir, clock: FakeClock):
     """A function that makes the run of a request and of its nodes' lives."""
-    return lambda request, *lives: Run(run_dir, clock, request, *lives)
+    return lambda resolved, *lives: Run(run_dir, clock, resolved, *lives)
 
 
 def test_a_job_that_finishes_has_succeeded(start) -> None:

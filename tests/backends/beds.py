@@ -37,7 +37,6 @@ from trainworks.errors import EnvironmentProblem, UnreachableError
 from trainworks.host import process
 from trainworks.host.clock import SystemClock
 from trainworks.jobs.job_spec import JobSpec, spec_of
-from trainworks.jobs.request import max_restarts
 from trainworks.jobs.store import JobRow, open_store
 from trainworks.record.resolved import Processes
 from trainworks.record.run_dir import RunDir, create_run_dir
@@ -146,8 +145,7 @@ class Bed(abc.ABC):
             run_dir.run_id, run_file=run_file, processes=processes, working_folder=str(folder), command=None
         )
         run_dir.write_resolved(resolved)
-        restarted = max_restarts(run_file)
-        spec = spec_of(run_file, run_id=run_dir.run_id, working_folder=str(folder), max_restarts=restarted)
+        spec = spec_of(run_file, run_id=run_dir.run_id, working_folder=str(folder))
         return Job(self, run_dir, spec)
 
     def submit(self, job: Job) -> Job:

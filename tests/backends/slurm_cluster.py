@@ -30,7 +30,6 @@ from trainworks.errors import PortInUseError
 from trainworks.host import process
 from trainworks.host.network import listen
 from trainworks.jobs.job_spec import spec_of
-from trainworks.jobs.request import max_restarts
 from trainworks.record.events import Event, read_events
 from trainworks.record.resolved import Processes, ResolvedRun
 from trainworks.record.run_dir import RunDir, create_run_dir
@@ -104,11 +103,8 @@ class Run:
         run_dir.write_resolved(resolved)
         options = resolved.run_file.cluster.slurm
         self.backend = SlurmBackend(options, client=SlurmClient(env=cluster.env))
-        restarts = max_restarts(resolved.run_file)
         processes = resolved.processes if resolved.plan else None
-        self.spec = spec_of(
-            resolved.run_file, run_id=run_dir.run_id, working_folder="/", max_restarts=restarts, processes=processes
-        )
+        self.spec = spec_of(resolved.run_file, run_id=run_dir.run_id, working_folder="/", processes=processes)
         self.handle = ""
 
     def submit(self) -> Run:

@@ -10,7 +10,7 @@ from functools import partial
 
 from rich.console import Console
 
-from trainworks.backends.local.direct import LocalScheduler
+from trainworks.backends.local.attached import stop_supervisor
 from trainworks.cli.watch import _StopOnInterrupt
 from trainworks.host import process
 from trainworks.record.run_dir import create_run_dir
@@ -20,7 +20,7 @@ from trainworks.record.status import RunStatus
 def test_a_stop_that_comes_before_there_is_a_supervisor_is_kept_for_it(tmp_path):
     run_dir = create_run_dir(tmp_path, "run")
     run_dir.write_status(RunStatus(state="CREATED", updated_at=time.time()))
-    stop = partial(LocalScheduler().stop, run_dir)
+    stop = partial(stop_supervisor, run_dir)
     with _StopOnInterrupt(stop, Console(file=io.StringIO())) as interrupts:
         os.kill(os.getpid(), signal.SIGINT)
         interrupts.pass_on()  # nobody is there

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from tests.plan.shapes import workload
 from trainworks.config.load import load_run_file
 from trainworks.config.quantities import CheckpointInterval, StepWindow, TrainFor
 from trainworks.config.run_file import RunFile
@@ -341,3 +342,15 @@ def test_an_option_of_sbatch_is_one_option(option: str) -> None:
         RunFile.model_validate(
             {"name": "a", "run": "true", "cluster": {"engine": "slurm", "slurm": {"options": [option]}}}
         )
+
+
+@pytest.mark.parametrize(("work", "restarts"), [({"workload": workload()}, 3), ({"run": "true"}, 0)])
+def test_a_workload_restarts_automatically_and_a_command_does_not(work: dict[str, Any], restarts: int) -> None:
+    assert RunFile.model_validate({"name": "demo"} | work).max_restarts == restarts
+
+
+@pytest.mark.parametrize("work", [{"workload": workload()}, {"run": "true"}])
+@pytest.mark.parametrize("limit", [0, 7])
+def test_the_run_file_sets_the_number_of_restarts(work: dict[str, Any], limit: int) -> None:
+    run_file = RunFile.model_validate({"name": "demo", "recover": {"max_restarts": limit}} | work)
+    assert run_file.max_restarts == limit

@@ -102,7 +102,7 @@ def refusal(text: str) -> RunFileError:
 def node(options: str) -> tuple[int, int, NodeResources]:
     """Nodes, tasks of each, and what each has."""
     run_file = read(options)
-    spec = spec_of(run_file, run_id="r", working_folder="/", max_restarts=0)
+    spec = spec_of(run_file, run_id="r", working_folder="/")
     assert isinstance(run_file.cluster.processes_per_node, int)
     return spec.max_nodes, run_file.cluster.processes_per_node, spec.node
 

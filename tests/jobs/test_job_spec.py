@@ -14,7 +14,7 @@ from trainworks.jobs.job_spec import JobSpec, NodeResources, spec_of
 def spec(processes_of_run: Any = None, **keys: Any) -> JobSpec:
     """Of a command."""
     run_file = RunFile.model_validate({"name": "demo", "run": "true", **keys})
-    return spec_of(run_file, run_id="demo-1", working_folder="/", max_restarts=0, processes=processes_of_run)
+    return spec_of(run_file, run_id="demo-1", working_folder="/", processes=processes_of_run)
 
 
 @pytest.mark.parametrize(

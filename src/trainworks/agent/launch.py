@@ -11,8 +11,8 @@ from trainworks.errors import EnvironmentProblem, TrainworksError, UsageError
 from trainworks.files import naming_full_disk, take_lock
 from trainworks.host import process
 from trainworks.host.clock import Clock, SystemClock
-from trainworks.jobs.request import JobRequest
 from trainworks.record.events import append_event, read_events
+from trainworks.record.resolved import Processes
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 
@@ -59,16 +59,15 @@ def supervised(run_dir: RunDir, status: RunStatus) -> UsageError:
     return UsageError(problem, hint=hint)
 
 
-def make_ready(run_dir: RunDir, request: JobRequest, now: float, *, restarts: int = 0) -> None:
+def make_ready(run_dir: RunDir, processes: Processes, now: float, *, restarts: int = 0) -> None:
     """Forget how an earlier launch was stopped, set some disk aside, and say that the job is submitted.
 
     Args:
         run_dir: of the run.
-        request: the job.
+        processes: ranks of the run.
         now: the time.
         restarts: turns of the job before this one; 0 for a job that a user submits, which has all its restarts.
     """
-    processes = request.processes
     run_dir.stop_file.unlink(missing_ok=True)
     run_dir.make_reserve()
     run_dir.write_status(RunStatus(state="CREATED", updated_at=now))

@@ -20,9 +20,9 @@ from trainworks.host.network import LOOPBACK, listen
 from trainworks.host.prefork import Spare
 from trainworks.jobs.environment import accelerators_per_node, agent_environment, default_environment
 from trainworks.jobs.frameworks import deepspeed_hostfile, mpi_hostfile, ports_needed
-from trainworks.jobs.request import JobRequest
 from trainworks.record.events import read_events
 from trainworks.record.exit_code import ExitCode
+from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.recover.failures import first_failure
 
@@ -79,18 +79,18 @@ class Nodes(abc.ABC):
 
     Args:
         run_dir: of the run.
-        request: the job.
+        resolved: the run.
         inherited: file descriptors that every agent keeps open: the run's lock, and its claim on this machine, end
             only when all are gone.
         hosts: where the nodes stand; on this machine when None.
     """
 
     def __init__(
-        self, run_dir: RunDir, request: JobRequest, inherited: Sequence[int] = (), hosts: Hosts | None = None
+        self, run_dir: RunDir, resolved: ResolvedRun, inherited: Sequence[int] = (), hosts: Hosts | None = None
     ) -> None:
         self._run_dir = run_dir
-        self._request = request
-        self._hosts = hosts or ThisMachine(request.processes.nodes)
+        self._resolved = resolved
+        self._hosts = hosts or ThisMachine(resolved.processes.nodes)
         self._inherited = inherited
         self._agents: dict[int, process.Child] = {}
         self._noted: set[int] = set()
@@ -113,7 +113,7 @@ class Nodes(abc.ABC):
 
     def start_all(self) -> None:
         """Start every node's agent."""
-        for node in range(self._request.processes.nodes):
+        for node in range(self._resolved.processes.nodes):
             self._start(node)
 
     def _start(self, node: int) -> None:
@@ -124,7 +124,7 @@ class Nodes(abc.ABC):
         """This node's share of the accelerators, where several nodes stand on one machine."""
         if not self._hosts.are_here:
             return {}
-        processes = self._request.processes
+        processes = self._resolved.processes
         asked = processes.accelerators_per_node
         if processes.device != "cuda" or (processes.nodes == 1 and not asked):
             return {}
@@ -172,10 +172,10 @@ class TrainingNodes(Nodes):
     """
 
     def __init__(
-        self, run_dir: RunDir, request: JobRequest, inherited: Sequence[int] = (), hosts: Hosts | None = None
+        self, run_dir: RunDir, resolved: ResolvedRun, inherited: Sequence[int] = (), hosts: Hosts | None = None
     ) -> None:
-        super().__init__(run_dir, request, inherited, hosts)
-        self._listener: socket.socket = listen(request.rendezvous_port, self._hosts.addresses[0])
+        super().__init__(run_dir, resolved, inherited, hosts)
+        self._listener: socket.socket = listen(resolved.run_file.cluster.rendezvous_port, self._hosts.addresses[0])
         self._store = "{}:{}".format(*self._listener.getsockname())
         if not self._hosts.are_here:
             self._listener.close()
@@ -194,17 +194,17 @@ class TrainingNodes(Nodes):
 
     def _agent(self, node: int) -> process.Child:
         """A new interpreter, here or on another machine: it imports torch, and cannot be a copy of this process."""
-        own, restarts = self._hosts.addresses[node], str(self._request.max_restarts)
+        own, restarts = self._hosts.addresses[node], str(self._resolved.run_file.max_restarts)
         arguments = [str(self._run_dir.path), str(node), self._parent(), restarts, own, self._store]
         file_descriptors = list(self._inherited)
         if self._hosts.are_here and node == 0:
             arguments.append(str(self._listener.fileno()))
             file_descriptors.append(self._listener.fileno())
-        env = agent_environment(self._request.processes) | self._devices(node) | run_mark(self._run_dir)
+        env = agent_environment(self._resolved.processes) | self._devices(node) | run_mark(self._run_dir)
         return process.spawn(
             self._hosts.command(node, process.python_module("trainworks.worker.agent", *arguments)),
             log=self._run_dir.node_log(node),
-            env=default_environment(self._request.processes) | os.environ | env,
+            env=default_environment(self._resolved.processes) | os.environ | env,
             pass_fds=file_descriptors,
         )
 
@@ -214,19 +214,19 @@ class CommandNodes(Nodes):
     """Agents of a command of the user's own; its ranks know nothing of restarts, so all start again together.
 
     Args:
-        run_dir, request, inherited, hosts: as all have them.
+        run_dir, resolved, inherited, hosts: as all have them.
         spare: waits for the order of the first agent here, as `run_agent` takes it.
     """
 
     def __init__(
         self,
         run_dir: RunDir,
-        request: JobRequest,
+        resolved: ResolvedRun,
         inherited: Sequence[int] = (),
         hosts: Hosts | None = None,
         spare: Spare | None = None,
     ) -> None:
-        super().__init__(run_dir, request, inherited, hosts)
+        super().__init__(run_dir, resolved, inherited, hosts)
         self._spare = spare
         self._attempt = 1
         self._ports = self._free_ports()
@@ -271,19 +271,19 @@ class CommandNodes(Nodes):
 
     def _free_ports(self) -> list[int]:
         """Ports that are free now, all at once; the ranks bind them, so they cannot be held until then."""
-        wanted = [self._request.rendezvous_port, *[0] * (self._ports_needed() - 1)]
+        wanted = [self._resolved.run_file.cluster.rendezvous_port, *[0] * (self._ports_needed() - 1)]
         with contextlib.ExitStack() as listeners:
             first = self._hosts.addresses[0]
             return [listeners.enter_context(listen(port, first)).getsockname()[1] for port in wanted]
 
     def _ports_needed(self) -> int:
-        return ports_needed(self._request.framework, self._request.processes)
+        return ports_needed(self._resolved.run_file.framework, self._resolved.processes)
 
     def _write_hostfile(self) -> None:
-        processes = self._request.processes
-        if self._request.framework == "mpi":
+        processes = self._resolved.processes
+        if self._resolved.run_file.framework == "mpi":
             write_atomic(self._run_dir.hostfile, mpi_hostfile(processes, self._hosts.addresses))
-        elif self._request.framework == "deepspeed":
+        elif self._resolved.run_file.framework == "deepspeed":
             write_atomic(self._run_dir.hostfile, deepspeed_hostfile(processes))
 
 

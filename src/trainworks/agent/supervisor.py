@@ -21,10 +21,10 @@ from trainworks.files import take_lock
 from trainworks.host import process
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.host.prefork import Spare
-from trainworks.jobs.request import JobRequest, job_request
 from trainworks.jobs.state import TRANSITIONS, Cause, JobState
 from trainworks.record.events import Event, append_event, read_events, read_lines_from
 from trainworks.record.exit_code import ExitCode, as_exit_code
+from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 from trainworks.recover.failures import first_failure, is_consequence
@@ -42,14 +42,14 @@ class Supervisor:
 
     Args:
         run_dir: of the run.
-        request: the job.
+        resolved: the run.
         nodes: starts and watches the agents.
         clock: waits between two looks.
     """
 
-    def __init__(self, run_dir: RunDir, request: JobRequest, nodes: Nodes, clock: Clock) -> None:
+    def __init__(self, run_dir: RunDir, resolved: ResolvedRun, nodes: Nodes, clock: Clock) -> None:
         self._run_dir = run_dir
-        self._request = request
+        self._resolved = resolved
         self._nodes = nodes
         self._clock = clock
         self._state = JobState.CREATED
@@ -59,9 +59,9 @@ class Supervisor:
         self._done = False  # the ranks have said so: how their agents end after that does not matter
         self._idle = IdleWatch(
             run_dir,
-            request.idle,
-            nodes=request.processes.nodes,
-            on_accelerators=request.processes.device == "cuda",
+            resolved.run_file.job.idle,
+            nodes=resolved.processes.nodes,
+            on_accelerators=resolved.processes.device == "cuda",
             clock=clock,
         )
         self._ended_idle: str | None = None
@@ -135,9 +135,9 @@ class Supervisor:
 
     def _stop_grace_s(self) -> float:
         """Time for a clean end. Ranks of a workload that do not train at the moment have nothing to save."""
-        if self._request.kind == "training" and self._state is not JobState.RUNNING:
+        if self._resolved.is_workload and self._state is not JobState.RUNNING:
             return 0.0
-        return self._request.grace_s + 2 * self._request.longest_pause_s
+        return self._resolved.run_file.job.grace + 2 * self._resolved.longest_pause_s
 
     def _restart_or_end(self) -> bool:
         """Deal with nodes that ended badly; False if the job cannot go on."""
@@ -145,7 +145,7 @@ class Supervisor:
             if self._stop_deadline is not None or self._done:
                 continue
             self._note_lost(node, exit_code)
-            restart = AGENT_RESTART | {"node": node if self._request.kind == "training" else None}
+            restart = AGENT_RESTART | {"node": node if self._resolved.is_workload else None}
             if not (self._may(restart) and self._nodes.restartable(exit_code)):
                 return False
             append_event(self._run_dir.events_file, **restart)
@@ -153,7 +153,7 @@ class Supervisor:
         return True
 
     def _may(self, restart: Event) -> bool:
-        return may_restart(read_events(self._run_dir.events_file), self._request.max_restarts, restart)
+        return may_restart(read_events(self._run_dir.events_file), self._resolved.run_file.max_restarts, restart)
 
     def _note_lost(self, node: int, exit_code: int) -> None:
         if exit_code < 0:  # it cannot have written why
@@ -176,7 +176,7 @@ class Supervisor:
         last = next((e["kind"] for e in reversed(events) if e["kind"] in ("finished", "stopped", "submitted")), None)
         if last == "finished":
             return self._enter(JobState.SUCCEEDED, exit_code=0)
-        if self._request.kind == "command" and self._stop_signals == 0 and all(code == 0 for code in codes):
+        if not self._resolved.is_workload and self._stop_signals == 0 and all(code == 0 for code in codes):
             return self._enter(JobState.SUCCEEDED, exit_code=0)
         if self._stop_signals or last == "stopped":
             return self._enter(JobState.STOPPED, self._why_stopped(self._what_stopping_lost(events, last)), exit_code=0)
@@ -189,7 +189,7 @@ class Supervisor:
 
     def _what_stopping_lost(self, events: list[Event], last: str | None) -> Event | None:
         """Why a stopped workload has no checkpoint of its last step; None if it has one."""
-        if self._request.kind == "command" or last == "stopped":
+        if not self._resolved.is_workload or last == "stopped":
             return None
         return first_failure(events) or {"cause": "killed", "message": "ended before it could save a checkpoint"}
 
@@ -309,13 +309,13 @@ def main(
     run_dir = RunDir(Path(run_folder))
 
     def build(lock: int) -> Supervisor:
-        request = job_request(run_dir.read_resolved())
-        if request.kind == "command":
-            nodes = CommandNodes(run_dir, request, (lock, *claims), spare=agent)
-            return Supervisor(run_dir, request, nodes, SystemClock())
+        resolved = run_dir.read_resolved()
+        if not resolved.is_workload:
+            nodes = CommandNodes(run_dir, resolved, (lock, *claims), spare=agent)
+            return Supervisor(run_dir, resolved, nodes, SystemClock())
         if agent is not None:
             agent.dismiss()
-        return Supervisor(run_dir, request, TrainingNodes(run_dir, request, (lock, *claims)), SystemClock())
+        return Supervisor(run_dir, resolved, TrainingNodes(run_dir, resolved, (lock, *claims)), SystemClock())
 
     return supervise(run_dir, build, parent_pid=int(parent_pid), lock=lock)
 

@@ -17,8 +17,7 @@ from trainworks.backends.registry import backend_of_run
 from trainworks.errors import TrainworksError
 from trainworks.host import process
 from trainworks.host.users import this_host, user_name
-from trainworks.jobs.job_spec import JobSpec
-from trainworks.jobs.request import spec_of_run
+from trainworks.jobs.job_spec import JobSpec, spec_of_run
 from trainworks.jobs.state import Cause, JobState, parse_state
 from trainworks.jobs.store import JobStore, Placement
 from trainworks.record.resolved import ResolvedRun

@@ -14,7 +14,6 @@ from trainworks.jobs.formats import jobset, lsf, skypilot, trainjob
 from trainworks.jobs.formats.manifest import Pods
 from trainworks.jobs.job_spec import spec_of
 from trainworks.jobs.program import program_of
-from trainworks.jobs.request import max_restarts
 
 __all__ = ["As", "Language", "job_as"]
 
@@ -47,9 +46,7 @@ def job_as(language: Language, asked: Wanted) -> str:
         UsageError: the job asks for something that cannot be said in this language.
     """
     run_file = asked.run_file
-    spec = spec_of(
-        run_file, run_id=run_file.name, working_folder=run_file.workdir or "", max_restarts=max_restarts(run_file)
-    )
+    spec = spec_of(run_file, run_id=run_file.name, working_folder=run_file.workdir or "")
     program = program_of(run_file, command=tuple(asked.command or ()))
     cluster = run_file.cluster
     if language is Language.LSF and cluster.autoscale is not None:

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from trainworks.api.resolve import resolve
 from trainworks.backends.backend import Backend
-from trainworks.backends.local.direct import LocalScheduler
+from trainworks.backends.local.attached import AttachedBackend
 from trainworks.backends.registry import backend_of_run
 from trainworks.cli.options import runs_folder
 from trainworks.cli.plan_view import print_plan
@@ -26,8 +26,7 @@ from trainworks.config.run_file import RunFile, RunName
 from trainworks.config.sbatch import BatchSource, is_batch_script, load_batch_script
 from trainworks.errors import TrainworksError, UsageError
 from trainworks.files import write_atomic
-from trainworks.jobs.job_spec import JobSpec
-from trainworks.jobs.request import job_request, spec_of_run
+from trainworks.jobs.job_spec import JobSpec, spec_of_run
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir, create_run_dir
 from trainworks.report.printable import say
@@ -166,9 +165,9 @@ def prepare(
     if dry_run:
         typer.echo(_rendered(resolved, backend, RunDir(folder / f"{resolved.run_id}-N")), nl=False)
         return None
-    if backend is None and (note := LocalScheduler().check(job_request(resolved))):
-        console.print(f"warning: {note}", style="yellow", highlight=False, markup=False, soft_wrap=True)
-    if backend is not None:
+    if backend is None:
+        _check_room(resolved, console)
+    else:
         backend.probe(spec(resolved))
         if ask and not _agreed(backend, spec(resolved), times, console):
             return None
@@ -180,6 +179,13 @@ def prepare(
         shutil.rmtree(run_dir.path, ignore_errors=True)
         raise
     return Prepared(run_dir, resolved, backend)
+
+
+def _check_room(resolved: ResolvedRun, console: Console) -> None:
+    backend = AttachedBackend(resolved)
+    backend.probe(spec(resolved))
+    if note := backend.sharing_note():
+        console.print(f"warning: {note}", style="yellow", highlight=False, markup=False, soft_wrap=True)
 
 
 @contextmanager
@@ -206,7 +212,7 @@ def _is_at_a_terminal(console: Console) -> bool:
 
 def _rendered(resolved: ResolvedRun, backend: Backend | None, run_dir: RunDir) -> str:
     if backend is None or backend.name == "local":
-        return LocalScheduler().render(job_request(resolved), run_dir).text
+        return AttachedBackend(resolved).render(spec(resolved), run_dir).text
     return backend.render(spec(resolved), run_dir).text
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from trainworks.backends.local.direct import LocalScheduler
+from trainworks.backends.local.attached import stop_supervisor
 from trainworks.cli.following import following
 from trainworks.cli.jobs import job_of_run, stop_job
 from trainworks.cli.options import OptionalRun, RunsOption, find
@@ -46,8 +46,7 @@ def _stop_run(run_dir: RunDir, *, at_once: bool) -> None:
     state = current_state(run_dir.read_status())
     if state.is_final or run_dir.read_status().supervisor_pid is None:
         raise UsageError(f"run {run_dir.run_id} is not running: {state}")
-    scheduler = LocalScheduler()
-    scheduler.stop(run_dir, reason="trainworks stop")
+    stop_supervisor(run_dir, reason="trainworks stop")
     if at_once:
         SystemClock().sleep(0.2)
-        scheduler.stop(run_dir, reason="trainworks stop --now")
+        stop_supervisor(run_dir, reason="trainworks stop --now")

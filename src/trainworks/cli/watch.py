@@ -10,12 +10,12 @@ from typing import Self
 
 from rich.console import Console
 
-from trainworks.backends.local.direct import LocalScheduler
+from trainworks.backends.local.attached import AttachedBackend, stop_supervisor
 from trainworks.cli.following import following
 from trainworks.cli.tail import RankLogs
 from trainworks.cli.views import LineView, LiveView
 from trainworks.host.clock import SystemClock
-from trainworks.jobs.request import job_request
+from trainworks.jobs.job_spec import spec_of_run
 from trainworks.jobs.state import JobState
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
@@ -41,13 +41,13 @@ def submit_and_watch(
         since: when it was launched; what an earlier launch left is not shown.
         lock: the run's, where the caller has taken it.
     """
-    scheduler = LocalScheduler()
+    backend = AttachedBackend(resolved, lock=lock)
 
     def start() -> None:
-        scheduler.submit(scheduler.render(job_request(resolved), run_dir), run_dir, attached=True, lock=lock)
+        backend.submit(backend.render(spec_of_run(resolved), run_dir), run_dir)
 
     def stop(reason: str) -> bool:
-        return scheduler.stop(run_dir, reason)
+        return stop_supervisor(run_dir, reason)
 
     return watch(run_dir, resolved, console, since=since, start=start, stop=stop)
 

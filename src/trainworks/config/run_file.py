@@ -432,6 +432,13 @@ class RunFile(Spec):
         as_skypilot = self.run is not None and (self.num_nodes is not None or self.resources is not None)
         return "per_node" if as_skypilot and self.cluster.processes_per_node == "auto" else "per_rank"
 
+    @property
+    def max_restarts(self) -> int:
+        """Automatic restarts: `recover.max_restarts`, else 3 for a workload and 0 for a command."""
+        if self.recover.max_restarts is not None:
+            return self.recover.max_restarts
+        return 3 if self.workload else 0
+
     def with_ranks(self, nodes: int | None, processes_per_node: int | None) -> RunFile:
         """The same run file with other numbers of nodes and of ranks per node, where they are given.
 

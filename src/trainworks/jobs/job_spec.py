@@ -1,65 +1,78 @@
-"""What a queue is asked: how many nodes of what, for how long, and before whom."""
+"""The job a run submits to a queue: its resources, time limit and priority."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from trainworks.config.run_file import RunFile
 from trainworks.jobs.environment import accelerators_per_node
-from trainworks.record.resolved import Processes
+from trainworks.record.resolved import Processes, ResolvedRun
 
-__all__ = ["JobSpec", "NodeResources", "spec_of"]
+__all__ = ["JobSpec", "NodeResources", "spec_of", "spec_of_run"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeResources:
-    """What every node of the job must have; None where it does not matter."""
+    """Resources of every node of a job; None means no requirement."""
 
     cores: float | None = None
     accelerators: int = 0
     accelerator: str | None = None
-    """Name of the accelerator, as the engine knows it: `A100`, `h100`."""
+    """Accelerator type by its name on the backend: `A100`, `h100`."""
     memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """One job as a queue sees it; what it does once it has its nodes is in its run directory."""
+    """Resources, time limit and priority a job requests.
+
+    The resolved run in the run directory says what the job executes on its nodes.
+    """
 
     run_id: str
     name: str
     min_nodes: int
     max_nodes: int
-    """All or nothing: at least `min_nodes` together, and no more than this."""
+    """Gang size: the job starts on at least `min_nodes` and at most `max_nodes` nodes at once."""
     node: NodeResources
     tasks_per_node: int = 1
-    """Processes that a batch script's own launcher starts; everything else starts its ranks itself."""
+    """Slurm tasks per node for a batch script with its own launcher; 1 for every other job."""
     time_limit_s: float | None = None
-    """Of one attempt."""
+    """Time limit of one attempt."""
     grace_s: float = 120.0
     priority: int = 50
     preemptible: bool = True
     exclude: tuple[str, ...] = ()
     depends_on: tuple[str, ...] = ()
-    """Jobs, by number or run, that have to succeed first."""
+    """Jobs, by number or run, that must succeed before this one starts."""
     hold: bool = False
     max_restarts: int = 0
-    """Automatic restarts after a failure that another start may help."""
+    """Automatic restarts after a failure that a restart can fix."""
     working_folder: str = "."
 
 
-def spec_of(
-    run_file: RunFile, *, run_id: str, working_folder: str, max_restarts: int, processes: Processes | None = None
-) -> JobSpec:
-    """The job spec of a run.
+def spec_of_run(resolved: ResolvedRun) -> JobSpec:
+    """The job spec of a resolved run.
+
+    A run on another cluster is resolved again on its nodes: its resources are those of the run file.
+    """
+    is_local = resolved.run_file.cluster.engine == "local"
+    return spec_of(
+        resolved.run_file,
+        run_id=resolved.run_id,
+        working_folder=resolved.working_folder,
+        processes=resolved.processes if is_local else None,
+    )
+
+
+def spec_of(run_file: RunFile, *, run_id: str, working_folder: str, processes: Processes | None = None) -> JobSpec:
+    """The job spec of a run file.
 
     Args:
-        run_file: what is asked for.
-        run_id: of its run directory.
-        working_folder: where a command starts.
-        max_restarts: as `job.request` counts them.
-        processes: of a run that is resolved already; without them the words of the run file count.
+        run_file: the run file.
+        run_id: id of the run.
+        working_folder: folder a command starts in.
+        processes: ranks of a resolved run; None takes the resources from the run file.
     """
     job = run_file.job
     nodes = processes.nodes if processes else run_file.nodes
@@ -68,51 +81,45 @@ def spec_of(
         name=run_file.name,
         min_nodes=min(job.min_nodes or nodes, nodes),
         max_nodes=nodes,
-        node=_of_processes(processes, run_file) if processes else _of_run_file(run_file),
-        tasks_per_node=_tasks(run_file),
+        node=_node_of_processes(processes, run_file) if processes else _node_of_run_file(run_file),
+        tasks_per_node=_tasks_per_node(run_file),
         working_folder=working_folder,
-        max_restarts=max_restarts,
-        **_wishes(run_file),
+        max_restarts=run_file.max_restarts,
+        time_limit_s=job.time_limit,
+        grace_s=job.grace,
+        priority=job.priority,
+        preemptible=job.preemptible,
+        exclude=job.exclude,
+        depends_on=job.depends_on,
+        hold=job.hold,
     )
 
 
-def _tasks(run_file: RunFile) -> int:
+def _tasks_per_node(run_file: RunFile) -> int:
     per_node = run_file.cluster.processes_per_node
     return per_node if run_file.framework == "slurm" and per_node != "auto" else 1
 
 
-def _wishes(run_file: RunFile) -> dict[str, Any]:
-    job = run_file.job
-    return {
-        "time_limit_s": job.time_limit,
-        "grace_s": job.grace,
-        "priority": job.priority,
-        "preemptible": job.preemptible,
-        "exclude": job.exclude,
-        "depends_on": job.depends_on,
-        "hold": job.hold,
-    }
-
-
-def _of_processes(processes: Processes, run_file: RunFile) -> NodeResources:
-    """A core for each thread, unless the run file says how many."""
-    asked = run_file.resources
-    cores = asked.cpus if asked and asked.cpus else float(processes.processes_per_node * processes.threads_per_process)
-    memory = int(asked.memory * 1e9) if asked and asked.memory else None
+def _node_of_processes(processes: Processes, run_file: RunFile) -> NodeResources:
+    """One core per thread, unless the run file gives the number of cores."""
+    request = run_file.resources
+    threads = processes.processes_per_node * processes.threads_per_process
+    cores = request.cpus if request and request.cpus else float(threads)
+    memory = int(request.memory * 1e9) if request and request.memory else None
     return NodeResources(cores=cores, accelerators=accelerators_per_node(processes), memory_bytes=memory)
 
 
-def _of_run_file(run_file: RunFile) -> NodeResources:
+def _node_of_run_file(run_file: RunFile) -> NodeResources:
     """One rank per accelerator; without accelerators one core per rank."""
     per_node = run_file.cluster.processes_per_node
     ranks = 1 if per_node == "auto" else per_node
-    asked = run_file.resources
-    if asked is None:
+    request = run_file.resources
+    if request is None:
         return NodeResources(cores=float(ranks))
-    first = asked.accelerators[0] if asked.accelerators else None
+    first = request.accelerators[0] if request.accelerators else None
     return NodeResources(
-        cores=asked.cpus or (None if first else float(ranks)),
+        cores=request.cpus or (None if first else float(ranks)),
         accelerators=first.count if first else 0,
         accelerator=first.kind if first else None,
-        memory_bytes=round(asked.memory * 1e9) if asked.memory else None,
+        memory_bytes=round(request.memory * 1e9) if request.memory else None,
     )

@@ -219,3 +219,13 @@ class ResolvedRun(Spec):
     host: HostFacts
     plan: Plan | None = None
     calibration: Calibration | None = None
+
+    @property
+    def is_workload(self) -> bool:
+        """True for a workload, False for a command."""
+        return self.run_file.workload is not None
+
+    @property
+    def longest_pause_s(self) -> float:
+        """Predicted time between two looks of a workload at its stop file: one logging interval."""
+        return self.plan.log_every_steps * self.plan.step_time.total_s if self.plan else 0.0

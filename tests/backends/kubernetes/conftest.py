@@ -14,7 +14,6 @@ from tests.kubernetes.pods_as_processes import condition
 from trainworks.backends.backend import JobStatus, RenderedJob
 from trainworks.config.run_file import RunFile
 from trainworks.jobs.job_spec import spec_of
-from trainworks.jobs.request import max_restarts
 from trainworks.record.events import Event, read_events
 from trainworks.record.resolved import Processes, ResolvedRun
 from trainworks.record.run_dir import RunDir, create_run_dir
@@ -40,7 +39,6 @@ class Run:
             run_file,
             run_id=run_dir.run_id,
             working_folder="/",
-            max_restarts=max_restarts(run_file),
             processes=processes,
         )
         self.handle = ""

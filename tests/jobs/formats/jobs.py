@@ -40,8 +40,7 @@ def run_file(**keys: Any) -> RunFile:
 def pods(*, command: tuple[str, ...] = (), **keys: Any) -> Pods:
     """The same as Kubernetes is told of it."""
     asked = run_file(**keys)
-    restarts = asked.recover.max_restarts or 0
-    spec = spec_of(asked, run_id=f"{asked.name}-1", working_folder="/", max_restarts=restarts)
+    spec = spec_of(asked, run_id=f"{asked.name}-1", working_folder="/")
     program, cluster = program_of(asked, command=command), asked.cluster
     return Pods(spec=spec, program=program, where=cluster.kubernetes, autoscale=cluster.autoscale)
 

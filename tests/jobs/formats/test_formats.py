@@ -169,12 +169,12 @@ TASKS = st.fixed_dictionaries(
 @given(TASKS)
 def test_a_skypilot_task_comes_back_as_it_was(task: dict[str, Any]) -> None:
     written, _ = parse_run_file(json.dumps(task), name="task.yaml")
-    spec = spec_of(written, run_id="task-1", working_folder="/", max_restarts=0)
+    spec = spec_of(written, run_id="task-1", working_folder="/")
     again, _ = parse_run_file(skypilot.render(spec, program_of(written)), name="task.yaml")
     asked = again.resources
     assert (again.run, again.setup, again.workdir) == (written.run, written.setup, written.workdir)
     assert (again.envs, again.nodes, again.starts) == (written.envs, written.nodes, written.starts)
-    assert asked is None or spec_of(again, run_id="task-1", working_folder="/", max_restarts=0) == spec
+    assert asked is None or spec_of(again, run_id="task-1", working_folder="/") == spec
 
 
 @given(HOSTILE, HOSTILE)

@@ -30,7 +30,6 @@ from trainworks.files import take_lock, write_atomic
 from trainworks.host import process
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.host.probe import probe_host
-from trainworks.jobs.request import JobRequest, job_request
 from trainworks.jobs.state import CAUSES, Cause, JobState, parse_cause
 from trainworks.record.events import append_event, read_events
 from trainworks.record.exit_code import ExitCode
@@ -78,7 +77,7 @@ class FirstPod:
         self._clock = clock or SystemClock()
         self._last_words = last_words
         self._met: Met | None = None
-        self._request: JobRequest | None = None
+        self._resolved: ResolvedRun | None = None
         self._nodes: Nodes | None = None
         self._open = contextlib.ExitStack()
         self._heard: set[int] = set()
@@ -129,16 +128,16 @@ class FirstPod:
     def _supervisor(self, lock: int) -> Supervisor:
         """The supervisor of the pods that Kubernetes started."""
         self._met = meet(self._pod, self._clock)
-        resolved = self._resolved()
+        resolved = self._resolve_run()
         self._run_dir.write_resolved(resolved)
         self._begin_turn(self._met, resolved.processes.processes_per_node)
-        self._request = request = job_request(resolved)
-        kind = TrainingNodes if request.kind == "training" else CommandNodes
-        self._nodes = nodes = kind(self._run_dir, request, (lock,), PodHosts(self._met, self._secrets))
+        self._resolved = resolved
+        kind = TrainingNodes if resolved.is_workload else CommandNodes
+        self._nodes = nodes = kind(self._run_dir, resolved, (lock,), PodHosts(self._met, self._secrets))
         self._open.enter_context(Echo(self._run_dir, self._pod.index))
-        return Supervisor(self._run_dir, request, nodes, self._clock)
+        return Supervisor(self._run_dir, resolved, nodes, self._clock)
 
-    def _resolved(self) -> ResolvedRun:
+    def _resolve_run(self) -> ResolvedRun:
         """The run on these pods: what stands in its directory, and what only they can say."""
         resolved = self._run_dir.read_resolved()
         if resolved.run_file.workload is not None and resolved.plan is None:
@@ -171,7 +170,7 @@ class FirstPod:
             left = last.state == JobState.STOPPED
             ended_at = signs_of_life(self._run_dir)
             self._enter(*back_in_the_queue(Cause.PREEMPTED if left else Cause.NODE_LOST), ended_at=ended_at)
-        most = job_request(self._run_dir.read_resolved()).max_restarts
+        most = self._run_dir.read_resolved().run_file.max_restarts
         if may_restart(read_events(self._run_dir.events_file), most, NEXT_TURN):
             return True
         cause = parse_cause(self._run_dir.read_status().cause) or Cause.NODE_LOST
@@ -204,10 +203,12 @@ class FirstPod:
         return final if final not in _NOT_FINAL else int(ExitCode.USER_ERROR)
 
     def _another_turn_may_help(self, cause: Cause) -> bool:
-        if self._request is None:
+        if self._resolved is None:
             return False
         events = read_events(self._run_dir.events_file)
-        return CAUSES[cause].another_start_helps and may_restart(events, self._request.max_restarts, NEXT_TURN)
+        return CAUSES[cause].another_start_helps and may_restart(
+            events, self._resolved.run_file.max_restarts, NEXT_TURN
+        )
 
     def _say(self, status: RunStatus) -> None:
         """The end of this turn."""

@@ -22,7 +22,6 @@ from trainworks.host import process
 from trainworks.host.clock import Clock
 from trainworks.host.ledger import Claim, Ledger, Share, claim_key, machine_ledger
 from trainworks.host.prefork import Order, Spare
-from trainworks.jobs.request import job_request
 from trainworks.jobs.store import JobRow, Placement
 from trainworks.record.events import Event, append_event, read_events
 from trainworks.record.resolved import ResolvedRun
@@ -185,8 +184,8 @@ class ForkingLauncher:
         run_dir = self._run_dir(job)
         lock = take_run(run_dir)
         try:
-            request = job_request(_resolved_for(job, run_dir))
-            make_ready(run_dir, request, self._clock.now(), restarts=earlier_turns(self.events(job)))
+            resolved = _resolved_for(job, run_dir)
+            make_ready(run_dir, resolved.processes, self._clock.now(), restarts=earlier_turns(self.events(job)))
             devices = [device for one in job.placement for device in one.devices]
             order = json.dumps([str(run_dir.path), devices])
             claims = [self._claims[job.id]] if job.id in self._claims else []

@@ -13,7 +13,6 @@ import os
 import signal
 import socket
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,7 +31,6 @@ from trainworks.files import take_lock
 from trainworks.host import process
 from trainworks.host.clock import SystemClock
 from trainworks.host.probe import probe_host
-from trainworks.jobs.request import JobRequest, job_request
 from trainworks.jobs.state import CAUSES, Cause, JobState, parse_cause, parse_state
 from trainworks.record.events import Event, append_event, read_events
 from trainworks.record.exit_code import ExitCode
@@ -80,7 +78,7 @@ class _Batch:
         self._clock = SystemClock()
         self._started_at = self._clock.now()
         self._got: Allocation | None = None
-        self._request: JobRequest | None = None
+        self._resolved: ResolvedRun | None = None
         self._signals: list[int] = []
         self._is_next_turn = False
 
@@ -107,7 +105,7 @@ class _Batch:
     def _after_a_kill(self) -> int:
         """Requeue the job, if it may; Slurm ends what the killed supervisor has left."""
         self._got = allocation(os.environ, self._client)
-        self._request = job_request(self.run_dir.read_resolved())
+        self._resolved = self.run_dir.read_resolved()
         status = self.run_dir.read_status()
         if parse_state(status.state).is_final:
             return self.leave(status.exit_code or 0)
@@ -124,7 +122,7 @@ class _Batch:
             cause, ended_at = ending_of_turn(self.run_dir, job)
             self._enter(*back_in_the_queue(cause), ended_at=ended_at)
         resolved = self.run_dir.read_resolved()
-        most = job_request(resolved).max_restarts
+        most = resolved.run_file.max_restarts
         if "--requeue" in resolved.run_file.cluster.slurm.options:  # the script's own word, which is Slurm's to keep
             return True
         if may_restart(read_events(self.run_dir.events_file), most, NEXT_TURN):
@@ -144,7 +142,7 @@ class _Batch:
         self._got = got = allocation(os.environ, self._client)
         self._begin_turn()
         steps = StepHosts(got, self._step, self._client)
-        resolved = self._resolved(got, steps)
+        resolved = self._resolve_run(got, steps)
         size = {"nodes": len(got.nodes), "processes_per_node": resolved.processes.processes_per_node}
         append_event(
             self.run_dir.events_file,
@@ -156,17 +154,17 @@ class _Batch:
             restarts=got.restarts if self._is_next_turn else 0,
             started_at=self._started_at,
         )
-        self._request = request = job_request(resolved)
+        self._resolved = resolved
         hosts: Hosts = steps
-        if request.framework == "slurm":  # the script starts once, here, as a batch script of its own would
-            request = replace(request, processes=request.processes.model_copy(update={"nodes": 1}))
+        if resolved.run_file.framework == "slurm":  # the script starts once, here, as a batch script of its own would
+            resolved = resolved.model_copy(update={"processes": resolved.processes.model_copy(update={"nodes": 1})})
             hosts = ThisMachine(1)
             for number in _SIGNALS.keys() - _ENDING.keys():
                 signal.signal(number, _pass_on)
-        kind = TrainingNodes if request.kind == "training" else CommandNodes
-        return Supervisor(self.run_dir, request, kind(self.run_dir, request, (lock,), hosts), self._clock)
+        kind = TrainingNodes if resolved.is_workload else CommandNodes
+        return Supervisor(self.run_dir, resolved, kind(self.run_dir, resolved, (lock,), hosts), self._clock)
 
-    def _resolved(self, got: Allocation, hosts: StepHosts) -> ResolvedRun:
+    def _resolve_run(self, got: Allocation, hosts: StepHosts) -> ResolvedRun:
         """The run as it is on these nodes; a workload is planned there before its first start."""
         resolved = self.run_dir.read_resolved()
         if resolved.run_file.workload is not None and resolved.plan is None:
@@ -189,7 +187,7 @@ class _Batch:
     def leave(self, code: int) -> int:
         """Put the job back into the queue if that can help; returns the exit code of the batch script."""
         status = self.run_dir.read_status()
-        if self._request is None or self._got is None or status.state == JobState.SUCCEEDED:
+        if self._resolved is None or self._got is None or status.state == JobState.SUCCEEDED:
             return code
         cause = parse_cause(status.cause) or Cause.UNKNOWN
         if status.state == JobState.STOPPED:
@@ -199,7 +197,7 @@ class _Batch:
                 return self._cancelled(self._got)
             cause = found
             if cause is not Cause.TIME_LIMIT:  # Slurm itself puts it back, or ends it
-                self._leave_to_slurm(self._request, cause)
+                self._leave_to_slurm(self._resolved, cause)
                 return code
         if not self._another_start_may_help(cause):
             if status.state == JobState.STOPPED:
@@ -207,11 +205,11 @@ class _Batch:
             return status.exit_code or code
         return self._requeue(self._got, cause, status.message)
 
-    def _leave_to_slurm(self, request: JobRequest, cause: Cause) -> None:
+    def _leave_to_slurm(self, resolved: ResolvedRun, cause: Cause) -> None:
         if is_requeued(self.run_dir.read_resolved().run_file.cluster.slurm):
             self._enter(*back_in_the_queue(cause))
         else:
-            self._enter(JobState.FAILED, cause, no_restart_left(cause, request.max_restarts))
+            self._enter(JobState.FAILED, cause, no_restart_left(cause, resolved.run_file.max_restarts))
 
     def _cancelled(self, got: Allocation) -> int:
         """Slurm shall say so, too; it would take this end for a success or for a failure."""
@@ -238,9 +236,11 @@ class _Batch:
         return None
 
     def _another_start_may_help(self, cause: Cause) -> bool:
-        assert self._request is not None
+        assert self._resolved is not None
         events = read_events(self.run_dir.events_file)
-        return CAUSES[cause].another_start_helps and may_restart(events, self._request.max_restarts, NEXT_TURN)
+        return CAUSES[cause].another_start_helps and may_restart(
+            events, self._resolved.run_file.max_restarts, NEXT_TURN
+        )
 
     def _requeue(self, got: Allocation, cause: Cause, message: str | None) -> int:
         """The job waits again, under the same number; Slurm ends this script."""

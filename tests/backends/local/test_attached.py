@@ -1,55 +1,71 @@
-"""What the local scheduler would start, as text."""
+"""The backend behind `trainworks run`: one job at once, attached to the terminal."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.fakes import FakeClock, job, processes
 from trainworks.agent.launch import take_run
-from trainworks.backends.local.direct import LocalScheduler
+from trainworks.backends.backend import RenderedJob
+from trainworks.backends.local.attached import AttachedBackend, stop_supervisor
 from trainworks.errors import EnvironmentProblem, NotOwnerError, UsageError
 from trainworks.host import process
+from trainworks.host.clock import Clock
 from trainworks.host.ledger import Ledger, Share, claim_key, machine_ledger
 from trainworks.host.probe import num_cores
-from trainworks.jobs.request import JobRequest
+from trainworks.jobs.job_spec import spec_of_run
 from trainworks.record.environment import AcceleratorFacts
 from trainworks.record.events import append_event, read_events
+from trainworks.record.resolved import Processes, ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 
-REQUESTS = {
+
+def with_processes(resolved: ResolvedRun, changed: Processes) -> ResolvedRun:
+    """The same run with other ranks."""
+    return resolved.model_copy(update={"processes": changed})
+
+
+RUNS = {
     "runs/demo-1": job(),
-    "runs/with space/demo-1": JobRequest(
-        run_id="demo-1", kind="training", processes=processes(2, 4), max_restarts=3, rendezvous_port=29500
-    ),
-    "runs/task-1": replace(job("command", nodes=2), processes=processes(2).model_copy(update={"starts": "per_node"})),
-    "runs/mpi-1": replace(job("command"), processes=processes(1, 2).model_copy(update={"starts": "once"})),
+    "runs/with space/demo-1": with_processes(job(max_restarts=3), processes(2, 4)),
+    "runs/task-1": with_processes(job("command"), processes(2).model_copy(update={"starts": "per_node"})),
+    "runs/mpi-1": with_processes(job("command"), processes(1, 2).model_copy(update={"starts": "once"})),
 }
 
 
+def rendered(resolved: ResolvedRun, run_dir: RunDir) -> RenderedJob:
+    """What `run` would start."""
+    return AttachedBackend(resolved).render(spec_of_run(resolved), run_dir)
+
+
+def start(resolved: ResolvedRun, run_dir: RunDir, clock: Clock | None = None) -> None:
+    """Start a run as `trainworks run` does."""
+    AttachedBackend(resolved, clock=clock).submit(rendered(resolved, run_dir), run_dir)
+
+
 def test_a_job_is_rendered_as_its_command_line_and_what_it_starts(golden) -> None:
-    rendered = [LocalScheduler().render(request, RunDir(Path(folder))) for folder, request in REQUESTS.items()]
-    golden("local_scheduler.txt", "\n".join(one.text for one in rendered))
+    texts = [rendered(resolved, RunDir(Path(folder))).text for folder, resolved in RUNS.items()]
+    golden("local_attached.txt", "\n".join(texts))
 
 
 def test_rendering_touches_nothing(run_dir: RunDir) -> None:
     before = sorted(run_dir.path.rglob("*"))
-    LocalScheduler().render(job(), run_dir)
+    rendered(job(), run_dir)
     assert sorted(run_dir.path.rglob("*")) == before
 
 
-def test_what_is_rendered_keeps_its_request(run_dir: RunDir) -> None:
-    assert LocalScheduler().render(job(), run_dir).request == job()
+def test_a_rendered_job_keeps_its_spec(run_dir: RunDir) -> None:
+    assert rendered(job(), run_dir).spec == spec_of_run(job())
 
 
 def test_a_run_without_a_supervisor_is_not_stopped(run_dir: RunDir) -> None:
-    LocalScheduler().stop(run_dir, reason="test")
+    stop_supervisor(run_dir, reason="test")
     assert read_events(run_dir.events_file) == []
 
 
@@ -57,7 +73,7 @@ def test_a_process_that_got_the_supervisor_s_number_is_left_alone(run_dir: RunDi
     """The number is this test's own: a signal would end it."""
     pid, started_at = process.identity()
     run_dir.write_status(RunStatus(state="RUNNING", supervisor_pid=pid, supervisor_started_at=started_at - 60))
-    LocalScheduler(FakeClock()).stop(run_dir, reason="test")
+    stop_supervisor(run_dir, reason="test")
     assert read_events(run_dir.events_file) == []
 
 
@@ -65,7 +81,7 @@ def test_a_supervisor_that_runs_is_asked_to_stop(run_dir: RunDir) -> None:
     child = process.spawn(["sleep", "60"], log=run_dir.supervisor_log)
     pid, started_at = process.identity(child.pid)
     run_dir.write_status(RunStatus(state="RUNNING", supervisor_pid=pid, supervisor_started_at=started_at))
-    LocalScheduler().stop(run_dir, reason="test")
+    stop_supervisor(run_dir, reason="test")
     assert child.wait(timeout_s=10) == -15
     (event,) = read_events(run_dir.events_file)
     assert (event["kind"], event["reason"], event["t"] <= time.time()) == ("stop_requested", "test", True)
@@ -76,7 +92,7 @@ def test_the_run_of_another_user_is_not_stopped(run_dir: RunDir, monkeypatch: py
     run_dir.write_status(RunStatus(state="RUNNING", supervisor_pid=pid, supervisor_started_at=started_at))
     monkeypatch.setattr(os, "getuid", lambda: 61_001)
     with pytest.raises(NotOwnerError, match="cannot stop run demo-1: it belongs to"):
-        LocalScheduler().stop(run_dir, reason="test")
+        stop_supervisor(run_dir, reason="test")
 
 
 def test_a_status_that_names_a_process_of_another_user_ends_nothing(
@@ -86,7 +102,7 @@ def test_a_status_that_names_a_process_of_another_user_ends_nothing(
     pid, started_at = process.identity()
     run_dir.write_status(RunStatus(state="RUNNING", supervisor_pid=pid, supervisor_started_at=started_at))
     monkeypatch.setattr("trainworks.host.process.owner", lambda pid: 61_001)
-    assert not LocalScheduler().stop(run_dir, reason="test")
+    assert not stop_supervisor(run_dir, reason="test")
 
 
 @pytest.fixture
@@ -95,7 +111,7 @@ def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ledger]:
     monkeypatch.setenv("TRAINWORKS_LEDGER", str(tmp_path / "ledger"))
     monkeypatch.delenv("TRAINWORKS_RUN_DIR", raising=False)
     facts = tuple(AcceleratorFacts(index=index, name="H100", memory_bytes=80 * 10**9) for index in range(4))
-    monkeypatch.setattr("trainworks.backends.local.direct.probe_accelerators", lambda: facts)
+    monkeypatch.setattr("trainworks.backends.local.attached.probe_accelerators", lambda: facts)
     return machine_ledger()
 
 
@@ -107,9 +123,14 @@ def hold(ledger: Ledger, cores: float, *devices: int) -> int:
     return handle
 
 
-def on_accelerators(ranks: int) -> JobRequest:
+def probe(resolved: ResolvedRun) -> None:
+    """Check that the run could start now."""
+    AttachedBackend(resolved).probe(spec_of_run(resolved))
+
+
+def on_accelerators(ranks: int) -> ResolvedRun:
     """A run of so many ranks with an accelerator each."""
-    return replace(job(), processes=processes(1, ranks).model_copy(update={"device": "cuda"}))
+    return with_processes(job(), processes(1, ranks).model_copy(update={"device": "cuda"}))
 
 
 def test_a_run_is_refused_while_others_hold_the_accelerators_that_it_needs(ledger: Ledger) -> None:
@@ -117,9 +138,9 @@ def test_a_run_is_refused_while_others_hold_the_accelerators_that_it_needs(ledge
     with pytest.raises(
         EnvironmentProblem, match=r"needs 2 accelerators, and 3 of 4 accelerators are held by \w+ \(lm-1\)"
     ):
-        LocalScheduler().check(on_accelerators(2))
+        probe(on_accelerators(2))
     os.close(handle)
-    LocalScheduler().check(on_accelerators(2))
+    probe(on_accelerators(2))
 
 
 def test_a_run_takes_the_accelerators_that_are_free(
@@ -135,19 +156,18 @@ def test_a_run_takes_the_accelerators_that_are_free(
 
     monkeypatch.setattr("trainworks.host.process.spawn", spawn)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    scheduler, request = LocalScheduler(FakeClock()), on_accelerators(2)
-    scheduler.submit(scheduler.render(request, run_dir), run_dir, attached=False)
+    start(on_accelerators(2), run_dir, FakeClock())
     handle = hold(ledger, 0.0, 0, 2)
-    scheduler.submit(scheduler.render(request, run_dir), run_dir, attached=False)
+    start(on_accelerators(2), run_dir, FakeClock())
     assert started == [(None, (0, 1)), ("1,3", (1, 3))]
     os.close(handle)
 
 
 def test_a_run_that_shares_cores_says_whose(ledger: Ledger) -> None:
-    request = replace(job(), processes=processes(1, num_cores()))
-    assert LocalScheduler().check(request) is None
+    backend = AttachedBackend(with_processes(job(), processes(1, num_cores())))
+    assert backend.sharing_note() is None
     handle = hold(ledger, 1.0)
-    note = LocalScheduler().check(request)
+    note = backend.sharing_note()
     assert note is not None and "(lm-1)" in note and f"1 of {num_cores()} cores are held by" in note
     os.close(handle)
 
@@ -155,7 +175,8 @@ def test_a_run_that_shares_cores_says_whose(ledger: Ledger) -> None:
 def test_a_run_inside_a_run_does_not_meet_what_that_one_holds(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     handle = hold(ledger, float(num_cores()), 0, 1, 2, 3)
     monkeypatch.setenv("TRAINWORKS_RUN_DIR", "/runs/lm-1")
-    assert LocalScheduler().check(on_accelerators(4)) is None
+    probe(on_accelerators(4))
+    assert AttachedBackend(on_accelerators(4)).sharing_note() is None
     os.close(handle)
 
 
@@ -168,9 +189,8 @@ def test_a_run_that_another_supervisor_has_is_refused_and_left_as_it_is(run_dir:
     )
     run_dir.write_status(status)
     run_dir.stop_file.touch()
-    scheduler = LocalScheduler()
     with pytest.raises(UsageError, match=rf"is already RUNNING: process {pid} on node7 supervises it since \d{{4}}-"):
-        scheduler.submit(scheduler.render(job(), run_dir), run_dir, attached=False)
+        start(job(), run_dir)
     assert (run_dir.read_status(), run_dir.stop_file.exists()) == (status, True)
     os.close(lock)
 

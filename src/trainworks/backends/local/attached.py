@@ -1,0 +1,261 @@
+"""Start a run at once on this machine, as child processes of the terminal; `trainworks run` does this."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar, final
+
+from trainworks.agent.launch import make_ready, take_run
+from trainworks.backends.backend import Backend, JobStatus, NodeStatus, RenderedJob
+from trainworks.backends.local.machine import held_text
+from trainworks.errors import EnvironmentProblem, NotOwnerError
+from trainworks.host import process
+from trainworks.host.clock import Clock, SystemClock
+from trainworks.host.ledger import Claim, Share, claim_key, machine_ledger
+from trainworks.host.probe import num_cores, probe_accelerators
+from trainworks.host.users import user_name
+from trainworks.jobs.environment import accelerators_per_node
+from trainworks.jobs.job_spec import JobSpec
+from trainworks.jobs.state import parse_cause, parse_state
+from trainworks.record.events import append_event
+from trainworks.record.resolved import Processes, ResolvedRun
+from trainworks.record.run_dir import RunDir
+from trainworks.record.status import RunStatus
+
+__all__ = ["AttachedBackend", "stop_supervisor"]
+
+_START_TIMEOUT_S = 20.0
+_STARTS: dict[str, list[str]] = {
+    "per_rank": [],
+    "per_node": ["# the command starts once per node and starts its own ranks"],
+    "once": ["# the command starts once, and starts the ranks"],
+}
+
+
+@final
+class AttachedBackend(Backend):
+    """Runs one job of this user at once; the job ends with this process.
+
+    The job claims its cores and accelerators in the ledger of the machine, as queued jobs do, but does not wait for
+    cores: it shares them. The handle of a job is its run directory.
+
+    Args:
+        resolved: the run.
+        lock: the lock of the run, if the caller has taken it; `submit` closes it.
+        clock: the time.
+    """
+
+    name: ClassVar[str] = "local"
+
+    def __init__(self, resolved: ResolvedRun, *, lock: int | None = None, clock: Clock | None = None) -> None:
+        self._resolved = resolved
+        self._lock = lock
+        self._clock = clock or SystemClock()
+
+    def render(self, spec: JobSpec, run_dir: RunDir) -> RenderedJob:
+        """The supervisor's command line and what it starts."""
+        processes = self._resolved.processes
+        lines = [
+            shlex.join(["python", "-m", "trainworks.agent.supervisor", str(run_dir.path)]),
+            f"# {processes.nodes} node agent(s), {processes.processes_per_node} rank(s) each, "
+            f"{processes.threads_per_process} thread(s) per rank, {processes.device}",
+            *_STARTS[processes.starts],
+            f"# restarts after a failure: {spec.max_restarts}",
+        ]
+        return RenderedJob(spec, "\n".join(lines) + "\n")
+
+    def probe(self, spec: JobSpec) -> None:
+        """Refuse a job while other jobs hold the accelerators it needs.
+
+        Raises:
+            EnvironmentProblem: too few accelerators are free.
+        """
+        _free_devices(self._resolved.processes, _claims_of_others(machine_ledger().claims()))
+
+    def sharing_note(self) -> str | None:
+        """Which jobs will share their cores with this one; None if there are enough cores for all."""
+        claims = _claims_of_others(machine_ledger().claims())
+        cores, claimed = _cores(self._resolved.processes), sum(claim.share.cores for claim in claims)
+        if cores + claimed <= num_cores():
+            return None
+        return f"this run shares its {cores:g} cores: {held_text(claims, num_cores(), [])}"
+
+    def submit(self, rendered: RenderedJob, run_dir: RunDir) -> str:
+        """Start the supervisor and wait until it has written its first status.
+
+        The supervisor inherits the lock of the run, so that no other one can start in between.
+
+        Raises:
+            UsageError: a supervisor has the run already.
+            EnvironmentProblem: the supervisor did not start, processes of an earlier launch remain, or other jobs hold
+                the accelerators it needs.
+        """
+        processes = self._resolved.processes
+        with contextlib.ExitStack() as handles:
+            lock = take_run(run_dir) if self._lock is None else self._lock
+            handles.callback(os.close, lock)
+            claim, env = _claim(processes, run_dir)
+            handles.callback(os.close, claim)
+            make_ready(run_dir, processes, self._clock.now())
+            arguments = (str(run_dir.path), str(os.getpid()), str(lock), str(claim))
+            child = process.spawn(
+                process.python_module("trainworks.agent.supervisor", *arguments),
+                log=run_dir.supervisor_log,
+                env=os.environ | env,
+                new_session=True,
+                pass_fds=(lock, claim),
+            )
+        self._await_start(child, run_dir)
+        return str(run_dir.path)
+
+    def _await_start(self, child: process.Child, run_dir: RunDir) -> None:
+        deadline = self._clock.now() + _START_TIMEOUT_S
+        while run_dir.read_status().state == "CREATED":
+            if (code := child.exit_code()) is not None:
+                raise self._start_failure(run_dir, f"the supervisor ended with code {code}")
+            if self._clock.now() > deadline:
+                child.signal_group(signal.SIGKILL)
+                raise self._start_failure(run_dir, f"the supervisor did not start within {_START_TIMEOUT_S:.0f} s")
+            self._clock.sleep(0.01)
+
+    def _start_failure(self, run_dir: RunDir, message: str) -> EnvironmentProblem:
+        run_dir.write_status(
+            RunStatus(state="FAILED", cause="environment", message=message, exit_code=3, updated_at=self._clock.now())
+        )
+        return EnvironmentProblem(message, hint=f"see {run_dir.supervisor_log}")
+
+    def find(self, run_dir: RunDir) -> str | None:
+        """The run directory, while a supervisor runs the job."""
+        return str(run_dir.path) if _supervisor(run_dir) is not None else None
+
+    def poll(self, handles: Sequence[str]) -> dict[str, JobStatus]:
+        """Status of jobs, from their run directories."""
+        statuses = {handle: RunDir(Path(handle)).read_status() for handle in handles}
+        return {
+            handle: JobStatus(
+                state=parse_state(status.state),
+                raw=status.state,
+                reason=status.message,
+                cause=parse_cause(status.cause),
+                exit_code=status.exit_code,
+            )
+            for handle, status in statuses.items()
+        }
+
+    def stop(self, handle: str, *, at_once: bool = False) -> None:
+        """Signal the supervisor; a second signal ends the job at once."""
+        run_dir = RunDir(Path(handle))
+        stop_supervisor(run_dir, reason="trainworks stop")
+        if at_once:
+            self._clock.sleep(0.2)
+            stop_supervisor(run_dir, reason="trainworks stop --now")
+
+    def nodes(self) -> list[NodeStatus]:
+        """This machine, as its queue sees it."""
+        from trainworks.backends.local.backend import LocalBackend  # noqa: PLC0415
+
+        return LocalBackend().nodes()
+
+
+def stop_supervisor(run_dir: RunDir, reason: str) -> bool:
+    """Signal the supervisor of a run on this machine: the first signal asks for a clean end, a second ends at once.
+
+    Returns:
+        False if no supervisor runs: a run that is only just being started has none yet.
+
+    Raises:
+        NotOwnerError: the run belongs to another user.
+    """
+    pid = _supervisor(run_dir)
+    if pid is None:
+        return False
+    append_event(run_dir.events_file, "stop_requested", reason=reason)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+    return True
+
+
+def _supervisor(run_dir: RunDir) -> int | None:
+    """Process id of the supervisor, if the process of that id is still the supervisor.
+
+    Raises:
+        NotOwnerError: the run belongs to another user.
+    """
+    status = run_dir.read_status()
+    if status.supervisor_pid is None or status.supervisor_started_at is None:
+        return None
+    owner = run_dir.status_file.stat().st_uid
+    if os.getuid() not in (owner, 0):
+        raise NotOwnerError(f"cannot stop run {run_dir.run_id}: it belongs to {user_name(owner)}")
+    if process.owner(status.supervisor_pid) != owner:  # a forged status file may name a process of another user
+        return None
+    return status.supervisor_pid if process.is_running(status.supervisor_pid, status.supervisor_started_at) else None
+
+
+def _cores(processes: Processes) -> float:
+    return min(processes.world_size * processes.threads_per_process, num_cores())
+
+
+def _free_devices(processes: Processes, claims: Sequence[Claim]) -> tuple[int, ...]:
+    """Accelerators for a job, of those that other jobs do not hold.
+
+    Raises:
+        EnvironmentProblem: too few are free, with the holders of the others.
+    """
+    count = processes.nodes * accelerators_per_node(processes)
+    if count == 0:
+        return ()
+    visible = [facts.index for facts in probe_accelerators()]
+    claimed = {device for claim in claims for device in claim.share.devices}
+    free = [device for device in visible if device not in claimed]
+    if claimed.intersection(visible) and len(free) < count:
+        holding = [claim for claim in claims if claimed.intersection(claim.share.devices)]
+        raise EnvironmentProblem(
+            f"cannot start the run: it needs {count} accelerators, and {_without_cores(holding, visible)}",
+            hint="wait in the queue: trainworks submit",
+        )
+    return tuple(free[:count])
+
+
+def _without_cores(claims: Sequence[Claim], devices: Sequence[int]) -> str:
+    bare = [Claim(claim.uid, claim.share.model_copy(update={"cores": 0.0})) for claim in claims]
+    return held_text(bare, num_cores(), devices)
+
+
+def _claims_of_others(claims: Sequence[Claim]) -> list[Claim]:
+    """All claims but that of the run this process belongs to: a run inside a run uses the share of the outer one."""
+    outer = os.environ.get("TRAINWORKS_RUN_DIR")
+    outer_key = (os.getuid(), claim_key(outer)) if outer else None
+    return [claim for claim in claims if (claim.uid, claim.share.key) != outer_key]
+
+
+def _claim(processes: Processes, run_dir: RunDir) -> tuple[int, dict[str, str]]:
+    """Claim the job's share of this machine in the ledger.
+
+    Returns:
+        The open file that keeps the claim, and CUDA_VISIBLE_DEVICES if the job gets other accelerators than the first.
+    """
+    shares: list[Share] = []
+
+    def choose(claims: Sequence[Claim]) -> Share:
+        others = _claims_of_others(claims)
+        is_inside = len(others) < len(claims)
+        share = Share(
+            run=run_dir.run_id,
+            key=claim_key(run_dir.path.resolve()),
+            cores=0.0 if is_inside else _cores(processes),
+            devices=_free_devices(processes, others),
+        )
+        shares.append(share)
+        return share
+
+    handle = machine_ledger().claim(choose)
+    assert handle is not None
+    devices = shares[0].devices
+    is_default = devices == _free_devices(processes, [])
+    return handle, {} if is_default else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))}
