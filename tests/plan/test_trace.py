@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainworks.plan.trace import Traced, computed, derive, fact, leaves, tornado, walk, with_changed
+from trainworks.plan.trace import (
+    Formula,
+    Traced,
+    ceil,
+    computed,
+    fact,
+    leaves,
+    maximum,
+    minimum,
+    sqrt,
+    tornado,
+    walk,
+    where,
+    with_changed,
+)
 
 PRICE = fact("price", 55.0, "USD/h", source="a list", low=10.0, high=98.0)
 HOURS = fact("hours", 5000.0, "h", source="asked for", low=4000.0, high=6000.0)
 
 
 def yearly(price: Traced = PRICE, hours: Traced = HOURS) -> Traced:
-    rent = derive("rent", "USD", "price * hours", price=price, hours=hours)
+    rent = (price * hours).named("rent", "USD")
     fee = fact("fee", 1000.0, "USD", source="a contract")
-    return derive("cost", "USD", "rent + fee", rent=rent, fee=fee)
+    return (rent + fee).named("cost", "USD")
 
 
 def test_the_value_is_what_the_formula_says() -> None:
@@ -27,7 +43,7 @@ def test_every_input_is_walked_once_and_results_come_first() -> None:
 
 
 def test_a_number_that_two_formulas_share_is_walked_once() -> None:
-    twice = derive("sum", "USD", "a + b", a=yearly(), b=PRICE)
+    twice = (yearly() + PRICE).named("sum", "USD")
     assert [item.name for item in walk(twice)].count("price") == 1
 
 
@@ -52,12 +68,42 @@ def test_the_tornado_has_the_widest_swing_first_and_no_certain_fact() -> None:
 
 def test_a_computed_number_is_a_leaf_that_keeps_its_inputs() -> None:
     step = computed("step time", 2.0, "s", by="layout search", low=1.8, high=2.2, nodes=HOURS)
-    run = derive("run", "s", "100 * step", step=step)
+    run = (100 * step).named("run", "s", step=step)
     assert [swing.of.name for swing in tornado(run)] == ["step time"]
     assert step in leaves(run)
     assert HOURS in list(walk(run))
 
 
-def test_a_formula_may_not_reach_anything_but_its_inputs() -> None:
-    with pytest.raises(NameError):
-        derive("bad", "", "__import__('os').getpid()")
+@pytest.mark.parametrize(
+    ("formula", "text"),
+    [
+        (PRICE * (HOURS + 1), "price * (hours + 1)"),
+        (PRICE * HOURS + 1, "price * hours + 1"),
+        (PRICE - (HOURS - 1), "price - (hours - 1)"),
+        (PRICE / (HOURS * 2), "price / (hours * 2)"),
+        (1 - PRICE / HOURS / 2, "1 - price / hours / 2"),
+        (-ceil(-PRICE * HOURS), "-ceil(-price * hours)"),
+        (-(PRICE + HOURS), "-(price + hours)"),
+        ((PRICE + 1) ** (HOURS / 1000), "(price + 1) ** (hours / 1000)"),
+        (maximum(1, PRICE // 7, minimum(HOURS, sqrt(HOURS))), "max(1, price // 7, min(hours, sqrt(hours)))"),
+        (PRICE * (HOURS > 1), "price * (hours > 1)"),
+        (where(PRICE < 2 * HOURS, PRICE + 1, HOURS), "price + 1 if price < 2 * hours else hours"),
+        (1 + where(PRICE > HOURS, PRICE, HOURS), "1 + (price if price > hours else hours)"),
+    ],
+)
+def test_the_printed_formula_is_the_computed_one(formula: Formula, text: str) -> None:
+    result = formula.named("result", "")
+    assert result.formula == text
+    names = {"price": PRICE.value, "hours": HOURS.value, "ceil": math.ceil, "sqrt": math.sqrt}
+    assert result.value == eval(text, names) == float(formula)
+
+
+def test_an_abbreviated_input_has_its_symbol_in_the_formula_and_among_the_inputs() -> None:
+    result = (PRICE * HOURS).named("rent", "USD", h=HOURS)
+    assert result.formula == "price * h"
+    assert list(result.inputs) == ["price", "h"]
+
+
+def test_different_inputs_of_one_name_are_refused() -> None:
+    with pytest.raises(ValueError, match="two inputs of one formula are called `price`"):
+        (PRICE + fact("price", 1.0, "USD/h", source="another list")).named("sum", "USD/h")

@@ -6,14 +6,15 @@ import pytest
 
 from trainworks.errors import UsageError
 from trainworks.plan.assumptions import assumed
-from trainworks.plan.trace import Traced, derive, fact
+from trainworks.plan.trace import Traced, fact
 from trainworks.report.explain import find_figure, trace_json, trace_lines
 
 
 def energy_cost() -> Traced:
     power = fact("power", 10_200.0, "W", source="DGX H100, data sheet")
-    energy = derive("energy per hour", "kWh", "power / 1000 * PUE", power=power, PUE=assumed("PUE"))
-    return derive("energy cost", "USD/h", "energy * price", energy=energy, price=assumed("electricity"))
+    energy = (power / 1000 * assumed("PUE")).named("energy per hour", "kWh")
+    price = assumed("electricity")
+    return (energy * price).named("energy cost", "USD/h", energy=energy, price=price)
 
 
 def test_an_explanation_shows_formula_inputs_and_sources() -> None:

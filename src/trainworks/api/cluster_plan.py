@@ -23,7 +23,7 @@ from trainworks.plan.learning import belief_from
 from trainworks.plan.prediction import Prediction, outside_measured, predictions
 from trainworks.plan.pricing import AnyJob
 from trainworks.plan.search import Fixed, SearchResult
-from trainworks.plan.trace import Traced, computed, derive, fact
+from trainworks.plan.trace import Traced, computed, fact
 from trainworks.record.measurement import Measurement
 from trainworks.record.measurement_store import read_measurements
 from trainworks.units import format_step_time
@@ -63,7 +63,7 @@ class ClusterPlan:
         best, by = self.best[0], "trainworks plan, fastest layout"
         step = computed("step time", best.step_time_s, "s", by=by, low=best.low_s, high=best.high_s)
         steps = fact("steps", self.steps, "", source="the run file")
-        return derive("work", "s", "steps * step_time", steps=steps, step_time=step)
+        return (steps * step).named("work", "s")
 
 
 def plan_cluster(

@@ -19,7 +19,7 @@ from trainworks.config.run_file import Goal
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.plan.cost.comparison import YOU
 from trainworks.plan.prediction import describe_layout
-from trainworks.plan.trace import Traced, computed, derive, fact
+from trainworks.plan.trace import Traced, computed, fact
 
 __all__ = ["RunToPay", "checked", "parse_assumptions", "read_prices", "run_to_pay"]
 
@@ -96,7 +96,7 @@ def run_to_pay(path: Path, on: str | None) -> RunToPay:
     return RunToPay(
         name=run_file.name,
         cluster=plan.job.cluster,
-        hours=derive("hours", "h", "run_time / 3600", run_time=run_time),
+        hours=(run_time / 3600).named("hours", "h"),
         count=fact("work", plan.steps * plan.global_batch * length, "", source=f"`{path}`"),
         noun="images" if length == 1 else "tokens",
         own_price=_own_price(cluster.usd_per_accelerator_hour, plan.job.cluster, str(path)),

@@ -25,7 +25,7 @@ from trainworks.plan.reliability.scenario import Outcome, scenario_of, spread_of
 from trainworks.plan.reliability.simulation import simulate
 from trainworks.plan.sizing.candidates import Candidate, Skipped, candidates, node_counts
 from trainworks.plan.sizing.proposal import Alternative, Wish
-from trainworks.plan.trace import Traced, computed, derive, fact
+from trainworks.plan.trace import Traced, computed, fact
 from trainworks.units import HOUR_S
 
 __all__ = ["Asked", "Reliability", "Sized", "may_meet", "mean_run_time_s", "size_up", "workload_of"]
@@ -283,12 +283,9 @@ def _owned(candidate: Candidate, count: int, run: Reliability, asked: Asked) -> 
     bought = cluster.model_copy(update={"num_nodes": count + spares})
     yearly = fact("hours per year", asked.hours_per_year, "h/year", source=GIVEN)
     owning = own(bought, hours_per_year=yearly, given=asked.given)
-    cost = derive(
-        f"{candidate.node}, own",
-        "USD",
-        "per_accelerator_hour * accelerators * hours",
-        per_accelerator_hour=owning.per_accelerator_hour,
-        accelerators=fact("accelerators bought", bought.num_accelerators, "", source="with spares"),
-        hours=_hours(run.outcome),
+    accelerators = fact("accelerators bought", bought.num_accelerators, "", source="with spares")
+    hours = _hours(run.outcome)
+    cost = (owning.per_accelerator_hour * accelerators * hours).named(
+        f"{candidate.node}, own", "USD", per_accelerator_hour=owning.per_accelerator_hour, accelerators=accelerators
     )
     return Alternative(candidate, count, spares, "own", "bought", cost, run.outcome, run.mean.interval.value)

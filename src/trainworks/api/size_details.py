@@ -28,7 +28,7 @@ from trainworks.plan.storage.demand import Demand
 from trainworks.plan.storage.node_needs import NodeNeeds
 from trainworks.plan.storage.run import StoredRun, storage_of
 from trainworks.plan.storage.systems import Verdict, judge
-from trainworks.plan.trace import Traced, derive, fact
+from trainworks.plan.trace import Traced, fact
 from trainworks.units import HOUR_S
 
 __all__ = ["TOLERANCE", "Buying", "Details", "Minimum", "details_of", "minimum_clusters"]
@@ -148,7 +148,7 @@ def _buying(cluster: ClusterDescription, spares: int, asked: Asked) -> Buying | 
     if market is None:
         return Buying(owning, facility, None, None)
     count = fact("accelerators", cluster.num_accelerators, "", source=f"`{cluster.name}`")
-    rent = derive("rent of the cluster", "USD/h", "market_price * count", market_price=market, count=count)
+    rent = (market * count).named("rent of the cluster", "USD/h", count=count)
     return Buying(owning, facility, market, break_even_hours(owning, rent))
 
 

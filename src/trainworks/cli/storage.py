@@ -21,7 +21,7 @@ from trainworks.plan.reliability.defaults import usual_node_mttf
 from trainworks.plan.reliability.goodput import job_interval, job_mttf
 from trainworks.plan.storage.run import StoredRun, storage_of
 from trainworks.plan.storage.systems import judge
-from trainworks.plan.trace import Traced, derive, fact
+from trainworks.plan.trace import Traced, fact
 from trainworks.report.explain import explain as explain_figure
 from trainworks.units import parse_bytes, parse_count, parse_duration, parse_share
 
@@ -101,7 +101,8 @@ def _interval(plan: ClusterPlan, run_file: RunFile, stall_share: float | None) -
     failures, step = failures_of(plan, run_file), plan.work.inputs["step_time"]
     if stall_share is not None:
         share = fact("stall share", stall_share, "", source=GIVEN)
-        stall = derive("save stall", "s", "2 * share * share * mttf", share=share, mttf=job_mttf(failures))
+        mttf = job_mttf(failures)
+        stall = (2 * share * share * mttf).named("save stall", "s", share=share, mttf=mttf)
         failures = replace(failures, save=stall, write=fact("checkpoint write", 0.0, "s", source="synchronous"))
     return job_interval(failures, step)
 

@@ -18,14 +18,9 @@ from functools import lru_cache
 
 from trainworks.config.quantities import CheckpointInterval
 from trainworks.plan.assumptions import GIVEN, assumed
-from trainworks.plan.trace import Traced, derive, fact
+from trainworks.plan.trace import Traced, fact, maximum, minimum, sqrt, where
 
 __all__ = ["checkpoint_interval", "optimal_interval", "optimal_interval_s"]
-
-_DALY = (
-    "sqrt(2 * stall * mttf) * (1 + sqrt(stall / mttf / 2) / 3 + stall / mttf / 18) - stall"
-    " if stall < 2 * mttf else mttf"
-)
 
 
 def optimal_interval(*, stall: Traced, mttf: Traced, write: Traced, shortest: Traced) -> Traced:
@@ -37,15 +32,11 @@ def optimal_interval(*, stall: Traced, mttf: Traced, write: Traced, shortest: Tr
         write: w; 0 for a synchronous save.
         shortest: lower bound, such as one step.
     """
-    return derive(
-        "checkpoint interval",
-        "s",
-        "max(min(daly, longest), write - stall, shortest)",
-        daly=derive("Daly's interval", "s", _DALY, stall=stall, mttf=mttf),
-        longest=assumed("longest checkpoint interval"),
-        write=write,
-        stall=stall,
-        shortest=shortest,
+    frequent = sqrt(2 * stall * mttf) * (1 + sqrt(stall / mttf / 2) / 3 + stall / mttf / 18) - stall
+    daly = where(stall < 2 * mttf, frequent, mttf).named("Daly's interval", "s", stall=stall, mttf=mttf)
+    longest = assumed("longest checkpoint interval")
+    return maximum(minimum(daly, longest), write - stall, shortest).named(
+        "checkpoint interval", "s", daly=daly, longest=longest, write=write, stall=stall, shortest=shortest
     )
 
 

@@ -1,62 +1,269 @@
-"""Numbers that say where they come from: a fact with its source, or a formula of other numbers.
+"""Numbers with their origin: a fact and its source, or a formula over other numbers.
 
-The formula that a reader sees is the text that was computed, so the two cannot differ. Because every number knows its
-inputs, one walk answers three questions: how it came about (`--explain`), what it would be if a fact were another one
-(`with_changed`), and which fact moves it most (`tornado`).
+Arithmetic on numbers builds the formula that `--explain` prints, so the printed formula and the computed value cannot
+differ. Because every number keeps its inputs, one tree answers three questions: how the value is computed, what it
+would be if a fact changed (`with_changed`), and which fact moves it most (`tornado`).
 
-    hours = fact("hours per year", 5000.0, "h", source="asked for")
+    hours = fact("hours per year", 5000.0, "h", source="assumed")
     price = fact("price", 55.04, "USD/h", source="AWS, 2026-11", low=10.24, high=98.32)
-    rent = derive("rent per year", "USD", "hours * price", hours=hours, price=price)
+    rent = (hours * price).named("rent per year", "USD", hours=hours)
 """
 
 from __future__ import annotations
 
 import math
+import operator
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
-from types import CodeType, MappingProxyType
+from functools import reduce
+from types import MappingProxyType
+from typing import TypeAlias
 
-__all__ = ["Swing", "Traced", "computed", "derive", "fact", "leaves", "tornado", "walk", "with_changed"]
+__all__ = [
+    "Expression",
+    "Formula",
+    "Operand",
+    "Swing",
+    "Traced",
+    "ceil",
+    "computed",
+    "exp",
+    "expm1",
+    "fact",
+    "leaves",
+    "log",
+    "maximum",
+    "minimum",
+    "sqrt",
+    "symbol_of",
+    "tornado",
+    "total",
+    "walk",
+    "where",
+    "with_changed",
+]
 
-_FUNCTIONS: Mapping[str, Callable[..., float]] = {
-    "ceil": math.ceil,
-    "exp": math.exp,
-    "expm1": math.expm1,
-    "log": math.log,
-    "log2": math.log2,
-    "max": max,
-    "min": min,
-    "round": round,
-    "sqrt": math.sqrt,
-}
-"""What a formula may call."""
+
+class Expression(ABC):
+    """A term of a formula. Operators combine terms and plain numbers; `named` makes a number of the result."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def __float__(self) -> float:
+        """Value of the term."""
+
+    def __add__(self, other: Operand) -> Formula:
+        return Formula(_ADD, (self, other))
+
+    def __radd__(self, other: Operand) -> Formula:
+        return Formula(_ADD, (other, self))
+
+    def __sub__(self, other: Operand) -> Formula:
+        return Formula(_SUBTRACT, (self, other))
+
+    def __rsub__(self, other: Operand) -> Formula:
+        return Formula(_SUBTRACT, (other, self))
+
+    def __mul__(self, other: Operand) -> Formula:
+        return Formula(_MULTIPLY, (self, other))
+
+    def __rmul__(self, other: Operand) -> Formula:
+        return Formula(_MULTIPLY, (other, self))
+
+    def __truediv__(self, other: Operand) -> Formula:
+        return Formula(_DIVIDE, (self, other))
+
+    def __rtruediv__(self, other: Operand) -> Formula:
+        return Formula(_DIVIDE, (other, self))
+
+    def __floordiv__(self, other: Operand) -> Formula:
+        return Formula(_FLOOR_DIVIDE, (self, other))
+
+    def __pow__(self, other: Operand) -> Formula:
+        return Formula(_POWER, (self, other))
+
+    def __neg__(self) -> Formula:
+        return Formula(_NEGATE, (self,))
+
+    def __lt__(self, other: Operand) -> Formula:
+        return Formula(_LESS, (self, other))
+
+    def __gt__(self, other: Operand) -> Formula:
+        return Formula(_GREATER, (self, other))
+
+    def named(self, name: str, unit: str, /, **symbols: Traced) -> Traced:
+        """Number with this term as its formula.
+
+        Args:
+            name: of the result.
+            unit: of the result.
+            symbols: inputs that the printed formula abbreviates, by their symbols. The others appear under their name.
+
+        >>> nodes = fact("nodes", 4, "", source="given")
+        >>> each = fact("node power", 10200, "W", source="DGX H100")
+        >>> power = (nodes * each).named("power", "W", each=each)
+        >>> power.value, power.formula
+        (40800.0, 'nodes * each')
+        """
+        abbreviations = {id(item): symbol for symbol, item in symbols.items()}
+        inputs: dict[str, Traced] = {}
+        formula = _bind(self, abbreviations, inputs)
+        return Traced(name=name, value=_evaluate(formula, inputs), unit=unit, expression=formula, inputs=inputs)
+
+
+Operand: TypeAlias = Expression | float
 
 
 @dataclass(frozen=True, slots=True)
-class Traced:
-    """One number, its unit and its origin; `fact`, `derive` and `computed` make them."""
+class Formula(Expression):
+    """An operation on terms."""
+
+    operation: _Operation
+    operands: tuple[Operand, ...]
+
+    def __float__(self) -> float:
+        return float(self.operation.function(*map(float, self.operands)))
+
+    def __bool__(self) -> bool:
+        return bool(float(self))
+
+    def __str__(self) -> str:
+        return self.operation.text(*self.operands)
+
+
+@dataclass(frozen=True, slots=True)
+class _Symbol(Expression):
+    """Place of an input in a formula."""
+
+    key: str
+
+    def __float__(self) -> float:
+        raise TypeError(f"`{self.key}` has a value only among the inputs of a formula")
+
+    def __str__(self) -> str:
+        return self.key
+
+
+@dataclass(frozen=True, slots=True)
+class _Operation:
+    symbol: str
+    function: Callable[..., float]
+    precedence: int
+    """Higher binds tighter, as in Python."""
+
+    def text(self, *operands: Operand) -> str:
+        if self.precedence == _CALL:
+            return f"{self.symbol}({', '.join(map(str, operands))})"
+        if self.precedence == _CONDITIONAL:
+            condition, value, otherwise = operands
+            return f"{value} if {condition} else {otherwise}"
+        if self is _NEGATE:
+            return f"-{_parenthesised(operands[0], self.precedence)}"
+        left, right = operands
+        return f"{_parenthesised(left, self.precedence)} {self.symbol} {_parenthesised(right, self.precedence + 1)}"
+
+
+def _parenthesised(operand: Operand, precedence: int) -> str:
+    loose = isinstance(operand, Formula) and operand.operation.precedence < precedence
+    return f"({operand})" if loose else str(operand)
+
+
+_CONDITIONAL, _COMPARISON, _SUM, _PRODUCT, _UNARY, _RAISED, _CALL = range(7)
+_ADD = _Operation("+", operator.add, _SUM)
+_SUBTRACT = _Operation("-", operator.sub, _SUM)
+_MULTIPLY = _Operation("*", operator.mul, _PRODUCT)
+_DIVIDE = _Operation("/", operator.truediv, _PRODUCT)
+_FLOOR_DIVIDE = _Operation("//", operator.floordiv, _PRODUCT)
+_POWER = _Operation("**", operator.pow, _RAISED)
+_NEGATE = _Operation("-", operator.neg, _UNARY)
+_LESS = _Operation("<", operator.lt, _COMPARISON)
+_GREATER = _Operation(">", operator.gt, _COMPARISON)
+_CEIL = _Operation("ceil", math.ceil, _CALL)
+_EXP = _Operation("exp", math.exp, _CALL)
+_EXPM1 = _Operation("expm1", math.expm1, _CALL)
+_LOG = _Operation("log", math.log, _CALL)
+_MAX = _Operation("max", max, _CALL)
+_MIN = _Operation("min", min, _CALL)
+_SQRT = _Operation("sqrt", math.sqrt, _CALL)
+_WHERE = _Operation("if", lambda condition, value, otherwise: value if condition else otherwise, _CONDITIONAL)
+
+
+def ceil(term: Operand) -> Formula:
+    """Smallest integer not below the term."""
+    return Formula(_CEIL, (term,))
+
+
+def exp(term: Operand) -> Formula:
+    """Exponential function."""
+    return Formula(_EXP, (term,))
+
+
+def expm1(term: Operand) -> Formula:
+    """exp(term) - 1, precise near 0."""
+    return Formula(_EXPM1, (term,))
+
+
+def log(term: Operand) -> Formula:
+    """Natural logarithm."""
+    return Formula(_LOG, (term,))
+
+
+def sqrt(term: Operand) -> Formula:
+    """Square root."""
+    return Formula(_SQRT, (term,))
+
+
+def maximum(*terms: Operand) -> Formula:
+    """Largest of the terms."""
+    return Formula(_MAX, terms)
+
+
+def minimum(*terms: Operand) -> Formula:
+    """Smallest of the terms."""
+    return Formula(_MIN, terms)
+
+
+def where(condition: Formula, value: Operand, otherwise: Operand) -> Formula:
+    """Value if the condition holds, else the other term. Both are evaluated."""
+    return Formula(_WHERE, (condition, value, otherwise))
+
+
+def total(*terms: Expression) -> Expression:
+    """Sum of at least one term."""
+    return reduce(operator.add, terms)
+
+
+@dataclass(frozen=True, slots=True)
+class Traced(Expression):
+    """A number, its unit and its origin. Made by `fact`, `computed` and `Expression.named`."""
 
     name: str
     value: float
     unit: str
     """`s`, `bytes`, `bytes/s`, `USD`, `USD/h`, `W`, `kWh` ...; empty for a plain number or share."""
-    formula: str | None = None
-    """Of the inputs' keys; None for a fact, and for a number that a search or simulation found."""
+    expression: Operand | None = None
+    """Formula over the keys of `inputs`; None for a fact and for the result of a search or simulation."""
     inputs: Mapping[str, Traced] = field(default_factory=lambda: MappingProxyType({}))
     source: str | None = None
-    """Of a fact: who says so, and when. Of a computed number: what computed it."""
+    """Publication of a fact, with date; the search or simulation of a computed number."""
     low: float | None = None
     high: float | None = None
-    """Range in which the value may well lie; None where nothing is known of it."""
+    """Plausible range of the value; None if unknown."""
 
     def __float__(self) -> float:
         return self.value
 
+    @property
+    def formula(self) -> str | None:
+        """Text of the formula; None for a fact and for the result of a search or simulation."""
+        return None if self.expression is None else str(self.expression)
+
 
 @dataclass(frozen=True, slots=True)
 class Swing:
-    """What one uncertain number does to a result."""
+    """Effect of one uncertain number on a result."""
 
     of: Traced
     at_low: float
@@ -65,31 +272,15 @@ class Swing:
 
     @property
     def width(self) -> float:
-        """How far the result moves."""
+        """Distance between the two results."""
         return abs(self.at_high - self.at_low)
 
 
 def fact(
     name: str, value: float, unit: str, *, source: str, low: float | None = None, high: float | None = None
 ) -> Traced:
-    """A number that somebody published, assumed or asked for."""
+    """A published, assumed or given number."""
     return Traced(name=name, value=float(value), unit=unit, source=source, low=low, high=high)
-
-
-def derive(name: str, unit: str, formula: str, /, **inputs: Traced) -> Traced:
-    """A number that a formula gives.
-
-    Args:
-        name: of the result.
-        unit: of the result.
-        formula: arithmetic of the inputs' keys, with `sqrt`, `max`, `ceil` and their like.
-        inputs: every name in the formula.
-
-    >>> derive("power", "W", "nodes * each", nodes=fact("nodes", 4, "", source="asked"),
-    ...     each=fact("node power", 10200, "W", source="DGX H100")).value
-    40800.0
-    """
-    return Traced(name=name, value=_evaluate(formula, inputs), unit=unit, formula=formula, inputs=inputs)
 
 
 def computed(
@@ -102,12 +293,12 @@ def computed(
     high: float | None = None,
     **inputs: Traced,
 ) -> Traced:
-    """A number that a search or a simulation found from its inputs; changing these does not change it."""
+    """Result of a search or simulation over the inputs. `with_changed` does not repeat the search."""
     return Traced(name=name, value=float(value), unit=unit, inputs=inputs, source=by, low=low, high=high)
 
 
 def walk(root: Traced) -> Iterator[Traced]:
-    """The number and all that it comes from, each once, results before their inputs."""
+    """The number and everything it comes from, each once, results before their inputs."""
     seen: set[int] = set()
     waiting = [root]
     while waiting:
@@ -119,33 +310,30 @@ def walk(root: Traced) -> Iterator[Traced]:
 
 
 def leaves(root: Traced) -> list[Traced]:
-    """Numbers that no formula gives."""
-    return [item for item in walk(root) if item.formula is None]
+    """Numbers without a formula."""
+    return [item for item in walk(root) if item.expression is None]
 
 
 def with_changed(root: Traced, changed: Mapping[str, float]) -> Traced:
-    """The same number where the leaves of these names have other values; everything between is computed anew."""
+    """The number recomputed with new values for the leaves of these names."""
     done: dict[int, Traced] = {}
 
     def visit(item: Traced) -> Traced:
         if id(item) not in done:
-            done[id(item)] = _changed_leaf(item, changed) if item.formula is None else _again(item, visit)
+            done[id(item)] = recompute(item)
         return done[id(item)]
+
+    def recompute(item: Traced) -> Traced:
+        if item.expression is None:
+            return replace(item, value=changed[item.name]) if item.name in changed else item
+        inputs = {key: visit(value) for key, value in item.inputs.items()}
+        return replace(item, value=_evaluate(item.expression, inputs), inputs=inputs)
 
     return visit(root)
 
 
-def _changed_leaf(item: Traced, changed: Mapping[str, float]) -> Traced:
-    return replace(item, value=changed[item.name]) if item.name in changed else item
-
-
-def _again(item: Traced, visit: Callable[[Traced], Traced]) -> Traced:
-    inputs = {name: visit(value) for name, value in item.inputs.items()}
-    return replace(item, value=_evaluate(item.formula or "", inputs), inputs=inputs)
-
-
 def tornado(root: Traced) -> list[Swing]:
-    """Every uncertain leaf, the one that moves the result most first; those that move nothing are left out."""
+    """Effect of every uncertain leaf, widest first, without those that change nothing."""
     swings = [
         Swing(
             of=leaf,
@@ -158,11 +346,30 @@ def tornado(root: Traced) -> list[Swing]:
     return sorted((swing for swing in swings if swing.width > 0), key=lambda swing: -swing.width)
 
 
-def _evaluate(formula: str, inputs: Mapping[str, Traced]) -> float:
-    values = {name: value.value for name, value in inputs.items()}
-    return float(eval(_compiled(formula), {"__builtins__": {}, **_FUNCTIONS}, values))  # noqa: S307, our own text
+def symbol_of(name: str) -> str:
+    """Symbol of a number in formulas that do not abbreviate it.
+
+    >>> symbol_of("dataset read")
+    'dataset_read'
+    """
+    return name.replace(" ", "_")
 
 
-@cache
-def _compiled(formula: str) -> CodeType:
-    return compile(formula, "<formula>", "eval")
+def _bind(term: Operand, abbreviations: Mapping[int, str], inputs: dict[str, Traced]) -> Operand:
+    """The term with symbols in place of numbers, which it adds to the inputs in order of appearance."""
+    if isinstance(term, Formula):
+        return Formula(term.operation, tuple(_bind(each, abbreviations, inputs) for each in term.operands))
+    if not isinstance(term, Traced):
+        return term
+    symbol = abbreviations.get(id(term)) or symbol_of(term.name)
+    if inputs.setdefault(symbol, term).value != term.value:
+        raise ValueError(f"two inputs of one formula are called `{symbol}`: abbreviate one of them")
+    return _Symbol(symbol)
+
+
+def _evaluate(term: Operand, inputs: Mapping[str, Traced]) -> float:
+    if isinstance(term, _Symbol):
+        return inputs[term.key].value
+    if isinstance(term, Formula):
+        return float(term.operation.function(*[_evaluate(each, inputs) for each in term.operands]))
+    return float(term)

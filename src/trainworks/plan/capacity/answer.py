@@ -14,7 +14,7 @@ from trainworks.plan.capacity.policy import Policy
 from trainworks.plan.capacity.pool import need_of
 from trainworks.plan.capacity.service import Service, Target, service_of
 from trainworks.plan.capacity.simulation import replay
-from trainworks.plan.trace import Traced, computed, derive, fact
+from trainworks.plan.trace import Traced, computed, fact
 
 __all__ = ["CapacityAnswer", "Load", "capacity_for", "load_of", "most_nodes"]
 
@@ -61,7 +61,7 @@ def load_of(trace: JobTrace, *, name: str = "the trace") -> Load:
     jobs = f"{len(trace):,} jobs of {name}"
     work = computed("work", trace.work_accelerator_s / 3600, "accelerator-h", by=f"accelerators x run time, {jobs}")
     span = computed("trace span", trace.span_s, "s", by=f"first submission to last end without any wait, {jobs}")
-    mean = derive("mean load", "accelerators", "work * 3600 / trace_span", work=work, trace_span=span)
+    mean = (work * 3600 / span).named("mean load", "accelerators")
     peak = computed("peak load", trace.peak(), "accelerators", by=f"most in use at once without any wait, {jobs}")
     return Load(work, span, mean, peak)
 
@@ -145,14 +145,14 @@ def _answer(load: Load, target: Traced, nodes: int, node_accelerators: int, serv
         mean_load=load.mean,
     )
     each = fact("accelerators per node", node_accelerators, "", source="asked for")
-    capacity = derive("capacity", "accelerators", "nodes * each", nodes=found, each=each)
+    capacity = (found * each).named("capacity", "accelerators", nodes=found, each=each)
     return CapacityAnswer(
         load=load,
         target=target,
         nodes=found,
         capacity=capacity,
-        utilisation=derive("utilisation", "", "mean_load / capacity", mean_load=load.mean, capacity=capacity),
-        spare_share=derive("spare share", "", "capacity / mean_load - 1", capacity=capacity, mean_load=load.mean),
+        utilisation=(load.mean / capacity).named("utilisation", ""),
+        spare_share=(capacity / load.mean - 1).named("spare share", ""),
         wait=computed(
             "p90 wait",
             service.worst_wait_s,

@@ -20,7 +20,7 @@ from trainworks.plan.capacity.pool import need_of
 from trainworks.plan.capacity.service import Service, Target, service_of
 from trainworks.plan.capacity.simulation import replay
 from trainworks.plan.pareto import pareto
-from trainworks.plan.trace import Traced, computed, derive, fact
+from trainworks.plan.trace import Traced, computed, fact, total
 from trainworks.units import HOUR_S, WEEK_S
 
 __all__ = ["Limits", "Point", "Prices", "cheapest", "cost_of", "front", "point_of", "policies"]
@@ -178,10 +178,11 @@ def cost_of(point: Point, prices: Prices) -> Traced:
         if name == FIXED:
             nodes = fact("fixed nodes", point.policy.fixed_nodes, "", source="the policy")
             each = fact("accelerators per node", point.policy.node_accelerators, "", source="the policy")
-            bought = derive("fixed hours per week", "accelerator-h", "nodes * each * 168", nodes=nodes, each=each)
+            bought = (nodes * each * 168).named("fixed hours per week", "accelerator-h", nodes=nodes, each=each)
         else:
             by = f"replay of the trace, seed {point.policy.seed}"
             bought = computed(f"{name} hours per week", hours, "accelerator-h", by=by)
         key = name.replace("-", "_")
-        parts[key] = derive(f"{name} cost per week", "USD", "hours * price", hours=bought, price=prices.of(name))
-    return derive("cost per week", "USD", " + ".join(parts), **parts)
+        price = prices.of(name)
+        parts[key] = (bought * price).named(f"{name} cost per week", "USD", hours=bought, price=price)
+    return total(*parts.values()).named("cost per week", "USD", **parts)

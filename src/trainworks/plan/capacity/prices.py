@@ -10,7 +10,7 @@ from trainworks.catalog.facts import Node, Offer
 from trainworks.errors import UsageError
 from trainworks.plan.assumptions import GIVEN, assumed
 from trainworks.plan.capacity.policy_comparison import Prices
-from trainworks.plan.trace import Traced, derive, fact
+from trainworks.plan.trace import Traced, fact
 
 __all__ = ["prices_for"]
 
@@ -42,10 +42,10 @@ def prices_for(
         raise UsageError(known, place="--price", hint="give USD per accelerator hour: `--price 3.50`")
     interruptible = _price("spot price", spot, {} if node is None else _spot(node))
     discount = assumed("committed-use discount")
-    committed = derive("fixed price", "USD/h", "asked * (1 - discount)", asked=asked, discount=discount)
+    committed = (asked * (1 - discount)).named("fixed price", "USD/h", asked=asked, discount=discount)
     return Prices(
         fixed=_price("fixed price", fixed, {}) or committed,
-        spot=interruptible or derive("spot price", "USD/h", "asked", asked=asked),
+        spot=interruptible or asked.named("spot price", "USD/h", asked=asked),
         on_demand=asked,
     )
 

@@ -6,7 +6,7 @@ fixed + running * h = rent * h    so    h = fixed / (rent - running)
 from __future__ import annotations
 
 from trainworks.plan.cost.owning import HOURS_OF_A_YEAR, Owning
-from trainworks.plan.trace import Traced, derive
+from trainworks.plan.trace import Traced
 
 __all__ = ["break_even_hours", "within_a_year"]
 
@@ -23,15 +23,9 @@ def break_even_hours(owning: Owning, rent: Traced) -> Traced | None:
     """
     if rent.value <= owning.running.value:
         return None
-    formula = "fixed / (rent - running)"
-    return derive(
-        f"break-even hours against {rent.name.removesuffix(' per hour')}",
-        "h",
-        formula,
-        fixed=owning.fixed,
-        rent=rent,
-        running=owning.running,
-    )
+    name = f"break-even hours against {rent.name.removesuffix(' per hour')}"
+    hours = owning.fixed / (rent - owning.running)
+    return hours.named(name, "h", fixed=owning.fixed, rent=rent, running=owning.running)
 
 
 def within_a_year(hours: Traced | None) -> bool:

@@ -25,7 +25,7 @@ from trainworks.plan.cost.renting import (
     rent,
     sold_per_accelerator,
 )
-from trainworks.plan.trace import Swing, Traced, derive, fact, tornado, with_changed
+from trainworks.plan.trace import Swing, Traced, fact, tornado, with_changed
 
 __all__ = ["YOU", "Comparison", "Line", "compare", "per_million"]
 
@@ -152,7 +152,7 @@ def compare(
 
 def per_million(cost: Traced, count: Traced, noun: str) -> Traced:
     """USD per million of what a run works off: `tokens`, `images`."""
-    return derive(f"{cost.name} per million {noun}", "USD", "cost / count * 1000000", cost=cost, count=count)
+    return (cost / count * 1000000).named(f"{cost.name} per million {noun}", "USD", cost=cost, count=count)
 
 
 def _owning(
@@ -168,8 +168,8 @@ def _owned(owning: Owning | None, cluster: ClusterDescription, hours: Traced, *,
     if owning is None or whole_year:
         return None if owning is None else owning.per_year
     count = fact("accelerators", cluster.num_accelerators, "", source=f"`{cluster.name}`")
-    formula = "each * accelerators * hours"
-    return derive("owning", "USD", formula, each=owning.per_accelerator_hour, accelerators=count, hours=hours)
+    each = owning.per_accelerator_hour
+    return (each * count * hours).named("owning", "USD", each=each, hours=hours)
 
 
 def _market(fitting: Sequence[Offer], cluster: ClusterDescription, hours: Traced) -> Traced | None:
@@ -177,14 +177,13 @@ def _market(fitting: Sequence[Offer], cluster: ClusterDescription, hours: Traced
     if price is None:
         return None
     count = fact("accelerators", cluster.num_accelerators, "", source=f"`{cluster.name}`")
-    formula = "price * accelerators * hours"
-    return derive("rent at the market price", "USD", formula, price=price, accelerators=count, hours=hours)
+    return (price * count * hours).named("rent at the market price", "USD", price=price, hours=hours)
 
 
 def _against(market: Traced | None, owned: Traced | None) -> Traced | None:
     if market is None or owned is None:
         return None
-    return derive("renting above owning", "USD", "market - owned", market=market, owned=owned)
+    return (market - owned).named("renting above owning", "USD", market=market, owned=owned)
 
 
 def _line(

@@ -18,7 +18,7 @@ from trainworks.catalog.catalog import find_row, grid, has, names, reference_nod
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.errors import UsageError
 from trainworks.plan.assumptions import GIVEN, assumed
-from trainworks.plan.trace import Traced, derive, fact
+from trainworks.plan.trace import Traced, fact
 
 __all__ = ["AVERAGE_GRID", "carbon", "energy", "node_count", "node_power"]
 
@@ -56,7 +56,7 @@ def node_power(cluster: ClusterDescription, given: Mapping[str, float] | None = 
     each = fact("accelerator power", part.power_w, "W", source=_power_source(part.name, "accelerators"))
     count = fact("accelerators per node", cluster.accelerators_per_node, "", source=f"`{cluster.name}`")
     over = assumed("node power over accelerators", given.get("node power over accelerators"))
-    return derive(NODE_POWER, "W", "count * each * over", count=count, each=each, over=over)
+    return (count * each * over).named(NODE_POWER, "W", count=count, each=each, over=over)
 
 
 def _published(cluster: ClusterDescription) -> Traced | None:
@@ -84,16 +84,11 @@ def energy(cluster: ClusterDescription, hours: Traced, given: Mapping[str, float
         UsageError: nobody publishes the power.
     """
     given = given or {}
-    return derive(
-        "energy",
-        "Wh",
-        "nodes * power * training * PUE * hours",
-        nodes=node_count(cluster),
-        power=node_power(cluster, given),
-        training=assumed("power while training", given.get("power while training")),
-        PUE=assumed("PUE", given.get("PUE")),
-        hours=hours,
-    )
+    nodes = node_count(cluster)
+    power = node_power(cluster, given)
+    training = assumed("power while training", given.get("power while training"))
+    PUE = assumed("PUE", given.get("PUE"))
+    return (nodes * power * training * PUE * hours).named("energy", "Wh", power=power, training=training, hours=hours)
 
 
 def carbon(energy_wh: Traced, grid_name: str | None = None) -> Traced:
@@ -117,4 +112,4 @@ def carbon(energy_wh: Traced, grid_name: str | None = None) -> Traced:
         low=ends[0],
         high=ends[-1],
     )
-    return derive("carbon", "kg CO2e", "energy / 1000 * intensity", energy=energy_wh, intensity=intensity)
+    return (energy_wh / 1000 * intensity).named("carbon", "kg CO2e", intensity=intensity)

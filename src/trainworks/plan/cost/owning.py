@@ -30,7 +30,7 @@ from trainworks.catalog.catalog import reference_node
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.plan.assumptions import GIVEN, assumed
 from trainworks.plan.cost.energy import node_count, node_power
-from trainworks.plan.trace import Traced, derive, fact
+from trainworks.plan.trace import Traced, fact, maximum
 
 __all__ = ["HOURS_OF_A_YEAR", "MOST_HOURS_OF_A_YEAR", "Owning", "own"]
 
@@ -75,33 +75,27 @@ def own(
     """
     given = given or {}
     nodes, power = node_count(cluster), node_power(cluster, given)
-    servers = derive("servers", "USD", "nodes * price", nodes=nodes, price=_server_price(power, given))
+    price = _server_price(power, given)
+    servers = (nodes * price).named("servers", "USD", price=price)
     share = _assumed("network share of capex", given)
-    formula, width = "servers * share / (1 - share) * width", _network_width(cluster)
-    network = derive("network", "USD", formula, servers=servers, share=share, width=width)
-    capex = derive("capex", "USD", "servers + network", servers=servers, network=network)
-    fixed = derive(
-        "fixed costs",
-        "USD/year",
-        "capital + maintenance + staff + place + idle",
-        capital=_capital(servers, network, given),
-        maintenance=_maintenance(capex, given),
-        staff=_staff(nodes, given),
-        place=_place(nodes, power, given, colocated=colocated),
-        idle=_electricity(nodes, power, given, idle=True),
+    width = _network_width(cluster)
+    network = (servers * share / (1 - share) * width).named("network", "USD", share=share, width=width)
+    capex = (servers + network).named("capex", "USD")
+    capital = _capital(servers, network, given)
+    maintenance = _maintenance(capex, given)
+    staff = _staff(nodes, given)
+    place = _place(nodes, power, given, colocated=colocated)
+    idle = _electricity(nodes, power, given, idle=True)
+    fixed = (capital + maintenance + staff + place + idle).named(
+        "fixed costs", "USD/year", capital=capital, maintenance=maintenance, staff=staff, place=place, idle=idle
     )
     running = _electricity(nodes, power, given, idle=False)
-    year = derive(
-        "owning per year", "USD/year", "fixed + running * hours", fixed=fixed, running=running, hours=hours_per_year
+    year = (fixed + running * hours_per_year).named(
+        "owning per year", "USD/year", fixed=fixed, running=running, hours=hours_per_year
     )
     accelerators = fact("accelerators", cluster.num_accelerators, "", source=f"`{cluster.name}`")
-    hour = derive(
-        "owning per accelerator hour",
-        "USD/h",
-        "year / (hours * accelerators)",
-        year=year,
-        hours=hours_per_year,
-        accelerators=accelerators,
+    hour = (year / (hours_per_year * accelerators)).named(
+        "owning per accelerator hour", "USD/h", year=year, hours=hours_per_year
     )
     return Owning(capex, fixed, running, year, hour)
 
@@ -124,61 +118,43 @@ def _server_price(power: Traced, given: Mapping[str, float]) -> Traced:
     if SERVER_PRICE in given:
         return fact(SERVER_PRICE, given[SERVER_PRICE], "USD", source=GIVEN)
     per_watt = _assumed("server price per power", given)
-    return derive(SERVER_PRICE, "USD", "power * per_watt", power=power, per_watt=per_watt)
+    return (power * per_watt).named(SERVER_PRICE, "USD", power=power, per_watt=per_watt)
 
 
 def _capital(servers: Traced, network: Traced, given: Mapping[str, float]) -> Traced:
-    return derive(
-        "capital per year",
-        "USD/year",
-        "(servers * (1 - residual) + network) / years",
-        servers=servers,
-        network=network,
-        residual=_assumed("residual value", given),
-        years=_assumed("years of use", given),
+    residual = _assumed("residual value", given)
+    years = _assumed("years of use", given)
+    return ((servers * (1 - residual) + network) / years).named(
+        "capital per year", "USD/year", residual=residual, years=years
     )
 
 
 def _maintenance(capex: Traced, given: Mapping[str, float]) -> Traced:
     share = _assumed("maintenance", given)
-    return derive("maintenance per year", "USD/year", "capex * maintenance", capex=capex, maintenance=share)
+    return (capex * share).named("maintenance per year", "USD/year")
 
 
 def _staff(nodes: Traced, given: Mapping[str, float]) -> Traced:
-    return derive(
-        "staff per year",
-        "USD/year",
-        "max(few, many * nodes) * salary",
-        few=_assumed("staff, few nodes", given),
-        many=_assumed("staff, many nodes", given),
-        nodes=nodes,
-        salary=_assumed("salary", given),
-    )
+    few = _assumed("staff, few nodes", given)
+    many = _assumed("staff, many nodes", given)
+    salary = _assumed("salary", given)
+    return (maximum(few, many * nodes) * salary).named("staff per year", "USD/year", few=few, many=many)
 
 
 def _place(nodes: Traced, power: Traced, given: Mapping[str, float], *, colocated: bool) -> Traced:
     if not colocated:
         return fact("place per year", 0.0, "USD/year", source="your own room, whose price is left out")
     rent = _assumed("colocation", given)
-    formula = "nodes * power / 1000 * colocation * 12"
-    return derive("place per year", "USD/year", formula, nodes=nodes, power=power, colocation=rent)
+    return (nodes * power / 1000 * rent * 12).named("place per year", "USD/year", power=power, colocation=rent)
 
 
 def _electricity(nodes: Traced, power: Traced, given: Mapping[str, float], *, idle: bool) -> Traced:
     """Of a year of idling, or what an hour of training takes beyond that."""
-    shares = {"idle": _assumed("power while idle", given)}
+    resting, training = _assumed("power while idle", given), _assumed("power while training", given)
+    pue, electricity = _assumed("PUE", given), _assumed("electricity", given)
+    kilowatts = nodes * power / 1000
     if idle:
-        name, unit, formula = "idle electricity", "USD/year", f"idle * PUE * {HOURS_OF_A_YEAR} * electricity"
-    else:
-        name, unit, formula = "electricity of an hour", "USD/h", "(training - idle) * PUE * electricity"
-        shares["training"] = _assumed("power while training", given)
-    return derive(
-        name,
-        unit,
-        f"nodes * power / 1000 * {formula}",
-        nodes=nodes,
-        power=power,
-        PUE=_assumed("PUE", given),
-        electricity=_assumed("electricity", given),
-        **shares,
-    )
+        yearly = kilowatts * resting * pue * HOURS_OF_A_YEAR * electricity
+        return yearly.named("idle electricity", "USD/year", power=power, idle=resting)
+    hourly = kilowatts * (training - resting) * pue * electricity
+    return hourly.named("electricity of an hour", "USD/h", power=power, idle=resting, training=training)

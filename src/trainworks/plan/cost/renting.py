@@ -29,7 +29,7 @@ from trainworks.catalog.facts import Offer
 from trainworks.errors import UsageError
 from trainworks.plan.assumptions import assumed
 from trainworks.plan.checkpoint import optimal_interval
-from trainworks.plan.trace import Traced, derive, fact
+from trainworks.plan.trace import Traced, ceil, fact, maximum
 
 __all__ = [
     "CONTRACTS",
@@ -48,7 +48,8 @@ __all__ = [
 ]
 
 Contract = Literal["on-demand", "reserved", "spot"]
-_WRITTEN = fact("time to write", 0.0, "s", source="a spot save is complete when training goes on")
+_WRITTEN = fact("time to write", 0.0, "s", source="a spot save is complete when training resumes")
+_NO_MINIMUM = fact("shortest interval", 0.0, "s", source="a spot job may save at any time")
 CONTRACTS: tuple[Contract, ...] = ("on-demand", "reserved", "spot")
 
 
@@ -98,7 +99,8 @@ def accelerator_price(cluster: ClusterDescription, offers: Iterable[Offer]) -> T
     if offer is None:
         return None
     size = fact(f"accelerators of {offer.name}", offer.accelerators, "", source=_source(offer, "accelerators"))
-    return derive(f"{offer.name}, on-demand", "USD/h", "price / size", price=_on_demand(offer), size=size)
+    price = _on_demand(offer)
+    return (price / size).named(f"{offer.name}, on-demand", "USD/h", price=price, size=size)
 
 
 def rent(
@@ -124,18 +126,14 @@ def rent(
         UsageError: the offer has no such contract, or a spot job lives too short to make progress.
     """
     given = given or {}
-    return derive(
-        f"{offer.name}, {contract}",
-        "USD",
-        "price * hours",
-        price=price_per_hour(offer, contract=contract, num_accelerators=num_accelerators, given=given, wasted=wasted),
-        hours=_paid(hours, given) if contract == "reserved" else hours,
-    )
+    price = price_per_hour(offer, contract=contract, num_accelerators=num_accelerators, given=given, wasted=wasted)
+    paid = _paid(hours, given) if contract == "reserved" else hours
+    return (price * paid).named(f"{offer.name}, {contract}", "USD", price=price, hours=paid)
 
 
 def _paid(hours: Traced, given: Mapping[str, float]) -> Traced:
     term = assumed("committed term", given.get("committed term"))
-    return derive("hours paid", "h", "max(hours, term)", hours=hours, term=term)
+    return maximum(hours, term).named("hours paid", "h", hours=hours, term=term)
 
 
 def price_per_hour(
@@ -153,22 +151,15 @@ def price_per_hour(
     given = given or {}
     wanted = fact("accelerators", num_accelerators, "", source="asked for")
     size = fact(f"accelerators of {offer.name}", offer.accelerators, "", source=_source(offer, "accelerators"))
-    price, terms = _terms(offer, contract, given, wasted)
-    formula = f"{price} * ceil(accelerators / size)"
-    return derive(f"{offer.name}, {contract} per hour", "USD/h", formula, accelerators=wanted, size=size, **terms)
-
-
-def _terms(
-    offer: Offer, contract: Contract, given: Mapping[str, float], wasted: Traced | None
-) -> tuple[str, dict[str, Traced]]:
-    """The formula of an offer's price in that contract, and its inputs."""
+    count, name = ceil(wanted / size), f"{offer.name}, {contract} per hour"
     if contract == "spot":
-        return "spot / (1 - waste)", {"spot": _spot(offer), "waste": wasted or spot_waste(given)}
-    terms = {"price": _on_demand(offer)}
+        spot, waste = _spot(offer), wasted or spot_waste(given)
+        return (spot / (1 - waste) * count).named(name, "USD/h", size=size, spot=spot, waste=waste)
+    price = _on_demand(offer)
     if contract == "on-demand":
-        return "price", terms
+        return (price * count).named(name, "USD/h", size=size, price=price)
     discount = assumed("committed-use discount", given.get("committed-use discount"))
-    return "price * (1 - discount)", terms | {"discount": discount}
+    return (price * (1 - discount) * count).named(name, "USD/h", size=size, price=price, discount=discount)
 
 
 def _on_demand(offer: Offer) -> Traced:
@@ -200,8 +191,9 @@ def spot_waste(given: Mapping[str, float] | None = None) -> Traced:
     interval = spot_interval(given)
     save, life = (assumed(name, given.get(name)) for name in ("spot save", "spot life"))
     restart = assumed("spot restart", given.get("spot restart"))
-    formula = "save / interval + (interval / 2 + restart) / life"
-    waste = derive("spot waste", "", formula, save=save, interval=interval, restart=restart, life=life)
+    waste = (save / interval + (interval / 2 + restart) / life).named(
+        "spot waste", "", save=save, interval=interval, restart=restart, life=life
+    )
     if waste.value >= 1:
         raise UsageError(
             f"a spot job that lives {life.value:g} s, saves for {save.value:g} s and restarts in {restart.value:g} s "
@@ -215,20 +207,18 @@ def spot_interval(given: Mapping[str, float] | None = None) -> Traced:
     """The optimal interval between the saves of a spot job, whose preemptions are its failures."""
     given = given or {}
     save, life = (assumed(name, given.get(name)) for name in ("spot save", "spot life"))
-    return replace(optimal_interval(stall=save, mttf=life, write=_WRITTEN, shortest=_WRITTEN), name="spot interval")
+    return replace(optimal_interval(stall=save, mttf=life, write=_WRITTEN, shortest=_NO_MINIMUM), name="spot interval")
 
 
 def effective_discount(offer: Offer, given: Mapping[str, float] | None = None) -> Traced | None:
     """What spot saves of the on-demand price once the waste is paid for; None without both prices."""
     if offer.usd_per_hour is None or not offer.spot_usd_per_hour:
         return None
-    return derive(
-        f"{offer.name} effective discount",
-        "",
-        "1 - spot / (1 - waste) / price",
-        spot=_spot(offer),
-        waste=spot_waste(given),
-        price=_on_demand(offer),
+    spot = _spot(offer)
+    waste = spot_waste(given)
+    price = _on_demand(offer)
+    return (1 - spot / (1 - waste) / price).named(
+        f"{offer.name} effective discount", "", spot=spot, waste=waste, price=price
     )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from trainworks.plan.assumptions import GIVEN, assumed
 from trainworks.plan.network.design import NetworkDesign
-from trainworks.plan.trace import Traced, derive, fact
+from trainworks.plan.trace import Traced, fact, total
 
 __all__ = ["LineItem", "Prices", "bill_of_materials", "bill_total", "switch_power", "usual_share"]
 
@@ -57,13 +57,13 @@ def _item(name: str, plural: str, count: int, each_usd: float | None) -> LineIte
         return LineItem(name, count, None, None)
     pieces = fact(plural, count, "", source="the network's design")
     price = fact(f"price of a {name}", each_usd, "USD", source=GIVEN)
-    return LineItem(name, count, each_usd, derive(f"{plural} price", "USD", "count * each", count=pieces, each=price))
+    return LineItem(name, count, each_usd, (pieces * price).named(f"{plural} price", "USD", count=pieces, each=price))
 
 
 def bill_total(items: Sequence[LineItem]) -> Traced | None:
     """What the priced items cost together; None where none has a price."""
     priced = {f"item{number}": item.total_usd for number, item in enumerate(items) if item.total_usd is not None}
-    return derive("network price", "USD", " + ".join(priced), **priced) if priced else None
+    return total(*priced.values()).named("network price", "USD", **priced) if priced else None
 
 
 def switch_power(design: NetworkDesign, prices: Prices) -> Traced | None:
@@ -72,7 +72,7 @@ def switch_power(design: NetworkDesign, prices: Prices) -> Traced | None:
         return None
     count = fact("switches", design.num_switches, "", source="the network's design")
     each = fact("power of a switch", prices.switch_power_w, "W", source=GIVEN)
-    return derive("switch power", "W", "count * each", count=count, each=each)
+    return (count * each).named("switch power", "W", count=count, each=each)
 
 
 def usual_share() -> Traced:

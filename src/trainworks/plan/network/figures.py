@@ -9,7 +9,7 @@ from trainworks.plan.network.design import NetworkDesign
 from trainworks.plan.network.grids import Grid
 from trainworks.plan.network.groups import Groups
 from trainworks.plan.network.trees import Tree, leaf_ports
-from trainworks.plan.trace import Traced, computed, derive, fact
+from trainworks.plan.trace import Traced, ceil, computed, fact, maximum, total
 
 __all__ = ["figures_of"]
 
@@ -24,10 +24,10 @@ def figures_of(design: NetworkDesign) -> list[Traced]:
     """Switches and cables by tier and together, bisection, oversubscription, hops and the largest cluster."""
     given = _given(design)
     nic = fact("bandwidth of a NIC", design.endpoint_bytes_per_s, "bytes/s", source=design.cluster.name)
-    endpoints = derive("endpoints", "", "nodes * nics", nodes=given["nodes"], nics=given["nics"])
+    endpoints = (given["nodes"] * given["nics"]).named("endpoints", "", nodes=given["nodes"], nics=given["nics"])
     cut = computed("links of the worst cut", design.bisection_links, "", by=_cut_rule(design), endpoints=endpoints)
-    bisection = derive("bisection", "bytes/s", "cut * nic", cut=cut, nic=nic)
-    blocking = derive("oversubscription", "", "endpoints / 2 / cut", endpoints=endpoints, cut=cut)
+    bisection = (cut * nic).named("bisection", "bytes/s", cut=cut, nic=nic)
+    blocking = (endpoints / 2 / cut).named("oversubscription", "", cut=cut)
     hops = computed("worst hops", design.hops_worst, "", by="switches, or NICs, on the longest of the shortest paths")
     tiers = _tiers(design, given)
     return [*_sum("switches", tiers), *_cables(design, tiers), bisection, blocking, hops, *_largest(design, given)]
@@ -48,7 +48,7 @@ def _given(design: NetworkDesign) -> dict[str, Traced]:
         name = design.ports.switch.name
         ports = fact("ports of a switch", design.ports.switch.ports, "", source=name)
         split = fact("links of a port", design.ports.split, "", source=f"the NIC's speed on a port of {name}")
-        found["links"] = derive("links of a switch", "", "ports * split", ports=ports, split=split)
+        found["links"] = (ports * split).named("links of a switch", "", ports=ports, split=split)
     return found
 
 
@@ -60,7 +60,7 @@ def _cut_rule(design: NetworkDesign) -> str:
     return "half of the links up from all leaves, at most half of the endpoints (plan/network/design.py)"
 
 
-def _tiers(design: NetworkDesign, given: Mapping[str, Any]) -> dict[str, Traced]:
+def _tiers(design: NetworkDesign, given: Mapping[str, Traced]) -> dict[str, Traced]:
     """Switches of each tier."""
     fabric, counts = design.fabric, design.switches
     if isinstance(fabric, Grid):
@@ -80,41 +80,33 @@ def _count(tier: str, count: int, rule: str, inputs: Mapping[str, Any]) -> Trace
     return computed(f"{tier} switches", count, "", by=rule, **inputs)
 
 
-def _pick(given: Mapping[str, Traced], *names: str) -> dict[str, Traced]:
-    return {name: given[name] for name in names}
-
-
 def _one_tier(design: NetworkDesign, given: Mapping[str, Traced]) -> Traced:
     if design.topology == "rail-only":
-        return derive("edge switches", "", "1 * rails", rails=given["rails"])
-    formula = "max(1, -ceil(-links * rails / ((nodes + spare) * nics)))"
-    names = ("links", "rails", "nodes", "spare", "nics")
-    together = derive("rails that fit on a switch", "", formula, **_pick(given, *names))
-    return derive("edge switches", "", "ceil(rails / together)", rails=given["rails"], together=together)
+        return given["rails"].named("edge switches", "")
+    links, nics, spare = given["links"], given["nics"], given["spare"]
+    together = maximum(1, -ceil(-links * given["rails"] / ((given["nodes"] + spare) * nics))).named(
+        "rails that fit on a switch", "", links=links, nics=nics, spare=spare
+    )
+    return ceil(given["rails"] / together).named("edge switches", "", together=together)
 
 
-def _leaves(design: NetworkDesign, fabric: Tree, given: Mapping[str, Any]) -> Traced:
+def _leaves(design: NetworkDesign, fabric: Tree, given: Mapping[str, Traced]) -> Traced:
     """By formula; as counted where whole pods need a few more."""
-    inputs = _pick(given, "links", "taper")
-    down = computed("links down of a full leaf", leaf_ports(fabric.ports, design.taper)[0], "", by=_DOWN, **inputs)  # type: ignore[arg-type]
-    by_rail = design.topology in ("rail-optimised", "rail-only", "multi-plane")
-    if by_rail:
-        nodes = derive(
-            "nodes of a full leaf", "", "-ceil(-down * rails / nics)", down=down, **_pick(given, "rails", "nics")
-        )
-        sets = derive(
-            "sets of leaves", "", "ceil((nodes + spare) / full)", full=nodes, **_pick(given, "nodes", "spare")
-        )
-        leaves = derive("leaf switches", "", "planes * rails * sets", sets=sets, **_pick(given, "planes", "rails"))
+    nodes, nics, spare, rails = (given[name] for name in ("nodes", "nics", "spare", "rails"))
+    full_down = leaf_ports(fabric.ports, design.taper)[0]
+    down = computed("links down of a full leaf", full_down, "", by=_DOWN, links=given["links"], taper=given["taper"])
+    if design.topology in ("rail-optimised", "rail-only", "multi-plane"):
+        full = (-ceil(-down * rails / nics)).named("nodes of a full leaf", "", down=down, nics=nics)
+        sets = ceil((nodes + spare) / full).named("sets of leaves", "", full=full, spare=spare)
+        leaves = (given["planes"] * rails * sets).named("leaf switches", "", sets=sets)
     else:
-        formula = "max(2, ceil((nodes + spare) * nics / down))"
-        leaves = derive("leaf switches", "", formula, down=down, **_pick(given, "nodes", "spare", "nics"))
+        leaves = maximum(2, ceil((nodes + spare) * nics / down)).named(
+            "leaf switches", "", down=down, nics=nics, spare=spare
+        )
     if leaves.value == design.switches["leaf"]:
         return leaves
-    needed: dict[str, Any] = {"needed": leaves}
-    return computed(
-        "leaf switches in whole pods", design.switches["leaf"], "", by="the same leaves in each pod", **needed
-    )
+    rule = "the same leaves in each pod"
+    return computed("leaf switches in whole pods", design.switches["leaf"], "", by=rule, needed=leaves)
 
 
 def _cables(design: NetworkDesign, tiers: Mapping[str, Traced]) -> list[Traced]:
@@ -133,12 +125,12 @@ def _cables(design: NetworkDesign, tiers: Mapping[str, Traced]) -> list[Traced]:
 
 
 def _sum(name: str, parts: Mapping[str, Traced]) -> list[Traced]:
-    return [derive(name, "", " + ".join(parts), **parts)] if parts else []
+    return [total(*parts.values()).named(name, "", **parts)] if parts else []
 
 
-def _largest(design: NetworkDesign, given: Mapping[str, Any]) -> list[Traced]:
+def _largest(design: NetworkDesign, given: Mapping[str, Traced]) -> list[Traced]:
     if design.max_nodes is None:
         return []
     rule = "the topology's limit with this switch (plan/network/topologies.py)"
     nodes = computed("largest nodes", design.max_nodes, "", by=rule, links=given["links"], taper=given["taper"])
-    return [derive("largest endpoints", "", "nodes * nics", nodes=nodes, nics=given["nics"])]
+    return [(nodes * given["nics"]).named("largest endpoints", "", nodes=nodes, nics=given["nics"])]

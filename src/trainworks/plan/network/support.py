@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainworks.plan.network.design import NetworkDesign
-from trainworks.plan.trace import Traced, derive, fact
+from trainworks.plan.trace import Traced, ceil, fact, minimum
 
 __all__ = ["NODES_PER_RACK", "SupportNetworks", "support_networks"]
 
@@ -55,26 +55,21 @@ def support_networks(design: NetworkDesign, *, nodes_per_rack: int = NODES_PER_R
     nodes = fact("nodes", design.nodes, "", source=design.cluster.name)
     down = fact("node ports of a storage leaf", 48, "", source=_RULES)
     up = fact("other ports of a storage leaf", 16, "", source=_RULES)
-    leaves = derive("storage leaf switches", "", "2 * ceil(nodes / down)", nodes=nodes, down=down)
+    leaves = (2 * ceil(nodes / down)).named("storage leaf switches", "", down=down)
     # One pair has its other ports for the storage system; more pairs meet in spines.
-    formula = "2 * ceil(leaves * up / (2 * (up + down))) * min(1, leaves - 2)"
-    spines = derive("storage spine switches", "", formula, leaves=leaves, up=up, down=down)
-    cabling = "2 * nodes + leaves * up * min(1, spines)"
-    cables = derive("storage cables", "", cabling, nodes=nodes, leaves=leaves, up=up, spines=spines)
+    spines = (2 * ceil(leaves * up / (2 * (up + down))) * minimum(1, leaves - 2)).named(
+        "storage spine switches", "", leaves=leaves, up=up, down=down
+    )
+    cables = (2 * nodes + leaves * up * minimum(1, spines)).named(
+        "storage cables", "", leaves=leaves, up=up, spines=spines
+    )
     per_rack = fact("nodes per rack", nodes_per_rack, "", source=_RULES)
-    racks = derive("racks of nodes", "", "ceil(nodes / per_rack)", nodes=nodes, per_rack=per_rack)
+    racks = ceil(nodes / per_rack).named("racks of nodes", "", per_rack=per_rack)
     compute = fact("compute switches", design.num_switches, "", source="the compute fabric")
-    ports = derive(
-        "management ports",
-        "",
-        "nodes + compute + leaves + spines + 2 * racks",
-        nodes=nodes,
-        compute=compute,
-        leaves=leaves,
-        spines=spines,
-        racks=racks,
+    ports = (nodes + compute + leaves + spines + 2 * racks).named(
+        "management ports", "", compute=compute, leaves=leaves, spines=spines, racks=racks
     )
     each = fact("ports of a management switch", 48, "", source=_RULES)
-    management = derive("management switches", "", "ceil(ports / each)", ports=ports, each=each)
-    managed = derive("management cables", "", "ports + 2 * switches", ports=ports, switches=management)
+    management = ceil(ports / each).named("management switches", "", ports=ports, each=each)
+    managed = (ports + 2 * management).named("management cables", "", ports=ports, switches=management)
     return SupportNetworks(leaves, spines, cables, management, managed, racks)

@@ -9,7 +9,7 @@ from trainworks.catalog.cluster import ClusterDescription
 from trainworks.catalog.facts import Accelerator, Fleet
 from trainworks.plan.assumptions import GIVEN, assumed
 from trainworks.plan.reliability.goodput import Failures
-from trainworks.plan.trace import Traced, derive, fact
+from trainworks.plan.trace import Traced, fact, maximum
 
 __all__ = [
     "SaveTimes",
@@ -102,9 +102,8 @@ def _by_kind(every: Traced, nodes: Traced, share: float, source: str) -> tuple[T
     if share == 1:
         return every, None
     hardware = fact("hardware share", share, "", source=source)
-    own = derive("node hardware MTTF", "s", "node_mttf / hardware_share", node_mttf=every, hardware_share=hardware)
-    formula = "node_mttf / (1 - hardware_share) / nodes"
-    return own, derive("other MTTF", "s", formula, node_mttf=every, hardware_share=hardware, nodes=nodes)
+    own = (every / hardware).named("node hardware MTTF", "s", node_mttf=every)
+    return own, (every / (1 - hardware) / nodes).named("other MTTF", "s", node_mttf=every)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,26 +145,23 @@ def save_times(
     if checkpoint is None:
         stall = stall or replace(assumed("checkpoint start"), name="save stall")
         return SaveTimes(stall, write or replace(assumed("checkpoint stall"), name="checkpoint write"))
-    stall = stall or derive(
-        "save stall",
-        "s",
-        "start + max(0, checkpoint * replicas / accelerators / copy_rate - step)",
-        start=assumed("checkpoint start"),
-        checkpoint=checkpoint,
-        replicas=fact("replicas", replicas, "", source="of the layout"),
-        accelerators=fact("accelerators", num_accelerators, "", source="of the cluster"),
-        copy_rate=assumed("checkpoint copy rate"),
-        step=step or fact("step time", 0.0, "s", source="not known"),
-    )
-    write = write or derive(
-        "checkpoint write",
-        "s",
-        "checkpoint / nodes / rate_per_node",
-        checkpoint=checkpoint,
-        nodes=fact("nodes", num_nodes, "", source="of the cluster"),
-        rate_per_node=assumed("checkpoint rate per node"),
+    stall = stall or _copy_stall(checkpoint, replicas, num_accelerators, step)
+    nodes = fact("nodes", num_nodes, "", source="of the cluster")
+    rate_per_node = assumed("checkpoint rate per node")
+    write = write or (checkpoint / nodes / rate_per_node).named(
+        "checkpoint write", "s", checkpoint=checkpoint, rate_per_node=rate_per_node
     )
     return SaveTimes(stall, write)
+
+
+def _copy_stall(checkpoint: Traced, num_replicas: int, num_accelerators: int, step: Traced | None) -> Traced:
+    start, copy_rate = assumed("checkpoint start"), assumed("checkpoint copy rate")
+    replicas = fact("replicas", num_replicas, "", source="of the layout")
+    accelerators = fact("accelerators", num_accelerators, "", source="of the cluster")
+    step = step or fact("step time", 0.0, "s", source="not known")
+    return (start + maximum(0, checkpoint * replicas / accelerators / copy_rate - step)).named(
+        "save stall", "s", start=start, checkpoint=checkpoint, copy_rate=copy_rate, step=step
+    )
 
 
 def usual_write_s(checkpoint_bytes: float, num_nodes: int) -> float:

@@ -30,7 +30,7 @@ from itertools import count, islice
 
 from trainworks.errors import UsageError
 from trainworks.plan.checkpoint import optimal_interval
-from trainworks.plan.trace import Traced, computed, derive, fact
+from trainworks.plan.trace import Traced, computed, exp, expm1, fact, total
 from trainworks.units import format_duration
 
 __all__ = [
@@ -105,25 +105,25 @@ class Expected:
 
 def job_mttf(failures: Failures) -> Traced:
     """Mean time between failures of the whole job: its nodes fail independently of each other."""
-    return _mean_time("job MTTF", failures, {"other_mttf": failures.other_mttf})
+    return _mean_time("job MTTF", failures, other_mttf=failures.other_mttf)
 
 
-def _mean_time(name: str, failures: Failures, others: dict[str, Traced | None]) -> Traced:
+def _mean_time(name: str, failures: Failures, **others: Traced | None) -> Traced:
     """Mean time to the first of the nodes' failures and of other events."""
-    nodes = {"num_nodes": failures.num_nodes, "node_mttf": failures.node_mttf}
-    known = {cause: time for cause, time in others.items() if time is not None}
-    if not known:
-        return derive(name, "s", "node_mttf / num_nodes", **nodes)
-    rates = " + ".join(["num_nodes / node_mttf", *(f"1 / {cause}" for cause in known)])
-    return derive(name, "s", f"1 / ({rates})", **nodes, **known)
+    num_nodes, node_mttf = failures.num_nodes, failures.node_mttf
+    causes = {cause: time for cause, time in others.items() if time is not None}
+    if not causes:
+        return (node_mttf / num_nodes).named(name, "s", num_nodes=num_nodes, node_mttf=node_mttf)
+    rates = total(num_nodes / node_mttf, *(1 / time for time in causes.values()))
+    return (1 / rates).named(name, "s", num_nodes=num_nodes, node_mttf=node_mttf, **causes)
 
 
 def _interruption_mttf(failures: Failures) -> Traced:
     """Mean time between failures and preemptions, of whichever comes first."""
     if failures.capacity_life is None:
         return job_mttf(failures)
-    others = {"other_mttf": failures.other_mttf, "capacity_life": failures.capacity_life}
-    return _mean_time("time between interruptions", failures, others)
+    life = failures.capacity_life
+    return _mean_time("time between interruptions", failures, other_mttf=failures.other_mttf, capacity_life=life)
 
 
 def job_interval(failures: Failures, shortest: Traced) -> Traced:
@@ -136,8 +136,8 @@ def save_in_time(failures: Failures, interval: Traced | None) -> Failures:
     """The same failures, where an interval that is shorter than the write makes each save wait for the one before."""
     if interval is None or failures.write.value <= interval.value + failures.save.value:
         return failures
-    times = {"write": failures.write, "interval": interval}
-    return replace(failures, save=derive("save stall", "s", "write - interval", **times))
+    stall = (failures.write - interval).named("save stall", "s", write=failures.write, interval=interval)
+    return replace(failures, save=stall)
 
 
 def waiting_share(load: float, spares: int) -> float:
@@ -165,13 +165,8 @@ def _blocked(load: float) -> Iterator[float]:
 
 def _repair_load(failures: Failures) -> Traced:
     """Mean number of nodes in repair if the job never stood still."""
-    return derive(
-        "nodes in repair",
-        "",
-        "num_nodes * repair / node_mttf",
-        num_nodes=failures.num_nodes,
-        repair=failures.repair,
-        node_mttf=failures.node_mttf,
+    return (failures.num_nodes * failures.repair / failures.node_mttf).named(
+        "nodes in repair", "", num_nodes=failures.num_nodes, repair=failures.repair, node_mttf=failures.node_mttf
     )
 
 
@@ -217,14 +212,12 @@ def expected(
     by = "Erlang's B(spares + 1, nodes in repair)"
     share = waiting_share(load.value, round(spares.value))
     waiting = computed("waiting for nodes", share, "", by=by, load=load, spares=spares)
-    goodput = derive(
-        "runtime goodput", "", "goodput_with_nodes * (1 - waiting)", goodput_with_nodes=with_nodes, waiting=waiting
-    )
-    run_time = derive("time held", "s", "work / runtime_goodput", work=work, runtime_goodput=goodput)
-    counts = _counts(failures, derive("time with nodes", "s", "held * (1 - waiting)", held=run_time, waiting=waiting))
+    goodput = (with_nodes * (1 - waiting)).named("runtime goodput", "", goodput_with_nodes=with_nodes, waiting=waiting)
+    run_time = (work / goodput).named("time held", "s")
+    counts = _counts(failures, (run_time * (1 - waiting)).named("time with nodes", "s", held=run_time, waiting=waiting))
     if failures.capacity_life is not None:
-        wait = {"preemptions": counts[1], "wait": failures.capacity_wait}
-        run_time = derive("run time", "s", "held + preemptions * wait", held=run_time, **wait)
+        wait = failures.capacity_wait
+        run_time = (run_time + counts[1] * wait).named("run time", "s", held=run_time, wait=wait)
     return Expected(
         job_mttf=job_mttf(failures),
         interval=interval,
@@ -232,7 +225,7 @@ def expected(
         waiting=waiting,
         runtime_goodput=goodput,
         run_time=replace(run_time, name="run time"),
-        ettr=derive("ETTR", "", "work / (run_time + queue)", work=work, run_time=run_time, queue=queue),
+        ettr=(work / (run_time + queue)).named("ETTR", "", run_time=run_time),
         failures=counts[0],
         preemptions=counts[1],
     )
@@ -244,63 +237,48 @@ def _goodput_with_nodes(failures: Failures, interval: Traced) -> Traced:
     recovery = _recovery(failures)
     _check_saves(failures.save.value, interval.value)
     _check_progress(failures, failures.save.value + interval.value, recovery.value + failures.write.value)
-    return derive(
-        "goodput with nodes at hand",
-        "",
-        _formula(failures),
-        interval=interval,
-        save=failures.save,
-        write=failures.write,
-        mttf=mttf,
-        **({"recovery": recovery} if failures.capacity_life is None else _at_once(failures)),
-    )
-
-
-def _formula(failures: Failures) -> str:
-    """Productive share of the time with all nodes, as a formula."""
-    if failures.capacity_life is None:
-        return "interval / (mttf * exp((recovery + write) / mttf) * expm1((interval + save) / mttf))"
+    name, save, write, life = "goodput with nodes at hand", failures.save, failures.write, failures.capacity_life
+    times = {"interval": interval, "save": save, "write": write, "mttf": mttf}
+    if life is None:
+        share = interval / (mttf * exp((recovery + write) / mttf) * expm1((interval + save) / mttf))
+        return share.named(name, "", **times)
+    at_once = _at_once(failures, life)
     if not failures.saves_before_preemption:
-        return "interval * at_once * exp(-write / mttf) / (mttf * expm1((interval + save) / mttf))"
-    return (
-        "((1 - mttf / life) * interval * exp(-write / mttf) / expm1((interval + save) / mttf)"
-        " + mttf / life * mttf * expm1(-interval / mttf) / expm1(-(interval + save) / mttf))"
-        " / (mttf / at_once + mttf / life * (save + write))"
-    )
+        share = interval * at_once * exp(-write / mttf) / (mttf * expm1((interval + save) / mttf))
+        return share.named(name, "", at_once=at_once, **times)
+    lost = (1 - mttf / life) * interval * exp(-write / mttf) / expm1((interval + save) / mttf)
+    saved = mttf / life * mttf * expm1(-interval / mttf) / expm1(-(interval + save) / mttf)
+    share = (lost + saved) / (mttf / at_once + mttf / life * (save + write))
+    return share.named(name, "", at_once=at_once, life=life, **times)
 
 
 def _recovery(failures: Failures) -> Traced:
-    times = {"detection": failures.detection, "restart": failures.restart}
-    return derive("recovery", "s", "detection + restart", **times)
+    return (failures.detection + failures.restart).named("recovery", "s", detection=failures.detection)
 
 
-def _at_once(failures: Failures) -> dict[str, Traced]:
-    """Share of interruptions whose recovery is not interrupted itself, with the life of the capacity."""
-    assert failures.capacity_life is not None, "asked of preemptible capacity alone"
-    share = derive(
-        "recoveries without another interruption",
-        "",
-        "(1 - mttf / life) * exp(-recovery / mttf) + mttf / life * exp(-restart / mttf)",
-        mttf=_interruption_mttf(failures),
-        life=failures.capacity_life,
-        recovery=_recovery(failures),
-        restart=failures.restart,
-    )
-    return {"life": failures.capacity_life, "at_once": share}
+def _at_once(failures: Failures, life: Traced) -> Traced:
+    """Share of interruptions whose recovery is not interrupted, with preemptible capacity."""
+    mttf, recovery = _interruption_mttf(failures), _recovery(failures)
+    preempted = mttf / life
+    share = (1 - preempted) * exp(-recovery / mttf) + preempted * exp(-failures.restart / mttf)
+    return share.named("recoveries without another interruption", "", mttf=mttf, life=life)
 
 
 def _counts(failures: Failures, held: Traced) -> tuple[Traced, Traced]:
     """Failures and preemptions in a time with all nodes; nothing happens during a save before a preemption."""
     mttf = job_mttf(failures)
     if failures.capacity_life is None:
-        return derive("failures", "", "held / job_mttf", held=held, job_mttf=mttf), _NEVER
+        return (held / mttf).named("failures", "", held=held, job_mttf=mttf), _NEVER
     exposed = held
+    life, save, write = failures.capacity_life, failures.save, failures.write
     if failures.saves_before_preemption:
-        saves = {"save": failures.save, "write": failures.write} | _at_once(failures)
-        exposed = derive("time exposed", "s", "held / (1 + at_once * (save + write) / life)", held=held, **saves)
+        at_once = _at_once(failures, life)
+        exposed = (held / (1 + at_once * (save + write) / life)).named(
+            "time exposed", "s", held=held, at_once=at_once, save=save, write=write, life=life
+        )
     return (
-        derive("failures", "", "exposed / job_mttf", exposed=exposed, job_mttf=mttf),
-        derive("preemptions", "", "exposed / life", exposed=exposed, life=failures.capacity_life),
+        (exposed / mttf).named("failures", "", exposed=exposed, job_mttf=mttf),
+        (exposed / life).named("preemptions", "", exposed=exposed, life=life),
     )
 
 

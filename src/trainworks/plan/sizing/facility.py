@@ -17,7 +17,7 @@ from trainworks.errors import UsageError
 from trainworks.plan.assumptions import assumed
 from trainworks.plan.cost.energy import node_count, node_power
 from trainworks.plan.network.support import NODES_PER_RACK
-from trainworks.plan.trace import Traced, derive, fact
+from trainworks.plan.trace import Traced, ceil, fact, maximum
 
 __all__ = ["Facility", "facility_of", "nodes_per_rack"]
 
@@ -44,9 +44,9 @@ def facility_of(cluster: ClusterDescription, given: Mapping[str, float]) -> Faci
         UsageError: nobody publishes the power of the nodes.
     """
     nodes, power = node_count(cluster), node_power(cluster, given)
-    it_power = derive("power of the nodes", "W", "nodes * power", nodes=nodes, power=power)
+    it_power = (nodes * power).named("power of the nodes", "W", power=power)
     pue = assumed("PUE", given.get("PUE"))
-    total = derive("power of the room", "W", "it_power * PUE", it_power=it_power, PUE=pue)
+    total = (it_power * pue).named("power of the room", "W", it_power=it_power)
     rack = assumed("air-cooled rack", given.get("air-cooled rack"))
     racks = _racks(nodes, power, rack, sold_in=_rack_of(cluster))
     return Facility(it_power, total, racks, _cooling(cluster, power.value, rack))
@@ -71,8 +71,8 @@ def _rack_of(cluster: ClusterDescription) -> System | None:
 def _racks(nodes: Traced, power: Traced, air: Traced, *, sold_in: System | None) -> Traced:
     if sold_in is not None:
         each = fact("nodes per rack", sold_in.nodes, "", source=f"catalogue, {sold_in.name}")
-        return derive("racks", "", "ceil(nodes / each)", nodes=nodes, each=each)
-    return derive("racks", "", "ceil(nodes / max(1, rack * 1000 // power))", nodes=nodes, rack=air, power=power)
+        return ceil(nodes / each).named("racks", "", each=each)
+    return (ceil(nodes / maximum(1, air * 1000 // power))).named("racks", "", rack=air, power=power)
 
 
 def _cooling(cluster: ClusterDescription, node_w: float, rack: Traced) -> str:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, fields, replace
 
 from trainworks.errors import UsageError
 from trainworks.plan.assumptions import assumed
-from trainworks.plan.trace import Traced, derive, fact
+from trainworks.plan.trace import Traced, fact
 
 __all__ = ["AGAIN", "Demand", "Number", "checkpoint_size", "demand_of", "given"]
 
@@ -141,31 +141,21 @@ def demand_of(
         given("dataset size", dataset_bytes, "bytes"),
     )
     size = checkpoint_size(num_parameters, copy_bytes=copy_bytes)
-    mttf = derive("job MTTF", "s", "node_mttf / nodes", node_mttf=given("node MTTF", node_mttf_s, "s"), nodes=nodes)
+    node_mttf = given("node MTTF", node_mttf_s, "s")
+    mttf = (node_mttf / nodes).named("job MTTF", "s", node_mttf=node_mttf)
     interval = replace(given("checkpoint interval", interval_s, "s"), name="checkpoint interval")
     saving = _saving(size, mttf, interval, None if stall_share is None else _share(stall_share))
-    restarting = {
-        "checkpoint_size": size,
-        "replicas": given("replicas that read", restart_copies, ""),
-        "restart_time": given("restart time", restart_s, "s"),
-    }
-    kept = derive(
-        "kept checkpoints", "bytes", "(keep + 1) * checkpoint_size", keep=given("keep", keep, ""), checkpoint_size=size
-    )
+    replicas = given("replicas that read", restart_copies, "")
+    restart_time = given("restart time", restart_s, "s")
+    kept = ((given("keep", keep, "") + 1) * size).named("kept checkpoints", "bytes")
+    copies = given("copies of the dataset", dataset_copies, "")
+    free_space = assumed("free space")
     return Demand(
         **reading,
         **saving,
         checkpoint=size,
-        restart=derive("restart read", "bytes/s", "checkpoint_size * replicas / restart_time", **restarting),
-        capacity=derive(
-            "capacity",
-            "bytes",
-            "(dataset_size * copies + kept_checkpoints) / (1 - free_space)",
-            dataset_size=reading["dataset"],
-            copies=given("copies of the dataset", dataset_copies, ""),
-            kept_checkpoints=kept,
-            free_space=assumed("free space"),
-        ),
+        restart=(size * replicas / restart_time).named("restart read", "bytes/s", replicas=replicas),
+        capacity=((reading["dataset"] * copies + kept) / (1 - free_space)).named("capacity", "bytes", copies=copies),
         epochs=given("epochs", epochs, ""),
         nodes=nodes,
         copies=_copies(given("samples per file", samples_per_file, "samples"), nodes),
@@ -183,14 +173,12 @@ def checkpoint_size(num_parameters: Number, *, copy_bytes: int = 2, master_bytes
     >>> checkpoint_size(1e9).value
     14000000000.0
     """
-    return derive(
-        "checkpoint size",
-        "bytes",
-        "parameters * (master + moments + copy)",
-        parameters=given("parameters", num_parameters, ""),
-        master=fact("master weights", master_bytes, "bytes", source=f"fp32 per parameter; {_STATES}"),
-        moments=fact("Adam moments", 8, "bytes", source=f"two in fp32 per parameter; {_STATES}"),
-        copy=fact("weights copy", copy_bytes, "bytes", source="16-bit weights per parameter, where they are saved too"),
+    parameters = given("parameters", num_parameters, "")
+    master = fact("master weights", master_bytes, "bytes", source=f"fp32 per parameter; {_STATES}")
+    moments = fact("Adam moments", 8, "bytes", source=f"two in fp32 per parameter; {_STATES}")
+    copy = fact("weights copy", copy_bytes, "bytes", source="16-bit weights per parameter, where they are saved too")
+    return (parameters * (master + moments + copy)).named(
+        "checkpoint size", "bytes", master=master, moments=moments, copy=copy
     )
 
 
@@ -217,64 +205,38 @@ def _copies(per_file: Traced, nodes: Traced) -> Traced:
     """
     if per_file.value > 1:
         return fact("copies in local drives", 1, "", source="shards are dealt to nodes")
-    return derive("copies in local drives", "", "nodes", nodes=nodes)
+    return nodes.named("copies in local drives", "")
 
 
 def _reading(rate: Traced, sample: Traced, per_file: Traced, dataset: Traced) -> dict[str, Traced]:
-    read = derive(
-        "dataset read",
-        "bytes/s",
-        "samples_per_second * sample_size * read_overhead",
-        samples_per_second=rate,
-        sample_size=sample,
-        read_overhead=assumed("read overhead"),
-    )
-    opens = derive(
-        "files opened", "files/s", "samples_per_second / samples_per_file",
-        samples_per_second=rate, samples_per_file=per_file,
-    )  # fmt: skip
-    packed = derive(
-        "files opened when packed", "files/s", "samples_per_second * sample_size / shard_size",
-        samples_per_second=rate, sample_size=sample, shard_size=assumed("shard size"),
-    )  # fmt: skip
-    files = derive(
-        "files", "files", "dataset_size / sample_size / samples_per_file",
-        dataset_size=dataset, sample_size=sample, samples_per_file=per_file,
-    )  # fmt: skip
+    read_overhead = assumed("read overhead")
+    read = (rate * sample * read_overhead).named("dataset read", "bytes/s")
+    opens = (rate / per_file).named("files opened", "files/s")
+    shard_size = assumed("shard size")
+    packed = (rate * sample / shard_size).named("files opened when packed", "files/s")
+    files = (dataset / sample / per_file).named("files", "files")
     accepted = assumed("cache fill time")
     return {
         "read": read,
         "opens": opens,
         "packed": packed,
         "dataset": dataset,
-        "fill": derive("cache fill", "bytes/s", "dataset_size / time", dataset_size=dataset, time=accepted),
-        "fill_opens": derive("files opened to fill", "files/s", "files / time", files=files, time=accepted),
+        "fill": (dataset / accepted).named("cache fill", "bytes/s", time=accepted),
+        "fill_opens": (files / accepted).named("files opened to fill", "files/s", time=accepted),
     }
 
 
 def _saving(size: Traced, mttf: Traced, interval: Traced, stall: Traced | None) -> dict[str, Traced]:
-    every = {"checkpoint_interval": interval}
     if stall is None:
-        save = derive("write time", "s", "checkpoint_interval", **every)
-        lost = derive(
-            "work lost",
-            "",
-            "(checkpoint_interval / 2 + write_time) / job_mttf",
-            **every,
-            write_time=save,
-            job_mttf=mttf,
-        )
+        save = interval.named("write time", "s")
+        lost = ((interval / 2 + save) / mttf).named("work lost", "", job_mttf=mttf)
     else:
-        save = derive("write time", "s", "stall_share * checkpoint_interval", stall_share=stall, **every)
-        lost = derive("work lost", "", "checkpoint_interval / (2 * job_mttf)", **every, job_mttf=mttf)
+        save = (stall * interval).named("write time", "s", stall_share=stall)
+        lost = (interval / (2 * mttf)).named("work lost", "", job_mttf=mttf)
     return {
         "interval": interval,
         "save": save,
         "lost": lost,
-        "write": derive(
-            "checkpoint write", "bytes/s", "checkpoint_size / write_time", checkpoint_size=size, write_time=save
-        ),
-        "drain": derive(
-            "checkpoint drain", "bytes/s", "checkpoint_size / checkpoint_interval", checkpoint_size=size, **every
-        ),
+        "write": (size / save).named("checkpoint write", "bytes/s"),
+        "drain": (size / interval).named("checkpoint drain", "bytes/s"),
     }

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from trainworks.plan.storage.demand import Demand
 from trainworks.plan.storage.node_needs import NodeNeeds
-from trainworks.plan.trace import Traced, derive
+from trainworks.plan.trace import Traced
 
 __all__ = ["DESIGNS", "LOCAL", "Design", "Tier", "tiers"]
 
@@ -99,7 +99,7 @@ def _filling(item: Traced, design: Design, demand: Demand) -> Traced:
     """A shared cache is filled once, local drives as often as they hold the dataset."""
     if design.cache != LOCAL:
         return item
-    return derive(f"{item.name} local drives", item.unit, "once * copies", once=item, copies=demand.copies)
+    return (item * demand.copies).named(f"{item.name} local drives", item.unit, once=item, copies=demand.copies)
 
 
 def _lesser(one: Traced, other: Traced) -> Traced:
@@ -121,4 +121,4 @@ def _per_node(tier: Tier, demand: Demand) -> Tier:
 
 
 def _each(item: Traced, demand: Demand) -> Traced:
-    return derive(f"{item.name} per node", item.unit, "total / nodes", total=item, nodes=demand.nodes)
+    return (item / demand.nodes).named(f"{item.name} per node", item.unit, total=item)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 
 from trainworks.plan.assumptions import assumed
 from trainworks.plan.storage.demand import AGAIN, Demand, Number, given
-from trainworks.plan.trace import Traced, derive
+from trainworks.plan.trace import Traced, ceil, maximum
 
 __all__ = ["NodeNeeds", "node_needs"]
 
@@ -72,61 +72,42 @@ def node_needs(
         UsageError: a number is not above 0.
     """
     ranks = given("accelerators per node", accelerators_per_node, "")
-    workers = derive(
-        "data workers",
-        "",
-        "max(accelerators, ceil(samples_per_second / nodes * sample_size / core_rate))",
-        accelerators=ranks,
-        samples_per_second=given("samples per second", samples_per_s, "samples/s"),
-        nodes=demand.nodes,
-        sample_size=given("sample size", sample_bytes, "bytes"),
-        core_rate=assumed("image preparation" if images else "token loading", prepare_bytes_per_s),
+    samples_per_second = given("samples per second", samples_per_s, "samples/s")
+    sample_size = given("sample size", sample_bytes, "bytes")
+    core_rate = assumed("image preparation" if images else "token loading", prepare_bytes_per_s)
+    workers = (maximum(ranks, ceil(samples_per_second / demand.nodes * sample_size / core_rate))).named(
+        "data workers", "", accelerators=ranks, core_rate=core_rate
     )
-    cores = derive(
-        "CPU cores", "", "workers + ranks + system", workers=workers, ranks=ranks, system=assumed("system cores")
-    )
+    system = assumed("system cores")
+    cores = (workers + ranks + system).named("CPU cores", "", workers=workers, ranks=ranks, system=system)
     savers = demand.nodes if saving_nodes is None else given("saving nodes", saving_nodes, "")
-    staged = derive("state per node", "bytes", "checkpoint / nodes", checkpoint=demand.checkpoint, nodes=savers)
-    cached = derive(
-        "cached data", "bytes", f"dataset * copies / nodes * (epochs > {AGAIN})",
-        dataset=demand.dataset, copies=demand.copies, nodes=demand.nodes, epochs=demand.epochs,
-    )  # fmt: skip
+    staged = (demand.checkpoint / savers).named("state per node", "bytes", checkpoint=demand.checkpoint, nodes=savers)
+    cached = (demand.dataset * demand.copies / demand.nodes * (demand.epochs > AGAIN)).named(
+        "cached data", "bytes", dataset=demand.dataset, copies=demand.copies
+    )
+    free = assumed("free space")
     return NodeNeeds(
         workers=workers,
         cores=cores,
-        vcpus=derive("vCPUs", "", f"{_THREADS} * cores", cores=cores),
+        vcpus=(_THREADS * cores).named("vCPUs", "", cores=cores),
         staged=staged,
         memory=_memory(workers, ranks, staged, given("prepared sample", prepared_bytes, "bytes"), batch_samples),
         cached=cached,
-        local=derive(
-            "local drives",
-            "bytes",
-            "(cached + 2 * staged) / (1 - free)",
-            cached=cached,
-            staged=staged,
-            free=assumed("free space"),
+        local=((cached + 2 * staged) / (1 - free)).named(
+            "local drives", "bytes", cached=cached, staged=staged, free=free
         ),
     )
 
 
 def _memory(workers: Traced, ranks: Traced, staged: Traced, sample: Traced, batch_samples: int) -> Traced:
-    waiting = derive(
-        "prepared batches",
-        "bytes",
-        "workers * (own + ahead * batch * sample)",
-        workers=workers,
-        own=assumed("data worker memory"),
-        ahead=assumed("batches ahead"),
-        batch=given("samples in a batch", batch_samples, ""),
-        sample=sample,
+    own = assumed("data worker memory")
+    ahead = assumed("batches ahead")
+    batch = given("samples in a batch", batch_samples, "")
+    waiting = (workers * (own + ahead * batch * sample)).named(
+        "prepared batches", "bytes", workers=workers, own=own, ahead=ahead, batch=batch, sample=sample
     )
-    return derive(
-        "node memory",
-        "bytes",
-        "(waiting + ranks * rank_memory + staged) / (1 - page_cache)",
-        waiting=waiting,
-        ranks=ranks,
-        rank_memory=assumed("rank memory"),
-        staged=staged,
-        page_cache=assumed("page cache share"),
+    rank_memory = assumed("rank memory")
+    page_cache = assumed("page cache share")
+    return ((waiting + ranks * rank_memory + staged) / (1 - page_cache)).named(
+        "node memory", "bytes", waiting=waiting, ranks=ranks, staged=staged, page_cache=page_cache
     )

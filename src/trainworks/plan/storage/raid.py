@@ -19,12 +19,14 @@ the old parity first, which the factor for large writes leaves out.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
+from operator import mul
 from typing import Literal
 
 from trainworks.errors import UsageError
 from trainworks.plan.assumptions import assumed
 from trainworks.plan.storage.demand import given
-from trainworks.plan.trace import Traced, derive, fact
+from trainworks.plan.trace import Traced, expm1, fact, log
 
 __all__ = ["LEVELS", "UNPROTECTED", "Level", "Raid", "raid", "survives"]
 
@@ -90,25 +92,21 @@ def raid(level: Level, drives: int, *, drive_bytes: float, parity: int = 0, driv
     count, size = given("drives", drives, ""), given("drive size", drive_bytes, "bytes")
     tolerates, at_best = _failures(level, drives, parity)
     tolerated = fact("failures survived", tolerates, "", source=f"definition of {level}: any drives")
-    data = _data_drives(level)
-    full = derive("data drives", "", data, drives=count, parity=tolerated)
-    rebuild = derive("rebuild time", "s", "size / rate", size=size, rate=assumed(f"{drive} rebuild rate"))
+    full = (count / 2 if level == "RAID 10" else count - tolerated).named("data drives", "", parity=tolerated)
+    read, errors = _read_to_rebuild(level, full), assumed(f"{drive} read errors")
+    rate = assumed(f"{drive} rebuild rate")
+    rebuild = (size / rate).named("rebuild time", "s", size=size, rate=rate)
     return Raid(
         level=level,
-        capacity=derive("usable capacity", "bytes", "data * size", data=full, size=size),
-        reads=derive("read factor", "", "drives", drives=count),
-        writes=derive("write factor", "", "data", data=full),
+        capacity=(full * size).named("usable capacity", "bytes", data=full, size=size),
+        reads=count.named("read factor", ""),
+        writes=full.named("write factor", "", data=full),
         tolerates=tolerated,
         at_best=fact("failures survived at best", at_best, "", source=f"definition of {level}: the right drives"),
         rebuild=rebuild,
         loss=_loss(level, count, tolerated, rebuild, drive),
-        read_error=derive(
-            "read error in a rebuild",
-            "",
-            "-expm1(-8 * drives * size * errors)",
-            drives=_read_to_rebuild(level, full),
-            size=size,
-            errors=assumed(f"{drive} read errors"),
+        read_error=(-expm1(-8 * read * size * errors)).named(
+            "read error in a rebuild", "", drives=read, size=size, errors=errors
         ),
     )
 
@@ -143,11 +141,6 @@ def _failures(level: Level, drives: int, parity: int) -> tuple[int, int]:
     return any_of[level], any_of[level]
 
 
-def _data_drives(level: Level) -> str:
-    """Formula of the drives whose worth of bytes is data."""
-    return "drives / 2" if level == "RAID 10" else "drives - parity"
-
-
 def _read_to_rebuild(level: Level, data: Traced) -> Traced:
     """All that hold data where there is parity, the other mirror, or nothing that would help."""
     number = {"RAID 0": 0, "RAID 1": 1, "RAID 10": 1}.get(level)
@@ -160,16 +153,13 @@ def _group(level: Level, drives: Traced) -> Traced:
 
 
 def _loss(level: Level, drives: Traced, tolerated: Traced, rebuild: Traced, drive: Drive) -> Traced:
-    failures = int(tolerated.value)
-    of_a_group = " * ".join(f"(group - {number})" if number else "group" for number in range(failures + 1))
-    groups = "drives / group * " if level == "RAID 10" else ""
-    rate = derive("drive failures per year", "1/year", "-log(1 - share)", share=assumed(f"{drive} failure rate"))
-    years = derive("rebuild years", "year", "seconds / (365 * 86400)", seconds=rebuild)
-    inputs = {"group": _group(level, drives), "rate": rate, "years": years, "failures": tolerated}
-    return derive(
-        "chance of data loss in a year",
-        "",
-        f"-expm1(-{groups}{of_a_group} * rate ** (failures + 1) * years ** failures)",
-        **inputs,
-        **({"drives": drives} if groups else {}),
+    group = _group(level, drives)
+    terms = [group, *(group - number for number in range(1, int(tolerated.value) + 1))]
+    ways = reduce(mul, [drives / group, *terms] if level == "RAID 10" else terms)
+    share = assumed(f"{drive} failure rate")
+    rate = (-log(1 - share)).named("drive failures per year", "1/year", share=share)
+    years = (rebuild / (365 * 86400)).named("rebuild years", "year", seconds=rebuild)
+    loss = -expm1(-ways * rate ** (tolerated + 1) * years**tolerated)
+    return loss.named(
+        "chance of data loss in a year", "", drives=drives, group=group, rate=rate, years=years, failures=tolerated
     )

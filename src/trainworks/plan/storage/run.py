@@ -15,7 +15,7 @@ from trainworks.plan.prediction import Prediction
 from trainworks.plan.pricing import AnyJob
 from trainworks.plan.storage.demand import Demand, checkpoint_size, demand_of, given
 from trainworks.plan.storage.node_needs import NodeNeeds, node_needs
-from trainworks.plan.trace import Traced, computed, derive, fact
+from trainworks.plan.trace import Traced, computed, fact, maximum
 
 __all__ = ["StoredRun", "checkpoint_of", "storage_of"]
 
@@ -58,12 +58,11 @@ def storage_of(run: StoredRun) -> tuple[Demand, NodeNeeds]:
         UsageError: a number is not above 0.
     """
     batch = fact("samples per step", run.global_batch, "samples", source="global_batch of the run file")
-    rate = derive("samples per second", "samples/s", "batch / step", batch=batch, step=_step_time(run))
+    step = _step_time(run)
+    rate = (batch / step).named("samples per second", "samples/s", batch=batch, step=step)
     sample = _sample_size(run)
-    total = derive(
-        "read in all", "bytes", "batch * steps * sample",
-        batch=batch, steps=fact("steps", run.steps, "", source="train_for of the run file"), sample=sample,
-    )  # fmt: skip
+    steps = fact("steps", run.steps, "", source="train_for of the run file")
+    total = (batch * steps * sample).named("read in all", "bytes", batch=batch, sample=sample)
     dataset = _dataset(run, sample, total)
     layout, cluster = run.best.layout, run.job.cluster
     demand = demand_of(
@@ -78,7 +77,7 @@ def storage_of(run: StoredRun) -> tuple[Demand, NodeNeeds]:
         stall_share=run.stall_share,
         restart_s=run.restart_s,
         interval_s=run.interval,
-        epochs=derive("epochs", "", "total / dataset", total=total, dataset=dataset),
+        epochs=(total / dataset).named("epochs", "", total=total, dataset=dataset),
         restart_copies=fact("replicas that read", layout.dp_replicate, "", source="dp_replicate of the layout"),
         copy_bytes=_copy_bytes(run.job, run.best),
     )
@@ -114,40 +113,38 @@ def _sample_size(run: StoredRun) -> Traced:
     if run.sample_bytes is not None:
         return given("sample size", run.sample_bytes, "bytes")
     if run.image_size is not None:
-        return derive("sample size", "bytes", "image_file_size", image_file_size=assumed("image file size"))
+        image_file_size = assumed("image file size")
+        return image_file_size.named("sample size", "bytes")
     entries = int(getattr(run.job.shape, "vocabulary", 0))
     short = entries < _SHORT_IDS
     why = f"a vocabulary of {entries:,} entries {'fits' if short else 'does not fit'} 16 bits"
-    return derive(
-        "sample size",
-        "bytes",
-        "tokens * token_size",
-        tokens=fact("tokens of a sequence", run.job.sequence_length, "", source="sequence_length of the run file"),
-        token_size=fact("token size", 2 if short else 4, "bytes", source=why),
-    )
+    tokens = fact("tokens of a sequence", run.job.sequence_length, "", source="sequence_length of the run file")
+    token_size = fact("token size", 2 if short else 4, "bytes", source=why)
+    return (tokens * token_size).named("sample size", "bytes", tokens=tokens)
 
 
 def _dataset(run: StoredRun, sample: Traced, total: Traced) -> Traced:
     if run.dataset_bytes is not None:
         return given("dataset size", run.dataset_bytes, "bytes")
     if run.image_size is None:
-        return derive("dataset size", "bytes", "read_in_all", read_in_all=total)
+        return total.named("dataset size", "bytes")
     if run.files is not None:
         files = given("files of the dataset", run.files, "files")
-        return derive("dataset size", "bytes", "files * sample_size", files=files, sample_size=sample)
+        return (files * sample).named("dataset size", "bytes", files=files)
     images = fact("images", _IMAGENET_IMAGES, "", source="ImageNet-1k, training set (Russakovsky et al. 2015)")
-    return derive("dataset size", "bytes", "images * sample_size", images=images, sample_size=sample)
+    return (images * sample).named("dataset size", "bytes")
 
 
 def _samples_per_file(run: StoredRun, sample: Traced, dataset: Traced) -> Traced:
     if run.files is not None:
         files = given("files of the dataset", run.files, "files")
-        return derive(
-            "samples per file", "samples", "dataset / sample / files", dataset=dataset, sample=sample, files=files
+        return (dataset / sample / files).named(
+            "samples per file", "samples", dataset=dataset, sample=sample, files=files
         )
     if run.image_size is not None:
         return fact("samples per file", 1, "samples", source="images are files of their own when nothing is said")
-    return derive("samples per file", "samples", "max(1, shard / sample)", shard=assumed("shard size"), sample=sample)
+    shard = assumed("shard size")
+    return maximum(1, shard / sample).named("samples per file", "samples", shard=shard, sample=sample)
 
 
 def _prepared_bytes(run: StoredRun) -> int:

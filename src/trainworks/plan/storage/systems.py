@@ -19,7 +19,7 @@ from trainworks.catalog.facts import Storage
 from trainworks.plan.storage.demand import Demand
 from trainworks.plan.storage.designs import DESIGNS, Design, Tier, tiers
 from trainworks.plan.storage.node_needs import NodeNeeds
-from trainworks.plan.trace import Traced, derive, fact
+from trainworks.plan.trace import Traced, ceil, fact, maximum
 from trainworks.units import format_quantity
 
 __all__ = ["Verdict", "judge", "recommended", "verdict_of"]
@@ -113,14 +113,8 @@ def _counts(design: Design, tier: Tier, system: Storage) -> Iterator[_Count]:
 
 
 def _count(design: Design, noun: str, pairs: list[tuple[Traced, Traced]], fewest: int) -> _Count:
-    parts = [f"ceil({_key(asked)} / {_key(each)})" for asked, each in pairs]
-    inputs = {_key(item): item for pair in pairs for item in pair}
-    name = f"{design.name}: {_plural(noun)}"
-    return _Count(noun, derive(name, "", f"max({fewest}, {', '.join(parts)})", **inputs), tuple(pairs))
-
-
-def _key(item: Traced) -> str:
-    return item.name.replace(" ", "_")
+    servers = maximum(fewest, *(ceil(demand / each) for demand, each in pairs))
+    return _Count(noun, servers.named(f"{design.name}: {_plural(noun)}", ""), tuple(pairs))
 
 
 def _figure(system: Storage, name: str, value: float, unit: str) -> Traced:
