@@ -1,4 +1,4 @@
-"""What was measured on this machine, kept for the next time that the same is asked."""
+"""On-disk cache of measurements of this machine."""
 
 from __future__ import annotations
 

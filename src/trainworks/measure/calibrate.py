@@ -23,17 +23,17 @@ __all__ = ["Machines", "calibrate"]
 _MODULE = "trainworks.worker.calibrate"
 _TIMEOUT_S = 300
 _ENDS_S = 10.0
-"""How long the other machines may take to end after the first."""
+"""Time the other machines may take to end after the first."""
 _METHOD = 3
 """Counts the changes of what is measured: an answer of another method is none."""
 
 
 class Machines(Protocol):
-    """Where the nodes of a job stand, and how to start something there."""
+    """Nodes of a job, and a way to start processes on them."""
 
     @property
     def addresses(self) -> Sequence[str]:
-        """Of the nodes; the first one is this machine's."""
+        """Addresses of the nodes; the first one is this machine's."""
         ...
 
     def command(self, node: int, command: list[str]) -> list[str]:
@@ -50,15 +50,15 @@ def calibrate(
     again: bool = False,
     machines: Machines | None = None,
 ) -> Calibration:
-    """What this machine, or several, reach in the shapes of `request`.
+    """Measured rates of this machine, or several, in the shapes of `request`.
 
     Args:
         request: what to measure.
         host: this machine; another one, or another torch, is measured anew.
         cache: folder of earlier calibrations.
-        environment: variables that the ranks will have.
+        environment: variables of the ranks.
         again: measure even if there is an earlier one.
-        machines: where the nodes of the request stand, where that is not here.
+        machines: nodes of the request; by default this machine.
 
     Raises:
         MissingExtraError: torch is not installed.

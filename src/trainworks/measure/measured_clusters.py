@@ -1,4 +1,4 @@
-"""From a row's accelerator and networks, as people write them, to the cluster that it ran on."""
+"""Cluster of a measured run, from the informal text of a table row."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _KINDS = (
     ("TCP", r"\btcp|ethernet|gbe\b"),
 )
 _GENERATIONS = ("hdr100", "hdr200", "ndr200", "ndr400", "edr", "hdr", "ndr", "xdr")
-"""Of InfiniBand, as the catalogue's links call them; the longer ones first."""
+"""InfiniBand generations under the catalogue's names; the longer ones first."""
 _COUNT = re.compile(r"(\d+)\s*[x\u00d7*]", re.IGNORECASE)
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([GgTt])(?:(B(?=/|ps))|[Bb])?(?:it)?(?:/s|ps|[eE]\b|\b)")
 _GENERATION = re.compile(r"(?:\b|(?<=\dx))(" + "|".join(_GENERATIONS) + r")\b")
@@ -60,7 +60,7 @@ def remarks_left_out(rows: Iterable[Row]) -> list[str]:
 
 
 def read_cluster(row: Row, *, num_accelerators: int) -> ClusterDescription:
-    """The cluster of a row; what it does not say is as in the accelerator's reference node.
+    """Cluster of a row; missing parts are as in the accelerator's reference node.
 
     A node with another number of accelerators than the reference node has interfaces in proportion.
 
@@ -93,14 +93,14 @@ def read_cluster(row: Row, *, num_accelerators: int) -> ClusterDescription:
 
 
 def _domain(inside: str, node: Node, per_node: int) -> int:
-    """Accelerators on one scale-up link: `NVL72` in words, else as in the reference node."""
+    """Accelerators on one scale-up link: as given (`NVL72`), else as in the reference node."""
     if group := _GROUP.search(inside):
         return max(int(group[1]), per_node)
     return node.scale_up_domain if node.scale_up_domain > node.accelerators else per_node
 
 
 def _scale_up_bytes_per_s(inside: str, device: Accelerator) -> float:
-    """Of the link, one direction; a table prints both, and may print less than the part's own."""
+    """Rate of the link, one direction; tables print both, and may print less than the part's own."""
     if "pcie" in inside.lower() and "nvlink" not in inside.lower():
         return 0.0
     printed = _BOTH_WAYS.search(inside)

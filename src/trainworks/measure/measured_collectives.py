@@ -1,4 +1,4 @@
-"""Tables of collectives that somebody timed, as nccl-tests prints them."""
+"""Tables of measured collectives, as nccl-tests prints them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class MeasuredCollective:
     cluster: ClusterDescription
     ranks: int
     size_bytes: float
-    """As nccl-tests counts it: of the whole buffer, summed over the ranks in gathers and scatters."""
+    """Size as nccl-tests counts it: the complete buffer, summed over the ranks in gathers and scatters."""
     time_s: float | None
 
 

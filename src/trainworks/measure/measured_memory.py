@@ -22,16 +22,16 @@ class MeasuredMemory:
 
     run: MeasuredRun
     out_of_memory: bool
-    """Whether it did not fit; then there is no figure."""
+    """True if it did not fit; then there is no figure."""
 
 
 def read_memory(row: Row) -> MeasuredMemory:
-    """The run that a row describes, and whether it fitted.
+    """Run of a row, and whether it fitted.
 
-    Without a global batch as many micro-batches as pipeline stages are assumed: from there on memory stays the same.
+    Without a global batch, assumes as many micro-batches as pipeline stages: more do not change the memory.
 
     Raises:
-        UsageError: the row lacks something that nobody could fill in, or it trains adapters beside frozen weights.
+        UsageError: the row lacks something that has no default, or it trains adapters beside frozen weights.
     """
     if found := _ADAPTERS.search(" ".join(text_of(row, name) for name in ("source", "model", "notes"))):
         raise UsageError(f"`{found[0]}` trains adapters beside frozen weights, which is not planned")

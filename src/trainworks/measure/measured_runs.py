@@ -1,8 +1,8 @@
-"""Tables of training runs that somebody measured: from a row's text to a job, a layout and the step time.
+"""Tables of measured training runs: from a row's text to a job, a layout and the step time.
 
-A table has the columns of `COLUMNS`; any cell may be empty. What a row leaves open is decided as a person would who
-knows the field: the model from its name or dimensions, the network from the accelerator's reference node, the layout's
-open parts by the planner itself. What cannot be decided refuses the row, with the reason.
+A table has the columns of `COLUMNS`; any cell may be empty. Missing values have the defaults an expert would choose:
+the model from its name or dimensions, the network from the accelerator's reference node, the layout's open parts from
+the planner. A row is refused with the reason if a value has no default.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ COLUMNS = (
 )
 
 MemoryKind = Literal["allocated", "reserved", "device"]
-"""What the framework handed out, what it took from the device, what the device reports as used."""
+"""Memory handed out by the framework, taken from the device, or reported as used by the device."""
 
 _PADDING = 128
 _GATED_NAMES = re.compile(
@@ -84,15 +84,15 @@ class MeasuredRun:
 
     @property
     def num_accelerators(self) -> int:
-        """Of the run."""
+        """Accelerators of the run."""
         return self.layout.dp * self.layout.tp * self.layout.pp * self.layout.cp
 
 
 def read_run(row: Row) -> MeasuredRun:
-    """The run that a row describes.
+    """Run of a row.
 
     Raises:
-        UsageError: the row lacks something that nobody could fill in, or names something unknown.
+        UsageError: the row lacks something that has no default, or names something unknown.
     """
     shape = _shape(row)
     length = needed_whole(row, "seq_len")
@@ -122,14 +122,14 @@ def read_run(row: Row) -> MeasuredRun:
 
 
 def source_of(row: Row) -> str:
-    """Whom the row comes from: errors are averaged within a source before sources are."""
+    """Source of the row: errors are averaged within a source before sources are."""
     return text_of(row, "source_key") or text_of(row, "source") or "unnamed"
 
 
 def memory_kind(words: str) -> MemoryKind:
-    """What a memory figure was read from: `peak allocated GiB (torch)`, `torch reserved`, `nvidia-smi GB`.
+    """Kind of a memory figure: `peak allocated GiB (torch)`, `torch reserved`, `nvidia-smi GB`.
 
-    The device's own figure where the words say nothing.
+    The default is the device's own figure.
     """
     lower = words.lower()
     return "allocated" if "alloc" in lower else "reserved" if "reserv" in lower else "device"
@@ -173,7 +173,7 @@ def _dense_of_cut(shape: ModelShape, layers: int | None) -> int | None:
 
 
 def _shape_of_dimensions(row: Row, layers: int | None) -> ModelShape:
-    """A decoder of these dimensions, with a gated MLP if its name or its size says so.
+    """A decoder of these dimensions, with a gated MLP if its name or its size implies one.
 
     Raises:
         UsageError: no dimensions, or a model with experts, which they do not describe.
@@ -241,7 +241,7 @@ def _plain_config(
 
 
 def _num_accelerators(row: Row) -> int:
-    """As printed, else what a layout with its data-parallel degree multiplies to."""
+    """Accelerators as printed, else the product of a layout with its data-parallel degree."""
     printed = whole_of(row, "num_gpus")
     if printed is None and whole_of(row, "dp"):
         return math.prod(whole_of(row, name) or 1 for name in ("dp", "tp", "pp", "cp"))
@@ -317,7 +317,7 @@ def _zero(text: str, dp: int, cluster: ClusterDescription) -> tuple[int, int]:
 
 
 def _recompute(text: str) -> Recompute | None:
-    """None where the cell is empty or says something else."""
+    """Recomputation of a cell; None if it is empty or unknown."""
     lower = text.lower()
     return next((value for value, words in _RECOMPUTED if lower.startswith(words)), None)
 

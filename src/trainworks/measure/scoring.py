@@ -78,25 +78,25 @@ class Refusal:
     kind: str
     reason: str
     line: int | None = None
-    """Line of the table; None for a row that comes from no file."""
+    """Line of the table; None for a row without a file."""
 
 
 @dataclass(frozen=True, slots=True)
 class PredictedRun:
-    """A row and what the planner says of it."""
+    """A row and its prediction."""
 
     run: MeasuredRun
     times: StepTimes
-    """Of the completed layout, without any belief; shape [1]."""
+    """Times of the completed layout, without any belief; shape [1]."""
     step_time_s: float
     low_s: float
     """Lower end of the 80 % interval."""
     high_s: float
     memory_bytes: float
-    """Of the row's kind of memory."""
+    """Predicted memory of the row's kind."""
     fits: bool
     out_of_memory: bool = False
-    """What the row says."""
+    """True if the measured run ran out of memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class PredictedCollective:
 
 
 Prediction = PredictedRun | PredictedCollective | Refusal
-"""Of one row."""
+"""Outcome of one row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class Group:
     macro: Errors
     """Mean over the sources."""
     rows: Errors
-    """Of all rows, whatever their source."""
+    """Errors of all rows, independent of their source."""
     calibrated: dict[int, Group]
     """The same after learning from so many rows of each cluster."""
 
@@ -138,28 +138,28 @@ class Sweep:
 
 @dataclass(frozen=True, slots=True)
 class RunScore:
-    """Of a table of runs."""
+    """Score of a table of runs."""
 
     kinds: dict[str, Group]
-    """By the rows' own judgement; `yes` is the one that counts. Rows that say `no` are left out."""
+    """Rows by their `comparable` flag; `yes` is the one that counts. Rows with `no` are left out."""
     sweeps: list[Sweep]
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryScore:
-    """Of a table of memory."""
+    """Score of a table of memory."""
 
     kinds: dict[str, Group]
-    """By what was read: allocated, reserved, device."""
+    """Rows by the kind of figure: allocated, reserved, device."""
     rejections: Rejections
 
 
 @dataclass(frozen=True, slots=True)
 class CollectiveScore:
-    """Of a table of collectives; a source is a group of ranks on a network."""
+    """Score of a table of collectives; a source is a group of ranks on a network."""
 
     large: Group | None
-    """From 64 KiB on, where bandwidth begins to matter."""
+    """Collectives of at least 64 KiB, where bandwidth matters."""
     every: Group | None
 
 
@@ -305,7 +305,7 @@ def _joined(times: Sequence[StepTimes]) -> StepTimes:
 
 
 def _sweeps(results: Sequence[PredictedRun]) -> list[Sweep]:
-    """At least four layouts of one source, model, accelerator count, batch, sequence length and precision.
+    """Groups of at least four layouts of one source, model, accelerator count, batch, sequence length and precision.
 
     Repeated measurements of one layout count once, with their mean.
     """
@@ -392,4 +392,4 @@ TABLES = {
     "memory": Table(MEMORY_COLUMNS, predict_memory, score_memory),
     "collectives": Table(COLLECTIVE_COLUMNS, predict_collective, score_collectives),
 }
-"""By what the table is of."""
+"""Scoring function by the kind of the table."""

@@ -1,7 +1,7 @@
-"""Tables as people keep them: commas, semicolons or tabs, cells that are empty or say so in words.
+"""Tables as written by hand: commas, semicolons or tabs, cells that are empty or marked as empty.
 
-A table is read whole and loosely, its cells strictly: what stands in a cell that is needed either is a number or the
-row is refused with the cell's name and text.
+The table is read leniently, its cells strictly: a required cell contains a number, or the row is refused with the
+cell's name and text.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _TRUE, _FALSE = {"true", "yes", "on", "1", "y", "t"}, {"false", "no", "off", "0"
 
 
 class _FileRow(dict[str, str]):
-    """A row that knows its line, and why that line could not be read."""
+    """A row with its line number, and the reason if that line could not be read."""
 
     def __init__(self, cells: Iterable[tuple[str, str]], line: int, problem: str | None) -> None:
         super().__init__((name, cell.strip()) for name, cell in cells)
@@ -72,7 +72,7 @@ def read_table(path: Path, columns: Sequence[str]) -> list[Row]:
 
 
 def line_of(row: Row) -> int | None:
-    """Line of the table that a row ends on; None for a row that comes from no file."""
+    """Line of the table that a row ends on; None for a row without a file."""
     return row.line if isinstance(row, _FileRow) else None
 
 
@@ -80,7 +80,7 @@ def check_readable(row: Row) -> None:
     """Refuse a row whose line is not comma-separated text.
 
     Raises:
-        UsageError: it is not.
+        UsageError: the line could not be read.
     """
     if isinstance(row, _FileRow) and row.problem is not None:
         raise UsageError(f"the line cannot be read: {row.problem}")
@@ -122,7 +122,7 @@ def _expected(columns: Sequence[str]) -> str:
 
 
 def text_of(row: Row, name: str) -> str:
-    """A cell's text; empty where the column is missing or the cell says that it has nothing.
+    """Text of a cell; empty if the column is missing or the cell is marked as empty.
 
     >>> text_of({"model": " n/a "}, "model"), text_of({}, "model")
     ('', '')
@@ -132,11 +132,12 @@ def text_of(row: Row, name: str) -> str:
 
 
 def number_of(row: Row, name: str) -> float | None:
-    """A cell's number; None where there is none. Of a range the middle; commas and blanks set off thousands, and a unit
-    may follow that the column's name has, too.
+    """Number in a cell; None without one.
+
+    The middle of a range; commas and blanks separate thousands, and the unit of the column's name may follow.
 
     Raises:
-        UsageError: the text is no finite number, it is negative, or it is above the limit of the column.
+        UsageError: the text is not a finite number, it is negative, or it is above the limit of the column.
 
     >>> number_of({"batch": "1,536"}, "batch"), number_of({"tflops": "149-150"}, "tflops")
     (1536.0, 149.5)
@@ -162,10 +163,10 @@ def number_of(row: Row, name: str) -> float | None:
 
 
 def whole_of(row: Row, name: str) -> int | None:
-    """A cell's whole number; None where there is none, and where it is 0: people write that for "not used".
+    """Integer in a cell; None without one, and for 0, which often means "not used".
 
     Raises:
-        UsageError: the text is no whole number.
+        UsageError: the text is not an integer.
     """
     value = number_of(row, name)
     if value is not None and value != round(value):
@@ -198,7 +199,7 @@ def needed_whole(row: Row, name: str) -> int:
 
 
 def flag_of(row: Row, name: str) -> bool | None:
-    """Whether a cell says yes or no; None where it says neither.
+    """True or False for a cell with yes or no; None for other text.
 
     >>> flag_of({"seqpar": "TRUE"}, "seqpar"), flag_of({"seqpar": ""}, "seqpar")
     (True, None)

@@ -26,19 +26,19 @@ class TrialOutOfMemoryError(EnvironmentProblem):
 def try_out(
     request: TrialRequest, host: HostFacts, cache: Path, *, environment: Mapping[str, str], again: bool = False
 ) -> Trial:
-    """What a few steps take.
+    """Measured memory and time of a few steps.
 
     Args:
         request: the model and its layout.
         host: this machine; another one, or another torch, is measured anew.
-        cache: folder of earlier trials. What a module's file imports is not looked at.
-        environment: variables that the ranks will have.
+        cache: folder of earlier trials. Imports of a module's file do not invalidate it.
+        environment: variables of the ranks.
         again: try even if there was a trial.
 
     Raises:
         UsageError: the model, or the user's file, is at fault; with `file:line`.
         TrialOutOfMemoryError: this layout needs too much.
-        EnvironmentProblem: there was no answer.
+        EnvironmentProblem: the trial did not finish.
     """
     known = cache / f"{_key(request, host)}.json"
     return remembered(known, Trial, lambda: _run(request, environment), again=again)
@@ -63,7 +63,7 @@ def _run(request: TrialRequest, environment: Mapping[str, str]) -> Trial:
 
 
 def _key(request: TrialRequest, host: HostFacts) -> str:
-    """Of all that decides; the length of the run does not."""
+    """Cache key of everything that affects the trial; the length of the run does not."""
     module = request.workload.model.module
     asked = request.model_dump(mode="json")
     asked["workload"] |= {"train_for": None}

@@ -1,1 +1,1 @@
-"""Arithmetic: from what is wanted and what is known to a prediction. No files, no clock, no processes."""
+"""Planning arithmetic: predictions from a description and known facts. No files, no clock, no processes."""

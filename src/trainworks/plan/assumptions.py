@@ -1,4 +1,4 @@
-"""Assumptions of the catalogue as numbers that say where they come from."""
+"""Assumptions of the catalogue as numbers with their sources."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GIVEN = "given by you"
 
 
 def assumed(name: str, given: float | None = None) -> Traced:
-    """The assumption of that name with its range, or what the user gave, which has none.
+    """The assumption of that name with its range, or the value the user gave, without a range.
 
     Raises:
         UsageError: the catalogue has no such assumption.

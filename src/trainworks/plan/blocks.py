@@ -1,4 +1,4 @@
-"""What one block of the model does on one rank: its products, its traffic, its kernels, and how long they take.
+"""Work of one transformer block on one rank: products, traffic and kernels, and the time they take.
 
 Symbols as in `compute`; E experts, k experts per token, T sequence length.
 """
@@ -32,7 +32,7 @@ class _Product(NamedTuple):
     depth: Values
     batch: Values = 1.0
     share: float = 1.0
-    """Of the rate that one product of these dimensions reaches."""
+    """Share of the rate that one product of these dimensions reaches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ def _mlp_products(shape: ModelShape, layouts: Layouts, sequence_length: int, wid
 
 
 def _expert_products(shape: ModelShape, layouts: Layouts, sequence_length: int, share: float) -> list[_Product]:
-    """Routed tokens are k M / t per rank whatever ep is; they meet E / ep experts. Experts are not cut by t."""
+    """Routed tokens are k M / t per rank for any ep; they meet E / ep experts. tp does not cut experts."""
     routed = _tokens(layouts, sequence_length) * shape.experts_per_token / layouts.tp
     local = shape.experts / layouts.ep
     rows, hidden, width = routed / local, shape.hidden, shape.expert_feed_forward
@@ -199,7 +199,7 @@ def _attention_core_s(
 
 
 def _seen_share(shape: ModelShape, sequence_length: int) -> float:
-    """Of all pairs of tokens, those that attention looks at: half when causal, a band in layers with a window."""
+    """Share of all token pairs that attention computes: half when causal, a band in layers with a window."""
     whole = 0.5 if shape.causal else 1.0
     banded = shape.window_layers / shape.layers if shape.window else 0.0
     return (1 - banded) * whole + banded * min(whole, shape.window / sequence_length)

@@ -17,7 +17,7 @@ __all__ = ["OpenLayout", "best_completion", "completions"]
 
 @dataclass(frozen=True, slots=True)
 class OpenLayout:
-    """A layout as far as it is known; None is open."""
+    """A partly decided layout; None is open."""
 
     dp: int
     dp_shard: int
@@ -69,7 +69,7 @@ def completions(layout: OpenLayout, *, layers: int, global_batch: int, can_offlo
 
 
 def _fast_host(job: Job) -> bool:
-    """Whether offloading activations is what people do: where the host is on a chip-to-chip link, not on PCIe."""
+    """True if the host is on a chip-to-chip link, where offloading activations is common; False on PCIe."""
     return job.cluster.accelerator.host_bytes_per_s >= _CHIP_TO_CHIP_BYTES_PER_S
 
 

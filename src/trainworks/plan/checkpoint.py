@@ -1,12 +1,12 @@
-"""How often a run saves. Every command, and `checkpoint.every: auto` of a run, takes its interval from here.
+"""Checkpoint interval of every command and of `checkpoint.every: auto`.
 
-    C   stall: time for which training stands still per checkpoint     M   mean time between failures of the job
+    C   stall: time for which training stops per checkpoint           M   mean time between failures of the job
     w   write: time from then until the checkpoint can be restored
 
     Daly's interval    sqrt(2 C M) (1 + 1/3 sqrt(C / 2M) + C / 18M) - C     for C < 2M, else M
 
-The interval is at most the longest that people accept to lose, at least one step, and long enough for the write in the
-background, because a save waits for the one before it.
+The interval is at most the longest acceptable loss, at least one step, and long enough for the write in the background,
+because a save waits for the previous one.
 
 Sources: Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974; Daly, "A higher
 order estimate of the optimum checkpoint interval for restart dumps", FGCS 22(3), 2006.
@@ -60,7 +60,7 @@ def checkpoint_interval(
     write_s: float = 0.0,
     step_s: float = 0.0,
 ) -> tuple[int | None, float | None]:
-    """Steps, or seconds, between checkpoints: what was asked for, else the optimal interval.
+    """Steps, or seconds, between checkpoints: the configured ones, else the optimal interval.
 
     Failures of nodes are independent: the job's mean time to failure is the node's divided by the nodes.
     """

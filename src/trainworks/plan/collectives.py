@@ -1,4 +1,4 @@
-"""Time of a collective, from who shares which link.
+"""Time of a collective, from the links its ranks share.
 
 Symbols: n ranks of the group, g of them in one scale-up domain or node, S bytes of the buffer each rank contributes
 (all-reduce) or ends up with (gather, scatter), a latency, B bytes per second per rank.
@@ -13,10 +13,10 @@ is the slower of two:
     between N domains   2(N-1)/N S / I  all-reduce (trees, one rank per domain),  (n-1)/n S / I  gather and scatter
                         (rings),  (n-g)/n S / (I / g)  all-to-all;  S / I  all-reduce where switches add up (SHARP)
 
-where I are the domain's interfaces that a group has: with g of the domain's G ranks in it, G/g groups are busy at the
-same time, and each has g/G of them, whatever single port a rank sits next to. A domain is a node, or several on an
-NVL72. Where links join pairs of devices instead of passing a switch, B is B (g-1)/(G-1). The latency a is that of
-starting, of a ring's steps inside, and of a tree's levels outside.
+where I is the rate of the domain's interfaces that a group has: with g of the domain's G ranks in it, G/g groups are
+busy at the same time, and each has g/G of them, regardless of the port next to a rank. A domain is a node, or several
+on an NVL72. If links join pairs of devices without a switch, B is B (g-1)/(G-1). The latency a covers the start, a
+ring's steps inside, and a tree's levels outside.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ __all__ = ["Collective", "Fabric", "collective_s", "fabric_of", "point_to_point_
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 
 _LATENCY_S = {"InfiniBand": 35e-6, "RoCE": 45e-6, "EFA": 65e-6, "Omni-Path": 60e-6}
-"""Of a small collective between two domains, per doubling of their number, by kind of network."""
+"""Latency of a small collective between two domains, per doubling of their number, by kind of network."""
 _START_S, _IN_SWITCH_S = 25e-6, 17e-6
-"""Of a small collective inside a domain: to start a ring, and all of it where the switches add up."""
+"""Latency of a small collective inside a domain: the start of a ring, and the total if the switches add up."""
 _HOP_S, _FAST_HOP_S = 4.2e-6, 1.5e-6
 """Per step of a ring, before and since NVLink 4."""
 _IN_SWITCH_GAIN = 1.32
-"""Of an all-reduce whose sums are formed in the switches: every byte crosses a device's link once, not twice."""
+"""Speed-up of an all-reduce whose switches add up: every byte crosses a device's link once, not twice."""
 _MESHES = ("NVLink2", "Infinity Fabric", "xGMI")
 """Links that join pairs of devices: a group has only those among its members."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fabric:
-    """What collectives need to know of a cluster; one direction, per rank or per node as named."""
+    """Link rates and sizes of a cluster, as collectives see them; one direction, per rank or per node as named."""
 
     ranks_per_node: int
     domain: int
@@ -58,14 +58,14 @@ class Fabric:
     in_switch_gain: float
     """Factor on the all-reduce of a whole domain whose switches add up (NVLS); 1 without."""
     mesh: bool
-    """Whether that rate is the sum of links to single neighbours."""
+    """True if that rate is the sum of links to single neighbours."""
     hop_s: float
-    """Of a ring's step inside a domain."""
+    """Latency of a ring's step inside a domain."""
     node_bytes_per_s: float
     """All interfaces of a node together, what rings reach."""
     scale_out_latency_s: float
     in_network: bool
-    """Whether the network's switches add up (SHARP): every byte of an all-reduce leaves a domain once."""
+    """True if the network's switches add up (SHARP): every byte of an all-reduce leaves a domain once."""
     pipelining: float
     pipelining_inside: float
 

@@ -28,7 +28,7 @@ from trainworks.plan.layouts import Array, Values
 __all__ = ["Machine", "Stack", "element_bytes", "machine_of", "product_s", "traffic_s"]
 
 _TILES = ((256, 128, 1.0), (128, 128, 0.95), (128, 64, 0.80), (64, 64, 0.60))
-"""Rows, columns, and the tile's rate over the largest one's: a small tile reads its inputs more often."""
+"""Rows, columns, and the tile's rate relative to the largest: a small tile reads its inputs more often."""
 _SHORTEST_SPLIT = 1024
 """Inner dimension that a part of a product keeps, where few tiles are split along it to fill the processors."""
 _ALIGNMENT = 8
@@ -38,7 +38,7 @@ _DEFAULT_MULTIPROCESSORS = 128
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """What the training software does; the plan depends on it as much as on the hardware."""
+    """Behaviour of the training software; the plan depends on it as much as on the hardware."""
 
     fused_attention: bool = True
     """Attention as one kernel that never writes its scores (FlashAttention), half the work when causal."""
@@ -56,9 +56,9 @@ class Machine:
     """Reachable rates of one accelerator under one precision."""
 
     product_flops_per_s: float
-    """Of weight matrices, in the run's precision."""
+    """Rate of products with weight matrices, in the run's precision."""
     attention_flops_per_s: float
-    """Of the attention between the projections, never below 16 bits."""
+    """Rate of the attention between the projections, never below 16 bits."""
     memory_bytes_per_s: float
     multiprocessors: int
     precision: str

@@ -34,14 +34,14 @@ class Convolution(Frozen):
     output_size: int
     """Width of the output, which is square."""
     count: int = 1
-    """How often the network has it."""
+    """Number of such convolutions in the network."""
 
 
 class ConvNetShape(Frozen):
     """An image classifier: convolutions with batch norms, an average over the image, one linear layer."""
 
     convolutions: tuple[Convolution, ...]
-    """In the order in which each kind comes first."""
+    """Convolutions in the order of their first use."""
     features: int
     """Channels that reach the classifier."""
     classes: int

@@ -23,13 +23,13 @@ from trainworks.plan.step_time import StepTimes
 __all__ = ["ConvJob", "predict_conv_memories", "predict_conv_step_times"]
 
 _PASSES = 4.0
-"""Of a convolution's output through memory, forward: written, statistics, normalised and rectified, written."""
+"""Passes of a convolution's output through memory, forward: written, statistics, normalised and rectified, written."""
 _KERNELS_PER_CONVOLUTION = 3
 
 
 @dataclass(frozen=True, slots=True)
 class ConvJob:
-    """What is trained, on what, with what; one image counts as one sequence of one token."""
+    """Network, hardware and software of a training job; one image counts as one sequence of one token."""
 
     shape: ConvNetShape
     precision: str
@@ -44,9 +44,9 @@ class ConvJob:
 
 
 def predict_conv_step_times(job: ConvJob, layouts: Layouts, coefficients: Coefficients = COEFFICIENTS) -> StepTimes:
-    """One optimizer step of every layout; of its degrees only those of data parallelism count.
+    """One optimizer step of every layout; only the data-parallel degrees count.
 
-    Gradients are summed over the replicas while backward runs, as far as `dp_hidden` says.
+    Replicas sum their gradients during backward, to the degree of `dp_hidden`.
 
     Raises:
         UsageError: the accelerator cannot compute in the job's precision.

@@ -37,13 +37,13 @@ __all__ = [
 ]
 
 FlopsConvention = Literal["model", "model-causal", "hardware-selective", "hardware-full", "sc21-model", "sc21-hardware"]
-"""How a published FLOP/s figure was counted.
+"""Convention by which a published FLOP/s figure was counted.
 
 model               6 P + attention in full, PaLM's
 model-causal        the same with half the attention; Megatron-LM since 2025, the Llama 3 report
 hardware-selective  model, and attention's forward once more
 hardware-full       model, and the forward of every layer once more
-sc21-model          72 B s L h^2 (1 + s/6h + V/12Lh) per step, whatever the model is
+sc21-model          72 B s L h^2 (1 + s/6h + V/12Lh) per step, for any model
 sc21-hardware       96 B s L h^2 (1 + s/6h + V/16Lh) per step, with full recomputation
 """
 

@@ -17,7 +17,7 @@ Values = Array | float
 
 
 class Recompute(IntEnum):
-    """Which activations backward computes again."""
+    """Activations that backward recomputes."""
 
     NONE = 0
     SELECTIVE = 1
@@ -36,7 +36,7 @@ class Layouts:
     dp: Array
     """Ranks that see different data: dp_replicate * dp_shard."""
     dp_shard: Array
-    """Of those, ranks that share one copy of what `zero` says; divides dp."""
+    """Ranks within dp that share one copy of the states selected by `zero`; divides dp."""
     zero: Array
     """0 nothing is shared, 1 optimizer state, 2 and gradients, 3 and weights (FSDP)."""
     tp: Array
@@ -92,7 +92,7 @@ class Layouts:
 
     @classmethod
     def concatenate(cls, parts: Sequence[Layouts]) -> Layouts:
-        """All of them, in order."""
+        """All layouts, in order."""
         return cls(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(cls)))
 
     def row(self, index: int) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""From what was measured on a cluster to what is believed of it."""
+"""Belief about a cluster's step times from measurements on it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PROBE_BYTES = 64 * 2**20
 
 
 def belief_from(measurements: Sequence[Measurement], *, experts: bool = False) -> Belief:
-    """What is believed after these measurements of one kind of cluster, oldest first.
+    """Belief after these measurements of one kind of cluster, oldest first.
 
     Args:
         measurements: of dense models and of others.
@@ -65,9 +65,9 @@ def _after_benchmark(benchmark: Calibration, measurement: Measurement, belief: B
 
 
 def fixed_of(layout: Layout) -> dict[str, int]:
-    """What a written layout decides, in the fields of `Layouts`; `auto` decides nothing.
+    """Decided fields of a written layout, under the names of `Layouts`; `auto` decides nothing.
 
-    `dp_shard` shares everything (zero 3) unless `zero` says less.
+    `dp_shard` shards everything (zero 3) unless `zero` is lower.
     """
     automatic = 3 if layout.dp_shard > 1 else 0
     alone = layout.dp_shard * layout.cp == 1

@@ -1,16 +1,16 @@
 """Memory of the fullest rank of many layouts, term by term.
 
 Symbols: those of `compute`; p stages, v chunks, m micro-batches, s ranks that share a state, B blocks of a stage.
-A stage holds its states, what backward needs of every micro-batch that is under way, and what its worst moment needs
-on top, in the loss or inside a block:
+A stage holds its states, the activations of every micro-batch in flight, and the additional memory of its peak, in the
+loss or inside a block:
 
     allocated = weights + gradients + optimizer + activations + logits + working
     reserved  = allocated / (1 - fragmentation)
     device    = reserved + context
 
-`allocated` and `reserved` are what torch.cuda.max_memory_allocated and _reserved say, `device` what nvidia-smi says.
-The fullest stage is returned: the first has the most micro-batches under way, the last the logits, and where a model
-begins with dense blocks, the first stage without them has the most experts.
+`allocated` and `reserved` are torch.cuda.max_memory_allocated and _reserved, `device` is the figure of nvidia-smi. The
+result is the fullest stage: the first has the most micro-batches in flight, the last the logits, and if a model begins
+with dense blocks, the first stage without them has the most experts.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Memories:
     activations_bytes: Array
     logits_bytes: Array
     working_bytes: Array
-    """Of the block that is computed right now: gathered weights, recomputed activations, gradients of them."""
+    """Memory of the block being computed: gathered weights, recomputed activations, gradients of them."""
     stage: Array
     """0 where the first stage is the fullest, else p - 1."""
 
@@ -57,11 +57,11 @@ class Memories:
         return total
 
     def reserved_bytes(self, coefficients: Coefficients = COEFFICIENTS) -> Array:
-        """What the allocator takes from the device: allocated / (1 - fragmentation)."""
+        """Memory the allocator takes from the device: allocated / (1 - fragmentation)."""
         return self.allocated_bytes / (1.0 - coefficients.fragmentation)
 
     def device_bytes(self, coefficients: Coefficients = COEFFICIENTS) -> Array:
-        """What the device reports as used: reserved, the driver's context, buffers of the collectives."""
+        """Memory the device reports as used: reserved, the driver's context, buffers of the collectives."""
         return self.reserved_bytes(coefficients) + coefficients.context_bytes
 
 
@@ -119,12 +119,12 @@ def _stage(
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Which stage is looked at, and what it has."""
+    """A stage, and the parts of the model on it."""
 
     number: Array
     blocks: Array
     dense: Array
-    """Of the blocks, those without experts."""
+    """Number of its blocks without experts."""
     tables: Array
     """Embedding and output matrix: 0, 1 or 2 of them."""
 
@@ -145,7 +145,7 @@ def _place(shape: ModelShape, layouts: Layouts, position: _Position) -> _Place:
 
 @dataclass(frozen=True, slots=True)
 class _Moments:
-    """What the moments of a step are made of, in bytes but for counts of parameters; shape [n]."""
+    """Components of the peaks of a step, in bytes except for parameter counts; shape [n]."""
 
     blocks: Array
     block: Array
@@ -160,7 +160,7 @@ class _Moments:
     stream: Array
     """One residual stream."""
     live: Array
-    """Of the block that backward is in: recomputed activations, and the largest gradient."""
+    """Memory of the block in backward: recomputed activations, and the largest gradient."""
     matrix: Array
     """Elements of the largest weight's gradient."""
     logits: Array
@@ -243,7 +243,7 @@ def activation_bytes(
     stack: Stack,
     recompute: Recompute | None = None,
 ) -> Array:
-    """What one block keeps of one micro-batch for its backward, on one rank.
+    """Activations that one block keeps of one micro-batch for its backward, on one rank.
 
     Unfused, with dropout (Korthikanti et al. 2022, equation 2), per token in 16 bits: h (10 + 24 / t) + 5 H T / t, of
     which sequence parallelism splits the 10 h of norms and dropouts too.
@@ -258,7 +258,7 @@ def activation_bytes(
         sequence_length: tokens of a sequence.
         precision: of the products.
         stack: whether attention is fused.
-        recompute: of all layouts; their own where left out.
+        recompute: of all layouts; by default their own.
     """
     e = element_bytes(precision)
     tokens = layouts.micro_batch * sequence_length / layouts.cp

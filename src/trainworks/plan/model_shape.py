@@ -53,13 +53,13 @@ _READERS: dict[str, Callable[[Config], ModelShape]] = {
     "bert": plain.bert,
     "vit": plain.vit,
 }
-"""By `model_type`."""
+"""Readers of Hugging Face configs by `model_type`."""
 PLANNED_TYPES = tuple(_READERS)
 """Every `model_type` that `shape_of_hf_config` reads."""
 
 
 def shape_of_model(model: Model, *, vocabulary: int, sequence_length: int) -> ModelShape:
-    """The shape of a model given by bare dimensions.
+    """Shape of a model given by dimensions.
 
     Defaults: key/value heads = heads; heads h / H wide; 8 experts, 2 of them per token (mixtral);
     feed-forward = 8/3 h rounded up to a multiple of 64 (gated), 4 h (gpt2).

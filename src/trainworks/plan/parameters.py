@@ -5,8 +5,8 @@ with experts: E routed experts, k of them per token, e width of one, s width of 
 are dense; with latent attention: q and c ranks of queries and of keys and values, r and n head dimensions with and
 without positions, v head dimension of values.
 
-Every function counts the weights of *one* layer unless it says otherwise, and matrices only: norms and biases stand in
-`shape.small` and are in `dense_layer_parameters`, `expert_layer_parameters` and `num_parameters`.
+Functions count the weights of *one* layer unless documented otherwise, and matrices only: norms and biases are in
+`shape.small` and included in `dense_layer_parameters`, `expert_layer_parameters` and `num_parameters`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
 def num_parameters(shape: ModelShape) -> int:
     """All weights of the model; a matrix shared by input and output counts once.
 
-    N = dense layers + layers with experts + input + output + what stands in `small.model`.
+    N = dense layers + layers with experts + input + output + `small.model`.
     """
     dense = num_dense_layers(shape) * dense_layer_parameters(shape)
     experts = num_expert_layers(shape) * expert_layer_parameters(shape)
@@ -57,13 +57,13 @@ def resized(
     vocabulary: int | None = None,
     max_sequence_length: int | None = None,
 ) -> ModelShape:
-    """The same model with another number of layers, vocabulary or positions, and the parameters that it then has.
+    """The model with another number of layers, vocabulary or positions, and the resulting parameters.
 
     Args:
         shape: the model as it is.
-        layers: a model with experts keeps its dense layers, which come first, unless `dense_layers` says otherwise;
+        layers: a model with experts keeps its dense layers, which come first, unless `dense_layers` is given;
             a window keeps its share of the layers, rounded up.
-        dense_layers: means nothing for a model without experts.
+        dense_layers: ignored for a model without experts.
         vocabulary: padded to a multiple, for example.
         max_sequence_length: only learned positions cost parameters.
     """
@@ -152,7 +152,7 @@ def embedding_parameters(shape: ModelShape) -> int:
 
 
 def output_parameters(shape: ModelShape) -> int:
-    """What the model's output has on top of the input: h V, 0 if tied; with a transform h^2 + 3 h + V more.
+    """Parameters of the output beyond the input: h V, 0 if tied; with a transform h^2 + 3 h + V more.
 
     The transform has a bias and a norm of 2 h, and the logits have a bias of V.
     """

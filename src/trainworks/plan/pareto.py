@@ -1,4 +1,4 @@
-"""What nothing beats in two quantities at once."""
+"""Pareto front of two quantities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of one layout: its name, its step time with an interval, its memory, and how sure all of that is."""
+"""Prediction of one layout: step time with an interval, memory, and its reliability."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class MemoryPrediction(Frozen):
     allocated_bytes: int
     reserved_bytes: int
     device_bytes: int
-    """What the device reports: reserved, the driver's context and buffers of the collectives."""
+    """Memory the device reports: reserved, the driver's context and buffers of the collectives."""
     stage: int
     """The pipeline stage that needs most."""
 
@@ -60,7 +60,7 @@ class Prediction(Frozen):
     high_s: float
     """Ends of the 80 % interval."""
     terms_s: dict[str, float]
-    """Where the step's time goes; adds up to `step_time_s`."""
+    """Components of the step time; they add up to `step_time_s`."""
     tokens_per_s: float
     mfu: float
     """Model FLOPs over the dense peak of the data sheet in the run's precision."""
@@ -77,7 +77,7 @@ def predictions(
     belief: Belief = PRIOR,
     coefficients: Coefficients = COEFFICIENTS,
 ) -> list[Prediction]:
-    """Everything that is said of these layouts, in their order."""
+    """Predictions of these layouts, in their order."""
     widen = _WIDEN ** len(outside_measured(job, int(layouts.world_size.max(initial=1))))
     seconds, factors = calibrated_s(times, belief), group_factors(belief)
     low, high = interval_s(times, belief, widen=widen)
@@ -163,7 +163,7 @@ def extrapolation(world_size: int) -> str | None:
 
 
 def outside_measured(job: AnyJob, world_size: int) -> list[str]:
-    """In what a job is unlike everything that the model was ever held against; each widens the interval."""
+    """Ways in which a job lies outside the validated range; each widens the interval."""
     accelerator = job.cluster.accelerator
     found = []
     joined = accelerator.scale_up.startswith("NVLink") and "bridge" not in accelerator.scale_up

@@ -1,4 +1,4 @@
-"""Time and memory of any job: the one place that knows which model of them goes with which kind of network."""
+"""Time and memory of any job: dispatches to the transformer or the convolutional model."""
 
 from __future__ import annotations
 

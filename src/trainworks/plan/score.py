@@ -1,4 +1,4 @@
-"""How good predictions are: statistics of pairs of a predicted and a measured figure, without any table or file.
+"""Accuracy of predictions: statistics of pairs of a predicted and a measured figure, without tables or files.
 
 Symbols: p predicted, m measured, r = p / m - 1 the relative error of one row.
 
@@ -37,7 +37,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """Of n rows, or of n sources where it is a macro average; shares, not per cent."""
+    """Errors of n rows, or of n sources in a macro average; shares, not per cent."""
 
     n: int
     mape: float
@@ -45,12 +45,12 @@ class Errors:
     p90: float
     bias: float
     coverage: float | None = None
-    """None where no interval was predicted."""
+    """Share of intervals that contain the measurement; None without intervals."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rejections:
-    """What the planner said of runs that fitted, and of runs that did not."""
+    """Predictions for runs that fitted into memory, and for runs that did not."""
 
     out_of_memory: int
     out_of_memory_rejected: int
@@ -123,8 +123,10 @@ def _ranks(values: Array) -> Array:
 
 
 def regret(predicted: ArrayLike, measured: ArrayLike) -> float:
-    """What following the prediction costs: time of the layout that is predicted fastest over the fastest one's, minus
-    one; the mean where several are predicted equally fast.
+    """Cost of following the prediction.
+
+    Time of the layout predicted to be fastest over the time of the fastest one, minus one; the mean if several are
+    predicted equally fast.
 
     >>> regret([1.0, 2.0], [11.0, 10.0])
     0.1
@@ -174,7 +176,7 @@ def _belief_without(row: int, times: StepTimes, measured_s: Sequence[float], lea
 
 
 def learned_positions(n: int, learned: int) -> list[int]:
-    """Which of n rows are learned from: spread evenly over their order, no chance in it.
+    """Positions of the rows to learn from, spread evenly over their order.
 
     >>> learned_positions(9, 3), learned_positions(2, 3)
     ([1, 4, 7], [0, 1])

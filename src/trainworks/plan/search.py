@@ -49,8 +49,8 @@ LARGEST_INTERLEAVE = 12
 MAX_LAYOUTS = 10_000_000
 """Layouts that one search prices: less than half a minute of one core."""
 _USABLE_SHARE, _PROGRAM_SHARE = 0.96, 0.98
-"""Of the memory that was sold, and of what a program can have of it, what a plan may use: the rest is for what
-fragments differently tomorrow."""
+"""Usable share of the nominal memory, and of the memory available to a program: the rest allows for
+fragmentation that differs between runs."""
 
 
 @dataclass(slots=True)
@@ -63,12 +63,12 @@ class Rejection:
     nearest: str = ""
     """The one of them that came nearest to being accepted."""
     excess: float = np.inf
-    """By how much that one missed."""
+    """Relative excess of that layout."""
 
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """What a search found; the layouts are sorted by step time."""
+    """Result of a search, with layouts sorted by step time."""
 
     evaluated: int
     fitting: int
@@ -117,12 +117,12 @@ class _Kept:
 
 
 def fits(memories: Memories, job: AnyJob, coefficients: Coefficients = COEFFICIENTS) -> NDArray[np.bool_]:
-    """Whether what a layout reserves leaves the accelerator some air; shape [n]."""
+    """True if a layout's reserved memory leaves headroom on the accelerator; shape [n]."""
     return memories.device_bytes(coefficients) <= limit_bytes(job)
 
 
 def limit_bytes(job: AnyJob) -> float:
-    """What a plan may use of one accelerator's memory."""
+    """Memory of one accelerator that a plan may use."""
     accelerator = job.cluster.accelerator
     sold = _USABLE_SHARE * accelerator.memory_bytes
     return sold if accelerator.usable_bytes is None else min(sold, _PROGRAM_SHARE * accelerator.usable_bytes)
@@ -151,15 +151,15 @@ def search(
     belief: Belief = PRIOR,
     coefficients: Coefficients = COEFFICIENTS,
 ) -> SearchResult:
-    """Price every legal layout.
+    """Predict and rank every legal layout.
 
     Args:
-        job: what is trained, and on what.
+        job: model, batch, software and cluster.
         world_size: accelerators to use.
         global_batch: sequences per step.
-        fixed: degrees and options that are decided; the rest is searched.
-        keep: fastest layouts to return, besides the front of time and memory.
-        belief: what is known of the cluster; layouts are sorted by the times that it predicts.
+        fixed: decided degrees and options; the rest is searched.
+        keep: fastest layouts to return, in addition to the front of time and memory.
+        belief: belief about the cluster; layouts are sorted by the times that it predicts.
         coefficients: of the model of time and memory.
 
     Raises:
@@ -356,7 +356,7 @@ _Pairs = list[tuple[int, int]]
 def _choices(
     job: AnyJob, mesh: Mapping[str, int], global_batch: int, fixed: Fixed
 ) -> tuple[dict[str, list[int]], _Pairs, _Pairs]:
-    """What may be chosen in a mesh: values by field, pairs of (zero, dp_shard), pairs of (interleave, zero_bubble)."""
+    """Choices in a mesh: values by field, pairs of (zero, dp_shard), pairs of (interleave, zero_bubble)."""
     tp, pp, cp, dp = mesh["tp"], mesh["pp"], mesh["cp"], mesh["dp"]
     per_rank = global_batch // dp
     images = isinstance(job, ConvJob) or bool(job.shape.patch_values)

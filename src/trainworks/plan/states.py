@@ -29,7 +29,7 @@ class StageParameters:
 
     @property
     def total(self) -> Array:
-        """All of them."""
+        """Memory of all states."""
         return self.dense + self.experts
 
 
@@ -49,7 +49,7 @@ def stage_blocks(layers: int, layouts: Layouts) -> tuple[Array, Array]:
 
 
 def dense_blocks(shape: ModelShape, layouts: Layouts, blocks: Array, *, end: bool) -> Array:
-    """Of a stage's blocks, those without experts: they are the first of the model.
+    """Number of a stage's blocks without experts: they are the first of the model.
 
     Args:
         shape: the model.

@@ -6,7 +6,7 @@ those of `compute`.
     T = m u + (sum of u over the stages - u) / v + dp + optimizer + step,  u = slowest stage
 
 where a stage's u is forward, backward and recomputation of its blocks and of its embedding or logits, with the
-communication that its micro-batch cannot hide. The second term is the bubble of (interleaved) 1F1B: the first and last
+communication its micro-batch cannot hide. The second term is the bubble of (interleaved) 1F1B: the first and last
 micro-batch pass all stages (Narayanan et al. 2021). A zero-bubble schedule fills it with weight gradients, half of
 backward: what remains of it is the share of the other work (Qi et al. 2023, ZB-H1). Gradients and weights of the
 data-parallel group hide behind computing where the stack overlaps.
@@ -40,7 +40,7 @@ _HOST_ADAM_BYTES = 28.0
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is trained, on what, with what: everything but the layout."""
+    """Everything about a training job except its layout: model, batch, software and cluster."""
 
     shape: ModelShape
     sequence_length: int
@@ -68,7 +68,7 @@ class StepTimes:
     cp_s: Array
     ep_s: Array
     offload_s: Array
-    """Of activations on their way to the host and back, what computing does not hide."""
+    """Offloading of activations that computing does not hide."""
     pp_s: Array
     """Exposed transfers between stages."""
     bubble_s: Array
@@ -125,7 +125,7 @@ class _Stage:
 
     blocks: Array
     head_s: Array
-    """Of a micro-batch: embedding or logits, where this stage has them."""
+    """Embedding or logits of a micro-batch, on the stages that have them."""
     bubble_s: Array
     """Per step."""
 
@@ -210,7 +210,7 @@ def _pipeline_transfers_s(
 def _data_parallel_s(
     job: Job, layouts: Layouts, fabric: Fabric, coefficients: Coefficients, blocks: Array, compute_s: Array
 ) -> Array:
-    """What gradients, and weights that are sharded, add to the step.
+    """Communication of gradients and sharded weights per step that is not hidden.
 
     zero 0    one all-reduce of the gradients
     zero 1    one scatter of them, and a gather of 16-bit weights after the update; zero 2 a scatter per micro-batch

@@ -298,7 +298,7 @@ def computed(
 
 
 def walk(root: Traced) -> Iterator[Traced]:
-    """The number and everything it comes from, each once, results before their inputs."""
+    """The number and its transitive inputs, each once, results before their inputs."""
     seen: set[int] = set()
     waiting = [root]
     while waiting:

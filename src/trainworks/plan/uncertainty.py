@@ -1,4 +1,4 @@
-"""How sure a step time is, and what a measurement teaches: one small Gaussian model for both.
+"""Uncertainty of step times and learning from measurements: one small Gaussian model for both.
 
 The logarithm of a step time is known up to a factor on each group of its terms and a noise that two identical runs
 show. With shares s of the groups in the predicted time, factors theta ~ N(mu, P):
@@ -43,16 +43,16 @@ GROUPS: dict[str, tuple[str, ...]] = {
 Z80 = 1.2815515655446004
 """Half the width of the 80 % interval of a normal distribution, in standard deviations."""
 _NOISE = 0.08
-"""Standard deviation of one layout around its group factors: 4 to 6 % between days and software releases, and what the
-model does not know of that layout."""
+"""Standard deviation of one layout around its group factors: 4 to 6 % between days and software releases, and
+unmodelled effects of that layout."""
 _SURPRISE = 2.0
-"""Standard deviations from which a measurement counts less: a run that somebody disturbed teaches little."""
+"""Standard deviations beyond which a measurement counts less: a disturbed run teaches little."""
 _ITERATIONS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Belief:
-    """What is known of the groups' factors on one cluster."""
+    """Distribution of the groups' factors on one cluster."""
 
     mean: Array
     """Logarithm of each group's factor, shape [G]."""
@@ -64,11 +64,11 @@ class Belief:
 PRIOR = Belief(mean=np.zeros(4), covariance=np.diag(np.array([0.085, 0.35, 0.45, 0.40]) ** 2))
 """Before any measurement; standard deviations from the residuals of the published runs, source by source."""
 EXPERTS_PRIOR = replace(PRIOR, noise=0.2)
-"""Of models with routed experts: their kernels changed by up to 80 % between releases of the same software."""
+"""Prior of models with routed experts: their kernels changed by up to 80 % between releases of the same software."""
 
 
 def prior_of(*, experts: bool) -> Belief:
-    """What is believed before any measurement of a model with or without routed experts."""
+    """Prior for a model with or without routed experts."""
     return EXPERTS_PRIOR if experts else PRIOR
 
 
@@ -84,7 +84,7 @@ def calibrated_s(times: StepTimes, belief: Belief = PRIOR) -> Array:
 
 
 def group_factors(belief: Belief) -> dict[str, float]:
-    """What the belief multiplies each term of `StepTimes` with."""
+    """Factor of the belief on each term of `StepTimes`."""
     factors = np.exp(belief.mean)
     return {name: float(factor) for factor, names in zip(factors, GROUPS.values(), strict=True) for name in names}
 
@@ -106,9 +106,9 @@ def interval_s(times: StepTimes, belief: Belief = PRIOR, *, widen: float = 1.0) 
 
 
 def learn(times: StepTimes, measured_s: Sequence[float], belief: Belief = PRIOR) -> Belief:
-    """The belief after measuring these steps on the cluster, one after the other.
+    """Belief after measuring these steps on the cluster in turn.
 
-    One that is further than two standard deviations off is taken as so much noisier than the others.
+    A measurement more than two standard deviations off counts as proportionally noisier than the others.
 
     Args:
         times: predictions of the n layouts that ran, without any belief.

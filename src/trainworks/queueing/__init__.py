@@ -1,1 +1,1 @@
-"""Which jobs start now, which give way, and why the others wait: pure code over a snapshot."""
+"""Scheduling decisions over a snapshot: starts, preemptions and pending reasons. Pure code."""

@@ -1,19 +1,19 @@
 """The first job that cannot start gets a reservation; later jobs may start as long as they do not delay it.
 
-EASY backfill (Lifka 1995, "The ANL/IBM SP Scheduling System"): one reservation, for the job at the head of the line.
-It stands at the earliest moment t at which its least number of nodes is free, if every running job uses up its time
-limit. A later job may start now if
+EASY backfill (Lifka 1995, "The ANL/IBM SP Scheduling System"): one reservation, for the first job in the queue, at the
+earliest time t at which its minimum number of nodes is free if every running job uses up its time limit. A later job
+may start now if
 
     it ends by t, by its own limit, or
-    it leaves alone what the reserved nodes must have free at t.
+    it does not use what the reserved nodes must have free at t.
 
-A running job without a limit has no known end, so t may be unknown. Then a later job may start only on what the head
-has no use for, in whichever order the running jobs end: nodes that it cannot take, and on the others, of each resource,
-what is free beyond its need. Of a resource that a node is short of nothing is given away, not even a part too small for
-the head: such parts add up as jobs end.
+A running job without a limit has no known end, so t may be unknown. Then a later job may only use what the first job
+cannot use, in any order of ends: nodes that it cannot take, and on the others, of each resource, the free amount beyond
+its need. If a node is short of a resource, none of it is used, not even an amount too small for the first job: such
+amounts add up as jobs end.
 
-So nothing that starts behind the head keeps it waiting beyond t, t never moves back, and the head cannot starve. What a
-later job may cost it is the chance to start before t when a job ends early, and nodes beyond its least number.
+So no job that starts behind the first delays it beyond t, t never moves back, and the first job cannot starve. A later
+job may cost it the chance to start before t when a job ends early, and nodes beyond its minimum.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class Reservation:
     """Nodes kept for a job from a moment on."""
 
     starts_at: float | None
-    """At the latest; None where the running jobs have no known end."""
+    """Latest start; None if the running jobs have no known end."""
     others_end_by: float
-    """When other jobs must have gone that do not keep to `others`."""
+    """Time by which other jobs must have ended unless they keep to `others`."""
     nodes: Sequence[int]
-    """Those it gets then; none are chosen while the moment is unknown."""
+    """Reserved nodes; empty while the time is unknown."""
     others: list[Amounts]
-    """What other jobs may have of each node for as long as they like."""
+    """Amounts on each node that other jobs may use without a time limit."""
 
 
 def reserve(gang: Gang, board: Board) -> Reservation:
@@ -61,7 +61,7 @@ def reserve(gang: Gang, board: Board) -> Reservation:
 
 
 def _of_no_use(gang: Gang, free: list[Amounts]) -> list[Amounts]:
-    """What of the free nodes the gang could never want: all of some, and beyond its need of the others."""
+    """Free amounts the gang can never use: all of some nodes, and beyond its need on the others."""
     others = list(free)
     for index in gang.candidates:
         cores, accelerators, memory = minus(free[index], gang.need)
@@ -99,6 +99,6 @@ class Backfill:
 
     @staticmethod
     def _most_of(free: Sequence[Amounts]) -> Amounts:
-        """Of each resource, the most that is free on any node: who needs more need not be looked at."""
+        """Largest free amount of each resource on any node: a gang that needs more does not fit."""
         cores, accelerators, memory = zip(*free, strict=True)
         return (max(cores), max(accelerators), max(memory))

@@ -1,17 +1,17 @@
-"""Which jobs start now, which give way, and why the others wait.
+"""Scheduling decision: which jobs start now, which are preempted, and why the others wait.
 
-Jobs stand in line by priority, then by the moment of submission, then by number. Those that are held, too early or
-dependent stand aside, and so do those for which too few nodes are in service. The line is served from its head:
+The queue is ordered by priority, submission time and job number. Jobs that are held, too early or dependent are not
+eligible, nor are those for which too few nodes are in service. The queue is served from the front:
 
-1. A job that fits starts, on as many nodes as are free up to its most. Nobody takes a part of what it needs.
-2. A job that fits once the jobs that are ending have gone has what it needs kept for it.
-3. A job that fits if running jobs of a lower priority give way has them preempted, unless it has a reservation that
-   starts it at least as soon; see `preemption.py`.
-4. The first job that nothing helps gets a reservation. Behind it jobs start only if they do not delay it, and
-   preempt nobody; see `backfill.py`.
+1. A job that fits starts on as many nodes as are free, up to its maximum. No job gets a part of its minimum.
+2. A job that fits once the ending jobs are gone has those nodes promised.
+3. A job that fits if running jobs of a lower priority are preempted preempts them, unless a reservation would start it
+   at least as soon; see `preemption.py`.
+4. The first job that none of this helps gets a reservation. Jobs behind it start only if they do not delay it, and
+   preempt no others; see `backfill.py`.
 
-Priorities are strict: a stream of jobs of a higher priority keeps the others waiting, and nobody's priority grows with
-time. Within one priority every job is served.
+Priorities are strict: a stream of jobs of a higher priority keeps the others waiting, and priorities do not grow with
+time. Every job of one priority is served eventually.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from trainworks.units import format_duration
 __all__ = ["MOST_ESTIMATES", "decide"]
 
 MOST_ESTIMATES = 1000
-"""So many jobs at the front of the line get an estimate of their start; further back it is dear and worth little."""
+"""Jobs at the front of the queue that get an estimated start; further back it is costly and of little use."""
 
 
 def decide(snapshot: Snapshot) -> Decision:
-    """What to do now, of a snapshot alone: the same one gives the same decision, in whichever order it lists things."""
+    """Decide from a snapshot alone; the order of its tuples does not matter."""
     line, aside, cancels = _sorted_out(snapshot)
     board = Board.of(snapshot)
     service = _Service(snapshot, board)
@@ -68,20 +68,20 @@ def decide(snapshot: Snapshot) -> Decision:
 
 @dataclass(slots=True)
 class _Wait:
-    """Why a job does not start."""
+    """Pending reason of a job."""
 
     job: Waiting
     reason: Reason
     detail: str
     starts_at: float | None = None
     gang: Gang | None = None
-    """Of a job in line, as long as its start is to be estimated."""
+    """Gang of an eligible job whose start is still to be estimated."""
     nodes: Sequence[int] = ()
-    """Those that are reserved for it."""
+    """Nodes reserved for it."""
 
 
 def _sorted_out(snapshot: Snapshot) -> tuple[list[Waiting], list[_Wait], list[Cancel]]:
-    """The jobs in line in their order, those that stand aside, and those that can never run."""
+    """Eligible jobs in queue order, jobs that are not eligible yet, and jobs that can never run."""
     line, aside, cancels = [], [], []
     for job in sorted(snapshot.waiting, key=lambda job: (-job.priority, job.submitted_at, job.job_id)):
         if job.depends == "failed":
@@ -153,7 +153,7 @@ class _Service:
         self.waits.append(_Wait(job, Reason.NODES_UNAVAILABLE, self._unavailable[gang.number]))
 
     def _preempt(self, job: Waiting, gang: Gang) -> list[int]:
-        """Ask jobs to give way; the nodes that the gang gets for it, if any."""
+        """Preempt jobs for a gang; returns its nodes, if any."""
         board = self._board
         chosen = jobs_to_preempt(gang, job.priority, board, self._running)
         starts_at = reserve(gang, board).starts_at if chosen else None
@@ -179,7 +179,7 @@ class _Service:
 
 
 def _estimate(waits: Sequence[_Wait], board: Board) -> None:
-    """When the jobs in line may start, of the first so many."""
+    """Estimate the starts of the first jobs in the queue."""
     forecast = Forecast(board)
     for wait in waits[:MOST_ESTIMATES]:
         limit = wait.job.time_limit_s

@@ -1,4 +1,4 @@
-"""Whether a gang could ever run here, and what would."""
+"""Feasibility of a gang on an empty cluster, and the nearest gang that fits."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def what_fits(shape: Shape, nodes: Sequence[Node]) -> Shape | None:
 
 
 def _clipped(shape: Shape, nodes: Sequence[Node]) -> Shape:
-    """With no more per node than the best of these nodes has."""
+    """The shape limited per node to the best of these nodes."""
 
     def common(node: Node) -> tuple[int, float, int]:
         return (
@@ -92,7 +92,7 @@ def _there_are(count: int) -> str:
 
 
 def _most(shape: Shape, nodes: Sequence[Node]) -> str:
-    """What the nodes have at most of what is wanted."""
+    """Largest amounts of the requested resources on any of the nodes."""
     accelerators = max(node.accelerators for node in nodes)
     text = amounts_text(
         accelerators if shape.accelerators_per_node else 0,

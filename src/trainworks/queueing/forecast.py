@@ -1,13 +1,13 @@
-"""When waiting jobs may start: an estimate from the time limits.
+"""Estimated starts of waiting jobs, from the time limits.
 
-A list schedule (Graham 1969): one job after the other, in the order of the queue, is put where it can start first after
-all those before it. Every node is cut into 64 parts; a job takes as many parts of it as its largest share of cores,
-accelerators and memory needs, until its time limit is over.
+A list schedule (Graham 1969): jobs in queue order, each where it can start first after all those before it. Every node
+is divided into 64 parts; a job takes as many of them as its largest share of cores, accelerators and memory needs, for
+its time limit.
 
-What it leaves out: jobs that end before their limit and gaps that backfill fills, both of which start jobs sooner; and
-jobs of a higher priority that are yet to come, which start them later. So it is rather late than early: of 300 jobs
-on 64 nodes, all of which used up their limits and waited 47 h in the mean, half started more than 8 h before their
-estimate, and one in ten more than 2.4 h after it. What depends on a job without a time limit has no estimate.
+Not modelled: jobs that end before their limit and gaps that backfill fills, both of which start jobs sooner; and future
+jobs of a higher priority, which start them later. Estimates tend to be late: of 300 jobs on 64 nodes, all of which used
+up their limits and waited 47 h in the mean, half started more than 8 h before their estimate, and one in ten more than
+2.4 h after it. Starts that depend on a job without a time limit have no estimate.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trainworks.queueing.placement import Amounts, Board, Gang
 __all__ = ["Forecast"]
 
 _PARTS = 64
-"""Of a node: one accelerator of eight is eight of them."""
+"""Parts of a node: one accelerator of eight is eight of them."""
 
 
 class Forecast:
@@ -36,7 +36,7 @@ class Forecast:
             for index in stay.nodes:
                 taken[index] += [stay.ends_at] * _parts(stay.need, self._sizes[index])
         self._ends = [([board.now] * (_PARTS - len(ends)) + sorted(ends))[-_PARTS:] for ends in taken]
-        """Of each node, when each of its parts becomes free, sorted."""
+        """Sorted times at which the parts of each node become free."""
         self._parts: dict[Amounts, list[int]] = {}
 
     def keep(self, gang: Gang, nodes: Iterable[int], ends_at: float) -> None:
@@ -46,12 +46,12 @@ class Forecast:
             self._put(index, parts[index], ends_at)
 
     def close(self, gang: Gang) -> None:
-        """Nothing can be said of the nodes that this gang waits for."""
+        """Exclude the nodes that this gang waits for from all estimates."""
         for index in gang.candidates:
             self._ends[index] = [math.inf] * _PARTS
 
     def starts_at(self, gang: Gang, time_limit_s: float | None) -> float | None:
-        """When the next job starts on `nodes_min` nodes, which are then its own; None if that is unknown."""
+        """Start of the next job on `nodes_min` nodes, which it then occupies; None if unknown."""
         parts, ends = self._parts_of(gang), self._ends
         ready = [(ends[index][parts[index] - 1], index) for index in gang.candidates]
         chosen, start = _first(ready, gang)

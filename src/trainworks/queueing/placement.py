@@ -1,7 +1,7 @@
-"""Which nodes a gang gets.
+"""Choice of the nodes of a gang.
 
-Nodes are divisible: several jobs share one as long as cores, accelerators and memory last. A gang takes the nodes that
-are fullest already, accelerators first, so that whole nodes stay free for those who need them.
+Several jobs share a node as long as cores, accelerators and memory last. A gang takes the fullest nodes, accelerators
+first, so that empty nodes remain for jobs that need them.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _ENDLESS: Amounts = (2**63, 2**63, 2**63)
 
 
 def need_of(shape: Shape) -> Amounts:
-    """What a gang takes of each of its nodes, rounded up."""
+    """Amounts a gang takes of each of its nodes, rounded up."""
     millicores = math.ceil(shape.cores_per_node * 1000 - 1e-6)
     return (millicores, shape.accelerators_per_node, shape.memory_per_node_bytes)
 
 
 def size_of(node: Node) -> Amounts:
-    """What a node has, rounded down."""
+    """Amounts of a node, rounded down."""
     return (math.floor(node.cores * 1000 + 1e-6), node.accelerators, node.memory_bytes)
 
 
@@ -50,7 +50,7 @@ def lesser(one: Amounts, other: Amounts) -> Amounts:
 
 
 def fits(need: Amounts, free: Amounts) -> bool:
-    """Whether all three suffice. An overcommitted node takes nothing."""
+    """True if all three amounts suffice. Nothing fits on an overcommitted node."""
     return need[0] <= free[0] and need[1] <= free[1] and need[2] <= free[2]
 
 
@@ -65,7 +65,7 @@ class Gang(NamedTuple):
     candidates: Sequence[int]
     """Nodes that could be part of it if they were empty; too few of them is none."""
     racks: dict[int, str] | None
-    """Rack of each candidate, where all must stand in one."""
+    """Rack of each candidate if all must be in the same rack."""
 
 
 class Terrain:
@@ -125,13 +125,13 @@ def _rack(node: Node) -> str:
 def place(
     gang: Gang, free: Sequence[Amounts], *, most: int | None = None, fullest_by: Sequence[Amounts] | None = None
 ) -> list[int]:
-    """The nodes that the gang gets of what is free; none if it does not fit.
+    """Nodes of a gang among the free amounts; none if it does not fit.
 
     Args:
         gang: what to place.
-        free: of each node.
-        most: nodes to take at most; those of the gang when None.
-        fullest_by: where the fullest nodes come first by something else than `free`.
+        free: amounts of each node.
+        most: nodes to take at most; by default those of the gang.
+        fullest_by: amounts that order nodes by fullness; by default `free`.
     """
     order = free if fullest_by is None else fullest_by
     cores, accelerators, memory = gang.need
@@ -152,7 +152,7 @@ def place(
 
 
 def _of_one_rack(found: list[tuple[int, int, int]], racks: dict[int, str], most: int) -> list[tuple[int, int, int]]:
-    """Those in the rack that has the most nodes for the gang, then the fewest others."""
+    """Nodes of the rack that has the most nodes for the gang, then the fewest others."""
     by_rack: dict[str, list[tuple[int, int, int]]] = {}
     for one in found:
         by_rack.setdefault(racks[one[2]], []).append(one)
@@ -161,7 +161,7 @@ def _of_one_rack(found: list[tuple[int, int, int]], racks: dict[int, str], most:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Occupied:
-    """Shares of nodes that somebody has, or will have, until a moment."""
+    """Shares of nodes that are occupied until a time."""
 
     ends_at: float
     """Infinite without a time limit."""
@@ -176,15 +176,15 @@ class Board:
     now: float
     terrain: Terrain
     unused: list[Amounts]
-    """What nobody has at this moment."""
+    """Unused amounts per node now."""
     soon: list[Amounts]
     """Unused once the jobs that are ending have gone, less what is promised to those who wait for that."""
     free: list[Amounts]
-    """What a job may start on: the lesser of both."""
+    """Amounts on which a job may start now: the lesser of both."""
     occupied: list[Occupied] = field(default_factory=list)
-    """By jobs that run on, that start and that have a promise."""
+    """Shares of running jobs, starting jobs and promises."""
     leaving: list[tuple[Running, Occupied]] = field(default_factory=list)
-    """By jobs that are ending, until they have gone at the latest."""
+    """Ending jobs, with their shares until their latest end."""
 
     @classmethod
     def of(cls, snapshot: Snapshot) -> Board:
@@ -200,7 +200,7 @@ class Board:
         return board
 
     def stay_of(self, job: Running) -> Occupied:
-        """What a running job has of the nodes in service. One beyond its limit is about to be ended."""
+        """Share of a running job on the nodes in service. A job beyond its limit is about to end."""
         nodes = [self.terrain.numbers[name] for name in job.nodes if name in self.terrain.numbers]
         ends_at = math.inf if job.time_limit_s is None else max(self.now, job.started_at + job.time_limit_s)
         return Occupied(ends_at=ends_at, need=need_of(job.shape), nodes=nodes)

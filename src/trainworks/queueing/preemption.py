@@ -1,8 +1,8 @@
-"""Which running jobs are put back into the queue for one of higher priority.
+"""Choice of the running jobs to preempt for one of higher priority.
 
-As few as possible; among as few, those of the lowest priority; among those, the youngest, which lose the least work.
-One job that suffices is always found, and for a gang of one node the fewest. For several nodes the search goes node by
-node, and what it finds is the least in one sense: without any one of them the gang does not fit.
+As few as possible; among equally few, those of the lowest priority, then the youngest, which lose the least work. A
+single sufficient job is always found, and for a gang of one node the smallest set. For several nodes the search is
+greedy, node by node; its result is minimal in the sense that every chosen job is needed.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ def _worth(job: Running) -> tuple[int, float, int]:
 
 
 def _loss(jobs: Sequence[Running]) -> tuple[float, list[tuple[int, float, int]]]:
-    """Of several at once: their number, then the worth of the best of them. None at all is no way out."""
+    """Cost of preempting several jobs: their number, then their worth. Preempting none is infeasible."""
     return (len(jobs) or math.inf, sorted(map(_worth, jobs), reverse=True))
 
 
 def _without(jobs: Iterable[Running], board: Board) -> list[Amounts]:
-    """What is free once these jobs have gone too."""
+    """Free amounts once these jobs have ended too."""
     free = list(board.soon)
     for job in jobs:
         stay = board.stay_of(job)

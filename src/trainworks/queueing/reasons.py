@@ -1,4 +1,4 @@
-"""Why a job waits, in a sentence with its numbers."""
+"""Sentences that explain why a job waits, with numbers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MOST_NODES = 3
 
 
 def short_text(shape: Shape, gang: Gang, board: Board) -> str:
-    """That what a gang needs is in use."""
+    """Sentence for a gang whose resources are in use."""
     able = [index for index in gang.candidates if fits(gang.need, board.free[index])]
     if gang.racks is None:
         return f"{needs_text(shape)}; {_have(len(able), 'node')} that free"
@@ -35,7 +35,7 @@ def short_text(shape: Shape, gang: Gang, board: Board) -> str:
 
 
 def unavailable_text(shape: Shape, everywhere: Terrain) -> str:
-    """That too few of the nodes which a gang could take are in service and not excluded."""
+    """Sentence for a gang with too few nodes in service and not excluded."""
     alone = everywhere.gang(replace(shape, nodes_min=1, exclude=frozenset()))
     able = [everywhere.nodes[index] for index in alone.candidates]
     missing = [f"{node.name} {why}" for node in able if (why := _why_not(node, shape))]
@@ -54,7 +54,7 @@ def _why_not(node: Node, shape: Shape) -> str | None:
 
 
 def leaving_text(jobs: Sequence[int], *, preempted: bool) -> str:
-    """That jobs which were asked to end have not gone yet."""
+    """Sentence for a gang that waits for ending jobs."""
     names = f"{'jobs' if len(jobs) > 1 else 'job'} {joined([str(job) for job in jobs])}"
     have = "have" if len(jobs) > 1 else "has"
     return f"{names}, preempted for it, {have} not gone yet" if preempted else f"{names} {have} not ended yet"
@@ -65,7 +65,7 @@ def _have(count: int, noun: str) -> str:
 
 
 def needs_text(shape: Shape) -> str:
-    """What a gang needs of each of how many nodes.
+    """Needs of a gang per node and its number of nodes.
 
     >>> needs_text(Shape(nodes_min=2, nodes_max=2, cores_per_node=8, accelerators_per_node=4, accelerator="A100",
     ...                  memory_per_node_bytes=0))
@@ -83,12 +83,12 @@ def count_of(count: int, noun: str) -> str:
 
 
 def joined(words: Sequence[str]) -> str:
-    """Words in a row: `a, b and c`."""
+    """Comma-separated parts with a final `and`: `a, b and c`."""
     return " and ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)
 
 
 def share_text(shape: Shape) -> str:
-    """What a gang takes of each node: `4 A100 and 8 cores`; empty if that is nothing."""
+    """Share a gang takes of each node: `4 A100 and 8 cores`; empty for nothing."""
     return amounts_text(
         shape.accelerators_per_node, shape.accelerator, shape.cores_per_node, shape.memory_per_node_bytes
     )

@@ -1,4 +1,4 @@
-"""What a scheduler knows at one moment, and what it decides: nodes and jobs in, starts and preemptions out."""
+"""State of the queue and nodes at one time, and the decision about it."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class Node:
     """Kind of its accelerators; None where it has none."""
     memory_bytes: int
     rack: str | None = None
-    """None where nobody said; such a node shares a rack with no other."""
+    """Rack; None if unknown. Such a node shares a rack with no other."""
     drained: str | None = None
-    """Why it takes no new jobs; None while it takes them."""
+    """Reason for not taking new jobs; None while it takes them."""
     alive: bool = True
 
     @property
     def in_service(self) -> bool:
-        """Whether jobs may start on it."""
+        """True if jobs may start on it."""
         return self.alive and self.drained is None
 
 
@@ -49,9 +49,9 @@ class Shape:
     """A gang: the same share of so many different nodes, all or nothing."""
 
     nodes_min: int
-    """At least 1."""
+    """Minimum, at least 1."""
     nodes_max: int
-    """At least `nodes_min`; the gang takes as many nodes as are free, up to this."""
+    """Maximum, at least `nodes_min`; the gang takes as many nodes as are free, up to this."""
     cores_per_node: float
     accelerators_per_node: int
     accelerator: str | None
@@ -60,7 +60,7 @@ class Shape:
     exclude: frozenset[str] = frozenset()
     """Names of nodes that it never takes."""
     same_rack: bool = False
-    """Whether all its nodes must stand in one rack."""
+    """True if all its nodes must be in the same rack."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,12 +73,12 @@ class Waiting:
     """0 to 100; more is earlier."""
     submitted_at: float
     time_limit_s: float | None
-    """After so long it is ended; None never."""
+    """Time after which it is ended; None for no limit."""
     held: bool = False
     begins_at: float | None = None
     """Not before; None is any time."""
     depends: Literal["met", "waiting", "failed"] = "met"
-    """How the jobs stand that must have succeeded before."""
+    """State of the jobs that must succeed before this one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,16 +88,16 @@ class Running:
     job_id: int
     shape: Shape
     nodes: tuple[str, ...]
-    """Those it got; it holds the shape's share of each."""
+    """Its nodes; it holds the shape's share of each."""
     priority: int
     started_at: float
     time_limit_s: float | None
     preemptible: bool
-    """Whether it may be put back into the queue for a job of higher priority."""
+    """True if it may be put back into the queue for a job of higher priority."""
     grace_s: float
-    """From being asked to end to being gone, at most."""
+    """Longest time between the request to end and the end."""
     ending: bool = False
-    """Whether it has been asked to end, by a preemption or by anybody."""
+    """True if a request to end has been sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,12 +111,12 @@ class Snapshot:
 
 
 class Reason(enum.StrEnum):
-    """Why a job waits, in Slurm's words where it has one."""
+    """Reason why a job waits, under Slurm's name if it has one."""
 
     PRIORITY = "Priority"
     """Jobs before it wait too."""
     RESOURCES = "Resources"
-    """It is the first in line, and what it needs is in use."""
+    """It is the first in the queue, and its resources are in use."""
     DEPENDENCY = "Dependency"
     BEGIN_TIME = "BeginTime"
     HELD = "Held"
@@ -128,15 +128,15 @@ class Reason(enum.StrEnum):
 
 
 class Pending(NamedTuple):
-    """Why a job does not start now, and when it may. A tuple: there is one for each of ten thousand jobs."""
+    """Reason and estimated start of a waiting job. A tuple, because there can be ten thousand."""
 
     reason: Reason
     detail: str
     """The reason in a sentence, with its numbers."""
     position: int
-    """1 is next; jobs that are held, too early or dependent come after all others."""
+    """1 is next; jobs that are held, too early or dependent come last."""
     starts_at: float | None
-    """Estimate, from the time limits; None where nothing can be said."""
+    """Estimated start from the time limits; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +145,7 @@ class Start:
 
     job_id: int
     nodes: tuple[str, ...]
-    """In the order of their names."""
+    """Nodes in the order of their names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,10 +166,10 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What to do now; every waiting job is in exactly one of `starts`, `cancels` and `pending`."""
+    """Decision about a snapshot; every waiting job is in exactly one of `starts`, `cancels` and `pending`."""
 
     starts: tuple[Start, ...] = ()
     preempts: tuple[Preempt, ...] = ()
     cancels: tuple[Cancel, ...] = ()
     pending: dict[int, Pending] = field(default_factory=dict)
-    """By job, in the order of their positions."""
+    """Pending jobs in the order of their positions."""

@@ -25,7 +25,7 @@ _LOOKED_BELOW = 4
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the jobs of a trace ask for."""
+    """Demand of the jobs of a trace."""
 
     work: Traced
     span: Traced
@@ -47,7 +47,7 @@ class CapacityAnswer:
     spare_share: Traced
     """Capacity beyond the mean load, over the mean load."""
     wait: Traced
-    """That 90 % of the jobs of every team do not exceed."""
+    """Wait that 90 % of the jobs of every team do not exceed."""
     service: Service
 
     @property
@@ -88,14 +88,13 @@ def capacity_for(
 ) -> CapacityAnswer:
     """The smallest number of fixed nodes on which a trace meets its target, found by replaying it.
 
-    The trace is a sample of a load that goes on, so that the answer is at least the mean load: below it a queue grows
-    without end. The search bisects; because more nodes can, rarely, mean more waiting, some smaller capacities are
-    tried after it.
+    The trace samples a continuing load, so the answer is at least the mean load: below it the queue grows without
+    bound. The search bisects; because more nodes can, rarely, mean more waiting, it also tries some smaller capacities.
 
     Args:
         trace: of the jobs.
         node_accelerators: of each node.
-        wait_s: that 90 % of every team's jobs may wait at most. Exactly one of it and `deadlines` is given.
+        wait_s: longest wait of 90 % of every team's jobs. Exclusive with `deadlines`.
         deadlines: share of every team's deadlines to meet, of those that are longer than their job.
         name: of the trace, for the sources of the figures.
 

@@ -1,4 +1,4 @@
-"""What spot nodes cost the jobs on them: checkpoints, lost work and restarts.
+"""Cost of spot nodes for the jobs on them: checkpoints, lost work and restarts.
 
 Symbols:
     T   checkpoint interval, s             C   writing one checkpoint, s

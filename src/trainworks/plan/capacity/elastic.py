@@ -9,13 +9,13 @@ __all__ = ["ElasticPool"]
 
 
 class ElasticPool(Pool):
-    """Nodes that come and go. A node that was ordered can be given to a job before it is ready."""
+    """Nodes that come and go. Jobs can be assigned to an ordered node before it is ready."""
 
     def __init__(self, node_accelerators: int, terms: Elastic) -> None:
         super().__init__(node_accelerators)
         self.terms = terms
         self.paid_s = 0.0
-        """Of all nodes that have left."""
+        """Paid time of all nodes that have left."""
         self.most_nodes = 0
         self.ready_s: dict[int, float] = {}
         self._ordered_s: dict[int, float] = {}
@@ -44,12 +44,12 @@ class ElasticPool(Pool):
         return nodes
 
     def idle_until_s(self, node: int, now_s: float) -> float:
-        """When a node that became empty now is to be given back if nothing takes it."""
+        """Time at which a node that became empty now is returned if no job takes it."""
         self._idle_since_s[node] = now_s
         return max(now_s + self.terms.idle_timeout_s, self._ordered_s[node] + self.terms.min_billing_s)
 
     def is_idle_since(self, node: int, since_s: float) -> bool:
-        """Whether the node is here and has had no job since then."""
+        """True if the node is still here and has been empty since then."""
         return self.is_empty(node) and self._idle_since_s[node] == since_s
 
     def leave(self, node: int, now_s: float) -> None:

@@ -1,7 +1,7 @@
-"""A trace of jobs: who asked for how many accelerators, when, and for how long.
+"""A trace of jobs: team, accelerators, submission time and run time of each.
 
-A trace is CSV text with a header. `submit_s`, `accelerators` and `duration_s` are required; any order of columns is
-read, and further columns are refused, because a misspelt one would be left out in silence.
+A trace is CSV text with a header. `submit_s`, `accelerators` and `duration_s` are required. Columns may be in any
+order; unknown columns are errors, because a misspelt one would be ignored silently.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ class Job:
     submit_s: float
     accelerators: int
     duration_s: float
-    """On the accelerators, without waiting and without any restart."""
+    """Run time on the accelerators, without waiting and restarts."""
     team: str = ""
     priority: int = 0
     """A higher one goes first."""
     deadline_s: float | None = None
-    """After the submission, by which the job must have ended."""
+    """Latest end, in seconds after the submission."""
     preemptible: bool = False
-    """Whether it may run on spot nodes."""
+    """True if the job may run on spot nodes."""
     checkpoint_s: float | None = None
-    """Between checkpoints that `duration_s` has in it; None where the job has no interval of its own."""
+    """Time between the checkpoints included in `duration_s`; None if the job has no interval of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class JobTrace:
 
     @property
     def span_s(self) -> float:
-        """From the first submission to the end of the last job, if none had to wait."""
+        """Time from the first submission to the end of the last job, if no job had to wait."""
         return float(np.max(self.submit_s + self.duration_s))
 
     @property
@@ -213,4 +213,4 @@ COLUMNS: dict[str, tuple[Callable[[str], Any], str]] = {
     "preemptible": (_yes_or_no, "1 or 0"),
     "checkpoint_s": (_number(0, above=True), "a number of seconds above 0"),
 }
-"""How a cell of each column is read, and what it may be."""
+"""Parser of the cells of each column, and the values it accepts."""

@@ -1,4 +1,4 @@
-"""What a replay leaves: who ran where and when, who waited, and what was bought."""
+"""Result of a replay: the runs of each job, the waiting times and the capacity bought."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ class Run(NamedTuple):
 
     @property
     def accelerators(self) -> int:
-        """On all its nodes."""
+        """Accelerators on all its nodes."""
         return len(self.nodes) * self.each
 
 
 @dataclass(slots=True)
 class Replay:
-    """What became of the jobs, by their index in the trace, and what it took."""
+    """Waiting and end times of the jobs, by their index in the trace, and the capacity used."""
 
     wait_s: list[float]
-    """In the queue and for starting nodes, before the first start and after every interruption."""
+    """Time in the queue and for starting nodes, before the first start and after every interruption."""
     end_s: list[float]
     runs: list[Run] = field(default_factory=list)
     bought_accelerator_s: dict[str, float] = field(default_factory=dict)
     """Paid, by class of nodes; of the fixed nodes until the last job has ended."""
     most_nodes: dict[str, int] = field(default_factory=dict)
-    """At one time, by class."""
+    """Largest number of nodes at one time, by class."""
     wasted_accelerator_s: float = 0.0
-    """Of running jobs: restarts, lost work, and checkpoints for the sake of spot nodes."""
+    """Accelerator-seconds of restarts, lost work, and checkpoints taken because of spot nodes."""
     interruptions: int = 0

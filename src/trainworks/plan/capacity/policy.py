@@ -1,4 +1,4 @@
-"""What is bought and when: fixed nodes, and elastic ones that come with the queue and go when idle."""
+"""A capacity policy: fixed nodes, and elastic nodes that follow the queue."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ FIXED, SPOT, ON_DEMAND = "fixed", "spot", "on-demand"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Elastic:
-    """Nodes that are ordered when the queue asks for them. They are paid from the order on, in seconds."""
+    """Nodes ordered when the queue needs them, paid by the second from the order on."""
 
     max_nodes: int = 0
     start_latency_s: float = 300.0
-    """From the order to the first step."""
+    """Time from the order to the first step."""
     min_billing_s: float = 60.0
     idle_timeout_s: float = 900.0
     """An idle node is given back after it."""
@@ -29,11 +29,11 @@ class Spot(Elastic):
 
     mean_life_s: float = 8 * 3600.0
     notice_s: float = 120.0
-    """Between the warning and the end."""
+    """Time between the warning and the end."""
     checkpoint_write_s: float = 60.0
     """One checkpoint; inside of the notice it saves all work."""
     restart_s: float = 600.0
-    """Of a job that was interrupted, on top of waiting for its nodes: image, processes, loading the checkpoint."""
+    """Restart time of an interrupted job, without the wait for nodes: image, processes, loading the checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,4 +52,4 @@ class Policy:
     backfill: bool = True
     """A job may overtake if the first one in the queue does not start later for it (EASY)."""
     seed: int = 1
-    """Of the lives of spot nodes."""
+    """Seed of the lifetimes of spot nodes."""

@@ -35,20 +35,20 @@ _FIXED_ALONE = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
-    """Of one accelerator for one hour, USD/h."""
+    """Prices of one accelerator hour, USD/h."""
 
     fixed: Traced
     spot: Traced
     on_demand: Traced
 
     def of(self, name: str) -> Traced:
-        """Of a class of nodes."""
+        """Price of a class of nodes."""
         return {FIXED: self.fixed, SPOT: self.spot, ON_DEMAND: self.on_demand}[name]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What may be bought."""
+    """Limits on what may be bought."""
 
     node_accelerators: int
     fixed_nodes: int | None = None
@@ -69,7 +69,7 @@ class Point:
     utilisation: float
     """Accelerator-hours that jobs held over those paid."""
     wasted_share: float
-    """Of what jobs held: restarts, lost work, checkpoints for the sake of spot nodes."""
+    """Share of used accelerator-hours spent on restarts, lost work and checkpoints taken because of spot nodes."""
     interruptions: int
     cost_usd_per_week: float
 
@@ -125,7 +125,7 @@ def _rules(target: Traced, latency_s: float) -> list[tuple[float, float]]:
 
 
 def _carries(trace: JobTrace, policy: Policy) -> bool:
-    """Whether its nodes hold the largest job and at least the mean load, without and with the preemptible jobs."""
+    """True if the nodes can hold the largest job and the mean load, without and with the preemptible jobs."""
     nodes = policy.fixed_nodes + policy.on_demand.max_nodes
     largest = max(policy.fixed_nodes, policy.on_demand.max_nodes)
     work_s = trace.accelerators * trace.duration_s / trace.span_s / policy.node_accelerators
@@ -172,7 +172,7 @@ def cheapest(points: Sequence[Point], target: Target) -> Point | None:
 
 
 def cost_of(point: Point, prices: Prices) -> Traced:
-    """The cost of a point with where it comes from."""
+    """Traced cost of a point."""
     parts: dict[str, Traced] = {}
     for name, hours in point.bought_h_per_week.items():
         if name == FIXED:

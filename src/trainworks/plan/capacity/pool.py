@@ -54,7 +54,7 @@ class Pool:
         return len(self._nodes_by_free[self.node_accelerators])
 
     def is_empty(self, node: int) -> bool:
-        """Whether the node is here and has no job."""
+        """True if the node is here and has no job."""
         return self.free.get(node) == self.node_accelerators
 
     def find(self, need: Need, avoid: Collection[int] = ()) -> list[int]:
@@ -86,9 +86,9 @@ class Pool:
             self.free_accelerators += accelerators
 
     def reservation(self, need: Need, ends: Iterable[tuple[float, Iterable[int], int]]) -> tuple[float, set[int]]:
-        """When a job could start at the latest if nothing else did, and on which nodes.
+        """Latest start of a job if nothing else started, and its nodes then.
 
-        Of more nodes than it needs those are named that are free the latest, which leaves the others to be backfilled.
+        If more nodes become free than the job needs, it gets the latest; backfill can use the others.
 
         Args:
             need: of the job, which does not fit now and would fit into an empty pool.

@@ -20,10 +20,10 @@ _SHOWN = 3
 def prices_for(
     node: Node | None, *, on_demand: float | None = None, spot: float | None = None, fixed: float | None = None
 ) -> Prices:
-    """USD per accelerator hour of each class of nodes; spot has the on-demand price where nobody sells it.
+    """USD per accelerator hour of each class of nodes; spot falls back to the on-demand price.
 
-    Offers of that node count; where there is none, those of its accelerator. Of several zones the median one counts.
-    The fixed price is on demand * (1 - committed-use discount).
+    Uses offers of that node, else of its accelerator, and the median of several zones. The fixed price is
+    on demand * (1 - committed-use discount).
 
     Args:
         node: of the catalogue; None where only its number of accelerators is known, so that prices must be given.
@@ -32,7 +32,7 @@ def prices_for(
         fixed: of own or reserved nodes.
 
     Raises:
-        UsageError: a price is needed that nobody gave.
+        UsageError: a required price is unknown.
     """
     asked = _price("on-demand price", on_demand, {} if node is None else _on_demand(node))
     if asked is None:

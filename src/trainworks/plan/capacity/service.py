@@ -1,4 +1,4 @@
-"""How well a replay served its jobs: waiting times and deadlines."""
+"""Service quality of a replay: waiting times and deadlines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainworks.plan.capacity.outcome import Replay
 __all__ = ["Service", "Target", "num_deadlines", "service_of"]
 
 _ROUNDING = 1e-12
-"""Of sums of seconds, so that a job that ends at its deadline is in time."""
+"""Relative rounding error of sums of seconds; a job that ends at its deadline is in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,31 +29,31 @@ class Service:
     deadlines_met: float | None
     """Share of the deadlines that could be met at all; None without any."""
     teams: Mapping[str, Service] = field(default_factory=dict)
-    """By name; empty for a team itself."""
+    """Service by team name; empty for a team itself."""
 
     @property
     def worst_wait_s(self) -> float:
-        """That 90 % of the jobs of every team do not exceed."""
+        """Wait that 90 % of the jobs of every team do not exceed."""
         return max((team.wait_p90_s for team in self.teams.values()), default=self.wait_p90_s)
 
     @property
     def worst_deadlines_met(self) -> float | None:
-        """Of the team with the lowest share."""
+        """Share of deadlines met by the team with the lowest share."""
         shares = [team.deadlines_met for team in self.teams.values() if team.deadlines_met is not None]
         return min(shares, default=self.deadlines_met)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What every team is promised; exactly one of the two is given."""
+    """Service target of every team; exactly one of the two is set."""
 
     wait_s: float | None = None
-    """That 90 % of a team's jobs wait at most."""
+    """Longest wait of 90 % of a team's jobs."""
     deadlines: float | None = None
     """Share to meet of a team's deadlines, as far as they can be met at all."""
 
     def is_met(self, service: Service) -> bool:
-        """Whether this service keeps the promise.
+        """True if this service meets the target.
 
         Raises:
             UsageError: deadlines are promised and no job has one that it can meet.

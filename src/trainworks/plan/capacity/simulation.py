@@ -35,15 +35,15 @@ __all__ = ["replay"]
 _DEPTH = 100
 """Jobs of the queue that one pass looks at."""
 _MOST_INTERRUPTIONS = 1000
-"""Of one job, after which it counts as one that never ends."""
+"""Interruptions of one job after which the replay reports that it never ends."""
 _SPOT_ATTEMPTS = 3
 """Interruptions after which a job is kept off spot nodes if it fits elsewhere."""
 _FIXED_ALONE = (FIXED,)
 _GIVES, _TAKES = 0, 1
-"""Of events at one time those that free nodes come first."""
+"""Order of simultaneous events: those that free nodes come first."""
 
 _Reservation = tuple[int, float, set[int]]
-"""Of the first job that waits for fixed nodes: the job, when it will start at the latest, and on which nodes."""
+"""Reservation of the first job that waits for fixed nodes: the job, its latest start and its nodes."""
 
 
 def replay(trace: JobTrace, policy: Policy) -> Replay:
@@ -129,7 +129,7 @@ class _Simulation:
             self._at(self.now_s + self.policy.patience_s, _TAKES, self._look_at_queue)
 
     def _look_at_queue(self) -> None:
-        """Somebody loses patience: nothing happens but the look at the queue that follows every event."""
+        """A job's patience is over. The event only triggers the pass over the queue that follows every event."""
 
     def _end(self, job: int, name: str) -> None:
         run = self.running[name].get(job)
@@ -210,7 +210,7 @@ class _Simulation:
         return max(pool.free_accelerators for pool in self.pools.values())
 
     def _place(self, job: int, reserved: _Reservation | None, held: set[str]) -> tuple[str, list[int]] | None:
-        """Where the job can start now."""
+        """Pool and nodes on which the job can start now."""
         need = self.needs[job]
         for name in self.allowed[job]:
             pool = self.pools[name]
@@ -228,7 +228,7 @@ class _Simulation:
         return name == SPOT and self.interrupted[job] >= _SPOT_ATTEMPTS and len(self.allowed[job]) > 1
 
     def _reservation(self, job: int) -> _Reservation:
-        """It stays as it is while the job waits: run times are known, and nobody touches its nodes for longer."""
+        """A reservation stays valid while its job waits: run times are known and later jobs may not exceed it."""
         if self.reserved is not None and self.reserved[0] == job:
             return self.reserved
         ends = ((run.end_s, run.nodes, run.each) for run in self.running[FIXED].values())
@@ -278,7 +278,7 @@ class _Simulation:
         return self.policy.backlog_s * at_hand if at_hand else 0.0
 
     def _is_pressing(self, job: int) -> bool:
-        """Whether nodes are ordered for it whatever the backlog: it has no others, or has waited long enough."""
+        """True if nodes are ordered for the job at any backlog: it fits nowhere else, or has waited long enough."""
         return FIXED not in self.allowed[job] or self.now_s >= self.since_s[job] + self.policy.patience_s
 
     def _ordered_from(self, job: int, held: set[str]) -> str | None:

@@ -1,4 +1,4 @@
-"""Teams in words instead of a trace: how many jobs a week, how large, how long; sampled into a trace.
+"""Teams instead of a trace: jobs per week, sizes and run times, sampled into a trace.
 
 Jobs of a team arrive as a Poisson process. Their run times are log-normal: with the median m and the spread f, 68 % lie
 between m / f and m * f, and the mean is m * exp(ln(f)^2 / 2).
@@ -36,31 +36,31 @@ class Duration(Spec):
 
 
 class Team(Spec):
-    """What one team submits; two kinds of jobs are two teams."""
+    """Jobs one team submits; a team with two kinds of jobs is two teams."""
 
     jobs_per_week: Annotated[float, Field(gt=0, le=1e6)]
     accelerators: Annotated[int, Field(ge=1, le=10**6)]
-    """Of each job."""
+    """Accelerators of each job."""
     duration: Duration
     priority: Annotated[int, Field(ge=-(10**6), le=10**6)] = 0
     """A higher one goes first."""
     deadline: DurationS | None = None
-    """After the submission."""
+    """Latest end, as a time after the submission."""
     preemptible: bool = False
-    """Whether its jobs may run on spot nodes."""
+    """True if its jobs may run on spot nodes."""
     checkpoint: DurationS | None = None
-    """Between checkpoints that the run time has in it."""
+    """Time between the checkpoints included in the run time."""
     working_hours_share: Annotated[float, Field(ge=0, le=1)] = _WORKING_H / _WEEK_H
-    """Of the jobs that are submitted Monday to Friday, 9:00 to 18:00; evenly over the week when left out."""
+    """Share of jobs submitted Monday to Friday, 9:00 to 18:00; by default they are even over the week."""
 
 
 class Teams(Spec):
     """A file of teams."""
 
     weeks: Annotated[int, Field(ge=1, le=520)] = 8
-    """To sample."""
+    """Weeks to sample."""
     teams: Annotated[dict[str, Team], Field(min_length=1)]
-    """By name."""
+    """Teams by name."""
 
 
 def parse_teams(text: str, *, name: str) -> Teams:
@@ -98,7 +98,7 @@ def _problem(detail: Any, source: Source) -> UsageError:
 
 
 _FIELDS: dict[int, type[Spec]] = {1: Teams, 3: Team}
-"""By the depth of a key: `weeks`, `teams.vision.accelerators`, `teams.vision.duration.median`."""
+"""Schema by the depth of a key: `weeks`, `teams.vision.accelerators`, `teams.vision.duration.median`."""
 
 
 def sampled_jobs(teams: Teams, *, seed: int) -> list[Job]:
@@ -132,7 +132,7 @@ def _sampled(name: str, team: Team, weeks: int, seed: int) -> Iterator[Job]:
 
 
 def _hour_of_week(chance: random.Random, working_hours_share: float) -> float:
-    """From Monday, 0:00."""
+    """Submission time in hours since Monday, 0:00."""
     if chance.random() < working_hours_share:
         day, hour = divmod(chance.uniform(0, _WORKING_H), 9)
         return 24 * day + 9 + hour

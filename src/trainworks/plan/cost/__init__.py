@@ -1,1 +1,1 @@
-"""What a run or a year costs: rented, owned, and in electricity and carbon."""
+"""Cost of a run or a year: rented, owned, and in electricity and carbon."""

@@ -1,4 +1,4 @@
-"""From how many hours of training a year on owning costs less than renting.
+"""Hours of training a year above which owning costs less than renting.
 
 fixed + running * h = rent * h    so    h = fixed / (rent - running)
 """
@@ -15,11 +15,11 @@ def break_even_hours(owning: Owning, rent: Traced) -> Traced | None:
     """Hours of training a year at which owning costs as much as renting.
 
     Args:
-        owning: the cluster as one's own.
+        owning: costs of the cluster when owned.
         rent: of the same cluster, USD/h.
 
     Returns:
-        The hours, which may be more than a year has; None where an hour's electricity alone costs more than its rent.
+        The hours, possibly more than a year has; None if an hour's electricity alone costs more than its rent.
     """
     if rent.value <= owning.running.value:
         return None
@@ -29,5 +29,5 @@ def break_even_hours(owning: Owning, rent: Traced) -> Traced | None:
 
 
 def within_a_year(hours: Traced | None) -> bool:
-    """Whether a year has that many hours; otherwise owning never pays."""
+    """True if a year has that many hours; otherwise owning never pays."""
     return hours is not None and hours.value <= HOURS_OF_A_YEAR

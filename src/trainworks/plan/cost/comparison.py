@@ -30,7 +30,7 @@ from trainworks.plan.trace import Swing, Traced, fact, tornado, with_changed
 __all__ = ["YOU", "Comparison", "Line", "compare", "per_million"]
 
 YOU = "you"
-"""Provider of a price that the user names for the cluster as it is."""
+"""Provider of a price that the user gives for the cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +41,18 @@ class Line:
     costs: Mapping[Contract, Traced]
     """USD for the hours, by contract."""
     discount: Traced | None
-    """What spot saves once its waste is paid for; None without a spot or an on-demand price."""
+    """Discount of spot after its waste; None without a spot or an on-demand price."""
     break_even: Traced | None
     """Hours of training a year from which on owning is cheaper than on demand; None where it never is."""
 
     @property
     def first(self) -> Traced:
-        """On demand, or spot where nothing else is sold."""
+        """On-demand cost, or spot cost if nothing else is sold."""
         return next(iter(self.costs.values()))
 
     @property
     def may_not_join(self) -> bool:
-        """Whether the price is one accelerator's, and nobody says that several of them share a node."""
+        """True if the price covers one accelerator, without a promise that several share a node."""
         return sold_per_accelerator(self.offer) and self.offer.provider != YOU
 
     @property
@@ -75,15 +75,15 @@ class Comparison:
     lines: tuple[Line, ...]
     """The cheapest accelerator hour first."""
     owning: Owning | None
-    """None where nobody publishes the power, and so neither electricity nor a price."""
+    """Costs of owning; None if the power, and so neither electricity nor a price, is published."""
     owned: Traced | None
     """Owning for these hours, USD: the year, or the run's share of one."""
     energy: Traced | None
     carbon: Traced | None
     market: Traced | None
-    """These hours at the market price, USD; None without an on-demand offer."""
+    """Cost of these hours at the market price, USD; None without an on-demand offer."""
     against: Traced | None
-    """What renting at the market price costs more than owning, USD; None where either has no price."""
+    """Renting at the market price minus owning, USD; None if either has no price."""
 
     @property
     def roots(self) -> list[Traced]:
@@ -97,12 +97,12 @@ class Comparison:
 
     @property
     def swings(self) -> list[Swing]:
-        """What moves the answer, the widest first."""
+        """Uncertain inputs of the answer, the widest swing first."""
         return [] if self.answer is None else tornado(self.answer)
 
     @property
     def answer(self) -> Traced | None:
-        """What renting costs more than owning where both have a price, else the cost of the one that has."""
+        """Renting minus owning if both have a price, else the cost of the one that has."""
         return self.against or self.market or self.owned
 
 
@@ -122,10 +122,10 @@ def compare(
         cluster: to rent or to own.
         offers: of the catalogue or of a price table; those that do not fit are left out.
         hours: of training: a whole year's, or a run's.
-        hours_per_year: of training on a cluster of one's own, of which the run takes its share; None where `hours` is
-            the year's.
+        hours_per_year: hours of training on an owned cluster, of which the run takes its share; None if `hours` is
+            a year's.
         given: numbers that replace assumptions, by their names.
-        colocated: an own cluster stands in somebody else's data centre.
+        colocated: an owned cluster is in a colocation data centre.
         grid_name: country or cloud region of the electricity; None is the world's average.
 
     Raises:

@@ -32,7 +32,7 @@ def node_count(cluster: ClusterDescription) -> Traced:
 
 
 def node_power(cluster: ClusterDescription, given: Mapping[str, float] | None = None) -> Traced:
-    """Largest power of one node, W: what its vendor says, else that of its accelerators times what nodes add.
+    """Largest power of one node, W: the vendor's figure, else that of its accelerators times the overhead of a node.
 
     Args:
         cluster: whose nodes.
@@ -81,7 +81,7 @@ def energy(cluster: ClusterDescription, hours: Traced, given: Mapping[str, float
     """Electricity of training for these hours, cooling and losses of the building included, in Wh.
 
     Raises:
-        UsageError: nobody publishes the power.
+        UsageError: the power is not published.
     """
     given = given or {}
     nodes = node_count(cluster)

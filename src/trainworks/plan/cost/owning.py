@@ -1,4 +1,4 @@
-"""What a cluster costs its owner, per year and per accelerator hour.
+"""Cost of an owned cluster, per year and per accelerator hour.
 
     servers = N * p                                network = servers * f / (1 - f) * b
     capital = (servers * (1 - v) + network) / y    maintenance = (servers + network) * m
@@ -14,11 +14,11 @@ Symbols:
     c   rent of a kW and month, USD    h  hours of training in the year
     b   NIC bandwidth per accelerator over that of the node that it is usually sold in
 
-A network is taken to cost by its bandwidth: half of the NICs, half of the price. It has no residual value. Idle hours
-cost electricity too, at the idle share of the power. Staff is at least what the first node takes, and grows with the
-nodes from where one person has enough of them.
+The cost of a network is proportional to its bandwidth: half of the NICs, half of the price. It has no residual value.
+Idle hours cost electricity too, at the idle share of the power. Staff is at least that of the first node, and grows
+with the nodes once one person is fully occupied.
 
-Left out: interest, storage, the building where it is your own, taxes, insurance, and the months until it runs.
+Left out: interest, storage, an owned building, taxes, insurance, and the months until it runs.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ SERVER_PRICE = "server price"
 
 @dataclass(frozen=True, slots=True)
 class Owning:
-    """A cluster of one's own; every figure knows what it comes from."""
+    """Costs of an owned cluster."""
 
     capex: Traced
     """Servers and network, USD."""
     fixed: Traced
     """USD per year, however little it trains."""
     running: Traced
-    """What an hour of training adds, USD/h."""
+    """Additional cost of an hour of training, USD/h."""
     per_year: Traced
-    """USD per year at the hours that were asked for."""
+    """USD per year at the given hours."""
     per_accelerator_hour: Traced
     """USD per accelerator and hour of training."""
 
@@ -68,10 +68,10 @@ def own(
         cluster: nodes and accelerators.
         hours_per_year: hours of training, above 0 and at most 8,784.
         given: numbers that replace assumptions, by their names; also `server price` in USD and `node power` in W.
-        colocated: it stands in somebody else's data centre, which takes rent per kW beside the electricity.
+        colocated: it is in a colocation data centre, with rent per kW in addition to the electricity.
 
     Raises:
-        UsageError: nobody publishes the power.
+        UsageError: the power is not published.
     """
     given = given or {}
     nodes, power = node_count(cluster), node_power(cluster, given)
@@ -149,7 +149,7 @@ def _place(nodes: Traced, power: Traced, given: Mapping[str, float], *, colocate
 
 
 def _electricity(nodes: Traced, power: Traced, given: Mapping[str, float], *, idle: bool) -> Traced:
-    """Of a year of idling, or what an hour of training takes beyond that."""
+    """Electricity of an idle year, or the additional electricity of an hour of training."""
     resting, training = _assumed("power while idle", given), _assumed("power while training", given)
     pue, electricity = _assumed("PUE", given), _assumed("electricity", given)
     kilowatts = nodes * power / 1000

@@ -1,4 +1,4 @@
-"""What renting costs, by kind of contract.
+"""Cost of renting, by kind of contract.
 
     on-demand   price * n / k * h
     reserved    price * (1 - discount) * n / k * max(h, term)
@@ -6,14 +6,14 @@
 
 Symbols:
     price   of an offer and hour, USD; of spot the median zone, between the cheapest and the dearest
-    n, k    accelerators that are wanted, and those of one offer; n/k is rounded up
+    n, k    accelerators needed, and those of one offer; n/k is rounded up
     h       hours of progress; a spot job runs h / (1 - waste) of them
     C, T    time to save, and the best time between saves (`plan/checkpoint.py`)
     R, M    time from a preemption to the next step, and mean life of a spot job
 
-A commitment is paid for its whole term, however short the run. M is the life of the whole job: preemptions come by
-zone, and the nodes of a job stand in one. A notice before a preemption is not counted on, though a save that fits into
-it would keep what is lost on average, T/2.
+A commitment is paid for its full term, however short the run. M is the life of the complete job: preemptions come by
+zone, and the nodes of a job share one. The formula does not rely on a notice before a preemption, although a save that
+fits into it would avoid the mean loss, T/2.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ CONTRACTS: tuple[Contract, ...] = ("on-demand", "reserved", "spot")
 
 
 def offers_for(cluster: ClusterDescription, offers: Iterable[Offer]) -> list[Offer]:
-    """The offers that such a cluster can be rented by, the cheapest first.
+    """Offers by which such a cluster can be rented, the cheapest first.
 
-    A cluster of an instance (`8x p5.48xlarge`) is rented as that, if it is offered. Any other can be rented wherever
-    its accelerators come in nodes that hold as many as reach each other in one of its nodes, or are priced one by one.
-    A smaller instance makes no such node.
+    A cluster of an instance (`8x p5.48xlarge`) is rented as that instance, if it is offered. Any other cluster can use
+    offers of its accelerator whose nodes are at least as large as its scale-up domain within a node, and offers priced
+    per accelerator. A smaller instance cannot replace such a node.
     """
     same = [offer for offer in offers if offer.accelerator == cluster.accelerator.name and contracts(offer)]
     instance = cluster.node.name if cluster.node is not None and cluster.node.kind == "instance" else None
@@ -74,7 +74,7 @@ def _fits(offer: Offer, cluster: ClusterDescription) -> bool:
 
 
 def sold_per_accelerator(offer: Offer) -> bool:
-    """Whether the price is one accelerator's, and names no instance: how many of them share a node is not said."""
+    """True if the offer prices one accelerator and names no instance, so that the size of its nodes is unknown."""
     return offer.node is None and offer.accelerators == 1
 
 
@@ -112,7 +112,7 @@ def rent(
     given: Mapping[str, float] | None = None,
     wasted: Traced | None = None,
 ) -> Traced:
-    """What renting costs for these hours of progress, USD.
+    """Rental cost of these hours of progress, USD.
 
     Args:
         offer: has that contract (`contracts`).
@@ -120,7 +120,7 @@ def rent(
         num_accelerators: rented in whole offers.
         hours: of progress, in h; spot runs longer.
         given: numbers that replace assumptions, by their names.
-        wasted: share of a spot job's hours without progress, where it is known better than `spot_waste` says.
+        wasted: share of a spot job's hours without progress, if known better than by `spot_waste`.
 
     Raises:
         UsageError: the offer has no such contract, or a spot job lives too short to make progress.
@@ -144,7 +144,7 @@ def price_per_hour(
     given: Mapping[str, float] | None = None,
     wasted: Traced | None = None,
 ) -> Traced:
-    """What an hour of progress costs with all accelerators, USD/h; arguments and errors as of `rent`."""
+    """Cost of an hour of progress with all accelerators, USD/h; arguments and errors as for `rent`."""
     if contract not in contracts(offer):
         sold = ", ".join(contracts(offer)) or "nothing"
         raise UsageError(f"{offer.name} has no {contract} price", hint=f"it has {sold}")
@@ -211,7 +211,7 @@ def spot_interval(given: Mapping[str, float] | None = None) -> Traced:
 
 
 def effective_discount(offer: Offer, given: Mapping[str, float] | None = None) -> Traced | None:
-    """What spot saves of the on-demand price once the waste is paid for; None without both prices."""
+    """Discount of spot against on-demand after its waste; None without both prices."""
     if offer.usd_per_hour is None or not offer.spot_usd_per_hour:
         return None
     spot = _spot(offer)
@@ -223,7 +223,7 @@ def effective_discount(offer: Offer, given: Mapping[str, float] | None = None) -
 
 
 def notice_s(provider: str) -> float | None:
-    """Time that a provider gives between notice and preemption; None where it promises none that we know of."""
+    """Time between a provider's notice and the preemption; None if no promise is known."""
     name = f"spot notice of {provider}"
     return assumption(name).typical if has("assumptions", name) else None
 

@@ -1,4 +1,4 @@
-"""What the worker's blocks keep for their backward, and what its loss needs, counted from the tensors autograd saves.
+"""Activations that the worker's blocks keep for backward, and memory of its loss, from the tensors autograd saves.
 
 Symbols: those of `plan.parameters`; t tp, e bytes of a value in products, r bytes of the residual stream, M tokens of
 a micro-batch on this rank.
@@ -15,23 +15,23 @@ from trainworks.record.resolved import ModelShape
 __all__ = ["BlockBytes", "block_bytes", "loss_bytes", "micro_batches_under_way"]
 
 _CHUNK_BYTES = 32 << 20
-"""Of fp32 logits at a time (worker.loss)."""
+"""Bytes of fp32 logits at a time (worker.loss)."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockBytes:
-    """Of one block, per token of a rank."""
+    """Activation memory of one block, per token of a rank."""
 
     whole: float
     """All that its backward uses."""
     kept: float
-    """What of that the layout's recompute keeps from forward to backward."""
+    """Share of that which the layout's recompute keeps from forward to backward."""
     passing: float
     """Gradients inside the block at its widest."""
 
 
 def block_bytes(shape: ModelShape, layout: ResolvedLayout, *, precision: str, sharded: bool) -> BlockBytes:
-    """Of a block with gates and RMSNorm (llama), else of one without and with LayerNorm (gpt2); per token.
+    """Activation memory of a block with gates and RMSNorm (llama), or without and with LayerNorm (gpt2), per token.
 
         norms     16 h or 4 r h, / t with sequence parallelism: input and normalised input, in fp32 by RMSNorm
         products  e h * (2 or 1 inputs), 5 or 4 where autocast makes a copy for each product
@@ -77,9 +77,11 @@ def _mlp(shape: ModelShape, layout: ResolvedLayout, *, e: int, expert_bytes: int
 
 
 def loss_bytes(shape: ModelShape, layout: ResolvedLayout, *, sequence_length: int, precision: str) -> float:
-    """Of the chunked cross-entropy: the larger of its first piece (8 bytes per logit: logits and exponentials) and of
-    a later one (4 more: the piece before), in 16 bits 2 more; the gradients of hidden states and of the output matrix,
-    and one product that is added to the latter.
+    """Memory of the chunked cross-entropy.
+
+    The larger of its first chunk (8 bytes per logit: logits and exponentials) and of a later one (4 more: the previous
+    chunk), in 16 bits 2 more; the gradients of hidden states and of the output matrix, and one product added to the
+    latter.
     """
     e = 4 if precision in FULL_PRECISIONS else 2
     rows = shape.vocabulary / layout.tp

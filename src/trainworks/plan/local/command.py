@@ -1,4 +1,4 @@
-"""Processes of a run on this machine, or on those that it asks for, and whether it has what `resources` asks for."""
+"""Processes of a run on this machine or on the nodes it requests, checked against `resources`."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _ONCE_PER_NODE = {"torchrun": "--nproc-per-node", "deepspeed": "--num_gpus"}
 
 
 class ResourceError(UsageError):
-    """This machine has less than is asked for.
+    """This machine has less than the run requests.
 
     Args:
-        field: the key of `resources` to blame, so that its line can be named.
+        field: key of `resources` that cannot be satisfied, to name its line.
     """
 
     def __init__(self, message: str, *, field: str, hint: str | None = None) -> None:
@@ -32,7 +32,7 @@ class ResourceError(UsageError):
 
 
 def as_asked(run_file: RunFile) -> HostFacts:
-    """All nodes of a run as one machine that has exactly what `resources` asks for, and a core per rank without it."""
+    """All nodes of a run as one machine with exactly the requested `resources`, by default one core per rank."""
     asked, nodes = run_file.resources or Resources(), run_file.nodes
     per_node = run_file.cluster.processes_per_node
     first = asked.accelerators[0] if asked.accelerators else None
@@ -55,10 +55,10 @@ def as_asked(run_file: RunFile) -> HostFacts:
 
 
 def choose_workload_processes(run_file: RunFile, host: HostFacts) -> Processes:
-    """Ranks of a workload, on no more than its `resources` where it names them.
+    """Ranks of a workload, within its `resources` if given.
 
     Raises:
-        ResourceError: the machine has less than `resources` asks for.
+        ResourceError: the machine has less than `resources` requests.
         UsageError: more ranks than accelerators, on a machine that has some.
     """
     resources, nodes = run_file.resources or Resources(), run_file.nodes
@@ -72,10 +72,10 @@ def choose_workload_processes(run_file: RunFile, host: HostFacts) -> Processes:
 
 
 def choose_command_processes(run_file: RunFile, host: HostFacts) -> Processes:
-    """How often a command starts, on how many nodes, with how many threads and accelerators each.
+    """Processes, nodes, threads and accelerators of a command.
 
     Raises:
-        ResourceError: the machine has less than `resources` asks for.
+        ResourceError: the machine has less than `resources` requests.
         UsageError: a launcher would be started once per rank.
     """
     starts, nodes = run_file.starts, run_file.nodes
@@ -97,7 +97,7 @@ def choose_command_processes(run_file: RunFile, host: HostFacts) -> Processes:
 
 
 def _processes_per_node(run_file: RunFile, host: HostFacts, asked: int) -> int | None:
-    """As written; else one where the command makes the ranks, and under MPI a slot per accelerator or per core."""
+    """Processes as configured; else one if the command starts the ranks, and under MPI one per accelerator or core."""
     if run_file.cluster.processes_per_node != "auto":
         return None
     if run_file.starts == "per_node":
@@ -108,7 +108,7 @@ def _processes_per_node(run_file: RunFile, host: HostFacts, asked: int) -> int |
 
 
 def _accelerators_per_node(resources: Resources, host: HostFacts, nodes: int) -> int:
-    """Of the first alternative that this machine can give to every node; 0 if none is asked for."""
+    """Accelerators of the first alternative that this machine can give to every node; 0 if none is requested."""
     if resources.accelerators is None:
         return 0
     for request in resources.accelerators:
@@ -129,7 +129,7 @@ def _present(host: HostFacts) -> str:
 
 
 def _is_called(wanted: str | None, name: str) -> bool:
-    """Whether a driver's name is that of `A100`, `A100-80GB` or `H100-SXM`: all parts of it, `SXM` for any `SXM4`."""
+    """True if a driver's device name matches `A100`, `A100-80GB` or `H100-SXM`: all parts, `SXM` for any `SXM4`."""
     if wanted is None:
         return True
     parts = re.split(r"[\s_-]+", name.lower())

@@ -1,4 +1,4 @@
-"""What a rank waits for others in one step: on a CPU every collective blocks its caller, so that nothing hides.
+"""Time a rank waits for others in one step: on a CPU every collective blocks its caller, so nothing is hidden.
 
 Symbols: n ranks of a group, S bytes, B measured bus bandwidth, a measured latency of an all-reduce, M tokens of a
 micro-batch on this rank, m micro-batches, and those of `plan.parameters`.
@@ -51,7 +51,7 @@ def all_reduce_time_s(message_bytes: float, num_ranks: int, *, latency_s: float,
 def communication_s(
     shape: ModelShape, layout: ResolvedLayout, held: RankParameters, calibration: Calibration, *, sequence_length: int
 ) -> float:
-    """Of one step, of one pipeline rank: the sum over the axes."""
+    """Waiting time of one pipeline rank in one step: the sum over the axes."""
     sharded = is_sharded(shape, layout, calibration.precision)
     wires = _Wires(calibration)
     tokens = layout.micro_batch * sequence_length / layout.cp
@@ -80,11 +80,11 @@ class _Wires:
         )
 
     def half_s(self, num_bytes: float, ranks: int) -> float:
-        """Of a gather, a reduction to shards or an all-to-all, of so many bytes on all ranks or on each."""
+        """Time of a gather, a reduction to shards or an all-to-all of so many bytes on all ranks or on each."""
         return self.all_reduce_s(num_bytes / 2, ranks)
 
     def send_s(self, num_bytes: float) -> float:
-        """To one other rank."""
+        """Time to send to one other rank."""
         return self.all_reduce_s(num_bytes, 2)
 
 
@@ -112,7 +112,9 @@ def bucket_mib(shape: ModelShape, num_ranks: int, calibration: Calibration) -> i
 
 
 def _shards_s(shape: ModelShape, layout: ResolvedLayout, held: RankParameters, wires: _Wires, element: int) -> float:
-    """With zero 3 two gathers of the weights per micro-batch, else and under pipelines one per step; fp32 gradients to
+    """Time of the collectives of sharded weights and gradients.
+
+    With zero 3 two gathers of the weights per micro-batch, else and under pipelines one per step; fp32 gradients to
     their shards after every micro-batch, with zero 1 and under pipelines once; then summed over replicas.
     """
     m, at_once = layout.grad_accum_steps, layout.pp > 1

@@ -1,4 +1,4 @@
-"""Which layout and which micro-batch, where the run file leaves it open. A first rule; the search comes later."""
+"""Choice of the layout and micro-batch that a run file leaves open, among replicas and shards."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainworks.units import format_bytes
 __all__ = ["choose_layout"]
 
 _USABLE_SHARE = 0.8
-"""Of a rank's memory; the rest is the system's and the allocator's."""
+"""Usable share of a rank's memory; the rest belongs to the system and the allocator."""
 _NAMES = {
     "baseline_bytes": "the program itself",
     "optimizer_bytes": "optimizer state",
@@ -21,7 +21,7 @@ _NAMES = {
     "checkpoint_bytes": "the copy for a checkpoint",
 }
 _ENOUGH_TOKENS = 8192
-"""Per micro-batch: larger matrix products are no faster."""
+"""Tokens per micro-batch above which matrix products are no faster."""
 
 
 def choose_layout(
@@ -34,11 +34,12 @@ def choose_layout(
     baseline_bytes: int,
     device: str = "cpu",
 ) -> ResolvedLayout:
-    """Replicas if the model fits on every rank, else shards, else shards that compute activations again in backward;
-    the largest micro-batch that fits.
+    """Replicas if the model fits on every rank, else shards, else shards with recomputed activations.
+
+    The micro-batch is the largest that fits.
 
     Raises:
-        LayoutError: the wanted degrees do not multiply to the world size, do not divide the batch, or cannot cut the
+        LayoutError: the given degrees do not multiply to the world size, do not divide the batch, or cannot cut the
             model.
         EnvironmentProblem: nothing fits; the message says what is short.
     """

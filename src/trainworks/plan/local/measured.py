@@ -1,4 +1,4 @@
-"""The plan of a model that no formula describes: layouts to try, and what a trial of one says."""
+"""Plan of a custom model without a formula: layouts to try, and conclusions from a trial of one."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from trainworks.record.trial import Trial
 __all__ = ["check_own_optimizer", "make_measured_plan", "measured_layouts"]
 
 _START_S = 6.0
-"""From launch to the first step: importing torch, building the model, meeting the other ranks."""
+"""Time from launch to the first step: importing torch, building the model, rendezvous."""
 _SAVE_FIXED_S = 0.02
 _SAVE_BYTES_PER_S = 1e9
-"""Of the copy for which training stands still: a cautious guess, not measured."""
+"""Rate of the copy that stops training: a cautious assumption, not measured."""
 _LOG_INTERVAL_S = 1.0
 _MAX_LOG_STEPS = 50
 _LARGEST_MICRO_BATCH = 64
@@ -65,10 +65,10 @@ def _resolved(degrees: Layout, workload: Workload, world_size: int, micro_batch:
 
 
 def check_own_optimizer(workload: Workload, trial: Trial) -> None:
-    """The run file says nothing of an optimizer that the module builds.
+    """Refuse an optimizer in the run file if the module builds its own.
 
     Raises:
-        UsageError: it does.
+        UsageError: the run file configures an optimizer.
     """
     written = [name for name in ("betas", "eps", "weight_decay") if name in workload.optimizer.model_fields_set]
     if trial.own_optimizer and written:
@@ -130,7 +130,7 @@ def _num_steps(workload: Workload, trial: Trial) -> int:
 
 
 def _memory(trial: Trial, processes: Processes) -> MemoryTerms:
-    """Activations are what the measured peak leaves to them; the copy of a checkpoint comes on top."""
+    """Memory terms of a trial: activations are the rest of the measured peak; the copy of a checkpoint is added."""
     states = trial.weights_bytes + trial.gradients_bytes + trial.optimizer_bytes
     return MemoryTerms(
         baseline_bytes=trial.baseline_bytes,

@@ -16,8 +16,8 @@ from trainworks.record.resolved import MemoryTerms, ModelShape
 __all__ = ["checkpoint_bytes", "predict_memory"]
 
 _HEAP_SHARE = 0.6
-"""Of what glibc holds for tensors that come and go, what is in use: freed memory of their size serves no aligned
-request of the same size again. Measured (docs/reference/local-accuracy.md)."""
+"""Share of glibc's memory for short-lived tensors that is in use: freed memory of their size cannot serve an aligned
+request of the same size. Measured (docs/reference/local-accuracy.md)."""
 _MAPPED_BYTES = 32 << 20
 """Larger tensors are mapped on their own and given back (MALLOC_MMAP_THRESHOLD_ of the ranks)."""
 _BLOCKS_IN_FLIGHT = 2
@@ -43,9 +43,9 @@ def predict_memory(
                      a pipeline
         logits       of the chunked loss
         allocator    what comes and goes, times (1 / share in use - 1)
-        checkpoint   12 N / s: the copy that is written while training goes on
+        checkpoint   12 N / s: the copy written while training continues
 
-    On a CPU the optimizer and the activations are in the host's memory anyway, so that offloading them saves nothing.
+    On a CPU the optimizer and the activations are already in the host's memory, so offloading them saves nothing.
     """
     ranks = [
         _rank(shape, layout, pp_rank, sequence_length, precision, baseline_bytes, device)

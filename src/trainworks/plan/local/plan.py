@@ -18,7 +18,7 @@ from trainworks.record.resolved import ModelShape, Plan, Processes
 __all__ = ["choose_processes", "make_plan", "num_steps"]
 
 _START_S = 6.0
-"""From launch to the first step: importing torch, building the model, meeting the other ranks."""
+"""Time from launch to the first step: importing torch, building the model, rendezvous."""
 _SAVE_FIXED_S = 0.02
 """Host work of starting an asynchronous checkpoint."""
 _LOG_INTERVAL_S = 1.0
@@ -52,7 +52,7 @@ def num_steps(workload: Workload, *, tokens_in_data: int | None) -> int:
     """Optimizer steps of `train_for`; tokens are rounded up to whole steps.
 
     Raises:
-        UsageError: epochs were asked for and the size of the data is not known yet.
+        UsageError: `train_for` is in epochs and the size of the data is not known yet.
     """
     tokens_per_step = workload.global_batch * workload.data.sequence_length
     if workload.train_for.unit == "steps":
@@ -75,7 +75,7 @@ def make_plan(
     steps: int,
     accelerator: Accelerator | None = None,
 ) -> Plan:
-    """Predict the run from what was decided and what was measured.
+    """Predict the run from its decisions and the calibration.
 
     Args:
         run_file: of the run.
@@ -84,7 +84,7 @@ def make_plan(
         processes: the ranks.
         calibration: of this machine.
         steps: optimizer steps.
-        accelerator: of the nodes, whose fleet says how often they fail; None where the catalogue has none.
+        accelerator: of the nodes, to look up their failure rate; None if the catalogue has none.
     """
     workload = run_file.workload
     assert workload is not None

@@ -1,4 +1,4 @@
-"""What a layout takes: memory and time together, from what was measured."""
+"""Memory and step time of a layout, from a calibration."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Price", "Pricing", "pricing"]
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What a layout takes on its fullest rank, as predicted."""
+    """Predicted memory and time of a layout on its fullest rank."""
 
     memory: MemoryTerms
     step_time: StepTimeTerms

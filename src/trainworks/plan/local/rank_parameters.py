@@ -20,7 +20,7 @@ from trainworks.record.resolved import ModelShape
 __all__ = ["FULL_PRECISIONS", "RankParameters", "is_sharded", "rank_parameters"]
 
 FULL_PRECISIONS = ("fp32", "tf32")
-"""Those whose activations take 4 bytes."""
+"""Precisions whose activations take 4 bytes."""
 
 _SMALLEST_UNIT = 4 << 20
 """Parameters: blocks below are gathered together (worker.parallel.data_parallel)."""
@@ -28,7 +28,7 @@ _SMALLEST_UNIT = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class RankParameters:
-    """What one pipeline rank holds of the model, cut by tp and ep."""
+    """Parameters of one pipeline rank, cut by tp and ep."""
 
     layers: int
     dense: float
@@ -36,20 +36,20 @@ class RankParameters:
     experts: float
     """Routed experts, which dp_shard * cp * tp / ep ranks share."""
     ends: float
-    """Of the dense ones, embedding and output: the root of the sharded units."""
+    """Dense parameters of embedding and output: the root of the sharded units."""
     unit: float
-    """Of the largest other unit that is gathered at once."""
+    """Parameters of the largest other unit that is gathered at once."""
     units: int
     has_first: bool
     has_last: bool
 
     @property
     def total(self) -> float:
-        """All of them."""
+        """Number of all parameters."""
         return self.dense + self.experts
 
     def sharded(self, layout: ResolvedLayout) -> float:
-        """Those that this rank keeps of them."""
+        """Parameters that this rank keeps after sharding."""
         shards = layout.dp_shard * layout.cp
         return self.dense / shards + self.experts / max(1, shards * layout.tp // layout.ep)
 
@@ -83,8 +83,9 @@ def rank_parameters(shape: ModelShape, layout: ResolvedLayout, pp_rank: int) -> 
 
 
 def is_sharded(shape: ModelShape, layout: ResolvedLayout, precision: str) -> bool:
-    """Whether FSDP2 holds the weights, by the worker's rule: it also keeps 32-bit weights beside 16-bit ones and sums
-    the gradients of replicas that are cut.
+    """True if FSDP2 holds the weights, by the worker's rule.
+
+    FSDP2 also keeps 32-bit weights with 16-bit ones and sums the gradients of replicas with cut weights.
     """
     if layout.offload_optimizer or layout.dp_shard * layout.cp > 1:
         return True

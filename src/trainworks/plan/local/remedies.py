@@ -1,7 +1,7 @@
-"""What a run that ran out of memory could do instead: neighbouring layouts, with what each saves and costs.
+"""Remedies after running out of memory: neighbouring layouts, with the memory each saves and the time it costs.
 
 A neighbour moves a factor from one axis to another, takes a smaller micro-batch, or switches on an option that saves
-memory. Whatever the validation of a layout accepts is tried.
+memory. Every layout that passes validation is a candidate.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Remedy:
     layout: ResolvedLayout
     saves_bytes: int
     step_time_ratio: float
-    """Predicted step time over that of the layout as it is; below 1 it is even faster."""
+    """Predicted step time relative to the current layout; below 1 it is faster."""
     is_enough: bool
-    """Whether it saves as much as is needed."""
+    """True if it saves as much as is needed."""
 
 
 def cheapest_remedies(
@@ -54,10 +54,10 @@ def cheapest_remedies(
     needed_bytes: int,
     count: int = 3,
 ) -> tuple[Remedy, ...]:
-    """The cheapest neighbours that save at least `needed_bytes`; where too few do, those that save most follow.
+    """The cheapest neighbours that save at least `needed_bytes`, then those that save most.
 
-    Of remedies that change the same fields only the best is given. One that changes more than another that is enough
-    comes after all that do not.
+    Only the best of the remedies that change the same fields is returned. Remedies that change more than a sufficient
+    one come last.
     """
     now = price(layout)
     found = []

@@ -33,7 +33,7 @@ _PASSES_LOGITS = 14
 _OPS_PER_TENSOR_PARALLEL_BLOCK = 140
 """More of them where weights are distributed tensors: wrapping, unwrapping and looking up how they are cut."""
 _REPEATED = {"none": 0.0, "selective": 0.5, "full": 1.0}
-"""Of forward's element-wise work and operations, what backward does again."""
+"""Share of forward's element-wise work and operations that backward repeats."""
 _DATA_S = 3e-5
 """Handing over a batch that was read ahead."""
 
@@ -111,7 +111,7 @@ def _micro_batch_s(
 
 
 def _products_s(shape: ModelShape, layout: ResolvedLayout, calibration: Calibration, tokens: float) -> float:
-    """Of one block: forward 2 FLOPs per weight and token, backward twice that, at the rate of the measured product."""
+    """Products of one block: forward 2 FLOPs per weight and token, backward twice that, at the measured rate."""
     square, wide, _ = (gemm.flops_per_s for gemm in calibration.gemms)
     mlp = float(dense_mlp_parameters(shape))
     if shape.experts:

@@ -1,4 +1,4 @@
-"""Which tensor of a step an allocation is as large as."""
+"""Tensor of a step with the size of a given allocation."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Which layouts the worker can train a model with; each that it cannot is refused with the reason and a way out.
+"""Layouts the worker can train a model with; others are refused with a reason and an alternative.
 
-Some of these PyTorch would take and compute wrongly, in silence; the comment says which.
+Some of these PyTorch accepts and computes wrongly without an error; a comment marks them.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The network of a cluster: its switches and cables by topology, what traffic it carries, what it is built of."""
+"""Network of a cluster: switches and cables by topology, traffic, and bill of materials."""

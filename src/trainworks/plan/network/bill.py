@@ -1,9 +1,9 @@
-"""What a network is built of, and what that costs where prices are given.
+"""Bill of materials of a network, and its cost if prices are given.
 
     switches * price + NICs * price + cables * (cable + 2 transceivers)
 
-No price or power of a switch is published where it could be cited, so both are inputs, and what is not given is not
-counted. As a check there is the share of everything bought that networks usually are.
+No citable source publishes the price or power of a switch, so both are inputs, and missing ones are not counted. The
+usual share of a network in the capital cost serves as a check.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["LineItem", "Prices", "bill_of_materials", "bill_total", "switch_powe
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """US dollars of one, and watts of one switch; None where nobody said."""
+    """Price of one part in US dollars, and power of one switch in watts; None if not given."""
 
     switch_usd: float | None = None
     cable_usd: float | None = None
@@ -37,7 +37,7 @@ class LineItem:
     count: int
     each_usd: float | None
     total_usd: Traced | None
-    """None without a price."""
+    """Price of all; None without a unit price."""
 
 
 def bill_of_materials(design: NetworkDesign, prices: Prices) -> list[LineItem]:
@@ -61,7 +61,7 @@ def _item(name: str, plural: str, count: int, each_usd: float | None) -> LineIte
 
 
 def bill_total(items: Sequence[LineItem]) -> Traced | None:
-    """What the priced items cost together; None where none has a price."""
+    """Price of all priced items; None if none has a price."""
     priced = {f"item{number}": item.total_usd for number, item in enumerate(items) if item.total_usd is not None}
     return total(*priced.values()).named("network price", "USD", **priced) if priced else None
 
@@ -76,5 +76,5 @@ def switch_power(design: NetworkDesign, prices: Prices) -> Traced | None:
 
 
 def usual_share() -> Traced:
-    """Of everything bought, what networks usually are."""
+    """Usual share of the network in the capital cost."""
     return assumed("network share of capex")

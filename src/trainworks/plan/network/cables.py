@@ -1,11 +1,11 @@
-"""The cable plan: which port of which device is joined to which, each port once.
+"""Cable plan: the two device ports each cable joins, each port used once.
 
 Links to endpoints take a switch's ports from the first on, links to the tier above from the last on. A split port is
 `12/2`, its second link. The rows of one cable between switches that carries several links have the same number; so have
 those of a NIC that is split over planes.
 
-Racks stand in one row, 0.6 m wide; the switches of a set stand in the middle of its nodes, spines and cores in the
-middle of all. A cable takes 2 m at each end.
+Racks form one row, 0.6 m wide; the switches of a set are in the middle of its nodes, spines and cores in the middle of
+all. A cable takes 2 m at each end.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Cable:
     """One link."""
 
     tier: str
-    """As in `NetworkDesign.cables`."""
+    """Tier as in `NetworkDesign.cables`."""
     cable: int
     """Number of the cable within its tier, from 1 on."""
     from_device: str
@@ -50,7 +50,7 @@ class _End:
     device: str
     port: str
     place: float
-    """Node in whose rack the device stands."""
+    """Node whose rack holds the device."""
 
 
 class _Ports:

@@ -1,8 +1,8 @@
-"""From a cluster to its network: switches and cables by tier, what it can carry, and the largest it can be.
+"""Network of a cluster: switches and cables by tier, bandwidth, and its largest size.
 
-`bisection` is what one half of the nodes can send to the other, in one direction, over the worst cut between whole
-nodes: n c / 2 links where nothing blocks. `oversubscription` is that over what there is. Traffic between rails passes
-the nodes' scale-up links first where rails do not meet (NCCL's PXN).
+`bisection` is the bandwidth from one half of the nodes to the other, in one direction, over the worst cut between
+nodes: n c / 2 links if non-blocking. `oversubscription` is that over the available links. Traffic between rails that
+do not meet passes the nodes' scale-up links first (NCCL's PXN).
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _BY_PREFERENCE: tuple[Topology, ...] = (
     "dragonfly+",
     "dragonfly",
 )
-"""Of topologies with as many switches and tiers."""
+"""Preference among topologies with as many switches and tiers."""
 _ROUNDING = 1 + 1e-9
 CABLES_OF_SPARE_SLOT = 4
-"""Of a fabric manager in the place of a node (DGX SuperPOD H100: 252 cables for 31 nodes of 8)."""
+"""Cables of a fabric manager in the place of a node (DGX SuperPOD H100: 252 cables for 31 nodes of 8)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,9 @@ class NetworkDesign:
     topology: Topology
     cluster: ClusterDescription
     ports: Ports | None
-    """None without switches."""
+    """Ports of the switches; None without switches."""
     fabric: Tree | Groups | Grid
-    """Of one of the copies."""
+    """Structure of one copy of the fabric."""
     copies: int
     """Networks side by side: rails of their own, or planes."""
     rails: int
@@ -59,16 +59,16 @@ class NetworkDesign:
     max_nodes: int | None
     """Largest cluster, spare slots left out; None without a limit."""
     taper: float
-    """As asked for; leaves that are not full may have less."""
+    """Largest oversubscription requested; leaves that are not full may have less."""
 
     @property
     def nodes(self) -> int:
-        """Of the cluster."""
+        """Nodes of the cluster."""
         return self.cluster.num_nodes
 
     @property
     def nics(self) -> int:
-        """Of a node."""
+        """NICs of a node."""
         return self.cluster.nics
 
     @property
@@ -88,37 +88,37 @@ class NetworkDesign:
 
     @property
     def spare_cables(self) -> int:
-        """Of what stands in the spare slots."""
+        """Cables of the devices in the spare slots."""
         return self.spare_slots * min(CABLES_OF_SPARE_SLOT, self.nics)
 
     @property
     def endpoint_bytes_per_s(self) -> float:
-        """Of one NIC."""
+        """Bandwidth of one NIC."""
         return self.cluster.node_bytes_per_s / self.nics
 
     @property
     def switch(self) -> Switch | None:
-        """The one that it is built of."""
+        """Model of its switches; None without switches."""
         return self.ports.switch if self.ports else None
 
     @property
     def switches(self) -> Mapping[str, int]:
-        """By tier."""
+        """Switches by tier."""
         return _switches(self)
 
     @property
     def num_switches(self) -> int:
-        """Of all tiers."""
+        """Switches of all tiers."""
         return sum(self.switches.values())
 
     @property
     def cables(self) -> Mapping[str, int]:
-        """By what they join. A cable between switches carries as many links as a port is split into."""
+        """Cables by the tiers they join. A cable between switches carries as many links as a port is split into."""
         return _cables(self)
 
     @property
     def num_cables(self) -> int:
-        """Of all kinds."""
+        """Cables of all kinds."""
         return sum(self.cables.values())
 
     @property
@@ -133,12 +133,12 @@ class NetworkDesign:
 
     @property
     def bisection_bytes_per_s(self) -> float:
-        """Between two halves of the nodes, one direction."""
+        """Bandwidth between two halves of the nodes, in one direction."""
         return self.bisection_links * self.endpoint_bytes_per_s
 
     @property
     def oversubscription(self) -> float:
-        """What half of the NICs could send over what the bisection carries; 1 where nothing blocks."""
+        """Bandwidth of half of the NICs over that of the bisection; 1 if non-blocking."""
         return self.endpoints / 2 / self.bisection_links
 
 
@@ -292,7 +292,7 @@ def _automatic(wanted: Wanted) -> Topology:
 
 
 def serves(design: NetworkDesign) -> bool:
-    """Whether all nodes train together at the oversubscription that was asked for.
+    """True if all nodes can train together at the requested oversubscription.
 
     Every NIC reaches every other through switches, at that rate across the worst cut. Rails of one switch each may stay
     apart where scale-up links join them in the nodes; rails of several switches may not, because a lost link would cut
@@ -324,7 +324,7 @@ def _design(topology: Topology, wanted: Wanted, built: Built) -> NetworkDesign |
 
 
 def _refusal(topology: Topology, wanted: Wanted) -> UsageError:
-    """Why there is no such network, and which there is."""
+    """Error for an impossible network, with a possible one as the hint."""
     built, nodes = build(topology, wanted), wanted.cluster.num_nodes
     if built.ports is None:
         nics = wanted.cluster.nics

@@ -34,7 +34,7 @@ def figures_of(design: NetworkDesign) -> list[Traced]:
 
 
 def _given(design: NetworkDesign) -> dict[str, Traced]:
-    """What the counts come from, by the names that formulas use."""
+    """Inputs of the counts, by their symbols in formulas."""
     named = design.cluster.name
     found = {
         "nodes": fact("nodes", design.nodes, "", source=named),
@@ -91,7 +91,7 @@ def _one_tier(design: NetworkDesign, given: Mapping[str, Traced]) -> Traced:
 
 
 def _leaves(design: NetworkDesign, fabric: Tree, given: Mapping[str, Traced]) -> Traced:
-    """By formula; as counted where whole pods need a few more."""
+    """Leaf switches by formula; as counted if full pods need a few more."""
     nodes, nics, spare, rails = (given[name] for name in ("nodes", "nics", "spare", "rails"))
     full_down = leaf_ports(fabric.ports, design.taper)[0]
     down = computed("links down of a full leaf", full_down, "", by=_DOWN, links=given["links"], taper=given["taper"])

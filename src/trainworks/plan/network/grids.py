@@ -31,17 +31,17 @@ class Grid:
 
     @property
     def nodes(self) -> int:
-        """All of them."""
+        """Number of all nodes."""
         return prod(self.sides)
 
     @property
     def used_nics(self) -> int:
-        """Of each node: 2 c D."""
+        """NICs in use of each node: 2 c D."""
         return 2 * self.parallel * len(self.sides)
 
     @property
     def cables(self) -> int:
-        """Between nodes."""
+        """Cables between nodes."""
         return self.parallel * len(self.sides) * self.nodes
 
     @property
@@ -51,7 +51,7 @@ class Grid:
 
     @property
     def hops(self) -> int:
-        """To the farthest node."""
+        """Hops to the farthest node."""
         return sum(side // 2 for side in self.sides)
 
     @property

@@ -41,13 +41,13 @@ class Groups:
 
     @property
     def local_links(self) -> int:
-        """Between switches of the same group, of all groups: a s, or a (a - 1) / 2 without spines."""
+        """Links between switches of the same group, in all groups: a s, or a (a - 1) / 2 without spines."""
         each = self.members * self.spines if self.spines else self.members * (self.members - 1) // 2
         return self.count * each
 
     @property
     def global_links(self) -> int:
-        """Between groups: H g (g - 1) / 2."""
+        """Links between groups: H g (g - 1) / 2."""
         return self.pair_links * self.count * (self.count - 1) // 2
 
     @property

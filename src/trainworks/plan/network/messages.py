@@ -1,4 +1,4 @@
-"""Collectives whose time says what a network is worth: some usual sizes, or those of a job."""
+"""Representative collectives of a network: some usual sizes, or those of a job."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def usual_messages(cluster: ClusterDescription, sizes: Sequence[float] = MESSAGE
 
 
 def messages_of_job(job: AnyJob, planned: Prediction) -> list[Message]:
-    """What a layout sends most of: its gradients, and with experts the tokens to them.
+    """Largest messages of a layout: its gradients, and with experts the tokens to them.
 
     Gradients are those of the fullest rank, as if reduced in one piece: `zero` cuts them, and adds gathers of weights.
     The tokens are those of one block and one of its four all-to-alls: e k M h / t bytes.

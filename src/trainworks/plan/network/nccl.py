@@ -1,8 +1,8 @@
-"""What NCCL has to be told about a network, beyond what it finds out.
+"""NCCL settings for a network, beyond what NCCL detects.
 
-It finds adapters, rails, PCIe distances, peer access and in-node switches by itself, and a setting that repeats them
-goes wrong when a node changes: `NCCL_IB_HCA=mlx5_0`, often copied, takes one adapter of eight. So little is set, each
-thing with its reason. Source: NCCL User Guide, Environment Variables; aws-ofi-nccl.
+NCCL detects adapters, rails, PCIe distances, peer access and in-node switches, and a setting that repeats them breaks
+when a node changes: `NCCL_IB_HCA=mlx5_0`, often copied, uses one adapter of eight. So few variables are set, each with
+its reason. Source: NCCL User Guide, Environment Variables; aws-ofi-nccl.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["NcclSetting", "nccl_environment", "nccl_settings"]
 _VENDORS = ("NVIDIA", "AMD")
 """AMD's RCCL reads the same variables."""
 _WIDE_BYTES_PER_S = 100e9 / 8
-"""Of one adapter: more than the sockets that NCCL opens by itself carry."""
+"""Bandwidth of one adapter above that of the sockets NCCL opens by default."""
 
 
 @dataclass(frozen=True, slots=True)

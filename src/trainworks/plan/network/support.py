@@ -1,12 +1,12 @@
-"""The networks beside the compute fabric: storage, and management out of band.
+"""Networks in addition to the compute fabric: storage, and out-of-band management.
 
     storage     two ports of each node, on two leaves of a pair; 48 of a leaf's 64 ports are for nodes, 16 for the
                 storage system, or, with more than one pair, for spines: an even number that has these ports
     management  a port of each node, each switch and each of a rack's two power distribution units, on switches of 48
                 ports, with two links up from each
 
-Two ports to two switches is how NVIDIA's enterprise reference architectures join nodes to storage; everything is on the
-management network there too. How many ports the storage system needs is not known here.
+NVIDIA's enterprise reference architectures also join nodes to storage by two ports to two switches, and put every
+device on the management network. The number of ports of the storage system is unknown here.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class SupportNetworks:
 
 
 def support_networks(design: NetworkDesign, *, nodes_per_rack: int = NODES_PER_RACK) -> SupportNetworks:
-    """Storage and management of the same nodes.
+    """Storage and management networks of the same nodes.
 
     Args:
         design: the compute fabric.
-        nodes_per_rack: which says how many racks have power distribution units.
+        nodes_per_rack: determines the number of racks, which have power distribution units.
     """
     nodes = fact("nodes", design.nodes, "", source=design.cluster.name)
     down = fact("node ports of a storage leaf", 48, "", source=_RULES)

@@ -39,7 +39,7 @@ class Ports:
 
 
 def nic_bytes_per_s(cluster: ClusterDescription) -> float:
-    """Of one NIC, no more than its slot brings.
+    """Bandwidth of one NIC, limited by its slot.
 
     Raises:
         UsageError: the nodes have no NICs, or there is only one node.
@@ -73,7 +73,7 @@ def find_switch(text: str) -> Switch:
 
 
 def ports_for(cluster: ClusterDescription, switch: Switch | None = None, *, planes: int = 1) -> Ports:
-    """The switch that was asked for, or the catalogue's whose ports are the closest above the NIC, and its split.
+    """The given switch, or the catalogue's whose ports are the closest above the NIC, and its split.
 
     Args:
         cluster: whose NICs are joined.

@@ -1,4 +1,4 @@
-"""What each topology is made of for a cluster, and the largest that it can be.
+"""Structure of each topology for a cluster, and the largest cluster it supports.
 
 Symbols: n nodes with c NICs each, N = n c endpoints, r rails (NICs with the same place in their nodes), w = c / r NICs
 of a node on a rail, R links of a switch, t the taper (links down to links up of a leaf; 1 is non-blocking).
@@ -45,7 +45,7 @@ PLANES = 2
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What every topology is built from."""
+    """Requirements that every topology is built from."""
 
     cluster: ClusterDescription
     slots: int
@@ -68,7 +68,7 @@ def rails_of(cluster: ClusterDescription) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A topology's answer: what it is made of and what it could hold, spare slots among them."""
+    """Structure of a topology and its largest size, spare slots included."""
 
     fabric: Tree | Groups | Grid | None
     most_slots: int | None
@@ -141,7 +141,7 @@ def _grid(wanted: Wanted, axes: int) -> Built:
 
 
 def build(topology: Topology, wanted: Wanted) -> Built:
-    """What a topology is made of; its fabric is None where it cannot hold the nodes.
+    """Structure of a topology; its fabric is None if it cannot hold the nodes.
 
     Raises:
         UsageError: no switch fits the NICs, or its ports cannot be split for planes.

@@ -1,6 +1,6 @@
 """Time of a collective over a designed network.
 
-A network that blocks nothing gives what `collectives.py` says. One that does gives each node a share of its NICs:
+A non-blocking network has the times of `collectives.py`. A blocking one gives each node a share of its NICs:
 
     in order    1: neighbours of a ring are neighbours in the network, each leaf or group is entered and left once
     scattered   1 / oversubscription: every byte crosses the worst cut, as when a scheduler places ranks anywhere
@@ -9,9 +9,9 @@ A network that blocks nothing gives what `collectives.py` says. One that does gi
                 groups   H (g - 1) / (a p (1 - 1 / g))
                 grids    4 bisection / (N B): half of all traffic crosses the middle
 
-Where rails do not meet, or to keep to its rail, a byte for another rail first crosses the node's scale-up links (PXN):
-(r - 1) / r of what leaves the node. To that comes the latency of switches beyond the first, once per doubling of the
-nodes; without switches, of every NIC that a ring passes, there and back.
+Bytes for another rail first cross the node's scale-up links (PXN), if rails do not meet or to stay on the rail:
+(r - 1) / r of the bytes that leave the node. The latency of switches beyond the first is added once per doubling of
+the nodes; without switches, that of every NIC that a ring passes, there and back.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ def all_to_all_share(design: NetworkDesign) -> float:
 def effective_cluster(
     cluster: ClusterDescription, design: NetworkDesign, placement: Placement = "scattered"
 ) -> ClusterDescription:
-    """The cluster as a planner that knows no topology should see it: nodes with the share of their NICs that they get.
+    """The cluster as seen by a planner without topologies: nodes with their effective share of the NICs.
 
-    In a grid only the NICs that have a neighbour count.
+    Only the NICs that have a neighbour count in a grid.
 
     Args:
-        cluster: that of the design, or the same nodes with other switches or accelerators.
+        cluster: the cluster of the design, or the same nodes with other switches or accelerators.
         design: the network.
         placement: of the ranks.
     """
@@ -137,7 +137,7 @@ def _domains(design: NetworkDesign, message: Message) -> int:
 
 
 def _latency_s(design: NetworkDesign, message: Message) -> float:
-    """Of what lies behind the first switch, which the collectives' latency has in it."""
+    """Latency behind the first switch, which the latency of collectives includes."""
     hop_s, fabric, domains = _hop_s(design), design.fabric, _domains(design, message)
     if domains == 1:
         return 0.0
@@ -147,7 +147,7 @@ def _latency_s(design: NetworkDesign, message: Message) -> float:
 
 
 def _through_nodes_s(design: NetworkDesign, message: Message) -> float:
-    """What an all-to-all moves over the scale-up links so that every byte stays on its rail."""
+    """Time of an all-to-all on the scale-up links, so that every byte stays on its rail."""
     by_rail = design.topology in ("star", "rail-only", "rail-optimised", "multi-plane") and design.num_switches > 1
     if not by_rail or _domains(design, message) == 1:
         return 0.0

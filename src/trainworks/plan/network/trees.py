@@ -37,7 +37,7 @@ class Tree:
     up: int = 0
     """u, links to spines of each leaf; 0 in a star."""
     pods: int = 1
-    """P; 1 where there are no cores."""
+    """P; 1 without cores."""
     pod_spines: int = 0
     """s"""
     place_cores: int = 0
@@ -45,17 +45,17 @@ class Tree:
 
     @property
     def spines(self) -> int:
-        """Of all pods."""
+        """Spines of all pods."""
         return self.pods * self.pod_spines
 
     @property
     def cores(self) -> int:
-        """Of all places."""
+        """Cores of all places."""
         return self.pod_spines * self.place_cores
 
     @property
     def switches(self) -> int:
-        """Of all tiers."""
+        """Switches of all tiers."""
         return self.leaves + self.spines + self.cores
 
     @property
@@ -65,7 +65,7 @@ class Tree:
 
     @property
     def spine_core_links(self) -> int:
-        """As many as come up from the leaves; none without cores."""
+        """Links between spines and cores, as many as come up from the leaves; none without cores."""
         return self.leaf_spine_links if self.cores else 0
 
     @property

@@ -1,1 +1,1 @@
-"""What failures cost a run: expected goodput as formulas, and the whole run as a simulation of events."""
+"""Cost of failures for a run: expected goodput as formulas, and an event simulation of a run."""

@@ -1,4 +1,4 @@
-"""How often nodes fail and how long it takes, where nobody says: the published fleet of that kind of accelerator."""
+"""Default failure rates and recovery times, from the published fleet of that kind of accelerator."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = [
 
 
 def fleet_of(accelerator: Accelerator) -> Fleet | None:
-    """The fleet whose rate stands for accelerators of that architecture; None where none was published."""
+    """Fleet whose failure rate represents accelerators of that architecture; None if none is published."""
     return next(
         (fleet for fleet in load_catalog().fleets.values() if accelerator.architecture in fleet.stands_for), None
     )
@@ -43,22 +43,22 @@ def usual_failures(
     restart_s: float | None = None,
     repair_s: float | None = None,
 ) -> Failures:
-    """Failures of a job on that many nodes; what is not given is taken from the catalogue.
+    """Failures of a job on that many nodes; missing values come from the catalogue.
 
-    A fleet's failures are of two kinds. Those of hardware take the node away; the others, as far as the fleet counts
-    them, are as frequent per node and leave it usable. A rate that is given is that of both, in the fleet's proportion.
+    Hardware failures take the node away; other failures of the fleet leave it usable. A given rate covers both, in the
+    fleet's proportion.
 
     Args:
         accelerator: of the nodes.
         num_nodes: of the job, without spares.
-        save: time that training stands still for a checkpoint.
-        write: from then until it can be restored; synchronous where left out.
+        save: time that training stops for a checkpoint.
+        write: from then until it can be restored; synchronous by default.
         capacity_life_s: mean life of preemptible capacity.
         notice_s: warning before it is taken.
         capacity_wait_s: mean wait for new capacity.
         node_mttf_s: mean time between failures of one node, of all kinds.
-        detection_s: from a failure until it is noticed.
-        restart_s: from having all nodes until training goes on.
+        detection_s: from a failure until its detection.
+        restart_s: from having all nodes until training resumes.
         repair_s: of a node.
     """
     nodes = fact("nodes", num_nodes, "", source="of the cluster")
@@ -84,7 +84,7 @@ def usual_failures(
 
 
 def usual_node_mttf(accelerator: Accelerator | None, given_s: float | None = None) -> Traced:
-    """What was given, else the fleet's with the spread of all that was published, else the assumption."""
+    """The given value, else the fleet's with the range of all published ones, else the assumption."""
     fleet = None if accelerator is None else fleet_of(accelerator)
     spread = assumed("node MTTF", given_s)
     if given_s is not None or fleet is None:
@@ -108,12 +108,12 @@ def _by_kind(every: Traced, nodes: Traced, share: float, source: str) -> tuple[T
 
 @dataclass(frozen=True, slots=True)
 class SaveTimes:
-    """What one checkpoint takes."""
+    """Duration of one checkpoint."""
 
     stall: Traced
-    """Time that training stands still."""
+    """Time that training stops."""
     write: Traced
-    """From then until it can be restored: the write in the background."""
+    """Time from the stall until the checkpoint can be restored: the write in the background."""
 
 
 def save_times(
@@ -126,19 +126,19 @@ def save_times(
     stall_s: float | None = None,
     write_s: float | None = None,
 ) -> SaveTimes:
-    """Times of a checkpoint that is copied to host memory beside the next step, and written in the background.
+    """Times of a checkpoint copied to host memory during the next step and written in the background.
 
         stall    start + max(0, checkpoint * replicas / accelerators / copy rate - step)
         write    checkpoint / nodes / rate of one node
 
     Args:
-        checkpoint: bytes of one replica's state; None where no model is known.
+        checkpoint: bytes of one replica's state; None if no model is known.
         num_nodes: nodes that write together.
         num_accelerators: accelerators that hold the state.
         replicas: copies of the state among them.
-        step: time of the step that hides the copy; none hides it where left out.
-        stall_s: takes the place of the first formula.
-        write_s: takes the place of the second; 0 is a synchronous save.
+        step: time of the step that hides the copy; by default nothing hides it.
+        stall_s: replaces the first formula.
+        write_s: replaces the second; 0 is a synchronous save.
     """
     stall = None if stall_s is None else fact("save stall", stall_s, "s", source=GIVEN)
     write = None if write_s is None else fact("checkpoint write", write_s, "s", source=GIVEN)

@@ -1,7 +1,7 @@
-"""What is to be expected of a run that fails now and then, as formulas.
+"""Expected goodput of a run with failures, as formulas.
 
     M   mean time between interruptions of the job    T   work between two checkpoints      W   work of the whole run
-    C   time that training stands still to save       w   from then until it can be restored
+    C   time that training stops to save              w   from then until it can be restored
     R   detection and restart; a restart alone after preemption                              q   share of a cause in 1/M
 
     M = 1 / (N / node MTTF + 1 / other MTTF + 1 / life of the capacity)
@@ -14,9 +14,9 @@ checkpoint loses no work: it keeps M (1 - exp(-T/M)) / (1 - exp(-(T + C)/M)) in 
 last interruption, and takes C + w to save it. The wait for new capacity counts in ETTR and in the run time. It costs
 nothing, and does not count in runtime goodput.
 
-A job that has no node to go on with waits: with s spares and a = repair / node failures' mean distance, the nodes in
-repair are Erlang's loss system of s + 1 places, and the job waits for the share of time in which all are taken. That
-share depends on the mean repair time alone, not on its distribution.
+A job without a spare node waits: with s spares and a = repair / mean time between node failures, the nodes in repair
+are Erlang's loss system of s + 1 places, and the job waits for the share of time in which all are taken. That share
+depends only on the mean repair time, not on its distribution.
 
 Sources: Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", FGCS 22(3), 2006; Erlang,
 1917. Left out: stragglers, elastic jobs; `simulation` has them.
@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 _LEAST_WORK = 0.02
-"""Between two checkpoints, over the stall of one."""
+"""Smallest ratio of the work between two checkpoints to the stall of one."""
 _LARGEST_EXPONENT = 4.0
 """(T + C + R)/M beyond which a job has less than exp(-4), about 2 %, of its time left."""
 _SYNCHRONOUS = fact("checkpoint write", 0.0, "s", source="checkpoints are synchronous")
@@ -57,19 +57,19 @@ _NO_QUEUE = fact("queue", 0.0, "s", source="none asked for")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failures:
-    """How often a job fails, and what a failure takes; times in seconds."""
+    """Failure rates of a job, and the cost of each failure; times in seconds."""
 
     num_nodes: Traced
     node_mttf: Traced
-    """To a failure that takes the node away for repair."""
+    """Mean time to a failure that takes the node away for repair."""
     save: Traced
-    """C: training stands still for each checkpoint."""
+    """C: time that training stops for each checkpoint."""
     restart: Traced
     repair: Traced
     detection: Traced
-    """From a failure until it is noticed."""
+    """Time from a failure until its detection."""
     other_mttf: Traced | None = None
-    """Of the job: to a failure that leaves all nodes usable."""
+    """Mean time of the job to a failure that leaves all nodes usable."""
     capacity_life: Traced | None = None
     """Mean life of preemptible capacity."""
     notice: Traced = _NO_NOTICE
@@ -77,17 +77,17 @@ class Failures:
     capacity_wait: Traced = _NO_WAIT
     """Mean wait for new capacity, without accelerators."""
     write: Traced = _SYNCHRONOUS
-    """After the stall, until the checkpoint can be restored."""
+    """Time from the stall until the checkpoint can be restored."""
 
     @property
     def saves_before_preemption(self) -> bool:
-        """Whether the notice is long enough for a checkpoint."""
+        """True if the notice is long enough for a checkpoint."""
         return self.capacity_life is not None and self.notice.value >= self.save.value + self.write.value
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Means of a run; every number knows its formula."""
+    """Expected values of a run."""
 
     job_mttf: Traced
     interval: Traced
@@ -99,7 +99,7 @@ class Expected:
     run_time: Traced
     ettr: Traced
     failures: Traced
-    """Of nodes and of the job; preemptions are counted apart."""
+    """Failures of nodes and of the job; preemptions are counted separately."""
     preemptions: Traced
 
 
@@ -119,7 +119,7 @@ def _mean_time(name: str, failures: Failures, **others: Traced | None) -> Traced
 
 
 def _interruption_mttf(failures: Failures) -> Traced:
-    """Mean time between failures and preemptions, of whichever comes first."""
+    """Mean time to the first failure or preemption."""
     if failures.capacity_life is None:
         return job_mttf(failures)
     life = failures.capacity_life
@@ -164,7 +164,7 @@ def _blocked(load: float) -> Iterator[float]:
 
 
 def _repair_load(failures: Failures) -> Traced:
-    """Mean number of nodes in repair if the job never stood still."""
+    """Mean number of nodes in repair if the job never waited."""
     return (failures.num_nodes * failures.repair / failures.node_mttf).named(
         "nodes in repair", "", num_nodes=failures.num_nodes, repair=failures.repair, node_mttf=failures.node_mttf
     )
@@ -193,14 +193,14 @@ def expected(
     interval: Traced | None = None,
     queue: Traced = _NO_QUEUE,
 ) -> Expected:
-    """What a run is expected to take, if it is long enough to see many failures and preemptions.
+    """Expected goodput and duration of a run long enough for many failures and preemptions.
 
     Args:
-        failures: how often, and what each takes.
+        failures: rates and costs of failures.
         work: time on all nodes without failures or checkpoints.
-        spares: nodes beside those of the job.
-        shortest: interval below which nobody saves, such as one step.
-        interval: asked for; the optimal one where left out.
+        spares: nodes in addition to those of the job.
+        shortest: lower bound of the interval, such as one step.
+        interval: time between checkpoints; by default the optimal one.
         queue: wait before the first start.
 
     Raises:

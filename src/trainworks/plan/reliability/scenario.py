@@ -38,7 +38,7 @@ CAUSES = (
     "preempted",
     "queueing",
 )
-"""Where wall-clock time goes that is not work: each second belongs to one of them."""
+"""Causes of lost wall-clock time; each second belongs to one of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,32 +60,32 @@ class Scenario:
     node_mttf_s: float = math.inf
     """Mean time to a failure that takes the node away for repair."""
     other_mttf_s: float = math.inf
-    """Of the whole job: mean time to a failure that leaves all nodes usable, such as a software fault."""
+    """Mean time of the job to a failure that leaves all nodes usable, such as a software fault."""
     save_s: float = 0.0
-    """Training stands still for each checkpoint."""
+    """Time that training stops for each checkpoint."""
     write_s: float = 0.0
-    """From the end of that stall until the checkpoint can be restored: 0 for a synchronous one."""
+    """Time from the end of that stall until the checkpoint can be restored: 0 for a synchronous one."""
     detect_s: float = 0.0
-    """From a failure until it is noticed."""
+    """Time from a failure until its detection."""
     restart_s: float = 0.0
-    """From the moment that all nodes are there until training goes on: processes, communicators, loading."""
+    """Time from having all nodes until training resumes: processes, communicators, loading."""
     swap_s: float = 0.0
-    """To bring another node into the job; 0 for a hot spare."""
+    """Time to bring another node into the job; 0 for a hot spare."""
     repair_s: float = 0.0
     """Mean, exponentially distributed; the repaired node becomes a spare."""
     spares: int = 0
     replicas: int = 1
     """Equal parts of the job that can leave it one by one."""
     min_replicas: int = 1
-    """With fewer the job stands still; equal to `replicas` if it is not elastic."""
+    """Fewest replicas with which the job continues; equal to `replicas` if it is not elastic."""
     rejoin_s: float | None = None
-    """Stand-still when a missing replica comes back; as long as a restart where left out."""
+    """Pause when a missing replica comes back; by default as long as a restart."""
     slow_mttf_s: float = math.inf
-    """Of a node: mean time until it becomes a straggler."""
+    """Mean time until a node becomes a straggler."""
     slow_speed: float = 1.0
     """Speed of a job that has one, as a share."""
     slow_found_s: float = math.inf
-    """From then until it is found and replaced, after a save."""
+    """Time until a straggler is found and replaced, after a save."""
     preempt_s: float = math.inf
     """Mean life of the capacity, which is taken away as a whole."""
     notice_s: float = 0.0
@@ -105,7 +105,7 @@ class Scenario:
 
     @property
     def saves_before_preemption(self) -> bool:
-        """Whether the notice is long enough for a checkpoint."""
+        """True if the notice is long enough for a checkpoint."""
         return self.notice_s >= self.save_s + self.write_s
 
 
@@ -127,7 +127,7 @@ def _check(scenario: Scenario) -> None:
 
 
 def scenario_of(failures: Failures, *, work_s: float, interval_s: float, **more: Any) -> Scenario:
-    """The scenario of failures whose expectation is known; `more` are its other fields."""
+    """Simulation scenario of failures with a known expectation; `more` sets its other fields."""
     other, life = failures.other_mttf, failures.capacity_life
     return Scenario(
         num_nodes=round(failures.num_nodes.value),
@@ -153,7 +153,7 @@ def nodes_per_replica(accelerators_per_replica: int, accelerators_per_node: int)
 
 
 def elastic_replicas(num_nodes: int, nodes_each: int, fewest_nodes: int) -> tuple[int, int]:
-    """Replicas of a job, and the fewest that it goes on with.
+    """Replicas of a job, and the fewest with which it continues.
 
     >>> elastic_replicas(64, 4, 50)
     (16, 13)
@@ -163,7 +163,7 @@ def elastic_replicas(num_nodes: int, nodes_each: int, fewest_nodes: int) -> tupl
 
 
 def spread_of(low: float, high: float) -> float:
-    """Standard deviation of a logarithm whose 80 % interval is known: log(high / low) / 2.563.
+    """Standard deviation of a logarithm with a known 80 % interval: log(high / low) / 2.563.
 
     >>> spread_of(1.0, 1.0)
     0.0
@@ -177,13 +177,13 @@ class Outcome:
 
     work_s: Array
     badput_s: dict[str, Array]
-    """By cause, in the order of `CAUSES`; with the work it adds up to the wall-clock time."""
+    """Lost time by cause, in the order of `CAUSES`; with the work it adds up to the wall-clock time."""
     failures: npt.NDArray[np.int64]
     preemptions: npt.NDArray[np.int64]
 
     @property
     def wall_s(self) -> Array:
-        """From submission to the last checkpoint."""
+        """Time from submission to the last checkpoint."""
         total: Array = self.work_s + np.sum(list(self.badput_s.values()), axis=0)
         return total
 

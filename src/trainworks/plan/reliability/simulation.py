@@ -1,17 +1,17 @@
-"""A whole run, event by event, many trials at once.
+"""Event simulation of a run, many trials at once.
 
-Between two events nothing happens but work and checkpoints, which a closed formula counts: a cycle is T of work and C
-of saving. So all trials step from event to event together, as arrays, and the cost of a run does not grow with its
-length but with its failures. A run that expects more events than the bound is simulated for a part of its work, and its
-times are scaled up: after thousands of events the rest goes like the part before.
+Only work and checkpoints happen between two events, and a closed formula counts them: a cycle is T of work and C of
+saving. So all trials step from event to event together, as arrays, and the cost of a run grows with its failures, not
+its length. A run that expects more events than the bound is simulated for a part of its work, and its times are scaled
+up: after thousands of events the rest behaves like that part.
 
     events    a node fails | the job fails | a node becomes slow | capacity is taken | a slow node is found |
               a missing node is back | the work is done
     rates     N / node MTTF + 1 / other MTTF + N / slow MTTF + 1 / preemption; the time to the first is exponential
     failure   work since the newest complete checkpoint is lost; detection and restart follow, in which it may fail
               again; a node that fails goes to repair and becomes a spare
-    no spare  an elastic job goes on without one replica; any other waits for the first node that is repaired
-    stand     nothing fails while the job waits for a node or for capacity
+    no spare  an elastic job continues without one replica; any other waits for the first node that is repaired
+    waiting   nothing fails while the job waits for a node or for capacity
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ def simulate(
     most_events: int = _MOST_EVENTS,
     progress: Callable[[float], None] | None = None,
 ) -> Outcome:
-    """Run the scenario so many times.
+    """Simulate the scenario in many independent trials.
 
     Args:
-        scenario: what may happen.
+        scenario: rates and durations.
         trials: independent runs.
         seed: the same seed gives the same trials; scenarios that differ in their spares alone share their failures.
         most_events: expected events of a trial above which only a part of the work is simulated.
-        progress: is told the finished share of the slowest trial, now and then.
+        progress: called with the finished share of the slowest trial.
 
     Raises:
         UsageError: the job fails so often that it does not finish.
@@ -83,7 +83,7 @@ def _interruptions_per_s(scenario: Scenario) -> float:
 
 
 def _outcome(run: _Run, part: float) -> Outcome:
-    """The outcome of the whole work from that of a part; the first wait in the queue comes once."""
+    """Outcome of all the work, scaled from that of a part; the first wait in the queue counts once."""
     badput = {cause: seconds if cause == "queueing" else seconds / part for cause, seconds in run.badput.items()}
     failures, preemptions = (np.rint(counts / part).astype(np.int64) for counts in (run.failures, run.preemptions))
     return Outcome(run.work / part, badput, failures, preemptions)
@@ -121,23 +121,23 @@ class _Run:
         self.pending = np.zeros(trials)
         """Work of the cycle before, whose checkpoint may not be written yet."""
         self.found_at = np.full(trials, np.inf)
-        """When the straggler is found; infinite where there is none."""
+        """Time at which the straggler is found; infinite without one."""
         self.slow = np.zeros(trials, dtype=bool)
         self.missing = np.zeros(trials, dtype=np.int64)
         """Replicas that the job goes without."""
         can_miss = scenario.replica_nodes * (scenario.replicas - scenario.min_replicas)
         self.pool = np.full((trials, scenario.spares + can_miss), np.inf)
-        """When each node outside of the job is ready; infinite for a place that no node has."""
+        """Time at which each node outside the job is ready; infinite for an empty place."""
         self.pool[:, : scenario.spares] = 0.0
         self.running = np.ones(trials, dtype=bool)
         self.repair_s = np.zeros(trials)
         self.capacity_wait_s = np.zeros(trials)
-        """Drawn for every event, whatever it is: scenarios with other spares then see the same failures."""
+        """Drawn for every event of any kind, so that scenarios with other spares see the same failures."""
         self.failures = np.zeros(trials, dtype=np.int64)
         self.preemptions = np.zeros(trials, dtype=np.int64)
 
     def step(self) -> None:
-        """To the next event of every trial."""
+        """Advance every trial to its next event."""
         rates = self._rates()
         total = rates.sum(axis=0)
         with np.errstate(divide="ignore"):
@@ -168,7 +168,7 @@ class _Run:
                 act(rows)
 
     def _rates(self) -> Array:
-        """Of a node's failure, another failure, a node that becomes slow, and preemption; shape [4, trials]."""
+        """Rates of node failures, other failures, new stragglers and preemptions; shape [4, trials]."""
         s = self.scenario
         nodes = s.num_nodes * (1 - self.missing / s.replicas)
         constant = np.ones_like(nodes)
@@ -184,7 +184,7 @@ class _Run:
         return share
 
     def _back_at(self) -> Array:
-        """When the pool has enough nodes for a replica that the job misses."""
+        """Time at which the pool has enough nodes for a missing replica."""
         if not self.missing.any():
             return np.full(len(self.missing), np.inf)
         each = self.scenario.replica_nodes
@@ -192,7 +192,7 @@ class _Run:
         return np.where(self.missing > 0, enough, np.inf)
 
     def _time_to_finish(self, speed: Array) -> Array:
-        """Of working off what is left, with a checkpoint after every interval and at the end."""
+        """Time to finish the remaining work, with a checkpoint after every interval and at the end."""
         interval, save = self.scenario.interval_s, self.scenario.save_s
         worked = np.minimum(self.phase, interval) + self.left / speed
         full = np.maximum(np.ceil(worked / interval - _ROUNDING) - 1, 0.0)
@@ -200,7 +200,7 @@ class _Run:
         return time
 
     def _pass(self, passed: Array, speed: Array) -> None:
-        """Let time pass in which nothing happens: first recovery, then work and checkpoints."""
+        """Advance time without events: first recovery, then work and checkpoints."""
         interval, cycle = self.scenario.interval_s, self.scenario.interval_s + self.scenario.save_s
         recovered = np.minimum(passed, self.down)
         self.down -= recovered

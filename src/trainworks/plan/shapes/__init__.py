@@ -1,1 +1,1 @@
-"""From the words of a Hugging Face config to a ModelShape: one function per family."""
+"""Conversion of Hugging Face configs to a ModelShape: one function per family."""

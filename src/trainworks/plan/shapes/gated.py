@@ -61,7 +61,7 @@ def qwen2(config: Config) -> ModelShape:
 
 
 def qwen3(config: Config) -> ModelShape:
-    """Queries and keys have a norm of d each; heads are 128 wide unless the config says otherwise."""
+    """Queries and keys have a norm of d each; heads are 128 wide by default."""
     dimensions = decoder(config, head_dim=128)
     return completed(**dimensions, small=_qwen3_small(config, dimensions))
 
@@ -88,7 +88,7 @@ def _qwen3_small(config: Config, dimensions: Mapping[str, Any]) -> SmallParamete
 
 
 def olmo2(config: Config) -> ModelShape:
-    """Norms stand behind attention and MLP; queries and keys have a norm over all heads: (H + K) d."""
+    """Norms follow attention and MLP; queries and keys have a norm over all heads: (H + K) d."""
     return _olmo_with(config, decoder(config))
 
 

@@ -28,7 +28,7 @@ def completed(**fields: Any) -> ModelShape:
 def decoder(
     config: Config, *, head_dim: int | None = None, tied: bool = False, width_key: str = "intermediate_size"
 ) -> dict[str, Any]:
-    """Dimensions in the words that most families use, with a gated MLP and rotary positions."""
+    """Dimensions under their most common keys, with a gated MLP and rotary positions."""
     hidden, heads = whole(config, "hidden_size"), whole(config, "num_attention_heads")
     return {
         "layers": whole(config, "num_hidden_layers"),
@@ -63,7 +63,7 @@ def attention_biases(dimensions: Mapping[str, Any], *, output: bool) -> int:
 
 
 def whole(config: Config, *names: str, default: int | None = None) -> int:
-    """The value of the first of these keys that the config has.
+    """Value of the first of these keys that is in the config.
 
     Raises:
         UsageError: the config has none of them and there is no default, or the value is not a whole number within the

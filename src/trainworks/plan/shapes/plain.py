@@ -70,7 +70,7 @@ def gpt_neox(config: Config) -> ModelShape:
 
 
 def nemotron(config: Config) -> ModelShape:
-    """Squared ReLU, layer norms, rotary positions, no biases unless asked for."""
+    """Squared ReLU, layer norms, rotary positions, by default without biases."""
     dimensions = decoder(config) | {"gated_mlp": False}
     biases = bool(config.get("attention_bias"))
     return _plain(**dimensions, qkv_bias=biases, output_bias=biases, mlp_bias=bool(config.get("mlp_bias")))

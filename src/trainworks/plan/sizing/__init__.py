@@ -1,1 +1,1 @@
-"""Which cluster: hardware that goes together, alternatives that meet a goal, and why the others do not."""
+"""Choice of a cluster: compatible hardware, alternatives that meet a goal, and reasons against the others."""

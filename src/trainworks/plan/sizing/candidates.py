@@ -25,7 +25,7 @@ class Candidate:
     one: ClusterDescription
     """A single node."""
     for_sale: bool
-    """Whether it is a machine that can be bought."""
+    """True for a machine that can be bought."""
     offers: tuple[Offer, ...]
     """Offers to rent it."""
 
@@ -37,13 +37,13 @@ class Candidate:
 
     @property
     def largest(self) -> int | None:
-        """Nodes that one job can span: one where nobody publishes their network, else any number."""
+        """Most nodes that one job can span: one if their network is not published, else any number."""
         joined = self.for_sale or self.base.scale_up_domain > self.base.accelerators
         known = joined or any(offer.node is not None for offer in self.offers)
         return None if self.base.nics and known else 1
 
     def offers_of(self, num_nodes: int) -> list[Offer]:
-        """By which so many can be rented: a price that names no instance says nothing of the network between nodes."""
+        """Offers for so many nodes: a price without an instance says nothing about the network between nodes."""
         joined = self.base.scale_up_domain > self.base.accelerators
         return [offer for offer in self.offers if offer.node is not None or num_nodes == 1 or joined]
 
@@ -71,10 +71,10 @@ class Skipped:
 def candidates(
     catalog: Catalog, offers: Iterable[Offer], *, precision: str, only: frozenset[str] = frozenset()
 ) -> tuple[list[Candidate], list[Skipped]]:
-    """Every kind of node that somebody offers or sells, and those that cannot train in this precision.
+    """Every kind of node that is offered or sold, and those that cannot train in this precision.
 
-    An offer that names an accelerator only stands for that accelerator's reference node. A machine is for sale where
-    its power is known, because owning it cannot be priced otherwise.
+    An offer that names only an accelerator represents that accelerator's reference node. A machine is for sale if its
+    power is known, because owning it cannot be priced otherwise.
 
     Args:
         catalog: all facts.
@@ -106,7 +106,7 @@ def candidates(
 
 
 def _offered(offer: Offer, catalog: Catalog) -> Iterator[tuple[str, Node]]:
-    """The node of an offer with the name that a cluster's text gives it; nothing if it is part of a node only."""
+    """Node of an offer with its name in the text of a cluster; nothing for a part of a node."""
     if offer.node is not None:
         if offer.node in catalog.nodes:
             yield offer.node, catalog.nodes[offer.node]
@@ -120,10 +120,10 @@ def _offered(offer: Offer, catalog: Catalog) -> Iterator[tuple[str, Node]]:
 
 
 def described_node(text: str, usd_per_accelerator_hour: float | None = None) -> Candidate:
-    """A node in words, as a cluster's text has it behind `nodes of`: one that can be bought, or rented at your price.
+    """A described node, as in a cluster's text after `nodes of`: it can be bought, or rented at your price.
 
     Raises:
-        UsageError: the words describe no node.
+        UsageError: the text does not describe a node.
 
     >>> described_node("8x A100-SXM-80GB over 8x NDR").base.nics
     8

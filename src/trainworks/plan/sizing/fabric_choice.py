@@ -1,8 +1,8 @@
-"""Which network a job needs, decided by the time that its communication adds to a step.
+"""Choice of the network for a job, by the communication time it adds to a step.
 
-Every option is planned with the layout that is best on it, because a slow network is answered with another layout. The
-leanest option whose step is at most a few percent slower than on the fastest is enough: what a better network costs is
-a share of everything bought (10 to 25 %), so a network that saves less than that share does not pay for itself.
+Every option is planned with its best layout, because slow networks favour other layouts. The leanest option whose step
+is at most a few percent slower than on the fastest suffices: a better network costs a share of the capital (10 to
+25 %), so a network that saves less than that share does not pay for itself.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class PlannedFabric:
 
 
 def fabric_options(cluster: ClusterDescription) -> list[FabricOption]:
-    """From one slow Ethernet port to as many InfiniBand ports as the node has accelerators, leaner ones first.
+    """Options between one slow Ethernet port and one InfiniBand port per accelerator, leaner ones first.
 
     Ports are no faster than the slot of an accelerator feeds.
 

@@ -1,8 +1,8 @@
-"""What the room has to bring: power with losses and cooling, racks, and whether air is enough.
+"""Requirements on the room: power with losses and cooling, racks, and whether air cooling suffices.
 
 facility power = nodes * node power * PUE        nodes per rack = floor(rack power / node power)
 
-The nodes of a rack-scale system stand in its racks, however much power these take.
+The nodes of a rack-scale system stay in its racks at any power.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ __all__ = ["Facility", "facility_of", "nodes_per_rack"]
 
 @dataclass(frozen=True, slots=True)
 class Facility:
-    """Of all nodes, spares included; switches and storage come on top."""
+    """Power, racks and cooling of all nodes, spares included, without switches and storage."""
 
     it_power: Traced
     power: Traced
     racks: Traced
     cooling: str
-    """In a sentence."""
+    """Cooling, in a sentence."""
 
 
 def facility_of(cluster: ClusterDescription, given: Mapping[str, float]) -> Facility:
-    """Power and racks of a cluster that stands in one's own room.
+    """Power and racks of a cluster in an owned room.
 
     Args:
         cluster: with its spares.
         given: numbers that replace assumptions, by their names.
 
     Raises:
-        UsageError: nobody publishes the power of the nodes.
+        UsageError: the power of the nodes is not published.
     """
     nodes, power = node_count(cluster), node_power(cluster, given)
     it_power = (nodes * power).named("power of the nodes", "W", power=power)

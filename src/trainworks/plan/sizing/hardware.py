@@ -1,7 +1,7 @@
-"""Whether the parts of a node go together: each rule holds one part against the part that limits it.
+"""Compatibility of the parts of a node: each rule compares one part with the part that limits it.
 
-A NIC cannot send more than its PCIe slot takes, an accelerator's slot is as fast as the slower of the two generations
-that meet in it, and the NICs of a node are shared by its accelerators. Figures are one direction.
+A NIC cannot send faster than its PCIe slot, an accelerator's slot has the slower of the two generations that meet in
+it, and the accelerators of a node share its NICs. Figures are one direction.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ __all__ = ["Finding", "Verdict", "check_hardware", "pcie_generation"]
 Verdict = Literal["fits", "wasteful", "too little", "mismatch", "note"]
 
 _PCIE_BYTES_PER_S = {3: 15.754e9, 4: 31.508e9, 5: 63.015e9, 6: 121e9}
-"""Of a slot with 16 lanes, by generation; PCI-SIG."""
+"""Bandwidth of a slot with 16 lanes, by generation; PCI-SIG."""
 _SLOT_LANES = 16
 _POOR_SHARE = 0.5
-"""Of the NIC bandwidth per accelerator in the reference node, below which a node is called poor."""
+"""NIC bandwidth per accelerator relative to the reference node below which a node counts as poor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +38,11 @@ class Finding:
 
 
 def check_hardware(cluster: ClusterDescription, *, processor: Processor | None = None) -> list[Finding]:
-    """Every rule that has something to look at.
+    """Findings of every applicable rule.
 
     Args:
         cluster: described in words, so that it has a node.
-        processor: of the node; the catalogue's where nobody says another.
+        processor: of the node; by default the catalogue's.
     """
     base = cluster.node
     if base is None:
@@ -56,7 +56,7 @@ def check_hardware(cluster: ClusterDescription, *, processor: Processor | None =
 
 
 def pcie_generation(bytes_per_s: float) -> int | None:
-    """Of a slot with 16 lanes that brings so much; None for anything that is no such slot.
+    """PCIe generation of a 16-lane slot of that bandwidth; None for anything else.
 
     >>> pcie_generation(31.508e9), pcie_generation(450e9)
     (4, None)

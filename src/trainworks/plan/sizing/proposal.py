@@ -1,9 +1,8 @@
-"""What to buy or rent for a run: alternatives, those that nothing beats, and the one that is proposed.
+"""Proposal to buy or rent: alternatives, the Pareto front, and the proposed one.
 
-An alternative is proposed when it meets the deadline with the chance that was asked for, costs no more than the budget,
-and is the cheapest of those. Spot capacity is proposed where it was asked for, or where nothing else meets the goal:
-how long it lives is an assumption. Without a deadline the cheapest is proposed whatever it takes, so the front of cost
-and time stands beside it.
+The proposal is the cheapest alternative that meets the deadline with the required chance and costs no more than the
+budget. Spot capacity is proposed on request, or if nothing else meets the goal, because its life is an assumption.
+Without a deadline the cheapest alternative is proposed at any duration, so the front of cost and time is shown with it.
 """
 
 from __future__ import annotations
@@ -22,38 +21,38 @@ __all__ = ["Alternative", "Wish", "choose", "front", "reasons"]
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a proposal has to meet."""
+    """Goal of a proposal: deadline, chance and budget."""
 
     deadline_s: float | None
     budget_usd: float | None
     confidence: float
     """Smallest acceptable chance of meeting the deadline."""
     spot: bool = False
-    """Whether capacity may be proposed that is taken away."""
+    """True if preemptible capacity may be proposed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """So many nodes of one kind under one contract."""
+    """A number of nodes of one kind under one contract."""
 
     candidate: Candidate
     num_nodes: int
-    """That train, without spares."""
+    """Nodes that train, without spares."""
     spares: int
     contract: str
     """`on-demand`, `spot`, `reserved` or `own`."""
     seller: str
     cost: Traced
-    """Of the run, USD."""
+    """Cost of the run, USD."""
     outcome: Outcome
     interval_s: float
-    """Of work between two checkpoints."""
+    """Work between two checkpoints, in seconds."""
     life_s: float | None = None
-    """Mean life of spot capacity; None where nobody takes it away."""
+    """Mean life of spot capacity; None for capacity that is not preempted."""
 
     @property
     def accelerators(self) -> int:
-        """That train."""
+        """Accelerators that train."""
         return self.num_nodes * self.candidate.base.accelerators
 
     @property
@@ -68,7 +67,7 @@ class Alternative:
 
     @property
     def name(self) -> str:
-        """In one line."""
+        """Description in one line."""
         return f"{self.num_nodes} x {self.offer}, {self.contract}"
 
     @property
@@ -78,29 +77,29 @@ class Alternative:
         return self.seller if node in self.seller else f"{node} ({self.seller})"
 
     def chance(self, wish: Wish) -> float:
-        """Of being done by the deadline; 1 without one."""
+        """Chance to finish by the deadline; 1 without one."""
         return 1.0 if wish.deadline_s is None else self.outcome.chance(wish.deadline_s)
 
     def meets(self, wish: Wish) -> bool:
-        """Whether deadline and budget are met."""
+        """True if deadline and budget are met."""
         affordable = wish.budget_usd is None or self.cost.value <= wish.budget_usd
         return affordable and self.chance(wish) >= wish.confidence
 
 
 def choose(alternatives: Sequence[Alternative], wish: Wish) -> Alternative | None:
-    """The cheapest that meets the wish; None where none does."""
+    """The cheapest alternative that meets the goal; None if none does."""
     meeting = [item for item in alternatives if item.meets(wish)]
     lasting = [item for item in meeting if wish.spot or item.life_s is None]
     return min(lasting or meeting, key=lambda item: (item.cost.value, item.p90_s), default=None)
 
 
 def front(alternatives: Sequence[Alternative]) -> list[Alternative]:
-    """Those that nothing beats in both cost and time to the 90 % quantile, the cheapest first."""
+    """Pareto front of cost and the 90 % quantile of time, the cheapest first."""
     return pareto(alternatives, at=lambda each: (each.cost.value, each.p90_s))
 
 
 def reasons(chosen: Alternative, alternatives: Sequence[Alternative], wish: Wish) -> list[str]:
-    """Why this one and not the others, each in a sentence."""
+    """Reasons for this alternative and against the others, each in a sentence."""
     meeting = [item for item in alternatives if item.meets(wish) and item is not chosen]
     cheaper = [item for item in alternatives if item.cost.value < chosen.cost.value]
     spot = [item for item in cheaper if item.meets(wish)]

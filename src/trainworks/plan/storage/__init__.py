@@ -1,1 +1,1 @@
-"""What a run asks of storage, which kinds of storage give it, and what that takes of each node."""
+"""Storage demand of a run, storage systems that satisfy it, and the needs of each node."""

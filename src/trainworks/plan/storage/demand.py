@@ -1,4 +1,4 @@
-"""What a run asks of its storage.
+"""Storage demand of a run.
 
 Symbols: T time between checkpoints (`plan/checkpoint.py`), M mean time to failure of the whole job, N parameters, s
 share of the time that a synchronous save may take.
@@ -8,7 +8,7 @@ share of the time that a synchronous save may take.
     checkpoint size     N (master weights 4 + two Adam moments 8 + 16-bit copy 2), bytes
     write time          T in the background, before the next save begins; s T where a save stops the training
     checkpoint write    size / write time
-    checkpoint drain    size / T, what the home of the data gets where a faster tier takes the checkpoint first
+    checkpoint drain    size / T, the rate into the home of the data if a faster tier takes the checkpoint first
     work lost           (T / 2 + write time in the background) / M
     restart read        size * copies read / accepted time
     capacity            (dataset * copies + (kept + 1) checkpoints) / (1 - free space)
@@ -28,7 +28,7 @@ from trainworks.plan.trace import Traced, fact
 __all__ = ["AGAIN", "Demand", "Number", "checkpoint_size", "demand_of", "given"]
 
 Number = float | Traced
-"""What a caller may give: a plain number, or one that knows where it comes from."""
+"""A plain number or a traced one."""
 
 AGAIN = 1.05
 """Epochs from which on data are read again: the last step of a single epoch may begin a second one."""
@@ -43,12 +43,12 @@ _STATES = "AdamW: Rajbhandari et al. 2020 (ZeRO), section 3.1; the gradients are
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Every figure knows where it comes from."""
+    """Reads, writes, files and capacity of a run."""
 
     nodes: Traced
     dataset: Traced
     epochs: Traced
-    """How often the run reads the dataset."""
+    """Number of times the run reads the dataset."""
     read: Traced
     """Bytes per second, of all nodes together, while the run trains."""
     opens: Traced
@@ -73,10 +73,10 @@ class Demand:
     """Bytes per second while all nodes read the newest checkpoint."""
     capacity: Traced
     copies: Traced
-    """Of the dataset in the drives of all nodes, if they cache it."""
+    """Copies of the dataset in the drives of all nodes, if they cache it."""
 
     def figures(self) -> list[Traced]:
-        """All of them that say something: no cache where the data are read once, no packing where they are packed."""
+        """All relevant figures: without the cache if data are read once, without packing if they are packed."""
         once = set() if self.rereads else {"fill", "fill_opens", "copies"}
         drained = {"drain"} if self.drain.value == self.write.value else set()
         silent = {"nodes"} | once | drained | (set() if self.small else {"packed"})
@@ -84,12 +84,12 @@ class Demand:
 
     @property
     def rereads(self) -> bool:
-        """Whether the run reads the dataset more than once, so that a cache helps."""
+        """True if the run reads the dataset more than once, so that a cache helps."""
         return self.epochs.value > AGAIN
 
     @property
     def small(self) -> bool:
-        """Whether files are much smaller than shards, and so many that finding them is the work."""
+        """True if files are much smaller than shards, and so many that opening them dominates."""
         return self.opens.value > max(_MANY_OPENS, _MUCH_SMALLER * self.packed.value)
 
 
@@ -111,21 +111,21 @@ def demand_of(
     restart_copies: Number = 1,
     copy_bytes: int = 2,
 ) -> Demand:
-    """What a run asks of its storage, as the module's formulas say.
+    """Storage demand of a run by the module's formulas.
 
     Args:
-        samples_per_s: that the run trains on.
+        samples_per_s: of all nodes together.
         sample_bytes: of one sample as it is stored.
-        samples_per_file: 1 where every sample is a file of its own.
+        samples_per_file: 1 if every sample is a separate file.
         num_parameters: N.
         dataset_bytes: as it is stored, once.
-        num_nodes: that read and save together.
-        keep: complete checkpoints that are kept; one more is being written.
+        num_nodes: nodes that read and save together.
+        keep: complete checkpoints to keep; one more is being written.
         node_mttf_s: mean time to failure of one node.
         interval_s: T, between checkpoints.
-        stall_share: s of a synchronous save; None where saves run in the background.
+        stall_share: s of a synchronous save; None if saves run in the background.
         restart_s: accepted time to read the newest checkpoint.
-        epochs: how often the run reads the dataset.
+        epochs: number of times the run reads the dataset.
         dataset_copies: raw and tokenised data are two.
         restart_copies: replicas that each read all of the state.
         copy_bytes: per parameter of a 16-bit copy that is saved beside the master weights; 0 without one.
@@ -163,12 +163,12 @@ def demand_of(
 
 
 def checkpoint_size(num_parameters: Number, *, copy_bytes: int = 2, master_bytes: int = 4) -> Traced:
-    """Bytes of a checkpoint from which training goes on: N (master + 8 + copy).
+    """Bytes of a checkpoint that training can resume from: N (master + 8 + copy).
 
     Args:
         num_parameters: N.
-        copy_bytes: per parameter of a 16-bit copy; 0 where the weights are kept in fp32 alone.
-        master_bytes: per parameter of the fp32 weights; 0 where there are none, as in OPT.
+        copy_bytes: per parameter of a 16-bit copy; 0 if the weights are in fp32 only.
+        master_bytes: per parameter of the fp32 weights; 0 without them, as in OPT.
 
     >>> checkpoint_size(1e9).value
     14000000000.0
@@ -183,7 +183,7 @@ def checkpoint_size(num_parameters: Number, *, copy_bytes: int = 2, master_bytes
 
 
 def given(name: str, value: Number, unit: str) -> Traced:
-    """A number of the caller under the name that this module has for it.
+    """The caller's number under the name used in this module.
 
     Raises:
         UsageError: it is not above 0.
@@ -200,8 +200,10 @@ def _share(value: Number) -> Traced:
 
 
 def _copies(per_file: Traced, nodes: Traced) -> Traced:
-    """Shards are dealt to nodes, once. Files of one sample each are drawn from the whole dataset by every rank, anew in
-    every epoch, so that each node comes to need all of them.
+    """Copies of the dataset in the drives of all nodes.
+
+    Shards are dealt to nodes, once. Every rank draws single-sample files from the full dataset, anew in every epoch, so
+    each node eventually needs all of them.
     """
     if per_file.value > 1:
         return fact("copies in local drives", 1, "", source="shards are dealt to nodes")

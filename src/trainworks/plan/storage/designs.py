@@ -21,7 +21,7 @@ LOCAL = "local NVMe"
 
 @dataclass(frozen=True, slots=True)
 class Design:
-    """A home, and what stands in front of it; all three are systems of the catalogue."""
+    """Storage systems of the catalogue: a home, and optional faster tiers."""
 
     home: str
     cache: str | None = None
@@ -29,7 +29,7 @@ class Design:
 
     @property
     def name(self) -> str:
-        """As a reader knows it: `object store + local NVMe`."""
+        """Display name: `object store + local NVMe`."""
         return " + ".join(dict.fromkeys(filter(None, (self.home, self.cache, self.staging))))
 
 
@@ -47,14 +47,14 @@ DESIGNS = (
     Design("BeeGFS", cache=LOCAL, staging=LOCAL),
     Design("Lustre", cache=LOCAL, staging=LOCAL),
 )
-"""In the order of what has to be bought and run beside the nodes, least first: drives that come with the nodes, one
-server, a service rented by the byte, a cluster of caches, a cluster of storage servers. No price that could be cited
-was found, so this order, and not a price, decides which of the sufficient ones is recommended."""
+"""Designs by what has to be bought and run in addition to the nodes, least first: drives in the nodes, one server, a
+service rented by the byte, a cluster of caches, a cluster of storage servers. No citable prices exist, so this order,
+not a price, determines which sufficient design is recommended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """What one system of a design has to do: of all nodes together, or of one node where the drives are its own."""
+    """Demand on one system of a design: of all nodes together, or of one node for its own drives."""
 
     system: str
     is_home: bool

@@ -1,11 +1,11 @@
-"""What reading and saving take of every node: cores, memory, local drives.
+"""Needs of every node for reading and saving: cores, memory, local drives.
 
     data workers   max(accelerators, samples per second of the node * bytes of a sample / bytes per second of a core)
     cores          data workers + one per accelerator + those of the system
     memory         (workers * (own + batches ahead * batch) + accelerators * rank + staged state) / (1 - page cache)
     local drives   (share of the dataset, if it is read more than once + 2 staged checkpoints) / (1 - free space)
 
-How large the dataset is does not enter the memory: the page cache only spares reads. A dataset need not fit.
+The size of the dataset does not enter the memory: the page cache only saves reads. A dataset need not fit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _THREADS = 2
 
 @dataclass(frozen=True, slots=True)
 class NodeNeeds:
-    """Of one node."""
+    """Cores, memory and drives of one node."""
 
     workers: Traced
     cores: Traced
@@ -34,12 +34,12 @@ class NodeNeeds:
     """Bytes of state that this node saves."""
     memory: Traced
     cached: Traced
-    """Bytes of the dataset that are worth keeping on local drives; 0 where it is read once."""
+    """Bytes of the dataset worth caching on local drives; 0 if it is read once."""
     local: Traced
     """Bytes of local drives that cache and staging would take."""
 
     def figures(self) -> list[Traced]:
-        """All of them."""
+        """All figures."""
         return [getattr(self, each.name) for each in fields(self)]
 
 
@@ -55,17 +55,17 @@ def node_needs(
     saving_nodes: int | None = None,
     prepare_bytes_per_s: float | None = None,
 ) -> NodeNeeds:
-    """What a node needs to feed its accelerators and to stage its part of a checkpoint.
+    """Needs of a node to feed its accelerators and to stage its part of a checkpoint.
 
     Args:
         demand: of the run.
         samples_per_s: of all nodes together.
         sample_bytes: of one sample as it is stored.
         prepared_bytes: of one sample as an accelerator gets it.
-        batch_samples: that a data worker prepares at once.
+        batch_samples: samples that a data worker prepares at once.
         accelerators_per_node: each has a process of its own.
         images: whether samples are decoded; tokens are loaded.
-        saving_nodes: nodes over which one replica's state is spread; all of them when left out.
+        saving_nodes: nodes over which one replica's state is spread; by default all.
         prepare_bytes_per_s: stored bytes that one core prepares per second, instead of the assumption.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What RAID and erasure coding keep, cost and survive.
+"""Capacity, cost and fault tolerance of RAID and erasure coding.
 
 Symbols: n drives of a group, g groups, f drives of a group that may fail at once, R years to rebuild one drive,
 l = -log(1 - AFR) failures of a drive per year.
@@ -33,7 +33,7 @@ __all__ = ["LEVELS", "UNPROTECTED", "Level", "Raid", "raid", "survives"]
 Level = Literal["RAID 0", "RAID 1", "RAID 5", "RAID 6", "RAID 10", "erasure code"]
 Drive = Literal["SSD", "disk"]
 LEVELS: tuple[Level, ...] = ("RAID 0", "RAID 1", "RAID 5", "RAID 6", "RAID 10")
-"""Those that drives of one server form; an erasure code is spread over servers."""
+"""Levels of the drives of one server; an erasure code is spread over servers."""
 
 UNPROTECTED = (
     (
@@ -46,7 +46,7 @@ UNPROTECTED = (
     ("silent errors that nobody looks for", "regular scrubbing, a file system with checksums"),
     ("fire, water, theft", "a copy at another site"),
 )
-"""What no level protects from, and what does."""
+"""Risks that no level protects from, and their remedies."""
 
 _FEWEST: dict[Level, int] = {"RAID 0": 1, "RAID 1": 2, "RAID 5": 3, "RAID 6": 4, "RAID 10": 4, "erasure code": 2}
 _PAIR = 2
@@ -112,7 +112,7 @@ def raid(level: Level, drives: int, *, drive_bytes: float, parity: int = 0, driv
 
 
 def survives(level: Level, drives: int, failed: set[int], *, parity: int = 0) -> bool:
-    """Whether the data are still there when these drives have failed at once.
+    """True if the data survive when these drives have failed at once.
 
     Drives 0 and 1 of a RAID 10 are a pair, 2 and 3 the next.
 

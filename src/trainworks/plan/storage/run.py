@@ -1,4 +1,4 @@
-"""From a planned training run to what it asks of storage and of its nodes.
+"""Storage and node needs of a planned training run.
 
 samples per second   sequences (images) of a step / step time
 sample size          tokens * 2 bytes where the vocabulary has fewer than 65,536 entries, else 4; an image's file
@@ -22,7 +22,7 @@ __all__ = ["StoredRun", "checkpoint_of", "storage_of"]
 _SHORT_IDS = 65_536
 _IMAGENET_IMAGES = 1_281_167
 _TOKEN_BYTES = 8
-"""Of a token where an accelerator gets it: a 64-bit integer."""
+"""Bytes of a token on the accelerator: a 64-bit integer."""
 _PIXEL_BYTES = 12
 """Three channels in fp32."""
 _FULL = ("fp32", "tf32")
@@ -30,18 +30,18 @@ _FULL = ("fp32", "tf32")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredRun:
-    """A run with its best layout, and what is known of its data and wanted of its checkpoints."""
+    """A run with its best layout, its data and its checkpoint settings."""
 
     job: AnyJob
     best: Prediction
     global_batch: int
     steps: int
     image_size: int | None = None
-    """None for text."""
+    """Pixels per side; None for text."""
     sample_bytes: int | None = None
     dataset_bytes: int | None = None
     files: int | None = None
-    """That the dataset has; images are files of their own and text is packed when left out."""
+    """Files of the dataset; by default each image is a file and text is packed."""
     keep: int = 3
     node_mttf: Traced
     interval: Traced
@@ -52,7 +52,7 @@ class StoredRun:
 
 
 def storage_of(run: StoredRun) -> tuple[Demand, NodeNeeds]:
-    """What the run asks of storage, and of each of its nodes.
+    """Storage demand of the run, and needs of each of its nodes.
 
     Raises:
         UsageError: a number is not above 0.

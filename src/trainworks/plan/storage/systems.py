@@ -1,8 +1,8 @@
-"""Whether a kind of storage is enough, how many servers of it that takes, and if it is not, which figure says so.
+"""Verdict on a kind of storage: whether it suffices, the servers it takes, and the figures against it.
 
-    servers            max over reads, writes and bytes kept of ceil(asked / given by one server)
+    servers            max over reads, writes and bytes kept of ceil(demand / that of one server)
     metadata servers   ceil(files opened per second / those of one)
-    a node             asked / nodes, against the largest rate of one client
+    a node             demand / nodes, against the largest rate of one client
     a data worker      waits for one file after the other: workers / latency files per second and node
 
 A system that does not scale out has one server, a node as many drives as its bays take. A service has quotas instead of
@@ -28,7 +28,7 @@ _FIND_FILES_THEMSELVES = ("local drives", "file server", "cache")
 """Forms without metadata servers of their own."""
 _IDLE_CACHE = "the data are read once, so that the cache spares nothing"
 _WORTH_SAYING = 0.1
-"""Of what the servers give; below it they idle."""
+"""Smallest share of the servers' capability worth mentioning; below it they idle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +38,13 @@ class Verdict:
     design: Design
     enough: bool
     reason: str
-    """Of a design that is not enough, every figure that says so; of another, what it takes."""
+    """Figures against a design that does not suffice, or the servers of one that does."""
     servers: tuple[Traced, ...]
-    """Of every tier those that move and keep bytes, and those of metadata where files are opened."""
+    """Servers of every tier that move and keep bytes, and metadata servers where files are opened."""
 
     @property
     def name(self) -> str:
-        """Of the design."""
+        """Name of the design."""
         return self.design.name
 
 
@@ -59,13 +59,13 @@ def recommended(verdicts: list[Verdict]) -> Verdict | None:
 
 
 def verdict_of(design: Design, demand: Demand, needs: NodeNeeds, *, servers: int | None = None) -> Verdict:
-    """One design.
+    """Verdict on one design.
 
     Args:
         design: one tier or two.
         demand: of the run.
         needs: of its nodes.
-        servers: of the home, both kinds alike, where somebody has them already; as many as it takes when left out.
+        servers: existing servers of the home, of both kinds; by default as many as needed.
     """
     problems: list[str] = []
     counts: list[_Count] = []
@@ -83,7 +83,7 @@ def verdict_of(design: Design, demand: Demand, needs: NodeNeeds, *, servers: int
 
 @dataclass(frozen=True, slots=True)
 class _Count:
-    """So many servers of a kind, and what each of them gives against what is asked of it."""
+    """Number of servers of a kind, with the demands and the capability of one server."""
 
     noun: str
     figure: Traced
@@ -91,7 +91,7 @@ class _Count:
 
     @property
     def hardest(self) -> tuple[Traced, Traced]:
-        """What asks for the most servers, and what one of them gives."""
+        """The demand that takes the most servers, and the capability of one."""
         return max(self.pairs, key=lambda pair: pair[0].value / pair[1].value)
 
 
@@ -138,7 +138,7 @@ def _overload(count: _Count, limit: int) -> str:
 
 
 def _node_limits(tier: Tier, system: Storage, demand: Demand, needs: NodeNeeds) -> Iterator[str]:
-    """What one node's client or its data workers cannot do, and a home that dies with a node."""
+    """Limits of one node's client and its data workers, and of a home that is lost with a node."""
     if tier.is_home and system.survives == "nothing":
         yield "a lost node takes its part of the data and of every checkpoint with it"
     for item in (*tier.reads, *tier.writes):
