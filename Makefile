@@ -36,7 +36,7 @@ $(VENV)/.train: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.test: $(VENV)/.train
-	$(INSTALL) --editable '.[train,test,check]'
+	$(INSTALL) --editable '.[train,test,check]' --editable plugins/ray
 	touch $@
 
 $(VENV)/.docs: $(VENV)/.train

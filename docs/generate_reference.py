@@ -123,7 +123,6 @@ def run_file_page() -> str:
         ("cluster.slurm.container", engines.Container),
         ("cluster.kubernetes", engines.Kubernetes),
         ("cluster.skypilot", engines.SkyPilot),
-        ("cluster.ray", engines.Ray),
         ("cluster.autoscale", autoscale.Autoscale),
         ("cluster.autoscale.slurm", autoscale.SlurmAutoscale),
         ("cluster.autoscale.slurm.node", autoscale.CloudNode),

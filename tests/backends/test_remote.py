@@ -12,7 +12,7 @@ import pytest
 from tests.backends.small_backend import Site, SmallBackend
 from tests.fakes import FakeClock, resolved_command
 from trainworks.backends.backend import JobStatus, RenderedJob
-from trainworks.backends.registry import FAR, backend_for, backend_of_job, cluster_of
+from trainworks.backends.registry import backend_for, backend_of_job, cluster_of, shares_files
 from trainworks.backends.remote import follow_all, hand_over, hand_over_again, next_step, withdraw
 from trainworks.config.run_file import RunFile
 from trainworks.errors import EnvironmentProblem, UnreachableError, UsageError
@@ -330,8 +330,8 @@ def test_a_job_that_no_version_says_where_it_is_keeps_nobody_else_waiting(queue:
     assert [queue.row(number).reason for number in (1, 2, 3)] == [None, None, "Held"]
 
 
-@pytest.mark.parametrize("name", ["local", "slurm", "kubernetes", "skypilot", "ray"])
-def test_who_is_far_is_known_without_importing_it(name: str) -> None:
+@pytest.mark.parametrize("name", ["local", "slurm", "kubernetes", "skypilot"])
+def test_file_sharing_is_known_without_importing_the_backend(name: str) -> None:
     cluster = RunFile.model_validate({"name": "t", "run": "true", "cluster": name}).cluster
     backend = backend_for(cluster)
-    assert (backend.name, backend.shares_files) == (name, name not in FAR)
+    assert (backend.name, backend.shares_files) == (name, shares_files(name))

@@ -132,9 +132,9 @@ def test_a_dependency_that_does_not_exist_leaves_no_run(home: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("cluster", ["kubernetes", "skypilot", "ray"])
+@pytest.mark.parametrize("cluster", ["kubernetes", "skypilot"])
 def test_a_cluster_that_cannot_be_reached_leaves_no_job_and_no_run(home: Path, cluster: str) -> None:
-    own = {"kubernetes": {"image": "trainworks:1"}, "skypilot": {}, "ray": {"address": "http://127.0.0.1:9"}}[cluster]
+    own = {"kubernetes": {"image": "trainworks:1"}, "skypilot": {}}[cluster]
     job = write_job(home, cluster={"engine": cluster, cluster: own})
     done = call(home, "submit", job, KUBECONFIG=str(home / "none"), PATH="/usr/bin:/bin")
     assert (done.returncode, done.stdout) == (3, ""), done.stderr

@@ -5,13 +5,18 @@ from __future__ import annotations
 import abc
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, Never
+from typing import TYPE_CHECKING, ClassVar, Literal, Never, Self
 
 from trainworks.agent.allocation import signs_of_life
 from trainworks.errors import UsageError
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.state import Cause, JobState
 from trainworks.record.run_dir import RunDir
+
+if TYPE_CHECKING:
+    from trainworks.config.run_file import Cluster
+    from trainworks.jobs.program import Program
+    from trainworks.jobs.store import JobStore
 
 __all__ = ["Backend", "Capability", "JobStatus", "NodeState", "NodeStatus", "RenderedJob"]
 
@@ -88,6 +93,23 @@ class Backend(abc.ABC):
     unsupported: ClassVar[frozenset[Capability]] = frozenset()
     shares_files: ClassVar[bool] = True
     """Whether the job's nodes see the run directory where it is seen here; else `output` is what can be read."""
+
+    needs_program: ClassVar[bool] = False
+    """Whether the nodes lack Trainworks: `connect` then gets the program, and workloads are refused."""
+
+    @classmethod
+    @abc.abstractmethod
+    def connect(cls, cluster: Cluster, *, store: JobStore | None = None, program: Program | None = None) -> Self:
+        """Create the backend of a run file's `cluster`.
+
+        Args:
+            cluster: its options.
+            store: the open store of this machine's queue.
+            program: what the job runs, if the backend `needs_program`; without it, nothing can be rendered.
+
+        Raises:
+            UsageError: an option has an invalid value.
+        """
 
     @abc.abstractmethod
     def render(self, spec: JobSpec, run_dir: RunDir) -> RenderedJob:

@@ -1,14 +1,17 @@
-"""The backend that a run file names. Its module is imported when it is asked for: most bring a database along."""
+"""Look up the backend that a run file names: built-in, or from a plugin's entry point; imported on first use."""
 
 from __future__ import annotations
 
 import json
+from difflib import get_close_matches
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from trainworks.backends.backend import Backend
+from trainworks.config.engines import ENTRY_POINTS, PUBLISHED
 from trainworks.config.run_file import Cluster
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.jobs.program import Program, program_of
@@ -18,67 +21,118 @@ from trainworks.record.run_dir import RunDir
 if TYPE_CHECKING:
     from trainworks.jobs.store import JobRow, JobStore
 
-__all__ = ["FAR", "backend_for", "backend_of_job", "backend_of_run", "cluster_of", "cluster_of_job"]
+__all__ = [
+    "backend_class",
+    "backend_for",
+    "backend_of_job",
+    "backend_of_run",
+    "cluster_of",
+    "cluster_of_job",
+    "plugin_options",
+    "shares_files",
+]
+
+_BUILT_IN = {
+    "local": "trainworks.backends.local.backend:LocalBackend",
+    "slurm": "trainworks.backends.slurm.backend:SlurmBackend",
+    "kubernetes": "trainworks.backends.kubernetes.backend:KubernetesBackend",
+    "skypilot": "trainworks.backends.skypilot.backend:SkyPilotBackend",
+}
+_OWN_FILES = frozenset(("kubernetes", "skypilot"))
+"""Built-in backends whose nodes do not see the run directory."""
+
+Options = TypeVar("Options", bound=BaseModel)
 
 
-FAR = frozenset(("kubernetes", "skypilot", "ray"))
-"""Engines that do not share files with their nodes, by name: they need not be imported to be told apart."""
+def backend_class(name: str) -> type[Backend]:
+    """Import the class of a backend.
+
+    Raises:
+        UsageError: no such backend is installed, or its plugin cannot be imported.
+    """
+    if name in _BUILT_IN:
+        point = EntryPoint(name, _BUILT_IN[name], ENTRY_POINTS)
+    else:
+        point = next(iter(entry_points(group=ENTRY_POINTS, name=name)), None) or _not_installed(name)
+    try:
+        backend: type[Backend] = point.load()
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"cannot load the `{name}` backend from `{point.value}`: {error}") from None
+    return backend
+
+
+def _not_installed(name: str) -> NoReturn:
+    if name in PUBLISHED:
+        raise UsageError(f"the `{name}` backend is not installed", hint=f"pip install {PUBLISHED[name]}")
+    known = ", ".join(f"`{name}`" for name in (*_BUILT_IN, *PUBLISHED))
+    raise UsageError(f"no backend runs jobs on cluster `{name}`", hint=f"set `cluster` to one of {known}")
+
+
+def shares_files(name: str) -> bool:
+    """Whether the nodes of a backend see the run directory; built-in backends are not imported to find out."""
+    if name in PUBLISHED or name not in (*_BUILT_IN, "described"):
+        try:
+            return backend_class(name).shares_files
+        except UsageError:
+            return False
+    return name not in _OWN_FILES
+
+
+def plugin_options(cluster: Cluster, model: type[Options]) -> Options:
+    """Validate the block of a plugin in `cluster`.
+
+    Args:
+        cluster: the run file's `cluster`.
+        model: pydantic model of the plugin's options.
+
+    Raises:
+        UsageError: a value does not fit the model; names the first such field.
+    """
+    try:
+        return model.model_validate(cluster.plugins.get(cluster.engine, {}))
+    except ValidationError as error:
+        detail = error.errors(include_url=False)[0]
+        field = f"cluster.{cluster.engine}." + ".".join(map(str, detail["loc"]))
+        if detail["type"] != "extra_forbidden":
+            reason = detail["msg"][0].lower() + detail["msg"][1:]
+            raise UsageError(f"`{field}` does not fit: {reason}") from None
+        near = get_close_matches(str(detail["loc"][-1]), model.model_fields, n=1)
+        hint = f"did you mean `{near[0]}`?" if near else f"known keys: {', '.join(model.model_fields)}"
+        raise UsageError(f"unknown key `{field}`", hint=hint) from None
 
 
 def backend_for(cluster: Cluster, *, store: JobStore | None = None, program: Program | None = None) -> Backend:
-    """The backend of a cluster.
+    """Create the backend of a cluster.
 
     Args:
-        cluster: as the run file has it.
-        store: of this machine's own queue, where it is open already.
-        program: what the job runs; some backends have to be told before they can submit it, see `backend_of_run`.
+        cluster: the run file's `cluster`.
+        store: the open store of this machine's queue.
+        program: what the job runs, for backends that need it; see `backend_of_run`.
 
     Raises:
-        UsageError: the cluster is described for planning; no backend has it.
+        UsageError: the cluster is described for planning, or its backend is not installed.
     """
-    if cluster.engine == "local":
-        from trainworks.backends.local.backend import LocalBackend  # noqa: PLC0415
-
-        return LocalBackend(store)
-    if cluster.engine == "slurm":
-        from trainworks.backends.slurm.backend import SlurmBackend  # noqa: PLC0415
-
-        return SlurmBackend(cluster.slurm)
-    if cluster.engine == "kubernetes":
-        from trainworks.backends.kubernetes.backend import KubernetesBackend  # noqa: PLC0415
-
-        return KubernetesBackend(cluster.kubernetes, autoscale=cluster.autoscale)
-    if cluster.engine == "skypilot":
-        from trainworks.backends.skypilot.backend import SkyPilotBackend  # noqa: PLC0415
-
-        return SkyPilotBackend(cluster.skypilot, program=program)
-    if cluster.engine == "ray":
-        from trainworks.backends.ray.backend import RayBackend  # noqa: PLC0415
-
-        return RayBackend(cluster.ray, program=program)
-    raise UsageError(
-        f"cluster `{cluster.of or cluster.engine}` has no queue that this version can talk to",
-        hint="set `cluster: local`, `slurm`, `kubernetes`, `skypilot` or `ray`",
-    )
+    name = (cluster.of or cluster.engine) if cluster.engine == "described" else cluster.engine
+    return backend_class(name).connect(cluster, store=store, program=program)
 
 
 def backend_of_run(resolved: ResolvedRun, *, store: JobStore | None = None) -> Backend:
-    """The backend that a run names, told what a backend has to know that runs it without Trainworks on its nodes.
+    """Create the backend that a run names, able to submit it.
 
     Raises:
-        UsageError: as `backend_for`; or the run is a workload, which such a backend cannot train.
+        UsageError: as `backend_for`; or the run is a workload, and the backend's nodes have no Trainworks to train it.
     """
     run_file, program = resolved.run_file, None
-    if run_file.cluster.engine in ("skypilot", "ray"):
+    if run_file.cluster.engine != "described" and backend_class(run_file.cluster.engine).needs_program:
         program = program_of(run_file, command=resolved.command or ())
     return backend_for(run_file.cluster, store=store, program=program)
 
 
 def backend_of_job(job: JobRow, *, store: JobStore | None = None) -> Backend | None:
-    """The backend that a job was submitted to, able to submit it again while its run directory is there.
+    """Create the backend that a job was submitted to; while the run directory exists, it can submit the job again.
 
     Returns:
-        None where nobody knows any more.
+        None if neither the run directory nor the store names the cluster.
 
     Raises: as `backend_of_run`.
     """
@@ -91,7 +145,7 @@ def backend_of_job(job: JobRow, *, store: JobStore | None = None) -> Backend | N
 
 
 def cluster_of(run_dir: Path) -> Cluster | None:
-    """Where a run is to run; None where its directory does not say so any more."""
+    """Cluster of a run, or None if its directory no longer tells."""
     try:
         resolved = json.loads(RunDir(run_dir).resolved_file.read_bytes())
         return Cluster.model_validate(resolved["run_file"]["cluster"])
@@ -100,9 +154,9 @@ def cluster_of(run_dir: Path) -> Cluster | None:
 
 
 def cluster_of_job(job: JobRow) -> Cluster | None:
-    """Where a job is to run: as its run says now; as it said when it was submitted, if its directory is gone."""
-    if (found := cluster_of(Path(job.run_dir))) is not None or job.cluster is None:
-        return found
+    """Cluster of a job, from its run directory or, if that is gone, as it was submitted."""
+    if (cluster := cluster_of(Path(job.run_dir))) is not None or job.cluster is None:
+        return cluster
     try:
         return Cluster.model_validate_json(job.cluster)
     except ValidationError:  # of another version

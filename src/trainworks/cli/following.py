@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from trainworks.backends.registry import FAR, cluster_of
+from trainworks.backends.registry import cluster_of, shares_files
 from trainworks.host.clock import SystemClock
 from trainworks.record.run_dir import RunDir
 
@@ -23,7 +23,7 @@ def far_output(run_dir: RunDir, *, node: int | None = None, follow: bool = False
         UsageError: the backend has not got the job yet.
     """
     cluster = cluster_of(run_dir.path)
-    if cluster is None or cluster.engine not in FAR:
+    if cluster is None or shares_files(cluster.engine):
         return None
     jobs: Any = importlib.import_module("trainworks.cli.jobs")
     found: Iterator[str] = jobs.output_of(run_dir, node=node, follow=follow)

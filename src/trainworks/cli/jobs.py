@@ -14,7 +14,7 @@ from trainworks.backends.backend import Backend
 from trainworks.backends.local.backend import LocalBackend
 from trainworks.backends.local.dispatcher_process import wake
 from trainworks.backends.ownership import check_may_change, is_private
-from trainworks.backends.registry import FAR, backend_for, backend_of_job
+from trainworks.backends.registry import backend_for, backend_of_job, shares_files
 from trainworks.backends.remote import follow_all, hand_over, hand_over_again, withdraw
 from trainworks.backends.store_place import is_there_a_store, store_url
 from trainworks.cli.watch import watch
@@ -246,7 +246,7 @@ def watch_job(
         stop_job(job, at_once=False)
         return True
 
-    if resolved.run_file.cluster.engine in FAR:
+    if not shares_files(resolved.run_file.cluster.engine):
         return _watch_far(run_dir, start)
     return watch(run_dir, resolved, console, since=since, start=start, stop=stop)
 

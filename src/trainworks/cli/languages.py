@@ -11,7 +11,7 @@ import typer
 from trainworks.cli.launch import Wanted
 from trainworks.errors import UsageError
 from trainworks.jobs.formats import jobset, lsf, skypilot, trainjob
-from trainworks.jobs.formats.manifest import Pods
+from trainworks.jobs.formats.manifest import KubernetesJob
 from trainworks.jobs.job_spec import spec_of
 from trainworks.jobs.program import program_of
 
@@ -31,7 +31,7 @@ As = Annotated[
     Language | None, typer.Option("--as", help="With --dry-run: print the job in this language, for another engine.")
 ]
 
-_RENDER: dict[Language, Callable[[Pods], str]] = {
+_RENDER: dict[Language, Callable[[KubernetesJob], str]] = {
     Language.JOBSET: jobset.render,
     Language.TRAINJOB: trainjob.render,
     Language.SKYPILOT: lambda job: skypilot.render(job.spec, job.program, job.autoscale),
@@ -52,5 +52,5 @@ def job_as(language: Language, asked: Wanted) -> str:
     if language is Language.LSF and cluster.autoscale is not None:
         hint = "leave `cluster.autoscale` out; LSF's resource connector has a file of its own"
         raise UsageError("a job of LSF has no say in which hosts come and go", hint=hint)
-    job = Pods(spec=spec, program=program, where=cluster.kubernetes, autoscale=cluster.autoscale)
+    job = KubernetesJob(spec=spec, program=program, cluster=cluster.kubernetes, autoscale=cluster.autoscale)
     return _RENDER[language](job)

@@ -6,16 +6,56 @@ A run file may hold the words of several engines: `engine:` chooses one, and the
 from __future__ import annotations
 
 import re
+from importlib.metadata import entry_points
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, StringConstraints
+from pydantic import AfterValidator, Field, StringConstraints, WithJsonSchema
+from pydantic_core import PydanticCustomError
 
 from trainworks.config.limits import up_to
 from trainworks.config.quantities import DurationS, DurationSOrNever, FieldError, SizeBytes, Spec
 
-__all__ = ["Container", "Engine", "Idle", "Job", "Kubernetes", "Ray", "SkyPilot", "Slurm"]
+__all__ = [
+    "BUILT_IN",
+    "ENTRY_POINTS",
+    "PUBLISHED",
+    "Container",
+    "Engine",
+    "Idle",
+    "Job",
+    "Kubernetes",
+    "SkyPilot",
+    "Slurm",
+    "is_plugin",
+]
 
-Engine = Literal["local", "described", "slurm", "kubernetes", "skypilot", "ray"]
+BUILT_IN = ("local", "described", "slurm", "kubernetes", "skypilot")
+"""Values of `cluster.engine` that need no plugin."""
+ENTRY_POINTS = "trainworks.backends"
+"""Entry point group in which an installed distribution registers its backend under a name."""
+PUBLISHED = {"ray": "trainworks-ray"}
+"""Known plugins: name of the backend, and the distribution that provides it."""
+
+
+def is_plugin(name: object) -> bool:
+    """Whether a plugin, installed or published, provides a backend of this name."""
+    return name in PUBLISHED or name in entry_points(group=ENTRY_POINTS).names
+
+
+def _known_engine(name: str) -> str:
+    if name not in BUILT_IN and not is_plugin(name):
+        installed = entry_points(group=ENTRY_POINTS).names
+        expected = ", ".join((*BUILT_IN, *sorted(installed | PUBLISHED.keys())))
+        raise PydanticCustomError("literal_error", "Input should be {expected}", {"expected": expected})
+    return name
+
+
+Engine = Annotated[
+    str,
+    AfterValidator(_known_engine),
+    WithJsonSchema({"anyOf": [{"enum": [*BUILT_IN, *PUBLISHED]}, {"type": "string"}]}),
+]
+"""Name of a backend."""
 
 Word = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@/:+=,\[\]-]*$", max_length=253)]
 """A name in another program's language: no blank, no quote, nothing that a shell reads."""
@@ -28,15 +68,6 @@ Command = Annotated[str, StringConstraints(pattern=r"^[^\x00-][^\x00]*$", max_le
 
 Infra = Annotated[str, StringConstraints(pattern=r"^(\*|[A-Za-z][A-Za-z0-9-]*)(/[A-Za-z0-9*][A-Za-z0-9._@:/*-]*)?$")]
 """A place in SkyPilot's words: a cloud, `CLOUD/REGION`, `CLOUD/REGION/ZONE`, `k8s/CONTEXT`."""
-
-Url = Annotated[
-    str,
-    StringConstraints(pattern=r"^https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?(/[A-Za-z0-9._~/-]*)?$"),
-]
-"""Where a service answers: no user, no password, no question."""
-
-Variable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-"""Name of an environment variable."""
 
 
 def _one_option(text: str) -> str:
@@ -176,20 +207,3 @@ class SkyPilot(Spec):
     """Disk of a node in GB."""
     file_mounts: dict[str, str] = Field(default_factory=dict)
     """What the nodes see at a path: a folder from here, or a bucket (`/data: s3://my-bucket/data`)."""
-
-
-class Ray(Spec):
-    """A Ray cluster that runs already, through the HTTP interface of its jobs."""
-
-    address: Url | None = None
-    """Of its dashboard: `http://ray-head:8265`."""
-    token_from: Variable = "RAY_AUTH_TOKEN"  # noqa: S105, a name
-    """Variable of the shell that holds the cluster's token; no token is sent where it is not set."""
-    verify_tls: bool = True
-    """Whether a certificate of an `https` address must be good."""
-    ca_file: Place | None = None
-    """Certificates to trust, where the system's do not do."""
-    python: Place = "python"
-    """Python with Ray, as a shell of the head node finds it."""
-    resources: dict[Word, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
-    """More resources that every node must have, in the cluster's own words: `{spot: 1}`."""

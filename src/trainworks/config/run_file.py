@@ -6,7 +6,7 @@ Either `workload:` (a model that Trainworks trains) or `run:` (a command of your
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
@@ -14,7 +14,7 @@ from trainworks.config.autoscale import Autoscale
 from trainworks.config.command import EnvironmentValue, Framework, Resources
 from trainworks.config.data import TRAINED_VOCABULARY, Data
 from trainworks.config.data_source import DataSource
-from trainworks.config.engines import Engine, Job, Kubernetes, Ray, SkyPilot, Slurm
+from trainworks.config.engines import BUILT_IN, Engine, Job, Kubernetes, SkyPilot, Slurm, is_plugin
 from trainworks.config.layout import Layout
 from trainworks.config.limits import check_limit, up_to
 from trainworks.config.quantities import (
@@ -242,8 +242,8 @@ class Workload(Spec):
 
 
 class Cluster(Spec):
-    """Where to run: `local` is this machine; `slurm`, `slurm:PARTITION`, `kubernetes`, `skypilot` and `ray` are what
-    they say; any other text, such as `4x p4d.24xlarge`, is a cluster to plan with.
+    """Where to run: `local` is this machine; `slurm`, `slurm:PARTITION`, `kubernetes`, `skypilot` or the name of an
+    installed plugin selects a backend; any other text, such as `4x p4d.24xlarge`, is a cluster to plan with.
     """
 
     engine: Engine = "local"
@@ -264,10 +264,21 @@ class Cluster(Spec):
     """For `engine: kubernetes`."""
     skypilot: SkyPilot = SkyPilot()
     """For `engine: skypilot`."""
-    ray: Ray = Ray()
-    """For `engine: ray`."""
+    plugins: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Options of backends from plugins, by name; `ray: {...}` in `cluster` is short for `plugins: {ray: {...}}`."""
     autoscale: Autoscale | None = None
     """Nodes that come and go with the jobs, by the engine's own means."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _collect_plugin_options(cls, value: Any) -> Any:
+        """Move the blocks of plugins, such as `ray: {...}`, into `plugins`."""
+        unknown = value.keys() - cls.model_fields.keys() if isinstance(value, dict) else ()
+        blocks = {name: value[name] for name in unknown if is_plugin(name)}
+        if not blocks:
+            return value
+        rest = {name: field for name, field in value.items() if name not in blocks}
+        return rest | {"plugins": {**rest.get("plugins", {}), **blocks}}
 
     @model_validator(mode="after")
     def _described_or_local(self) -> Cluster:
@@ -344,8 +355,8 @@ def _cluster_from_text(value: Any) -> Any:
     engine, _, partition = value.partition(":")
     if engine == "slurm" and partition:
         return {"engine": engine, "slurm": {"partition": partition.strip()}}
-    known = value in get_args(Engine) and value != "described"
-    return {"engine": value} if known else {"engine": "described", "of": value}
+    known = value in BUILT_IN or (value.isidentifier() and is_plugin(value))
+    return {"engine": value} if known and value != "described" else {"engine": "described", "of": value}
 
 
 def _layout_from_text(value: Any) -> Any:

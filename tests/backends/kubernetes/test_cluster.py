@@ -254,7 +254,7 @@ def test_one_node_needs_no_volume(kube: Kube) -> None:
     run = kube.command('echo "$TRAINWORKS_RUN_DIR"', nodes=1, volume=None).submit()
     run.reaches("SUCCEEDED")
     assert run.log() == f"[0] /runs/{run.handle}" and not run.there.path.exists()
-    with pytest.raises(UsageError, match="2 nodes need a run directory that all of them see"):
+    with pytest.raises(UsageError, match="2 nodes need a shared run directory"):
         kube.command("true", volume=None).submit()
 
 

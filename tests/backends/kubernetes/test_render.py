@@ -103,9 +103,9 @@ def test_runs_of_the_same_name_in_other_folders_are_other_jobs() -> None:
     ("asked", "where", "error"),
     [
         (spec(), Kubernetes(volume="runs"), "the pods have no image"),
-        (spec(), Kubernetes(image="x"), "4 nodes need a run directory that all of them see"),
-        (spec(priority=60), WHERE, "no `job.priority` in numbers"),
-        (spec(preemptible=False), WHERE, "the priority class says whether a job is preempted"),
+        (spec(), Kubernetes(image="x"), "4 nodes need a shared run directory"),
+        (spec(priority=60), WHERE, "does not support a numeric `job.priority`"),
+        (spec(preemptible=False), WHERE, "the priority class decides whether a job is preempted"),
     ],
 )
 def test_what_cannot_be_is_refused(asked: JobSpec, where: Kubernetes, error: str) -> None:
@@ -159,5 +159,5 @@ def test_nodes_that_come_and_go_are_asked_for_and_not_taken_away_under_a_job() -
     assert found["metadata"]["annotations"]["provreq.kueue.x-k8s.io/maxRunDurationSeconds"] == "95400"
     pod = job_of(found)["spec"]["template"]["metadata"]
     assert pod["annotations"] == {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
-    with pytest.raises(UsageError, match="the job is in none of its queues"):
+    with pytest.raises(UsageError, match="needs a Kueue queue"):
         jobset(spec(), WHERE, RUN_DIR, autoscale=autoscale)

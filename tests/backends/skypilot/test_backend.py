@@ -12,9 +12,8 @@ import pytest
 import yaml
 
 from tests.fakes import FakeClock, spec
-from trainworks.backends.skypilot.backend import SkyPilotBackend
+from trainworks.backends.skypilot.backend import SkyPilotBackend, job_name
 from trainworks.backends.skypilot.client import Refused, SkyPilotClient
-from trainworks.backends.skypilot.render import mark_of
 from trainworks.config.engines import SkyPilot
 from trainworks.errors import EnvironmentProblem, UnreachableError, UsageError
 from trainworks.host.process import Output
@@ -130,18 +129,18 @@ def test_a_secret_that_is_not_set_is_missed_before_anything_is_submitted() -> No
 
 
 def test_a_run_that_waits_already_is_not_submitted_again(run_dir: RunDir) -> None:
-    mark = mark_of(run_dir)
+    mark = job_name(run_dir)
     fake = FakeSky(queue=queue(job(9, "other"), job(8, mark, "PENDING"), job(7, mark, "FAILED")))
     assert submitted(backend_of(fake), run_dir) == "8" and fake.asked("launch") == []
 
 
 def test_a_run_that_has_ended_is_submitted_anew(run_dir: RunDir) -> None:
-    fake = FakeSky(queue=queue(job(7, mark_of(run_dir), "FAILED")))
+    fake = FakeSky(queue=queue(job(7, job_name(run_dir), "FAILED")))
     assert submitted(backend_of(fake), run_dir) == "17"
 
 
 def test_a_job_whose_answer_was_lost_is_found_by_its_name(run_dir: RunDir, clock: FakeClock) -> None:
-    later = ["[]", "[]", Output(1, "", AWAY), queue(job(18, mark_of(run_dir), "PENDING"))]
+    later = ["[]", "[]", Output(1, "", AWAY), queue(job(18, job_name(run_dir), "PENDING"))]
     fake = FakeSky(launch=EnvironmentProblem("`sky` took longer than 1800 s"), queue=later)
     assert submitted(backend_of(fake, clock=clock), run_dir) == "18" and len(fake.asked("launch")) == 1
 

@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from trainworks.config.run_file import RunFile
-from trainworks.jobs.formats.manifest import Pods
+from trainworks.jobs.formats.manifest import KubernetesJob
 from trainworks.jobs.job_spec import spec_of
 from trainworks.jobs.program import program_of
 
@@ -37,12 +37,12 @@ def run_file(**keys: Any) -> RunFile:
     return RunFile.model_validate({"name": "demo", "run": "python train.py", "cluster": cluster, **keys})
 
 
-def pods(*, command: tuple[str, ...] = (), **keys: Any) -> Pods:
+def pods(*, command: tuple[str, ...] = (), **keys: Any) -> KubernetesJob:
     """The same as Kubernetes is told of it."""
     asked = run_file(**keys)
     spec = spec_of(asked, run_id=f"{asked.name}-1", working_folder="/")
-    program, cluster = program_of(asked, command=command), asked.cluster
-    return Pods(spec=spec, program=program, where=cluster.kubernetes, autoscale=cluster.autoscale)
+    program, where = program_of(asked, command=command), asked.cluster
+    return KubernetesJob(spec=spec, program=program, cluster=where.kubernetes, autoscale=where.autoscale)
 
 
 def expanded(text: str, env: dict[str, str]) -> str:

@@ -49,11 +49,11 @@ def test_a_slice_of_tpus_is_one_topology_over_all_nodes(
 @pytest.mark.parametrize(
     ("name", "chips", "nodes", "error"),
     [
-        ("Ascend-910B", 8, 1, "no resource of Kubernetes is known for the accelerator `Ascend-910B`"),
-        ("tpu-v9", 4, 1, "no TPU `tpu-v9` is known in GKE"),
-        ("tpu-v5e", 3, 1, "one node has no 3 chips of `tpu-v5e`"),
-        ("tpu-v5e", 8, 2, "a slice of `tpu-v5e` over 2 nodes has no 8 chips per node"),
-        ("tpu-v5p", 4, 3, "no slice of `tpu-v5p` has 12 chips: 3 nodes of 4"),
+        ("Ascend-910B", 8, 1, "unknown accelerator `Ascend-910B`"),
+        ("tpu-v9", 4, 1, "unknown TPU `tpu-v9`"),
+        ("tpu-v5e", 3, 1, "no node with 3 chips of `tpu-v5e`"),
+        ("tpu-v5e", 8, 2, "no slice of `tpu-v5e` over 2 nodes with 8 chips each"),
+        ("tpu-v5p", 4, 3, "no slice of `tpu-v5p` with 12 chips: 3 nodes of 4"),
     ],
 )
 def test_what_no_node_has_is_refused(name: str, chips: int, nodes: int, error: str) -> None:

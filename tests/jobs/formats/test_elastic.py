@@ -68,12 +68,12 @@ def test_a_job_without_the_block_says_nothing_of_it() -> None:
 
 
 def test_nodes_are_asked_for_in_a_queue() -> None:
-    with pytest.raises(UsageError, match="none of its queues"):
+    with pytest.raises(UsageError, match="needs a Kueue queue"):
         jobset.render(elastic({"kubernetes": {}}, queue=None))
 
 
 def test_googles_queue_wants_a_time_limit() -> None:
-    with pytest.raises(UsageError, match="for a time that the job has to name"):
+    with pytest.raises(UsageError, match="only for jobs with a time limit"):
         jobset.render(elastic(GOOGLE, job={}))
 
 
@@ -100,10 +100,10 @@ def test_without_a_time_skypilot_is_told_nothing() -> None:
 @pytest.mark.parametrize(
     ("autoscale", "refusal"),
     [
-        ({"down_after": "10m", "keep": 1}, "no `keep`"),
-        ({"start_timeout": "10m"}, "no `start_timeout`"),
-        ({"stop_timeout": "10m"}, "no `stop_timeout`"),
-        ({"down_after": "90s"}, "counts idle time in minutes"),
+        ({"down_after": "10m", "keep": 1}, "does not support `keep`"),
+        ({"start_timeout": "10m"}, "does not support `start_timeout`"),
+        ({"stop_timeout": "10m"}, "does not support `stop_timeout`"),
+        ({"down_after": "90s"}, "counts idle time in whole minutes"),
     ],
 )
 def test_what_skypilot_cannot_do_is_refused(autoscale: dict[str, Any], refusal: str) -> None:

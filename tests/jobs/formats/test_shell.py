@@ -142,7 +142,7 @@ def test_the_first_process_that_fails_ends_the_others(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("framework", ["mpi", "slurm"])
 def test_a_launcher_of_another_engine_cannot_leave(framework: str) -> None:
-    with pytest.raises(UsageError, match=f"`framework: {framework}` cannot leave as a JobSet"):
+    with pytest.raises(UsageError, match=f"cannot write `framework: {framework}` as a JobSet"):
         jobset.render(pods(framework=framework))
 
 

@@ -7,7 +7,7 @@ import os
 import secrets
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, Self, final
 
 import yaml
 
@@ -19,10 +19,10 @@ from trainworks.backends.kubernetes.output import Followed, log_lines, pod_index
 from trainworks.backends.kubernetes.pod import ENVS, RESOLVED, TOKEN
 from trainworks.backends.kubernetes.render import (
     DEFAULT_USER,
-    ENFORCED,
     HELD,
-    MARK,
-    QUEUE,
+    POD_SECURITY_LABEL,
+    QUEUE_LABEL,
+    RUN_TAG,
     STOPPED,
     check,
     name_of,
@@ -32,9 +32,12 @@ from trainworks.backends.kubernetes.render import (
 from trainworks.backends.kubernetes.states import has_ended, has_failed, is_unexplained, job_status, warning_about
 from trainworks.config.autoscale import Autoscale
 from trainworks.config.engines import Kubernetes
+from trainworks.config.run_file import Cluster
 from trainworks.errors import EnvironmentProblem, TrainworksError, UnansweredError, UnreachableError, UsageError
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.jobs.job_spec import JobSpec
+from trainworks.jobs.program import Program
+from trainworks.jobs.store import JobStore
 from trainworks.record.run_dir import RunDir
 
 __all__ = ["KubernetesBackend"]
@@ -80,6 +83,11 @@ class KubernetesBackend(Backend):
         self._clock = clock or SystemClock()
         self._env = os.environ if env is None else env
         self._machine = socket.gethostname() if machine is None else machine
+
+    @classmethod
+    def connect(cls, cluster: Cluster, *, store: JobStore | None = None, program: Program | None = None) -> Self:
+        """Create the backend of a run file's `cluster`."""
+        return cls(cluster.kubernetes, autoscale=cluster.autoscale)
 
     def check(self, spec: JobSpec) -> None:
         """Refuse what Kubernetes cannot be told."""
@@ -131,7 +139,7 @@ class KubernetesBackend(Backend):
             namespace = self._client.get(f"/api/v1/namespaces/{self._options.namespace}")
         except (Refused, NotServed):
             return False
-        return _labels(namespace).get(ENFORCED) == "restricted"
+        return _labels(namespace).get(POD_SECURITY_LABEL) == "restricted"
 
     def _jobsets(self, name: str = "") -> str:
         return f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{self._options.namespace}/jobsets/{name}".rstrip("/")
@@ -162,7 +170,7 @@ class KubernetesBackend(Backend):
         found = self._find(name)
         if found is None:
             return None
-        if (owner := _annotations(found).get(MARK)) != mark:
+        if (owner := _annotations(found).get(RUN_TAG)) != mark:
             whose = f"run {owner}" if owner else "somebody else"
             raise UsageError(f"there is a JobSet `{name}` already, of {whose}", hint=f"kubectl delete jobset {name}")
         if "deletionTimestamp" not in found["metadata"]:
@@ -235,7 +243,7 @@ class KubernetesBackend(Backend):
         jobsets = {one["metadata"]["name"]: one for one in self._client.list(self._jobsets(), _OURS)}
         found = {name: one for name, one in jobsets.items() if name in wanted}
         pods = _by_jobset(self._client.list(self._core("pods"), _OURS)) if found else {}
-        workloads = self._workloads_by_uid() if any(QUEUE in _labels(one) for one in found.values()) else {}
+        workloads = self._workloads_by_uid() if any(QUEUE_LABEL in _labels(one) for one in found.values()) else {}
         jobs = self._failed_jobs() if any(map(has_failed, found.values())) else {}
         statuses = {
             name: job_status(
@@ -273,7 +281,7 @@ class KubernetesBackend(Backend):
         folder = RunDir(run_dir.path.absolute())
         name = name_of(folder, self._machine)
         found = self._find(name)
-        is_ours = found is not None and _annotations(found).get(MARK) == mark_of(folder, self._machine)
+        is_ours = found is not None and _annotations(found).get(RUN_TAG) == mark_of(folder, self._machine)
         return name if found is not None and is_ours and not has_ended(found) else None
 
     def _find(self, handle: str) -> Object | None:
@@ -297,7 +305,7 @@ class KubernetesBackend(Backend):
 
     def _set_active(self, jobset: Object, *, active: bool) -> bool:
         """Tell Kueue, which would start it again; False where it does not know of the job."""
-        if QUEUE not in _labels(jobset):
+        if QUEUE_LABEL not in _labels(jobset):
             return False
         workload = self._workloads_by_uid().get(jobset["metadata"]["uid"])
         if workload is None:
@@ -316,7 +324,7 @@ class KubernetesBackend(Backend):
             raise Refused(f"`{handle}` is {seen.state if seen else 'not known'}, and only a job that waits can be held")
         found = self._client.get(self._jobsets(handle))
         known = self._set_active(found, active=False)
-        labels = {} if known or QUEUE not in _labels(found) else {"labels": {QUEUE: None}}
+        labels = {} if known or QUEUE_LABEL not in _labels(found) else {"labels": {QUEUE_LABEL: None}}
         metadata = {"annotations": {HELD: "true"}, **labels}
         self._client.patch(self._jobsets(handle), {"metadata": metadata, "spec": {"suspend": True}})
 
@@ -326,7 +334,7 @@ class KubernetesBackend(Backend):
         if HELD not in _annotations(found):
             return
         queue = self._options.queue
-        metadata = {"annotations": {HELD: None}, **({"labels": {QUEUE: queue}} if queue else {})}
+        metadata = {"annotations": {HELD: None}, **({"labels": {QUEUE_LABEL: queue}} if queue else {})}
         spec = {} if queue else {"spec": {"suspend": False}}
         self._client.patch(self._jobsets(handle), {"metadata": metadata, **spec})
         self._set_active(found, active=True)

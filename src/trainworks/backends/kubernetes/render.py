@@ -1,10 +1,10 @@
-"""A job spec as a JobSet: one pod per node, all of them started and restarted together. Pure.
+"""The JobSet of a job whose pods run Trainworks. Pure.
 
-Pods have Trainworks in their image; each runs `scheduler.kubernetes.node`, and the first one is the job's supervisor.
-What comes from a user is an argument, a variable's value or a name that the API server checks, never text for a shell.
+Trainworks is in the image of the pods: each runs `backends.kubernetes.node`, and the first pod is the supervisor.
+Values from a user become arguments, values of variables or names that the API server checks, never shell text.
 
-Restarts are decided in three places, each for what only it can see: the supervisor starts ranks again in their pods; it
-says by its exit code whether new pods may help; the JobSet makes new pods, also where the supervisor was lost itself.
+Restarts are decided at three levels, each with what only it can see: the supervisor restarts ranks in their pods; its
+exit code says whether new pods may help; the JobSet creates new pods, also when the supervisor itself is lost.
 
 Source: JobSet's API `jobset.x-k8s.io/v1alpha2`, with `onJobFailureMessagePatterns`; batch/v1 Jobs in Indexed
 mode, whose messages of a pod failure policy are in pkg/controller/job/pod_failure_policy.go.
@@ -13,7 +13,6 @@ mode, whose messages of a pod failure policy are in pkg/controller/job/pod_failu
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from trainworks.backends.job_tag import folder_mark, mark_of
@@ -21,22 +20,19 @@ from trainworks.config.autoscale import Autoscale
 from trainworks.config.engines import Kubernetes
 from trainworks.errors import UsageError
 from trainworks.jobs.formats import elastic
-from trainworks.jobs.formats.jobset import DISRUPTION, indexed_job
+from trainworks.jobs.formats.jobset import DISRUPTION, PodProgram, volumes
+from trainworks.jobs.formats.jobset import jobset as write_jobset
 from trainworks.jobs.formats.manifest import (
+    QUEUE_LABEL,
     REPLICATED_JOB,
     RUNS,
-    Pods,
-    container_security,
+    KubernetesJob,
     dns_name,
     header,
-    labels,
     literal,
-    pod_security,
     quantities,
-    scheduling,
     to_yaml,
-    user_of,
-    without_nothing,
+    user_security,
 )
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.program import Program
@@ -45,12 +41,12 @@ from trainworks.record.run_dir import RunDir
 
 __all__ = [
     "DEFAULT_USER",
-    "ENFORCED",
     "HELD",
-    "MARK",
     "NODE_MODULE",
+    "POD_SECURITY_LABEL",
     "PORT",
-    "QUEUE",
+    "QUEUE_LABEL",
+    "RUN_TAG",
     "SECRETS",
     "STOPPED",
     "check",
@@ -58,196 +54,139 @@ __all__ = [
     "name_of",
     "render",
     "run_as",
-    "run_folder",
 ]
 
-MARK = "trainworks/run"
-"""Annotation of the JobSet: whose job it is."""
+RUN_TAG = "trainworks/run"
+"""JobSet annotation that identifies the run."""
 HELD = "trainworks/held"
-"""Annotation of a JobSet that must not start: nobody has released it."""
+"""JobSet annotation: the job must not start before it is released."""
 STOPPED = "trainworks/stopped"
-"""Annotation of a JobSet that somebody has stopped: it keeps no pods, and tells what became of the job."""
-QUEUE = "kueue.x-k8s.io/queue-name"
-"""Label by which Kueue takes a JobSet into a queue."""
-ENFORCED = "pod-security.kubernetes.io/enforce"
-"""Label of a namespace: the Pod Security standard that its pods have to meet."""
+"""JobSet annotation: a user stopped the job. It keeps no pods, but its final state."""
+POD_SECURITY_LABEL = "pod-security.kubernetes.io/enforce"
+"""Namespace label with the Pod Security standard that pods must meet."""
 DEFAULT_USER = 1000
-"""The user of pods that may not be root, where the run file names none; the image of `deploy/` has it."""
+"""User id of pods in restricted namespaces if the run file sets none; the image of `deploy/` has this user."""
 NODE_MODULE = "trainworks.backends.kubernetes.node"
-"""What every pod runs, with the run directory as its argument."""
+"""Module that every pod runs, with the run directory as its argument."""
 SECRETS = "/etc/trainworks"
-"""Where a pod sees the Secret of its job."""
+"""Mount path of the job's Secret."""
 PORT = 23_456
-"""On which every pod but the first takes commands, at the address of the pod."""
+"""Port of the agent server in every pod except the first."""
 
-_MIDDLE = 50
+_DEFAULT_PRIORITY = 50
 _HASH = 6
 _LONGEST_NAME = 40
-"""So that a pod's name, `NAME-node-0-INDEX-XXXXX`, is a label of DNS."""
-_LAST_WORDS_S = 15
-"""For the supervisor, when the grace of its ranks is over."""
-_NODE_MAY_BE_GONE_S = 30
-"""A node that is not ready loses its pods after this time; Kubernetes' own default is 300 s."""
+"""Limit that keeps a pod's name, `NAME-node-0-INDEX-XXXXX`, within a DNS label."""
+_SUPERVISOR_GRACE_S = 15
+"""Additional grace of a pod, for its supervisor to conclude after the ranks have ended."""
+_NODE_LOST_S = 30
+"""Time until a node that is not ready loses its pods; Kubernetes' default is 300 s."""
 _KEEP_S = 14 * 24 * 3600
-"""A job that has ended is known for so long."""
-_ENDED_BY_A_SIGNAL = (137, 143)
+"""Time that a finished job stays known."""
+_RESTARTABLE = (ExitCode.PEER_LOST.value, 137, 143)
+"""Exit codes of a supervisor after which new pods may help; the last two mean that a signal killed it."""
+_FINAL = {
+    "name": "final",
+    "action": "FailJobSet",
+    "onJobFailureReasons": ["PodFailurePolicy"],
+    "onJobFailureMessagePatterns": ["failed with exit code"],
+}
+"""Failure policy rule: the supervisor exits with another code, and the job fails for good."""
 
 
 def name_of(run_dir: RunDir, machine: str = "") -> str:
     """Name of the JobSet, of its Secret and of the run's folder on the volume.
 
     Args:
-        run_dir: absolute, where the run was made.
-        machine: that has the folder: the same path on two laptops is two runs.
+        run_dir: absolute path of the run, where it was created.
+        machine: host name there; the same path on two laptops is two runs.
     """
     unique = folder_mark(run_dir, machine)[:_HASH]
     return f"{dns_name(run_dir.run_id)[: _LONGEST_NAME - _HASH - 1].strip('-')}-{unique}"
 
 
-def run_folder(name: str) -> str:
-    """The run directory as the pods see it."""
-    return f"{RUNS}/{name}"
-
-
-def check(spec: JobSpec, where: Kubernetes, autoscale: Autoscale | None = None) -> None:
-    """Refuse what Kubernetes cannot be told, and what cannot work there.
+def check(spec: JobSpec, cluster: Kubernetes, autoscale: Autoscale | None = None) -> None:
+    """Refuse what a JobSet cannot express, and what cannot work.
 
     Raises:
-        UsageError: naming the first such wish.
+        UsageError: names the first such field.
     """
-    if where.image is None:
-        raise UsageError("the pods have no image", hint="set `cluster.kubernetes.image` to one that has Trainworks")
-    if where.volume is None and spec.max_nodes > 1:
-        message = f"{spec.max_nodes} nodes need a run directory that all of them see"
-        raise UsageError(message, hint="set `cluster.kubernetes.volume` to a PersistentVolumeClaim for many writers")
-    if spec.priority != _MIDDLE and where.priority_class is None:
-        hint = "set `cluster.kubernetes.priority_class`, and leave `job.priority` out"
-        raise UsageError("Kubernetes has no `job.priority` in numbers", hint=hint)
+    if cluster.image is None:
+        raise UsageError("the pods have no image", hint="set `cluster.kubernetes.image` to one with Trainworks")
+    if cluster.volume is None and spec.max_nodes > 1:
+        raise UsageError(
+            f"{spec.max_nodes} nodes need a shared run directory",
+            hint="set `cluster.kubernetes.volume` to a ReadWriteMany PersistentVolumeClaim",
+        )
+    if spec.priority != _DEFAULT_PRIORITY and cluster.priority_class is None:
+        hint = "set `cluster.kubernetes.priority_class`, and remove `job.priority`"
+        raise UsageError("Kubernetes does not support a numeric `job.priority`", hint=hint)
     if not spec.preemptible:
-        hint = "take a `cluster.kubernetes.priority_class` that comes first, and leave `job.preemptible` out"
-        raise UsageError("in Kubernetes the priority class says whether a job is preempted", hint=hint)
-    elastic.of_the_job(_pods(spec, where, autoscale))
+        hint = "set `cluster.kubernetes.priority_class` to a high one, and remove `job.preemptible`"
+        raise UsageError("on Kubernetes the priority class decides whether a job is preempted", hint=hint)
+    elastic.job_annotations(_job(spec, cluster, autoscale))
 
 
 def render(
-    spec: JobSpec, where: Kubernetes, run_dir: RunDir, machine: str = "", autoscale: Autoscale | None = None
+    spec: JobSpec, cluster: Kubernetes, run_dir: RunDir, machine: str = "", autoscale: Autoscale | None = None
 ) -> str:
-    """The manifest, as text; see `jobset`."""
-    document = jobset(spec, where, run_dir, machine, autoscale)
-    return header(_pods(spec, where, autoscale)) + to_yaml(document)
+    """Render the manifest; see `jobset`."""
+    document = jobset(spec, cluster, run_dir, machine, autoscale)
+    return header(_job(spec, cluster, autoscale)) + to_yaml(document)
 
 
 def jobset(
-    spec: JobSpec, where: Kubernetes, run_dir: RunDir, machine: str = "", autoscale: Autoscale | None = None
+    spec: JobSpec, cluster: Kubernetes, run_dir: RunDir, machine: str = "", autoscale: Autoscale | None = None
 ) -> dict[str, Any]:
-    """The object.
+    """Build the JobSet object.
 
     Args:
-        spec: of the job.
-        where: what the run file says of the cluster.
-        run_dir: absolute, where the run was made.
-        machine: that has the folder.
-        autoscale: how its nodes come and go, where they do.
+        spec: the job.
+        cluster: the run file's `cluster.kubernetes`.
+        run_dir: absolute path of the run, where it was created.
+        machine: host name there.
+        autoscale: the run file's `cluster.autoscale`.
 
     Raises:
-        UsageError: the job asks for something that Kubernetes cannot be told.
+        UsageError: the job needs something that a JobSet cannot express.
     """
-    check(spec, where, autoscale)
-    name, pods = name_of(run_dir, machine), _pods(spec, where, autoscale)
-    held = {HELD: "true"} if spec.hold else {}
-    of_nodes = elastic.of_the_job(pods).get("annotations", {})
-    return {
-        "apiVersion": "jobset.x-k8s.io/v1alpha2",
-        "kind": "JobSet",
-        "metadata": {
-            "name": name,
-            "namespace": where.namespace,
-            "labels": {key: value for key, value in labels(pods).items() if key != QUEUE or not spec.hold},
-            "annotations": {MARK: mark_of(run_dir, machine), **held, **of_nodes},
-        },
-        "spec": {
-            "suspend": bool(spec.hold or where.queue),
-            "ttlSecondsAfterFinished": _KEEP_S,
-            "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
-            "failurePolicy": _failure_policy(spec),
-            "replicatedJobs": [{"name": REPLICATED_JOB, "replicas": 1, "template": {"spec": _job(pods, name)}}],
-        },
-    }
+    check(spec, cluster, autoscale)
+    job, name = _job(spec, cluster, autoscale), name_of(run_dir, machine)
+    final = {"containerName": REPLICATED_JOB, "operator": "NotIn", "values": sorted(_RESTARTABLE)}
+    program = PodProgram(
+        name=name,
+        argv=["python", "-P", "-m", NODE_MODULE, literal(f"{RUNS}/{name}")],
+        env=_env(job, name),
+        volumes=_volumes(cluster, name),
+        queue=None if spec.hold else cluster.queue,
+        grace_s=math.ceil(spec.grace_s) + _SUPERVISOR_GRACE_S,
+        restart_rules=[_FINAL, DISRUPTION],
+        pod_failure_rules=[{"action": "FailJob", "onExitCodes": final}],
+        annotations={RUN_TAG: mark_of(run_dir, machine), **({HELD: "true"} if spec.hold else {})},
+        keep_s=_KEEP_S,
+        pod={"automountServiceAccountToken": False, "tolerations": _tolerations(spec)},
+    )
+    return write_jobset(job, program)
 
 
 def run_as(document: dict[str, Any], user: int) -> None:
-    """Have the pods of a JobSet run as a user that is not root."""
+    """Make the pods of a JobSet run as an unprivileged user."""
     for job in document["spec"]["replicatedJobs"]:
-        job["template"]["spec"]["template"]["spec"]["securityContext"] |= user_of(user)
+        job["template"]["spec"]["template"]["spec"]["securityContext"] |= user_security(user)
 
 
-def _pods(spec: JobSpec, where: Kubernetes, autoscale: Autoscale | None) -> Pods:
-    return Pods(spec=spec, program=Program(image=where.image), where=where, autoscale=autoscale)
+def _job(spec: JobSpec, cluster: Kubernetes, autoscale: Autoscale | None) -> KubernetesJob:
+    return KubernetesJob(spec=spec, program=Program(image=cluster.image), cluster=cluster, autoscale=autoscale)
 
 
-def _failure_policy(spec: JobSpec) -> dict[str, Any]:
-    """New pods after any failure but one: the supervisor says that they cannot help. A lost place is not counted."""
-    exited = {"onJobFailureReasons": ["PodFailurePolicy"], "onJobFailureMessagePatterns": ["failed with exit code"]}
-    return {
-        "maxRestarts": spec.max_restarts,
-        "rules": [
-            {"name": "final", "action": "FailJobSet", **exited},
-            DISRUPTION,
-        ],
-    }
-
-
-def _job(pods: Pods, name: str) -> dict[str, Any]:
-    may_help = sorted((ExitCode.PEER_LOST.value, *_ENDED_BY_A_SIGNAL))
-    final = {"containerName": REPLICATED_JOB, "operator": "NotIn", "values": may_help}
-    metadata = {
-        "labels": {key: value for key, value in labels(pods).items() if key != QUEUE},
-        **elastic.of_the_pods(pods),
-    }
-    template = {"metadata": metadata, "spec": _pod(pods, name)}
-    return indexed_job(pods.spec, template, {"action": "FailJob", "onExitCodes": final})
-
-
-def _pod(pods: Pods, name: str) -> dict[str, Any]:
-    where = pods.where
-    container = {
-        "name": REPLICATED_JOB,
-        "image": where.image,
-        "command": ["python", "-P", "-m", NODE_MODULE, literal(run_folder(name))],
-        "env": _env(pods, name),
-        "resources": quantities(pods.spec) or None,
-        "securityContext": container_security(),
-        "volumeMounts": [
-            {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108
-            {"name": "job", "mountPath": SECRETS, "readOnly": True},
-            {"name": "runs", "mountPath": RUNS},
-        ],
-    }
-    return without_nothing(
-        {
-            "restartPolicy": "Never",
-            "terminationGracePeriodSeconds": math.ceil(pods.spec.grace_s) + _LAST_WORDS_S,
-            "priorityClassName": where.priority_class,
-            "serviceAccountName": where.service_account,
-            "automountServiceAccountToken": False,
-            "securityContext": pod_security(where),
-            **scheduling(pods),
-            "tolerations": _tolerations(pods),
-            "containers": [without_nothing(container)],
-            "volumes": _volumes(where, name),
-        }
-    )
-
-
-def _env(pods: Pods, name: str) -> list[dict[str, Any]]:
-    """What only Kubernetes knows, and what the first pod has to know of the others."""
+def _env(job: KubernetesJob, name: str) -> list[dict[str, Any]]:
+    """Facts that only Kubernetes has, and what the first pod needs to reach the others."""
     fields = {"POD_IP": "status.podIP", "NODE_NAME": "spec.nodeName"}
-    node = pods.spec.node
     values = {
         "TRAINWORKS_PODS": f"{name}-{REPLICATED_JOB}-0-%d.{name}",
-        "TRAINWORKS_NODES": str(pods.spec.max_nodes),
-        "TRAINWORKS_CORES": str(max(1, math.floor(node.cores or 1))),
-        "TRAINWORKS_ACCELERATORS": str(node.accelerators),
+        "TRAINWORKS_NODES": str(job.spec.max_nodes),
+        "TRAINWORKS_CORES": str(max(1, math.floor(job.spec.node.cores or 1))),
+        "TRAINWORKS_ACCELERATORS": str(job.spec.node.accelerators),
     }
     return [
         *({"name": key, "valueFrom": {"fieldRef": {"fieldPath": path}}} for key, path in fields.items()),
@@ -255,26 +194,20 @@ def _env(pods: Pods, name: str) -> list[dict[str, Any]]:
     ]
 
 
-def _tolerations(pods: Pods) -> list[dict[str, Any]]:
-    """Nodes with accelerators often take no other pods; and a lost node is noticed in seconds."""
-    gone = [
-        {
-            "key": f"node.kubernetes.io/{taint}",
-            "operator": "Exists",
-            "effect": "NoExecute",
-            "tolerationSeconds": _NODE_MAY_BE_GONE_S,
-        }
-        for taint in ("not-ready", "unreachable")
-    ]
-    devices = [key for key in quantities(pods.spec).get("limits", {}) if "/" in key]
-    return [*({"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in devices), *gone]
-
-
-def _volumes(where: Kubernetes, name: str) -> list[dict[str, Any]]:
-    """Shared memory, which is 64 MB by default; what the job is told; and the folder of run directories."""
-    claim: Mapping[str, Any] = {"persistentVolumeClaim": {"claimName": where.volume}}
+def _tolerations(spec: JobSpec) -> list[dict[str, Any]]:
+    """Tolerate the taints of accelerator nodes, and give up a lost node within seconds."""
+    devices = [key for key in quantities(spec).get("limits", {}) if "/" in key]
+    lost = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": _NODE_LOST_S}
+    taints = [f"node.kubernetes.io/{taint}" for taint in ("not-ready", "unreachable")]
     return [
-        {"name": "shm", "emptyDir": {"medium": "Memory"}},
-        {"name": "job", "secret": {"secretName": name}},
-        {"name": "runs", **(claim if where.volume is not None else {"emptyDir": {}})},
+        *({"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in devices),
+        *({"key": key, **lost} for key in taints),
     ]
+
+
+def _volumes(cluster: Kubernetes, name: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Shared memory, the job's Secret, and the run directories: on the pod's own disk without a claim."""
+    memory, *runs = volumes(cluster.volume)
+    secret = {"name": "job", "secret": {"secretName": name}}, {"name": "job", "mountPath": SECRETS, "readOnly": True}
+    own_disk = {"name": "runs", "emptyDir": {}}, {"name": "runs", "mountPath": RUNS}
+    return [memory, secret, *(runs or [own_disk])]

@@ -18,7 +18,7 @@ from datetime import datetime
 from typing import Any
 
 from trainworks.backends.backend import JobStatus
-from trainworks.backends.kubernetes.render import HELD, QUEUE, STOPPED
+from trainworks.backends.kubernetes.render import HELD, QUEUE_LABEL, STOPPED
 from trainworks.jobs.state import Cause, JobState, parse_cause
 
 __all__ = ["cause_of_pod", "has_ended", "has_failed", "is_unexplained", "job_status", "warning_about"]
@@ -231,7 +231,7 @@ def _waiting(jobset: Object, workload: Object | None) -> _Seen | None:
         return state, "Evicted", _words(evicted), cause, None
     metadata = _metadata(jobset)
     if workload is None and (
-        HELD in (metadata.get("annotations") or {}) or QUEUE not in (metadata.get("labels") or {})
+        HELD in (metadata.get("annotations") or {}) or QUEUE_LABEL not in (metadata.get("labels") or {})
     ):
         return JobState.QUEUED, "Suspended", "it is held", None, None
     if workload is None:

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, Self, final
 
 from trainworks.agent.launch import keep_environment
 from trainworks.backends.backend import Backend, Capability, JobStatus, NodeStatus, RenderedJob
@@ -17,12 +17,14 @@ from trainworks.backends.local.machine import LocalNode, held_elsewhere, local_n
 from trainworks.backends.ownership import check_may_change, check_undrain, obeyed_drains
 from trainworks.backends.store_place import store_folder, store_url
 from trainworks.backends.submission import check_dependencies, status_restored, submit_lock
+from trainworks.config.run_file import Cluster
 from trainworks.errors import TrainworksError, UsageError
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.host.ledger import Claim, claim_key, machine_ledger
 from trainworks.host.probe import probe_host
 from trainworks.host.users import this_host, user_name
 from trainworks.jobs.job_spec import JobSpec
+from trainworks.jobs.program import Program
 from trainworks.jobs.state import JobState, parse_cause
 from trainworks.jobs.store import EndRequest, JobRow, JobStore, Placement, open_store
 from trainworks.queueing.feasible import check_feasible
@@ -51,6 +53,11 @@ class LocalBackend(Backend):
             weakref.finalize(self, store.close)
         self._store = store
         self._clock = clock or SystemClock()
+
+    @classmethod
+    def connect(cls, cluster: Cluster, *, store: JobStore | None = None, program: Program | None = None) -> Self:
+        """Create the backend of a run file's `cluster`."""
+        return cls(store)
 
     def check(self, spec: JobSpec) -> None:
         """Refuse what this machine can never hold."""

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, Self, final
 
 from trainworks.backends.backend import Backend, Capability, JobStatus, NodeStatus, RenderedJob
 from trainworks.backends.job_tag import find_patiently
 from trainworks.backends.skypilot.client import SkyPilotClient
-from trainworks.backends.skypilot.render import mark_of, render, secrets_of
 from trainworks.backends.skypilot.states import JOB_STATES, job_status
 from trainworks.config.engines import SkyPilot
+from trainworks.config.run_file import Cluster
 from trainworks.errors import EnvironmentProblem, UnreachableError, UsageError
 from trainworks.host.clock import Clock, SystemClock
+from trainworks.jobs.formats.manifest import dns_name
+from trainworks.jobs.formats.skypilot import render_managed_job, secret_names
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.program import Program
 from trainworks.jobs.state import JobState
+from trainworks.jobs.store import JobStore
 from trainworks.record.run_dir import RunDir
 
-__all__ = ["SkyPilotBackend"]
+__all__ = ["SkyPilotBackend", "job_name"]
 
 _OF_A_NODE = re.compile(r"\((?P<name>[^,()]+)(?:, rank=(?P<node>\d+))?, pid=\d+(?:, ip=[^,()]+)?\) ?(?P<text>.*)")
 """How SkyPilot begins a line of a job: `(worker1, rank=1, pid=1234, ip=10.0.0.2) text`."""
@@ -41,6 +45,7 @@ class SkyPilotBackend(Backend):
         ("hold", "exclude", "depends_on", "min_nodes", "drain", "time_limit")
     )
     shares_files: ClassVar[bool] = False
+    needs_program: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -55,11 +60,16 @@ class SkyPilotBackend(Backend):
         self._client = client or SkyPilotClient(options.program)
         self._clock = clock or SystemClock()
 
+    @classmethod
+    def connect(cls, cluster: Cluster, *, store: JobStore | None = None, program: Program | None = None) -> Self:
+        """Create the backend of a run file's `cluster`."""
+        return cls(cluster.skypilot, program=program)
+
     def check(self, spec: JobSpec) -> None:
         """Refuse what SkyPilot does not do, and a job whose secrets are not here."""
         super().check(spec)
-        render(spec, self._what_runs, self._options, "checked")
-        if unset := self._client.unset(secrets_of(self._what_runs)):
+        render_managed_job(spec, self._what_runs, self._options, "checked")
+        if unset := self._client.unset(secret_names(self._what_runs)):
             raise UsageError(f"`envs.{unset[0]}` has no value, and is not set here", hint=f"export {unset[0]}=...")
 
     @property
@@ -69,7 +79,7 @@ class SkyPilotBackend(Backend):
 
     def render(self, spec: JobSpec, run_dir: RunDir) -> RenderedJob:
         """The task YAML of a managed job."""
-        return RenderedJob(spec, render(spec, self._what_runs, self._options, mark_of(run_dir)))
+        return RenderedJob(spec, render_managed_job(spec, self._what_runs, self._options, job_name(run_dir)))
 
     def submit(self, rendered: RenderedJob, run_dir: RunDir) -> str:
         """Launch the managed job, unless one of this run's name has not ended yet; returns its number.
@@ -82,7 +92,7 @@ class SkyPilotBackend(Backend):
         if found := self.find(run_dir):
             return found
         try:
-            job = self._client.launch(rendered.text, secrets_of(self._what_runs))
+            job = self._client.launch(rendered.text, secret_names(self._what_runs))
         except UnreachableError as silent:
             return find_patiently(lambda: self.find(run_dir), silent, self._clock)
         unseen = EnvironmentProblem("SkyPilot took the job, and does not show it")
@@ -90,8 +100,8 @@ class SkyPilotBackend(Backend):
 
     def find(self, run_dir: RunDir) -> str | None:
         """By the job's name; the newest of several."""
-        mark = mark_of(run_dir)
-        jobs = [record for record in self._client.queue(unfinished=True) if record.get("job_name") == mark]
+        name = job_name(run_dir)
+        jobs = [record for record in self._client.queue(unfinished=True) if record.get("job_name") == name]
         alive = [record["job_id"] for record in jobs if not _ended(record)]
         return str(max(alive)) if alive else None
 
@@ -121,3 +131,9 @@ class SkyPilotBackend(Backend):
 
 def _ended(record: dict[str, Any]) -> bool:
     return JOB_STATES.get(str(record.get("status")), JobState.UNKNOWN).is_final
+
+
+def job_name(run_dir: RunDir) -> str:
+    """Name of the managed job, by which the run is found again; the folder makes it unique, as run ids repeat."""
+    folder = hashlib.sha256(str(run_dir.path.absolute()).encode()).hexdigest()[:12]
+    return f"{dns_name(run_dir.run_id)}-{folder}"

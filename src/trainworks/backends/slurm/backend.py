@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, final
+from typing import ClassVar, Self, final
 
 from trainworks.backends.backend import Backend, Capability, JobStatus, NodeStatus, RenderedJob
 from trainworks.backends.job_tag import find_patiently
@@ -26,11 +26,14 @@ from trainworks.backends.slurm.states import (
 )
 from trainworks.backends.submission import submit_lock
 from trainworks.config.engines import Slurm
+from trainworks.config.run_file import Cluster
 from trainworks.errors import EnvironmentProblem, TrainworksError, UnreachableError, UsageError
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.jobs.accelerator_names import matching_names
 from trainworks.jobs.job_spec import JobSpec
+from trainworks.jobs.program import Program
 from trainworks.jobs.state import Cause, JobState
+from trainworks.jobs.store import JobStore
 from trainworks.record.run_dir import RunDir
 
 __all__ = ["SlurmBackend"]
@@ -74,6 +77,11 @@ class SlurmBackend(Backend):
         self._client = client or SlurmClient(options.login)
         self._clock = clock or SystemClock()
         self._accounting = True  # until sacct says that there is none
+
+    @classmethod
+    def connect(cls, cluster: Cluster, *, store: JobStore | None = None, program: Program | None = None) -> Self:
+        """Create the backend of a run file's `cluster`."""
+        return cls(cluster.slurm)
 
     def check(self, spec: JobSpec) -> None:
         """Refuse what Slurm does for nobody."""

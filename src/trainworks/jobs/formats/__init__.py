@@ -1,1 +1,1 @@
-"""A job in the languages of other engines."""
+"""Writers of jobs in the formats of other systems: JobSet, TrainJob, SkyPilot task, LSF script."""

@@ -1,4 +1,4 @@
-"""Accelerators in the words of Kubernetes: the resource that a container asks for, and the nodes that have it.
+"""Accelerators in Kubernetes: the extended resource that a container requests, and labels of nodes that offer it.
 
 Source: the device plugins of NVIDIA, AMD, Intel (Gaudi) and AWS (Neuron); for TPUs GKE's "Plan TPUs in GKE", with its
 accelerator labels, topologies and chips per node.
@@ -18,7 +18,7 @@ __all__ = ["Device", "device_of"]
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What a pod has to say to get its accelerators."""
+    """Resource name and node labels that get a pod its accelerators."""
 
     resource: str
     node_selector: Mapping[str, str] = field(default_factory=dict)
@@ -26,16 +26,16 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class _Tpu:
-    """A generation of TPUs in GKE."""
+    """A TPU generation in GKE."""
 
     accelerator: str
-    """Value of the label `cloud.google.com/gke-tpu-accelerator`."""
+    """Value of the node label `cloud.google.com/gke-tpu-accelerator`."""
     chips_per_node: int
-    """Of a slice of several nodes."""
+    """Chips per node in a slice of several nodes."""
     topologies: Mapping[int, str]
-    """By the chips of a slice."""
+    """Topology of a slice, by its number of chips."""
     single_node: tuple[int, ...]
-    """Chips that one node may have as a slice of its own."""
+    """Numbers of chips that form a slice on a single node."""
 
 
 _FLAT = {1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"}
@@ -56,19 +56,19 @@ _RESOURCES = {
     "aws.amazon.com/neuron": r"(aws[ _-])?(trainium|inferentia).*|(trn|inf)\d.*",
     "nvidia.com/gpu": r"(nvidia|rubin|tesla|geforce|quadro|titan)\b.*|[rg]tx.*|(g?[bhr]|[aglptvk])\d{1,4}[a-z]*\b.*",
 }
-"""The extended resource of a device plugin, and the names of what it gives."""
+"""Extended resource of each device plugin, and the accelerator names it covers."""
 
 
 def device_of(accelerator: str | None, count: int, nodes: int) -> Device:
-    """The resource of an accelerator, and labels of the nodes that have it.
+    """Resource of an accelerator, and labels of the nodes that offer it.
 
     Args:
-        accelerator: as the run file names it; any of NVIDIA's when None.
-        count: of each node.
-        nodes: of the job.
+        accelerator: name in the run file; any NVIDIA GPU when None.
+        count: accelerators per node.
+        nodes: nodes of the job.
 
     Raises:
-        UsageError: no device plugin is known for it, or GKE has no such slice of TPUs.
+        UsageError: the accelerator has no known device plugin, or GKE offers no such TPU slice.
     """
     name = (accelerator or "nvidia").lower()
     name = _NAMES_WITHOUT_TPU.get(name, name)
@@ -77,29 +77,30 @@ def device_of(accelerator: str | None, count: int, nodes: int) -> Device:
     resource = next((resource for resource, names in _RESOURCES.items() if re.fullmatch(names, name)), None)
     if resource is None:
         raise UsageError(
-            f"no resource of Kubernetes is known for the accelerator `{accelerator}`",
-            hint=f"known are NVIDIA's, AMD's MI series, Gaudi, Trainium and {_named(_TPUS)}",
+            f"unknown accelerator `{accelerator}`: no Kubernetes device plugin provides it",
+            hint=f"use an NVIDIA GPU, AMD MI series, Gaudi, Trainium or {_named(_TPUS)}",
         )
     return Device(resource)
 
 
 def _slice(accelerator: str, generation: str, chips: int, nodes: int) -> Device:
-    """One slice of TPUs that all nodes of the job make together."""
+    """One TPU slice that spans all nodes of the job."""
     if generation not in _TPUS:
         raise UsageError(
-            f"no TPU `{accelerator}` is known in GKE", hint=f"write one of {_named(_TPUS)}, like `tpu-v5e:8`"
+            f"unknown TPU `{accelerator}`: GKE does not offer it",
+            hint=f"write one of {_named(_TPUS)}, like `tpu-v5e:8`",
         )
     tpu = _TPUS[generation]
     if nodes == 1 and chips not in tpu.single_node:
-        each = ", ".join(map(str, tpu.single_node))
-        raise UsageError(f"one node has no {chips} chips of `{accelerator}`", hint=f"ask for {each} per node")
+        counts = ", ".join(map(str, tpu.single_node))
+        raise UsageError(f"GKE offers no node with {chips} chips of `{accelerator}`", hint=f"request {counts} per node")
     if nodes > 1 and chips != tpu.chips_per_node:
-        message = f"a slice of `{accelerator}` over {nodes} nodes has no {chips} chips per node"
-        raise UsageError(message, hint=f"ask for `{accelerator}:{tpu.chips_per_node}`")
+        message = f"GKE offers no slice of `{accelerator}` over {nodes} nodes with {chips} chips each"
+        raise UsageError(message, hint=f"request `{accelerator}:{tpu.chips_per_node}`")
     if (topology := tpu.topologies.get(chips * nodes)) is None:
         sizes = ", ".join(str(size // tpu.chips_per_node) for size in tpu.topologies if size > tpu.chips_per_node)
-        message = f"no slice of `{accelerator}` has {chips * nodes} chips: {nodes} nodes of {chips}"
-        raise UsageError(message, hint=f"slices of several nodes have {sizes} of them")
+        message = f"GKE offers no slice of `{accelerator}` with {chips * nodes} chips: {nodes} nodes of {chips}"
+        raise UsageError(message, hint=f"set `num_nodes` to one of {sizes}")
     labels = {
         "cloud.google.com/gke-tpu-accelerator": tpu.accelerator,
         "cloud.google.com/gke-tpu-topology": topology,

@@ -1,22 +1,25 @@
-"""A job as a JobSet: one group of pods, one pod per node, started and restarted together.
+"""The writer of JobSets: one group of pods, one pod per node, started and restarted together.
 
-Source: JobSet's API `jobset.x-k8s.io/v1alpha2` (0.13), Kubernetes' batch/v1 Jobs in Indexed mode, Kueue's queue label.
+Source: JobSet's API `jobset.x-k8s.io/v1alpha2` (0.13), batch/v1 Jobs in Indexed mode, Kueue's queue label.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from trainworks.jobs.formats import elastic
 from trainworks.jobs.formats.manifest import (
+    QUEUE_LABEL,
     REPLICATED_JOB,
     RUNS,
-    Pods,
+    KubernetesJob,
     check,
     container_security,
     dns_name,
+    drop_none,
     environment,
     header,
     labels,
@@ -25,158 +28,163 @@ from trainworks.jobs.formats.manifest import (
     quantities,
     scheduling,
     to_yaml,
-    without_nothing,
 )
-from trainworks.jobs.formats.shell import check_can_leave, node_program
-from trainworks.jobs.job_spec import JobSpec
+from trainworks.jobs.formats.shell import check_exportable, node_program
 
-__all__ = ["DISRUPTION", "container_env", "indexed_job", "jobset", "node_text", "render", "volume_mounts", "volumes"]
+__all__ = ["DISRUPTION", "PodProgram", "bash_program", "jobset", "render", "volumes"]
 
 DISRUPTION = {
     "name": "disruption",
     "action": "RestartJobSetAndIgnoreMaxRestarts",
     "onJobFailureReasons": ["PodFailurePolicy"],
 }
-"""Rule of a failure policy: pods that lost their place get new ones, and that is not counted."""
+"""Failure policy rule: a disrupted JobSet gets new pods, and this does not count as a restart."""
 _LANGUAGE = "a JobSet"
 _ATTEMPT_LABEL = "jobset.sigs.k8s.io/restart-attempt"
 
 
-def render(pods: Pods) -> str:
-    """The manifest, to be applied as it is.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodProgram:
+    """What every pod runs and sees, and the rules around it."""
+
+    name: str
+    """Name of the JobSet."""
+    argv: list[str]
+    """Command in Kubernetes' spelling, see `literal`."""
+    env: list[dict[str, Any]]
+    volumes: Sequence[tuple[dict[str, Any], dict[str, Any]]]
+    """Pairs of a pod volume and the container's mount of it."""
+    queue: str | None
+    """Kueue queue that admits the JobSet."""
+    grace_s: float
+    restart_rules: Sequence[Mapping[str, Any]] = ()
+    """Rules of the JobSet's failure policy."""
+    pod_failure_rules: Sequence[Mapping[str, Any]] = ()
+    """Rules of the Job's pod failure policy, after the one for disrupted pods."""
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    keep_s: int | None = None
+    """Time after which Kubernetes deletes a finished JobSet; never when None."""
+    pod: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of the PodSpec."""
+
+
+def render(job: KubernetesJob) -> str:
+    """Render a manifest that runs without Trainworks on the cluster, ready for `kubectl apply`.
 
     Raises:
-        UsageError: the job has no image, or asks for something that a JobSet cannot say.
+        UsageError: the job has no image, or needs something that a JobSet cannot express.
     """
-    check_can_leave(pods.program, _LANGUAGE)
-    argv = ["/bin/bash", "-euo", "pipefail", "-c", literal(node_text(pods))]
-    return header(pods) + to_yaml(jobset(pods, argv))
+    spec = job.spec
+    check_exportable(job.program, _LANGUAGE)
+    missing = {"job.depends_on": bool(spec.depends_on), "job.min_nodes": spec.min_nodes != spec.max_nodes}
+    check(job, _LANGUAGE, missing)
+    program = bash_program(job)
+    return header(job) + to_yaml(jobset(job, program))
 
 
-def jobset(pods: Pods, argv: list[str]) -> dict[str, Any]:
-    """The object.
+def bash_program(job: KubernetesJob) -> PodProgram:
+    """Bash script for every pod of an exported job; the JobSet and Job controllers number the pods."""
+    spec, name = job.spec, dns_name(job.spec.name)
+    host = f"{name}-{REPLICATED_JOB}-0"
+    addresses = f"for node in $(seq 0 {spec.max_nodes - 1}); do echo {host}-$node.{name}; done"
+    lines = [
+        "export NODE_RANK=$JOB_COMPLETION_INDEX",
+        f"export MASTER_ADDR={host}-0.{name}",
+        "export TRAINWORKS_ATTEMPT=$((RESTARTS + 1))",
+        *([f'mkdir -p "{RUNS}/{spec.run_id}"'] if job.cluster.volume else []),
+        node_program(job.program, spec, addresses=addresses),
+    ]
+    restarts = {"fieldRef": {"fieldPath": f"metadata.labels['{_ATTEMPT_LABEL}']"}}
+    env: list[dict[str, Any]] = [{"name": "RESTARTS", "valueFrom": restarts}]
+    if job.cluster.volume is not None:
+        env.append({"name": "TRAINWORKS_RUN_DIR", "value": f"{RUNS}/{spec.run_id}"})
+    return PodProgram(
+        name=name,
+        argv=["/bin/bash", "-euo", "pipefail", "-c", literal("\n".join(lines))],
+        env=[*env, *environment(job)],
+        volumes=volumes(job.cluster.volume),
+        queue=job.cluster.queue,
+        grace_s=spec.grace_s,
+        restart_rules=[DISRUPTION] if spec.max_restarts and spec.preemptible else [],
+    )
 
-    Args:
-        pods: the job.
-        argv: what every pod runs, in Kubernetes' spelling (`literal`).
+
+def volumes(claim: str | None) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Shared memory and, with a PersistentVolumeClaim, the run directories; each with its mount.
+
+    Shared memory defaults to 64 MB, which is too little for data loaders and NCCL.
     """
-    spec = pods.spec
-    check(pods, _LANGUAGE, {"job.depends_on": bool(spec.depends_on), "job.min_nodes": _is_range(pods)})
+    memory = {"name": "shm", "emptyDir": {"medium": "Memory"}}, {"name": "shm", "mountPath": "/dev/shm"}  # noqa: S108
+    if claim is None:
+        return [memory]
+    runs = {"name": "runs", "persistentVolumeClaim": {"claimName": claim}}
+    return [memory, (runs, {"name": "runs", "mountPath": RUNS})]
+
+
+def jobset(job: KubernetesJob, program: PodProgram) -> dict[str, Any]:
+    """Build the JobSet object."""
+    annotations = {**program.annotations, **elastic.job_annotations(job)}
+    metadata = {
+        "name": program.name,
+        "namespace": job.cluster.namespace,
+        "labels": labels(job) | ({QUEUE_LABEL: program.queue} if program.queue else {}),
+        "annotations": annotations or None,
+    }
+    rules = [dict(rule) for rule in program.restart_rules]
     body: dict[str, Any] = {
-        "suspend": True if spec.hold or pods.where.queue else None,
+        "suspend": True if job.spec.hold or job.cluster.queue else None,
+        "ttlSecondsAfterFinished": program.keep_s,
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
-        "failurePolicy": _failure_policy(pods),
-        "replicatedJobs": [{"name": REPLICATED_JOB, "replicas": 1, "template": {"spec": _job(pods, argv)}}],
+        "failurePolicy": {"maxRestarts": job.spec.max_restarts, **({"rules": rules} if rules else {})},
+        "replicatedJobs": [{"name": REPLICATED_JOB, "replicas": 1, "template": {"spec": _indexed_job(job, program)}}],
     }
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
-        "metadata": {
-            "name": dns_name(spec.name),
-            "namespace": pods.where.namespace,
-            "labels": labels(pods),
-            **elastic.of_the_job(pods),
-        },
-        "spec": without_nothing(body),
+        "metadata": drop_none(metadata),
+        "spec": drop_none(body),
     }
 
 
-def node_text(pods: Pods) -> str:
-    """What bash runs in every pod; the controllers of JobSet and Job say which one it is."""
-    name = dns_name(pods.spec.name)
-    host = f"{name}-{REPLICATED_JOB}-0"
-    addresses = f"for node in $(seq 0 {pods.spec.max_nodes - 1}); do echo {host}-$node.{name}; done"
-    own = [
-        "export NODE_RANK=$JOB_COMPLETION_INDEX",
-        f"export MASTER_ADDR={host}-0.{name}",
-        "export TRAINWORKS_ATTEMPT=$((RESTARTS + 1))",
-        *([f'mkdir -p "{RUNS}/{pods.spec.run_id}"'] if pods.where.volume else []),
-    ]
-    return "\n".join([*own, node_program(pods.program, pods.spec, addresses=addresses)])
-
-
-def _is_range(pods: Pods) -> bool:
-    return pods.spec.min_nodes != pods.spec.max_nodes
-
-
-def _failure_policy(pods: Pods) -> dict[str, Any]:
-    """Restarts of all pods together; one that lost its node to another job does not count."""
-    spec = pods.spec
-    if not (spec.max_restarts and spec.preemptible):
-        return {"maxRestarts": spec.max_restarts}
-    return {"maxRestarts": spec.max_restarts, "rules": [DISRUPTION]}
-
-
-def _job(pods: Pods, argv: list[str]) -> dict[str, Any]:
-    metadata = {"labels": labels(pods), **elastic.of_the_pods(pods)}
-    return indexed_job(pods.spec, {"metadata": metadata, "spec": _pod(pods, argv)})
-
-
-def indexed_job(spec: JobSpec, template: Mapping[str, Any], *final: Mapping[str, Any]) -> dict[str, Any]:
-    """A Job of one pod per node, of which none starts again alone.
-
-    Args:
-        spec: of the job.
-        template: of its pods.
-        final: rules of its pod failure policy, after the one for pods that lost their place.
-    """
-    limit_s = spec.time_limit_s
-    lost = {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
-    return without_nothing(
+def _indexed_job(job: KubernetesJob, program: PodProgram) -> dict[str, Any]:
+    """Job with one pod per node; a single pod is never restarted alone."""
+    nodes, limit_s = job.spec.max_nodes, job.spec.time_limit_s
+    disrupted = {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    metadata = {"labels": labels(job), "annotations": elastic.pod_annotations(job) or None}
+    return drop_none(
         {
-            "parallelism": spec.max_nodes,
-            "completions": spec.max_nodes,
+            "parallelism": nodes,
+            "completions": nodes,
             "completionMode": "Indexed",
             "backoffLimit": 0,
             "activeDeadlineSeconds": math.ceil(limit_s) if limit_s is not None else None,
-            "podFailurePolicy": {"rules": [lost, *final]},
-            "template": template,
+            "podFailurePolicy": {"rules": [disrupted, *program.pod_failure_rules]},
+            "template": {"metadata": drop_none(metadata), "spec": _pod(job, program)},
         }
     )
 
 
-def _pod(pods: Pods, argv: list[str]) -> dict[str, Any]:
-    where = pods.where
+def _pod(job: KubernetesJob, program: PodProgram) -> dict[str, Any]:
     container = {
         "name": REPLICATED_JOB,
-        "image": pods.program.image,
-        "command": argv,
-        "workingDir": pods.program.working_folder,
-        "env": container_env(pods),
-        "resources": quantities(pods.spec) or None,
+        "image": job.program.image,
+        "command": program.argv,
+        "workingDir": job.program.working_folder,
+        "env": program.env,
+        "resources": quantities(job.spec) or None,
         "securityContext": container_security(),
-        "volumeMounts": volume_mounts(pods),
+        "volumeMounts": [mount for _, mount in program.volumes],
     }
-    pod: dict[str, Any] = {
-        "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": math.ceil(pods.spec.grace_s),
-        "priorityClassName": where.priority_class,
-        "serviceAccountName": where.service_account,
-        "securityContext": pod_security(where),
-        **scheduling(pods),
-        "containers": [without_nothing(container)],
-        "volumes": volumes(pods),
-    }
-    return without_nothing(pod)
-
-
-def container_env(pods: Pods) -> list[dict[str, Any]]:
-    """Variables that only Kubernetes knows, and those of the run."""
-    restarts = {"fieldRef": {"fieldPath": f"metadata.labels['{_ATTEMPT_LABEL}']"}}
-    env: list[dict[str, Any]] = [{"name": "RESTARTS", "valueFrom": restarts}]
-    if pods.where.volume is not None:
-        env.append({"name": "TRAINWORKS_RUN_DIR", "value": f"{RUNS}/{pods.spec.run_id}"})
-    return [*env, *environment(pods)]
-
-
-def volumes(pods: Pods) -> list[dict[str, Any]]:
-    """Shared memory, which is 64 MB by default and too small for data loaders and NCCL; and the run directories."""
-    memory = {"name": "shm", "emptyDir": {"medium": "Memory"}}
-    claim = {"name": "runs", "persistentVolumeClaim": {"claimName": pods.where.volume}}
-    return [memory, claim] if pods.where.volume is not None else [memory]
-
-
-def volume_mounts(pods: Pods) -> list[dict[str, Any]]:
-    """Where the container sees them."""
-    memory = {"name": "shm", "mountPath": "/dev/shm"}  # noqa: S108
-    return [memory, {"name": "runs", "mountPath": RUNS}] if pods.where.volume is not None else [memory]
+    return drop_none(
+        {
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": math.ceil(program.grace_s),
+            "priorityClassName": job.cluster.priority_class,
+            "serviceAccountName": job.cluster.service_account,
+            "securityContext": pod_security(job.cluster),
+            **scheduling(job),
+            **program.pod,
+            "containers": [drop_none(container)],
+            "volumes": [volume for volume, _ in program.volumes],
+        }
+    )

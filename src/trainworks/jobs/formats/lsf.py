@@ -1,7 +1,7 @@
-"""A job as a script for IBM Spectrum LSF: `bsub < job.lsf`.
+"""The writer of scripts for IBM Spectrum LSF: `bsub < job.lsf`.
 
-One slot per core, blaunch once per node. What a node runs is written to a file in the home folder first: blaunch may
-pass its arguments through a shell on the other side, and such a path needs no quotes there.
+The script requests one slot per core and calls blaunch once per node. It writes the program of a node to a file in the
+home folder first: blaunch may pass its arguments through a remote shell, and such a path needs no quotes.
 
 Source: LSF 10.1, bsub and blaunch.
 """
@@ -13,31 +13,31 @@ import shlex
 from collections.abc import Iterator
 
 from trainworks.errors import UsageError
-from trainworks.jobs.formats.shell import SAY_IT, check_can_leave, export, node_program, watched
+from trainworks.jobs.formats.shell import TO_STDERR, check_exportable, export, node_program, watched
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.program import Program
 
 __all__ = ["render"]
 
-_LANGUAGE = "a script of LSF"
+_LANGUAGE = "an LSF script"
 _HEAD_START_S = 10
-"""Of the nodes, which end their processes themselves, before the job ends them."""
+"""Time for the nodes to end their processes before the job kills them."""
 _ADDRESSES = """printf '%s\\n' "$@\""""
 
 
 def render(spec: JobSpec, program: Program) -> str:
-    """The script.
+    """Render the script.
 
     Raises:
-        UsageError: the job asks for something that LSF cannot be told.
+        UsageError: the job needs something that LSF cannot do.
     """
-    check_can_leave(program, _LANGUAGE)
-    for name, asked in (
+    check_exportable(program, _LANGUAGE)
+    for name, is_set in (
         ("recover.max_restarts", spec.max_restarts > 0),
         ("job.min_nodes", spec.min_nodes != spec.max_nodes),
     ):
-        if asked:
-            raise UsageError(f"{_LANGUAGE} has no `{name}`", hint=f"leave `{name}` out")
+        if is_set:
+            raise UsageError(f"{_LANGUAGE} does not support `{name}`", hint=f"remove `{name}`")
     options = "".join(f"#BSUB {option}\n" for option in _options(spec, program))
     return "\n".join(["#!/bin/bash", options + _body(spec, program)])
 
@@ -68,7 +68,7 @@ def _options(spec: JobSpec, program: Program) -> Iterator[str]:
 
 
 def _done(job: str) -> str:
-    """A number is LSF's own; another name is that of a job."""
+    """Dependency on a job, by LSF's number or by its name."""
     return f"done({job})" if job.isdecimal() else f'done("{job}")'
 
 
@@ -77,7 +77,7 @@ def _body(spec: JobSpec, program: Program) -> str:
     end = _unused_word(text)
     start = (
         'for node in "${!hosts[@]}"; do',
-        '  blaunch "${hosts[$node]}" /bin/bash "$program" "$node" "${hosts[@]}" ' + f"{SAY_IT} &",
+        '  blaunch "${hosts[$node]}" /bin/bash "$program" "$node" "${hosts[@]}" ' + f"{TO_STDERR} &",
         "  groups+=($!)",
         "done",
     )
@@ -96,7 +96,7 @@ def _body(spec: JobSpec, program: Program) -> str:
 
 
 def _before(program: Program) -> list[str]:
-    """On every node: which one it is, and the variables of the run."""
+    """Lines that every node runs first: its index, the working folder and the variables of the run."""
     return [
         "set -euo pipefail",
         "export NODE_RANK=$1",
@@ -112,13 +112,13 @@ def _folder(program: Program) -> list[str]:
 
 
 def _references(program: Program) -> list[str]:
-    """Variables that bsub takes along from its shell, and that have to be there."""
+    """Checks of the variables that bsub has to pass on from its shell."""
     missing = [name for name, value in program.envs.items() if value is None]
     return [f': "${{{name}:?is not set where bsub was called}}"' for name in missing]
 
 
 def _unused_word(text: str) -> str:
-    """A word that ends a here-document, and is no line of it."""
+    """Delimiter for a here-document that equals none of its lines."""
     lines = set(text.split("\n"))
     word = "END_OF_PROGRAM"
     while word in lines:

@@ -1,6 +1,4 @@
-"""What all manifests of Kubernetes have in common: names, quantities, the pods of a job, and YAML that every reader
-understands alike.
-"""
+"""Parts shared by all Kubernetes manifests: names, labels, quantities, security contexts and portable YAML."""
 
 from __future__ import annotations
 
@@ -19,12 +17,14 @@ from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.program import Program
 
 __all__ = [
+    "QUEUE_LABEL",
     "REPLICATED_JOB",
     "RUNS",
-    "Pods",
+    "KubernetesJob",
     "check",
     "container_security",
     "dns_name",
+    "drop_none",
     "environment",
     "header",
     "labels",
@@ -33,100 +33,99 @@ __all__ = [
     "quantities",
     "scheduling",
     "to_yaml",
-    "user_of",
-    "without_nothing",
+    "user_security",
 ]
 
 REPLICATED_JOB = "node"
-"""Of a JobSet; Kubeflow's runtimes call theirs the same."""
+"""Name of the JobSet's replicated job; Kubeflow's runtimes use the same."""
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+"""Label that puts a JobSet into a queue of Kueue."""
 RUNS = "/runs"
-"""Where the pods see the volume that holds run directories."""
+"""Mount path of the volume with the run directories."""
 _LONGEST_NAME = 40
-"""So that `NAME-node-0-INDEX-XXXXX`, a pod's name, is a label of DNS: 63 characters."""
+"""Limit that keeps a pod's name, `NAME-node-0-INDEX-XXXXX`, within a DNS label of 63 characters."""
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
 _NOT_TEXT = frozenset(("y", "yes", "n", "no", "true", "false", "on", "off", "null", "inf", "nan"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pods:
-    """A job as Kubernetes is told of it."""
+class KubernetesJob:
+    """A job and where it runs, as the manifests describe it."""
 
     spec: JobSpec
     program: Program
-    where: Kubernetes
+    cluster: Kubernetes
     autoscale: Autoscale | None = None
 
 
 def dns_name(text: str) -> str:
-    """A name as DNS allows it: lower case, digits and dashes, and short enough for what is appended."""
+    """Text as a DNS label: lower case, digits and dashes, short enough for the suffixes of pods."""
     name = re.sub("[^a-z0-9]+", "-", text.lower()).strip("-")
     return re.sub("^(?=[0-9])", "j-", name)[:_LONGEST_NAME].strip("-") or "job"
 
 
-def labels(pods: Pods) -> dict[str, str]:
-    """By which the objects of a job are found, and Kueue's queue."""
-    queue = {"kueue.x-k8s.io/queue-name": pods.where.queue} if pods.where.queue else {}
+def labels(job: KubernetesJob) -> dict[str, str]:
+    """Labels by which all objects of a job are found."""
     return {
         "app.kubernetes.io/managed-by": "trainworks",
-        "app.kubernetes.io/instance": pods.spec.run_id[:63].strip("._-"),
-        **queue,
+        "app.kubernetes.io/instance": job.spec.run_id[:63].strip("._-"),
     }
 
 
 def literal(text: str) -> str:
-    """Text in `command`, `args` or a variable's value, where Kubernetes replaces `$(NAME)` and takes `$$` for `$`."""
+    """Text for `command`, `args` or a variable's value, where Kubernetes expands `$(NAME)` and reads `$$` as `$`."""
     return re.sub(r"\$(?:\$+|(?=\())", lambda dollars: 2 * dollars[0], text)
 
 
-def environment(pods: Pods) -> list[dict[str, Any]]:
-    """Variables of the container; one without a value is that of the Secret `NAME-envs`."""
-    secret = f"{dns_name(pods.spec.name)}-envs"
+def environment(job: KubernetesJob) -> list[dict[str, Any]]:
+    """Variables of the container; those without a value come from the Secret `NAME-envs`."""
+    secret = f"{dns_name(job.spec.name)}-envs"
     return [
         {"name": name, "value": literal(value)}
         if value is not None
         else {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": name}}}
-        for name, value in pods.program.envs.items()
+        for name, value in job.program.envs.items()
     ]
 
 
-def header(pods: Pods) -> str:
-    """What has to be there before the manifest is applied, as comments."""
+def header(job: KubernetesJob) -> str:
+    """Comments with what to do before the manifest is applied."""
     lines = []
-    missing = [name for name, value in pods.program.envs.items() if value is None]
+    missing = [name for name, value in job.program.envs.items() if value is None]
     if missing:
         values = " ".join(f'--from-literal={name}="${name}"' for name in missing)
-        lines.append(f"kubectl create secret generic {dns_name(pods.spec.name)}-envs {values}")
-    if pods.spec.node.accelerator and not _node_selector(pods):
-        lines.append(f"any accelerator will do: {pods.spec.node.accelerator} needs `cluster.kubernetes.node_selector`")
+        lines.append(f"kubectl create secret generic {dns_name(job.spec.name)}-envs {values}")
+    accelerator = job.spec.node.accelerator
+    if accelerator and not _node_selector(job):
+        lines.append(f"any accelerator is accepted: set `cluster.kubernetes.node_selector` to require {accelerator}")
     return "".join(f"# {line}\n" for line in lines)
 
 
 def quantities(spec: JobSpec) -> dict[str, dict[str, str]]:
-    """`resources` of the container, all as text: a client may refuse bare numbers.
+    """Container `resources`, all as text: clients may refuse bare numbers.
 
     Raises:
-        UsageError: no resource is known for the accelerator.
+        UsageError: the accelerator has no known resource name.
     """
     node, device = spec.node, _device(spec)
-    requests = {
+    amounts = {
         "cpu": f"{node.cores:g}" if node.cores else None,
         "memory": _memory(node.memory_bytes) if node.memory_bytes else None,
     }
-    asked = without_nothing(requests) | ({device.resource: str(node.accelerators)} if device else {})
-    limits = {name: value for name, value in asked.items() if name != "cpu"}
-    return {key: value for key, value in (("requests", asked), ("limits", limits)) if value}
+    requests = drop_none(amounts) | ({device.resource: str(node.accelerators)} if device else {})
+    limits = {name: value for name, value in requests.items() if name != "cpu"}
+    return {key: value for key, value in (("requests", requests), ("limits", limits)) if value}
 
 
 def _device(spec: JobSpec) -> Device | None:
-    """What the pods of a job say for their accelerators."""
     node = spec.node
     return device_of(node.accelerator, node.accelerators, spec.max_nodes) if node.accelerators else None
 
 
-def _node_selector(pods: Pods) -> dict[str, str]:
-    """Labels of the nodes; the run file's own are the last word."""
-    device = _device(pods.spec)
-    return {**(device.node_selector if device else {}), **pods.where.node_selector}
+def _node_selector(job: KubernetesJob) -> dict[str, str]:
+    """Node labels; those of the run file take precedence."""
+    device = _device(job.spec)
+    return {**(device.node_selector if device else {}), **job.cluster.node_selector}
 
 
 def _memory(num_bytes: int) -> str:
@@ -136,67 +135,71 @@ def _memory(num_bytes: int) -> str:
     return str(num_bytes)
 
 
-def scheduling(pods: Pods) -> dict[str, Any]:
-    """Where the pods may go, in the words of a PodSpec."""
+def scheduling(job: KubernetesJob) -> dict[str, Any]:
+    """PodSpec fields that restrict the nodes of the pods."""
     spec: dict[str, Any] = {}
-    if selector := _node_selector(pods):
+    if selector := _node_selector(job):
         spec["nodeSelector"] = selector
-    if pods.spec.exclude:
-        names = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": list(pods.spec.exclude)}
+    if job.spec.exclude:
+        names = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": list(job.spec.exclude)}
         required = {"nodeSelectorTerms": [{"matchExpressions": [names]}]}
         spec["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
     return spec
 
 
-def pod_security(where: Kubernetes) -> dict[str, Any]:
-    """`securityContext` of a pod, as the Pod Security standard `restricted` wants it.
+def pod_security(cluster: Kubernetes) -> dict[str, Any]:
+    """`securityContext` of a pod under the Pod Security standard `restricted`.
 
-    The standard also wants a user that is not root. Without `run_as_user` the image says who that is.
+    The standard also requires a user other than root; without `run_as_user` the image's user applies.
     """
-    own = {} if where.run_as_user is None else user_of(where.run_as_user)
-    return {"seccompProfile": {"type": "RuntimeDefault"}} | own
+    user = {} if cluster.run_as_user is None else user_security(cluster.run_as_user)
+    return {"seccompProfile": {"type": "RuntimeDefault"}} | user
 
 
-def user_of(user: int) -> dict[str, Any]:
-    """The part of a pod's `securityContext` that says who its processes are, and who owns the volume's new files."""
+def user_security(user: int) -> dict[str, Any]:
+    """`securityContext` entries that set the user of the processes and the group of new files on the volume."""
     return {"runAsNonRoot": True, "runAsUser": user, "runAsGroup": user, "fsGroup": user}
 
 
 def container_security() -> dict[str, Any]:
-    """`securityContext` of a container, as the Pod Security standard `restricted` wants it."""
+    """`securityContext` of a container under the Pod Security standard `restricted`."""
     return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 
-def without_nothing(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """Without the keys whose value is None."""
+def drop_none(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """Copy of a mapping without the keys whose value is None."""
     return {key: value for key, value in mapping.items() if value is not None}
 
 
-def check(pods: Pods, language: str, lacks: Mapping[str, bool]) -> None:
-    """Refuse what a manifest cannot say.
+def check(job: KubernetesJob, language: str, missing: Mapping[str, bool]) -> None:
+    """Refuse what a manifest cannot express.
+
+    Args:
+        job: the job.
+        language: name of the format, for messages.
+        missing: run file fields without an equivalent, and whether the job sets each.
 
     Raises:
-        UsageError: naming the first such wish.
+        UsageError: the job has no image, or sets one of the missing fields.
     """
-    if pods.program.image is None:
+    if job.program.image is None:
         raise UsageError("the pods have no image", hint="set `cluster.kubernetes.image`")
-    if pods.spec.priority != 50 and pods.where.priority_class is None:
-        hint = "set `cluster.kubernetes.priority_class`, and leave `job.priority` out"
-        raise UsageError(f"{language} has no `priority` in numbers", hint=hint)
-    wish = next((name for name, asked in lacks.items() if asked), None)
-    if wish is not None:
-        raise UsageError(f"{language} has no `{wish}`", hint=f"leave `{wish}` out")
+    if job.spec.priority != 50 and job.cluster.priority_class is None:
+        hint = "set `cluster.kubernetes.priority_class`, and remove `job.priority`"
+        raise UsageError(f"{language} does not support a numeric `priority`", hint=hint)
+    if field := next((name for name, is_set in missing.items() if is_set), None):
+        raise UsageError(f"{language} does not support `{field}`", hint=f"remove `{field}`")
 
 
 class _Dumper(yaml.SafeDumper):
-    """YAML without references."""
+    """YAML dumper without anchors and aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    """Several lines as they are; one in quotes unless every reader takes it for text: YAML's versions differ."""
+    """Block style for several lines; quotes unless every YAML version reads the text as a string."""
     if not re.fullmatch(r"[\n\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe]*", text):
         style: str | None = '"'
     elif "\n" in text:
@@ -211,6 +214,6 @@ _Dumper.add_representer(str, _text)
 
 
 def to_yaml(document: Any) -> str:
-    """One document, keys in their order."""
+    """Dump one document, keys in insertion order."""
     text: str = yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10**6)
     return text

@@ -1,7 +1,7 @@
-"""The program of one node as a text for bash, with the variables of `job.frameworks`.
+"""The program of one node as a bash script, with the variables of `jobs.frameworks`.
 
-The text finds the index of its node in `NODE_RANK` and the address of node 0 in `MASTER_ADDR`. What differs between two
-processes is written as arithmetic on these, so that one text serves all nodes.
+The script reads the index of its node from `NODE_RANK` and the address of node 0 from `MASTER_ADDR`. Values that differ
+between processes are arithmetic on these, so that one script serves all nodes.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.program import Program
 from trainworks.record.resolved import Processes
 
-__all__ = ["MASTER_PORT", "SAY_IT", "check_can_leave", "export", "node_program", "watched"]
+__all__ = ["MASTER_PORT", "TO_STDERR", "check_exportable", "export", "node_program", "watched"]
 
 MASTER_PORT = 29500
-"""torchrun's own; no free port can be looked for before there are nodes."""
+"""torchrun's default; a free port cannot be chosen before the nodes are known."""
 _HOSTFILE = "/tmp/trainworks-hostfile"  # noqa: S108, on the nodes
-SAY_IT = '2>&"$errors" {errors}>&-'
-"""Gives a process that is being started the shell's own stderr."""
+TO_STDERR = '2>&"$errors" {errors}>&-'
+"""Redirections that give a new process the shell's stderr."""
 _WATCH = (
     "set +m",
-    f"exec {SAY_IT}",
+    f"exec {TO_STDERR}",
     'stop() { for group in "${groups[@]}"; do kill -s "$1" -- "-$group" 2>/dev/null || true; done; }',
     'alive() { for group in "${groups[@]}"; do ! kill -0 -- "-$group" 2>/dev/null || return 0; done; return 1; }',
     'ranks=("${groups[@]}")',
@@ -46,36 +46,36 @@ _WATCH = (
     "fi",
     'exit "$code"',
 )
-"""Looks at the processes instead of `wait -n`, which may miss one that has ended already."""
+"""Polls the processes, because `wait -n` may miss one that has already ended."""
 _ADDRESS = "<MASTER_ADDR>"
 _NODE, _LOCAL = 900_001, 70_003
-"""Stand for the indices of a node and of a process on it; no other number of a job is so large."""
+"""Placeholders for the index of a node and of a process on it, larger than any other number of a job."""
 _PATIENCE_S = 5
-"""For the other ranks to end once one has failed; at a stop they have the ticket's grace."""
+"""Grace of the other ranks after one has failed; a stop gives them the grace of the job."""
 
 
-def check_can_leave(program: Program, language: str) -> None:
-    """Refuse a launcher that another engine does not have.
+def check_exportable(program: Program, language: str) -> None:
+    """Refuse a framework whose launcher other systems do not provide.
 
     Raises:
-        UsageError: naming it.
+        UsageError: the program uses such a framework.
     """
     if program.framework in ("mpi", "slurm"):
-        launcher = {"mpi": "mpirun needs a way from node to node", "slurm": "a batch script needs Slurm's srun"}
+        reason = {"mpi": "mpirun needs remote access between nodes", "slurm": "a batch script needs Slurm's srun"}
         raise UsageError(
-            f"`framework: {program.framework}` cannot leave as {language}: {launcher[program.framework]}",
-            hint="let the ranks be started one by one, with another `framework` or none",
+            f"cannot write `framework: {program.framework}` as {language}: {reason[program.framework]}",
+            hint="use another `framework`, or none, so that each rank is started directly",
         )
 
 
 def node_program(program: Program, spec: JobSpec, *, addresses: str | None, known: frozenset[str] = frozenset()) -> str:
-    """What bash runs on every node, once `NODE_RANK` and `MASTER_ADDR` are set; setup first.
+    """Bash script for every node; it expects `NODE_RANK` and `MASTER_ADDR`, and runs the setup first.
 
     Args:
-        program: what runs.
-        spec: how many nodes there are.
-        addresses: bash that prints the address of each node on a line; None where SKYPILOT_NODE_IPS is set already.
-        known: variables that the engine has set already; MASTER_PORT may be one of them.
+        program: what the nodes run.
+        spec: the job.
+        addresses: bash that prints one node address per line; None if SKYPILOT_NODE_IPS is already set.
+        known: variables that are already set; MASTER_PORT may be one of them.
     """
     port = "${MASTER_PORT}" if "MASTER_PORT" in known else str(MASTER_PORT)
     env = {name: value for name, value in _environment(program, spec, port).items() if name not in program.envs}
@@ -94,12 +94,12 @@ def node_program(program: Program, spec: JobSpec, *, addresses: str | None, know
 
 
 def export(name: str, value: str) -> str:
-    """A line that sets a variable to this very text."""
+    """Line that sets a variable to a literal text."""
     return f"export {name}={shlex.quote(value)}"
 
 
 def _environment(program: Program, spec: JobSpec, port: str) -> dict[str, str]:
-    """Variables and what bash reads as their values."""
+    """Variables, with their values as bash expressions."""
     per_node = 1 if program.starts == "per_node" else program.processes_per_node
     processes = Processes(
         nodes=spec.max_nodes,
@@ -120,7 +120,7 @@ def _environment(program: Program, spec: JobSpec, port: str) -> dict[str, str]:
 
 
 def _as_bash(value: str, per_node: int, port: str) -> str:
-    """The value in quotes, its indices as variables, and so the port where it is one."""
+    """Quoted value in which indices, addresses and a variable port become variables."""
     variables = {
         str(_NODE * per_node + _LOCAL): "${RANK}",
         str(_NODE): "${NODE_RANK}",
@@ -138,18 +138,18 @@ def _as_bash(value: str, per_node: int, port: str) -> str:
 
 
 def _of_lists(env: Mapping[str, str], processes: Processes) -> dict[str, str]:
-    """Variables that list something: TensorFlow's workers, and the devices of a process under JAX."""
-    found = {}
+    """Variables with lists: the workers of TensorFlow, and the devices of a process under JAX."""
+    lists = {}
     if "TF_CONFIG" in env:
         config = json.dumps({"cluster": {"worker": []}, "task": {"type": "worker", "index": 0}})
         before, _, after = config.replace('"index": 0', '"index": ${RANK}').partition("[]")
         quoted = (re.sub('"', r"\"", part) for part in (before, after))
-        found["TF_CONFIG"] = '"' + "[${WORKERS%,}]".join(quoted) + '"'
+        lists["TF_CONFIG"] = '"' + "[${WORKERS%,}]".join(quoted) + '"'
     if "JAX_LOCAL_DEVICE_IDS" in env:
         each = processes.accelerators_per_node // processes.processes_per_node
         ids = (f"$((LOCAL_RANK * {each} + {index}))" for index in range(each))
-        found["JAX_LOCAL_DEVICE_IDS"] = f'"{",".join(ids)}"'
-    return found
+        lists["JAX_LOCAL_DEVICE_IDS"] = f'"{",".join(ids)}"'
+    return lists
 
 
 def _mentions_process(value: str) -> bool:
@@ -157,7 +157,7 @@ def _mentions_process(value: str) -> bool:
 
 
 def _preparation(program: Program, spec: JobSpec, port: str) -> list[str]:
-    """What the variables of a framework need: a host file, or a list of workers."""
+    """Lines that prepare what a framework's variables refer to: a host file, or a list of workers."""
     per_node = program.processes_per_node
     if program.framework == "deepspeed":
         slots = spec.node.accelerators or per_node
@@ -185,14 +185,17 @@ def _setup(program: Program) -> list[str]:
 
 
 def _start(program: Program, per_process: Mapping[str, str], grace_s: float) -> list[str]:
-    """All processes of the node, each with its children in a group; the first that fails ends the others."""
+    """Start all processes of the node, each in its own process group; the first failure ends the others."""
     count = 1 if program.starts == "per_node" else program.processes_per_node
     settings = [f"export {name}={value}" for name, value in per_process.items() if name != "LOCAL_RANK"]
     return watched(
         [
             f"for ((local_rank = 0; local_rank < {count}; local_rank++)); do",
             "  (",
-            *(f"    {line}" for line in (f"exec {SAY_IT}", "trap - TERM", "export LOCAL_RANK=$local_rank", *settings)),
+            *(
+                f"    {line}"
+                for line in (f"exec {TO_STDERR}", "trap - TERM", "export LOCAL_RANK=$local_rank", *settings)
+            ),
             f"    exec {shlex.join(program.argv)}",
             "  ) &",
             "  groups+=($!)",
@@ -203,13 +206,13 @@ def _start(program: Program, per_process: Mapping[str, str], grace_s: float) -> 
 
 
 def watched(start: Iterable[str], grace_s: float, patience_s: float = _PATIENCE_S) -> list[str]:
-    """Bash that starts processes and waits for them; the first that fails, or a TERM, ends all.
+    """Bash that starts processes and waits for them; the first failure, or a TERM, ends all.
 
     Args:
-        start: puts every process into the background with `SAY_IT`, and its id into `groups`. Bash itself is silent
-            meanwhile: it would announce a process that ends before the last one has started.
-        grace_s: from a TERM to a KILL.
-        patience_s: the same after a failure.
+        start: lines that start every process in the background with `TO_STDERR`, and append its id to `groups`. Bash
+            is silent meanwhile: it would report a process that ends before the last one has started.
+        grace_s: time from TERM to KILL after a stop.
+        patience_s: time from TERM to KILL after a failure.
     """
     return [
         f"code=0 patience={math.ceil(patience_s)} groups=()",

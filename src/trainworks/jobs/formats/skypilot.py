@@ -1,4 +1,4 @@
-"""A job as a task of SkyPilot, in its own words alone; a run file that is such a task comes back as it was.
+"""The writer of SkyPilot tasks: exported ones, which read back as the same run file, and managed jobs.
 
 Source: the task YAML of SkyPilot 0.14.
 """
@@ -9,52 +9,31 @@ import dataclasses
 from typing import Any
 
 from trainworks.config.autoscale import Autoscale
+from trainworks.config.engines import SkyPilot
 from trainworks.errors import UsageError
 from trainworks.jobs.formats import elastic
-from trainworks.jobs.formats.manifest import to_yaml, without_nothing
-from trainworks.jobs.formats.shell import check_can_leave, node_program
+from trainworks.jobs.formats.manifest import drop_none, to_yaml
+from trainworks.jobs.formats.shell import check_exportable, node_program
 from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.program import Program
 
-__all__ = ["render", "task"]
+__all__ = ["render", "render_managed_job", "secret_names"]
 
 _LANGUAGE = "a SkyPilot task"
 _SET_BY_SKYPILOT = frozenset(("SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES", "SKYPILOT_NUM_GPUS_PER_NODE"))
+_DEFAULT_PRIORITY = 50
+_PRIORITY_SCALE = 20
+"""SkyPilot's priorities range from -1000 to 1000."""
 
 
 def render(spec: JobSpec, program: Program, autoscale: Autoscale | None = None) -> str:
-    """The task; its machines go by SkyPilot's own autostop where `autoscale` says after which time.
+    """Render the task; `autoscale` sets SkyPilot's autostop.
 
     Raises:
-        UsageError: the job asks for something that a task cannot say.
+        UsageError: the job needs something that a task cannot express.
     """
-    _check(spec)
-    return to_yaml(without_nothing(task(spec, program, autoscale)))
-
-
-def task(spec: JobSpec, program: Program, autoscale: Autoscale | None = None) -> dict[str, Any]:
-    """The keys of a task, in their order; None for one that says nothing.
-
-    Raises:
-        UsageError: no task can start this program, or say what its nodes must have.
-    """
-    check_can_leave(program, _LANGUAGE)
-    if spec.node.accelerators and spec.node.accelerator is None:
-        raise UsageError(f"{_LANGUAGE} names the kind of its accelerators", hint="write it like `H100:8`")
-    return {
-        "name": spec.name,
-        "num_nodes": spec.max_nodes,
-        "resources": {**_resources(spec.node), **elastic.autostop(autoscale)} or None,
-        "workdir": program.working_folder,
-        "envs": dict(program.envs) or None,
-        "setup": program.setup,
-        "run": _run(spec, program),
-    }
-
-
-def _check(spec: JobSpec) -> None:
-    wishes = {
-        "job.priority": spec.priority != 50,
+    unsupported = {
+        "job.priority": spec.priority != _DEFAULT_PRIORITY,
         "job.time_limit": spec.time_limit_s is not None,
         "job.exclude": bool(spec.exclude),
         "job.depends_on": bool(spec.depends_on),
@@ -62,34 +41,94 @@ def _check(spec: JobSpec) -> None:
         "job.min_nodes": spec.min_nodes != spec.max_nodes,
         "recover.max_restarts": spec.max_restarts > 0,
     }
-    wish = next((name for name, asked in wishes.items() if asked), None)
-    if wish is not None:
-        raise UsageError(f"{_LANGUAGE} has no `{wish}`", hint=f"leave `{wish}` out")
+    if field := next((name for name, is_set in unsupported.items() if is_set), None):
+        raise UsageError(f"{_LANGUAGE} does not support `{field}`", hint=f"remove `{field}`")
+    resources = _node_resources(spec, program) | elastic.autostop(autoscale)
+    return _render(spec, program, spec.name, resources, {"envs": dict(program.envs) or None})
 
 
-def _resources(node: NodeResources) -> dict[str, str]:
-    """Lower limits, as those of a run file are."""
-    wanted = {
+def render_managed_job(spec: JobSpec, program: Program, options: SkyPilot, name: str) -> str:
+    """Render the task of a managed job: where it may run, and how it recovers when its nodes are preempted.
+
+    Args:
+        spec: the job.
+        program: what its nodes run.
+        options: the run file's `cluster.skypilot`.
+        name: name of the managed job.
+
+    Raises:
+        UsageError: the job needs something that SkyPilot cannot do.
+    """
+    if options.use_spot and not spec.preemptible:
+        raise UsageError(
+            "`cluster.skypilot.use_spot` rents preemptible nodes, but `job.preemptible` is false",
+            hint="remove `use_spot`, or `job.preemptible`",
+        )
+    recovery = {"strategy": options.recovery.upper(), "max_restarts_on_errors": spec.max_restarts or None}
+    resources = _node_resources(spec, program) | {
+        "instance_type": options.instance_type,
+        "use_spot": options.use_spot or None,
+        "max_hourly_cost": options.max_hourly_cost,
+        "image_id": options.image,
+        "disk_size": options.disk_size,
+        "priority": _PRIORITY_SCALE * (spec.priority - _DEFAULT_PRIORITY) or None,
+        "job_recovery": drop_none(recovery),
+        **_places(options),
+    }
+    variables = {
+        "envs": drop_none(program.envs) or None,
+        "secrets": dict.fromkeys(secret_names(program)) or None,
+        "file_mounts": dict(options.file_mounts) or None,
+    }
+    return _render(spec, program, name, resources, variables)
+
+
+def secret_names(program: Program) -> list[str]:
+    """Variables without a value: SkyPilot reads them from the shell and hides them."""
+    return [name for name, value in program.envs.items() if value is None]
+
+
+def _render(spec: JobSpec, program: Program, name: str, resources: dict[str, Any], variables: dict[str, Any]) -> str:
+    task: dict[str, Any] = {
+        "name": name,
+        "num_nodes": spec.max_nodes,
+        "resources": drop_none(resources) or None,
+        "workdir": program.working_folder,
+        **variables,
+        "setup": program.setup,
+        "run": _run_script(spec, program),
+    }
+    return to_yaml(drop_none(task))
+
+
+def _node_resources(spec: JobSpec, program: Program) -> dict[str, Any]:
+    """Resources of one node; like those of a run file they are lower limits."""
+    check_exportable(program, _LANGUAGE)
+    node: NodeResources = spec.node
+    if node.accelerators and node.accelerator is None:
+        raise UsageError(f"{_LANGUAGE} needs the accelerator type", hint="write it like `H100:8`")
+    return {
         "accelerators": f"{node.accelerator}:{node.accelerators}" if node.accelerators else None,
         "cpus": f"{node.cores:g}+" if node.cores else None,
         "memory": f"{node.memory_bytes / 1e9:.9f}".rstrip("0").rstrip(".") + "+" if node.memory_bytes else None,
     }
-    return without_nothing(wanted)
 
 
-def _run(spec: JobSpec, program: Program) -> str:
-    """SkyPilot starts a task once per node in plain bash; what starts so here too is left as it is."""
+def _places(options: SkyPilot) -> dict[str, Any]:
+    if len(options.infra) < 2:
+        return {"infra": next(iter(options.infra), None)}
+    return {"ordered" if options.ordered else "any_of": [{"infra": place} for place in options.infra]}
+
+
+def _run_script(spec: JobSpec, program: Program) -> str:
+    """Bash that runs once per node; a script that starts per node anyway stays as it is."""
     if program.starts == "per_node" and program.framework is None and program.script is not None:
         return program.script
-    text = node_program(
-        dataclasses.replace(program, setup=None),  # SkyPilot sees to it
-        spec,
-        addresses=None,
-        known=_SET_BY_SKYPILOT,
-    )
-    own = [
+    program = dataclasses.replace(program, setup=None)  # SkyPilot runs it
+    lines = [
         "set -euo pipefail",
         "export NODE_RANK=$SKYPILOT_NODE_RANK",
         'export MASTER_ADDR=$(echo "$SKYPILOT_NODE_IPS" | head -n1)',
+        node_program(program, spec, addresses=None, known=_SET_BY_SKYPILOT),
     ]
-    return "\n".join([*own, text])
+    return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""A job as a TrainJob of Kubeflow Trainer, which makes a JobSet of it after the runtime that it names.
+"""The writer of TrainJobs: Kubeflow Trainer turns one into a JobSet, based on the training runtime that it names.
 
 Source: Trainer's API `trainer.kubeflow.org/v1alpha1` (2.3) and its runtimes `torch-distributed` and `jax-distributed`.
 """
@@ -10,23 +10,22 @@ from typing import Any
 
 from trainworks.errors import UsageError
 from trainworks.jobs.formats import elastic
-from trainworks.jobs.formats.jobset import container_env, node_text, volume_mounts, volumes
+from trainworks.jobs.formats.jobset import PodProgram, bash_program
 from trainworks.jobs.formats.manifest import (
+    QUEUE_LABEL,
     REPLICATED_JOB,
-    Pods,
+    KubernetesJob,
     check,
     container_security,
-    dns_name,
+    drop_none,
     header,
     labels,
-    literal,
     pod_security,
     quantities,
     scheduling,
     to_yaml,
-    without_nothing,
 )
-from trainworks.jobs.formats.shell import check_can_leave
+from trainworks.jobs.formats.shell import check_exportable
 
 __all__ = ["render"]
 
@@ -39,71 +38,71 @@ _RUNTIMES = {
 }
 
 
-def render(pods: Pods) -> str:
-    """The manifest, to be applied as it is; the runtime has to be installed, as it is by default.
+def render(job: KubernetesJob) -> str:
+    """Render the manifest, ready for `kubectl apply`.
 
     Raises:
-        UsageError: the job has no image, or asks for something that a TrainJob cannot say.
+        UsageError: the job has no image, or needs something that a TrainJob cannot express.
     """
-    spec, program = pods.spec, pods.program
-    check_can_leave(program, _LANGUAGE)
-    wishes = {
+    spec, cluster = job.spec, job.cluster
+    check_exportable(job.program, _LANGUAGE)
+    missing = {
         "job.depends_on": bool(spec.depends_on),
         "job.min_nodes": spec.min_nodes != spec.max_nodes,
         "recover.max_restarts": spec.max_restarts > 0,
-        "cluster.kubernetes.priority_class": pods.where.priority_class is not None,
-        "workdir": program.working_folder is not None,
+        "cluster.kubernetes.priority_class": cluster.priority_class is not None,
+        "workdir": job.program.working_folder is not None,
     }
-    check(pods, _LANGUAGE, wishes)
-    if program.framework not in _RUNTIMES:
-        raise UsageError(f"Kubeflow has no runtime of {program.framework}", hint="export it as a JobSet")
+    check(job, _LANGUAGE, missing)
+    if job.program.framework not in _RUNTIMES:
+        raise UsageError(
+            f"Kubeflow Trainer has no runtime for {job.program.framework}", hint="export the job with `--as jobset`"
+        )
+    program = bash_program(job)
     body: dict[str, Any] = {
-        "suspend": True if spec.hold or pods.where.queue else None,
+        "suspend": True if spec.hold or cluster.queue else None,
         "activeDeadlineSeconds": math.ceil(spec.time_limit_s) if spec.time_limit_s is not None else None,
-        "runtimeRef": {"name": _RUNTIMES[program.framework]},
-        "trainer": _trainer(pods),
-        "runtimePatches": [{"manager": "trainworks", "trainingRuntimeSpec": _patch(pods)}],
+        "runtimeRef": {"name": _RUNTIMES[job.program.framework]},
+        "trainer": drop_none(
+            {
+                "image": job.program.image,
+                "command": program.argv,
+                "numNodes": spec.max_nodes,
+                "numProcPerNode": job.program.processes_per_node,
+                "env": program.env,
+                "resourcesPerNode": quantities(spec) or None,
+            }
+        ),
+        "runtimePatches": [{"manager": "trainworks", "trainingRuntimeSpec": _runtime_patch(job, program)}],
+    }
+    metadata = {
+        "name": program.name,
+        "namespace": cluster.namespace,
+        "labels": labels(job) | ({QUEUE_LABEL: cluster.queue} if cluster.queue else {}),
+        "annotations": elastic.job_annotations(job) or None,
     }
     document = {
         "apiVersion": "trainer.kubeflow.org/v1alpha1",
         "kind": "TrainJob",
-        "metadata": {
-            "name": dns_name(spec.name),
-            "namespace": pods.where.namespace,
-            "labels": labels(pods),
-            **elastic.of_the_job(pods),
-        },
-        "spec": without_nothing(body),
+        "metadata": drop_none(metadata),
+        "spec": drop_none(body),
     }
-    return header(pods) + to_yaml(document)
+    return header(job) + to_yaml(document)
 
 
-def _trainer(pods: Pods) -> dict[str, Any]:
-    trainer: dict[str, Any] = {
-        "image": pods.program.image,
-        "command": ["/bin/bash", "-euo", "pipefail", "-c", literal(node_text(pods))],
-        "numNodes": pods.spec.max_nodes,
-        "numProcPerNode": pods.program.processes_per_node,
-        "env": container_env(pods),
-        "resourcesPerNode": quantities(pods.spec) or None,
-    }
-    return without_nothing(trainer)
-
-
-def _patch(pods: Pods) -> dict[str, Any]:
-    """What the trainer's own fields cannot say, down to the pods of the runtime."""
+def _runtime_patch(job: KubernetesJob, program: PodProgram) -> dict[str, Any]:
+    """Patch of the runtime's pods with everything that the `trainer` fields cannot express."""
+    mounts = [mount for _, mount in program.volumes]
     pod: dict[str, Any] = {
-        "terminationGracePeriodSeconds": math.ceil(pods.spec.grace_s),
-        "serviceAccountName": pods.where.service_account,
-        "securityContext": pod_security(pods.where),
-        **scheduling(pods),
-        "containers": [
-            {"name": REPLICATED_JOB, "securityContext": container_security(), "volumeMounts": volume_mounts(pods)}
-        ],
-        "volumes": volumes(pods),
+        "terminationGracePeriodSeconds": math.ceil(program.grace_s),
+        "serviceAccountName": job.cluster.service_account,
+        "securityContext": pod_security(job.cluster),
+        **scheduling(job),
+        "containers": [{"name": REPLICATED_JOB, "securityContext": container_security(), "volumeMounts": mounts}],
+        "volumes": [volume for volume, _ in program.volumes],
     }
-    inner: dict[str, Any] = {"spec": without_nothing(pod)}
-    if metadata := elastic.of_the_pods(pods):
-        inner["metadata"] = metadata
-    job = {"name": REPLICATED_JOB, "template": {"spec": {"template": inner}}}
-    return {"template": {"spec": {"replicatedJobs": [job]}}}
+    template: dict[str, Any] = {"spec": drop_none(pod)}
+    if annotations := elastic.pod_annotations(job):
+        template["metadata"] = {"annotations": annotations}
+    replicated_job = {"name": REPLICATED_JOB, "template": {"spec": {"template": template}}}
+    return {"template": {"spec": {"replicatedJobs": [replicated_job]}}}

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from typing import Any, Never, final
 from urllib.parse import quote, urlencode
 
-from trainworks.config.engines import Ray
 from trainworks.errors import EnvironmentProblem, UnreachableError, UsageError
+from trainworks_ray.options import RayOptions
 
 __all__ = ["RayClient", "Refused"]
 
@@ -48,7 +48,7 @@ class RayClient:
         timeout_s: of a question; what is sent to the cluster has four times as long.
     """
 
-    def __init__(self, options: Ray, env: Mapping[str, str] | None = None, timeout_s: float = 30.0) -> None:
+    def __init__(self, options: RayOptions, env: Mapping[str, str] | None = None, timeout_s: float = 30.0) -> None:
         self._options = options
         self._timeout_s = timeout_s
         env = os.environ if env is None else env

@@ -17,11 +17,11 @@ from hypothesis import given, settings
 
 from tests.fakes import spec
 from tests.jobs.formats.jobs import HOSTILE
-from trainworks.backends.ray import gang
-from trainworks.backends.ray.render import gang_of
-from trainworks.config.engines import Ray
 from trainworks.jobs.job_spec import NodeResources
 from trainworks.jobs.program import Program
+from trainworks_ray import gang
+from trainworks_ray.options import RayOptions
+from trainworks_ray.render import gang_of
 
 MEETING = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "4321", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2"}
 AGENT = """
@@ -38,7 +38,7 @@ def described(script: str, *, grace_s: float = 5.0, **program: Any) -> dict[str,
     """What the driver is told, of two nodes with two ranks each."""
     runs = Program(**({"script": script, "processes_per_node": 2} | program))
     asked = spec(min_nodes=2, max_nodes=2, node=NodeResources(), grace_s=grace_s)
-    return {"id": f"test-{time.monotonic_ns()}", **gang_of(asked, runs, Ray())}
+    return {"id": f"test-{time.monotonic_ns()}", **gang_of(asked, runs, RayOptions())}
 
 
 def started(script: str, *, number: int = 1, **program: Any) -> gang.Node:

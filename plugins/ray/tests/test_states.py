@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from trainworks.backends.backend import JobStatus
-from trainworks.backends.ray.states import GROUP_STATES, JOB_STATES, job_status, node_facts
 from trainworks.jobs.state import Cause, JobState
+from trainworks_ray.states import GROUP_STATES, JOB_STATES, job_status, node_facts
 
 RECORDED = json.loads(Path(__file__).with_name("recorded.json").read_text())
 

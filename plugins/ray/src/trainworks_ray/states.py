@@ -16,8 +16,8 @@ from dataclasses import replace
 from typing import Any
 
 from trainworks.backends.backend import JobStatus, NodeState, NodeStatus
-from trainworks.backends.ray.gang import ENDED
 from trainworks.jobs.state import Cause, JobState, parse_cause
+from trainworks_ray.gang import ENDED
 
 __all__ = ["GROUP_STATES", "JOB_STATES", "job_status", "node_facts"]
 

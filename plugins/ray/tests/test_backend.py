@@ -11,24 +11,24 @@ from typing import Any
 
 import pytest
 
-from tests.backends.ray.conftest import RECORDED, FakeDashboard
+from plugins.ray.tests.dashboard import RECORDED, FakeDashboard
 from tests.fakes import FakeClock, spec
-from trainworks.backends.ray import gang
-from trainworks.backends.ray.backend import RayBackend
-from trainworks.backends.ray.client import RayClient, Refused
-from trainworks.backends.ray.render import mark_of
-from trainworks.config.engines import Ray
 from trainworks.errors import EnvironmentProblem, UnreachableError, UsageError
 from trainworks.jobs.job_spec import NodeResources
 from trainworks.jobs.program import Program
 from trainworks.jobs.state import JobState
 from trainworks.record.run_dir import RunDir
+from trainworks_ray import gang
+from trainworks_ray.backend import RayBackend
+from trainworks_ray.client import RayClient, Refused
+from trainworks_ray.options import RayOptions
+from trainworks_ray.render import mark_of
 
 Dashboard = tuple[FakeDashboard, str]
 
 
 def backend_of(address: str | None, *, clock: FakeClock | None = None, env: Any = None, **program: Any) -> RayBackend:
-    options = Ray(address=address, python=program.pop("python", "python"), **program.pop("options", {}))
+    options = RayOptions(address=address, python=program.pop("python", "python"), **program.pop("options", {}))
     runs = Program(**({"script": "python train.py", "starts": "per_node"} | program))
     return RayBackend(options, program=runs, client=RayClient(options, env=env or {}), clock=clock or FakeClock())
 
@@ -285,7 +285,7 @@ def test_a_dashboard_that_is_away_says_nothing_of_any_job() -> None:
 
 def test_a_dashboard_that_says_nothing_is_given_up() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        options = Ray(address=f"http://127.0.0.1:{silent.getsockname()[1]}")
+        options = RayOptions(address=f"http://127.0.0.1:{silent.getsockname()[1]}")
         with pytest.raises(UnreachableError, match="timed out"):
             RayBackend(options, client=RayClient(options, env={}, timeout_s=0.1)).poll(["a"])
 
@@ -324,7 +324,7 @@ def test_a_cluster_needs_an_address() -> None:
 
 
 def test_a_launcher_that_the_nodes_do_not_have_is_refused() -> None:
-    with pytest.raises(UsageError, match="`framework: mpi` cannot leave"):
+    with pytest.raises(UsageError, match="cannot write `framework: mpi`"):
         backend_of("http://127.0.0.1:1", framework="mpi").check(spec())
 
 

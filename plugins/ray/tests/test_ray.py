@@ -14,13 +14,13 @@ import pytest
 
 from tests.fakes import spec
 from trainworks.backends.backend import JobStatus
-from trainworks.backends.ray import gang
-from trainworks.backends.ray.backend import RayBackend
-from trainworks.config.engines import Ray
 from trainworks.jobs.job_spec import NodeResources
 from trainworks.jobs.program import Program
 from trainworks.jobs.state import Cause, JobState
 from trainworks.record.run_dir import RunDir
+from trainworks_ray import gang
+from trainworks_ray.backend import RayBackend
+from trainworks_ray.options import RayOptions
 
 pytestmark = pytest.mark.ray
 
@@ -33,7 +33,7 @@ class Run:
         known = ("envs", "setup", "working_folder")
         program = {name: changes.pop(name) for name in known if name in changes}
         runs = Program(script=script, processes_per_node=2, **program)
-        self.backend = RayBackend(Ray(address=address, python=python), program=runs)
+        self.backend = RayBackend(RayOptions(address=address, python=python), program=runs)
         self._run_dir = run_dir
         wanted = {"min_nodes": nodes, "max_nodes": nodes, "node": NodeResources(cores=2), "grace_s": 10.0}
         self._script = self.backend.render(spec(**(wanted | changes)), run_dir)

@@ -6,12 +6,22 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import ClassVar, final
+from typing import ClassVar, Self, final
 
 from trainworks.backends.backend import Backend, Capability, JobStatus, NodeStatus, RenderedJob
 from trainworks.backends.job_tag import find_patiently
-from trainworks.backends.ray.client import RayClient, Refused
-from trainworks.backends.ray.render import (
+from trainworks.backends.registry import plugin_options
+from trainworks.config.run_file import Cluster
+from trainworks.errors import UnreachableError, UsageError
+from trainworks.host.clock import Clock, SystemClock
+from trainworks.jobs.job_spec import JobSpec, NodeResources
+from trainworks.jobs.program import Program
+from trainworks.jobs.state import JobState
+from trainworks.jobs.store import JobStore
+from trainworks.record.run_dir import RunDir
+from trainworks_ray.client import RayClient, Refused
+from trainworks_ray.options import RayOptions
+from trainworks_ray.render import (
     attempt_of,
     gang_of,
     mark_of,
@@ -19,14 +29,7 @@ from trainworks.backends.ray.render import (
     package_of_gang,
     request_of,
 )
-from trainworks.backends.ray.states import JOB_STATES, job_status, node_facts
-from trainworks.config.engines import Ray
-from trainworks.errors import UnreachableError, UsageError
-from trainworks.host.clock import Clock, SystemClock
-from trainworks.jobs.job_spec import JobSpec, NodeResources
-from trainworks.jobs.program import Program
-from trainworks.jobs.state import JobState
-from trainworks.record.run_dir import RunDir
+from trainworks_ray.states import JOB_STATES, job_status, node_facts
 
 __all__ = ["RayBackend"]
 
@@ -54,10 +57,11 @@ class RayBackend(Backend):
         ("priority", "hold", "exclude", "depends_on", "min_nodes", "drain")
     )
     shares_files: ClassVar[bool] = False
+    needs_program: ClassVar[bool] = True
 
     def __init__(
         self,
-        options: Ray,
+        options: RayOptions,
         *,
         program: Program | None = None,
         client: RayClient | None = None,
@@ -67,6 +71,11 @@ class RayBackend(Backend):
         self._program = program
         self._client = client or RayClient(options)
         self._clock = clock or SystemClock()
+
+    @classmethod
+    def connect(cls, cluster: Cluster, *, store: JobStore | None = None, program: Program | None = None) -> Self:
+        """Create the backend of a run file's `cluster`."""
+        return cls(plugin_options(cluster, RayOptions), program=program)
 
     @property
     def _what_runs(self) -> Program:

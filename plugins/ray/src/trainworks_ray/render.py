@@ -12,14 +12,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainworks.backends.ray import gang
-from trainworks.config.engines import Ray
 from trainworks.errors import UsageError
 from trainworks.jobs.formats.manifest import dns_name
-from trainworks.jobs.formats.shell import check_can_leave, node_program
+from trainworks.jobs.formats.shell import check_exportable, node_program
 from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.program import Program
 from trainworks.record.run_dir import RunDir
+from trainworks_ray import gang
+from trainworks_ray.options import RayOptions
 
 __all__ = [
     "archive",
@@ -47,13 +47,13 @@ def mark_of(run_dir: RunDir) -> str:
     return f"{dns_name(run_dir.run_id)}-{folder}"
 
 
-def gang_of(spec: JobSpec, program: Program, options: Ray) -> dict[str, Any]:
+def gang_of(spec: JobSpec, program: Program, options: RayOptions) -> dict[str, Any]:
     """What the driver is told, without the job's id.
 
     Raises:
         UsageError: the program needs a launcher that Ray's nodes do not have.
     """
-    check_can_leave(program, "a job of Ray")
+    check_exportable(program, "a job of Ray")
     return {
         "nodes": spec.max_nodes,
         "bundle": _bundle(spec.node, options),
@@ -66,7 +66,7 @@ def gang_of(spec: JobSpec, program: Program, options: Ray) -> dict[str, Any]:
     }
 
 
-def _bundle(node: NodeResources, options: Ray) -> dict[str, float]:
+def _bundle(node: NodeResources, options: RayOptions) -> dict[str, float]:
     """Resources of one node in Ray's words; a kind of accelerator is a resource of which a thousandth is enough."""
     wanted: dict[str, float] = {"CPU": node.cores or 1.0}
     if node.accelerators:
@@ -79,7 +79,7 @@ def _bundle(node: NodeResources, options: Ray) -> dict[str, float]:
 
 
 def request_of(
-    name: str, spec: JobSpec, options: Ray, *, modules: str, working_dir: str | None, arguments: str = ""
+    name: str, spec: JobSpec, options: RayOptions, *, modules: str, working_dir: str | None, arguments: str = ""
 ) -> dict[str, Any]:
     """The body of `POST /api/jobs/`.
 
