@@ -35,7 +35,7 @@ $(VENV)/.train: pyproject.toml constraints.txt
 	$(INSTALL) --editable '.[train]'
 	touch $@
 
-$(VENV)/.test: $(VENV)/.train
+$(VENV)/.test: $(VENV)/.train plugins/ray/pyproject.toml
 	$(INSTALL) --editable '.[train,test,check]' --editable plugins/ray
 	touch $@
 
