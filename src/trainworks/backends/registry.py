@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
@@ -13,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from trainworks.backends.backend import Backend
 from trainworks.config.engines import ENTRY_POINTS, PUBLISHED
 from trainworks.config.run_file import Cluster
-from trainworks.errors import EnvironmentProblem, UsageError
+from trainworks.errors import EnvironmentProblem, UsageError, suggest
 from trainworks.jobs.program import Program, program_of
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
@@ -96,8 +95,8 @@ def plugin_options(cluster: Cluster, model: type[Options]) -> Options:
         if detail["type"] != "extra_forbidden":
             reason = detail["msg"][0].lower() + detail["msg"][1:]
             raise UsageError(f"`{field}` does not fit: {reason}") from None
-        near = get_close_matches(str(detail["loc"][-1]), model.model_fields, n=1)
-        hint = f"did you mean `{near[0]}`?" if near else f"known keys: {', '.join(model.model_fields)}"
+        known = model.model_fields
+        hint = suggest(str(detail["loc"][-1]), known, otherwise=f"known keys: {', '.join(known)}")
         raise UsageError(f"unknown key `{field}`", hint=hint) from None
 
 
