@@ -98,9 +98,8 @@ class Backend(abc.ABC):
     """Whether the nodes lack Trainworks: `connect` then gets the program, and workloads are refused."""
 
     @classmethod
-    @abc.abstractmethod
     def connect(cls, cluster: Cluster, *, store: JobStore | None = None, program: Program | None = None) -> Self:
-        """Create the backend of a run file's `cluster`.
+        """Create the backend of a run file's `cluster`; every backend that is looked up by its name defines this.
 
         Args:
             cluster: its options.
@@ -110,6 +109,7 @@ class Backend(abc.ABC):
         Raises:
             UsageError: an option has an invalid value.
         """
+        raise NotImplementedError
 
     @abc.abstractmethod
     def render(self, spec: JobSpec, run_dir: RunDir) -> RenderedJob:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from trainworks.config.autoscale import Autoscale
 from trainworks.config.command import EnvironmentValue, Framework, Resources
 from trainworks.config.data import TRAINED_VOCABULARY, Data
 from trainworks.config.data_source import DataSource
-from trainworks.config.engines import BUILT_IN, Engine, Job, Kubernetes, SkyPilot, Slurm, is_plugin
+from trainworks.config.engines import BUILT_IN, PUBLISHED, Engine, Job, Kubernetes, SkyPilot, Slurm, is_plugin
 from trainworks.config.layout import Layout
 from trainworks.config.limits import check_limit, up_to
 from trainworks.config.quantities import (
@@ -241,10 +241,18 @@ class Workload(Spec):
         return self
 
 
+def _allow_plugin_blocks(schema: dict[str, Any]) -> None:
+    for name, distribution in PUBLISHED.items():
+        text = f"Options of the `{name}` backend, which `{distribution}` provides."
+        schema["properties"][name] = {"type": "object", "description": text}
+
+
 class Cluster(Spec):
     """Where to run: `local` is this machine; `slurm`, `slurm:PARTITION`, `kubernetes`, `skypilot` or the name of an
     installed plugin selects a backend; any other text, such as `4x p4d.24xlarge`, is a cluster to plan with.
     """
+
+    model_config = ConfigDict(json_schema_extra=_allow_plugin_blocks)
 
     engine: Engine = "local"
     of: str | None = None
