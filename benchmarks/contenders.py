@@ -112,8 +112,9 @@ class Workspace:
         return path
 
     def environment(self) -> dict[str, str]:
-        """One thread per rank, and a cache that no other run has touched."""
-        return {**os.environ, "OMP_NUM_THREADS": "1", "TRAINWORKS_CACHE": str(self.cache)}
+        """One thread per rank, a cache of its own, and compiled modules kept, as a user has them."""
+        ours = {"OMP_NUM_THREADS": "1", "TRAINWORKS_CACHE": str(self.cache), "PYTHONDONTWRITEBYTECODE": ""}
+        return {**os.environ, **ours}
 
 
 def random_words(num_bytes: int, seed: int) -> str:

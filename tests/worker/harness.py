@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import multiprocessing
 import os
 import random
 import signal
@@ -16,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from tests.worker.ranks import FORKSERVER
 from trainworks.config.load import parse_run_file
 from trainworks.host.network import listen
 from trainworks.host.probe import probe_host
@@ -28,9 +28,6 @@ from trainworks.record.metrics import MetricsRow, effective_rows, read_metrics
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir, create_run_dir
 from trainworks.worker.prepare import prepare
-
-_FORKSERVER = multiprocessing.get_context("forkserver")
-_FORKSERVER.set_forkserver_preload(["trainworks.worker.preloaded", "transformers.models.llama.modeling_llama"])
 
 CALIBRATION = Calibration(
     device="cpu",
@@ -107,7 +104,7 @@ class TinyRun:
             port = server.getsockname()[1]
         here = {name: value for name, value in os.environ.items() if name.startswith(("AWS_", "TRAINWORKS_"))}
         arguments = (self.run_dir.path, self.data_folder, self.world_size, port, os.getpid(), here)
-        ranks = [_FORKSERVER.Process(target=_rank, args=(rank, *arguments)) for rank in range(self.world_size)]
+        ranks = [FORKSERVER.Process(target=_rank, args=(rank, *arguments)) for rank in range(self.world_size)]
         for rank in ranks:
             rank.start()
         while until is not None and any(rank.is_alive() for rank in ranks):

@@ -10,8 +10,16 @@ from typing import Any
 
 from trainworks.host.network import listen
 
-_FORKSERVER = multiprocessing.get_context("forkserver")
-_FORKSERVER.set_forkserver_preload(["trainworks.worker.preloaded", "transformers.models.llama.modeling_llama"])
+_PRELOADED = [
+    "torch._dynamo",
+    "trainworks.worker.parallel.pipeline",
+    "trainworks.worker.transformer_tasks",
+    "transformers.models.llama.modeling_llama",
+    "trainworks.worker.preloaded",
+]
+"""What the one fork server of a test process imports: everything that some rank needs."""
+FORKSERVER = multiprocessing.get_context("forkserver")
+FORKSERVER.set_forkserver_preload(_PRELOADED)
 _TIMEOUT_S = 120.0
 
 
@@ -19,9 +27,9 @@ def on_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) -> 
     """`function(*arguments)` on every rank of a process group; an exception on one ends all and is raised here."""
     with listen() as server:
         port = server.getsockname()[1]
-    pipes = [_FORKSERVER.Pipe(duplex=False) for _ in range(world_size)]
+    pipes = [FORKSERVER.Pipe(duplex=False) for _ in range(world_size)]
     processes = [
-        _FORKSERVER.Process(target=_rank, args=(rank, world_size, port, pipes[rank][1], function, arguments))
+        FORKSERVER.Process(target=_rank, args=(rank, world_size, port, pipes[rank][1], function, arguments))
         for rank in range(world_size)
     ]
     for process, (_, writing) in zip(processes, pipes, strict=True):

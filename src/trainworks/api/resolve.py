@@ -36,6 +36,7 @@ from trainworks.record.environment import HostFacts
 from trainworks.record.resolved import ModelShape, Processes, ResolvedRun
 from trainworks.record.trial import TrialRequest
 from trainworks.units import format_bytes
+from trainworks.worker.imports import rank_modules
 
 __all__ = ["model_shape", "resolve"]
 
@@ -303,6 +304,7 @@ def _with_plan(
         sequence_length=workload.data.sequence_length,
         precision=workload.precision,
         machines=processes.nodes if machines else 1,
+        modules=rank_modules(workload, layout),
     )
     calibration = calibrate(
         request,

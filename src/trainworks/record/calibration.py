@@ -23,6 +23,8 @@ class CalibrationRequest(Spec):
     sequence_length: int
     heads: int
     head_dim: int
+    modules: tuple[str, ...] = ()
+    """Modules that a rank of the run imports; their memory is part of the baseline."""
 
 
 class GemmRate(Spec):

@@ -28,8 +28,7 @@ from trainworks.record.exit_code import ExitCode
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.recover.decisions import TRANSIENT
-
-PRELOADED = "trainworks.worker.preloaded"
+from trainworks.worker.imports import rank_modules
 
 
 def main(
@@ -70,13 +69,10 @@ def main(
 
 
 def _start_fork_server(resolved: ResolvedRun) -> None:
-    """Import the trainer, and the model's own module, in the process that ranks are forked from."""
-    assert resolved.run_file.workload is not None
-    preload = [PRELOADED]
-    if resolved.run_file.workload.task == "causal-lm":
-        architecture = resolved.run_file.workload.model.architecture
-        preload.append(f"transformers.models.{architecture}.modeling_{architecture}")
-    multiprocessing.get_context("forkserver").set_forkserver_preload(preload)
+    """Start the process that ranks are forked from; it imports the trainer and what this run needs beside it."""
+    assert resolved.run_file.workload is not None and resolved.plan is not None
+    modules = rank_modules(resolved.run_file.workload, resolved.plan.layout)
+    multiprocessing.get_context("forkserver").set_forkserver_preload(list(modules))
     multiprocessing.forkserver.ensure_running()
 
 

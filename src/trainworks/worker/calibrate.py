@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib
 import socket
 import statistics
 import sys
@@ -24,12 +25,8 @@ from torch.nn import functional
 from trainworks.host import memory
 from trainworks.host.network import LOOPBACK, listen
 from trainworks.record.calibration import Calibration, CalibrationRequest, GemmRate
-from trainworks.worker import preloaded
 
 __all__ = ["measure"]
-
-IMPORTED_FOR_ITS_MEMORY = preloaded
-"""A rank of a training run has it resident, so the baseline must have it too."""
 
 _DTYPES = {
     "fp32": torch.float32,
@@ -58,6 +55,8 @@ class _Meeting:
 
 def measure(request: CalibrationRequest, node: int = 0, address: str = LOOPBACK, port: int = 0) -> Calibration | None:
     """Measure with this node's share of `request.num_ranks` processes; the result is rank 0's, None on other nodes."""
+    for module in request.modules:  # resident in a rank of a training run, and so part of the baseline
+        importlib.import_module(module)
     listener = listen(port, address) if node == 0 else None
     meeting = _Meeting(address, listener.getsockname()[1] if listener else port, listener)
     results = mp.get_context("fork").SimpleQueue()

@@ -221,7 +221,6 @@ def on_device(batch: Mapping[str, Tensor], device: torch.device) -> dict[str, Te
 
 
 def _collect_garbage_by_hand() -> None:
-    """Python's collector stops a rank at moments of its own, and with it all the ranks that wait for that one."""
+    """Turn Python's collector off: it stops a rank at random moments, and all the ranks that wait for it."""
     gc.collect()
-    gc.freeze()
     gc.disable()

@@ -1,8 +1,14 @@
-"""What the fork server imports before the first rank needs it; ranks are forked from it with all of this at hand."""
+"""Last import of the process that ranks are forked from.
 
-import torch.distributed.checkpoint.state_dict
-import transformers.models.auto.modeling_auto
+It imports the trainer, and takes everything imported so far out of Python's garbage collection. A rank's collector then
+skips these objects, which saves half a second before its first step and keeps their memory shared between the ranks.
+"""
+
+import gc
 
 import trainworks.worker.train
 
-__all__ = ["torch", "trainworks", "transformers"]
+__all__ = ["trainworks"]
+
+gc.collect()
+gc.freeze()

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
-from transformers import PretrainedConfig
 
 from trainworks.config.layout import ResolvedLayout
 from trainworks.config.run_file import Workload
@@ -15,10 +14,12 @@ from trainworks.errors import LayoutError
 from trainworks.record.resolved import Plan
 from trainworks.worker.mesh import Mesh
 from trainworks.worker.models.decoder import Decoder, DecoderConfig
-from trainworks.worker.models.families import decoder_config
-from trainworks.worker.models.transformer import CausalTransformer, checkpoint_folder, model_config
+from trainworks.worker.models.families import decoder_config, described_decoder
 from trainworks.worker.models.weights import SafetensorsFolder, draw_weights, load_weights
-from trainworks.worker.parallel.build import Parallel, Setup, distribute_decoder, distribute_module
+from trainworks.worker.parallel.build import FirstWeights, Parallel, Setup, distribute_decoder, distribute_module
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 __all__ = ["CausalLanguageModeling", "Task"]
 
@@ -59,17 +60,32 @@ class CausalLanguageModeling:
 
     def build(self, setup: Setup) -> Parallel:
         """A decoder if the model is one, else the module of `transformers`."""
+        model = self._workload.model
+        if model.hf is None:
+            decoder = described_decoder(model, self._plan.model)
+            return self._build_decoder(decoder, setup, self._draw_weights)
+        from trainworks.worker.models.transformer import checkpoint_folder, model_config  # noqa: PLC0415  # a second
+
+        config = model_config(model, self._plan.model)
+        if (decoder_of_config := decoder_config(config)) is None:
+            return self._build_transformer(config, setup)
+        if model.weights == "random":
+            return self._build_decoder(decoder_of_config, setup, self._draw_weights)
+        folder = SafetensorsFolder(checkpoint_folder(model.hf))
+        return self._build_decoder(decoder_of_config, setup, lambda parts: load_weights(parts, folder, config))
+
+    def _build_decoder(self, decoder: DecoderConfig, setup: Setup, first_weights: FirstWeights) -> Parallel:
+        _check_dropout(decoder, self._mesh.layout)
+        positions = self._workload.data.sequence_length
+        return distribute_decoder(decoder, setup, positions=positions, first_weights=first_weights)
+
+    def _draw_weights(self, parts: Sequence[Decoder]) -> None:
+        draw_weights(parts, seed=self._workload.seed)
+
+    def _build_transformer(self, config: PretrainedConfig, setup: Setup) -> Parallel:
+        from trainworks.worker.models.transformer import CausalTransformer  # noqa: PLC0415  # see `build`
+
         workload, layout = self._workload, self._mesh.layout
-        config = model_config(workload.model, self._plan.model)
-        decoder = decoder_config(config)
-        if decoder is not None:
-            _check_dropout(decoder, layout)
-            return distribute_decoder(
-                decoder,
-                setup,
-                positions=workload.data.sequence_length,
-                first_weights=lambda parts: self._first_weights(parts, config),
-            )
         for axis in ("pp", "cp", "ep"):
             if getattr(layout, axis) > 1:
                 raise LayoutError(
@@ -82,13 +98,6 @@ class CausalLanguageModeling:
         if layout.tp > 1:
             model.apply_tensor_parallel(self._mesh.tp)
         return distribute_module(model, model.blocks, setup)
-
-    def _first_weights(self, parts: Sequence[Decoder], config: PretrainedConfig) -> None:
-        model = self._workload.model
-        if model.weights == "pretrained":
-            load_weights(parts, SafetensorsFolder(checkpoint_folder(str(model.hf))), config)
-        else:
-            draw_weights(parts, seed=self._workload.seed)
 
     def split(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Tokens 0 ... T-1 and 1 ... T of [m, b, T + 1], of which a context-parallel rank takes its stretch."""

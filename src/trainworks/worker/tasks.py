@@ -16,7 +16,6 @@ from trainworks.worker.data.reader import Dataset
 from trainworks.worker.mesh import Mesh
 from trainworks.worker.module_task import ModuleTask
 from trainworks.worker.task import CausalLanguageModeling, Task
-from trainworks.worker.transformer_tasks import ImageClassification, MaskedLanguageModeling
 
 __all__ = ["Opened", "open_task"]
 
@@ -47,12 +46,17 @@ def open_task(workload: Workload, mesh: Mesh, *, data_folder: Path | None, plan:
         own = ModuleTask(workload, mesh.layout.micro_batch)
         return Opened(own, own.dataset, own.user.build_optimizer)
     assert data_folder is not None
+    if workload.task == "causal-lm":
+        assert plan is not None
+        return Opened(CausalLanguageModeling(workload, plan, mesh), open_dataset(data_folder, workload.data))
+    from trainworks.worker.transformer_tasks import (  # noqa: PLC0415  # imports `transformers`
+        ImageClassification,
+        MaskedLanguageModeling,
+    )
+
     micro_batch = mesh.layout.micro_batch
     if workload.task == "masked-lm":
         masked = MaskedLanguageModeling(workload, data_folder, micro_batch)
         return Opened(masked, masked.dataset)
-    if workload.task == "image-classification":
-        images = ImageClassification(workload, data_folder, micro_batch)
-        return Opened(images, images.dataset)
-    assert plan is not None
-    return Opened(CausalLanguageModeling(workload, plan, mesh), open_dataset(data_folder, workload.data))
+    images = ImageClassification(workload, data_folder, micro_batch)
+    return Opened(images, images.dataset)

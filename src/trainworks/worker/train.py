@@ -100,7 +100,6 @@ def _train(run_dir: RunDir, data_folder: Path, node: int, scene: Scene) -> None:
     dist.barrier()
     rank.scene.parts, rank.scene.optimizer = (), None
     del trainer  # DDP before its process group: torch aborts at exit otherwise, now and then
-    gc.unfreeze()
     gc.collect()
     dist.destroy_process_group()
     sys.stdout.flush()

@@ -6,6 +6,7 @@ threads, same data; nothing is written.
 
 from __future__ import annotations
 
+import importlib
 import json
 import multiprocessing
 import os
@@ -31,9 +32,9 @@ from trainworks.host.network import LOOPBACK, listen
 from trainworks.host.process import die_with, die_with_parent
 from trainworks.record.resolved import StepTimeTerms
 from trainworks.record.trial import Trial, TrialRequest
-from trainworks.worker import preloaded
 from trainworks.worker.data.reader import BatchReader, Staging
 from trainworks.worker.failure import explain
+from trainworks.worker.imports import rank_modules
 from trainworks.worker.loop import on_device, warm_up
 from trainworks.worker.loss_weights import loss_weights
 from trainworks.worker.mesh import Mesh
@@ -44,9 +45,6 @@ from trainworks.worker.timing import StepMarks, Timeline
 
 __all__ = ["try_out"]
 
-IMPORTED_FOR_ITS_MEMORY = preloaded
-"""A rank of a training run has it resident, so the baseline must have it too."""
-
 _SECONDS = 1.0
 _MOST_STEPS, _FEWEST_STEPS = 20, 3
 _FIRST = 1
@@ -55,6 +53,8 @@ _FIRST = 1
 
 def try_out(request: TrialRequest) -> dict[str, object]:
     """What rank 0 measured, or what is wrong; no process is left behind."""
+    for module in rank_modules(request.workload, request.layout):  # resident in a rank, so part of the baseline
+        importlib.import_module(module)
     context = multiprocessing.get_context("fork")
     listener = listen()
     pipes = [context.Pipe(duplex=False) for _ in range(request.processes.world_size)]

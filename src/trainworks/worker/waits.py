@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from types import ModuleType
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import _functional_collectives as functional_collectives
-from torch.distributed.pipelining import schedules
 
 from trainworks.worker.timing import Timeline
 
@@ -26,17 +26,26 @@ Result = TypeVar("Result")
 
 _timelines: list[Timeline] = []
 """The one of the newest model, once there is one."""
+_patched: set[tuple[ModuleType, str]] = set()
 
 
-def note_waits(timeline: Timeline) -> None:
+def note_waits(timeline: Timeline, *, pipelined: bool) -> None:
     """From here on, what this process waits for in functional collectives and pipelines is noted on `timeline`.
 
     (torch 2.13 has no hook for either. Both functions are looked up in their modules when they are called.)
     """
-    if not _timelines:
-        functional_collectives.wait_tensor = _noted(functional_collectives.wait_tensor)
-        schedules._wait_batch_p2p = _noted(schedules._wait_batch_p2p)  # type: ignore[assignment]
+    _patch(functional_collectives, "wait_tensor")
+    if pipelined:
+        from torch.distributed.pipelining import schedules  # noqa: PLC0415  # half a second that few runs need
+
+        _patch(schedules, "_wait_batch_p2p")
     _timelines[:] = [timeline]
+
+
+def _patch(module: ModuleType, name: str) -> None:
+    if (module, name) not in _patched:
+        _patched.add((module, name))
+        setattr(module, name, _noted(getattr(module, name)))
 
 
 def _noted(wait: Callable[[Waited], Result]) -> Callable[[Waited], Result]:

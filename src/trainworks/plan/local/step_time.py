@@ -6,6 +6,8 @@ of `plan.parameters`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from trainworks.config.layout import ResolvedLayout
 from trainworks.plan.local.communication import communication_s
 from trainworks.plan.local.rank_parameters import RankParameters, rank_parameters
@@ -46,6 +48,7 @@ def calibration_request(
     sequence_length: int,
     precision: str,
     machines: int = 1,
+    modules: Sequence[str] = (),
 ) -> CalibrationRequest:
     """The matrix products and the attention of one micro-batch of this model; all nodes may share one machine."""
     tokens = layout.micro_batch * sequence_length
@@ -64,6 +67,7 @@ def calibration_request(
         sequence_length=sequence_length,
         heads=shape.heads,
         head_dim=shape.head_dim,
+        modules=tuple(modules),
     )
 
 

@@ -3,22 +3,63 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import PretrainedConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from trainworks.config.run_file import Model
+from trainworks.record.resolved import ModelShape
 from trainworks.worker.models.decoder import DecoderConfig
 
-__all__ = ["FAMILIES", "Stored", "decoder_config", "dropout_rate", "stored_as"]
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+__all__ = ["FAMILIES", "Stored", "decoder_config", "described_decoder", "dropout_rate", "stored_as"]
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gpt2")
 """`model_type` of the configs that the decoder computes; anything else is trained as `transformers` has it."""
 
+BALANCE_LOSS = 0.01
+"""Default weight of the load-balancing loss of a mixture of experts: Fedus et al. 2021, section 2.2."""
 _FIXED_ROPES = ("default", "linear", "llama3", "yarn")
 """Rotary embeddings whose frequencies do not depend on the length of the sequence."""
 _OTHER_HEADS = ("classifier", "summary")
+
+
+def described_decoder(model: Model, shape: ModelShape) -> DecoderConfig:
+    """The decoder of a model given by dimensions: what `decoder_config` gives for its Hugging Face config.
+
+    The config itself would cost a rank the import of `transformers`, a second of its start.
+    """
+    gpt2, mixtral = model.architecture == "gpt2", model.architecture == "mixtral"
+    balance_loss = 0.0
+    if mixtral:
+        balance_loss = BALANCE_LOSS if model.balance_loss is None else model.balance_loss
+    return DecoderConfig(
+        vocabulary=shape.vocabulary,
+        hidden=shape.hidden,
+        layers=shape.layers,
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        feed_forward=shape.expert_feed_forward if shape.experts else shape.feed_forward,
+        max_positions=shape.max_sequence_length,
+        norm_eps=1e-5 if gpt2 or mixtral else 1e-6,
+        layer_norm=gpt2,
+        gated_mlp=not gpt2,
+        learned_positions=gpt2,
+        rope_frequencies=() if gpt2 else _rope_frequencies(shape.head_dim, 1e6 if mixtral else 1e4),
+        qkv_bias=model.architecture in ("gpt2", "qwen2"),
+        out_bias=gpt2,
+        mlp_bias=gpt2,
+        qk_norm=model.architecture == "qwen3",
+        tie_embeddings=shape.tie_embeddings,
+        sliding_window=shape.window if model.architecture == "mistral" else 0,
+        dropout=model.dropout,
+        experts=shape.experts,
+        experts_per_token=shape.experts_per_token,
+        balance_loss=balance_loss,
+    )
 
 
 def decoder_config(config: PretrainedConfig) -> DecoderConfig | None:
@@ -80,11 +121,18 @@ def _window(config: PretrainedConfig) -> int:
 def _rope(config: PretrainedConfig) -> tuple[tuple[float, ...], float]:
     parameters = config.rope_parameters
     if parameters["rope_type"] != "default":
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # noqa: PLC0415  # only of models by config
+
         frequencies, scale = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config, torch.device("cpu"))
         return tuple(frequencies.tolist()), float(scale)
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    exponents = torch.arange(0, size, 2, dtype=torch.int64).float() / size
-    return tuple((1.0 / parameters["rope_theta"] ** exponents).tolist()), 1.0
+    return _rope_frequencies(size, parameters["rope_theta"]), 1.0
+
+
+def _rope_frequencies(head_dim: int, theta: float) -> tuple[float, ...]:
+    """theta^(-2i / H) radians per position for pair i of H head dimensions (Su et al. 2021)."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+    return tuple((1.0 / theta**exponents).tolist())
 
 
 def _gpt2(config: PretrainedConfig) -> DecoderConfig | None:

@@ -17,14 +17,12 @@ from transformers import logging as transformers_logging
 from trainworks.config.run_file import Model
 from trainworks.errors import EnvironmentProblem, LayoutError
 from trainworks.record.resolved import ModelShape
-from trainworks.worker.models.families import dropout_rate
+from trainworks.worker.models.families import BALANCE_LOSS, dropout_rate
 
 __all__ = ["CausalTransformer", "checkpoint_folder", "model_config"]
 
 _STYLES: dict[str, type[ParallelStyle]] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
 """Words of `base_model_tp_plan`."""
-_BALANCE_LOSS = 0.01
-"""Fedus et al. 2021, section 2.2."""
 
 
 class CausalTransformer(nn.Module):
@@ -131,7 +129,7 @@ def model_config(model: Model, shape: ModelShape) -> PretrainedConfig:
     if shape.experts:
         fields |= {"num_local_experts": shape.experts, "num_experts_per_tok": shape.experts_per_token}
         fields |= {"intermediate_size": shape.expert_feed_forward}
-        fields["router_aux_loss_coef"] = _BALANCE_LOSS if model.balance_loss is None else model.balance_loss
+        fields["router_aux_loss_coef"] = BALANCE_LOSS if model.balance_loss is None else model.balance_loss
     return AutoConfig.for_model(model.architecture, **fields)
 
 

@@ -11,17 +11,20 @@ import json
 import math
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-from transformers import PretrainedConfig
 
 from trainworks.errors import EnvironmentProblem
 from trainworks.worker.models.decoder import Decoder
 from trainworks.worker.models.families import Stored, stored_as
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 __all__ = ["SafetensorsFolder", "draw_weights", "load_weights"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -15,6 +15,7 @@ from torch.nn.functional import pad
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
 
+from trainworks.config.layout import ResolvedLayout, stage_layers
 from trainworks.worker.guard import spread_nonfinite
 from trainworks.worker.loss_weights import weighted
 from trainworks.worker.mesh import Mesh
@@ -24,14 +25,16 @@ from trainworks.worker.parallel.context_parallel import apply_context_parallel
 from trainworks.worker.parallel.data_parallel import DTYPES, LastGradient, note_collectives, replicate, shard
 from trainworks.worker.parallel.expert_parallel import apply_expert_parallel, balance_sequences
 from trainworks.worker.parallel.float8 import use_float8
-from trainworks.worker.parallel.pipeline import PipelineRun, stages_of_rank
 from trainworks.worker.parallel.recompute import offload_activations, recompute
 from trainworks.worker.parallel.statistics import check_batch_norm
 from trainworks.worker.parallel.tensor_parallel import apply_tensor_parallel
 from trainworks.worker.timing import Timeline
 from trainworks.worker.waits import all_reduce, note_waits
 
-__all__ = ["Parallel", "Setup", "distribute_decoder", "distribute_module", "tied_embedding"]
+if TYPE_CHECKING:
+    from trainworks.worker.parallel.pipeline import PipelineRun
+
+__all__ = ["FirstWeights", "Parallel", "Setup", "distribute_decoder", "distribute_module", "tied_embedding"]
 
 
 @contextmanager
@@ -90,7 +93,7 @@ class Parallel:
         self._last_gradient: LastGradient | None = None
         layout = setup.mesh.layout
         if layout.tp * layout.cp * layout.ep * layout.pp > 1:
-            note_waits(setup.timeline)
+            note_waits(setup.timeline, pipelined=layout.pp > 1)
         if sharded and setup.device.type == "cpu":
             for part in parts:
                 note_collectives(part, setup.timeline)
@@ -220,7 +223,7 @@ def distribute_decoder(config: DecoderConfig, setup: Setup, *, positions: int, f
         first_weights: fills the parameters.
     """
     mesh = setup.mesh
-    stages = stages_of_rank(mesh.layout, mesh.pp_rank, config)
+    stages = _stages_of_rank(mesh.layout, mesh.pp_rank, config)
     parts = list(stages.values())
     for part in parts:
         _cut(part, mesh, positions)
@@ -232,6 +235,19 @@ def distribute_decoder(config: DecoderConfig, setup: Setup, *, positions: int, f
     first_weights(parts)
     pipeline = _pipeline(stages, config, setup, positions) if mesh.layout.pp > 1 else None
     return Parallel(list(parts), setup, pipeline)
+
+
+def _stages_of_rank(layout: ResolvedLayout, pp_rank: int, config: DecoderConfig) -> dict[int, Decoder]:
+    """The stages that a pipeline rank has, by their index, without storage.
+
+    With i chunks per rank, stage s is on rank s mod pp (Narayanan et al. 2021); without pipelines there is one stage.
+    """
+    stages = stage_layers(layout, config.layers)
+    with torch.device("meta"):
+        return {
+            index: Decoder(config, stages[index], first=index == 0, last=index == len(stages) - 1)
+            for index in range(pp_rank, len(stages), layout.pp)
+        }
 
 
 def distribute_module(model: nn.Module, blocks: Sequence[nn.Module], setup: Setup) -> Parallel:
@@ -294,6 +310,8 @@ def _pipeline(stages: dict[int, Decoder], config: DecoderConfig, setup: Setup, p
     layout = setup.mesh.layout
     stretch = positions // layout.cp
     split = layout.tp if layout.sequence_parallel else 1
+    from trainworks.worker.parallel.pipeline import PipelineRun  # noqa: PLC0415  # imports torch.distributed.pipelining
+
     return PipelineRun(
         dict(stages),
         setup.mesh,

@@ -1,4 +1,4 @@
-"""Pipeline parallelism: which rank has which layers, and in which order micro-batches pass them."""
+"""Pipeline parallelism: the order in which micro-batches pass the stages. Imported only by runs with pipelines."""
 
 from __future__ import annotations
 
@@ -11,26 +11,12 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 from torch.distributed.pipelining.schedules import ScheduleInterleavedZeroBubble
 
-from trainworks.config.layout import ResolvedLayout, stage_layers
+from trainworks.config.layout import ResolvedLayout
 from trainworks.worker.guard import spread_nonfinite
 from trainworks.worker.loss_weights import weighted
 from trainworks.worker.mesh import Mesh
-from trainworks.worker.models.decoder import Decoder, DecoderConfig
 
-__all__ = ["PipelineRun", "stages_of_rank"]
-
-
-def stages_of_rank(layout: ResolvedLayout, pp_rank: int, config: DecoderConfig) -> dict[int, Decoder]:
-    """The stages that a pipeline rank has, by their index, without storage.
-
-    With i chunks per rank, stage s is on rank s mod pp (Narayanan et al. 2021); without pipelines there is one stage.
-    """
-    stages = stage_layers(layout, config.layers)
-    with torch.device("meta"):
-        return {
-            index: Decoder(config, stages[index], first=index == 0, last=index == len(stages) - 1)
-            for index in range(pp_rank, len(stages), layout.pp)
-        }
+__all__ = ["PipelineRun"]
 
 
 class PipelineRun:
