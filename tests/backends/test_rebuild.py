@@ -15,7 +15,7 @@ from trainworks.backends.rebuild import rebuild, submitted_runs
 from trainworks.backends.remote import follow_all, hand_over
 from trainworks.config.run_file import RunFile
 from trainworks.errors import UnreachableError
-from trainworks.jobs.request import spec_of_run
+from trainworks.jobs.job_spec import spec_of_run
 from trainworks.jobs.state import JobState
 from trainworks.jobs.store import JobStore, open_store
 from trainworks.record.run_dir import RunDir, create_run_dir
