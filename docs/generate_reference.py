@@ -42,7 +42,7 @@ NOTE = "<!-- Written by docs/generate_reference.py from the source. Do not edit;
 
 
 def main(arguments: list[str]) -> int:
-    """Write the pages, or with `--check` say which differ; returns the exit code."""
+    """Write the pages, or with `--check` name those that differ; returns the exit code."""
     pages = {
         "cli.md": cli_page(),
         "run-file.md": run_file_page(),
@@ -75,10 +75,10 @@ def _page(title: str, *parts: str) -> str:
 
 
 def cli_page() -> str:
-    """Every command with its own help."""
+    """Print every command with its help."""
     intro = (
-        "`trainworks` has these commands. What they print on stdout is data; what they say to you goes to stderr.\n"
-        "`TRAINWORKS_CACHE` names the folder of tokenized data and calibrations (`~/.cache/trainworks` when unset)."
+        "`trainworks` has these commands. Data goes to stdout, messages go to stderr.\n"
+        "`TRAINWORKS_CACHE` sets the folder of tokenized data and calibrations (default: `~/.cache/trainworks`)."
     )
     sections = [f"## trainworks {name}\n\n{_block(_help(name))}" for name in COMMANDS]
     return _page("Command line", intro, _block(_help()), *sections)
@@ -104,12 +104,12 @@ def _block(text: str, language: str = "text") -> str:
 
 
 def run_file_page() -> str:
-    """Every field of every model of the run file, from the outside in."""
+    """Tabulate every field of every model of the run file, outermost first."""
     intro = (
         "A run file is YAML. Unknown keys are refused, and every problem is reported with its line.\n"
-        "`trainworks schema` prints the same as a JSON Schema for your editor.\n\n"
-        "Give either `workload` (a model that Trainworks trains) or `run` (a command of your own).\n"
-        "A duration is written `90s`, `10m`, `3h` or `1h30m`; a bare number is refused."
+        "`trainworks schema` prints these keys as a JSON Schema for your editor.\n\n"
+        "Set either `workload` (a model that Trainworks trains) or `run` (a command of your own).\n"
+        "Write a duration as `90s`, `10m`, `3h` or `1h30m`; a bare number is refused."
     )
     models: list[tuple[str, type[BaseModel]]] = [
         ("", run_file.RunFile),
@@ -151,7 +151,7 @@ def _model_section(title: str, model: type[BaseModel]) -> str:
 
 
 def _type(schema: dict[str, Any]) -> str:
-    """A property's JSON Schema in a few words."""
+    """Describe the JSON Schema of a property in a few words."""
     if "$ref" in schema:
         return "mapping, see below"
     if "anyOf" in schema:
@@ -173,12 +173,12 @@ def _type(schema: dict[str, Any]) -> str:
 
 def _limits(schema: dict[str, Any]) -> str:
     signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
-    found = [f"{sign} {schema[key]:,}" for key, sign in signs.items() if key in schema and schema[key] < 1e9]
-    return f", {' and '.join(found)}" if found else ""
+    limits = [f"{sign} {schema[key]:,}" for key, sign in signs.items() if key in schema and schema[key] < 1e9]
+    return f", {' and '.join(limits)}" if limits else ""
 
 
 def _default(field: FieldInfo) -> str:
-    """The default as it would be written; nothing where it is an empty mapping, a mapping of defaults or absent."""
+    """Format the default as in a run file; empty for an empty mapping, a mapping of defaults or no default."""
     if field.is_required():
         return "required"
     value = field.get_default(call_default_factory=True)
@@ -196,7 +196,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def _is_duration(field: FieldInfo) -> bool:
-    """Whether a float stands for seconds, written with a unit."""
+    """Return True for a float that holds seconds and is written with a unit."""
     return isinstance(field.default, float) and any(isinstance(item, BeforeValidator) for item in field.metadata)
 
 
@@ -212,10 +212,10 @@ def _sentence(docstring: str | None) -> str:
 
 
 def record_page() -> str:
-    """Files, events, metrics and models of a run directory."""
+    """Describe files, events, metrics and models of a run directory."""
     return _page(
         "What a run leaves",
-        "Everything that `status`, `ls` and `report` print comes from these files. All of them are plain text or JSON.",
+        "`status`, `ls` and `report` read these files alone. All of them are plain text or JSON.",
         f"## Files\n\n{_block(_after_first_paragraph(run_dir))}",
         f"## events.jsonl\n\n{_about(events)}\n\n"
         "Every event has `t` (seconds since the epoch), `kind` and `writer` (a process id), and these fields.",
@@ -227,7 +227,7 @@ def record_page() -> str:
         f"### States\n\n{_block(_after_first_paragraph(state))}\n\n{_members(state, 'JobState')}",
         _record_section("manifest.json of a checkpoint", manifest, "Manifest"),
         _record_section("`memory` of a failure", memory, "MemoryAtFailure"),
-        "## resolved.json\n\nThe resolved run: what `plan` decided and predicted, and what it was based on.",
+        "## resolved.json\n\nThe resolved run: decisions and predictions of `plan`, and their inputs.",
         *(_record_section(None, resolved, name) for name in ("ResolvedRun", "Processes", "Plan")),
         *(
             _record_section(None, resolved, name)
@@ -239,7 +239,7 @@ def record_page() -> str:
 
 
 def _about(module: ModuleType) -> str:
-    """A module's docstring without the file name that it opens with."""
+    """Return a module's docstring without its leading file name."""
     text = inspect.cleandoc(module.__doc__ or "").partition(": ")[2]
     return text[:1].upper() + text[1:]
 
@@ -285,14 +285,14 @@ def _class(module: ModuleType, name: str) -> ast.ClassDef:
 
 
 def _text(statement: ast.stmt | None) -> str:
-    """The string that stands alone as a statement, else nothing."""
+    """Return the string of a docstring statement, else an empty string."""
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
         return str(statement.value.value)
     return ""
 
 
 def _event_table() -> str:
-    """Kinds of events with the comment beside each."""
+    """Tabulate the kinds of events with the comment beside each."""
     comments = _commented_strings(inspect.getsource(events))
     rows = []
     for kind in get_args(events.EventKind):
@@ -303,52 +303,52 @@ def _event_table() -> str:
 
 def _commented_strings(source: str) -> dict[str, str]:
     """Every string literal that a comment follows on its line, and that comment with the comment lines below it."""
-    found: dict[str, str] = {}
+    comments: dict[str, str] = {}
     literal, line = "", 0
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.STRING:
             literal, line = ast.literal_eval(token.string), token.start[0]
         elif token.type == tokenize.COMMENT and token.start[0] == line:
-            found[literal] = f"{found.get(literal, '')} {token.string.lstrip('# ')}".lstrip()
+            comments[literal] = f"{comments.get(literal, '')} {token.string.lstrip('# ')}".lstrip()
             line += 1
-    return found
+    return comments
 
 
 # Errors
 
 
 def errors_page() -> str:
-    """The exception tree, exit codes of the program and of a rank."""
+    """Describe the exception tree, and exit codes of the program and of a rank."""
     codes = [
         "| exit code | meaning |",
         "|---|---|",
         "| 0 | success |",
         "| 1 | the run failed; the cause is in the report |",
-        "| 2 | usage: what you asked for cannot be right |",
-        "| 3 | environment: the machine is in the way |",
-        "| 130 | the run was stopped with Ctrl-C or `trainworks stop`; `trainworks resume` goes on |",
-        "| other | that of the rank that failed first, handed on by `run` and `resume`; 128 + N if signal N ended it |",
+        "| 2 | usage error: the request is wrong |",
+        "| 3 | environment error: the machine cannot do what was requested |",
+        "| 130 | the run was stopped with Ctrl-C or `trainworks stop`; `trainworks resume` continues it |",
+        "| other | exit code of the rank that failed first, returned by `run` and `resume`; 128 + N after signal N |",
     ]
     causes = re.search(r"Causes: (.*)", (SOURCE / "worker" / "failure.py").read_text(encoding="utf-8"))
     assert causes is not None
     return _page(
         "Errors and exit codes",
-        "An error says what is wrong, where it was written, and what to do next. It goes to stderr.",
+        "An error says what failed and why, names the place, and gives a hint. Errors go to stderr.",
         "## Exit codes of `trainworks`\n\n" + "\n".join(codes),
         f"## Errors\n\n{_sentence(errors.__doc__).partition(chr(10))[0]}\n\n{_block(_after_first_paragraph(errors))}",
         "## Exit codes of a rank\n\n" + _rank_codes(),
-        f"## Causes of a failure\n\nA `failure` event names a cause. A rank of a workload says {causes[1]}\n"
+        f"## Causes of a failure\n\nA `failure` event names a cause. A rank of a workload reports {causes[1]}\n"
         "Its node agent adds `killed` (a signal ended it), `unknown` (an exit code without an exception), `hang`\n"
-        "(it stood still), `oom` (the kernel ended it) and `node_lost` (its fork server ended).\n"
+        "(no progress), `oom` (the kernel killed it for its memory) and `node_lost` (its fork server ended).\n"
         "The agent of a command adds `launch_failed`.\n"
         "The supervisor adds `node_lost` (a signal ended an agent), `agent_lost`, `environment` and\n"
-        "`controller_error`. [Faults of ranks](../concepts/faults.md#which-failures-restart) says after which of\n"
-        "them the ranks start again.",
+        "`controller_error`. [Faults of ranks](../concepts/faults.md#which-failures-restart) lists the causes after\n"
+        "which ranks restart.",
     )
 
 
 def _rank_codes() -> str:
-    """Read as text: importing `worker` would need torch."""
+    """Tabulate exit codes of ranks, parsed from source because importing `worker` would need torch."""
     tree = ast.parse((SOURCE / "record" / "exit_code.py").read_text(encoding="utf-8"))
     body = next(node for node in tree.body if isinstance(node, ast.ClassDef)).body
     rows = [

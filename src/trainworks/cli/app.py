@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import inspect
 import os
 import sys
 from typing import Any
@@ -18,44 +19,44 @@ from trainworks.report.printable import say
 __all__ = ["COMMANDS", "app", "main", "module_of"]
 
 COMMANDS = {
-    "run": "Plan, start and watch a run to its end, then report.",
-    "submit": "Plan and start a run in the background.",
-    "plan": "Predict step time, memory and duration of a run, and stop there.",
-    "size": "Propose what to buy or rent for a goal, with alternatives and reasons.",
-    "network": "Design the network of a cluster: switches, cables, bandwidth, drawing.",
-    "storage": "Say what storage has to deliver, and which kinds of it do.",
-    "goodput": "Predict failures, checkpoints, spares and the finish date of a run.",
-    "cost": "Price a run or a year: rent by every kind of contract, or own.",
-    "capacity": "Replay a trace of jobs: waiting time against cost for fixed, spot and elastic capacity.",
-    "calibrate": "Teach the planner what was measured on a cluster.",
-    "data": "Prepare training data ahead of a run, and verify it.",
-    "ps": "List jobs: where they stand, and why they wait.",
-    "describe": "Say why a job waits, where it runs, or why it failed.",
-    "hold": "Keep a job from starting.",
-    "release": "Let a held job start.",
-    "retry": "Put a job that failed or was stopped back into the queue.",
+    "run": "Plan and start a run, follow it to its end, then report.",
+    "submit": "Plan a run, queue it and return.",
+    "plan": "Predict layout, step time, memory and duration of a run.",
+    "size": "Propose what to buy or rent for a goal, with alternatives.",
+    "network": "Design a cluster network: switches, cables, bandwidth.",
+    "storage": "Compute storage requirements, and find storage that meets them.",
+    "goodput": "Predict failures, spares and the finish time of a run.",
+    "cost": "Compare the cost of renting and owning for a run or a year.",
+    "capacity": "Replay a job trace: waiting time against cost of capacity.",
+    "calibrate": "Correct the planner with a measurement of a cluster.",
+    "data": "Prepare or verify training data.",
+    "ps": "List jobs, with status and the reason why they wait.",
+    "describe": "Show why a job waits, where it runs, or why it failed.",
+    "hold": "Hold a queued job.",
+    "release": "Release a held job.",
+    "retry": "Requeue a failed or stopped job.",
     "jobs": "Rebuild the job store from run directories.",
     "nodes": "List the nodes that jobs run on.",
-    "drain": "Give a node no more jobs.",
+    "drain": "Drain a node: start no new jobs on it.",
     "ls": "List runs.",
-    "status": "Show where a run stands.",
-    "logs": "Print a run's logs.",
+    "status": "Show the state and progress of a run.",
+    "logs": "Print the logs of a run.",
     "stop": "Stop a run; a workload saves a checkpoint first.",
     "profile": "Record some steps of a run with torch.profiler.",
-    "resume": "Go on with a run from its newest complete checkpoint.",
+    "resume": "Continue a run from its newest complete checkpoint.",
     "export": "Write a checkpoint as a Hugging Face model.",
-    "report": "Say what was planned and what happened.",
-    "score": "Hold the planner's predictions against measurements of your own.",
+    "report": "Compare what was planned with what was measured.",
+    "score": "Score the planner's predictions against your measurements.",
     "catalog": "Look up accelerators, nodes and links, with sources.",
-    "hooks": "Write the scripts by which Slurm keeps jobs off nodes that are not well.",
-    "autoscale": "Write what an engine has to be told so that its nodes come and go with the jobs.",
-    "sandbox": "Start a real Slurm of several nodes on this machine, to try things out.",
+    "hooks": "Generate Slurm prolog and health-check scripts.",
+    "autoscale": "Generate autoscaling config for Slurm or Kueue.",
+    "sandbox": "Start a real Slurm of several nodes on this machine.",
     "schema": "Print the JSON Schema of the run file.",
 }
 
 
 ALIASES = {"launch": "submit", "queue": "ps", "squeue": "ps", "cancel": "stop", "scancel": "stop", "sinfo": "nodes"}
-"""What the hands know from SkyPilot and Slurm."""
+"""Command names of SkyPilot and Slurm."""
 
 
 _LONGEST_PATH = 200
@@ -107,7 +108,7 @@ def _imported(name: str) -> Any:
     command = typer.Typer(add_completion=False, rich_markup_mode=None)
     command.command(
         name=name,
-        help=f"{COMMANDS[name]}\n\n{module.command.__doc__ or ''}",
+        help=f"{COMMANDS[name]}\n\n{inspect.cleandoc(module.command.__doc__ or '')}",
         context_settings=getattr(module, "CONTEXT_SETTINGS", None),
     )(module.command)
     return typer.main.get_command(command)
@@ -122,7 +123,7 @@ def _placeholder(name: str) -> typer.Typer:
 app = typer.Typer(
     cls=_LazyCommands,
     name="trainworks",
-    help="From a training goal to a trained model. The plan is a prediction that the run has to answer for.",
+    help="Plan, prove, run and show AI training. The plan is a prediction that the run has to answer for.",
     no_args_is_help=True,
     add_completion=True,
     rich_markup_mode=None,

@@ -22,9 +22,9 @@ def command(
     run_file: RunFilePath,
     to: ToFolder = None,
 ) -> None:
-    """For an administrator: Slurm's power saving with its two programs, or Kueue's check, from `cluster.autoscale`.
+    """Slurm's power saving with its two programs, or Kueue's admission check, from `cluster.autoscale`.
 
-    SkyPilot reads its own from the task: `trainworks submit --dry-run --as skypilot`.
+    SkyPilot's autostop is part of the task: `trainworks submit --dry-run --as skypilot`.
     """
     print_or_write(_files(run_file), to)
 

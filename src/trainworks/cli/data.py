@@ -35,21 +35,21 @@ class Action(StrEnum):
 
 
 def command(
-    action: Annotated[Action, typer.Argument(metavar="prepare|verify", help="What to do.", show_default=False)],
+    action: Annotated[Action, typer.Argument(metavar="prepare|verify", help="Action.", show_default=False)],
     target: Annotated[
-        str, typer.Argument(metavar="RUN_FILE|SOURCE", help="A run file, or a source as in `data.source`.")
+        str, typer.Argument(metavar="RUN_FILE|SOURCE", help="Run file, or a source as in `data.source`.")
     ],
     to: Annotated[
         str | None,
-        typer.Option("--to", metavar="FOLDER|ADDRESS", help="Put the shards there, e.g. `s3://bucket/data`."),
+        typer.Option("--to", metavar="FOLDER|ADDRESS", help="Destination of the shards, e.g. `s3://bucket/data`."),
     ] = None,
     processes: Annotated[
-        int | None, typer.Option("--processes", min=1, help="Processes that tokenize; one per core when left out.")
+        int | None, typer.Option("--processes", min=1, help="Processes that tokenize. [default: one per core]")
     ] = None,
     tokenizer: Annotated[
-        str | None, typer.Option("--tokenizer", help="A tokenizer.json; one is trained when left out.")
+        str | None, typer.Option("--tokenizer", help="A tokenizer.json. [default: train a tokenizer]")
     ] = None,
-    vocabulary: Annotated[int | None, typer.Option("--vocabulary", help="Entries of a trained tokenizer.")] = None,
+    vocabulary: Annotated[int | None, typer.Option("--vocabulary", help="Vocabulary of a trained tokenizer.")] = None,
     column: Annotated[str | None, typer.Option("--column", help="Column or key of the text.")] = None,
     split: Annotated[str | None, typer.Option("--split", help="Split of a dataset.")] = None,
     pack: Annotated[
@@ -61,10 +61,10 @@ def command(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """`prepare` makes shards with checksums, and goes on where it was interrupted; `verify` reads them back.
+    """`prepare` writes shards with checksums, and continues after an interruption; `verify` reads them back.
 
-    A run prepares its data itself. Prepare it before when it is large, when many runs share it, or to put it into a
-    store. `verify` exits with 1 when a shard is damaged.
+    A run prepares its data itself. Prepare it in advance if it is large, if several runs share it, or to upload it to a
+    store. `verify` exits with 1 if a shard is damaged.
     """
     if importlib.util.find_spec("tokenizers") is None:
         raise MissingExtraError("tokenizers", "train")

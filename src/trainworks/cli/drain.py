@@ -14,12 +14,14 @@ __all__ = ["command"]
 
 
 def command(
-    node: Annotated[str, typer.Argument(metavar="NODE", help="As `trainworks nodes` names it.")],
-    reason: Annotated[str | None, typer.Option("--reason", help="Why; everybody who waits for it reads this.")] = None,
-    undo: Annotated[bool, typer.Option("--undo", help="Give it jobs again.")] = False,
+    node: Annotated[str, typer.Argument(metavar="NODE", help="Node name, as printed by `trainworks nodes`.")],
+    reason: Annotated[
+        str | None, typer.Option("--reason", help="Reason, shown to users whose jobs wait for the node.")
+    ] = None,
+    undo: Annotated[bool, typer.Option("--undo", help="Return the node to service.")] = False,
     cluster: OnCluster = None,
 ) -> None:
-    """Jobs that run there go on; no other starts."""
+    """Running jobs continue."""
     backend = backend_on(cluster)
     if undo:
         backend.undrain(node)

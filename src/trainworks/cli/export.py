@@ -34,20 +34,20 @@ class Dtype(StrEnum):
 def command(
     run: OptionalRun = None,
     *,
-    to: Annotated[Path, typer.Option("--to", metavar="FOLDER", help="Where the model goes; nothing may be there.")],
+    to: Annotated[Path, typer.Option("--to", metavar="FOLDER", help="New folder for the model.")],
     step: Annotated[
-        int | None, typer.Option("--step", help="Step of a checkpoint; the newest complete one when left out.")
+        int | None, typer.Option("--step", help="Step of the checkpoint. [default: the newest complete one]")
     ] = None,
     dtype: Annotated[Dtype, typer.Option("--dtype", help="Number format of the weights.")] = Dtype.FP32,
     runs: RunsOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """The folder gets safetensors files, config.json and the tokenizer, under the names of the model's family.
+    """The folder gets safetensors files with Hugging Face names, config.json and the tokenizer.
 
     `AutoModelForCausalLM.from_pretrained(FOLDER)` opens it, and `model: {hf: FOLDER, weights: pretrained}` trains on
-    from it. `masked-lm` and `image-classification` have their own Auto classes; of a `module` only the weights are
-    written, under its own names. The folder is complete or absent. Any layout's checkpoint will do; 5 GB of the model
-    are in memory at a time.
+    from it. `masked-lm` and `image-classification` have their own Auto classes; a `module` exports only its weights,
+    under its own names. The folder is complete or absent. Checkpoints of every layout work; 5 GB of the model are in
+    memory at a time.
     """
     run_dir = find(run, runs)
     if run_dir.read_resolved().plan is None:

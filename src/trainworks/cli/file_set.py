@@ -13,7 +13,7 @@ from trainworks.files import write_atomic
 __all__ = ["ToFolder", "print_or_write"]
 
 ToFolder = Annotated[
-    Path | None, typer.Option("--to", metavar="FOLDER", help="Write the files there; printed when left out.")
+    Path | None, typer.Option("--to", metavar="FOLDER", help="Write the files to this folder instead of printing them.")
 ]
 
 

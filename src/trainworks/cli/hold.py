@@ -10,7 +10,7 @@ __all__ = ["command"]
 
 
 def command(job: JobArgument) -> None:
-    """It keeps its place in the order, and does not start until it is released."""
+    """The job keeps its position, and does not start until you release it."""
     store = jobs()
     row = find_job(store, job)
     hold(backend_to_change(row, store), row, handle_of(row))

@@ -14,17 +14,19 @@ __all__ = ["command"]
 
 
 def command(
-    accelerators: Annotated[int, typer.Option("--accelerators", min=0, help="That nvidia-smi has to list.")] = 0,
-    mounted: Annotated[list[str] | None, typer.Option("--mounted", help="Folder that has to be mounted.")] = None,
+    accelerators: Annotated[
+        int, typer.Option("--accelerators", min=0, help="Number of accelerators that nvidia-smi must list.")
+    ] = 0,
+    mounted: Annotated[list[str] | None, typer.Option("--mounted", help="Folder that must be mounted.")] = None,
     free: Annotated[
-        list[str] | None, typer.Option("--free", metavar="FOLDER=GIB", help="Least free space of a folder.")
+        list[str] | None, typer.Option("--free", metavar="FOLDER=GIB", help="Minimum free space of a folder.")
     ] = None,
     every_s: Annotated[int, typer.Option("--every", min=10, help="Seconds between two checks.")] = 300,
-    folder: Annotated[str, typer.Option("--folder", help="Where the scripts will lie on every node.")] = "/etc/slurm",
+    folder: Annotated[str, typer.Option("--folder", help="Folder of the scripts on every node.")] = "/etc/slurm",
     to: ToFolder = None,
 ) -> None:
-    """For an administrator: a prolog and a HealthCheckProgram that drain a node which fails its check, and what
-    slurm.conf says about them. The job that met such a node is put back and starts elsewhere.
+    """For administrators: a prolog and a HealthCheckProgram that drain a node after a failed check, and the lines for
+    slurm.conf. A job on such a node is requeued and starts on another one.
     """
     least = list(map(_free, free or []))
     if twice := [path for path, _ in least if [other for other, _ in least].count(path) > 1]:

@@ -25,20 +25,20 @@ __all__ = ["command"]
 
 
 class Action(enum.StrEnum):
-    """What to do with the job store."""
+    """Action."""
 
     REBUILD = "rebuild"
 
 
 def command(
-    action: Annotated[Action, typer.Argument(help="What to do with the job store.")],
+    action: Annotated[Action, typer.Argument(help="Action.")],
     runs: RunsOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """`rebuild` adds the jobs of a folder of runs that the job store does not have; a damaged store is set aside first.
+    """`rebuild` adds the jobs of a folder of runs that are missing from the job store; a damaged store is moved away.
 
-    Jobs that still wait or run are found where they were submitted, and none is submitted twice. Jobs of this machine
-    that waited go back into its queue. Call it once for each folder of runs.
+    Jobs that wait or run on another backend are found there, and not submitted twice. Jobs that waited on this machine
+    return to its queue. Run it once for each folder of runs.
     """
     assert action is Action.REBUILD
     folder = runs_folder(runs)

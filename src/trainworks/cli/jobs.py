@@ -54,11 +54,11 @@ OnCluster = Annotated[
     typer.Option(
         "--cluster",
         metavar="WORD|RUN_FILE",
-        help="Not this machine: `slurm`, or a run file's cluster.",
+        help="Another cluster: `slurm`, or the cluster of a run file.",
         show_default=False,
     ),
 ]
-JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="A job's number, or its run.")]
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Job number or run id.")]
 _SHARED = (
     "note: other users can write this job store: they can change what it says of this job, but not what the job runs"
 )

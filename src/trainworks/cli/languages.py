@@ -28,7 +28,8 @@ class Language(StrEnum):
 
 
 As = Annotated[
-    Language | None, typer.Option("--as", help="With --dry-run: print the job in this language, for another engine.")
+    Language | None,
+    typer.Option("--as", help="With --dry-run, print the job in this format, for use without Trainworks."),
 ]
 
 _RENDER: dict[Language, Callable[[KubernetesJob], str]] = {

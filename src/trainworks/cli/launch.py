@@ -47,12 +47,12 @@ __all__ = [
 ]
 
 Target = Annotated[
-    list[str], typer.Argument(metavar="RUN_FILE | -- COMMAND...", help="A run file, or a command after `--`.")
+    list[str], typer.Argument(metavar="RUN_FILE | -- COMMAND...", help="Run file, or a command after `--`.")
 ]
-Nodes = Annotated[int | None, typer.Option("--nodes", min=1, help="Node agents, each its own failure domain.")]
+Nodes = Annotated[int | None, typer.Option("--nodes", min=1, help="Number of nodes, each with its own agent.")]
 ProcessesPerNode = Annotated[int | None, typer.Option("--nproc", min=1, help="Ranks per node.")]
-Name = Annotated[str | None, typer.Option("--name", help="Name of the run; the run file's when left out.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be started, and start nothing.")]
+Name = Annotated[str | None, typer.Option("--name", help="Name of the run. [default: from the run file]")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be started, without starting it.")]
 Recalibrate = Annotated[bool, typer.Option("--recalibrate", help="Measure this machine again before planning.")]
 
 

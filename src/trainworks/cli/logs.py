@@ -22,16 +22,16 @@ _LOOK_S = 0.2
 
 def command(
     run: OptionalRun = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
-    rank: Annotated[int | None, typer.Option("--rank", min=0, help="One rank only.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the logs until the run ends.")] = False,
+    rank: Annotated[int | None, typer.Option("--rank", min=0, help="Log of this rank only.")] = None,
     attempt: Annotated[
-        int | None, typer.Option("--attempt", min=1, help="Only what this start of each rank has said; the first is 1.")
+        int | None, typer.Option("--attempt", min=1, help="Output of this attempt only; the first is 1.")
     ] = None,
-    node: Annotated[int | None, typer.Option("--node", min=0, help="The agent of one node.")] = None,
-    supervisor: Annotated[bool, typer.Option("--supervisor", help="The supervisor.")] = False,
+    node: Annotated[int | None, typer.Option("--node", min=0, help="Log of this node's agent.")] = None,
+    supervisor: Annotated[bool, typer.Option("--supervisor", help="Log of the supervisor.")] = False,
     runs: RunsOption = None,
 ) -> None:
-    """All ranks when nothing is chosen, each line with its rank."""
+    """Prints all ranks by default, each line with its rank."""
     run_dir = find(run, runs)
     if (lines := far_output(run_dir, node=node, follow=follow)) is not None:
         if supervisor or rank is not None or attempt is not None:

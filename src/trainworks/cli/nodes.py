@@ -15,7 +15,7 @@ __all__ = ["command"]
 
 
 def command(cluster: OnCluster = None, as_json: AsJson = False) -> None:
-    """What is free, what is taken, and why a node takes no jobs."""
+    """Shows free and used resources, and why a node accepts no jobs."""
     nodes = backend_on(cluster).nodes()
     if as_json:
         typer.echo(json.dumps([dataclasses.asdict(node) for node in nodes], indent=2))

@@ -27,12 +27,12 @@ _LOOK_S = 0.1
 
 def command(
     run: OptionalRun = None,
-    steps: Annotated[str, typer.Option("--steps", metavar="FIRST:LAST", help="Steps to record, both included.")] = "",
-    ranks: Annotated[str, typer.Option("--ranks", metavar="RANK,...", help="Ranks that record.")] = "0",
-    background: Annotated[bool, typer.Option("--background", "-b", help="Ask, and do not wait.")] = False,
+    steps: Annotated[str, typer.Option("--steps", metavar="FIRST:LAST", help="Steps to record, with both ends.")] = "",
+    ranks: Annotated[str, typer.Option("--ranks", metavar="RANK,...", help="Ranks to record.")] = "0",
+    background: Annotated[bool, typer.Option("--background", "-b", help="Do not wait for the traces.")] = False,
     runs: RunsOption = None,
 ) -> None:
-    """Works on a run that is going or starting. The traces go to its folder `profiles/`, and into its report."""
+    """Works while the run is starting or running. The traces go to `profiles/`, a summary to the report."""
     run_dir = find(run, runs)
     request = _checked(run_dir, steps, ranks)
     follower = RunFollower(run_dir)

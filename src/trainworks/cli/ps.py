@@ -30,15 +30,15 @@ _NAMED = 3
 
 
 def command(
-    everything: Annotated[bool, typer.Option("--all", "-a", help="Jobs that have ended, too.")] = False,
-    state: Annotated[str | None, typer.Option("--state", help="Only jobs in this state.")] = None,
-    name: Annotated[str | None, typer.Option("--name", help="Only jobs of this name.")] = None,
-    mine: Annotated[bool, typer.Option("--mine", help="Only my own jobs.")] = False,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")] = 50,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Include ended jobs.")] = False,
+    state: Annotated[str | None, typer.Option("--state", help="Jobs in this state only.")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Jobs of this name only.")] = None,
+    mine: Annotated[bool, typer.Option("--mine", help="Your own jobs only.")] = False,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Largest number of jobs to list.")] = 50,
     runs: RunsOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Newest first: the jobs that wait or run, or all."""
+    """Lists waiting and running jobs, or all, newest first."""
     live = [one for one in JobState if not one.is_final]
     store = jobs()
     _warn_of_missing(store, runs_folder(runs))

@@ -10,7 +10,7 @@ __all__ = ["command"]
 
 
 def command(job: JobArgument) -> None:
-    """A held job may start."""
+    """The job starts when its resources are free."""
     store = jobs()
     row = find_job(store, job)
     release(backend_to_change(row, store), row, handle_of(row))

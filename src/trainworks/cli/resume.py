@@ -33,16 +33,20 @@ __all__ = ["command"]
 
 def command(
     run: OptionalRun = None,
-    nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="Go on with another number of nodes.")] = None,
-    nproc: Annotated[int | None, typer.Option("--nproc", min=1, help="Go on with other ranks per node.")] = None,
-    nonfinite: Annotated[
-        OnNonfinite | None, typer.Option("--nonfinite", help="Go on with this for steps that are not finite.")
+    nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="Continue on this number of nodes.")] = None,
+    nproc: Annotated[
+        int | None, typer.Option("--nproc", min=1, help="Continue with this number of ranks per node.")
     ] = None,
-    spike: Annotated[OnSpike | None, typer.Option("--spike", help="Go on with this for spikes.")] = None,
-    background: Annotated[bool, typer.Option("--background", "-b", help="Do not watch; survive this shell.")] = False,
+    nonfinite: Annotated[
+        OnNonfinite | None, typer.Option("--nonfinite", help="New policy for steps that are not finite.")
+    ] = None,
+    spike: Annotated[OnSpike | None, typer.Option("--spike", help="New policy for spikes.")] = None,
+    background: Annotated[
+        bool, typer.Option("--background", "-b", help="Run in the background, independent of this shell.")
+    ] = False,
     runs: RunsOption = None,
 ) -> None:
-    """With other ranks the layout is chosen anew; the sequence of the data stays the same."""
+    """With another number of ranks, a new layout is planned; the order of the data stays the same."""
     run_dir = find(run, runs)
     _check_over(run_dir)
     lock = take_run(run_dir)  # before anything of the run changes: another `resume` may have come first

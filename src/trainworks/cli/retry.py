@@ -9,7 +9,7 @@ __all__ = ["command"]
 
 
 def command(job: JobArgument) -> None:
-    """A workload goes on from its newest checkpoint; a command starts anew."""
+    """A workload continues from its newest checkpoint; a command starts from its beginning."""
     row = find_job(jobs(), job)
     retry_job(row)
     say(f"{row.run_id} in the queue again")

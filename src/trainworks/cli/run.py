@@ -36,9 +36,9 @@ def command(
     dry_run: DryRun = False,
     recalibrate: Recalibrate = False,
 ) -> None:
-    """Ctrl-C stops the run with a checkpoint; `trainworks resume` goes on from there.
+    """Ctrl-C saves a checkpoint and stops the run; `trainworks resume` continues it.
 
-    A run for other machines waits in their queue, and is watched from here.
+    A run for a cluster waits in its queue, and is followed from here.
     """
     talk = SafeConsole(stderr=True)
     asked = wanted(target, nodes=nodes, nproc=nproc, name=name)

@@ -19,13 +19,13 @@ __all__ = ["command"]
 
 
 class Kind(StrEnum):
-    """What to start."""
+    """Software to start."""
 
     SLURM = "slurm"
 
 
 class Action(StrEnum):
-    """What to do with it."""
+    """Action."""
 
     INSTALL = "install"
     UP = "up"
@@ -42,27 +42,29 @@ _SIZE = SandboxSize()
 
 
 def command(
-    kind: Annotated[Kind, typer.Argument(metavar="slurm", help="What to start.", show_default=False)],
-    action: Annotated[Action, typer.Argument(metavar=_ACTIONS, help="What to do with it.", show_default=False)],
-    node: Annotated[str | None, typer.Argument(metavar="[NODE]", help="Of kill-node and start-node.")] = None,
-    nodes: Annotated[int, typer.Option("--nodes", min=1, max=200, help="Nodes.")] = _SIZE.nodes,
+    kind: Annotated[Kind, typer.Argument(metavar="slurm", help="Software to start.", show_default=False)],
+    action: Annotated[Action, typer.Argument(metavar=_ACTIONS, help="Action.", show_default=False)],
+    node: Annotated[str | None, typer.Argument(metavar="[NODE]", help="Node, for kill-node and start-node.")] = None,
+    nodes: Annotated[int, typer.Option("--nodes", min=1, max=200, help="Number of nodes.")] = _SIZE.nodes,
     accelerators: Annotated[
-        int, typer.Option("--accelerators", min=0, help="Accelerators of a node; they are not there.")
+        int, typer.Option("--accelerators", min=0, help="Simulated accelerators per node.")
     ] = _SIZE.accelerators,
-    accounting: Annotated[bool, typer.Option("--accounting", help="With a database: history, quotas, QOS.")] = False,
+    accounting: Annotated[
+        bool, typer.Option("--accounting", help="Start a database for history, quotas and QOS.")
+    ] = False,
     cloud: Annotated[
-        int, typer.Option("--cloud", min=0, help="Of the nodes, so many come when a job needs them, and go again.")
+        int, typer.Option("--cloud", min=0, help="Number of elastic nodes, which start on demand.")
     ] = _SIZE.cloud,
     down_after: Annotated[
-        int, typer.Option("--down-after", min=1, help="Seconds without a job until one of these goes.")
+        int, typer.Option("--down-after", min=1, help="Idle seconds until an elastic node stops.")
     ] = _SIZE.down_after_s,
-    port: Annotated[int, typer.Option("--port", min=1024, help="First of the ports that it takes.")] = _SIZE.first_port,
-    folder: Annotated[Path | None, typer.Option("--folder", help="Where all of it lies; keep it short.")] = None,
+    port: Annotated[int, typer.Option("--port", min=1024, help="First port to use.")] = _SIZE.first_port,
+    folder: Annotated[Path | None, typer.Option("--folder", help="Folder of the sandbox; use a short path.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Needs root and Slurm's packages, which `install` gets from Debian. Nothing outside of one folder is touched.
+    """Needs root and Slurm's packages, which `install` gets from Debian. It changes no files outside its folder.
 
-    `eval "$(trainworks sandbox slurm env)"` lets Slurm's own programs find it.
+    `eval "$(trainworks sandbox slurm env)"` sets the environment for Slurm's own programs.
     """
     sandbox = SlurmSandbox(folder.absolute() if folder else None)
     if action is Action.INSTALL:

@@ -12,6 +12,6 @@ __all__ = ["command"]
 
 
 def command() -> None:
-    """Editors that know JSON Schema complete and check a run file with it."""
+    """Editors with JSON Schema support use it to complete and check run files."""
     schema = {"$schema": "https://json-schema.org/draft/2020-12/schema"} | RunFile.model_json_schema()
     typer.echo(json.dumps(schema, indent=2))

@@ -25,7 +25,7 @@ def command(
     now: Annotated[bool, typer.Option("--now", help="End it at once, without a checkpoint.")] = False,
     runs: RunsOption = None,
 ) -> None:
-    """Returns when the run has ended."""
+    """The command returns when the run has ended."""
     run_dir = find(run, runs)
     if (job := job_of_run(run_dir)) is not None and not job.state.is_final:
         stop_job(job, at_once=now)

@@ -27,10 +27,12 @@ from trainworks.report.console import SafeConsole
 
 __all__ = ["command"]
 
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; nobody is asked where there is no terminal.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Answer yes to all questions.")]
 ArrayOption = Annotated[
     str | None,
-    typer.Option("--array", metavar="N|A-B", help="A job for each index, which a command finds in its environment."),
+    typer.Option(
+        "--array", metavar="N|A-B", help="Submit one job per index, which is set in the environment of the command."
+    ),
 ]
 
 
@@ -46,7 +48,7 @@ def command(
     array: ArrayOption = None,
     yes: Yes = False,
 ) -> None:
-    """The run survives this shell. Prints the run id; `trainworks logs -f` follows it."""
+    """The run is independent of this shell. Prints the run id; `trainworks logs -f` follows the run."""
     talk = SafeConsole(stderr=True)
     asked = wanted(target, nodes=nodes, nproc=nproc, name=name)
     if language is not None:
