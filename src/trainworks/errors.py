@@ -2,6 +2,7 @@
 
 TrainworksError                 base of all; carries a message, a place and a hint
 ├── UsageError                  exit 2: the request is wrong
+│   ├── ArgumentError           an argument of a public function, or the option of the same name
 │   ├── QuantityError           a number or unit that cannot be parsed
 │   ├── RunFileError            one or more problems of a run file, each with file:line
 │   ├── LayoutError             a parallel layout that does not fit the world size or the batch
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 __all__ = [
+    "ArgumentError",
     "DamagedStoreError",
     "DiskFullError",
     "DivergedError",
@@ -80,6 +82,23 @@ class UsageError(TrainworksError):
     """The request is wrong; the same request fails again."""
 
     exit_code = 2
+
+
+class ArgumentError(UsageError):
+    """An argument of a public function, or the option of the same name, is not valid.
+
+    Args:
+        argument: its name in Python; the command line shows `--name`.
+    """
+
+    def __init__(self, message: str, *, argument: str, hint: str | None = None) -> None:
+        super().__init__(message, place=argument, hint=hint)
+        self.argument = argument
+
+    @property
+    def option(self) -> str:
+        """The same argument on the command line."""
+        return f"--{self.argument.replace('_', '-')}"
 
 
 class QuantityError(UsageError):

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from trainworks.api.cluster_layout import check_against, parse_layout
-from trainworks.api.cluster_plan import plan_cluster
+from trainworks.api import calibrate as calibrate_use_case
+from trainworks.api.plan import plan_cluster
 from trainworks.cli import calibrate as calibrate_command
 from trainworks.config.load import parse_run_file
 from trainworks.errors import TrainworksError
+from trainworks.plan.cluster.layout import check_against, parse_layout
 
 ON = "1 node of 8x A100-SXM-80GB over 8x HDR"
 RUN = """\
@@ -70,7 +71,7 @@ def test_it_says_which_layout_was_taken_to_have_run(tmp_path: Path, capsys: pyte
     assert out.splitlines()[0] == "layout  dp_shard 8 (zero 1), micro-batch 2"
     assert [line.split()[0] for line in out.splitlines()[3:]] == ["before", "after", "measured"]
     assert "outside" not in out
-    assert err.startswith("kept in ")
+    assert err.startswith("stored in ")
 
 
 def test_before_and_after_are_of_the_same_layout(tmp_path: Path, data: Path) -> None:
@@ -92,9 +93,9 @@ def test_a_time_outside_the_interval_is_remarked(
 @pytest.mark.parametrize(
     ("step_time", "message"),
     [
-        ("0 s", "`0 s` is 0 s, and a step takes more than 0 s and at most 10,000,000 s"),
-        ("1e9 s", "`1e9 s` is 1,000,000,000 s, and a step takes"),
-        ("200 days", "`200 days` is 17,280,000 s, and a step takes"),
+        ("0 s", "`0 s` must be greater than 0"),
+        ("1e9 s", "a step of 1,000,000,000 s is longer than 10,000,000 s"),
+        ("200 days", "a step of 17,280,000 s is longer than"),
         ("-3 s", "`-3 s` is not a duration"),
         ("31", "`31` has no unit"),
     ],
@@ -108,7 +109,7 @@ def test_a_time_that_no_step_takes_is_refused_before_anything_is_kept(
 
 def test_a_step_without_its_layout_is_refused_with_one_to_copy(tmp_path: Path, data: Path) -> None:
     text = refusal(tmp_path, layout="", step_time="1 s")
-    assert text.startswith("error: --step-time `1 s` is of one layout, and none is named\n  --> --layout")
+    assert text.startswith("error: the step time `1 s` needs the layout that ran\n  --> --layout")
     option = re.search(r"--layout (\S+)$", text)
     assert option is not None
     assert check_against(parse_layout(option[1]), world_size=8, global_batch=64)["dp"] >= 1
@@ -130,7 +131,7 @@ def test_the_option_replaces_the_layout_of_the_run_file(tmp_path: Path, capsys: 
     [
         ({}, "give either --step-time or --benchmark"),
         ({"step_time": "1 s", "benchmark": Path("b.json")}, "give either --step-time or --benchmark"),
-        ({"step_time": "1 s", "on": None}, "calibration needs a described cluster"),
+        ({"step_time": "1 s", "on": None}, "a calibration is for a described cluster"),
         ({"step_time": "1 s", "on": "4x foo"}, "`4x foo` describes no cluster"),
         ({"step_time": "1 s", "layout": "tp=3"}, "tp (3) does not divide 8 accelerators"),
         ({"benchmark": Path("none.json")}, "cannot read benchmark record `none.json`"),
@@ -154,8 +155,8 @@ def test_a_measurement_that_breaks_the_plan_is_not_kept(
             plan.best[0] = plan.best[0].model_copy(update={"high_s": float("nan")})
         return plan
 
-    monkeypatch.setattr(calibrate_command, "plan_cluster", broken)
-    assert "no plan can be made of this measurement" in refusal(tmp_path, step_time="1 s")
+    monkeypatch.setattr(calibrate_use_case, "plan_cluster", broken)
+    assert "this measurement cannot calibrate a plan" in refusal(tmp_path, step_time="1 s")
     assert not data.exists()
 
 

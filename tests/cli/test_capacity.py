@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.cli.test_app import trainworks_program
-from trainworks.api.capacity import sampled as sampled_jobs
 from trainworks.cli.capacity import command
 from trainworks.errors import EnvironmentProblem, UsageError
+from trainworks.plan.capacity.teams import parse_teams, sampled_jobs
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TRACE = str(EXAMPLES / "jobs-trace.csv")
@@ -49,7 +49,7 @@ def test_teams_in_words_give_the_answer_of_the_trace_that_is_sampled_from_them(t
 
 
 def test_another_seed_samples_other_jobs() -> None:
-    one, other = (sampled_jobs(Path(TEAMS), seed=seed) or [] for seed in (1, 2))
+    one, other = (sampled_jobs(parse_teams(Path(TEAMS).read_text(), name=TEAMS), seed=seed) for seed in (1, 2))
     assert [job.duration_s for job in one] != [job.duration_s for job in other]
 
 
@@ -87,17 +87,17 @@ def test_the_page_has_a_dot_for_every_policy(small: str, tmp_path: Path) -> None
     [
         ({}, "no node is named"),
         ({"node": "DGX H1000"}, "no node or instance `DGX H1000`"),
-        ({"node": "DGX H100", "accelerators_per_node": 8}, "`--node` says how many accelerators"),
+        ({"node": "DGX H100", "accelerators_per_node": 8}, "`--node` sets the accelerators of a node"),
         ({"accelerators_per_node": 8}, "without `--node` no price is known"),
-        ({"price": -1.0}, "-1 USD per accelerator hour is not between"),
+        ({"price": -1.0}, "-1 is not between 0 and"),
         ({"wait": "4"}, "`4` has no unit"),
-        ({"wait": "4h", "deadlines": 0.9}, "one target at a time"),
+        ({"wait": "4h", "deadlines": 0.9}, "two targets"),
         ({"deadlines": "95"}, "`95` is not between 0 and 100 %"),
         ({"deadlines": 0.9}, "no job of the trace has a deadline that it can meet"),
         ({"spot_life": "1s"}, "`1s` is below 1m 0s"),
-        ({"fixed": 0, "on_demand_max": 1}, "what may be bought cannot run every job"),
-        ({"plot": Path("/nowhere/page.html")}, "`/nowhere` is no folder"),
-        ({"plot": Path()}, "`.` is no file"),
+        ({"fixed": 0, "on_demand_max": 1}, "the limits leave too few nodes for every job"),
+        ({"plot": Path("/nowhere/page.html")}, "`/nowhere` is not a folder"),
+        ({"plot": Path()}, "`.` is not a file"),
         ({"save_trace": Path("jobs.csv")}, "is a trace already"),
         ({"explain": "happiness"}, "no figure `happiness`"),
     ],

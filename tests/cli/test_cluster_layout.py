@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainworks.api.cluster_layout import as_option, check_against, fixed_at, fixed_by, parse_layout, roomier_batch
 from trainworks.config.layout import Layout
 from trainworks.errors import UsageError
+from trainworks.plan.cluster.layout import as_option, check_against, fixed_at, fixed_by, parse_layout, roomier_batch
 from trainworks.plan.layouts import Layouts
 from trainworks.plan.learning import fixed_of
 from trainworks.plan.prediction import to_layout

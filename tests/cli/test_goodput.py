@@ -76,7 +76,7 @@ REFUSED: list[dict[str, Any]] = [
     {"spares": 9},
     {"elastic": 9},
     {"slow_speed": 1.5},
-    {"spot": "1m", "notice": "1h"},
+    {"spot": "1m", "spot_notice": "1h"},
     {"explain": "price"},
     {"plot": Path("nowhere/page.html")},
     {"plot": Path()},
@@ -135,14 +135,14 @@ def test_the_command_line_goes_before_the_run_file(forecast, run_file: Path) -> 
 
 
 def test_a_save_waits_for_the_one_before_where_the_interval_is_shorter_than_the_write(forecast) -> None:
-    found = forecast(every="10s", write="2m", save="1s")
+    found = forecast(every="10s", save_write="2m", save="1s")
     assert found["save_s"] == 110.0
     assert any("each save waits for the one before" in note for note in found["notes"])
 
 
 @pytest.mark.parametrize("notice", ["0s", "2m"])
 def test_expected_and_simulated_goodput_agree_on_spot_capacity(forecast, notice: str) -> None:
-    found = forecast(on="64 nodes of DGX H100", work="100d", spot="3h", notice=notice, wait="10m")
+    found = forecast(on="64 nodes of DGX H100", work="100d", spot="3h", spot_notice=notice, spot_wait="10m")
     for figure in ("runtime_goodput", "ettr"):
         assert found["expected"][figure] == pytest.approx(found["simulated"][figure], abs=0.004)
 
@@ -161,10 +161,10 @@ def test_the_finish_is_sure_where_nothing_fails(forecast) -> None:
         ({"detect": "3h"}, "recovery"),
         ({"repair": "20d", "spares": 0}, "waiting for nodes"),
         ({"slow": "30d"}, "straggling"),
-        ({"spot": "6h", "wait": "2h"}, "preempted"),
+        ({"spot": "6h", "spot_wait": "2h"}, "preempted"),
         ({"queue": "2d"}, "queueing"),
         ({"elastic": 4, "repair": "9d", "spares": 0}, "fewer nodes"),
-        ({"write": "30m"}, "lost work"),
+        ({"save_write": "30m"}, "lost work"),
     ],
     ids=str,
 )
@@ -175,7 +175,9 @@ def test_each_option_shows_where_its_time_goes(forecast, worse: dict[str, Any], 
 
 def test_a_notice_that_is_long_enough_keeps_the_work(forecast) -> None:
     spot = {"spot": "6h", "node_mttf": "1e6d"}
-    short, long = (forecast(**spot, notice=notice)["simulated"]["shares"]["lost work"] for notice in ("30s", "120s"))
+    short, long = (
+        forecast(**spot, spot_notice=notice)["simulated"]["shares"]["lost work"] for notice in ("30s", "120s")
+    )
     assert long < short / 10
 
 

@@ -166,7 +166,7 @@ def test_a_file_that_cannot_be_written_is_a_problem_of_the_environment(
 
 @pytest.mark.parametrize("watts", ["inf", "nan"])
 def test_a_power_that_no_switch_has_is_refused(watts: str) -> None:
-    with pytest.raises(UsageError, match="watts of a switch"):
+    with pytest.raises(UsageError, match="is not a power in watts"):
         network_command.command(on=SIXTEEN[1], switch_power=float(watts))
 
 

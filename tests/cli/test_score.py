@@ -111,7 +111,7 @@ def test_a_table_without_measurements_is_predicted_all_the_same(tmp_path: Path) 
         (("none.csv",), "error: `none.csv` cannot be read: no such file or directory"),
         (("pets.csv",), "error: `pets.csv` has no column that is known: `name`, `age`"),
         (("--memory", "--collectives", "pets.csv"), "error: `--memory` and `--collectives` are two tables"),
-        (("pets.csv", "--out", "no/out.csv"), "error: `no` is no folder"),
+        (("pets.csv", "--out", "no/out.csv"), "error: `no` is not a folder"),
     ],
 )
 def test_what_cannot_be_scored_is_a_usage_error(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:

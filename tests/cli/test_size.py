@@ -117,13 +117,13 @@ def test_several_runs_share_one_cluster(run_file: Path, golden) -> None:
         (["--node", "8x H1000"], "no accelerator `H1000`"),
         (["--processor", "EPYC"], "no processor `EPYC`"),
         (["--deadline", "soon"], "`soon` is not a duration"),
-        (["--deadline", "0s"], "`0s` is nothing"),
+        (["--deadline", "0s"], "`0s` must be greater than 0"),
         (["--budget", "5"], "`5` is not an amount of US dollars"),
         (["--confidence", "90"], "`90` is not between 0 and 100 %"),
-        (["--contract", "stolen"], "no contract `stolen`"),
-        (["--hours-per-year", "9000"], "9000 hours in a year"),
+        (["--contract", "stolen"], "unknown contract `stolen`"),
+        (["--hours-per-year", "9000"], "9000 is not between 1 and 8,784"),
         (["--assume", "PUE=0.5"], "PUE is 0.5"),
-        (["--plot", "nowhere/page.html"], "`nowhere` is no folder"),
+        (["--plot", "nowhere/page.html"], "`nowhere` is not a folder"),
         (["--largest", "0"], "'--largest'"),
         (["--prices", "none.csv"], "cannot read `none.csv`"),
     ],
@@ -169,7 +169,7 @@ def test_a_command_has_nothing_to_size(tmp_path: Path) -> None:
 def test_teams_that_do_not_say_how_often_they_start_are_refused_with_the_line(run_file: Path) -> None:
     done = trainworks_program("size", "run.yaml", "run.yaml", folder=run_file.parent)
     assert done.returncode == 2
-    assert "how often `llama-2-7b` starts is not said\n  --> run.yaml:9  goal" in done.stderr
+    assert "`llama-2-7b` has no `goal.every`, the time between its starts\n  --> run.yaml:9  goal" in done.stderr
 
 
 def test_a_spot_run_is_paid_for_about_as_long_as_it_takes(run_file: Path) -> None:

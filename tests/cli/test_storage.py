@@ -138,9 +138,12 @@ def test_a_described_cluster_may_be_named_on_the_command_line(tmp_path: Path) ->
     [
         ({"stall": "0%"}, "error: `0%` is not between 0 and 100 %\n  --> --stall\n\nhint: write it like `5%`"),
         ({"stall": "much"}, "error: `much` is no share\n  --> --stall\n\nhint: write it like `90%`"),
-        ({"stall": "1e-300"}, "error: `1e-300` leaves a save no time\n  --> --stall\n\nhint: it is at least 0.0001%"),
+        (
+            {"stall": "1e-300"},
+            "error: `1e-300` leaves no time for a save\n  --> --stall\n\nhint: it is at least 0.0001%",
+        ),
         ({"stall": "nan"}, "error: `nan` is not between 0 and 100 %\n  --> --stall\n\nhint: write it like `90%`"),
-        ({"files": "0"}, "error: `0` is nothing\n  --> --files"),
+        ({"files": "0"}, "error: `0` must be greater than 0\n  --> --files"),
         ({"dataset_size": "10"}, "error: `10` has no unit; a size takes B"),
         ({"dataset_size": "-1 TB"}, "error: `-1 TB` is not a size\n  --> --dataset-size"),
         ({"restart": "5"}, "error: `5` has no unit; a duration takes ms"),
@@ -154,7 +157,7 @@ def test_an_option_that_cannot_be_is_refused(tmp_path: Path, options: dict[str, 
 
 def test_this_machine_has_no_storage_to_plan(tmp_path: Path) -> None:
     assert refusal(tmp_path, TEXT.replace("cluster: 16 nodes of DGX H100", "cluster: local")).startswith(
-        "error: storage is planned for a described cluster, and the run file's is this machine"
+        "error: storage is planned for a described cluster, and `cluster` is `local`"
     )
 
 

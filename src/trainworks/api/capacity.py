@@ -1,150 +1,139 @@
-"""From a trace or a file of teams and the options to the replayed policies."""
+"""Replay a trace of jobs, or the jobs of teams: waiting time against cost."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
-from trainworks.errors import UsageError
-from trainworks.plan.capacity.answer import CapacityAnswer, capacity_for, most_nodes
-from trainworks.plan.capacity.jobs import Job, JobTrace, parse_trace
-from trainworks.plan.capacity.policy import Elastic, Spot
-from trainworks.plan.capacity.policy_comparison import Limits, Point, Prices, cheapest, front, point_of, policies
-from trainworks.plan.capacity.service import Target, num_deadlines
+from trainworks.api.inputs import Progress, Quantity, check_number, no_progress, seconds, share
+from trainworks.catalog.catalog import node as catalogue_node
+from trainworks.catalog.facts import Node
+from trainworks.errors import ArgumentError, UsageError
+from trainworks.plan.capacity.jobs import Job, parse_trace, trace_of, trace_text
+from trainworks.plan.capacity.plan import CapacityPlan, ElasticTerms, limits_for, plan_capacity
+from trainworks.plan.capacity.prices import prices_for
+from trainworks.plan.capacity.service import Target
 from trainworks.plan.capacity.teams import parse_teams, sampled_jobs
-from trainworks.report.console import SafeConsole
-from trainworks.report.progress_bar import counted
-from trainworks.units import WEEK_S
+from trainworks.units import format_duration
 
-__all__ = ["CapacityPlan", "Terms", "limits_for", "plan_capacity", "read_trace", "sampled"]
+__all__ = ["capacity"]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """Of elastic nodes."""
-
-    start_latency_s: float
-    idle_timeout_s: float
-    spot_life_s: float
-    seed: int
+_USUAL_WAIT = "4h"
+_HIGHEST_PRICE = 1e6
 
 
-@dataclass(frozen=True, slots=True)
-class CapacityPlan:
-    """What `trainworks capacity` says."""
+def capacity(
+    file: Path | str,
+    *,
+    node: str | None = None,
+    accelerators_per_node: int | None = None,
+    fixed: int | None = None,
+    on_demand_max: int | None = None,
+    spot_max: int | None = None,
+    price: float | None = None,
+    spot_price: float | None = None,
+    own_price: float | None = None,
+    start_latency: Quantity = "5m",
+    idle_timeout: Quantity = "15m",
+    spot_node_life: Quantity = "8h",
+    wait: Quantity | None = None,
+    deadlines: Quantity | None = None,
+    seed: int = 1,
+    progress: Progress = no_progress,
+) -> CapacityPlan:
+    """Find the fixed nodes that meet a target, and what on-demand and spot nodes would change.
 
-    name: str
-    trace: JobTrace
-    target: Target
-    limits: Limits
-    prices: Prices
-    answer: CapacityAnswer
-    points: list[Point]
-    front: list[Point]
-    best: Point | None
-    """The cheapest that meets the target."""
-    notes: list[str]
-
-
-def read_trace(path: Path) -> JobTrace:
-    """The jobs of a CSV trace.
+    Args:
+        file: CSV trace of jobs, or YAML file of teams whose jobs are sampled.
+        node: node of the catalogue.
+        accelerators_per_node: instead of a node.
+        fixed: fixed nodes, owned or reserved; all numbers when left out.
+        on_demand_max: most on-demand nodes.
+        spot_max: most spot nodes.
+        price: on demand, USD per accelerator hour.
+        spot_price: USD per accelerator hour.
+        own_price: of fixed nodes, USD per accelerator hour.
+        start_latency: from ordering a node to its first job.
+        idle_timeout: after which an idle elastic node is released.
+        spot_node_life: mean life of a spot node.
+        wait: that 90 % of a team's jobs wait at most; 4 hours when left out.
+        deadlines: share of a team's deadlines to meet, instead of a wait.
+        seed: of the sampled jobs and of the lives of spot nodes.
+        progress: called with the share of the work that is done.
 
     Raises:
-        UsageError: the file cannot be read, or something in it is wrong, with its line.
+        UsageError: an argument or the file is not valid, or the target cannot be met.
+
+    >>> plan = capacity("examples/jobs-trace.csv", node="DGX H100", fixed=4, on_demand_max=0, spot_max=0)
+    >>> plan.limits.node_accelerators
+    8
     """
-    return parse_trace(_text(path), name=str(path))
+    hardware, size = _node(node, accelerators_per_node)
+    for name, usd in (("price", price), ("spot_price", spot_price), ("own_price", own_price)):
+        check_number(name, usd, 0, _HIGHEST_PRICE)
+    prices = prices_for(hardware, on_demand=price, spot=spot_price, fixed=own_price)
+    target = _target(wait, deadlines)
+    terms = ElasticTerms(
+        start_latency_s=seconds("start_latency", start_latency, zero=True) or 0.0,
+        idle_timeout_s=seconds("idle_timeout", idle_timeout, zero=True) or 0.0,
+        spot_life_s=_spot_life_s(spot_node_life),
+        seed=seed,
+    )
+    path = Path(file)
+    jobs = _sampled(path, seed)
+    trace = parse_trace(_text(path), name=str(path)) if jobs is None else trace_of(jobs)
+    limits = limits_for(trace, size, terms, fixed=fixed, on_demand=on_demand_max, spot=spot_max)
+    plan = plan_capacity(path.name, trace, target, limits, prices, progress)
+    return plan if jobs is None else replace(plan, sampled_trace=_sampled_text(path, jobs, seed))
 
 
-def sampled(path: Path, *, seed: int) -> list[Job] | None:
-    """Jobs of the teams in a YAML file; None for any other file."""
+def _node(name: str | None, accelerators: int | None) -> tuple[Node | None, int]:
+    """The node of the catalogue, if one is named, and its number of accelerators."""
+    if name is not None and accelerators is not None:
+        raise ArgumentError(
+            "`--node` sets the accelerators of a node, too",
+            argument="accelerators_per_node",
+            hint="leave one of the two out",
+        )
+    if name is not None:
+        row = catalogue_node(name)
+        return row, row.accelerators
+    if accelerators is not None:
+        return None, accelerators
+    raise UsageError("no node is named", hint='set `--node "DGX H100"`, or `--accelerators-per-node 8 --price 3.50`')
+
+
+def _spot_life_s(life: Quantity) -> float:
+    value, least = seconds("spot_node_life", life, zero=True) or 0.0, 60.0
+    if value < least:
+        raise ArgumentError(f"`{life}` is below {format_duration(least)}", argument="spot_node_life", hint="give a longer time")
+    return value
+
+
+def _target(wait: Quantity | None, deadlines: Quantity | None) -> Target:
+    met = share("deadlines", deadlines)
+    if met is None:
+        return Target(wait_s=seconds("wait", _USUAL_WAIT if wait is None else wait, zero=True))
+    if wait is not None:
+        raise UsageError("two targets", place="--wait, --deadlines", hint="leave one of the two out")
+    return Target(deadlines=met)
+
+
+def _sampled(path: Path, seed: int) -> list[Job] | None:
+    """Jobs of the teams in a YAML file; None for a trace."""
     if path.suffix not in (".yaml", ".yml"):
         return None
     return sampled_jobs(parse_teams(_text(path), name=str(path)), seed=seed)
+
+
+def _sampled_text(path: Path, jobs: list[Job], seed: int) -> str:
+    return f"# Synthetic: sampled from {path.name} with seed {seed}.\n{trace_text(jobs)}"
 
 
 def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        hint = "give a CSV trace, or a YAML file of teams"
-        raise UsageError(f"no file `{path}`", hint=hint) from None
+        raise UsageError(f"no file `{path}`", hint="give a CSV trace, or a YAML file of teams") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read `{path}`: {error}") from None
-
-
-def limits_for(
-    trace: JobTrace, node_accelerators: int, terms: Terms, *, fixed: int | None, on_demand: int | None, spot: int | None
-) -> Limits:
-    """What may be bought; of elastic nodes, unless limited, as many as the trace ever wants at once."""
-    most = most_nodes(trace, node_accelerators)
-    most_spot = most if trace.preemptible.any() else 0
-    times = {"start_latency_s": terms.start_latency_s, "idle_timeout_s": terms.idle_timeout_s}
-    return Limits(
-        node_accelerators=node_accelerators,
-        fixed_nodes=fixed,
-        on_demand=Elastic(max_nodes=most if on_demand is None else on_demand, **times),
-        spot=Spot(max_nodes=most_spot if spot is None else spot, mean_life_s=terms.spot_life_s, **times),
-        seed=terms.seed,
-    )
-
-
-def plan_capacity(name: str, trace: JobTrace, target: Target, limits: Limits, prices: Prices) -> CapacityPlan:
-    """Find the smallest fixed capacity for the target, replay every policy of the grid, and keep the front.
-
-    Raises:
-        UsageError: the target cannot be met, or no policy can run every job.
-    """
-    with _said("searching for the smallest capacity"):
-        answer = capacity_for(
-            trace,
-            node_accelerators=limits.node_accelerators,
-            wait_s=target.wait_s,
-            deadlines=target.deadlines,
-            name=name,
-        )
-    grid = policies(trace, limits, answer)
-    if not grid:
-        mean, largest = answer.load.mean.value, int(trace.accelerators.max())
-        raise UsageError(
-            "what may be bought cannot run every job and carry the mean load: "
-            f"the largest job needs {largest:,} accelerators, the mean load {mean:,.0f}",
-            place="--fixed, --on-demand-max, --spot-max",
-            hint=f"{answer.nodes.value:,.0f} fixed nodes meet the target",
-        )
-    points = [point_of(trace, policy, prices) for policy in counted(grid, "replaying policies")]
-    return CapacityPlan(
-        name=name,
-        trace=trace,
-        target=target,
-        limits=limits,
-        prices=prices,
-        answer=answer,
-        points=points,
-        front=front(points),
-        best=cheapest(points, target),
-        notes=list(_notes(trace, limits, prices, answer)),
-    )
-
-
-def _notes(trace: JobTrace, limits: Limits, prices: Prices, answer: CapacityAnswer) -> Iterator[str]:
-    asked, hopeless = num_deadlines(trace)
-    if hopeless:
-        yield f"{hopeless:,} of {asked:,} deadlines are shorter than their job; they are left out"
-    if trace.span_s < WEEK_S:
-        yield "the trace is shorter than a week: costs per week are extrapolated"
-    if limits.spot.max_nodes and not trace.preemptible.any():
-        yield "no job is marked `preemptible`, so that none runs on spot nodes"
-    if limits.spot.max_nodes and prices.spot.inputs:
-        yield "no spot price is known: the on-demand price stands for it"
-    if limits.fixed_nodes is not None and limits.fixed_nodes < answer.nodes.value:
-        yield f"{limits.fixed_nodes:,} fixed nodes alone do not meet the target; {answer.nodes.value:,.0f} do"
-    if limits.on_demand.max_nodes or limits.spot.max_nodes:
-        yield "elastic nodes are taken to come whenever they are ordered; scarce ones do not"
-
-
-def _said(text: str) -> AbstractContextManager[object]:
-    """What is being done, on stderr, if somebody watches."""
-    console = SafeConsole(stderr=True)
-    return console.status(text) if console.is_terminal else nullcontext()

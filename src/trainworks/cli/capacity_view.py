@@ -10,15 +10,14 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from trainworks.api.capacity import CapacityPlan
+from trainworks.plan.capacity.plan import CapacityPlan
 from trainworks.plan.capacity.policy import FIXED, ON_DEMAND, SPOT, Policy
-from trainworks.plan.capacity.policy_comparison import Point, cost_of
-from trainworks.plan.trace import Traced
+from trainworks.plan.capacity.policy_comparison import Point
 from trainworks.report.capacity_page import PolicyPoint
 from trainworks.report.parts import fact_table, note_lines, print_parts, title
 from trainworks.units import format_duration, format_usd
 
-__all__ = ["about", "drawn", "figures", "plan_as_json", "print_capacity"]
+__all__ = ["about", "drawn", "plan_as_json", "print_capacity"]
 
 _MOST_ROWS = 12
 
@@ -34,13 +33,6 @@ def print_capacity(plan: CapacityPlan, console: Console) -> None:
         note_lines(plan.notes),
     ]
     print_parts(parts, console)
-
-
-def figures(plan: CapacityPlan) -> list[Traced]:
-    """What `--explain` can be asked for."""
-    best = plan.best
-    costs = [] if best is None else [cost_of(best, plan.prices)]
-    return [*plan.answer.roots, *costs, plan.prices.on_demand, plan.prices.spot, plan.prices.fixed]
 
 
 def about(plan: CapacityPlan) -> str:

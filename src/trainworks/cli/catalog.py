@@ -10,11 +10,11 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from trainworks.catalog.catalog import family, find_row, load_catalog
-from trainworks.catalog.lint import Finding, lint
-from trainworks.catalog.rows import KINDS, Figure, Kind, Row, read_rows
+from trainworks.api.catalog import catalog, lint, show
+from trainworks.catalog.catalog import family
+from trainworks.catalog.lint import Finding
+from trainworks.catalog.rows import KINDS, Figure, Kind, Row
 from trainworks.cli.options import AsJson, wide_console
-from trainworks.errors import UsageError
 from trainworks.report.printable import say
 
 __all__ = ["command"]
@@ -61,19 +61,16 @@ def command(
 
 
 def _list(kind: str, *, as_json: bool) -> None:
-    if kind and kind not in KINDS:
-        raise UsageError(f"no kind `{kind}` in the catalogue", hint=f"there are {', '.join(KINDS)}")
-    wanted = [known for known in KINDS if kind in ("", known)]
+    rows = catalog(kind)
     if as_json:
-        typer.echo(
-            json.dumps({known: [_facts(row) for row in read_rows(known).values()] for known in wanted}, indent=2)
-        )
+        facts = {known: [_facts(row) for row in each] for known, each in rows.items()}
+        typer.echo(json.dumps(facts, indent=2))
         return
     console = wide_console()
-    for known in wanted:
+    for known, each in rows.items():
         columns = _SHOWN[known]
         table = Table(known, *columns, box=None, padding=(0, 2, 0, 0))
-        for row in read_rows(known).values():
+        for row in each:
             written = {figure.name: figure.written for figure in row.figures}
             table.add_row(row.name, *(_short(name, written.get(name, "")) for name in columns))
         console.print(table)
@@ -91,9 +88,7 @@ def _facts(row: Row) -> dict[str, Any]:
 
 
 def _show(name: str, *, as_json: bool) -> None:
-    if not name:
-        raise UsageError("`show` needs a name", hint="trainworks catalog show A100-SXM-80GB")
-    row = find_row(name)
+    row = show(name)
     if as_json:
         figures = [asdict(figure) for figure in row.figures]
         typer.echo(json.dumps({"kind": row.kind} | _facts(row) | {"note": row.note, "figures": figures}, indent=2))
@@ -138,7 +133,7 @@ def _cells(figure: Figure, sources: list[str]) -> tuple[str, ...]:
 
 
 def _lint(*, as_json: bool) -> None:
-    findings = lint(load_catalog())
+    findings = lint()
     open_findings = [finding for finding in findings if finding.explained is None]
     if as_json:
         typer.echo(json.dumps({"findings": [asdict(finding) for finding in findings]}, indent=2))

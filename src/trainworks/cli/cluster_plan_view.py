@@ -5,23 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.table import Table
 
-from trainworks.api.cluster_memory import is_tight, rejected_in_words
-from trainworks.api.cluster_plan import ClusterPlan
-from trainworks.api.cluster_scales import Scale
 from trainworks.config.layout import MESH_AXES
+from trainworks.plan.cluster.memory import describe_rejection, is_tight
+from trainworks.plan.cluster.plan import ClusterPlan, LayoutComparison
+from trainworks.plan.cluster.scaling import Scale
 from trainworks.plan.conv_step import ConvJob
 from trainworks.plan.network.nccl import nccl_settings
 from trainworks.plan.prediction import Prediction, describe_layout, extrapolation
 from trainworks.plan.pricing import AnyJob
 from trainworks.report.parts import GLUE, fact_table, note_lines, plain_table, print_parts, title
+from trainworks.report.plan_page import PlannedLayout, write_plan_page
 from trainworks.units import HOUR_S, format_count, format_duration, format_gib, format_step_time
 
-__all__ = ["explanation_as_json", "plan_as_json", "print_cluster_plan", "print_explanation"]
+__all__ = ["explanation_as_json", "plan_as_json", "print_cluster_plan", "print_explanation", "write_cluster_plan"]
 
 _SHOWN_SHARE = 0.005
 _SHOWN_BYTES = 0.005 * 2**30
@@ -138,7 +140,7 @@ def _rejections(plan: ClusterPlan) -> list[RenderableType]:
     table = Table("rejected", "because", "nearest", box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.columns[0].no_wrap = True
     for rejection in result.rejections:
-        table.add_row(rejected_in_words(rejection), rejection.reason, rejection.nearest)
+        table.add_row(describe_rejection(rejection), rejection.reason, rejection.nearest)
     return [title(heading), table]
 
 
@@ -171,11 +173,11 @@ def _scale_cells(scale: Scale) -> dict[str, str]:
     }
 
 
-def print_explanation(asked: ClusterPlan, fastest: ClusterPlan, console: Console) -> None:
+def print_explanation(comparison: LayoutComparison, console: Console) -> None:
     """One layout beside the fastest, term by term."""
-    this, best = asked.best[0], fastest.best[0]
+    this, best = comparison.this.best[0], comparison.fastest.best[0]
     names = fact_table({"this layout": _layout(this), "fastest": _layout(best)})
-    print_parts([[names], [_term_table(this, best)], note_lines(asked.notes)], console)
+    print_parts([[names], [_term_table(this, best)], note_lines(comparison.this.notes)], console)
 
 
 def _term_table(this: Prediction, best: Prediction) -> Table:
@@ -222,10 +224,32 @@ def plan_as_json(plan: ClusterPlan) -> dict[str, Any]:
     }
 
 
-def explanation_as_json(asked: ClusterPlan, fastest: ClusterPlan) -> dict[str, Any]:
-    """Both layouts, and what is to be said of the one that was asked for."""
+def explanation_as_json(comparison: LayoutComparison) -> dict[str, Any]:
+    """Both layouts, and the notes on the one to explain."""
     return {
-        "asked": asked.best[0].model_dump(mode="json"),
-        "fastest": fastest.best[0].model_dump(mode="json"),
-        "notes": asked.notes,
+        "asked": comparison.this.best[0].model_dump(mode="json"),
+        "fastest": comparison.fastest.best[0].model_dump(mode="json"),
+        "notes": comparison.this.notes,
     }
+
+
+def write_cluster_plan(path: Path, result: ClusterPlan | LayoutComparison, *, title: str) -> None:
+    """Write a page on where time and memory go, of the best layouts or of two."""
+    if isinstance(result, ClusterPlan):
+        plan, rows = result, result.best
+    else:
+        plan, rows = result.fastest, [result.this.best[0], result.fastest.best[0]]
+    about = f"{plan.job.cluster.name}, {plan.global_batch} sequences per step, {plan.job.precision}"
+    write_plan_page(path, title=title, about=about, layouts=[_drawn(row) for row in rows])
+
+
+def _drawn(row: Prediction) -> PlannedLayout:
+    terms = ("weights", "gradients", "optimizer", "activations", "logits", "working")
+    return PlannedLayout(
+        name=describe_layout(row.layout),
+        step_time_s=row.step_time_s,
+        low_s=row.low_s,
+        high_s=row.high_s,
+        terms_s=row.terms_s,
+        memory_bytes={term: getattr(row.memory, f"{term}_bytes") for term in terms},
+    )

@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Console, RenderableType
 from rich.table import Table
 
-from trainworks.api.arguments import blamed_on
-from trainworks.api.goodput import Forecast
+from trainworks.cli.options import option_errors
+from trainworks.plan.reliability.forecast import GoodputForecast
 from trainworks.plan.reliability.scenario import Outcome
 from trainworks.report.goodput_page import write_goodput_page
 from trainworks.report.parts import fact_table, note_lines, print_parts, title
@@ -21,24 +21,24 @@ __all__ = ["forecast_as_json", "print_forecast", "write_plot"]
 _QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
 
 
-def print_forecast(found: Forecast, console: Console) -> None:
+def print_forecast(found: GoodputForecast, console: Console) -> None:
     """Failures and checkpoints, the finish, where the time goes, and what spares change."""
     parts: list[Sequence[RenderableType]] = [
         [_facts(found)],
-        [title(f"where the time goes, {found.wishes.trials:,} simulated runs"), _shares(found.outcome)],
+        [title(f"where the time goes, {found.options.trials:,} simulated runs"), _shares(found.outcome)],
         [title("spares"), _spares(found)],
         note_lines(found.notes),
     ]
     print_parts(parts, console)
 
 
-def _facts(found: Forecast) -> Table:
-    mean, failures, cluster = found.expected, found.failures, found.asked.cluster
+def _facts(found: GoodputForecast) -> Table:
+    mean, failures, cluster = found.expected, found.failures, found.job.cluster
     low, high = (found.outcome.quantile_s(_QUANTILES[name]) for name in ("p10", "p90"))
     rows = {
         "cluster": f"{cluster.name}: {cluster.num_nodes:,} node{'s' if cluster.num_nodes > 1 else ''} of "
         f"{cluster.accelerators_per_node}",
-        "work": f"{_time(found.asked.work.value)} on all nodes, if nothing fails",
+        "work": f"{_time(found.job.work.value)} on all nodes, if nothing fails",
         "failures": f"one every {_time(mean.job_mttf.value)}, {_few(mean.failures.value)} in the run; "
         f"{_node_mttf(found)}",
         **_preemptions(found),
@@ -58,14 +58,14 @@ def _facts(found: Forecast) -> Table:
     return fact_table(rows)
 
 
-def _node_mttf(found: Forecast) -> str:
+def _node_mttf(found: GoodputForecast) -> str:
     """What one node does, all failures taken together."""
     own = found.failures.node_mttf
     every = own.inputs.get("node_mttf", own)
     return f"a node has one every {_time(every.value)} ({(every.source or '').partition(':')[0]})"
 
 
-def _preemptions(found: Forecast) -> dict[str, str]:
+def _preemptions(found: GoodputForecast) -> dict[str, str]:
     """How often the capacity is taken; nothing where it is not."""
     life, mean = found.failures.capacity_life, found.expected
     if life is None:
@@ -78,8 +78,8 @@ def _few(count: float) -> str:
     return f"{count:.1f}" if count < 10 else f"{count:,.0f}"
 
 
-def _needed(found: Forecast) -> str:
-    needed, nodes = found.needed, found.asked.cluster.num_nodes
+def _needed(found: GoodputForecast) -> str:
+    needed, nodes = found.needed, found.job.cluster.num_nodes
     limit = needed.inputs["limit"].value
     share = _percent(needed.value / nodes)
     return f"{needed.value:,.0f} ({share}) are needed to wait for nodes less than {100 * limit:g} % of the time"
@@ -97,7 +97,7 @@ def _shares(outcome: Outcome) -> Table:
     return table
 
 
-def _spares(found: Forecast) -> Table:
+def _spares(found: GoodputForecast) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     columns = ["spares", "goodput", "waiting", *_QUANTILES]
     for name in columns + ([] if found.deadline_s is None else ["in time"]):
@@ -125,13 +125,13 @@ def _count(spares: int) -> str:
     return f"{spares:,} spare{'' if spares == 1 else 's'}"
 
 
-def forecast_as_json(found: Forecast) -> dict[str, Any]:
+def forecast_as_json(found: GoodputForecast) -> dict[str, Any]:
     """All figures in base units."""
     mean, failures = found.expected, found.failures
     return {
-        "cluster": found.asked.cluster.name,
-        "num_nodes": found.asked.cluster.num_nodes,
-        "work_s": found.asked.work.value,
+        "cluster": found.job.cluster.name,
+        "num_nodes": found.job.cluster.num_nodes,
+        "work_s": found.job.work.value,
         "job_mttf_s": mean.job_mttf.value,
         "checkpoint_interval_s": mean.interval.value,
         "save_s": failures.save.value,
@@ -147,7 +147,7 @@ def forecast_as_json(found: Forecast) -> dict[str, Any]:
         "spares_needed": round(found.needed.value),
         "spares": found.spares,
         "deadline_s": found.deadline_s,
-        "simulated": {"trials": found.wishes.trials, "seed": found.wishes.seed}
+        "simulated": {"trials": found.options.trials, "seed": found.options.seed}
         | _outcome_as_json(found.outcome, found.deadline_s),
         "by_spares": [
             {"spares": spares} | _outcome_as_json(outcome, found.deadline_s)
@@ -169,7 +169,7 @@ def _outcome_as_json(outcome: Outcome, deadline_s: float | None) -> dict[str, An
     }
 
 
-def write_plot(plot: Path | None, found: Forecast) -> None:
+def write_plot(plot: Path | None, found: GoodputForecast) -> None:
     """Write the page, if one is wanted.
 
     Raises:
@@ -177,12 +177,12 @@ def write_plot(plot: Path | None, found: Forecast) -> None:
     """
     if plot is None:
         return
-    about = f"{found.asked.cluster.name}, {_time(found.asked.work.value)} of work, {_count(found.spares)}"
+    about = f"{found.job.cluster.name}, {_time(found.job.work.value)} of work, {_count(found.spares)}"
     shares = {f"{_count(spares)}": outcome.shares() for spares, outcome in found.by_spares.items()}
-    with blamed_on("--plot", plot):
+    with option_errors("--plot", plot):
         write_goodput_page(
             plot,
-            title=found.asked.title,
+            title=found.job.title,
             about=about,
             finishes_s=found.outcome.wall_s.tolist(),
             shares=shares,

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from trainworks.plan.network.bill import Prices, bill_of_materials, bill_total, switch_power, usual_share
+from trainworks.plan.network.bill import bill_of_materials, bill_total, switch_power, usual_share
 from trainworks.plan.network.design import NetworkDesign, serves
-from trainworks.plan.network.figures import figures_of
 from trainworks.plan.network.grids import Grid
 from trainworks.plan.network.messages import Message
+from trainworks.plan.network.plan import NetworkPlan
 from trainworks.plan.network.support import SupportNetworks
 from trainworks.plan.network.traffic import Placement, message_time
 from trainworks.plan.trace import Traced
+from trainworks.report.network_dot import network_dot
+from trainworks.report.network_drawing import network_svg
 from trainworks.report.parts import fact_table, note_lines, plain_table, print_parts, title
 from trainworks.units import byte_rate_note, format_bytes, format_quantity, format_step_time, format_usd
 
-__all__ = ["Answer", "answer_as_json", "print_answer"]
+__all__ = ["answer_as_json", "network_drawing", "print_answer"]
 
 _INSTEAD = 3
 """Other topologies that are named."""
@@ -29,33 +30,7 @@ _NARROW = 100
 """Columns of a terminal below which the comparison leaves out what the design's own lines have."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A design and what is said of it."""
-
-    design: NetworkDesign
-    others: list[NetworkDesign]
-    """Every topology that holds the cluster."""
-    messages: list[Message]
-    step_times_s: Mapping[Placement, float]
-    """Of a job on this network, by the placement of its ranks; empty without a job."""
-    support: SupportNetworks
-    prices: Prices
-
-    @property
-    def figures(self) -> list[Traced]:
-        """All that `--explain` knows."""
-        times = [message_time(self.design, message) for message in self.messages]
-        scattered = [
-            message_time(self.design, each, "scattered") for each in self.messages if each.kind == "all_reduce"
-        ]
-        bill = bill_of_materials(self.design, self.prices)
-        money = [bill_total(bill), *(item.total_usd for item in bill), switch_power(self.design, self.prices)]
-        known = [*figures_of(self.design), *times, *scattered, *filter(None, money)]
-        return [*known, *self.support.figures, usual_share()]
-
-
-def print_answer(answer: Answer, console: Console) -> None:
+def print_answer(answer: NetworkPlan, console: Console) -> None:
     """The design in full, its messages and parts, and the comparison."""
     narrow = console.width < _NARROW
     print_parts(
@@ -70,7 +45,7 @@ def print_answer(answer: Answer, console: Console) -> None:
     )
 
 
-def _facts(answer: Answer) -> Table:
+def _facts(answer: NetworkPlan) -> Table:
     design = answer.design
     speed = _speed(design.endpoint_bytes_per_s)
     rows = {
@@ -142,7 +117,7 @@ def _management(support: SupportNetworks) -> str:
     return f"{_count(switches, 'switch')} of 48 ports, {cables:,.0f} cables: nodes, switches, power distribution"
 
 
-def _message_table(answer: Answer) -> Table:
+def _message_table(answer: NetworkPlan) -> Table:
     scattered = any(message.kind == "all_reduce" for message in answer.messages)
     columns = ("collective", "size", "ranks", "time", *(("ranks scattered",) if scattered else ()))
     table = plain_table(*columns, text_columns=1)
@@ -160,7 +135,7 @@ def _seconds(time: Traced) -> str:
     return format_step_time(time.value)
 
 
-def _bill_table(answer: Answer) -> Table:
+def _bill_table(answer: NetworkPlan) -> Table:
     table = plain_table("part", "number", "each", "together", text_columns=1)
     for item in bill_of_materials(answer.design, answer.prices):
         each = "not given" if item.each_usd is None else format_usd(item.each_usd)
@@ -169,7 +144,7 @@ def _bill_table(answer: Answer) -> Table:
     return table
 
 
-def _bill_notes(answer: Answer) -> list[RenderableType]:
+def _bill_notes(answer: NetworkPlan) -> list[RenderableType]:
     bill, share = bill_of_materials(answer.design, answer.prices), usual_share()
     total, power = bill_total(bill), switch_power(answer.design, answer.prices)
     missing = [item.name for item in bill if item.each_usd is None]
@@ -185,7 +160,7 @@ def _bill_notes(answer: Answer) -> list[RenderableType]:
     return [Text(line) for line in lines]
 
 
-def _compared(answer: Answer) -> list[Message]:
+def _compared(answer: NetworkPlan) -> list[Message]:
     """The largest collective of each kind."""
     kinds = dict.fromkeys(message.kind for message in answer.messages)
     return [
@@ -193,7 +168,7 @@ def _compared(answer: Answer) -> list[Message]:
     ]
 
 
-def _comparison(answer: Answer, *, narrow: bool) -> Table:
+def _comparison(answer: NetworkPlan, *, narrow: bool) -> Table:
     """One line for each topology; a narrow one leaves out what the scattered times say, too."""
     messages = _compared(answer)
     heads = [head for each in messages for head in _columns(each)]
@@ -221,7 +196,7 @@ def _times(design: NetworkDesign, message: Message) -> list[Traced]:
     return times if message.kind == "all_to_all" else [*times, message_time(design, message, "scattered")]
 
 
-def _heads(answer: Answer, *, narrow: bool) -> Text:
+def _heads(answer: NetworkPlan, *, narrow: bool) -> Text:
     """What the columns of the comparison mean."""
     sizes = " and ".join(dict.fromkeys(format_bytes(message.size_bytes) for message in _compared(answer)))
     wide = "" if narrow else "hops: switches, or NICs, on the longest path; blocks: oversubscription; "
@@ -237,7 +212,7 @@ def _steps(times_s: Mapping[Placement, float]) -> str:
     return f"{format_step_time(near)} with ranks in order, {format_step_time(far)} scattered{more}"
 
 
-def _instead(answer: Answer) -> list[str]:
+def _instead(answer: NetworkPlan) -> list[str]:
     """What the other topologies need for the same job."""
     design = answer.design
     others = [other for other in answer.others if serves(other) and other.topology != design.topology]
@@ -280,7 +255,7 @@ def _notes(design: NetworkDesign) -> list[str]:
     return notes
 
 
-def answer_as_json(answer: Answer) -> dict[str, Any]:
+def answer_as_json(answer: NetworkPlan) -> dict[str, Any]:
     """Base units, the unit in the key."""
     prices = bill_of_materials(answer.design, answer.prices)
     total, power = bill_total(prices), switch_power(answer.design, answer.prices)
@@ -330,3 +305,8 @@ def _message_as_json(design: NetworkDesign, message: Message) -> dict[str, Any]:
         "time_s": message_time(design, message).value,
         "scattered_s": message_time(design, message, "scattered").value if message.kind == "all_reduce" else None,
     }
+
+
+def network_drawing(plan: NetworkPlan, suffix: str) -> str:
+    """The drawing as Graphviz text for `.dot`, else as SVG."""
+    return (network_dot if suffix == ".dot" else network_svg)(plan.design, plan.support)

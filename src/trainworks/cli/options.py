@@ -5,13 +5,15 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from trainworks.errors import UnknownRunError
+from trainworks.errors import ArgumentError, DiskFullError, EnvironmentProblem, UnknownRunError, UsageError
 from trainworks.record.run_dir import RunDir, find_run
 from trainworks.report.console import SafeConsole
 
@@ -22,7 +24,9 @@ __all__ = [
     "Prices",
     "RunFilePath",
     "RunsOption",
+    "check_writable",
     "find",
+    "option_errors",
     "runs_folder",
     "wide_console",
 ]
@@ -61,3 +65,42 @@ def find(run: str | None, runs: Path | None) -> RunDir:
         if found is None:
             raise
         return found
+
+
+@contextmanager
+def option_errors(option: str | None = None, path: Path | None = None) -> Iterator[None]:
+    """Place errors at the option that caused them.
+
+    Args:
+        option: that every error of the block is about; when left out, that of an argument's error.
+        path: file that the option makes the block write.
+
+    Raises:
+        UsageError: an argument is not valid.
+        EnvironmentProblem: the file cannot be written.
+    """
+    try:
+        yield
+    except ArgumentError as error:
+        raise UsageError(error.message, place=option or error.option, hint=error.hint) from None
+    except DiskFullError as error:
+        hint = "free some space, or write it elsewhere"
+        raise DiskFullError(error.message, place=option or error.place, hint=hint if path else error.hint) from None
+    except OSError as error:
+        if path is None:
+            raise
+        raise EnvironmentProblem(f"cannot write `{path}`: {error.strerror}", place=option) from None
+
+
+def check_writable(path: Path | None, option: str) -> None:
+    """Refuse a file that cannot be written, before anything is computed.
+
+    Raises:
+        UsageError: its folder does not exist, or the path is not a file.
+    """
+    if path is None:
+        return
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"`{path.parent}` is not a folder", place=option)
+    if path.exists() and not path.is_file():
+        raise UsageError(f"`{path}` is not a file", place=option, hint="name a file to write")

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import typer
 
-from trainworks.api.arguments import blamed_on
-from trainworks.cli.options import wide_console
+from trainworks.cli.options import option_errors, wide_console
 from trainworks.plan.trace import Traced
 from trainworks.report.explain import explain
 from trainworks.report.renderer import build_document
@@ -33,7 +32,7 @@ def show(result: Result, *, as_json: bool = False, figure: str | None = None, pl
         EnvironmentProblem: the page cannot be written.
     """
     if plot is not None:
-        with blamed_on("--plot", plot):
+        with option_errors("--plot", plot):
             result.write_html(plot)
     if figure is not None:
         typer.echo(explain(_figures(result), figure))

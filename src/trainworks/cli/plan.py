@@ -8,32 +8,31 @@ from typing import Annotated
 
 import typer
 
-from trainworks.api.arguments import blamed_on, check_writable, on_cluster
-from trainworks.api.cluster_layout import parse_layout
-from trainworks.api.cluster_plan import ClusterPlan, plan_cluster
-from trainworks.api.planned_model import preset_shape
-from trainworks.api.resolve import resolve
+from trainworks.api.inputs import described_run
+from trainworks.api.plan import compare_layout, plan
 from trainworks.cli.cluster_plan_view import (
     explanation_as_json,
     plan_as_json,
     print_cluster_plan,
     print_explanation,
+    write_cluster_plan,
 )
-from trainworks.cli.launch import Nodes, ProcessesPerNode, Recalibrate, Wanted, wanted
-from trainworks.cli.options import AsJson, RunFilePath, RunsOption, runs_folder, wide_console
+from trainworks.cli.launch import Nodes, ProcessesPerNode, Recalibrate
+from trainworks.cli.options import AsJson, RunFilePath, RunsOption, check_writable, option_errors, wide_console
 from trainworks.cli.plan_view import print_plan
-from trainworks.config.run_file import Goal, RunFile
-from trainworks.errors import UsageError
-from trainworks.plan.prediction import Prediction, describe_layout
+from trainworks.plan.cluster.plan import ClusterPlan, LayoutComparison
+from trainworks.record.resolved import ResolvedRun
 from trainworks.report.console import SafeConsole
-from trainworks.report.plan_page import PlannedLayout, write_plan_page
 from trainworks.report.printable import say
 
 __all__ = ["command"]
 
 On = Annotated[str | None, typer.Option("--on", metavar="CLUSTER", help="Plan for this cluster: `4x p4d.24xlarge`.")]
 Explain = Annotated[
-    str | None, typer.Option("--explain", metavar="LAYOUT", help="Why not this one: `tp=8,pp=4,micro_batch=1`.")
+    str | None,
+    typer.Option(
+        "--explain", metavar="LAYOUT", help="Compare this layout with the fastest: `tp=8,pp=4,micro_batch=1`."
+    ),
 ]
 Plot = Annotated[
     Path | None, typer.Option("--plot", metavar="FILE", help="Write where time and memory go as an HTML page.")
@@ -59,82 +58,35 @@ def command(
     as_json: AsJson = False,
     recalibrate: Recalibrate = False,
 ) -> None:
-    """For this machine, which the first plan measures for a few seconds; or for any cluster that you can describe."""
-    asked = wanted([str(run_file)], nodes=nodes, nproc=nproc, name=None)
-    described = on_cluster(asked.run_file, on)
-    if described.cluster.engine == "described":
-        _check_options({"--nodes": nodes, "--nproc": nproc, "--recalibrate": recalibrate or None})
-        _plan_described(asked, described, explain, plot, sizes=sizes, as_json=as_json)
+    """Plans for this machine, which the first plan measures for a few seconds, or for a cluster that you describe."""
+    check_writable(plot, "--plot")
+    with option_errors():
+        if plot is not None:
+            described_run(run_file, on, task="a page is drawn")
+        if explain is not None:
+            result: ClusterPlan | LayoutComparison | ResolvedRun = compare_layout(run_file, explain, on=on)
+        else:
+            result = plan(run_file, on=on, sizes=sizes, nodes=nodes, nproc=nproc, runs=runs, recalibrate=recalibrate)
+    if isinstance(result, ResolvedRun):
+        _print_machine_plan(result, as_json=as_json)
         return
-    if explain is not None or plot is not None or sizes:
-        told = "--explain, --plot and --sizes are for a described cluster"
-        raise UsageError(told, hint="name one with --on or in `cluster`")
-    folder = runs_folder(runs, asked.run_file.checkpoint.to)
-    shape = preset_shape(asked.run_file, asked.source)
-    resolved = resolve(
-        asked.run_file,
-        asked.source,
-        run_id=asked.run_file.name,
-        runs=folder,
-        calibrate_again=recalibrate,
-        shape=shape,
-    )
-    if resolved.plan is None:
-        raise UsageError("a command of your own cannot be planned; only a `workload` can")
+    if plot is not None:
+        with option_errors("--plot", plot):
+            write_cluster_plan(plot, result, title=run_file.stem)
     if as_json:
+        as_data = plan_as_json(result) if isinstance(result, ClusterPlan) else explanation_as_json(result)
+        typer.echo(json.dumps(as_data, indent=2))
+    elif isinstance(result, ClusterPlan):
+        print_cluster_plan(result, wide_console())
+    else:
+        print_explanation(result, wide_console())
+
+
+def _print_machine_plan(resolved: ResolvedRun, *, as_json: bool) -> None:
+    if as_json and resolved.plan is not None:
         typer.echo(resolved.plan.model_dump_json(indent=2))
     else:
         print_plan(resolved, SafeConsole())
-    if shape is not None:
+    workload = resolved.run_file.workload
+    if workload is not None and workload.model.preset is not None:
         say(_ONLY_PLANNED, err=True)
-
-
-def _check_options(given: dict[str, int | None]) -> None:
-    """Options of this machine say nothing of a cluster that is described."""
-    if named := [name for name, value in given.items() if value is not None]:
-        are = f"{' and '.join(named)} {'is' if len(named) == 1 else 'are'}"
-        raise UsageError(
-            f"{are} for this machine, and the cluster is a described one",
-            hint='say it in the description: `--on "4 nodes of 8x H100"`; `trainworks calibrate` takes measurements',
-        )
-
-
-def _plan_described(
-    asked: Wanted, run_file: RunFile, explain: str | None, plot: Path | None, *, sizes: bool, as_json: bool
-) -> None:
-    check_writable(plot, "--plot")
-    layout = None if explain is None else parse_layout(explain)
-    fastest = plan_cluster(run_file, asked.source, all_sizes=sizes)
-    if layout is None:
-        _plot(plot, run_file.name, fastest, fastest.best)
-        if as_json:
-            typer.echo(json.dumps(plan_as_json(fastest), indent=2))
-        else:
-            print_cluster_plan(fastest, wide_console())
-        return
-    this = plan_cluster(run_file.model_copy(update={"goal": Goal()}), asked.source, layout=layout)
-    _plot(plot, run_file.name, fastest, [this.best[0], fastest.best[0]])
-    if as_json:
-        typer.echo(json.dumps(explanation_as_json(this, fastest), indent=2))
-    else:
-        print_explanation(this, fastest, wide_console())
-
-
-def _plot(plot: Path | None, title: str, plan: ClusterPlan, rows: list[Prediction]) -> None:
-    if plot is None:
-        return
-    about = f"{plan.job.cluster.name}, {plan.global_batch} sequences per step, {plan.job.precision}"
-    with blamed_on("--plot", plot):
-        write_plan_page(plot, title=title, about=about, layouts=[_drawn(row) for row in rows])
-
-
-def _drawn(row: Prediction) -> PlannedLayout:
-    terms = ("weights", "gradients", "optimizer", "activations", "logits", "working")
-    return PlannedLayout(
-        name=describe_layout(row.layout),
-        step_time_s=row.step_time_s,
-        low_s=row.low_s,
-        high_s=row.high_s,
-        terms_s=row.terms_s,
-        memory_bytes={term: getattr(row.memory, f"{term}_bytes") for term in terms},
-    )

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 
-from trainworks.api.size import Asked, Reliability, Sized, workload_of
-from trainworks.api.size_details import TOLERANCE, Buying, Details, Minimum
 from trainworks.plan.cost.break_even import within_a_year
 from trainworks.plan.prediction import describe_layout
 from trainworks.plan.sizing.candidates import Skipped
-from trainworks.plan.sizing.fabric_choice import PlannedFabric
-from trainworks.plan.sizing.proposal import Alternative, Wish, front, reasons
+from trainworks.plan.sizing.fabric_choice import FABRIC_TOLERANCE, PlannedFabric
+from trainworks.plan.sizing.proposal import Alternative, SizingGoal, front
+from trainworks.plan.sizing.result import Ownership, Proposal, ProposalDetails, SizingRequest, SmallestCluster
 from trainworks.plan.storage.systems import Verdict, recommended
-from trainworks.plan.trace import Traced
 from trainworks.report.proposal_page import Sheet
 from trainworks.units import (
     DAY_S,
@@ -26,7 +23,7 @@ from trainworks.units import (
     format_usd,
 )
 
-__all__ = ["Proposal", "facts", "own_or_rent", "sheets", "shown_alternatives"]
+__all__ = ["facts", "own_or_rent", "sheets", "shown_alternatives"]
 
 _KINDS = 12
 _FRONT = 4
@@ -35,56 +32,16 @@ _NAMES = 4
 _YEAR_S = 365 * DAY_S
 
 
-@dataclass(frozen=True, slots=True)
-class Proposal:
-    """Everything that `trainworks size` says of one run."""
-
-    asked: Asked
-    chosen: Alternative
-    sized: Sized
-    details: Details
-    minima: list[Minimum]
-
-    @property
-    def run(self) -> Reliability:
-        """The chosen cluster with its failures."""
-        return self.sized.runs[self.chosen.candidate.node, self.chosen.num_nodes]
-
-    @property
-    def reasons(self) -> list[str]:
-        """Why this alternative and not the others."""
-        return reasons(self.chosen, self.sized.alternatives, self.asked.wish)
-
-    @property
-    def figures(self) -> list[Traced]:
-        """What can be explained; everything that they come from can be, too."""
-        details, mean = self.details, self.run.mean
-        found = [
-            replace(self.chosen.cost, name="cost"),
-            mean.run_time,
-            mean.ettr,
-            mean.failures,
-            self.run.spares,
-            *details.demand.figures(),
-        ]
-        found += [*details.needs.figures(), *filter(None, [details.energy, details.carbon])]
-        if details.buying is not None:
-            buying = details.buying
-            found += [buying.owning.per_accelerator_hour, buying.facility.power, buying.facility.racks]
-            found += [item for item in (buying.break_even, buying.market) if item is not None]
-        return found
-
-
 def facts(proposal: Proposal) -> dict[str, str]:
     """The proposal in lines with a name each."""
-    chosen, details, asked, run = proposal.chosen, proposal.details, proposal.asked, proposal.run
+    chosen, details, request, run = proposal.chosen, proposal.details, proposal.request, proposal.run
     best, mean = details.plan.best[0], run.mean
     spares = f"{chosen.spares} bought" if chosen.spares else f"{run.spares.value:.0f} if the nodes were your own"
-    chance = f", {chosen.chance(asked.wish):.0%} by the deadline" if asked.wish.deadline_s else ""
+    chance = f", {chosen.chance(request.goal):.0%} by the deadline" if request.goal.deadline_s else ""
     rows = {
         "workload": f"{format_count(details.plan.job.shape.num_parameters)} parameters, {details.plan.job.precision}, "
         f"{details.plan.steps:,} steps of {details.plan.global_batch:,}",
-        "goal": _goal(asked.wish),
+        "goal": _goal(request.goal),
         "proposal": f"{chosen.name}: {chosen.accelerators:,} x {chosen.candidate.base.accelerator}",
         "finish": f"half of the runs in {format_duration(chosen.p50_s)}, "
         f"nine of ten in {format_duration(chosen.p90_s)}{chance}",
@@ -106,17 +63,17 @@ def _preempted(chosen: Alternative) -> str:
     return f" and a preemption every {format_duration(chosen.life_s)} (assumed)"
 
 
-def _goal(wish: Wish) -> str:
+def _goal(goal: SizingGoal) -> str:
     parts = []
-    if wish.deadline_s:
-        parts.append(f"done in {format_duration(wish.deadline_s)}, with a chance of {wish.confidence:.0%}")
-    if wish.budget_usd:
-        parts.append(f"for at most {format_usd(wish.budget_usd)}")
+    if goal.deadline_s:
+        parts.append(f"done in {format_duration(goal.deadline_s)}, with a chance of {goal.confidence:.0%}")
+    if goal.budget_usd:
+        parts.append(f"for at most {format_usd(goal.budget_usd)}")
     return ", ".join(parts) or "none: the cheapest run, however long it takes"
 
 
 def _per_million(proposal: Proposal) -> str:
-    plan, images = proposal.details.plan, workload_of(proposal.asked.run_file).data.image_size is not None
+    plan, images = proposal.details.plan, proposal.images
     count = plan.steps * plan.global_batch * (1 if images else plan.job.sequence_length)
     return f"{proposal.chosen.cost.value / count * 1e6:.3g} USD per million {'images' if images else 'tokens'}"
 
@@ -136,19 +93,19 @@ def sheets(proposal: Proposal) -> Iterator[Sheet]:
 
 def shown_alternatives(proposal: Proposal) -> list[Alternative]:
     """The cheapest of every kind of node and contract, those that meet the goal first; and some of the front."""
-    wish, first = proposal.asked.wish, dict[tuple[str, str], Alternative]()
-    ordered = sorted(proposal.sized.alternatives, key=lambda each: (not each.meets(wish), each.cost.value))
+    goal, first = proposal.request.goal, dict[tuple[str, str], Alternative]()
+    ordered = sorted(proposal.sized.alternatives, key=lambda each: (not each.meets(goal), each.cost.value))
     if len(ordered) <= _KINDS:
         return ordered
     for item in ordered:
         first.setdefault((item.candidate.node, item.contract), item)
     shown = [*first.values()][:_KINDS]
     others = [item for item in [proposal.chosen, *front(proposal.sized.alternatives)] if item not in shown]
-    return sorted([*shown, *others[:_FRONT]], key=lambda each: (not each.meets(wish), each.cost.value))
+    return sorted([*shown, *others[:_FRONT]], key=lambda each: (not each.meets(goal), each.cost.value))
 
 
 def _alternatives(proposal: Proposal) -> Sheet:
-    wish, best = proposal.asked.wish, front(proposal.sized.alternatives)
+    goal, best = proposal.request.goal, front(proposal.sized.alternatives)
     heads = ["", "nodes", "accelerators", "half done", "nine of ten", "chance", "cost", "contract", "offer"]
     rows = [
         [
@@ -157,7 +114,7 @@ def _alternatives(proposal: Proposal) -> Sheet:
             f"{item.accelerators:,} {item.candidate.base.accelerator}",
             format_duration(item.p50_s),
             format_duration(item.p90_s),
-            f"{item.chance(wish):.0%}" if wish.deadline_s else "",
+            f"{item.chance(goal):.0%}" if goal.deadline_s else "",
             format_usd(item.cost.value),
             item.contract,
             item.offer,
@@ -180,7 +137,7 @@ def _skipped(skipped: Sequence[Skipped]) -> Sheet:
     return Sheet("not proposed", ["nodes", "because"], rows)
 
 
-def _minima(minima: Sequence[Minimum]) -> Sheet:
+def _minima(minima: Sequence[SmallestCluster]) -> Sheet:
     rows = [
         [
             f"{item.count} x {item.accelerator.name}",
@@ -199,7 +156,7 @@ def _long(seconds: float) -> str:
     return f"{years:,.1f} years" if years >= 1 else format_duration(seconds)
 
 
-def _fabrics(details: Details) -> Sheet:
+def _fabrics(details: ProposalDetails) -> Sheet:
     fastest = min(item.best.step_time_s for item in details.fabrics)
     heads = ["", "network of a node", "step time", "slower by", "exposed communication", "layout"]
     rows = [_fabric(item, fastest, chosen=item is details.enough) for item in details.fabrics]
@@ -218,10 +175,10 @@ def _fabric(item: PlannedFabric, fastest: float, *, chosen: bool) -> list[str]:
     ]
 
 
-def _about_fabric(details: Details) -> str:
+def _about_fabric(details: ProposalDetails) -> str:
     if details.enough is None:
         return ""
-    said = f"{details.enough.option.over} is the leanest within {TOLERANCE:.0%} of the fastest."
+    said = f"{details.enough.option.over} is the leanest within {FABRIC_TOLERANCE:.0%} of the fastest."
     if details.network is None:
         return f"{said} The switches are the provider's."
     design = details.network
@@ -230,7 +187,7 @@ def _about_fabric(details: Details) -> str:
     return f"{said} {built}: `trainworks network` has the design."
 
 
-def _hosts(details: Details) -> Sheet:
+def _hosts(details: ProposalDetails) -> Sheet:
     node, needs = details.plan.job.cluster.node, details.needs
     rows = [[item.part, item.verdict, item.value, item.limit, item.meaning] for item in details.findings]
     threads, memory = (node.vcpus, node.host_memory_bytes) if node else (None, None)
@@ -251,7 +208,7 @@ def _need(part: str, needed: float, there: float | None, *, written: Callable[[f
     return [part, "too little", f"{written(needed)} needed", limit, "loading or saving would hold the accelerators up"]
 
 
-def _storage(details: Details) -> Sheet:
+def _storage(details: ProposalDetails) -> Sheet:
     best: Verdict | None = recommended(details.storage)
     rows = [
         [">" if verdict is best else "", verdict.name, "yes" if verdict.enough else "no", verdict.reason]
@@ -260,12 +217,12 @@ def _storage(details: Details) -> Sheet:
     return Sheet("storage", ["", "storage", "enough", "reason"], rows)
 
 
-def own_or_rent(buying: Buying | None, asked: Asked) -> list[str]:
+def own_or_rent(buying: Ownership | None, request: SizingRequest) -> list[str]:
     """What owning the proposed cluster would take, in lines."""
     if buying is None:
         return ["nobody publishes the power of these nodes, so owning them cannot be priced"]
     each = f"{buying.owning.per_accelerator_hour.value:.2f} USD per hour of an accelerator bought"
-    lines = [f"own: {format_usd(buying.owning.capex.value)} to buy, {each} at {asked.hours_per_year:,.0f} h a year"]
+    lines = [f"own: {format_usd(buying.owning.capex.value)} to buy, {each} at {request.hours_per_year:,.0f} h a year"]
     if buying.market is not None:
         lines.append(f"rent: {buying.market.value:.2f} USD per accelerator hour, the median of what is offered")
         lines.append(_break_even(buying))
@@ -274,7 +231,7 @@ def own_or_rent(buying: Buying | None, asked: Asked) -> list[str]:
     return lines
 
 
-def _break_even(buying: Buying) -> str:
+def _break_even(buying: Ownership) -> str:
     if buying.break_even is None or not within_a_year(buying.break_even):
         return "owning never pays at that price"
     return f"owning pays from {buying.break_even.value:,.0f} hours of training a year on"

@@ -10,12 +10,13 @@ from typing import Any
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from trainworks.api.arguments import blamed_on
-from trainworks.cli.size_tables import Proposal, facts, own_or_rent, sheets
+from trainworks.cli.options import option_errors
+from trainworks.cli.size_tables import facts, own_or_rent, sheets
 from trainworks.plan.network.design import NetworkDesign
 from trainworks.plan.network.support import support_networks
 from trainworks.plan.sizing.facility import nodes_per_rack
-from trainworks.plan.sizing.proposal import Alternative, Wish, front
+from trainworks.plan.sizing.proposal import Alternative, SizingGoal, front
+from trainworks.plan.sizing.result import SHARED_WEEKS, Proposal, SharedCapacity
 from trainworks.plan.trace import tornado
 from trainworks.report.explain import trace_json, trace_lines
 from trainworks.report.network_drawing import network_svg
@@ -24,20 +25,21 @@ from trainworks.report.proposal_page import ProposalPage, Sheet, write_proposal_
 from trainworks.report.scatter import Dot
 from trainworks.units import DAY_S, format_duration, format_usd
 
-__all__ = ["print_proposal", "proposal_as_json", "write_proposal"]
+__all__ = ["print_proposal", "print_shared", "proposal_as_json", "shared_as_json", "write_proposal"]
 
+_SHARED_ROWS = 10
 _NARROW = 120
 """Columns of a terminal below which tables leave out what they can spare."""
 
 
-def print_proposal(proposal: Proposal, notes: Sequence[str], console: Console) -> None:
+def print_proposal(proposal: Proposal, console: Console) -> None:
     """What is proposed and why, what else there is, and everything that goes with it."""
     parts: list[Sequence[RenderableType]] = [[fact_table(facts(proposal))]]
     parts.append([title("why"), *(Text(f"- {reason}") for reason in proposal.reasons)])
     parts += [_printed(sheet, narrow=console.width < _NARROW) for sheet in sheets(proposal)]
-    lines = own_or_rent(proposal.details.buying, proposal.asked)
+    lines = own_or_rent(proposal.details.ownership, proposal.request)
     parts.append([title("own or rent"), *(Text(line) for line in lines)])
-    parts.append(note_lines([*proposal.details.plan.notes, *notes]))
+    parts.append(note_lines([*proposal.details.plan.notes, *proposal.request.price_notes]))
     print_parts(parts, console)
 
 
@@ -52,11 +54,11 @@ def _printed(sheet: Sheet, *, narrow: bool) -> list[RenderableType]:
 
 def proposal_as_json(proposal: Proposal) -> dict[str, Any]:
     """Everything that the tables show, in base units, and every figure with its inputs."""
-    details, wish = proposal.details, proposal.asked.wish
+    details, goal = proposal.details, proposal.request.goal
     return {
-        "proposal": _as_json(proposal.chosen, wish),
+        "proposal": _as_json(proposal.chosen, goal),
         "reasons": proposal.reasons,
-        "alternatives": [_as_json(item, wish) for item in proposal.sized.alternatives],
+        "alternatives": [_as_json(item, goal) for item in proposal.sized.alternatives],
         "not_proposed": [asdict(item) for item in proposal.sized.skipped],
         "smallest": [
             {
@@ -84,7 +86,7 @@ def proposal_as_json(proposal: Proposal) -> dict[str, Any]:
     }
 
 
-def _as_json(item: Alternative, wish: Wish) -> dict[str, Any]:
+def _as_json(item: Alternative, goal: SizingGoal) -> dict[str, Any]:
     return {
         "node": item.candidate.node,
         "num_nodes": item.num_nodes,
@@ -94,15 +96,15 @@ def _as_json(item: Alternative, wish: Wish) -> dict[str, Any]:
         "seller": item.seller,
         "p50_s": item.p50_s,
         "p90_s": item.p90_s,
-        "chance": item.chance(wish) if wish.deadline_s else None,
+        "chance": item.chance(goal) if goal.deadline_s else None,
         "cost_usd": item.cost.value,
-        "meets_goal": item.meets(wish),
+        "meets_goal": item.meets(goal),
     }
 
 
 def write_proposal(plot: Path, proposal: Proposal) -> None:
     """Write the page, atomically."""
-    with blamed_on("--plot", plot):
+    with option_errors("--plot", plot):
         write_proposal_page(plot, _page(proposal))
 
 
@@ -115,7 +117,7 @@ def _drawing(design: NetworkDesign | None) -> str:
 def _page(proposal: Proposal) -> ProposalPage:
     chosen, details, best = proposal.chosen, proposal.details, front(proposal.sized.alternatives)
     return ProposalPage(
-        title=proposal.asked.run_file.name,
+        title=proposal.request.run_file.name,
         facts=facts(proposal),
         reasons=proposal.reasons,
         dots=[
@@ -132,11 +134,54 @@ def _page(proposal: Proposal) -> ProposalPage:
         terms_s=details.plan.best[0].terms_s,
         finishes_s=list(chosen.outcome.wall_s),
         shares=chosen.outcome.shares(),
-        deadline_s=proposal.asked.wish.deadline_s,
+        deadline_s=proposal.request.goal.deadline_s,
         cost=chosen.cost,
         swings=tornado(chosen.cost),
         drawing=_drawing(details.network),
-        owning=own_or_rent(details.buying, proposal.asked),
+        owning=own_or_rent(details.ownership, proposal.request),
         traces=["\n".join(trace_lines(figure)) for figure in proposal.figures],
         notes=list(details.plan.notes),
     )
+
+
+def print_shared(shared: SharedCapacity, console: Console) -> None:
+    """One row for every kind of node."""
+    promise = Text(f"promise: {shared.promise}; {SHARED_WEEKS} weeks of starts replayed")
+    table = plain_table("nodes", "used", "spare", "wait of 90 %", "USD a week", "node and what one job of each takes")
+    for item in shared.clusters[:_SHARED_ROWS]:
+        answer = item.answer
+        table.add_row(
+            f"{answer.nodes.value:,.0f}",
+            f"{answer.utilisation.value:.0%}",
+            f"{answer.spare_share.value:.0%}",
+            format_duration(answer.wait.value),
+            "no offer" if item.usd_per_week is None else format_usd(item.usd_per_week).removesuffix(" USD"),
+            f"{item.candidate.node}: " + ", ".join(f"{name} {_shared_job(*job)}" for name, job in item.jobs.items()),
+        )
+    print_parts([[promise], [table], [Text(f"not {node}: {why}") for node, why in shared.skipped.items()]], console)
+
+
+def _shared_job(nodes: int, seconds: float) -> str:
+    return f"{nodes} node{'s' if nodes > 1 else ''} for {format_duration(seconds)}"
+
+
+def shared_as_json(shared: SharedCapacity) -> dict[str, Any]:
+    """Everything that the table shows, in base units."""
+    return {
+        "promise": shared.promise,
+        "clusters": [
+            {
+                "node": item.candidate.node,
+                "nodes": item.answer.nodes.value,
+                "accelerators": item.answer.capacity.value,
+                "mean_load": item.answer.load.mean.value,
+                "utilisation": item.answer.utilisation.value,
+                "spare_share": item.answer.spare_share.value,
+                "wait_p90_s": item.answer.wait.value,
+                "usd_per_week": item.usd_per_week,
+                "jobs": {name: {"nodes": count, "run_time_s": time} for name, (count, time) in item.jobs.items()},
+            }
+            for item in shared.clusters
+        ],
+        "not_proposed": shared.skipped,
+    }

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from trainworks.api.cluster_plan import ClusterPlan
 from trainworks.catalog.catalog import storage
+from trainworks.plan.cluster.plan import ClusterPlan
 from trainworks.plan.prediction import describe_layout
 from trainworks.plan.storage.demand import Demand
-from trainworks.plan.storage.node_needs import NodeNeeds
-from trainworks.plan.storage.raid import LEVELS, UNPROTECTED, Raid, raid
+from trainworks.plan.storage.plan import RAID_DRIVE_BYTES, RAID_DRIVES, StoragePlan, raid_figures
+from trainworks.plan.storage.raid import UNPROTECTED, Raid
 from trainworks.plan.storage.systems import Verdict, recommended
 from trainworks.plan.trace import Traced
 from trainworks.units import format_quantity, format_step_time
 
-__all__ = ["StoragePlan", "print_storage", "storage_as_json"]
+__all__ = ["print_storage", "storage_as_json"]
 
-_RAID_DRIVES = 8
-_RAID_DRIVE_BYTES = 3.84e12
 _SMALLEST_CHANCE = 1e-9
 _SURVIVES = {
     "nothing": "no loss",
@@ -30,25 +27,6 @@ _SURVIVES = {
     "servers": "the loss of a server, not of the site: keep a copy elsewhere",
     "sites": "the loss of a site, not a deletion: keep versions",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class StoragePlan:
-    """What the command says."""
-
-    plan: ClusterPlan
-    demand: Demand
-    needs: NodeNeeds
-    verdicts: list[Verdict]
-
-    def arrays(self) -> list[Raid]:
-        """The levels, of the drives of one server."""
-        return [raid(level, _RAID_DRIVES, drive_bytes=_RAID_DRIVE_BYTES) for level in LEVELS]
-
-    def roots(self) -> list[Traced]:
-        """Every figure that can be explained."""
-        servers = [count for verdict in self.verdicts for count in verdict.servers]
-        return [*self.demand.figures(), *self.needs.figures(), *servers, *_figures(self.arrays()[2])]
 
 
 def print_storage(shown: StoragePlan, console: Console) -> None:
@@ -135,7 +113,7 @@ def _recommendation(verdicts: list[Verdict]) -> str:
 
 def _print_raid(console: Console, arrays: list[Raid]) -> None:
     table = Table(
-        f"{_RAID_DRIVES} drives of {format_quantity(_RAID_DRIVE_BYTES, 'bytes')}",
+        f"{RAID_DRIVES} drives of {format_quantity(RAID_DRIVE_BYTES, 'bytes')}",
         "usable", "writes", "survives", "data lost in a year", box=None, padding=(0, 2, 0, 0),
     )  # fmt: skip
     for array in arrays:
@@ -161,10 +139,6 @@ def _raid_cells(array: Raid) -> tuple[str, ...]:
     )
 
 
-def _figures(array: Raid) -> list[Traced]:
-    return [array.capacity, array.reads, array.writes, array.rebuild, array.loss, array.read_error]
-
-
 def storage_as_json(shown: StoragePlan) -> dict[str, Any]:
     """Everything in base units, each key with its unit."""
     first = recommended(shown.verdicts)
@@ -174,7 +148,7 @@ def storage_as_json(shown: StoragePlan) -> dict[str, Any]:
         "node": _keyed(shown.needs.figures()),
         "systems": [_verdict_as_json(verdict) for verdict in shown.verdicts],
         "recommended": None if first is None else first.name,
-        "raid": [{"level": array.level} | _keyed([*_figures(array), array.tolerates]) for array in shown.arrays()],
+        "raid": [{"level": array.level} | _keyed([*raid_figures(array), array.tolerates]) for array in shown.arrays()],
     }
 
 

@@ -13,7 +13,7 @@ from trainworks.catalog.catalog import node
 from trainworks.catalog.cluster import cluster_of_nodes
 from trainworks.plan.reliability.scenario import CAUSES, Outcome
 from trainworks.plan.sizing.candidates import Candidate
-from trainworks.plan.sizing.proposal import Alternative, Wish, choose, front, reasons
+from trainworks.plan.sizing.proposal import Alternative, SizingGoal, choose, front, reasons
 from trainworks.plan.trace import fact
 
 DAY_S = 86400.0
@@ -31,40 +31,40 @@ def alternative(cost_usd: float, *days: float, name: str = "DGX H100", contract:
     return Alternative(candidate, 2, 0, contract, f"X {name}", cost, outcome, interval_s=3600.0, life_s=life_s)
 
 
-def wish(days: float | None = 10.0, budget: float | None = None, confidence: float = 0.9) -> Wish:
+def goal(days: float | None = 10.0, budget: float | None = None, confidence: float = 0.9) -> SizingGoal:
     """Done by that day."""
-    return Wish(None if days is None else days * DAY_S, budget, confidence)
+    return SizingGoal(None if days is None else days * DAY_S, budget, confidence)
 
 
 def test_the_cheapest_that_meets_the_deadline_is_chosen() -> None:
     slow, cheap, dear = alternative(1.0, 20.0), alternative(2.0, 9.0), alternative(3.0, 1.0)
-    assert choose([dear, slow, cheap], wish()) is cheap
+    assert choose([dear, slow, cheap], goal()) is cheap
 
 
 def test_a_chance_below_the_confidence_is_not_enough() -> None:
     unsure = alternative(1.0, *[9.0] * 8, 11.0, 11.0)
-    assert choose([unsure], wish()) is None
-    assert choose([unsure], wish(confidence=0.8)) is unsure
+    assert choose([unsure], goal()) is None
+    assert choose([unsure], goal(confidence=0.8)) is unsure
 
 
 def test_the_budget_counts_too() -> None:
-    assert choose([alternative(5.0, 1.0)], wish(budget=4.0)) is None
+    assert choose([alternative(5.0, 1.0)], goal(budget=4.0)) is None
 
 
 def test_capacity_that_is_taken_away_is_proposed_only_where_it_was_asked_for() -> None:
     spot, lasting = alternative(1.0, 9.0, contract="spot"), alternative(2.0, 9.0)
-    assert choose([spot, lasting], wish()) is lasting
-    assert choose([spot, lasting], replace(wish(), spot=True)) is spot
+    assert choose([spot, lasting], goal()) is lasting
+    assert choose([spot, lasting], replace(goal(), spot=True)) is spot
 
 
 def test_capacity_that_is_taken_away_is_proposed_where_nothing_else_meets_the_goal() -> None:
     spot = alternative(1.0, 9.0, contract="spot")
-    assert choose([spot, alternative(2.0, 20.0)], wish()) is spot
+    assert choose([spot, alternative(2.0, 20.0)], goal()) is spot
 
 
 def test_spot_that_would_be_cheaper_is_named_with_its_assumption() -> None:
     items = [alternative(1.0, 9.0, contract="spot"), alternative(2.0, 9.0)]
-    said = reasons(items[1], items, wish())
+    said = reasons(items[1], items, goal())
     assert said[0] == "2 of 2 alternatives meet the goal; this is the cheapest that nobody takes away"
     assert said[1].startswith("on spot: 2 x X DGX H100, spot, 50% cheaper")
     assert said[1].endswith("if a job lives 3h 0m there, which is assumed: `--contract spot` proposes it")
@@ -72,7 +72,7 @@ def test_spot_that_would_be_cheaper_is_named_with_its_assumption() -> None:
 
 def test_without_a_deadline_the_cheapest_is_chosen_however_long_it_takes() -> None:
     slow = alternative(1.0, 1000.0)
-    assert choose([slow, alternative(2.0, 1.0)], wish(days=None)) is slow
+    assert choose([slow, alternative(2.0, 1.0)], goal(days=None)) is slow
 
 
 @given(st.lists(st.tuples(st.floats(1, 100), st.floats(1, 100)), min_size=1, max_size=20))
@@ -92,7 +92,7 @@ def test_nothing_beats_one_of_the_front_and_something_beats_every_other(points: 
 
 def test_a_cheaper_one_that_misses_the_goal_is_named_with_the_reason() -> None:
     items = [alternative(1.0, 20.0, name="p5.48xlarge"), alternative(2.0, 9.0)]
-    said = reasons(items[1], items, wish())
+    said = reasons(items[1], items, goal())
     assert said[-1] == (
         "cheaper would be: 2 x X p5.48xlarge, on-demand, 50% cheaper, half of the runs done in 20d 0h, "
         "but it meets the deadline with a chance of 0% only"
@@ -101,4 +101,4 @@ def test_a_cheaper_one_that_misses_the_goal_is_named_with_the_reason() -> None:
 
 @pytest.mark.parametrize("budget", [None, 10.0])
 def test_everything_meets_no_wish_at_all(budget: float | None) -> None:
-    assert alternative(1.0, 1.0).meets(wish(days=None, budget=budget))
+    assert alternative(1.0, 1.0).meets(goal(days=None, budget=budget))

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from trainworks.catalog.cluster import ClusterDescription, Fabric
 from trainworks.plan.prediction import Prediction
 
-__all__ = ["EXPOSED_TERMS", "FabricOption", "PlannedFabric", "choose_fabric", "fabric_options"]
+__all__ = ["EXPOSED_TERMS", "FABRIC_TOLERANCE", "FabricOption", "PlannedFabric", "choose_fabric", "fabric_options"]
 
+FABRIC_TOLERANCE = 0.05
+"""Share of the step time that a leaner network may cost."""
 EXPOSED_TERMS = ("tp", "cp", "ep", "pp", "dp")
 """Terms of a step that are communication which computing does not hide."""
 

@@ -16,11 +16,11 @@ from trainworks.plan.sizing.candidates import Candidate
 from trainworks.plan.trace import Traced
 from trainworks.units import format_duration, format_usd
 
-__all__ = ["Alternative", "Wish", "choose", "front", "reasons"]
+__all__ = ["Alternative", "SizingGoal", "choose", "front", "reasons"]
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class SizingGoal:
     """Goal of a proposal: deadline, chance and budget."""
 
     deadline_s: float | None
@@ -76,20 +76,20 @@ class Alternative:
         node = self.candidate.node
         return self.seller if node in self.seller else f"{node} ({self.seller})"
 
-    def chance(self, wish: Wish) -> float:
+    def chance(self, goal: SizingGoal) -> float:
         """Chance to finish by the deadline; 1 without one."""
-        return 1.0 if wish.deadline_s is None else self.outcome.chance(wish.deadline_s)
+        return 1.0 if goal.deadline_s is None else self.outcome.chance(goal.deadline_s)
 
-    def meets(self, wish: Wish) -> bool:
+    def meets(self, goal: SizingGoal) -> bool:
         """True if deadline and budget are met."""
-        affordable = wish.budget_usd is None or self.cost.value <= wish.budget_usd
-        return affordable and self.chance(wish) >= wish.confidence
+        affordable = goal.budget_usd is None or self.cost.value <= goal.budget_usd
+        return affordable and self.chance(goal) >= goal.confidence
 
 
-def choose(alternatives: Sequence[Alternative], wish: Wish) -> Alternative | None:
+def choose(alternatives: Sequence[Alternative], goal: SizingGoal) -> Alternative | None:
     """The cheapest alternative that meets the goal; None if none does."""
-    meeting = [item for item in alternatives if item.meets(wish)]
-    lasting = [item for item in meeting if wish.spot or item.life_s is None]
+    meeting = [item for item in alternatives if item.meets(goal)]
+    lasting = [item for item in meeting if goal.spot or item.life_s is None]
     return min(lasting or meeting, key=lambda item: (item.cost.value, item.p90_s), default=None)
 
 
@@ -98,11 +98,11 @@ def front(alternatives: Sequence[Alternative]) -> list[Alternative]:
     return pareto(alternatives, at=lambda each: (each.cost.value, each.p90_s))
 
 
-def reasons(chosen: Alternative, alternatives: Sequence[Alternative], wish: Wish) -> list[str]:
+def reasons(chosen: Alternative, alternatives: Sequence[Alternative], goal: SizingGoal) -> list[str]:
     """Reasons for this alternative and against the others, each in a sentence."""
-    meeting = [item for item in alternatives if item.meets(wish) and item is not chosen]
+    meeting = [item for item in alternatives if item.meets(goal) and item is not chosen]
     cheaper = [item for item in alternatives if item.cost.value < chosen.cost.value]
-    spot = [item for item in cheaper if item.meets(wish)]
+    spot = [item for item in cheaper if item.meets(goal)]
     lasting = " that nobody takes away" if spot else ""
     said = [f"{len(meeting) + 1} of {len(alternatives)} alternatives meet the goal; this is the cheapest{lasting}"]
     if spot:
@@ -115,10 +115,10 @@ def reasons(chosen: Alternative, alternatives: Sequence[Alternative], wish: Wish
     fastest = min(meeting, key=lambda item: item.p50_s, default=chosen)
     if fastest.p50_s < chosen.p50_s:
         said.append(_beside("the fastest that was tried", fastest, chosen))
-    missing = [item for item in cheaper if not item.meets(wish)]
+    missing = [item for item in cheaper if not item.meets(goal)]
     if missing:
         item = min(missing, key=lambda each: each.cost.value)
-        said.append(f"{_beside('cheaper would be', item, chosen)}, {_misses(item, wish)}")
+        said.append(f"{_beside('cheaper would be', item, chosen)}, {_misses(item, goal)}")
     return said
 
 
@@ -133,7 +133,7 @@ def _beside(what: str, item: Alternative, chosen: Alternative) -> str:
     return f"{what}: {item.name}, {cost}, half of the runs done in {format_duration(item.p50_s)}"
 
 
-def _misses(item: Alternative, wish: Wish) -> str:
-    if item.chance(wish) < wish.confidence:
-        return f"but it meets the deadline with a chance of {item.chance(wish):.0%} only"
+def _misses(item: Alternative, goal: SizingGoal) -> str:
+    if item.chance(goal) < goal.confidence:
+        return f"but it meets the deadline with a chance of {item.chance(goal):.0%} only"
     return f"but it costs {format_usd(item.cost.value)}"

@@ -1,20 +1,20 @@
-"""Memory of a described cluster's layouts in words: what does not fit, by how much, and what would."""
+"""Explain the memory of a described cluster's layouts: what does not fit, by how much, and what would."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from trainworks.api.cluster_scales import LARGEST_SCALE, Run, smallest_fit
 from trainworks.errors import EnvironmentProblem
+from trainworks.plan.cluster.scaling import LARGEST_SCALE, PlanRequest, smallest_fit
 from trainworks.plan.prediction import Prediction, describe_layout, predictions
 from trainworks.plan.pricing import AnyJob
 from trainworks.plan.search import Fixed, Rejection, SearchResult, limit_bytes, search
 from trainworks.units import format_count, format_gib
 
-__all__ = ["does_not_fit", "is_tight", "offloading_note", "rejected_in_words"]
+__all__ = ["describe_rejection", "does_not_fit", "is_tight", "offloading_note"]
 
 _TIGHT_SHARE = 0.97
-"""Of what a plan may use; from here on what a program keeps beside it decides."""
+"""Share of the usable memory above which the memory outside the plan decides whether a layout fits."""
 _ENDLESS_BYTES = 2**60
 _UNITS = {"meshes": "mesh"}
 
@@ -24,63 +24,61 @@ def is_tight(job: AnyJob, prediction: Prediction) -> bool:
     return prediction.memory.device_bytes > _TIGHT_SHARE * limit_bytes(job)
 
 
-def rejected_in_words(rejection: Rejection) -> str:
+def describe_rejection(rejection: Rejection) -> str:
     """`24.6k layouts`, `1 mesh`."""
     unit = rejection.unit
     return f"{format_count(rejection.count)} {_UNITS.get(unit, unit.rstrip('s')) if rejection.count == 1 else unit}"
 
 
-def does_not_fit(run: Run, result: SearchResult, *, place: str | None) -> EnvironmentProblem:
+def does_not_fit(request: PlanRequest, result: SearchResult) -> EnvironmentProblem:
     """The error of a job that fits in no layout: every reason, the nearest layout, and what to do next."""
-    job, count = run.job, run.job.cluster.num_accelerators
+    job, count = request.job, request.job.cluster.num_accelerators
     capacity = format_gib(job.cluster.accelerator.memory_bytes)
     lines = [f"no layout fits {'1 accelerator' if count == 1 else f'{count:,} accelerators'} of {capacity}"]
-    lines += [f"  {rejected_in_words(rejection)}: {rejection.reason}" for rejection in result.rejections]
-    least = _least_memory(run, run.fixed)
+    lines += [f"  {describe_rejection(rejection)}: {rejection.reason}" for rejection in result.rejections]
+    least = _least_memory(request, request.fixed)
     stage = f" on stage {least.memory.stage}" if least.layout.pp > 1 else ""
     nearest = f"nearest: {format_gib(least.memory.device_bytes)}{stage} with {describe_layout(least.layout)}"
-    nodes = smallest_fit(run)
+    nodes = smallest_fit(request)
     step = (
         f"{nodes:,} nodes of this kind are the fewest on which it fits"
         if nodes
         else f"nor does it fit on up to {LARGEST_SCALE * job.cluster.num_nodes:,} nodes of this kind: "
-        f"{'leave more of the layout open, or ' if run.fixed else ''}reduce `sequence_length` or `micro_batch`"
+        f"{'leave more of the layout open, or ' if request.fixed else ''}reduce `sequence_length` or `micro_batch`"
     )
-    return EnvironmentProblem("\n".join(lines), place=place, hint=f"{nearest}\n      {step}")
+    return EnvironmentProblem("\n".join(lines), hint=f"{nearest}\n      {step}")
 
 
-def offloading_note(run: Run, best: Prediction) -> str | None:
-    """What would not fit if the host's memory did not help, where nobody asked it to; None where it does not."""
+def offloading_note(request: PlanRequest, best: Prediction) -> str | None:
+    """Memory that would not fit without offloading, where the search chose to offload; None otherwise."""
     parts = {"offload": "activations", "offload_optimizer": "optimizer"}
     used = {"offload": best.layout.offload_activations, "offload_optimizer": best.layout.offload_optimizer}
-    unasked = [name for name in parts if used[name] is True and not run.fixed.get(name)]
+    unasked = [name for name in parts if used[name] is True and not request.fixed.get(name)]
     if not unasked:
         return None
-    without = _least_memory(run, dict(run.fixed) | dict.fromkeys(parts, 0))
+    without = _least_memory(request, dict(request.fixed) | dict.fromkeys(parts, 0))
     what = " and ".join(f"the {parts[name]}" for name in unasked)
-    needed, capacity = (format_gib(size) for size in (without.memory.device_bytes, _capacity(run)))
-    whose = "this layout does not fit" if run.fixed else "no layout fits"
+    needed, capacity = (
+        format_gib(size) for size in (without.memory.device_bytes, request.job.cluster.accelerator.memory_bytes)
+    )
+    whose = "this layout does not fit" if request.fixed else "no layout fits"
     return f"{whose} without offloading {what}: {needed} of {capacity}"
 
 
-def _capacity(run: Run) -> int:
-    return run.job.cluster.accelerator.memory_bytes
-
-
-def _least_memory(run: Run, fixed: Fixed) -> Prediction:
-    """The layout that needs least, whatever the accelerator has."""
+def _least_memory(request: PlanRequest, fixed: Fixed) -> Prediction:
+    """The layout that needs the least memory, on an accelerator without a limit."""
     endless = {"memory_bytes": _ENDLESS_BYTES, "usable_bytes": None}
-    accelerator = run.job.cluster.accelerator.model_copy(update=endless)
-    job = replace(run.job, cluster=run.job.cluster.model_copy(update={"accelerator": accelerator}))
+    accelerator = request.job.cluster.accelerator.model_copy(update=endless)
+    job = replace(request.job, cluster=request.job.cluster.model_copy(update={"accelerator": accelerator}))
     result = search(
         job,
         world_size=job.cluster.num_accelerators,
-        global_batch=run.global_batch,
+        global_batch=request.global_batch,
         fixed=fixed,
         keep=1,
-        belief=run.belief,
+        belief=request.belief,
     )
     rows = predictions(
-        job, result.layouts, result.times, result.memories, global_batch=run.global_batch, belief=run.belief
+        job, result.layouts, result.times, result.memories, global_batch=request.global_batch, belief=request.belief
     )
     return min(rows, key=lambda row: row.memory.device_bytes)

@@ -1,0 +1,47 @@
+"""Look up accelerators, nodes and links, with the source of every figure."""
+
+from __future__ import annotations
+
+from trainworks.catalog.catalog import find_row, load_catalog
+from trainworks.catalog.lint import Finding
+from trainworks.catalog.lint import lint as lint_catalog
+from trainworks.catalog.rows import KINDS, Kind, Row, read_rows
+from trainworks.errors import UsageError
+
+__all__ = ["catalog", "lint", "show"]
+
+
+def catalog(kind: str = "") -> dict[Kind, list[Row]]:
+    """List the rows of the catalogue.
+
+    Args:
+        kind: such as `accelerators`; all kinds when empty.
+
+    Raises:
+        UsageError: the kind is unknown.
+
+    >>> [row.name for row in catalog("systems")["systems"]][:1]
+    ['GB200 NVL72']
+    """
+    if kind and kind not in KINDS:
+        raise UsageError(f"no kind `{kind}` in the catalogue", hint=f"there are {', '.join(KINDS)}")
+    return {known: list(read_rows(known).values()) for known in KINDS if kind in ("", known)}
+
+
+def show(name: str) -> Row:
+    """Look up a row of any kind by its name or alias.
+
+    Raises:
+        UsageError: no row has this name; the hint has the nearest.
+
+    >>> show("A100-SXM-80GB").kind
+    'accelerators'
+    """
+    if not name:
+        raise UsageError("`show` needs a name", hint="trainworks catalog show A100-SXM-80GB")
+    return find_row(name)
+
+
+def lint() -> list[Finding]:
+    """Find figures of the catalogue that contradict each other."""
+    return lint_catalog(load_catalog())

@@ -1,0 +1,162 @@
+"""Arguments of the public functions: run files, clusters and quantities; an error names the argument."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from trainworks.catalog.cluster import ClusterDescription, parse_cluster
+from trainworks.config.load import Source, load_run_file
+from trainworks.config.run_file import RunFile
+from trainworks.config.sbatch import is_batch_script, load_batch_script
+from trainworks.errors import ArgumentError, UsageError
+from trainworks.units import parse_duration, parse_share
+
+__all__ = [
+    "Progress",
+    "Quantity",
+    "RunInput",
+    "argument",
+    "check_number",
+    "cluster_argument",
+    "described_run",
+    "load_run",
+    "no_progress",
+    "on_cluster",
+    "quantity",
+    "seconds",
+    "share",
+]
+
+RunInput = RunFile | Path | str
+"""A run file, or its path."""
+Quantity = float | str
+"""A number in base units, or text with a unit: `3600` or `"1h"`."""
+Progress = Callable[[float, str], None]
+"""Called with the share of the work that is done, and its name."""
+
+_T = TypeVar("_T")
+
+
+def no_progress(share: float, text: str = "") -> None:
+    """Ignore the progress."""
+
+
+@contextmanager
+def argument(name: str) -> Iterator[None]:
+    """Attribute the errors of a block to an argument.
+
+    Raises:
+        ArgumentError: instead of a UsageError.
+    """
+    try:
+        yield
+    except UsageError as error:
+        raise ArgumentError(error.message, argument=name, hint=error.hint) from None
+
+
+def load_run(run: RunInput) -> tuple[RunFile, Source | None]:
+    """Read a run file or a batch script; an object is returned as it is.
+
+    Raises:
+        UsageError: the file cannot be read.
+        RunFileError: the file has problems.
+    """
+    if isinstance(run, RunFile):
+        return run, None
+    path = Path(run)
+    return load_batch_script(path) if is_batch_script(path) else load_run_file(path)
+
+
+def on_cluster(run_file: RunFile, on: str | None) -> RunFile:
+    """Replace the cluster of a run file.
+
+    Raises:
+        ArgumentError: the text does not describe a cluster.
+    """
+    if on is None:
+        return run_file
+    cluster_argument(on)
+    cluster = run_file.cluster.model_copy(update={"engine": "described", "of": on})
+    return run_file.model_copy(update={"cluster": cluster})
+
+
+def cluster_argument(on: str) -> ClusterDescription:
+    """Read the description of a cluster from the argument `on`.
+
+    Raises:
+        ArgumentError: the text does not describe a cluster.
+    """
+    with argument("on"):
+        return parse_cluster(on)
+
+
+def described_run(run: RunInput, on: str | None, *, task: str) -> tuple[RunFile, Source | None]:
+    """Read a run file whose cluster, or its replacement, is a described one.
+
+    Args:
+        run: a run file.
+        on: replaces its cluster.
+        task: subject of the error, such as `storage is planned`.
+
+    Raises:
+        UsageError: the run file has no described cluster, and `on` is missing.
+    """
+    run_file, source = load_run(run)
+    run_file = on_cluster(run_file, on)
+    if run_file.cluster.engine != "described":
+        raise UsageError(
+            f"{task} for a described cluster, and `cluster` is `{run_file.cluster.engine}`",
+            place=source.place(("cluster",)) if source else None,
+            hint='describe one in `cluster`, or with `--on "16 nodes of DGX H100"`',
+        )
+    return run_file, source
+
+
+def quantity(name: str, value: Quantity | None, parse: Callable[[str], float], *, zero: bool = False) -> float | None:
+    """Read a quantity in base units.
+
+    Args:
+        name: of the argument.
+        value: a number in base units, or text; None stays None.
+        parse: reads the text.
+        zero: whether 0 is valid.
+
+    Raises:
+        ArgumentError: the text cannot be read, or the number is not positive.
+    """
+    if value is None:
+        return None
+    with argument(name):
+        number = parse(value) if isinstance(value, str) else float(value)
+    if not math.isfinite(number) or number < 0 or (not number and not zero):
+        least = "must not be negative" if zero else "must be greater than 0"
+        raise ArgumentError(f"`{value}` {least}", argument=name)
+    return number
+
+
+def seconds(name: str, value: Quantity | None, *, zero: bool = False) -> float | None:
+    """Read a duration: `"30d"` or a number of seconds."""
+    return quantity(name, value, parse_duration, zero=zero)
+
+
+def share(name: str, value: Quantity | None) -> float | None:
+    """Read a share: `"90%"` or a number from 0 to 1."""
+    number = quantity(name, value, parse_share)
+    if number is not None and number > 1:
+        raise ArgumentError(f"`{value}` is not between 0 and 1", argument=name, hint="write it like `90%`")
+    return number
+
+
+def check_number(name: str, value: float | None, low: float, high: float) -> float | None:
+    """Check that a number lies between two limits.
+
+    Raises:
+        ArgumentError: it does not.
+    """
+    if value is not None and not low <= value <= high:
+        raise ArgumentError(f"{value:g} is not between {low:,g} and {high:,g}", argument=name)
+    return value

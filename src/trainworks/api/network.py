@@ -1,0 +1,131 @@
+"""Design the network of a cluster: switches, cables, bandwidth, and the time of a job's messages."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from trainworks.api.inputs import Quantity, RunInput, cluster_argument, load_run, quantity
+from trainworks.api.plan import plan_cluster
+from trainworks.catalog.cluster import ClusterDescription, parse_cluster
+from trainworks.config.load import Source
+from trainworks.config.run_file import Goal, RunFile
+from trainworks.errors import ArgumentError, QuantityError, UsageError
+from trainworks.plan.cluster.plan import ClusterPlan
+from trainworks.plan.cluster.scaling import search_layouts
+from trainworks.plan.network.bill import Prices
+from trainworks.plan.network.design import NetworkDesign, design_network, topologies_compared
+from trainworks.plan.network.messages import Message, messages_of_job, usual_messages
+from trainworks.plan.network.plan import NetworkPlan
+from trainworks.plan.network.support import support_networks
+from trainworks.plan.network.switches import find_switch
+from trainworks.plan.network.topologies import TOPOLOGIES
+from trainworks.plan.network.traffic import PLACEMENTS, Placement, effective_cluster
+from trainworks.plan.sizing.facility import nodes_per_rack as usual_nodes_per_rack
+from trainworks.plan.uncertainty import PRIOR
+from trainworks.units import parse_usd
+
+__all__ = ["TOPOLOGIES", "network"]
+
+
+def network(
+    run: RunInput | None = None,
+    *,
+    on: str | None = None,
+    topology: str = "auto",
+    oversubscription: Quantity = 1.0,
+    switch: str | None = None,
+    spare_slots: int = 0,
+    nodes_per_rack: int | None = None,
+    switch_price: Quantity | None = None,
+    cable_price: Quantity | None = None,
+    transceiver_price: Quantity | None = None,
+    nic_price: Quantity | None = None,
+    switch_power: float | None = None,
+) -> NetworkPlan:
+    """Design the network of a cluster, and compare the topologies that could be built instead.
+
+    Args:
+        run: a run file, whose messages are timed; usual messages without one.
+        on: description of the cluster; that of the run file when left out.
+        topology: name of a topology, or `auto`.
+        oversubscription: links down over links up of a leaf, at most: `"2:1"` or 2.
+        switch: of the catalogue, or ports such as `64x 400 Gb/s`.
+        spare_slots: places for nodes that a fabric manager takes.
+        nodes_per_rack: for the lengths of cables; as many as air cools when left out.
+        switch_price: USD for one switch.
+        cable_price: USD for one cable, without transceivers.
+        transceiver_price: USD for one transceiver; a cable has two.
+        nic_price: USD for one NIC.
+        switch_power: watts of one switch.
+
+    Raises:
+        UsageError: an argument is not valid, no cluster is given, or the topology does not hold it.
+        EnvironmentProblem: no layout of the run fits.
+
+    >>> network(on="16 nodes of DGX A100").design.topology
+    'fat-tree'
+    """
+    if switch_power is not None and not (math.isfinite(switch_power) and switch_power >= 0):
+        raise ArgumentError(f"{switch_power:g} is not a power in watts", argument="switch_power")
+    ratio = quantity("oversubscription", oversubscription, _parse_ratio) or 0.0
+    run_file, source = (None, None) if run is None else load_run(run)
+    cluster = _cluster(run_file, on)
+    model = None if switch is None else find_switch(switch)
+    design = design_network(cluster, topology=topology, oversubscription=ratio, switch=model, spare_slots=spare_slots)
+    plan = None if run_file is None else _plan_on(design, run_file, source)
+    return NetworkPlan(
+        design=design,
+        others=topologies_compared(cluster, oversubscription=ratio, switch=model, spare_slots=spare_slots),
+        messages=_messages(plan, design),
+        step_times_s=_step_times(plan, design),
+        support=support_networks(design, nodes_per_rack=nodes_per_rack or usual_nodes_per_rack(design.cluster)),
+        nodes_per_rack=nodes_per_rack or usual_nodes_per_rack(design.cluster),
+        prices=Prices(
+            switch_usd=quantity("switch_price", switch_price, parse_usd, zero=True),
+            cable_usd=quantity("cable_price", cable_price, parse_usd, zero=True),
+            transceiver_usd=quantity("transceiver_price", transceiver_price, parse_usd, zero=True),
+            nic_usd=quantity("nic_price", nic_price, parse_usd, zero=True),
+            switch_power_w=switch_power,
+        ),
+    )
+
+
+def _cluster(run_file: RunFile | None, on: str | None) -> ClusterDescription:
+    if on is not None:
+        return cluster_argument(on)
+    if run_file is None or run_file.cluster.of is None:
+        raise UsageError("no cluster to design a network for", hint="describe one: `--on '16 nodes of DGX A100'`")
+    return parse_cluster(run_file.cluster.of)
+
+
+def _plan_on(design: NetworkDesign, run_file: RunFile, source: Source | None) -> ClusterPlan:
+    """The run on the cluster of the design, as if its network did not block."""
+    return plan_cluster(run_file.model_copy(update={"goal": Goal()}), source, cluster=design.cluster)
+
+
+def _messages(plan: ClusterPlan | None, design: NetworkDesign) -> list[Message]:
+    """Messages of the job's fastest layout; usual sizes without a job, or where it sends none over the network."""
+    usual = usual_messages(design.cluster)
+    return usual if plan is None else messages_of_job(plan.job, plan.best[0]) or usual
+
+
+def _step_times(plan: ClusterPlan | None, design: NetworkDesign) -> dict[Placement, float]:
+    """Seconds of a step with the layout that is fastest on this network, by the placement of ranks."""
+    if plan is None:
+        return {}
+    times: dict[Placement, float] = {}
+    for placement in PLACEMENTS:
+        job = replace(plan.job, cluster=effective_cluster(plan.job.cluster, design, placement))
+        result = search_layouts(job, plan.global_batch, {}, keep=1, belief=PRIOR)
+        times[placement] = float(result.times.total_s[0])
+    return times
+
+
+def _parse_ratio(text: str) -> float:
+    """Read `2:1` or `2` as 2."""
+    down, _, up = text.partition(":")
+    try:
+        return float(down) / float(up or 1)
+    except (ValueError, ZeroDivisionError):
+        raise QuantityError(f"`{text}` is not a ratio", hint="write it like `2:1`") from None

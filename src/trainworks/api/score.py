@@ -1,0 +1,61 @@
+"""Compare the planner's predictions with measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainworks.api.inputs import Progress, no_progress
+from trainworks.errors import UsageError
+from trainworks.measure.measured_clusters import remarks_left_out
+from trainworks.measure.scoring import TABLES, Prediction, Refusal, Score, predictions_csv
+from trainworks.measure.tables import read_table
+
+__all__ = ["ScoreReport", "score"]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreReport:
+    """Predictions of a table of measurements, and their errors."""
+
+    table: str
+    """`runs`, `memory` or `collectives`."""
+    rows: Sequence[Prediction]
+    score: Score
+    notes: list[str]
+
+    @property
+    def refusals(self) -> list[Refusal]:
+        """Rows that cannot be predicted."""
+        return [row for row in self.rows if isinstance(row, Refusal)]
+
+    @property
+    def csv(self) -> str:
+        """The prediction of every row."""
+        return predictions_csv(self.rows, with_fit=self.table == "memory")
+
+
+def score(
+    table: Path | str, *, memory: bool = False, collectives: bool = False, progress: Progress = no_progress
+) -> ScoreReport:
+    """Predict every row of a table of measurements, and score the predictions.
+
+    Args:
+        table: CSV file with a measurement per row; any cell may be empty.
+        memory: the table is of memory that runs used or lacked.
+        collectives: the table is of timed collectives.
+        progress: called with the share of the rows that are predicted.
+
+    Raises:
+        UsageError: the table cannot be read, or is said to be of two kinds.
+    """
+    if memory and collectives:
+        raise UsageError("`--memory` and `--collectives` are two tables", hint="score them one after the other")
+    name = "memory" if memory else "collectives" if collectives else "runs"
+    rows = read_table(Path(table), TABLES[name].columns)
+    results = []
+    for index, row in enumerate(rows):
+        progress(index / len(rows), "predicting")
+        results.append(TABLES[name].predict(row))
+    return ScoreReport(name, results, TABLES[name].score(results), remarks_left_out(rows))

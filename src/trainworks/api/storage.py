@@ -1,0 +1,102 @@
+"""Storage for a run: the rates it has to deliver, the needs of a node, and the kinds of storage that are enough."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from trainworks.api.inputs import Quantity, RunInput, described_run, quantity, seconds
+from trainworks.api.plan import plan_cluster
+from trainworks.api.run_reliability import failures_of, written_interval
+from trainworks.config.run_file import RunFile
+from trainworks.errors import QuantityError
+from trainworks.plan.assumptions import GIVEN
+from trainworks.plan.cluster.plan import ClusterPlan
+from trainworks.plan.reliability.defaults import usual_node_mttf
+from trainworks.plan.reliability.goodput import job_interval, job_mttf
+from trainworks.plan.storage.plan import StoragePlan
+from trainworks.plan.storage.run import StoredRun, storage_of
+from trainworks.plan.storage.systems import judge
+from trainworks.plan.trace import Traced, fact
+from trainworks.units import parse_bytes, parse_count, parse_share
+
+__all__ = ["storage"]
+
+_LEAST_STALL = 1e-6
+"""Share of the time below which no storage is fast enough."""
+
+
+def storage(
+    run: RunInput,
+    *,
+    on: str | None = None,
+    dataset_size: Quantity | None = None,
+    files: Quantity | None = None,
+    stall: Quantity | None = None,
+    restart: Quantity = "5m",
+) -> StoragePlan:
+    """Compute what storage has to deliver, and judge every kind of it.
+
+    Args:
+        run: a run file, or its path.
+        on: description of a cluster, which replaces that of the run file.
+        dataset_size: bytes of the data as stored.
+        files: number of files that hold the data.
+        stall: share of the time that saves may stop the training; None for saves in the background.
+        restart: time accepted to read the newest checkpoint.
+
+    Raises:
+        UsageError: an argument is not valid, or the run has no described cluster.
+        EnvironmentProblem: no layout fits.
+
+    >>> planned = storage("examples/plan-llama-2-7b.yaml")
+    >>> [verdict.name for verdict in planned.verdicts if verdict.enough][:1]
+    ['NVMe drives of the nodes']
+    """
+    run_file, source = described_run(run, on, task="storage is planned")
+    dataset_bytes = quantity("dataset_size", dataset_size, parse_bytes)
+    num_files = quantity("files", files, parse_count)
+    stall_share = quantity("stall", stall, _parse_stall)
+    restart_s = seconds("restart", restart) or 0.0
+    plan = plan_cluster(run_file, source)
+    data = run_file.workload.data if run_file.workload else None
+    demand, needs = storage_of(
+        StoredRun(
+            job=plan.job,
+            best=plan.best[0],
+            global_batch=plan.global_batch,
+            steps=plan.steps,
+            image_size=data.image_size if data else None,
+            sample_bytes=data.sample_size if data else None,
+            keep=run_file.checkpoint.keep,
+            interval=_interval(plan, run_file, stall_share),
+            node_mttf=usual_node_mttf(plan.job.cluster.accelerator, run_file.recover.node_mttf),
+            dataset_bytes=None if dataset_bytes is None else int(dataset_bytes),
+            files=None if num_files is None else int(num_files),
+            stall_share=stall_share,
+            restart_s=restart_s,
+        )
+    )
+    return StoragePlan(plan, demand, needs, judge(demand, needs))
+
+
+def _interval(plan: ClusterPlan, run_file: RunFile, stall_share: float | None) -> Traced:
+    """The checkpoint interval; a synchronous save may stall for a share s of the time, C = 2 s^2 M."""
+    written = written_interval(plan, run_file)
+    if written is not None:
+        return written
+    failures, step = failures_of(plan, run_file), plan.work.inputs["step_time"]
+    if stall_share is not None:
+        share = fact("stall share", stall_share, "", source=GIVEN)
+        mttf = job_mttf(failures)
+        stall = (2 * share * share * mttf).named("save stall", "s", share=share, mttf=mttf)
+        failures = replace(failures, save=stall, write=fact("checkpoint write", 0.0, "s", source="synchronous"))
+    return job_interval(failures, step)
+
+
+def _parse_stall(text: str) -> float:
+    share = parse_share(text)
+    if 0 < share < _LEAST_STALL:
+        raise QuantityError(f"`{text}` leaves no time for a save", hint=f"it is at least {_LEAST_STALL:.4%}")
+    if not 0 < share < 1:
+        raise QuantityError(f"`{text}` is not between 0 and 100 %", hint="write it like `5%`")
+    return share

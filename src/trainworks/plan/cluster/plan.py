@@ -1,0 +1,138 @@
+"""The plan of a workload on a described cluster: every layout priced, the best ones predicted, and the reasons."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainworks.plan.cluster.layout import roomier_batch, why_nothing
+from trainworks.plan.cluster.memory import does_not_fit, offloading_note
+from trainworks.plan.cluster.scaling import (
+    PlanRequest,
+    Scale,
+    describe_goal,
+    faster_with_fewer,
+    goal_chance,
+    scales,
+    search_layouts,
+)
+from trainworks.plan.prediction import Prediction, outside_measured, predictions
+from trainworks.plan.pricing import AnyJob
+from trainworks.plan.search import SearchResult
+from trainworks.plan.trace import Traced, computed, fact
+from trainworks.record.measurement import Measurement
+from trainworks.results import Result
+from trainworks.units import format_step_time
+
+__all__ = ["ClusterPlan", "LayoutComparison", "plan_request"]
+
+_TABLE_LENGTH = 10
+_LAYOUTS_WITH_ADVICE = 2_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPlan(Result):
+    """Predictions of a workload on a described cluster, and the layouts that were rejected."""
+
+    job: AnyJob
+    global_batch: int
+    steps: int
+    result: SearchResult
+    best: list[Prediction]
+    """Fastest first."""
+    front: list[Prediction]
+    """Layouts that none beats in both time and memory."""
+    scales: list[Scale]
+    """Fewer and more nodes, if there is a goal to meet: those that none beats in both time and accelerators."""
+    goal: str | None
+    """The goal, and the number of nodes on which it is likely met."""
+    notes: list[str]
+
+    @property
+    def run_time_s(self) -> float:
+        """Time of all steps, without failures and checkpoints."""
+        return self.steps * self.best[0].step_time_s
+
+    @property
+    def work(self) -> Traced:
+        """The same time with its derivation: inputs `steps` and `step_time` with its 80 % interval."""
+        best, by = self.best[0], "trainworks plan, fastest layout"
+        step = computed("step time", best.step_time_s, "s", by=by, low=best.low_s, high=best.high_s)
+        steps = fact("steps", self.steps, "", source="the run file")
+        return (steps * step).named("work", "s")
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutComparison(Result):
+    """The plan of one layout beside the plan of the fastest."""
+
+    this: ClusterPlan
+    fastest: ClusterPlan
+
+
+def plan_request(
+    request: PlanRequest, measurements: Sequence[Measurement], price_note: str | None, *, advise: bool
+) -> ClusterPlan:
+    """Search the layouts of a request and predict the best.
+
+    Args:
+        request: the job, and the goal to meet.
+        measurements: those that calibrate the plan, the newest last.
+        price_note: where the price of an accelerator hour comes from.
+        advise: plan for fewer nodes, too, where the batch divides badly.
+
+    Raises:
+        LayoutError: no layout multiplies to the accelerators; `field` names the decision to change.
+        EnvironmentProblem: no layout fits into memory; the message counts why.
+    """
+    batch = request.global_batch
+    result = search_layouts(request.job, batch, request.fixed, keep=_TABLE_LENGTH, belief=request.belief)
+    if not result.fitting:
+        if result.evaluated:
+            raise does_not_fit(request, result)
+        raise why_nothing(request.job, request.fixed, result, global_batch=batch)
+    rows = predictions(
+        request.job, result.layouts, result.times, result.memories, global_batch=batch, belief=request.belief
+    )
+    cluster = request.job.cluster
+    other_scales = scales(request)
+    chance = goal_chance(request, rows[0], cluster.num_accelerators)
+    advice = _batch_advice(request, rows[0], evaluated=result.evaluated) if advise else None
+    notes = [offloading_note(request, rows[0]), *cluster.notes, price_note, advice, _calibration_note(measurements)]
+    return ClusterPlan(
+        job=request.job,
+        global_batch=batch,
+        steps=request.steps,
+        result=result,
+        best=rows[:_TABLE_LENGTH],
+        front=[rows[index] for index in result.front],
+        scales=other_scales,
+        goal=describe_goal(request, chance, other_scales) if request.has_goal else None,
+        notes=[*filter(None, notes), *outside_measured(request.job, cluster.num_accelerators)],
+    )
+
+
+def _calibration_note(measurements: Sequence[Measurement]) -> str | None:
+    if not measurements:
+        return None
+    newest = time.strftime("%Y-%m-%d", time.localtime(measurements[-1].created_at))
+    count = "1 measurement" if len(measurements) == 1 else f"{len(measurements)} measurements"
+    return f"calibrated by {count} of this kind of cluster, the newest of {newest}"
+
+
+def _batch_advice(request: PlanRequest, best: Prediction, *, evaluated: int) -> str | None:
+    """A global batch that divides better, and the nodes to leave idle with this one.
+
+    Fewer nodes are tried only where one search was a small amount of work, because several more follow it.
+    """
+    cluster = request.job.cluster
+    batch = None if "dp" in request.fixed else roomier_batch(cluster.num_accelerators, request.global_batch)
+    if batch is None:
+        return None
+    text = f"few layouts of {cluster.num_accelerators:,} accelerators share {request.global_batch:,} sequences evenly: "
+    fewer = faster_with_fewer(request, best.step_time_s) if evaluated <= _LAYOUTS_WITH_ADVICE else None
+    if fewer is not None:
+        step = format_step_time(fewer.best.step_time_s)
+        text += f"{fewer.num_nodes:,} of the {cluster.num_nodes:,} nodes take {step} a step; "
+    return f"{text}`global_batch: {batch}` may be faster"

@@ -1,0 +1,188 @@
+"""Re-plan on fewer and more nodes: which sizes meet the goal, and the smallest that fits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from trainworks.config.limits import LIMITS
+from trainworks.config.run_file import Goal
+from trainworks.errors import UsageError
+from trainworks.plan.cluster.layout import fixed_at
+from trainworks.plan.prediction import Prediction, predictions
+from trainworks.plan.pricing import AnyJob
+from trainworks.plan.search import Fixed, SearchResult, search
+from trainworks.plan.uncertainty import Belief
+from trainworks.units import HOUR_S, format_duration
+
+__all__ = [
+    "LARGEST_SCALE",
+    "Chance",
+    "PlanRequest",
+    "Scale",
+    "describe_goal",
+    "faster_with_fewer",
+    "goal_chance",
+    "scales",
+    "search_layouts",
+    "smallest_fit",
+]
+
+Chance = Literal["unlikely", "about even", "likely"]
+"""Chance of meeting a goal: the 80 % interval misses it, has it inside, or meets it."""
+
+_CHANCES: tuple[Chance, ...] = ("unlikely", "about even", "likely")
+_ROUND = (1, 3, 5, 7, 9, 15)
+"""Odd factors of node counts among which batches divide well."""
+_NEAR, _NEAREST = 0.75, 3
+LARGEST_SCALE = 8
+"""Largest multiple of the described cluster to plan, where that one misses the goal."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """The job to plan for every size of the cluster, and the goal to meet."""
+
+    job: AnyJob
+    global_batch: int
+    steps: int
+    fixed: Fixed
+    goal: Goal
+    price_usd: float | None
+    belief: Belief
+    all_sizes: bool = False
+    """Whether to plan smaller clusters without a goal, too."""
+
+    @property
+    def has_goal(self) -> bool:
+        """Whether a deadline or a budget was given."""
+        return self.goal.deadline is not None or self.goal.budget is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """The best layout on a number of nodes, with the time and cost of the whole run."""
+
+    num_nodes: int
+    best: Prediction
+    run_time_s: float
+    cost_usd: float | None
+    meets_goal: bool
+    """Judged by the predicted time, the middle of its interval."""
+    chance: Chance
+
+
+def search_layouts(job: AnyJob, global_batch: int, fixed: Fixed, *, keep: int, belief: Belief) -> SearchResult:
+    """Search with offloading only where it is fixed, or where no layout fits without."""
+    without = dict.fromkeys(("offload", "offload_optimizer"), 0) | dict(fixed)
+    world_size = job.cluster.num_accelerators
+    result = search(job, world_size=world_size, global_batch=global_batch, fixed=without, keep=keep, belief=belief)
+    if result.fitting or without == fixed:
+        return result
+    return search(job, world_size=world_size, global_batch=global_batch, fixed=fixed, keep=keep, belief=belief)
+
+
+def scales(request: PlanRequest) -> list[Scale]:
+    """The cluster, its parts, and with a goal its multiples; those that none beats in both time and size."""
+    if not request.has_goal and not request.all_sizes:
+        return []
+    rows: list[Scale] = []
+    described = request.job.cluster.num_nodes
+    for num_nodes in _node_counts(described):
+        scale = _scale(request, num_nodes)
+        if scale and (not rows or scale.run_time_s < rows[-1].run_time_s):
+            rows.append(scale)
+        if num_nodes >= described and (not request.has_goal or (rows and rows[-1].chance == "likely")):
+            break
+    return rows
+
+
+def smallest_fit(request: PlanRequest) -> int | None:
+    """The smallest number of nodes above the described one on which a layout fits; None where there is none near."""
+    larger = (count for count in _node_counts(request.job.cluster.num_nodes) if count > request.job.cluster.num_nodes)
+    return next((count for count in larger if _searched(request, count)), None)
+
+
+def faster_with_fewer(request: PlanRequest, step_time_s: float) -> Scale | None:
+    """A somewhat smaller number of nodes whose step is shorter, because a batch divides among them, or None."""
+    all_nodes = request.job.cluster.num_nodes
+    round_counts = {odd << shift for odd in _ROUND for shift in range(all_nodes.bit_length())}
+    near = sorted((count for count in round_counts if _NEAR * all_nodes <= count < all_nodes), reverse=True)
+    tried = (_scale(request, count) for count in near[:_NEAREST])
+    return next((scale for scale in tried if scale is not None and scale.best.step_time_s < step_time_s), None)
+
+
+def _searched(request: PlanRequest, num_nodes: int) -> tuple[AnyJob, SearchResult] | None:
+    if num_nodes * request.job.cluster.accelerators_per_node > LIMITS["accelerators"].most:
+        return None
+    job = replace(request.job, cluster=request.job.cluster.model_copy(update={"num_nodes": num_nodes}))
+    fixed = fixed_at(request.fixed, job.cluster.num_accelerators)
+    if fixed is None:
+        return None
+    try:
+        result = search_layouts(job, request.global_batch, fixed, keep=1, belief=request.belief)
+    except UsageError:  # more layouts than one search prices: this size is left out
+        return None
+    return (job, result) if result.fitting else None
+
+
+def _scale(request: PlanRequest, num_nodes: int) -> Scale | None:
+    searched = _searched(request, num_nodes)
+    if searched is None:
+        return None
+    job, result = searched
+    batch = request.global_batch
+    best = predictions(job, result.layouts, result.times, result.memories, global_batch=batch, belief=request.belief)[0]
+    num_accelerators, run_time_s = job.cluster.num_accelerators, request.steps * best.step_time_s
+    hours = run_time_s / HOUR_S * num_accelerators
+    return Scale(
+        num_nodes=num_nodes,
+        best=best,
+        run_time_s=run_time_s,
+        cost_usd=None if request.price_usd is None else hours * request.price_usd,
+        meets_goal=run_time_s <= _limit_s(request, num_accelerators),
+        chance=goal_chance(request, best, num_accelerators),
+    )
+
+
+def goal_chance(request: PlanRequest, best: Prediction, num_accelerators: int) -> Chance:
+    """Whether the 80 % interval of the whole run is within deadline and budget, around them, or beyond."""
+    limit_s = _limit_s(request, num_accelerators)
+    if request.steps * best.high_s <= limit_s:
+        return "likely"
+    return "unlikely" if request.steps * best.low_s > limit_s else "about even"
+
+
+def _limit_s(request: PlanRequest, num_accelerators: int) -> float:
+    """The longest run that meets the deadline and, at the price of so many accelerators, the budget."""
+    limits = [float("inf")] if request.goal.deadline is None else [request.goal.deadline]
+    if request.goal.budget is not None and request.price_usd is not None:
+        limits.append(request.goal.budget / request.price_usd / num_accelerators * HOUR_S)
+    return min(limits)
+
+
+def describe_goal(request: PlanRequest, chance: Chance, rows: list[Scale]) -> str:
+    """`30d: unlikely on 32 nodes; about even on 96; likely on 128`."""
+    goals = [] if request.goal.deadline is None else [re.sub(r" 0[hms]$", "", format_duration(request.goal.deadline))]
+    goals += [] if request.goal.budget is None else [f"{request.goal.budget:,.0f} USD"]
+    num_nodes = request.job.cluster.num_nodes
+    parts = [f"{chance} on {_nodes(num_nodes)}"]
+    for name in _CHANCES[max(1, _CHANCES.index(chance)) :]:
+        smallest = min((scale.num_nodes for scale in rows if scale.chance == name), default=num_nodes)
+        if smallest != num_nodes and (smallest < num_nodes or name != chance):
+            parts.append(f"{name} on {smallest:,}{' already' if name == chance else ''}")
+    if chance != "likely" and not any(scale.chance == "likely" for scale in rows):
+        parts.append(f"likely on none up to {LARGEST_SCALE * num_nodes:,}")
+    return f"{' and '.join(goals)}: {'; '.join(parts)}"
+
+
+def _nodes(count: int) -> str:
+    return f"{count:,} node{'s' if count > 1 else ''}"
+
+
+def _node_counts(num_nodes: int) -> Iterator[int]:
+    """1, 2, 3, 4, 6, 8, 12 ... and the whole cluster, ascending; up to several times the cluster."""
+    counts = {num_nodes, 1} | {base << shift for base in (2, 3) for shift in range(20)}
+    return iter(sorted(count for count in counts if count <= LARGEST_SCALE * num_nodes))

@@ -1,0 +1,194 @@
+"""Request and result of a sizing: types shared by the search and its report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from trainworks.catalog.facts import Accelerator, Offer, Processor
+from trainworks.config.run_file import RunFile
+from trainworks.plan.capacity.answer import CapacityAnswer
+from trainworks.plan.cluster.plan import ClusterPlan
+from trainworks.plan.cost.owning import Owning
+from trainworks.plan.network.design import NetworkDesign
+from trainworks.plan.reliability.goodput import Expected, Failures
+from trainworks.plan.reliability.scenario import Outcome
+from trainworks.plan.sizing.candidates import Candidate, Skipped
+from trainworks.plan.sizing.fabric_choice import PlannedFabric
+from trainworks.plan.sizing.facility import Facility
+from trainworks.plan.sizing.hardware import Finding
+from trainworks.plan.sizing.proposal import Alternative, SizingGoal, reasons
+from trainworks.plan.storage.demand import Demand
+from trainworks.plan.storage.node_needs import NodeNeeds
+from trainworks.plan.storage.systems import Verdict
+from trainworks.plan.trace import Traced
+from trainworks.results import Result
+
+__all__ = [
+    "SHARED_WEEKS",
+    "Ownership",
+    "Proposal",
+    "ProposalDetails",
+    "Reliability",
+    "SharedCapacity",
+    "SharedCluster",
+    "SizedAlternatives",
+    "SizingRequest",
+    "SmallestCluster",
+]
+
+SHARED_WEEKS = 26
+"""Weeks of job starts to replay."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizingRequest:
+    """Workload, goal and offers to size for."""
+
+    run_file: RunFile
+    goal: SizingGoal
+    offers: tuple[Offer, ...]
+    price_notes: tuple[str, ...] = ()
+    only: frozenset[str] = frozenset()
+    nodes: tuple[Candidate, ...] = ()
+    """Described nodes, instead of those of the catalogue."""
+    processor: Processor | None = None
+    """Host CPU of the nodes; that of the catalogue when left out."""
+    contracts: frozenset[str]
+    """`on-demand`, `reserved`, `spot`, `own`."""
+    hours_per_year: float
+    """Hours of training in a year on an owned cluster."""
+    largest: int
+    """Largest number of nodes to consider."""
+    given: Mapping[str, float]
+    """Numbers that replace assumptions."""
+    seed: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Reliability:
+    """Failures, spares and simulated finish of one size of a cluster."""
+
+    plan: ClusterPlan
+    work: Traced
+    failures: Failures
+    spares: Traced
+    mean: Expected
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class SizedAlternatives:
+    """Alternatives that were simulated, and the kinds of node that were skipped."""
+
+    alternatives: list[Alternative]
+    skipped: list[Skipped]
+    runs: dict[tuple[str, int], Reliability]
+    """Reliability by name of the node and number of nodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class SmallestCluster:
+    """Fewest accelerators of one kind that hold the workload."""
+
+    accelerator: Accelerator
+    count: int
+    run_time_s: float
+    usd_per_hour: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """Owning the same cluster, spares included."""
+
+    owning: Owning
+    facility: Facility
+    market: Traced | None
+    """Median price of an accelerator hour on demand."""
+    break_even: Traced | None
+    """Hours a year at which owning costs as much as renting; None where it never does."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProposalDetails:
+    """Network, storage, hosts and power of the proposed cluster."""
+
+    plan: ClusterPlan
+    findings: list[Finding]
+    needs: NodeNeeds
+    demand: Demand
+    storage: list[Verdict]
+    fabrics: list[PlannedFabric]
+    enough: PlannedFabric | None
+    """The leanest network that is fast enough; None for one node."""
+    network: NetworkDesign | None
+    ownership: Ownership | None
+    energy: Traced | None
+    carbon: Traced | None
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal(Result):
+    """The cluster proposed for one run, with alternatives and details."""
+
+    request: SizingRequest
+    chosen: Alternative
+    sized: SizedAlternatives
+    details: ProposalDetails
+    minima: list[SmallestCluster]
+
+    @property
+    def run(self) -> Reliability:
+        """Reliability of the chosen cluster."""
+        return self.sized.runs[self.chosen.candidate.node, self.chosen.num_nodes]
+
+    @property
+    def images(self) -> bool:
+        """Whether the workload counts images instead of tokens."""
+        workload = self.request.run_file.workload
+        return workload is not None and workload.data.image_size is not None
+
+    @property
+    def reasons(self) -> list[str]:
+        """Reasons for this alternative and against the others."""
+        return reasons(self.chosen, self.sized.alternatives, self.request.goal)
+
+    @property
+    def figures(self) -> list[Traced]:
+        """Figures that can be explained."""
+        details, mean = self.details, self.run.mean
+        figures = [
+            replace(self.chosen.cost, name="cost"),
+            mean.run_time,
+            mean.ettr,
+            mean.failures,
+            self.run.spares,
+            *details.demand.figures(),
+        ]
+        figures += [*details.needs.figures(), *filter(None, [details.energy, details.carbon])]
+        if details.ownership is not None:
+            owned = details.ownership
+            figures += [owned.owning.per_accelerator_hour, owned.facility.power, owned.facility.racks]
+            figures += [item for item in (owned.break_even, owned.market) if item is not None]
+        return figures
+
+
+@dataclass(frozen=True, slots=True)
+class SharedCluster:
+    """One kind of node, and how many of them all teams together need."""
+
+    candidate: Candidate
+    jobs: dict[str, tuple[int, float]]
+    """Nodes and duration of one job, by run."""
+    answer: CapacityAnswer
+    usd_per_week: float | None
+    """On-demand price of a week; None without an offer of these nodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedCapacity(Result):
+    """Kinds of node that serve all teams, the cheapest first."""
+
+    clusters: list[SharedCluster]
+    promise: str
+    skipped: dict[str, str]
