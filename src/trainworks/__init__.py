@@ -1,3 +1,61 @@
-"""Trainworks: from a training goal to a trained model, with a plan that the run has to answer for."""
+"""Trainworks: from a training goal to a trained model, with a plan that the run has to answer for.
+
+    >>> import trainworks
+    >>> year = trainworks.cost(on="DGX H100")
+
+Each command of the program is a function with its name. Importing the package is fast: a function is imported when it
+is first used, and torch never is.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import Any
 
 __version__ = "0.1.0"
+
+_PUBLIC = {
+    "calibrate": "calibrate",
+    "capacity": "capacity",
+    "catalog": "catalog",
+    "compare_layout": "plan",
+    "cost": "cost",
+    "goodput": "goodput",
+    "network": "network",
+    "plan": "plan",
+    "score": "score",
+    "size": "size",
+    "storage": "storage",
+}
+"""Name of a public function -> its module in `trainworks.api`."""
+
+__all__ = [  # noqa: PLE0604
+    "__version__",
+    *_PUBLIC,
+]
+
+
+class _Package(ModuleType):
+    """Imports public functions lazily, and keeps `trainworks.plan` the function.
+
+    Importing a folder of the same name, such as `trainworks/plan`, would otherwise replace it.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _PUBLIC:
+            raise AttributeError(f"module `{self.__name__}` has no attribute `{name}`")
+        function = getattr(import_module(f"{self.__name__}.api.{_PUBLIC[name]}"), name)
+        setattr(self, name, function)
+        return function
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _PUBLIC and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *_PUBLIC})
+
+
+sys.modules[__name__].__class__ = _Package

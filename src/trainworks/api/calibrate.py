@@ -59,6 +59,10 @@ def calibrate(
 
     Raises:
         UsageError: neither or both measurements are given, or one is not valid.
+
+    >>> result = calibrate("examples/plan-llama-2-7b.yaml", layout="dp_shard=8,micro_batch=1", step_time="12 s")
+    >>> result.after.notes[-1][:13]
+    'calibrated by'
     """
     if (step_time is None) == (benchmark is None):
         raise UsageError("give either --step-time or --benchmark", hint="--layout tp=8,pp=4 --step-time '31.2 s'")

@@ -64,7 +64,7 @@ def capacity(
     Raises:
         UsageError: an argument or the file is not valid, or the target cannot be met.
 
-    >>> plan = capacity("examples/jobs-trace.csv", node="DGX H100", fixed=4, on_demand_max=0, spot_max=0)
+    >>> plan = capacity("examples/jobs-trace.csv", node="DGX H100", fixed=12, on_demand_max=0)
     >>> plan.limits.node_accelerators
     8
     """
@@ -106,7 +106,9 @@ def _node(name: str | None, accelerators: int | None) -> tuple[Node | None, int]
 def _spot_life_s(life: Quantity) -> float:
     value, least = seconds("spot_node_life", life, zero=True) or 0.0, 60.0
     if value < least:
-        raise ArgumentError(f"`{life}` is below {format_duration(least)}", argument="spot_node_life", hint="give a longer time")
+        raise ArgumentError(
+            f"`{life}` is below {format_duration(least)}", argument="spot_node_life", hint="give a longer time"
+        )
     return value
 
 

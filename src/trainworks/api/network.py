@@ -64,7 +64,7 @@ def network(
         EnvironmentProblem: no layout of the run fits.
 
     >>> network(on="16 nodes of DGX A100").design.topology
-    'fat-tree'
+    'star'
     """
     if switch_power is not None and not (math.isfinite(switch_power) and switch_power >= 0):
         raise ArgumentError(f"{switch_power:g} is not a power in watts", argument="switch_power")

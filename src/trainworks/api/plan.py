@@ -73,9 +73,9 @@ def plan(
         UsageError: the run file cannot be planned, with its line.
         EnvironmentProblem: no layout fits.
 
-    >>> planned = plan("examples/llama2-7b.yaml", on="8x A100-SXM-80GB")
-    >>> planned.best[0].layout.world_size
-    8
+    >>> planned = plan("examples/plan-llama-2-7b.yaml", on="16x A100-SXM-80GB")
+    >>> planned.job.cluster.num_accelerators, planned.steps
+    (16, 6104)
     """
     run_file, source = load_run(run)
     run_file = on_cluster(run_file.with_ranks(nodes, nproc), on)
@@ -108,6 +108,10 @@ def compare_layout(run: RunInput, layout: str, *, on: str | None = None) -> Layo
     Raises:
         UsageError: the layout cannot be read, or the run file cannot be planned.
         EnvironmentProblem: the layout does not fit.
+
+    >>> comparison = compare_layout("examples/plan-llama-2-7b.yaml", "tp=8")
+    >>> comparison.this.best[0].step_time_s > comparison.fastest.best[0].step_time_s
+    True
     """
     run_file, source = described_run(run, on, task="a layout is explained")
     with argument("explain"):

@@ -49,6 +49,10 @@ def score(
 
     Raises:
         UsageError: the table cannot be read, or is said to be of two kinds.
+
+    >>> report = score("benchmarks/data/collectives.csv", collectives=True)
+    >>> report.table, len(report.refusals)
+    ('collectives', 0)
     """
     if memory and collectives:
         raise UsageError("`--memory` and `--collectives` are two tables", hint="score them one after the other")

@@ -50,7 +50,7 @@ def storage(
 
     >>> planned = storage("examples/plan-llama-2-7b.yaml")
     >>> [verdict.name for verdict in planned.verdicts if verdict.enough][:1]
-    ['NVMe drives of the nodes']
+    ['NFS']
     """
     run_file, source = described_run(run, on, task="storage is planned")
     dataset_bytes = quantity("dataset_size", dataset_size, parse_bytes)

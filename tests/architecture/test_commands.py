@@ -1,0 +1,38 @@
+"""Contracts of the commands: a file is options, one call and rendering; a use case of the same name does the work."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from pathlib import Path
+
+import pytest
+
+import trainworks
+from trainworks.cli.app import module_of
+
+SOURCES = Path(__file__).parents[2] / "src" / "trainworks"
+PLANNING = ["calibrate", "capacity", "catalog", "cost", "goodput", "network", "plan", "score", "size", "storage"]
+NOT_ARGUMENTS = {"as_json", "plot", "explain", "run_file", "run_files", "draw", "cables", "save_trace", "out"}
+RENAMED = {"spot_life": "spot_node_life"}
+LOWER = ("plan", "jobs", "backends", "host", "record")
+
+
+@pytest.mark.parametrize("name", [name for name in PLANNING if name != "catalog"])
+def test_every_option_is_an_argument_of_the_use_case(name: str) -> None:
+    options = set(inspect.signature(module_of(name).command).parameters) - NOT_ARGUMENTS
+    arguments = set(inspect.signature(getattr(trainworks, name)).parameters)
+    assert {RENAMED.get(option, option) if name == "capacity" else option for option in options} <= arguments
+
+
+@pytest.mark.parametrize("name", PLANNING)
+def test_a_use_case_imports_neither_typer_nor_rich(name: str) -> None:
+    assert not imports(SOURCES / "api" / f"{name}.py") & {"typer", "rich"}
+
+
+def imports(path: Path) -> set[str]:
+    """Top-level packages that a file imports, those inside functions too."""
+    tree = ast.parse(path.read_text())
+    names = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    names += [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    return {name.partition(".")[0] for name in names}
