@@ -33,8 +33,8 @@ from typing import Any
 from trainworks.api.resolve import resolve
 from trainworks.backends.local.backend import LocalBackend
 from trainworks.backends.store_place import store_url
-from trainworks.cli.launch import spec
 from trainworks.config.run_file import RunFile
+from trainworks.jobs.job_spec import spec_of_run
 from trainworks.jobs.state import JobState
 from trainworks.jobs.store import open_store
 from trainworks.record.run_dir import create_run_dir
@@ -92,7 +92,7 @@ def prepared(name: str, command: str, *, ranks: int, cores: float) -> tuple[Call
     resolved = resolve(run_file, None, run_id=run_dir.run_id, runs=Path("runs"))
     run_dir.write_resolved(resolved)
     backend = queue()
-    script = backend.render(spec(resolved), run_dir)
+    script = backend.render(spec_of_run(resolved), run_dir)
     return lambda: backend.submit(script, run_dir), folder
 
 

@@ -40,7 +40,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     def backend_for(cluster, *, store=None, program=None):
         return FarBackend(site) if cluster.engine == "kubernetes" else SmallBackend(site)
 
-    for place in ("cli.jobs", "backends.registry"):  # last where the other gets it from
+    for place in ("api.jobs", "backends.registry"):  # last where the other gets it from
         monkeypatch.setattr(f"trainworks.{place}.backend_for", backend_for)
     monkeypatch.setenv("TRAINWORKS_DATA", str(tmp_path / "data"))
     monkeypatch.chdir(tmp_path)
@@ -92,7 +92,7 @@ def test_a_failed_job_says_so_and_is_retried() -> None:
     command = 'test -e "$TRAINWORKS_RUN_DIR/again" && exit 0; touch "$TRAINWORKS_RUN_DIR/again"; exit 3'
     with pytest.raises(RunFailedError, match="exited with code 3"):
         call("run", written(command))
-    assert call("retry", "job-1") == "job-1 in the queue again\n"
+    assert call("retry", "job-1") == "job-1 queued again\n"
     assert wait_for("SUCCEEDED")["attempt"] == 2
 
 
@@ -108,7 +108,7 @@ def test_a_job_that_says_it_has_failed_is_retried_once_its_backend_says_so_too(m
     command = 'test -e "$TRAINWORKS_RUN_DIR/again" && exit 0; touch "$TRAINWORKS_RUN_DIR/again"; exit 3'
     with pytest.raises(RunFailedError):
         call("run", written(command))
-    assert call("retry", "job-1") == "job-1 in the queue again\n"
+    assert call("retry", "job-1") == "job-1 queued again\n"
     assert next(still, None) is None
     wait_for("SUCCEEDED")
 
@@ -190,7 +190,7 @@ def test_nodes_are_those_of_the_cluster_that_is_named() -> None:
 def test_what_far_nodes_print_comes_from_their_backend() -> None:
     assert call("run", written("echo far $RANK", "kubernetes")) == "[0] far 0\n[1] far 1\n"
     assert call("logs", "job-1", "--node", "1") == "far 1\n"
-    with pytest.raises(UsageError, match="keep no files here"):
+    with pytest.raises(UsageError, match="write no files here"):
         call("logs", "job-1", "--rank", "0")
     assert wait_for("SUCCEEDED")["exit_code"] == 0
     assert json.loads(call("status", "job-1", "--json"))["state"] == "SUCCEEDED"

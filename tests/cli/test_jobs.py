@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from trainworks.backends.store_place import store_url
 from trainworks.cli.app import app
-from trainworks.cli.jobs import jobs
 from trainworks.errors import InfeasibleError, TrainworksError, UnknownRunError, UsageError
 from trainworks.jobs.state import JobState
+from trainworks.jobs.store import open_store
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -31,10 +32,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where jobs are submitted; none is left in the queue afterwards, and no node drained."""
     monkeypatch.chdir(tmp_path)
     yield tmp_path
-    for job in jobs().search():
+    store = open_store(store_url())
+    for job in store.search():
         if not job.state.is_final:
             run("stop", job.run_dir, "--now")
-    for node in jobs().drained():
+    for node in store.drained():
         run("drain", node, "--undo")
 
 
@@ -126,7 +128,7 @@ def test_a_failed_job_is_described_with_its_rank_and_the_end_of_its_log() -> Non
     wait_for(run_id, JobState.FAILED)
     told = run("describe", run_id)
     assert "user_error: the program failed" in told
-    assert "first to fail: rank 0" in told
+    assert "first failure: rank 0" in told
     assert "    it broke" in told
 
 
@@ -237,7 +239,7 @@ def test_an_array_is_a_job_for_each_index() -> None:
     for index, run_id in enumerate(ids, 3):
         wait_for(run_id, JobState.SUCCEEDED)
         assert run("logs", run_id) == f"{index} of 3\n"
-    with pytest.raises(UsageError, match="no array of 1 to 10,000 jobs"):
+    with pytest.raises(UsageError, match="not an array of 1 to 10,000 jobs"):
         run("submit", "job.yaml", "--array", "5-3")
 
 

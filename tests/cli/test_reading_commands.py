@@ -11,7 +11,6 @@ from rich.console import Console
 from tests.cli.test_app import trainworks_program
 from tests.fakes import LAUNCH_AT, metrics_row, processes, resolved_command
 from tests.plan.shapes import calibration, layout, shape, workload
-from trainworks.cli.outcome import raise_for_failure
 from trainworks.cli.plan_view import print_plan
 from trainworks.config.run_file import RunFile
 from trainworks.errors import RunFailedError
@@ -23,6 +22,7 @@ from trainworks.record.metrics import append_metrics
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir, create_run_dir
 from trainworks.record.status import RunStatus
+from trainworks.report.outcome import failure_of
 
 
 def planned(**sections) -> ResolvedRun:
@@ -54,9 +54,9 @@ def read(run_dir: RunDir, *arguments: str) -> str:
 
 def error_of(run_dir: RunDir, state: JobState) -> RunFailedError:
     """The error of a run that ended in this state."""
-    with pytest.raises(RunFailedError) as raised:
-        raise_for_failure(run_dir, state)
-    return raised.value
+    error = failure_of(run_dir, state)
+    assert error is not None
+    return error
 
 
 def test_a_plan_reads_like_this(golden, capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,7 +114,7 @@ def test_a_run_that_has_finished_is_not_resumed(failed: RunDir) -> None:
     failed.write_status(RunStatus(state="SUCCEEDED"))
     done = trainworks_program("resume", folder=failed.path.parents[1])
     assert done.returncode == 2
-    assert "run demo-1 has finished; there is nothing left to do" in done.stderr
+    assert "run demo-1 has finished: there is nothing to resume" in done.stderr
 
 
 def test_a_failed_run_is_resumed_from_its_newest_checkpoint_that_is_not_damaged(failed: RunDir) -> None:
@@ -123,9 +123,9 @@ def test_a_failed_run_is_resumed_from_its_newest_checkpoint_that_is_not_damaged(
     for step in (10, 20):
         failed.checkpoint(step).mkdir()
         write_manifest(failed.checkpoint(step), Manifest(step=step, layout=layout(), **about))
-    assert "the checkpoint of step 20 is kept" in (error_of(failed, JobState.FAILED).hint or "")
+    assert "the checkpoint of step 20 is complete" in (error_of(failed, JobState.FAILED).hint or "")
     append_event(failed.events_file, "checkpoint_damaged", step=20)
-    assert "the checkpoint of step 10 is kept" in (error_of(failed, JobState.FAILED).hint or "")
+    assert "the checkpoint of step 10 is complete" in (error_of(failed, JobState.FAILED).hint or "")
 
 
 def test_a_failed_run_points_at_the_log_of_the_rank_that_failed(failed: RunDir) -> None:
@@ -146,7 +146,7 @@ def test_a_lost_run_has_lost_its_supervisor(failed: RunDir) -> None:
 
 @pytest.mark.parametrize("state", [JobState.SUCCEEDED, JobState.STOPPED])
 def test_any_other_end_is_no_failure(failed: RunDir, state: JobState) -> None:
-    raise_for_failure(failed, state)
+    assert failure_of(failed, state) is None
 
 
 @pytest.mark.parametrize("target", [["run.yaml"], ["--", "true"]])

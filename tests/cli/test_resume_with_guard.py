@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.report.conftest import RunWriter, make_plan
-from trainworks.cli.resume import _with_guard
+from trainworks.api.runs import _with_guard
 from trainworks.errors import UsageError
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from rich.console import Console
 
 from trainworks.backends.local.attached import stop_supervisor
-from trainworks.cli.watch import _StopOnInterrupt
+from trainworks.cli.watch import StopOnInterrupt
 from trainworks.host import process
 from trainworks.record.run_dir import create_run_dir
 from trainworks.record.status import RunStatus
@@ -21,7 +21,7 @@ def test_a_stop_that_comes_before_there_is_a_supervisor_is_kept_for_it(tmp_path)
     run_dir = create_run_dir(tmp_path, "run")
     run_dir.write_status(RunStatus(state="CREATED", updated_at=time.time()))
     stop = partial(stop_supervisor, run_dir)
-    with _StopOnInterrupt(stop, Console(file=io.StringIO())) as interrupts:
+    with StopOnInterrupt(stop, Console(file=io.StringIO())) as interrupts:
         os.kill(os.getpid(), signal.SIGINT)
         interrupts.pass_on()  # nobody is there
         supervisor = process.spawn(["sleep", "60"], log=tmp_path / "log")

@@ -1,4 +1,4 @@
-"""Hold and release: for a job that waits, on every backend."""
+"""Hold and release waiting jobs, on every backend."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["hold", "release"]
 
 
 def hold(backend: Backend, row: JobRow, handle: str) -> None:
-    """Keep a job that waits from starting.
+    """Keep a waiting job from starting.
 
     Raises:
-        UsageError: it does not wait.
+        UsageError: the job does not wait.
     """
     _check_waits(row, "hold")
     backend.hold(handle)
@@ -23,7 +23,7 @@ def release(backend: Backend, row: JobRow, handle: str) -> None:
     """Let a held job start.
 
     Raises:
-        UsageError: it does not wait.
+        UsageError: the job does not wait.
     """
     _check_waits(row, "release")
     backend.release(handle)

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from trainworks.cli.jobs import OnCluster, backend_on
+from trainworks.api import jobs
+from trainworks.cli.options import OnCluster
 from trainworks.errors import UsageError
 from trainworks.report.printable import say
 
@@ -14,20 +15,17 @@ __all__ = ["command"]
 
 
 def command(
-    node: Annotated[str, typer.Argument(metavar="NODE", help="Node name, as printed by `trainworks nodes`.")],
-    reason: Annotated[
-        str | None, typer.Option("--reason", help="Reason, shown to users whose jobs wait for the node.")
-    ] = None,
-    undo: Annotated[bool, typer.Option("--undo", help="Return the node to service.")] = False,
+    node: Annotated[str, typer.Argument(metavar="NODE", help="A name that `trainworks nodes` prints.")],
+    reason: Annotated[str | None, typer.Option("--reason", help="Shown to users whose jobs wait for the node.")] = None,
+    undo: Annotated[bool, typer.Option("--undo", help="Let jobs start there again.")] = False,
     cluster: OnCluster = None,
 ) -> None:
-    """Running jobs continue."""
-    backend = backend_on(cluster)
+    """Running jobs continue; no other job starts."""
     if undo:
-        backend.undrain(node)
+        jobs.undrain(node, cluster=cluster)
         say(f"{node} takes jobs again")
         return
     if not reason:
-        raise UsageError("nobody will know why the node is drained", hint='trainworks drain NODE --reason "fan broken"')
-    backend.drain(node, reason)
+        raise UsageError("cannot drain a node without a reason", hint='trainworks drain NODE --reason "fan broken"')
+    jobs.drain(node, reason, cluster=cluster)
     say(f"{node} takes no more jobs: {reason}")

@@ -9,29 +9,22 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from trainworks.backends.local.dispatcher_process import wake
-from trainworks.backends.local.machine import local_nodes
-from trainworks.backends.rebuild import Rebuilt, rebuild, submitted_runs
-from trainworks.backends.store_place import store_folder, store_url
+from trainworks.api.jobs import Rebuilt, rebuild_jobs
 from trainworks.cli.options import AsJson, RunsOption, runs_folder
-from trainworks.errors import DamagedStoreError, UsageError
-from trainworks.host.probe import probe_host
-from trainworks.jobs.database import set_aside
-from trainworks.jobs.store import JobStore, open_store
 from trainworks.report.console import SafeConsole
 from trainworks.report.printable import say
 
 __all__ = ["command"]
 
 
-class Action(enum.StrEnum):
-    """Action."""
+class StoreAction(enum.StrEnum):
+    """What to do with the job store."""
 
     REBUILD = "rebuild"
 
 
 def command(
-    action: Annotated[Action, typer.Argument(help="Action.")],
+    action: Annotated[StoreAction, typer.Argument(help="What to do with the job store.")],
     runs: RunsOption = None,
     as_json: AsJson = False,
 ) -> None:
@@ -40,24 +33,8 @@ def command(
     Jobs that wait or run on another backend are found there, and not submitted twice. Jobs that waited on this machine
     return to its queue. Run it once for each folder of runs.
     """
-    assert action is Action.REBUILD
-    folder = runs_folder(runs)
-    if not folder.is_dir():
-        raise UsageError(f"no folder `{folder}`", hint="name the folder of your runs: trainworks jobs rebuild --runs")
-    store = _opened()
-    added = rebuild(store, submitted_runs(folder), local_nodes(probe_host(store_folder())))
-    if any(one.state is not None and not one.state.is_final for one in added):
-        wake()
-    _show(added, as_json=as_json)
-
-
-def _opened() -> JobStore:
-    url = store_url()
-    try:
-        return open_store(url)
-    except DamagedStoreError as damaged:
-        say(f"{damaged.message}; kept as `{set_aside(url)}`", err=True)
-        return open_store(url)
+    assert action is StoreAction.REBUILD
+    _show(rebuild_jobs(runs_folder(runs), notify=lambda message: say(message, err=True)), as_json=as_json)
 
 
 def _show(added: list[Rebuilt], *, as_json: bool) -> None:

@@ -7,23 +7,20 @@ from typing import Annotated
 
 import typer
 
-from trainworks.cli.following import far_output, following
-from trainworks.cli.options import OptionalRun, RunsOption, find
+from trainworks.api.run_handle import RunDir, find_run
+from trainworks.cli.options import OptionalRun, RunsOption, runs_folder, warn
 from trainworks.cli.tail import RankLogs, Tail
 from trainworks.errors import UsageError
-from trainworks.host.clock import SystemClock
-from trainworks.record.run_dir import RunDir
-from trainworks.report.run_progress import current_state
 
 __all__ = ["command"]
 
-_LOOK_S = 0.2
+_POLL_S = 0.2
 
 
 def command(
     run: OptionalRun = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the logs until the run ends.")] = False,
-    rank: Annotated[int | None, typer.Option("--rank", min=0, help="Log of this rank only.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until the run ends.")] = False,
+    rank: Annotated[int | None, typer.Option("--rank", min=0, help="One rank only.")] = None,
     attempt: Annotated[
         int | None, typer.Option("--attempt", min=1, help="Output of this attempt only; the first is 1.")
     ] = None,
@@ -31,24 +28,21 @@ def command(
     supervisor: Annotated[bool, typer.Option("--supervisor", help="Log of the supervisor.")] = False,
     runs: RunsOption = None,
 ) -> None:
-    """Prints all ranks by default, each line with its rank."""
-    run_dir = find(run, runs)
-    if (lines := far_output(run_dir, node=node, follow=follow)) is not None:
+    """All ranks when nothing is chosen, each line with its rank."""
+    found = find_run(run, runs_folder(runs), notify=warn)
+    run_dir = found.run_dir
+    if found.has_remote_output:
         if supervisor or rank is not None or attempt is not None:
-            raise UsageError("the nodes of this run keep no files here", hint="choose a node with `--node`")
-        for line in lines:
+            raise UsageError("the nodes of this run write no files here", hint="choose a node with `--node`")
+        for line in found.output(node=node, follow=follow):
             typer.echo(line)
         return
     tails = _tails(run_dir, rank, attempt, _chosen(run_dir, node, supervisor), follow)
-    ask_its_engine = following(run_dir)
-    while True:
-        ask_its_engine()
-        ended = current_state(run_dir.read_status()).is_final
+    for progress in found.follow(poll_s=_POLL_S):
         for tail in tails:
-            tail.print_new(everything=ended or not follow)
-        if ended or not follow:
+            tail.print_new(everything=progress.state.is_final or not follow)
+        if not follow:
             return
-        SystemClock().sleep(_LOOK_S)
 
 
 def _tails(

@@ -9,9 +9,9 @@ from typing import Any
 import typer
 from rich.table import Table
 
+from trainworks.api.run_handle import Run
+from trainworks.api.run_handle import runs as list_runs
 from trainworks.cli.options import AsJson, RunsOption, runs_folder
-from trainworks.cli.standing import standing
-from trainworks.record.run_dir import RunDir, list_runs
 from trainworks.report.console import SafeConsole
 from trainworks.report.run_progress import RunFollower
 from trainworks.units import format_duration
@@ -20,8 +20,8 @@ __all__ = ["command"]
 
 
 def command(runs: RunsOption = None, as_json: AsJson = False) -> None:
-    """Lists the oldest run first."""
-    rows = [_row(run_dir) for run_dir in list_runs(runs_folder(runs))]
+    """Oldest first."""
+    rows = [_row(run) for run in list_runs(runs_folder(runs))]
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
@@ -34,11 +34,11 @@ def command(runs: RunsOption = None, as_json: AsJson = False) -> None:
     SafeConsole().print(table)
 
 
-def _row(run_dir: RunDir) -> dict[str, Any]:
-    progress = RunFollower(run_dir).look()
-    state, note = standing(run_dir, progress.state)
+def _row(run: Run) -> dict[str, Any]:
+    progress = RunFollower(run.run_dir).look()
+    state, note = run.standing()
     return {
-        "run": run_dir.run_id,
+        "run": run.id,
         "state": str(state),
         "step": progress.latest["step"] if progress.latest else None,
         "loss": progress.latest["loss"] if progress.latest else None,

@@ -8,20 +8,20 @@ import json
 import typer
 from rich.table import Table
 
-from trainworks.cli.jobs import OnCluster, backend_on
-from trainworks.cli.options import AsJson, wide_console
+from trainworks.api.jobs import nodes
+from trainworks.cli.options import AsJson, OnCluster, wide_console
 
 __all__ = ["command"]
 
 
 def command(cluster: OnCluster = None, as_json: AsJson = False) -> None:
-    """Shows free and used resources, and why a node accepts no jobs."""
-    nodes = backend_on(cluster).nodes()
+    """Free and used resources of every node, and why a node is drained or down."""
+    rows = nodes(cluster)
     if as_json:
-        typer.echo(json.dumps([dataclasses.asdict(node) for node in nodes], indent=2))
+        typer.echo(json.dumps([dataclasses.asdict(node) for node in rows], indent=2))
         return
     table = Table("node", "state", "cores", "accelerators", "jobs", "why", box=None, padding=(0, 2, 0, 0))
-    for node in nodes:
+    for node in rows:
         accelerators = f"{node.accelerators_taken} of {node.accelerators} {node.accelerator or ''}".strip()
         table.add_row(
             node.name,

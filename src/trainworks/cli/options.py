@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from collections.abc import Iterator
@@ -13,13 +12,15 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from trainworks.errors import ArgumentError, DiskFullError, EnvironmentProblem, UnknownRunError, UsageError
-from trainworks.record.run_dir import RunDir, find_run
+from trainworks.record.run_dir import RunDir
 from trainworks.report.console import SafeConsole
+from trainworks.report.printable import say
 
 __all__ = [
     "AsJson",
     "Assume",
+    "JobArgument",
+    "OnCluster",
     "OptionalRun",
     "Prices",
     "RunFilePath",
@@ -28,6 +29,7 @@ __all__ = [
     "find",
     "option_errors",
     "runs_folder",
+    "warn",
     "wide_console",
 ]
 
@@ -37,6 +39,16 @@ RunsOption = Annotated[
 OptionalRun = Annotated[str | None, typer.Argument(metavar="[RUN]", help="Run id or folder; the newest when left out.")]
 RunFilePath = Annotated[Path, typer.Argument(metavar="RUN_FILE", help="YAML run file.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+OnCluster = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster",
+        metavar="NAME|RUN_FILE",
+        help="Another cluster than this machine: `slurm`, or the cluster of a run file.",
+        show_default=False,
+    ),
+]
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Number of a job, or its run id.")]
 Prices = Annotated[
     str | None, typer.Option("--prices", metavar="FILE|skypilot", help="Offers from a CSV, or from SkyPilot's tables.")
 ]
@@ -56,51 +68,12 @@ def wide_console() -> Console:
 
 
 def find(run: str | None, runs: Path | None) -> RunDir:
-    """The run that an argument names: one of this folder, or that of a job, by its number or run."""
-    try:
-        return find_run(runs_folder(runs), run)
-    except UnknownRunError:
-        jobs = importlib.import_module("trainworks.cli.jobs")  # opens a database: not before it is needed
-        found: RunDir | None = jobs.run_of_job(run) if run else None
-        if found is None:
-            raise
-        return found
+    """The directory of the run that an argument names; see `find_run`."""
+    from trainworks.api.run_handle import find_run  # noqa: PLC0415 - most commands need no run
+
+    return find_run(run, runs_folder(runs)).run_dir
 
 
-@contextmanager
-def option_errors(option: str | None = None, path: Path | None = None) -> Iterator[None]:
-    """Place errors at the option that caused them.
-
-    Args:
-        option: that every error of the block is about; when left out, that of an argument's error.
-        path: file that the option makes the block write.
-
-    Raises:
-        UsageError: an argument is not valid.
-        EnvironmentProblem: the file cannot be written.
-    """
-    try:
-        yield
-    except ArgumentError as error:
-        raise UsageError(error.message, place=option or error.option, hint=error.hint) from None
-    except DiskFullError as error:
-        hint = "free some space, or write it elsewhere"
-        raise DiskFullError(error.message, place=option or error.place, hint=hint if path else error.hint) from None
-    except OSError as error:
-        if path is None:
-            raise
-        raise EnvironmentProblem(f"cannot write `{path}`: {error.strerror}", place=option) from None
-
-
-def check_writable(path: Path | None, option: str) -> None:
-    """Refuse a file that cannot be written, before anything is computed.
-
-    Raises:
-        UsageError: its folder does not exist, or the path is not a file.
-    """
-    if path is None:
-        return
-    if not path.absolute().parent.is_dir():
-        raise UsageError(f"`{path.parent}` is not a folder", place=option)
-    if path.exists() and not path.is_file():
-        raise UsageError(f"`{path}` is not a file", place=option, hint="name a file to write")
+def warn(message: str) -> None:
+    """Print a warning to stderr."""
+    say(f"warning: {message}", err=True)

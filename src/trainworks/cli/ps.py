@@ -12,42 +12,33 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from trainworks.backends.rebuild import submitted_runs
+from trainworks.api.jobs import JobRow, JobState, jobs, missing_runs, this_host
 from trainworks.cli.idle import idle_text
-from trainworks.cli.jobs import jobs
-from trainworks.cli.options import AsJson, RunsOption, runs_folder, wide_console
+from trainworks.cli.options import AsJson, RunsOption, runs_folder, warn, wide_console
 from trainworks.errors import UsageError
-from trainworks.host.users import this_host
-from trainworks.jobs.state import JobState
-from trainworks.jobs.store import JobRow, JobStore
 from trainworks.report.printable import say
 from trainworks.units import format_duration
 
 __all__ = ["command", "job_as_json"]
 
 _NAMED = 3
-"""Runs that a warning names."""
+"""Largest number of runs that a warning names."""
 
 
 def command(
-    everything: Annotated[bool, typer.Option("--all", "-a", help="Include ended jobs.")] = False,
-    state: Annotated[str | None, typer.Option("--state", help="Jobs in this state only.")] = None,
-    name: Annotated[str | None, typer.Option("--name", help="Jobs of this name only.")] = None,
-    mine: Annotated[bool, typer.Option("--mine", help="Your own jobs only.")] = False,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Largest number of jobs to list.")] = 50,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Include jobs that have ended.")] = False,
+    state: Annotated[str | None, typer.Option("--state", help="Only jobs in this state.")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Only jobs of this name.")] = None,
+    mine: Annotated[bool, typer.Option("--mine", help="Only my own jobs.")] = False,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Largest number of jobs.")] = 50,
     runs: RunsOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Lists waiting and running jobs, or all, newest first."""
+    """Newest first: waiting and running jobs, or all."""
     live = [one for one in JobState if not one.is_final]
-    store = jobs()
-    _warn_of_missing(store, runs_folder(runs))
-    found = store.search(
-        states=[_state(state)] if state else None if everything else live,
-        name=name,
-        uid=os.getuid() if mine else None,
-        limit=limit,
-    )
+    states = [_state(state)] if state else None if everything else live
+    found = [job.row for job in jobs(states=states, name=name, mine=mine, limit=limit, notify=warn)]
+    _warn_of_missing(runs_folder(runs))
     if as_json:
         typer.echo(json.dumps([job_as_json(job) for job in found], indent=2))
         return
@@ -59,11 +50,9 @@ def command(
     wide_console().print(table)
 
 
-def _warn_of_missing(store: JobStore, folder: Path) -> None:
-    """Say which runs were submitted, and are not in this store: it was deleted, or it is another one."""
-    known = store.run_dirs()
-    missing = [run.run_id for run in submitted_runs(folder) if str(run.path.resolve()) not in known]
-    if missing:
+def _warn_of_missing(folder: Path) -> None:
+    """Warn of submitted runs that are not in this store: it was deleted, or it is another one."""
+    if missing := missing_runs(folder):
         named = ", ".join(missing[-_NAMED:]) + (" ..." if len(missing) > _NAMED else "")
         say(f"warning: the job store does not have {len(missing)} submitted runs of `{folder}`: {named}", err=True)
         say("hint: add them: trainworks jobs rebuild", err=True)
@@ -98,9 +87,9 @@ def _owner(job: JobRow) -> str:
 
 
 def _time(job: JobRow, now: float) -> str:
-    """How long it has waited, or has run; nothing for a job that ended without a start.
+    """How long the job has waited or run; empty for a job that ended without a start.
 
-    The clocks of two machines may differ, so a time that has just begun may seem to lie ahead.
+    The clocks of two machines may differ, so the start may lie in the future.
     """
     if job.state.waits:
         return f"{format_duration(max(0.0, now - job.submitted_at))} waiting"
@@ -110,5 +99,5 @@ def _time(job: JobRow, now: float) -> str:
 
 
 def job_as_json(job: JobRow) -> dict[str, Any]:
-    """Every column, for programs."""
+    """All columns of a job, for `--json`."""
     return dataclasses.asdict(job)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from trainworks.backends.holding import release
-from trainworks.cli.jobs import JobArgument, backend_to_change, find_job, handle_of, jobs
+from trainworks.api import jobs
+from trainworks.cli.options import JobArgument, warn
 from trainworks.report.printable import say
 
 __all__ = ["command"]
 
 
 def command(job: JobArgument) -> None:
-    """The job starts when its resources are free."""
-    store = jobs()
-    row = find_job(store, job)
-    release(backend_to_change(row, store), row, handle_of(row))
-    say(f"{row.run_id} released")
+    """Let a held job start."""
+    say(f"{jobs.release(job, notify=warn).run_id} released")

@@ -7,8 +7,8 @@ import time
 
 import typer
 
-from trainworks.cli.options import AsJson, OptionalRun, RunsOption, find
-from trainworks.cli.standing import standing
+from trainworks.api.run_handle import find_run
+from trainworks.cli.options import AsJson, OptionalRun, RunsOption, runs_folder, warn
 from trainworks.record.manifest import describe_damage
 from trainworks.report.printable import say
 from trainworks.report.run_progress import RunFollower
@@ -18,10 +18,11 @@ __all__ = ["command"]
 
 
 def command(run: OptionalRun = None, runs: RunsOption = None, as_json: AsJson = False) -> None:
-    """Shows state, progress, newest and damaged checkpoints and, after a failure, its cause."""
-    run_dir = find(run, runs)
+    """State, progress, newest checkpoint, damaged checkpoints and, after a failure, its cause."""
+    found = find_run(run, runs_folder(runs), notify=warn)
+    run_dir = found.run_dir
     progress = RunFollower(run_dir).look()
-    state, note = standing(run_dir, progress.state)
+    state, note = found.standing()
     plan = run_dir.read_resolved().plan
     figures = {
         "run": run_dir.run_id,

@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from trainworks.cli.array import array_of
-from trainworks.cli.jobs import submit_job
+from trainworks.api.run_request import array_members
 from trainworks.cli.languages import As, job_as
 from trainworks.cli.launch import (
     DryRun,
@@ -16,9 +15,7 @@ from trainworks.cli.launch import (
     ProcessesPerNode,
     Recalibrate,
     Target,
-    discarded_if_refused,
     prepare,
-    spec,
     wanted,
 )
 from trainworks.cli.options import RunsOption
@@ -27,12 +24,10 @@ from trainworks.report.console import SafeConsole
 
 __all__ = ["command"]
 
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Answer yes to all questions.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation at a terminal.")]
 ArrayOption = Annotated[
     str | None,
-    typer.Option(
-        "--array", metavar="N|A-B", help="Submit one job per index, which is set in the environment of the command."
-    ),
+    typer.Option("--array", metavar="N|A-B", help="One job per index; a command reads TRAINWORKS_ARRAY_INDEX."),
 ]
 
 
@@ -50,18 +45,16 @@ def command(
 ) -> None:
     """The run is independent of this shell. Prints the run id; `trainworks logs -f` follows the run."""
     talk = SafeConsole(stderr=True)
-    asked = wanted(target, nodes=nodes, nproc=nproc, name=name)
+    request = wanted(target, nodes=nodes, nproc=nproc, name=name)
     if language is not None:
         if not dry_run:
-            raise UsageError(
-                f"`--as {language}` submits nothing", hint="add `--dry-run`, and give the text to its backend"
-            )
-        typer.echo(job_as(language, asked), nl=False)
+            raise UsageError(f"`--as {language}` cannot submit", hint="add `--dry-run`, and submit the text yourself")
+        typer.echo(job_as(language, request), nl=False)
         return
-    members = array_of(asked, array) if array else [asked]
+    members = array_members(request, array) if array else [request]
     for member in members:
         first = member is members[0]
-        prepared = prepare(
+        launch = prepare(
             member,
             runs=runs,
             dry_run=dry_run,
@@ -71,9 +64,7 @@ def command(
             ask=first and not yes,
             times=len(members),
         )
-        if prepared is None:
+        if launch is None:
             return
-        assert prepared.backend is not None
-        with discarded_if_refused(prepared.run_dir):
-            submit_job(prepared.backend, spec(prepared.resolved), prepared.run_dir)
-        typer.echo(prepared.run_dir.run_id)
+        launch.start()
+        typer.echo(launch.run.id)

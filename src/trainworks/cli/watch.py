@@ -8,103 +8,99 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
+import typer
 from rich.console import Console
 
-from trainworks.backends.local.attached import AttachedBackend, stop_supervisor
-from trainworks.cli.following import following
+from trainworks.api.run_handle import JobState, Run, resume_command
+from trainworks.api.runs import Launch
+from trainworks.cli.report import print_report
 from trainworks.cli.tail import RankLogs
 from trainworks.cli.views import LineView, LiveView
-from trainworks.host.clock import SystemClock
-from trainworks.jobs.job_spec import spec_of_run
-from trainworks.jobs.state import JobState
-from trainworks.record.resolved import ResolvedRun
-from trainworks.record.run_dir import RunDir
-from trainworks.report.run_progress import RunFollower
+from trainworks.report.printable import say
 
-__all__ = ["submit_and_watch", "watch"]
+__all__ = ["watch_to_the_end"]
 
-_LOOK_S = 0.1
+_STOPPED = 130
 
 
-def submit_and_watch(
-    run_dir: RunDir, resolved: ResolvedRun, console: Console, *, since: float, lock: int | None = None
-) -> JobState:
-    """Start a run that ends with this process, and show it until it has a final state.
+def watch_to_the_end(launch: Launch, talk: Console) -> None:
+    """Start a run, show it until it has ended, print its report, and end the program as the run did.
 
-    Ctrl-C asks it to stop; a second one ends it at once. One that comes while the run is being submitted is kept until
-    there is a supervisor to tell.
+    Ctrl-C asks the run to stop; a second one ends it at once. One that comes while the run is being started is kept
+    until there is something to stop.
 
-    Args:
-        run_dir: of the run.
-        resolved: the run; the output of a command is shown as it comes.
-        console: for progress and events.
-        since: when it was launched; what an earlier launch left is not shown.
-        lock: the run's, where the caller has taken it.
+    Raises:
+        RunFailedError: the run failed.
+        typer.Exit: the run was stopped, with 130.
     """
-    backend = AttachedBackend(resolved, lock=lock)
-
-    def start() -> None:
-        backend.submit(backend.render(spec_of_run(resolved), run_dir), run_dir)
-
-    def stop(reason: str) -> bool:
-        return stop_supervisor(run_dir, reason)
-
-    return watch(run_dir, resolved, console, since=since, start=start, stop=stop)
+    state = _print_remote_output(launch) if launch.run.has_remote_output else _watch(launch, talk)
+    if launch.run.resolved.plan is not None:
+        print_report(launch.run.run_dir)
+    launch.run.check()
+    if state is JobState.STOPPED:
+        _exit_stopped(launch.run, talk)
 
 
-def watch(
-    run_dir: RunDir,
-    resolved: ResolvedRun,
-    console: Console,
-    *,
-    since: float,
-    start: Callable[[], None],
-    stop: Callable[[str], bool],
-) -> JobState:
-    """Start a run, and show it until it has a final state; Ctrl-C as in `submit_and_watch`.
-
-    Args:
-        run_dir: of the run.
-        resolved: the run.
-        console: for progress and events.
-        since: what an earlier launch left is not shown.
-        start: starts it.
-        stop: asks it to stop, for a reason; False as long as there is nobody to ask.
-    """
+def _watch(launch: Launch, console: Console) -> JobState:
+    run, resolved = launch.run, launch.run.resolved
     num_steps = resolved.plan.num_steps if resolved.plan else None
-    follower = RunFollower(run_dir)
-    output = RankLogs(run_dir) if num_steps is None else None
+    output = RankLogs(run.run_dir) if num_steps is None else None
     live = console.is_terminal and num_steps is not None
     unit = resolved.run_file.workload.unit if resolved.run_file.workload else "tokens"
-    view = LiveView(console, run_dir.run_id, num_steps, unit) if live else LineView(console, num_steps, unit)
-    with _StopOnInterrupt(stop, console) as interrupts, view:
-        start()
-        ask_its_backend = following(run_dir)
-        while True:
+    view = LiveView(console, run.id, num_steps, unit) if live else LineView(console, num_steps, unit)
+    state = JobState.CREATED
+    with StopOnInterrupt(launch.stop, console) as interrupts, view:
+        launch.start()
+        for progress in run.follow(since=launch.since):
             interrupts.pass_on()
-            ask_its_backend()
-            snapshot = follower.look(since=since)
+            state = progress.state
             if output is not None:
-                output.print_new(everything=snapshot.state.is_final)
-            view.show(snapshot, time.time())
-            if snapshot.state.is_final:
-                return snapshot.state
-            SystemClock().sleep(_LOOK_S)
+                output.print_new(everything=state.is_final)
+            view.show(progress, time.time())
+    return state
 
 
-class _StopOnInterrupt:
-    """While active, Ctrl-C, a closed terminal and SIGTERM stop the run instead of leaving it alone."""
+def _print_remote_output(launch: Launch) -> JobState:
+    """Print what remote nodes print, until the job has ended."""
+    launch.start()
+    for is_stopping in (False, True):
+        try:
+            for line in launch.run.output(follow=True):
+                typer.echo(line)
+            break
+        except KeyboardInterrupt:
+            if is_stopping or launch.run.job is None:
+                raise
+            say("stopping; Ctrl-C again leaves the job alone", err=True)
+            launch.stop("SIGINT")
+    return launch.run.wait()
+
+
+def _exit_stopped(run: Run, talk: Console) -> None:
+    """Say how to resume, and end the program as Ctrl-C does.
+
+    Raises:
+        typer.Exit: with 130.
+    """
+    if loss := run.status.message:
+        talk.print(f"warning: {loss}", style="yellow", highlight=False)
+    talk.print(f"stopped; resume with: {resume_command(run.run_dir)}", highlight=False)
+    raise typer.Exit(_STOPPED)
+
+
+class StopOnInterrupt:
+    """While active, Ctrl-C, a closed terminal and SIGTERM stop the run instead of this process."""
 
     _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def __init__(self, stop: Callable[[str], bool], console: Console) -> None:
         self._stop = stop
         self._console = console
-        self._asked = 0
+        self._signals = 0
         self._reasons: list[str] = []
 
     def __enter__(self) -> Self:
-        self._before = {number: signal.signal(number, self._ask) for number in self._SIGNALS}
+        self._before = {number: signal.signal(number, self._note) for number in self._SIGNALS}
         return self
 
     def __exit__(
@@ -114,12 +110,12 @@ class _StopOnInterrupt:
             signal.signal(number, handler)
 
     def pass_on(self) -> None:
-        """Tell the supervisor what it has not been told yet."""
+        """Pass the signals received so far on to the run."""
         while self._reasons and self._stop(self._reasons[0]):
             del self._reasons[0]
 
-    def _ask(self, number: int, frame: object) -> None:
+    def _note(self, number: int, frame: object) -> None:
         self._reasons.append(signal.Signals(number).name)
-        self._asked += 1
-        words = "stopping; once more to end at once" if self._asked == 1 else "ending at once"
+        self._signals += 1
+        words = "stopping; Ctrl-C again ends it at once" if self._signals == 1 else "ending at once"
         self._console.print(words, style="yellow")

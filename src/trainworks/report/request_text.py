@@ -1,18 +1,17 @@
-"""What a job asks its engine for, in a line."""
+"""The resources a job requests, in a line."""
 
 from __future__ import annotations
 
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.units import format_bytes, format_duration
 
-__all__ = ["wish"]
+__all__ = ["request_text"]
 
 
-def wish(spec: JobSpec) -> str:
+def request_text(spec: JobSpec) -> str:
     """`2 node(s) of 8 h100, at most 1h`."""
-    node = spec.node
-    fewest, most = spec.min_nodes, spec.max_nodes
-    number = f"{most}" if fewest == most else f"{fewest} to {most}"
+    node, least, most = spec.node, spec.min_nodes, spec.max_nodes
+    number = f"{most}" if least == most else f"{least} to {most}"
     parts = [f"{node.cores:g} cores"] if node.cores else []
     parts += [f"{node.accelerators} {node.accelerator or 'accelerators'}"] if node.accelerators else []
     parts += [format_bytes(node.memory_bytes)] if node.memory_bytes else []

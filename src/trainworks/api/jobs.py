@@ -1,0 +1,409 @@
+"""Use cases of jobs: list, describe, stop, hold, release and retry them; list and drain the nodes they run on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from trainworks.api.notices import Notify, warn
+from trainworks.backends import holding
+from trainworks.backends.backend import Backend, NodeStatus
+from trainworks.backends.local.backend import LocalBackend
+from trainworks.backends.local.dispatcher_process import wake
+from trainworks.backends.local.machine import local_nodes
+from trainworks.backends.ownership import check_may_change, is_private
+from trainworks.backends.rebuild import Rebuilt, rebuild, submitted_runs
+from trainworks.backends.registry import backend_for, backend_of_job, cluster_of_job
+from trainworks.backends.remote import follow_all, hand_over, hand_over_again, withdraw
+from trainworks.backends.store_place import is_there_a_store, store_folder, store_url
+from trainworks.config.load import load_run_file
+from trainworks.config.run_file import RunFile
+from trainworks.errors import DamagedStoreError, EnvironmentProblem, UnknownRunError, UsageError
+from trainworks.host.clock import SystemClock
+from trainworks.host.probe import probe_host
+from trainworks.host.users import this_host
+from trainworks.jobs.database import set_aside
+from trainworks.jobs.job_spec import JobSpec
+from trainworks.jobs.state import CAUSES, Cause, JobState, parse_cause, parse_state
+from trainworks.jobs.store import Attempt, JobRow, JobStore, open_store
+from trainworks.record.events import read_events
+from trainworks.record.run_dir import RunDir
+from trainworks.recover.failures import describe_failure, first_failure
+
+__all__ = [
+    "Attempt",
+    "Job",
+    "JobRow",
+    "JobState",
+    "Rebuilt",
+    "backend_on",
+    "cause_text",
+    "describe",
+    "drain",
+    "find_job",
+    "hold",
+    "job_of_run",
+    "jobs",
+    "missing_runs",
+    "nodes",
+    "rebuild_jobs",
+    "refresh_remote_jobs",
+    "release",
+    "retry",
+    "stop",
+    "submit_job",
+    "this_host",
+    "undrain",
+]
+
+_SHARED_STORE = (
+    "other users can write this job store: they can change what it says of this job, but not what the job runs"
+)
+_POLL_S = 0.2
+_BACKEND_DELAY_S = 30.0
+"""Longest time between the end of a job's processes and the end its backend reports."""
+
+
+class Job:
+    """A submitted job.
+
+    Args:
+        store: the job store.
+        row: the job's row in it.
+        notify: receives warnings.
+    """
+
+    def __init__(self, store: JobStore, row: JobRow, notify: Notify = warn) -> None:
+        self._store = store
+        self._notify = notify
+        self.row = row
+
+    def __repr__(self) -> str:
+        return f"Job({self.row.id}, {self.row.run_id!r}, {self.row.state})"
+
+    @property
+    def id(self) -> int:
+        """Number of the job."""
+        return self.row.id
+
+    @property
+    def run_id(self) -> str:
+        """Id of its run."""
+        return self.row.run_id
+
+    @property
+    def run_dir(self) -> RunDir:
+        """Directory of its run."""
+        return RunDir(Path(self.row.run_dir))
+
+    @property
+    def state(self) -> JobState:
+        """State at the last refresh."""
+        return self.row.state
+
+    def refresh(self) -> JobState:
+        """Poll the backend and return the state."""
+        _refresh(self._store, self._notify)
+        self.row = self._store.get(self.row.id) or self.row
+        return self.row.state
+
+    def attempts(self) -> list[Attempt]:
+        """Every start of the job."""
+        return self._store.attempts(self.row.id)
+
+    def stop(self, *, at_once: bool = False) -> None:
+        """Ask for a clean end, or end the job at once; returns without waiting for the end.
+
+        Raises:
+            NotOwnerError: the job belongs to another user.
+        """
+        self.refresh()
+        backend, clock, row = self._changeable_backend(), SystemClock(), self.row
+        if row.state.is_final:
+            return
+        if isinstance(backend, LocalBackend):
+            backend.stop(str(row.id), at_once=at_once)
+        elif row.handle is None:
+            withdraw(self._store, row, clock)
+        else:
+            backend.stop(row.handle, at_once=at_once or row.asked_to_end == "stop")
+            end = "kill" if at_once else "stop"
+            self._store.change(row.id, now=clock.now(), asked_to_end=end, asked_by=os.getuid())
+
+    def hold(self) -> None:
+        """Keep the waiting job from starting; it keeps its place in the queue.
+
+        Raises:
+            UsageError: the job does not wait.
+        """
+        holding.hold(self._changeable_backend(), self.row, self._handle())
+
+    def release(self) -> None:
+        """Let a held job start.
+
+        Raises:
+            UsageError: the job does not wait.
+        """
+        holding.release(self._changeable_backend(), self.row, self._handle())
+
+    def retry(self, spec: JobSpec | None = None) -> None:
+        """Queue a failed or stopped job again; a workload resumes from its newest checkpoint.
+
+        Args:
+            spec: replaces the job spec.
+        """
+        self.refresh()
+        backend = self._changeable_backend()
+        self._wait_for_backend()
+        if isinstance(backend, LocalBackend):
+            rendered = backend.render(spec or self.row.spec, self.run_dir)
+            backend.retry(rendered, self.run_dir, str(self.row.id))
+        else:
+            hand_over_again(self._store, backend, self.row, SystemClock(), spec)
+
+    def _wait_for_backend(self) -> None:
+        """Wait until the backend reports the end of a job whose run has ended."""
+        clock = SystemClock()
+        deadline = clock.now() + _BACKEND_DELAY_S
+        while (
+            not self.row.state.is_final
+            and parse_state(self.run_dir.read_status().state).is_final
+            and clock.now() < deadline
+        ):
+            clock.sleep(_POLL_S)
+            follow_all(self._store, clock)
+            self.row = self._store.get(self.row.id) or self.row
+
+    def output(self, *, node: int | None = None, follow: bool = False) -> Iterator[str]:
+        """Lines the job printed, from a backend whose nodes do not share files with this machine.
+
+        Raises:
+            UsageError: the backend has not confirmed the job yet.
+        """
+        return self.backend().output(self._handle(f"trainworks logs -f {self.run_id}"), node=node, follow=follow)
+
+    def backend(self) -> Backend:
+        """The backend that runs the job.
+
+        Raises:
+            EnvironmentProblem: the run directory, which names the backend, is gone.
+        """
+        if self.row.engine == LocalBackend.name:
+            return LocalBackend(self._store)
+        backend = backend_of_job(self.row, store=self._store)
+        if backend is None:
+            missing = RunDir(Path(self.row.run_dir)).resolved_file
+            raise EnvironmentProblem(f"cannot tell which backend runs job {self.row.id}: `{missing}` is missing")
+        return backend
+
+    def _changeable_backend(self) -> Backend:
+        check_may_change(self.row)
+        return self.backend()
+
+    @property
+    def usd_per_accelerator_hour(self) -> float | None:
+        """Price in the run file, if it gives one."""
+        cluster = cluster_of_job(self.row)
+        return cluster.usd_per_accelerator_hour if cluster else None
+
+    def first_failure(self, tail_lines: int = 10) -> list[str]:
+        """The first failed rank and the end of its log, as lines; empty if no rank failed."""
+        events = read_events(self.run_dir.events_file)
+        failure = first_failure(events)
+        if failure is None or failure.get("rank") is None:
+            return []
+        rank, host = failure["rank"], failure.get("host", "an unknown host")
+        lines = [f"first failure: rank {rank} on {host}: {describe_failure(failure, events)}"]
+        file = self.run_dir.rank_log(rank)
+        try:
+            log = file.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            return lines
+        return [*lines, f"end of {file}:", *(f"    {line}" for line in log[-tail_lines:])]
+
+    def _handle(self, then: str | None = None) -> str:
+        row = self.row
+        if row.handle is None and row.engine != LocalBackend.name:
+            hint = f"see `trainworks ps`, then: {then}" if then else "trainworks ps"
+            raise UsageError(f"{row.engine} has not confirmed job {row.id} ({row.run_id}) yet", hint=hint)
+        return row.handle or str(row.id)
+
+
+def _refresh(store: JobStore, notify: Notify) -> None:
+    """Update the store from every backend; restart the local dispatcher if it has died."""
+    if all(state.is_final for state in store.counts()):
+        return
+    live = [state for state in JobState if not state.is_final]
+    if store.search(states=live, engine=LocalBackend.name, uid=os.getuid(), host=this_host(), limit=1):
+        wake()
+    for error in follow_all(store, SystemClock()):
+        notify(error.message)
+
+
+def _store(notify: Notify) -> JobStore:
+    store = open_store(store_url())
+    _refresh(store, notify)
+    return store
+
+
+def jobs(
+    *,
+    states: Sequence[JobState] | None = None,
+    name: str | None = None,
+    mine: bool = False,
+    limit: int | None = None,
+    notify: Notify = warn,
+) -> list[Job]:
+    """Submitted jobs, newest first.
+
+    Args:
+        states: only jobs in these states; all states when None.
+        name: only jobs of this name.
+        mine: only jobs of this user.
+        limit: largest number of jobs.
+        notify: receives warnings.
+    """
+    store = _store(notify)
+    rows = store.search(states=states, name=name, uid=os.getuid() if mine else None, limit=limit)
+    return [Job(store, row, notify) for row in rows]
+
+
+def find_job(name: str, *, notify: Notify = warn) -> Job:
+    """The job of a number or a run id.
+
+    Raises:
+        UnknownRunError: no such job.
+    """
+    store = _store(notify)
+    row = store.find(name, uid=os.getuid())
+    if row is None:
+        newest = ", ".join(f"{job.id} ({job.run_id})" for job in store.search(limit=5)) or "none"
+        raise UnknownRunError(f"no job `{name}`", hint=f"the newest: {newest}")
+    return Job(store, row, notify)
+
+
+def job_of_run(run: str | RunDir, *, notify: Notify = warn) -> Job | None:
+    """The job of a run, by its directory, run id or job number, without polling; None for a run started by `run`."""
+    if not is_there_a_store():
+        return None
+    name = run if isinstance(run, str) else str(run.path.resolve())
+    store = open_store(store_url())
+    row = store.find(name, uid=os.getuid())
+    return Job(store, row, notify) if row else None
+
+
+def describe(name: str, *, notify: Notify = warn) -> tuple[Job, list[Attempt]]:
+    """A job and its attempts."""
+    job = find_job(name, notify=notify)
+    return job, job.attempts()
+
+
+def cause_text(cause: str) -> str:
+    """A cause in words."""
+    return CAUSES[parse_cause(cause) or Cause.UNKNOWN].words
+
+
+def stop(name: str, *, at_once: bool = False) -> Job:
+    """Stop a job; see `Job.stop`."""
+    job = find_job(name)
+    job.stop(at_once=at_once)
+    return job
+
+
+def hold(name: str, *, notify: Notify = warn) -> Job:
+    """Keep a waiting job from starting; see `Job.hold`."""
+    job = find_job(name, notify=notify)
+    job.hold()
+    return job
+
+
+def release(name: str, *, notify: Notify = warn) -> Job:
+    """Let a held job start; see `Job.release`."""
+    job = find_job(name, notify=notify)
+    job.release()
+    return job
+
+
+def retry(name: str, *, notify: Notify = warn) -> Job:
+    """Queue a failed or stopped job again; see `Job.retry`."""
+    job = find_job(name, notify=notify)
+    job.retry()
+    return job
+
+
+def refresh_remote_jobs() -> None:
+    """Poll the backends of all remote jobs; a backend that does not answer is polled again later."""
+    follow_all(open_store(store_url()), SystemClock())
+
+
+def submit_job(backend: Backend, spec: JobSpec, run_dir: RunDir, *, notify: Notify = warn) -> None:
+    """Put a run into the queue of a backend.
+
+    Raises:
+        TrainworksError: the job was not accepted; the run directory is as it was.
+    """
+    if not is_private(store_url()):
+        notify(_SHARED_STORE)
+    if isinstance(backend, LocalBackend):
+        backend.submit(backend.render(spec, run_dir), run_dir)
+        return
+    row = hand_over(open_store(store_url()), backend, spec, run_dir, SystemClock())
+    if row.handle is None:
+        problem = f"{row.reason or f'{row.engine} did not answer'}; job {row.id} ({row.run_id}) is accepted"
+        notify(f"{problem}, and `trainworks ps` finds it there or submits it, once")
+
+
+def backend_on(cluster: str | None) -> Backend:
+    """The backend of a cluster: this machine when None, else a name such as `slurm`, or a run file.
+
+    Raises:
+        UsageError: no such backend.
+        RunFileError: a problem in the run file.
+    """
+    if cluster is None:
+        return LocalBackend()
+    if cluster.endswith((".yaml", ".yml")):
+        return backend_for(load_run_file(Path(cluster))[0].cluster)
+    return backend_for(RunFile.model_validate({"name": "any", "run": "true", "cluster": cluster}).cluster)
+
+
+def nodes(cluster: str | None = None) -> list[NodeStatus]:
+    """Nodes of a cluster, in order of their names; see `backend_on`."""
+    return backend_on(cluster).nodes()
+
+
+def drain(node: str, reason: str, *, cluster: str | None = None) -> None:
+    """Start no more jobs on a node; running jobs continue."""
+    backend_on(cluster).drain(node, reason)
+
+
+def undrain(node: str, *, cluster: str | None = None) -> None:
+    """Let jobs start on a node again."""
+    backend_on(cluster).undrain(node)
+
+
+def missing_runs(folder: Path) -> list[str]:
+    """Ids of submitted runs of a folder that are not in the job store."""
+    known = open_store(store_url()).run_dirs()
+    return [run.run_id for run in submitted_runs(folder) if str(run.path.resolve()) not in known]
+
+
+def rebuild_jobs(folder: Path, *, notify: Notify = warn) -> list[Rebuilt]:
+    """Add the submitted runs of a folder to the job store; a damaged store is set aside first.
+
+    Raises:
+        UsageError: no such folder.
+    """
+    if not folder.is_dir():
+        raise UsageError(f"no folder `{folder}`", hint="name the folder of your runs: trainworks jobs rebuild --runs")
+    url = store_url()
+    try:
+        store = open_store(url)
+    except DamagedStoreError as damaged:
+        notify(f"{damaged.message}; kept as `{set_aside(url)}`")
+        store = open_store(url)
+    added = rebuild(store, submitted_runs(folder), local_nodes(probe_host(store_folder())))
+    if any(run.state is not None and not run.state.is_final for run in added):
+        wake()
+    return added

@@ -1,0 +1,213 @@
+"""A run that exists: find it, follow it, stop it, report it. Reading a run needs neither a database nor torch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainworks.api.notices import Notify, warn
+from trainworks.backends.local.attached import AttachedBackend, stop_supervisor
+from trainworks.backends.registry import cluster_of, shares_files
+from trainworks.errors import EnvironmentProblem, UnknownRunError, UsageError
+from trainworks.host.clock import Clock, SystemClock
+from trainworks.jobs.state import JobState
+from trainworks.record.resolved import ResolvedRun
+from trainworks.record.run_dir import RunDir, list_runs
+from trainworks.record.run_dir import find_run as find_run_dir
+from trainworks.record.status import RunStatus
+from trainworks.report.outcome import failure_of, resume_command
+from trainworks.report.run_progress import Progress, RunFollower, current_state
+from trainworks.report.summary import Report, build_report
+
+if TYPE_CHECKING:
+    from trainworks.api.jobs import Job
+
+__all__ = ["JobState", "Progress", "Run", "RunDir", "backend_poller", "find_run", "resume_command", "runs"]
+
+_BACKEND_POLL_S = 3.0
+_NOT_SUBMITTED = "not submitted: the job store does not have it"
+
+
+class Run:
+    """A run: its record, and what can be done with it.
+
+    Args:
+        path: the run directory.
+        notify: receives warnings.
+    """
+
+    def __init__(self, path: Path | RunDir, notify: Notify = warn) -> None:
+        self.notify = notify
+        self.run_dir = path if isinstance(path, RunDir) else RunDir(Path(path))
+
+    def __repr__(self) -> str:
+        return f"Run({self.id!r}, {self.state})"
+
+    def _repr_html_(self) -> str:
+        rows = {"run": self.id, "state": str(self.state), "folder": str(self.path), "message": self.status.message}
+        cells = (f"<tr><th>{name}</th><td>{escape(text)}</td></tr>" for name, text in rows.items() if text)
+        return f"<table>{''.join(cells)}</table>"
+
+    @property
+    def id(self) -> str:
+        """Id of the run: the name of its directory."""
+        return self.run_dir.run_id
+
+    @property
+    def path(self) -> Path:
+        """The run directory."""
+        return self.run_dir.path
+
+    @property
+    def resolved(self) -> ResolvedRun:
+        """The resolved run: ranks, layout and the plan, which is the prediction."""
+        return self.run_dir.read_resolved()
+
+    @property
+    def status(self) -> RunStatus:
+        """The last status written, with the cause and message of a failure."""
+        return self.run_dir.read_status()
+
+    @property
+    def state(self) -> JobState:
+        """State of the run; LOST if its supervisor died without writing a final state."""
+        return current_state(self.status)
+
+    @property
+    def job(self) -> Job | None:
+        """The job of a submitted run; None for a run started by `run`."""
+        from trainworks.api.jobs import job_of_run  # noqa: PLC0415 - imports the database
+
+        return job_of_run(self.run_dir, notify=self.notify)
+
+    @property
+    def has_remote_output(self) -> bool:
+        """True if the nodes of the run write no logs into the run directory."""
+        cluster = cluster_of(self.path)
+        return cluster is not None and not shares_files(cluster.engine)
+
+    def standing(self) -> tuple[JobState, str | None]:
+        """The state, and a note. A waiting run that is not in the job store was never submitted: CREATED."""
+        state = self.state
+        if not state.waits:
+            return state, None
+        try:
+            return (state, None) if self.job is not None else (JobState.CREATED, _NOT_SUBMITTED)
+        except EnvironmentProblem as problem:
+            return state, problem.message
+
+    def follow(self, *, since: float = 0.0, poll_s: float = 0.1) -> Iterator[Progress]:
+        """Snapshots of the run, until it has ended; the last one has the final state.
+
+        Args:
+            since: leave out steps and events before this time (seconds since the epoch).
+            poll_s: time between two snapshots.
+        """
+        follower, poll_backend = RunFollower(self.run_dir), backend_poller(self.run_dir)
+        while True:
+            poll_backend()
+            progress = follower.look(since=since)
+            yield progress
+            if progress.state.is_final:
+                return
+            SystemClock().sleep(poll_s)
+
+    def wait(self) -> JobState:
+        """Wait for the end of the run; returns its final state."""
+        state = self.state
+        for progress in self.follow():
+            state = progress.state
+        return state
+
+    def check(self) -> Run:
+        """Raise if the run failed.
+
+        Raises:
+            RunFailedError: the first failed rank, its log, and how to resume.
+        """
+        if (error := failure_of(self.run_dir, self.state)) is not None:
+            raise error
+        return self
+
+    def stop(self, *, at_once: bool = False) -> None:
+        """Ask for a clean end, in which a workload saves a checkpoint; returns without waiting for the end.
+
+        Args:
+            at_once: end the run without a checkpoint.
+
+        Raises:
+            UsageError: the run is not running.
+            NotOwnerError: the run belongs to another user.
+        """
+        job = self.job
+        if job is not None and not job.state.is_final:
+            job.stop(at_once=at_once)
+            return
+        state = self.state
+        if state.is_final or self.status.supervisor_pid is None:
+            raise UsageError(f"run {self.id} is not running: {state}")
+        AttachedBackend(self.resolved).stop(str(self.path), at_once=at_once)
+
+    def signal_stop(self, reason: str) -> bool:
+        """Signal the supervisor of a run on this machine; False if no supervisor runs yet."""
+        return stop_supervisor(self.run_dir, reason)
+
+    def output(self, *, node: int | None = None, follow: bool = False) -> Iterator[str]:
+        """Lines that remote nodes printed; see `has_remote_output`.
+
+        Raises:
+            UsageError: the run was not submitted, or its backend has not confirmed the job yet.
+        """
+        job = self.job
+        if job is None:
+            raise UsageError(f"run {self.id} was not submitted", hint=f"trainworks resume -b {self.id}")
+        job.refresh()
+        return job.output(node=node, follow=follow)
+
+    def report(self) -> Report:
+        """What was planned and what happened; works while the run goes on."""
+        return build_report(self.run_dir, time.time(), state=self.state)
+
+
+def find_run(name: str | None = None, folder: Path | str = "runs", *, notify: Notify = warn) -> Run:
+    """The run of an id or a path, or the run of a job by its number; the newest of the folder when None.
+
+    Raises:
+        UnknownRunError: no such run.
+    """
+    try:
+        return Run(find_run_dir(Path(folder), name), notify)
+    except UnknownRunError:
+        from trainworks.api.jobs import job_of_run  # noqa: PLC0415
+
+        job = job_of_run(name) if name else None
+        if job is None:
+            raise
+        return Run(job.run_dir, notify)
+
+
+def runs(folder: Path | str = "runs") -> list[Run]:
+    """Runs of a folder, oldest first."""
+    return [Run(run_dir) for run_dir in list_runs(Path(folder))]
+
+
+def backend_poller(run_dir: RunDir, clock: Clock | None = None) -> Callable[[], None]:
+    """A function for a loop that waits for a run: polls the backend of a remote run every three seconds."""
+    cluster = cluster_of(run_dir.path)
+    if cluster is None or cluster.engine == "local":
+        return lambda: None
+    clock = clock or SystemClock()
+    polled_at = 0.0
+
+    def poll() -> None:
+        nonlocal polled_at
+        from trainworks.api.jobs import refresh_remote_jobs  # noqa: PLC0415
+
+        if clock.now() - polled_at > _BACKEND_POLL_S:
+            refresh_remote_jobs()
+            polled_at = clock.now()
+
+    return poll

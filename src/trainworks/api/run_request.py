@@ -1,0 +1,130 @@
+"""A run as requested: from the arguments of `run`, `submit` or `plan` to a checked run file."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from trainworks.config.load import Source, load_run_file, name_from
+from trainworks.config.run_file import RunFile, RunName
+from trainworks.config.sbatch import is_batch_script, load_batch_script
+from trainworks.errors import UsageError
+
+__all__ = ["RunRequest", "RunTarget", "array_members", "read_request"]
+
+RunTarget = str | Path | RunFile | Mapping[str, Any] | Sequence[str]
+"""A run file by its path, a run file as an object or a mapping, or a command as a list of words."""
+
+_LARGEST_ARRAY = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """A run file, the text it was read from, and the command if the run has no workload."""
+
+    run_file: RunFile
+    source: Source | None = None
+    command: list[str] | None = None
+    notes: tuple[str, ...] = ()
+    """Remarks on the run file, such as ignored options of a batch script."""
+
+
+def read_request(
+    target: RunTarget, *, nodes: int | None = None, nproc: int | None = None, name: str | None = None
+) -> RunRequest:
+    """Read and check the run that a target describes.
+
+    Args:
+        target: a run file (`*.yaml`), a batch script (`*.sbatch`), a run file as an object, or a command.
+        nodes: number of nodes instead of the run file's.
+        nproc: ranks per node instead of the run file's.
+        name: name of the run instead of the run file's.
+
+    Raises:
+        UsageError: the target is neither a run file nor a command.
+        RunFileError: a problem in the run file.
+    """
+    request = _read(target, name)
+    run_file = request.run_file.with_ranks(nodes, nproc)
+    return replace(request, run_file=run_file.model_copy(update={"name": _checked(name)} if name else {}))
+
+
+def _read(target: RunTarget, name: str | None) -> RunRequest:
+    if isinstance(target, RunFile):
+        return RunRequest(target)
+    if isinstance(target, Mapping):
+        return RunRequest(RunFile.model_validate(target))
+    words = [str(target)] if isinstance(target, str | Path) else [str(word) for word in target]
+    if len(words) == 1 and words[0].endswith((".yaml", ".yml")):
+        run_file, source = load_run_file(Path(words[0]))
+        return RunRequest(run_file, source)
+    if len(words) == 1 and is_batch_script(Path(words[0])):
+        run_file, batch = load_batch_script(Path(words[0]))
+        return RunRequest(run_file, batch, notes=tuple(batch.notes))
+    if shutil.which(words[0]) is None:
+        raise UsageError(
+            f"`{words[0]}` is neither a run file (*.yaml), nor a batch script (*.sbatch), nor a program",
+            hint=_program_hint(words[0]),
+        )
+    return RunRequest(RunFile(name=_checked(name or _name_of(words)), run=" ".join(words)), command=words)
+
+
+def _program_hint(name: str) -> str:
+    if name.endswith(".py"):
+        return f"trainworks run -- python {name}"
+    return "trainworks run run.yaml, or: trainworks run --nproc 2 -- python train.py"
+
+
+def _checked(name: str) -> str:
+    try:
+        return TypeAdapter(RunName).validate_python(name)
+    except ValidationError:
+        raise UsageError(f"invalid run name `{name}`", hint="use letters, digits, `.`, `_` and `-`") from None
+
+
+def _name_of(command: list[str]) -> str:
+    """`train` for `python train.py --lr 1`: the first argument that looks like a script, else the program."""
+    script = next((part for part in command if part.endswith((".py", ".sh"))), command[0])
+    return name_from(Path(script).stem)
+
+
+def array_members(request: RunRequest, indexes: str) -> list[RunRequest]:
+    """The jobs of an array: the same command once per index.
+
+    Every command finds its index in TRAINWORKS_ARRAY_INDEX and SLURM_ARRAY_TASK_ID, and the number of jobs in
+    TRAINWORKS_ARRAY_SIZE and SLURM_ARRAY_TASK_COUNT.
+
+    Args:
+        request: a command.
+        indexes: `8` for 0 to 7, or `3-10`.
+
+    Raises:
+        UsageError: the indexes are invalid, or the run is a workload.
+    """
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)", indexes)
+    first = int(match[1] or 0) if match else 0
+    members = range(first, int(match[2]) + (1 if match[1] else 0)) if match else range(0)
+    if not 0 < len(members) <= _LARGEST_ARRAY:
+        raise UsageError(
+            f"`--array {indexes}` is not an array of 1 to {_LARGEST_ARRAY:,} jobs", hint="write `--array 8`, or `3-10`"
+        )
+    if request.run_file.run is None:
+        raise UsageError("a workload cannot be an array: it does not read an index", hint="use `--array` for a command")
+    return [_member(request, index, len(members)) for index in members]
+
+
+def _member(request: RunRequest, index: int, size: int) -> RunRequest:
+    variables = {
+        "TRAINWORKS_ARRAY_INDEX": str(index),
+        "TRAINWORKS_ARRAY_SIZE": str(size),
+        "SLURM_ARRAY_TASK_ID": str(index),
+        "SLURM_ARRAY_TASK_COUNT": str(size),
+    }
+    envs = {**request.run_file.envs, **variables}
+    return replace(request, run_file=request.run_file.model_copy(update={"envs": envs}))

@@ -1,0 +1,344 @@
+"""Use cases of runs: run, submit and resume."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainworks.agent.launch import supervised, take_run
+from trainworks.api.notices import Notify, warn
+from trainworks.api.resolve import resolve
+from trainworks.api.run_handle import Run, find_run
+from trainworks.api.run_request import RunRequest, RunTarget, array_members, read_request
+from trainworks.backends.backend import Backend
+from trainworks.backends.local.attached import AttachedBackend
+from trainworks.backends.registry import backend_of_run
+from trainworks.config.run_file import OnNonfinite, OnSpike
+from trainworks.config.sbatch import BatchSource
+from trainworks.errors import TrainworksError, UsageError
+from trainworks.files import write_atomic
+from trainworks.jobs.job_spec import JobSpec, spec_of_run
+from trainworks.jobs.state import JobState
+from trainworks.record.resolved import ResolvedRun
+from trainworks.record.run_dir import RunDir, create_run_dir
+
+__all__ = ["Launch", "PreparedRun", "prepare", "prepare_resume", "resume", "run", "submit"]
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A run directory whose run is ready to start.
+
+    `start` starts the run, `stop` asks it to stop for a reason and returns False while there is nothing to stop yet.
+    """
+
+    run: Run
+    start: Callable[[], None]
+    stop: Callable[[str], bool]
+    since: float = 0.0
+    """Time of this launch; records of earlier launches are older."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRun:
+    """A resolved run before it has a run directory."""
+
+    request: RunRequest
+    resolved: ResolvedRun
+    folder: Path
+    backend: Backend
+    is_attached: bool
+    """True if the run starts at once on this machine and ends with this process; False if it enters a queue."""
+
+    @property
+    def spec(self) -> JobSpec:
+        """What the run requests from its backend."""
+        return spec_of_run(self.resolved)
+
+    def rendered(self) -> str:
+        """What `start` would submit, as text."""
+        backend = AttachedBackend(self.resolved) if self.backend.name == "local" else self.backend
+        return backend.render(self.spec, RunDir(self.folder / f"{self.resolved.run_id}-N")).text
+
+    def check(self) -> None:
+        """Refuse what the backend can never run.
+
+        Raises:
+            UsageError: with the reason.
+        """
+        self.backend.check(self.spec)
+
+    def probe(self) -> str | None:
+        """Refuse what the backend would not accept now; returns a remark on cores that other jobs use, or None.
+
+        Raises:
+            UsageError: the backend would refuse the job.
+            EnvironmentProblem: other jobs hold the accelerators a run needs at once.
+        """
+        self.backend.probe(self.spec)
+        return self.backend.sharing_note() if isinstance(self.backend, AttachedBackend) else None
+
+    def create(self, *, notify: Notify = warn) -> Launch:
+        """Make the run directory."""
+        run_dir = create_run_dir(self.folder, self.request.run_file.name)
+        resolved = self.resolved.model_copy(update={"run_id": run_dir.run_id})
+        try:
+            if self.request.source is not None and not isinstance(self.request.source, BatchSource):
+                write_atomic(run_dir.run_file, self.request.source.text)
+            run_dir.write_resolved(resolved)
+        except BaseException:
+            shutil.rmtree(run_dir.path, ignore_errors=True)
+            raise
+        if self.is_attached:
+            return attached_launch(run_dir, resolved)
+        backend = self.backend
+
+        def start() -> None:
+            from trainworks.api.jobs import submit_job  # noqa: PLC0415 - imports the database
+
+            with _discarded_on_error(run_dir):
+                submit_job(backend, spec_of_run(resolved), run_dir, notify=notify)
+
+        handle = Run(run_dir, notify)
+        return Launch(handle, start, _stop_job(handle))
+
+
+def prepare(request: RunRequest, *, folder: Path, queued: bool, recalibrate: bool = False) -> PreparedRun:
+    """Resolve a run for its backend.
+
+    Args:
+        request: the run file and its command.
+        folder: folder of all runs.
+        queued: put a run on this machine into its queue; a run elsewhere is always queued there.
+        recalibrate: measure this machine again.
+    """
+    resolved = resolve(
+        request.run_file,
+        request.source,
+        run_id=request.run_file.name,
+        runs=folder,
+        command=request.command,
+        calibrate_again=recalibrate,
+    )
+    is_attached = not queued and resolved.run_file.cluster.engine == "local"
+    backend = AttachedBackend(resolved) if is_attached else backend_of_run(resolved)
+    return PreparedRun(request, resolved, folder, backend, is_attached)
+
+
+def attached_launch(run_dir: RunDir, resolved: ResolvedRun, *, lock: int | None = None, since: float = 0.0) -> Launch:
+    """A launch that starts at once on this machine and ends with this process."""
+    backend = AttachedBackend(resolved, lock=lock)
+
+    def start() -> None:
+        backend.submit(backend.render(spec_of_run(resolved), run_dir), run_dir)
+
+    handle = Run(run_dir)
+    return Launch(handle, start, handle.signal_stop, since)
+
+
+def _stop_job(submitted: Run) -> Callable[[str], bool]:
+    def stop(reason: str) -> bool:
+        job = submitted.job
+        if job is not None:
+            job.stop()
+        return job is not None
+
+    return stop
+
+
+@contextmanager
+def _discarded_on_error(run_dir: RunDir) -> Iterator[None]:
+    """Delete a new run directory if its submission fails inside the block."""
+    try:
+        yield
+    except (TrainworksError, OSError):
+        shutil.rmtree(run_dir.path, ignore_errors=True)
+        raise
+
+
+def run(
+    target: RunTarget,
+    *,
+    nodes: int | None = None,
+    nproc: int | None = None,
+    name: str | None = None,
+    folder: Path | str | None = None,
+    wait: bool = True,
+) -> Run:
+    """Start a run at once on this machine, or in the queue of the cluster its run file names.
+
+    Args:
+        target: a run file by its path, as an object or as a mapping; or a command as a list of words.
+        nodes: number of nodes instead of the run file's.
+        nproc: ranks per node instead of the run file's.
+        name: name of the run instead of the run file's.
+        folder: folder of all runs, instead of the run file's `checkpoint.to`.
+        wait: return when the run has ended.
+
+    Returns:
+        The run. A run on this machine ends with this process.
+
+    Raises:
+        RunFileError: a problem in the run file.
+        UsageError: the run cannot start as requested.
+        RunFailedError: the run failed, if `wait`.
+    """
+    launch = _launch(read_request(target, nodes=nodes, nproc=nproc, name=name), folder, queued=False)
+    launch.start()
+    return _ended(launch.run) if wait else launch.run
+
+
+def _ended(started: Run) -> Run:
+    started.wait()
+    return started.check()
+
+
+def submit(
+    target: RunTarget,
+    *,
+    nodes: int | None = None,
+    nproc: int | None = None,
+    name: str | None = None,
+    folder: Path | str | None = None,
+) -> Run:
+    """Put a run into the queue of its cluster, or of this machine; the run survives this process.
+
+    Args and errors are those of `run`. `submit(...).job` is the job; `submit(...).follow()` follows the run.
+    """
+    launch = _launch(read_request(target, nodes=nodes, nproc=nproc, name=name), folder, queued=True)
+    launch.start()
+    return launch.run
+
+
+def submit_array(target: RunTarget, indexes: str, *, folder: Path | str | None = None) -> list[Run]:
+    """Submit one job per index; see `array_members`."""
+    launches = [_launch(one, folder, queued=True) for one in array_members(read_request(target), indexes)]
+    for launch in launches:
+        launch.start()
+    return [launch.run for launch in launches]
+
+
+def _launch(request: RunRequest, folder: Path | str | None, *, queued: bool) -> Launch:
+    for remark in request.notes:
+        warn(remark)
+    prepared = prepare(request, folder=Path(folder or request.run_file.checkpoint.to), queued=queued)
+    prepared.check()
+    if note := prepared.probe():
+        warn(note)
+    return prepared.create()
+
+
+def resume(
+    name: str | None = None,
+    *,
+    nodes: int | None = None,
+    nproc: int | None = None,
+    nonfinite: OnNonfinite | None = None,
+    spike: OnSpike | None = None,
+    folder: Path | str = "runs",
+    background: bool = False,
+    wait: bool = True,
+) -> Run:
+    """Resume a run from its newest complete checkpoint; the order of the data is unchanged.
+
+    Args:
+        name: id or path of the run; the newest run of the folder when None.
+        nodes: another number of nodes.
+        nproc: another number of ranks per node.
+        nonfinite: another answer to steps that are not finite.
+        spike: another answer to loss spikes.
+        folder: folder of all runs.
+        background: put the run into its queue, so that it survives this process.
+        wait: return when the run has ended; ignored in the background.
+
+    Raises:
+        UsageError: the run is live, or has finished.
+        RunFailedError: the run failed, if `wait`.
+    """
+    found = find_run(name, folder)
+    launch = prepare_resume(found, nodes=nodes, nproc=nproc, nonfinite=nonfinite, spike=spike, background=background)
+    launch.start()
+    return _ended(launch.run) if wait and not background else launch.run
+
+
+def prepare_resume(
+    stopped: Run,
+    *,
+    nodes: int | None = None,
+    nproc: int | None = None,
+    nonfinite: OnNonfinite | None = None,
+    spike: OnSpike | None = None,
+    background: bool = False,
+) -> Launch:
+    """Write the changed resolved run, and return the launch that resumes it; see `resume`.
+
+    The run returns to the queue it was submitted to; a run started by `run` starts at once, unless in the background.
+    """
+    run_dir = stopped.run_dir
+    _check_ended(stopped)
+    lock = take_run(run_dir)  # before the run changes: another `resume` may be first
+    resolved = run_dir.read_resolved()
+    if nodes or nproc:
+        resolved = _with_ranks(run_dir, resolved, nodes, nproc)
+    if nonfinite or spike:
+        resolved = _with_guard(run_dir, resolved, {"nonfinite": nonfinite, "spike": spike})
+    job, since = stopped.job, time.time()
+    if job is None and resolved.run_file.cluster.engine == "local" and not background:
+        return attached_launch(run_dir, resolved, lock=lock, since=since)
+
+    def queue_again() -> None:
+        from trainworks.api.jobs import submit_job  # noqa: PLC0415
+
+        os.close(lock)  # the process that starts the run takes it
+        if job is None:
+            submit_job(backend_of_run(resolved), spec_of_run(resolved), run_dir, notify=stopped.notify)
+        else:
+            job.retry(spec_of_run(resolved))
+
+    return Launch(stopped, queue_again, _stop_job(stopped), since)
+
+
+def _check_ended(stopped: Run) -> None:
+    """Refuse a run that is live or has finished.
+
+    Raises:
+        UsageError: it is.
+    """
+    state, _ = stopped.standing()
+    if not state.is_final and state is not JobState.CREATED:
+        raise supervised(stopped.run_dir, stopped.status)
+    if state is JobState.SUCCEEDED:
+        raise UsageError(f"run {stopped.id} has finished: there is nothing to resume")
+
+
+def _with_guard(run_dir: RunDir, before: ResolvedRun, changes: dict[str, str | None]) -> ResolvedRun:
+    """The same run with another answer to bad steps.
+
+    Raises:
+        UsageError: the run is a command, whose loss is unknown.
+    """
+    if before.plan is None:
+        raise UsageError(f"run {before.run_id} runs a command; `guard` is for a workload")
+    guard = before.run_file.guard.model_copy(update={key: value for key, value in changes.items() if value})
+    resolved = before.model_copy(update={"run_file": before.run_file.model_copy(update={"guard": guard})})
+    run_dir.write_resolved(resolved)
+    return resolved
+
+
+def _with_ranks(run_dir: RunDir, before: ResolvedRun, nodes: int | None, nproc: int | None) -> ResolvedRun:
+    """The same run planned for other ranks, with its original number of steps."""
+    run_file = before.run_file.with_ranks(nodes, nproc).model_copy(update={"layout": None})
+    command = list(before.command) if before.command else None
+    resolved = resolve(run_file, None, run_id=before.run_id, runs=run_dir.path.parent, command=command)
+    if resolved.plan is not None and before.plan is not None:
+        plan = resolved.plan.model_copy(update={"num_steps": before.plan.num_steps})
+        resolved = resolved.model_copy(update={"plan": plan})
+    unchanged = {"created_at": before.created_at, "working_folder": before.working_folder}
+    resolved = resolved.model_copy(update=unchanged)
+    run_dir.write_resolved(resolved)
+    return resolved
