@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from trainworks.errors import ArgumentError, DiskFullError, EnvironmentProblem, UsageError
 from trainworks.record.run_dir import RunDir
 from trainworks.report.console import SafeConsole
 from trainworks.report.printable import say
@@ -72,6 +73,45 @@ def find(run: str | None, runs: Path | None) -> RunDir:
     from trainworks.api.run_handle import find_run  # noqa: PLC0415 - most commands need no run
 
     return find_run(run, runs_folder(runs)).run_dir
+
+
+@contextmanager
+def option_errors(option: str | None = None, path: Path | None = None) -> Iterator[None]:
+    """Place errors at the option that caused them.
+
+    Args:
+        option: that every error of the block is about; when left out, that of an argument's error.
+        path: file that the option makes the block write.
+
+    Raises:
+        UsageError: an argument is not valid.
+        EnvironmentProblem: the file cannot be written.
+    """
+    try:
+        yield
+    except ArgumentError as error:
+        raise UsageError(error.message, place=option or error.option, hint=error.hint) from None
+    except DiskFullError as error:
+        hint = "free some space, or write it elsewhere"
+        raise DiskFullError(error.message, place=option or error.place, hint=hint if path else error.hint) from None
+    except OSError as error:
+        if path is None:
+            raise
+        raise EnvironmentProblem(f"cannot write `{path}`: {error.strerror}", place=option) from None
+
+
+def check_writable(path: Path | None, option: str) -> None:
+    """Refuse a file that cannot be written, before anything is computed.
+
+    Raises:
+        UsageError: its folder does not exist, or the path is not a file.
+    """
+    if path is None:
+        return
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"`{path.parent}` is not a folder", place=option)
+    if path.exists() and not path.is_file():
+        raise UsageError(f"`{path}` is not a file", place=option, hint="name a file to write")
 
 
 def warn(message: str) -> None:
