@@ -105,7 +105,7 @@ def test_reference_nodes(name: str, expected: tuple[str, int, int, int, float]) 
 
 
 def test_an_accelerator_without_a_known_node_is_a_clear_error() -> None:
-    with pytest.raises(UsageError, match="no node with MI455X-432GB is known"):
+    with pytest.raises(UsageError, match="the catalogue has no node with MI455X-432GB"):
         reference_node("MI455X")
 
 

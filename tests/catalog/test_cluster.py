@@ -180,18 +180,18 @@ def test_a_description_is_frozen() -> None:
     ("text", "why"),
     [
         ("", "it is empty"),
-        ("0x H100", "the count is 0"),
+        ("0x H100", "the count must be at least 1"),
         ("4 nodes", "neither an accelerator"),
         ("64 H101", "neither an accelerator"),
         ("4x p4q.24xlarge", "`p4d.24xlarge`"),
         ("slurm:train", "neither an accelerator"),
-        ("4 nodes of 8x H100 over 8x SDR", "`SDR` is no network"),
-        ("4 nodes of 8x H100 over 8x NVLink4", "`NVLink4` is no network"),
-        ("4 nodes of 8x H100 over 0x HDR", "the count is 0"),
+        ("4 nodes of 8x H100 over 8x SDR", "`SDR` is not a network"),
+        ("4 nodes of 8x H100 over 8x NVLink4", "`NVLink4` is not a network"),
+        ("4 nodes of 8x H100 over 0x HDR", "the count must be at least 1"),
     ],
 )
 def test_a_text_that_describes_no_cluster_is_refused_with_the_forms(text: str, why: str) -> None:
-    with pytest.raises(UsageError, match="describes no cluster") as raised:
+    with pytest.raises(UsageError, match="does not describe a cluster") as raised:
         parse_cluster(text)
     assert why in raised.value.message
     assert raised.value.hint is not None

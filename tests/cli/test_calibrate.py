@@ -132,7 +132,7 @@ def test_the_option_replaces_the_layout_of_the_run_file(tmp_path: Path, capsys: 
         ({}, "give either --step-time or --benchmark"),
         ({"step_time": "1 s", "benchmark": Path("b.json")}, "give either --step-time or --benchmark"),
         ({"step_time": "1 s", "on": None}, "a calibration is for a described cluster"),
-        ({"step_time": "1 s", "on": "4x foo"}, "`4x foo` describes no cluster"),
+        ({"step_time": "1 s", "on": "4x foo"}, "`4x foo` does not describe a cluster"),
         ({"step_time": "1 s", "layout": "tp=3"}, "tp (3) does not divide 8 accelerators"),
         ({"benchmark": Path("none.json")}, "cannot read benchmark record `none.json`"),
     ],

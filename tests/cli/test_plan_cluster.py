@@ -250,8 +250,8 @@ def test_every_refusal_says_where_and_what_to_do(tmp_path: Path, golden) -> None
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"on": "4x foo"}, "`4x foo` describes no cluster: "),
-        ({"on": ""}, "`` describes no cluster: it is empty"),
+        ({"on": "4x foo"}, "`4x foo` does not describe a cluster: "),
+        ({"on": ""}, "`` does not describe a cluster: it is empty"),
         ({"explain": "tpp=8"}, "no layout has `tpp`"),
         ({"explain": "tp"}, "tp ``: "),
         ({"explain": "tp=many"}, "tp `many`: input should be a valid integer"),

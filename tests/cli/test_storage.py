@@ -147,7 +147,7 @@ def test_a_described_cluster_may_be_named_on_the_command_line(tmp_path: Path) ->
         ({"dataset_size": "10"}, "error: `10` has no unit; a size takes B"),
         ({"dataset_size": "-1 TB"}, "error: `-1 TB` is not a size\n  --> --dataset-size"),
         ({"restart": "5"}, "error: `5` has no unit; a duration takes ms"),
-        ({"on": "4x nothing"}, "error: `4x nothing` describes no cluster"),
+        ({"on": "4x nothing"}, "error: `4x nothing` does not describe a cluster"),
         ({"explain": "spine switches"}, "error: no figure `spine switches` in this answer\n  --> --explain"),
     ],
 )

@@ -125,9 +125,9 @@ def test_the_script_itself_is_what_runs_and_it_runs_once() -> None:
 def test_what_has_no_effect_is_said() -> None:
     _, source = parse_batch_script(SCRIPT, name="train.sbatch")
     assert source.notes == [
-        "train.sbatch:5  --output is not used: `trainworks logs` shows what the job prints",
-        "train.sbatch:6  --comment is not used: a job is known by a comment of Trainworks",
-        "train.sbatch:11: `#SBATCH` behind the first command does not count",
+        "train.sbatch:5  --output has no effect: `trainworks logs` shows the output of the job",
+        "train.sbatch:6  --comment has no effect: Trainworks uses the comment to identify the job",
+        "train.sbatch:11: `#SBATCH` after the first command has no effect",
     ]
 
 

@@ -1,4 +1,4 @@
-"""What can be recomputed of an accelerator from its other figures."""
+"""Lint rules that recompute figures of an accelerator from its other figures."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _tf32_is_half_bf16(part: Accelerator, _: Catalog) -> Iterator[Problem]:
 
 
 def _matmul_below_peak(part: Accelerator, _: Catalog) -> Iterator[Problem]:
-    """The fastest measured product lies below the peak, and not far below."""
+    """The fastest measured product is below the peak, and not far below."""
     peak = part.peak_flops_per_s.get("bf16")
     if part.matmul_flops_per_s is None or peak is None:
         return
@@ -162,4 +162,4 @@ ACCELERATOR_CHECKS: dict[Kind, dict[str, Check]] = {
         "scale-up-is-its-link": _scale_up_is_its_link,
     },
 }
-"""Rules by the kind of row that they look at, and by their names."""
+"""Rules by kind of row and by name."""

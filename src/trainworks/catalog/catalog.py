@@ -73,7 +73,7 @@ _NOUNS: dict[Kind, str] = {
 
 @dataclass(frozen=True)
 class Catalog:
-    """All facts at once, by name: what the lint reads."""
+    """All facts, by name."""
 
     accelerators: Mapping[str, Accelerator]
     nodes: Mapping[str, Node]
@@ -88,14 +88,14 @@ class Catalog:
     grids: Mapping[str, Grid]
     terms: Mapping[str, Term]
     explained: Mapping[str, Mapping[str, str]]
-    """By name of a row: rules that it rightly breaks, and why."""
+    """Rules that a row breaks for a reason, with the reason, by name of the row."""
 
 
 def accelerator(name: str) -> Accelerator:
     """The accelerator of that name or alias.
 
     Raises:
-        UsageError: there is none, or it is named in the catalogue and cannot be planned with.
+        UsageError: there is none, or plans cannot use it.
 
     >>> accelerator("a100-sxm4-80gb").name
     'A100-SXM-80GB'
@@ -128,7 +128,7 @@ def system(name: str) -> System:
 
 
 def system_of(node_name: str) -> System | None:
-    """The system whose nodes have that name; None for nodes that are sold alone.
+    """The system made of nodes of that name; None for nodes that are sold alone.
 
     >>> system_of("GB200 NVL72 tray").name, system_of("DGX H100")
     ('GB200 NVL72', None)
@@ -204,7 +204,7 @@ def grid(name: str) -> Grid:
 
 
 def reference_node(accelerator_name: str) -> Node:
-    """The node that a planner assumes when it knows the accelerator only.
+    """The node to assume for an accelerator.
 
     A card in a PCIe slot gets a node of eight with one NIC of 100 Gb/s.
 
@@ -217,7 +217,7 @@ def reference_node(accelerator_name: str) -> Node:
     found = accelerator(accelerator_name)
     if found.reference_node is None:
         raise UsageError(
-            f"no node with {found.name} is known",
+            f"the catalogue has no node with {found.name}",
             hint=f"describe it: `4 nodes of 8x {found.name} over 8x 400 Gb/s`",
         )
     base = node(found.reference_node)
@@ -237,7 +237,7 @@ def names(kind: Kind = "accelerators") -> tuple[str, ...]:
 
 
 def has(kind: Kind, name: str) -> bool:
-    """Whether a name or alias of that kind exists."""
+    """True if a row of that kind has the name or alias."""
     return _normal(name) in _index(kind)
 
 
@@ -255,7 +255,7 @@ def find_row(name: str, kind: Kind | None = None) -> Row:
 
 
 def family(name: str) -> tuple[str, ...]:
-    """The other parts that an alias could have meant: those whose names begin with it.
+    """Other accelerators whose names begin with an alias.
 
     >>> family("H100")
     ('H100-PCIE-80GB', 'H100-NVL-94GB')
@@ -267,7 +267,7 @@ def family(name: str) -> tuple[str, ...]:
 
 @cache
 def load_catalog() -> Catalog:
-    """Everything that can be planned with."""
+    """All facts that plans can use."""
     rows = [row for kind in KINDS for row in read_rows(kind).values()]
     parts = [row for row in read_rows("accelerators").values() if row.unplannable is None]
     return Catalog(
@@ -313,7 +313,7 @@ def _find(kind: Kind, name: str) -> Row:
 
 
 def explain_term(name: str) -> UsageError | None:
-    """The error for a word that means something and that no plan can take; None for any other word.
+    """The error for a known word that no plan can use; None for any other word.
 
     >>> explain_term("fibre-channel").message.partition(";")[0]
     '`fibre-channel` is a storage network'
@@ -330,7 +330,7 @@ def explain_term(name: str) -> UsageError | None:
 
 @cache
 def _prefixes() -> tuple[tuple[str, str], ...]:
-    """Terms and the normalised beginnings of the names that they explain."""
+    """Terms and the normalised prefixes of the names that they explain."""
     rows = read_rows("terms").values()
     return tuple((row.name, _normal(prefix)) for row in rows for prefix in row.facts().get("prefixes", ()))
 
@@ -355,7 +355,7 @@ def _nearest(wanted: str, index: Mapping[str, str]) -> list[str]:
 
 @cache
 def _index(kind: Kind) -> dict[str, str]:
-    """From every normalised name and alias to the row's name."""
+    """Name of the row by its normalised name and aliases."""
     index: dict[str, str] = {}
     for row in read_rows(kind).values():
         for name in (row.name, *row.aliases):
@@ -365,7 +365,7 @@ def _index(kind: Kind) -> dict[str, str]:
 
 
 def without_remark(name: str) -> str:
-    """The name without remarks in brackets; the whole name where nothing else is left.
+    """Remove remarks in brackets from a name, unless it has nothing else.
 
     >>> without_remark("H100-80GB (SXM, air cooled)")
     'H100-80GB'

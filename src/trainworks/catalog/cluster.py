@@ -46,7 +46,7 @@ FORMS = (
 UNNAMED = "unnamed"
 _NODE_WORDS = ("node", "server", "machine", "host")
 _LONGEST = 200
-"""Characters of a description."""
+"""Longest description, in characters."""
 _NIC_NOTE = "a NIC of "
 
 _TEXT = re.compile(
@@ -67,7 +67,7 @@ class Fabric(Frozen):
     port: str
     """One NIC in a description: `HDR`, `RoCE 400`, `200 Gb/s`."""
     bytes_per_s: float
-    """Of one NIC, one direction."""
+    """Bandwidth of one NIC, one direction."""
     network: str
 
     def __str__(self) -> str:
@@ -78,7 +78,7 @@ class Fabric(Frozen):
         """NICs of a link of the catalogue.
 
         Raises:
-            UsageError: there is no such link.
+            UsageError: the catalogue does not have the link.
         """
         found = link(port)
         return cls(nics=nics, port=port, bytes_per_s=found.bytes_per_s, network=found.network)
@@ -100,9 +100,9 @@ class ClusterDescription(Frozen):
     """Into the network, all NICs of a node together; 0 where one node needs none."""
     network: str
     in_network_reduction: bool = False
-    """Whether the plan may count on switches that reduce (SHARP)."""
+    """The plan may use switches that reduce (SHARP)."""
     scale_up_reduction: bool = False
-    """Whether the scale-up switches reduce (NVLS)."""
+    """The scale-up switches reduce (NVLS)."""
     nics: int = 0
     node: Node | None = None
     """One node of it, with the NICs of `fabric`; None for a cluster that was not read from a description."""
@@ -115,7 +115,7 @@ class ClusterDescription(Frozen):
 
     @property
     def num_accelerators(self) -> int:
-        """In all nodes together."""
+        """Number of accelerators in all nodes."""
         return self.num_nodes * self.accelerators_per_node
 
     def with_nodes(self, num_nodes: int) -> ClusterDescription:
@@ -154,12 +154,12 @@ class ClusterDescription(Frozen):
         )
 
     def same_hardware(self) -> str:
-        """A key that two clusters share if a plan on one is a plan on the other, whatever their names."""
+        """A key that two clusters share if they differ only in name."""
         return self.model_dump_json(exclude={"name", "node", "node_name", "fabric", "notes"})
 
 
 class _NamedNode(NamedTuple):
-    """A node, its name in a description and the assumptions behind it."""
+    """A node, its name in a description and its assumptions."""
 
     node: Node
     name: str
@@ -243,15 +243,15 @@ def _without_remarks(what: str) -> tuple[str, list[str]]:
 def _count(text: str, digits: str | None, name: str) -> int:
     count = 1 if digits is None else int(digits)
     if count < 1:
-        raise _unreadable(text, f"the count is {count}, and has to be at least 1")
+        raise _unreadable(text, f"the count must be at least 1, got {count}")
     return check_limit(name, count)
 
 
 def _unreadable(text: str, why: str) -> UsageError:
     if match := _NODES_WITHOUT_OF.fullmatch(text.strip()):
         corrected = f"{match['nodes']} of {match['rest']}"
-        return UsageError(f"`{text}` describes no cluster: `of` is missing", hint=f"did you mean `{corrected}`?")
-    return UsageError(f"`{text}` describes no cluster: {why}", hint=f"write it like {', '.join(FORMS)}")
+        return UsageError(f"`{text}` does not describe a cluster: `of` is missing", hint=f"did you mean `{corrected}`?")
+    return UsageError(f"`{text}` does not describe a cluster: {why}", hint=f"write it like {', '.join(FORMS)}")
 
 
 def _nodes(text: str, count: int, what: str, *, unit: str) -> tuple[int, _NamedNode]:
@@ -359,7 +359,7 @@ def _fabric(text: str, base: Node, over: str) -> tuple[Fabric, list[str]]:
 
 
 def _counts_per_nic(port: Link, port_name: str) -> bool:
-    """Whether a network without a count is that of every NIC: not of a bandwidth, as in `100GbE`, and not of TCP."""
+    """True if a network without a count applies to every NIC: not for a bandwidth (`100GbE`), and not for TCP."""
     return port.network not in (UNNAMED, "TCP") and not re.search(r"\d\s*G", port_name, re.IGNORECASE)
 
 
@@ -377,7 +377,7 @@ def _port(text: str, port_name: str) -> Link:
     if _is_bandwidth(port_name):
         return Link(name=port_name, bytes_per_s=parse_bandwidth(port_name), network=UNNAMED)
     known = "`HDR`, `NDR`, `RoCE 400` or `200 Gb/s`"
-    why = f"`{port_name}` is no network; after `over` stands {known}, each with a count"
+    why = f"`{port_name}` is not a network; write {known} after `over`, with a count"
     raise explain_term(port_name) or _unreadable(text, why)
 
 
@@ -385,7 +385,7 @@ def _check_network(name: str, num_nodes: int, base: Node) -> None:
     if num_nodes > 1 and not base.nics:
         raise UsageError(
             f"`{name}` has {num_nodes} nodes, and no bandwidth between nodes of {base.name} is published",
-            hint=f"say it: `{num_nodes} nodes of {base.accelerators}x {base.accelerator} over 8x 200 Gb/s`",
+            hint=f"add it: `{num_nodes} nodes of {base.accelerators}x {base.accelerator} over 8x 200 Gb/s`",
         )
 
 

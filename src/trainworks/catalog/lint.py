@@ -1,7 +1,7 @@
-"""What can be recomputed from other figures of the catalogue, is.
+"""Check the catalogue by recomputing its figures from each other.
 
-Each rule looks at one fact and yields findings with the value, the limit and what is probably wrong. A row may explain
-a finding (`explained` in the data); an explanation that no longer explains anything is a finding itself.
+Each rule checks one fact and yields findings with the value, the limit and the probable cause. A row may explain a
+finding (`explained` in the data); an explanation without a finding is a finding itself.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ __all__ = ["RULES", "Finding", "lint"]
 
 CHECKS = {**ACCELERATOR_CHECKS, **NODE_CHECKS, **MARKET_CHECKS, **TERM_CHECKS}
 RULES = (*(rule for checks in CHECKS.values() for rule in checks), "stale-explanation")
-"""Names that `explained` in the data may use, and those of the findings."""
+"""Names of all rules, for findings and for `explained` in the data."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One figure that does not agree with the others."""
+    """A figure that contradicts others."""
 
     kind: Kind
     row: str
@@ -37,7 +37,7 @@ class Finding:
 
 
 def lint(catalog: Catalog) -> list[Finding]:
-    """All findings, explained ones too, in the order of the catalogue."""
+    """Check all facts; findings include explained ones, in the order of the catalogue."""
     findings = [
         Finding(kind, name, rule, *problem)
         for kind in KINDS
@@ -55,5 +55,5 @@ def _stale_explanations(catalog: Catalog, findings: list[Finding]) -> Iterator[F
         for rule, why in rules.items():
             if (row, rule) not in found:
                 kind: Kind = "accelerators" if row in catalog.accelerators else "nodes"
-                meaning = "it explains a finding that the figures no longer give"
+                meaning = "the figures no longer give the finding that it explains"
                 yield Finding(kind, row, "stale-explanation", f"`{rule}`: {why}", "a finding of that rule", meaning)

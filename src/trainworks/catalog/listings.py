@@ -1,4 +1,4 @@
-"""Rows of somebody's price table, and the offers that they add up to."""
+"""Rows of a price table, and the offers made of them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _LONGEST_NAME = 60
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What one row of a price table says of one zone."""
+    """Prices of one zone: a row of a price table."""
 
     name: str
     provider: str
     node: str | None
     accelerator: str
-    """As the catalogue calls it."""
+    """Name in the catalogue."""
     accelerators: int
     on_demand_usd_h: float | None
     spot_usd_h: float | None
@@ -35,9 +35,9 @@ class Listing:
 
 
 def offers_of(listings: Iterable[Listing]) -> list[Offer]:
-    """One offer for all rows of one name: the cheapest region's on-demand price, and spot as it differs by zone.
+    """Merge the rows of one name into an offer: the cheapest on-demand price and the range of spot prices.
 
-    Where no zone's spot price is below the on-demand price there is no spot market.
+    There is no spot market if no spot price of a zone is below the on-demand price.
     """
     groups: dict[tuple[str, str, int], list[Listing]] = {}
     for row in listings:
@@ -69,10 +69,10 @@ def _offer(rows: list[Listing]) -> Offer | None:
 
 
 def price_of(text: str, place: str) -> float | None:
-    """A price as it is written, in USD; None where nothing is written.
+    """Parse a price in USD; None for an empty text.
 
     Raises:
-        UsageError: something that is no number, or not above 0.
+        UsageError: the text is not a number above 0.
     """
     if not text.strip():
         return None
@@ -81,14 +81,14 @@ def price_of(text: str, place: str) -> float | None:
     except ValueError:
         price = math.nan
     if not (math.isfinite(price) and price > 0):
-        hint = "write dollars per hour as a plain number, `55.04`; leave it empty where nothing is sold"
-        raise UsageError(f"`{printable_text(text)}` is no price", place=place, hint=hint)
+        hint = "write dollars per hour as a plain number, `55.04`; leave it empty if not for sale"
+        raise UsageError(f"`{printable_text(text)}` is not a price", place=place, hint=hint)
     return price
 
 
 @cache
 def known_accelerator(name: str) -> str | None:
-    """The catalogue's name of an accelerator; None for one that it does not know or cannot plan with."""
+    """Name of an accelerator in the catalogue; None for one that plans cannot use."""
     if not has("accelerators", name):
         return None
     try:
@@ -98,5 +98,5 @@ def known_accelerator(name: str) -> str | None:
 
 
 def printable_text(text: str) -> str:
-    """Text of a stranger's file as one short line that a terminal can take."""
+    """Untrusted text as one short line that is safe to print."""
     return "".join(letter for letter in text if letter.isprintable()).strip()[:_LONGEST_NAME]

@@ -1,4 +1,4 @@
-"""What can be recomputed of offers, storage, fleets, assumptions and grids."""
+"""Lint rules that recompute figures of offers, storage, fleets, assumptions and grids."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from trainworks.catalog.rows import Kind
 __all__ = ["MARKET_CHECKS"]
 
 CLIENT_BYTES_PER_S = 100e9
-"""More than one node has been seen to read from shared storage (two ports of 400 Gb/s)."""
+"""Above the fastest published read of one node from shared storage (two ports of 400 Gb/s)."""
 
 GRID_KG_PER_KWH = (0.005, 1.2)
 """Greenhouse gases of a kilowatt-hour: hydropower and nuclear alone, and lignite alone."""
 
 ACCELERATOR_USD_PER_HOUR = (0.05, 30.0)
-"""Prices of one accelerator that were seen; some lists print 700 where they mean "not offered"."""
+"""Range of published prices of one accelerator; some lists print 700 for "not offered"."""
 
 
 def _offer_is_of_its_node(offer: Offer, catalog: Catalog) -> Iterator[Problem]:
-    """An offer of a node has that node's accelerators, and an accelerator that there is."""
+    """An offer of a node has that node's accelerators, and its accelerator is in the catalogue."""
     if offer.accelerator not in catalog.accelerators:
         yield offer.accelerator, "an accelerator of the catalogue", "a typing error, or an alias"
     if offer.node is None:
@@ -38,7 +38,7 @@ def _offer_is_of_its_node(offer: Offer, catalog: Catalog) -> Iterator[Problem]:
 
 
 def _offer_price(offer: Offer, _: Catalog) -> Iterator[Problem]:
-    """A price per accelerator hour that somebody could ask for; spot in order, and below on demand."""
+    """A price per accelerator hour is in the published range; spot prices are in order and below on demand."""
     low, high = ACCELERATOR_USD_PER_HOUR
     prices = [*offer.spot_usd_per_hour, *filter(None, [offer.usd_per_hour])]
     for price in prices:
@@ -75,25 +75,25 @@ def _fleet_rate(fleet: Fleet, catalog: Catalog) -> Iterator[Problem]:
 
 
 def _fleet_stands_alone(fleet: Fleet, catalog: Catalog) -> Iterator[Problem]:
-    """One fleet stands for an architecture, and the architecture is that of some accelerator."""
+    """Only one fleet is the default of an architecture, and an accelerator has that architecture."""
     known = {part.architecture for part in catalog.accelerators.values()}
     for architecture in fleet.stands_for:
         others = [name for name, other in catalog.fleets.items() if architecture in other.stands_for]
         if len(others) > 1:
-            yield f"{architecture}: {', '.join(others)}", "one fleet", "which one a plan takes is left to chance"
+            yield f"{architecture}: {', '.join(others)}", "one fleet", "the choice of a plan is arbitrary"
         if architecture not in known:
             yield architecture, "an architecture of some accelerator", "a typing error"
 
 
 def _assumption_in_range(assumption: Assumption, _: Catalog) -> Iterator[Problem]:
-    """The usual value lies between the ends."""
+    """The typical value is between the ends."""
     values = [assumption.low, assumption.typical, assumption.high]
     if values != sorted(values):
         yield f"{assumption.typical:g}", f"{assumption.low:g} to {assumption.high:g}", "two columns were swapped"
 
 
 def _grid_intensity(grid: Grid, _: Catalog) -> Iterator[Problem]:
-    """Between hydropower alone and lignite alone."""
+    """An intensity is between hydropower alone and lignite alone."""
     low, high = GRID_KG_PER_KWH
     if not low <= grid.kg_co2e_per_kwh <= high:
         limit = f"{low * 1e3:g} to {high * 1e3:g} g/kWh"
@@ -107,4 +107,4 @@ MARKET_CHECKS: dict[Kind, dict[str, Check]] = {
     "assumptions": {"in-range": _assumption_in_range},
     "grids": {"grid-intensity": _grid_intensity},
 }
-"""Rules by the kind of row that they look at, and by their names."""
+"""Rules by kind of row and by name."""

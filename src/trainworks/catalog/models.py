@@ -1,4 +1,4 @@
-"""Known models: their configs in Hugging Face's words, by name and by the names that published tables use."""
+"""Known models: their Hugging Face configs by name and alias."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ __all__ = ["KnownModel", "find_preset", "known_model", "preset", "preset_names"]
 
 
 class KnownModel(Frozen):
-    """One row of the catalogue."""
+    """A model of the catalogue."""
 
     name: str
     config: dict[str, Any]
-    """As in config.json; `trainworks.plan.model_shape` turns it into a shape."""
+    """Contents of config.json; `trainworks.plan.model_shape` derives the shape."""
     parameters: int | None = None
-    """Published total, exact; None where none is published to the last weight."""
+    """Exact published total; None if only a rounded one is published."""
     aliases: tuple[str, ...] = ()
     source: str
     date: str
-    """When the row was written down."""
+    """Date of the row."""
     confidence: Literal["high", "medium"] = "high"
 
 
 def preset_names() -> tuple[str, ...]:
-    """Every model of the catalogue, in its order."""
+    """Names of all models, in the order of the catalogue."""
     return tuple(_models())
 
 
@@ -40,16 +40,16 @@ def preset(name: str) -> dict[str, Any]:
     """The config of a model, as in its config.json.
 
     Raises:
-        UsageError: no such model; the hint names the nearest ones.
+        UsageError: the model is unknown; the hint names the nearest ones.
     """
     return dict(known_model(name).config)
 
 
 def known_model(name: str) -> KnownModel:
-    """The whole row of a model, by its name or an alias without regard to case, blanks, `-` and `_`.
+    """Find a model by its name or an alias, without regard to case, blanks, `-` and `_`.
 
     Raises:
-        UsageError: no such model; the hint names the nearest ones.
+        UsageError: the model is unknown; the hint names the nearest ones.
     """
     models = _models()
     exact = _names_by_key().get(_key(_WORD.findall(name.lower())))
@@ -63,10 +63,10 @@ def known_model(name: str) -> KnownModel:
 
 
 def find_preset(text: str) -> str | None:
-    """The model that a table means; None where it is not certain.
+    """Find the model that a text names; None if it is not certain.
 
-    Case, spaces, dashes and underscores do not matter, and other words may stand around the name; the longest name
-    wins. A size that belongs to no known name, as in `GPT2 3B`, makes it another model.
+    Case, spaces, dashes and underscores do not matter, and the text may have other words; the longest name wins. A size
+    that is not part of a known name, as in `GPT2 3B`, makes it another model.
 
     >>> find_preset("llama3_70b cut to 12 layers")
     'llama3-70b'
@@ -86,7 +86,7 @@ def find_preset(text: str) -> str | None:
 
 
 def _is_another_size(words: list[str]) -> bool:
-    """Whether a name that says no size is followed by one."""
+    """True if a size follows a name without one."""
     return len(words) == 2 and not _SIZE.fullmatch(words[0]) and bool(_SIZE.fullmatch(words[1]))
 
 
@@ -96,7 +96,7 @@ _SIZE = re.compile(r"\d+(\.\d+)?[bmt]")
 
 
 def _key(words: list[str]) -> str:
-    """Words run together, numbers kept apart: `llama3 70b` and `llama-3-70b` are the same, `gpt18.4b` another one."""
+    """Join words and separate numbers: `llama3 70b` and `llama-3-70b` are equal, `gpt18.4b` is different."""
     pieces = re.findall(r"[a-z]+|[0-9.]+", " ".join(words))
     joined = " ".join(pieces)
     return re.sub(r"(?<=[a-z]) | (?=[a-z])", "", joined)

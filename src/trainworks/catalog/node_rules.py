@@ -1,4 +1,4 @@
-"""What can be recomputed of nodes, links, switches and processors."""
+"""Lint rules that recompute figures of nodes, links, switches and processors."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _nic_fits_its_slot(node: Node, catalog: Catalog) -> Iterator[Problem]:
 
 
 def _network_below_scale_up(node: Node, catalog: Catalog) -> Iterator[Problem]:
-    """What a node's NICs bring to each accelerator is less than its scale-up link brings."""
+    """The NICs of a node give each accelerator less than its scale-up link."""
     part = catalog.accelerators.get(node.accelerator)
     if part is None or node.scale_up_domain == 1 or not part.scale_up_bytes_per_s:
         return
@@ -116,4 +116,4 @@ NODE_CHECKS: dict[Kind, dict[str, Check]] = {
     "switches": {"port-speed": _switch_port_speed},
     "processors": {"memory-of-its-time": _memory_of_its_time},
 }
-"""Rules by the kind of row that they look at, and by their names."""
+"""Rules by kind of row and by name."""

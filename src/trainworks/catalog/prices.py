@@ -1,15 +1,15 @@
-"""A price table of the user's own, in place of the catalogue's offers.
+"""Price tables that replace the offers of the catalogue.
 
 A CSV with a header. The columns, in any order:
 
-    accelerator        as the catalogue calls it, or an alias: `H100`, `A100-SXM-80GB`
-    accelerators       how many the price is for; 1 without a `node` is a price per accelerator
-    on_demand_usd_h    dollars per hour for all of them; empty where it is not sold that way
-    spot_usd_h         of one zone; rows that share a name are the zones of one offer        may be left out
-    name               of the offer; provider and node when left out                         may be left out
-    provider, node, region                                                                   may be left out
+    accelerator        a name of the catalogue or an alias: `H100`, `A100-SXM-80GB`
+    accelerators       number that the price is for; 1 without a `node` is a price per accelerator
+    on_demand_usd_h    dollars per hour for all of them; empty if not sold on demand
+    spot_usd_h         of one zone; rows with the same name are the zones of one offer       optional
+    name               of the offer; provider and node by default                            optional
+    provider, node, region                                                                   optional
 
-Or a `vms.csv` of SkyPilot's catalogue, as it is.
+A `vms.csv` of SkyPilot's catalogue works unchanged.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ _SHOWN_UNKNOWN = 4
 
 @dataclass(frozen=True, slots=True)
 class PriceTable:
-    """Offers of a table, and what was left out of it."""
+    """Offers of a table, and notes on ignored rows."""
 
     offers: tuple[Offer, ...]
     notes: tuple[str, ...] = ()
 
 
 def parse_prices(lines: Iterable[str], *, name: str, cloud: str = "") -> PriceTable:
-    """The offers of a price table, its own or SkyPilot's; the header tells which.
+    """Read a price table in the format above or that of SkyPilot, according to its header.
 
     Args:
-        lines: of the file, read one by one.
+        lines: of the file.
         name: of the file, for errors and for the source of each price.
-        cloud: as SkyPilot calls it, whose tables do not say it themselves.
+        cloud: name of the cloud, which tables of SkyPilot do not contain.
 
     Raises:
-        UsageError: columns are missing, or a price or count is no number; with file and line.
+        UsageError: a missing column, or an invalid price or count; with file and line.
     """
     reader = csv.DictReader(lines, restval="")
     try:
@@ -59,13 +59,13 @@ def parse_prices(lines: Iterable[str], *, name: str, cloud: str = "") -> PriceTa
             raise _no_table(name, missing)
         return _of_own(reader, name=name)
     except csv.Error as error:
-        raise UsageError(f"this is no CSV: {error}", place=f"{name}:{reader.line_num}") from None
+        raise UsageError(f"invalid CSV: {error}", place=f"{name}:{reader.line_num}") from None
 
 
 def _no_table(name: str, missing: list[str]) -> UsageError:
     lacking = f"column `{missing[0]}` is" if len(missing) == 1 else f"columns {', '.join(missing)} are"
-    hint = f"the header names {', '.join(_NEEDED)}, and as you like spot_usd_h, name, provider, node, region"
-    return UsageError(f"this is no price table: {lacking} missing", place=f"{name}:1", hint=hint)
+    hint = f"the header needs {', '.join(_NEEDED)}; spot_usd_h, name, provider, node and region are optional"
+    return UsageError(f"not a price table: {lacking} missing", place=f"{name}:1", hint=hint)
 
 
 def _numbered(reader: csv.DictReader[str]) -> Iterator[tuple[int, Mapping[str, str]]]:
@@ -74,7 +74,7 @@ def _numbered(reader: csv.DictReader[str]) -> Iterator[tuple[int, Mapping[str, s
 
 def _of_skypilot(reader: csv.DictReader[str], *, name: str, cloud: str) -> PriceTable:
     table = read_skypilot(_numbered(reader), name=name, cloud=cloud)
-    orphans = f"{name}: {table.without_instance:,} rows of accelerators without the price of an instance were left out"
+    orphans = f"{name}: {table.without_instance:,} rows of accelerators ignored: no price of an instance"
     notes = [*_of_unknown(name, table.unknown), *([orphans] if table.without_instance else [])]
     return PriceTable(tuple(offers_of(table.listings)), tuple(notes))
 
@@ -95,7 +95,7 @@ def _of_own(reader: csv.DictReader[str], *, name: str) -> PriceTable:
 def _own_listing(row: Mapping[str, str], part: str, *, place: str) -> Listing:
     count = row["accelerators"].strip()
     if not (count.isascii() and count.isdigit() and 1 <= int(count[:9]) < 10**6):
-        raise UsageError(f"accelerators is `{printable_text(count)}`, and has to be a count from 1 on", place=place)
+        raise UsageError(f"`accelerators` must be an integer of at least 1, got `{printable_text(count)}`", place=place)
     provider, node = (printable_text(row.get(column) or "") for column in ("provider", "node"))
     named = printable_text(row.get("name") or "") or f"{provider} {node}".strip() or f"{count}x {part}"
     return Listing(
@@ -112,11 +112,11 @@ def _own_listing(row: Mapping[str, str], part: str, *, place: str) -> Listing:
 
 
 def _of_unknown(name: str, unknown: Mapping[str, int]) -> list[str]:
-    """How many rows were left out because the catalogue does not know their accelerator."""
+    """Note on the rows with an accelerator that plans cannot use."""
     if not unknown:
         return []
     total, names = sum(unknown.values()), list(unknown)
     more = f" and {len(names) - _SHOWN_UNKNOWN} more" if len(names) > _SHOWN_UNKNOWN else ""
     shown = ", ".join(f"`{each}`" for each in names[:_SHOWN_UNKNOWN])
     rows = "1 row" if total == 1 else f"{total:,} rows"
-    return [f"{name}: {rows} left out, of accelerators that the catalogue cannot plan with: {shown}{more}"]
+    return [f"{name}: {rows} ignored, with accelerators that plans cannot use: {shown}{more}"]

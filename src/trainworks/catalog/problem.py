@@ -1,4 +1,4 @@
-"""What a rule of the lint says of one fact."""
+"""Findings of a lint rule."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from trainworks.catalog.catalog import Catalog
 __all__ = ["Check", "Problem", "giga", "tera"]
 
 Problem = tuple[str, str, str]
-"""Value, limit, and what it probably means."""
+"""Value, limit and probable cause."""
 Check = Callable[[Any, Catalog], Iterator[Problem]]
-"""A rule: one fact, and the others."""
+"""A rule: yields the problems of one fact, given the catalogue."""
 
 
 def tera(rate: float) -> str:
-    """A rate of products."""
+    """Format a FLOP rate."""
     return f"{rate / 1e12:g} TFLOP/s"
 
 
 def giga(rate: float) -> str:
-    """A bandwidth."""
+    """Format a bandwidth."""
     return f"{rate / 1e9:.4g} GB/s"

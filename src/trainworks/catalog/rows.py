@@ -1,7 +1,7 @@
-"""The data files as rows of figures, each figure with its source, date and confidence.
+"""The data files as rows of figures, each with source, date and confidence.
 
-A row gives `source` (a key of sources.yaml) for all its figures; a figure that comes from elsewhere is a mapping with
-`value` and whatever differs: `source`, `date`, `confidence`, `note`.
+A row gives `source` (a key of sources.yaml) for all its figures; a figure from another source is a mapping with `value`
+and the keys that differ: `source`, `date`, `confidence`, `note`.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ Column = Callable[[Any], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure as it is written in the data, and in base units."""
+    """One figure, as in the data and in base units."""
 
     name: str
     written: str
     facts: Mapping[str, Any]
-    """Fields of the fact that it fills."""
+    """Values by field of the fact."""
     source: str
     date: str
     confidence: Confidence
@@ -79,7 +79,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One thing of the catalogue."""
+    """One row of the catalogue."""
 
     kind: Kind
     name: str
@@ -87,13 +87,13 @@ class Row:
     figures: tuple[Figure, ...]
     note: str | None = None
     unplannable: str | None = None
-    """Why it is named here and cannot be planned with."""
+    """Reason why plans cannot use it."""
     instead: str | None = None
     explained: Mapping[str, str] | None = None
-    """Rules of the lint that the row rightly breaks, and why."""
+    """Lint rules that the row breaks for a reason, with the reason."""
 
     def figure(self, name: str) -> Figure:
-        """The figure of that name, which the row has."""
+        """The figure of that name; the row must have it."""
         return next(figure for figure in self.figures if figure.name == name)
 
     def facts(self) -> dict[str, Any]:
@@ -176,7 +176,7 @@ def _figure(kind: Kind, key: str, value: Any, provenance: Mapping[str, Any]) -> 
 
 
 _CHOICES = ("kind", "reference_node")
-"""Columns that are a choice of the catalogue, whatever the source of the row."""
+"""Columns chosen by the catalogue, independent of the source of the row."""
 _LINK_COLUMNS = ("scale_up", "host", "nic", "nic_slot")
 _SUFFIXES = {
     "_tflops_per_s": "TFLOP/s",
@@ -233,7 +233,7 @@ def _peak(precision: str) -> Column:
 
 
 def _link(bandwidth: str, *, name: str | None = None, network: str | None = None) -> Column:
-    """A column that names a link: its bandwidth, and where asked for its name and its network."""
+    """A column with the name of a link: its bandwidth and, if requested, its name and network."""
 
     def column(value: Any) -> dict[str, Any]:
         found = read_rows("links")[value].facts() if value != "none" else {"bytes_per_s": 0.0, "network": "none"}

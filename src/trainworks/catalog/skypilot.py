@@ -1,11 +1,11 @@
-"""The price table of one cloud as SkyPilot keeps it (`~/.sky/catalogs/v*/CLOUD/vms.csv`).
+"""Price tables of SkyPilot (`~/.sky/catalogs/v*/CLOUD/vms.csv`).
 
-What these tables mean and do not say:
+Conventions of these tables:
     - `A100` is the part of 40 GB, `V100` that of 16 GB. PCIe and SXM parts share a name; the instance tells them apart.
-    - A price of 700.0 stands for "not offered", as 0 does; an empty one means that it is not sold that way.
+    - A price of 700.0 or 0 means "not offered"; an empty one means that it is not sold that way.
     - A spot price equal to the on-demand price is no discount.
-    - Google's accelerators and the instances that hold them stand in rows of their own; what is paid is their sum.
-    - Google's TPU slices and fractions of an accelerator are left out.
+    - Google's accelerators and their instances have separate rows; the price is the sum.
+    - Google's TPU slices and fractions of an accelerator are ignored.
 
 Source: skypilot-org/skypilot-catalog, catalogs/v8.
 """
@@ -34,42 +34,42 @@ _NAMES = {
     "RTX4090": "RTX-4090-24GB",
     "RTX3090": "RTX-3090-24GB",
 }
-"""Names that mean something else in the catalogue, or nothing."""
+"""Names of SkyPilot that the catalogue lacks or uses for another part."""
 _PROVIDERS = {"aws": "AWS", "gcp": "GCP", "ibm": "IBM", "oci": "OCI", "runpod": "RunPod", "cudo": "Cudo"}
 _PLACES = ("Region", "AvailabilityZone")
 
 
 @dataclass(frozen=True, slots=True)
 class _Bare:
-    """Accelerators without the instance that holds them."""
+    """Accelerators without their instance."""
 
     listing: Listing
     zone: str
     mega: bool
-    """Whether they are those of Google's `mega` instances, which have more NICs."""
+    """They belong to Google's `mega` instances, which have more NICs."""
 
 
 @dataclass(slots=True)
 class SkyPilotTable:
-    """What was read of one table."""
+    """Contents of one table."""
 
     listings: list[Listing] = field(default_factory=list)
     unknown: dict[str, int] = field(default_factory=dict)
-    """Rows by accelerator that the catalogue does not know."""
+    """Number of rows by accelerator that the catalogue does not know."""
     without_instance: int = 0
-    """Rows of accelerators whose instance has no price in the same zone, or is not known."""
+    """Number of rows whose instance has no price in the same zone, or is unknown."""
 
 
 def read_skypilot(rows: Iterable[tuple[int, Mapping[str, str]]], *, name: str, cloud: str) -> SkyPilotTable:
-    """Offers by zone of one `vms.csv`.
+    """Read the offers by zone of one `vms.csv`.
 
     Args:
-        rows: number of the line, and its values by column.
+        rows: line number and values by column.
         name: of the file, for errors and sources.
-        cloud: as SkyPilot calls it: `aws`, `gcp`.
+        cloud: name in SkyPilot: `aws`, `gcp`.
 
     Raises:
-        UsageError: a price that is no number.
+        UsageError: an invalid price.
     """
     table = SkyPilotTable()
     instances: dict[tuple[str, str], tuple[float | None, float | None]] = {}
@@ -111,7 +111,7 @@ def _offered(text: str, place: str) -> float | None:
 def _listing(
     row: Mapping[str, str], prices: tuple[float | None, float | None], table: SkyPilotTable, *, place: str, cloud: str
 ) -> Listing | None:
-    """One row; None, and counted, where its accelerator is unknown or shared."""
+    """Listing of one row; None, and counted, if its accelerator is unknown or shared."""
     instance, count = row["InstanceType"], _whole(row["AcceleratorCount"])
     part = _accelerator(row["AcceleratorName"], instance)
     if part is None or count is None:
@@ -135,7 +135,7 @@ def _whole(text: str) -> int | None:
 
 @cache
 def _accelerator(name: str, instance: str) -> str | None:
-    """The part: of the instance where the catalogue knows it, else by name."""
+    """Accelerator of a known instance, else by name."""
     if instance and has("nodes", instance):
         return node(instance).accelerator
     part = known_accelerator(_NAMES.get(name, name))
@@ -147,7 +147,7 @@ def _accelerator(name: str, instance: str) -> str | None:
 def _add_instances(
     table: SkyPilotTable, bare: list[_Bare], instances: Mapping[tuple[str, str], tuple[float | None, float | None]]
 ) -> None:
-    """Give accelerators without an instance the price of the one that holds that many, in the same zone."""
+    """Combine accelerators without an instance with the instance of that size in the same zone."""
     for each in bare:
         row = each.listing
         found = [

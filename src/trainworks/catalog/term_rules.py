@@ -1,4 +1,4 @@
-"""Rules for systems and for terms: what they refer to exists, and what a term proposes can be planned."""
+"""Lint rules of systems and terms: their references exist, and the proposals of a term can be planned."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ def _rack_fills_its_domain(system: System, catalog: Catalog) -> Iterator[Problem
 
 
 def _term_hides_nothing(term: Term, _: Catalog) -> Iterator[Problem]:
-    """A name of the catalogue is found before a term is looked up, so the term would never be explained."""
+    """No row has the name of a term: the row would be found first and the term never explained."""
     row = find_row(term.name, "terms")
     for name in (row.name, *row.aliases):
         for kind in KINDS:
             if kind != "terms" and has(kind, name):
-                yield f"`{name}`", f"no name of the {kind}", "the catalogue has learned it: remove the term"
+                yield f"`{name}`", f"no name of the {kind}", "the catalogue has such a row now: remove the term"
 
 
 def _proposals_can_be_planned(term: Term, _: Catalog) -> Iterator[Problem]:
-    """Everything that a term proposes is read as its kind, and stands in the proposal."""
+    """Every proposal of a term can be parsed as its kind, and is in its text."""
     readers: tuple[tuple[tuple[str, ...], Callable[[str], object]], ...] = (
         (term.clusters, parse_cluster),
         (term.networks, lambda text: parse_cluster(f"2 nodes of 8x H100 over {text}")),
@@ -51,7 +51,7 @@ def _proposals_can_be_planned(term: Term, _: Catalog) -> Iterator[Problem]:
         yield from (problem for text in texts for problem in _unreadable(text, read))
     for text in (*term.clusters, *term.networks, *term.switches, *term.models, *term.topologies):
         if f"`{text}`" not in term.instead:
-            yield f"`{text}`", f"words of: {term.instead}", "the proposal was written anew"
+            yield f"`{text}`", f"words of: {term.instead}", "the text of the proposal was changed"
 
 
 def _unreadable(text: str, read: Callable[[str], object]) -> Iterator[Problem]:
@@ -65,4 +65,4 @@ TERM_CHECKS: dict[Kind, dict[str, Check]] = {
     "systems": {"node-is-known": _node_is_known, "rack-fills-its-domain": _rack_fills_its_domain},
     "terms": {"term-hides-nothing": _term_hides_nothing, "proposals-can-be-planned": _proposals_can_be_planned},
 }
-"""Rules by the kind of row that they look at, and by their names."""
+"""Rules by kind of row and by name."""

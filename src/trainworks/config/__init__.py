@@ -1,1 +1,1 @@
-"""What is wanted: the run file as frozen models, constructible on any machine."""
+"""The run file as frozen models that can be built on any machine."""

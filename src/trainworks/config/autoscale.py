@@ -1,7 +1,7 @@
-"""Nodes that come when jobs need them, and go when none does: what each engine's own autoscaling is told.
+"""Autoscaling: nodes that start when jobs need them and stop when idle, by each backend's own means.
 
-The words that mean the same everywhere stand in the block itself, those of one engine below its name. An engine that
-cannot do what a word asks refuses it.
+Keys that mean the same on every backend are in the block itself, those of one backend below its name. A backend
+refuses a key that it does not support.
 """
 
 from __future__ import annotations
@@ -36,74 +36,74 @@ Command = Annotated[str, AfterValidator(_one_line)]
 
 
 class CloudNode(Spec):
-    """What every node will have once it is there; Slurm plans with it before it has seen one."""
+    """Hardware of a cloud node; Slurm schedules with it before the node exists."""
 
     cores: Annotated[int, Field(ge=1)]
     memory: SizeBytes
-    """That jobs may take: less than the machine has."""
+    """Memory that jobs may use: less than the machine has."""
     accelerators: Annotated[str, StringConstraints(pattern=r"^[a-z0-9_-]+:[1-9][0-9]*$")] | None = None
-    """Kind and number, as Slurm's jobs ask for them: `h100:8`."""
+    """Kind and number, as Slurm jobs request them: `h100:8`."""
     features: tuple[Name, ...] = ()
 
 
 class SlurmAutoscale(Spec):
-    """Slurm's power saving, with a command of yours that starts or stops one node."""
+    """Slurm power saving, with your command that starts or stops one node."""
 
     nodes: NodeList
-    """Names of the nodes that come and go."""
+    """Names of the nodes that start and stop."""
     node: CloudNode
     partition: Name = "cloud"
-    """Of these nodes; made with them."""
+    """Partition of these nodes, created with them."""
     start: Command
-    """Starts the node `$NODE`, in bash, as SlurmUser; the last line that it prints, if any, is the node's address. The
+    """Starts the node `$NODE`, in bash, as SlurmUser; its last line of output, if any, is the node's address. The
     machine has to start slurmd by itself."""
     stop: Command
-    """Stops the node `$NODE`, also one that never came up."""
+    """Stops the node `$NODE`, even if it never came up."""
     starts_per_minute: Annotated[int, Field(ge=0)] = 300
-    """Most nodes, so that power and quotas bear it; 0 is no limit."""
+    """Most nodes to start per minute, for the sake of power and quotas; 0 sets no limit."""
     stops_per_minute: Annotated[int, Field(ge=0)] = 60
     keep_nodes: NodeList | None = None
-    """Nodes by name that never go, beside `keep`."""
+    """Names of nodes that never stop, in addition to `keep`."""
     folder: ConfigPath = "/etc/slurm/power"
-    """Where the two programs lie on slurmctld's machine."""
+    """Folder of the two programs on the machine of slurmctld."""
     log: ConfigPath = "/var/log/slurm/power.log"
-    """What they write down; SlurmUser must be able to."""
+    """Log of the two programs; SlurmUser must be able to write it."""
 
 
 class KubernetesAutoscale(Spec):
-    """Kueue's ProvisioningRequest: the cluster autoscaler brings all nodes of a job, or none, before it is admitted."""
+    """Kueue's ProvisioningRequest: the cluster autoscaler starts all nodes of a job, or none, before it is admitted."""
 
     provisioning_class: DnsName = "best-effort-atomic-scale-up.autoscaling.x-k8s.io"
     """`check-capacity.autoscaling.x-k8s.io` waits for room without making any; `queued-provisioning.gke.io` is Google's
     queue."""
     parameters: dict[str, str] = Field(default_factory=dict)
-    """That the class wants."""
+    """Parameters of the provisioning class."""
     retries: Annotated[int, Field(ge=0)] = 3
-    """Requests after one that failed, before the job is put aside."""
+    """Requests after a failed one, before the job is set aside."""
     retry_after: DurationS = 60.0
-    """Before the first of them; twice as long before every other, up to 30 min."""
+    """Delay before the first retry; it doubles with every further one, up to 30 min."""
 
 
 class SkyPilotAutoscale(Spec):
     """SkyPilot's autostop."""
 
     then: Literal["stop", "delete"] = "delete"
-    """What becomes of the machines: a stopped one keeps its disk, which is paid for."""
+    """Fate of idle machines: a stopped one keeps its disk, which still costs money."""
     wait_for: Literal["jobs_and_ssh", "jobs", "none"] = "jobs_and_ssh"
-    """What keeps them: jobs, and sessions of ssh; with none, they go by the clock."""
+    """Activity that keeps machines up: jobs, or jobs and ssh sessions; with `none`, only the time counts."""
 
 
 class Autoscale(Spec):
-    """When nodes come and go. Each engine does it by itself, with what is written here."""
+    """Rules for starting and stopping nodes, applied by the backend itself."""
 
     down_after: DurationS | None = None
-    """Time without a job after which a node goes."""
+    """Time without a job after which a node stops."""
     keep: Annotated[int, Field(ge=0)] = 0
-    """Nodes that do not go once they are there, whichever they are."""
+    """Number of nodes that stay up once they are started."""
     start_timeout: DurationS | None = None
-    """Longest time from the wish for a node until it is there; one that takes longer has failed."""
+    """Longest time from the request for a node until it is up; one that takes longer has failed."""
     stop_timeout: DurationS | None = None
-    """Longest time that a node takes to go; it cannot come back before."""
+    """Longest time that a node takes to stop; it cannot start again before."""
     slurm: SlurmAutoscale | None = None
     kubernetes: KubernetesAutoscale | None = None
     skypilot: SkyPilotAutoscale = SkyPilotAutoscale()

@@ -1,4 +1,4 @@
-"""What a command asks for, in the words of a SkyPilot task file: its framework and what its nodes must have."""
+"""Framework, resources and environment of a command, with the keys of a SkyPilot task file."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Framework = Literal["torch", "jax", "tensorflow", "mpi", "deepspeed", "slurm"]
 
 
 class AcceleratorRequest(Spec):
-    """`A100:8`: how many of which accelerator one node has."""
+    """Kind and number of accelerators of one node: `A100:8`."""
 
     name: str
     count: int
 
     @property
     def kind(self) -> str | None:
-        """Its name; None for `gpu`, which means any."""
+        """Name of the accelerator; None for `gpu`, which means any."""
         return None if self.name.lower() == "gpu" else self.name
 
     def __str__(self) -> str:
@@ -34,7 +34,7 @@ class AcceleratorRequest(Spec):
 
 
 def _requests(value: Any) -> Any:
-    """One or several alternatives, as text, mapping or list: `A100:8`, `{A100: 8}`, `[A100:8, V100:8]`."""
+    """Parse one or several alternatives, as text, mapping or list: `A100:8`, `{A100: 8}`, `[A100:8, V100:8]`."""
     if isinstance(value, dict):
         texts = [str(name) if count is None else f"{name}:{count}" for name, count in value.items()]
     elif isinstance(value, list | tuple):
@@ -56,7 +56,7 @@ def _request(text: str) -> AcceleratorRequest:
 
 
 def _at_least(unit: str, example: str) -> BeforeValidator:
-    """`4` and `4+`; with a unit, `32`, `32+` and `32GB+`."""
+    """A validator of `4` and `4+`; with a unit, of `32`, `32+` and `32GB+`."""
 
     def parse(value: Any) -> Any:
         found = re.fullmatch(rf"(\d+(?:\.\d+)?)(?:\s*{unit})?\+?", str(value).strip())
@@ -82,7 +82,7 @@ MemoryField = Annotated[
 
 
 def _environment_value(value: Any) -> Any:
-    """A number is written as it is read; SkyPilot does the same."""
+    """Convert a number to text, as SkyPilot does."""
     return str(value) if isinstance(value, int | float) else value
 
 
@@ -91,7 +91,7 @@ EnvironmentValue = Annotated[
     BeforeValidator(_environment_value),
     WithJsonSchema({"type": ["string", "number", "boolean", "null"], "examples": ["hello"]}),
 ]
-"""Text; null for a variable that the shell which starts the run must have."""
+"""Text; null takes the value from the shell that starts the run."""
 
 
 def _not_spot(value: bool) -> bool:
@@ -104,21 +104,21 @@ def _not_spot(value: bool) -> bool:
 
 
 class Resources(Spec):
-    """What every node must have, in SkyPilot's words; refused if this machine has less."""
+    """Resources that every node must have, with SkyPilot's keys; refused if this machine has less."""
 
     accelerators: AcceleratorsField | None = None
-    """Accelerators of a node: `A100:8`, `gpu:8` for any kind, `{A100: 8}`, or a list of alternatives, of which this
-    machine's counts."""
+    """Accelerators of a node: `A100:8`, `gpu:8` for any kind, `{A100: 8}`, or a list of alternatives, of which the
+    kind of this machine counts."""
     cpus: CoresField | None = None
     """Cores of a node, at least."""
     memory: MemoryField | None = None
     """Memory of a node in GB, at least."""
     use_spot: Annotated[bool, AfterValidator(_not_spot)] = False
-    """Only `false`; spot nodes are rented with `cluster.skypilot.use_spot`."""
+    """Only `false`; rent spot nodes with `cluster.skypilot.use_spot`."""
 
 
 def shell_of(script: str) -> list[str]:
-    r"""What the first line of a script says it is for; bash without one. Behind a program it has one argument at most.
+    r"""Interpreter in the first line of a script, with at most one argument; bash if there is none.
 
     >>> shell_of("#!/bin/bash -l\necho"), shell_of("echo")
     (['/bin/bash', '-l'], ['/bin/bash'])

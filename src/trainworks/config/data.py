@@ -13,7 +13,7 @@ from trainworks.config.quantities import FieldError, SizeBytes, Spec
 __all__ = ["TRAINED_VOCABULARY", "Data"]
 
 TRAINED_VOCABULARY = 4096
-"""Entries of a tokenizer that is trained on the data, if the run file does not say."""
+"""Default number of entries of a tokenizer that is trained on the data."""
 
 _CACHE_BYTES = 50_000_000_000
 
@@ -39,33 +39,33 @@ class Data(Spec):
     """Data to train on, prepared once and cached."""
 
     source: Sources = ""
-    """`python-stdlib`, a file, folder or glob (text, JSONL, Parquet), `s3://...`, `hf://name`, a folder that was
-    prepared; or several with weights, `{texts: 3, code: 1}`. A described cluster needs none."""
+    """`python-stdlib`, a file, folder or glob (text, JSONL, Parquet), `s3://...`, `hf://name`, a prepared folder; or
+    several with weights, `{texts: 3, code: 1}`. A described cluster needs none."""
     sequence_length: Annotated[int, up_to("sequence_length")] = 1
-    """Tokens per training sequence; at least 2 for text, left out for images."""
+    """Tokens per training sequence; at least 2 for text, not used for images."""
     image_size: Annotated[int, up_to("image_size", least=8)] | None = None
     """Width of the square images."""
     column: str | None = None
-    """Column or key with the text (JSONL, Parquet, datasets); `text` or `content` when left out."""
+    """Column or key of the text (JSONL, Parquet, datasets); `text` or `content` by default."""
     split: str | None = None
-    """Split of a dataset; `train` when left out."""
+    """Split of a dataset; `train` by default."""
     tokenizer: str = "bpe"
     """`bpe` trains a byte-pair tokenizer on the text; otherwise a tokenizer.json."""
     vocabulary: Annotated[int, Field(ge=257, le=65536)] | None = None
-    """Entries of a trained tokenizer, 4096 when left out; otherwise the tokenizer's own."""
+    """Entries of a trained tokenizer, 4096 by default; a given tokenizer has its own."""
     pack: bool = False
-    """Fill sequences with whole documents where they fit, instead of cutting them out of one long row."""
+    """Fill sequences with whole documents that fit, instead of cutting them from one long row."""
     shuffle_shards: Annotated[int, Field(ge=1)] | None = None
-    """Shards that are mixed with each other; when left out all of them on disk, 16 of a store."""
+    """Number of shards to shuffle together; by default all of them on disk, 16 of a store."""
     cache: SizeBytes | None = None
-    """Space on every node for shards that are streamed from a store, for all runs together; 50 GB when left out."""
+    """Space on every node for shards streamed from a store, for all runs together; 50 GB by default."""
     sample_size: SizeBytes | None = None
-    """Of one sample as it is stored, for planning storage; when left out 2 or 4 bytes per token, 110 kB per image."""
+    """Stored size of one sample, for planning storage; by default 2 or 4 bytes per token, 110 kB per image."""
 
     @model_validator(mode="after")
     def _one_or_several(self) -> Data:
         if isinstance(self.source, str):
-            assert len(self.sources) <= 1  # checks that no option of the address stands beside it again
+            assert len(self.sources) <= 1  # validates that no option of the address is also a key
             return self
         if not self.source:
             raise FieldError("`source` is an empty list", hint="name at least one source")
@@ -76,7 +76,7 @@ class Data(Spec):
 
     @property
     def sources(self) -> tuple[DataSource, ...]:
-        """All sources, one or several; none if the data is only planned with."""
+        """All sources; none if the data is only used for planning."""
         if not isinstance(self.source, str):
             return self.source
         if not self.source:

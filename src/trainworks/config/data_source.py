@@ -1,4 +1,4 @@
-"""Where training data comes from, as it is written: `texts/*.jsonl`, `s3://bucket/data`, `hf://name?split=train`."""
+"""Addresses of training data: `texts/*.jsonl`, `s3://bucket/data`, `hf://name?split=train`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["HUB", "SCHEMES", "STDLIB", "DataSource", "sources_from"]
 STDLIB = "python-stdlib"
 HUB = "hf"
 SCHEMES = ("hf", "s3", "gs", "gcs", "az", "abfs", "http", "https", "memory", "file")
-"""What may stand before `://`: the hub, and stores that fsspec knows."""
+"""Valid schemes before `://`: the hub, and stores that fsspec supports."""
 
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://")
 _HUB_OPTIONS = ("split", "column", "config")
@@ -29,13 +29,13 @@ class DataSource(Spec):
     source: str
     """`python-stdlib`; a file, folder or glob; a store (`s3://bucket/folder`); a dataset of the hub (`hf://name`)."""
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """Share of the training samples over the sum of all weights; all sources by their size when no weight is given."""
+    """Share of the training samples over the sum of all weights; without weights, sources count by their size."""
     column: str | None = None
-    """Column or key with the text (JSONL, Parquet, datasets); `text` or `content` when left out."""
+    """Column or key of the text (JSONL, Parquet, datasets); `text` or `content` by default."""
     split: str | None = None
-    """Split of a dataset; `train` when left out."""
+    """Split of a dataset; `train` by default."""
     config: str | None = None
-    """Configuration of a dataset of the hub."""
+    """Configuration of a dataset on the hub."""
 
     @model_validator(mode="before")
     @classmethod
@@ -45,7 +45,7 @@ class DataSource(Spec):
     @model_validator(mode="before")
     @classmethod
     def _options_of_the_address(cls, value: Any) -> Any:
-        """`hf://name?split=train&column=text` says what the keys beside `source` say."""
+        """Read the options in `hf://name?split=train&column=text` as keys beside `source`."""
         if not isinstance(value, dict) or not isinstance(value.get("source"), str):
             return value
         address = _checked_scheme(value["source"])
@@ -62,12 +62,12 @@ class DataSource(Spec):
 
     @property
     def scheme(self) -> str | None:
-        """What stands before `://`; None for this machine's files."""
+        """Scheme of the address; None for files of this machine."""
         return scheme_of(self.source)
 
 
 def scheme_of(address: str) -> str | None:
-    """What stands before `://`."""
+    """Scheme of an address, the part before `://`; None without one."""
     found = _SCHEME.match(address)
     return found[1].lower() if found else None
 
@@ -85,7 +85,7 @@ def _nearest(word: str, known: tuple[str, ...], form: str = "{}") -> str | None:
 
 
 def sources_from(value: Any) -> Any:
-    """What may be written for `source`: one address, a list of sources, or addresses with their weights.
+    """Normalise the value of `source`: one address, a list of sources, or addresses with weights.
 
     A list and a mapping become a list of mappings; one address stays text.
     """
@@ -104,7 +104,7 @@ def sources_from(value: Any) -> Any:
 
 
 def check_weights(sources: tuple[DataSource, ...]) -> None:
-    """Weights are given for all sources or for none, and each is enough to be seen.
+    """Check that all sources have a weight or none has, and that each weight has an effect.
 
     Raises:
         FieldError: some sources have no weight, or a weight is too small.

@@ -1,6 +1,6 @@
-"""What a job asks of the queue, and what each engine wants to be told.
+"""Requests of a job to the queue, and the options of each backend.
 
-A run file may hold the words of several engines: `engine:` chooses one, and the others are left alone.
+A run file may have options of several backends: `engine:` selects one, and the others are ignored.
 """
 
 from __future__ import annotations
@@ -58,152 +58,152 @@ Engine = Annotated[
 """Name of a backend."""
 
 Word = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@/:+=,\[\]-]*$", max_length=253)]
-"""A name in another program's language: no blank, no quote, nothing that a shell reads."""
+"""A name for another program: no blank, quote or shell character."""
 
 Place = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9/][A-Za-z0-9._@/:+=-]*$", max_length=4096)]
-"""A path, or an image: no blank, no comma, no quote, nothing that a shell reads."""
+"""A path or an image: no blank, comma, quote or shell character."""
 
 Command = Annotated[str, StringConstraints(pattern=r"^[^\x00-][^\x00]*$", max_length=4096)]
-"""A program by its name on the path, or by its own path; never read by a shell."""
+"""A program on the search path or by its own path; never passed to a shell."""
 
 Infra = Annotated[str, StringConstraints(pattern=r"^(\*|[A-Za-z][A-Za-z0-9-]*)(/[A-Za-z0-9*][A-Za-z0-9._@:/*-]*)?$")]
-"""A place in SkyPilot's words: a cloud, `CLOUD/REGION`, `CLOUD/REGION/ZONE`, `k8s/CONTEXT`."""
+"""A place as SkyPilot names it: a cloud, `CLOUD/REGION`, `CLOUD/REGION/ZONE`, `k8s/CONTEXT`."""
 
 
 def _one_option(text: str) -> str:
-    """An option of sbatch as one line; its value may hold anything but a line's end."""
+    """Check that an option of sbatch is one line."""
     if not re.fullmatch(r"--[a-z][a-z-]*(=[^\n\r\0]*)?", text):
         raise FieldError(f"invalid sbatch option `{text}`", hint="write it like `--reservation=maintenance`")
     return text
 
 
 class Idle(Spec):
-    """When a job that runs counts as idle, and what follows.
+    """Conditions under which a running job counts as idle, and the consequence.
 
-    It is idle while every one of these holds, on all of its nodes, in every stretch of the time (30 s, or less where
-    the time is short): the accelerators compute for less than `accelerator` of the stretch, the processes use less than
+    A job is idle while all of these hold, on all of its nodes, in every interval of the time (30 s, or less if the
+    time is short): the accelerators compute for less than `accelerator` of the interval, the processes use less than
     `cpu` cores, they read and write less than `io`, the machine receives less than `network`, no process waits for a
-    disk, and a workload makes no step. What cannot be measured counts as use, and so does what others do with the same
-    accelerators and the same network: the kernel does not count these by process. A download that is slower than all
-    limits is taken for idle.
+    disk, and a workload makes no step. Anything that cannot be measured counts as use, and so does the use of the same
+    accelerators and network by other jobs, which the kernel does not count by process. A download that is slower than
+    all limits counts as idle.
     """
 
     report_after: DurationS = 1800.0
-    """Time without use after which the job is called idle; at the latest when it is stopped."""
+    """Time without use after which the job is reported as idle; at the latest when it is stopped."""
     stop_after: DurationSOrNever = "never"
-    """Time without use after which it is stopped, as `trainworks stop` does it."""
+    """Time without use after which the job is stopped, as with `trainworks stop`."""
     accelerator: Annotated[float, Field(ge=0, le=1)] = 0.02
-    """Share of the time in which the busiest accelerator of a node computes, below which it is not used."""
+    """Share of the time in which the busiest accelerator of a node computes, below which it counts as unused."""
     cpu: Annotated[float, Field(ge=0)] = 0.05
-    """Cores that the processes on a node keep busy together, below which they do nothing."""
+    """Cores in use by all processes on a node together, below which they count as unused."""
     io: SizeBytes = 10_000
-    """Bytes that they read and write per second, files and pipes alike, below which they wait for no data."""
+    """Bytes that the processes read and write per second, files and pipes alike, below which they count as idle."""
     network: SizeBytes = 1_000_000
-    """Bytes that the machine receives per second, by all interfaces but loopback, below which nobody downloads."""
+    """Bytes that the machine receives per second on all interfaces but loopback, below which the network is unused."""
 
     @property
     def first_s(self) -> float:
-        """Time without use after which something happens."""
+        """Time without use after which the first action is due."""
         return self.report_after if self.stop_after == "never" else min(self.report_after, self.stop_after)
 
     @property
     def sample_every_s(self) -> float:
-        """Length of a stretch: a twentieth of the time, and 30 s at most."""
+        """Length of an interval: a twentieth of the time, and 30 s at most."""
         return min(30.0, self.first_s / 20)
 
 
 class Job(Spec):
-    """What the queue has to know. An engine that lacks one of these says so before anything is submitted."""
+    """Requests to the queue. A backend that does not support one of them refuses the job before submission."""
 
     priority: Annotated[int, Field(ge=0, le=100)] = 50
-    """Who goes first among those that wait."""
+    """Order among waiting jobs: higher priorities start first."""
     preemptible: bool = True
-    """Whether a job of higher priority may take its place; it saves a checkpoint first, and waits again."""
+    """Allow a job of higher priority to take the nodes; this job saves a checkpoint first, and is queued again."""
     time_limit: DurationS | None = None
-    """Longest time of one attempt. A job that has one may start before others that it does not delay."""
+    """Longest time of one attempt. A job with a limit may start before other jobs that it does not delay."""
     grace: DurationS = 120.0
-    """From the request to end until the end: at a stop, before the time limit, and when the place is taken."""
+    """Time from the request to end until the kill: at a stop, before the time limit, and at a preemption."""
     min_nodes: Annotated[int, up_to("min_nodes")] | None = None
-    """Fewest nodes to start with; all of them when left out."""
+    """Fewest nodes to start with; all of them by default."""
     exclude: tuple[Word, ...] = ()
-    """Nodes that it must not get."""
+    """Nodes that the job must not use."""
     depends_on: tuple[Word, ...] = ()
-    """Jobs, by number or run, that have to succeed first."""
+    """Jobs, by number or run, that must succeed first."""
     hold: bool = False
-    """Wait until somebody says `trainworks release`."""
+    """Wait until `trainworks release`."""
     idle: Idle = Idle()
-    """What happens when it holds nodes and does not use them."""
+    """Action when the job holds nodes and does not use them."""
 
 
 class Container(Spec):
-    """An image that every rank runs in."""
+    """Container image of every rank."""
 
     image: Place
-    """`docker://nvcr.io/nvidia/pytorch:26.09-py3`, or a file (`.sqsh`, `.sif`) that all nodes see."""
+    """`docker://nvcr.io/nvidia/pytorch:26.09-py3`, or a file (`.sqsh`, `.sif`) that all nodes can read."""
     runtime: Literal["pyxis", "apptainer"] = "pyxis"
-    """What starts it: Slurm's plug-in Pyxis with Enroot, or Apptainer."""
+    """Container runtime: the Slurm plug-in Pyxis with Enroot, or Apptainer."""
     mounts: tuple[Place, ...] = ()
-    """`FROM:TO` or one path for both, beside the folders of the run."""
+    """`FROM:TO` or one path for both, in addition to the folders of the run."""
 
 
 class Slurm(Spec):
-    """A cluster under Slurm, through its command line."""
+    """A Slurm cluster, through its command line."""
 
     partition: Word | None = None
     account: Word | None = None
     qos: Word | None = None
     constraint: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_&|\[\]()*!,.-]+$")] | None = None
-    """Features that every node must have, in Slurm's words: `rack1`, `[rack1|rack2]`."""
+    """Features that every node must have, in Slurm's syntax: `rack1`, `[rack1|rack2]`."""
     switches: Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]*(@[0-9:-]+)?$")] | None = None
-    """Most leaf switches to be spread over, and how long to wait for that: `1@60`."""
+    """Most leaf switches of the job, and the longest wait for them in minutes: `1@60`."""
     reservation: Word | None = None
     login: Word | None = None
-    """Where sbatch is, as ssh names it (`ada@login1`); this machine when left out."""
+    """Machine with sbatch, as ssh names it (`ada@login1`); this machine by default."""
     container: Container | None = None
     options: tuple[Annotated[str, AfterValidator(_one_option)], ...] = ()
-    """More options of sbatch, as they are: `--mail-type=END`."""
+    """More options of sbatch, passed on unchanged: `--mail-type=END`."""
 
 
 class Kubernetes(Spec):
-    """A cluster under Kubernetes with JobSet, queued by Kueue where a queue is named."""
+    """A Kubernetes cluster with JobSet, queued by Kueue if a queue is named."""
 
     context: Word | None = None
-    """Of kubectl's configuration; its current one when left out."""
+    """Context of kubectl's configuration; the current one by default."""
     namespace: Word = "default"
     queue: Word | None = None
-    """Kueue's LocalQueue; without one the pods start as soon as there is room."""
+    """LocalQueue of Kueue; without one the pods start as soon as they fit."""
     image: Word | None = None
-    """Image with Trainworks and what the run needs."""
+    """Image with Trainworks and the dependencies of the run."""
     volume: Word | None = None
-    """PersistentVolumeClaim that all pods write to; it holds the run directory."""
+    """PersistentVolumeClaim of the run directory, mounted by all pods."""
     priority_class: Word | None = None
     service_account: Word | None = None
     node_selector: dict[Word, Word] = Field(default_factory=dict)
     run_as_user: Annotated[int, Field(ge=1, lt=2**31)] | None = None
-    """Number of the user that the pods run as, with the group of the same number; it owns the volume's new files.
-    When left out it is the image's own, or 1000 where the namespace enforces the Pod Security standard `restricted`."""
+    """User id of the pods, with the group of the same number; it owns new files on the volume. By default the user of
+    the image, or 1000 if the namespace enforces the Pod Security standard `restricted`."""
 
 
 class SkyPilot(Spec):
-    """Clouds through SkyPilot, which rents the nodes of a job, and others when they are taken away."""
+    """Clouds through SkyPilot, which rents the nodes of a job and replaces preempted ones."""
 
     program: Command = "sky"
-    """SkyPilot's command line, in an environment of its own: its name on the path, or its path."""
+    """Command line of SkyPilot, in its own environment: a name on the search path, or a path."""
     infra: tuple[Infra, ...] = ()
-    """Where the job may run: `aws`, `gcp/us-central1`, `k8s/my-context`; wherever you have access when left out."""
+    """Places to run the job: `aws`, `gcp/us-central1`, `k8s/my-context`; by default all that you have access to."""
     ordered: bool = False
-    """Take the first place of `infra` that has room; otherwise the cheapest."""
+    """Take the first place of `infra` with capacity instead of the cheapest."""
     use_spot: bool = False
-    """Rent nodes that the cloud may take away."""
+    """Rent spot nodes, which the cloud may preempt."""
     recovery: Literal["failover", "eager_next_region"] = "eager_next_region"
-    """Where to look first for new nodes when they were taken away: in the same region, or in the next."""
+    """First place to look for new nodes after a preemption: the same region, or the next."""
     max_hourly_cost: Annotated[float, Field(gt=0)] | None = None
-    """Most dollars that one node may cost per hour."""
+    """Highest price of one node, in dollars per hour."""
     instance_type: Word | None = None
-    """A cloud's own name of a node: `p5.48xlarge`."""
+    """Instance type of the cloud: `p5.48xlarge`."""
     image: Place | None = None
-    """Container (`docker:nvcr.io/nvidia/pytorch:26.09-py3`), or a cloud's image, that the nodes start from."""
+    """Container (`docker:nvcr.io/nvidia/pytorch:26.09-py3`) or cloud image that the nodes start from."""
     disk_size: Annotated[int, Field(ge=1)] | None = None
-    """Disk of a node in GB."""
+    """Disk size of a node in GB."""
     file_mounts: dict[str, str] = Field(default_factory=dict)
-    """What the nodes see at a path: a folder from here, or a bucket (`/data: s3://my-bucket/data`)."""
+    """Folders of this machine or buckets by their path on the nodes: `/data: s3://my-bucket/data`."""

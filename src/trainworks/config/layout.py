@@ -1,10 +1,10 @@
-"""The parallel layout, and the one place that checks its identity.
+"""The parallel layout and the checks of its degrees.
 
     dp_replicate * dp_shard * cp * tp * pp = world_size
     micro_batch * grad_accum_steps * dp_replicate * dp_shard = global_batch
 
 `ep` reuses ranks: it divides `dp_shard * cp * tp` and does not enter the product.
-A degree that is not written is 1 on this machine, and open on a described cluster (`check_written`).
+A missing degree is 1 on this machine, and open on a described cluster (`check_written`).
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ Compression = Literal["none", "bf16", "fp16", "powersgd"]
 
 
 class Layout(Spec):
-    """How the ranks share the work, as far as the run file fixes it.
+    """Degrees of parallelism and options that the run file fixes.
 
-    On this machine a degree that is left out is 1. On a described cluster it is open, like an option that is `auto`:
-    `{tp: 8}` is planned with the fastest of all layouts that have it.
+    On this machine a missing degree is 1. On a described cluster it is open, like an option that is `auto`: `{tp: 8}`
+    selects the fastest of all layouts with that degree.
     """
 
     dp_replicate: int = Degree
@@ -57,9 +57,9 @@ class Layout(Spec):
     ep: int = Degree
     """Expert parallel degree; divides dp_shard * cp * tp."""
     micro_batch: Annotated[int, up_to("micro_batch")] | Literal["auto"] = "auto"
-    """Sequences that one rank takes through one forward and backward."""
+    """Sequences of one rank in one forward and backward pass."""
     zero: Literal[1, 2, 3, "auto"] = "auto"
-    """What the ranks of `dp_shard` share: 1 optimizer state, 2 and gradients, 3 and weights (FSDP)."""
+    """State sharded over `dp_shard`: 1 optimizer state, 2 also gradients, 3 also weights (FSDP)."""
     sequence_parallel: bool | Literal["auto"] = "auto"
     """Split norms and residuals over `tp` too."""
     interleave: Annotated[int, up_to("interleave")] | Literal["auto"] = "auto"
@@ -67,22 +67,22 @@ class Layout(Spec):
     zero_bubble: bool | Literal["auto"] = "auto"
     """Let weight gradients fill the pipeline's idle time (ZB-H1)."""
     recompute: Literal["none", "selective", "full", "auto"] = "auto"
-    """Activations that backward computes again: none, those of the attention between its projections, or all."""
+    """Activations that the backward pass recomputes: none, those of the attention between its projections, or all."""
     offload_activations: bool | Literal["auto"] = "auto"
-    """Let activations wait for their backward in the host's memory."""
+    """Keep activations in host memory until their backward pass."""
     offload_optimizer: bool | Literal["auto"] = "auto"
-    """Keep optimizer states in the host's memory."""
+    """Keep optimizer states in host memory."""
     gradient_compression: Compression = "none"
-    """What gradients are sent as between replicas: whole (fp32), rounded to 16 bits, or as PowerSGD's low-rank factors
-    with error feedback (Vogels et al. 2019)."""
+    """Format of gradients between replicas: fp32, rounded to 16 bits, or the low-rank factors of PowerSGD with error
+    feedback (Vogels et al. 2019)."""
     powersgd_rank: Annotated[int, Field(ge=1)] = 4
-    """Rank of the factors."""
+    """Rank of the PowerSGD factors."""
     powersgd_warmup: Annotated[int, Field(ge=2)] = 100
-    """Steps before PowerSGD begins, after a start and after every resume, in which gradients are sent whole."""
+    """Steps with uncompressed gradients after a start and after every resume."""
     stage_layers: (
         Annotated[tuple[Annotated[int, up_to("layers")], ...], Field(max_length=LIMITS["layers"].most)] | None
     ) = None
-    """Layers of each pipeline stage, first to last; when left out as even as can be, the shorter ones at both ends."""
+    """Layers of each pipeline stage, first to last; by default evenly divided, with the shorter stages at both ends."""
 
 
 class ResolvedLayout(Spec):
@@ -107,12 +107,12 @@ class ResolvedLayout(Spec):
     powersgd_rank: int = 4
     powersgd_warmup: int = 100
     bucket_mib: int = 25
-    """Gradients that replicas send at a time; chosen by the plan."""
+    """Bucket size of the gradient all-reduce, chosen by the plan."""
     stage_layers: tuple[int, ...] | None = None
 
     @property
     def dp(self) -> int:
-        """Ranks that see different data."""
+        """Number of ranks with different data."""
         return self.dp_replicate * self.dp_shard
 
     @property
@@ -121,7 +121,7 @@ class ResolvedLayout(Spec):
         return self.dp * self.cp * self.tp * self.pp
 
     def describe(self) -> str:
-        """One line without the axes that are 1."""
+        """Summary in one line, without the axes that are 1."""
         axes = {name: getattr(self, name) for name in ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep")}
         used = [f"{name} {degree}" for name, degree in axes.items() if degree > 1] or ["one process"]
         return ", ".join(
@@ -129,7 +129,7 @@ class ResolvedLayout(Spec):
         )
 
     def _options(self) -> list[str]:
-        """In words, what is not as it is without being asked for."""
+        """Options that differ from their defaults, in words."""
         plain = self.dp_shard * self.cp == 1
         chosen = {
             f"zero {self.zero}": self.zero != 3 and not plain,
@@ -141,7 +141,7 @@ class ResolvedLayout(Spec):
             "offload optimizer": self.offload_optimizer,
             f"{self.gradient_compression} gradients": self.gradient_compression != "none",
         }
-        return [words for words, said in chosen.items() if said]
+        return [text for text, is_chosen in chosen.items() if is_chosen]
 
 
 def resolve_layout(layout: Layout, *, world_size: int, global_batch: int, micro_batch: int) -> ResolvedLayout:
@@ -176,7 +176,7 @@ def resolve_layout(layout: Layout, *, world_size: int, global_batch: int, micro_
 
 
 def _automatic(layout: Layout) -> list[tuple[str, Any]]:
-    """Options that nobody asked for. Zero bubble needs weights that stay, so it does not go with ZeRO-3."""
+    """Defaults of the `auto` options. Zero bubble needs unsharded weights, so it excludes ZeRO-3."""
     return [
         ("zero", 2 if layout.zero_bubble is True else 3),
         ("sequence_parallel", layout.tp > 1),
@@ -191,7 +191,7 @@ def _automatic(layout: Layout) -> list[tuple[str, Any]]:
 def stage_layers(layout: ResolvedLayout, num_layers: int) -> list[range]:
     """The layers of each of the pp * interleave stages.
 
-    What does not divide goes to the stages in the middle: the first has the embedding besides, the last the output.
+    The stages in the middle get the remainder, because the first also has the embedding and the last the output.
 
     >>> four = resolve_layout(Layout(pp=4), world_size=4, global_batch=4, micro_batch=1)
     >>> stage_layers(four, 6)
@@ -208,10 +208,10 @@ def stage_layers(layout: ResolvedLayout, num_layers: int) -> list[range]:
 
 
 def check_micro_batch(micro_batch: int, sequences: int, *, whose: str = "that each data-parallel rank gets") -> None:
-    """Check a micro-batch against the sequences that it is to divide.
+    """Check that a micro-batch divides its sequences.
 
     Raises:
-        LayoutError: with the micro-batches that there are.
+        LayoutError: it does not; the hint names all that do.
     """
     if sequences % micro_batch:
         raise LayoutError(
@@ -222,10 +222,10 @@ def check_micro_batch(micro_batch: int, sequences: int, *, whose: str = "that ea
 
 
 def check_written(layout: Layout, *, world_size: int, global_batch: int) -> bool:
-    """Check a layout whose unwritten degrees are open; returns whether the written ones leave none of them open.
+    """Check a layout with open degrees; returns whether its given degrees leave none of them open.
 
-    They do where they multiply to the world size. Where data, tensor and pipeline parallelism are all written, or the
-    written degrees do not divide the world size, they have to: then this is `check_layout`.
+    They leave none open if they multiply to the world size. If data, tensor and pipeline parallelism are all given, or
+    the given degrees do not divide the world size, they must do so, as in `check_layout`.
 
     Raises:
         LayoutError: naming every factor, the limit and the degree to change.
@@ -253,7 +253,7 @@ def check_written(layout: Layout, *, world_size: int, global_batch: int) -> bool
 
 
 def check_layout(layout: Layout, *, world_size: int, global_batch: int) -> None:
-    """Check a layout's degrees, whatever its micro-batch will be.
+    """Check the degrees of a layout, without its micro-batch.
 
     Raises:
         LayoutError: naming every factor, the limit and the degree to change.
@@ -276,7 +276,7 @@ def divisors(number: int) -> list[int]:
 
 
 def one_of(values: Sequence[int]) -> str:
-    """The choice between some numbers, in words.
+    """The choice between numbers, in words.
 
     >>> one_of([1, 2, 4]), one_of([1])
     ('one of 1, 2, 4', '1')
@@ -285,7 +285,7 @@ def one_of(values: Sequence[int]) -> str:
 
 
 def _check_divisors(layout: Layout, world_size: int) -> None:
-    """No choice of data parallelism mends the other degrees if they do not divide the world size."""
+    """Check the degrees that no choice of data parallelism can make fit the world size."""
     left, seen = world_size, ""
     for name in ("cp", "tp", "pp"):
         degree = getattr(layout, name)
@@ -341,5 +341,5 @@ def _product_hint(axes: dict[str, int], product: int, world_size: int) -> str:
 
 
 def next_multiple(value: int, factor: int) -> int:
-    """The smallest multiple of a factor that is not below the value."""
+    """The smallest multiple of `factor` that is at least `value`."""
     return -(-value // factor) * factor

@@ -1,6 +1,6 @@
 """Largest counts that an input may have: ten times what is published, or more.
 
-A larger count is a slip of the keyboard, and planning it could take unbounded time and memory.
+A larger count is a typing error, and planning it could take unbounded time and memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["LIMITS", "Limit", "above_limit", "check_limit", "up_to"]
 
 
 class Limit(NamedTuple):
-    """The largest value of a count and the published value behind it."""
+    """The largest value of a count and the published value it derives from."""
 
     most: int
     reason: str
@@ -43,7 +43,7 @@ LIMITS: Mapping[str, Limit] = {
     "epochs": Limit(10**6, "published runs take some hundreds"),
     "size_bytes": Limit(2**50, "the largest published messages have some gigabytes"),
 }
-"""By the name of the count, as a run file or a table calls it."""
+"""Limits by the name of the count in a run file or a table."""
 
 _ALIASES = {
     "kv_heads": "heads",
@@ -67,7 +67,7 @@ def up_to(name: str, *, least: int = 1, **field: Any) -> Any:
 
 
 def above_limit(name: str, value: int, *, called: str | None = None) -> str | None:
-    """Why a count is too large; None for a count that is not, or that has no limit.
+    """Message if a count is too large; None if it is within its limit or has none.
 
     >>> above_limit("kv_heads", 10**6)
     'kv_heads is 1,000,000, above the limit of 100,000: the widest published model has 160'
@@ -79,7 +79,12 @@ def above_limit(name: str, value: int, *, called: str | None = None) -> str | No
 
 
 def check_limit(name: str, value: int, *, called: str | None = None) -> int:
-    """The value, if it is within the limit of its name; `called` is its name in the input, where that is another one.
+    """Return the value if it is within the limit of its name.
+
+    Args:
+        name: of the limit.
+        value: of the count.
+        called: the name in the input, if it differs.
 
     Raises:
         UsageError: it is above the limit.

@@ -1,4 +1,4 @@
-"""Field types of the run file: text in, base units out."""
+"""Field types of the run file: parsed from text to base units."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class FieldError(ValueError):
 
 
 class Frozen(BaseModel):
-    """Base of what is read and not changed: unknown keys are refused."""
+    """Base of immutable models that refuse unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Spec(Frozen):
-    """Base of everything a person writes or reads on disk: every field is documented where it stands."""
+    """Base of models in files that people read or write; the docstring of each field documents it."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)  # reads the source, which takes time at import
 
@@ -74,7 +74,7 @@ def _duration(value: Any) -> float:
 DurationS = Annotated[
     float, _parsed(_duration), Field(gt=0), WithJsonSchema({"type": "string", "examples": ["3h", "90s"]})
 ]
-"""Seconds, written as `3h` or `90s`; a float is already seconds."""
+"""Duration as text, `3h` or `90s`; a float is in seconds."""
 
 
 def _duration_or_auto(value: Any) -> float | str:
@@ -91,7 +91,7 @@ AutoDurationS = Annotated[
     _parsed(_duration_or_auto),
     WithJsonSchema({"type": "string", "examples": ["auto", "60s"]}),
 ]
-"""Seconds, written as `60s`, or `auto`."""
+"""Duration as text, `60s`, or `auto`."""
 
 
 def _duration_or_never(value: Any) -> float | str:
@@ -103,7 +103,7 @@ DurationSOrNever = Annotated[
     _parsed(_duration_or_never),
     WithJsonSchema({"type": "string", "examples": ["2h", "never"]}),
 ]
-"""Seconds, written as `2h`, or `never`."""
+"""Duration as text, `2h`, or `never`."""
 
 
 def _size(value: Any) -> int:
@@ -113,7 +113,7 @@ def _size(value: Any) -> int:
 SizeBytes = Annotated[
     int, _parsed(_size), Field(gt=0), WithJsonSchema({"type": "string", "examples": ["110 kB", "8 KiB"]})
 ]
-"""Bytes, written as `110 kB` or `8 KiB`; a whole number is already bytes."""
+"""Size as text, `110 kB` or `8 KiB`; an integer is in bytes."""
 
 
 def _usd(value: Any) -> float:
@@ -123,11 +123,11 @@ def _usd(value: Any) -> float:
 BudgetUsd = Annotated[
     float, _parsed(_usd), Field(gt=0), WithJsonSchema({"type": "string", "examples": ["2000 USD", "1.5M USD"]})
 ]
-"""US dollars, written as `2000 USD` or `1.5M USD`; a float is already dollars."""
+"""Amount as text, `2000 USD` or `1.5M USD`; a float is in dollars."""
 
 
 class _Counted(Spec):
-    """A count with a noun, written as one string (`300 steps`)."""
+    """A count with a noun in one string: `300 steps`."""
 
     @model_serializer
     def _as_text(self) -> str:
@@ -135,7 +135,7 @@ class _Counted(Spec):
 
 
 class TrainFor(_Counted):
-    """How long to train: `300 steps`, `2B tokens` or `3 epochs`."""
+    """Length of training: `300 steps`, `2B tokens` or `3 epochs`."""
 
     amount: int
     unit: Literal["steps", "tokens", "epochs"]
@@ -145,7 +145,7 @@ class TrainFor(_Counted):
 
     @classmethod
     def parse(cls, value: Any) -> TrainFor:
-        """Read `300 steps`; a TrainFor passes through."""
+        """Parse `300 steps`; a TrainFor passes through."""
         if isinstance(value, TrainFor):
             return value
         amount, unit = parse_counted(value, ("steps", "tokens", "epochs"))
@@ -162,7 +162,7 @@ class CheckpointInterval(_Counted):
     steps: int | None = None
     """A fixed number of optimizer steps."""
     seconds: float | None = None
-    """A fixed time; the ranks agree on the step at the next logging interval."""
+    """A fixed time; ranks agree on the step at the next logging interval."""
 
     @model_validator(mode="after")
     def _one_or_none(self) -> CheckpointInterval:
@@ -177,7 +177,7 @@ class CheckpointInterval(_Counted):
 
     @classmethod
     def parse(cls, value: Any) -> CheckpointInterval:
-        """Read `auto`, `50 steps` or `10m`; a CheckpointInterval passes through."""
+        """Parse `auto`, `50 steps` or `10m`; a CheckpointInterval passes through."""
         if isinstance(value, CheckpointInterval):
             return value
         if value == "auto":
@@ -195,7 +195,7 @@ class CheckpointInterval(_Counted):
 
 
 class StepWindow(_Counted):
-    """Steps `first` to `last`, both included, counted from 1; written `20:25`."""
+    """Steps `first` to `last`, both included, counted from 1: `20:25`."""
 
     first: int
     last: int
@@ -205,7 +205,7 @@ class StepWindow(_Counted):
 
     @classmethod
     def parse(cls, value: Any) -> StepWindow:
-        """Read `20:25`, or `20` for that step alone; a StepWindow passes through."""
+        """Parse `20:25`, or `20` for that step alone; a StepWindow passes through."""
         if isinstance(value, StepWindow):
             return value
         match = re.fullmatch(r"\s*(\d{1,15})\s*(?::\s*(\d{1,15})\s*)?", str(value))

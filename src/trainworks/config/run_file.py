@@ -1,6 +1,6 @@
-"""The run file: what to train or run, on what, how, and what to keep.
+"""The run file: what to train or run, where, how, and what to keep.
 
-Either `workload:` (a model that Trainworks trains) or `run:` (a command of your own) is given, never both.
+It has either `workload:` (a model that Trainworks trains) or `run:` (a command), never both.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Architecture = Literal["llama", "mistral", "qwen2", "qwen3", "mixtral", "gpt2", 
 OnNonfinite = Literal["skip", "rollback", "stop"]
 OnSpike = Literal["ignore", "skip", "rollback"]
 _LONGEST_PATH = 4096
-"""Characters; no system of files takes more."""
+"""Longest path in characters; file systems accept no longer one."""
 
 
 def _path(text: str) -> str:
@@ -82,33 +82,33 @@ class Model(Spec):
     """A model: a preset, a Hugging Face checkpoint (local folder or hub id), a Python file, or bare dimensions."""
 
     preset: str | None = None
-    """A published model by name (`llama3-70b`); replaces the dimensions below. To plan with, not to train."""
+    """A published model by name (`llama3-70b`), for planning only; replaces the dimensions below."""
     hf: str | None = None
     """Folder or hub id with a config.json; replaces the dimensions below."""
     module: str | None = None
-    """Python file of `task: module`, from the run file's folder: `build_model()`, `build_dataset()`, and what else it
-    defines; replaces the dimensions below."""
+    """Python file of `task: module`, relative to the run file, with `build_model()`, `build_dataset()` and optional
+    functions; replaces the dimensions below."""
     weights: Literal["random", "pretrained"] = "random"
-    """Where the first weights come from; `pretrained` needs `hf`."""
+    """Source of the initial weights; `pretrained` needs `hf`."""
     architecture: Architecture = "llama"
     layers: Annotated[int, up_to("layers")] | None = None
     hidden: Annotated[int, up_to("hidden")] | None = None
     heads: Annotated[int, up_to("heads")] | None = None
     kv_heads: Annotated[int, up_to("kv_heads")] | None = None
-    """Key/value heads of grouped-query attention; the number of heads when left out."""
+    """Key/value heads of grouped-query attention; `heads` by default."""
     feed_forward: Annotated[int, up_to("feed_forward")] | None = None
-    """Width of the MLP; when left out 8/3 of `hidden` rounded up to 64 (gated) or 4 times `hidden` (gpt2)."""
+    """Width of the MLP; by default 8/3 of `hidden` rounded up to 64 (gated) or 4 times `hidden` (gpt2)."""
     experts: Annotated[int, up_to("experts", least=2)] | None = None
-    """Experts of each layer, `feed_forward` wide each; only mixtral has them, 8 when left out."""
+    """Experts of each layer, `feed_forward` wide each; only for mixtral, 8 by default."""
     experts_per_token: Annotated[int, up_to("experts_per_token")] | None = None
-    """Experts that each token passes; 2 when left out."""
+    """Experts per token; 2 by default."""
     balance_loss: Annotated[float, Field(ge=0)] | None = None
-    """Weight of the loss that keeps all experts in use, 0 for none. Left out: 0.01, or what the `hf` config says. The
-    loss that is shown does not contain it."""
+    """Weight of the loss that balances the use of experts, 0 for none; by default 0.01, or that of the `hf` config. The
+    reported loss does not contain it."""
     tie_embeddings: bool = True
-    """Input and output embedding share one matrix."""
+    """Share one matrix between input and output embedding."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Only gpt2 and bert have dropout; any other architecture refuses a value above 0."""
+    """Dropout of gpt2 and bert; other architectures refuse a value above 0."""
 
     @model_validator(mode="after")
     def _complete(self) -> Model:
@@ -143,7 +143,7 @@ class Model(Spec):
 
     @property
     def title(self) -> str:
-        """Where the model comes from, in one line."""
+        """Source of the model in one line."""
         return self.preset or self.hf or self.module or self.architecture
 
 
@@ -159,7 +159,7 @@ class Optimizer(Spec):
     warmup: TrainForField | None = None
     """Linear warm-up, in steps."""
     min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """Learning rate at the end over the peak."""
+    """Final learning rate divided by the peak."""
     clip_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
 
     @model_validator(mode="after")
@@ -170,17 +170,16 @@ class Optimizer(Spec):
 
 
 class Workload(Spec):
-    """A training run that Trainworks does itself."""
+    """A training run of Trainworks."""
 
     task: Literal["causal-lm", "masked-lm", "image-classification", "module"]
-    """What is learned: the next token, masked tokens, classes of images, or whatever a Python file of yours says."""
+    """Training objective: the next token, masked tokens, classes of images, or that of your Python file."""
     model: Model
     data: Data = Data()
-    """What to learn from; left out with `task: module`, whose file brings its own."""
+    """Training data; not used with `task: module`, whose file builds its own dataset."""
     precision: Literal["fp32", "bf16", "fp16", "tf32", "fp8", "fp4"] = "bf16"
-    """Arithmetic of forward and backward; weights, sums and optimizer stay in fp32. Left out: bf16, or fp32 on a
-    processor that only emulates bf16. tf32 and fp8 need accelerators that have them; fp4 can be planned, not
-    trained."""
+    """Arithmetic of forward and backward; weights, sums and optimizer stay in fp32. By default bf16, or fp32 on a
+    processor that only emulates bf16. tf32 and fp8 need accelerators with support; fp4 can be planned, not trained."""
     global_batch: Annotated[int, up_to("global_batch")]
     """Sequences, images or samples per optimizer step, over all ranks."""
     train_for: TrainForField
@@ -189,13 +188,13 @@ class Workload(Spec):
     """Compile each block with torch.compile."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
     deterministic: bool = False
-    """Two runs on the same ranks give the same bits on a GPU too; slower. Operations that cannot are refused."""
+    """Make two runs on the same ranks bit-identical on a GPU too. Slower; refuses operations without such a version."""
     sample_prompt: str | None = None
-    """Text that the trained model continues at the end of the run."""
+    """Prompt that the trained model continues at the end of the run."""
 
     @property
     def unit(self) -> Literal["tokens", "images", "samples"]:
-        """What a throughput counts."""
+        """Unit of the throughput."""
         return {"module": "samples", "image-classification": "images"}.get(self.task, "tokens")  # type: ignore[return-value]
 
     @model_validator(mode="after")
@@ -248,34 +247,36 @@ def _allow_plugin_blocks(schema: dict[str, Any]) -> None:
 
 
 class Cluster(Spec):
-    """Where to run: `local` is this machine; `slurm`, `slurm:PARTITION`, `kubernetes`, `skypilot` or the name of an
-    installed plugin selects a backend; any other text, such as `4x p4d.24xlarge`, is a cluster to plan with.
+    """The cluster to run on or plan for.
+
+    `local` is this machine; `slurm`, `slurm:PARTITION`, `kubernetes`, `skypilot` or the name of an installed plugin
+    selects a backend; any other text, such as `4x p4d.24xlarge`, describes a cluster to plan for.
     """
 
     model_config = ConfigDict(json_schema_extra=_allow_plugin_blocks)
 
     engine: Engine = "local"
     of: str | None = None
-    """A cluster in words, to plan with: `4 nodes of 8x A100-SXM-80GB over 8x HDR`, `64x H100`, `4x p4d.24xlarge`.
-    Beside an engine other than `local`, the ranks also get the variables that NCCL needs on its network."""
+    """Description of a cluster to plan for: `4 nodes of 8x A100-SXM-80GB over 8x HDR`, `64x H100`, `4x p4d.24xlarge`.
+    With an engine other than `local`, the ranks also get the variables that NCCL needs on its network."""
     usd_per_accelerator_hour: Annotated[float, Field(gt=0)] | None = None
-    """What one accelerator costs per hour; a budget needs it."""
+    """Price of one accelerator per hour; a budget needs it."""
     nodes: Annotated[int, up_to("nodes")] = 1
-    """Node agents; several on one machine are separate failure domains."""
+    """Number of node agents; several on one machine are separate failure domains."""
     processes_per_node: Annotated[int, up_to("processes_per_node")] | Literal["auto"] = "auto"
-    """Ranks per node; `auto` is one per accelerator, or one process on a machine without any."""
+    """Ranks per node; `auto` is one per accelerator, or one on a machine without accelerators."""
     rendezvous_port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """Port of the rendezvous; 0 takes a free one."""
+    """Port of the rendezvous; 0 selects a free one."""
     slurm: Slurm = Slurm()
-    """For `engine: slurm`."""
+    """Options of `engine: slurm`."""
     kubernetes: Kubernetes = Kubernetes()
-    """For `engine: kubernetes`."""
+    """Options of `engine: kubernetes`."""
     skypilot: SkyPilot = SkyPilot()
-    """For `engine: skypilot`."""
+    """Options of `engine: skypilot`."""
     plugins: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Options of backends from plugins, by name; `ray: {...}` in `cluster` is short for `plugins: {ray: {...}}`."""
     autoscale: Autoscale | None = None
-    """Nodes that come and go with the jobs, by the engine's own means."""
+    """Nodes that start and stop with the jobs, by the backend's own means."""
 
     @model_validator(mode="before")
     @classmethod
@@ -303,61 +304,61 @@ class Cluster(Spec):
 
 
 class Goal(Spec):
-    """What the plan is held against before the run starts."""
+    """Goals that the plan is checked against before the run starts."""
 
     deadline: DurationS | None = None
     """Longest acceptable time from launch to the last step."""
     budget: BudgetUsd | None = None
-    """Most that the run may cost; needs the price of an accelerator hour."""
+    """Highest cost of the run; needs the price of an accelerator hour."""
     every: DurationS | None = None
-    """How often such a run is started, when `trainworks size` plans for several teams; once when left out."""
+    """Interval between starts of such a run, if `trainworks size` plans for several teams; once by default."""
     wait: DurationS | None = None
-    """Longest acceptable time in the queue, for nine starts of ten."""
+    """Longest acceptable time in the queue for 90 % of the starts."""
 
 
 class Checkpoint(Spec):
-    """When to save, and how many checkpoints to keep."""
+    """Interval, number and place of checkpoints."""
 
     every: CheckpointIntervalField = CheckpointInterval()
     """`auto` balances the cost of saving against the work lost at the expected failure rate (Young/Daly)."""
     keep: Annotated[int, Field(ge=2)] = 3
-    """Complete checkpoints kept; at least two, because the newest may sit on a dying disk."""
+    """Number of complete checkpoints to keep; at least two, because the newest may be on a failing disk."""
     to: str = "runs"
-    """Folder that receives the run directory."""
+    """Parent folder of the run directory."""
 
 
 class Recover(Spec):
-    """What happens after a failure."""
+    """Recovery from failures."""
 
     max_restarts: Annotated[int, Field(ge=0)] | None = None
-    """Automatic restarts, from the last checkpoint: lives of the job minus one, whatever fails; preemption costs none.
-    When left out 3 for a workload and 0 for a command."""
+    """Most automatic restarts from the last checkpoint; preemptions do not count. By default 3 for a workload and 0 for
+    a command."""
     node_mttf: DurationS | None = None
-    """Mean time to failure of one node, for `checkpoint.every: auto`; that of a published fleet when left out."""
+    """Mean time to failure of one node, for `checkpoint.every: auto`; by default that of a published fleet."""
     hang_timeout: AutoDurationS = "auto"
-    """How long a rank of a workload may be silent within a step before it counts as hung and all ranks start again from
-    the last checkpoint; `auto` is 20 median steps, 10 s at least."""
+    """Longest silence of a workload's rank within a step; after it the rank counts as hung and all ranks restart from
+    the last checkpoint. `auto` is 20 median steps, at least 10 s."""
 
 
 class Guard(Spec):
-    """What happens to an optimizer step that cannot be right. It never touches weights or optimizer state."""
+    """Policy for faulty optimizer steps. A faulty step never changes weights or optimizer state."""
 
     nonfinite: OnNonfinite = "skip"
-    """For a loss or gradient norm that is not finite. fp16's own loss scaling is not meant."""
+    """Action when the loss or gradient norm is not finite; the loss scaling of fp16 is not affected."""
     spike: OnSpike = "ignore"
-    """For a loss or gradient norm far above those of the steps before."""
+    """Action when the loss or gradient norm is far above those of the previous steps."""
     sigmas: Annotated[float, Field(gt=0)] = 6.0
     """A spike is more than this many standard deviations above the mean."""
     window: Annotated[int, Field(ge=8, le=4096)] = 128
-    """Good steps over which mean and deviation are taken; looked at once half of them are there."""
+    """Number of good steps for mean and deviation; checks begin when half of them are available."""
     max_skips: PositiveInt = 16
-    """Skipped steps in a row, above which the run ends."""
+    """Most skipped steps in a row; one more ends the run."""
     max_rollbacks: Annotated[int, Field(ge=0)] = 3
-    """Rollbacks over the whole run, above which it ends."""
+    """Most rollbacks of the whole run; one more ends it."""
 
 
 def _cluster_from_text(value: Any) -> Any:
-    """`local`, `slurm:PARTITION` and the like are engines; any other text describes a cluster."""
+    """Read `local`, `slurm:PARTITION` and similar as engines, any other text as a description of a cluster."""
     if not isinstance(value, str):
         return value if not isinstance(value, dict) or "of" not in value else {"engine": "described"} | value
     engine, _, partition = value.partition(":")
@@ -375,40 +376,40 @@ class RunFile(Spec):
     """One file, one run."""
 
     name: RunName
-    """Names the run directory: letters, digits, `.`, `_` and `-`; a command may leave it to the file's name."""
+    """Name of the run directory: letters, digits, `.`, `_` and `-`; for a command, the name of the file by default."""
     workload: Workload | None = None
     """A model to train; excludes `run`."""
     run: str | None = None
-    """A shell command; excludes `workload`. Started once per rank; under SkyPilot's `num_nodes` or `resources` once per
-    node, in plain bash; under `framework: mpi` and `slurm` once."""
+    """A shell command; excludes `workload`. Started once per rank; with SkyPilot's `num_nodes` or `resources` once per
+    node, in plain bash; with `framework: mpi` and `slurm` once."""
     framework: Framework | None = None
-    """Whose rendezvous variables the command gets; `torch` when left out. `slurm`: a batch script, whose own `srun`
-    starts the ranks."""
+    """Framework whose rendezvous variables the command gets; `torch` by default. `slurm` is for a batch script that
+    starts the ranks with its own `srun`."""
     setup: str | None = None
     """A shell command that runs once per node before `run`."""
     envs: dict[str, EnvironmentValue] = Field(default_factory=dict)
-    """Environment variables of `setup` and `run`; one without a value must be set where the run is started."""
+    """Environment variables of `setup` and `run`; null takes the value from the shell that starts the run."""
     workdir: Annotated[str, AfterValidator(_path)] | None = None
-    """Folder that `setup` and `run` start in; the one you are in when left out."""
+    """Working directory of `setup` and `run`; the current one by default."""
     num_nodes: Annotated[int, up_to("num_nodes")] | None = None
-    """Nodes of a command, as SkyPilot writes it; the same as `cluster.nodes`."""
+    """Number of nodes of a command, with the key of SkyPilot; the same as `cluster.nodes`."""
     resources: Resources | None = None
-    """What every node must have, as SkyPilot writes it."""
+    """Resources that every node must have, with the keys of SkyPilot."""
     cluster: Annotated[Cluster, BeforeValidator(_cluster_from_text, json_schema_input_type=Cluster | str)] = Cluster()
     layout: Annotated[
         Layout | None, BeforeValidator(_layout_from_text, json_schema_input_type=Layout | Literal["auto"] | None)
     ] = None
-    """Degrees of parallelism and options; `auto` when left out. A degree it leaves out is 1 here, open elsewhere."""
+    """Degrees of parallelism and options; `auto` by default. A missing degree is 1 on this machine, open elsewhere."""
     job: Job = Job()
     goal: Goal = Goal()
     checkpoint: Checkpoint = Checkpoint()
     recover: Recover = Recover()
     guard: Guard = Guard()
     profile: StepWindowField | None = None
-    """Steps that rank 0 records with torch.profiler; `trainworks profile` asks for them while the run goes on."""
+    """Steps that rank 0 records with torch.profiler; `trainworks profile` requests them during the run."""
 
     @model_validator(mode="after")
-    def _profiles_steps_that_come(self) -> RunFile:
+    def _check_profile(self) -> RunFile:
         if self.workload is not None and self.profile is not None and self.workload.train_for.unit == "steps":
             num_steps = self.workload.train_for.amount
             if self.profile.last > num_steps:
@@ -440,12 +441,12 @@ class RunFile(Spec):
 
     @property
     def nodes(self) -> int:
-        """Nodes of the job, however they are written."""
+        """Number of nodes of the job."""
         return self.num_nodes or self.cluster.nodes
 
     @property
     def starts(self) -> Literal["per_rank", "per_node", "once"]:
-        """How often `run` starts: mpirun and srun make all ranks; a SkyPilot task makes those of its node."""
+        """Unit that `run` starts once for: mpirun and srun start all ranks, a SkyPilot task those of its node."""
         if self.framework in ("mpi", "slurm"):
             return "once"
         as_skypilot = self.run is not None and (self.num_nodes is not None or self.resources is not None)
@@ -459,7 +460,7 @@ class RunFile(Spec):
         return 3 if self.workload else 0
 
     def with_ranks(self, nodes: int | None, processes_per_node: int | None) -> RunFile:
-        """The same run file with other numbers of nodes and of ranks per node, where they are given.
+        """Copy of the run file with other numbers of nodes and of ranks per node.
 
         Raises:
             UsageError: a number is above its limit.

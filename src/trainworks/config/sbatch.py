@@ -1,6 +1,6 @@
-"""From a batch script of Slurm to a RunFile: its `#SBATCH` lines say what is asked for, and the script is what runs.
+"""Read a Slurm batch script as a run file: its `#SBATCH` lines are the requests, and the script is the command.
 
-The script runs as it is, once, on the first node; it starts the others itself, with `srun` as a rule.
+The script runs unchanged, once, on the first node; it starts the other nodes itself, usually with `srun`.
 """
 
 from __future__ import annotations
@@ -24,59 +24,58 @@ __all__ = ["BatchSource", "is_batch_script", "load_batch_script", "parse_batch_s
 _SHELLS = re.compile(r"#! *(/\S*/)?(env +)?(ba|da|k|z)?sh( .*)?")
 _SIGNAL = re.compile(r"(?:[RB]{1,2}:)?[A-Za-z0-9]+(?:@([0-9]{1,5}))?")
 _SIGNAL_S = 60.0
-"""Before the end, where `--signal` names no time."""
+"""Default time of `--signal` before the end."""
 
 _REFUSED = {
-    "array": ("a script is one job here", "submit it with `trainworks submit --array 1-10`"),
-    "clusters": ("one cluster at a time", "write a run file, and set `cluster.slurm.login`"),
-    "wrap": ("a script is there already", "leave it out"),
-    "test-only": ("this would be no job", "use `trainworks submit --dry-run`"),
-    "help": ("this would be no job", "use `sbatch --help`"),
-    "usage": ("this would be no job", "use `sbatch --usage`"),
-    "version": ("this would be no job", "use `sbatch --version`"),
+    "array": ("a script is a single job", "submit it with `trainworks submit --array 1-10`"),
+    "clusters": ("a job runs on one cluster", "write a run file with `cluster.slurm.login`"),
+    "wrap": ("the script is the command", "remove it"),
+    "test-only": ("it submits no job", "use `trainworks submit --dry-run`"),
+    "help": ("it submits no job", "use `sbatch --help`"),
+    "usage": ("it submits no job", "use `sbatch --usage`"),
+    "version": ("it submits no job", "use `sbatch --version`"),
 }
-_LOGS = "`trainworks logs` shows what the job prints"
+_LOGS = "`trainworks logs` shows the output of the job"
 _UNUSED = {
     "output": _LOGS,
     "error": _LOGS,
     "open-mode": _LOGS,
-    "comment": "a job is known by a comment of Trainworks",
+    "comment": "Trainworks uses the comment to identify the job",
     "wait": "`trainworks run` waits for the end",
     "parsable": "`trainworks submit` prints the id of the run",
-    "quiet": "`trainworks submit` says little",
+    "quiet": "`trainworks submit` prints only the id",
     "verbose": "`trainworks submit --dry-run` shows what is submitted",
 }
-"""Options of the command sbatch itself, and what does the same here."""
+"""Options of the command sbatch itself, and their counterparts here."""
 
 
 class BatchSource(Source):
-    """A batch script; its fields stand where their options do."""
+    """A batch script; the place of a field is that of its option."""
 
     def __init__(self, name: str, text: str) -> None:
         super().__init__(name, text)
         self.options: dict[FieldPath, Option] = {}
         self.notes: list[str] = []
-        """What was read and has no effect, each with its line."""
+        """Options without effect, each with its line."""
 
     def place(self, field: FieldPath) -> str:
-        """`file:line  --option`; the first line where no option says it."""
+        """`file:line  --option`; the first line for a field without an option."""
         option = self._option(field)
         return option.place if option else f"{self.name}:1  {'.'.join(str(part) for part in field)}"
 
     def line(self, field: FieldPath) -> int:
-        """Line of the option that says it."""
+        """Line of the option that sets a field."""
         option = self._option(field)
         return option.line if option else 1
 
     def _option(self, field: FieldPath) -> Option | None:
-        written = field
-        while written not in self.options and written:
-            written = written[:-1]
-        return self.options.get(written)
+        while field not in self.options and field:
+            field = field[:-1]
+        return self.options.get(field)
 
 
 def is_batch_script(path: Path) -> bool:
-    """Whether a file is a batch script: by its ending, or a shell script with a line that begins with `#SBATCH`."""
+    """Recognise a batch script by its suffix, or as a shell script with a line that begins with `#SBATCH`."""
     if path.suffix in (".sbatch", ".slurm"):
         return True
     if path.suffix != ".sh" or not path.is_file():
@@ -95,7 +94,11 @@ def load_batch_script(path: Path) -> tuple[RunFile, BatchSource]:
 
 
 def parse_batch_script(text: str, *, name: str) -> tuple[RunFile, BatchSource]:
-    """Check the text of a batch script; `name` is what errors call it.
+    """Check the text of a batch script.
+
+    Args:
+        text: of the script.
+        name: of the file, for errors.
 
     Raises:
         RunFileError: every problem in it, each with its line.
@@ -106,7 +109,7 @@ def parse_batch_script(text: str, *, name: str) -> tuple[RunFile, BatchSource]:
     lines = read_options(text, name=name)
     reading.problems += lines.problems
     reading.take({option.name: option for option in lines.options})
-    source.notes += [f"{name}:{line}: `{MAGIC}` behind the first command does not count" for line in lines.late]
+    source.notes += [f"{name}:{line}: `{MAGIC}` after the first command has no effect" for line in lines.late]
     if reading.problems:
         raise RunFileError(sorted(reading.problems, key=_line_of))
     try:
@@ -121,24 +124,24 @@ def _line_of(problem: TrainworksError) -> int:
 
 
 def _check_form(text: str, name: str) -> None:
-    """What sbatch refuses, and what no shell would start."""
+    """Check that sbatch accepts the script and a shell can start it."""
     place = f"{name}:1"
     if "\r\n" in text:
         hint = rf"sed -i 's/\r$//' {name}"
-        raise RunFileError([UsageError("its lines end as on Windows, with a carriage return", place=place, hint=hint)])
+        raise RunFileError([UsageError("the lines end with a carriage return, as on Windows", place=place, hint=hint)])
     first = text.partition("\n")[0]
     if not first.startswith("#!"):
         problem = UsageError(
-            "a batch script begins with `#!`", place=place, hint="write `#!/bin/bash` on its first line"
+            "a batch script must begin with `#!`", place=place, hint="write `#!/bin/bash` on the first line"
         )
         raise RunFileError([problem])
     if not _SHELLS.fullmatch(first.rstrip()):
-        hint = "begin with `#!/bin/bash`, and call the program below"
-        raise RunFileError([UsageError(f"`{first}` is no shell", place=place, hint=hint)])
+        hint = "begin with `#!/bin/bash`, and call the program in the script"
+        raise RunFileError([UsageError(f"`{first}` is not a shell", place=place, hint=hint)])
 
 
 class _Reading:
-    """Options of a script, on their way to a run file."""
+    """Builds a run file from the options of a script."""
 
     def __init__(self, source: BatchSource) -> None:
         self.source = source
@@ -151,7 +154,7 @@ class _Reading:
         }
 
     def take(self, options: Mapping[str, Option]) -> None:
-        """All of them; the last of a name counts, as with sbatch."""
+        """Add all options; the last of a name counts, as with sbatch."""
         self._try(self._take_amounts, options)
         for option in options.values():
             if option.name not in AMOUNTS:
@@ -166,7 +169,7 @@ class _Reading:
             self.problems.append(error)
 
     def put(self, field: tuple[str, ...], value: Any, option: Option | None) -> None:
-        """A field of the run file, and the option that said it."""
+        """Set a field of the run file and remember its option."""
         inner = self.data
         for key in field[:-1]:
             inner = inner.setdefault(key, {})
@@ -174,8 +177,8 @@ class _Reading:
         if option is not None:
             self.source.options[field] = option
 
-    def as_it_is(self, option: Option | str) -> None:
-        """Pass an option on to sbatch."""
+    def pass_on(self, option: Option | str) -> None:
+        """Pass an option on to sbatch unchanged."""
         options = self.data["cluster"]["slurm"]["options"]
         if isinstance(option, Option):
             self.source.options[("cluster", "slurm", "options", len(options))] = option
@@ -186,27 +189,27 @@ class _Reading:
             message, hint = _REFUSED[option.name]
             raise UsageError(f"`{option}`: {message}", place=option.place, hint=hint)
         if option.name in _UNUSED:
-            self.source.notes.append(f"{option.place} is not used: {_UNUSED[option.name]}")
+            self.source.notes.append(f"{option.place} has no effect: {_UNUSED[option.name]}")
         elif option.name in _FIELDS:
             self.put(_FIELDS[option.name], option.text, option)
         elif option.name in _OWN:
             _OWN[option.name](self, option)
         else:
-            self.as_it_is(option)
+            self.pass_on(option)
 
     def _take_amounts(self, options: Mapping[str, Option]) -> None:
         amounts = amounts_of(options)
-        said_by = {
-            name: next(iter(options[key] for key in keys if key in options), None) for name, keys in _SAYS.items()
+        option_of = {
+            name: next(iter(options[key] for key in keys if key in options), None) for name, keys in _SET_BY.items()
         }
-        self.put(("num_nodes",), amounts.nodes, said_by["nodes"])
-        self.put(("cluster", "processes_per_node"), amounts.tasks_per_node, said_by["tasks"])
+        self.put(("num_nodes",), amounts.nodes, option_of["nodes"])
+        self.put(("cluster", "processes_per_node"), amounts.tasks_per_node, option_of["tasks"])
         if amounts.min_nodes != amounts.nodes:
-            self.put(("job", "min_nodes"), amounts.min_nodes, said_by["nodes"])
+            self.put(("job", "min_nodes"), amounts.min_nodes, option_of["nodes"])
         for key, value in _resources(amounts).items():
-            self.put(("resources", key), value, said_by[key])
+            self.put(("resources", key), value, option_of[key])
         for text in amounts.other:
-            self.as_it_is(text)
+            self.pass_on(text)
 
 
 _FIELDS = {
@@ -218,8 +221,8 @@ _FIELDS = {
     "reservation": ("cluster", "slurm", "reservation"),
     "chdir": ("workdir",),
 }
-"""Options that a run file has under another name."""
-_SAYS = {
+"""Fields of a run file by the option that sets them."""
+_SET_BY = {
     "nodes": ("nodes", "ntasks"),
     "tasks": ("ntasks-per-node", "ntasks", "ntasks-per-gpu"),
     "accelerators": ("gpus-per-node", "gres", "gpus-per-task", "gpus"),
@@ -229,7 +232,7 @@ _SAYS = {
 
 
 def _resources(amounts: Amounts) -> dict[str, str]:
-    """In the words of `resources`, where memory is in GB."""
+    """Values of `resources` in a run file, with memory in GB."""
     wanted = {
         "accelerators": f"{amounts.accelerator}:{amounts.accelerators}" if amounts.accelerators else None,
         "cpus": str(amounts.cores) if amounts.cores else None,
@@ -239,7 +242,7 @@ def _resources(amounts: Amounts) -> dict[str, str]:
 
 
 def _name(reading: _Reading, option: Option) -> None:
-    """As it is where a run may be called so."""
+    """Use the name unchanged if it is a valid run name."""
     fits = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", option.text)
     reading.put(("name",), option.text if fits else name_from(option.text), option)
 
@@ -247,14 +250,14 @@ def _name(reading: _Reading, option: Option) -> None:
 def _time(reading: _Reading, option: Option) -> None:
     seconds = parse_slurm_time(option.text)
     if seconds is None:
-        reading.as_it_is(option)
+        reading.pass_on(option)
     else:
         reading.put(("job", "time_limit"), seconds, option)
 
 
 def _exclude(reading: _Reading, option: Option) -> None:
     if "/" in option.text:
-        raise UsageError(f"`{option}` names a file", hint="name the nodes: `--exclude=node[1-3,7]`")
+        raise UsageError(f"`{option}` names a file", hint="list the nodes: `--exclude=node[1-3,7]`")
     reading.put(("job", "exclude"), list(expand_nodes(option.text)), option)
 
 
@@ -263,27 +266,27 @@ def _hold(reading: _Reading, option: Option) -> None:
 
 
 def _signal(reading: _Reading, option: Option) -> None:
-    """The script wants this very signal, so it is passed on too."""
+    """Take the time as grace period, and pass the signal on, because the script expects it."""
     found = _SIGNAL.fullmatch(option.text)
     if found is None:
-        raise UsageError(f"`{option.text}` is no signal and time", hint="write it like `USR1@120` or `B:TERM@60`")
+        raise UsageError(f"`{option.text}` is not a signal with a time", hint="write it like `USR1@120` or `B:TERM@60`")
     if (seconds := float(found[1] or _SIGNAL_S)) > 0:
         reading.put(("job", "grace"), seconds, option)
-    reading.as_it_is(option)
+    reading.pass_on(option)
 
 
 def _dependency(reading: _Reading, option: Option) -> None:
-    """Jobs by Slurm's numbers; those of `job.depends_on` are ours."""
+    """Pass on dependencies on Slurm job ids; `job.depends_on` takes jobs of Trainworks."""
     parts = re.split("[,?]", option.text)
     jobs = [job for part in parts for job in part.partition(":")[2].split(":") if job]
     if any(not re.fullmatch(r"[0-9]+(_([0-9]+|\*))?(\+[0-9]+)?", job) for job in jobs):
-        hint = "write it like `afterok:1234:1235`; `squeue` shows the numbers"
-        raise UsageError(f"`{option}` does not name its jobs by Slurm's numbers", hint=hint)
-    reading.as_it_is(option)
+        hint = "write it like `afterok:1234:1235`; `squeue` shows the ids"
+        raise UsageError(f"`{option}` does not name jobs by their Slurm ids", hint=hint)
+    reading.pass_on(option)
 
 
 def _export(reading: _Reading, option: Option) -> None:
-    """Values become `envs`. Where nothing but a list is exported, Slurm has to know it."""
+    """Take values as `envs`; pass the option on too if it restricts the exported variables."""
     names = re.findall(r"""(?:[^,'"]|'[^']*'|"[^"]*")+""", option.text)
     envs: dict[str, str | None] = {}
     for item in names:
@@ -291,12 +294,12 @@ def _export(reading: _Reading, option: Option) -> None:
         if item in ("ALL", "NONE", "NIL"):
             continue
         if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", variable):
-            raise UsageError(f"`{variable}` is no name of a variable", hint="write it like `--export=ALL,SEED=1`")
+            raise UsageError(f"invalid variable name `{variable}`", hint="write it like `--export=ALL,SEED=1`")
         envs[variable] = re.sub("['\"]", "", value) if equals else None
     if envs:
         reading.put(("envs",), envs, option)
     if "ALL" not in names:
-        reading.as_it_is(option)
+        reading.pass_on(option)
 
 
 _OWN: dict[str, Callable[[_Reading, Option], None]] = {

@@ -1,4 +1,4 @@
-"""How many nodes, tasks, cores, accelerators and bytes the options of sbatch ask for, per node.
+"""Nodes, tasks, cores, accelerators and bytes per node requested by the options of sbatch.
 
 Slurm counts per job, per node, per task and per accelerator; a run file counts per node.
 """
@@ -19,9 +19,9 @@ AMOUNTS = frozenset({
     "nodes", "ntasks", "ntasks-per-node", "ntasks-per-gpu", "cpus-per-task", "cpus-per-gpu", "gpus",
     "gpus-per-node", "gpus-per-task", "gres", "mem", "mem-per-cpu", "mem-per-gpu",
 })  # fmt: skip
-"""Options that are read here."""
+"""Options that this module reads."""
 ANY_ACCELERATOR = "gpu"
-"""Name of an accelerator of which the kind does not matter."""
+"""Name of an accelerator of any kind."""
 _ALTERNATIVES = (("mem", "mem-per-cpu", "mem-per-gpu"), ("cpus-per-task", "cpus-per-gpu"))
 
 Options = Mapping[str, Option]
@@ -29,7 +29,7 @@ Options = Mapping[str, Option]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amounts:
-    """What every node of the job has, and how many there are."""
+    """Number of nodes and resources of each."""
 
     min_nodes: int
     nodes: int
@@ -39,14 +39,14 @@ class Amounts:
     cores: int | None
     memory_bytes: int | None
     other: tuple[str, ...]
-    """Options that ask for something else: `--gres=nvme:1`."""
+    """Options for other resources: `--gres=nvme:1`."""
 
 
 def amounts_of(options: Options) -> Amounts:
-    """The amounts of a job.
+    """Compute the amounts of a job.
 
     Raises:
-        UsageError: a number that cannot be read, or options that contradict each other.
+        UsageError: an invalid number, or options that contradict each other.
     """
     for alternatives in _ALTERNATIVES:
         written = [options[name] for name in alternatives if name in options]
@@ -73,7 +73,7 @@ def amounts_of(options: Options) -> Amounts:
 def _number(option: Option, text: str | None = None) -> int:
     written = option.text if text is None else text
     if not re.fullmatch(r"0*[1-9][0-9]{0,8}", written):
-        raise UsageError(f"`{written}` is no number from 1 on", place=option.place)
+        raise UsageError(f"`{written}` is not an integer of at least 1", place=option.place)
     return int(written)
 
 
@@ -91,11 +91,13 @@ def _nodes_and_tasks(options: Options) -> tuple[int, int, int]:
     if total is None or "ntasks-per-gpu" in options:
         return least or 1, nodes or 1, 1
     if nodes is None and _number(total) > 1:
-        hint = f"add `{MAGIC} --nodes=1`, or as many as you mean"
-        raise UsageError(f"`{total}` does not say on how many nodes", place=total.place, hint=hint)
+        hint = f"add `{MAGIC} --nodes=N`"
+        raise UsageError(f"`{total}` needs a number of nodes", place=total.place, hint=hint)
     if least != nodes:
-        hint = "write `--ntasks-per-node` instead"
-        raise UsageError(f"`{total}` on {least} to {nodes} nodes is no number per node", place=total.place, hint=hint)
+        hint = "use `--ntasks-per-node`"
+        raise UsageError(
+            f"`{total}` on {least} to {nodes} nodes does not give a number per node", place=total.place, hint=hint
+        )
     return least or 1, nodes or 1, _share(total, nodes or 1, options.get("nodes", total))
 
 
@@ -105,21 +107,21 @@ def _node_range(options: Options) -> tuple[int | None, int | None]:
     least, _, most = option.text.partition("-")
     first, last = _number(option, least), _number(option, most or least)
     if last < first:
-        raise UsageError(f"`{option}` ends before it begins", place=option.place)
+        raise UsageError(f"`{option}` has a last number below the first", place=option.place)
     return first, last
 
 
 def _share(total: Option, parts: int, divided_by: Option) -> int:
-    """A total as a number per part."""
+    """Divide a total evenly among parts."""
     number = _number(total)
     if number % parts:
-        hint = "a run file counts per node, the same on all"
-        raise UsageError(f"`{total}` is no multiple of `{divided_by}`", place=total.place, hint=hint)
+        hint = "use the same number on every node"
+        raise UsageError(f"`{total}` is not a multiple of `{divided_by}`", place=total.place, hint=hint)
     return number // parts
 
 
 def _accelerators(options: Options, nodes: int, tasks: int, *, is_range: bool) -> tuple[str, int]:
-    """Kind and number per node; all options that name one have to agree."""
+    """Kind and number per node; all options about accelerators have to agree."""
     found = list(_named_accelerators(options, nodes, tasks, is_range=is_range))
     if not found:
         return ANY_ACCELERATOR, 0
@@ -147,23 +149,25 @@ def _named_accelerators(
     if option := options.get("gpus"):
         kind, count = _kind_and_count(option, option.text)
         if is_range or count % nodes or ("nodes" not in options and count > 1 and nodes == 1):
-            hint = "write `--gpus-per-node` instead, and `--nodes`"
-            raise UsageError(f"`{option}` is no number per node", place=option.place, hint=hint)
+            hint = "use `--gpus-per-node` with `--nodes`"
+            raise UsageError(f"`{option}` does not give a number per node", place=option.place, hint=hint)
         yield option, kind, count // nodes
 
 
 def _kind_and_count(option: Option, text: str) -> tuple[str, int]:
-    """`h100:8`, `8`, or `h100` for one."""
+    """Parse `h100:8`, `8`, or `h100` for one."""
     kind, _, count = text.rpartition(":")
     if not kind and not count.isdecimal():
         kind, count = count, "1"
     if not re.fullmatch(r"[A-Za-z0-9_.-]*", kind):
-        raise UsageError(f"`{option}` is not accelerators of one kind", place=option.place, hint="write `h100:8`")
+        raise UsageError(
+            f"`{option}` does not name accelerators of one kind", place=option.place, hint="write it like `h100:8`"
+        )
     return kind, _number(option, count)
 
 
 def _gres(options: Options, *, of_accelerators: bool) -> list[str]:
-    """Generic resources, `gpu:h100:8` or others."""
+    """Generic resources: accelerators, such as `gpu:h100:8`, or all others."""
     items = options["gres"].text.removeprefix("gres:").split(",") if "gres" in options else []
     return [item for item in items if (item.partition(":")[0].partition("=")[0] == "gpu") is of_accelerators]
 
@@ -182,7 +186,7 @@ def _cores(options: Options, tasks: int, accelerators: int) -> int | None:
 
 
 def _memory_bytes(options: Options, cores: int, accelerators: int) -> int | None:
-    """0 for all that a node has."""
+    """Memory per node; 0 for all of it."""
     if option := options.get("mem"):
         return _bytes(option)
     if option := options.get("mem-per-cpu"):
@@ -201,5 +205,5 @@ def _bytes(option: Option) -> int:
 
 def _present(option: Option, accelerators: int) -> int:
     if not accelerators:
-        raise UsageError(f"`{option}` without an accelerator", place=option.place, hint="add `--gpus-per-node`")
+        raise UsageError(f"`{option}` needs an accelerator", place=option.place, hint="add `--gpus-per-node`")
     return accelerators

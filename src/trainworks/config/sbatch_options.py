@@ -1,9 +1,9 @@
 """The options in a batch script of Slurm, read as sbatch reads them.
 
-`#SBATCH` counts at the begin of a line and before the first command. The rest of such a line is split at blanks; quotes
-and backslashes hold it together, and a `#` outside of quotes ends it.
+`#SBATCH` counts at the start of a line and before the first command. The rest of such a line is split at blanks outside
+of quotes and backslashes, and a `#` outside of quotes ends it.
 
-Source: sbatch(1) of Slurm 25.11 for the options; what sbatch 22.05 makes of a line was tried out.
+Source: sbatch(1) of Slurm 25.11 for the options; tests with sbatch 22.05 for the syntax of a line.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ _KNOWN = _WITH_VALUE | _MAYBE_WITH_VALUE | _FLAGS
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option and where it stands."""
+    """One option and its line."""
 
     name: str
-    """Its long name, in full, without dashes."""
+    """Long name in full, without dashes."""
     value: str | None
     file: str
     line: int
@@ -67,7 +67,7 @@ class Option:
 
     @property
     def text(self) -> str:
-        """Its value; empty without one."""
+        """Value; empty without one."""
         return self.value or ""
 
     def __str__(self) -> str:
@@ -76,17 +76,17 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class OptionLines:
-    """What the `#SBATCH` lines of a script say."""
+    """Options and problems of the `#SBATCH` lines of a script."""
 
     options: tuple[Option, ...]
     problems: tuple[UsageError, ...]
-    """Of lines that cannot be read."""
+    """Problems of lines that cannot be parsed."""
     late: tuple[int, ...]
-    """Lines behind the first command, which do not count."""
+    """Numbers of lines after the first command, which have no effect."""
 
 
 def read_options(text: str, *, name: str) -> OptionLines:
-    """The options of a script, in their order.
+    """Read the options of a script, in their order.
 
     Args:
         text: of the script.
@@ -109,14 +109,14 @@ def read_options(text: str, *, name: str) -> OptionLines:
 
 
 def _first_command(text: str) -> int:
-    """Number of the first line that is neither blank nor a comment; one behind the last where there is none."""
+    """Number of the first line that is neither blank nor a comment; past the last line without one."""
     lines = text.split("\n")
     commands = (number for number, line in enumerate(lines, 1) if line.strip() and not line.lstrip().startswith("#"))
     return next(commands, len(lines) + 1)
 
 
 def _words(line: str) -> Iterator[str]:
-    """The words of a line behind `#SBATCH`; a backslash keeps any character but a blank from its meaning.
+    """Split a line after `#SBATCH` into words; a backslash quotes any character but a blank.
 
     Raises:
         UsageError: an open quote, an empty word, or a word that begins with a colon.
@@ -131,22 +131,22 @@ def _words(line: str) -> Iterator[str]:
             raise UsageError(f"unexpected `:` in `{line.strip()}`", hint=f"write it like `{MAGIC} --nodes=2`")
         word = _MARKED.sub(_meaning, found[0])
         if not word:
-            raise UsageError(f"an empty word in `{line.strip()}`", hint="Slurm does not read what follows it")
+            raise UsageError(f"an empty word in `{line.strip()}`", hint="remove it: Slurm ignores the rest of the line")
         yield word
         rest = behind.lstrip()
 
 
 def _meaning(marked: re.Match[str]) -> str:
-    """A quoted or escaped piece without its marks."""
+    """A quoted or escaped part without its quotes."""
     text = marked[0]
     return text[1:] if text.startswith("\\") else re.sub(r"\\(.)", r"\1", text[1:-1])
 
 
 def _options(words: list[str]) -> Iterator[tuple[str, str | None]]:
-    """Names and values, as getopt_long reads them.
+    """Parse names and values as getopt_long does.
 
     Raises:
-        UsageError: an unknown option, or a value that is missing or too much.
+        UsageError: an unknown option, or a missing or superfluous value.
     """
     rest = iter(words)
     for word in rest:
@@ -162,7 +162,7 @@ def _long(word: str, rest: Iterator[str]) -> tuple[str, str | None]:
     written, equals, value = word[2:].partition("=")
     name = _full_name(written)
     if equals and name in _FLAGS:
-        raise UsageError(f"`--{name}` takes no value, and has `{value}`")
+        raise UsageError(f"`--{name}` takes no value, got `{value}`")
     if equals:
         return name, value
     return name, _next_value(f"--{name}", rest) if name in _WITH_VALUE else None
@@ -194,18 +194,20 @@ def _next_value(option: str, rest: Iterator[str]) -> str:
 
 
 def _full_name(written: str) -> str:
-    """A name may be cut where no other option begins alike."""
+    """Complete a name that is the start of exactly one option."""
     if written in _KNOWN:
         return written
     beginning = sorted(name for name in _KNOWN if name.startswith(written))
     if len(beginning) == 1:
         return beginning[0]
     if beginning:
-        raise UsageError(f"`--{written}` is not clear", hint=f"it may be {', '.join(beginning)}")
+        raise UsageError(
+            f"`--{written}` is ambiguous", hint=f"use one of {', '.join(f'`--{name}`' for name in beginning)}"
+        )
     raise _no_option(f"--{written}")
 
 
 def _no_option(word: str) -> UsageError:
     bare = word.lstrip("-").partition("=")[0]
-    hint = suggest(bare, _KNOWN, form="--{}", otherwise="a value with blanks needs quotes")
-    return UsageError(f"`{word}` is no option of sbatch", hint=hint)
+    hint = suggest(bare, _KNOWN, form="--{}", otherwise="quote a value that contains blanks")
+    return UsageError(f"`{word}` is not an option of sbatch", hint=hint)
