@@ -129,7 +129,7 @@ def test_an_unknown_unit_names_the_nearest(parse, text: str, nearest: str) -> No
 
 
 def test_an_unknown_unit_lists_the_known_ones() -> None:
-    with pytest.raises(QuantityError, match="unit `parsecs` is unknown; a duration takes ms, s, sec"):
+    with pytest.raises(QuantityError, match="unknown unit `parsecs`; a duration takes ms, s, sec"):
         parse_duration("12 parsecs")
 
 
@@ -154,7 +154,7 @@ def test_cents_are_dollars_too() -> None:
 
 @pytest.mark.parametrize("text", ["2000", "2000 EUR", "2000 dollars", "", "USD 2000"])
 def test_an_amount_without_its_currency_is_refused_because_it_would_be_a_guess(text: str) -> None:
-    with pytest.raises(QuantityError, match="no amount of US dollars"):
+    with pytest.raises(QuantityError, match="not an amount of US dollars"):
         parse_usd(text)
 
 
@@ -186,7 +186,7 @@ def test_a_noun_may_be_singular_or_plural(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["300", "steps", "300 stpes", "300steps", ""])
 def test_a_count_without_its_noun_is_refused(text: str) -> None:
-    with pytest.raises(QuantityError, match="does not say what it counts"):
+    with pytest.raises(QuantityError, match="is not a count of"):
         parse_counted(text, ("steps", "tokens"))
 
 
@@ -248,7 +248,7 @@ def test_a_month_is_refused_because_its_length_differs(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["much", "", "%", "-5%", "1.5", "150%", "nan"])
 def test_what_is_no_share_is_refused(text: str) -> None:
-    with pytest.raises(QuantityError, match=r"is no share|is not between 0 and 100 %"):
+    with pytest.raises(QuantityError, match=r"is not a share|is not between 0 and 100 %"):
         parse_share(text)
 
 

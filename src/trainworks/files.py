@@ -1,4 +1,4 @@
-"""Files that are complete or absent: the two ways in which this program writes to disk."""
+"""Atomic writes and appends of files."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = ["append_text", "free_bytes", "fsync_folder", "naming_full_disk", "tak
 
 
 def write_atomic(path: Path, content: str | bytes, *, durable: bool = True) -> None:
-    """Write a file so that a reader, or a power cut, sees the old content or the new, never a part.
+    """Write a file so that a reader, or a power cut, leaves the old content or the new, never a part.
 
     A temporary file in the same folder is written, flushed to disk and renamed over `path`.
 
     Args:
         path: of the file.
         content: all of it.
-        durable: False for what nobody misses after a power cut, which may then be lost, or empty.
+        durable: False for a file that may be lost, or empty, after a power cut.
 
     Raises:
         DiskFullError: no space left; the old content is untouched and the temporary file is gone.
@@ -80,7 +80,7 @@ def fsync_folder(folder: Path) -> None:
 
 
 def take_lock(path: Path) -> int | None:
-    """An open file that holds the lock of `path` for this process and all that inherit it; None if it is taken."""
+    """Lock `path` for this process and all that inherit the returned open file; None if it is locked."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -91,7 +91,7 @@ def take_lock(path: Path) -> int | None:
 
 
 def free_bytes(path: Path) -> int:
-    """Space that this user can still write at `path`, or at its nearest existing parent."""
+    """Space available to this user at `path`, or at its nearest existing parent."""
     while not path.exists():
         path = path.parent
     return shutil.disk_usage(path).free
@@ -99,7 +99,7 @@ def free_bytes(path: Path) -> int:
 
 @contextmanager
 def naming_full_disk(path: Path) -> Iterator[None]:
-    """Turn `ENOSPC` and `EDQUOT` inside the block into a DiskFullError that names the place."""
+    """Convert `ENOSPC` and `EDQUOT` inside the block to a DiskFullError with the path."""
     try:
         yield
     except OSError as error:
@@ -107,5 +107,5 @@ def naming_full_disk(path: Path) -> Iterator[None]:
             raise
         raise DiskFullError(
             f"no space left on device: {format_bytes(free_bytes(path))} free, writing `{path}`",
-            hint="free some space, lower `checkpoint.keep`, or point `checkpoint.to` at another disk",
+            hint="free space, lower `checkpoint.keep`, or point `checkpoint.to` at another disk",
         ) from None

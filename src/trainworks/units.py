@@ -1,4 +1,4 @@
-"""Quantities: parsed once at the border, plain base units inside.
+"""Quantities: parsed from text to base units, and formatted.
 
 Inside the program a quantity is a number whose name carries its unit (`_s`, `_bytes`, `_bytes_per_s`, `_flops`).
 Only this module knows that `80 GB` is 8e10 bytes, `80 GiB` is 80 * 2^30, and `400 Gb/s` is 5e10 bytes per second.
@@ -65,7 +65,7 @@ BANDWIDTH_UNITS_BYTES_PER_S = {f"{unit}/s": float(size) for unit, size in BYTE_U
 COUNT_SUFFIXES = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 _LONGEST = 100
-"""Characters of a quantity."""
+"""Longest text of a quantity, in characters."""
 _NUMBER = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,2})?|\.[0-9]+)\s*([^\s0-9].*?)?\s*")
 _DURATION_PART = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,2})?)\s*([a-z]+)")
 
@@ -93,12 +93,12 @@ def _scale(value: Fraction, unit: str, units: Mapping[str, float], kind: str, ex
     if units is DURATION_UNITS_S and unit.lower().startswith("mo"):
         raise QuantityError(f"a month has no fixed length: `{number} {unit}`", hint="write it in days, like `90d`")
     suggestion = f"did you mean `{number} {_nearest(unit, units)}`?" if unit else f"write it like `{example}`"
-    written = f"unit `{unit}` is unknown" if unit else f"`{number}` has no unit"
+    written = f"unknown unit `{unit}`" if unit else f"`{number}` has no unit"
     raise QuantityError(f"{written}; {kind} takes {', '.join(filter(None, units))}", hint=suggestion)
 
 
 def _nearest(unit: str, units: Iterable[str]) -> str:
-    """The known unit that differs in case alone, else the longest that `unit` begins with, else the most similar."""
+    """The known unit that differs only in case, else the longest prefix of `unit`, else the most similar."""
     known = [name for name in units if name]
     same = [name for name in known if name.lower() == unit.lower()]
     begun = max((name for name in known if unit.lower().startswith(name.lower())), key=len, default=None)
@@ -108,7 +108,7 @@ def _nearest(unit: str, units: Iterable[str]) -> str:
 
 
 def parse_duration(text: str | float) -> float:
-    """Seconds of `3h`, `90 s`, `1h30m` or `2 days`; a bare number is refused, because its unit would be a guess.
+    """Parse `3h`, `90 s`, `1h30m` or `2 days` in seconds; a bare number is refused, because its unit would be a guess.
 
     >>> parse_duration("1h30m")
     5400.0
@@ -123,7 +123,7 @@ def parse_duration(text: str | float) -> float:
 
 
 def parse_bytes(text: str | int) -> int:
-    """Bytes of `80 GB` (10^9) or `80 GiB` (2^30).
+    """Parse `80 GB` (10^9) or `80 GiB` (2^30) in bytes.
 
     >>> parse_bytes("80 GB"), parse_bytes("1 GiB")
     (80000000000, 1073741824)
@@ -133,7 +133,7 @@ def parse_bytes(text: str | int) -> int:
 
 
 def parse_bandwidth(text: str) -> float:
-    """Bytes per second of `400 Gb/s` (bits) or `50 GB/s` (bytes), one direction.
+    """Parse `400 Gb/s` (bits) or `50 GB/s` (bytes) in bytes per second, one direction.
 
     >>> parse_bandwidth("400 Gb/s") == parse_bandwidth("50 GB/s")
     True
@@ -143,7 +143,7 @@ def parse_bandwidth(text: str) -> float:
 
 
 def byte_rate_note(text: str) -> str | None:
-    """A remark on a network's bandwidth that is written in bytes, not bits, per second; None for any other text.
+    """Note on a network bandwidth in bytes instead of bits per second; None for any other text.
 
     >>> byte_rate_note("64x 400 GB/s"), byte_rate_note("400 Gb/s")
     ('`400 GB/s` is 3,200 Gb/s; write `400 Gb/s` if you mean bits', None)
@@ -157,7 +157,7 @@ def byte_rate_note(text: str) -> str | None:
 
 
 def parse_count(text: str | float) -> int:
-    """A plain count with an optional k, M, B or T: `2B` is 2e9; a fraction of one is refused.
+    """Parse an integer with an optional k, M, B or T: `2B` is 2e9.
 
     >>> parse_count("1.5k")
     1500
@@ -170,7 +170,7 @@ def parse_count(text: str | float) -> int:
 
 
 def parse_usd(text: str | float) -> float:
-    """US dollars of `2000 USD`, `1.5M USD` or `$2000`; a bare number is refused, because its currency would be a guess.
+    """Parse `2000 USD`, `1.5M USD` or `$2000`; a bare number is refused, because its currency would be a guess.
 
     >>> parse_usd("1.5M USD")
     1500000.0
@@ -184,7 +184,7 @@ def parse_usd(text: str | float) -> float:
 
 
 def parse_share(text: str | float) -> float:
-    """A share of `5%` or `0.05`; 0 and 1 are shares, what lies beyond them is not.
+    """Parse a share such as `5%` or `0.05`, from 0 to 1.
 
     >>> parse_share("90%"), parse_share("0.9")
     (0.9, 0.9)
@@ -194,7 +194,7 @@ def parse_share(text: str | float) -> float:
     try:
         share = float(number) / (100 if number != written else 1)
     except ValueError:
-        raise QuantityError(f"`{text}` is no share", hint="write it like `90%`") from None
+        raise QuantityError(f"`{text}` is not a share", hint="write it like `90%`") from None
     if not 0 <= share <= 1:
         hint = f"did you mean `{share:g}%`?" if 1 < share <= 100 else "write it like `90%`"
         raise QuantityError(f"`{text}` is not between 0 and 100 %", hint=hint)
@@ -202,7 +202,7 @@ def parse_share(text: str | float) -> float:
 
 
 def parse_counted(text: str, nouns: tuple[str, ...]) -> tuple[int, str]:
-    """A count and what it counts: `300 steps`, `2B tokens`; the noun may be singular.
+    """Parse a count with a noun: `300 steps`, `2B tokens`; the noun may be singular.
 
     >>> parse_counted("2B tokens", ("steps", "tokens"))
     (2000000000, 'tokens')
@@ -212,12 +212,13 @@ def parse_counted(text: str, nouns: tuple[str, ...]) -> tuple[int, str]:
     if not count or plural not in nouns:
         number = str(text).split()[0] if str(text)[:1].isdigit() else "300"
         examples = " or ".join(f"`{number} {noun}`" for noun in nouns)
-        raise QuantityError(f"`{text}` does not say what it counts", hint=f"write it like {examples}")
+        kinds = " or ".join(filter(None, [", ".join(nouns[:-1]), nouns[-1]]))
+        raise QuantityError(f"`{text}` is not a count of {kinds}", hint=f"write it like {examples}")
     return parse_count(count), plural
 
 
 def format_duration(seconds: float) -> str:
-    """A duration with three significant figures below a minute, two units above.
+    """Format a duration with three significant figures below a minute, two units above.
 
     >>> format_duration(0.0421), format_duration(75.0), format_duration(90000.0)
     ('42.1 ms', '1m 15s', '1d 1h')
@@ -236,7 +237,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_step_time(seconds: float) -> str:
-    """A duration whose three significant figures stay below a minute, so that a column of them is equally exact.
+    """Format a duration with exactly three figures below a minute, for columns of equal precision.
 
     >>> format_step_time(30.0), format_step_time(0.2), format_step_time(75.0)
     ('30.0 s', '200 ms', '1m 15s')
@@ -248,7 +249,7 @@ def format_step_time(seconds: float) -> str:
 
 
 def format_bytes(num_bytes: float) -> str:
-    """Bytes with a decimal prefix and three significant figures.
+    """Format bytes with a decimal prefix and three significant figures.
 
     >>> format_bytes(80e9), format_bytes(512)
     ('80.0 GB', '512 B')
@@ -257,7 +258,7 @@ def format_bytes(num_bytes: float) -> str:
 
 
 def format_gib(num_bytes: float) -> str:
-    """Bytes of an accelerator's memory in GiB, the unit that it is sold in: a card of "80 GB" has 80 GiB.
+    """Format accelerator memory in GiB, the unit in which it is sold: a card of "80 GB" has 80 GiB.
 
     >>> format_gib(85_899_345_920), format_gib(2**40)
     ('80.0 GiB', '1,024 GiB')
@@ -267,7 +268,7 @@ def format_gib(num_bytes: float) -> str:
 
 
 def format_count(count: float) -> str:
-    """A count with k, M, B, T and three significant figures.
+    """Format a count with k, M, B, T and three significant figures.
 
     >>> format_count(2_000_000_000), format_count(300)
     ('2.00B', '300')
@@ -280,7 +281,7 @@ def format_count(count: float) -> str:
 
 
 def format_short_usd(usd: float) -> str:
-    """Dollars in a table, three figures.
+    """Format dollars for a table, with three figures.
 
     >>> format_short_usd(55.04), format_short_usd(9610.0), format_short_usd(1.39e6)
     ('55.04', '9,610', '1.39M')
@@ -289,7 +290,7 @@ def format_short_usd(usd: float) -> str:
 
 
 def format_usd(amount: float) -> str:
-    """US dollars: whole ones from 100 on, cents below 10.
+    """Format US dollars: without cents from 100, with cents below 10.
 
     >>> format_usd(1234567.8), format_usd(55.04), format_usd(1.549)
     ('1,234,568 USD', '55.0 USD', '1.55 USD')
@@ -299,7 +300,7 @@ def format_usd(amount: float) -> str:
 
 
 def format_quantity(value: float, unit: str) -> str:
-    """A number in the unit that it has inside, as a person writes it.
+    """Format a number in base units for people.
 
     >>> format_quantity(5400.0, "s"), format_quantity(5e10, "bytes/s"), format_quantity(10200.0, "W")
     ('1h 30m', '50.0 GB/s', '10.2 kW')

@@ -137,7 +137,7 @@ def test_a_described_cluster_may_be_named_on_the_command_line(tmp_path: Path) ->
     ("options", "message"),
     [
         ({"stall": "0%"}, "error: `0%` is not between 0 and 100 %\n  --> --stall\n\nhint: write it like `5%`"),
-        ({"stall": "much"}, "error: `much` is no share\n  --> --stall\n\nhint: write it like `90%`"),
+        ({"stall": "much"}, "error: `much` is not a share\n  --> --stall\n\nhint: write it like `90%`"),
         (
             {"stall": "1e-300"},
             "error: `1e-300` leaves no time for a save\n  --> --stall\n\nhint: it is at least 0.0001%",

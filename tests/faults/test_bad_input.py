@@ -24,7 +24,7 @@ def test_a_missing_run_file(program):
 def test_a_wrong_unit_is_named_with_its_line(program, write_run_file):
     code, _, stderr = program.run("run", write_run_file(program.folder, goal={"deadline": "3 parsecs"}))
     assert code == 2
-    assert "unit `parsecs` is unknown" in stderr and "goal.deadline" in stderr
+    assert "unknown unit `parsecs`" in stderr and "goal.deadline" in stderr
     assert_one_clear_error(stderr)
 
 

@@ -29,7 +29,7 @@ def test_a_taken_port_is_refused_with_its_number() -> None:
             PortInUseError, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"
         ) as refused:
             listen(port)
-    assert refused.value.hint == "set `cluster.rendezvous_port` to a free port, or to 0 for any"
+    assert refused.value.hint == "set `cluster.rendezvous_port` to a free port, or to 0 for a free one"
 
 
 def test_a_listener_can_be_reached() -> None:

@@ -85,7 +85,7 @@ def test_a_resolved_run_of_another_version_is_an_environment_problem(run_dir: Ru
     run_dir.resolved_file.write_text('{"format_version": 2}')
     with pytest.raises(EnvironmentProblem, match="fields differ") as refused:
         run_dir.read_resolved()
-    assert refused.value.hint == "it was written by another version of Trainworks"
+    assert refused.value.hint == "read it with the version of Trainworks that wrote it"
 
 
 def test_a_status_is_read_as_it_was_written(run_dir: RunDir) -> None:

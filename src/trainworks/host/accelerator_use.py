@@ -1,4 +1,4 @@
-"""How busy the accelerators are that this process sees, by NVIDIA's management library."""
+"""Utilisation of the visible accelerators, by NVIDIA's management library."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["AcceleratorUse"]
 
 
 class AcceleratorUse:
-    """The accelerators of `CUDA_VISIBLE_DEVICES`; whoever computes on them counts, if it is not this job.
+    """Utilisation of the accelerators in `CUDA_VISIBLE_DEVICES`, by this job or any other process.
 
     Args:
-        nvml: the library, or what answers in its place.
+        nvml: the library, or a fake.
     """
 
     def __init__(self, nvml: Any = pynvml) -> None:
@@ -30,7 +30,7 @@ class AcceleratorUse:
             pass
 
     def look(self) -> float | None:
-        """Share of the time since the last look in which the busiest one computed; None if one of them does not say."""
+        """Busy share of the busiest accelerator since the last call; None if one of them does not report it."""
         try:
             shares = [self._share(number, handle) for number, handle in enumerate(self._handles)]
         except self._nvml.NVMLError:  # a part of an accelerator (MIG) has no such figure
@@ -38,7 +38,7 @@ class AcceleratorUse:
         return max(shares, default=None)
 
     def _share(self, number: int, handle: Any) -> float:
-        """The driver keeps samples of the last seconds; where it has none, what it says of this moment."""
+        """Mean of the driver's samples since the last call, at least the current value."""
         nvml, last_us = self._nvml, self._last_us.get(number, 0)
         now = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
         try:

@@ -1,4 +1,4 @@
-"""Time as a seam: whatever waits takes a Clock, so that its test does not."""
+"""A clock that tests can replace, so that they do not wait."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The real one."""
+    """The clock of the system."""
 
     def now(self) -> float:
         """Seconds since the epoch."""

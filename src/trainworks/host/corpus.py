@@ -1,4 +1,4 @@
-"""Which local files a data source names."""
+"""Local files of a data source."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _DRIVERS = {
     "http": ("aiohttp", "s3"),
     "https": ("aiohttp", "s3"),
 }
-"""The package that opens a scheme, and our extra that brings it."""
+"""Package that opens a scheme, and the extra that installs it."""
 
 
 def anchored_data(data: Data) -> Data:
-    """The same data with paths that mean the same from every folder."""
+    """The same data with absolute paths."""
     if isinstance(data.source, str):
         return data.model_copy(update={"source": anchored_source(data.source)})
     parts = (part.model_copy(update={"source": anchored_source(part.source)}) for part in data.source)
@@ -31,17 +31,17 @@ def anchored_data(data: Data) -> Data:
 
 
 def anchored_source(source: str) -> str:
-    """The source in a form that means the same from every folder."""
+    """The source with an absolute path."""
     if source in ("", STDLIB) or "://" in source:
         return source
     return str(Path(source).expanduser().absolute())
 
 
 def check_sources(data: Data) -> None:
-    """Refuse what cannot be read, as far as this machine can tell without asking a network.
+    """Check that sources can be read, without network access.
 
     Raises:
-        UsageError: a source names no files.
+        UsageError: a source has no files.
         MissingExtraError: the library that opens a store is not installed.
     """
     for source in data.sources:
@@ -54,10 +54,10 @@ def check_sources(data: Data) -> None:
 
 
 def source_files(source: DataSource | str) -> list[Path]:
-    """The files of a local source, sorted: `python-stdlib`, a file, a folder (all files below) or a glob.
+    """Sorted files of a local source: `python-stdlib`, a file, a folder (all files below) or a glob.
 
     Raises:
-        UsageError: there are none.
+        UsageError: it has no files.
     """
     address = source if isinstance(source, str) else source.source
     if address == STDLIB:

@@ -1,4 +1,4 @@
-"""Where things are kept that outlive a run: XDG folders, or what the environment says."""
+"""Folders for data that outlives a run: XDG folders, or those of the environment."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["cache_folder", "data_folder"]
 
 
 def cache_folder(*parts: str) -> Path:
-    """`$TRAINWORKS_CACHE`, else `$XDG_CACHE_HOME/trainworks`, else `~/.cache/trainworks`; not created here."""
+    """`$TRAINWORKS_CACHE`, else `$XDG_CACHE_HOME/trainworks`, else `~/.cache/trainworks`; not created."""
     own = os.environ.get("TRAINWORKS_CACHE")
     base = Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or _home() / ".cache") / "trainworks"
     return base.joinpath(*parts)
 
 
 def data_folder(*parts: str) -> Path:
-    """`$TRAINWORKS_DATA`, else `$XDG_DATA_HOME/trainworks`, else `~/.local/share/trainworks`; not created here."""
+    """`$TRAINWORKS_DATA`, else `$XDG_DATA_HOME/trainworks`, else `~/.local/share/trainworks`; not created."""
     own = os.environ.get("TRAINWORKS_DATA")
     base = Path(own) if own else Path(os.environ.get("XDG_DATA_HOME") or _home() / ".local/share") / "trainworks"
     return base.joinpath(*parts)

@@ -1,9 +1,9 @@
-"""Ledger of this machine: cores and accelerators that jobs hold, over all users and job stores, without a daemon.
+"""Ledger of this machine: cores and accelerators in use by jobs of all users and job stores, without a daemon.
 
-Each job has one file in a folder that every user can write and where no user can remove the files of others, as in
-/tmp. The processes of the job keep a write lock on the file, so the kernel ends the claim with the last of them, also
-after kill -9. A file without that lock counts for nothing, and only its owner can lock it for writing. The owner of
-the claim is the owner of the file; everything else in it is checked, because any user can write it.
+Each job has one file in a folder that every user can write and in which no user can remove the files of others, as in
+/tmp. The processes of the job keep a write lock on the file, so the kernel ends the claim with the last of them, even
+after kill -9. A file without that lock is ignored, and only its owner can lock it for writing. The owner of the claim
+is the owner of the file; everything else in it is checked, because any user can write such a file.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ _FLOCK = "hhqqi4x"
 
 
 class Share(Frozen):
-    """What one job holds of this machine."""
+    """Resources of this machine claimed by one job."""
 
     run: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$")]
-    """Its name, for messages."""
+    """Name of the run, for messages."""
     key: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
     """Hash of its run directory; see `claim_key`."""
     cores: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
@@ -59,7 +59,7 @@ class Share(Frozen):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A share that is held now."""
+    """A share in use, and its owner."""
 
     uid: int
     share: Share
@@ -69,16 +69,16 @@ class Claim:
 
 
 Choose = Callable[[Sequence[Claim]], Share | None]
-"""Given all claims, the share to take; None to take none."""
+"""Selects the share to take, given all claims; None to take none."""
 
 
 def claim_key(run_dir: str | Path) -> str:
-    """Identity of a run in the ledger, which does not tell other users where the run is."""
+    """Key of a run in the ledger, which hides its path from other users."""
     return hashlib.sha256(os.fsencode(run_dir)).hexdigest()[:32]
 
 
 def machine_ledger() -> Ledger:
-    """The ledger in `$TRAINWORKS_LEDGER`, else in /run/lock or /dev/shm; without effect where there is neither."""
+    """The ledger in `$TRAINWORKS_LEDGER`, else in /run/lock or /dev/shm; without effect if neither exists."""
     if own := os.environ.get("TRAINWORKS_LEDGER"):
         return Ledger(_made(Path(own)))
     return Ledger(next((place for place in _PLACES if _is_common(place)), None))
@@ -93,7 +93,7 @@ def _made(folder: Path) -> Path:
 
 
 def _is_common(folder: Path) -> bool:
-    """Whether every user can make files there, and only root can remove those of others."""
+    """True if every user can create files in the folder, and only root can remove those of others."""
     try:
         facts = folder.lstat()
     except OSError:
@@ -106,8 +106,8 @@ class Ledger:
     """Claims of all jobs of this machine.
 
     Args:
-        folder: of the claims; None where this machine has no place for them.
-        clock: waits for another process that is writing a claim.
+        folder: of the claims; None if this machine has no folder for them.
+        clock: to wait for another process that writes a claim.
     """
 
     def __init__(self, folder: Path | None, clock: Clock | None = None) -> None:
@@ -115,7 +115,7 @@ class Ledger:
         self._clock = clock or SystemClock()
 
     def claims(self) -> list[Claim]:
-        """What is held now, in order of users and runs. What cannot be read, or is not held, is left out."""
+        """Current claims in order of users and runs; unreadable or unlocked files are skipped."""
         found = [claim for path in self._files() if (claim := _read(path)) is not None]
         counts: Counter[int] = Counter()
         kept = []
@@ -126,12 +126,12 @@ class Ledger:
         return kept
 
     def claim(self, choose: Choose) -> int | None:
-        """Take a share, with no other claim between the choice and the taking.
+        """Take a share; no other claim is possible between the choice and the taking.
 
         Returns:
-            An open file: the share is held until every process that inherits it has ended or closed it. None where
-            `choose` takes none. Where claims cannot be written, an open file that holds nothing: a full disk of the
-            ledger keeps no job from running.
+            An open file: the claim lasts until every process that inherits it has ended or closed it. None if `choose`
+            takes none. If claims cannot be written, an open file without a claim: a full disk of the ledger does not
+            prevent jobs from running.
 
         Raises:
             EnvironmentProblem: another process keeps the ledger locked.
@@ -162,7 +162,7 @@ class Ledger:
             return
 
     def _clean_up(self) -> None:
-        """Remove this user's files of jobs that have ended; nothing else may write one meanwhile."""
+        """Remove this user's files of ended jobs; the caller must hold the lock."""
         for path in self._files():
             with suppress(OSError):
                 if os.lstat(path).st_uid == os.getuid() and not _is_locked(path):
@@ -176,7 +176,7 @@ class Ledger:
         except OSError as error:
             raise EnvironmentProblem(
                 f"cannot open the ledger of this machine `{self._folder}`: {error.strerror}",
-                hint="see TRAINWORKS_LEDGER",
+                hint="set TRAINWORKS_LEDGER to another folder",
             ) from None
         try:
             self._wait_for(handle)
@@ -203,7 +203,7 @@ def _nothing() -> int:
 
 
 def _written(path: Path, share: Share) -> int:
-    """A new file with a claim, locked by this process; complete or absent."""
+    """Write a claim to a new file that this process locks; the file is complete or absent."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.fcntl(handle, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
@@ -220,7 +220,7 @@ def _written(path: Path, share: Share) -> int:
 
 @contextmanager
 def _opened(path: str) -> Iterator[int]:
-    """A file that another user may have made: no link is followed, and no pipe is waited for."""
+    """Open a file that another user may have created, without following links or waiting for pipes."""
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         yield handle
@@ -246,7 +246,7 @@ def _is_locked(path: str) -> bool:
 
 
 def _has_writer(handle: int) -> bool:
-    """Whether a process holds a write lock, for which it needs the right to write; asking takes no lock."""
+    """True if a process holds a write lock on the file, which needs permission to write; takes no lock."""
     question = struct.pack(_FLOCK, fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
     answer = fcntl.fcntl(handle, fcntl.F_OFD_GETLK, question)
     return bool(struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK)

@@ -1,4 +1,4 @@
-"""Memory of processes as the kernel counts it, and whom its out-of-memory killer ended."""
+"""Memory of processes and kills by the out-of-memory killer, as counted by the kernel."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["address_space_left_bytes", "memory_left_bytes", "oom_kills", "peak_b
 _CGROUP = Path("/sys/fs/cgroup")
 _PROC = Path("/proc")
 _UNLIMITED = 1 << 60
-"""Version 1 writes a number near 2^63 where there is no limit."""
+"""Limits above this mean no limit: version 1 writes a number near 2^63."""
 
 
 def resident_bytes(pid: int | str = "self") -> int:
@@ -26,29 +26,29 @@ def peak_bytes(pid: int | str = "self") -> int:
 
 
 def address_space_left_bytes() -> int | None:
-    """What `ulimit -v` leaves to this process; None without a limit."""
+    """Address space left below `ulimit -v`; None without a limit."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     return None if limit == resource.RLIM_INFINITY else max(0, limit - _status_bytes("self", "VmSize:"))
 
 
 def memory_left_bytes() -> tuple[str, int]:
-    """What is scarcest for this process, `cgroup` or `machine`, and what is left of it."""
+    """The tighter limit, `cgroup` or `machine`, and the memory left below it."""
     machine = int(psutil.virtual_memory().available)
     left = [limit - used for folder in _cgroups() for limit, used in [_limit_and_usage(folder)] if limit < _UNLIMITED]
     return ("cgroup", max(0, min(left))) if left and min(left) < machine else ("machine", machine)
 
 
 def oom_kills() -> int:
-    """Processes that the kernel has ended for want of memory: in this process's cgroups, else on the whole machine.
+    """Number of processes killed for lack of memory: in the cgroups of this process, else on the whole machine.
 
-    The count of a cgroup is its own business; that of the machine rises for other people's processes, too.
+    The count of the machine includes processes of other users.
     """
     counts = [count for folder in _cgroups() for count in [_count(folder)] if count is not None]
     return max(counts) if counts else _field(_PROC / "vmstat", "oom_kill") or 0
 
 
 def _cgroups() -> list[Path]:
-    """Memory cgroups of this process and those around them, of version 2 or 1, as far as they can be seen."""
+    """Visible memory cgroups of this process and their parents, of version 2 or 1."""
     for line in _read(_PROC / "self" / "cgroup").splitlines():
         number, controllers, path = line.split(":", 2)
         root = _CGROUP if number == "0" else _CGROUP / "memory"
@@ -69,7 +69,7 @@ def _count(folder: Path) -> int | None:
 
 
 def _limit_and_usage(folder: Path) -> tuple[int, int]:
-    """Reclaimable file pages are not counted as used."""
+    """Limit and usage of a cgroup, without reclaimable file pages."""
     names = ("memory.max", "memory.current") if (folder / "memory.events").exists() else _VERSION_1
     limit, used = (_read(folder / name).strip() for name in names)
     inactive = _field(folder / "memory.stat", "inactive_file") or 0

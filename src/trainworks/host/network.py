@@ -1,4 +1,4 @@
-"""Sockets: bound to the loopback address unless told otherwise."""
+"""Listening sockets, on the loopback address by default."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ LOOPBACK = "127.0.0.1"
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address leads back to the machine that uses it."""
+    """True for an address of the machine itself."""
     return address.startswith("127.") or address in ("localhost", "::1")
 
 
 def listen(port: int = 0, address: str = LOOPBACK) -> socket.socket:
-    """A listening socket; port 0 takes a free one. Whoever holds it owns the port: nobody can race for it.
+    """Open a listening socket; port 0 selects a free one. Keeping the socket open reserves the port.
 
     Raises:
-        PortInUseError: somebody else listens on that port, or it needs privileges.
+        PortInUseError: another process listens on that port, or it needs privileges.
     """
     server = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -31,6 +31,6 @@ def listen(port: int = 0, address: str = LOOPBACK) -> socket.socket:
         server.close()
         raise PortInUseError(
             f"cannot listen on {address}:{port}: {error.strerror}",
-            hint="set `cluster.rendezvous_port` to a free port, or to 0 for any",
+            hint="set `cluster.rendezvous_port` to a free port, or to 0 for a free one",
         ) from None
     return server

@@ -1,4 +1,4 @@
-"""What one node of a job uses, measured by its agent beside its work, and left in the run directory."""
+"""Resources used by one node of a job, measured by its agent and written to the run directory."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ __all__ = ["UsageMeter", "follow_usage", "received_bytes"]
 
 
 class UsageMeter:
-    """Adds up what the processes below this one use.
+    """Adds up the resources used by the descendants of this process.
 
     Args:
         tree: the processes.
-        now_s: the time.
-        accelerators: share of the time since its last call in which they computed, None where nobody can say; left out
-            for a job without any.
+        now_s: clock.
+        accelerators: returns the busy share since its last call, None if unknown; not given for a job without
+            accelerators.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class UsageMeter:
         self._disk_waits = 0
 
     def look(self) -> NodeUsage:
-        """All of it so far."""
+        """Totals so far."""
         use, now_s = self._tree.look(), self._now_s()
         if self._accelerators is not None and self._accelerator_s is not None:
             share = self._accelerators()
@@ -57,7 +57,7 @@ class UsageMeter:
 
 
 def received_bytes() -> int | None:
-    """What this machine has received so far, by all interfaces but loopback, after proc(5)."""
+    """Bytes received by this machine on all interfaces but loopback; see proc(5)."""
     try:
         lines = Path("/proc/net/dev").read_text(encoding="ascii").splitlines()[2:]
     except OSError:
@@ -69,13 +69,13 @@ def received_bytes() -> int | None:
 def follow_usage(
     run_dir: RunDir, node: int, *, every_s: float, on_accelerators: bool, marks: Mapping[str, str] | None = None
 ) -> None:
-    """Measure from now on, in a thread that ends with this process.
+    """Measure in a thread that ends with this process.
 
     Args:
         run_dir: of the run.
-        node: whose agent this process is.
-        every_s: time between two looks.
-        on_accelerators: whether the ranks have any.
+        node: index of the node of this agent.
+        every_s: sampling interval.
+        on_accelerators: the ranks use accelerators.
         marks: see `ProcessTree`.
     """
     tree = ProcessTree(os.getpid(), marks)
@@ -86,7 +86,7 @@ def follow_usage(
         while not never.wait(every_s):
             try:
                 run_dir.write_usage(node, meter.look())
-            except (OSError, TrainworksError):  # a full disk: nobody says then that the job is idle
+            except (OSError, TrainworksError):  # a full disk: the job then never counts as idle
                 continue
 
     threading.Thread(target=measure, name="usage", daemon=True).start()

@@ -1,4 +1,4 @@
-"""What this machine is: cores, memory, accelerators, disk, versions. Limits of containers are respected."""
+"""Facts about this machine: cores, memory, accelerators, disk, versions. Limits of containers apply."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _FORMAT_FLAGS: dict[Literal["bf16", "fp16"], set[str]] = {
     "bf16": {"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16"},
     "fp16": {"avx512_fp16", "amx_fp16", "asimdhp"},
 }
-"""Of the kernel's names for what x86 and Arm processors have, those that oneDNN and Arm's library multiply with."""
+"""Processor flags of the kernel for the instructions that oneDNN and Arm's library multiply with."""
 _PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "torchao")
 
 
 def probe_host(disk: Path) -> HostFacts:
-    """Facts about this machine; `disk` is the folder whose free space counts."""
+    """Probe this machine; `disk` is the folder whose free space counts."""
     return HostFacts(
         hostname=socket.gethostname(),
         operating_system=_operating_system(),
@@ -44,7 +44,7 @@ def probe_host(disk: Path) -> HostFacts:
 
 
 def num_cores() -> int:
-    """Cores that this process may keep busy: its affinity, cut to the cgroup's quota (rounded up)."""
+    """Cores available to this process: its affinity, limited to the quota of the cgroup (rounded up)."""
     affinity = len(os.sched_getaffinity(0))
     quota, _, period = _read(_CGROUP / "cpu.max").partition(" ")
     if quota.isdigit() and period.isdigit():
@@ -53,7 +53,7 @@ def num_cores() -> int:
 
 
 def probe_accelerators() -> tuple[AcceleratorFacts, ...]:
-    """NVIDIA accelerators as the driver lists them, cut to CUDA_VISIBLE_DEVICES; empty without a driver."""
+    """NVIDIA accelerators of the driver in CUDA_VISIBLE_DEVICES; empty without a driver."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
@@ -75,7 +75,7 @@ def probe_accelerators() -> tuple[AcceleratorFacts, ...]:
 
 
 def _visible(found: list[AcceleratorFacts], uuids: list[str]) -> tuple[AcceleratorFacts, ...]:
-    """CUDA's rule: names up to the first unknown one count, by index or by UUID prefix."""
+    """Apply the rule of CUDA: names up to the first unknown one, by index or by UUID prefix."""
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
     if wanted is None:
         return tuple(found)

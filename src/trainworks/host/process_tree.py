@@ -1,7 +1,7 @@
-"""What the processes below another one have used, from /proc: one pass over it, and no process of our own.
+"""Resources used by the descendants of a process, from one pass over /proc.
 
-Processor time of a process that has ended is its parent's once that has waited for it, so the sum over those that live
-loses nothing. Where a parent does not care (it ignores SIGCHLD), what a child used after the last look is lost.
+The processor time of an ended process moves to its parent when that waits for it, so the sum over the living loses
+nothing. If a parent ignores SIGCHLD, the use of a child after the last sample is lost.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _Id = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class TreeUse:
-    """Since the first look, and what those processes had used before it."""
+    """Resources used since the first sample, and before it by the processes of that sample."""
 
     cpu_s: float
     io_bytes: int | None
     waits_for_disk: bool
-    """At this moment, in the kernel's state D."""
+    """A process is in the kernel state D now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class _Process:
     state: str
     own_ticks: int
     reaped_ticks: int
-    """Of children that it has waited for."""
+    """Ticks of children that it has waited for."""
     started: int
 
     @property
@@ -47,8 +47,8 @@ class ProcessTree:
     """All descendants of a process, without itself.
 
     Args:
-        root: the process; its children that have ended count through it.
-        marks: variables by which processes are known that belong to it and are not below it, where there are any.
+        root: the process; its ended children count through it.
+        marks: environment variables of processes that belong to it without being descendants.
     """
 
     def __init__(self, root: int, marks: Mapping[str, str] | None = None) -> None:
@@ -62,7 +62,7 @@ class ProcessTree:
         self._io_bytes = 0
 
     def look(self) -> TreeUse:
-        """What they have used so far."""
+        """Resources used so far."""
         processes = {one.pid: one for one in _processes()}
         tree = self._tree(processes)
         self._count_ticks(tree, processes.get(self._root))
@@ -87,7 +87,7 @@ class ProcessTree:
         return list(found.values())
 
     def _marked(self, processes: Mapping[int, _Process]) -> list[_Process]:
-        """Their environments are read twice at most: a process may get another one once, when it begins a program."""
+        """Processes with the marks. Environments are read at most twice: an exec can replace them once."""
         if not self._marks:
             return []
         looks, self._looks = self._looks, {}
@@ -101,7 +101,7 @@ class ProcessTree:
         return found
 
     def _count_ticks(self, tree: list[_Process], root: _Process | None) -> None:
-        """Add what the sum has gained, or what the living have gained where somebody has left without account."""
+        """Add the gain of the sum, or that of the living if a process ended without being counted by its parent."""
         total = sum(one.own_ticks + one.reaped_ticks for one in tree) + (root.reaped_ticks if root else 0)
         own = {one.id: one.own_ticks for one in tree}
         living = sum(max(0, ticks - self._own.get(key, 0)) for key, ticks in own.items())
@@ -109,7 +109,7 @@ class ProcessTree:
         self._total, self._own = total, own
 
     def _count_io(self, tree: list[_Process]) -> bool:
-        """Add what the sum has gained; False if a process does not say."""
+        """Add the gain of the sum; False if a process cannot be read."""
         amounts = [_io_bytes(one.pid) if one.state != "Z" else _io_bytes(one.pid) or 0 for one in tree]
         total = sum(amount or 0 for amount in amounts)
         self._io_bytes += max(0, total - self._io_total)
@@ -126,7 +126,7 @@ def _processes() -> Iterator[_Process]:
 
 
 def _parsed(pid: int, stat: bytes) -> _Process:
-    """The name, in parentheses, may hold anything; numbers as proc(5) counts them, less three."""
+    """Parse a stat line; field numbers are those of proc(5) minus three, behind the name in parentheses."""
     fields = stat[stat.rindex(b")") + 2 :].split(None, 20)
     return _Process(
         pid=pid,
@@ -139,7 +139,7 @@ def _parsed(pid: int, stat: bytes) -> _Process:
 
 
 def _io_bytes(pid: int) -> int | None:
-    """Characters read and written, its children's that have ended included; 0 for one that ended just now."""
+    """Characters read and written, those of ended children included; 0 for a process that just ended."""
     try:
         lines = _read(f"/proc/{pid}/io").split()
     except (FileNotFoundError, ProcessLookupError):
@@ -156,7 +156,7 @@ def _environment(pid: int) -> set[bytes]:
 
 
 def _read(path: str) -> bytes:
-    """Without Python's own layers, which take most of the time."""
+    """Read a file without the layers of Python, which take most of the time."""
     handle = os.open(path, os.O_RDONLY)
     try:
         data = os.read(handle, 1 << 16)

@@ -10,11 +10,11 @@ import socket
 __all__ = ["ADMINISTRATORS", "is_administrator", "this_host", "user_name"]
 
 ADMINISTRATORS = "trainworks-admins"
-"""Group whose members may change the jobs of other users, as root may."""
+"""Group whose members may change the jobs of other users."""
 
 
 def user_name(uid: int | None = None) -> str:
-    """Name of a user, for display; the number where the machine has no such account. This process's user when None."""
+    """Name of a user for display, or the number of an unknown account; by default the user of this process."""
     uid = os.getuid() if uid is None else uid
     try:
         return pwd.getpwuid(uid).pw_name
@@ -23,7 +23,7 @@ def user_name(uid: int | None = None) -> str:
 
 
 def is_administrator(uid: int) -> bool:
-    """Whether a user is root or a member of the group `trainworks-admins`, which only root can change."""
+    """True for root and members of the group `trainworks-admins`, which only root can change."""
     if uid == 0:
         return True
     try:
@@ -34,5 +34,5 @@ def is_administrator(uid: int) -> bool:
 
 
 def this_host() -> str:
-    """Name of this machine in a job store that several machines use: `$TRAINWORKS_HOST`, else the host name."""
+    """Name of this machine in a shared job store: `$TRAINWORKS_HOST`, else the host name."""
     return os.environ.get("TRAINWORKS_HOST") or socket.gethostname()

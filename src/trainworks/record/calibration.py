@@ -1,4 +1,4 @@
-"""What a short measurement of this machine says, in the units of the planning formulas."""
+"""Measured rates of this machine, in the units of the planning formulas."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ __all__ = ["Calibration", "CalibrationRequest", "GemmRate"]
 
 
 class CalibrationRequest(Spec):
-    """What to measure, in the shapes that the workload will use."""
+    """Parameters of a calibration, with the shapes of the workload."""
 
     device: str
     precision: str
     num_ranks: int
-    """On all nodes together."""
+    """Number of ranks on all nodes."""
     nodes: int = 1
-    """Machines that they stand on, each with as many."""
+    """Number of machines, with equally many ranks each."""
     threads_per_rank: int
     gemm_shapes: tuple[tuple[int, int, int], ...]
     """(m, n, k) each."""
@@ -28,7 +28,7 @@ class CalibrationRequest(Spec):
 
 
 class GemmRate(Spec):
-    """Speed of a product [m, k] x [k, n] and its gradients, as every rank reaches it while the others do the same."""
+    """Speed of a product [m, k] x [k, n] and its gradients on one rank while all ranks compute it."""
 
     m: int
     n: int
@@ -57,8 +57,8 @@ class Calibration(Spec):
     """Host time of one small differentiable operation, forward and backward together."""
     all_reduce_latency_s: float
     all_reduce_bytes_per_s: float
-    """Bus bandwidth, one direction, per rank; of no meaning for one rank."""
+    """Bus bandwidth, one direction, per rank; meaningless for one rank."""
     baseline_bytes: int
-    """Resident memory of one rank before it has a model."""
+    """Resident memory of one rank without a model."""
     seconds: float
-    """How long the measurement took."""
+    """Duration of the measurement."""

@@ -1,4 +1,4 @@
-"""Where a run ran: facts about one machine, as found by `host.probe`."""
+"""Facts about one machine of a run, as found by `host.probe`."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ class AcceleratorFacts(Spec):
     name: str
     memory_bytes: int
     compute_capability: tuple[int, int] | None = None
-    """Of NVIDIA's architectures: 8.0 Ampere, 8.9 Ada, 9.0 Hopper; None in records of older versions."""
+    """Compute capability of NVIDIA accelerators: 8.0 Ampere, 8.9 Ada, 9.0 Hopper; None in records of older versions."""
 
 
 class HostFacts(Spec):
-    """One machine. Cores and memory are what this process may use: affinity and cgroup limits are applied."""
+    """One machine. Cores and memory are those that this process may use, with affinity and cgroup limits applied."""
 
     hostname: str
     operating_system: str
     processor: str
     processor_formats: tuple[Literal["bf16", "fp16"], ...] = ()
-    """16-bit formats that the processor has arithmetic for; where it emulates one, fp32 is faster."""
+    """16-bit formats with native arithmetic; fp32 is faster than an emulated format."""
     num_cores: int
     memory_bytes: int
     disk_free_bytes: int
-    """Free where the run directory will be."""
+    """Free space for the run directory."""
     accelerators: tuple[AcceleratorFacts, ...] = ()
     python: str
     packages: dict[str, str]
-    """Versions of the packages that decide numerics and speed; absent ones are left out."""
+    """Versions of the installed packages that determine numerics and speed."""

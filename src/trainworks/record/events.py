@@ -1,4 +1,4 @@
-"""events.jsonl: what happened, in order, by whoever saw it. Append-only, readable while it is written."""
+"""events.jsonl: the events of a run in order, from all its processes. Append-only; readable while it is written."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from trainworks.files import append_text
 __all__ = ["Event", "EventKind", "append_event", "read_events", "read_lines_from"]
 
 EventKind = Literal[
-    "submitted",  # nodes, processes_per_node, restarts (turns before); on a cluster also hosts, job, started_at
-    "state",  # state, cause, message: the supervisor's view; ended_at where the turn ended before this was written
+    "submitted",  # nodes, processes_per_node, restarts (earlier allocations); on a cluster also hosts, job, started_at
+    "state",  # state, cause, message: the supervisor's view; ended_at if the allocation ended before this was written
     "agent_started",  # node
     "agent_lost",  # node, exit_code
     "restart",  # node (null for all of them): the supervisor starts the agent again
     "ranks_started",  # the first node's agent starts the ranks of a workload, as all agents do
     "data_progress",  # done_bytes, total_bytes: tokenizing
     "data_ready",  # folder, num_tokens, fingerprint, seconds, cached
-    "compiled",  # compile_s, compiled_s, eager_s: what it took, and one forward and backward with it and without
+    "compiled",  # compile_s, compiled_s, eager_s: time to compile, and of one forward and backward with and without
     "attempt",  # attempt, world_size, layout, resumed_from_step, pids (by rank), rendezvous: all ranks have met
     "failure",  # rank, node, host, pid, cause, exit_code, signal, message, hint, traceback, step, phase, memory;
     # fingerprint (equal for the same failure), rendezvous (equal for all failures of one start of the ranks)
-    "restart_refused",  # node, rank, cause, rendezvous, message: why this failure is final
+    "restart_refused",  # node, rank, cause, rendezvous, message: reason why this failure is final
     "checkpoint",  # attempt, step, stall_s, write_s, bytes: the manifest is written
-    "checkpoint_damaged",  # step, folder, file, problem, fallback_step: complete once, passed over by a resume
+    "checkpoint_damaged",  # step, folder, file, problem, fallback_step: complete before, skipped by a resume
     "checkpoint_failed",  # step, message
-    "skipped",  # attempt, step, reason (nonfinite, spike), loss, grad_norm, losses (by rank): left out of the weights
-    "rollback",  # those of skipped, to_step, batches_left_out: back to that checkpoint, on behind these batches
+    "skipped",  # attempt, step, reason (nonfinite, spike), loss, grad_norm, losses (by rank): no update of the weights
+    "rollback",  # those of skipped, to_step, batches_left_out: back to that checkpoint, without these batches
     "profile",  # first_step, last_step, ranks, folder: the traces of these steps are written
-    "profile_refused",  # first_step, last_step, message: they could not be recorded
-    "idle",  # since, accelerator, cpu_cores, io_bytes_per_s (since then, of the busiest node): called idle from now on
-    "busy",  # idle_for_s: it uses again what it holds
+    "profile_refused",  # first_step, last_step, message: the steps could not be recorded
+    "idle",  # since, accelerator, cpu_cores, io_bytes_per_s (since then, of the busiest node): the job counts as idle
+    "busy",  # idle_for_s: the job uses its nodes again
     "stop_requested",  # reason
     "stopped",  # step: the ranks ended early, with a checkpoint
     "sample",  # step, prompt, text
@@ -42,7 +42,7 @@ EventKind = Literal[
 ]
 
 Event = dict[str, Any]
-"""`t` (seconds since the epoch), `kind`, and the fields of that kind."""
+"""`t` (seconds since the epoch), `kind` and the fields of that kind."""
 
 
 def append_event(path: Path, kind: EventKind, **fields: Any) -> None:
@@ -52,16 +52,16 @@ def append_event(path: Path, kind: EventKind, **fields: Any) -> None:
 
 
 def read_events(path: Path) -> list[Event]:
-    """All complete events in the order in which they were written; a torn line is left out."""
+    """All complete events in the order of writing; torn lines are skipped."""
     events, _ = read_lines_from(path, 0)
     return events
 
 
 def read_lines_from(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
-    """The JSON objects that stand after byte `offset`, and the offset to go on from.
+    """The JSON objects after byte `offset`, and the offset for the next call.
 
-    A line without its newline is left for the next call; a line that is not JSON (a writer was killed in it) is
-    passed over. A missing file is an empty one.
+    A line without its newline is left for the next call; a line that is not JSON (its writer was killed) is skipped. A
+    missing file counts as empty.
     """
     try:
         with path.open("rb") as file:

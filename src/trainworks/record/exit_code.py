@@ -1,4 +1,4 @@
-"""Exit codes of ranks and node agents: what the process above decides by."""
+"""Exit codes of ranks and node agents, which tell the parent process what to do."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ __all__ = ["ExitCode", "as_exit_code"]
 
 
 class ExitCode(enum.IntEnum):
-    """Exit codes of a rank; the node agent decides by them."""
+    """Exit codes of a rank, read by the node agent."""
 
     OK = 0
     USER_ERROR = 1
     """The model, the data or the code failed."""
     ENVIRONMENT = 3
-    """The machine is in the way; a person has to act."""
+    """The machine cannot run the job; a person has to act."""
     HARDWARE_FAULT = 74
     """An accelerator or the storage failed; starting again can help."""
     HANG = 76
-    """A rank stood still and was ended, with those that waited for it; starting again can help."""
+    """A hung rank was ended, with the ranks that waited for it; starting again can help."""
     PEER_LOST = 75
-    """Another rank went away; starting again can help."""
+    """Another rank was lost; starting again can help."""
 
 
 def as_exit_code(code: int) -> int:
-    """What a shell would say: 128 + the signal of a process that a signal ended (its code is negative)."""
+    """Exit code as a shell reports it: 128 + signal for a process that a signal ended (a negative code)."""
     return 128 - code if code < 0 else code

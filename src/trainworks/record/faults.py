@@ -1,4 +1,4 @@
-"""Steps that were left out because they could not be right, in words."""
+"""Descriptions of faulty optimizer steps."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ FAULTS = {"nonfinite": "not finite", "spike": "a spike"}
 
 
 def is_fault(row: MetricsRow) -> bool:
-    """Whether the step was left out; a step that fp16's loss scaling repeats with a lower scale is no fault."""
+    """True for a step skipped because of a fault; a step that fp16 repeats with a lower loss scale is not a fault."""
     return row.get("skipped") in FAULTS
 
 
 def describe_values(loss: float, grad_norm: float, losses: Sequence[float] = ()) -> str:
-    """A step's values, and the ranks whose own loss is not finite, the first four by number.
+    """Values of a step, and the first four ranks whose loss is not finite.
 
     >>> describe_values(math.nan, math.nan, (5.25, math.inf))
     'loss nan, gradient norm nan (loss of rank 1: inf)'

@@ -1,4 +1,4 @@
-"""The checkpoint manifest: a checkpoint exists when its manifest does, and is whole when every file is as written."""
+"""The checkpoint manifest: a checkpoint exists with its manifest, and is intact if every file is as written."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _READ_BYTES = 1 << 20
 
 
 class Manifest(Spec):
-    """What a checkpoint holds and which files make it whole."""
+    """Contents and files of a checkpoint."""
 
     format_version: int = 1
     step: int
@@ -48,14 +48,14 @@ class Manifest(Spec):
     created_at: float
     layout: ResolvedLayout
     samples_consumed: int
-    """Sequences that the reader has handed out; with the seed, the whole state of the reader."""
+    """Sequences read so far; with the seed, the complete state of the reader."""
     data_fingerprint: str
-    """Of the tokenized data; a checkpoint goes on with the same data only."""
+    """Fingerprint of the tokenized data; a checkpoint resumes with the same data only."""
     torch: str
     files: dict[str, int]
     """Size in bytes of every file of the checkpoint."""
     checksums: dict[str, int] = Field(default_factory=dict)
-    """CRC-32 of every file; empty in a checkpoint of a version that wrote none."""
+    """CRC-32 of every file; empty in checkpoints of versions without checksums."""
 
     @property
     def num_bytes(self) -> int:
@@ -65,10 +65,10 @@ class Manifest(Spec):
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """The first file of a checkpoint that is not as it was written, and how it differs."""
+    """The first damaged file of a checkpoint, and the problem."""
 
     file: str | None
-    """None if the files are as written, or cannot be checked, and reading the state from them failed."""
+    """None if the files are intact or cannot be checked, and loading the state failed."""
     problem: str
 
     def __str__(self) -> str:
@@ -82,9 +82,9 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def check_manifest(folder: Path) -> Manifest | Damage:
-    """The manifest of a checkpoint whose files all have their size; no file is read.
+    """Check the manifest of a checkpoint and the size of its files, without reading them.
 
-    A manifest of a version that wrote no checksums is accepted without one.
+    Manifests of versions without checksums are accepted.
     """
     try:
         content = (folder / MANIFEST).read_bytes()
@@ -95,14 +95,14 @@ def check_manifest(folder: Path) -> Manifest | Damage:
         manifest = Manifest.model_validate_json(json.dumps(fields))
     except OSError as error:
         return _unreadable(MANIFEST, error)
-    except (ValueError, AttributeError, TypeError):  # no JSON, no object, or other fields
+    except (ValueError, AttributeError, TypeError):  # not JSON, not an object, or other fields
         return Damage(MANIFEST, "not a manifest")
     found = (_check_size(folder, name, size) for name, size in manifest.files.items())
     return next((damage for damage in found if damage is not None), manifest)
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """The manifest of a complete checkpoint; None if it is damaged, or a file is missing or cut short."""
+    """The manifest of a complete checkpoint; None if it is damaged, or a file is missing or truncated."""
     found = check_manifest(folder)
     return found if isinstance(found, Manifest) else None
 
@@ -164,7 +164,7 @@ def delete_checkpoint(folder: Path) -> None:
 
 
 def damaged_checkpoints(events: Sequence[Event]) -> dict[int, Event]:
-    """The `checkpoint_damaged` event of every step whose checkpoint was not saved again since."""
+    """The `checkpoint_damaged` event of every step whose checkpoint was not saved again later."""
     damaged: dict[int, Event] = {}
     for event in events:
         if event["kind"] == "checkpoint_damaged":

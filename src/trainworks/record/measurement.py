@@ -1,4 +1,4 @@
-"""What somebody measured on a cluster, so that the next plan for that cluster is truer."""
+"""Measurements of a cluster, which make its next plan more accurate."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ __all__ = ["MeasuredStep", "Measurement", "cluster_key"]
 
 
 class MeasuredStep(Spec):
-    """One step time of one layout, with everything that a prediction of it needs."""
+    """Step time of one layout, with all inputs of its prediction."""
 
     shape: ModelShape
     sequence_length: int
     precision: str
     global_batch: int
     layout: Layout
-    """Nothing in it is `auto`."""
+    """Layout without `auto`."""
     fused_kernels: bool = True
-    """Whether blocks were compiled, or their kernels fused by hand."""
+    """Blocks were compiled, or their kernels fused by hand."""
     step_time_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -42,7 +42,7 @@ class Measurement(Spec):
 
 
 def cluster_key(cluster: ClusterDescription) -> str:
-    """What the measurements of a cluster are kept under; its size does not matter.
+    """File name for the measurements of a kind of cluster, independent of its size.
 
     >>> from trainworks.catalog.cluster import parse_cluster
     >>> cluster_key(parse_cluster("4 nodes of 8x A100-SXM-80GB over 8x HDR"))

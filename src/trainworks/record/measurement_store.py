@@ -1,4 +1,4 @@
-"""Measurements on disk: one file of JSON lines per kind of cluster, however many nodes it has."""
+"""Measurements on disk: one file of JSON lines per kind of cluster of any size."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def append_measurement(folder: Path, measurement: Measurement) -> Path:
     """Add one measurement to those of its kind of cluster; returns the file.
 
     Raises:
-        DiskFullError: no space left; what was known stays.
+        DiskFullError: no space left; earlier measurements stay.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = _file(folder, measurement.cluster)
@@ -26,7 +26,7 @@ def append_measurement(folder: Path, measurement: Measurement) -> Path:
 
 
 def read_measurements(folder: Path, cluster: ClusterDescription) -> list[Measurement]:
-    """All that is known of this kind of cluster, oldest first; a torn or foreign line is passed over."""
+    """All measurements of this kind of cluster, oldest first; torn or foreign lines are skipped."""
     try:
         lines = _file(folder, cluster).read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What a rank held when it ran out of memory, as it, or its node agent, measured it."""
+"""Memory of a rank that ran out of it, measured by the rank or its node agent."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ __all__ = ["MemoryAtFailure"]
 
 
 class MemoryAtFailure(Spec):
-    """One rank at the moment of the failure; None is what could not be measured."""
+    """Memory of one rank at the failure; None if it could not be measured."""
 
     limited_by: str
-    """What was exhausted: `accelerator`, `address space`, `cgroup` or `machine`."""
+    """Exhausted resource: `accelerator`, `address space`, `cgroup` or `machine`."""
     peak_bytes: int
-    """Largest so far: allocated on an accelerator, resident on a CPU."""
+    """Peak: allocated on an accelerator, resident on a CPU."""
     held_bytes: int | None = None
-    """At the failure, in the same sense."""
+    """Same quantity at the failure."""
     requested_bytes: int | None = None
     """Size of the allocation that failed."""
     free_bytes: int | None = None
-    """What the limit still left."""
+    """Free memory below the limit."""
     reserved_bytes: int | None = None
-    """Of an accelerator, by the caching allocator, allocated ones included."""
+    """Reserved on an accelerator by the caching allocator, allocated bytes included."""
     weights_bytes: int | None = None
     gradients_bytes: int | None = None
     optimizer_bytes: int | None = None
-    """Of the tensors themselves, on this rank's device."""
+    """Size of the tensors on the device of the rank."""
 
     @property
     def room_bytes(self) -> int:
-        """What the rank could have held at most: held + free; the peak where nothing else is known."""
+        """Most that the rank could have allocated: held + free, or the peak if those are unknown."""
         held = self.peak_bytes if self.held_bytes is None else self.held_bytes
         return max(self.peak_bytes, held + (self.free_bytes or 0))
 
     @property
     def needed_bytes(self) -> int:
-        """What it would have held after the allocation that failed; it may have wanted more after that."""
+        """Memory with the failed allocation; the rank may have needed more later."""
         held = self.peak_bytes if self.held_bytes is None else self.held_bytes
         return max(self.peak_bytes, held + (self.requested_bytes or 0))

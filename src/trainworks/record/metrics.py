@@ -1,7 +1,6 @@
 """metrics.jsonl: one line per optimizer step, written by rank 0 once per logging interval.
 
-Steps that were done again after a restart or a rollback stand twice; the later line is the one that counts, the earlier
-ones are the work that was lost.
+A step repeated after a restart or a rollback has several lines; the last one counts, the earlier ones are lost work.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ class MetricsRow(TypedDict):
     step: int
     attempt: int
     t: float
-    """When the step ended, seconds since the epoch."""
+    """End of the step, seconds since the epoch."""
     loss: float
     """Mean over all tokens of the global batch, natural logarithm."""
     grad_norm: float
-    """Before clipping."""
+    """Norm before clipping."""
     lr: float
     tokens: int
     step_s: float
@@ -36,11 +35,11 @@ class MetricsRow(TypedDict):
     communication_s: float
     optimizer_s: float
     checkpoint_s: float
-    """Time that the step stood still for a checkpoint."""
+    """Stall of the step for a checkpoint."""
     other_s: float
-    """Logging and whatever the other terms do not name."""
+    """Logging and all time outside the other terms."""
     skipped: NotRequired[str]
-    """Why the step did not touch the weights: `nonfinite`, `spike`, or `loss_scale` (of fp16, no fault)."""
+    """Reason for a step without update of the weights: `nonfinite`, `spike`, or `loss_scale` (fp16, not a fault)."""
     memory_peak_bytes: NotRequired[int]
     """Largest peak over the ranks so far; on the last row of an interval."""
 
@@ -51,16 +50,16 @@ def append_metrics(path: Path, rows: Iterable[MetricsRow]) -> None:
 
 
 def read_metrics(path: Path) -> list[MetricsRow]:
-    """All complete rows, in the order in which they were written."""
+    """All complete rows in the order of writing."""
     rows, _ = read_lines_from(path, 0)
     return cast(list[MetricsRow], rows)
 
 
 def effective_rows(rows: Sequence[MetricsRow]) -> list[MetricsRow]:
     """The last row of every step, in order of the steps: the history that led to the final weights."""
-    kept: list[MetricsRow] = []
+    effective: list[MetricsRow] = []
     for row in rows:
-        while kept and kept[-1]["step"] >= row["step"]:
-            kept.pop()
-        kept.append(row)
-    return kept
+        while effective and effective[-1]["step"] >= row["step"]:
+            effective.pop()
+        effective.append(row)
+    return effective

@@ -1,4 +1,4 @@
-"""Profiled steps: the request for them, and what a rank's trace says in short."""
+"""Profiled steps: the request, and the summary of a trace."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ProfileRequest(Spec):
 
     first_step: int
     last_step: int
-    """Included."""
+    """Last step, included."""
     ranks: tuple[int, ...] = (0,)
 
 
@@ -36,13 +36,13 @@ class OperatorTime(Spec):
     name: str
     calls: int
     self_s: float
-    """Without what it called."""
+    """Time without that of its callees."""
 
 
 class ProfileSummary(Spec):
-    """One rank's trace in short. The four times add up to `window_s`: at each moment what ran counts once.
+    """Summary of a rank's trace. The four times add up to `window_s`.
 
-    Compute and optimizer go before communication: what of it they hide is no time of its own.
+    Each moment counts once: compute and optimizer take precedence over the communication that they hide.
     """
 
     rank: int
@@ -52,11 +52,11 @@ class ProfileSummary(Spec):
     compute_s: float
     optimizer_s: float
     communication_s: float
-    """Exposed."""
+    """Exposed communication."""
     idle_s: float
-    """Nothing of these ran: Python, waiting for data, launches."""
+    """Time without any of these: Python, waiting for data, launches."""
     operators: tuple[OperatorTime, ...]
-    """Those with the most time of their own."""
+    """Operators with the most time of their own."""
 
     def shares(self) -> dict[str, float]:
         """Share of each category in the window, 0-1."""
@@ -70,7 +70,7 @@ class ProfileSummary(Spec):
 
 
 def write_request(run_dir: RunDir, request: ProfileRequest) -> None:
-    """Ask for it; the ranks look once per logging interval."""
+    """Request a profile; the ranks check for it once per logging interval."""
     write_atomic(run_dir.profile_request_file, request.model_dump_json(indent=2) + "\n")
 
 
@@ -85,7 +85,7 @@ def summary_file(folder: Path, rank: int) -> Path:
 
 
 def read_summaries(folder: Path) -> list[ProfileSummary]:
-    """The summaries of all profiled ranks, by rank; one that cannot be read is left out."""
+    """The summaries of all profiled ranks, by rank; unreadable ones are skipped."""
     found = []
     for path in folder.glob("rank-*.json"):
         try:

@@ -1,4 +1,4 @@
-"""The resolved run: everything automatic is decided, and what was predicted is written down before the first step."""
+"""The resolved run: all automatic choices and predictions, written before the first step."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ class LatentAttention(Spec):
     """Multi-head latent attention: queries, keys and values through low-rank projections (DeepSeek-V2)."""
 
     query_rank: int
-    """0 where queries are projected directly."""
+    """0 if queries are projected directly."""
     kv_rank: int
     rope_head_dim: int
-    """Per head, the part of queries and keys that carries positions; one key part is shared by all heads."""
+    """Per head, the part of queries and keys with positions; all heads share one key part."""
     nope_head_dim: int
     """Per head, the part without positions."""
     value_head_dim: int
 
 
 class SmallParameters(Spec):
-    """Weights that are no matrix of a product over all tokens: norms, biases, sinks, pooler."""
+    """Weights outside of matrix products over all tokens: norms, biases, sinks, pooler."""
 
     layer: int = 0
-    """Of every layer: norms and the biases of attention."""
+    """Norms and attention biases of each layer."""
     dense_mlp: int = 0
     """Biases of one dense MLP."""
     expert: int = 0
     """Biases of one routed expert."""
     router: int = 0
-    """Of one layer with experts: biases of the router, gate of the shared experts."""
+    """Router biases and gate of the shared experts of one layer with experts."""
     model: int = 0
-    """Outside of the layers: final norm, token types, class token, pooler."""
+    """Weights outside of the layers: final norm, token types, class token, pooler."""
 
 
 class ModelShape(Spec):
-    """A transformer in the numbers that planning needs; without layers a model of which its parameters are known."""
+    """Dimensions of a transformer; without layers, a model known only by its parameter count."""
 
     layers: int
     hidden: int
@@ -62,7 +62,7 @@ class ModelShape(Spec):
     kv_heads: int
     head_dim: int
     feed_forward: int
-    """Width of the dense MLP; with experts, of the layers that have none."""
+    """Width of the dense MLP; with experts, that of the layers without them."""
     vocabulary: int
     max_sequence_length: int
     gated_mlp: bool
@@ -70,33 +70,33 @@ class ModelShape(Spec):
     learned_positions: bool
     num_parameters: int
     causal: bool = True
-    """Whether a token sees only those before it; False for encoders."""
+    """Tokens attend only to earlier ones; False for encoders."""
     experts: int = 0
     """Routed experts of a layer; 0 for a dense model."""
     experts_per_token: int = 0
     expert_feed_forward: int = 0
     """Width of one routed expert."""
     shared_feed_forward: int = 0
-    """Width of the experts that every token passes, together."""
+    """Total width of the experts that every token uses."""
     dense_layers: int = 0
     """Layers of a model with experts that have a dense MLP instead."""
     latent: LatentAttention | None = None
     """Ranks of multi-head latent attention; None for MHA and GQA."""
     window: int = 0
-    """Tokens that a layer with sliding-window attention sees; 0 where there is none."""
+    """Window of layers with sliding-window attention, in tokens; 0 without such layers."""
     window_layers: int = 0
     """Layers with such a window."""
     patch_values: int = 0
-    """Pixel values of one image patch, which are projected to a token; 0 where tokens are looked up. An image has one
-    output, over `vocabulary` classes."""
+    """Pixel values of one image patch, which is projected to a token; 0 for models with an embedding table. An image
+    has one output, over `vocabulary` classes."""
     head_transform: bool = False
-    """Whether a layer of h to h stands before the output matrix, with biases and a norm, as in BERT."""
+    """A layer from h to h with biases and a norm precedes the output matrix, as in BERT."""
     small: SmallParameters = SmallParameters()
-    """What is no matrix, so that parameters can be counted anew for another number of layers."""
+    """Weights other than matrices, to recount parameters for another number of layers."""
 
     @classmethod
     def of_size(cls, num_parameters: int) -> ModelShape:
-        """A model that was built and counted, and that no formula describes."""
+        """A model known only by its parameter count."""
         widths = dict.fromkeys(("layers", "hidden", "heads", "kv_heads", "head_dim", "feed_forward"), 0)
         rest = {"vocabulary": 0, "max_sequence_length": 0, "num_parameters": num_parameters}
         kinds = dict.fromkeys(("gated_mlp", "tie_embeddings", "learned_positions", "causal"), False)
@@ -104,12 +104,12 @@ class ModelShape(Spec):
 
     @property
     def is_described(self) -> bool:
-        """Whether formulas apply to it."""
+        """True if the dimensions are known."""
         return self.layers > 0
 
 
 class Processes(Spec):
-    """Ranks and what each of them gets."""
+    """Ranks and the resources of each."""
 
     nodes: int
     processes_per_node: int
@@ -117,12 +117,12 @@ class Processes(Spec):
     device: str
     """`cpu` or `cuda`."""
     accelerators_per_node: int = 0
-    """Accelerators that the processes of a node share, where a command asks for them; 0: one per rank."""
+    """Accelerators shared by the processes of a node, if a command requests them; 0: one per rank."""
     starts: Literal["per_rank", "per_node", "once"] = "per_rank"
-    """How often a command starts: what it starts itself is its own."""
+    """Unit that a command starts once for; it starts further processes itself."""
     nccl_environment: Mapping[str, str] = Field(default_factory=dict)
-    """Variables that NCCL needs on this network, from the description of the cluster; a rank gets those that its
-    environment leaves open."""
+    """Variables that NCCL needs on this network, from the description of the cluster; the environment of a rank takes
+    precedence."""
 
     def starts_on(self, node: int) -> int:
         """Processes that this node's agent starts."""
@@ -140,12 +140,12 @@ class Processes(Spec):
 
 
 class StepTimeTerms(Spec):
-    """Where the time of one optimizer step goes; the terms add up."""
+    """Time of one optimizer step by term; the terms add up."""
 
     compute_s: float
-    """Forward and backward."""
+    """Time of forward and backward."""
     communication_s: float
-    """Exposed: what the step waits for after its own compute."""
+    """Exposed communication: the wait after the compute of the step."""
     optimizer_s: float
     data_s: float
 
@@ -156,7 +156,7 @@ class StepTimeTerms(Spec):
 
 
 class MemoryTerms(Spec):
-    """Where the memory of the fullest rank goes, at its peak; the terms add up."""
+    """Peak memory of the fullest rank by term; the terms add up."""
 
     baseline_bytes: int
     weights_bytes: int
@@ -165,7 +165,7 @@ class MemoryTerms(Spec):
     activations_bytes: int
     logits_bytes: int
     allocator_bytes: int = 0
-    """What the allocator holds and cannot hand out again."""
+    """Memory that the allocator reserves and cannot reuse."""
     checkpoint_bytes: int
     """Staging copy of an asynchronous checkpoint."""
 
@@ -184,9 +184,9 @@ class Plan(Spec):
     tokens_per_step: int
     model_flops_per_token: float
     peak_flops_per_s: float | None
-    """Per rank, dense, at the run's precision; None where nothing is known about the device."""
+    """Dense peak per rank at the run's precision; None for an unknown device."""
     peak_source: str
-    """Where the peak comes from, so that an MFU can be read."""
+    """Source of the peak, to interpret an MFU."""
     step_time: StepTimeTerms
     memory: MemoryTerms
     checkpoint_bytes: int
@@ -203,17 +203,17 @@ class Plan(Spec):
 
 
 class ResolvedRun(Spec):
-    """What a run is, in full; written before anything starts, and anew by a resume with other ranks."""
+    """The complete definition of a run, written before it starts and rewritten by a resume with other ranks."""
 
     format_version: int = 1
     run_id: str
     created_at: float
     """Seconds since the epoch."""
     trainworks: str
-    """Version of this program."""
+    """Version of Trainworks."""
     run_file: RunFile
     command: tuple[str, ...] | None = None
-    """Argument vector of a job that runs a command instead of a workload."""
+    """Argument vector of a job that runs a command."""
     working_folder: str
     processes: Processes
     host: HostFacts

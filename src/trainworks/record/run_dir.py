@@ -1,13 +1,13 @@
-"""The run directory: the only place that knows its file names.
+"""The run directory and its file names.
 
 runs/stdlib-lm-1/
-  run.yaml        as it was written            status.json     state, supervisor; replaced atomically
-  resolved.json   everything decided           stop            present once a workload was asked to stop
-  events.jsonl    what happened                logs/           supervisor, node-N, rank-N; appended
+  run.yaml        copy of the run file         status.json     state, supervisor; replaced atomically
+  resolved.json   the resolved run             stop            present after a request to stop a workload
+  events.jsonl    events of the run            logs/           supervisor, node-N, rank-N; appended
   metrics.jsonl   one line per step            checkpoints/    step-NNNNNNNN/, complete with manifest.json
-  report.html     written by `report`          .lock .reserve  held while it runs; room for last words
-  profile.json    steps to be profiled         profiles/       steps-N-M/: rank-R.trace.json.gz, rank-R.json
-  usage/          node-N.json: what its processes have used so far
+  report.html     written by `report`          .lock .reserve  locked while it runs; disk space for the last writes
+  profile.json    steps to profile             profiles/       steps-N-M/: rank-R.trace.json.gz, rank-R.json
+  usage/          node-N.json: resources used by its processes
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class RunDir:
 
     @property
     def run_file(self) -> Path:
-        """The run file as it was written."""
+        """Copy of the run file."""
         return self.path / "run.yaml"
 
     @property
@@ -58,7 +58,7 @@ class RunDir:
 
     @property
     def events_file(self) -> Path:
-        """What happened, one JSON object per line."""
+        """Events, one JSON object per line."""
         return self.path / "events.jsonl"
 
     @property
@@ -73,12 +73,12 @@ class RunDir:
 
     @property
     def stop_file(self) -> Path:
-        """Present once somebody asked the run to stop."""
+        """Present after a request to stop the run."""
         return self.path / "stop"
 
     @property
     def environment_file(self) -> Path:
-        """Variables of whoever submitted the run, for its owner alone to read."""
+        """Environment variables of the submitter, readable by the owner only."""
         return self.path / ".environment.json"
 
     @property
@@ -87,12 +87,12 @@ class RunDir:
         return self.path / "hostfile"
 
     def usage_file(self, node: int) -> Path:
-        """What the processes of one node have used so far; replaced atomically."""
+        """Resources used by the processes of one node; replaced atomically."""
         return self.path / "usage" / f"node-{node}.json"
 
     @property
     def profile_request_file(self) -> Path:
-        """Present while steps are asked to be profiled."""
+        """Present while a profile is requested."""
         return self.path / "profile.json"
 
     def profile(self, first_step: int, last_step: int) -> Path:
@@ -106,26 +106,26 @@ class RunDir:
 
     @property
     def lock_file(self) -> Path:
-        """Locked by the supervisor and its agents for as long as one of them lives."""
+        """Locked while the supervisor or one of its agents lives."""
         return self.path / ".lock"
 
     @property
     def submit_lock_file(self) -> Path:
-        """Locked while the run is given to an engine."""
+        """Locked while the run is submitted to a backend."""
         return self.path / ".submit.lock"
 
     @property
     def reserve_file(self) -> Path:
-        """Some room for last words: given up when the disk is full."""
+        """Reserved disk space for the last writes on a full disk."""
         return self.path / ".reserve"
 
     def make_reserve(self) -> None:
-        """Set the room aside."""
+        """Reserve the disk space."""
         with naming_full_disk(self.path), self.reserve_file.open("ab") as reserve:
             os.posix_fallocate(reserve.fileno(), 0, _RESERVE_BYTES)
 
     def release_reserve(self) -> None:
-        """Make room on a full disk for what has to be written before the end."""
+        """Release the reserved space for the last writes on a full disk."""
         self.reserve_file.unlink(missing_ok=True)
 
     @property
@@ -152,13 +152,13 @@ class RunDir:
         return self.logs / f"rank-{rank}.log"
 
     def note_rank_start(self, rank: int) -> None:
-        """Write down where in its log the output of a rank's next start begins."""
+        """Record the offset in the log of a rank where the output of its next start begins."""
         log = self.rank_log(rank)
         with log.with_suffix(".starts").open("a", encoding="utf-8") as starts:
             starts.write(f"{log.stat().st_size if log.exists() else 0}\n")
 
     def rank_log_part(self, rank: int, start: int) -> tuple[int, int | None] | None:
-        """First byte, and the one after the last, of the output of a rank's start, counted from 1; None: not yet."""
+        """First byte and end of the output of the n-th start of a rank; None before that start."""
         try:
             offsets = [int(line) for line in self.rank_log(rank).with_suffix(".starts").read_text("utf-8").split()]
         except FileNotFoundError:
@@ -195,28 +195,28 @@ class RunDir:
         except ValidationError as error:
             raise EnvironmentProblem(
                 f"cannot read `{self.resolved_file}`: {error.error_count()} fields differ",
-                hint="it was written by another version of Trainworks",
+                hint="read it with the version of Trainworks that wrote it",
             ) from None
 
     def write_status(self, status: RunStatus) -> None:
-        """Replace the status, atomically; until it is the last one, a power cut leaves nobody who could go on."""
+        """Replace the status, atomically; only the final one must survive a power cut."""
         write_atomic(self.status_file, status.model_dump_json(indent=2) + "\n", durable=status.exit_code is not None)
 
     def read_status(self) -> RunStatus:
-        """The current status; that of a run that was never launched if there is none."""
+        """Read the status; CREATED for a run that was never launched."""
         try:
             return RunStatus.model_validate_json(self.status_file.read_bytes())
         except (FileNotFoundError, ValidationError):
             return RunStatus(state="CREATED")
 
     def write_usage(self, node: int, usage: NodeUsage) -> None:
-        """Replace what the processes of one node have used, atomically."""
+        """Replace the usage of one node, atomically."""
         path = self.usage_file(node)
         path.parent.mkdir(exist_ok=True)
         write_atomic(path, usage.model_dump_json() + "\n")
 
     def read_usage(self, node: int) -> NodeUsage | None:
-        """What the processes of one node have used; None if nobody has written it, or another version did."""
+        """Read the usage of one node; None if it is missing or of another version."""
         try:
             return NodeUsage.model_validate_json(self.usage_file(node).read_bytes())
         except (OSError, ValidationError):
@@ -225,14 +225,14 @@ class RunDir:
 
 @lru_cache(maxsize=4)
 def _parsed(resolved_file: Path, inode: int, modified_at: int) -> ResolvedRun:
-    """Whoever launches a job, its supervisor and its agents are copies of one process, and read the same file."""
+    """Read a resolved run; cached, because launcher, supervisor and agents are forks of one process."""
     return ResolvedRun.model_validate_json(resolved_file.read_bytes())
 
 
 def create_run_dir(root: Path, name: str) -> RunDir:
-    """Make `root/name-N` with the first free N; the folder's creation is the lock.
+    """Create `root/name-N` with the first free N; creating the folder is atomic.
 
-    Only this user can write the folder, under any umask: a dispatcher executes what it finds there.
+    Only this user can write the folder, under any umask, because a dispatcher executes its contents.
     """
     root.mkdir(parents=True, exist_ok=True)
     taken = [int(run.path.name[len(name) + 1 :]) for run in list_runs(root) if _is_run_of(run.path.name, name)]
@@ -262,7 +262,7 @@ def list_runs(root: Path) -> list[RunDir]:
 
 
 def _created_at(run_dir: RunDir) -> float:
-    """When the run was resolved; a folder's own times change with every file in it."""
+    """Time of resolving the run; the times of the folder change with every file in it."""
     try:
         return float(json.loads(run_dir.resolved_file.read_bytes())["created_at"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -270,10 +270,10 @@ def _created_at(run_dir: RunDir) -> float:
 
 
 def find_run(root: Path, wanted: str | None) -> RunDir:
-    """The run named `wanted` (a run id below `root`, or a path); the newest one when None.
+    """Find a run.
 
     Raises:
-        UnknownRunError: naming the runs there are.
+        UnknownRunError: it does not exist; the hint names known runs.
     """
     runs = list_runs(root)
     if wanted is None:

@@ -1,4 +1,4 @@
-"""Where a run stands; the states themselves are `job.state`'s."""
+"""The status of a run; `jobs.state` defines the states."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ __all__ = ["RunStatus"]
 
 
 class RunStatus(Spec):
-    """The content of status.json: CREATED by whoever submits, everything else by the supervisor."""
+    """The content of status.json: written as CREATED by the submitter, later by the supervisor."""
 
     state: str
     cause: str | None = None
-    """Why it ended, or why it is being restarted."""
+    """Cause of the end or restart."""
     message: str | None = None
     hint: str | None = None
     exit_code: int | None = None
     supervisor_pid: int | None = None
     supervisor_started_at: float | None = None
-    """When that process started, seconds since boot: a process id alone may have been reused."""
+    """Start of that process in seconds since boot, because process ids are reused."""
     supervisor_host: str | None = None
-    """Where it runs; elsewhere nobody can look for the process."""
+    """Host of the supervisor; only there its process can be found."""
     idle_since: float | None = None
-    """Of a job that runs: since when it has used nothing of what it holds, once that is called idle."""
+    """Start of the idle time of a running job that counts as idle."""
     updated_at: float = 0.0

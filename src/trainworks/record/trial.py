@@ -1,4 +1,4 @@
-"""What a few steps of a model whose shape nobody knows say: measured, where others are predicted."""
+"""Measurement of a few steps of a model whose shape is unknown, in place of a prediction."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ __all__ = ["Trial", "TrialRequest"]
 
 
 class TrialRequest(Spec):
-    """What to try: the real model on real ranks in the real layout."""
+    """Parameters of a trial: the real model on real ranks in the real layout."""
 
     workload: Workload
     layout: ResolvedLayout
     processes: Processes
     data_folder: str | None = None
-    """Of prepared data; None for a module, which brings its own."""
+    """Folder of the prepared data; None for a module, which has its own."""
 
 
 class Trial(Spec):
     """Measured on rank 0 while all ranks of this machine are busy."""
 
     num_parameters: int
-    """Of the whole model, trained or not."""
+    """Parameters of the whole model, trainable or not."""
     num_samples: int
-    """Of the dataset."""
+    """Samples of the dataset."""
     flops_per_sample: float
-    """Products and convolutions, forward and backward; 0 where they were not counted: compiled or recomputed."""
+    """FLOPs of products and convolutions, forward and backward; 0 if not counted: compiled or recomputed."""
     step_time: StepTimeTerms
     """Medians of a few steps after the first."""
     baseline_bytes: int
-    """Before the rank had a model."""
+    """Memory of a rank without a model."""
     weights_bytes: int
-    """Of one rank, as the next two."""
+    """Weights of one rank; gradients and optimizer are per rank too."""
     gradients_bytes: int
     optimizer_bytes: int
     peak_bytes: int
-    """Of one rank, program included."""
+    """Peak of one rank, program included."""
     checkpoint_bytes: int
-    """Of all ranks together: weights, buffers and optimizer state."""
+    """Weights, buffers and optimizer state of all ranks."""
     own_optimizer: bool
-    """Whether the module brings one."""
+    """The module has its own optimizer."""
     seconds: float
-    """How long it took."""
+    """Duration of the trial."""

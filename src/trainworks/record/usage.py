@@ -1,6 +1,6 @@
-"""usage/node-N.json: what the processes of one node have used so far, by the node's agent every some seconds.
+"""usage/node-N.json: resources used by the processes of one node, written every few seconds by its agent.
 
-All figures only grow while the agent lives, so that a reader who misses a file loses nothing.
+All figures only grow while the agent lives, so a reader may miss a version without loss.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ class NodeUsage(Spec):
     """The content of usage/node-N.json."""
 
     agent_pid: int
-    """Who counts; another agent begins anew."""
+    """Agent that counts; another agent starts at zero."""
     monotonic_s: float
-    """When, by the node's own clock, which stands still while the machine sleeps."""
+    """Time by the node's monotonic clock, which stops while the machine sleeps."""
     cpu_s: float
-    """Processor time of all processes below the agent, those that have ended included."""
+    """Processor time of all descendants of the agent, ended ones included."""
     io_bytes: int | None
-    """What they have read and written, files and pipes alike; None where the kernel does not say."""
+    """Bytes read and written by them, files and pipes alike; None if the kernel does not report it."""
     network_bytes: int | None
-    """What the machine has received, by all interfaces but loopback; None where the kernel does not say."""
+    """Bytes received by the machine on all interfaces but loopback; None if the kernel does not report it."""
     disk_waits: int
-    """Looks at which one of them waited for a disk or a file system."""
+    """Number of samples in which one of them waited for a disk or a file system."""
     accelerator_s: float | None
-    """Time in which the busiest accelerator of the node computed, or nobody could say; None without accelerators."""
+    """Busy time of the busiest accelerator, unmeasurable time included; None without accelerators."""
