@@ -33,7 +33,7 @@ def test_steps_and_ranks_become_a_request(going):
         ("70:75", "2", "there is no rank 2: the run has ranks 0 to 1"),
         ("70:75", "all", "`all` names no ranks"),
         ("70:200", "0", "`70:200` names 131 steps, more than 50"),
-        ("9:7", "0", "`9:7` names no steps"),
+        ("9:7", "0", "`9:7` is not a range of steps"),
         ("", "0", "no steps are named"),
     ],
 )
