@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import json
 import os
 import re
@@ -112,6 +113,14 @@ def test_a_command_of_a_page_parses(typed: str) -> None:
 @pytest.mark.parametrize("block", list(run_files()))
 def test_a_run_file_of_a_page_is_valid(block: str) -> None:
     jsonschema.validate(_as_an_editor_reads(Source("page", block).parse()), partial_schema())
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if "```pycon" in page.read_text(encoding="utf-8")], ids=str)
+def test_the_python_of_a_page_prints_what_the_page_shows(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    session = "\n".join(block for _, block in blocks(page, "pycon"))
+    examples = doctest.DocTestParser().get_doctest(session, {}, page.name, str(page), 0)
+    assert doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(examples).failed == 0
 
 
 def anchors(page: Path) -> set[str]:
