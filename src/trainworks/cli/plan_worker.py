@@ -11,9 +11,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainworks.agent.remote_agent import RemoteHosts
 from trainworks.api.resolve import resolve
-from trainworks.backends.kubernetes.hosts import PodHosts, meet
-from trainworks.backends.kubernetes.pod import pod_of
+from trainworks.backends.kubernetes.pod import pod_of, wait_for_pods
 from trainworks.backends.kubernetes.render import SECRETS
 from trainworks.backends.slurm.allocation import Step, StepHosts, allocation
 from trainworks.backends.slurm.client import SlurmClient
@@ -67,7 +67,7 @@ def _nodes() -> Got:
     """Of the backend in whose job this runs; within a container of Slurm there is no `srun`."""
     if "TRAINWORKS_PODS" in os.environ:
         pod = pod_of(os.environ, Path(SECRETS))
-        machines = PodHosts(meet(pod, SystemClock()), Path(SECRETS)) if pod.num_nodes > 1 else None
+        machines = RemoteHosts(wait_for_pods(pod, SystemClock()), Path(SECRETS)) if pod.num_nodes > 1 else None
         return Got(pod.num_nodes, pod.cores, pod.accelerators, machines)
     got = allocation(os.environ, SlurmClient())
     alone = len(got.nodes) == 1 or shutil.which("srun") is None

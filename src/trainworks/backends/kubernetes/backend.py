@@ -11,12 +11,13 @@ from typing import Any, ClassVar, Self, final
 
 import yaml
 
+from trainworks.agent.remote_agent import TOKEN_FILE
 from trainworks.backends.backend import Backend, Capability, JobStatus, NodeStatus, RenderedJob
 from trainworks.backends.job_tag import mark_of
 from trainworks.backends.kubernetes.client import Conflict, KubernetesClient, NotFound, NotServed, Refused
 from trainworks.backends.kubernetes.facts import DRAINED, JOBSET_LABEL, node_facts
 from trainworks.backends.kubernetes.output import Followed, log_lines, pod_index
-from trainworks.backends.kubernetes.pod import ENVS, RESOLVED, TOKEN
+from trainworks.backends.kubernetes.pod import ENVS, RESOLVED
 from trainworks.backends.kubernetes.render import (
     DEFAULT_USER,
     HELD,
@@ -163,7 +164,7 @@ class KubernetesBackend(Backend):
         if len(text.encode()) > _LARGEST_SECRET_BYTES:
             raise UsageError(f"the run file is too long: {len(text)} characters, and Kubernetes keeps 1 MiB")
         envs = {name: self._env[name] for name in wanted}
-        return {RESOLVED: text, ENVS: json.dumps(envs), TOKEN: secrets.token_hex(32)}
+        return {RESOLVED: text, ENVS: json.dumps(envs), TOKEN_FILE: secrets.token_hex(32)}
 
     def _same(self, name: str, mark: str) -> Object | None:
         """The JobSet of that name, which has to be this run's; None if there is none any more."""

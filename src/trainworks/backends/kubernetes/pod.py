@@ -1,4 +1,4 @@
-"""What a pod knows of itself and of its job."""
+"""Facts that a pod has about itself and its job, and the message it leaves when it ends."""
 
 from __future__ import annotations
 
@@ -10,19 +10,29 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trainworks.agent.remote_agent import TOKEN_FILE, NodeAddresses, wait_for_nodes
 from trainworks.errors import EnvironmentProblem
+from trainworks.host.clock import Clock
 
-__all__ = ["ENVS", "LAST_WORDS", "RESOLVED", "TOKEN", "Pod", "leave_words", "pod_of", "private_variables"]
+__all__ = [
+    "ENVS",
+    "RESOLVED",
+    "TERMINATION_LOG",
+    "Pod",
+    "pod_of",
+    "private_variables",
+    "wait_for_pods",
+    "write_termination_message",
+]
 
 RESOLVED = "resolved.json"
-TOKEN = "token"  # noqa: S105  # the name of a file
 ENVS = "envs.json"
-"""Keys of the job's Secret, which are files in every pod."""
-LAST_WORDS = Path("/dev/termination-log")
-"""File whose content Kubernetes keeps with the end of a pod; `kubectl describe pod` shows it, the backend reads it."""
+"""Keys of the job's Secret, beside the token; each is a file in every pod."""
+TERMINATION_LOG = Path("/dev/termination-log")
+"""File that Kubernetes stores with the end of a pod: `kubectl describe pod` shows it, and the backend reads it."""
 
 _LONGEST_MESSAGE = 600
-"""Kubernetes keeps 4096 bytes, and a character takes up to six in JSON."""
+"""Kubernetes stores 4096 bytes, and a character takes up to six in JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,30 +42,40 @@ class Pod:
     index: int
     address: str
     node: str
-    """Name of the cluster's node that it runs on."""
+    """Name of the cluster node that the pod runs on."""
     num_nodes: int
     cores: int
     accelerators: int
     names: str
-    """Where DNS has the pods of this job; `%d` is the index."""
+    """DNS name of the job's pods; `%d` stands for the index."""
     token: str = field(repr=False)
-    """Who shows it belongs to the job."""
+    """Secret by which the pods of a job recognize each other."""
 
     @property
     def job(self) -> str:
-        """Tells one submission of a run from another."""
+        """Id of this submission of the run."""
         return hashlib.sha256(self.token.encode()).hexdigest()[:12]
 
     def name_of(self, index: int) -> str:
-        """Of another pod of the job, in DNS."""
+        """DNS name of a pod of the job."""
         return self.names.replace("%d", str(index))
 
 
-def pod_of(env: Mapping[str, str], secrets: Path) -> Pod:
-    """From the variables that the manifest asks for, and the job's Secret.
+def wait_for_pods(pod: Pod, clock: Clock) -> NodeAddresses:
+    """Wait until all pods of the job answer; `pod` is the first one.
 
     Raises:
-        EnvironmentProblem: this is no pod of a job.
+        EnvironmentProblem: a process that does not know the token answers at a pod's address.
+    """
+    first = NodeAddresses(addresses=(pod.address,), names=(pod.node,))
+    return wait_for_nodes(first, map(pod.name_of, range(1, pod.num_nodes)), pod.token, clock)
+
+
+def pod_of(env: Mapping[str, str], secrets: Path) -> Pod:
+    """Read the variables that the manifest sets, and the job's Secret.
+
+    Raises:
+        EnvironmentProblem: this process does not run in a pod of a job.
     """
     try:
         return Pod(
@@ -66,24 +86,24 @@ def pod_of(env: Mapping[str, str], secrets: Path) -> Pod:
             cores=int(env["TRAINWORKS_CORES"]),
             accelerators=int(env["TRAINWORKS_ACCELERATORS"]),
             names=env["TRAINWORKS_PODS"],
-            token=(secrets / TOKEN).read_text(encoding="utf-8"),
+            token=(secrets / TOKEN_FILE).read_text(encoding="utf-8"),
         )
     except KeyError as missing:
-        hint = "this runs in a pod of a job: submit the run"
+        hint = "submit the run: this program starts in the pods of a job"
         raise EnvironmentProblem(f"{missing} is not set", hint=hint) from None
     except OSError as error:
-        raise EnvironmentProblem(f"cannot read `{secrets / TOKEN}`: {error.strerror}") from None
+        raise EnvironmentProblem(f"cannot read `{secrets / TOKEN_FILE}`: {error.strerror}") from None
 
 
 def private_variables(secrets: Path) -> dict[str, str]:
-    """Variables of the run file without a value there: they come from whoever submitted the run."""
+    """Variables that have no value in the run file; their values come from the shell that submitted the run."""
     return dict(json.loads((secrets / ENVS).read_bytes()))
 
 
-def leave_words(state: str, *, message: str | None, path: Path = LAST_WORDS, **words: Any) -> None:
-    """Say how a pod ends, for those who do not see the run directory."""
-    said = {"state": state, "message": (message or "")[:_LONGEST_MESSAGE] or None, **words}
+def write_termination_message(state: str, *, message: str | None, path: Path = TERMINATION_LOG, **details: Any) -> None:
+    """Record how a pod ends, for clients that do not see the run directory."""
+    content = {"state": state, "message": (message or "")[:_LONGEST_MESSAGE] or None, **details}
     try:
-        path.write_text(json.dumps(said, ensure_ascii=False), encoding="utf-8")
+        path.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
     except OSError as error:
         sys.stderr.write(f"cannot write `{path}`: {error.strerror}\n")

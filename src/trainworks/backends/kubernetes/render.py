@@ -44,7 +44,6 @@ __all__ = [
     "HELD",
     "NODE_MODULE",
     "POD_SECURITY_LABEL",
-    "PORT",
     "QUEUE_LABEL",
     "RUN_TAG",
     "SECRETS",
@@ -70,8 +69,6 @@ NODE_MODULE = "trainworks.backends.kubernetes.node"
 """Module that every pod runs, with the run directory as its argument."""
 SECRETS = "/etc/trainworks"
 """Mount path of the job's Secret."""
-PORT = 23_456
-"""Port of the agent server in every pod except the first."""
 
 _DEFAULT_PRIORITY = 50
 _HASH = 6

@@ -1,4 +1,4 @@
-"""What a pod's ranks write, on its own standard output too: that is what `kubectl logs` and the backend can see."""
+"""Copies the logs of a node to standard output, where `kubectl logs` and the backend can read them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Self, final
 
 from trainworks.record.run_dir import RunDir
 
-__all__ = ["Echo"]
+__all__ = ["LogEcho"]
 
-_LOOK_S = 0.1
+_POLL_S = 0.1
 _CHUNK_BYTES = 1 << 20
 
 
 @final
-class Echo:
-    """Follows the logs of one node from where they end now: `[3] a line of rank 3`, `[node 1] a line of its agent`.
+class LogEcho:
+    """Follow the logs of one node from their current ends: `[3] line of rank 3`, `[node 1] line of its agent`.
 
     Args:
         run_dir: of the run.
@@ -46,11 +46,11 @@ class Echo:
         self._thread.join()
 
     def _follow(self) -> None:
-        while not self._done.wait(_LOOK_S):
-            self._say(last=False)
-        self._say(last=True)
+        while not self._done.wait(_POLL_S):
+            self._print(last=False)
+        self._print(last=True)
 
-    def _say(self, *, last: bool) -> None:
+    def _print(self, *, last: bool) -> None:
         for tail in self._tails:
             while text := tail.read(last=last):
                 sys.stdout.write(text)
@@ -67,18 +67,18 @@ class _Tail:
             self._offset = log.stat().st_size
 
     def read(self, *, last: bool) -> str:
-        """Whole lines that are new, with their prefix; at the `last` look also a line without an end."""
+        """New complete lines with their prefix; the `last` call also returns a line without an end."""
         with contextlib.suppress(FileNotFoundError), self._log.open("rb") as file:
             file.seek(self._offset)
             data = file.read(_CHUNK_BYTES)
             cut = data.rfind(b"\n") + 1
-            whole = data if last or (not cut and len(data) == _CHUNK_BYTES) else data[:cut]
-            self._offset += len(whole)
-            return "".join(f"{self._prefix}{line}\n" for line in _lines(whole))
+            complete = data if last or (not cut and len(data) == _CHUNK_BYTES) else data[:cut]
+            self._offset += len(complete)
+            return "".join(f"{self._prefix}{line}\n" for line in _lines(complete))
         return ""
 
 
 def _lines(data: bytes) -> list[str]:
-    """By newlines alone: a progress bar's carriage returns are no ends."""
+    """Split at newlines only: carriage returns of a progress bar do not end a line."""
     text = data.decode(errors="replace")
     return text.removesuffix("\n").split("\n") if text else []

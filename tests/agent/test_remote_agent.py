@@ -1,0 +1,130 @@
+"""Channels between nodes, the agent server and its clients, and the copy of a node's logs."""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes import processes, resolved_command
+from trainworks.agent.channel import Channel, accept, connect
+from trainworks.agent.launch import run_mark
+from trainworks.agent.log_echo import LogEcho
+from trainworks.agent.remote_agent import FORWARDED_VARIABLES, NodeAddresses, RemoteHosts
+from trainworks.errors import EnvironmentProblem, TrainworksError
+from trainworks.host.network import listen
+from trainworks.jobs.environment import agent_environment
+from trainworks.record.run_dir import RunDir
+
+
+def both(ours: str, theirs: str) -> tuple[Channel | TrainworksError, Channel | TrainworksError]:
+    """Both ends of a channel between nodes that know these tokens."""
+    server, ends = listen(), []
+
+    def answer() -> None:
+        ends.append(outcome(lambda: accept(server.accept()[0], theirs)))
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    asked = outcome(lambda: connect(*server.getsockname(), ours))
+    thread.join()
+    server.close()
+    return asked, ends[0]
+
+
+def outcome(attempt: Callable[[], Channel]) -> Any:
+    try:
+        return attempt()
+    except TrainworksError as error:
+        return error
+
+
+def test_nodes_of_one_job_exchange_messages() -> None:
+    asked, answered = both("secret", "secret")
+    assert isinstance(asked, Channel) and isinstance(answered, Channel)
+    asked.send({"start": ["a", "b\n"]})
+    asked.send({"signal": 15})
+    assert answered.receive() == {"start": ["a", "b\n"]}
+    assert answered.receive() == {"signal": 15}
+    asked.close()
+    assert answered.receive() is None
+    answered.close()
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [("secret", "other"), ("", "secret")])
+def test_a_peer_without_the_token_gets_no_channel(ours: str, theirs: str) -> None:
+    for end in both(ours, theirs):
+        assert isinstance(end, EnvironmentProblem) and "does not belong to this job" in end.message
+
+
+def test_an_echo_of_the_handshake_is_no_proof() -> None:
+    server = listen()
+
+    def echo() -> None:
+        peer = server.accept()[0]
+        while data := peer.recv(4096):
+            peer.sendall(data)
+        peer.close()
+
+    threading.Thread(target=echo, daemon=True).start()
+    with pytest.raises(EnvironmentProblem, match="does not belong to this job"):
+        connect(*server.getsockname(), "secret")
+    server.close()
+
+
+def test_messages_that_arrive_together_are_received_one_by_one() -> None:
+    left, right = socket.socketpair()
+    sender, receiver = Channel(left), Channel(right)
+    assert sender.send({"leaving": True}) and sender.send({"exit": 3})
+    assert receiver.receive() == {"leaving": True}
+    assert select.select([receiver.fileno()], [], [], 0)[0], "the second message is still announced"
+    assert receiver.receive() == {"exit": 3}
+    sender.close()
+    assert receiver.receive() is None
+    receiver.close()
+
+
+@pytest.mark.parametrize(
+    "data", [b"\0\0\0\3[1]", b"\0\0\0\2{}"[:5], b"\xff\xff\xff\xff{}", b"\0\0\0\4nope", b"GET / HTTP/1.1\r\n\r\n"]
+)
+def test_anything_but_a_message_is_the_end_of_a_channel(data: bytes) -> None:
+    left, right = socket.socketpair()
+    left.sendall(data)
+    left.shutdown(socket.SHUT_WR)
+    assert Channel(right).receive() is None
+    left.close()
+    right.close()
+
+
+def test_all_variables_of_an_agent_are_forwarded(run_dir: RunDir) -> None:
+    assert set(FORWARDED_VARIABLES) == set(agent_environment(processes()) | run_mark(run_dir))
+
+
+def test_the_first_node_runs_its_own_agent() -> None:
+    hosts = RemoteHosts(NodeAddresses(addresses=("10.0.0.1", "10.0.0.2"), names=("a", "b")), Path("/etc/trainworks"))
+    command = ["/usr/bin/python", "-P", "-m", "trainworks.agent.command_agent", "/runs/x", "$(y)"]
+    assert hosts.command(0, command) == command
+    remote = hosts.command(1, command)
+    assert remote[3:6] == ["trainworks.agent.remote_agent", "/etc/trainworks", "10.0.0.2"]
+    assert remote[6:] == ["trainworks.agent.command_agent", "/runs/x", "$(y)"]
+
+
+def test_logs_of_a_node_are_copied_to_its_standard_output(run_dir: RunDir, capfd: pytest.CaptureFixture[str]) -> None:
+    run_dir.write_resolved(resolved_command(processes=processes(nodes=2, processes_per_node=2)))
+    run_dir.rank_log(2).write_text("of an earlier allocation\n")
+    with LogEcho(run_dir, 1):
+        for rank in (0, 2, 3):
+            with run_dir.rank_log(rank).open("a") as log:
+                log.write(f"one of {rank}\n 50%\r100%\ntwo of {rank}")
+    said = capfd.readouterr().out
+    assert [line for line in said.split("\n") if line.startswith("[2]")] == [
+        "[2] one of 2",
+        "[2]  50%\r100%",
+        "[2] two of 2",
+    ]
+    assert "[3] two of 3\n" in said and "of an earlier allocation" not in said and "[0]" not in said
