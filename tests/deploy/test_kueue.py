@@ -60,6 +60,6 @@ def test_the_file_is_yaml_and_says_how_a_queue_uses_the_check() -> None:
 )
 def test_what_no_object_can_say_is_refused(words: dict[str, Any]) -> None:
     (word,) = words
-    with pytest.raises(UsageError, match=f"`autoscale.{word}`") as refused:
+    with pytest.raises(UsageError, match=f"`cluster.autoscale.{word}`") as refused:
         kueue_objects(autoscale(**words))
-    assert refused.value.hint == f"leave `cluster.autoscale.{word}` out"
+    assert refused.value.hint == f"remove `cluster.autoscale.{word}`"

@@ -35,10 +35,10 @@ def test_what_was_never_started_can_be_purged(tmp_path: Path) -> None:
     assert tmp_path.is_dir()
 
 
-def test_it_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_programs_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 0)
     monkeypatch.setattr(slurm.shutil, "which", lambda program, path: None if program == "slurmd" else program)
-    with pytest.raises(EnvironmentProblem, match="no slurmd") as refused:
+    with pytest.raises(EnvironmentProblem, match="slurmd missing") as refused:
         SlurmSandbox(tmp_path).up(SandboxSize())
     assert refused.value.hint == "trainworks sandbox slurm install"
 
@@ -49,16 +49,16 @@ def test_it_wants_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         SlurmSandbox(tmp_path).up(SandboxSize())
 
 
-def test_a_folder_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm, "missing_programs", lambda accounting: [])
     monkeypatch.setattr("os.geteuid", lambda: 0)
     (tmp_path / "link").symlink_to(tmp_path)
-    with pytest.raises(EnvironmentProblem, match="is somebody else's"):
+    with pytest.raises(EnvironmentProblem, match="belongs to another user"):
         SlurmSandbox(tmp_path / "link").up(SandboxSize())
 
 
-def test_not_more_nodes_come_and_go_than_there_are(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="5 of 4 nodes cannot come and go"):
+def test_on_demand_nodes_cannot_exceed_all_nodes(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="`--cloud 5` exceeds `--nodes 4`"):
         SlurmSandbox(tmp_path).up(SandboxSize(nodes=4, cloud=5))
 
 

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Prolog: a node that fails its check gets no job
+# Prolog: drain a node that fails its check, and requeue the job
 export PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin
 node=${SLURMD_NODENAME:-$(hostname -s)}
 check() {
@@ -16,7 +16,7 @@ scontrol update NodeName="$node" State=DRAIN Reason="trainworks: ${reason//$'\n'
 exit 1
 
 #!/bin/bash
-# HealthCheckProgram: looks after nodes that wait for jobs
+# HealthCheckProgram: check nodes that wait for jobs
 export PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin
 node=${SLURMD_NODENAME:-$(hostname -s)}
 check() {

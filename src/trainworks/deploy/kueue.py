@@ -1,4 +1,4 @@
-"""Kueue's admission check that asks the cluster autoscaler for all nodes of a job before the job is admitted.
+"""Kueue's admission check that requests all nodes of a job from the cluster autoscaler before admission.
 
 Source: Kueue's API `kueue.x-k8s.io/v1beta2` (from 0.15 on; the same fields as in v1beta1), its guide to
 ProvisioningRequest, and `autoscaling.x-k8s.io` ProvisioningRequest of the cluster autoscaler.
@@ -17,44 +17,44 @@ from trainworks.jobs.formats.manifest import to_yaml
 __all__ = ["NAME", "kueue_files", "kueue_objects"]
 
 NAME = "trainworks-nodes"
-"""Of the check and of its configuration."""
+"""Name of the check and of its configuration."""
 _API = "kueue.x-k8s.io/v1beta2"
 _LONGEST_WAIT_S = 1800
 _FLAG = "`--scale-down-unneeded-time` of the cluster autoscaler"
-_LACKS = {
-    "down_after": f"{_FLAG} says it, for all nodes alike",
-    "keep": "the least size of the node group says it",
-    "start_timeout": "`--max-node-provision-time` of the cluster autoscaler says it",
-    "stop_timeout": "the cluster autoscaler waits for the pods' own grace",
+_UNSUPPORTED = {
+    "down_after": f"{_FLAG} sets it for all nodes",
+    "keep": "the minimum size of the node group sets it",
+    "start_timeout": "`--max-node-provision-time` of the cluster autoscaler sets it",
+    "stop_timeout": "the cluster autoscaler waits for the grace of the pods",
 }
 
 
 def kueue_files(autoscale: Autoscale) -> dict[str, str]:
-    """Name and text of the only file, to be applied by an administrator.
+    """Name and text of the only file, for an administrator to apply.
 
     Raises:
-        UsageError: the block asks for something that no object of Kubernetes can say.
+        UsageError: the block sets a field that Kubernetes objects cannot express.
     """
     strategy = {"spec": {"admissionChecksStrategy": {"admissionChecks": [{"name": NAME}]}}}
-    then = f"# then: kubectl patch clusterqueue QUEUE --type merge --patch '{json.dumps(strategy)}'\n"
-    return {"kueue.yaml": then + "---\n".join(to_yaml(one) for one in kueue_objects(autoscale))}
+    command = f"# then: kubectl patch clusterqueue QUEUE --type merge --patch '{json.dumps(strategy)}'\n"
+    return {"kueue.yaml": command + "---\n".join(to_yaml(one) for one in kueue_objects(autoscale))}
 
 
 def kueue_objects(autoscale: Autoscale) -> list[dict[str, Any]]:
-    """The configuration and the check that uses it.
+    """Build the ProvisioningRequestConfig and the AdmissionCheck that uses it.
 
     Raises:
         UsageError: as `kueue_files`.
     """
     _check(autoscale)
-    wanted = autoscale.kubernetes or KubernetesAutoscale()
+    options = autoscale.kubernetes or KubernetesAutoscale()
     spec: dict[str, Any] = {
-        "provisioningClassName": wanted.provisioning_class,
-        "parameters": dict(wanted.parameters) or None,
+        "provisioningClassName": options.provisioning_class,
+        "parameters": dict(options.parameters) or None,
         "retryStrategy": {
-            "backoffLimitCount": wanted.retries,
-            "backoffBaseSeconds": math.ceil(wanted.retry_after),
-            "backoffMaxSeconds": max(_LONGEST_WAIT_S, math.ceil(wanted.retry_after)),
+            "backoffLimitCount": options.retries,
+            "backoffBaseSeconds": math.ceil(options.retry_after),
+            "backoffMaxSeconds": max(_LONGEST_WAIT_S, math.ceil(options.retry_after)),
         },
     }
     return [
@@ -74,9 +74,11 @@ def _object(kind: str, spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check(autoscale: Autoscale) -> None:
-    written = next((name for name in _LACKS if getattr(autoscale, name) != Autoscale.model_fields[name].default), None)
-    if written is not None:
+    field = next(
+        (name for name in _UNSUPPORTED if getattr(autoscale, name) != Autoscale.model_fields[name].default), None
+    )
+    if field is not None:
         raise UsageError(
-            f"no object of Kubernetes can say `autoscale.{written}`: {_LACKS[written]}",
-            hint=f"leave `cluster.autoscale.{written}` out",
+            f"Kubernetes does not support `cluster.autoscale.{field}` per job: {_UNSUPPORTED[field]}",
+            hint=f"remove `cluster.autoscale.{field}`",
         )

@@ -1,7 +1,7 @@
-"""Scripts that an administrator may give to Slurm: a node that fails its check gets no job.
+"""Slurm prolog and health check scripts, which drain nodes that fail a check.
 
-A prolog that fails drains its node and puts the job back; a HealthCheckProgram looks at nodes all the time. Both are
-plain shell, because slurmd runs them as root, with next to no environment, before anything of Trainworks is there.
+A failing prolog drains its node and requeues the job; a HealthCheckProgram checks nodes periodically. Both are plain
+shell: slurmd runs them as root, with a nearly empty environment, before Trainworks is available.
 """
 
 from __future__ import annotations
@@ -14,34 +14,34 @@ __all__ = ["NodeCheck", "health_check", "prolog", "slurm_conf_lines"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeCheck:
-    """What a node must have before it gets a job."""
+    """Requirements that a node must meet before it gets a job."""
 
     accelerators: int = 0
-    """That `nvidia-smi` must list; 0 where there are none."""
+    """Number of GPUs that `nvidia-smi` must list; 0 disables the check."""
     free_gb: dict[str, int] | None = None
-    """Least free space, by folder."""
+    """Minimum free space in GiB, by folder."""
     mounted: tuple[str, ...] = ()
-    """Folders that must be mount points: the shared file system."""
+    """Folders that must be mount points, such as the shared file system."""
     timeout_s: int = 20
-    """For the whole check: a driver that hangs fails it."""
+    """Time limit of the whole check, so that a hanging driver fails it."""
 
 
 def prolog(check: NodeCheck) -> str:
-    """`Prolog=`: a bad node is drained with a reason, and its job is put back (exit 1)."""
-    return _script("Prolog: a node that fails its check gets no job", check, ["exit 1"])
+    """Script for `Prolog=`: drains a bad node with a reason, and requeues its job (exit 1)."""
+    return _script("Prolog: drain a node that fails its check, and requeue the job", check, ["exit 1"])
 
 
 def health_check(check: NodeCheck) -> str:
-    """`HealthCheckProgram=`: a bad node is drained with a reason; the exit code means nothing to Slurm."""
-    return _script("HealthCheckProgram: looks after nodes that wait for jobs", check, ["exit 0"])
+    """Script for `HealthCheckProgram=`: drains a bad node with a reason; Slurm ignores the exit code."""
+    return _script("HealthCheckProgram: check nodes that wait for jobs", check, ["exit 0"])
 
 
 def slurm_conf_lines(folder: str, *, every_s: int = 300) -> str:
-    """What slurm.conf says about the two scripts.
+    """Lines of slurm.conf that install the two scripts.
 
     Args:
-        folder: where they lie, on every node.
-        every_s: time between two health checks.
+        folder: folder of the scripts on every node.
+        every_s: interval of health checks.
     """
     lines = [
         f"Prolog={folder}/prolog.sh",
@@ -73,16 +73,16 @@ def _script(title: str, check: NodeCheck, after_a_failure: list[str]) -> str:
 
 
 def _checks(check: NodeCheck) -> list[str]:
-    """One line each, which says what is wrong and ends the check."""
-    lines = [_must(f"mountpoint -q {shlex.quote(place)}", f"{place} is not mounted") for place in check.mounted]
-    for folder, least_gb in (check.free_gb or {}).items():
+    """One line per requirement, which prints the problem and ends the check."""
+    lines = [_require(f"mountpoint -q {shlex.quote(folder)}", f"{folder} is not mounted") for folder in check.mounted]
+    for folder, minimum_gb in (check.free_gb or {}).items():
         free = f"$(df --output=avail --block-size=1G {shlex.quote(folder)} | tail -n 1)"
-        lines.append(_must(f'[ "{free}" -ge {least_gb} ]', f"{folder} has less than {least_gb} GiB free"))
+        lines.append(_require(f'[ "{free}" -ge {minimum_gb} ]', f"{folder} has less than {minimum_gb} GiB free"))
     if check.accelerators:
         listed = "$(nvidia-smi --query-gpu=uuid --format=csv,noheader | wc -l)"
-        lines.append(_must(f'[ "{listed}" -eq {check.accelerators} ]', f"not {check.accelerators} accelerators"))
+        lines.append(_require(f'[ "{listed}" -eq {check.accelerators} ]', f"not {check.accelerators} accelerators"))
     return lines
 
 
-def _must(condition: str, otherwise: str) -> str:
+def _require(condition: str, otherwise: str) -> str:
     return f"{condition} || {{ echo {shlex.quote(otherwise)}; exit 1; }}"

@@ -1,7 +1,7 @@
-"""Slurm's power saving: what slurm.conf says of nodes that come and go, and the two programs that slurmctld calls.
+"""Slurm power saving: lines of slurm.conf for nodes that start on demand, and the two programs that slurmctld calls.
 
-slurmctld starts a program with a list of nodes and does not look at its exit code. Each program therefore reports by
-itself, node by node: one that a command could not start or stop becomes DOWN with the reason, and its job is put back.
+slurmctld starts a program with a list of nodes and ignores its exit code. Each program therefore reports per node: a
+node that its command could not start or stop becomes DOWN with the reason, and Slurm requeues its job.
 
 Source: slurm.conf(5) and the power saving guide of Slurm 22.05.
 """
@@ -17,21 +17,21 @@ from trainworks.errors import UsageError
 __all__ = ["resume_program", "slurm_power_files", "suspend_program"]
 
 _START_S, _STOP_S, _DOWN_AFTER_S = 600.0, 120.0, 600.0
-"""Slurm's own defaults, 60 s and 30 s, are those of a machine that only sleeps; a cloud takes minutes."""
-_AT_ONCE = 32
-"""Commands that run at a time."""
+"""Defaults for clouds, which take minutes; Slurm's 60 s and 30 s suit machines that only sleep."""
+_PARALLEL = 32
+"""Number of commands that run in parallel."""
 
 
 def slurm_power_files(autoscale: Autoscale) -> dict[str, str]:
     """Name and text of every file: two programs, and lines for slurm.conf and gres.conf.
 
     Raises:
-        UsageError: nothing is said of Slurm.
+        UsageError: the block has no `slurm` entry.
     """
     slurm = autoscale.slurm
     if slurm is None:
         raise UsageError(
-            "`cluster.autoscale.slurm` is missing: which nodes come and go, and the commands that start and stop one",
+            "`cluster.autoscale.slurm` is missing: the nodes, and the commands that start and stop one",
             hint="write `slurm: {nodes: 'cloud[1-16]', node: {...}, start: ..., stop: ...}` below `autoscale`",
         )
     files = {
@@ -43,7 +43,7 @@ def slurm_power_files(autoscale: Autoscale) -> dict[str, str]:
 
 
 def slurm_conf_lines(autoscale: Autoscale) -> str:
-    """All lines for slurm.conf. `SuspendTime` stands at the partition: the nodes of others stay."""
+    """All lines for slurm.conf; `SuspendTime` is set per partition, so that other nodes keep running."""
     assert autoscale.slurm is not None
     slurm, node = autoscale.slurm, autoscale.slurm.node
     words = [
@@ -55,8 +55,8 @@ def slurm_conf_lines(autoscale: Autoscale) -> str:
         "State=CLOUD",
     ]
     comments = [
-        "# Nodes that are in DNS by their names need `cloud_dns` in SlurmctldParameters, and no address from `start`.",
-        "# Before Slurm 23.02, sinfo shows nodes that are down only with `PrivateData=cloud`.",
+        "# Nodes with their names in DNS need `cloud_dns` in SlurmctldParameters, and no address from `start`.",
+        "# Before Slurm 23.02, sinfo shows powered-down nodes only with `PrivateData=cloud`.",
     ]
     types = ["GresTypes=gpu"] if node.accelerators else []
     lines = [*comments, *types, *power_lines(autoscale), " ".join(words), partition_line(autoscale)]
@@ -64,11 +64,11 @@ def slurm_conf_lines(autoscale: Autoscale) -> str:
 
 
 def power_lines(autoscale: Autoscale) -> list[str]:
-    """The programs and their limits. The machine of a node that did not come in time is stopped, too."""
+    """Lines for the programs and their limits; a node that does not start in time is stopped again."""
     assert autoscale.slurm is not None
     slurm = autoscale.slurm
-    kept = [f"{slurm.nodes}:{autoscale.keep}"] if autoscale.keep else []
-    kept += [slurm.keep_nodes] if slurm.keep_nodes else []
+    excluded = [f"{slurm.nodes}:{autoscale.keep}"] if autoscale.keep else []
+    excluded += [slurm.keep_nodes] if slurm.keep_nodes else []
     return [
         f"ResumeProgram={slurm.folder}/resume.sh",
         f"SuspendProgram={slurm.folder}/suspend.sh",
@@ -77,12 +77,12 @@ def power_lines(autoscale: Autoscale) -> list[str]:
         f"SuspendTimeout={_stop_s(autoscale)}",
         f"ResumeRate={slurm.starts_per_minute}",
         f"SuspendRate={slurm.stops_per_minute}",
-        *([f"SuspendExcNodes={','.join(kept)}"] if kept else []),
+        *([f"SuspendExcNodes={','.join(excluded)}"] if excluded else []),
     ]
 
 
 def partition_line(autoscale: Autoscale) -> str:
-    """The partition of the nodes that come and go."""
+    """Line for the partition of the on-demand nodes."""
     assert autoscale.slurm is not None
     idle_s = math.ceil(autoscale.down_after or _DOWN_AFTER_S)
     name = f"PartitionName={autoscale.slurm.partition} Nodes={autoscale.slurm.nodes}"
@@ -104,26 +104,26 @@ def _gres(slurm: SlurmAutoscale) -> str:
 
 
 def resume_program(autoscale: Autoscale) -> str:
-    """`ResumeProgram=`: starts nodes, and tells Slurm the addresses that the command prints."""
+    """Program for `ResumeProgram=`: starts nodes, and passes the addresses that the command prints to Slurm."""
     assert autoscale.slurm is not None
-    told = [
+    set_address = [
         "    address=${said##*$'\\n'}",
         '    if [[ -n $address ]] && ! scontrol update NodeName="$NODE" NodeAddr="$address"; then',
-        '        down "has an address that Slurm does not take: ${address//[^[:print:]]/?}"',
+        '        down "has an address that Slurm does not accept: ${address//[^[:print:]]/?}"',
         "        return",
         "    fi",
     ]
-    return _program("ResumeProgram: starts nodes that jobs need", "start", autoscale, _start_s(autoscale), told)
+    return _program("ResumeProgram: start nodes for jobs", "start", autoscale, _start_s(autoscale), set_address)
 
 
 def suspend_program(autoscale: Autoscale) -> str:
-    """`SuspendProgram=` and `ResumeFailProgram=`: stops nodes."""
+    """Program for `SuspendProgram=` and `ResumeFailProgram=`: stops nodes."""
     assert autoscale.slurm is not None
-    return _program("SuspendProgram: stops nodes that nobody needs", "stop", autoscale, _stop_s(autoscale), [])
+    return _program("SuspendProgram: stop idle nodes", "stop", autoscale, _stop_s(autoscale), [])
 
 
 def _program(title: str, verb: str, autoscale: Autoscale, limit_s: int, then: list[str]) -> str:
-    """Plain bash: slurmctld starts it as SlurmUser, with next to no environment."""
+    """Plain bash: slurmctld runs it as SlurmUser, with a nearly empty environment."""
     slurm = autoscale.slurm
     assert slurm is not None
     command = slurm.start if verb == "start" else slurm.stop
@@ -158,7 +158,7 @@ def _program(title: str, verb: str, autoscale: Autoscale, limit_s: int, then: li
         "",
         'nodes=$(scontrol show hostnames "$1") || { say "no list of nodes: $1"; exit 1; }',
         "for node in $nodes; do",
-        f"    while (($(jobs -pr | wc -l) >= {_AT_ONCE})); do wait -n; done",
+        f"    while (($(jobs -pr | wc -l) >= {_PARALLEL})); do wait -n; done",
         '    one "$node" &',
         "done",
         "wait",

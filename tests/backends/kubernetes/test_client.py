@@ -67,7 +67,7 @@ def client_of(folder: Path, port: int) -> KubernetesClient:
         ((409, {"message": "already exists"}), Conflict, "already exists"),
         ((403, {"message": "ada cannot list"}), Refused, "ada cannot list"),
         ((422, {"message": "spec: Required"}), Refused, "spec: Required"),
-        ((401, {"message": "Unauthorized"}), EnvironmentProblem, "does not know you"),
+        ((401, {"message": "Unauthorized"}), EnvironmentProblem, "does not accept your credentials"),
         ((503, "upstream is gone"), UnreachableError, "does not answer: 503"),
         ((429, {"message": "too many requests"}), UnreachableError, "too many requests"),
     ],
@@ -89,7 +89,7 @@ def test_a_server_that_is_away(tmp_path: Path) -> None:
         port = free.getsockname()[1]
     with pytest.raises(UnreachableError, match="the API server does not answer") as silent:
         client_of(tmp_path, port).get("/api")
-    assert silent.value.hint == "does `kubectl get nodes` work?"
+    assert silent.value.hint == "check that `kubectl get nodes` works"
 
 
 def test_all_pages_of_a_list_are_read(server: Callable[..., KubernetesClient]) -> None:
@@ -105,14 +105,14 @@ def test_a_log_is_read_line_by_line(server: Callable[..., KubernetesClient]) -> 
 def test_without_a_configuration_the_hint_names_kubeconfig(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         (tmp_path / "config").write_text(text)
-    with pytest.raises(EnvironmentProblem, match="no way to a Kubernetes cluster") as missing:
+    with pytest.raises(EnvironmentProblem, match="cannot load the configuration of a Kubernetes cluster") as missing:
         KubernetesClient(configuration=str(tmp_path / "config")).get("/api")
     assert "KUBECONFIG" in (missing.value.hint or "")
 
 
 def test_a_context_that_there_is_not(tmp_path: Path) -> None:
     client_of(tmp_path, 1)
-    with pytest.raises(EnvironmentProblem, match=r"no way to a Kubernetes cluster.*far-away"):
+    with pytest.raises(EnvironmentProblem, match=r"cannot load the configuration of a Kubernetes cluster.*far-away"):
         KubernetesClient("far-away", str(tmp_path / "config")).get("/api")
 
 

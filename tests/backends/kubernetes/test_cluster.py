@@ -59,7 +59,7 @@ def test_a_second_stop_ends_at_once(kube: Kube) -> None:
     run = kube.command("trap '' TERM; while :; do sleep 0.1; done", job={"grace": "10 min"}).start()
     run.backend.stop(run.handle)
     wait_until(lambda: run.events("stop_requested"))
-    assert run.status.state is JobState.RUNNING and run.status.reason == "it was asked to end"
+    assert run.status.state is JobState.RUNNING and run.status.reason == "stop requested"
     run.backend.stop(run.handle, at_once=True)
     run.reaches("STOPPED")
     wait_until(lambda: run.pods() == [])
@@ -118,7 +118,7 @@ def test_somebody_else_s_job_of_that_name_is_left_alone(kube: Kube) -> None:
     run = kube.command("true").submit()
     path = f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/default/jobsets/{run.handle}"
     kube.cluster.client.patch(path, {"metadata": {"annotations": {"trainworks/run": "trainworks:t-1:another"}}})
-    with pytest.raises(UsageError, match=f"a JobSet `{run.handle}` already, of run trainworks:t-1:another"):
+    with pytest.raises(UsageError, match=f"a JobSet `{run.handle}` of run trainworks:t-1:another already exists"):
         run.backend.submit(run.rendered, run.here)
     run.reaches("SUCCEEDED")
 
@@ -126,7 +126,7 @@ def test_somebody_else_s_job_of_that_name_is_left_alone(kube: Kube) -> None:
 def test_a_held_job_waits_for_its_release(kube: Kube) -> None:
     run = kube.command("true", job={"hold": True}).submit()
     seen = run.status
-    assert (seen.state, seen.reason) == (JobState.QUEUED, "it is held") and run.pods() == []
+    assert (seen.state, seen.reason) == (JobState.QUEUED, "held") and run.pods() == []
     run.backend.release(run.handle)
     run.reaches("SUCCEEDED")
 
@@ -137,8 +137,8 @@ def test_a_job_that_finds_no_room_says_so_and_can_be_held(kube: Kube) -> None:
     wait_until(lambda: "Insufficient" in (run.status.reason or ""))
     assert run.status.state is JobState.QUEUED
     run.backend.hold(run.handle)
-    assert run.status.reason == "it is held"
-    with pytest.raises(Refused, match="only a job that waits can be held"):
+    assert run.status.reason == "held"
+    with pytest.raises(Refused, match="cannot hold"):
         first.backend.hold(first.handle)
     first.backend.stop(first.handle, at_once=True)
     run.backend.release(run.handle)

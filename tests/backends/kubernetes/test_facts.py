@@ -36,7 +36,7 @@ def test_a_quantity(text: str | int, value: float) -> None:
 
 
 def test_what_is_no_quantity_is_an_error() -> None:
-    with pytest.raises(ValueError, match="`many` is no quantity"):
+    with pytest.raises(ValueError, match="`many` is not a quantity"):
         quantity("many")
 
 

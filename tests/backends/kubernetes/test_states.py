@@ -62,13 +62,13 @@ FAILED = condition("Failed", "FailedJobs", "jobset failed due to one or more job
 @pytest.mark.parametrize(
     ("seen", "state", "raw", "reason"),
     [
-        (job_status(jobset()), JobState.QUEUED, "Created", "it has no pods yet"),
-        (job_status(jobset(suspend=True)), JobState.QUEUED, "Suspended", "it is held"),
+        (job_status(jobset()), JobState.QUEUED, "Created", "no pods yet"),
+        (job_status(jobset(suspend=True)), JobState.QUEUED, "Suspended", "held"),
         (
             job_status(jobset(suspend=True), workload=workload()),
             JobState.QUEUED,
             "Pending",
-            "Kueue has not looked at it yet",
+            "Kueue has not processed it yet",
         ),
         (
             job_status(jobset(suspend=True), workload=workload(QUOTA)),
@@ -80,7 +80,7 @@ FAILED = condition("Failed", "FailedJobs", "jobset failed due to one or more job
             job_status(jobset(suspend=True), workload=workload(active=False)),
             JobState.QUEUED,
             "Inactive",
-            "it is held: its Workload is not active",
+            "held: its Workload is not active",
         ),
         (
             job_status(jobset(), pods=[pod("Pending", **UNSCHEDULABLE)]),
@@ -98,11 +98,11 @@ FAILED = condition("Failed", "FailedJobs", "jobset failed due to one or more job
             job_status(jobset(), pods=[pod("Running"), pod("Pending", 1)]),
             JobState.STARTING,
             "Pending",
-            "1 of 2 pods run",
+            "1 of 2 pods running",
         ),
         (job_status(jobset(), pods=[pod("Running"), pod("Running", 1)]), JobState.RUNNING, "Running", None),
         (job_status(jobset(), pods=[pod("Succeeded"), pod("Running", 1)]), JobState.RUNNING, "Running", None),
-        (job_status(jobset(restarts=1), pods=[pod("Failed")]), JobState.RECOVERING, "Pending", "0 of 2 pods run"),
+        (job_status(jobset(restarts=1), pods=[pod("Failed")]), JobState.RECOVERING, "Pending", "0 of 2 pods running"),
         (
             job_status(jobset(condition("Completed", "AllJobsCompleted", "jobset completed successfully"))),
             JobState.SUCCEEDED,
@@ -187,7 +187,7 @@ def test_a_job_beyond_its_time_limit_says_so() -> None:
     assert (seen.state, seen.cause) == (JobState.FAILED, Cause.TIME_LIMIT)
 
 
-def test_a_failure_that_nobody_explains_is_unknown() -> None:
+def test_an_unexplained_failure_has_an_unknown_cause() -> None:
     assert job_status(jobset(FAILED)).cause is Cause.UNKNOWN
 
 
@@ -244,7 +244,7 @@ def test_a_pod_that_was_out_of_memory_explains_the_words_of_the_first_one() -> N
 
 
 @pytest.mark.parametrize("message", ["", "7", "[]", "{", "Segmentation fault", '{"cause": "oom"}'])
-def test_what_another_image_leaves_is_not_taken_for_last_words(message: str) -> None:
+def test_a_message_of_another_image_is_ignored(message: str) -> None:
     status = ended(7)
     status["containerStatuses"][0]["state"]["terminated"]["message"] = message
     seen = job_status(jobset(FAILED), pods=[pod("Failed", 0, **status)])
@@ -261,7 +261,7 @@ def test_a_job_that_was_stopped_runs_as_long_as_its_pods() -> None:
     asked = jobset(suspend=True)
     asked["metadata"]["annotations"] = {"trainworks/stopped": "true"}
     seen = job_status(asked, pods=[pod("Running"), pod("Succeeded", 1)])
-    assert (seen.state, seen.raw, seen.reason) == (JobState.RUNNING, "Stopping", "it was asked to end")
+    assert (seen.state, seen.raw, seen.reason) == (JobState.RUNNING, "Stopping", "stop requested")
     assert job_status(asked, pods=[pod("Failed")]).state is job_status(asked).state is JobState.STOPPED
     assert job_status(asked, workload=workload(active=False)).state is JobState.STOPPED
 
@@ -269,9 +269,9 @@ def test_a_job_that_was_stopped_runs_as_long_as_its_pods() -> None:
 def test_a_job_for_a_queue_that_kueue_has_not_seen_is_not_held() -> None:
     queued = jobset(suspend=True)
     queued["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "train"}
-    assert job_status(queued).reason == "Kueue has not looked at it yet"
+    assert job_status(queued).reason == "Kueue has not processed it yet"
     queued["metadata"]["annotations"] = {"trainworks/held": "true"}
-    assert job_status(queued).reason == "it is held"
+    assert job_status(queued).reason == "held"
 
 
 def warning(name: str, at: str, message: str, kind: str = "Warning") -> dict[str, Any]:
@@ -287,7 +287,7 @@ def test_the_last_warning_says_why_there_are_no_pods() -> None:
     ]
     seen = job_status(jobset())
     assert is_unexplained(seen)
-    assert warning_about("demo", seen, events).reason == "it has no pods yet; R: no such volume"
+    assert warning_about("demo", seen, events).reason == "no pods yet; R: no such volume"
     assert warning_about("demo", seen, events[3:]) == seen
 
 

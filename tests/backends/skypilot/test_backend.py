@@ -123,7 +123,7 @@ def test_a_secret_is_named_and_never_written(run_dir: RunDir) -> None:
 
 def test_a_secret_that_is_not_set_is_missed_before_anything_is_submitted() -> None:
     fake = FakeSky()
-    with pytest.raises(UsageError, match=r"`envs\.HF_TOKEN` has no value, and is not set here"):
+    with pytest.raises(UsageError, match=r"`envs\.HF_TOKEN` has no value"):
         backend_of(fake, envs={"HF_TOKEN": None}).check(spec())
     assert fake.calls == []
 
@@ -165,7 +165,7 @@ def test_a_refused_option_is_passed_on_without_the_usage(run_dir: RunDir) -> Non
 
 def test_a_catalogue_that_cannot_be_fetched_is_no_mistake_of_the_user(run_dir: RunDir) -> None:
     words = "sky.exceptions.CloudError: requests error (ConnectionError): Max retries exceeded\n"
-    with pytest.raises(EnvironmentProblem, match="SkyPilot cannot work here: requests error") as found:
+    with pytest.raises(EnvironmentProblem, match="SkyPilot cannot run jobs: requests error") as found:
         submitted(backend_of(FakeSky(launch=Output(1, "", words))), run_dir)
     assert not isinstance(found.value, UnreachableError)
 
@@ -203,9 +203,9 @@ def test_a_call_that_takes_too_long_says_nothing_of_any_job() -> None:
 
 
 def test_an_answer_of_another_version_is_shown() -> None:
-    with pytest.raises(EnvironmentProblem, match="said: 'No such option: --output'") as found:
+    with pytest.raises(EnvironmentProblem, match="printed no JSON list: 'No such option: --output'") as found:
         backend_of(FakeSky(queue="No such option: --output\n")).poll(["1"])
-    assert found.value.hint == "`cluster.skypilot.program` takes SkyPilot 0.14 or newer"
+    assert found.value.hint == "set `cluster.skypilot.program` to SkyPilot 0.14 or newer"
 
 
 def test_without_skypilot_the_hint_says_where_to_put_it() -> None:

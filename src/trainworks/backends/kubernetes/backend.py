@@ -1,4 +1,4 @@
-"""A cluster under Kubernetes."""
+"""Backend for Kubernetes clusters with JobSet, and Kueue for queues."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainworks.backends.backend import Backend, Capability, JobStatus, NodeStat
 from trainworks.backends.job_tag import mark_of
 from trainworks.backends.kubernetes.client import Conflict, KubernetesClient, NotFound, NotServed, Refused
 from trainworks.backends.kubernetes.facts import DRAINED, JOBSET_LABEL, node_facts
-from trainworks.backends.kubernetes.output import Followed, log_lines, pod_index
+from trainworks.backends.kubernetes.output import LogStream, log_lines, pod_index
 from trainworks.backends.kubernetes.pod import ENVS, RESOLVED
 from trainworks.backends.kubernetes.render import (
     DEFAULT_USER,
@@ -53,15 +53,15 @@ Object = Mapping[str, Any]
 
 @final
 class KubernetesBackend(Backend):
-    """Talks to an API server about JobSets, and to Kueue by what it reads and writes there.
+    """Runs jobs as JobSets through the API server; Kueue reacts to the same objects.
 
     Args:
-        options: what the run file says about Kubernetes.
-        client: asks the API server.
+        options: the run file's `cluster.kubernetes`.
+        client: of the API server.
         clock: waits for a job to be deleted.
-        env: where variables of a run file come from that have no value there; this process's own when None.
-        machine: name of the one that has the run directories; this one when None.
-        autoscale: how nodes come and go, where they do.
+        env: source of variables without a value in the run file; when None the environment of this process.
+        machine: name of the host with the run directories; when None this host.
+        autoscale: the run file's `cluster.autoscale`.
     """
 
     name: ClassVar[str] = "kubernetes"
@@ -91,42 +91,42 @@ class KubernetesBackend(Backend):
         return cls(cluster.kubernetes, autoscale=cluster.autoscale)
 
     def check(self, spec: JobSpec) -> None:
-        """Refuse what Kubernetes cannot be told."""
+        """Refuse what a JobSet cannot express."""
         super().check(spec)
         check(spec, self._options, self._autoscale)
 
     def render(self, spec: JobSpec, run_dir: RunDir) -> RenderedJob:
-        """The manifest of the JobSet; what the run holds is added when it is submitted."""
+        """Render the manifest of the JobSet; `submit` adds the Secret with the resolved run."""
         folder = RunDir(run_dir.path.absolute())
         return RenderedJob(spec, render(spec, self._options, folder, self._machine, self._autoscale))
 
     def submit(self, rendered: RenderedJob, run_dir: RunDir) -> str:
-        """Make the JobSet, and the Secret that its pods wait for, unless this run has them already.
+        """Create the JobSet, and the Secret that its pods wait for, unless this run already has them.
 
         Raises:
-            Refused: by the API server, in its words.
-            UsageError: a variable has no value anywhere, or the run needs a volume.
-            UnansweredError: no answer to what was sent; if the server has the job, another `submit` finds it.
-            UnreachableError: the server does not answer, and has not got the job.
+            Refused: the API server refuses the job, with its own message.
+            UsageError: a variable has no value, or the run needs a volume.
+            UnansweredError: the server did not answer the request; if it created the job, another `submit` finds it.
+            UnreachableError: the server does not answer, and did not create the job.
         """
         manifest, secret = yaml.safe_load(rendered.text), self._secret(run_dir)
-        if self._options.run_as_user is None and self._wants_a_user():
+        if self._options.run_as_user is None and self._requires_user():
             run_as(manifest, DEFAULT_USER)
         name = str(manifest["metadata"]["name"])
-        there = self._same(name, mark_of(RunDir(run_dir.path.absolute()), self._machine))
+        existing = self._existing(name, mark_of(RunDir(run_dir.path.absolute()), self._machine))
         try:
-            made = there or self._client.create(self._jobsets(), manifest)
-            self._make_secret_or_delete(made, secret, is_new=there is None)
-        except Conflict:  # somebody was faster
+            created = existing or self._client.create(self._jobsets(), manifest)
+            self._create_secret_or_delete(created, secret, is_new=existing is None)
+        except Conflict:  # another process was faster
             return self.submit(rendered, run_dir)
-        except UnreachableError as silent:
-            raise UnansweredError(silent.message, hint=silent.hint) from None
+        except UnreachableError as error:
+            raise UnansweredError(error.message, hint=error.hint) from None
         return name
 
-    def _make_secret_or_delete(self, jobset: Object, secret: Mapping[str, str], *, is_new: bool) -> None:
-        """The Secret of a JobSet; a new JobSet that may not have one is deleted."""
+    def _create_secret_or_delete(self, jobset: Object, secret: Mapping[str, str], *, is_new: bool) -> None:
+        """Create the Secret of a JobSet; delete a new JobSet whose Secret is refused."""
         try:
-            self._make_secret(jobset, secret)
+            self._create_secret(jobset, secret)
         except UnreachableError:
             raise
         except TrainworksError:
@@ -134,8 +134,8 @@ class KubernetesBackend(Backend):
                 self._delete(jobset["metadata"]["name"])
             raise
 
-    def _wants_a_user(self) -> bool:
-        """Whether the namespace refuses pods of root; False where its labels may not be read."""
+    def _requires_user(self) -> bool:
+        """Whether the namespace refuses pods of root; False if its labels are not readable."""
         try:
             namespace = self._client.get(f"/api/v1/namespaces/{self._options.namespace}")
         except (Refused, NotServed):
@@ -152,35 +152,35 @@ class KubernetesBackend(Backend):
         return f"/apis/kueue.x-k8s.io/v1beta1/namespaces/{self._options.namespace}/workloads/{name}".rstrip("/")
 
     def _secret(self, run_dir: RunDir) -> dict[str, str]:
-        """What every pod is told beside its manifest."""
+        """Content of the Secret: the resolved run, private variables and the token."""
         resolved = run_dir.read_resolved()
         if resolved.run_file.workload is not None and self._options.volume is None:
             hint = "set `cluster.kubernetes.volume` to a PersistentVolumeClaim"
-            raise UsageError("checkpoints need a place that outlives a pod", hint=hint)
-        wanted = [name for name, value in resolved.run_file.envs.items() if value is None]
-        if missing := [name for name in wanted if name not in self._env]:
+            raise UsageError("checkpoints need a volume that outlives the pods", hint=hint)
+        names = [name for name, value in resolved.run_file.envs.items() if value is None]
+        if missing := [name for name in names if name not in self._env]:
             raise UsageError(f"`envs.{missing[0]}` has no value", hint=f"export {missing[0]}=..., and submit again")
         text = run_dir.resolved_file.read_text(encoding="utf-8")
         if len(text.encode()) > _LARGEST_SECRET_BYTES:
-            raise UsageError(f"the run file is too long: {len(text)} characters, and Kubernetes keeps 1 MiB")
-        envs = {name: self._env[name] for name in wanted}
+            raise UsageError(f"the resolved run is too long for a Secret: {len(text)} characters, the limit is 1 MiB")
+        envs = {name: self._env[name] for name in names}
         return {RESOLVED: text, ENVS: json.dumps(envs), TOKEN_FILE: secrets.token_hex(32)}
 
-    def _same(self, name: str, mark: str) -> Object | None:
-        """The JobSet of that name, which has to be this run's; None if there is none any more."""
-        found = self._find(name)
-        if found is None:
+    def _existing(self, name: str, tag: str) -> Object | None:
+        """The JobSet of this run, unless it is being deleted; raises if the name belongs to another one."""
+        jobset = self._find(name)
+        if jobset is None:
             return None
-        if (owner := _annotations(found).get(RUN_TAG)) != mark:
-            whose = f"run {owner}" if owner else "somebody else"
-            raise UsageError(f"there is a JobSet `{name}` already, of {whose}", hint=f"kubectl delete jobset {name}")
-        if "deletionTimestamp" not in found["metadata"]:
-            return found
+        if (owner := _annotations(jobset).get(RUN_TAG)) != tag:
+            whose = f"of run {owner}" if owner else "of another owner"
+            raise UsageError(f"a JobSet `{name}` {whose} already exists", hint=f"kubectl delete jobset {name}")
+        if "deletionTimestamp" not in jobset["metadata"]:
+            return jobset
         self._wait_until_deleted(name)
         return None
 
-    def _make_secret(self, owner: Object, content: Mapping[str, str]) -> None:
-        """Deleted with its JobSet; one that is left from a JobSet of the same name before goes first."""
+    def _create_secret(self, owner: Object, content: Mapping[str, str]) -> None:
+        """Create a Secret that is deleted with its JobSet; replace one left by an earlier JobSet of the same name."""
         metadata = owner["metadata"]
         reference = {"apiVersion": owner["apiVersion"], "kind": "JobSet", "name": metadata["name"]}
         body = {
@@ -198,21 +198,21 @@ class KubernetesBackend(Backend):
         try:
             self._client.create(path, body)
         except Conflict:
-            there = self._client.get(self._core("secrets", metadata["name"]))
-            if any(one.get("uid") == metadata["uid"] for one in there["metadata"].get("ownerReferences") or []):
+            existing = self._client.get(self._core("secrets", metadata["name"]))
+            if any(one.get("uid") == metadata["uid"] for one in existing["metadata"].get("ownerReferences") or []):
                 return
             self._client.delete(self._core("secrets", metadata["name"]))
             self._client.create(path, body)
 
     def _delete(self, name: str) -> None:
-        """With all that belongs to it, in the order in which nothing is left alone."""
+        """Delete a JobSet; its dependents go first, so that nothing is orphaned."""
         try:
             self._client.delete(self._jobsets(name), {"propagationPolicy": "Foreground"})
         except (NotFound, EnvironmentProblem):
             return
 
     def retry(self, rendered: RenderedJob, run_dir: RunDir, handle: str) -> str:
-        """Replace the JobSet by a new one of the same name; one that has not ended is left as it is.
+        """Replace the JobSet by a new one of the same name, unless it has not ended.
 
         Raises: as `submit`.
         """
@@ -233,35 +233,36 @@ class KubernetesBackend(Backend):
                 return
             if self._clock.now() > deadline:
                 hint = f"kubectl get pods -l {JOBSET_LABEL}={name}"
-                raise EnvironmentProblem(f"JobSet `{name}` is being deleted, and some of its pods stay", hint=hint)
+                raise EnvironmentProblem(
+                    f"cannot replace JobSet `{name}`: some of its pods are still being deleted", hint=hint
+                )
             self._clock.sleep(0.2)
 
     def poll(self, handles: Sequence[str]) -> dict[str, JobStatus]:
-        """What the API server knows: one question for each kind of object, whatever the number of jobs."""
+        """Status of several jobs, from one query per kind of object."""
         if not handles:
             return {}
-        wanted = set(handles)
         jobsets = {one["metadata"]["name"]: one for one in self._client.list(self._jobsets(), _OURS)}
-        found = {name: one for name, one in jobsets.items() if name in wanted}
-        pods = _by_jobset(self._client.list(self._core("pods"), _OURS)) if found else {}
-        workloads = self._workloads_by_uid() if any(QUEUE_LABEL in _labels(one) for one in found.values()) else {}
-        jobs = self._failed_jobs() if any(map(has_failed, found.values())) else {}
+        jobsets = {name: jobset for name, jobset in jobsets.items() if name in set(handles)}
+        pods = _by_jobset(self._client.list(self._core("pods"), _OURS)) if jobsets else {}
+        workloads = self._workloads_by_uid() if any(QUEUE_LABEL in _labels(one) for one in jobsets.values()) else {}
+        jobs = self._failed_jobs() if any(map(has_failed, jobsets.values())) else {}
         statuses = {
             name: job_status(
                 one, workload=workloads.get(one["metadata"]["uid"]), pods=pods.get(name, []), job=jobs.get(name)
             )
-            for name, one in found.items()
+            for name, one in jobsets.items()
         }
         return self._with_warnings(statuses)
 
     def _failed_jobs(self) -> dict[str, Object]:
-        """By JobSet: its condition names the Job that failed, and the Job knows why."""
+        """Jobs by the name of their JobSet: the conditions of a Job tell why it failed."""
         path = f"/apis/batch/v1/namespaces/{self._options.namespace}/jobs"
         found = self._client.list(path, {"labelSelector": JOBSET_LABEL})
         return {_labels(job)[JOBSET_LABEL]: job for job in found}
 
     def _workloads_by_uid(self) -> dict[str, Object]:
-        """Kueue's; none where there is no Kueue."""
+        """Workloads of Kueue by the UID of their JobSet; empty without Kueue."""
         try:
             found = self._client.list(self._workloads())
         except NotServed:
@@ -269,7 +270,7 @@ class KubernetesBackend(Backend):
         return {uid: one for one in found for uid in _owners(one)}
 
     def _with_warnings(self, statuses: dict[str, JobStatus]) -> dict[str, JobStatus]:
-        """Where a job waits for its pods, the cluster's last warning says why."""
+        """Statuses in which jobs that wait for pods have the last warning as their reason."""
         if not any(map(is_unexplained, statuses.values())):
             return statuses
         events = self._client.list(self._core("events"))
@@ -278,7 +279,7 @@ class KubernetesBackend(Backend):
         }
 
     def find(self, run_dir: RunDir) -> str | None:
-        """By the JobSet's name, and the mark in its annotation."""
+        """Find the JobSet by its name and by the run tag in its annotations."""
         folder = RunDir(run_dir.path.absolute())
         name = name_of(folder, self._machine)
         found = self._find(name)
@@ -292,20 +293,20 @@ class KubernetesBackend(Backend):
             return None
 
     def stop(self, handle: str, *, at_once: bool = False) -> None:
-        """Suspend the JobSet for good: its pods have their grace, and it stays to tell of the job."""
+        """Suspend the JobSet for good: its pods get their grace, and it keeps the status of the job."""
         found = self._find(handle)
         if found is None or has_ended(found):
             return
         self._set_active(found, active=False)
-        wish = {"metadata": {"annotations": {STOPPED: "true"}}, "spec": {"suspend": True}}
-        self._client.patch(self._jobsets(handle), wish)
+        change = {"metadata": {"annotations": {STOPPED: "true"}}, "spec": {"suspend": True}}
+        self._client.patch(self._jobsets(handle), change)
         if at_once:
             self._client.delete(
                 self._core("pods"), {"gracePeriodSeconds": 0}, {"labelSelector": f"{JOBSET_LABEL}={handle}"}
             )
 
     def _set_active(self, jobset: Object, *, active: bool) -> bool:
-        """Tell Kueue, which would start it again; False where it does not know of the job."""
+        """Activate or deactivate the Workload, so that Kueue follows; False if Kueue does not know the job."""
         if QUEUE_LABEL not in _labels(jobset):
             return False
         workload = self._workloads_by_uid().get(jobset["metadata"]["uid"])
@@ -315,14 +316,14 @@ class KubernetesBackend(Backend):
         return True
 
     def hold(self, handle: str) -> None:
-        """Keep a job that waits from starting.
+        """Keep a waiting job from starting.
 
         Raises:
-            Refused: it does not wait.
+            Refused: the job does not wait.
         """
         seen = self.poll([handle]).get(handle)
         if seen is None or not seen.state.waits:
-            raise Refused(f"`{handle}` is {seen.state if seen else 'not known'}, and only a job that waits can be held")
+            raise Refused(f"cannot hold `{handle}`: it is {seen.state if seen else 'unknown'}, not waiting")
         found = self._client.get(self._jobsets(handle))
         known = self._set_active(found, active=False)
         labels = {} if known or QUEUE_LABEL not in _labels(found) else {"labels": {QUEUE_LABEL: None}}
@@ -330,7 +331,7 @@ class KubernetesBackend(Backend):
         self._client.patch(self._jobsets(handle), {"metadata": metadata, "spec": {"suspend": True}})
 
     def release(self, handle: str) -> None:
-        """Let a held job start, or wait in its queue."""
+        """Let a held job start or wait in its queue."""
         found = self._client.get(self._jobsets(handle))
         if HELD not in _annotations(found):
             return
@@ -341,7 +342,7 @@ class KubernetesBackend(Backend):
         self._set_active(found, active=True)
 
     def output(self, handle: str, *, node: int | None = None, follow: bool = False) -> Iterator[str]:
-        """Lines of the job's pods, as long as Kubernetes keeps them: those of its last turn."""
+        """Output of the job's current pods; Kubernetes keeps that of the last allocation."""
 
         def pods() -> list[Object]:
             found = self._client.list(self._core("pods"), {"labelSelector": f"{JOBSET_LABEL}={handle}"})
@@ -352,11 +353,11 @@ class KubernetesBackend(Backend):
             return seen is None or seen.state.is_final
 
         if follow:
-            return iter(Followed(self._client, pods, has_ended))
+            return iter(LogStream(self._client, pods, has_ended))
         return (line for pod in pods() for line in log_lines(self._client, pod, follow=False))
 
     def nodes(self) -> list[NodeStatus]:
-        """All nodes, with what pods of all namespaces take, or of this one where nobody may see more."""
+        """All nodes, with the load of all pods, or of this namespace's pods if others are not visible."""
         nodes = self._client.list("/api/v1/nodes")
         try:
             pods = self._client.list("/api/v1/pods")
@@ -365,13 +366,13 @@ class KubernetesBackend(Backend):
         return sorted((node_facts(node, pods) for node in nodes), key=lambda facts: facts.name)
 
     def drain(self, node: str, reason: str) -> None:
-        """Cordon the node; the reason is an annotation."""
-        words = " ".join(reason.split()) or "drained by trainworks"
-        change = {"metadata": {"annotations": {DRAINED: words}}, "spec": {"unschedulable": True}}
+        """Cordon the node, and annotate it with the reason."""
+        text = " ".join(reason.split()) or "drained by trainworks"
+        change = {"metadata": {"annotations": {DRAINED: text}}, "spec": {"unschedulable": True}}
         self._client.patch(f"/api/v1/nodes/{node}", change)
 
     def undrain(self, node: str) -> None:
-        """Give the node pods again."""
+        """Uncordon the node."""
         change = {"metadata": {"annotations": {DRAINED: None}}, "spec": {"unschedulable": False}}
         self._client.patch(f"/api/v1/nodes/{node}", change)
 

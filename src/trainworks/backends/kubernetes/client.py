@@ -1,4 +1,4 @@
-"""An API server, through the official client; every question has a time limit, and every answer one meaning."""
+"""Client of an API server: the official library, with a timeout for every request and one exception per outcome."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ Verb = Literal["GET", "POST", "PATCH", "DELETE"]
 Query = Mapping[str, str]
 
 _TIMEOUT_S = (5.0, 30.0)
-"""To connect, and to read."""
+"""Timeouts to connect and to read."""
 _PAGE = 500
 _CONFIGURATION = "~/.kube/config"
 _BUSY = (429, 500, 502, 503, 504)
 _UNKNOWN_USER = 401
 _UNREADABLE = (AttributeError, KeyError, TypeError, ValueError, yaml.YAMLError)
-"""What the client says of a configuration that is no kubectl's."""
-_HINT = "does `kubectl get nodes` work?"
+"""Exceptions of the library for an invalid kubectl configuration."""
+_HINT = "check that `kubectl get nodes` works"
 
 
 class Refused(UsageError):
-    """The API server understood, and says no; the message is its own."""
+    """The API server refused the request; the message is the server's."""
 
 
 class NotFound(Refused):
-    """There is no such object."""
+    """The object does not exist."""
 
 
 class NotServed(UnreachableError):
-    """The server does not know that kind of objects, or not yet: it was started a moment ago."""
+    """The server does not serve this kind of object, or does not serve it yet after its start."""
 
 
 class Conflict(Refused):
-    """An object of that name is there already."""
+    """An object of this name already exists."""
 
 
 @final
 class KubernetesClient:
-    """Asks an API server; nothing is imported or read before the first question.
+    """Sends requests to an API server; imports and reads nothing before the first one.
 
     Args:
-        context: of kubectl's configuration; its current one when None, or that of the pod that this runs in.
-        configuration: paths of kubectl's configuration; those of KUBECONFIG when None.
+        context: context in kubectl's configuration; when None the current one, or the one of this pod.
+        configuration: paths of kubectl's configuration; when None those in KUBECONFIG.
     """
 
     def __init__(self, context: str | None = None, configuration: str | None = None) -> None:
@@ -59,57 +59,57 @@ class KubernetesClient:
         self._api: Any = None
 
     def get(self, path: str, query: Query | None = None) -> dict[str, Any]:
-        """An object.
+        """Get an object.
 
         Raises:
             UnreachableError: the server does not answer.
-            NotFound: there is no such object.
-            Refused: the server says no, for whatever other reason.
-            EnvironmentProblem: there is no configuration, or it lets nobody in.
+            NotFound: the object does not exist.
+            Refused: the server refuses the request for another reason.
+            EnvironmentProblem: the configuration is missing, or its credentials are not accepted.
         """
-        return self._ask("GET", path, query=query)
+        return self._request("GET", path, query=query)
 
     def list(self, path: str, query: Query | None = None) -> list[dict[str, Any]]:
-        """All objects of a kind, page by page. Raises: as `get`."""
-        found: list[dict[str, Any]] = []
+        """List all objects of a kind, page by page. Raises: as `get`."""
+        objects: list[dict[str, Any]] = []
         query = {"limit": str(_PAGE), **(query or {})}
         while True:
-            page = self._ask("GET", path, query=query)
-            found += page.get("items") or []
-            following = (page.get("metadata") or {}).get("continue")
-            if not following:
-                return found
-            query = {**query, "continue": following}
+            page = self._request("GET", path, query=query)
+            objects += page.get("items") or []
+            token = (page.get("metadata") or {}).get("continue")
+            if not token:
+                return objects
+            query = {**query, "continue": token}
 
     def create(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Make an object; a field that the server does not know is refused. Raises: as `get`, and Conflict."""
-        return self._ask("POST", path, body, {"fieldValidation": "Strict"})
+        """Create an object; the server refuses unknown fields. Raises: as `get`, and Conflict."""
+        return self._request("POST", path, body, {"fieldValidation": "Strict"})
 
     def patch(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Change some fields; None takes one away. Raises: as `get`."""
-        return self._ask("PATCH", path, body)
+        """Change some fields; None removes a field. Raises: as `get`."""
+        return self._request("PATCH", path, body)
 
     def delete(self, path: str, body: Mapping[str, Any] | None = None, query: Query | None = None) -> None:
         """Delete an object, or a collection. Raises: as `get`."""
-        self._ask("DELETE", path, body, query)
+        self._request("DELETE", path, body, query)
 
     def lines(self, path: str, query: Query) -> Iterator[str]:
-        """A log, line by line as it comes. Raises: as `get`."""
+        """Stream a log line by line. Raises: as `get`."""
         response = self._call("GET", path, None, query, stream=True)
         errors = importlib.import_module("urllib3.exceptions")
         rest = b""
         try:
             for data in response.stream(decode_content=False):
-                *whole, rest = (rest + data).split(b"\n")
-                yield from (line.decode(errors="replace") for line in whole)
+                *complete, rest = (rest + data).split(b"\n")
+                yield from (line.decode(errors="replace") for line in complete)
         except errors.HTTPError as broken:
-            raise _silent(broken) from None
+            raise _unreachable(broken) from None
         finally:
             response.release_conn()
         if rest:
             yield rest.decode(errors="replace")
 
-    def _ask(
+    def _request(
         self, verb: Verb, path: str, body: Mapping[str, Any] | None = None, query: Query | None = None
     ) -> dict[str, Any]:
         response = self._call(verb, path, body, query)
@@ -136,8 +136,8 @@ class KubernetesClient:
             )
         except refusals.ApiException as refused:
             raise _refused(refused, path) from None
-        except (errors.HTTPError, OSError) as silent:
-            raise _silent(silent) from None
+        except (errors.HTTPError, OSError) as error:
+            raise _unreachable(error) from None
 
     def _client(self) -> Any:
         if self._api is None:
@@ -145,7 +145,7 @@ class KubernetesClient:
         return self._api
 
     def _connected(self) -> Any:
-        """Half a second: not before it is needed."""
+        """Connect on first use: the imports take half a second."""
         try:
             config = importlib.import_module("kubernetes.config")
             client = importlib.import_module("kubernetes.client")
@@ -160,7 +160,9 @@ class KubernetesClient:
                 config.load_kube_config(paths, self._context, settings, persist_config=False)
         except (config.ConfigException, *_UNREADABLE) as problem:
             hint = "set KUBECONFIG to kubectl's configuration, and `cluster.kubernetes.context` to one in it"
-            raise EnvironmentProblem(f"no way to a Kubernetes cluster: {problem}", hint=hint) from None
+            raise EnvironmentProblem(
+                f"cannot load the configuration of a Kubernetes cluster: {problem}", hint=hint
+            ) from None
         settings.retries = False
         return client.ApiClient(settings)
 
@@ -169,32 +171,34 @@ def _in_a_pod() -> bool:
     return "KUBERNETES_SERVICE_HOST" in os.environ and "KUBECONFIG" not in os.environ
 
 
-def _silent(error: Exception) -> UnreachableError:
+def _unreachable(error: Exception) -> UnreachableError:
     return UnreachableError(f"the API server does not answer: {error}", hint=_HINT)
 
 
 def _refused(error: Any, path: str) -> EnvironmentProblem | Refused:
-    message = _words(error)
+    message = _message(error)
     if error.status == 404 and not _is_json(error.body):
-        return NotServed(f"the API server does not serve `{path}`", hint="are JobSet and Kueue installed there?")
+        return NotServed(
+            f"the API server does not serve `{path}`", hint="install JobSet, and Kueue for queues, in the cluster"
+        )
     if error.status in _BUSY:
         return UnreachableError(f"the API server does not answer: {message}", hint="try again later")
     if error.status == _UNKNOWN_USER:
-        return EnvironmentProblem(f"the API server does not know you: {message}", hint=_HINT)
+        return EnvironmentProblem(f"the API server does not accept your credentials: {message}", hint=_HINT)
     kind = {404: NotFound, 409: Conflict}.get(error.status, Refused)
     return kind(message)
 
 
 def _is_json(text: Any) -> bool:
-    """The server's own words about an object; a path that it does not know is answered in plain text."""
+    """Whether the server answered about an object; for an unknown path it answers in plain text."""
     try:
         return isinstance(json.loads(text), dict)
     except (TypeError, ValueError):
         return False
 
 
-def _words(error: Any) -> str:
-    """The message in the server's answer."""
+def _message(error: Any) -> str:
+    """Message of the server's answer."""
     try:
         return str(json.loads(error.body)["message"])
     except (TypeError, ValueError, KeyError):

@@ -1,9 +1,9 @@
-"""Nodes of a cluster as its API server has them. Pure."""
+"""Status of nodes from the objects of the API server. Pure."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trainworks.backends.backend import NodeState, NodeStatus
@@ -11,7 +11,7 @@ from trainworks.backends.backend import NodeState, NodeStatus
 __all__ = ["DRAINED", "JOBSET_LABEL", "node_facts", "quantity"]
 
 DRAINED = "trainworks/drained"
-"""Annotation of a node: why somebody drained it."""
+"""Node annotation with the reason why a user drained it."""
 JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
 
 _PRODUCTS = ("nvidia.com/gpu.product", "amd.com/gpu.product-name", "cloud.google.com/gke-accelerator")
@@ -24,18 +24,18 @@ Object = Mapping[str, Any]
 
 
 def quantity(text: str | int | float) -> float:
-    """A number as Kubernetes writes it: `64`, `1500m`, `2016Gi`, `1e3`."""
+    """Parse a quantity of Kubernetes: `64`, `1500m`, `2016Gi`, `1e3`."""
     if (match := re.fullmatch(r"([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)([A-Za-z]*)", str(text))) is None:
-        raise ValueError(f"`{text}` is no quantity")
+        raise ValueError(f"`{text}` is not a quantity")
     return float(match[1]) * _FACTORS[match[2]]
 
 
 def node_facts(node: Object, pods: Sequence[Object]) -> NodeStatus:
-    """A node, and what is taken of it.
+    """Status of a node and its load.
 
     Args:
-        node: the object.
-        pods: of all nodes.
+        node: the Node object.
+        pods: pods of all nodes.
     """
     name = str(node["metadata"]["name"])
     there = node.get("status", {}).get("allocatable") or node.get("status", {}).get("capacity") or {}
@@ -61,14 +61,14 @@ def node_facts(node: Object, pods: Sequence[Object]) -> NodeStatus:
 
 
 def _state(node: Object, taken: float, total: float) -> tuple[NodeState, str, str | None]:
-    """In Kubernetes' words too: `Ready`, `NotReady,SchedulingDisabled`."""
+    """State, status as kubectl prints it (`Ready`, `NotReady,SchedulingDisabled`), and reason."""
     conditions = node.get("status", {}).get("conditions") or []
-    ready: Object = next((found for found in conditions if found["type"] == "Ready"), {})
+    ready: Object = next((one for one in conditions if one["type"] == "Ready"), {})
     is_ready, cordoned = ready.get("status") == "True", bool(node.get("spec", {}).get("unschedulable"))
     words = ["Ready" if is_ready else "NotReady", *(["SchedulingDisabled"] if cordoned else [])]
     raw = ",".join(words)
     if not is_ready:
-        return "down", raw, ready.get("message") or ready.get("reason") or "its kubelet has never answered"
+        return "down", raw, ready.get("message") or ready.get("reason") or "its kubelet has never reported"
     if cordoned:
         why = (node["metadata"].get("annotations") or {}).get(DRAINED)
         return "draining" if taken else "drained", raw, why
@@ -80,7 +80,7 @@ def _has_ended(pod: Object) -> bool:
 
 
 def _requests(pod: Object) -> Object:
-    """Of all its containers; a limit without a request is one."""
+    """Sum of the requests of all containers; a limit without a request counts as one."""
     total: dict[str, float] = {}
     for container in pod.get("spec", {}).get("containers", []):
         resources = container.get("resources") or {}
@@ -89,8 +89,8 @@ def _requests(pod: Object) -> Object:
     return total
 
 
-def _sum(amounts: Sequence[Object], wanted: Any) -> float:
-    return sum((quantity(amount) for one in amounts for key, amount in one.items() if wanted(key)), 0.0)
+def _sum(amounts: Sequence[Object], matches: Callable[[str], bool]) -> float:
+    return sum((quantity(amount) for one in amounts for key, amount in one.items() if matches(key)), 0.0)
 
 
 def _is_cpu(key: str) -> bool:
@@ -102,7 +102,7 @@ def _is_device(key: str) -> bool:
 
 
 def _product(node: Object) -> str | None:
-    return next((found for label in _PRODUCTS if (found := _labels(node).get(label))), None)
+    return next((product for label in _PRODUCTS if (product := _labels(node).get(label))), None)
 
 
 def _labels(thing: Object) -> Mapping[str, str]:

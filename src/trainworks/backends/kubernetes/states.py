@@ -1,8 +1,8 @@
-"""What Kubernetes says of a job, in our words: conditions of its JobSet, of Kueue's Workload and of its pods.
+"""Status of a job from Kubernetes objects: the conditions of its JobSet, of Kueue's Workload and of its pods. Pure.
 
-Pure: objects come in as an API server gives them. Where several things are true, the first of these counts: the end of
-the JobSet, a person's wish to stop it, Kueue's eviction, suspension, pods that cannot start, pods that run. Why a job
-ended stands in the last words of its first pod, unless Kubernetes knows better.
+If several conditions hold, the first of these counts: the end of the JobSet, a user's stop, Kueue's eviction,
+suspension, pods that cannot start, pods that run. The termination message of the first pod tells why a job ended,
+unless Kubernetes knows better.
 
 Source: conditions and reasons of JobSet (pkg/constants), Kueue (apis/kueue/v1beta1/workload_types.go) and Kubernetes
 (batch/v1 and core/v1).
@@ -24,7 +24,7 @@ from trainworks.jobs.state import Cause, JobState, parse_cause
 __all__ = ["cause_of_pod", "has_ended", "has_failed", "is_unexplained", "job_status", "warning_about"]
 
 Object = Mapping[str, Any]
-"""As the API server writes it in JSON."""
+"""A JSON object of the API server."""
 
 _CAUSES_OF_EVICTION: dict[str, Cause] = {
     "Preempted": Cause.PREEMPTED,
@@ -35,9 +35,9 @@ _CAUSES_OF_EVICTION: dict[str, Cause] = {
     "NodeFailures": Cause.NODE_LOST,
     "MaximumExecutionTimeExceeded": Cause.TIME_LIMIT,
 }
-"""Reasons of the condition Evicted of a Workload."""
-_SOMEBODY_S_WISH = ("Deactivated", "InactiveWorkload")
-"""How such a reason begins where somebody set `active: false`."""
+"""Causes by the reason of a Workload's condition Evicted."""
+_DEACTIVATED = ("Deactivated", "InactiveWorkload")
+"""Prefixes of such reasons after a user has set `active: false`."""
 _CAUSES_OF_DISRUPTION: dict[str, Cause] = {
     "PreemptionByScheduler": Cause.PREEMPTED,
     "DeletionByTaintManager": Cause.NODE_LOST,
@@ -45,7 +45,7 @@ _CAUSES_OF_DISRUPTION: dict[str, Cause] = {
     "EvictionByEvictionAPI": Cause.PREEMPTED,
     "TerminationByKubelet": Cause.PREEMPTED,
 }
-"""Reasons of the condition DisruptionTarget of a pod."""
+"""Causes by the reason of a pod's condition DisruptionTarget."""
 _CAUSES_OF_TERMINATION: dict[str, Cause] = {
     "OOMKilled": Cause.OOM,
     "ContainerCannotRun": Cause.LAUNCH_FAILED,
@@ -62,80 +62,72 @@ _CAUSES_OF_POD: dict[str, Cause] = {
     "OutOfcpu": Cause.NO_CAPACITY,
     "OutOfmemory": Cause.NO_CAPACITY,
 }
-"""`status.reason` of a pod that failed as a whole."""
-_CANNOT_START = frozenset(
+"""Causes by `status.reason` of a failed pod."""
+_START_FAILURES = frozenset(
     ("ImagePullBackOff", "ErrImagePull", "InvalidImageName", "CreateContainerConfigError", "CreateContainerError",
      "RunContainerError", "ErrImageNeverPull", "CrashLoopBackOff")
 )  # fmt: skip
-"""Reasons for which a container waits, and that do not pass by themselves."""
+"""Reasons of a waiting container that do not go away by themselves."""
 _ROOT_FIRST = (Cause.OOM, Cause.NODE_LOST, Cause.PREEMPTED, Cause.TIME_LIMIT, Cause.LAUNCH_FAILED, Cause.USER_ERROR)
-"""Of several pods that failed: what one was told explains the others, which only saw it leave."""
+"""Order of causes among several failed pods: the first one explains the others, which only saw a pod disappear."""
 _KUBERNETES_KNOWS = (Cause.OOM, Cause.NODE_LOST, Cause.PREEMPTED, Cause.TIME_LIMIT)
-"""Causes that the first pod cannot see: it only lost its connection to a pod, or was ended itself."""
+"""Causes that the first pod cannot see: it only lost the connection to another pod, or was terminated itself."""
 _KILLED = (137, 143)
 _PHASES = frozenset(("Pending", "Running", "Succeeded", "Failed"))
-"""Of pods; Kubernetes' own `Unknown` says that a node does not answer, and not that the pod has ended."""
-_NO_PODS = "it has no pods yet"
-_SOME_PODS = "{} of {} pods run"
+"""Known phases of pods. Kubernetes' `Unknown` means that a node does not answer, not that the pod has ended."""
+_NO_PODS = "no pods yet"
+_SOME_PODS = "{} of {} pods running"
 _UNEXPLAINED = re.compile(rf"{_NO_PODS}|{_SOME_PODS.replace('{}', '[0-9]+')}")
 
 
 def job_status(
     jobset: Object, *, workload: Object | None = None, pods: Sequence[Object] = (), job: Object | None = None
 ) -> JobStatus:
-    """The job as it is now.
+    """Current status of a job.
 
     Args:
         jobset: the JobSet.
-        workload: Kueue's, where a queue has the job.
-        pods: of the JobSet, of all attempts.
-        job: the JobSet's, where that has failed.
+        workload: Kueue's Workload, if the job is in a queue.
+        pods: pods of the JobSet, of all attempts.
+        job: the Job of a failed JobSet.
     """
     restarts = int(_status(jobset).get("restarts", 0))
     mine = [pod for pod in pods if _attempt(pod) in (None, restarts)]
     nodes = tuple(sorted(pod["spec"]["nodeName"] for pod in mine if pod.get("spec", {}).get("nodeName")))
-    seen = (
+    status = (
         _ended(jobset, mine, job)
         or _stopped(jobset, mine)
         or _waiting(jobset, workload)
-        or _strange(mine)
+        or _unknown_phase(mine)
         or _placed(jobset, workload, mine, restarts)
     )
-    state, raw, reason, cause, exit_code = seen
-    return JobStatus(
-        state=state,
-        raw=raw,
-        reason=reason,
-        cause=cause,
+    return dataclasses.replace(
+        status,
         nodes=nodes,
         restarts=restarts,
-        exit_code=exit_code,
-        starts_at=None if state.waits else _started_at(mine),
-        ended_at=_ended_at(jobset) if state.is_final else None,
-        last_cause=_cause_of_the_last_turn(pod for pod in pods if _attempt(pod) == restarts - 1),
+        starts_at=None if status.state.waits else _started_at(mine),
+        ended_at=_ended_at(jobset) if status.state.is_final else None,
+        last_cause=_cause_of_last_allocation(pod for pod in pods if _attempt(pod) == restarts - 1),
     )
 
 
-def _cause_of_the_last_turn(pods: Iterable[Object]) -> Cause | None:
-    """What Kubernetes knows of it, while pods of that turn are there."""
-    cause, _ = _root(pods)
+def _cause_of_last_allocation(pods: Iterable[Object]) -> Cause | None:
+    """Cause that Kubernetes knows, as long as pods of that allocation exist."""
+    cause, _ = _root_cause(pods)
     return cause if cause in _KUBERNETES_KNOWS else None
 
 
 def _ended_at(jobset: Object) -> float | None:
-    """When the JobSet became Completed or Failed."""
+    """Time when the JobSet became Completed or Failed."""
     ends = (_condition(jobset, kind) or {} for kind in ("Completed", "Failed"))
     times = [str(end["lastTransitionTime"]) for end in ends if end.get("lastTransitionTime")]
     return max((datetime.fromisoformat(time).timestamp() for time in times), default=None)
 
 
 def _started_at(pods: Sequence[Object]) -> float | None:
-    """When the last of the pods was taken in by its node."""
+    """Time when a node accepted the last pod."""
     times = [str(_status(pod)["startTime"]) for pod in pods if _status(pod).get("startTime")]
     return max((datetime.fromisoformat(time).timestamp() for time in times), default=None)
-
-
-_Seen = tuple[JobState, str, str | None, Cause | None, int | None]
 
 
 def _status(thing: Object) -> Object:
@@ -149,9 +141,9 @@ def _metadata(thing: Object) -> Object:
 
 
 def _condition(thing: Object | None, kind: str, status: str = "True") -> Object | None:
-    """The condition of that name, where it is as asked."""
+    """The condition of this type, if it has this status."""
     conditions = _status(thing).get("conditions") or [] if thing is not None else []
-    return next((found for found in conditions if found["type"] == kind and found["status"] == status), None)
+    return next((one for one in conditions if one["type"] == kind and one["status"] == status), None)
 
 
 def _attempt(pod: Object) -> int | None:
@@ -159,145 +151,143 @@ def _attempt(pod: Object) -> int | None:
     return int(label) if label is not None else None
 
 
-def _words(condition: Object) -> str:
+def _reason(condition: Object) -> str:
     reason, message = condition.get("reason", ""), condition.get("message", "")
     return ": ".join(filter(None, (reason, message)))
 
 
-def _ended(jobset: Object, pods: Sequence[Object], job: Object | None) -> _Seen | None:
-    words = _last_words(pods)
+def _ended(jobset: Object, pods: Sequence[Object], job: Object | None) -> JobStatus | None:
+    message = _termination_message(pods)
     if (done := _condition(jobset, "Completed")) is not None:
-        state = JobState.STOPPED if words.get("state") == JobState.STOPPED else JobState.SUCCEEDED
-        return state, "Completed", _words(done), None, 0
+        state = JobState.STOPPED if message.get("state") == JobState.STOPPED else JobState.SUCCEEDED
+        return JobStatus(state=state, raw="Completed", reason=_reason(done), exit_code=0)
     if (failed := _condition(jobset, "Failed")) is None:
         return None
-    cause, code = _root(pods)
-    of_the_job = _condition(job, "Failed") or {}
-    if of_the_job.get("reason") == "DeadlineExceeded":
-        return JobState.FAILED, "Failed", _words(of_the_job), Cause.TIME_LIMIT, code
-    if words.get("cause") and cause not in _KUBERNETES_KNOWS:
-        cause, code = parse_cause(str(words["cause"])), words.get("exit_code") or code
-        return JobState.FAILED, "Failed", _told(words), cause, code
-    return JobState.FAILED, "Failed", _words(failed), cause or Cause.UNKNOWN, code
+    cause, code = _root_cause(pods)
+    reason, job_failure = _reason(failed), _condition(job, "Failed") or {}
+    if job_failure.get("reason") == "DeadlineExceeded":
+        reason, cause = _reason(job_failure), Cause.TIME_LIMIT
+    elif message.get("cause") and cause not in _KUBERNETES_KNOWS:
+        reason, cause = _located(message), parse_cause(str(message["cause"]))
+        code = message.get("exit_code") or code
+    return JobStatus(state=JobState.FAILED, raw="Failed", reason=reason, cause=cause or Cause.UNKNOWN, exit_code=code)
 
 
 def has_failed(jobset: Object) -> bool:
-    """For good."""
+    """Whether the JobSet has failed for good."""
     return _condition(jobset, "Failed") is not None
 
 
 def has_ended(jobset: Object) -> bool:
-    """By itself, whatever somebody wished."""
+    """Whether the JobSet has completed or failed, rather than been stopped."""
     return has_failed(jobset) or _condition(jobset, "Completed") is not None
 
 
-def _last_words(pods: Iterable[Object]) -> Object:
-    """What the first pod has left; nothing where it could not."""
+def _termination_message(pods: Iterable[Object]) -> Object:
+    """Termination message of the first pod; empty if it could not write one."""
     for pod in pods:
         for container in _containers(pod):
-            message = ((container.get("state") or {}).get("terminated") or {}).get("message")
+            text = ((container.get("state") or {}).get("terminated") or {}).get("message")
             try:
-                words = json.loads(message or "")
+                message = json.loads(text or "")
             except ValueError:
                 continue
-            if isinstance(words, dict) and "state" in words:
-                return words
+            if isinstance(message, dict) and "state" in message:
+                return message
     return {}
 
 
-def _told(words: Object) -> str:
-    where = [f"rank {words['rank']}"] if words.get("rank") is not None else []
-    where += [f"node {words['node']}"] if words.get("node") is not None else []
-    return ": ".join(filter(None, (" on ".join(where), words.get("message"))))
+def _located(message: Object) -> str:
+    """The message with the rank and node that it is about."""
+    where = [f"{kind} {message[kind]}" for kind in ("rank", "node") if message.get(kind) is not None]
+    return ": ".join(filter(None, (" on ".join(where), message.get("message"))))
 
 
-def _stopped(jobset: Object, pods: Sequence[Object]) -> _Seen | None:
-    """By a person: the JobSet is suspended for good, and its pods have their grace."""
+def _stopped(jobset: Object, pods: Sequence[Object]) -> JobStatus | None:
+    """Status of a job that a user stopped: its JobSet stays suspended, and its pods have their grace."""
     if STOPPED not in (_metadata(jobset).get("annotations") or {}):
         return None
     if any(_status(pod).get("phase") == "Running" for pod in pods):
-        return JobState.RUNNING, "Stopping", "it was asked to end", None, None
-    return JobState.STOPPED, "Stopped", None, None, None
+        return JobStatus(state=JobState.RUNNING, raw="Stopping", reason="stop requested")
+    return JobStatus(state=JobState.STOPPED, raw="Stopped")
 
 
-def _waiting(jobset: Object, workload: Object | None) -> _Seen | None:
-    """In Kueue's queue, evicted by Kueue, or held by its `suspend`."""
+def _waiting(jobset: Object, workload: Object | None) -> JobStatus | None:
+    """Status of a suspended JobSet: in Kueue's queue, evicted by Kueue, or held."""
     if not jobset.get("spec", {}).get("suspend"):
         return None
     evicted = _condition(workload, "Evicted")
-    if evicted is not None and not str(evicted.get("reason")).startswith(_SOMEBODY_S_WISH):
+    if evicted is not None and not str(evicted.get("reason")).startswith(_DEACTIVATED):
         cause = _CAUSES_OF_EVICTION.get(str(evicted.get("reason")), Cause.UNKNOWN)
         state = JobState.PREEMPTED if cause is Cause.PREEMPTED else JobState.QUEUED
-        return state, "Evicted", _words(evicted), cause, None
+        return JobStatus(state=state, raw="Evicted", reason=_reason(evicted), cause=cause)
     metadata = _metadata(jobset)
-    if workload is None and (
-        HELD in (metadata.get("annotations") or {}) or QUEUE_LABEL not in (metadata.get("labels") or {})
-    ):
-        return JobState.QUEUED, "Suspended", "it is held", None, None
-    if workload is None:
-        return JobState.QUEUED, "Pending", "Kueue has not looked at it yet", None, None
-    if workload.get("spec", {}).get("active") is False:
-        return JobState.QUEUED, "Inactive", "it is held: its Workload is not active", None, None
+    annotations, labels = metadata.get("annotations") or {}, metadata.get("labels") or {}
+    if workload is None and (HELD in annotations or QUEUE_LABEL not in labels):
+        return JobStatus(state=JobState.QUEUED, raw="Suspended", reason="held")
+    if workload is not None and workload.get("spec", {}).get("active") is False:
+        return JobStatus(state=JobState.QUEUED, raw="Inactive", reason="held: its Workload is not active")
     pending = _condition(workload, "QuotaReserved", "False") or _condition(workload, "Admitted", "False")
-    return JobState.QUEUED, "Pending", _words(pending) if pending else "Kueue has not looked at it yet", None, None
+    reason = _reason(pending) if pending else "Kueue has not processed it yet"
+    return JobStatus(state=JobState.QUEUED, raw="Pending", reason=reason)
 
 
 def _phase(pod: Object) -> str:
     return str(_status(pod).get("phase") or "Pending")
 
 
-def _strange(pods: Sequence[Object]) -> _Seen | None:
-    """A pod is in a phase that this version does not know."""
-    found = next((_phase(pod) for pod in pods if _phase(pod) not in _PHASES), None)
-    return (JobState.UNKNOWN, found, "nobody knows how a pod is", None, None) if found is not None else None
+def _unknown_phase(pods: Sequence[Object]) -> JobStatus | None:
+    """Status of a job with a pod in a phase that this version does not know."""
+    phase = next((_phase(pod) for pod in pods if _phase(pod) not in _PHASES), None)
+    if phase is None:
+        return None
+    return JobStatus(state=JobState.UNKNOWN, raw=phase, reason=f"a pod is in the unknown phase `{phase}`")
 
 
-def _placed(jobset: Object, workload: Object | None, pods: Sequence[Object], restarts: int) -> _Seen:
-    """Admitted, or without a queue: what its pods do."""
-    wanted = sum(_num_pods(group) for group in jobset.get("spec", {}).get("replicatedJobs", []))
+def _placed(jobset: Object, workload: Object | None, pods: Sequence[Object], restarts: int) -> JobStatus:
+    """Status of an admitted job, from its pods."""
+    num_pods = sum(_num_pods(group) for group in jobset.get("spec", {}).get("replicatedJobs", []))
     phases = [_phase(pod) for pod in pods]
-    if wanted and phases.count("Running") + phases.count("Succeeded") >= wanted:
-        return JobState.RUNNING, "Running", None, None, None
+    if num_pods and phases.count("Running") + phases.count("Succeeded") >= num_pods:
+        return JobStatus(state=JobState.RUNNING, raw="Running")
     if "Failed" in phases:
-        cause, code = _root(pods)
-        return JobState.RECOVERING, "Failed", "a pod failed, and the JobSet has not decided", cause, code
+        cause, code = _root_cause(pods)
+        reason = "a pod failed; the JobSet has not reacted yet"
+        return JobStatus(state=JobState.RECOVERING, raw="Failed", reason=reason, cause=cause, exit_code=code)
     for pod in pods:
-        if (stuck := _cannot_start(pod)) is not None:
-            return JobState.STARTING, "Pending", stuck, Cause.LAUNCH_FAILED, None
+        if (failure := _start_failure(pod)) is not None:
+            return JobStatus(state=JobState.STARTING, raw="Pending", reason=failure, cause=Cause.LAUNCH_FAILED)
     for pod in pods:
         if (condition := _condition(pod, "PodScheduled", "False")) is not None:
-            return _not_scheduled(condition, in_queue=workload is not None)
+            # without Kueue the pods themselves are the queue; with it, the job has been admitted
+            state = JobState.QUEUED if workload is None else JobState.STARTING
+            return JobStatus(state=state, raw="Pending", reason=_reason(condition))
     if not pods and workload is None and not restarts:
-        return JobState.QUEUED, "Created", _NO_PODS, None, None
+        return JobStatus(state=JobState.QUEUED, raw="Created", reason=_NO_PODS)
     state = JobState.RECOVERING if restarts and "Running" not in phases else JobState.STARTING
-    return state, "Pending", _SOME_PODS.format(phases.count("Running"), wanted), None, None
+    return JobStatus(state=state, raw="Pending", reason=_SOME_PODS.format(phases.count("Running"), num_pods))
 
 
-def _not_scheduled(condition: Object, *, in_queue: bool) -> _Seen:
-    """Without Kueue the pods themselves are the queue; behind it the nodes are taken already."""
-    return JobState.STARTING if in_queue else JobState.QUEUED, "Pending", _words(condition), None, None
+def is_unexplained(status: JobStatus) -> bool:
+    """Whether a job could start, and only a warning event can tell why it does not."""
+    return _UNEXPLAINED.fullmatch(status.reason or "") is not None
 
 
-def is_unexplained(seen: JobStatus) -> bool:
-    """It could start, and nothing but a warning can say why it does not."""
-    return _UNEXPLAINED.fullmatch(seen.reason or "") is not None
-
-
-def warning_about(name: str, seen: JobStatus, events: Iterable[Object]) -> JobStatus:
-    """The job with the last warning about its JobSet, its Job or its pods as the reason.
+def warning_about(name: str, status: JobStatus, events: Iterable[Object]) -> JobStatus:
+    """Status with the last warning about the JobSet, its Job or its pods as the reason.
 
     Args:
         name: of the JobSet.
-        seen: the job.
+        status: of the job.
         events: of the namespace.
     """
-    own = re.compile(rf"{re.escape(name)}(-node-0(-.*)?)?")
-    about = [event for event in events if own.fullmatch((event.get("involvedObject") or {}).get("name", ""))]
+    names = re.compile(rf"{re.escape(name)}(-node-0(-.*)?)?")
+    about = [event for event in events if names.fullmatch((event.get("involvedObject") or {}).get("name", ""))]
     warnings = [event for event in about if event.get("type") == "Warning"]
     if not warnings:
-        return seen
+        return status
     last = max(warnings, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
-    return dataclasses.replace(seen, reason=f"{seen.reason}; {_words(last)}")
+    return dataclasses.replace(status, reason=f"{status.reason}; {_reason(last)}")
 
 
 def _num_pods(group: Object) -> int:
@@ -305,11 +295,11 @@ def _num_pods(group: Object) -> int:
     return int(group.get("replicas", 1)) * int(job.get("parallelism", 1))
 
 
-def _cannot_start(pod: Object) -> str | None:
+def _start_failure(pod: Object) -> str | None:
     for container in _containers(pod):
         waiting = (container.get("state") or {}).get("waiting") or {}
-        if waiting.get("reason") in _CANNOT_START:
-            return f"{pod['metadata']['name']}: {_words(waiting)}"
+        if waiting.get("reason") in _START_FAILURES:
+            return f"{pod['metadata']['name']}: {_reason(waiting)}"
     return None
 
 
@@ -318,17 +308,18 @@ def _containers(pod: Object) -> Iterator[Object]:
         yield from _status(pod).get(key) or []
 
 
-def _root(pods: Iterable[Object]) -> tuple[Cause | None, int | None]:
-    """Cause and exit code of the pod that explains the others."""
-    found = [seen for seen in map(cause_of_pod, pods) if seen is not None]
-    ranked = sorted(found, key=lambda seen: _ROOT_FIRST.index(seen[0]) if seen[0] in _ROOT_FIRST else len(_ROOT_FIRST))
+def _root_cause(pods: Iterable[Object]) -> tuple[Cause | None, int | None]:
+    """Cause and exit code of the failed pod that explains the others."""
+    failures = [failure for failure in map(cause_of_pod, pods) if failure is not None]
+    rank = {cause: index for index, cause in enumerate(_ROOT_FIRST)}
+    ranked = sorted(failures, key=lambda failure: rank.get(failure[0], len(rank)))
     return ranked[0] if ranked else (None, None)
 
 
 def cause_of_pod(pod: Object) -> tuple[Cause, int | None] | None:
-    """Why a pod failed, and its exit code; None for one that has not.
+    """Cause and exit code of a failed pod; None for others.
 
-    137 and 143 are what a pod returns that somebody killed, as a rule because another one failed.
+    137 and 143 are exit codes of a killed pod, usually killed because another one failed.
     """
     if _status(pod).get("phase") != "Failed":
         return None
@@ -337,8 +328,8 @@ def cause_of_pod(pod: Object) -> tuple[Cause, int | None] | None:
         return _CAUSES_OF_TERMINATION[reason], code
     if (disrupted := _condition(pod, "DisruptionTarget")) is not None:
         return _CAUSES_OF_DISRUPTION.get(str(disrupted.get("reason")), Cause.UNKNOWN), code
-    if (whole := str(_status(pod).get("reason", ""))) in _CAUSES_OF_POD:
-        return _CAUSES_OF_POD[whole], code
+    if (pod_reason := str(_status(pod).get("reason", ""))) in _CAUSES_OF_POD:
+        return _CAUSES_OF_POD[pod_reason], code
     if code is None:
         return Cause.UNKNOWN, None
     return Cause.KILLED if code in _KILLED else Cause.USER_ERROR, code

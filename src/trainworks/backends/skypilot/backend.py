@@ -1,4 +1,4 @@
-"""Clouds, through SkyPilot's managed jobs."""
+"""Backend for clouds, through SkyPilot's managed jobs."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from trainworks.record.run_dir import RunDir
 
 __all__ = ["SkyPilotBackend", "job_name"]
 
-_OF_A_NODE = re.compile(r"\((?P<name>[^,()]+)(?:, rank=(?P<node>\d+))?, pid=\d+(?:, ip=[^,()]+)?\) ?(?P<text>.*)")
-"""How SkyPilot begins a line of a job: `(worker1, rank=1, pid=1234, ip=10.0.0.2) text`."""
+_NODE_LINE = re.compile(r"\((?P<name>[^,()]+)(?:, rank=(?P<node>\d+))?, pid=\d+(?:, ip=[^,()]+)?\) ?(?P<text>.*)")
+"""Prefix of SkyPilot's output lines: `(worker1, rank=1, pid=1234, ip=10.0.0.2) text`."""
 
 
 @final
 class SkyPilotBackend(Backend):
-    """Hands jobs to `sky jobs`, and reads its queue.
+    """Runs jobs with `sky jobs`.
 
     Args:
-        options: what the run file says about SkyPilot.
-        program: what the job runs; needed to render one, and to submit it.
+        options: the run file's `cluster.skypilot`.
+        program: what the job runs; required to render and submit it.
         client: calls `sky`.
-        clock: waits between two looks for a job whose submission was not answered.
+        clock: waits for a job whose submission was not answered.
     """
 
     name: ClassVar[str] = "skypilot"
@@ -66,66 +66,66 @@ class SkyPilotBackend(Backend):
         return cls(cluster.skypilot, program=program)
 
     def check(self, spec: JobSpec) -> None:
-        """Refuse what SkyPilot does not do, and a job whose secrets are not here."""
+        """Refuse what SkyPilot cannot do, and a job whose secrets are not set."""
         super().check(spec)
-        render_managed_job(spec, self._what_runs, self._options, "checked")
-        if unset := self._client.unset(secret_names(self._what_runs)):
-            raise UsageError(f"`envs.{unset[0]}` has no value, and is not set here", hint=f"export {unset[0]}=...")
+        render_managed_job(spec, self._required_program, self._options, "checked")
+        if unset := self._client.unset(secret_names(self._required_program)):
+            raise UsageError(f"`envs.{unset[0]}` has no value", hint=f"export {unset[0]}=...")
 
     @property
-    def _what_runs(self) -> Program:
+    def _required_program(self) -> Program:
         assert self._program is not None, "a backend without a program renders nothing"
         return self._program
 
     def render(self, spec: JobSpec, run_dir: RunDir) -> RenderedJob:
-        """The task YAML of a managed job."""
-        return RenderedJob(spec, render_managed_job(spec, self._what_runs, self._options, job_name(run_dir)))
+        """Render the task YAML of a managed job."""
+        return RenderedJob(spec, render_managed_job(spec, self._required_program, self._options, job_name(run_dir)))
 
     def submit(self, rendered: RenderedJob, run_dir: RunDir) -> str:
-        """Launch the managed job, unless one of this run's name has not ended yet; returns its number.
+        """Launch the managed job, unless one of this run is unfinished; returns its number.
 
         Raises:
-            Refused: by SkyPilot, in its words.
-            UnansweredError: the submission was not answered; if SkyPilot has the job, another `submit` finds it.
-            UnreachableError: SkyPilot does not answer, and has not got the job.
+            Refused: SkyPilot refuses the job, with its own message.
+            UnansweredError: SkyPilot did not answer; if it has the job, another `submit` finds it.
+            UnreachableError: SkyPilot does not answer, and does not have the job.
         """
-        if found := self.find(run_dir):
-            return found
+        if (handle := self.find(run_dir)) is not None:
+            return handle
         try:
-            job = self._client.launch(rendered.text, secret_names(self._what_runs))
-        except UnreachableError as silent:
-            return find_patiently(lambda: self.find(run_dir), silent, self._clock)
-        unseen = EnvironmentProblem("SkyPilot took the job, and does not show it")
-        return job or find_patiently(lambda: self.find(run_dir), unseen, self._clock)
+            job = self._client.launch(rendered.text, secret_names(self._required_program))
+        except UnreachableError as error:
+            return find_patiently(lambda: self.find(run_dir), error, self._clock)
+        missing = EnvironmentProblem("SkyPilot accepted the job, but does not list it")
+        return job or find_patiently(lambda: self.find(run_dir), missing, self._clock)
 
     def find(self, run_dir: RunDir) -> str | None:
-        """By the job's name; the newest of several."""
+        """Find the newest unfinished job of this run's name."""
         name = job_name(run_dir)
         jobs = [record for record in self._client.queue(unfinished=True) if record.get("job_name") == name]
         alive = [record["job_id"] for record in jobs if not _ended(record)]
         return str(max(alive)) if alive else None
 
     def poll(self, handles: Sequence[str]) -> dict[str, JobStatus]:
-        """What SkyPilot's queue says of these jobs; a queue that was given up knows of none."""
+        """Status of several jobs, from SkyPilot's queue; empty if the jobs controller was deleted."""
         if not handles:
             return {}
         records = {str(record.get("job_id")): record for record in self._client.queue()}
         return {handle: job_status(records[handle]) for handle in handles if handle in records}
 
     def stop(self, handle: str, *, at_once: bool = False) -> None:
-        """Cancel the job: SkyPilot sends SIGTERM, and gives the nodes back. It knows no grace."""
+        """Cancel the job: SkyPilot sends SIGTERM, and returns the nodes. It has no grace period."""
         self._client.cancel(handle)
 
     def output(self, handle: str, *, node: int | None = None, follow: bool = False) -> Iterator[str]:
-        """Lines of `sky jobs logs`; with `node`, what that node wrote, without the mark in front."""
+        """Lines of `sky jobs logs`; with `node`, those of that node, without their prefix."""
         for line in self._client.logs(handle, follow=follow):
             if node is None:
                 yield line
-            elif (found := _OF_A_NODE.fullmatch(line)) and int(found["node"] or 0) == node:
-                yield found["text"]
+            elif (match := _NODE_LINE.fullmatch(line)) and int(match["node"] or 0) == node:
+                yield match["text"]
 
     def nodes(self) -> list[NodeStatus]:
-        """None: they are rented when a job needs them."""
+        """Nodes of the backend: none, as SkyPilot rents them per job."""
         return []
 
 

@@ -1,4 +1,4 @@
-"""SkyPilot's words for a managed job as ours. An unknown word stays itself.
+"""Map SkyPilot's states of managed jobs; an unknown state keeps its raw text.
 
 Source: `ManagedJobStatus` of SkyPilot 0.14 (sky/jobs/state.py).
 """
@@ -32,30 +32,30 @@ JOB_STATES: dict[str, JobState] = {
 }
 
 _CAUSES: dict[str, Cause] = {
-    "RECOVERING": Cause.NODE_LOST,  # or taken away: SkyPilot does not tell one from the other
+    "RECOVERING": Cause.NODE_LOST,  # or preempted: SkyPilot does not tell them apart
     "FAILED": Cause.USER_ERROR,
     "FAILED_SETUP": Cause.USER_ERROR,
-    "FAILED_PRECHECKS": Cause.ENVIRONMENT,  # no access, or nothing that any cloud offers
+    "FAILED_PRECHECKS": Cause.ENVIRONMENT,  # no access, or resources that no cloud offers
     "FAILED_NO_RESOURCE": Cause.NO_CAPACITY,
     "FAILED_CONTROLLER": Cause.AGENT_LOST,
 }
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_NOTHING = ("", "-")
+_EMPTY = ("", "-")
 
 
 def job_status(record: Mapping[str, Any]) -> JobStatus:
-    """A job as it is now.
+    """Current status of a managed job.
 
     Args:
         record: one element of `sky jobs queue --output json`.
     """
-    word = str(record.get("status"))
-    state = JOB_STATES.get(word, JobState.UNKNOWN)
+    raw = str(record.get("status"))
+    state = JOB_STATES.get(raw, JobState.UNKNOWN)
     return JobStatus(
         state=state,
-        raw=word,
+        raw=raw,
         reason=_reason(record),
-        cause=_CAUSES.get(word),
+        cause=_CAUSES.get(raw),
         restarts=int(record.get("recovery_count") or 0),
         exit_code=0 if state is JobState.SUCCEEDED else None,
         starts_at=None if state.waits else _time(record.get("start_at")),
@@ -68,9 +68,9 @@ def _time(seconds: object) -> float | None:
 
 
 def _reason(record: Mapping[str, Any]) -> str | None:
-    """Why it waits or failed; of one that has nodes, where they are."""
-    words = [_plain(record.get(key)) for key in ("failure_reason", "details", "infra")]
-    return next((text for text in words if text not in _NOTHING), None)
+    """Reason why a job waits or failed; for one with nodes, their location."""
+    texts = [_plain(record.get(key)) for key in ("failure_reason", "details", "infra")]
+    return next((text for text in texts if text not in _EMPTY), None)
 
 
 def _plain(text: object) -> str:

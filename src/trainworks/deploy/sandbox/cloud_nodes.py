@@ -1,6 +1,6 @@
-"""Nodes of a sandbox that come when a job needs them: a slurmd that Slurm's own power saving starts and ends.
+"""On-demand nodes of a sandbox: slurmd processes that Slurm's power saving starts and stops.
 
-The programs are those that `deploy.slurm_power` writes for any cluster; a node's command is `trainworks sandbox`.
+`deploy.slurm_power` writes the programs, as for any cluster; their command is `trainworks sandbox`.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ __all__ = ["programs", "slurm_conf"]
 
 
 def programs(nodes: int, cloud: int, down_after_s: int, folder: Path) -> dict[str, str]:
-    """The two programs that slurmctld calls."""
+    """Texts of the two programs that slurmctld calls."""
     autoscale = _autoscale(nodes, cloud, down_after_s, folder)
     return {"resume.sh": resume_program(autoscale), "suspend.sh": suspend_program(autoscale)}
 
 
 def slurm_conf(nodes: int, cloud: int, down_after_s: int, folder: Path) -> list[str]:
-    """Lines about the programs, and a partition of these nodes alone; slurmctld looks every second."""
+    """Lines for the programs and for the partition of these nodes; slurmctld checks every second."""
     autoscale = _autoscale(nodes, cloud, down_after_s, folder)
-    own = ["PrivateData=cloud", "SlurmctldParameters=power_save_interval=1,power_save_min_interval=0"]
-    return [*own, *power_lines(autoscale), partition_line(autoscale)]
+    settings = ["PrivateData=cloud", "SlurmctldParameters=power_save_interval=1,power_save_min_interval=0"]
+    return [*settings, *power_lines(autoscale), partition_line(autoscale)]
 
 
 def _autoscale(nodes: int, cloud: int, down_after_s: int, folder: Path) -> Autoscale:

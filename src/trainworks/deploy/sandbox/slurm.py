@@ -1,7 +1,7 @@
-"""A real Slurm of several nodes on one machine: no systemd, no container, nothing outside of one folder.
+"""A real Slurm of several nodes on one machine: without systemd and containers, all files in one folder.
 
-Every node is a slurmd with an address of its own in 127.0.1.0/24; cores, memory and accelerators are claimed, not
-there. It needs root, because slurmd does, and Slurm's packages: `install` gets those of Debian.
+Every node is a slurmd with its own address in 127.0.1.0/24; cores, memory and accelerators are simulated. It needs
+root, because slurmd does, and Slurm's packages: `install` gets those of Debian.
 """
 
 from __future__ import annotations
@@ -38,38 +38,40 @@ create user if not exists 'slurm'@'localhost' identified by 'slurm'; grant all o
 
 
 def default_folder() -> Path:
-    """In the folder for temporary files: the path of a socket is short, and MariaDB must reach its own data."""
+    """Folder below the temporary files: socket paths must be short, and MariaDB must be able to read its data."""
     return Path(tempfile.gettempdir()) / "trainworks-slurm"
 
 
 def missing_programs(*, accounting: bool = False) -> list[str]:
-    """Programs of Slurm that are not installed."""
+    """Missing programs of Slurm."""
     path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
-    wanted = _PROGRAMS + (_ACCOUNTING_PROGRAMS if accounting else ())
-    return [program for program in wanted if shutil.which(program, path=path) is None]
+    programs = _PROGRAMS + (_ACCOUNTING_PROGRAMS if accounting else ())
+    return [program for program in programs if shutil.which(program, path=path) is None]
 
 
 def install(*, accounting: bool = False) -> None:
-    """Get Slurm from Debian, and start none of its services.
+    """Install Slurm from Debian, without starting its services.
 
     Raises:
-        EnvironmentProblem: no root, no apt-get, or apt-get failed.
+        EnvironmentProblem: the user is not root, apt-get is missing, or it failed.
     """
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        raise EnvironmentProblem("Slurm is installed by root, with apt-get", hint=f"install {', '.join(_PACKAGES)}")
+        raise EnvironmentProblem(
+            "cannot install Slurm: root and apt-get are needed", hint=f"install {', '.join(_PACKAGES)}"
+        )
     packages = _PACKAGES + (_ACCOUNTING_PACKAGES if accounting else ())
     env = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
     with _no_services():
         for command in (["update", "-qq"], ["install", "-qq", "-y", "--no-install-recommends", *packages]):
             done = process.run(["apt-get", *command], timeout_s=900, env=env)
     if done.exit_code != 0:
-        said = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        raise EnvironmentProblem(f"apt-get could not install Slurm: {said}", hint="is there a network?")
+        reason = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        raise EnvironmentProblem(f"apt-get could not install Slurm: {reason}", hint="check the network")
 
 
 @contextlib.contextmanager
 def _no_services() -> Iterator[None]:
-    """Debian starts what it installs, unless this program says 101."""
+    """Keep Debian from starting services: this program has to return 101."""
     if _POLICY.exists():
         yield
         return
@@ -82,10 +84,10 @@ def _no_services() -> Iterator[None]:
 
 
 class SlurmSandbox:
-    """One sandbox; its folder is all that there is of it.
+    """A Slurm sandbox in one folder.
 
     Args:
-        folder: absolute, and short.
+        folder: absolute and short path.
         clock: waits for daemons.
     """
 
@@ -95,10 +97,10 @@ class SlurmSandbox:
 
     @property
     def size(self) -> SandboxSize:
-        """What it was started with.
+        """Size that the sandbox was started with.
 
         Raises:
-            UsageError: it never was.
+            UsageError: it was never started.
         """
         try:
             return SandboxSize(**json.loads(self.paths.size_file.read_text(encoding="utf-8")))
@@ -106,18 +108,18 @@ class SlurmSandbox:
             raise UsageError(f"no sandbox in `{self.paths.folder}`", hint="trainworks sandbox slurm up") from None
 
     def env(self) -> dict[str, str]:
-        """Variables for whoever wants to talk to it."""
+        """Environment variables for clients."""
         return {"SLURM_CONF": str(self.paths.conf)}
 
     def _mark(self) -> dict[str, str]:
-        """Variables that every process of its jobs has, and no other."""
+        """Environment variables that identify processes of the sandbox's jobs."""
         return {"SLURM_CLUSTER_NAME": CLUSTER} | self.env()
 
     def up(self, size: SandboxSize) -> None:
-        """Start everything that does not run yet, and wait until all nodes are idle.
+        """Start all daemons that do not run, and wait until all nodes are idle.
 
         Raises:
-            EnvironmentProblem: no root, no Slurm, or a daemon that does not start.
+            EnvironmentProblem: the user is not root, Slurm is missing, or a daemon does not start.
         """
         self._check(size)
         self._write_files(size)
@@ -132,20 +134,20 @@ class SlurmSandbox:
     def _check(self, size: SandboxSize) -> None:
         if size.cloud > size.nodes:
             raise UsageError(
-                f"{size.cloud} of {size.nodes} nodes cannot come and go", hint=f"give `--nodes` at least {size.cloud}"
+                f"`--cloud {size.cloud}` exceeds `--nodes {size.nodes}`", hint=f"set `--nodes` to at least {size.cloud}"
             )
         if os.geteuid() != 0:
-            raise EnvironmentProblem("a Slurm sandbox needs root: slurmd does", hint="run it as root")
+            raise EnvironmentProblem("a Slurm sandbox needs root, because slurmd does", hint="run it as root")
         if missing := missing_programs(accounting=size.accounting):
             option = " --accounting" if size.accounting else ""
             hint = f"trainworks sandbox slurm install{option}"
-            raise EnvironmentProblem(f"Slurm is not complete: no {', '.join(missing)}", hint=hint)
+            raise EnvironmentProblem(f"Slurm is incomplete: {', '.join(missing)} missing", hint=hint)
 
     def _write_files(self, size: SandboxSize) -> None:
         folder = self.paths.folder
         folder.mkdir(parents=True, exist_ok=True)
-        if folder.is_symlink() or folder.stat().st_uid != os.geteuid():  # anybody may make a name in /tmp
-            raise EnvironmentProblem(f"`{folder}` is somebody else's", hint="take another `--folder`")
+        if folder.is_symlink() or folder.stat().st_uid != os.geteuid():  # any user can create a name in /tmp
+            raise EnvironmentProblem(f"`{folder}` belongs to another user", hint="choose another `--folder`")
         for name in ("etc", "run", "log", "state", "spool", "gpu", "munge", "sql"):
             (folder / name).mkdir(exist_ok=True)
         folder.chmod(0o755)
@@ -169,60 +171,60 @@ class SlurmSandbox:
             "seed-file": self.paths.folder / "munge" / "seed",
         }
         self._start("munged", [*command, *(f"--{option}={file}" for option, file in files.items())])
-        asks = ("munge", "--no-input", f"--socket={self.paths.munge_socket}")
-        self._wait(lambda: self._says(*asks), "an answer of munged", "munged")
+        check = ("munge", "--no-input", f"--socket={self.paths.munge_socket}")
+        self._wait(lambda: self._succeeds(*check), "an answer of munged", "munged")
 
     def _start_database(self, size: SandboxSize) -> None:
         if daemons.pid_of(self.paths.pid_file("mariadb"), "mariadbd") is None:
             self._start_mariadb(size)
         self._start("slurmdbd", ["slurmdbd"])
-        self._wait(lambda: self._says("sacctmgr", "-n", "list", "cluster"), "an answer of slurmdbd", "slurmdbd")
+        self._wait(lambda: self._succeeds("sacctmgr", "-n", "list", "cluster"), "an answer of slurmdbd", "slurmdbd")
         if CLUSTER not in self._run("sacctmgr", "-n", "list", "cluster", "format=cluster").stdout.split():
             self._add_accounts()
 
     def _start_mariadb(self, size: SandboxSize) -> None:
         data, log = self.paths.database, self.paths.log("mariadb")
         shutil.chown(data, "mysql", "mysql")
-        own = ["--no-defaults", "--user=mysql", f"--datadir={data}"]
+        base = ["--no-defaults", "--user=mysql", f"--datadir={data}"]
         if not (data / "mysql").is_dir():
-            install = ["mariadb-install-db", *own, "--auth-root-authentication-method=normal", "--skip-test-db"]
+            install = ["mariadb-install-db", *base, "--auth-root-authentication-method=normal", "--skip-test-db"]
             daemons.start(install, log=log, env=self._environment())
         options = [f"--socket={self.paths.database_socket}", "--bind-address=127.0.0.1", f"--port={size.database_port}"]
         tuning = ["--innodb-buffer-pool-size=64M", "--innodb-lock-wait-timeout=900"]
         pid_file = f"--pid-file={self.paths.pid_file('mariadb')}"
-        server = ["setsid", "--fork", "mariadbd", *own, *options, pid_file, *tuning]
+        server = ["setsid", "--fork", "mariadbd", *base, *options, pid_file, *tuning]
         daemons.start(server, log=log, env=self._environment())
         client = ("mariadb", "--no-defaults", f"--socket={self.paths.database_socket}", "--user=root")
-        self._wait(lambda: self._says(*client, "--execute=select 1"), "an answer of MariaDB", "mariadb")
-        self._must(*client, f"--execute={_SQL}")
+        self._wait(lambda: self._succeeds(*client, "--execute=select 1"), "an answer of MariaDB", "mariadb")
+        self._call(*client, f"--execute={_SQL}")
 
     def _add_accounts(self) -> None:
-        """Two accounts for root, and a QOS whose jobs take the place of others."""
-        self._must("sacctmgr", "-i", "add", "cluster", CLUSTER)
-        self._must("sacctmgr", "-i", "add", "qos", "high", "priority=100", "preempt=normal", "preemptmode=requeue")
+        """Create two accounts for root, and a QOS whose jobs preempt others."""
+        self._call("sacctmgr", "-i", "add", "cluster", CLUSTER)
+        self._call("sacctmgr", "-i", "add", "qos", "high", "priority=100", "preempt=normal", "preemptmode=requeue")
         for account, share in (("research", 2), ("product", 1)):
-            self._must("sacctmgr", "-i", "add", "account", account, f"fairshare={share}")
-            self._must("sacctmgr", "-i", "add", "user", "root", f"account={account}", "qos=normal,high")
-        self._must("sacctmgr", "-i", "modify", "user", "root", "set", "defaultaccount=research")
+            self._call("sacctmgr", "-i", "add", "account", account, f"fairshare={share}")
+            self._call("sacctmgr", "-i", "add", "user", "root", f"account={account}", "qos=normal,high")
+        self._call("sacctmgr", "-i", "modify", "user", "root", "set", "defaultaccount=research")
 
     def start_node(self, name: str) -> None:
         """Start a node that does not run; it rejoins by itself."""
         self._check_node(name)
         (self.paths.spool / name).mkdir(exist_ok=True)
-        booted = [] if name in fixed_nodes(self.size) else ["-b"]  # Slurm wants to see that its wish was heard
+        booted = [] if name in fixed_nodes(self.size) else ["-b"]  # Slurm expects a new boot time
         self._start(f"slurmd-{name}", ["slurmd", "-N", name, *booted, "-f", str(self.paths.conf)])
 
     def start_controller(self) -> None:
-        """Start slurmctld, if it does not run."""
+        """Start slurmctld unless it runs."""
         self._start("slurmctld", ["slurmctld", "-f", str(self.paths.conf)])
-        self._wait(lambda: self._says("scontrol", "ping"), "an answer of slurmctld", "slurmctld")
+        self._wait(lambda: self._succeeds("scontrol", "ping"), "an answer of slurmctld", "slurmctld")
 
     def stop_controller(self) -> None:
-        """End slurmctld, which saves its state; jobs go on, and nobody answers for them."""
+        """Stop slurmctld, which saves its state; jobs keep running, but cannot be queried."""
         daemons.end(self.paths.pid_file("slurmctld"), "slurmctld", self._clock)
 
     def kill_node(self, name: str) -> None:
-        """As if its power had failed: the daemons die before they can report that the tasks have."""
+        """Simulate a power failure: the daemons die before they can report the end of their tasks."""
         self._check_node(name)
         tasks = process.processes_with({"SLURMD_NODENAME": name} | self._mark())
         steps = {parent.pid for task in tasks if (parent := task.parent()) and parent.name() == "slurmstepd"}
@@ -230,8 +232,8 @@ class SlurmSandbox:
         slurmd = daemons.pid_of(pid_file, "slurmd")
         daemons.kill([*([slurmd] if slurmd else []), *steps, *(task.pid for task in tasks)])
         pid_file.unlink(missing_ok=True)
-        for left in self._spooled(name):  # a job's folder that is left here holds the job at its next start
-            shutil.rmtree(left) if left.is_dir() else left.unlink()
+        for path in self._spooled(name):  # a leftover folder of a job would hold the job at its next start
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def _spooled(self, name: str) -> list[Path]:
         spool = self.paths.spool / name
@@ -239,14 +241,14 @@ class SlurmSandbox:
 
     def _check_node(self, name: str) -> None:
         if name not in (names := node_names(self.size)):
-            raise UsageError(f"`{name}` is no node of the sandbox", hint=f"there are {names[0]} to {names[-1]}")
+            raise UsageError(f"the sandbox has no node `{name}`", hint=f"choose one of {names[0]} to {names[-1]}")
 
     def status(self) -> dict[str, bool]:
-        """Every daemon, and whether it runs."""
+        """Names of all daemons, and whether each runs."""
         return {name: daemons.pid_of(self.paths.pid_file(name), program) is not None for name, program in self._all()}
 
     def down(self) -> None:
-        """End all jobs and daemons; what they wrote stays."""
+        """Stop all jobs and daemons; their files remain."""
         if daemons.pid_of(self.paths.pid_file("slurmctld"), "slurmctld") is not None:
             self._run("scancel", "--user=root")
             self._run("scancel", "--user=root", "--signal=KILL", "--full")
@@ -256,13 +258,13 @@ class SlurmSandbox:
         daemons.kill(one.pid for one in process.processes_with(self._mark()))
 
     def purge(self) -> None:
-        """`down`, and remove the folder."""
+        """Stop everything, and remove the folder."""
         if self.paths.size_file.exists():
             self.down()
             shutil.rmtree(self.paths.folder)
 
     def _all(self) -> list[tuple[str, str]]:
-        """Name and program of every daemon, in the order in which they end."""
+        """Name and program of every daemon, in the order in which they are stopped."""
         nodes = [(f"slurmd-{name}", "slurmd") for name in node_names(self.size)]
         database = [("slurmdbd", "slurmdbd"), ("mariadb", "mariadbd")] if self.size.accounting else []
         return [*nodes, ("slurmctld", "slurmctld"), *database, ("munged", "munged")]
@@ -283,28 +285,28 @@ class SlurmSandbox:
     def _wait(self, condition: Callable[[], bool], what: str, daemon: str) -> None:
         daemons.wait_until(condition, self._clock, what, timeout_s=30, log=self.paths.log(daemon))
 
-    def _says(self, *command: str) -> bool:
+    def _succeeds(self, *command: str) -> bool:
         return self._run(*command).exit_code == 0
 
-    def _must(self, *command: str) -> None:
+    def _call(self, *command: str) -> None:
         if (done := self._run(*command)).exit_code != 0:
-            said = (done.stderr or done.stdout).strip()
+            reason = (done.stderr or done.stdout).strip()
             raise EnvironmentProblem(
-                f"`{' '.join(command[:4])} ...` failed: {said}", hint=f"see {self.paths.folder}/log"
+                f"`{' '.join(command[:4])} ...` failed: {reason}", hint=f"see {self.paths.folder}/log"
             )
 
     def _run(self, *command: str) -> process.Output:
         return process.run(command, timeout_s=30, env=self._environment())
 
     def _environment(self) -> dict[str, str]:
-        """Nothing of another Slurm that this shell may know."""
-        foreign = ("SLURM_", "SBATCH_", "SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_")
-        mine = {key: value for key, value in os.environ.items() if not key.startswith(foreign)}
-        return mine | {"PATH": f"{mine.get('PATH', '')}:/usr/sbin:/sbin", "LC_ALL": "C"} | self.env()
+        """Environment without variables of another Slurm."""
+        prefixes = ("SLURM_", "SBATCH_", "SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_")
+        env = {key: value for key, value in os.environ.items() if not key.startswith(prefixes)}
+        return env | {"PATH": f"{env.get('PATH', '')}:/usr/sbin:/sbin", "LC_ALL": "C"} | self.env()
 
 
 def _make_device(path: Path) -> None:
-    """A device file that leads nowhere; a plain file where none may be made."""
+    """Create a device file like /dev/null, or a plain file if device files are not permitted."""
     if path.exists():
         return
     try:

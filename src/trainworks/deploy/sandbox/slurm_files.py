@@ -1,4 +1,4 @@
-"""The configuration of a Slurm sandbox, as text: several nodes on one machine, with accelerators that are not there."""
+"""Configuration files of a Slurm sandbox: several nodes on one machine, with simulated accelerators."""
 
 from __future__ import annotations
 
@@ -15,46 +15,46 @@ _SLURMCTLD, _SLURMDBD, _MARIADB, _SLURMD = 0, 1, 2, 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxSize:
-    """What the sandbox pretends to be."""
+    """Size that the sandbox simulates."""
 
     nodes: int = 4
     cores: int = 16
-    """Of a node; advertised, not there."""
+    """Cores per node; advertised, not real."""
     memory_mb: int = 64_000
     accelerators: int = 8
-    """Of a node; device files that are /dev/null."""
+    """Accelerators per node; their device files are copies of /dev/null."""
     accelerator: str = "h100"
     first_port: int = 18_800
-    """slurmctld's; slurmdbd and MariaDB take the next two, the nodes those from ten on."""
+    """Port of slurmctld; slurmdbd and MariaDB use the next two, nodes those from 10 upward."""
     accounting: bool = False
-    """Whether there is a database, and with it history, quotas, QOS and fair share."""
+    """Run an accounting database, which adds history, quotas, QOS and fair share."""
     node_timeout_s: int = 10
-    """How long a node may be silent; Slurm's own default is 300 s."""
+    """Time after which a silent node counts as down; Slurm's default is 300 s."""
     cloud: int = 0
-    """Of the nodes, the last so many come when a job needs them, and go again."""
+    """Number of nodes, counted from the last, that start on demand."""
     down_after_s: int = 30
-    """Time without a job after which one of these goes."""
+    """Idle time after which an on-demand node stops."""
 
     @property
     def database_port(self) -> int:
-        """MariaDB's."""
+        """Port of MariaDB."""
         return self.first_port + _MARIADB
 
 
 @dataclass(frozen=True, slots=True)
 class SlurmPaths:
-    """File names below the folder of a sandbox; short, because sockets have to be."""
+    """Paths below the folder of a sandbox; short, because socket paths are limited."""
 
     folder: Path
 
     @property
     def conf(self) -> Path:
-        """SLURM_CONF of everybody who wants to talk to it."""
+        """Value of SLURM_CONF for clients."""
         return self.folder / "etc" / "slurm.conf"
 
     @property
     def size_file(self) -> Path:
-        """The sandbox's size, for the commands after `up`."""
+        """File with the size of the sandbox, for commands after `up`."""
         return self.folder / "sandbox.json"
 
     @property
@@ -64,17 +64,17 @@ class SlurmPaths:
 
     @property
     def munge_socket(self) -> Path:
-        """Where the sandbox's own munged listens."""
+        """Socket of the sandbox's munged."""
         return self.folder / "munge" / "socket"
 
     @property
     def database(self) -> Path:
-        """MariaDB's data."""
+        """Data folder of MariaDB."""
         return self.folder / "sql"
 
     @property
     def database_socket(self) -> Path:
-        """MariaDB's socket."""
+        """Socket of MariaDB."""
         return self.database / "socket"
 
     @property
