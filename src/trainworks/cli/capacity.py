@@ -21,13 +21,18 @@ from trainworks.report.progress_bar import waiting
 __all__ = ["command"]
 
 File = Annotated[Path, typer.Argument(metavar="TRACE.csv|TEAMS.yaml", help="A trace of jobs, or teams.")]
-NodeName = Annotated[str | None, typer.Option("--node", help="Node of the catalogue: `DGX H100`.")]
-Size = Annotated[int | None, typer.Option("--accelerators-per-node", min=1, max=1024, help="Instead of a node.")]
-Fixed = Annotated[int | None, typer.Option("--fixed", min=0, max=100_000, help="Fixed nodes, own or reserved.")]
-OnDemandMax = Annotated[int | None, typer.Option("--on-demand-max", min=0, max=100_000, help="Most on-demand nodes.")]
-SpotMax = Annotated[int | None, typer.Option("--spot-max", min=0, max=100_000, help="Most spot nodes.")]
-Price = Annotated[float | None, typer.Option("--price", help="On demand, USD per accelerator hour.")]
-SpotPrice = Annotated[float | None, typer.Option("--spot-price", help="USD per accelerator hour.")]
+NodeName = Annotated[str | None, typer.Option("--node", help="Node of the catalogue, e.g. `DGX H100`.")]
+Size = Annotated[
+    int | None,
+    typer.Option("--accelerators-per-node", min=1, max=1024, help="Accelerators per node, instead of --node."),
+]
+Fixed = Annotated[int | None, typer.Option("--fixed", min=0, max=100_000, help="Fixed nodes, owned or reserved.")]
+OnDemandMax = Annotated[
+    int | None, typer.Option("--on-demand-max", min=0, max=100_000, help="Largest number of on-demand nodes.")
+]
+SpotMax = Annotated[int | None, typer.Option("--spot-max", min=0, max=100_000, help="Largest number of spot nodes.")]
+Price = Annotated[float | None, typer.Option("--price", help="On-demand price, USD per accelerator hour.")]
+SpotPrice = Annotated[float | None, typer.Option("--spot-price", help="Spot price, USD per accelerator hour.")]
 OwnPrice = Annotated[float | None, typer.Option("--own-price", help="Fixed nodes, USD per accelerator hour.")]
 Latency = Annotated[str, typer.Option("--start-latency", help="Time from ordering a node to its first job.")]
 Timeout = Annotated[str, typer.Option("--idle-timeout", help="Time after which an idle elastic node is released.")]
@@ -36,7 +41,8 @@ Wait = Annotated[
     str | None, typer.Option("--wait", help="Wait that 90 % of a team's jobs do not exceed; 4h when left out.")
 ]
 Deadlines = Annotated[
-    str | None, typer.Option("--deadlines", metavar="SHARE", help="Share of a team's deadlines to meet, instead.")
+    str | None,
+    typer.Option("--deadlines", metavar="SHARE", help="Share of each team's deadlines to meet, instead of --wait."),
 ]
 Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Write cost against wait as an HTML page.")]
 SaveTrace = Annotated[Path | None, typer.Option("--save-trace", metavar="FILE", help="Write the sampled jobs as CSV.")]

@@ -46,7 +46,7 @@ class Action(StrEnum):
 def command(
     action: Annotated[Action, typer.Argument(metavar="list|show|lint", help="What to do.", show_default=False)],
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="[KIND|NAME]", help=f"To list: {', '.join(KINDS)}. To show: a name.")
+        list[str] | None, typer.Argument(metavar="[KIND|NAME]", help=f"Kind to list: {', '.join(KINDS)}; or a name.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

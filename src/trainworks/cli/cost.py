@@ -16,17 +16,23 @@ __all__ = ["command"]
 RunFileOption = Annotated[
     Path | None, typer.Argument(metavar="[RUN_FILE]", help="YAML run file; a year when left out.")
 ]
-On = Annotated[str | None, typer.Option("--on", metavar="CLUSTER", help="The cluster: `DGX H100`, `8x p5.48xlarge`.")]
-Hours = Annotated[
-    float | None, typer.Option("--hours-per-year", metavar="H", help="Hours of training in a year; 5000 if left out.")
+On = Annotated[
+    str | None, typer.Option("--on", metavar="CLUSTER", help="Cluster, e.g. `DGX H100` or `8x p5.48xlarge`.")
 ]
-ServerPrice = Annotated[str | None, typer.Option("--server-price", metavar="USD", help="Price of a node: `350000USD`.")]
+Hours = Annotated[
+    float | None, typer.Option("--hours-per-year", metavar="H", help="Hours of training per year. [default: 5000]")
+]
+ServerPrice = Annotated[
+    str | None, typer.Option("--server-price", metavar="USD", help="Price of a node, e.g. `350000USD`.")
+]
 Electricity = Annotated[float | None, typer.Option("--electricity", metavar="USD/kWh", help="Price of electricity.")]
 Pue = Annotated[
     float | None, typer.Option("--pue", metavar="RATIO", help="Power of the building over that of the nodes.")
 ]
 Years = Annotated[float | None, typer.Option("--years", metavar="Y", help="Years of use of an owned cluster.")]
-Salary = Annotated[str | None, typer.Option("--salary", metavar="USD", help="A year of one person: `170kUSD`.")]
+Salary = Annotated[
+    str | None, typer.Option("--salary", metavar="USD", help="Yearly cost of one person, e.g. `170kUSD`.")
+]
 Colocation = Annotated[bool, typer.Option("--colocation", help="Place an owned cluster in a rented data centre.")]
 Grid = Annotated[
     str | None,
@@ -35,7 +41,7 @@ Grid = Annotated[
     ),
 ]
 SpotLife = Annotated[
-    str | None, typer.Option("--spot-life", metavar="TIME", help="Mean time to preemption of a spot job: `3h`.")
+    str | None, typer.Option("--spot-life", metavar="TIME", help="Mean time to preemption of a spot job, e.g. `3h`.")
 ]
 Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Write an HTML page.")]
 Explain = Annotated[str | None, typer.Option("--explain", metavar="FIGURE", help="Print the derivation of a figure.")]
@@ -59,7 +65,7 @@ def command(
     explain: Explain = None,
     as_json: AsJson = False,
 ) -> None:
-    """With a run file the price of that run, else of a year on the cluster of --on; all prices in US dollars."""
+    """Prices the run of a run file, or a year on the cluster of --on, in US dollars."""
     check_writable(plot, "--plot")
     with option_errors():
         report = cost(

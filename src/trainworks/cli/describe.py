@@ -22,7 +22,7 @@ _TAIL_LINES = 10
 
 
 def command(job: JobArgument, as_json: AsJson = False) -> None:
-    """Why it waits, where it runs, or why it failed: the first failing rank, its host and the end of its log."""
+    """After a failure it shows the first failing rank, its host and the end of its log."""
     found = find_job(job, notify=warn)
     row, attempts = found.row, found.attempts()
     if as_json:

@@ -21,10 +21,10 @@ CONTEXT_SETTINGS = {"token_normalize_func": lambda name: _OLD_NAMES.get(name, na
 """Options keep working under their old names."""
 
 RunFilePath = Annotated[Path | None, typer.Argument(metavar="[RUN_FILE]", help="YAML run file; or --on and --work.")]
-On = Annotated[str | None, typer.Option("--on", metavar="CLUSTER", help="The cluster: `2048 nodes of DGX H100`.")]
+On = Annotated[str | None, typer.Option("--on", metavar="CLUSTER", help="Cluster, e.g. `2048 nodes of DGX H100`.")]
 Work = Annotated[
     str | None,
-    typer.Option("--work", metavar="TIME", help="Instead of a run file: time on all nodes, without failures."),
+    typer.Option("--work", metavar="TIME", help="Failure-free time on all nodes, instead of a run file."),
 ]
 Deadline = Annotated[str | None, typer.Option("--deadline", metavar="TIME", help="Print the chance of meeting it.")]
 Spares = Annotated[
@@ -80,7 +80,7 @@ Elastic = Annotated[
 ]
 Slow = Annotated[str | None, typer.Option("--slow", metavar="TIME", help="Mean time until a node becomes a straggler.")]
 SlowSpeed = Annotated[
-    str, typer.Option("--slow-speed", metavar="SHARE", help="Speed of a job that has a straggler, as a share.")
+    str, typer.Option("--slow-speed", metavar="SHARE", help="Relative speed of a job with a straggler.")
 ]
 SlowFound = Annotated[str, typer.Option("--slow-found", metavar="TIME", help="Time until a straggler is replaced.")]
 Spot = Annotated[str | None, typer.Option("--spot", metavar="TIME", help="Mean life of preemptible capacity.")]
@@ -88,8 +88,8 @@ SpotNotice = Annotated[str, typer.Option("--spot-notice", metavar="TIME", help="
 SpotWait = Annotated[str, typer.Option("--spot-wait", metavar="TIME", help="Mean wait for new capacity.")]
 Queue = Annotated[str, typer.Option("--queue", metavar="TIME", help="Wait before the first start.")]
 Trials = Annotated[int, typer.Option("--trials", min=10, max=100_000, help="Simulated runs.")]
-Seed = Annotated[int, typer.Option("--seed", min=0, help="The same seed gives the same runs.")]
-Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Write the finish as an HTML page.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of the simulation.")]
+Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Write the finish times as an HTML page.")]
 Explain = Annotated[str | None, typer.Option("--explain", metavar="FIGURE", help="Print the derivation of a figure.")]
 
 

@@ -35,7 +35,7 @@ Target = Annotated[
 Nodes = Annotated[int | None, typer.Option("--nodes", min=1, help="Number of nodes, each with its own agent.")]
 ProcessesPerNode = Annotated[int | None, typer.Option("--nproc", min=1, help="Ranks per node.")]
 Name = Annotated[str | None, typer.Option("--name", help="Name of the run [default: the run file's].")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be started, and start nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be started, without starting it.")]
 Recalibrate = Annotated[bool, typer.Option("--recalibrate", help="Measure this machine again before planning.")]
 
 Wanted = RunRequest

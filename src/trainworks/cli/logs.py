@@ -20,7 +20,7 @@ _POLL_S = 0.2
 def command(
     run: OptionalRun = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until the run ends.")] = False,
-    rank: Annotated[int | None, typer.Option("--rank", min=0, help="One rank only.")] = None,
+    rank: Annotated[int | None, typer.Option("--rank", min=0, help="Log of this rank only.")] = None,
     attempt: Annotated[
         int | None, typer.Option("--attempt", min=1, help="Output of this attempt only; the first is 1.")
     ] = None,
@@ -28,7 +28,7 @@ def command(
     supervisor: Annotated[bool, typer.Option("--supervisor", help="Log of the supervisor.")] = False,
     runs: RunsOption = None,
 ) -> None:
-    """All ranks when nothing is chosen, each line with its rank."""
+    """Prints all ranks by default, each line with its rank."""
     found = find_run(run, runs_folder(runs), notify=warn)
     run_dir = found.run_dir
     if found.has_remote_output:

@@ -20,7 +20,7 @@ __all__ = ["command"]
 
 
 def command(runs: RunsOption = None, as_json: AsJson = False) -> None:
-    """Oldest first."""
+    """Lists the oldest run first."""
     rows = [_row(run) for run in list_runs(runs_folder(runs))]
     if as_json:
         typer.echo(json.dumps(rows, indent=2))

@@ -17,19 +17,28 @@ from trainworks.report.explain import explain as explain_figure
 
 __all__ = ["command"]
 
-RunFilePath = Annotated[Path | None, typer.Argument(metavar="[RUN_FILE]", help="YAML run file, for its messages.")]
-On = Annotated[str | None, typer.Option("--on", metavar="CLUSTER", help="The cluster: `16 nodes of DGX A100`.")]
+RunFilePath = Annotated[
+    Path | None, typer.Argument(metavar="[RUN_FILE]", help="YAML run file, whose messages are timed.")
+]
+On = Annotated[str | None, typer.Option("--on", metavar="CLUSTER", help="Cluster, e.g. `16 nodes of DGX A100`.")]
 TopologyName = Annotated[
-    str, typer.Option("--topology", metavar="NAME", help=f"auto, {', '.join(TOPOLOGIES)}.", show_default=False)
+    str,
+    typer.Option("--topology", metavar="NAME", help=f"Topology: auto, {', '.join(TOPOLOGIES)}.", show_default=False),
 ]
 Oversubscription = Annotated[
-    str, typer.Option("--oversubscription", metavar="RATIO", help="Links down to links up of a leaf, at most: `2:1`.")
+    str,
+    typer.Option(
+        "--oversubscription", metavar="RATIO", help="Largest ratio of links down to links up of a leaf, e.g. `2:1`."
+    ),
 ]
 SwitchName = Annotated[
     str | None, typer.Option("--switch", metavar="SWITCH", help="Switch of the catalogue, or `64x 400 Gb/s`.")
 ]
 SpareSlots = Annotated[
-    int, typer.Option("--spare-slots", metavar="N", help="Places for nodes that a fabric manager takes.")
+    int,
+    typer.Option(
+        "--spare-slots", metavar="N", help="Ports for nodes that other equipment uses, such as a fabric manager."
+    ),
 ]
 PerRack = Annotated[
     int | None,

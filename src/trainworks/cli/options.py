@@ -35,9 +35,9 @@ __all__ = [
 ]
 
 RunsOption = Annotated[
-    Path | None, typer.Option("--runs", envvar="TRAINWORKS_RUNS", help="Folder of all runs; `runs` when left out.")
+    Path | None, typer.Option("--runs", envvar="TRAINWORKS_RUNS", help="Folder of all runs. [default: runs]")
 ]
-OptionalRun = Annotated[str | None, typer.Argument(metavar="[RUN]", help="Run id or folder; the newest when left out.")]
+OptionalRun = Annotated[str | None, typer.Argument(metavar="[RUN]", help="Run id or folder. [default: the newest run]")]
 RunFilePath = Annotated[Path, typer.Argument(metavar="RUN_FILE", help="YAML run file.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 OnCluster = Annotated[

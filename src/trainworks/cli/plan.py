@@ -27,7 +27,9 @@ from trainworks.report.printable import say
 
 __all__ = ["command"]
 
-On = Annotated[str | None, typer.Option("--on", metavar="CLUSTER", help="Plan for this cluster: `4x p4d.24xlarge`.")]
+On = Annotated[
+    str | None, typer.Option("--on", metavar="CLUSTER", help="Plan for this cluster, e.g. `4x p4d.24xlarge`.")
+]
 Explain = Annotated[
     str | None,
     typer.Option(
@@ -35,7 +37,7 @@ Explain = Annotated[
     ),
 ]
 Plot = Annotated[
-    Path | None, typer.Option("--plot", metavar="FILE", help="Write where time and memory go as an HTML page.")
+    Path | None, typer.Option("--plot", metavar="FILE", help="Write time and memory by term as an HTML page.")
 ]
 
 _ONLY_PLANNED = (
@@ -43,7 +45,7 @@ _ONLY_PLANNED = (
     "it, name a checkpoint folder or hub id in `workload.model.hf`, or give its dimensions"
 )
 
-Sizes = Annotated[bool, typer.Option("--sizes", help="Plan for fewer nodes, too: time, memory and accelerators.")]
+Sizes = Annotated[bool, typer.Option("--sizes", help="Also plan for fewer nodes: time, memory and accelerators.")]
 
 
 def command(

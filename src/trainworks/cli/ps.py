@@ -27,9 +27,9 @@ _NAMED = 3
 
 def command(
     everything: Annotated[bool, typer.Option("--all", "-a", help="Include jobs that have ended.")] = False,
-    state: Annotated[str | None, typer.Option("--state", help="Only jobs in this state.")] = None,
-    name: Annotated[str | None, typer.Option("--name", help="Only jobs of this name.")] = None,
-    mine: Annotated[bool, typer.Option("--mine", help="Only my own jobs.")] = False,
+    state: Annotated[str | None, typer.Option("--state", help="Jobs in this state only.")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Jobs of this name only.")] = None,
+    mine: Annotated[bool, typer.Option("--mine", help="Your own jobs only.")] = False,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Largest number of jobs.")] = 50,
     runs: RunsOption = None,
     as_json: AsJson = False,

@@ -23,9 +23,9 @@ def command(
     run: OptionalRun = None,
     runs: RunsOption = None,
     as_json: AsJson = False,
-    html: Annotated[bool, typer.Option(help="Write report.html, too.")] = True,
+    html: Annotated[bool, typer.Option(help="Also write report.html.")] = True,
 ) -> None:
-    """Works while the run goes on. Every number comes from the run's own record."""
+    """Works during the run, too. Every number comes from the run's own record."""
     run_dir = find(run, runs)
     if as_json:
         typer.echo(_build(run_dir).model_dump_json(indent=2))

@@ -29,7 +29,7 @@ def command(
     ] = False,
     runs: RunsOption = None,
 ) -> None:
-    """With other ranks the layout is chosen anew; the sequence of the data stays the same."""
+    """With another number of ranks, a new layout is planned; the order of the data stays the same."""
     launch = prepare_resume(
         find_run(run, runs_folder(runs), notify=warn),
         nodes=nodes,

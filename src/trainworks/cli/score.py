@@ -24,12 +24,14 @@ _WIDTH = 160
 
 def command(
     table: Annotated[Path, typer.Argument(metavar="TABLE.csv", help="Measurements, one per row.")],
-    memory: Annotated[bool, typer.Option("--memory", help="The table is of memory that runs used or lacked.")] = False,
-    collectives: Annotated[bool, typer.Option("--collectives", help="The table is of timed collectives.")] = False,
-    out: Annotated[Path | None, typer.Option("--out", help="Write the prediction of every row to this CSV.")] = None,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="The table has measured memory and out-of-memory runs.")
+    ] = False,
+    collectives: Annotated[bool, typer.Option("--collectives", help="The table has measured collectives.")] = False,
+    out: Annotated[Path | None, typer.Option("--out", help="Write a prediction per row to this CSV.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Any cell may be empty. A row that cannot be predicted is refused with the reason; the others are scored."""
+    """Cells may be empty. Rows that cannot be predicted are listed with the reason; the others are scored."""
     check_writable(out, "--out")
     with waiting("predicting") as progress:
         report = score(table, memory=memory, collectives=collectives, progress=progress)

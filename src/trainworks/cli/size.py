@@ -21,7 +21,8 @@ __all__ = ["command"]
 _LARGEST = 65_536
 
 RunFiles = Annotated[
-    list[Path], typer.Argument(metavar="RUN_FILE...", help="YAML run files; several are teams that share a cluster.")
+    list[Path],
+    typer.Argument(metavar="RUN_FILE...", help="YAML run files; several files are teams that share a cluster."),
 ]
 Deadline = Annotated[
     str | None,
@@ -30,7 +31,9 @@ Deadline = Annotated[
     ),
 ]
 Budget = Annotated[str | None, typer.Option("--budget", metavar="USD", help="Budget of the run: `200000USD`.")]
-Confidence = Annotated[str, typer.Option("--confidence", metavar="SHARE", help="Chance of meeting the deadline.")]
+Confidence = Annotated[
+    str, typer.Option("--confidence", metavar="SHARE", help="Required probability of meeting the deadline.")
+]
 Only = Annotated[
     list[str] | None, typer.Option("--only", metavar="NAME", help="Accelerator or node to consider; may be repeated.")
 ]
@@ -81,7 +84,7 @@ def command(
     explain: Explain = None,
     as_json: AsJson = False,
 ) -> None:
-    """Plans every kind of node on offer, with its failures and its price; proposes the cheapest that meets the goal."""
+    """Plans every kind of node on offer, with failures and price, and proposes the cheapest that meets the goal."""
     check_writable(plot, "--plot")
     if len(run_files) > 1 and (plot is not None or explain is not None):
         raise UsageError("--plot and --explain are for one run file", hint="several are answered with one table")

@@ -18,7 +18,7 @@ __all__ = ["command"]
 
 
 def command(run: OptionalRun = None, runs: RunsOption = None, as_json: AsJson = False) -> None:
-    """State, progress, newest checkpoint, damaged checkpoints and, after a failure, its cause."""
+    """Shows state, progress, newest and damaged checkpoints and, after a failure, its cause."""
     found = find_run(run, runs_folder(runs), notify=warn)
     run_dir = found.run_dir
     progress = RunFollower(run_dir).look()

@@ -19,7 +19,7 @@ def command(
     now: Annotated[bool, typer.Option("--now", help="End it at once, without a checkpoint.")] = False,
     runs: RunsOption = None,
 ) -> None:
-    """Returns when the run has ended."""
+    """The command returns when the run has ended."""
     found = find_run(run, runs_folder(runs), notify=warn)
     job = found.job
     found.stop(at_once=now)

@@ -20,7 +20,7 @@ On = Annotated[
 DatasetSize = Annotated[
     str | None, typer.Option("--dataset-size", metavar="SIZE", help="Size of the stored data: `10 TB`.")
 ]
-Files = Annotated[str | None, typer.Option("--files", metavar="COUNT", help="Files that hold the data: `14M`.")]
+Files = Annotated[str | None, typer.Option("--files", metavar="COUNT", help="Number of files, e.g. `14M`.")]
 Stall = Annotated[
     str | None,
     typer.Option(
@@ -44,7 +44,7 @@ def command(
     explain: Explain = None,
     as_json: AsJson = False,
 ) -> None:
-    """Required read and checkpoint rates, what each node needs, and every kind of storage with the reason."""
+    """Computes read and checkpoint rates and the needs of each node, and rates every kind of storage."""
     with option_errors():
         plan = storage(run_file, on=on, dataset_size=dataset_size, files=files, stall=stall, restart=restart)
     if explain is not None:
