@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
 from trainworks.config.layout import Layout, resolve_layout
 from trainworks.config.run_file import Guard, Optimizer
 from trainworks.record.run_dir import RunDir, create_run_dir
-from trainworks.worker.checkpoint import Checkpointer, _state
+from trainworks.worker.checkpoint.checkpointer import Checkpointer, _state
 from trainworks.worker.mesh import Mesh
 from trainworks.worker.models.decoder import DecoderConfig
 from trainworks.worker.models.weights import draw_weights

@@ -27,7 +27,7 @@ from trainworks.record.manifest import complete_checkpoints
 from trainworks.record.metrics import MetricsRow, effective_rows, read_metrics
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir, create_run_dir
-from trainworks.worker.prepare import prepare
+from trainworks.worker.data.prepare import prepare
 
 CALIBRATION = Calibration(
     device="cpu",

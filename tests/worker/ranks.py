@@ -13,7 +13,7 @@ from trainworks.host.network import listen
 _PRELOADED = [
     "torch._dynamo",
     "trainworks.worker.parallel.pipeline",
-    "trainworks.worker.transformer_tasks",
+    "trainworks.worker.tasks.transformer_tasks",
     "transformers.models.llama.modeling_llama",
     "trainworks.worker.preloaded",
 ]

@@ -13,7 +13,7 @@ from trainworks.config.layout import ResolvedLayout
 from trainworks.config.run_file import Guard, Optimizer
 from trainworks.record.manifest import complete_checkpoints
 from trainworks.record.run_dir import create_run_dir
-from trainworks.worker.checkpoint import Checkpointer
+from trainworks.worker.checkpoint.checkpointer import Checkpointer
 from trainworks.worker.mesh import Mesh
 from trainworks.worker.optimizer import StepOptimizer
 

@@ -21,8 +21,9 @@ from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.record.events import read_events
 from trainworks.record.manifest import MANIFEST, Damage, check_file, check_manifest, describe_damage
 from trainworks.record.run_dir import RunDir
-from trainworks.worker import checksums, session
-from trainworks.worker.checkpoint import Checkpointer
+from trainworks.worker import session
+from trainworks.worker.checkpoint import checksums
+from trainworks.worker.checkpoint.checkpointer import Checkpointer
 from trainworks.worker.mesh import Mesh
 from trainworks.worker.optimizer import StepOptimizer
 

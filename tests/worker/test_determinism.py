@@ -11,7 +11,7 @@ import torch
 
 from trainworks.record.exit_code import ExitCode
 from trainworks.worker.determinism import seed_step
-from trainworks.worker.failure import explain
+from trainworks.worker.health.rank_failure import explain
 
 FLAGS = """
 import torch, os

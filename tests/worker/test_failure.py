@@ -15,8 +15,8 @@ from trainworks.record.events import read_events
 from trainworks.record.exit_code import ExitCode
 from trainworks.record.run_dir import RunDir
 from trainworks.worker.agent import _give_up
-from trainworks.worker.checkpoint import _explained
-from trainworks.worker.failure import explain, fingerprint
+from trainworks.worker.checkpoint.checkpointer import _explained
+from trainworks.worker.health.rank_failure import explain, fingerprint
 
 
 def os_error(number: int) -> OSError:

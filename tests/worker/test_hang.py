@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from trainworks.worker.hang import Limits, Sighting, judge
-from trainworks.worker.heartbeat import Beat, Phase
+from trainworks.worker.health.hang import Limits, Sighting, judge
+from trainworks.worker.health.heartbeat import Beat, Phase
 
 STEPS_S = [0.1, 0.1, 5.0]
 

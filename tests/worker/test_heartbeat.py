@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 
-from trainworks.worker.heartbeat import Beat, Board, Heartbeat, Phase
+from trainworks.worker.health.heartbeat import Beat, Board, Heartbeat, Phase
 
 
 def beat(path, local_rank):

@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from trainworks.config.data import Data
 from trainworks.config.data_source import DataSource
 from trainworks.errors import EnvironmentProblem, UsageError
-from trainworks.worker.data.image_index import make_image_shards
-from trainworks.worker.data.image_shards import ImageShard, joined
+from trainworks.worker.data.image_index import ImageShard, joined, make_image_shards
 from trainworks.worker.data.opening import open_dataset
+from trainworks.worker.data.prepare import prepare
 from trainworks.worker.data.reader import BatchReader
-from trainworks.worker.prepare import prepare
 
 image_module = pytest.importorskip("PIL.Image", reason="images need trainworks[images]")
 

@@ -41,7 +41,7 @@ def test_a_model_by_dimensions_needs_neither_transformers_nor_pipelines():
     [
         ("trainworks.worker.parallel.pipeline", {"pp": 2}),
         ("trainworks.worker.models.transformer", {"model": {"hf": "models/llama"}}),
-        ("trainworks.worker.transformer_tasks", {"task": "masked-lm", "model": {"hf": "models/bert"}}),
+        ("trainworks.worker.tasks.transformer_tasks", {"task": "masked-lm", "model": {"hf": "models/bert"}}),
     ],
 )
 def test_what_a_run_needs_is_imported_before_its_ranks_start(module, changes):

@@ -7,9 +7,9 @@ import errno
 import pytest
 import torch
 
-from trainworks.worker.failure import explain
-from trainworks.worker.heartbeat import Heartbeat
-from trainworks.worker.memory import Scene, is_out_of_memory, measure, requested_bytes
+from trainworks.worker.health.heartbeat import Heartbeat
+from trainworks.worker.health.out_of_memory import Scene, is_out_of_memory, measure, requested_bytes
+from trainworks.worker.health.rank_failure import explain
 
 CPU = (
     "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: "

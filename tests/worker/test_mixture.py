@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainworks.worker.data.card import DatasetCard, Shard
-from trainworks.worker.data.mixed import MixedDataset
-from trainworks.worker.data.mixture import Dealer, MixedOrder
+from trainworks.worker.data.mixture import Dealer, MixedDataset, MixedOrder
 from trainworks.worker.data.order import FullShuffle
 from trainworks.worker.data.reader import BatchReader
 from trainworks.worker.data.tokens import TokenDataset

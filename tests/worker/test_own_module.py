@@ -21,7 +21,7 @@ from trainworks.record.resolved import ResolvedRun, StepTimeTerms
 from trainworks.record.run_dir import create_run_dir
 from trainworks.record.trial import Trial
 from trainworks.worker.export import export
-from trainworks.worker.user_module import load_user_module
+from trainworks.worker.tasks.user_module import load_user_module
 
 MODULE = """
 import torch

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from tests.worker.harness import write_corpus
 from trainworks.config.run_file import Data
 from trainworks.errors import EnvironmentProblem, UsageError
-from trainworks.worker.prepare import end_of_text, prepare, prepare_for_run
+from trainworks.worker.data.prepare import end_of_text, prepare, prepare_for_run
 
 
 def data(source, **changes) -> Data:

@@ -23,8 +23,8 @@ from trainworks.config.data_source import DataSource
 from trainworks.errors import DiskFullError, EnvironmentProblem, UsageError
 from trainworks.worker.data.documents import documents
 from trainworks.worker.data.inputs import find_inputs, parts_of
-from trainworks.worker.data.packing import pack
-from trainworks.worker.prepare import prepare
+from trainworks.worker.data.prepare import prepare
+from trainworks.worker.data.tokenizing import pack
 
 TEXTS = [f"document {number} says {'word ' * (number % 7)}" for number in range(200)]
 
@@ -169,7 +169,7 @@ def test_many_processes_make_the_same_bytes_as_one(large, tokenizer, in_one_go, 
 def test_a_kill_loses_no_finished_shard_and_changes_no_byte(large, tokenizer, in_one_go, tmp_path, processes):
     program = (
         "import sys; from pathlib import Path; from trainworks.config.data import Data;"
-        "from trainworks.worker.prepare import prepare\n"
+        "from trainworks.worker.data.prepare import prepare\n"
         "if __name__ == '__main__':\n"
         "    prepare(Data.model_validate_json(sys.argv[1]), Path(sys.argv[2]), processes=int(sys.argv[3]))"
     )

@@ -11,9 +11,9 @@ import pytest
 
 from trainworks.record.events import append_event, read_events
 from trainworks.record.run_dir import RunDir
-from trainworks.worker.heartbeat import Beat, Phase
-from trainworks.worker.rank_exits import RankExit, RankExits, fork_server_is_lost
-from trainworks.worker.watch import Watched
+from trainworks.worker.health.hang_monitor import Watched
+from trainworks.worker.health.heartbeat import Beat, Phase
+from trainworks.worker.health.rank_exits import RankExit, RankExits, fork_server_is_lost
 
 RENDEZVOUS = "127.0.0.1:1"
 

@@ -9,8 +9,8 @@ import pytest
 from tests.worker.harness import events, write_corpus
 from tests.worker.object_store import s3_server
 from trainworks.config.data import Data
+from trainworks.worker.data.prepare import prepare
 from trainworks.worker.data.remote import put
-from trainworks.worker.prepare import prepare
 
 pytestmark = pytest.mark.slow
 

@@ -22,8 +22,8 @@ from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import create_run_dir
 from trainworks.worker.data.masked import MaskedTokens
 from trainworks.worker.data.order import FullShuffle
+from trainworks.worker.data.prepare import prepare
 from trainworks.worker.export import export
-from trainworks.worker.prepare import prepare
 
 VIT = ViTConfig(
     image_size=16, patch_size=8, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from trainworks.worker.hang import Limits
-from trainworks.worker.heartbeat import Beat, Board, Heartbeat, Phase
-from trainworks.worker.watch import HangMonitor, Watched
+from trainworks.worker.health.hang import Limits
+from trainworks.worker.health.hang_monitor import HangMonitor, Watched
+from trainworks.worker.health.heartbeat import Beat, Board, Heartbeat, Phase
 
 SLEEPER = (
     "import signal, time; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2}); print(flush=True);"

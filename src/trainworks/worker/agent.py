@@ -81,7 +81,7 @@ def _prepare_data(resolved: ResolvedRun, run_dir: RunDir, node: int) -> Path:
     assert resolved.run_file.workload is not None and resolved.plan is not None
     if resolved.run_file.workload.task == "module":
         return run_dir.path  # its file reads the data
-    preparation = importlib.import_module("trainworks.worker.prepare")  # imports tokenizers: likewise
+    preparation = importlib.import_module("trainworks.worker.data.prepare")  # imports tokenizers: likewise
     model = resolved.plan.model
     folder: Path = preparation.prepare_for_run(
         resolved.run_file.workload.data,
@@ -94,7 +94,8 @@ def _prepare_data(resolved: ResolvedRun, run_dir: RunDir, node: int) -> Path:
 
 def _give_up(run_dir: RunDir, node: int, error: TrainworksError | OSError) -> int:
     """Write down why no rank can start; returns the exit code that says whether another start can help."""
-    failure = importlib.import_module("trainworks.worker.failure").explain(error)  # imports torch: rarely needed here
+    rank_failure = importlib.import_module("trainworks.worker.health.rank_failure")  # imports torch: rarely needed here
+    failure = rank_failure.explain(error)
     exit_code = error.exit_code if isinstance(error, TrainworksError) else failure.exit_code
     if failure.cause in TRANSIENT:
         exit_code = ExitCode.PEER_LOST

@@ -22,9 +22,9 @@ from trainworks.host.folders import cache_folder
 from trainworks.host.process import die_with_parent
 from trainworks.worker.data.card import CARD, DatasetCard, fingerprint, read_card
 from trainworks.worker.data.image_index import image_files, make_image_shards
+from trainworks.worker.data.prepare import num_tokens, prepare
 from trainworks.worker.data.remote import put, stored_data
 from trainworks.worker.data.verify import verify
-from trainworks.worker.prepare import num_tokens, prepare
 
 __all__ = ["main"]
 

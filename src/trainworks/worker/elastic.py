@@ -25,11 +25,11 @@ from trainworks.record.exit_code import ExitCode, as_exit_code
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.recover.restarts import RANK_RESTART, may_restart
-from trainworks.worker.hang import Hang, Limits
-from trainworks.worker.heartbeat import Board
+from trainworks.worker.health.hang import Hang, Limits
+from trainworks.worker.health.hang_monitor import HangMonitor
+from trainworks.worker.health.heartbeat import Board
+from trainworks.worker.health.rank_exits import RankExit, RankExits, fork_server_is_lost
 from trainworks.worker.rank import run_rank
-from trainworks.worker.rank_exits import RankExit, RankExits, fork_server_is_lost
-from trainworks.worker.watch import HangMonitor
 
 __all__ = ["run_node"]
 

@@ -44,13 +44,13 @@ from trainworks.record.manifest import Manifest
 from trainworks.record.resolved import Plan
 from trainworks.record.run_dir import RunDir
 from trainworks.units import format_bytes
-from trainworks.worker.checksums import undamaged_manifest
+from trainworks.worker.checkpoint.checksums import undamaged_manifest
 from trainworks.worker.data.card import CARD, hash_file
+from trainworks.worker.data.prepare import end_of_text, prepare
 from trainworks.worker.models.decoder import Decoder
 from trainworks.worker.models.families import decoder_config, stored_as, stored_names
 from trainworks.worker.models.transformer import checkpoint_folder, model_config
-from trainworks.worker.prepare import end_of_text, prepare
-from trainworks.worker.transformer_tasks import ImageClassification, MaskedLanguageModeling, first_card
+from trainworks.worker.tasks.transformer_tasks import ImageClassification, MaskedLanguageModeling, first_card
 
 __all__ = ["export", "main"]
 

@@ -17,7 +17,7 @@ def rank_modules(workload: Workload, layout: ResolvedLayout) -> tuple[str, ...]:
     if layout.pp > 1:
         modules.append("trainworks.worker.parallel.pipeline")
     if workload.task in ("masked-lm", "image-classification"):
-        modules.append("trainworks.worker.transformer_tasks")
+        modules.append("trainworks.worker.tasks.transformer_tasks")
     elif workload.task == "causal-lm" and workload.model.hf is not None:
         modules += ["trainworks.worker.models.transformer", "transformers.modeling_utils"]
     return (*modules, "trainworks.worker.preloaded")

@@ -13,18 +13,18 @@ from torch import Tensor
 
 from trainworks.errors import DivergedError, EnvironmentProblem
 from trainworks.record.resolved import Plan
-from trainworks.worker.checkpoint import Checkpointer
+from trainworks.worker.checkpoint.checkpointer import Checkpointer
 from trainworks.worker.data.reader import BatchReader
 from trainworks.worker.determinism import seed_step
 from trainworks.worker.guard import Recourse, SkippedStep
-from trainworks.worker.heartbeat import Heartbeat, Phase
-from trainworks.worker.loss_weights import loss_weights
+from trainworks.worker.health.heartbeat import Heartbeat, Phase
+from trainworks.worker.loss import loss_weights
 from trainworks.worker.optimizer import StepOptimizer
 from trainworks.worker.parallel.build import Parallel
 from trainworks.worker.parallel.statistics import average_statistics
 from trainworks.worker.profiling import StepProfiler
 from trainworks.worker.stopping import StopRequest
-from trainworks.worker.task import Task
+from trainworks.worker.tasks.causal_lm import Task
 from trainworks.worker.telemetry import Agreement, Telemetry
 from trainworks.worker.timing import StepMarks, Timeline
 

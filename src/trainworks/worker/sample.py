@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
+from trainworks.worker.data.prepare import end_of_text
 from trainworks.worker.parallel.build import Parallel
-from trainworks.worker.prepare import end_of_text
 
 __all__ = ["generate"]
 

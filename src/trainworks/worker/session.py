@@ -29,7 +29,7 @@ from trainworks.config.layout import ResolvedLayout
 from trainworks.errors import UsageError
 from trainworks.record.events import append_event
 from trainworks.record.run_dir import RunDir
-from trainworks.worker.checkpoint import Checkpointer
+from trainworks.worker.checkpoint.checkpointer import Checkpointer
 from trainworks.worker.determinism import seed_step
 from trainworks.worker.stopping import StopRequest
 from trainworks.worker.telemetry import Agreement, Telemetry

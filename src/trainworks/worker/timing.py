@@ -1,13 +1,24 @@
-"""Where a step's time goes, without stopping it: marks on the device's own clock, read once per logging interval."""
+"""Time of a step by part: marks on the device's clock, read once per logging interval, so that no step waits for them.
+
+Tensor, context and expert parallelism communicate inside forward and backward through functional collectives, which all
+end in `wait_tensor`; pipelines end in `_wait_batch_p2p`. `note_waits` puts both on a timeline. Communication that
+overlaps with compute does not count as a wait. Waits inside compiled blocks are not seen, and count as compute.
+"""
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
+from types import ModuleType
+from typing import TypeVar
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import _functional_collectives as functional_collectives
 
-__all__ = ["Mark", "StepMarks", "Timeline"]
+__all__ = ["Mark", "StepMarks", "Timeline", "all_reduce", "note_waits"]
 
 Mark = float | torch.cuda.Event
 """A moment: of the host on a CPU, of the current stream on CUDA."""
@@ -71,3 +82,55 @@ def _cuda_mark() -> Mark:
     event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event
+
+
+Waited = TypeVar("Waited")
+Result = TypeVar("Result")
+
+_timelines: list[Timeline] = []
+"""The one of the newest model, once there is one."""
+_patched: set[tuple[ModuleType, str]] = set()
+
+
+def note_waits(timeline: Timeline, *, pipelined: bool) -> None:
+    """From here on, what this process waits for in functional collectives and pipelines is noted on `timeline`.
+
+    (torch 2.13 has no hook for either. Both functions are looked up in their modules when they are called.)
+    """
+    _patch(functional_collectives, "wait_tensor")
+    if pipelined:
+        from torch.distributed.pipelining import schedules  # noqa: PLC0415  # half a second that few runs need
+
+        _patch(schedules, "_wait_batch_p2p")
+    _timelines[:] = [timeline]
+
+
+def _patch(module: ModuleType, name: str) -> None:
+    if (module, name) not in _patched:
+        _patched.add((module, name))
+        setattr(module, name, _noted(getattr(module, name)))
+
+
+def _noted(wait: Callable[[Waited], Result]) -> Callable[[Waited], Result]:
+    @functools.wraps(wait)
+    def wait_and_note(what: Waited) -> Result:
+        if torch.compiler.is_compiling():
+            return wait(what)
+        start = _timelines[0].mark()
+        result = wait(what)
+        _timelines[0].waited_since(start)
+        return result
+
+    return wait_and_note
+
+
+def all_reduce(tensor: Tensor, group: dist.ProcessGroup, op: str = "sum") -> None:
+    """In place, and noted like all others.
+
+    Args:
+        tensor: of this rank; afterwards the same on all.
+        group: who takes part.
+        op: `sum` or `max`.
+    """
+    reduced = torch.ops._c10d_functional.all_reduce_(tensor, op, group.group_name)
+    functional_collectives.wait_tensor(reduced)

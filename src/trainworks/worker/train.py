@@ -26,25 +26,25 @@ from trainworks.record.events import append_event, read_events
 from trainworks.record.exit_code import ExitCode
 from trainworks.record.resolved import Plan, ResolvedRun
 from trainworks.record.run_dir import RunDir
-from trainworks.worker.checkpoint import Checkpointer
+from trainworks.worker.checkpoint.checkpointer import Checkpointer
 from trainworks.worker.compile_gain import compile_gain
 from trainworks.worker.data.reader import BatchReader, Dataset, Staging
 from trainworks.worker.determinism import make_deterministic
-from trainworks.worker.failure import explain, fingerprint
 from trainworks.worker.guard import Recourse
-from trainworks.worker.hang import Limits
-from trainworks.worker.heartbeat import Heartbeat, Phase
+from trainworks.worker.health.hang import Limits
+from trainworks.worker.health.heartbeat import Heartbeat, Phase
+from trainworks.worker.health.out_of_memory import Scene, measure
+from trainworks.worker.health.rank_failure import explain, fingerprint
+from trainworks.worker.health.stall_reporter import CHECKPOINT_GROUP, testify
 from trainworks.worker.loop import Trainer, warm_up
-from trainworks.worker.memory import Scene, measure
 from trainworks.worker.mesh import Mesh
 from trainworks.worker.optimizer import StepOptimizer
 from trainworks.worker.parallel.build import Parallel, Setup
 from trainworks.worker.profiling import StepProfiler
 from trainworks.worker.sample import generate
-from trainworks.worker.stall_reporter import CHECKPOINT_GROUP, testify
 from trainworks.worker.stopping import StopRequest
-from trainworks.worker.task import Task
-from trainworks.worker.tasks import open_task
+from trainworks.worker.tasks.causal_lm import Task
+from trainworks.worker.tasks.open_task import open_task
 from trainworks.worker.telemetry import Telemetry
 from trainworks.worker.timing import Timeline
 

@@ -33,14 +33,14 @@ from trainworks.host.process import die_with, die_with_parent
 from trainworks.record.resolved import StepTimeTerms
 from trainworks.record.trial import Trial, TrialRequest
 from trainworks.worker.data.reader import BatchReader, Staging
-from trainworks.worker.failure import explain
+from trainworks.worker.health.rank_failure import explain
 from trainworks.worker.imports import rank_modules
 from trainworks.worker.loop import on_device, warm_up
-from trainworks.worker.loss_weights import loss_weights
+from trainworks.worker.loss import loss_weights
 from trainworks.worker.mesh import Mesh
 from trainworks.worker.optimizer import StepOptimizer
 from trainworks.worker.parallel.build import Parallel, Setup
-from trainworks.worker.tasks import Opened, open_task
+from trainworks.worker.tasks.open_task import Opened, open_task
 from trainworks.worker.timing import StepMarks, Timeline
 
 __all__ = ["try_out"]

@@ -19,7 +19,7 @@ from trainworks.worker.models.families import decoder_config
 from trainworks.worker.models.transformer import CausalTransformer
 from trainworks.worker.optimizer import StepOptimizer
 from trainworks.worker.parallel.build import Setup, distribute_module
-from trainworks.worker.task import CausalLanguageModeling
+from trainworks.worker.tasks.causal_lm import CausalLanguageModeling
 from trainworks.worker.timing import Timeline
 
 CONFIGS: dict[str, dict[str, Any]] = {

@@ -12,8 +12,7 @@ import torch
 from tests.worker.parallel.test_equivalence import LLAMA, POSITIONS
 from tests.worker.ranks import on_ranks
 from trainworks.config.layout import Layout, ResolvedLayout, resolve_layout
-from trainworks.worker.loss import IGNORED
-from trainworks.worker.loss_weights import loss_weights, weighted
+from trainworks.worker.loss import IGNORED, loss_weights, weighted
 from trainworks.worker.mesh import Mesh
 from trainworks.worker.models.weights import draw_weights
 from trainworks.worker.optimizer import named_parameters

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from trainworks.errors import EnvironmentProblem
 from trainworks.worker.data.card import DatasetCard
 from trainworks.worker.data.extras import extra
-from trainworks.worker.data.image_index import ImageFile
-from trainworks.worker.data.image_shards import ImageShard
+from trainworks.worker.data.image_index import ImageFile, ImageShard
 from trainworks.worker.data.order import FullShuffle, Indices, Order, WindowShuffle
 from trainworks.worker.data.shards import Shards
 

@@ -10,7 +10,7 @@ from trainworks.worker.data.cache import ShardCache
 from trainworks.worker.data.card import DatasetCard, read_card
 from trainworks.worker.data.image_index import read_files
 from trainworks.worker.data.images import FolderImages, ShardedImages
-from trainworks.worker.data.mixed import MixedDataset
+from trainworks.worker.data.mixture import MixedDataset
 from trainworks.worker.data.reader import Dataset
 from trainworks.worker.data.remote import WINDOW, StreamedShards
 from trainworks.worker.data.shards import LocalShards, Shards

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map
 
 from trainworks.config.layout import ResolvedLayout, stage_layers
 from trainworks.worker.guard import spread_nonfinite
-from trainworks.worker.loss_weights import weighted
+from trainworks.worker.loss import weighted
 from trainworks.worker.mesh import Mesh
 from trainworks.worker.models.decoder import Decoder, DecoderConfig
 from trainworks.worker.models.experts import MixtureOfExperts
@@ -28,8 +28,7 @@ from trainworks.worker.parallel.float8 import use_float8
 from trainworks.worker.parallel.recompute import offload_activations, recompute
 from trainworks.worker.parallel.statistics import check_batch_norm
 from trainworks.worker.parallel.tensor_parallel import apply_tensor_parallel
-from trainworks.worker.timing import Timeline
-from trainworks.worker.waits import all_reduce, note_waits
+from trainworks.worker.timing import Timeline, all_reduce, note_waits
 
 if TYPE_CHECKING:
     from trainworks.worker.parallel.pipeline import PipelineRun

@@ -19,7 +19,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from trainworks.worker.mesh import Mesh
 from trainworks.worker.models.decoder import Decoder
 from trainworks.worker.models.experts import Experts, MixtureOfExperts
-from trainworks.worker.waits import all_reduce
+from trainworks.worker.timing import all_reduce
 
 __all__ = ["apply_expert_parallel", "balance_sequences"]
 

@@ -13,7 +13,7 @@ from torch.distributed.pipelining.schedules import ScheduleInterleavedZeroBubble
 
 from trainworks.config.layout import ResolvedLayout
 from trainworks.worker.guard import spread_nonfinite
-from trainworks.worker.loss_weights import weighted
+from trainworks.worker.loss import weighted
 from trainworks.worker.mesh import Mesh
 
 __all__ = ["PipelineRun"]

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from trainworks.host import memory, process
-from trainworks.worker.hang import Hang, Limits, Sighting, judge
-from trainworks.worker.heartbeat import Beat, Board, Phase
+from trainworks.worker.health.hang import Hang, Limits, Sighting, judge
+from trainworks.worker.health.heartbeat import Beat, Board, Phase
 
 __all__ = ["Exchange", "HangMonitor", "Watched"]
 

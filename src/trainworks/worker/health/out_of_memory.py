@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from trainworks.host import memory
 from trainworks.record.memory import MemoryAtFailure
 from trainworks.units import parse_bytes
-from trainworks.worker.heartbeat import Heartbeat
+from trainworks.worker.health.heartbeat import Heartbeat
 from trainworks.worker.optimizer import StepOptimizer
 
 __all__ = ["Scene", "is_out_of_memory", "measure", "requested_bytes"]

@@ -17,7 +17,7 @@ from trainworks.record.exit_code import ExitCode
 from trainworks.record.memory import MemoryAtFailure
 from trainworks.record.run_dir import RunDir
 from trainworks.recover.decisions import Verdict, restart_verdict
-from trainworks.worker.watch import Watched
+from trainworks.worker.health.hang_monitor import Watched
 
 __all__ = ["RankExit", "RankExits", "fork_server_is_lost"]
 

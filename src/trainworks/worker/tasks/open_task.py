@@ -14,8 +14,8 @@ from trainworks.record.resolved import Plan
 from trainworks.worker.data.opening import open_dataset
 from trainworks.worker.data.reader import Dataset
 from trainworks.worker.mesh import Mesh
-from trainworks.worker.module_task import ModuleTask
-from trainworks.worker.task import CausalLanguageModeling, Task
+from trainworks.worker.tasks.causal_lm import CausalLanguageModeling, Task
+from trainworks.worker.tasks.module_task import ModuleTask
 
 __all__ = ["Opened", "open_task"]
 
@@ -49,7 +49,7 @@ def open_task(workload: Workload, mesh: Mesh, *, data_folder: Path | None, plan:
     if workload.task == "causal-lm":
         assert plan is not None
         return Opened(CausalLanguageModeling(workload, plan, mesh), open_dataset(data_folder, workload.data))
-    from trainworks.worker.transformer_tasks import (  # noqa: PLC0415  # imports `transformers`
+    from trainworks.worker.tasks.transformer_tasks import (  # noqa: PLC0415  # imports `transformers`
         ImageClassification,
         MaskedLanguageModeling,
     )

@@ -39,8 +39,8 @@ from trainworks.record.manifest import (
 )
 from trainworks.record.run_dir import RunDir
 from trainworks.units import format_bytes
-from trainworks.worker.checksums import checksum_files, find_damage, first_of_any_rank
-from trainworks.worker.memory import is_out_of_memory
+from trainworks.worker.checkpoint.checksums import checksum_files, find_damage, first_of_any_rank
+from trainworks.worker.health.out_of_memory import is_out_of_memory
 
 __all__ = ["Checkpointer", "HasState"]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from trainworks.units import format_duration
-from trainworks.worker.heartbeat import Beat, Phase
+from trainworks.worker.health.heartbeat import Beat, Phase
 
 __all__ = ["Hang", "Limits", "Sighting", "judge"]
 

@@ -16,7 +16,7 @@ from trainworks.errors import LayoutError, UsageError
 from trainworks.worker.data.map_style import MapStyleDataset
 from trainworks.worker.loss import IGNORED
 from trainworks.worker.parallel.build import Parallel, Setup, distribute_module
-from trainworks.worker.user_module import UserModule, load_user_module
+from trainworks.worker.tasks.user_module import UserModule, load_user_module
 
 __all__ = ["ModuleTask"]
 

@@ -16,7 +16,7 @@ from types import FrameType
 
 import torch
 
-from trainworks.worker.heartbeat import Heartbeat
+from trainworks.worker.health.heartbeat import Heartbeat
 
 __all__ = ["CHECKPOINT_GROUP", "testify"]
 

@@ -1,0 +1,1 @@
+"""Heartbeats, hangs and failures of ranks."""

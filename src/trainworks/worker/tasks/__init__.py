@@ -1,0 +1,1 @@
+"""What a run trains: its task, with model, data and optimizer."""
