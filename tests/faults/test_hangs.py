@@ -57,7 +57,7 @@ def test_a_rank_that_never_lets_go_of_its_interpreter_is_named_with_its_stack(pr
     code, _, _ = program.run("run", write_run_file(program.folder, **TIMEOUT))
     (hang,) = hangs(program)
     assert code == 0
-    assert hang["rank"] == 1 and "holding its interpreter" in hang["message"] and "in hold" in hang["traceback"]
+    assert hang["rank"] == 1 and "interpreter blocked" in hang["message"] and "in hold" in hang["traceback"]
 
 
 def test_ranks_that_wait_for_different_things_are_told_what(program, write_run_file):
@@ -77,7 +77,7 @@ def test_a_hang_without_restarts_left_is_one_clear_error(program, write_run_file
     )
     assert code == 76
     assert stderr.count("error: ") == 1 and "Traceback" not in stderr
-    assert "rank 1 stood still" in stderr and "recover.hang_timeout" in stderr
+    assert "rank 1 hung" in stderr and "recover.hang_timeout" in stderr
     program.assert_nothing_left()
 
 

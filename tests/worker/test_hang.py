@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from trainworks.worker.health.hang import Limits, Sighting, judge
+from trainworks.worker.health.hang import HangLimits, RankObservation, find_hang
 from trainworks.worker.health.heartbeat import Beat, Phase
 
 STEPS_S = [0.1, 0.1, 5.0]
@@ -14,8 +14,8 @@ STEPS_S = [0.1, 0.1, 5.0]
 
 def rank(number, silent_s=15.0, *, phase=Phase.COMPUTE, waits_for=None, state="S", **changes):
     """A rank in step 61 that was asked five seconds ago."""
-    limits = Limits()
-    sighting = Sighting(
+    limits = HangLimits()
+    observation = RankObservation(
         rank=number,
         beat=Beat(1000, phase, 61),
         silent_s=silent_s,
@@ -26,7 +26,7 @@ def rank(number, silent_s=15.0, *, phase=Phase.COMPUTE, waits_for=None, state="S
         waits_for=waits_for,
         where="data.py:7 `gather`",
     )
-    return dataclasses.replace(sighting, **changes)
+    return dataclasses.replace(observation, **changes)
 
 
 def waiting(number, silent_s=15.0, what="gloo:all_reduce #5 of [[7]]", **changes):
@@ -38,51 +38,51 @@ def working(number, silent_s=15.0, **changes):
 
 
 def test_nobody_is_judged_before_a_limit_has_passed():
-    assert judge([working(0, 9.0), waiting(1, 9.0)]) is None
+    assert find_hang([working(0, 9.0), waiting(1, 9.0)]) is None
 
 
 def test_the_rank_that_does_not_wait_is_the_culprit_and_the_others_are_its_victims():
-    hang = judge([waiting(0), working(1), waiting(2)])
+    hang = find_hang([waiting(0), working(1), waiting(2)])
     assert hang is not None
     assert ([c.rank for c in hang.culprits], [v.rank for v in hang.victims]) == ([1], [0, 2])
     assert hang.message() == (
-        "rank 1 stood still at data.py:7 `gather` for 15 s in step 61, forward and backward; "
+        "rank 1 hung at data.py:7 `gather` for 15 s in step 61, forward and backward; "
         "ranks 0 and 2 waited for it"
     )
 
 
 def test_a_victim_that_is_overdue_waits_on_while_the_culprit_is_within_its_limit():
-    assert judge([waiting(0), working(1, phase=Phase.CHECKPOINT)]) is None
+    assert find_hang([waiting(0), working(1, phase=Phase.CHECKPOINT)]) is None
 
 
 def test_nobody_is_judged_before_all_have_answered():
-    assert judge([working(0), rank(1, asked_s=1.0)]) is None
+    assert find_hang([working(0), rank(1, asked_s=1.0)]) is None
 
 
 def test_a_rank_that_has_answered_nothing_for_long_is_the_culprit():
-    hang = judge([waiting(0), rank(1)])
+    hang = find_hang([waiting(0), rank(1)])
     assert hang is not None
-    assert "rank 1 did not answer, holding its interpreter, for 15 s" in hang.message()
+    assert "rank 1 did not answer, its interpreter blocked, for 15 s" in hang.message()
 
 
 def test_a_stopped_rank_is_enough_and_may_be_in_any_phase():
-    hang = judge([rank(0, 1.0, asked_s=0.0), rank(1, state="T", phase=Phase.STARTING)])
+    hang = find_hang([rank(0, 1.0, asked_s=0.0), rank(1, state="T", phase=Phase.STARTING)])
     assert hang is not None
     assert hang.message().startswith("rank 1 was stopped by a signal for 15 s")
 
 
 def test_a_rank_that_was_stopped_a_moment_ago_is_left_alone():
-    assert judge([rank(1, 3.0, state="T")]) is None
+    assert find_hang([rank(1, 3.0, state="T")]) is None
 
 
 def test_a_rank_that_the_kernel_holds_is_said_to_be_in_io():
-    hang = judge([waiting(0), rank(1, state="D")])
+    hang = find_hang([waiting(0), rank(1, state="D")])
     assert hang is not None
-    assert "held by the kernel in I/O" in hang.message()
+    assert "blocked in kernel I/O" in hang.message()
 
 
 def test_ranks_that_all_wait_are_a_deadlock_that_says_for_what():
-    hang = judge([waiting(0, what="`recv`"), waiting(1)])
+    hang = find_hang([waiting(0, what="`recv`"), waiting(1)])
     assert hang is not None and hang.is_deadlock
     assert hang.message() == (
         "all ranks have waited for different things for 15 s in step 61: "
@@ -91,7 +91,7 @@ def test_ranks_that_all_wait_are_a_deadlock_that_says_for_what():
 
 
 def test_ranks_that_all_wait_are_left_alone_while_one_is_within_its_limit():
-    assert judge([waiting(0), waiting(1, 9.0)]) is None
+    assert find_hang([waiting(0), waiting(1, 9.0)]) is None
 
 
 @pytest.mark.parametrize(
@@ -107,9 +107,9 @@ def test_ranks_that_all_wait_are_left_alone_while_one_is_within_its_limit():
     ids=["floor", "median", "data", "saving", "saving-with-long-steps", "before-steps-are-known"],
 )
 def test_the_automatic_limit_follows_the_median_step(steps_s, phase, limit_s):
-    assert Limits().of(phase, steps_s) == limit_s
+    assert HangLimits().of(phase, steps_s) == limit_s
 
 
 def test_a_limit_of_the_run_file_holds_for_steps_and_not_for_starting():
-    limits = Limits(2.0)
+    limits = HangLimits(2.0)
     assert [limits.of(phase, [0.1]) for phase in (Phase.OPTIMIZER, Phase.DATA, Phase.STARTING)] == [2.0, 6.0, 600.0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 
-from trainworks.worker.health.heartbeat import Beat, Board, Heartbeat, Phase
+from trainworks.worker.health.heartbeat import Beat, Heartbeat, HeartbeatBoard, Phase
 
 
 def beat(path, local_rank):
@@ -15,7 +15,7 @@ def beat(path, local_rank):
 
 
 def test_a_mark_of_another_process_is_seen_on_its_page_alone():
-    board = Board(3)
+    board = HeartbeatBoard(3)
     process = multiprocessing.get_context("spawn").Process(target=beat, args=(board.path, 1))
     process.start()
     process.join()
@@ -24,14 +24,14 @@ def test_a_mark_of_another_process_is_seen_on_its_page_alone():
 
 
 def test_a_cleared_board_has_forgotten_everything():
-    board = Board(1)
+    board = HeartbeatBoard(1)
     beat(board.path, 0)
     board.clear()
     assert (board.read(0), board.answer(0)) == (Beat(), None)
 
 
 def test_an_answer_that_is_too_long_is_left_out():
-    board = Board(1)
+    board = HeartbeatBoard(1)
     Heartbeat((board.path, 0)).answer({"text": "x" * 5000})
     assert board.answer(0) is None
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from trainworks.worker.health.heartbeat import Heartbeat
-from trainworks.worker.health.out_of_memory import Scene, is_out_of_memory, measure, requested_bytes
+from trainworks.worker.health.out_of_memory import RankState, is_out_of_memory, memory_at_failure, requested_bytes
 from trainworks.worker.health.rank_failure import explain
 
 CPU = (
@@ -49,13 +49,13 @@ def test_a_rank_measures_its_tensors_by_term():
     optimizer = Optimizer(torch.optim.AdamW(module.parameters()))
     module(torch.ones(1, 1000)).sum().backward()
     optimizer.adamw.step()
-    held = measure(RuntimeError(CPU), Scene(Heartbeat(), parts=[module], optimizer=optimizer))
+    held = memory_at_failure(RuntimeError(CPU), RankState(Heartbeat(), parts=[module], optimizer=optimizer))
     assert (held.weights_bytes, held.gradients_bytes, held.optimizer_bytes) == (4_000_000, 4_000_000, 8_000_004)
     assert held.held_bytes is not None and 0 < held.held_bytes <= held.peak_bytes
 
 
 def test_a_rank_that_has_no_model_yet_measures_the_rest():
-    held = measure(MemoryError(), Scene(Heartbeat()))
+    held = memory_at_failure(MemoryError(), RankState(Heartbeat()))
     assert (held.weights_bytes, held.requested_bytes) == (None, None)
     assert held.peak_bytes > 0
 

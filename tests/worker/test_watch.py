@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from trainworks.worker.health.hang import Limits
+from trainworks.worker.health.hang import HangLimits
 from trainworks.worker.health.hang_monitor import HangMonitor, Watched
-from trainworks.worker.health.heartbeat import Beat, Board, Heartbeat, Phase
+from trainworks.worker.health.heartbeat import Beat, Heartbeat, HeartbeatBoard, Phase
 
 SLEEPER = (
     "import signal, time; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2}); print(flush=True);"
@@ -35,9 +35,11 @@ class Node:
 
     def __init__(self, pids, exchange=None, world_size=2):
         self.time = 100.0
-        board = Board(2)
+        board = HeartbeatBoard(2)
         self.ranks = [Heartbeat((board.path, index)) for index in range(2)]
-        self._monitor = HangMonitor(board, Limits(), world_size=world_size, exchange=exchange, now=lambda: self.time)
+        self._monitor = HangMonitor(
+            board, HangLimits(), world_size=world_size, exchange=exchange, now=lambda: self.time
+        )
         self._monitor.begin(list(enumerate(pids)))
 
     def look_after(self, seconds, *, every=0.5):

@@ -1,1 +1,1 @@
-"""What follows from the events of a run: which failure came first, and whether ranks start again."""
+"""Decisions after a failure: its first cause, and whether ranks may restart."""

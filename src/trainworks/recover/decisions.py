@@ -20,7 +20,7 @@ UNPROVEN = frozenset({"user_error", "environment", "unknown"})
 
 
 class Verdict(enum.StrEnum):
-    """What follows from a failure; of a final one, the reason."""
+    """Decision after a failure, with the reason if it is final."""
 
     RESTART = "restart"
     FINAL_CAUSE = "a restart does not help after this cause"
@@ -30,14 +30,14 @@ class Verdict(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RankFailure:
-    """How one rank failed."""
+    """Failure of one rank."""
 
     cause: str
     fingerprint: str | None = None
     """Equal for the same failure in any process; None where the rank could not tell."""
     step: int | None = None
     by_signal: bool = False
-    """Whether a signal ended the rank, so that it raised nothing."""
+    """True if a signal ended the rank, which then raised no exception."""
 
 
 def decide_restart(failure: RankFailure, earlier: Sequence[RankFailure], *, first_step_done: bool) -> Verdict:
@@ -85,7 +85,7 @@ def restart_verdict(failure: Event, before: Sequence[Event], since: Sequence[Eve
 
 
 def _finished_a_step(failure: Event, since: Sequence[Event]) -> bool:
-    """Whether the attempt of a failure did its first step: the step that failed is a later one."""
+    """True if the attempt completed its first step before it failed."""
     resumed_from = [event["resumed_from_step"] for event in since if event["kind"] == "attempt"]
     return bool(resumed_from) and (failure.get("step") or 0) > resumed_from[-1] + 1
 

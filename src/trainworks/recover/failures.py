@@ -1,4 +1,4 @@
-"""Which failure came first: the one that a person wants to hear about."""
+"""The first cause among the failures of a run, which is the one to report."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def first_failure(events: Sequence[Event]) -> Event | None:
 
 
 def is_consequence(failure: Event) -> bool:
-    """Whether the rank failed because another one did."""
+    """True if the rank failed only because another one did."""
     return failure.get("cause") in _CONSEQUENCES
 
 
@@ -53,7 +53,7 @@ def describe_failure(failure: Event, events: Sequence[Event]) -> str:
 
 
 def _supersedes(event: Event, failure: Event) -> bool:
-    """Whether an event shows that ranks started again after a failure."""
+    """True if the event shows that ranks restarted after a failure."""
     match event["kind"]:
         case "submitted":
             return True

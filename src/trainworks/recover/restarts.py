@@ -1,4 +1,4 @@
-"""How many restarts of a job are used: one count for every level and every backend, taken from the run's record.
+"""Restarts used by a job: one count for all levels and backends, taken from the run's record.
 
 `recover.max_restarts` is the number of lives of a job minus one. A life begins when a user submits the job, when ranks
 start again in place, when a supervisor starts a lost agent again, and when the job gets its nodes another time. The
@@ -90,7 +90,7 @@ def restarts_used(events: Sequence[Event]) -> int:
 
 
 def may_restart(events: Sequence[Event], max_restarts: int, then: Event) -> bool:
-    """Whether the budget allows what `then` says: RANK_RESTART, AGENT_RESTART or NEXT_TURN.
+    """Check whether the restart budget allows the event `then`: RANK_RESTART, AGENT_RESTART or NEXT_TURN.
 
     Args:
         events: of the run, so far.
@@ -101,7 +101,7 @@ def may_restart(events: Sequence[Event], max_restarts: int, then: Event) -> bool
 
 
 def record_waits(events: Sequence[Event]) -> bool:
-    """Whether the last state in the record is one of a job that waits for its nodes."""
+    """True if the last recorded state is one of a job that waits for its nodes."""
     states = [event["state"] for event in events if event["kind"] == "state"]
     return bool(states) and states[-1] in WAITING_STATES
 

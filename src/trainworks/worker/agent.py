@@ -93,7 +93,7 @@ def _prepare_data(resolved: ResolvedRun, run_dir: RunDir, node: int) -> Path:
 
 
 def _give_up(run_dir: RunDir, node: int, error: TrainworksError | OSError) -> int:
-    """Write down why no rank can start; returns the exit code that says whether another start can help."""
+    """Record why no rank can start; returns the exit code, which tells whether another start can help."""
     rank_failure = importlib.import_module("trainworks.worker.health.rank_failure")  # imports torch: rarely needed here
     failure = rank_failure.explain(error)
     exit_code = error.exit_code if isinstance(error, TrainworksError) else failure.exit_code

@@ -35,7 +35,7 @@ _DTYPES = {
     "fp16": torch.float16,
     "fp8": torch.bfloat16,
 }
-"""Of what the products take; fp8 is cast to within them."""
+"""Input types of the matrix products; fp8 products cast inside."""
 _SECONDS_EACH = 0.15
 _STREAM_ELEMENTS = 1 << 24
 _OPTIMIZER_TENSORS = (1 << 20,) * 8
@@ -45,12 +45,12 @@ _SMALL_ALL_REDUCE_BYTES = 4 << 10
 
 @dataclass(frozen=True, slots=True)
 class _Meeting:
-    """Where all ranks find each other."""
+    """Rendezvous of all ranks."""
 
     address: str
     port: int
     listener: socket.socket | None
-    """Of the first node."""
+    """Listening socket on the first node."""
 
 
 def measure(request: CalibrationRequest, node: int = 0, address: str = LOOPBACK, port: int = 0) -> Calibration | None:
@@ -134,7 +134,7 @@ def _median_s(action: Callable[[], object], device: torch.device) -> float:
 
 
 def _gemm(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> GemmRate:
-    """Of a linear layer's three products: a CPU without units for 16 bits does some of them seven times slower."""
+    """Rate of a linear layer's three products: some are seven times slower on a CPU without 16-bit units."""
     m, n, k = shape
     x, weight = torch.randn(m, k, device=device, dtype=dtype), torch.randn(n, k, device=device, dtype=dtype)
     grad = torch.randn(m, n, device=device, dtype=dtype)
@@ -228,7 +228,7 @@ def _collective_s(buffer: torch.Tensor, repeats: int = 12) -> float:
 
 
 def _resident_bytes() -> int:
-    """What stays resident once the tensors of the measurements are gone; glibc would keep their memory for the next."""
+    """Resident memory after the tensors of the measurements are freed; glibc would keep it without `malloc_trim`."""
     gc.collect()
     if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
         trim(0)

@@ -1,4 +1,4 @@
-"""What compiling gains, measured on the model that is about to be trained."""
+"""Measure the speed-up of `torch.compile` on the model of this run."""
 
 from __future__ import annotations
 

@@ -25,9 +25,9 @@ from trainworks.record.exit_code import ExitCode, as_exit_code
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.recover.restarts import RANK_RESTART, may_restart
-from trainworks.worker.health.hang import Hang, Limits
+from trainworks.worker.health.hang import Hang, HangLimits
 from trainworks.worker.health.hang_monitor import HangMonitor
-from trainworks.worker.health.heartbeat import Board
+from trainworks.worker.health.heartbeat import HeartbeatBoard
 from trainworks.worker.health.rank_exits import RankExit, RankExits, fork_server_is_lost
 from trainworks.worker.rank import run_rank
 
@@ -51,14 +51,14 @@ def run_node(
     store: str,
     store_fd: int | None,
 ) -> int:
-    """Run this node's ranks to their end.
+    """Run the ranks of this node until they end.
 
     Args:
         resolved: the run.
         run_dir: where it writes.
         data_folder: tokenized shards on this machine.
         node: index of this node.
-        max_restarts: of the job, over all its agents and turns.
+        max_restarts: limit for the job, over all its agents and allocations.
         address: where the other nodes reach this one.
         store: address and port of the rendezvous store, which the first node serves.
         store_fd: the store's listening socket, if it is bound already, so that nobody else can take the port between
@@ -103,7 +103,7 @@ def _agent(
     store: dist.Store,
 ) -> _NodeAgent:
     nodes, per_node = resolved.processes.nodes, resolved.processes.processes_per_node
-    board = Board(per_node)
+    board = HeartbeatBoard(per_node)
     rendezvous = DynamicRendezvousHandler.from_backend(
         resolved.run_id,
         store,
@@ -128,7 +128,7 @@ def _agent(
     exchange = _StoreExchange(store, node, nodes) if nodes > 1 else None
     monitor = HangMonitor(
         board,
-        Limits(None if timeout == "auto" else timeout),
+        HangLimits(None if timeout == "auto" else timeout),
         world_size=resolved.processes.world_size,
         exchange=exchange,
         now=time.monotonic,
@@ -137,7 +137,7 @@ def _agent(
 
 
 class _StoreExchange:
-    """What the nodes tell each other of their ranks, in the rendezvous store."""
+    """Exchange of rank observations between nodes, through the rendezvous store."""
 
     def __init__(self, store: dist.Store, node: int, nodes: int) -> None:
         self._store = store
@@ -146,11 +146,11 @@ class _StoreExchange:
         self._round = ""
 
     def begin(self, group: str) -> None:
-        """Forget what was said about earlier ranks."""
+        """Start a new round: observations of earlier ranks do not count."""
         self._round = group
 
     def share(self, own: str) -> list[str]:
-        """What the other nodes said last; nothing while the store is out of reach, which the rendezvous will note."""
+        """Last observations of the other nodes; none while the store is unreachable, which the rendezvous detects."""
         keys = [f"hang/{self._round}/{node}" for node in range(self._nodes) if node != self._node]
         with contextlib.suppress(dist.DistError, RuntimeError):
             self._store.set(f"hang/{self._round}/{self._node}", own)
@@ -166,7 +166,7 @@ class _NodeAgent(LocalElasticAgent):
         spec: WorkerSpec,
         run_dir: RunDir,
         node: int,
-        board: Board,
+        board: HeartbeatBoard,
         monitor: HangMonitor,
         exchange: _StoreExchange | None,
     ) -> None:
@@ -203,7 +203,7 @@ class _NodeAgent(LocalElasticAgent):
         processes = self._processes()
         if any(process.exitcode for process in processes):
             self._judge(worker_group.workers)
-            for process in processes:  # now: torch would ask with SIGTERM, which a rank takes as a wish to save
+            for process in processes:  # SIGKILL, not torch's SIGTERM: ranks take that as a request to save
                 process.kill()
         elif hang := self._monitor.look():
             self._end(hang)
@@ -217,12 +217,12 @@ class _NodeAgent(LocalElasticAgent):
         return result
 
     def _may_restart(self) -> bool:
-        """Whether the job has a restart left; no agent counts for itself."""
+        """True if the job has a restart left; the count is that of all agents."""
         events = read_events(self._run_dir.events_file)
         return may_restart(events, self._worker_group.spec.max_restarts, RANK_RESTART)
 
     def _end(self, hang: Hang) -> None:
-        """Write down who stood still, with its stack; what its processes' ends say is no news after that."""
+        """Record the hung rank with its stack; the exits that follow from ending it are not recorded."""
         self._hung = True
         culprit, log = hang.first, self._run_dir.rank_log(hang.first.rank)
         pid = self._monitor.last_seen(culprit.rank).pid
@@ -264,7 +264,7 @@ class _NodeAgent(LocalElasticAgent):
         return processes
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGKILL, timeout: int = 30) -> None:
-        # A rank takes SIGTERM as a wish to save and leave; in a group that is broken it would wait for ever.
+        # SIGTERM asks a rank to save and leave; in a broken group it would wait forever.
         super()._shutdown(signal.SIGKILL, timeout)
 
 

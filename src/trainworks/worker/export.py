@@ -55,10 +55,10 @@ from trainworks.worker.tasks.transformer_tasks import ImageClassification, Maske
 __all__ = ["export", "main"]
 
 _FILE_BYTES = 5_000_000_000
-"""Of one safetensors file, at most, unless a single tensor is larger; the size that `transformers` writes."""
+"""Largest safetensors file, unless a single tensor is larger; the default of `transformers`."""
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _WRAPPER = "model."
-"""Before the names of a model that stands in an objective."""
+"""Prefix of parameter names of a model inside an objective."""
 _BESIDE_TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "added_tokens.json")
 
 
@@ -266,7 +266,7 @@ def _read(folder: Path, wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
     }
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it says that there is no process group
+            warnings.simplefilter("ignore")  # it warns that there is no process group
             dcp.load({"model": values}, checkpoint_id=folder, no_dist=True)
     except (CheckpointException, RuntimeError, ValueError, OSError) as error:
         raise EnvironmentProblem(
@@ -317,7 +317,7 @@ def _write_config(config: PretrainedConfig, part: Path, dtype: str) -> None:
 
 
 def _write_tokenizer(workload: Workload, tokenizer: Path, part: Path) -> None:
-    """The tokenizer of the data; with everything that lies beside it if it is that of the model's checkpoint."""
+    """Copy the tokenizer of the data, with its other files if it belongs to the checkpoint of the model."""
     origin = checkpoint_folder(workload.model.hf) if workload.model.hf is not None else None
     with naming_full_disk(part):
         beside = origin / "tokenizer.json" if origin is not None else None

@@ -1,6 +1,6 @@
-"""Steps that cannot be right: found on the device, kept out of weights and optimizer state, answered by policy.
+"""Bad steps: detected on the device, kept out of weights and optimizer state, handled by policy.
 
-Finding costs no host synchronisation and, as long as spikes are ignored, no collective: a loss that is not finite
+Detection costs no host synchronisation and, while spikes are ignored, no collective: a loss that is not finite
 makes its gradients NaN before they are reduced, so that the global gradient norm tells every rank the same.
 """
 
@@ -21,7 +21,7 @@ from trainworks.record.events import append_event
 from trainworks.record.faults import FAULTS, describe_values
 from trainworks.record.run_dir import RunDir
 
-__all__ = ["Reason", "Recourse", "SkippedStep", "StepJudge", "spread_nonfinite"]
+__all__ = ["FaultPolicy", "Reason", "SkippedStep", "StepJudge", "spread_nonfinite"]
 
 Reason = Literal["nonfinite", "spike", "loss_scale"]
 
@@ -37,15 +37,15 @@ def spread_nonfinite(loss: Tensor, scale: Tensor | float) -> Tensor:
 
 
 class StepJudge:
-    """Says of each step, on the device and alike on every rank, whether it may touch the weights.
+    """Decide on the device, with the same result on every rank, whether a step may change the weights.
 
     A spike is a loss or gradient norm x with
 
         x > mean + sigmas * std        over the last `window` good steps
 
     once at least half of the window is filled. Source: `SkipStepOptimizer` of OLMo-core (Allen Institute for AI), which
-    skips deviations to both sides and counts skipped steps into its window; here a fall is no spike, and a step that
-    was left out does not make the next one look usual.
+    skips deviations to both sides and counts skipped steps into its window; here only rises count as
+    spikes, and a skipped step does not enter the window.
     """
 
     def __init__(self, settings: Guard, device: torch.device) -> None:
@@ -86,7 +86,7 @@ class StepJudge:
         self._num_good += good
 
     def state(self) -> dict[str, Tensor]:
-        """What a checkpoint holds of it, to be loaded in place; nothing while spikes are ignored."""
+        """State for the checkpoint, loaded in place; empty while spikes are ignored."""
         return {"history": self._history, "num_good": self._num_good} if self._watches_spikes else {}
 
 
@@ -108,13 +108,13 @@ class SkippedStep:
     """Mean over the ranks."""
     grad_norm: float
     losses: tuple[float, ...] = ()
-    """By rank."""
+    """Losses by rank."""
 
 
 def reason_of(verdict: float, loss: float, *, loss_scaling: bool) -> Reason | None:
     """Why a step was skipped; None if it was not.
 
-    With fp16 a finite loss whose gradients overflow is no fault: the loss scale was too high, and is lowered.
+    With fp16, overflowing gradients of a finite loss are not a fault: the loss scale was too high, and is lowered.
     """
     if verdict == 0:
         return None
@@ -123,14 +123,14 @@ def reason_of(verdict: float, loss: float, *, loss_scaling: bool) -> Reason | No
     return "loss_scale" if loss_scaling and math.isfinite(loss) else "nonfinite"
 
 
-class Recourse:
-    """What the run does about skipped steps. It decides once per logging interval, on every rank the same.
+class FaultPolicy:
+    """Reaction of the run to skipped steps. It decides once per logging interval, with the same result on every rank.
 
     Args:
         settings: the policy.
         run_dir: whose events are written, by rank 0.
-        attempt: of this start of the ranks.
-        rollbacks: that this run has done so far, over all attempts.
+        attempt: number of this start of the ranks.
+        rollbacks: number so far, over all attempts.
     """
 
     def __init__(self, settings: Guard, run_dir: RunDir, *, attempt: int, rollbacks: int) -> None:
@@ -140,8 +140,8 @@ class Recourse:
         self._rollbacks = rollbacks
         self._in_a_row = self._last_skipped = 0
 
-    def answer(self, skipped: Sequence[SkippedStep]) -> SkippedStep | None:
-        """Write the skipped steps down; returns the last one that asks for a rollback.
+    def apply(self, skipped: Sequence[SkippedStep]) -> SkippedStep | None:
+        """Record the skipped steps; returns the last one that requires a rollback.
 
         Raises:
             DivergedError: the policy is to stop, or a limit is reached.
@@ -159,7 +159,7 @@ class Recourse:
         return asking[-1] if asking else None
 
     def rolled_back(self, fault: SkippedStep, to_step: int) -> None:
-        """Note a rollback that was done."""
+        """Record a completed rollback."""
         self._rollbacks += 1
         self._in_a_row = self._last_skipped = 0
         self._note("rollback", fault, to_step=to_step, batches_left_out=fault.step - to_step)
@@ -178,12 +178,12 @@ class Recourse:
         return self._settings.spike if fault.reason == "spike" else self._settings.nonfinite
 
     def _diverged(self, fault: SkippedStep, why: str, *, answer: str) -> DivergedError:
-        """The end of the run, with another answer to try."""
+        """Error that ends the run and names another policy to try."""
         values = describe_values(fault.loss, fault.grad_norm, fault.losses)
         option = "--spike" if fault.reason == "spike" else "--nonfinite"
         return DivergedError(
             f"step {fault.step} is {FAULTS[fault.reason]}, {why}: {values}",
-            hint="look at the data of that step, and at `optimizer.lr`; then go on with another answer: "
+            hint="look at the data of that step, and at `optimizer.lr`; then try another policy: "
             f"trainworks resume {self._run_dir.run_id} {option} {answer}",
         )
 

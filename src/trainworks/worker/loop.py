@@ -16,7 +16,7 @@ from trainworks.record.resolved import Plan
 from trainworks.worker.checkpoint.checkpointer import Checkpointer
 from trainworks.worker.data.reader import BatchReader
 from trainworks.worker.determinism import seed_step
-from trainworks.worker.guard import Recourse, SkippedStep
+from trainworks.worker.guard import FaultPolicy, SkippedStep
 from trainworks.worker.health.heartbeat import Heartbeat, Phase
 from trainworks.worker.loss import loss_weights
 from trainworks.worker.optimizer import StepOptimizer
@@ -40,7 +40,7 @@ class Trainer:
 
     plan: Plan
     seed: int
-    """Of the run; see `seed_step`."""
+    """Seed of the run; see `seed_step`."""
     global_batch: int
     device: torch.device
     task: Task
@@ -51,12 +51,12 @@ class Trainer:
     timeline: Timeline
     telemetry: Telemetry
     checkpointer: Checkpointer
-    recourse: Recourse
+    fault_policy: FaultPolicy
     profiler: StepProfiler
     stop: StopRequest
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
     batches_left_out: int = 0
-    """By rollbacks: step s trains on batch s - 1 + batches_left_out."""
+    """Batches skipped by rollbacks: step s trains on batch s - 1 + batches_left_out."""
     _fault: SkippedStep | None = None
     """The skipped step that asks for a rollback."""
     _last_saved_step: int = 0
@@ -158,11 +158,11 @@ class Trainer:
         return agreed
 
     def _answer(self, skipped: Sequence[SkippedStep]) -> SkippedStep | None:
-        """The skipped step to go back before, if any; a checkpoint that was begun since is none to go on from."""
+        """The skipped step that requires a rollback, if any; a checkpoint begun since must not be resumed from."""
         if not skipped:
             return None
         try:
-            fault = self.recourse.answer(skipped)
+            fault = self.fault_policy.apply(skipped)
         except DivergedError:
             self.checkpointer.abandon_from(skipped[0].step)
             raise
@@ -189,7 +189,7 @@ class Trainer:
         self.checkpointer.continue_behind(manifest, folder, samples_consumed=consumed)
         self.heartbeat.mark(Phase.LOADING, step)
         self.checkpointer.load(manifest, folder, self.parallel.parts, self.optimizer)
-        self.recourse.rolled_back(fault, manifest.step)
+        self.fault_policy.rolled_back(fault, manifest.step)
         self._last_saved_step = manifest.step
         self.telemetry.begin()
         reader.close()

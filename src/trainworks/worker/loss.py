@@ -25,7 +25,7 @@ IGNORED = -100
 """The label of a token that does not count."""
 
 _CHUNK_BYTES = 32 << 20
-"""Of fp32 logits at a time: large products are no faster beyond, and smaller ones leave the cache no better."""
+"""Size of the fp32 logits of one chunk: larger products are not faster, smaller ones do not fit caches better."""
 
 
 class ChunkedCrossEntropy:
@@ -131,7 +131,7 @@ def _logit_gradient(softmax_CV: Tensor, labels_C: Tensor, first_row: int) -> Ten
 
 
 def _own_columns(labels_C: Tensor, first_row: int, num_rows: int) -> tuple[Tensor, Tensor]:
-    """Whether this rank has the row of each label, and which one it is; any one where it has not."""
+    """Mask of labels whose row is on this rank, and their row; any row for the others."""
     columns_C = labels_C - first_row
     mine_C = (columns_C >= 0) & (columns_C < num_rows)
     return mine_C, columns_C.clamp(0, num_rows - 1)
@@ -150,8 +150,8 @@ def loss_weights(num_items: Tensor | None, timeline: Timeline) -> Tensor | None:
     Equal counts have w_i = 1, to the last bit. torchtitan (`global_valid_tokens`) and the Trainer of transformers
     (`num_items_in_batch`) normalise in the same way.
 
-    Ranks that share a micro-batch count it alike: every one of `tp` and `pp` counts all of its items, and each of `cp`
-    those of its own positions.
+    Ranks that share a micro-batch count it alike: each rank of `tp` and `pp` counts all items, and each of `cp` those
+    of its own positions.
 
     Args:
         num_items: of each micro-batch [accumulation]; None if all micro-batches of all ranks have the same number.

@@ -1,6 +1,6 @@
-"""Where this rank stands in the layout, and with whom it talks.
+"""Position of this rank in the layout, and its process groups.
 
-Ranks are numbered with the axes in this order, the last one fastest, so that the axes that talk most are closest:
+Ranks are numbered with the axes in this order, the last one fastest, so that axes that communicate most are closest:
 
     pp, dp_replicate, dp_shard, cp, tp
 
@@ -22,7 +22,7 @@ __all__ = ["Mesh"]
 
 
 class Mesh:
-    """The groups of one rank; each is made when it is asked for, by all ranks together.
+    """Process groups of one rank. All ranks create a group together, at its first use.
 
     Args:
         layout: of the whole job; its world size is that of the default process group.

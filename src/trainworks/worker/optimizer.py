@@ -88,7 +88,7 @@ class StepOptimizer:
         self.masks_on_device = device.type != "cpu" and build is None
         self.judge = StepJudge(guard, device)
         self.verdict = torch.zeros((), device=device)
-        """Of the last step, as StepJudge says it."""
+        """Verdict of StepJudge on the last step."""
 
     @property
     def lr(self) -> float:
@@ -143,7 +143,7 @@ class StepOptimizer:
         self.clear()
 
     def _check_elementwise(self) -> None:
-        """A state that is not shaped like its parameter is no part of the whole parameter's state.
+        """Refuse optimizer state that is not shaped like its parameter, and so cannot be sharded with it.
 
         Raises:
             LayoutError: there is one, and the parameters are sharded.
@@ -208,7 +208,7 @@ class LossScale:
             )
 
     def state(self) -> dict[str, Tensor]:
-        """What a checkpoint holds of it, to be loaded in place."""
+        """State for the checkpoint, loaded in place."""
         return {"scale": self._scale, "good_steps": self._good_steps} if self.enabled else {}
 
 
@@ -222,7 +222,7 @@ class _Parameter:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether this rank has a part only."""
+        """True if this rank has only a part of the parameter."""
         return isinstance(self.whole, DTensor) and self.local.shape != self.whole.shape
 
     def gradient(self) -> Tensor | None:

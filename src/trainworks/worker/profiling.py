@@ -1,4 +1,4 @@
-"""A window of steps under torch.profiler: asked for while the run goes on, recorded on chosen ranks, summed up."""
+"""Profile a window of steps with torch.profiler: requested during the run, recorded on chosen ranks, summarised."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ Interval = tuple[float, float]
 
 
 class StepProfiler:
-    """Records the steps that were asked for. Off, it costs rank 0 one look for a file per logging interval.
+    """Record the requested steps. When off, it costs rank 0 one file check per logging interval.
 
     Args:
-        run_dir: whose profile.json is looked for, and whose profiles/ is written.
+        run_dir: its profile.json holds requests, its profiles/ the results.
         device: of this rank.
         num_steps: the plan's last step.
-        from_run_file: the steps that the run file asks for.
+        from_run_file: steps requested by the run file.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class StepProfiler:
         self._recording: torch.profiler.profile | None = None
 
     def is_wanted(self) -> bool:
-        """Whether this rank, if it is rank 0, sees a request that is not taken yet."""
+        """True if this rank is rank 0 and there is a new request."""
         return self._request is None and dist.get_rank() == 0 and self._run_dir.profile_request_file.exists()
 
     def take(self, steps_done: int) -> None:
@@ -66,7 +66,7 @@ class StepProfiler:
         self._request = shared[0]
 
     def begin_step(self, step: int) -> None:
-        """Start recording if this is the first step asked for."""
+        """Start recording at the first requested step."""
         if self._request is None or step != self._request.first_step or dist.get_rank() not in self._request.ranks:
             return
         activities = [torch.profiler.ProfilerActivity.CPU]
@@ -77,7 +77,7 @@ class StepProfiler:
         self._recording.start()
 
     def end_step(self, step: int) -> None:
-        """After the last step asked for, write the trace and what it says; the other ranks wait for it."""
+        """Write the trace and its summary after the last requested step; the other ranks wait."""
         request = self._request
         if request is None or step != request.last_step:
             return
@@ -97,7 +97,7 @@ class StepProfiler:
             )
 
     def close(self) -> None:
-        """The run ends; a window that was asked for and not finished is refused."""
+        """End of the run: refuse a requested window that is not complete."""
         if self._recording is not None:
             self._recording.stop()
             self._recording = None
@@ -149,7 +149,7 @@ def _fields(request: ProfileRequest) -> dict[str, Any]:
 
 
 def summarize(recording: torch.profiler.profile, *, rank: int, request: ProfileRequest) -> ProfileSummary:
-    """Where the time of a recording went: on the accelerator if it has one, else on the CPU.
+    """Time of a recording by kind: on the accelerator if there is one, else on the CPU.
 
     On a CPU that is what operators of the training thread take, Python between them is idle time; collectives count on
     whatever thread they run.
@@ -226,7 +226,7 @@ def _merged(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def _overlap(left: list[Interval], right: list[Interval]) -> list[Interval]:
-    """What two unions have in common."""
+    """Intersection of two unions of intervals."""
     common, first, second = [], 0, 0
     while first < len(left) and second < len(right):
         start, end = max(left[first][0], right[second][0]), min(left[first][1], right[second][1])

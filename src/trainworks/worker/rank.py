@@ -1,4 +1,4 @@
-"""Where a rank starts. It imports nothing, so that the node agent, which must name it, need not import the trainer."""
+"""Entry point of a rank. It imports nothing, so that the node agent can name it without importing the trainer."""
 
 from __future__ import annotations
 

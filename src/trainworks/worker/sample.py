@@ -1,4 +1,4 @@
-"""What the trained model writes: a sample that a person can judge."""
+"""Sample of text from the trained model."""
 
 from __future__ import annotations
 

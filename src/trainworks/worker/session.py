@@ -1,4 +1,4 @@
-"""A run's record, checkpoints and stops for a training loop that exists already.
+"""Record, checkpoints and clean stops for your own training loop.
 
     from trainworks.worker import session
 
@@ -8,7 +8,7 @@
         training.log(loss=loss)
 
 The loop is a command: `trainworks run --nproc 2 -- python train.py`. Killed or stopped, `trainworks resume` starts it
-again, and it goes on behind its last checkpoint.
+again, and it continues after its last checkpoint.
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ def start(
     """
     folder = os.environ.get("TRAINWORKS_RUN_DIR")
     if folder is None:
-        raise UsageError("this process belongs to no run", hint="start it with: trainworks run -- python train.py")
+        raise UsageError(
+            "this process does not belong to a run", hint="start it with: trainworks run -- python train.py"
+        )
     if not dist.is_initialized():
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
@@ -95,12 +97,12 @@ class _State:
         self._also = also
 
     def state_dict(self) -> dict[str, Any]:
-        """What is saved."""
+        """State to save."""
         own = {name: each.state_dict() for name, each in self._also.items()}
         return {"optimizer": get_optimizer_state_dict(self.model, self._optimizer), "also": own}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """What was saved."""
+        """Load a saved state."""
         set_optimizer_state_dict(self.model, self._optimizer, state["optimizer"])
         for name, each in self._also.items():
             each.load_state_dict(state["also"][name])
@@ -110,7 +112,7 @@ class _State:
         return {"optimizer": self, "random": _RandomState()}
 
     def fill_state(self) -> None:
-        """Nothing to do: an optimizer that is asked for its state makes it."""
+        """Nothing to do: `get_optimizer_state_dict` creates the state."""
 
 
 class _RandomState:
@@ -165,14 +167,14 @@ class Session:
         self._stop = StopRequest(run_dir, watch_file=dist.get_rank() == 0)
         signal.signal(signal.SIGTERM, self._stop.note_signal)
         self.steps_done = self._resume()
-        """Of the whole run."""
+        """Steps of the whole run so far."""
         if dist.get_rank() == 0:
             met = {"world_size": dist.get_world_size(), "resumed_from_step": self.steps_done}
             append_event(run_dir.events_file, "attempt", attempt=attempt, **met)
 
     @property
     def is_finished(self) -> bool:
-        """Whether all steps are done; False after a stop."""
+        """True if all steps are done; False after a stop."""
         return self.steps_done >= self._num_steps
 
     def log(self, *, loss: Tensor | float, grad_norm: Tensor | float = 0.0, lr: float = 0.0) -> None:
@@ -180,7 +182,7 @@ class Session:
         self._logged = {"loss": loss, "grad_norm": grad_norm, "lr": lr}
 
     def __iter__(self) -> Iterator[int]:
-        """The numbers of the steps, from 1; ends early, behind a checkpoint, when the run is asked to stop.
+        """Numbers of the steps, from 1. Ends early, after a checkpoint, if the run is stopped.
 
         Raises:
             UsageError: a step logged no loss.
@@ -240,7 +242,7 @@ class Session:
 
     def _save(self, step: int) -> None:
         self._checkpointer.save(step, self._parts(), self._state, samples_consumed=step)
-        self._checkpointer.await_copy()  # nobody knows when a loop of somebody else's changes its weights
+        self._checkpointer.await_copy()  # a user's loop may change its weights at any time
 
     def _resume(self) -> int:
         manifest = self._checkpointer.load_newest(self._parts(), self._state)

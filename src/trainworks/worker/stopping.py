@@ -1,4 +1,4 @@
-"""Who asks a rank to stop."""
+"""Requests to stop a rank."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["StopRequest"]
 
 
 class StopRequest:
-    """Whether this rank has been asked to stop: by a signal, or by the stop file, which rank 0 looks at."""
+    """True after a stop signal, or on rank 0 if the stop file exists."""
 
     def __init__(self, run_dir: RunDir, *, watch_file: bool) -> None:
         self.signalled = False

@@ -1,7 +1,7 @@
-"""What leaves the training loop: once per logging interval, in one collective, in one write.
+"""Metrics of the training loop: once per logging interval, in one collective and one write.
 
-The same collective carries what all ranks must agree on, so that agreeing costs nothing: has anybody been asked to
-stop, is a checkpoint due, has one failed, are steps to be profiled.
+The same collective carries what all ranks must agree on, at no extra cost: a stop request, a due checkpoint, a failed
+checkpoint, a request to profile.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _DURATIONS = 6
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """What at least one rank said; every rank knows the same."""
+    """Flags that at least one rank has set; all ranks see the same values."""
 
     stop: bool = False
     checkpoint: bool = False

@@ -25,7 +25,7 @@ Mark = float | torch.cuda.Event
 
 
 class Timeline:
-    """Makes marks, and collects the stretches in which the current step waited for other ranks."""
+    """Makes marks, and collects the intervals in which the current step waited for other ranks."""
 
     def __init__(self, device: torch.device) -> None:
         self.mark: Callable[[], Mark] = _cuda_mark if device.type == "cuda" else time.perf_counter
@@ -88,12 +88,12 @@ Waited = TypeVar("Waited")
 Result = TypeVar("Result")
 
 _timelines: list[Timeline] = []
-"""The one of the newest model, once there is one."""
+"""Timeline of the newest model, once there is one."""
 _patched: set[tuple[ModuleType, str]] = set()
 
 
 def note_waits(timeline: Timeline, *, pipelined: bool) -> None:
-    """From here on, what this process waits for in functional collectives and pipelines is noted on `timeline`.
+    """Record the waits of this process in functional collectives and pipelines on `timeline`, from now on.
 
     (torch 2.13 has no hook for either. Both functions are looked up in their modules when they are called.)
     """
@@ -125,7 +125,7 @@ def _noted(wait: Callable[[Waited], Result]) -> Callable[[Waited], Result]:
 
 
 def all_reduce(tensor: Tensor, group: dist.ProcessGroup, op: str = "sum") -> None:
-    """In place, and noted like all others.
+    """All-reduce in place, recorded as a wait.
 
     Args:
         tensor: of this rank; afterwards the same on all.

@@ -1,4 +1,4 @@
-"""One rank of a training run: meet the others, build, resume, train, leave."""
+"""One rank of a training run: join the process group, build, resume, train, end."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from trainworks.worker.checkpoint.checkpointer import Checkpointer
 from trainworks.worker.compile_gain import compile_gain
 from trainworks.worker.data.reader import BatchReader, Dataset, Staging
 from trainworks.worker.determinism import make_deterministic
-from trainworks.worker.guard import Recourse
-from trainworks.worker.health.hang import Limits
+from trainworks.worker.guard import FaultPolicy
+from trainworks.worker.health.hang import HangLimits
 from trainworks.worker.health.heartbeat import Heartbeat, Phase
-from trainworks.worker.health.out_of_memory import Scene, measure
+from trainworks.worker.health.out_of_memory import RankState, memory_at_failure
 from trainworks.worker.health.rank_failure import explain, fingerprint
-from trainworks.worker.health.stall_reporter import CHECKPOINT_GROUP, testify
+from trainworks.worker.health.stall_reporter import CHECKPOINT_GROUP, install_stall_reporter
 from trainworks.worker.loop import Trainer, warm_up
 from trainworks.worker.mesh import Mesh
 from trainworks.worker.optimizer import StepOptimizer
@@ -51,13 +51,13 @@ from trainworks.worker.timing import Timeline
 __all__ = ["train"]
 
 _TIMEOUT = timedelta(minutes=10)
-"""Of a collective, at least; the node agent notices a hang long before."""
+"""Least timeout of a collective; the node agent detects a hang long before."""
 _SAMPLE_TOKENS = 160
 
 
 @dataclass(frozen=True, slots=True)
 class _Rank:
-    """What this process is in the job."""
+    """Rank, device and run directory of this process."""
 
     rank: int
     world_size: int
@@ -66,7 +66,7 @@ class _Rank:
     run_dir: RunDir
     data_folder: Path
     stop: StopRequest
-    scene: Scene
+    state: RankState
 
 
 def train(run_folder: str, data_folder: str, node: int, agent_pid: int, board: str | None = None) -> None:
@@ -79,26 +79,26 @@ def train(run_folder: str, data_folder: str, node: int, agent_pid: int, board: s
     rank = int(os.environ["RANK"])
     run_dir.note_rank_start(rank)
     _redirect_output(run_dir.rank_log(rank))
-    scene = Scene(Heartbeat((board, int(os.environ["LOCAL_RANK"])) if board else None))
-    testify(scene.heartbeat)
+    rank_state = RankState(Heartbeat((board, int(os.environ["LOCAL_RANK"])) if board else None))
+    install_stall_reporter(rank_state.heartbeat)
     die_with(agent_pid)
-    scene.heartbeat.mark(Phase.STARTING)
+    rank_state.heartbeat.mark(Phase.STARTING)
     try:
-        _train(run_dir, Path(data_folder), node, scene)
+        _train(run_dir, Path(data_folder), node, rank_state)
     except BaseException as error:
-        _leave(run_dir, node, error, scene)
+        _leave(run_dir, node, error, rank_state)
 
 
-def _train(run_dir: RunDir, data_folder: Path, node: int, scene: Scene) -> None:
+def _train(run_dir: RunDir, data_folder: Path, node: int, rank_state: RankState) -> None:
     resolved = run_dir.read_resolved()
     assert resolved.plan is not None and resolved.run_file.workload is not None
-    rank = _join(resolved, run_dir, data_folder, node, scene)
+    rank = _join(resolved, run_dir, data_folder, node, rank_state)
     attempt, rollbacks = _so_far(run_dir)
-    recourse = Recourse(resolved.run_file.guard, run_dir, attempt=attempt, rollbacks=rollbacks)
-    trainer = _build(resolved, resolved.plan, resolved.run_file.workload, rank, attempt, recourse)
+    fault_policy = FaultPolicy(resolved.run_file.guard, run_dir, attempt=attempt, rollbacks=rollbacks)
+    trainer = _build(resolved, resolved.plan, resolved.run_file.workload, rank, attempt, fault_policy)
     _train_to_the_end(trainer, resolved.plan, resolved.run_file.workload, rank, attempt)
     dist.barrier()
-    rank.scene.parts, rank.scene.optimizer = (), None
+    rank.state.parts, rank.state.optimizer = (), None
     del trainer  # DDP before its process group: torch aborts at exit otherwise, now and then
     gc.collect()
     dist.destroy_process_group()
@@ -107,7 +107,7 @@ def _train(run_dir: RunDir, data_folder: Path, node: int, scene: Scene) -> None:
 
 
 def _train_to_the_end(trainer: Trainer, plan: Plan, workload: Workload, rank: _Rank, attempt: int) -> None:
-    """Resume, train, sample; rank 0 writes down what begins and what has ended."""
+    """Resume, train, sample; rank 0 records the start and the end."""
     events = rank.run_dir.events_file
     steps_done = _resume(trainer, rank)
     pids = _pids_by_rank(rank)
@@ -117,7 +117,7 @@ def _train_to_the_end(trainer: Trainer, plan: Plan, workload: Workload, rank: _R
     step = steps_done
     if steps_done < plan.num_steps:
         step = trainer.run(steps_done)
-    rank.scene.heartbeat.mark(Phase.FINISHING, step)
+    rank.state.heartbeat.mark(Phase.FINISHING, step)
     finished = step == plan.num_steps
     if finished and workload.sample_prompt is not None:
         _write_sample(trainer.parallel, workload, rank, step)
@@ -126,7 +126,7 @@ def _train_to_the_end(trainer: Trainer, plan: Plan, workload: Workload, rank: _R
 
 
 def _redirect_output(log: Path) -> None:
-    """Everything this process prints, from C too, is appended to its own log."""
+    """Append all output of this process, also from C, to its log."""
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -135,8 +135,8 @@ def _redirect_output(log: Path) -> None:
     os.close(handle)
 
 
-def _join(resolved: ResolvedRun, run_dir: RunDir, data_folder: Path, node: int, scene: Scene) -> _Rank:
-    """Meet the other ranks; SIGTERM from here on asks for a clean stop."""
+def _join(resolved: ResolvedRun, run_dir: RunDir, data_folder: Path, node: int, rank_state: RankState) -> _Rank:
+    """Join the process group; from now on SIGTERM requests a clean stop."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.set_num_threads(resolved.processes.threads_per_process)
     if resolved.run_file.workload is not None and resolved.run_file.workload.deterministic:
@@ -147,7 +147,7 @@ def _join(resolved: ResolvedRun, run_dir: RunDir, data_folder: Path, node: int, 
         torch.cuda.set_device(device)
         if resolved.run_file.workload is not None and resolved.run_file.workload.precision == "tf32":
             torch.set_float32_matmul_precision("high")
-    scene.device = device
+    rank_state.device = device
     stop = StopRequest(run_dir, watch_file=rank == 0)
     signal.signal(signal.SIGTERM, stop.note_signal)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -160,15 +160,15 @@ def _join(resolved: ResolvedRun, run_dir: RunDir, data_folder: Path, node: int, 
         world_size=world_size,
         timeout=_collective_timeout(resolved),
     )
-    return _Rank(rank, world_size, node, device, run_dir, data_folder, stop, scene)
+    return _Rank(rank, world_size, node, device, run_dir, data_folder, stop, rank_state)
 
 
 def _collective_timeout(resolved: ResolvedRun) -> timedelta:
-    """Longer than a rank may be silent: who stands still is the node agent's to say."""
+    """Longer than the allowed silence of a rank, because the node agent detects hangs."""
     assert resolved.plan is not None
     silence_s = resolved.run_file.recover.hang_timeout
     if silence_s == "auto":
-        silence_s = Limits().of_step([resolved.plan.step_time.total_s])
+        silence_s = HangLimits().of_step([resolved.plan.step_time.total_s])
     return max(_TIMEOUT, timedelta(seconds=3 * silence_s))
 
 
@@ -187,17 +187,17 @@ def _store(rank: int) -> dist.Store:
 
 
 def _master_address() -> str:
-    """Of rank 0's node, as its agent says; without an agent all ranks are on this machine."""
+    """Address of rank 0's node, set by the agent; without an agent all ranks are on this machine."""
     return os.environ.get("MASTER_ADDR", LOOPBACK)
 
 
 def _rendezvous() -> str:
-    """Where the ranks of this start meet; another one for every start."""
+    """Rendezvous of this attempt, different for each attempt."""
     return f"{_master_address()}:{os.environ['MASTER_PORT']}"
 
 
 def _listener(address: str, port: int) -> int:
-    """The port that the agent found free a moment ago; if somebody took it, the next attempt gets another."""
+    """Listen on the port that the agent chose; if it is taken by now, the next attempt gets another one."""
     try:
         return listen(port, address).detach()
     except PortInUseError as error:
@@ -205,7 +205,7 @@ def _listener(address: str, port: int) -> int:
 
 
 def _so_far(run_dir: RunDir) -> tuple[int, int]:
-    """The number of this attempt, and the rollbacks so far, counted by rank 0 from the record."""
+    """Number of this attempt, and rollbacks so far, counted by rank 0 from the record."""
     kinds = Counter(event["kind"] for event in read_events(run_dir.events_file))
     seen = [1 + kinds["attempt"], kinds["rollback"]]
     dist.broadcast_object_list(seen, src=0)
@@ -219,7 +219,7 @@ def _pids_by_rank(rank: _Rank) -> list[int]:
 
 
 def _build(
-    resolved: ResolvedRun, plan: Plan, workload: Workload, rank: _Rank, attempt: int, recourse: Recourse
+    resolved: ResolvedRun, plan: Plan, workload: Workload, rank: _Rank, attempt: int, fault_policy: FaultPolicy
 ) -> Trainer:
     timeline = Timeline(rank.device)
     mesh = Mesh(plan.layout, rank.device.type)
@@ -236,7 +236,7 @@ def _build(
         guard=resolved.run_file.guard,
         build=opened.build_optimizer,
     )
-    rank.scene.optimizer = optimizer
+    rank.state.optimizer = optimizer
     return Trainer(
         plan=plan,
         seed=workload.seed,
@@ -249,12 +249,12 @@ def _build(
         timeline=timeline,
         telemetry=_telemetry(plan, rank, attempt, loss_scaling=optimizer.loss_scale.enabled),
         checkpointer=_checkpointer(resolved, plan, rank, attempt, dataset),
-        recourse=recourse,
+        fault_policy=fault_policy,
         profiler=StepProfiler(
             rank.run_dir, device=rank.device, num_steps=plan.num_steps, from_run_file=resolved.run_file.profile
         ),
         stop=rank.stop,
-        heartbeat=rank.scene.heartbeat,
+        heartbeat=rank.state.heartbeat,
     )
 
 
@@ -279,7 +279,7 @@ def _checkpointer(resolved: ResolvedRun, plan: Plan, rank: _Rank, attempt: int, 
 
 
 def _build_model(task: Task, workload: Workload, mesh: Mesh, timeline: Timeline, rank: _Rank) -> Parallel:
-    """The model as this rank trains it, after one step that does not count."""
+    """The model as this rank trains it, after a warm-up step."""
     setup = Setup(
         mesh=mesh,
         device=rank.device,
@@ -288,8 +288,8 @@ def _build_model(task: Task, workload: Workload, mesh: Mesh, timeline: Timeline,
         timeline=timeline,
     )
     parallel = task.build(setup)
-    rank.scene.parts = parallel.parts
-    rank.scene.heartbeat.mark(Phase.COMPUTE)
+    rank.state.parts = parallel.parts
+    rank.state.heartbeat.mark(Phase.COMPUTE)
     begin = time.perf_counter()
     warm_up(parallel, task, timeline, rank.device)
     if workload.compile:
@@ -303,7 +303,7 @@ def _build_model(task: Task, workload: Workload, mesh: Mesh, timeline: Timeline,
 def _reading(
     dataset: Dataset, workload: Workload, plan: Plan, mesh: Mesh, device: torch.device
 ) -> Callable[[int], BatchReader]:
-    """Starts reading at a batch; rollbacks leave batches out, so that there may be more of them than steps."""
+    """Function that starts reading at a batch; rollbacks skip batches, so a run may read more of them than steps."""
 
     def read_from(batch: int) -> BatchReader:
         return BatchReader(
@@ -322,8 +322,8 @@ def _reading(
 
 
 def _resume(trainer: Trainer, rank: _Rank) -> int:
-    """Load the newest checkpoint that can be loaded, if there is one; returns the steps that it holds."""
-    rank.scene.heartbeat.mark(Phase.LOADING)
+    """Load the newest loadable checkpoint, if any; returns its step."""
+    rank.state.heartbeat.mark(Phase.LOADING)
     manifest = trainer.checkpointer.load_newest(trainer.parallel.parts, trainer.optimizer)
     if manifest is None:
         return 0
@@ -345,12 +345,12 @@ def _write_sample(parallel: Parallel, workload: Workload, rank: _Rank, step: int
         append_event(rank.run_dir.events_file, "sample", step=step, prompt=prompt, text=text)
 
 
-def _leave(run_dir: RunDir, node: int, error: BaseException, scene: Scene) -> None:
-    """Write down why this rank ends, and end it at once: no clean-up may wait for ranks that are gone."""
+def _leave(run_dir: RunDir, node: int, error: BaseException, rank_state: RankState) -> None:
+    """Record why this rank fails, and end it at once: clean-up could wait for ranks that are gone."""
     failure = explain(error)
     try:
-        last = scene.heartbeat.last
-        memory = measure(error, scene).model_dump() if failure.cause == "oom" else None
+        last = rank_state.heartbeat.last
+        memory = memory_at_failure(error, rank_state).model_dump() if failure.cause == "oom" else None
         if failure.cause == "disk_full":
             run_dir.release_reserve()
         append_event(

@@ -40,7 +40,7 @@ from trainworks.worker.loss import loss_weights
 from trainworks.worker.mesh import Mesh
 from trainworks.worker.optimizer import StepOptimizer
 from trainworks.worker.parallel.build import Parallel, Setup
-from trainworks.worker.tasks.open_task import Opened, open_task
+from trainworks.worker.tasks.open_task import OpenedTask, open_task
 from trainworks.worker.timing import StepMarks, Timeline
 
 __all__ = ["try_out"]
@@ -52,7 +52,7 @@ _FIRST = 1
 
 
 def try_out(request: TrialRequest) -> dict[str, object]:
-    """What rank 0 measured, or what is wrong; no process is left behind."""
+    """Measurements of rank 0, or the error; no process remains."""
     for module in rank_modules(request.workload, request.layout):  # resident in a rank, so part of the baseline
         importlib.import_module(module)
     context = multiprocessing.get_context("fork")
@@ -74,7 +74,7 @@ def try_out(request: TrialRequest) -> dict[str, object]:
 
 
 def _first_word(pipes: list[Connection]) -> dict[str, object]:
-    """The error of whoever has one, else what rank 0 says."""
+    """The first error of any rank, else the result of rank 0."""
     waiting = list(pipes)
     said: dict[str, object] = {}
     while waiting:
@@ -97,7 +97,7 @@ def _first_word(pipes: list[Connection]) -> dict[str, object]:
 
 def _rank(rank: int, request: TrialRequest, listener: socket.socket, pipe: Connection, parent: int) -> None:
     die_with(parent)
-    os.dup2(2, 1)  # what a module prints is talk
+    os.dup2(2, 1)  # output of a user module goes to stderr
     try:
         _join(rank, request, listener)
         trial = _measure(request, _device(request, rank))
@@ -106,7 +106,7 @@ def _rank(rank: int, request: TrialRequest, listener: socket.socket, pipe: Conne
     except BaseException as error:
         traceback.print_exception(error)
         failure = explain(error)
-        if failure.cause != "peer_lost":  # whoever caused that says why
+        if failure.cause != "peer_lost":  # the rank that caused it reports why
             pipe.send({"error": failure.message, "hint": failure.hint, "place": failure.place, "cause": failure.cause})
     signal.pause()  # until all have spoken: a rank that leaves takes its store along
 
@@ -171,7 +171,7 @@ def _measure(request: TrialRequest, device: torch.device) -> Trial:
     )
 
 
-def _warm_up(parallel: Parallel, opened: Opened, timeline: Timeline, device: torch.device, *, counted: bool) -> int:
+def _warm_up(parallel: Parallel, opened: OpenedTask, timeline: Timeline, device: torch.device, *, counted: bool) -> int:
     if not counted:
         warm_up(parallel, opened.task, timeline, device)
         return 0
@@ -182,7 +182,7 @@ def _warm_up(parallel: Parallel, opened: Opened, timeline: Timeline, device: tor
 
 def _steps(
     request: TrialRequest,
-    opened: Opened,
+    opened: OpenedTask,
     parallel: Parallel,
     optimizer: StepOptimizer,
     timeline: Timeline,
@@ -219,7 +219,7 @@ def _agreed_steps(step_s: float, device: torch.device) -> int:
     return int(wanted.item())
 
 
-def _reader(request: TrialRequest, opened: Opened, mesh: Mesh, device: torch.device) -> BatchReader:
+def _reader(request: TrialRequest, opened: OpenedTask, mesh: Mesh, device: torch.device) -> BatchReader:
     return BatchReader(
         opened.dataset,
         seed=request.workload.seed,
@@ -238,7 +238,7 @@ def _bytes(tensors: Iterable[object]) -> int:
 
 
 def _whole_bytes(parallel: Parallel) -> int:
-    """Of weights and buffers, which know their size as a whole."""
+    """Bytes of weights and buffers of the whole model."""
     return _bytes([tensor for part in parallel.parts for tensor in part.state_dict().values()])
 
 
@@ -247,7 +247,7 @@ def _resident(device: torch.device) -> int:
 
 
 def main(request: str, parent: str) -> int:
-    """Print what was found."""
+    """Print the result."""
     die_with_parent(signal.SIGKILL, int(parent))
     try:
         word = try_out(TrialRequest.model_validate_json(request))

@@ -1,7 +1,7 @@
 """Checkpoints: sharded, written while training goes on, complete when their manifest is.
 
-What is in one: model and optimizer state under their parameter names (so that any layout loads it), loss scaler, and
-the step, from which the learning rate, the reader's position and the random numbers follow.
+A checkpoint holds model and optimizer state under their parameter names (so that any layout loads it), loss scaler, and
+the step, which determines the learning rate, the reader's position and the random numbers.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class UnreadableCheckpointError(EnvironmentProblem):
 
 
 class HasState(Protocol):
-    """What of a training run a checkpoint holds beside the model: the optimizer and what goes with it."""
+    """State of a training run beside the model: the optimizer and what belongs to it."""
 
     def checkpoint_state(self) -> dict[str, Any]:
-        """By name: `optimizer`, under the names that every layout has, and whatever else there is.
+        """State by name: `optimizer`, under parameter names common to all layouts, and further entries.
 
         `random` holds the state of each rank's generators, which other ranks do not load.
         """
@@ -114,7 +114,7 @@ class Checkpointer:
         folder = self._run_dir.checkpoint(step)
         if dist.get_rank() == 0:
             delete_checkpoint(folder)
-        if torch.cuda.is_initialized():  # the copy has a stream of its own, which knows nothing of this one
+        if torch.cuda.is_initialized():  # the copy runs on its own stream, which does not wait for this one
             torch.cuda.current_stream().synchronize()
         copied = self._stager.stage(_unchanging(_state(parts, optimizer), parts))
         assert isinstance(copied, Future)
@@ -137,7 +137,7 @@ class Checkpointer:
         self._may_complete.set()
 
     def abandon_from(self, step: int) -> None:
-        """Of the save that is under way, delete what it wrote if it is of `step` or a later one, else complete it."""
+        """Delete the files of a running save of `step` or later; complete an earlier one."""
         self._abandoned = self._saving_step >= step
         self.allow_completion()
         self.wait()
@@ -274,7 +274,7 @@ class Checkpointer:
         self._unreported.clear()
 
     def continue_behind(self, manifest: Manifest, folder: Path, *, samples_consumed: int) -> None:
-        """From now on whoever resumes from this checkpoint reads on behind that sample."""
+        """A run that resumes from this checkpoint continues after that sample."""
         if dist.get_rank() == 0:
             write_manifest(folder, manifest.model_copy(update={"samples_consumed": samples_consumed}))
         dist.barrier(self._group)
@@ -312,7 +312,7 @@ class Checkpointer:
 
 
 def _state(parts: Sequence[nn.Module], optimizer: HasState) -> dict[str, Any]:
-    """Names and shapes are those of the whole model: each rank gives its part of each tensor, whatever the layout."""
+    """Names and shapes are those of the whole model: each rank provides its part of each tensor, in any layout."""
     return {
         "model": {name: tensor for part in parts for name, tensor in part.state_dict().items()},
         **optimizer.checkpoint_state(),
@@ -357,7 +357,7 @@ def _explained(error: BaseException, folder: Path) -> TrainworksError:
 
 
 def _load_failure(error: BaseException, manifest: Manifest) -> BaseException:
-    """What to raise for an error of loading: files that are as they were written do not fit, others are damaged."""
+    """Exception for a loading error: intact files do not match the model, others are damaged."""
     if is_out_of_memory(error):
         return error
     reason = str(error).strip() or type(error).__name__

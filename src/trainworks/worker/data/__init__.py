@@ -1,1 +1,1 @@
-"""From a source to batches: prepare it once, then read it in an order that only the seed and the step decide."""
+"""Training data: prepared once per source, then read in an order that depends only on the seed and the step."""

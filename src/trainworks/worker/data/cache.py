@@ -1,9 +1,9 @@
-"""Shards of a store on this node's disk: complete or absent, verified, no more than a limit, one copy for all ranks.
+"""Local cache of shards from a store: complete or absent, verified, limited in size, one copy for all ranks.
 
 <folder>/<shard>          complete and verified: it was renamed to this name
          .<shard>.part    being downloaded; has its final size from the start, so that it counts
-         <shard>.lock     shared by whoever reads the shard, exclusive for who downloads or removes it
-         cache.lock       for who makes room
+         <shard>.lock     shared by readers of the shard, exclusive for its download or removal
+         cache.lock       held to make room
 
 The locks are the kernel's (flock): a killed process holds none.
 """
@@ -32,7 +32,7 @@ _PATIENCE, _WAIT_S = 100, 0.1
 
 
 class NoRoomError(EnvironmentProblem):
-    """What is in use leaves no room in the cache."""
+    """Shards in use leave no room in the cache."""
 
 
 class ShardCache:
@@ -51,13 +51,13 @@ class ShardCache:
         self._clock = clock or SystemClock()
 
     def hold(self, name: str, shard: Shard, store: Store, remote_name: str) -> tuple[Path, int]:
-        """The file of a shard, downloaded if it is not here, and a lock; until that is closed the file stays.
+        """The file of a shard, downloaded if missing, and a lock that keeps it until closed.
 
         Args:
-            name: in this cache.
-            shard: what it has to be.
-            store: where it comes from.
-            remote_name: what it is called there.
+            name: file name in this cache.
+            shard: expected size and checksum.
+            store: source of the file.
+            remote_name: file name in the store.
 
         Raises:
             EnvironmentProblem: the store does not answer, its file is not what the card says, or what is in use
@@ -66,7 +66,7 @@ class ShardCache:
         """
         path, patience = self._folder / name, _PATIENCE
         while True:
-            lock = self._lock(name, fcntl.LOCK_SH)  # waits while somebody downloads it
+            lock = self._lock(name, fcntl.LOCK_SH)  # waits for a running download
             if path.exists():
                 os.utime(path)
                 return path, lock
@@ -80,7 +80,7 @@ class ShardCache:
                 self._clock.sleep(_WAIT_S)
 
     def fetch_ahead(self, name: str, shard: Shard, store: Store, remote_name: str) -> None:
-        """Download a shard, unless it is here or somebody downloads it.
+        """Download a shard, unless it is present or being downloaded.
 
         It never waits for the exclusive lock: another rank may have downloaded the shard meanwhile, and hold it for as
         long as it trains.
@@ -100,7 +100,7 @@ class ShardCache:
                 with self._locked("cache", fcntl.LOCK_EX):  # so that who counts sees it under one name
                     part.replace(path)
             except BaseException:
-                with self._locked("cache", fcntl.LOCK_EX):  # nor may it vanish while somebody counts
+                with self._locked("cache", fcntl.LOCK_EX):  # nor may it vanish during the count
                     part.unlink(missing_ok=True)
                 raise
 
@@ -123,7 +123,7 @@ class ShardCache:
                 reserved.truncate(num_bytes)
 
     def _removed_bytes(self, file: Path) -> int:
-        """Size of the file, now removed; 0 if somebody uses it."""
+        """Remove a file and return its size; 0 if it is in use."""
         try:
             with self._locked(file.name.removeprefix(".").removesuffix(".part"), fcntl.LOCK_EX | fcntl.LOCK_NB):
                 size = file.stat().st_size
@@ -151,7 +151,7 @@ class ShardCache:
 
 
 def _download(store: Store, name: str, to: Path, shard: Shard) -> None:
-    """Write a file of the store over `to`, and check that it is what the card says; once more if it is not."""
+    """Download a file of the store to `to` and verify it against the card; retry once."""
     address = f"{store.address}/{name}"
     for _ in range(_TRIES):
         digest = hashlib.sha256()

@@ -1,4 +1,4 @@
-"""What a folder of prepared data holds.
+"""Card of a folder of prepared data.
 
 <folder>/dataset.json           the card; written last, so that the folder is complete or absent
          tokenizer.json         of tokens
@@ -31,7 +31,7 @@ class Shard(Spec):
     items: int
     """Tokens, or images."""
     num_bytes: int
-    """Of the file."""
+    """Checksum of the file."""
     sha256: str
 
 
@@ -45,14 +45,14 @@ class Part(Spec):
 
 
 class DatasetCard(Spec):
-    """What a folder of prepared data holds."""
+    """Contents of a folder of prepared data."""
 
     kind: Literal["tokens", "images", "image-files", "mixture"] = "tokens"
     source: str
     fingerprint: str
     """SHA-256 over the shards' own: the same fingerprint is the same training data."""
     shards: dict[str, Shard] = Field(default_factory=dict)
-    """By file name, in order."""
+    """Shards in order of their file names."""
     vocabulary: int = 0
     dtype: str = "<u2"
     num_bytes_of_text: int = 0
@@ -66,7 +66,7 @@ class DatasetCard(Spec):
     parts: tuple[Part, ...] = ()
     """Sources of a mixture."""
     store: str | None = None
-    """Address that the shards are streamed from; None if they lie beside the card."""
+    """Address that the shards are streamed from; None if they are beside the card."""
 
     @property
     def num_items(self) -> int:
@@ -80,7 +80,7 @@ class DatasetCard(Spec):
 
     @property
     def num_bytes(self) -> int:
-        """Of all shards."""
+        """Tokens of all shards."""
         return sum(shard.num_bytes for shard in self.shards.values())
 
 

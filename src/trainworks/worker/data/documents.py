@@ -47,7 +47,7 @@ def _text(piece: Piece, column: str | None) -> Iterator[str]:
 
 
 def _jsonl(piece: Piece, column: str | None) -> Iterator[str]:
-    """The lines that begin in the piece's range; a line belongs to the piece in which its first byte lies."""
+    """Lines that begin in the piece's range; a line belongs to the piece that holds its first byte."""
     with _open(piece) as file:
         whole = piece.address.endswith(".gz")
         if piece.start:
@@ -80,7 +80,7 @@ def _text_of_line(line: bytes, column: str | None, piece: Piece, position: int) 
 
 
 def _place(piece: Piece, position: int) -> str:
-    """`file:line`, counted when somebody wants to know."""
+    """`file:line`, counted on demand."""
     with _open(piece) as file:
         number = 1 + file.read(position).count(b"\n")
     return f"`{piece.address}:{number}`"

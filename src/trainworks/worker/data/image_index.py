@@ -73,9 +73,9 @@ def prepare_images(source: DataSource, cache: Path) -> Path:
 
 
 def make_image_shards(source: DataSource, folder: Path, progress: Progress) -> DatasetCard:
-    """Images of folders in shards of about 64 MB, as they are: nothing is decoded, nothing is lost.
+    """Pack the images of folders into shards of about 64 MB, unchanged: nothing is decoded.
 
-    They are dealt to the shards like cards, one by one: neighbouring files, which belong to one class, come to lie in
+    They are dealt to the shards like cards, one by one: neighbouring files, which belong to one class, end up in
     different shards, and every shard holds about every class.
     """
     classes, files = image_files(source)
@@ -86,7 +86,7 @@ def make_image_shards(source: DataSource, folder: Path, progress: Progress) -> D
         for number in range(num_shards):
             name, dealt = f"images-{number:05d}.bin", files[number::num_shards]
             size = sum(file.num_bytes for file in dealt)
-            known = work / f"{name}.json"  # of an earlier try; its presence says that the shard is complete
+            known = work / f"{name}.json"  # from an earlier try; its presence marks a complete shard
             if not known.exists() or not _is_whole(work / name, known):
                 shard = _write_shard(work / name, dealt)
                 write_atomic(known, shard.model_dump_json())

@@ -28,7 +28,7 @@ _SEED_OF_CROPS = 0x1A6E
 
 
 class _Images:
-    """What folders and shards have in common.
+    """Base of image folders and image shards.
 
     Args:
         fingerprint: of the data.
@@ -71,7 +71,7 @@ class FolderImages(_Images):
         return len(self._files)
 
     def order(self, seed: int | Sequence[int]) -> Order:
-        """Which image comes when."""
+        """Order of the images."""
         return FullShuffle(len(self), seed)
 
     def gather(self, indices: Indices, samples: Indices) -> dict[str, NDArray[Any]]:
@@ -103,7 +103,7 @@ class ShardedImages(_Images):
         return int(self._first_of_shard[-1])
 
     def order(self, seed: int | Sequence[int]) -> Order:
-        """Which image comes when."""
+        """Order of the images."""
         if self._window is None or self._window >= len(self._sizes):
             return FullShuffle(len(self), seed)
         return WindowShuffle(self._sizes, seed, window=self._window, ahead=self._shards.fetch)

@@ -1,7 +1,7 @@
-"""What a source of text consists of, and its division into parts: one part becomes one shard.
+"""Files of a text source, and their division into parts: one part becomes one shard.
 
-The division depends on the source alone, never on how many processes tokenize it, so that shards are the same bytes
-whoever makes them and however often they were interrupted.
+The division depends on the source alone, never on how many processes tokenize it, so that shards are
+identical for any number of processes and interruptions.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Piece:
 
 
 def find_inputs(source: DataSource) -> list[Input]:
-    """The files of a source, in an order that does not change.
+    """The files of a source, in a fixed order.
 
     Raises:
         UsageError: there are none, or they are no text.

@@ -17,15 +17,15 @@ from trainworks.worker.data.order import FullShuffle, Indices, Order
 __all__ = ["MapStyleDataset"]
 
 _PROBES = 16
-"""Items that stand for all of them in a fingerprint."""
+"""Items sampled for a fingerprint."""
 
 
 class MapStyleDataset:
     """Items of a map-style dataset as arrays by name.
 
-    An item is a tensor, a tuple or a dictionary of them; arrays and numbers are as good as tensors. A dataset with
-    `gather(indices, samples)` gives arrays of many items at once; `samples` are their numbers in the run, by which
-    whatever is random should be drawn. One with `fingerprint` says itself what it is.
+    An item is a tensor, a tuple or a dictionary of them; arrays and numbers count as tensors. A dataset with
+    `gather(indices, samples)` gives arrays of many items at once; `samples` are their numbers in the run, which
+    should key random draws. One with `fingerprint` identifies itself.
 
     Args:
         dataset: what is read.
@@ -70,7 +70,7 @@ class MapStyleDataset:
         return {name: tensor.contiguous().numpy() for name, tensor in self._by_name(batch).items()}
 
     def as_item(self, batch: Mapping[str, Any]) -> Any:
-        """What the model is called with, put together again: a tensor, a tuple or a dictionary."""
+        """Input of the model, reassembled: a tensor, a tuple or a dictionary."""
         if self._kind is dict:
             return dict(batch)
         values = tuple(batch[name] for name in self._names)
@@ -88,7 +88,7 @@ class MapStyleDataset:
         return values
 
     def _probed(self) -> str:
-        """Of the length and of some items, which all ranks find alike."""
+        """Fingerprint of the length and some items, the same on all ranks."""
         digest = hashlib.sha256(str(self._len).encode())
         indices = np.unique(np.linspace(0, self._len - 1, _PROBES).astype(np.int64))
         for array in self.gather(indices, indices).values():

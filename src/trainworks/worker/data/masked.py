@@ -15,24 +15,24 @@ __all__ = ["MaskedTokens"]
 
 _SHARE = 0.15
 _HIDDEN, _REPLACED = 0.8, 0.1
-"""Of the chosen tokens; the rest stay as they are."""
+"""Shares of the chosen tokens that are hidden and replaced; the rest stay unchanged."""
 _NOT_ASKED = -100
 """The label of a token that the loss leaves out."""
 
 
 class MaskedTokens:
-    """`x` and `labels` [n, T]: round(0.15 T) tokens of every sequence are asked for, 80 % of them hidden, 10 % replaced
+    """`x` and `labels` [n, T]: round(0.15 T) tokens of every sequence are predicted, 80 % of them hidden, 10 % replaced
     by any token, 10 % left.
 
-    Every sequence asks for the same number, as in BERT's own code, so that the mean over a micro-batch, over ranks and
-    over accumulation is the mean over all tokens asked for in the global batch. What is drawn depends on the seed and
+    Every sequence predicts the same number, as in BERT's own code, so that the mean over a micro-batch, over ranks and
+    over accumulation is the mean over all predicted tokens of the global batch. What is drawn depends on the seed and
     on the number g of the sample alone: it is the same on any number of ranks, and another in every epoch.
 
     Args:
         tokens: gathers `tokens` [n, T + 1], of which the first T are taken.
-        mask: what stands for a hidden token.
+        mask: token that replaces a hidden one.
         vocabulary: tokens that may replace one: 0 ... vocabulary - 1.
-        spared: tokens that are asked for only if there are too few others; ends of documents.
+        spared: tokens that are predicted only if there are too few others; ends of documents.
         seed: of the run.
     """
 
@@ -47,7 +47,7 @@ class MaskedTokens:
         return len(self._tokens)
 
     def order(self, seed: int | Sequence[int]) -> Order:
-        """That of the tokens."""
+        """Fingerprint of the tokens."""
         return self._tokens.order(seed)
 
     def gather(self, indices: Indices, samples: Indices) -> dict[str, NDArray[Any]]:

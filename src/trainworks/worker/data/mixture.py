@@ -4,7 +4,7 @@ Samples are dealt in blocks of M. Of the first n = b * M samples, source s gets
 
     D_s(n) = floor(n * W_s) - floor(n * W_(s-1)),   W_s = w_1 + ... + w_s,  W_last = 1
 
-so that its share is right to less than one sample at the end of every block, for ever, whatever the weights. Within a
+so that its share is right to less than one sample at the end of every block, for any weights. Within a
 block the sources come in an order that is a keyed permutation. The k-th sample of source s in the whole run is its own
 sample k: each source goes through its own epochs, and nothing of it repeats before all of it was seen.
 """
@@ -82,7 +82,7 @@ class MixedOrder:
     Args:
         orders: of each source.
         sizes: items of each source.
-        dealer: says whose turn it is.
+        dealer: picks the source of each sample.
     """
 
     def __init__(self, orders: Sequence[Order], sizes: Sequence[int], dealer: Dealer) -> None:
@@ -121,12 +121,12 @@ class MixedDataset:
         return int(self._first_of_part[-1])
 
     def order(self, seed: int | Sequence[int]) -> Order:
-        """Which item comes when; each part has an order, and epochs, of its own."""
+        """Order of the items; each part has its own order and epochs."""
         orders = [part.order((*as_key(seed), number)) for number, part in enumerate(self._parts)]
         return MixedOrder(orders, [len(part) for part in self._parts], Dealer(self._weights, seed))
 
     def gather(self, indices: Indices, samples: Indices) -> dict[str, NDArray[Any]]:
-        """What the parts gather, in the order of `indices`."""
+        """Arrays gathered by the parts, in the order of `indices`."""
         part_of = np.searchsorted(self._first_of_part, indices, side="right") - 1
         gathered: dict[str, NDArray[Any]] = {}
         first = self._parts[0]

@@ -1,4 +1,4 @@
-"""From a folder of prepared data to the dataset that a reader reads."""
+"""Open a folder of prepared data as a dataset."""
 
 from __future__ import annotations
 

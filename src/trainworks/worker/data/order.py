@@ -1,4 +1,4 @@
-"""Which item comes when, as a pure function of (seed, g): nothing to lose, nothing to restore.
+"""Order of the items as a pure function of (seed, g): there is no state to save or restore.
 
 Sample g of the run (g = 0, 1, 2 ...) belongs to epoch e = g // N at position p = g mod N, N items being one pass over
 the data. Within an epoch the order is a keyed permutation P(seed, e): p -> item, computed where it is needed and never
@@ -115,14 +115,14 @@ class FullShuffle:
 class WindowShuffle:
     """Every epoch the shards in another order, and the items mixed within windows of about `window` shards.
 
-    What is read at one time lies in `window` + 1 shards, so a node needs room for three windows and no more. The price
+    Reads at one time touch `window` + 1 shards, so a node needs room for only three windows. The price
     is that a batch mixes the items of `window` shards only; docs/concepts/data.md has figures.
 
     Args:
         shard_sizes: items in each shard.
         seed: of the run, or several numbers that are one key together.
         window: shards that are mixed with each other.
-        ahead: told, whenever another window is entered, the shards of that window and of the next.
+        ahead: called at each new window, with the shards of that window and the next.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class WindowShuffle:
         return _by_key(epochs, lambda epoch, rows: self._of_epoch(epoch, positions[rows]))
 
     def shards_of(self, epoch: int, window: int) -> Indices:
-        """The shards of a window, in the order in which they lie in it; windows past the end are the next epoch's."""
+        """The shards of a window, in their order; windows past the end are the next epoch's."""
         num_windows = -(-self._num_items // self._window_items)
         epoch, window = epoch + window // num_windows, window % num_windows
         shards, ends = self._shard_order(epoch)

@@ -1,4 +1,4 @@
-"""From sources to folders of prepared data, once per source and tokenizer, cached.
+"""Prepare sources as folders of data, cached by source and tokenizer.
 
 <cache>/tokenizers/<key>/tokenizer.json    trained on the sources
         <source>-<key>/                    prepared tokens or images, see data/card.py
@@ -40,7 +40,7 @@ _FORMAT = 2
 
 
 def _silent(done: int, total: int) -> None:
-    """Nobody watches."""
+    """Progress callback that does nothing."""
 
 
 def prepare(

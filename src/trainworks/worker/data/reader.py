@@ -20,9 +20,9 @@ _MAX_BLOCK_STEPS = 64
 
 
 class Staging:
-    """Host memory from which batches go to a device.
+    """Host memory for batches on their way to a device.
 
-    An accelerator copies from page-locked memory by itself, while the host goes on; any other memory makes the host
+    An accelerator copies from page-locked memory by itself, while the host continues; any other memory makes the host
     wait. torch's allocator takes such memory back once the copies from it have ended, so a batch may be dropped as soon
     as its copy has been issued.
 
@@ -45,20 +45,20 @@ class Staging:
 
 
 class Dataset(Protocol):
-    """What the reader reads: items by number, and an order to take them in.
+    """Items by number, and their order: the interface that the reader needs.
 
-    A dataset of one's own has these five members and nothing else to do with ranks, steps or resuming.
+    Your own dataset needs these five members, and no code for ranks, steps or resuming.
     """
 
     fingerprint: str
     """The same fingerprint is the same data: a run does not resume on another."""
     sample_bytes: int
-    """Of one item as it is gathered; decides how far the reader reads ahead."""
+    """Bytes of one gathered item, which set how far the reader reads ahead."""
 
     def __len__(self) -> int: ...
 
     def order(self, seed: int | Sequence[int]) -> Order:
-        """Which item is sample g; several numbers are one seed together."""
+        """Order of the items by sample number; several numbers together form one seed."""
         ...
 
     def gather(self, indices: Indices, samples: Indices) -> Mapping[str, NDArray[Any]]:
@@ -116,8 +116,8 @@ class BatchReader:
         self._next_block = self._submit(first_step)
 
     def next_batch(self) -> dict[str, Tensor]:
-        """What the dataset gathers, by name, each [accumulation, micro_batch, ...], of the next optimizer step;
-        waits only if reading is behind.
+        """Arrays of the next optimizer step by name, each [accumulation, micro_batch, ...]; waits only if reading is
+        behind.
         """
         for batch in self._steps:
             return batch
@@ -134,7 +134,7 @@ class BatchReader:
         return self._pool.submit(self._read, step, min(step + self._block_steps, self._last_step))
 
     def _read(self, first: int, last: int) -> tuple[dict[str, Tensor], int, int]:
-        """By name [steps, accumulation, micro_batch, ...] of steps `first` ... `last` - 1, with both."""
+        """Arrays by name [steps, accumulation, micro_batch, ...] of steps `first` ... `last` - 1, with both numbers."""
         samples = self._samples(first, last)
         arrays = self._dataset.gather(self._order(samples), samples)
         shape: Sequence[int] = (last - first, self._accum, self._micro_batch)

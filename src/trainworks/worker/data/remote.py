@@ -50,7 +50,7 @@ def stored_data(address: str, cache: Path) -> Path | None:
 def put(folder: Path, card: DatasetCard, address: str) -> int:
     """Copy prepared data to a store, the card last; returns how many files were sent.
 
-    A shard that is there with the right size is not sent again: a `put` that was interrupted goes on.
+    A shard that is present with the right size is not sent again, so an interrupted `put` continues.
     """
     store, sent = Store(address), 0
     with naming_store(address):
@@ -107,7 +107,7 @@ class StreamedShards:
         return self._open[number][0]
 
     def fetch(self, numbers: Indices) -> None:
-        """Fetch these, in this order, and forget what was asked for before."""
+        """Fetch these in this order; earlier requests are dropped."""
         with self._news:
             self._wanted = deque(int(number) for number in numbers)
             self._news.notify_all()
@@ -122,7 +122,7 @@ class StreamedShards:
                 number = self._wanted.popleft()
             try:
                 self._cache.fetch_ahead(*self._file(number))
-            except TrainworksError:  # whoever needs the shard meets the error again, and says so
+            except TrainworksError:  # the reader of the shard meets the error again and reports it
                 with self._news:
                     self._wanted.clear()
 

@@ -19,7 +19,7 @@ Bytes = NDArray[np.uint8]
 
 
 class Shards(Protocol):
-    """Where a dataset gets its files from."""
+    """Source of the files of a dataset."""
 
     def open(self, number: int) -> Bytes:
         """The content of shard `number`; valid until the next call."""
@@ -31,7 +31,7 @@ class Shards(Protocol):
 
 
 class LocalShards:
-    """Files of a folder, mapped once and for all.
+    """Memory-mapped files of a folder.
 
     Raises:
         EnvironmentProblem: a file is missing, or has another size than the card says.

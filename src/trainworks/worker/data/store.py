@@ -46,7 +46,7 @@ class Store:
         return posixpath.join(self.root, name) if name else self.root
 
     def exists(self, name: str) -> bool:
-        """Whether there is such a file."""
+        """True if the file exists."""
         with naming_store(self.address):
             return bool(self.fs.exists(self.path(name)))
 

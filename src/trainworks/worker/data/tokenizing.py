@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
-"""What closes a document: the first that the tokenizer knows. A trained one knows the first."""
+"""End-of-document tokens: the first that the tokenizer has is used. A trained tokenizer has the first."""
 _BATCH_BYTES = 2_000_000
 
 Tokens = NDArray[np.unsignedinteger]
@@ -136,7 +136,7 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
 
 
 _makers: list[ShardMaker] = []
-"""Of this process, if it is one of a pool."""
+"""Shard maker of this process, if it belongs to a pool."""
 
 
 def begin_process(parent: int, folder: Path, column: str | None, packed: int | None) -> None:
@@ -153,10 +153,10 @@ def make_in_process(name: str, pieces: Sequence[Piece]) -> Made:
 
 
 def pack(documents: list[Tokens], row: int, filler: int) -> tuple[Tokens, int]:
-    """Best-fit decreasing: each document goes where it leaves the least room, the longest first.
+    """Best-fit decreasing: each document, longest first, goes into the row where it leaves the least room.
 
     A document longer than a row is cut into rows that share their border token, so that every token is still
-    predicted from the one before; its last piece is packed like a document. Rows stand in the order in which they
+    predicted from the one before; its last piece is packed like a document. Rows keep the order in which they
     were begun (Ding et al., "Fewer Truncations Improve Language Modeling", 2024).
 
     Args:

@@ -19,13 +19,13 @@ __all__ = ["TokenDataset"]
 class TokenDataset:
     """Shards cut into sequences of T + 1 tokens that share their border token with the next; or rows already packed.
 
-    A sequence never crosses two shards. A row is copied as it lies in the file, without a matrix of indices.
+    A sequence never crosses two shards. A row is copied straight from the file, without a matrix of indices.
 
     Args:
-        folder: of the card, with its shards unless `shards` says otherwise.
+        folder: folder of the card, with its shards unless `shards` is given.
         card: of the tokens.
         sequence_length: T.
-        shards: where the files come from.
+        shards: source of the files.
         window: shards that are shuffled together; None shuffles all.
     """
 
@@ -56,7 +56,7 @@ class TokenDataset:
         return int(self._first_of_shard[-1])
 
     def order(self, seed: int | Sequence[int]) -> Order:
-        """Which sequence comes when."""
+        """Order of the sequences."""
         if self._window is None or self._window >= len(self._num_rows):
             return FullShuffle(len(self), seed)
         return WindowShuffle(self._num_rows, seed, window=self._window, ahead=self._shards.fetch)

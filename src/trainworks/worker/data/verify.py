@@ -1,4 +1,4 @@
-"""Is prepared data what its card says?"""
+"""Verify prepared data against its card."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _READ_BYTES = 4 << 20
 def verify(folder: Path, progress: Progress) -> list[dict[str, str]]:
     """Every damaged or missing shard, `{"shard": .., "problem": ..}`, of prepared data here or in its store.
 
-    Images that are read where they lie have no checksum: their sizes are compared.
+    Images in folders have no checksum: their sizes are compared.
 
     Raises:
         EnvironmentProblem: the store does not answer.

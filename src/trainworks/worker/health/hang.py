@@ -1,8 +1,8 @@
-"""Which rank stands still, and which ones only wait for it. Pure: sightings in, a verdict out.
+"""Find the rank that hangs among those that only wait for it. Pure: observations in, a verdict out.
 
-In a synchronous job one rank that stands still stops all the others, so a silence says little about who caused it. The
-cause is a rank that does *not* wait for others: it is stopped, or does not answer, or its main thread is somewhere else
-than in a collective. Where all of them wait, they wait for each other.
+In a synchronous job one hung rank blocks all others, so silence alone does not show the cause. The cause is a rank that
+does *not* wait for others: a signal stopped it, it does not answer, or its main thread is outside of any collective. If
+all ranks wait, they are in a deadlock.
 """
 
 from __future__ import annotations
@@ -14,39 +14,39 @@ from statistics import median
 from trainworks.units import format_duration
 from trainworks.worker.health.heartbeat import Beat, Phase
 
-__all__ = ["Hang", "Limits", "Sighting", "judge"]
+__all__ = ["Hang", "HangLimits", "RankObservation", "find_hang"]
 
 FLOOR_S = 10.0
 STEPS = 20
-"""A rank may be silent for as long as this many median steps take, or for FLOOR_S."""
+"""Allowed silence of a rank, in median steps; at least FLOOR_S."""
 LONG_S = 600.0
-"""The same for what has no usual duration: starting, compiling, loading, saving, the last words."""
+"""Allowed silence in phases without a typical duration: starting, compiling, loading, saving, finishing."""
 DATA_FACTOR = 3
-"""A reader retries by itself: it gets longer."""
+"""Factor for reading data, since readers retry."""
 ANSWER_S = 2.0
-"""A rank that says nothing for this long after it was asked holds its interpreter, or the kernel holds it."""
+"""Time to answer a stack request. A rank that takes longer blocks its interpreter, or the kernel blocks it."""
 _LONG = frozenset({Phase.STARTING, Phase.LOADING, Phase.CHECKPOINT, Phase.FINISHING})
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """How long a rank may be silent, by phase.
+class HangLimits:
+    """Allowed silence of a rank, by phase.
 
     limit = hang_timeout, or max(10 s, 20 * median step); three times that for data; at least 10 min for phases without
-    a usual duration, and for all of them until steps are known.
+    a typical duration, and for all phases until steps are measured.
     """
 
     hang_timeout_s: float | None = None
-    """As the run file has it; None is automatic."""
+    """Value from the run file; None for automatic."""
 
     def of_step(self, step_times_s: Sequence[float]) -> float:
-        """Of forward, backward, optimizer and collectives."""
+        """Limit in seconds for forward, backward, optimizer and collectives."""
         if self.hang_timeout_s is not None:
             return self.hang_timeout_s
         return max(FLOOR_S, STEPS * median(step_times_s)) if step_times_s else FLOOR_S
 
     def of(self, phase: Phase, step_times_s: Sequence[float]) -> float:
-        """Of any phase."""
+        """Limit in seconds for a phase."""
         limit = self.of_step(step_times_s)
         if phase in _LONG or not step_times_s:
             return max(LONG_S, 10 * limit)
@@ -54,62 +54,62 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
-    """One rank as its node agent sees it."""
+class RankObservation:
+    """Last observation of one rank by its node agent."""
 
     rank: int
     beat: Beat
     silent_s: float
-    """Since its last mark."""
+    """Time since its last mark."""
     limit_s: float
-    """How long that may be."""
+    """Allowed silence."""
     stop_limit_s: float
-    """How long that may be for a process that does not run at all."""
+    """Allowed silence of a stopped process."""
     state: str = "R"
-    """Of its process, as /proc has it: T is stopped, D uninterruptible."""
+    """Process state from /proc: T is stopped, D uninterruptible."""
     asked_s: float = 0.0
-    """Since it was asked what it waits for; 0 if nobody has."""
+    """Time since the agent requested its stack; 0 without a request."""
     waits_for: str | None = None
-    """A collective, a receive ...; empty if it waits for no other rank, None if it has not answered."""
+    """Collective or receive it waits in; empty if it waits for no other rank, None without an answer."""
     where: str = ""
-    """Innermost line of its main thread."""
+    """Innermost line of its main thread outside of libraries."""
 
     @property
     def is_stopped(self) -> bool:
-        """By a signal."""
+        """True if a signal stopped it."""
         return self.state == "T"
 
     @property
     def is_overdue(self) -> bool:
-        """Silent for too long."""
+        """True if it was silent for longer than allowed."""
         return self.silent_s > (self.stop_limit_s if self.is_stopped else self.limit_s)
 
     @property
     def is_still_to_answer(self) -> bool:
-        """Asked a moment ago, or not yet."""
+        """True if its answer may still come."""
         return not self.is_stopped and self.waits_for is None and self.asked_s < ANSWER_S
 
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """A verdict."""
+    """A hang: its culprits and their victims."""
 
-    culprits: tuple[Sighting, ...]
-    """Those that stand still by themselves; all, where they wait for each other."""
-    victims: tuple[Sighting, ...]
+    culprits: tuple[RankObservation, ...]
+    """Ranks that hang by themselves; all ranks in a deadlock."""
+    victims: tuple[RankObservation, ...]
 
     @property
-    def first(self) -> Sighting:
-        """The culprit that is named in the record."""
+    def first(self) -> RankObservation:
+        """The culprit named in the record."""
         return self.culprits[0]
 
     @property
     def is_deadlock(self) -> bool:
-        """Nobody stands still by itself."""
+        """True if all ranks wait for each other."""
         return all(culprit.waits_for for culprit in self.culprits)
 
     def message(self) -> str:
-        """One sentence: who, since when, where, in what, and who waits for it."""
+        """One sentence: rank, duration, place, phase, and the ranks that waited for it."""
         first = self.first
         after = format_duration(first.silent_s)
         if self.is_deadlock:
@@ -121,10 +121,10 @@ class Hang:
         others = f" (and {_ranks(self.culprits[1:])})" if len(self.culprits) > 1 else ""
         waiting = f"; {_ranks(self.victims)} waited for it" if self.victims else ""
         place = f"step {first.beat.step}, {first.beat.phase.text}" if first.beat.step else first.beat.phase.text
-        return f"rank {first.rank}{others} {_standing(first)} for {after} in {place}{waiting}"
+        return f"rank {first.rank}{others} {_state_text(first)} for {after} in {place}{waiting}"
 
     def hint(self, log: str) -> str:
-        """What to do about it."""
+        """Advice for the user."""
         if self.first.is_stopped:
             return f"something sent process SIGSTOP; a debugger, a job control or a quota? see {log}"
         if self.is_deadlock and len({culprit.waits_for for culprit in self.culprits}) > 1:
@@ -133,18 +133,18 @@ class Hang:
         return f"its stack is in {log}; if it may be silent for more than {limit}, raise `recover.hang_timeout`"
 
 
-def _standing(sighting: Sighting) -> str:
-    if sighting.is_stopped:
+def _state_text(observation: RankObservation) -> str:
+    if observation.is_stopped:
         return "was stopped by a signal"
-    if sighting.state == "D":
-        return "was held by the kernel in I/O (state D)"
-    if sighting.waits_for is None:
-        return "did not answer, holding its interpreter,"
-    return f"stood still at {sighting.where}" if sighting.where else "stood still"
+    if observation.state == "D":
+        return "was blocked in kernel I/O (state D)"
+    if observation.waits_for is None:
+        return "did not answer, its interpreter blocked,"
+    return f"hung at {observation.where}" if observation.where else "hung"
 
 
-def _ranks(sightings: Sequence[Sighting]) -> str:
-    numbers = sorted(sighting.rank for sighting in sightings)
+def _ranks(observations: Sequence[RankObservation]) -> str:
+    numbers = sorted(observation.rank for observation in observations)
     if len(numbers) == 1:
         return f"rank {numbers[0]}"
     return (
@@ -152,25 +152,25 @@ def _ranks(sightings: Sequence[Sighting]) -> str:
     )
 
 
-def judge(sightings: Sequence[Sighting]) -> Hang | None:
-    """The verdict on all ranks of the job; None while somebody may still move.
+def find_hang(observations: Sequence[RankObservation]) -> Hang | None:
+    """The hang of the job; None while any rank may still make progress.
 
-    A stopped rank is enough. Otherwise all must have answered, or have failed to; then those that do not wait for
-    others are the culprits, and one of them must be overdue for what it is doing. Where all wait, all must be overdue.
+    One stopped rank is enough. Otherwise every rank must have answered or missed its time to answer; those that do not
+    wait for others are the culprits, and one of them must be overdue in its phase. If all wait, all must be overdue.
     """
-    if not any(sighting.is_overdue for sighting in sightings):
+    if not any(observation.is_overdue for observation in observations):
         return None
-    stopped = [sighting for sighting in sightings if sighting.is_stopped and sighting.is_overdue]
+    stopped = [observation for observation in observations if observation.is_stopped and observation.is_overdue]
     if stopped:
-        return _verdict(stopped, sightings)
-    if any(sighting.is_still_to_answer for sighting in sightings):
+        return _verdict(stopped, observations)
+    if any(observation.is_still_to_answer for observation in observations):
         return None
-    culprits = [sighting for sighting in sightings if not sighting.waits_for]
+    culprits = [observation for observation in observations if not observation.waits_for]
     if culprits:
-        return _verdict(culprits, sightings) if any(culprit.is_overdue for culprit in culprits) else None
-    return _verdict(sightings, sightings) if all(sighting.is_overdue for sighting in sightings) else None
+        return _verdict(culprits, observations) if any(culprit.is_overdue for culprit in culprits) else None
+    return _verdict(observations, observations) if all(observation.is_overdue for observation in observations) else None
 
 
-def _verdict(culprits: Sequence[Sighting], sightings: Sequence[Sighting]) -> Hang:
+def _verdict(culprits: Sequence[RankObservation], observations: Sequence[RankObservation]) -> Hang:
     ordered = sorted(culprits, key=lambda culprit: (not culprit.is_overdue, culprit.rank))
-    return Hang(tuple(ordered), tuple(sighting for sighting in sightings if sighting not in culprits))
+    return Hang(tuple(ordered), tuple(observation for observation in observations if observation not in culprits))

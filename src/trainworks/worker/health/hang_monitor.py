@@ -17,14 +17,14 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from trainworks.host import memory, process
-from trainworks.worker.health.hang import Hang, Limits, Sighting, judge
-from trainworks.worker.health.heartbeat import Beat, Board, Phase
+from trainworks.worker.health.hang import Hang, HangLimits, RankObservation, find_hang
+from trainworks.worker.health.heartbeat import Beat, HeartbeatBoard, Phase
 
 __all__ = ["Exchange", "HangMonitor", "Watched"]
 
 _LOOK_EVERY_S = 0.5
 _LATE_S = 2.0
-"""A look that comes this much too late: the agent did not run, and nothing is said about the ranks."""
+"""Delay of a poll after which its observations do not count: the agent itself did not run."""
 _KEPT_STEPS = 64
 _MARKS_PER_STEP = 6
 """At most."""
@@ -50,16 +50,16 @@ class Watched:
     changed_at: float = 0.0
     asked_at: float | None = None
     peak_bytes: int = 0
-    """Of its memory; read while it lives."""
+    """Memory peak, read while the rank lives."""
     first_step: int = 0
     step_at: tuple[int, float] = (0, 0.0)
     step_times_s: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT_STEPS))
 
     def see(self, beat: Beat, now: float) -> None:
-        """Take a new mark; steps count from the second one on, the first one compiles and allocates.
+        """Record a new mark. The first step compiles and allocates, so step times count from the second.
 
-        Where many steps lie between two looks, the marks between them say how many at least, whatever step a resumed
-        run began with.
+        If several steps pass between two polls, the marks between them give their least number, at any first step of
+        a resumed run.
         """
         if beat.count == self.beat.count:
             return
@@ -86,7 +86,13 @@ class HangMonitor:
     """
 
     def __init__(
-        self, board: Board, limits: Limits, *, world_size: int, exchange: Exchange | None, now: Callable[[], float]
+        self,
+        board: HeartbeatBoard,
+        limits: HangLimits,
+        *,
+        world_size: int,
+        exchange: Exchange | None,
+        now: Callable[[], float],
     ) -> None:
         self._board = board
         self._world_size = world_size
@@ -115,9 +121,9 @@ class HangMonitor:
             rank.peak_bytes = max(rank.peak_bytes, memory.peak_bytes(rank.pid))
         own = [self._sighting(rank, now) for rank in self._ranks]
         everybody = own + self._others(own)
-        if any(sighting.is_overdue for sighting in everybody):
+        if any(observation.is_overdue for observation in everybody):
             self._ask(now)
-        hang = judge(everybody) if len(everybody) == self._world_size else None
+        hang = find_hang(everybody) if len(everybody) == self._world_size else None
         return hang if hang and hang.first in own else None
 
     def last_seen(self, rank: int) -> Watched:
@@ -130,11 +136,11 @@ class HangMonitor:
         for rank in self._ranks:
             rank.changed_at += late_s
 
-    def _sighting(self, rank: Watched, now: float) -> Sighting:
+    def _sighting(self, rank: Watched, now: float) -> RankObservation:
         answer = self._board.answer(rank.local_rank) if rank.asked_at is not None else None
         if answer is not None and answer.get("count") != rank.beat.count:
             answer = None  # of an earlier silence
-        return Sighting(
+        return RankObservation(
             rank=rank.rank,
             beat=rank.beat,
             silent_s=now - rank.changed_at,
@@ -155,13 +161,13 @@ class HangMonitor:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(rank.pid, signal.SIGUSR2)
 
-    def _others(self, own: Sequence[Sighting]) -> list[Sighting]:
+    def _others(self, own: Sequence[RankObservation]) -> list[RankObservation]:
         if self._exchange is None:
             return []
-        texts = self._exchange.share(json.dumps([dataclasses.asdict(sighting) for sighting in own]))
+        texts = self._exchange.share(json.dumps([dataclasses.asdict(observation) for observation in own]))
         return [_read_sighting(fields) for text in texts for fields in json.loads(text)]
 
 
-def _read_sighting(fields: dict[str, Any]) -> Sighting:
+def _read_sighting(fields: dict[str, Any]) -> RankObservation:
     beat = fields.pop("beat")
-    return Sighting(**fields, beat=Beat(beat["count"], Phase(beat["phase"]), beat["step"]))
+    return RankObservation(**fields, beat=Beat(beat["count"], Phase(beat["phase"]), beat["step"]))

@@ -1,8 +1,8 @@
-"""A rank's pulse: what it is doing, in memory that its node agent looks at.
+"""Heartbeats: the phase of each rank, in memory that its node agent reads.
 
-The agent makes the memory (a memfd: it has no name, and is gone with the agent); each rank writes to a page of its
-own. A mark is three stores to memory. It carries no time: the agent notes when it last saw a change, so a machine that
-was suspended, or an agent that was stopped itself, is not mistaken for a rank that stands still.
+The agent creates the memory (a memfd, which has no name and ends with the agent); each rank writes to its own page. A
+mark is three stores to memory. It carries no time: the agent records when it last saw a change, so a suspended machine
+or a stopped agent is not mistaken for a hung rank.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Beat", "Board", "Heartbeat", "Phase"]
+__all__ = ["Beat", "Heartbeat", "HeartbeatBoard", "Phase"]
 
 _PAGE = mmap.PAGESIZE
 _CELLS = 4
@@ -24,7 +24,7 @@ _ANSWER_ROOM = _PAGE - _ANSWER_AT
 
 
 class Phase(enum.IntEnum):
-    """What a rank is doing; the text that stands in the record is the name in lower case."""
+    """Phase of a rank; the record has its name in lower case."""
 
     STARTING = 0
     LOADING = 1
@@ -37,7 +37,7 @@ class Phase(enum.IntEnum):
 
     @property
     def text(self) -> str:
-        """As the record has it."""
+        """Name of the phase in the record."""
         return "forward and backward" if self is Phase.COMPUTE else self.name.lower()
 
 
@@ -46,16 +46,16 @@ class Beat:
     """The last mark of a rank."""
 
     count: int = 0
-    """Marks so far; a rank whose count stays the same has not come to its next phase."""
+    """Marks so far; an unchanged count means that the rank has not reached its next phase."""
     phase: Phase = Phase.STARTING
     step: int = 0
 
 
 class Heartbeat:
-    """The rank's side: `mark` says where it is.
+    """The rank's side: `mark` records its phase.
 
     Args:
-        place: of the board and this rank's page, as `Board.place` gives it; None where nobody watches.
+        place: path of the board and local rank; None without a node agent.
     """
 
     def __init__(self, place: tuple[str, int] | None = None) -> None:
@@ -75,7 +75,7 @@ class Heartbeat:
         return _beat(self._cells)
 
     def answer(self, content: dict[str, Any]) -> None:
-        """Leave an answer for the agent; what does not fit into the page is left out."""
+        """Write an answer for the agent; one that does not fit into the page is dropped."""
         text = json.dumps(content).encode()
         if len(text) <= _ANSWER_ROOM:
             self._cells[_ANSWER_BYTES] = 0
@@ -83,7 +83,7 @@ class Heartbeat:
             self._cells[_ANSWER_BYTES] = len(text)
 
 
-class Board:
+class HeartbeatBoard:
     """The agent's side: one page for each rank of its node."""
 
     def __init__(self, num_ranks: int) -> None:
@@ -94,7 +94,7 @@ class Board:
 
     @property
     def path(self) -> str:
-        """What a process of the same user can open."""
+        """Path that processes of the same user can open."""
         return f"/proc/{os.getpid()}/fd/{self._descriptor}"
 
     def clear(self) -> None:
@@ -102,11 +102,11 @@ class Board:
         self._memory[:] = bytes(len(self._memory))
 
     def read(self, local_rank: int) -> Beat:
-        """The last mark of one rank; that of a rank that has not begun if it has made none."""
+        """The last mark of one rank; a zero mark before its first."""
         return _beat(self._cells(local_rank))
 
     def answer(self, local_rank: int) -> dict[str, Any] | None:
-        """What the rank answered last; None if it never did."""
+        """Last answer of the rank; None without one."""
         length = self._cells(local_rank)[_ANSWER_BYTES]
         start = local_rank * _PAGE + _ANSWER_AT
         try:

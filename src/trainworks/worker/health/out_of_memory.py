@@ -1,4 +1,4 @@
-"""What a rank holds, by term as far as its tensors tell, at the moment it runs out of memory."""
+"""Memory of a rank at the moment it runs out, by term as far as its tensors show."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from trainworks.units import parse_bytes
 from trainworks.worker.health.heartbeat import Heartbeat
 from trainworks.worker.optimizer import StepOptimizer
 
-__all__ = ["Scene", "is_out_of_memory", "measure", "requested_bytes"]
+__all__ = ["RankState", "is_out_of_memory", "memory_at_failure", "requested_bytes"]
 
 _WORDS = re.compile(r"can't allocate memory|out of memory|bad_alloc|ALLOC_FAILED|Cannot allocate memory")
 _REQUESTED = re.compile(r"[Tt]ried to allocate (\d+(?:\.\d+)? (?:[KMGT]iB|bytes))")
 
 
 @dataclass
-class Scene:
-    """What a rank is at, kept for its last words."""
+class RankState:
+    """State of a rank that a failure report needs."""
 
     heartbeat: Heartbeat
     device: torch.device = field(default_factory=functools.partial(torch.device, "cpu"))
@@ -35,7 +35,7 @@ class Scene:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed, in any library's words."""
+    """True if an allocation failed, in any library."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     if isinstance(error, OSError):
@@ -43,16 +43,16 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and _WORDS.search(str(error)) is not None
 
 
-def measure(error: BaseException, scene: Scene) -> MemoryAtFailure:
-    """The memory of this rank, before anything of it is given back."""
-    terms = _terms(scene)
-    if scene.device.type == "cuda":
+def memory_at_failure(error: BaseException, rank_state: RankState) -> MemoryAtFailure:
+    """Memory of this rank before any of it is freed."""
+    terms = _terms(rank_state)
+    if rank_state.device.type == "cuda":
         return MemoryAtFailure(
             limited_by="accelerator",
-            peak_bytes=torch.cuda.max_memory_allocated(scene.device),
-            held_bytes=torch.cuda.memory_allocated(scene.device),
-            reserved_bytes=torch.cuda.memory_reserved(scene.device),
-            free_bytes=torch.cuda.mem_get_info(scene.device)[0],
+            peak_bytes=torch.cuda.max_memory_allocated(rank_state.device),
+            held_bytes=torch.cuda.memory_allocated(rank_state.device),
+            reserved_bytes=torch.cuda.memory_reserved(rank_state.device),
+            free_bytes=torch.cuda.mem_get_info(rank_state.device)[0],
             requested_bytes=requested_bytes(error),
             **terms,
         )
@@ -71,25 +71,25 @@ def measure(error: BaseException, scene: Scene) -> MemoryAtFailure:
 
 
 def requested_bytes(error: BaseException) -> int | None:
-    """As torch's allocators say it: `20.00 GiB` of an accelerator, `12884901888 bytes` of a CPU."""
+    """Bytes named in the error of torch's allocators: `20.00 GiB` on accelerators, `12884901888 bytes` on CPUs."""
     found = _REQUESTED.search(str(error))
     return None if found is None else parse_bytes(found[1].replace(" bytes", " B"))
 
 
-def _terms(scene: Scene) -> dict[str, int]:
-    if not scene.parts:
+def _terms(rank_state: RankState) -> dict[str, int]:
+    if not rank_state.parts:
         return {}
-    parameters = [parameter for part in scene.parts for parameter in part.parameters()]
-    states = [] if scene.optimizer is None else list(scene.optimizer.adamw.state.values())
+    parameters = [parameter for part in rank_state.parts for parameter in part.parameters()]
+    states = [] if rank_state.optimizer is None else list(rank_state.optimizer.adamw.state.values())
     return {
-        "weights_bytes": _bytes(parameters, scene.device),
-        "gradients_bytes": _bytes((parameter.grad for parameter in parameters), scene.device),
-        "optimizer_bytes": _bytes((value for state in states for value in state.values()), scene.device),
+        "weights_bytes": _bytes(parameters, rank_state.device),
+        "gradients_bytes": _bytes((parameter.grad for parameter in parameters), rank_state.device),
+        "optimizer_bytes": _bytes((value for state in states for value in state.values()), rank_state.device),
     }
 
 
 def _bytes(tensors: Iterable[object], device: torch.device) -> int:
-    """Of this rank's part, as far as it lies on the device."""
+    """Bytes of this rank's tensors that are on the device."""
     local = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
     held = [tensor for tensor in local if isinstance(tensor, Tensor) and tensor.device.type == device.type]
     return sum(tensor.numel() * tensor.element_size() for tensor in held)

@@ -1,4 +1,4 @@
-"""How the ranks of one node ended: what they wrote themselves, what their agent adds, and whether they start again."""
+"""Exits of the ranks of one node: their own failure events, those the agent adds, and whether a restart can help."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class RankExits:
         """Exit code of the rank that failed first, not of those that lost their peer to it."""
 
     def begin(self, rendezvous: str) -> None:
-        """Ranks are about to start; whatever the record holds is about earlier ones."""
+        """Start a new attempt: earlier events of the record do not concern it."""
         self._rendezvous = rendezvous
         self._before = read_events(self._run_dir.events_file)
         self._oom_kills = memory.oom_kills()
@@ -108,7 +108,7 @@ class RankExits:
             append_event(self._run_dir.events_file, "restart_refused", **about, message=str(verdict))
 
     def _note_exit(self, ended: RankExit) -> Event:
-        """What a rank could not write itself; the kernel's out-of-memory killer leaves a count behind."""
+        """Failure of a rank that could not report it itself; the kernel counts its out-of-memory kills."""
         seen = self._last_seen(ended.rank)
         return self.note(
             rank=ended.rank,
@@ -143,9 +143,9 @@ def _of_exit_code(code: int) -> dict[str, Any]:
 
 
 def fork_server_is_lost(exits: Sequence[RankExit]) -> bool:
-    """Whether the process has ended that forks ranks for this one, and reports how they end.
+    """True if the fork server, which reports the exit codes of the ranks, has ended.
 
-    Without its report, multiprocessing takes a rank that still runs for one that exited with code 255.
+    Without it, multiprocessing reports exit code 255 for ranks that still run.
     """
     server = multiprocessing.forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
     is_gone = server is not None and not _is_alive(server)

@@ -18,7 +18,7 @@ from trainworks.units import format_bytes
 from trainworks.worker.health.out_of_memory import is_out_of_memory, requested_bytes
 from trainworks.worker.tasks.user_module import place_in_user_code
 
-__all__ = ["Failure", "explain", "fingerprint"]
+__all__ = ["RankFailure", "explain", "fingerprint"]
 
 _PEER_LOST = re.compile(
     r"Connection (closed|reset|refused)|Broken pipe|Socket (closed|Timeout)|Timed out waiting|gloo|NCCL|"
@@ -65,7 +65,7 @@ _FORESEEN: tuple[tuple[type[TrainworksError], str, ExitCode], ...] = (
 """The first that fits names the cause."""
 
 
-class Failure:
+class RankFailure:
     """Cause, message, hint, and `file:line` in a user's file, of the exception that ended a rank."""
 
     def __init__(
@@ -78,7 +78,7 @@ class Failure:
         self.place = place
 
 
-def explain(error: BaseException) -> Failure:
+def explain(error: BaseException) -> RankFailure:
     """Name the cause of an exception.
 
     Causes: `disk_full`, `environment`, `diverged`, `user_error`, `oom`, `gpu_fault`, `storage_fault`, `peer_lost`.
@@ -88,8 +88,8 @@ def explain(error: BaseException) -> Failure:
         if (failure := name_cause(error)) is not None:
             return failure
     if isinstance(error, KeyboardInterrupt):
-        return Failure("killed", ExitCode.PEER_LOST, "interrupted by SIGINT")
-    return Failure("user_error", ExitCode.USER_ERROR, _summary(error), place=place_in_user_code(error))
+        return RankFailure("killed", ExitCode.PEER_LOST, "interrupted by SIGINT")
+    return RankFailure("user_error", ExitCode.USER_ERROR, _summary(error), place=place_in_user_code(error))
 
 
 def fingerprint(error: BaseException) -> str:
@@ -103,13 +103,13 @@ def fingerprint(error: BaseException) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _hardware_fault(error: BaseException) -> Failure | None:
+def _hardware_fault(error: BaseException) -> RankFailure | None:
     for link in _chain(error):
         if isinstance(link, OSError) and link.errno in _STORAGE_ERRNOS:
-            return Failure("storage_fault", ExitCode.HARDWARE_FAULT, f"storage failed: {_summary(error)}")
+            return RankFailure("storage_fault", ExitCode.HARDWARE_FAULT, f"storage failed: {_summary(error)}")
         if _is_accelerator_fault(link):
             message, hint = f"accelerator failed: {_first_line(link)}", "look for `Xid` in the kernel log: dmesg"
-            return Failure("gpu_fault", ExitCode.HARDWARE_FAULT, message, hint)
+            return RankFailure("gpu_fault", ExitCode.HARDWARE_FAULT, message, hint)
     return None
 
 
@@ -119,25 +119,25 @@ def _is_accelerator_fault(error: BaseException) -> bool:
     return isinstance(error, torch.AcceleratorError) or _ACCELERATOR.search(str(error)) is not None
 
 
-def _foreseen(error: BaseException) -> Failure | None:
+def _foreseen(error: BaseException) -> RankFailure | None:
     for kind, cause, exit_code in _FORESEEN:
         if isinstance(error, kind):
-            return Failure(cause, exit_code, error.message, error.hint, error.place)
+            return RankFailure(cause, exit_code, error.message, error.hint, error.place)
     return None
 
 
-def _out_of_memory(error: BaseException) -> Failure | None:
+def _out_of_memory(error: BaseException) -> RankFailure | None:
     if not is_out_of_memory(error):
         return None
     asked = requested_bytes(error)
     what = _first_line(error) if asked is None else f"cannot allocate {format_bytes(asked)} more"
-    return Failure("oom", ExitCode.USER_ERROR, f"out of memory: {what}")
+    return RankFailure("oom", ExitCode.USER_ERROR, f"out of memory: {what}")
 
 
-def _not_deterministic(error: BaseException) -> Failure | None:
+def _not_deterministic(error: BaseException) -> RankFailure | None:
     if _NOT_DETERMINISTIC not in str(error):
         return None
-    return Failure(
+    return RankFailure(
         "user_error",
         ExitCode.USER_ERROR,
         _first_line(error).partition(", but")[0],
@@ -145,10 +145,10 @@ def _not_deterministic(error: BaseException) -> Failure | None:
     )
 
 
-def _lost_peer(error: BaseException) -> Failure | None:
+def _lost_peer(error: BaseException) -> RankFailure | None:
     if not isinstance(error, ConnectionError) and not any(_is_failed_collective(link) for link in _chain(error)):
         return None
-    return Failure("peer_lost", ExitCode.PEER_LOST, "lost contact to another rank")
+    return RankFailure("peer_lost", ExitCode.PEER_LOST, "lost contact to another rank")
 
 
 def _is_failed_collective(error: BaseException) -> bool:

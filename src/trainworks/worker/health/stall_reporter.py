@@ -1,7 +1,7 @@
-"""A rank's own account of what it waits for, given by a thread while the main thread stands still.
+"""Report from a background thread what a blocked rank is waiting for.
 
-The node agent asks with SIGUSR2, which the thread takes; the answer goes to the rank's page of the board. On SIGUSR1
-the stacks of all threads are written to the rank's log, even if one of them never lets go of the interpreter.
+The node agent sends SIGUSR2, which the thread handles; the answer goes to the rank's page of the heartbeat board.
+SIGUSR1 writes the stacks of all threads to the rank's log, even if one of them never releases the interpreter.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ import torch
 
 from trainworks.worker.health.heartbeat import Heartbeat
 
-__all__ = ["CHECKPOINT_GROUP", "testify"]
+__all__ = ["CHECKPOINT_GROUP", "install_stall_reporter"]
 
 CHECKPOINT_GROUP = "checkpoint"
-"""Description of the group that saves in the background: what it waits for holds nobody up."""
+"""Description of the group that saves in the background; waiting in it blocks no training."""
 _RECORDERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
-"""Of gloo and the like, and of NCCL where torch has it; (with collectives, only those under way) -> JSON."""
+"""Flight recorders of gloo, and of NCCL where torch has it: (with collectives, only pending ones) -> JSON."""
 _TORCH = str(Path(torch.__file__).parent)
 _DISTRIBUTED = f"{_TORCH}/distributed"
 _STDLIB = str(Path(threading.__file__).parent)
 
 
-def testify(heartbeat: Heartbeat) -> None:
-    """Answer from now on. To be called from the main thread, before any other has been started."""
+def install_stall_reporter(heartbeat: Heartbeat) -> None:
+    """Start answering. Call it from the main thread before any other thread starts."""
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
     main = threading.main_thread().ident
-    threading.Thread(target=_answer, args=(heartbeat, main), name="witness", daemon=True).start()
+    threading.Thread(target=_answer, args=(heartbeat, main), name="stall-reporter", daemon=True).start()
 
 
 def _answer(heartbeat: Heartbeat, main: int) -> None:
@@ -46,7 +46,7 @@ def _answer(heartbeat: Heartbeat, main: int) -> None:
 
 
 def _account(frame: FrameType | None) -> dict[str, str]:
-    """What the main thread waits for (empty: for no other rank) and the innermost line that is no library's."""
+    """Operation the main thread waits in (empty if for no other rank) and its innermost line outside of libraries."""
     pending = _pending()
     inside = frame is not None and frame.f_code.co_filename.startswith(_DISTRIBUTED)
     waits_for = ", ".join(pending[:2]) or (f"`{frame.f_code.co_name}`" if inside and frame else "")

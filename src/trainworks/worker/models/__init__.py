@@ -1,1 +1,1 @@
-"""Models that the worker trains: a decoder that every layout can cut, and whatever `transformers` has."""
+"""Models: a decoder for every layout, and models of `transformers`."""

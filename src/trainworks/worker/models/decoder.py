@@ -1,7 +1,7 @@
 """A decoder-only transformer that every layout can cut: Llama, Mistral, Qwen, GPT-2 and Mixtral from one file.
 
 It knows nothing of meshes. Tensor parallelism replaces its parameters (`parallel/tensor_parallel.py`), pipelines build
-it with some of its layers, context parallelism hangs an exchange into `Attention`.
+it with some of its layers, context parallelism sets `Attention.exchange`.
 
 Shape suffixes: B sequences, T positions, D hidden, N query heads, K key/value heads, H head dimension, F feed-forward,
 V vocabulary.
@@ -20,7 +20,7 @@ from torch.nn import functional as F  # noqa: N812  (everybody writes it so)
 from trainworks.worker.loss import ChunkedCrossEntropy
 from trainworks.worker.models.experts import MixtureOfExperts, local_part
 
-__all__ = ["Attention", "Block", "Decoder", "DecoderConfig", "FeedForward"]
+__all__ = ["Attention", "Decoder", "DecoderBlock", "DecoderConfig", "FeedForward"]
 
 Rotation = tuple[Tensor, Tensor] | None
 """Cosine and sine [T, H] of the rotary embedding; None with learned positions."""
@@ -90,14 +90,14 @@ class Decoder(nn.Module):
             nn.Embedding(config.max_positions, config.hidden) if first and config.learned_positions else None
         )
         chosen = range(config.layers) if layers is None else layers
-        self.layers = nn.ModuleDict({str(index): Block(config) for index in chosen})
+        self.layers = nn.ModuleDict({str(index): DecoderBlock(config) for index in chosen})
         self.norm = _norm(config, config.hidden) if last else None
         self.lm_head = (
             nn.Linear(config.hidden, config.vocabulary, bias=False) if last and not config.tie_embeddings else None
         )
-        self.output = Output() if last else None
+        self.output = OutputHead() if last else None
         self.first_position = 0
-        """Of the positions that this rank has, under context parallelism."""
+        """First position of this rank, under context parallelism."""
         self.sequence_shards = 1
         """Ranks that share the positions of what passes between parts, under sequence parallelism."""
         self._rotations: dict[tuple[int, int, torch.device], Rotation] = {}
@@ -144,7 +144,7 @@ class Decoder(nn.Module):
         return F.dropout(x_BTD, self.config.dropout, self.training)
 
     def _rotation(self, positions: int, device: torch.device) -> Rotation:
-        """Computed once per length; it is no buffer, so that no checkpoint and no meta device knows of it."""
+        """Computed once per length. It is not a buffer, so checkpoints and meta devices do not contain it."""
         if self.config.learned_positions:
             return None
         start = self.first_position
@@ -170,8 +170,8 @@ class Decoder(nn.Module):
         return self.config.initializer_range / (math.sqrt(2 * self.config.layers) if residual else 1.0)
 
 
-class Output(nn.Module):
-    """From the last hidden states to logits or loss. Tensor parallelism replaces `loss` and what gathers."""
+class OutputHead(nn.Module):
+    """Logits or loss of the last hidden states. Tensor parallelism replaces `loss` and the gathers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -191,7 +191,7 @@ def _as_it_is(x: Tensor) -> Tensor:
     return x
 
 
-class Block(nn.Module):
+class DecoderBlock(nn.Module):
     """Pre-norm attention and feed-forward, each added to the residual stream."""
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -272,7 +272,7 @@ def _rotate(x_BTNH: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def _window_mask(positions: int, window: int, device: torch.device) -> Tensor | None:
-    """Which keys [T, T] each query sees; None if causality alone says it, and the fused kernels need no mask."""
+    """Keys [T, T] that each query sees; None if causality is enough, and fused kernels need no mask."""
     if window == 0 or positions <= window:
         return None
     at = torch.arange(positions, device=device)

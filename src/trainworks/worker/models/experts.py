@@ -140,7 +140,7 @@ class Experts(nn.Module):
         self.dispatch: Callable[[Callable[[Tensor, Tensor], Tensor], Tensor, Tensor], Tensor] | None = None
 
     def forward(self, x_RD: Tensor, counts_E: Tensor) -> Tensor:
-        """Outputs [R, D] of tokens that stand in the order of their experts, `counts_E` for each."""
+        """Outputs [R, D] of tokens sorted by expert, `counts_E` for each."""
         if self.dispatch is None:
             return self.compute(x_RD, counts_E)
         return self.dispatch(self.compute, x_RD, counts_E)

@@ -1,4 +1,4 @@
-"""Which Hugging Face models the decoder is, and under which names their weights are stored."""
+"""Hugging Face models that the decoder implements, and the names of their stored weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainworks.worker.models.decoder import DecoderConfig
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-__all__ = ["FAMILIES", "Stored", "decoder_config", "described_decoder", "dropout_rate", "stored_as"]
+__all__ = ["FAMILIES", "StoredParameter", "decoder_config", "described_decoder", "dropout_rate", "stored_as"]
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gpt2")
 """`model_type` of the configs that the decoder computes; anything else is trained as `transformers` has it."""
@@ -163,8 +163,8 @@ def _gpt2(config: PretrainedConfig) -> DecoderConfig | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """How a parameter lies in a safetensors file: one tensor, one of several parts of it, or one tensor per expert."""
+class StoredParameter:
+    """Location of a parameter in safetensors files: a tensor, one of its parts, or one tensor per expert."""
 
     names: tuple[str, ...]
     transposed: bool = False
@@ -175,12 +175,12 @@ class Stored:
 
     @property
     def stacked(self) -> bool:
-        """Whether each row of the first dimension is a tensor of its own."""
+        """True if each row of the first dimension is its own tensor."""
         return len(self.names) > 1
 
 
-def stored_as(name: str, config: PretrainedConfig) -> Stored:
-    """Where a parameter of `Decoder` is found in the files of a Hugging Face model."""
+def stored_as(name: str, config: PretrainedConfig) -> StoredParameter:
+    """Location of a parameter of `Decoder` in the files of a Hugging Face model."""
     if config.model_type == "gpt2":
         return _stored_as_gpt2(name)
     if ".experts." in name:
@@ -188,19 +188,19 @@ def stored_as(name: str, config: PretrainedConfig) -> Stored:
     prefix = "" if name.startswith("lm_head") else "model."
     if config.model_type == "mixtral":
         name = name.replace(".mlp.gate.", ".block_sparse_moe.gate.")
-    return Stored((prefix + name,))
+    return StoredParameter((prefix + name,))
 
 
 _MIXTRAL_EXPERTS = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
 
 
-def _stored_experts(name: str, config: PretrainedConfig) -> Stored:
+def _stored_experts(name: str, config: PretrainedConfig) -> StoredParameter:
     block, _, projection = name.rpartition(".mlp.experts.")
     if config.model_type == "mixtral":
         folder, leaf = f"model.{block}.block_sparse_moe.experts", _MIXTRAL_EXPERTS[projection]
     else:
         folder, leaf = f"model.{block}.mlp.experts", projection
-    return Stored(tuple(f"{folder}.{expert}.{leaf}.weight" for expert in range(config.num_local_experts)))
+    return StoredParameter(tuple(f"{folder}.{expert}.{leaf}.weight" for expert in range(config.num_local_experts)))
 
 
 _GPT2_NAMES = {
@@ -215,9 +215,9 @@ _GPT2_NAMES = {
 }
 
 
-def _stored_as_gpt2(name: str) -> Stored:
+def _stored_as_gpt2(name: str) -> StoredParameter:
     if name.startswith("lm_head"):
-        return Stored((name,))
+        return StoredParameter((name,))
     module, _, kind = name.rpartition(".")
     block = ""
     if module.startswith("layers."):
@@ -226,12 +226,12 @@ def _stored_as_gpt2(name: str) -> Stored:
     transposed = kind == "weight" and "proj" in module
     for part, projection in enumerate(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")):
         if module == projection:
-            return Stored((f"transformer.{block}attn.c_attn.{kind}",), transposed, part, parts=3)
-    return Stored((f"transformer.{block}{_GPT2_NAMES[module]}.{kind}",), transposed)
+            return StoredParameter((f"transformer.{block}attn.c_attn.{kind}",), transposed, part, parts=3)
+    return StoredParameter((f"transformer.{block}{_GPT2_NAMES[module]}.{kind}",), transposed)
 
 
 def stored_names(names: list[str], config: PretrainedConfig) -> dict[str, list[tuple[str, Any]]]:
-    """For each tensor of the files the parameters that it holds, in order of their parts or with their row."""
+    """Parameters in each tensor of the files, in order of their parts or with their row."""
     tensors: dict[str, list[tuple[str, Any]]] = {}
     for name in names:
         stored = stored_as(name, config)

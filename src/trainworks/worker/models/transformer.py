@@ -67,7 +67,7 @@ class CausalTransformer(nn.Module):
         return max(lists, key=len)
 
     def apply_tensor_parallel(self, mesh: DeviceMesh) -> None:
-        """Cut the layers as the model's own table says; embeddings and output stay whole.
+        """Shard the layers by the model's own plan; embeddings and output stay whole.
 
         Raises:
             LayoutError: the model has no table, or one with a cut that is not by columns or rows; or it has dropout,
@@ -147,7 +147,7 @@ def checkpoint_folder(checkpoint: str) -> Path:
     """The folder of a checkpoint with its safetensors files: as named, or from the hub's cache, or from the hub.
 
     Raises:
-        EnvironmentProblem: it is no folder, and the hub cannot give it.
+        EnvironmentProblem: it is not a folder, and the Hub cannot provide it.
     """
     folder = Path(checkpoint).expanduser()
     if folder.is_dir():

@@ -21,7 +21,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from trainworks.errors import EnvironmentProblem
 from trainworks.worker.models.decoder import Decoder
-from trainworks.worker.models.families import Stored, stored_as
+from trainworks.worker.models.families import StoredParameter, stored_as
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -85,7 +85,7 @@ def load_weights(parts: Iterable[Decoder], folder: SafetensorsFolder, config: Pr
                 local.copy_(_read(folder, stored_as(name, config), parameter.shape, place))
 
 
-def _read(folder: SafetensorsFolder, stored: Stored, shape: torch.Size, place: Slices) -> Tensor:
+def _read(folder: SafetensorsFolder, stored: StoredParameter, shape: torch.Size, place: Slices) -> Tensor:
     if stored.stacked:
         rows = range(place[0].start, place[0].stop)
         tensors = [folder.read(stored.names[row], shape[1:], place[1:]) for row in rows]
@@ -99,7 +99,7 @@ def _read(folder: SafetensorsFolder, stored: Stored, shape: torch.Size, place: S
 
 
 def _local_part(parameter: Tensor) -> tuple[Tensor, Slices]:
-    """This rank's values, and where they stand in the whole parameter."""
+    """This rank's values, and their slices of the whole parameter."""
     if not isinstance(parameter, DTensor):
         return parameter, tuple(slice(0, size) for size in parameter.shape)
     local = parameter.to_local()

@@ -1,1 +1,1 @@
-"""From one model to its part on this rank: what each axis of the layout does to it."""
+"""Parallelism: the part of a model on this rank, by axis of the layout."""

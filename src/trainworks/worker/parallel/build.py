@@ -1,4 +1,4 @@
-"""From a run's model and layout to what this rank trains."""
+"""Build the part of a model that this rank trains."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ __all__ = ["FirstWeights", "Parallel", "Setup", "distribute_decoder", "distribut
 
 @contextmanager
 def _seen_from(parts: Sequence[nn.Module], first_position: int) -> Iterator[None]:
-    """For a moment, context-parallel parts have another stretch of positions than in training."""
+    """Temporarily set the first position of context-parallel parts."""
     decoders = [part for part in parts if isinstance(part, Decoder)]
     before = [part.first_position for part in decoders]
     for part in decoders:
@@ -56,20 +56,20 @@ FirstWeights = Callable[[Sequence[Decoder]], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What a model is prepared for."""
+    """Mesh, device and precision that a model is prepared for."""
 
     mesh: Mesh
     device: torch.device
     precision: str
-    """Of forward and backward; weights, gradients and optimizer state stay in fp32."""
+    """Precision of forward and backward; weights, gradients and optimizer state stay in fp32."""
     compiled: bool
     """Compile each block."""
     timeline: Timeline
-    """Told how long this rank waits for others."""
+    """Records how long this rank waits for others."""
 
 
 class Parallel:
-    """What this rank trains, wrapped for its layout; computes gradients over all ranks.
+    """Model parts of this rank, wrapped for the layout; computes gradients over all ranks.
 
     Args:
         parts: the model, or this rank's pipeline stages; a checkpoint holds their state.
@@ -290,7 +290,7 @@ def _prepare_blocks(blocks: Sequence[nn.Module], setup: Setup) -> None:
 
 
 def _is_sharded(setup: Setup, *, experts: int) -> bool:
-    """FSDP2 for whatever is not plain replicas. It also keeps 32-bit weights beside 16-bit ones, and sums the gradients
+    """FSDP2 for everything but plain replicas. It also keeps 32-bit weights beside 16-bit ones, and sums the gradients
     of experts that several tensor-parallel ranks have.
     """
     layout = setup.mesh.layout
@@ -301,7 +301,7 @@ def _is_sharded(setup: Setup, *, experts: int) -> bool:
 
 
 def _home(setup: Setup) -> torch.device:
-    """Where the parameters live."""
+    """Device of the parameters."""
     return torch.device("cpu") if setup.mesh.layout.offload_optimizer else setup.device
 
 

@@ -27,7 +27,7 @@ _SMALLEST_UNIT = 4 << 20
 
 
 def replicate(model: nn.Module, device: torch.device, layout: ResolvedLayout) -> DistributedDataParallel:
-    """The same weights on every rank; gradients are summed while backward runs, compressed if the layout says so."""
+    """Replicas: gradients are summed during backward, and compressed if the layout requests it."""
     replicas = DistributedDataParallel(
         model,
         device_ids=[device.index] if device.type == "cuda" else None,
@@ -129,7 +129,7 @@ def _shard_experts(experts: Experts, mesh: Mesh, options: dict[str, object]) -> 
     fully_shard(experts, mesh=mesh.expert_fsdp, shard_placement_fn=lambda parameter: Shard(dim), **options)  # type: ignore[call-overload]
     assert isinstance(experts, FSDPModule)
     experts.set_gradient_divide_factor(mesh.num_losses)
-    # gloo has no reduction that scales; and asked for sums, FSDP2 divides twice where there is nothing to reduce.
+    # gloo has no scaling reduction; and with sums, FSDP2 divides twice if there is nothing to reduce.
     experts.set_force_sum_reduction_for_comms(shards > 1)
 
 

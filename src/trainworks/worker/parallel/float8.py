@@ -15,7 +15,7 @@ from trainworks.errors import MissingExtraError
 __all__ = ["use_float8"]
 
 _MULTIPLE = 16
-"""Of both features of a product, that the hardware asks for."""
+"""Divisor of both feature sizes of a product that the hardware requires."""
 
 
 def use_float8(blocks: Sequence[nn.Module], *, emulate: bool) -> None:

@@ -1,4 +1,4 @@
-"""What a block keeps for its backward: all, the outputs of its products, its input, or nothing on the device."""
+"""Activations that a block keeps for backward: all, the outputs of its products, its input, or none on the device."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def recompute(blocks: Iterable[nn.Module], what: Literal["none", "selective", "f
 
 
 def _selective() -> tuple[TorchDispatchMode, TorchDispatchMode]:
-    """What runs in forward and what runs when it is repeated.
+    """Contexts of forward and of recomputation.
 
-    (torch's own contexts trip over the gathers of an FSDP2 module inside a block, which do not happen twice.)
+    (torch's own contexts fail with FSDP2 modules inside a block, whose gathers are not repeated.)
     """
     kept: defaultdict[Any, deque[Any]] = defaultdict(deque)
     return _Keep(kept), _Reuse(kept)

@@ -15,8 +15,8 @@ __all__ = ["average_statistics", "check_batch_norm"]
 
 
 def check_batch_norm(model: nn.Module, precision: str) -> None:
-    """Of a model that is to be sharded: batch norm keeps fp32 statistics, and takes no weights of 16 bits beside them,
-    which is what shards in a 16-bit precision are gathered to.
+    """Refuse batch norm in models sharded in a 16-bit precision: it keeps fp32 statistics and rejects 16-bit weights
+    beside them.
 
     Raises:
         LayoutError: it has batch norm, and the precision has 16 bits.
@@ -33,8 +33,8 @@ def check_batch_norm(model: nn.Module, precision: str) -> None:
 def average_statistics(parts: Sequence[nn.Module]) -> None:
     """Make running means and variances the same on all ranks, so that a checkpoint holds those of all the data.
 
-    Training does not read them. The mean of variances leaves out how far the ranks' means lie apart, which is little
-    where every rank sees a random part of the batch.
+    Training does not read them. The mean of variances ignores the variance between ranks, which is small
+    because every rank sees a random part of the batch.
     """
     statistics = [value for part in parts for module in part.modules() for value in _statistics(module)]
     if not statistics or dist.get_world_size() == 1:

@@ -26,7 +26,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.functional import embedding
 
 from trainworks.worker.loss import ChunkedCrossEntropy
-from trainworks.worker.models.decoder import Attention, Block, Decoder, FeedForward
+from trainworks.worker.models.decoder import Attention, Decoder, DecoderBlock, FeedForward
 
 __all__ = ["apply_tensor_parallel"]
 
@@ -47,12 +47,12 @@ def apply_tensor_parallel(part: Decoder, mesh: DeviceMesh, *, sequence_parallel:
             plan["norm"] = SequenceParallel(use_local_output=True)
     parallelize_module(part, mesh, plan)
     for block in part.layers.values():
-        assert isinstance(block, Block)
+        assert isinstance(block, DecoderBlock)
         parallelize_module(block, mesh, _block_plan(block, between))
     _cut_output(part, mesh, between)
 
 
-def _block_plan(block: Block, between: Placement) -> dict[str, ParallelStyle]:
+def _block_plan(block: DecoderBlock, between: Placement) -> dict[str, ParallelStyle]:
     plan: dict[str, ParallelStyle] = {
         "self_attn.q_proj": ColwiseParallel(),
         "self_attn.k_proj": ColwiseParallel(),

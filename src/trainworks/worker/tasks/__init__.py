@@ -1,1 +1,1 @@
-"""What a run trains: its task, with model, data and optimizer."""
+"""Tasks of a run, with their model, data and optimizer."""

@@ -1,4 +1,4 @@
-"""What a run trains: how its model is built, and what of a batch goes in and what the loss compares with."""
+"""Interface of a training task, and the causal language-modeling task."""
 
 from __future__ import annotations
 

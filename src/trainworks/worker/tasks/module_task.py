@@ -22,7 +22,7 @@ __all__ = ["ModuleTask"]
 
 
 class ModuleTask:
-    """A model and a dataset of one's own.
+    """Task with the user's own model and dataset.
 
     Args:
         workload: with the file.
@@ -66,8 +66,8 @@ class ModuleTask:
         return dict(batch), torch.zeros(len(next(iter(batch.values()))))
 
     def num_items(self, batch: Mapping[str, Tensor]) -> Tensor | None:
-        """As the file's `num_items_in_batch` counts them, else the entries of `labels` that are not -100; None without
-        either, when the loss is a mean over the samples.
+        """Items by the file's `num_items_in_batch`, else the `labels` that are not -100; None without either, when the
+        loss is a mean over the samples.
         """
         if self.user.num_items_in_batch is not None:
             count, first = self.user.num_items_in_batch, next(iter(batch.values()))

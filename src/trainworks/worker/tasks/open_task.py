@@ -1,4 +1,4 @@
-"""From a workload to what its ranks train, and on what."""
+"""Open the task of a workload."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from trainworks.worker.mesh import Mesh
 from trainworks.worker.tasks.causal_lm import CausalLanguageModeling, Task
 from trainworks.worker.tasks.module_task import ModuleTask
 
-__all__ = ["Opened", "open_task"]
+__all__ = ["OpenedTask", "open_task"]
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedTask:
     """A task with its dataset."""
 
     task: Task
@@ -30,7 +30,7 @@ class Opened:
     """A module's own; AdamW otherwise."""
 
 
-def open_task(workload: Workload, mesh: Mesh, *, data_folder: Path | None, plan: Plan | None = None) -> Opened:
+def open_task(workload: Workload, mesh: Mesh, *, data_folder: Path | None, plan: Plan | None = None) -> OpenedTask:
     """The task of a workload.
 
     Args:
@@ -44,11 +44,11 @@ def open_task(workload: Workload, mesh: Mesh, *, data_folder: Path | None, plan:
     """
     if workload.task == "module":
         own = ModuleTask(workload, mesh.layout.micro_batch)
-        return Opened(own, own.dataset, own.user.build_optimizer)
+        return OpenedTask(own, own.dataset, own.user.build_optimizer)
     assert data_folder is not None
     if workload.task == "causal-lm":
         assert plan is not None
-        return Opened(CausalLanguageModeling(workload, plan, mesh), open_dataset(data_folder, workload.data))
+        return OpenedTask(CausalLanguageModeling(workload, plan, mesh), open_dataset(data_folder, workload.data))
     from trainworks.worker.tasks.transformer_tasks import (  # noqa: PLC0415  # imports `transformers`
         ImageClassification,
         MaskedLanguageModeling,
@@ -57,6 +57,6 @@ def open_task(workload: Workload, mesh: Mesh, *, data_folder: Path | None, plan:
     micro_batch = mesh.layout.micro_batch
     if workload.task == "masked-lm":
         masked = MaskedLanguageModeling(workload, data_folder, micro_batch)
-        return Opened(masked, masked.dataset)
+        return OpenedTask(masked, masked.dataset)
     images = ImageClassification(workload, data_folder, micro_batch)
-    return Opened(images, images.dataset)
+    return OpenedTask(images, images.dataset)

@@ -22,7 +22,7 @@ __all__ = ["ImageClassification", "MaskedLanguageModeling", "first_card"]
 
 _MASKS = ("[MASK]", "<mask>")
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""Of ImageNet's pixels, by channel: what published image models are trained with."""
+"""Mean and standard deviation of ImageNet's pixels by channel, as published image models use them."""
 
 
 class MaskedLanguageModeling:

@@ -24,7 +24,7 @@ _OPTIONAL = ("loss", "num_items_in_batch", "blocks", "build_optimizer")
 
 
 class UserModule:
-    """What a file defines.
+    """A user's module file.
 
     Args:
         module: executed, with `build_model` and `build_dataset`.
@@ -41,8 +41,8 @@ class UserModule:
         )
 
     def blocks(self, model: nn.Module) -> list[nn.Module]:
-        """The layers that are gathered, recomputed and compiled one by one: as the file says, else the longest list of
-        modules that have parameters; none if there is no such list.
+        """Layers to gather, recompute and compile one by one: the file's `blocks`, else the longest list of modules
+        with parameters; empty without such a list.
         """
         if (own := getattr(self._module, "blocks", None)) is not None:
             return list(own(model))
@@ -58,7 +58,7 @@ class UserModule:
 
 
 def load_user_module(path: Path) -> UserModule:
-    """Execute a file; its own folder is where it imports from.
+    """Execute a file, which may import from its own folder.
 
     Raises:
         UsageError: there is no such file, it cannot be executed, or it lacks a function; with file and line.
