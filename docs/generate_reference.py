@@ -329,7 +329,7 @@ def errors_page() -> str:
         "| 130 | the run was stopped with Ctrl-C or `trainworks stop`; `trainworks resume` continues it |",
         "| other | exit code of the rank that failed first, returned by `run` and `resume`; 128 + N after signal N |",
     ]
-    causes = re.search(r"Causes: (.*)", (SOURCE / "worker" / "failure.py").read_text(encoding="utf-8"))
+    causes = re.search(r"Causes: (.*)", (SOURCE / "worker" / "health" / "rank_failure.py").read_text(encoding="utf-8"))
     assert causes is not None
     return _page(
         "Errors and exit codes",

@@ -46,8 +46,7 @@ def test_the_rank_that_does_not_wait_is_the_culprit_and_the_others_are_its_victi
     assert hang is not None
     assert ([c.rank for c in hang.culprits], [v.rank for v in hang.victims]) == ([1], [0, 2])
     assert hang.message() == (
-        "rank 1 hung at data.py:7 `gather` for 15 s in step 61, forward and backward; "
-        "ranks 0 and 2 waited for it"
+        "rank 1 hung at data.py:7 `gather` for 15 s in step 61, forward and backward; ranks 0 and 2 waited for it"
     )
 
 
