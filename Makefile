@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test check docs clean
+.PHONY: demo test quick check docs clean
 
 demo: $(VENV)/.train
 	$(BIN)/trainworks run examples/stdlib-lm.yaml
@@ -12,6 +12,13 @@ demo: $(VENV)/.train
 test: check
 	$(BIN)/pytest tests/faults tests/worker
 	$(BIN)/pytest --ignore tests/faults --ignore tests/worker --numprocesses 2 --dist loadscope --no-loadscope-reorder
+
+# The lane for work: everything that starts no run, no cluster and no group of ranks.
+QUICK := not slow and not gpu and not root and not kubernetes and not slurm and not sky and not ray
+HEAVY := faults worker cli backends kubernetes deploy host validation
+
+quick: $(VENV)/.test
+	$(BIN)/pytest -m '$(QUICK)' $(HEAVY:%=--ignore tests/%) --numprocesses 2 --dist loadscope tests
 
 check: $(VENV)/.test
 	$(BIN)/ruff check
