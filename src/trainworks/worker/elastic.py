@@ -61,12 +61,12 @@ def run_node(
         max_restarts: limit for the job, over all its agents and allocations.
         address: where the other nodes reach this one.
         store: address and port of the rendezvous store, which the first node serves.
-        store_fd: the store's listening socket, if it is bound already, so that nobody else can take the port between
-            two attempts; else the first node binds it.
+        store_fd: the store's listening socket, if it is bound already, which keeps the port reserved between two
+            attempts; else the first node binds it.
 
     Returns:
         Exit code: 0; that of the rank that failed (128 + signal if a signal ended it); the negative signal number if
-        a signal asked this agent to end; 75 if the other nodes or the fork server are out of reach.
+        a signal ended this agent; 75 if the other nodes or the fork server are out of reach.
     """
     # Without it a restarted rank finds the addresses of its dead predecessors in the store (pytorch#135712).
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"

@@ -1,9 +1,9 @@
 """`python -m trainworks.worker.export export REQUEST_JSON PARENT_PID`: a checkpoint as a Hugging Face model.
 
-A model that only its file can build is written as a state dict in safetensors, under its own names.
+A model of a user's module is written as a state dict in safetensors, under its own names.
 
-Reads one output file's worth of a checkpoint at a time, without a process group, whatever layout wrote it. Prints one
-JSON object per line, as `data_command` does.
+Reads one output file's worth of a checkpoint at a time, without a process group, for any layout that wrote it. Prints
+one JSON object per line, as `data_command` does.
 """
 
 from __future__ import annotations

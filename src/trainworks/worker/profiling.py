@@ -151,8 +151,8 @@ def _fields(request: ProfileRequest) -> dict[str, Any]:
 def summarize(recording: torch.profiler.profile, *, rank: int, request: ProfileRequest) -> ProfileSummary:
     """Time of a recording by kind: on the accelerator if there is one, else on the CPU.
 
-    On a CPU that is what operators of the training thread take, Python between them is idle time; collectives count on
-    whatever thread they run.
+    On a CPU it is the time of operators on the training thread; Python between them is idle time. Collectives count
+    on any thread.
     """
     events: list[Any] = list(recording.events() or [])
     on_device = [event for event in events if event.device_type != DeviceType.CPU and not event.is_user_annotation]

@@ -1,6 +1,6 @@
 """A decoder-only transformer that every layout can cut: Llama, Mistral, Qwen, GPT-2 and Mixtral from one file.
 
-It knows nothing of meshes. Tensor parallelism replaces its parameters (`parallel/tensor_parallel.py`), pipelines build
+It is independent of meshes. Tensor parallelism replaces its parameters (`parallel/tensor_parallel.py`), pipelines build
 it with some of its layers, context parallelism sets `Attention.exchange`.
 
 Shape suffixes: B sequences, T positions, D hidden, N query heads, K key/value heads, H head dimension, F feed-forward,

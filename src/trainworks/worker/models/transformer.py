@@ -159,6 +159,6 @@ def checkpoint_folder(checkpoint: str) -> Path:
         return Path(snapshot_download(checkpoint, allow_patterns=["*.safetensors", "*.json"]))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         raise EnvironmentProblem(
-            f"`{checkpoint}` is no folder, and the hub cannot give it: {error}",
+            f"cannot load `{checkpoint}`: no such folder, and the Hub returned: {error}",
             hint="name a folder with config.json and safetensors files, or check the id and the network",
         ) from None

@@ -1,7 +1,7 @@
-"""Context parallelism: every rank of `cp` has a stretch of the positions, and around attention a part of the heads.
+"""Context parallelism: each rank of `cp` has a range of the positions, and during attention a part of the heads.
 
 Ulysses (Jacobs et al. 2023): an all-to-all turns [B, T / c, N, H] into [B, T, N / c, H], attention runs over the whole
-sequence with the fused causal kernel, and another turns its output back. Every rank has the same work, whatever the
+sequence with the fused causal kernel, and another turns its output back. Every rank has the same work for any
 mask. Each exchange moves (c - 1) / c of what a rank has. The degree is bounded by the query heads that a rank has.
 """
 

@@ -58,7 +58,7 @@ class ModuleTask:
 
     def _sow(self) -> None:
         torch.manual_seed(self._seed)
-        np.random.seed(self._seed % 2**32)  # whoever uses it in their own file
+        np.random.seed(self._seed % 2**32)  # for users' own code
         random.seed(self._seed)
 
     def split(self, batch: Mapping[str, Tensor]) -> tuple[Any, Any]:
