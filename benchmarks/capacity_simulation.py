@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 
 from trainworks.plan.capacity.answer import capacity_for
-from trainworks.plan.capacity.jobs import Job, JobTrace, trace_of
+from trainworks.plan.capacity.jobs import JobTrace, TraceJob, trace_of
 from trainworks.plan.capacity.policy import Elastic, Policy, Spot
-from trainworks.plan.capacity.policy_comparison import Limits, Prices, point_of, policies
+from trainworks.plan.capacity.policy_comparison import CapacityLimits, CapacityPrices, point_of, policies
 from trainworks.plan.capacity.simulation import replay
 from trainworks.plan.capacity.teams import parse_teams, sampled_jobs
 from trainworks.plan.trace import fact
@@ -87,15 +87,15 @@ def sampled(jobs: int, load: float) -> JobTrace:
     submitted, preemptible = rng.uniform(0, span_s, jobs), rng.random(jobs) < 0.5
     return trace_of(
         [
-            Job(float(at), int(size), float(length), preemptible=bool(may))
+            TraceJob(float(at), int(size), float(length), preemptible=bool(may))
             for at, size, length, may in zip(submitted, sizes, lengths, preemptible, strict=True)
         ]
     )
 
 
 def grid_text(trace: JobTrace) -> str:
-    prices = Prices(**{name: fact(name, 1.0, "USD/h", source="any") for name in ("fixed", "spot", "on_demand")})
-    limits = Limits(node_accelerators=SIZE, on_demand=Elastic(max_nodes=200), spot=Spot(max_nodes=200))
+    prices = CapacityPrices(**{name: fact(name, 1.0, "USD/h", source="any") for name in ("fixed", "spot", "on_demand")})
+    limits = CapacityLimits(node_accelerators=SIZE, on_demand=Elastic(max_nodes=200), spot=Spot(max_nodes=200))
     started = time.perf_counter()
     answer = capacity_for(trace, node_accelerators=SIZE, wait_s=3600.0)
     found = time.perf_counter()
@@ -106,7 +106,7 @@ def grid_text(trace: JobTrace) -> str:
 def erlang_ratio(servers: int, load: float, seed: int) -> float:
     rng, jobs = np.random.default_rng(seed), 50_000
     submitted, lengths = np.cumsum(rng.exponential(1 / (servers * load), jobs)), rng.exponential(1, jobs)
-    trace = trace_of([Job(float(at), 1, float(length)) for at, length in zip(submitted, lengths, strict=True)])
+    trace = trace_of([TraceJob(float(at), 1, float(length)) for at, length in zip(submitted, lengths, strict=True)])
     waits = replay(trace, Policy(node_accelerators=1, fixed_nodes=servers)).wait_s
     offered = servers * load
     all_busy = offered**servers / math.factorial(servers) / (1 - load)

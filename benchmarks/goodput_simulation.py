@@ -24,8 +24,8 @@ from pathlib import Path
 from trainworks.catalog.catalog import accelerator
 from trainworks.plan.assumptions import assumed
 from trainworks.plan.reliability.defaults import usual_failures
-from trainworks.plan.reliability.goodput import Expected, Failures, expected, spares_needed, waiting_share
-from trainworks.plan.reliability.scenario import Outcome, scenario_of
+from trainworks.plan.reliability.goodput import ExpectedRun, Failures, expected, spares_needed, waiting_share
+from trainworks.plan.reliability.scenario import SimulationOutcome, scenario_of
 from trainworks.plan.reliability.simulation import simulate
 from trainworks.plan.trace import fact
 from trainworks.units import format_duration
@@ -117,7 +117,7 @@ def _failures(row: dict[str, str]) -> Failures:
     )
 
 
-def _expected(failures: Failures, row: dict[str, str], work_s: float) -> Expected:
+def _expected(failures: Failures, row: dict[str, str], work_s: float) -> ExpectedRun:
     interval = fact("interval", float(row["interval_s"]), "s", source=row["source"]) if row["interval_s"] else None
     none = fact("spares", 0, "", source="none needed")
     shortest = fact("shortest interval", 1.0, "s", source="a step")
@@ -174,7 +174,7 @@ def _not_compared(rows: Sequence[dict[str, str]]) -> Iterator[str]:
         yield f"| {row['run']} | {figure} | {row['reason']} |"
 
 
-def speed() -> tuple[float, Outcome]:
+def speed() -> tuple[float, SimulationOutcome]:
     """Seconds for 54 days on 2,048 nodes at the failure rate of Llama 3, 200 times, on one core."""
     row = next(row for row in published_rows() if row["id"] == "llama3")
     failures = _failures(row | {"save_s": "", "repair_s": str(DAY_S)})

@@ -25,8 +25,8 @@ from trainworks.measure.scoring import (
     Group,
     MemoryScore,
     PredictedRun,
-    Prediction,
     Refusal,
+    RowPrediction,
     RunScore,
     score_collectives,
     score_memory,
@@ -107,7 +107,7 @@ class Goal:
 class Results:
     """Everything that the page says."""
 
-    predictions: Sequence[Prediction]
+    predictions: Sequence[RowPrediction]
     runs: RunScore
     memory: MemoryScore
     collectives: CollectiveScore
@@ -152,7 +152,7 @@ def _at_most(name: str, value: float, limit: float) -> Goal:
     return Goal(name, value, 0.0, limit)
 
 
-def _calculon_points(predictions: Sequence[Prediction]) -> Errors:
+def _calculon_points(predictions: Sequence[RowPrediction]) -> Errors:
     points = [p for p in predictions if isinstance(p, PredictedRun) and p.run.id in CALCULON_POINTS]
     assert len(points) == len(CALCULON_POINTS)
     return score_runs(points).kinds["yes"].rows

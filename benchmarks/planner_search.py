@@ -25,7 +25,7 @@ from trainworks.catalog.models import preset
 from trainworks.plan.compute import Stack
 from trainworks.plan.model_shape import shape_of_hf_config
 from trainworks.plan.search import options, search
-from trainworks.plan.step_time import Job, predict_step_times
+from trainworks.plan.step_time import TrainingJob, predict_step_times
 
 CALCULON_LAYOUTS_PER_S = (164, 258)
 CALCULON_HOURS = 12.6
@@ -51,7 +51,7 @@ def main() -> None:
 
 def measure(rounds: int) -> dict[str, float]:
     """Search the whole space so often, and price single layouts in the same run."""
-    job = Job(
+    job = TrainingJob(
         shape_of_hf_config(preset("gpt3-175b")), 2048, "bf16", parse_cluster("128 nodes of DGX A100 80GB"), Stack()
     )
     seconds, singles = [], []
@@ -70,7 +70,7 @@ def measure(rounds: int) -> dict[str, float]:
     }
 
 
-def single_per_s(job: Job, count: int = 200) -> float:
+def single_per_s(job: TrainingJob, count: int = 200) -> float:
     """Layouts per second when each is priced alone."""
     layouts = options(job, {"tp": 8, "pp": 8, "cp": 1, "dp": 16, "ep": 1}, 1536, {})
     chosen = np.random.default_rng(7).integers(len(layouts), size=count)

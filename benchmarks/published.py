@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainworks.measure.scoring import TABLES, Prediction
+from trainworks.measure.scoring import TABLES, RowPrediction
 from trainworks.measure.tables import Row, read_table
 
 __all__ = ["COLLECTIVES", "LEFT_OUT", "MEMORY", "STEP_TIMES", "predict", "rows_of"]
@@ -23,7 +23,7 @@ def rows_of(table: tuple[str, Path]) -> list[Row]:
     return read_table(path, TABLES[kind].columns)
 
 
-def predict(table: tuple[str, Path]) -> list[Prediction]:
+def predict(table: tuple[str, Path]) -> list[RowPrediction]:
     """A prediction or a refusal of every row."""
     kind, _ = table
     return [TABLES[kind].predict(row) for row in rows_of(table)]

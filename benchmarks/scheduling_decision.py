@@ -17,7 +17,7 @@ import statistics
 import time
 
 from trainworks.queueing.decide import decide
-from trainworks.queueing.snapshot import Node, Running, Shape, Snapshot, Waiting
+from trainworks.queueing.snapshot import GangShape, NodeInfo, QueuedJob, RunningJob, Snapshot
 
 NODES = 64
 GOAL_MS = 100.0
@@ -70,7 +70,7 @@ def busy_cluster(kind: str, queued: int, seed: int) -> Snapshot:
     """A full cluster, on which the scheduler itself started the running jobs."""
     random_ = random.Random(seed)
     nodes = tuple(
-        Node(
+        NodeInfo(
             name=f"node-{number:02}",
             cores=128,
             accelerators=8,
@@ -83,7 +83,7 @@ def busy_cluster(kind: str, queued: int, seed: int) -> Snapshot:
     first = [waiting(random_, "mixed", number) for number in range(400)]
     starts = decide(Snapshot(now=0.0, nodes=nodes, waiting=tuple(first))).starts
     running = tuple(
-        Running(
+        RunningJob(
             job_id=start.job_id,
             shape=first[start.job_id].shape,
             nodes=start.nodes,
@@ -99,12 +99,12 @@ def busy_cluster(kind: str, queued: int, seed: int) -> Snapshot:
     return Snapshot(now=0.0, nodes=nodes, waiting=queue, running=running)
 
 
-def waiting(random_: random.Random, kind: str, job_id: int) -> Waiting:
+def waiting(random_: random.Random, kind: str, job_id: int) -> QueuedJob:
     """A job of one node or several whole ones; one in ten needs no accelerator."""
     count = random_.choice((1,) * 16 + (2, 2, 4, 8))
     accelerators = 8 if count > 1 else random_.choice((0, 1, 1, 1, 2, 2, 4, 4, 8, 8))
     memory = accelerators * 10**11 if accelerators else 10**10
-    shape = Shape(
+    shape = GangShape(
         nodes_min=max(1, count - random_.choice((0, 0, 0, 1))),
         nodes_max=count,
         cores_per_node=float(random_.choice((8, 12, 16)) * max(1, accelerators)),
@@ -115,7 +115,7 @@ def waiting(random_: random.Random, kind: str, job_id: int) -> Waiting:
         same_rack=1 < count < 8 and random_.random() < 0.2,
     )
     limit = None if kind == "open" else 1800.0 * random_.randint(1, 96)
-    return Waiting(
+    return QueuedJob(
         job_id=job_id,
         shape=shape,
         priority=random_.choice((20, 50, 50, 50, 70)),

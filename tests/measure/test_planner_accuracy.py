@@ -10,7 +10,7 @@ import pytest
 from trainworks.measure.scoring import (
     TABLES,
     MemoryScore,
-    Prediction,
+    RowPrediction,
     RunScore,
     predict_memory,
     predict_run,
@@ -25,12 +25,12 @@ PAGE = ROOT / "docs" / "reference" / "accuracy.md"
 
 
 @pytest.fixture(scope="module")
-def predictions() -> list[Prediction]:
+def predictions() -> list[RowPrediction]:
     return [predict_run(row) for row in read_table(DATA / "step_times.csv", TABLES["runs"].columns)]
 
 
 @pytest.fixture(scope="module")
-def runs(predictions: list[Prediction]) -> RunScore:
+def runs(predictions: list[RowPrediction]) -> RunScore:
     return score_runs(predictions)
 
 

@@ -12,7 +12,7 @@ from trainworks.catalog.models import preset
 from trainworks.plan.compute import Stack
 from trainworks.plan.layouts import Layouts, Recompute
 from trainworks.plan.model_shape import shape_of_hf_config
-from trainworks.plan.step_time import Job
+from trainworks.plan.step_time import TrainingJob
 from trainworks.record.resolved import ModelShape
 
 A100S = "4 nodes of 8x A100-SXM-80GB over 8x HDR"
@@ -31,11 +31,11 @@ def tiny(family: str = "llama") -> ModelShape:
     return shape_of_hf_config(CONFIGS[family])
 
 
-def job(model: ModelShape | str = "llama2-7b", cluster: str = A100S, **changes: Any) -> Job:
+def job(model: ModelShape | str = "llama2-7b", cluster: str = A100S, **changes: Any) -> TrainingJob:
     """2048 tokens of a model in bf16 with a current stack."""
     shape = known(model) if isinstance(model, str) else model
     fields = {"sequence_length": 2048, "precision": "bf16", "stack": Stack()} | changes
-    return Job(shape=shape, cluster=parse_cluster(cluster), **fields)
+    return TrainingJob(shape=shape, cluster=parse_cluster(cluster), **fields)
 
 
 JOBS = {

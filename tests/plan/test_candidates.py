@@ -14,7 +14,7 @@ from tests.plan.jobs import job
 from trainworks.plan.candidates import OpenLayout, best_completion, completions
 from trainworks.plan.layouts import Layouts, Recompute
 from trainworks.plan.memory import predict_memories
-from trainworks.plan.step_time import Job, predict_step_times
+from trainworks.plan.step_time import TrainingJob, predict_step_times
 
 LLAMA = job()
 OPEN = OpenLayout(
@@ -27,7 +27,7 @@ def filled(open_layout: OpenLayout = OPEN, global_batch: int = 64, **options: An
     return completions(open_layout, layers=32, global_batch=global_batch, **options)
 
 
-def device_bytes(of: Job, layouts: Layouts) -> np.ndarray:
+def device_bytes(of: TrainingJob, layouts: Layouts) -> np.ndarray:
     memories = predict_memories(
         of.shape, layouts, sequence_length=of.sequence_length, precision=of.precision, stack=of.stack
     )

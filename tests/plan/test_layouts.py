@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from tests.plan.jobs import BATCH, JOBS, layouts, random_layouts
 from trainworks.plan.layouts import Layouts
 from trainworks.plan.memory import Memories, predict_memories
-from trainworks.plan.step_time import Job, StepTimes, predict_step_times
+from trainworks.plan.step_time import StepTimes, TrainingJob, predict_step_times
 
 MANY = random_layouts(300)
 
 
-def memories(job: Job, of: Layouts) -> Memories:
+def memories(job: TrainingJob, of: Layouts) -> Memories:
     return predict_memories(
         job.shape, of, sequence_length=job.sequence_length, precision=job.precision, stack=job.stack
     )

@@ -23,13 +23,13 @@ from trainworks.plan.prediction import (
     predictions,
     to_layout,
 )
-from trainworks.plan.step_time import Job, predict_step_times
+from trainworks.plan.step_time import TrainingJob, predict_step_times
 from trainworks.plan.uncertainty import learn
 
 MANY = random_layouts(60, seed=4)
 
 
-def predicted(of: Job, some: Any = None, **degrees: Any) -> list[Prediction]:
+def predicted(of: TrainingJob, some: Any = None, **degrees: Any) -> list[Prediction]:
     chosen = layouts(**degrees) if some is None else some
     memories = predict_memories(
         of.shape, chosen, sequence_length=of.sequence_length, precision=of.precision, stack=of.stack
@@ -142,7 +142,7 @@ def test_layouts_that_differ_are_described_differently() -> None:
     ],
     ids=["accelerator", "world", "length", "encoder"],
 )
-def test_what_is_unlike_every_measured_run_is_named(of: Job, world: int, doubt: str) -> None:
+def test_what_is_unlike_every_measured_run_is_named(of: TrainingJob, world: int, doubt: str) -> None:
     assert [found.startswith(doubt) for found in outside_measured(of, world)] == [True]
 
 

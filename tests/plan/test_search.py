@@ -18,7 +18,7 @@ from trainworks.plan.layouts import Layouts, Recompute
 from trainworks.plan.memory import predict_memories
 from trainworks.plan.parameters import resized
 from trainworks.plan.search import SearchResult, _Kept, fits, meshes, pareto_front, search
-from trainworks.plan.step_time import Job, predict_step_times
+from trainworks.plan.step_time import TrainingJob, predict_step_times
 from trainworks.record.resolved import ModelShape
 
 LLAMA = job(sequence_length=4096)
@@ -27,13 +27,13 @@ SMALL = known("tinyllama-1.1b")
 BATCH = 64
 
 
-def memory_of(text: str, gibibytes: float) -> Job:
+def memory_of(text: str, gibibytes: float) -> TrainingJob:
     """A small model on accelerators with so much memory."""
     cluster = parse_cluster(text)
     smaller = cluster.accelerator.model_copy(update={"memory_bytes": int(gibibytes * 2**30)})
     shape = resized(SMALL, layers=4)
     small = job(shape, sequence_length=512)
-    return Job(
+    return TrainingJob(
         shape=shape,
         sequence_length=512,
         precision="bf16",
@@ -42,7 +42,7 @@ def memory_of(text: str, gibibytes: float) -> Job:
     )
 
 
-def searched(of: Job, *, batch: int = BATCH, keep: int = 10, **fixed: int) -> SearchResult:
+def searched(of: TrainingJob, *, batch: int = BATCH, keep: int = 10, **fixed: int) -> SearchResult:
     return search(of, world_size=of.cluster.num_accelerators, global_batch=batch, fixed=fixed, keep=keep)
 
 
@@ -102,7 +102,7 @@ def test_the_search_prices_what_plain_loops_enumerate(nodes: str, gibibytes: flo
     assert {tuple(sorted(row.items())) for row in rows(found)} == {tuple(sorted(row.items())) for row in fitting}
 
 
-def fits_alone(of: Job, row: dict[str, int]) -> bool:
+def fits_alone(of: TrainingJob, row: dict[str, int]) -> bool:
     degrees = {name: value for name, value in row.items() if name != "accum"}
     one = Layouts.of(global_batch=4, **degrees)
     memories = predict_memories(

@@ -17,7 +17,7 @@ from trainworks.plan.compute import Stack
 from trainworks.plan.flops import causal_flops_per_token
 from trainworks.plan.layouts import Layouts, Recompute
 from trainworks.plan.parameters import resized
-from trainworks.plan.step_time import Job, StepTimes, predict_step_times
+from trainworks.plan.step_time import StepTimes, TrainingJob, predict_step_times
 
 MANY = random_layouts(300, seed=2)
 LLAMA = job()
@@ -25,12 +25,12 @@ NO_HEAD = job(resized(known("llama2-7b"), vocabulary=8))
 DEGREES = st.sampled_from([2, 4, 8])
 
 
-def step(of: Job = LLAMA, global_batch: int = BATCH, **degrees: Any) -> StepTimes:
+def step(of: TrainingJob = LLAMA, global_batch: int = BATCH, **degrees: Any) -> StepTimes:
     """One step of one layout."""
     return predict_step_times(of, layouts(global_batch, **degrees))
 
 
-def seconds(of: Job = LLAMA, global_batch: int = BATCH, **degrees: Any) -> float:
+def seconds(of: TrainingJob = LLAMA, global_batch: int = BATCH, **degrees: Any) -> float:
     return float(step(of, global_batch, **degrees).total_s[0])
 
 

@@ -9,21 +9,21 @@ from typing import Any
 from hypothesis import strategies as st
 
 from trainworks.queueing.decide import decide
-from trainworks.queueing.snapshot import Decision, Node, Running, Shape, Snapshot, Waiting
+from trainworks.queueing.snapshot import Decision, GangShape, NodeInfo, QueuedJob, RunningJob, Snapshot
 
 
-def node(name: str, accelerators: int = 8, **fields: Any) -> Node:
+def node(name: str, accelerators: int = 8, **fields: Any) -> NodeInfo:
     """A node of eight A100, 64 cores and 512 GB, unless said otherwise."""
     usual = {"cores": 64.0, "accelerator": "A100" if accelerators else None, "memory_bytes": 512 * 10**9}
-    return Node(name=name, accelerators=accelerators, **(usual | fields))
+    return NodeInfo(name=name, accelerators=accelerators, **(usual | fields))
 
 
-def nodes(count: int, accelerators: int = 8, **fields: Any) -> tuple[Node, ...]:
+def nodes(count: int, accelerators: int = 8, **fields: Any) -> tuple[NodeInfo, ...]:
     """Equal nodes `n1`, `n2` ..."""
     return tuple(node(f"n{number}", accelerators, **fields) for number in range(1, count + 1))
 
 
-def shape(accelerators: int = 8, count: int = 1, **fields: Any) -> Shape:
+def shape(accelerators: int = 8, count: int = 1, **fields: Any) -> GangShape:
     """A gang of so many nodes with so many accelerators each, and nothing else."""
     usual: dict[str, Any] = {
         "nodes_min": count,
@@ -32,16 +32,16 @@ def shape(accelerators: int = 8, count: int = 1, **fields: Any) -> Shape:
         "accelerator": None,
         "memory_per_node_bytes": 0,
     }
-    return Shape(accelerators_per_node=accelerators, **(usual | fields))
+    return GangShape(accelerators_per_node=accelerators, **(usual | fields))
 
 
-def waiting(job_id: int, of: Shape | None = None, **fields: Any) -> Waiting:
+def waiting(job_id: int, of: GangShape | None = None, **fields: Any) -> QueuedJob:
     """A job of priority 50, submitted in the order of the numbers, without a time limit."""
     usual: dict[str, Any] = {"priority": 50, "submitted_at": float(job_id), "time_limit_s": None}
-    return Waiting(job_id=job_id, shape=of or shape(), **(usual | fields))
+    return QueuedJob(job_id=job_id, shape=of or shape(), **(usual | fields))
 
 
-def running(job_id: int, of: Shape, *names: str, **fields: Any) -> Running:
+def running(job_id: int, of: GangShape, *names: str, **fields: Any) -> RunningJob:
     """A job of priority 50 that started at 0 and is not preempted, without a time limit."""
     usual: dict[str, Any] = {
         "priority": 50,
@@ -50,11 +50,11 @@ def running(job_id: int, of: Shape, *names: str, **fields: Any) -> Running:
         "preemptible": False,
         "grace_s": 30.0,
     }
-    return Running(job_id=job_id, shape=of, nodes=names, **(usual | fields))
+    return RunningJob(job_id=job_id, shape=of, nodes=names, **(usual | fields))
 
 
 def snapshot(
-    on: Iterable[Node], queue: Iterable[Waiting] = (), busy: Iterable[Running] = (), now: float = 0.0
+    on: Iterable[NodeInfo], queue: Iterable[QueuedJob] = (), busy: Iterable[RunningJob] = (), now: float = 0.0
 ) -> Snapshot:
     """Everything at a moment."""
     return Snapshot(now=now, nodes=tuple(on), waiting=tuple(queue), running=tuple(busy))
@@ -92,16 +92,16 @@ NODES = st.lists(
 class Played:
     """A queue played forward; a preempted job goes back into it and starts over."""
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[NodeInfo, ...]
     lasts_s: Mapping[int, float]
     """How long each job runs; one beyond its time limit is ended at the limit."""
-    waiting: dict[int, Waiting] = field(default_factory=dict)
-    running: dict[int, Running] = field(default_factory=dict)
+    waiting: dict[int, QueuedJob] = field(default_factory=dict)
+    running: dict[int, RunningJob] = field(default_factory=dict)
     now: float = 0.0
     started_at: dict[int, float] = field(default_factory=dict)
     """The last start of each job."""
     decisions: list[tuple[float, Decision]] = field(default_factory=list)
-    _jobs: dict[int, Waiting] = field(default_factory=dict)
+    _jobs: dict[int, QueuedJob] = field(default_factory=dict)
     _gone_at: dict[int, float] = field(default_factory=dict)
 
     def play(self, events: int = 200) -> Played:
@@ -127,7 +127,7 @@ class Played:
         for start in decision.starts:
             job = self._jobs[start.job_id] = self.waiting.pop(start.job_id)
             self.started_at[job.job_id] = self.now
-            started = Running(
+            started = RunningJob(
                 job_id=job.job_id,
                 shape=job.shape,
                 nodes=start.nodes,
@@ -146,7 +146,7 @@ class Played:
         for cancel in decision.cancels:
             del self.waiting[cancel.job_id]
 
-    def _end_of(self, job: Running) -> float:
+    def _end_of(self, job: RunningJob) -> float:
         limit = float("inf") if job.time_limit_s is None else job.time_limit_s
         return job.started_at + min(limit, self.lasts_s.get(job.job_id, limit))
 

@@ -12,12 +12,12 @@ from tests.queueing.queues import NODES, SHAPES, node, nodes, shape
 from trainworks.errors import InfeasibleError
 from trainworks.queueing.feasible import check_feasible, what_fits
 from trainworks.queueing.reasons import needs_text
-from trainworks.queueing.snapshot import Node, Shape
+from trainworks.queueing.snapshot import GangShape, NodeInfo
 
 GB = 10**9
 
 
-def refusal(of: Shape, *on: Node) -> tuple[str, str | None]:
+def refusal(of: GangShape, *on: NodeInfo) -> tuple[str, str | None]:
     """Message and hint."""
     with pytest.raises(InfeasibleError) as caught:
         check_feasible(of, on)
@@ -80,7 +80,7 @@ def refusal(of: Shape, *on: Node) -> tuple[str, str | None]:
     ],
 )
 def test_a_gang_that_could_never_run_is_refused_with_what_would(
-    of: Shape, on: tuple[Node, ...], message: str, hint: str
+    of: GangShape, on: tuple[NodeInfo, ...], message: str, hint: str
 ) -> None:
     assert refusal(of, *on) == (message, hint)
 
@@ -95,14 +95,14 @@ def test_excluded_nodes_do_not_count() -> None:
 
 
 @given(NODES, SHAPES)
-def test_what_would_fit_is_feasible(on: list[Node], of: Shape) -> None:
+def test_what_would_fit_is_feasible(on: list[NodeInfo], of: GangShape) -> None:
     smaller = what_fits(of, on)
     if smaller is not None:
         check_feasible(smaller, on)
 
 
 @given(NODES, SHAPES)
-def test_what_fits_already_is_not_made_smaller(on: list[Node], of: Shape) -> None:
+def test_what_fits_already_is_not_made_smaller(on: list[NodeInfo], of: GangShape) -> None:
     smaller = what_fits(of, on)
     try:
         check_feasible(of, on)
@@ -126,5 +126,5 @@ def test_what_fits_already_is_not_made_smaller(on: list[Node], of: Shape) -> Non
         (shape(0, count=3), "needs 3 nodes"),
     ],
 )
-def test_a_need_is_said_in_words(of: Shape, text: str) -> None:
+def test_a_need_is_said_in_words(of: GangShape, text: str) -> None:
     assert needs_text(of) == text

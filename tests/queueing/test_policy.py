@@ -10,12 +10,22 @@ import pytest
 
 from tests.queueing.queues import node, nodes, running, shape, snapshot, waiting
 from trainworks.queueing.decide import MOST_ESTIMATES, decide
-from trainworks.queueing.snapshot import Cancel, Decision, Node, Pending, Preempt, Reason, Running, Shape, Waiting
+from trainworks.queueing.snapshot import (
+    Cancel,
+    Decision,
+    GangShape,
+    NodeInfo,
+    Pending,
+    Preempt,
+    QueuedJob,
+    Reason,
+    RunningJob,
+)
 
 HOUR = 3600.0
 
 
-def decided(on: Iterable[Node], *queue: Waiting, busy: Iterable[Running] = (), now: float = 0.0) -> Decision:
+def decided(on: Iterable[NodeInfo], *queue: QueuedJob, busy: Iterable[RunningJob] = (), now: float = 0.0) -> Decision:
     """The decision of a queue on nodes."""
     return decide(snapshot(on, queue, busy, now))
 
@@ -244,7 +254,7 @@ def test_what_an_ending_job_leaves_is_not_lent_to_others() -> None:
     assert not decided(nodes(3), *queue, busy=busy).starts
 
 
-def reserved(behind: Waiting, *more: Running) -> Decision:
+def reserved(behind: QueuedJob, *more: RunningJob) -> Decision:
     """Job 1 wants both nodes, of which n1 is in use for another hour."""
     busy = [running(9, shape(), "n1", time_limit_s=HOUR), *more]
     return decided(nodes(2), waiting(1, shape(count=2)), behind, busy=busy)
@@ -329,7 +339,7 @@ def test_without_a_known_end_cores_that_the_head_needs_are_kept() -> None:
 # Preemption
 
 
-def low(job_id: int, of: Shape, *names: str, **fields: Any) -> Running:
+def low(job_id: int, of: GangShape, *names: str, **fields: Any) -> RunningJob:
     """A running job that may be preempted, of priority 10."""
     return running(job_id, of, *names, **({"priority": 10, "preemptible": True} | fields))
 

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from tests.queueing.queues import NAMES, NODES, SHAPES, Played, node, shape, snapshot, waiting
 from trainworks.queueing.decide import decide
-from trainworks.queueing.snapshot import Decision, Node, Reason, Running, Shape, Snapshot, Waiting
+from trainworks.queueing.snapshot import Decision, GangShape, NodeInfo, QueuedJob, Reason, RunningJob, Snapshot
 
 LIMITS = st.sampled_from([60.0, 300.0, 1000.0, 3600.0])
 
 
-def queues(limits: st.SearchStrategy[float | None], most: int = 12) -> st.SearchStrategy[list[Waiting]]:
+def queues(limits: st.SearchStrategy[float | None], most: int = 12) -> st.SearchStrategy[list[QueuedJob]]:
     """Jobs in line, numbered from 1."""
     jobs = st.builds(
         waiting,
@@ -39,7 +39,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
     earlier = draw(queues(st.none() | LIMITS, most=6))
     starts = {start.job_id: start.nodes for start in decide(snapshot([fit(one) for one in on], earlier)).starts}
     busy = [
-        Running(
+        RunningJob(
             job_id=100 + job.job_id,
             shape=job.shape,
             nodes=starts[job.job_id],
@@ -65,7 +65,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
     return snapshot(on, queue, busy, now=100.0)
 
 
-def fit(one: Node) -> Node:
+def fit(one: NodeInfo) -> NodeInfo:
     """The node in service, as it was when the running jobs started."""
     return replace(one, drained=None, alive=True)
 
@@ -82,12 +82,12 @@ def left(state: Snapshot, decision: Decision, gone: frozenset[int] = frozenset()
     return free
 
 
-def amounts(of: Shape) -> tuple[float, float, float]:
+def amounts(of: GangShape) -> tuple[float, float, float]:
     """Cores, accelerators, memory of each node."""
     return (of.cores_per_node, of.accelerators_per_node, of.memory_per_node_bytes)
 
 
-def has_room(state: Snapshot, of: Shape, free: dict[str, list[float]]) -> bool:
+def has_room(state: Snapshot, of: GangShape, free: dict[str, list[float]]) -> bool:
     """Whether a gang fits into what is free, found by trying."""
     able = [
         one
@@ -103,7 +103,7 @@ def has_room(state: Snapshot, of: Shape, free: dict[str, list[float]]) -> bool:
     return max(racks.values(), default=0) >= of.nodes_min
 
 
-def in_line(state: Snapshot) -> list[Waiting]:
+def in_line(state: Snapshot) -> list[QueuedJob]:
     """The jobs that may run now, in their order."""
     able = [
         job
@@ -245,10 +245,10 @@ def test_a_job_that_others_give_way_to_starts_as_soon_as_they_have_gone(state: S
     assert {one.for_job for one in decision.preempts} <= {start.job_id for start in decide(after).starts}
 
 
-def now_running(state: Snapshot, started: dict[int, tuple[str, ...]]) -> list[Running]:
+def now_running(state: Snapshot, started: dict[int, tuple[str, ...]]) -> list[RunningJob]:
     """The jobs that the decision starts, as running ones."""
     return [
-        Running(
+        RunningJob(
             job_id=job.job_id,
             shape=job.shape,
             nodes=started[job.job_id],
@@ -271,7 +271,7 @@ def contested(draw: st.DrawFn) -> Snapshot:
     small = draw(st.lists(st.builds(shape, st.sampled_from([1, 2, 3, 4, 8]), count), min_size=1, max_size=10))
     starts = decide(snapshot(on, [waiting(number, of) for number, of in enumerate(small)])).starts
     busy = [
-        Running(
+        RunningJob(
             job_id=start.job_id,
             shape=small[start.job_id],
             nodes=start.nodes,
@@ -333,13 +333,15 @@ def head_of(state: Snapshot) -> int | None:
     return next((job_id for job_id, one in pending.items() if one.reason is Reason.RESOURCES), None)
 
 
-def played(on: Iterable[Node], queue: list[Waiting], lasts_s: dict[int, float]) -> Played:
+def played(on: Iterable[NodeInfo], queue: list[QueuedJob], lasts_s: dict[int, float]) -> Played:
     """A queue on an idle cluster to its end."""
     return Played(tuple(on), lasts_s, waiting={job.job_id: job for job in queue}).play()
 
 
 @st.composite
-def lines(draw: st.DrawFn, limits: st.SearchStrategy[float | None]) -> tuple[list[Node], list[Waiting], list[Waiting]]:
+def lines(
+    draw: st.DrawFn, limits: st.SearchStrategy[float | None]
+) -> tuple[list[NodeInfo], list[QueuedJob], list[QueuedJob]]:
     """Nodes; jobs of which the first ones start and the last has to wait; and jobs behind it."""
     on = [node(name, draw(st.sampled_from([4, 8])), rack=draw(st.sampled_from("ab"))) for name in NAMES[3:]]
     on += [node(name, rack="a") for name in NAMES[:3]]
@@ -356,7 +358,7 @@ def lines(draw: st.DrawFn, limits: st.SearchStrategy[float | None]) -> tuple[lis
 
 @settings(max_examples=60)
 @given(lines(LIMITS))
-def test_jobs_behind_the_head_do_not_delay_it(found: tuple[list[Node], list[Waiting], list[Waiting]]) -> None:
+def test_jobs_behind_the_head_do_not_delay_it(found: tuple[list[NodeInfo], list[QueuedJob], list[QueuedJob]]) -> None:
     """If every job uses up its time limit; some of those behind have none."""
     on, line, behind = found
     lasts_s = {job.job_id: 5000.0 for job in behind}
@@ -368,7 +370,7 @@ def test_jobs_behind_the_head_do_not_delay_it(found: tuple[list[Node], list[Wait
 @settings(max_examples=60)
 @given(lines(st.none()), st.lists(st.integers(1, 50), min_size=5, max_size=5))
 def test_jobs_behind_a_head_without_a_known_start_do_not_delay_it(
-    found: tuple[list[Node], list[Waiting], list[Waiting]], lasts: list[int]
+    found: tuple[list[NodeInfo], list[QueuedJob], list[QueuedJob]], lasts: list[int]
 ) -> None:
     """Whenever the jobs before it end, if none of those has a time limit."""
     on, line, behind = found
@@ -381,7 +383,7 @@ def test_jobs_behind_a_head_without_a_known_start_do_not_delay_it(
 @settings(max_examples=60)
 @given(lines(st.none() | LIMITS), st.lists(st.integers(1, 400), min_size=5, max_size=5))
 def test_a_head_starts_no_later_than_it_was_promised(
-    found: tuple[list[Node], list[Waiting], list[Waiting]], lasts: list[int]
+    found: tuple[list[NodeInfo], list[QueuedJob], list[QueuedJob]], lasts: list[int]
 ) -> None:
     """However much earlier than their limits the others end."""
     on, line, behind = found
@@ -394,7 +396,7 @@ def test_a_head_starts_no_later_than_it_was_promised(
 
 @settings(max_examples=60)
 @given(NODES, queues(st.none() | LIMITS, most=10), st.lists(st.integers(1, 4000), min_size=10, max_size=10))
-def test_a_queue_empties(on: list[Node], queue: list[Waiting], lasts: list[int]) -> None:
+def test_a_queue_empties(on: list[NodeInfo], queue: list[QueuedJob], lasts: list[int]) -> None:
     """But for the jobs that no node in service could have; jobs that give way start over."""
     lasts_s = {number: float(last) for number, last in enumerate(lasts, 1)}
     game = played(on, queue, lasts_s)
@@ -405,7 +407,7 @@ def test_a_queue_empties(on: list[Node], queue: list[Waiting], lasts: list[int])
 
 @settings(max_examples=20)
 @given(st.lists(st.builds(shape, st.integers(1, 8)), min_size=2, max_size=6))
-def test_an_endless_stream_of_small_jobs_does_not_starve_the_head(small: list[Shape]) -> None:
+def test_an_endless_stream_of_small_jobs_does_not_starve_the_head(small: list[GangShape]) -> None:
     """They have no time limits; the head wants every node whole."""
     on = [node(name) for name in NAMES[:3]]
     stream = [waiting(number, small[number % len(small)]) for number in range(100, 130)]

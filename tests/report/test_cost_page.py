@@ -11,7 +11,7 @@ from tests.report.test_html import HOSTILE, parsed
 from trainworks.catalog.catalog import load_catalog
 from trainworks.catalog.cluster import parse_cluster
 from trainworks.catalog.facts import Offer
-from trainworks.plan.cost.comparison import Comparison, compare
+from trainworks.plan.cost.comparison import CostComparison, compare
 from trainworks.plan.trace import fact
 from trainworks.report.cost_page import render_cost_page, tornado_bars, write_cost_page
 
@@ -20,13 +20,13 @@ HOSTILE_OFFER = Offer(
 )
 
 
-def found(cluster: str = "DGX H100", *more: Offer) -> Comparison:
+def found(cluster: str = "DGX H100", *more: Offer) -> CostComparison:
     offers = [*more, *load_catalog().offers.values()]
     hours = fact("hours per year", 5000, "h", source="the test")
     return compare(parse_cluster(cluster), offers, hours=hours)
 
 
-def page(comparison: Comparison, title: str = "a year") -> str:
+def page(comparison: CostComparison, title: str = "a year") -> str:
     return render_cost_page(title=title, found=comparison, grid="World", notes=["a note"])
 
 

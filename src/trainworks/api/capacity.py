@@ -9,7 +9,7 @@ from trainworks.api.inputs import Progress, Quantity, check_number, no_progress,
 from trainworks.catalog.catalog import node as catalogue_node
 from trainworks.catalog.facts import Node
 from trainworks.errors import ArgumentError, UsageError
-from trainworks.plan.capacity.jobs import Job, parse_trace, trace_of, trace_text
+from trainworks.plan.capacity.jobs import TraceJob, parse_trace, trace_of, trace_text
 from trainworks.plan.capacity.plan import CapacityPlan, ElasticTerms, limits_for, plan_capacity
 from trainworks.plan.capacity.prices import prices_for
 from trainworks.plan.capacity.service import Target
@@ -121,14 +121,14 @@ def _target(wait: Quantity | None, deadlines: Quantity | None) -> Target:
     return Target(deadlines=met)
 
 
-def _sampled(path: Path, seed: int) -> list[Job] | None:
+def _sampled(path: Path, seed: int) -> list[TraceJob] | None:
     """Jobs of the teams in a YAML file; None for a trace."""
     if path.suffix not in (".yaml", ".yml"):
         return None
     return sampled_jobs(parse_teams(_text(path), name=str(path)), seed=seed)
 
 
-def _sampled_text(path: Path, jobs: list[Job], seed: int) -> str:
+def _sampled_text(path: Path, jobs: list[TraceJob], seed: int) -> str:
     return f"# Synthetic: sampled from {path.name} with seed {seed}.\n{trace_text(jobs)}"
 
 

@@ -13,7 +13,7 @@ from trainworks.config.run_file import Goal, RunFile
 from trainworks.errors import ArgumentError, QuantityError, UsageError
 from trainworks.plan.cluster.plan import ClusterPlan
 from trainworks.plan.cluster.scaling import search_layouts
-from trainworks.plan.network.bill import Prices
+from trainworks.plan.network.bill import NetworkPrices
 from trainworks.plan.network.design import NetworkDesign, design_network, topologies_compared
 from trainworks.plan.network.messages import Message, messages_of_job, usual_messages
 from trainworks.plan.network.plan import NetworkPlan
@@ -81,7 +81,7 @@ def network(
         step_times_s=_step_times(plan, design),
         support=support_networks(design, nodes_per_rack=nodes_per_rack or usual_nodes_per_rack(design.cluster)),
         nodes_per_rack=nodes_per_rack or usual_nodes_per_rack(design.cluster),
-        prices=Prices(
+        prices=NetworkPrices(
             switch_usd=quantity("switch_price", switch_price, parse_usd, zero=True),
             cable_usd=quantity("cable_price", cable_price, parse_usd, zero=True),
             transceiver_usd=quantity("transceiver_price", transceiver_price, parse_usd, zero=True),

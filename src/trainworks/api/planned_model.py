@@ -16,7 +16,7 @@ from trainworks.plan.conv_step import ConvJob
 from trainworks.plan.local.plan import num_steps
 from trainworks.plan.model_shape import shape_of_hf_config
 from trainworks.plan.pricing import AnyJob
-from trainworks.plan.step_time import Job
+from trainworks.plan.step_time import TrainingJob
 from trainworks.record.resolved import ModelShape
 
 __all__ = ["PlannedModel", "planned_model", "preset_shape"]
@@ -36,7 +36,7 @@ class PlannedModel:
         stack = Stack(fused_kernels=workload.compile)
         if isinstance(self.shape, ConvNetShape):
             return ConvJob(self.shape, workload.precision, cluster, stack)
-        return Job(self.shape, self.sequence_length, workload.precision, cluster, stack)
+        return TrainingJob(self.shape, self.sequence_length, workload.precision, cluster, stack)
 
 
 def planned_model(run_file: RunFile, source: Source | None) -> PlannedModel:

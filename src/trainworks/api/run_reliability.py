@@ -9,7 +9,7 @@ from trainworks.errors import UsageError
 from trainworks.plan.assumptions import assumed
 from trainworks.plan.cluster.plan import ClusterPlan
 from trainworks.plan.reliability.defaults import planned_failures
-from trainworks.plan.reliability.goodput import Expected, Failures, expected, save_in_time, spares_needed
+from trainworks.plan.reliability.goodput import ExpectedRun, Failures, expected, save_in_time, spares_needed
 from trainworks.plan.reliability.scenario import scenario_of, spread_of
 from trainworks.plan.reliability.simulation import simulate
 from trainworks.plan.sizing.result import Reliability, SizingRequest
@@ -75,7 +75,7 @@ def mean_run_time_s(plan: ClusterPlan, request: SizingRequest) -> float:
 
 def _mean(
     plan: ClusterPlan, request: SizingRequest, **given: float | None
-) -> tuple[Traced, Failures, Traced, Expected]:
+) -> tuple[Traced, Failures, Traced, ExpectedRun]:
     work, failures = plan.work, failures_of(plan, request.run_file, **given)
     spares = spares_needed(failures, limit=assumed("time without nodes"))
     interval = written_interval(plan, request.run_file)

@@ -9,7 +9,7 @@ from pathlib import Path
 from trainworks.api.inputs import Progress, no_progress
 from trainworks.errors import UsageError
 from trainworks.measure.measured_clusters import remarks_left_out
-from trainworks.measure.scoring import TABLES, Prediction, Refusal, Score, predictions_csv
+from trainworks.measure.scoring import TABLES, Refusal, RowPrediction, Score, predictions_csv
 from trainworks.measure.tables import read_table
 
 __all__ = ["ScoreReport", "score"]
@@ -21,7 +21,7 @@ class ScoreReport:
 
     table: str
     """`runs`, `memory` or `collectives`."""
-    rows: Sequence[Prediction]
+    rows: Sequence[RowPrediction]
     score: Score
     notes: list[str]
 

@@ -37,7 +37,7 @@ from trainworks.plan.assumptions import GIVEN, assumed
 from trainworks.plan.cost.owning import MOST_HOURS_OF_A_YEAR, own
 from trainworks.plan.cost.renting import CONTRACTS as RENTAL_CONTRACTS
 from trainworks.plan.cost.renting import Contract, contracts, rent
-from trainworks.plan.reliability.scenario import Outcome
+from trainworks.plan.reliability.scenario import SimulationOutcome
 from trainworks.plan.sizing.candidates import Candidate, Skipped, candidates, described_node, node_counts
 from trainworks.plan.sizing.proposal import Alternative, SizingGoal, choose
 from trainworks.plan.sizing.result import Proposal, Reliability, SharedCapacity, SizedAlternatives, SizingRequest
@@ -319,12 +319,12 @@ def _on_spot(run: Reliability, request: SizingRequest, *, life_s: float) -> Reli
     return simulate_reliability(run.plan, request, capacity_life_s=life_s, capacity_wait_s=wait_s)
 
 
-def _occupied_s(outcome: Outcome) -> float:
+def _occupied_s(outcome: SimulationOutcome) -> float:
     """Time for which the median run occupies its nodes."""
     return float(np.median(outcome.held_s))
 
 
-def _hours(outcome: Outcome) -> Traced:
+def _hours(outcome: SimulationOutcome) -> Traced:
     low, mid, high = (outcome.quantile_s(share) / HOUR_S for share in (0.1, 0.5, 0.9))
     return computed("hours", mid, "h", by=f"simulation of {TRIALS} runs with their failures", low=low, high=high)
 

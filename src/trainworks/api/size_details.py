@@ -20,7 +20,7 @@ from trainworks.plan.reliability.defaults import usual_node_mttf
 from trainworks.plan.sizing.candidates import PYTORCH_VENDORS
 from trainworks.plan.sizing.fabric_choice import FABRIC_TOLERANCE, choose_fabric
 from trainworks.plan.sizing.facility import facility_of
-from trainworks.plan.sizing.hardware import Finding, check_hardware
+from trainworks.plan.sizing.hardware import HardwareFinding, check_hardware
 from trainworks.plan.sizing.proposal import Alternative
 from trainworks.plan.sizing.result import Ownership, ProposalDetails, Reliability, SizingRequest, SmallestCluster
 from trainworks.plan.storage.run import StoredRun, storage_of
@@ -68,7 +68,7 @@ def details_of(
     )
 
 
-def _findings(cluster: ClusterDescription, replacement: Processor | None) -> list[Finding]:
+def _findings(cluster: ClusterDescription, replacement: Processor | None) -> list[HardwareFinding]:
     named = cluster.node.processor if cluster.node else None
     return check_hardware(cluster, processor=replacement or (processor(named) if named else None))
 

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from trainworks.plan.capacity.plan import CapacityPlan
 from trainworks.plan.capacity.policy import FIXED, ON_DEMAND, SPOT, Policy
-from trainworks.plan.capacity.policy_comparison import Point
+from trainworks.plan.capacity.policy_comparison import PolicyReplay
 from trainworks.report.capacity_page import PolicyPoint
 from trainworks.report.parts import fact_table, note_lines, print_parts, title
 from trainworks.units import format_duration, format_usd
@@ -117,7 +117,7 @@ def _front(plan: CapacityPlan) -> Table:
     return table
 
 
-def _thinned(plan: CapacityPlan) -> list[Point]:
+def _thinned(plan: CapacityPlan) -> list[PolicyReplay]:
     """Some of a long front, its ends and the best one among them."""
     points = plan.front
     if len(points) <= _MOST_ROWS:
@@ -203,7 +203,7 @@ def plan_as_json(plan: CapacityPlan) -> dict[str, Any]:
     }
 
 
-def _point_as_json(point: Point) -> dict[str, Any]:
+def _point_as_json(point: PolicyReplay) -> dict[str, Any]:
     policy = {name: value if value != math.inf else None for name, value in asdict(point.policy).items()}
     rest = {name: value for name, value in asdict(point).items() if name not in ("policy", "bought_h_per_week")}
     bought = {name.replace("-", "_"): hours for name, hours in point.bought_h_per_week.items()}

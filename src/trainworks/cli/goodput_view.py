@@ -11,7 +11,7 @@ from rich.table import Table
 
 from trainworks.cli.options import option_errors
 from trainworks.plan.reliability.forecast import GoodputForecast
-from trainworks.plan.reliability.scenario import Outcome
+from trainworks.plan.reliability.scenario import SimulationOutcome
 from trainworks.report.goodput_page import write_goodput_page
 from trainworks.report.parts import fact_table, note_lines, print_parts, title
 from trainworks.units import format_duration
@@ -85,7 +85,7 @@ def _needed(found: GoodputForecast) -> str:
     return f"{needed.value:,.0f} ({share}) are needed to wait for nodes less than {100 * limit:g} % of the time"
 
 
-def _shares(outcome: Outcome) -> Table:
+def _shares(outcome: SimulationOutcome) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
@@ -157,7 +157,7 @@ def forecast_as_json(found: GoodputForecast) -> dict[str, Any]:
     }
 
 
-def _outcome_as_json(outcome: Outcome, deadline_s: float | None) -> dict[str, Any]:
+def _outcome_as_json(outcome: SimulationOutcome, deadline_s: float | None) -> dict[str, Any]:
     return {
         "runtime_goodput": outcome.runtime_goodput,
         "ettr": outcome.ettr,

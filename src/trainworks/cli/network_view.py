@@ -11,7 +11,7 @@ from rich.text import Text
 
 from trainworks.plan.network.bill import bill_of_materials, bill_total, switch_power, usual_share
 from trainworks.plan.network.design import NetworkDesign, serves
-from trainworks.plan.network.grids import Grid
+from trainworks.plan.network.grids import GridNetwork
 from trainworks.plan.network.messages import Message
 from trainworks.plan.network.plan import NetworkPlan
 from trainworks.plan.network.support import SupportNetworks
@@ -67,7 +67,7 @@ def _topology(design: NetworkDesign) -> str:
     if design.topology == "star" and design.copies > 1:
         rails = -(-design.rails // design.copies)
         return f"star: {_count(rails, 'rail')} on each switch; rails meet in the nodes"
-    if isinstance(design.fabric, Grid):
+    if isinstance(design.fabric, GridNetwork):
         return f"{design.topology}: {' x '.join(map(str, design.fabric.sides))} nodes"
     tiers = {1: "one tier", 3: "two tiers", 5: "three tiers"}.get(design.hops_worst)
     return design.topology if tiers is None or "tier" in design.topology else f"{design.topology}, {tiers}"
@@ -250,7 +250,7 @@ def _notes(design: NetworkDesign) -> list[str]:
         notes.append(f"the star holds {design.max_nodes:,} nodes at most; `{larger}` can grow beyond that")
     if design.topology in ("ring", "torus"):
         notes.append("a node or cable that fails cuts its ring; switches would lead around it")
-    if isinstance(design.fabric, Grid) and design.fabric.used_nics < design.nics:
+    if isinstance(design.fabric, GridNetwork) and design.fabric.used_nics < design.nics:
         notes.append(f"{design.nics - design.fabric.used_nics} NICs of each node have no neighbour and stay unused")
     return notes
 

@@ -11,8 +11,8 @@ from trainworks.measure.scoring import (
     CollectiveScore,
     Group,
     MemoryScore,
-    Prediction,
     Refusal,
+    RowPrediction,
     RunScore,
     Score,
     Sweep,
@@ -120,7 +120,7 @@ def _print_collectives(score: CollectiveScore, console: Console) -> None:
         _print_group("collectives of all sizes", score.every, console)
 
 
-def print_refusals(results: Sequence[Prediction], console: Console) -> None:
+def print_refusals(results: Sequence[RowPrediction], console: Console) -> None:
     """Print how many rows were predicted, and what was wrong with the others, by reason."""
     refused = [result for result in results if isinstance(result, Refusal)]
     console.print(f"{len(results) - len(refused)} of {len(results)} rows predicted")

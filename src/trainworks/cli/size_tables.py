@@ -11,7 +11,7 @@ from trainworks.plan.sizing.candidates import Skipped
 from trainworks.plan.sizing.fabric_choice import FABRIC_TOLERANCE, PlannedFabric
 from trainworks.plan.sizing.proposal import Alternative, SizingGoal, front
 from trainworks.plan.sizing.result import Ownership, Proposal, ProposalDetails, SizingRequest, SmallestCluster
-from trainworks.plan.storage.systems import Verdict, recommended
+from trainworks.plan.storage.systems import StorageVerdict, recommended
 from trainworks.report.proposal_page import Sheet
 from trainworks.units import (
     DAY_S,
@@ -209,7 +209,7 @@ def _need(part: str, needed: float, there: float | None, *, written: Callable[[f
 
 
 def _storage(details: ProposalDetails) -> Sheet:
-    best: Verdict | None = recommended(details.storage)
+    best: StorageVerdict | None = recommended(details.storage)
     rows = [
         [">" if verdict is best else "", verdict.name, "yes" if verdict.enough else "no", verdict.reason]
         for verdict in details.storage

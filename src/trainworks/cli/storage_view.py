@@ -14,7 +14,7 @@ from trainworks.plan.prediction import describe_layout
 from trainworks.plan.storage.demand import Demand
 from trainworks.plan.storage.plan import RAID_DRIVE_BYTES, RAID_DRIVES, StoragePlan, raid_figures
 from trainworks.plan.storage.raid import UNPROTECTED, Raid
-from trainworks.plan.storage.systems import Verdict, recommended
+from trainworks.plan.storage.systems import StorageVerdict, recommended
 from trainworks.plan.trace import Traced
 from trainworks.units import format_quantity, format_step_time
 
@@ -92,7 +92,7 @@ def _node_has(shown: StoragePlan) -> list[str]:
     return [f"{node.name} has {node.vcpus:,} vCPUs, {cores}, and {has} of memory, {memory}"]
 
 
-def _print_verdicts(console: Console, verdicts: list[Verdict]) -> None:
+def _print_verdicts(console: Console, verdicts: list[StorageVerdict]) -> None:
     table = Table("storage", "enough", "because", box=None, padding=(0, 2, 0, 0))
     for verdict in verdicts:
         table.add_row(verdict.name, "yes" if verdict.enough else "no", verdict.reason)
@@ -100,7 +100,7 @@ def _print_verdicts(console: Console, verdicts: list[Verdict]) -> None:
     console.print()
 
 
-def _recommendation(verdicts: list[Verdict]) -> str:
+def _recommendation(verdicts: list[StorageVerdict]) -> str:
     first = recommended(verdicts)
     if first is None:
         return "none of these is enough: allow saving more time, pack small files, or share the reads by more nodes"
@@ -152,7 +152,7 @@ def storage_as_json(shown: StoragePlan) -> dict[str, Any]:
     }
 
 
-def _verdict_as_json(verdict: Verdict) -> dict[str, Any]:
+def _verdict_as_json(verdict: StorageVerdict) -> dict[str, Any]:
     servers = {count.name.rpartition(": ")[2].replace(" ", "_"): count.value for count in verdict.servers}
     return {"name": verdict.name, "enough": verdict.enough, "reason": verdict.reason, "servers": servers}
 

@@ -25,7 +25,7 @@ from trainworks.plan.layouts import Recompute
 from trainworks.plan.model_shape import shape_of_hf_config
 from trainworks.plan.parameters import resized
 from trainworks.plan.search import search
-from trainworks.plan.step_time import Job
+from trainworks.plan.step_time import TrainingJob
 from trainworks.record.resolved import ModelShape
 
 __all__ = ["COLUMNS", "MeasuredRun", "MemoryKind", "memory_kind", "read_run", "source_of"]
@@ -72,7 +72,7 @@ class MeasuredRun:
 
     id: str
     source: str
-    job: Job
+    job: TrainingJob
     global_batch: int
     layout: OpenLayout
     step_time_s: float | None
@@ -103,9 +103,9 @@ def read_run(row: Row) -> MeasuredRun:
     if precision not in cluster.accelerator.peak_flops_per_s and precision == "bf16":
         precision = "fp16"
     sequence_parallel = flag_of(row, "seqpar")
-    job = Job(shape, length, precision, cluster, Stack())
+    job = TrainingJob(shape, length, precision, cluster, Stack())
     layout = _layout(row, job, total, batch, precision != "fp16" if sequence_parallel is None else sequence_parallel)
-    job = Job(shape, length, precision, cluster, _stack(precision, layout, text_of(row, "precision")))
+    job = TrainingJob(shape, length, precision, cluster, _stack(precision, layout, text_of(row, "precision")))
     gigabytes = number_of(row, "memory_gb_per_gpu")
     words = text_of(row, "memory_kind")
     return MeasuredRun(
@@ -248,7 +248,7 @@ def _num_accelerators(row: Row) -> int:
     return needed_whole(row, "num_gpus") if printed is None else printed
 
 
-def _layout(row: Row, job: Job, world: int, batch: int, sequence_parallel: bool) -> OpenLayout:
+def _layout(row: Row, job: TrainingJob, world: int, batch: int, sequence_parallel: bool) -> OpenLayout:
     dp, tp, pp, cp = _mesh(row, job, world, batch)
     zero, shard = _zero(text_of(row, "zero_stage"), dp, job.cluster)
     micro = whole_of(row, "micro_batch")
@@ -267,7 +267,7 @@ def _layout(row: Row, job: Job, world: int, batch: int, sequence_parallel: bool)
     )
 
 
-def _mesh(row: Row, job: Job, world: int, batch: int) -> tuple[int, int, int, int]:
+def _mesh(row: Row, job: TrainingJob, world: int, batch: int) -> tuple[int, int, int, int]:
     """dp, tp, pp, cp. The first of them that is empty beside printed ones is what remains of the world, the next are 1.
 
     Of a row that prints none of them the planner's own fastest layout is taken, but weights that are sharded
@@ -291,7 +291,7 @@ def _mesh(row: Row, job: Job, world: int, batch: int) -> tuple[int, int, int, in
     return dp, tp, pp, cp
 
 
-def _searched_mesh(job: Job, world: int, batch: int) -> tuple[int, int, int, int]:
+def _searched_mesh(job: TrainingJob, world: int, batch: int) -> tuple[int, int, int, int]:
     found = search(
         job, world_size=world, global_batch=batch, fixed={"cp": 1, "offload": 0, "offload_optimizer": 0}, keep=1
     )
@@ -322,7 +322,7 @@ def _recompute(text: str) -> Recompute | None:
     return next((value for value, words in _RECOMPUTED if lower.startswith(words)), None)
 
 
-def _step_time_s(row: Row, job: Job, batch: int, layout: OpenLayout, devices: int) -> float | None:
+def _step_time_s(row: Row, job: TrainingJob, batch: int, layout: OpenLayout, devices: int) -> float | None:
     """Measured seconds per step: printed, else from tokens/s, else from a FLOP/s or MFU figure and its convention."""
     printed = number_of(row, "step_time_s_eval") or number_of(row, "iteration_time_s")
     if printed:
@@ -341,7 +341,7 @@ def _step_time_s(row: Row, job: Job, batch: int, layout: OpenLayout, devices: in
     return None
 
 
-def _printed_flops_per_token(words: str, job: Job, recompute: Recompute | None) -> float:
+def _printed_flops_per_token(words: str, job: TrainingJob, recompute: Recompute | None) -> float:
     """FLOPs per token as the row's figure counts them.
 
     model, causal      what the model needs; `causal` with half the attention

@@ -45,12 +45,12 @@ __all__ = [
     "MemoryScore",
     "PredictedCollective",
     "PredictedRun",
-    "Prediction",
     "Refusal",
+    "RowPrediction",
     "RunScore",
     "Score",
+    "ScoreTable",
     "Sweep",
-    "Table",
     "predict_collective",
     "predict_memory",
     "predict_run",
@@ -107,7 +107,7 @@ class PredictedCollective:
     time_s: float
 
 
-Prediction = PredictedRun | PredictedCollective | Refusal
+RowPrediction = PredictedRun | PredictedCollective | Refusal
 """Outcome of one row."""
 
 
@@ -167,12 +167,12 @@ Score = RunScore | MemoryScore | CollectiveScore
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ScoreTable:
     """A kind of table: what it may have, and what is done with it."""
 
     columns: tuple[str, ...]
-    predict: Callable[[Row], Prediction]
-    score: Callable[[Iterable[Prediction]], Score]
+    predict: Callable[[Row], RowPrediction]
+    score: Callable[[Iterable[RowPrediction]], Score]
 
 
 def predict_run(row: Row, coefficients: Coefficients = COEFFICIENTS) -> PredictedRun | Refusal:
@@ -240,7 +240,7 @@ def _predicted(run: MeasuredRun, coefficients: Coefficients, *, out_of_memory: b
     )
 
 
-def predictions_csv(results: Sequence[Prediction], *, with_fit: bool = False) -> str:
+def predictions_csv(results: Sequence[RowPrediction], *, with_fit: bool = False) -> str:
     """One line per row of the table, in its order: `id, step_time_s, low_s, high_s, memory_bytes, refused`.
 
     Of collectives `id, time_s, refused`; `with_fit` adds whether the run fits the accelerator.
@@ -256,7 +256,7 @@ def predictions_csv(results: Sequence[Prediction], *, with_fit: bool = False) ->
     return text.getvalue()
 
 
-def _cells(result: Prediction, columns: Sequence[str]) -> list[str]:
+def _cells(result: RowPrediction, columns: Sequence[str]) -> list[str]:
     if isinstance(result, Refusal):
         return [result.id, *("" for _ in columns), result.reason]
     row_id = result.measured.id if isinstance(result, PredictedCollective) else result.run.id
@@ -264,7 +264,7 @@ def _cells(result: Prediction, columns: Sequence[str]) -> list[str]:
     return [row_id, *(("no", "yes")[value] if isinstance(value, bool) else f"{value:.6g}" for value in values), ""]
 
 
-def score_runs(results: Iterable[Prediction]) -> RunScore:
+def score_runs(results: Iterable[RowPrediction]) -> RunScore:
     """Errors of the rows that have a measured step time, by kind and source; sweeps of the kind `yes`."""
     scored = [
         result
@@ -329,7 +329,7 @@ def _sweep_key(result: PredictedRun) -> tuple[object, ...]:
     return run.source, model, job.cluster.name, run.global_batch, job.sequence_length, job.precision
 
 
-def score_memory(results: Iterable[Prediction]) -> MemoryScore:
+def score_memory(results: Iterable[RowPrediction]) -> MemoryScore:
     """Errors of the rows that have a figure, by its kind; and which of all rows the planner would have rejected."""
     predicted = [result for result in results if isinstance(result, PredictedRun)]
     groups = {}
@@ -341,7 +341,7 @@ def score_memory(results: Iterable[Prediction]) -> MemoryScore:
     return MemoryScore(groups, rejections_of(rejected, [result.out_of_memory for result in predicted]))
 
 
-def score_collectives(results: Iterable[Prediction]) -> CollectiveScore:
+def score_collectives(results: Iterable[RowPrediction]) -> CollectiveScore:
     """Errors of the rows that have a time, by group of ranks: large messages, and all."""
     timed = [result for result in results if isinstance(result, PredictedCollective) and result.measured.time_s]
     points = [
@@ -388,8 +388,8 @@ def _by(items: Iterable[T], key: Callable[[T], object]) -> dict[object, list[T]]
 
 
 TABLES = {
-    "runs": Table(COLUMNS, predict_run, score_runs),
-    "memory": Table(MEMORY_COLUMNS, predict_memory, score_memory),
-    "collectives": Table(COLLECTIVE_COLUMNS, predict_collective, score_collectives),
+    "runs": ScoreTable(COLUMNS, predict_run, score_runs),
+    "memory": ScoreTable(MEMORY_COLUMNS, predict_memory, score_memory),
+    "collectives": ScoreTable(COLLECTIVE_COLUMNS, predict_collective, score_collectives),
 }
 """Scoring function by the kind of the table."""

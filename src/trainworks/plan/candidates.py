@@ -10,7 +10,7 @@ import numpy as np
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.layouts import Layouts, Recompute
 from trainworks.plan.memory import predict_memories
-from trainworks.plan.step_time import Job, StepTimes, predict_step_times
+from trainworks.plan.step_time import StepTimes, TrainingJob, predict_step_times
 
 __all__ = ["OpenLayout", "best_completion", "completions"]
 
@@ -68,7 +68,7 @@ def completions(layout: OpenLayout, *, layers: int, global_batch: int, can_offlo
     )
 
 
-def _fast_host(job: Job) -> bool:
+def _fast_host(job: TrainingJob) -> bool:
     """True if the host is on a chip-to-chip link, where offloading activations is common; False on PCIe."""
     return job.cluster.accelerator.host_bytes_per_s >= _CHIP_TO_CHIP_BYTES_PER_S
 
@@ -80,7 +80,7 @@ def _chunks(layers: int, pp: int) -> list[int]:
 
 
 def best_completion(
-    job: Job, layout: OpenLayout, *, global_batch: int, coefficients: Coefficients = COEFFICIENTS
+    job: TrainingJob, layout: OpenLayout, *, global_batch: int, coefficients: Coefficients = COEFFICIENTS
 ) -> tuple[Layouts, StepTimes]:
     """The fastest completion that fits the accelerator, or the smallest if none does, with its step time."""
     layouts = completions(layout, layers=job.shape.layers, global_batch=global_batch, can_offload=_fast_host(job))

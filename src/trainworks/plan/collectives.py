@@ -30,7 +30,7 @@ from trainworks.catalog.cluster import ClusterDescription
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.layouts import Array
 
-__all__ = ["Collective", "Fabric", "collective_s", "fabric_of", "point_to_point_s"]
+__all__ = ["Collective", "CollectiveFabric", "collective_s", "fabric_of", "point_to_point_s"]
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 
@@ -47,7 +47,7 @@ _MESHES = ("NVLink2", "Infinity Fabric", "xGMI")
 
 
 @dataclass(frozen=True, slots=True)
-class Fabric:
+class CollectiveFabric:
     """Link rates and sizes of a cluster, as collectives see them; one direction, per rank or per node as named."""
 
     ranks_per_node: int
@@ -70,7 +70,7 @@ class Fabric:
     pipelining_inside: float
 
 
-def fabric_of(cluster: ClusterDescription, coefficients: Coefficients = COEFFICIENTS) -> Fabric:
+def fabric_of(cluster: ClusterDescription, coefficients: Coefficients = COEFFICIENTS) -> CollectiveFabric:
     """The reachable rates of a cluster's links.
 
     Without a scale-up link, or with one that joins pairs of cards only, ranks of a node talk over the host's bus.
@@ -82,7 +82,7 @@ def fabric_of(cluster: ClusterDescription, coefficients: Coefficients = COEFFICI
     share = coefficients.scale_out_share
     if cluster.network == "Omni-Path":
         share *= coefficients.omni_path_share
-    return Fabric(
+    return CollectiveFabric(
         ranks_per_node=cluster.accelerators_per_node,
         domain=max(cluster.scale_up_domain, cluster.accelerators_per_node),
         scale_up_bytes_per_s=up * coefficients.scale_up_share,
@@ -97,7 +97,7 @@ def fabric_of(cluster: ClusterDescription, coefficients: Coefficients = COEFFICI
     )
 
 
-def collective_s(kind: Collective, size_bytes: Array, ranks: Array, stride: Array, fabric: Fabric) -> Array:
+def collective_s(kind: Collective, size_bytes: Array, ranks: Array, stride: Array, fabric: CollectiveFabric) -> Array:
     """Seconds of one collective; 0 for one rank.
 
     Args:
@@ -134,7 +134,7 @@ def collective_s(kind: Collective, size_bytes: Array, ranks: Array, stride: Arra
     return np.where(ranks > 1, total, 0.0)
 
 
-def point_to_point_s(size_bytes: Array, stride: Array, stages: Array, fabric: Fabric) -> Array:
+def point_to_point_s(size_bytes: Array, stride: Array, stages: Array, fabric: CollectiveFabric) -> Array:
     """Seconds to send S bytes to the next stage where that is farthest.
 
     Stages lie `stride` ranks apart. Where they do not all fit into one domain, some neighbours are in different ones,

@@ -12,7 +12,7 @@ from trainworks.plan.coefficients import COEFFICIENTS
 from trainworks.plan.collectives import collective_s, fabric_of
 from trainworks.plan.compute import Stack, machine_of, product_s
 from trainworks.plan.layouts import Layouts, Recompute
-from trainworks.plan.step_time import Job, predict_step_times
+from trainworks.plan.step_time import TrainingJob, predict_step_times
 from trainworks.plan.uncertainty import Belief, learn, learn_group, prior_of
 from trainworks.record.calibration import Calibration
 from trainworks.record.measurement import MeasuredStep, Measurement
@@ -39,7 +39,7 @@ def belief_from(measurements: Sequence[Measurement], *, experts: bool = False) -
 
 
 def _after_step(step: MeasuredStep, measurement: Measurement, belief: Belief) -> Belief:
-    job = Job(
+    job = TrainingJob(
         step.shape, step.sequence_length, step.precision, measurement.cluster, Stack(fused_kernels=step.fused_kernels)
     )
     layouts = Layouts.of(global_batch=step.global_batch, **fixed_of(step.layout))

@@ -6,11 +6,11 @@ from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.conv_step import ConvJob, predict_conv_memories, predict_conv_step_times
 from trainworks.plan.layouts import Layouts
 from trainworks.plan.memory import Memories, predict_memories
-from trainworks.plan.step_time import Job, StepTimes, predict_step_times
+from trainworks.plan.step_time import StepTimes, TrainingJob, predict_step_times
 
 __all__ = ["AnyJob", "memories_of", "step_times_of"]
 
-AnyJob = Job | ConvJob
+AnyJob = TrainingJob | ConvJob
 
 
 def step_times_of(job: AnyJob, layouts: Layouts, coefficients: Coefficients = COEFFICIENTS) -> StepTimes:

@@ -21,7 +21,7 @@ import numpy as np
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.plan.blocks import BlockTimes, block_times, head_dims, head_times
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
-from trainworks.plan.collectives import Fabric, collective_s, fabric_of, point_to_point_s
+from trainworks.plan.collectives import CollectiveFabric, collective_s, fabric_of, point_to_point_s
 from trainworks.plan.compute import Machine, Stack, element_bytes, machine_of
 from trainworks.plan.flops import model_flops_per_sequence
 from trainworks.plan.layouts import Array, Layouts, Recompute
@@ -29,7 +29,7 @@ from trainworks.plan.memory import activation_bytes
 from trainworks.plan.states import StageParameters, stage_blocks, stage_parameters
 from trainworks.record.resolved import ModelShape
 
-__all__ = ["Job", "StepTimes", "predict_step_times"]
+__all__ = ["StepTimes", "TrainingJob", "predict_step_times"]
 
 
 _OFFLOADED_BYTES = 6.0
@@ -39,7 +39,7 @@ _HOST_ADAM_BYTES = 28.0
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TrainingJob:
     """Everything about a training job except its layout: model, batch, software and cluster."""
 
     shape: ModelShape
@@ -87,7 +87,7 @@ class StepTimes:
         return total
 
 
-def predict_step_times(job: Job, layouts: Layouts, coefficients: Coefficients = COEFFICIENTS) -> StepTimes:
+def predict_step_times(job: TrainingJob, layouts: Layouts, coefficients: Coefficients = COEFFICIENTS) -> StepTimes:
     """One optimizer step of every layout.
 
     Raises:
@@ -131,7 +131,7 @@ class _Stage:
 
 
 def _slowest_stage(
-    job: Job, layouts: Layouts, block: BlockTimes, exposed_s: Array, coefficients: Coefficients
+    job: TrainingJob, layouts: Layouts, block: BlockTimes, exposed_s: Array, coefficients: Coefficients
 ) -> _Stage:
     wide = "bf16" if job.precision in ("fp8", "fp4") else job.precision
     machine = machine_of(job.cluster.accelerator, wide, coefficients)
@@ -150,7 +150,7 @@ def _slowest_stage(
 
 
 def _block_communication(
-    job: Job, layouts: Layouts, fabric: Fabric, coefficients: Coefficients
+    job: TrainingJob, layouts: Layouts, fabric: CollectiveFabric, coefficients: Coefficients
 ) -> tuple[Array, Array, Array]:
     """Exposed seconds per block and micro-batch: tensor, context, expert parallel.
 
@@ -182,7 +182,7 @@ def _block_communication(
     return tp_s * (1 - hidden), cp_s * (1 - hidden), ep_s * (1 - hidden)
 
 
-def _offload_s(job: Job, layouts: Layouts, coefficients: Coefficients, block_s: Array) -> Array:
+def _offload_s(job: TrainingJob, layouts: Layouts, coefficients: Coefficients, block_s: Array) -> Array:
     """A block's activations cross the host's link twice, out during forward, back during backward."""
     kept = activation_bytes(
         job.shape, layouts, sequence_length=job.sequence_length, precision=job.precision, stack=job.stack
@@ -192,7 +192,7 @@ def _offload_s(job: Job, layouts: Layouts, coefficients: Coefficients, block_s: 
 
 
 def _pipeline_transfers_s(
-    job: Job, layouts: Layouts, fabric: Fabric, coefficients: Coefficients, compute_s: Array
+    job: TrainingJob, layouts: Layouts, fabric: CollectiveFabric, coefficients: Coefficients, compute_s: Array
 ) -> Array:
     """Exposed seconds per micro-batch: activations forward and their gradients backward, for each of v chunks.
 
@@ -208,7 +208,12 @@ def _pipeline_transfers_s(
 
 
 def _data_parallel_s(
-    job: Job, layouts: Layouts, fabric: Fabric, coefficients: Coefficients, blocks: Array, compute_s: Array
+    job: TrainingJob,
+    layouts: Layouts,
+    fabric: CollectiveFabric,
+    coefficients: Coefficients,
+    blocks: Array,
+    compute_s: Array,
 ) -> Array:
     """Communication of gradients and sharded weights per step that is not hidden.
 
@@ -234,14 +239,20 @@ def _data_parallel_s(
     return np.maximum(full - hidden * available, full * (1 - hidden))
 
 
-def _held(job: Job, layouts: Layouts, blocks: Array) -> StageParameters:
+def _held(job: TrainingJob, layouts: Layouts, blocks: Array) -> StageParameters:
     """Parameters of one rank of a stage; a model in one stage has both tables unless they are one."""
     tables = np.where((layouts.pp == 1) & (not job.shape.tie_embeddings), 2.0, 1.0)
     return stage_parameters(job.shape, layouts, blocks, embeddings=tables)
 
 
 def _reductions_s(
-    job: Job, layouts: Layouts, fabric: Fabric, parameters: Array, units: Array, copies: Array, stride: Array
+    job: TrainingJob,
+    layouts: Layouts,
+    fabric: CollectiveFabric,
+    parameters: Array,
+    units: Array,
+    copies: Array,
+    stride: Array,
 ) -> Array:
     """Seconds of one step's reductions and gathers of these parameters, hidden or not; zero 3 moves unit by unit."""
     weight_bytes = float(element_bytes(job.precision))
@@ -258,7 +269,7 @@ def _reductions_s(
     return np.where(layouts.zero == 3, layouts.accum * (2 * gathered + scattered) + outer, once)
 
 
-def _optimizer_s(job: Job, layouts: Layouts, machine: Machine, coefficients: Coefficients) -> Array:
+def _optimizer_s(job: TrainingJob, layouts: Layouts, machine: Machine, coefficients: Coefficients) -> Array:
     """Bytes that the update moves over the memory's rate; in the host, the slower of its link (fp32 gradients out,
     16-bit weights back) and its memory, which all ranks of the node share.
     """

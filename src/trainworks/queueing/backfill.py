@@ -22,7 +22,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainworks.queueing.placement import Amounts, Board, Gang, fits, lesser, minus, place, plus
+from trainworks.queueing.placement import Amounts, FreeResources, Gang, fits, lesser, minus, place, plus
 
 __all__ = ["Backfill", "Reservation", "reserve"]
 
@@ -41,23 +41,23 @@ class Reservation:
     """Amounts on each node that other jobs may use without a time limit."""
 
 
-def reserve(gang: Gang, board: Board) -> Reservation:
+def reserve(gang: Gang, resources: FreeResources) -> Reservation:
     """The reservation of a gang that does not fit now. What ending jobs have counts as free from now on."""
-    later = list(board.soon)
-    ends = sorted((stay for stay in board.occupied if stay.ends_at < math.inf), key=lambda stay: stay.ends_at)
+    later = list(resources.soon)
+    ends = sorted((stay for stay in resources.occupied if stay.ends_at < math.inf), key=lambda stay: stay.ends_at)
     for position, stay in enumerate(ends):
         for index in stay.nodes:
             later[index] = plus(later[index], stay.need)
         if position + 1 < len(ends) and ends[position + 1].ends_at == stay.ends_at:
             continue
-        nodes = place(gang, later, most=gang.nodes_min, fullest_by=board.free)
+        nodes = place(gang, later, most=gang.nodes_min, fullest_by=resources.free)
         if nodes:
             for index in nodes:
                 later[index] = minus(later[index], gang.need)
-            gone_by = [left.ends_at for _, left in board.leaving if not set(nodes).isdisjoint(left.nodes)]
+            gone_by = [left.ends_at for _, left in resources.leaving if not set(nodes).isdisjoint(left.nodes)]
             starts_at = max([stay.ends_at, *gone_by])
             return Reservation(starts_at=starts_at, others_end_by=stay.ends_at, nodes=nodes, others=later)
-    return Reservation(starts_at=None, others_end_by=-math.inf, nodes=(), others=_of_no_use(gang, board.free))
+    return Reservation(starts_at=None, others_end_by=-math.inf, nodes=(), others=_of_no_use(gang, resources.free))
 
 
 def _of_no_use(gang: Gang, free: list[Amounts]) -> list[Amounts]:
@@ -72,29 +72,29 @@ def _of_no_use(gang: Gang, free: list[Amounts]) -> list[Amounts]:
 class Backfill:
     """Starts jobs behind a reservation, in their order."""
 
-    def __init__(self, board: Board, reservation: Reservation) -> None:
-        self._board = board
+    def __init__(self, resources: FreeResources, reservation: Reservation) -> None:
+        self._resources = resources
         self._ends_by = reservation.others_end_by
         self._others = reservation.others
-        self._beside = [lesser(*pair) for pair in zip(board.free, self._others, strict=True)]
-        self._most = (self._most_of(self._beside), self._most_of(board.free))
+        self._beside = [lesser(*pair) for pair in zip(resources.free, self._others, strict=True)]
+        self._most = (self._most_of(self._beside), self._most_of(resources.free))
         self._failed: set[tuple[int, bool]] = set()
 
     def start(self, gang: Gang, time_limit_s: float | None) -> list[int]:
         """The nodes of a job that starts now, already taken; none if it does not fit or would delay the head."""
-        is_short = time_limit_s is not None and self._board.now + time_limit_s <= self._ends_by
+        is_short = time_limit_s is not None and self._resources.now + time_limit_s <= self._ends_by
         if not fits(gang.need, self._most[is_short]) or (gang.number, is_short) in self._failed:
             return []
-        nodes = place(gang, self._board.free if is_short else self._beside)
+        nodes = place(gang, self._resources.free if is_short else self._beside)
         if not nodes:
             self._failed.add((gang.number, is_short))
             return []
-        self._board.start(gang, nodes, time_limit_s)
+        self._resources.start(gang, nodes, time_limit_s)
         for index in nodes:
             if not is_short:
                 self._others[index] = minus(self._others[index], gang.need)
-            self._beside[index] = lesser(self._board.free[index], self._others[index])
-        self._most = (self._most_of(self._beside), self._most_of(self._board.free))
+            self._beside[index] = lesser(self._resources.free[index], self._others[index])
+        self._most = (self._most_of(self._beside), self._most_of(self._resources.free))
         return nodes
 
     @staticmethod

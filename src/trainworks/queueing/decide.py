@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainworks.queueing.backfill import Backfill, reserve
-from trainworks.queueing.forecast import Forecast
-from trainworks.queueing.placement import Board, Gang, Terrain, fits, place
+from trainworks.queueing.forecast import StartForecast
+from trainworks.queueing.placement import FreeResources, Gang, NodeIndex, fits, place
 from trainworks.queueing.preemption import jobs_to_preempt
 from trainworks.queueing.reasons import leaving_text, short_text, unavailable_text
 from trainworks.queueing.snapshot import (
@@ -30,10 +30,10 @@ from trainworks.queueing.snapshot import (
     Decision,
     Pending,
     Preempt,
+    QueuedJob,
     Reason,
     Snapshot,
     Start,
-    Waiting,
 )
 from trainworks.units import format_duration
 
@@ -46,13 +46,13 @@ MOST_ESTIMATES = 1000
 def decide(snapshot: Snapshot) -> Decision:
     """Decide from a snapshot alone; the order of its tuples does not matter."""
     line, aside, cancels = _sorted_out(snapshot)
-    board = Board.of(snapshot)
-    service = _Service(snapshot, board)
+    resources = FreeResources.of(snapshot)
+    service = _Service(snapshot, resources)
     for position, job in enumerate(line):
         if not service.serve(job):
             service.backfill(job, line[position + 1 :])
             break
-    _estimate(service.waits, board)
+    _estimate(service.waits, resources)
     return Decision(
         starts=tuple(service.starts),
         preempts=tuple(service.preempts),
@@ -70,7 +70,7 @@ def decide(snapshot: Snapshot) -> Decision:
 class _Wait:
     """Pending reason of a job."""
 
-    job: Waiting
+    job: QueuedJob
     reason: Reason
     detail: str
     starts_at: float | None = None
@@ -80,7 +80,7 @@ class _Wait:
     """Nodes reserved for it."""
 
 
-def _sorted_out(snapshot: Snapshot) -> tuple[list[Waiting], list[_Wait], list[Cancel]]:
+def _sorted_out(snapshot: Snapshot) -> tuple[list[QueuedJob], list[_Wait], list[Cancel]]:
     """Eligible jobs in queue order, jobs that are not eligible yet, and jobs that can never run."""
     line, aside, cancels = [], [], []
     for job in sorted(snapshot.waiting, key=lambda job: (-job.priority, job.submitted_at, job.job_id)):
@@ -101,41 +101,41 @@ def _sorted_out(snapshot: Snapshot) -> tuple[list[Waiting], list[_Wait], list[Ca
 class _Service:
     """Serves the jobs in line, one after the other."""
 
-    def __init__(self, snapshot: Snapshot, board: Board) -> None:
+    def __init__(self, snapshot: Snapshot, resources: FreeResources) -> None:
         self._running = snapshot.running
-        self._everywhere = Terrain(snapshot.nodes)
-        self._board = board
+        self._everywhere = NodeIndex(snapshot.nodes)
+        self._resources = resources
         self._unavailable: dict[int, str] = {}
         self.starts: list[Start] = []
         self.preempts: list[Preempt] = []
         self.waits: list[_Wait] = []
 
-    def serve(self, job: Waiting) -> bool:
+    def serve(self, job: QueuedJob) -> bool:
         """Do for a job what can be done; False if that is nothing, so that all behind it have to mind it."""
-        gang = self._board.terrain.gang(job.shape)
+        gang = self._resources.node_index.gang(job.shape)
         if not gang.candidates:
             self._wait_for_nodes(job, gang)
             return True
-        nodes = place(gang, self._board.free)
+        nodes = place(gang, self._resources.free)
         if nodes:
-            self._board.start(gang, nodes, job.time_limit_s)
+            self._resources.start(gang, nodes, job.time_limit_s)
             self._started(job, nodes)
             return True
-        nodes = place(gang, self._board.soon) or self._preempt(job, gang)
+        nodes = place(gang, self._resources.soon) or self._preempt(job, gang)
         if nodes:
             self._promise(job, gang, nodes)
         return bool(nodes)
 
-    def backfill(self, head: Waiting, others: Sequence[Waiting]) -> None:
+    def backfill(self, head: QueuedJob, others: Sequence[QueuedJob]) -> None:
         """Reserve for the head, and start of the others what does not delay it."""
-        board, gang = self._board, self._board.terrain.gang(head.shape)
-        reservation = reserve(gang, board)
-        short = short_text(head.shape, gang, board)
+        resources, gang = self._resources, self._resources.node_index.gang(head.shape)
+        reservation = reserve(gang, resources)
+        short = short_text(head.shape, gang, resources)
         self.waits.append(_Wait(head, Reason.RESOURCES, short, reservation.starts_at, gang, reservation.nodes))
-        filling = Backfill(board, reservation)
+        filling = Backfill(resources, reservation)
         behind = f"behind job {head.job_id} (priority {head.priority})"
         for job in others:
-            gang = board.terrain.gang(job.shape)
+            gang = resources.node_index.gang(job.shape)
             if not gang.candidates:
                 self._wait_for_nodes(job, gang)
             elif nodes := filling.start(gang, job.time_limit_s):
@@ -143,44 +143,44 @@ class _Service:
             else:
                 self.waits.append(_Wait(job, Reason.PRIORITY, behind, None, gang))
 
-    def _started(self, job: Waiting, nodes: Sequence[int]) -> None:
-        names = tuple(self._board.terrain.nodes[index].name for index in nodes)
+    def _started(self, job: QueuedJob, nodes: Sequence[int]) -> None:
+        names = tuple(self._resources.node_index.nodes[index].name for index in nodes)
         self.starts.append(Start(job_id=job.job_id, nodes=names))
 
-    def _wait_for_nodes(self, job: Waiting, gang: Gang) -> None:
+    def _wait_for_nodes(self, job: QueuedJob, gang: Gang) -> None:
         if gang.number not in self._unavailable:
             self._unavailable[gang.number] = unavailable_text(job.shape, self._everywhere)
         self.waits.append(_Wait(job, Reason.NODES_UNAVAILABLE, self._unavailable[gang.number]))
 
-    def _preempt(self, job: Waiting, gang: Gang) -> list[int]:
+    def _preempt(self, job: QueuedJob, gang: Gang) -> list[int]:
         """Preempt jobs for a gang; returns its nodes, if any."""
-        board = self._board
-        chosen = jobs_to_preempt(gang, job.priority, board, self._running)
-        starts_at = reserve(gang, board).starts_at if chosen else None
-        gone_by = board.now + max((other.grace_s for other in chosen), default=0.0)
+        resources = self._resources
+        chosen = jobs_to_preempt(gang, job.priority, resources, self._running)
+        starts_at = reserve(gang, resources).starts_at if chosen else None
+        gone_by = resources.now + max((other.grace_s for other in chosen), default=0.0)
         if not chosen or (starts_at is not None and starts_at <= gone_by):
             return []
         for other in chosen:
-            board.ask_to_end(other)
+            resources.ask_to_end(other)
             self.preempts.append(Preempt(job_id=other.job_id, for_job=job.job_id))
-        return place(gang, board.soon)
+        return place(gang, resources.soon)
 
-    def _promise(self, job: Waiting, gang: Gang, nodes: Sequence[int]) -> None:
+    def _promise(self, job: QueuedJob, gang: Gang, nodes: Sequence[int]) -> None:
         """Keep nodes for a job that waits for others to go."""
-        board = self._board
-        short = {index for index in nodes if not fits(gang.need, board.unused[index])}
-        leaving = [(other, stay) for other, stay in board.leaving if short.intersection(stay.nodes)]
-        starts_at = max((stay.ends_at for _, stay in leaving), default=board.now)
+        resources = self._resources
+        short = {index for index in nodes if not fits(gang.need, resources.unused[index])}
+        leaving = [(other, stay) for other, stay in resources.leaving if short.intersection(stay.nodes)]
+        starts_at = max((stay.ends_at for _, stay in leaving), default=resources.now)
         preempted = [other.job_id for other, _ in leaving if other.preemptible and other.priority < job.priority]
         reason = Reason.PREEMPTING if preempted else Reason.RESOURCES
         detail = leaving_text(preempted or [other.job_id for other, _ in leaving], preempted=bool(preempted))
         self.waits.append(_Wait(job, reason, detail, starts_at))
-        board.promise(gang, nodes, starts_at, job.time_limit_s)
+        resources.promise(gang, nodes, starts_at, job.time_limit_s)
 
 
-def _estimate(waits: Sequence[_Wait], board: Board) -> None:
+def _estimate(waits: Sequence[_Wait], resources: FreeResources) -> None:
     """Estimate the starts of the first jobs in the queue."""
-    forecast = Forecast(board)
+    forecast = StartForecast(resources)
     for wait in waits[:MOST_ESTIMATES]:
         limit = wait.job.time_limit_s
         if wait.gang is None:

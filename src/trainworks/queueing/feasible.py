@@ -6,21 +6,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from trainworks.errors import InfeasibleError
-from trainworks.queueing.placement import Terrain, place
+from trainworks.queueing.placement import NodeIndex, place
 from trainworks.queueing.reasons import amounts_text, count_of, joined, share_text
-from trainworks.queueing.snapshot import Node, Shape
+from trainworks.queueing.snapshot import GangShape, NodeInfo
 
 __all__ = ["check_feasible", "what_fits"]
 
 
-def check_feasible(shape: Shape, nodes: Iterable[Node]) -> None:
+def check_feasible(shape: GangShape, nodes: Iterable[NodeInfo]) -> None:
     """Refuse a gang that could not run on these nodes even if all of them were in service and empty.
 
     Raises:
         InfeasibleError: with what is there, and what would fit.
     """
     known = sorted((node for node in nodes if node.name not in shape.exclude), key=lambda node: node.name)
-    if Terrain(known).gang(shape).candidates:
+    if NodeIndex(known).gang(shape).candidates:
         return
     smaller = what_fits(shape, known)
     if smaller is None:
@@ -30,7 +30,7 @@ def check_feasible(shape: Shape, nodes: Iterable[Node]) -> None:
     raise InfeasibleError(f"{_gang_text(shape)}; {_what_is_there(shape, known)}", hint=_changes(shape, smaller))
 
 
-def what_fits(shape: Shape, nodes: Sequence[Node]) -> Shape | None:
+def what_fits(shape: GangShape, nodes: Sequence[NodeInfo]) -> GangShape | None:
     """The shape, made as little smaller as needed: first on fewer nodes, then with less of each; None without nodes."""
     nodes = [node for node in nodes if node.name not in shape.exclude]
     of_kind = [node for node in nodes if shape.accelerator in (None, node.accelerator)]
@@ -39,17 +39,17 @@ def what_fits(shape: Shape, nodes: Sequence[Node]) -> Shape | None:
     if not of_kind:
         most = max(nodes, key=lambda node: (node.accelerators, node.cores, node.memory_bytes))
         return what_fits(replace(shape, accelerator=most.accelerator), nodes)
-    terrain = Terrain(of_kind)
-    if not terrain.gang(replace(shape, nodes_min=1)).candidates:
+    node_index = NodeIndex(of_kind)
+    if not node_index.gang(replace(shape, nodes_min=1)).candidates:
         shape = _clipped(shape, of_kind)
-    count = len(place(terrain.gang(replace(shape, nodes_min=1)), terrain.sizes, most=shape.nodes_min))
+    count = len(place(node_index.gang(replace(shape, nodes_min=1)), node_index.sizes, most=shape.nodes_min))
     return replace(shape, nodes_min=count, nodes_max=max(count, min(shape.nodes_max, len(of_kind))))
 
 
-def _clipped(shape: Shape, nodes: Sequence[Node]) -> Shape:
+def _clipped(shape: GangShape, nodes: Sequence[NodeInfo]) -> GangShape:
     """The shape limited per node to the best of these nodes."""
 
-    def common(node: Node) -> tuple[int, float, int]:
+    def common(node: NodeInfo) -> tuple[int, float, int]:
         return (
             min(node.accelerators, shape.accelerators_per_node),
             min(node.cores, shape.cores_per_node),
@@ -65,19 +65,19 @@ def _whole_tenths(num_bytes: int) -> int:
     return num_bytes // 10**8 * 10**8
 
 
-def _gang_text(shape: Shape) -> str:
+def _gang_text(shape: GangShape) -> str:
     share = share_text(shape)
     each = " each" if shape.nodes_min > 1 else ""
     rack = " in one rack" if shape.same_rack and shape.nodes_min > 1 else ""
     return f"{count_of(shape.nodes_min, 'node')}{rack}{' of ' + share + each if share else ''}"
 
 
-def _what_is_there(shape: Shape, nodes: Sequence[Node]) -> str:
+def _what_is_there(shape: GangShape, nodes: Sequence[NodeInfo]) -> str:
     kinds = sorted({node.accelerator for node in nodes if node.accelerator})
     of_kind = [node for node in nodes if shape.accelerator in (None, node.accelerator)]
     if not of_kind:
         return f"no node has {shape.accelerator}, but {joined(kinds) or 'no accelerators'}"
-    able = [node for node in of_kind if Terrain([node]).gang(replace(shape, nodes_min=1)).candidates]
+    able = [node for node in of_kind if NodeIndex([node]).gang(replace(shape, nodes_min=1)).candidates]
     if len(able) >= shape.nodes_min:
         return "no rack has as many"
     if len(able) == len(of_kind):
@@ -91,7 +91,7 @@ def _there_are(count: int) -> str:
     return f"there {'is' if count == 1 else 'are'} {count_of(count, 'node')}"
 
 
-def _most(shape: Shape, nodes: Sequence[Node]) -> str:
+def _most(shape: GangShape, nodes: Sequence[NodeInfo]) -> str:
     """Largest amounts of the requested resources on any of the nodes."""
     accelerators = max(node.accelerators for node in nodes)
     text = amounts_text(
@@ -102,10 +102,10 @@ def _most(shape: Shape, nodes: Sequence[Node]) -> str:
     )
     if shape.accelerators_per_node and not accelerators:
         return "no accelerators"
-    return text if len(set(Terrain(nodes).sizes)) == 1 else f"up to {text}"
+    return text if len(set(NodeIndex(nodes).sizes)) == 1 else f"up to {text}"
 
 
-def _changes(wanted: Shape, smaller: Shape) -> str:
+def _changes(wanted: GangShape, smaller: GangShape) -> str:
     """The keys of a run file that turn one shape into the other."""
     changes = []
     if smaller.nodes_min != wanted.nodes_min:

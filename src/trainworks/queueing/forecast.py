@@ -17,25 +17,25 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from heapq import nsmallest
 
-from trainworks.queueing.placement import Amounts, Board, Gang
+from trainworks.queueing.placement import Amounts, FreeResources, Gang
 
-__all__ = ["Forecast"]
+__all__ = ["StartForecast"]
 
 _PARTS = 64
 """Parts of a node: one accelerator of eight is eight of them."""
 
 
-class Forecast:
+class StartForecast:
     """Gives every job its place in time, in the order of the queue."""
 
-    def __init__(self, board: Board) -> None:
-        self._sizes = board.terrain.sizes
-        stays = [*board.occupied, *(stay for _, stay in board.leaving)]
+    def __init__(self, resources: FreeResources) -> None:
+        self._sizes = resources.node_index.sizes
+        stays = [*resources.occupied, *(stay for _, stay in resources.leaving)]
         taken: list[list[float]] = [[] for _ in self._sizes]
         for stay in stays:
             for index in stay.nodes:
                 taken[index] += [stay.ends_at] * _parts(stay.need, self._sizes[index])
-        self._ends = [([board.now] * (_PARTS - len(ends)) + sorted(ends))[-_PARTS:] for ends in taken]
+        self._ends = [([resources.now] * (_PARTS - len(ends)) + sorted(ends))[-_PARTS:] for ends in taken]
         """Sorted times at which the parts of each node become free."""
         self._parts: dict[Amounts, list[int]] = {}
 

@@ -13,9 +13,21 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import NamedTuple
 
-from trainworks.queueing.snapshot import Node, Running, Shape, Snapshot
+from trainworks.queueing.snapshot import GangShape, NodeInfo, RunningJob, Snapshot
 
-__all__ = ["Amounts", "Board", "Gang", "Occupied", "Terrain", "fits", "lesser", "minus", "need_of", "place", "plus"]
+__all__ = [
+    "Amounts",
+    "FreeResources",
+    "Gang",
+    "NodeIndex",
+    "NodeShares",
+    "fits",
+    "lesser",
+    "minus",
+    "need_of",
+    "place",
+    "plus",
+]
 
 Amounts = tuple[int, int, int]
 """Thousandths of cores, accelerators, bytes of memory: whole numbers, whose sums do not depend on their order."""
@@ -23,13 +35,13 @@ Amounts = tuple[int, int, int]
 _ENDLESS: Amounts = (2**63, 2**63, 2**63)
 
 
-def need_of(shape: Shape) -> Amounts:
+def need_of(shape: GangShape) -> Amounts:
     """Amounts a gang takes of each of its nodes, rounded up."""
     millicores = math.ceil(shape.cores_per_node * 1000 - 1e-6)
     return (millicores, shape.accelerators_per_node, shape.memory_per_node_bytes)
 
 
-def size_of(node: Node) -> Amounts:
+def size_of(node: NodeInfo) -> Amounts:
     """Amounts of a node, rounded down."""
     return (math.floor(node.cores * 1000 + 1e-6), node.accelerators, node.memory_bytes)
 
@@ -68,25 +80,25 @@ class Gang(NamedTuple):
     """Rack of each candidate if all must be in the same rack."""
 
 
-class Terrain:
+class NodeIndex:
     """Nodes in the order of their names, as gangs see them: whole, used or not."""
 
-    def __init__(self, nodes: Iterable[Node]) -> None:
+    def __init__(self, nodes: Iterable[NodeInfo]) -> None:
         self.nodes = sorted(nodes, key=lambda node: node.name)
         self.sizes = [size_of(node) for node in self.nodes]
         self.numbers = {node.name: index for index, node in enumerate(self.nodes)}
-        self._gang_numbers: dict[Shape, int] = {}
+        self._gang_numbers: dict[GangShape, int] = {}
         self._gangs: list[Gang] = []
         self._allowed: dict[tuple[str | None, frozenset[str]], tuple[list[int], Amounts]] = {}
 
-    def gang(self, shape: Shape) -> Gang:
+    def gang(self, shape: GangShape) -> Gang:
         """The gang of a shape on these nodes."""
         number = self._gang_numbers.setdefault(shape, len(self._gangs))
         if number == len(self._gangs):
             self._gangs.append(self._gang_of(shape, number))
         return self._gangs[number]
 
-    def _gang_of(self, shape: Shape, number: int) -> Gang:
+    def _gang_of(self, shape: GangShape, number: int) -> Gang:
         need = need_of(shape)
         candidates, least = self._allowed_for(shape)
         if not fits(need, least):
@@ -105,7 +117,7 @@ class Terrain:
             racks=racks,
         )
 
-    def _allowed_for(self, shape: Shape) -> tuple[list[int], Amounts]:
+    def _allowed_for(self, shape: GangShape) -> tuple[list[int], Amounts]:
         """The nodes of the right kind that are not excluded, and what each of them has at least."""
         key = (shape.accelerator, shape.exclude)
         if key not in self._allowed:
@@ -118,7 +130,7 @@ class Terrain:
         return self._allowed[key]
 
 
-def _rack(node: Node) -> str:
+def _rack(node: NodeInfo) -> str:
     return f"rack {node.rack}" if node.rack is not None else f"node {node.name}"
 
 
@@ -160,7 +172,7 @@ def _of_one_rack(found: list[tuple[int, int, int]], racks: dict[int, str], most:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Occupied:
+class NodeShares:
     """Shares of nodes that are occupied until a time."""
 
     ends_at: float
@@ -170,59 +182,61 @@ class Occupied:
 
 
 @dataclass(slots=True)
-class Board:
+class FreeResources:
     """The nodes in service, and what of them is free while a decision is made."""
 
     now: float
-    terrain: Terrain
+    node_index: NodeIndex
     unused: list[Amounts]
     """Unused amounts per node now."""
     soon: list[Amounts]
     """Unused once the jobs that are ending have gone, less what is promised to those who wait for that."""
     free: list[Amounts]
     """Amounts on which a job may start now: the lesser of both."""
-    occupied: list[Occupied] = field(default_factory=list)
+    occupied: list[NodeShares] = field(default_factory=list)
     """Shares of running jobs, starting jobs and promises."""
-    leaving: list[tuple[Running, Occupied]] = field(default_factory=list)
+    leaving: list[tuple[RunningJob, NodeShares]] = field(default_factory=list)
     """Ending jobs, with their shares until their latest end."""
 
     @classmethod
-    def of(cls, snapshot: Snapshot) -> Board:
-        """The board before anything is decided."""
-        terrain = Terrain(node for node in snapshot.nodes if node.in_service)
-        board = cls(snapshot.now, terrain, list(terrain.sizes), list(terrain.sizes), list(terrain.sizes))
+    def of(cls, snapshot: Snapshot) -> FreeResources:
+        """The resources before anything is decided."""
+        node_index = NodeIndex(node for node in snapshot.nodes if node.in_service)
+        resources = cls(
+            snapshot.now, node_index, list(node_index.sizes), list(node_index.sizes), list(node_index.sizes)
+        )
         for job in sorted(snapshot.running, key=lambda job: job.job_id):
-            stay = board.stay_of(job)
-            board._take(stay, board.unused, board.soon)
-            board.occupied.append(stay)
+            stay = resources.stay_of(job)
+            resources._take(stay, resources.unused, resources.soon)
+            resources.occupied.append(stay)
             if job.ending:
-                board.ask_to_end(job)
-        return board
+                resources.ask_to_end(job)
+        return resources
 
-    def stay_of(self, job: Running) -> Occupied:
+    def stay_of(self, job: RunningJob) -> NodeShares:
         """Share of a running job on the nodes in service. A job beyond its limit is about to end."""
-        nodes = [self.terrain.numbers[name] for name in job.nodes if name in self.terrain.numbers]
+        nodes = [self.node_index.numbers[name] for name in job.nodes if name in self.node_index.numbers]
         ends_at = math.inf if job.time_limit_s is None else max(self.now, job.started_at + job.time_limit_s)
-        return Occupied(ends_at=ends_at, need=need_of(job.shape), nodes=nodes)
+        return NodeShares(ends_at=ends_at, need=need_of(job.shape), nodes=nodes)
 
     def start(self, gang: Gang, nodes: Sequence[int], time_limit_s: float | None) -> None:
         """Give nodes to a job that starts now."""
-        stay = Occupied(ends_at=self._end(self.now, time_limit_s), need=gang.need, nodes=nodes)
+        stay = NodeShares(ends_at=self._end(self.now, time_limit_s), need=gang.need, nodes=nodes)
         self._take(stay, self.unused, self.soon)
         self.occupied.append(stay)
 
     def promise(self, gang: Gang, nodes: Sequence[int], starts_at: float, time_limit_s: float | None) -> None:
         """Keep nodes for a job that starts once the jobs that are ending have gone."""
-        stay = Occupied(ends_at=self._end(starts_at, time_limit_s), need=gang.need, nodes=nodes)
+        stay = NodeShares(ends_at=self._end(starts_at, time_limit_s), need=gang.need, nodes=nodes)
         self._take(stay, self.soon)
         self.occupied.append(stay)
 
-    def ask_to_end(self, job: Running) -> None:
+    def ask_to_end(self, job: RunningJob) -> None:
         """A running job leaves: what it has is going to be free."""
         stay = self.stay_of(job)
         self.occupied.remove(stay)
         gone_by = min(stay.ends_at, self.now + job.grace_s)
-        self.leaving.append((job, Occupied(ends_at=gone_by, need=stay.need, nodes=stay.nodes)))
+        self.leaving.append((job, NodeShares(ends_at=gone_by, need=stay.need, nodes=stay.nodes)))
         for index in stay.nodes:
             self.soon[index] = plus(self.soon[index], stay.need)
         self._settle(stay.nodes)
@@ -231,7 +245,7 @@ class Board:
     def _end(starts_at: float, time_limit_s: float | None) -> float:
         return math.inf if time_limit_s is None else starts_at + time_limit_s
 
-    def _take(self, stay: Occupied, *pools: list[Amounts]) -> None:
+    def _take(self, stay: NodeShares, *pools: list[Amounts]) -> None:
         for pool in pools:
             for index in stay.nodes:
                 pool[index] = minus(pool[index], stay.need)

@@ -11,8 +11,8 @@ import math
 from collections.abc import Iterable, Sequence
 from itertools import combinations
 
-from trainworks.queueing.placement import Amounts, Board, Gang, fits, need_of, place, plus
-from trainworks.queueing.snapshot import Running
+from trainworks.queueing.placement import Amounts, FreeResources, Gang, fits, need_of, place, plus
+from trainworks.queueing.snapshot import RunningJob
 
 __all__ = ["jobs_to_preempt"]
 
@@ -20,39 +20,41 @@ _MOST_TOGETHER = 10
 """Jobs on a node whose combinations are all tried; of more, the lesser go first until there is room."""
 
 
-def jobs_to_preempt(gang: Gang, priority: int, board: Board, running: Iterable[Running]) -> list[Running]:
+def jobs_to_preempt(
+    gang: Gang, priority: int, resources: FreeResources, running: Iterable[RunningJob]
+) -> list[RunningJob]:
     """The jobs to preempt so that the gang fits once they and all that are ending have gone; none if nothing helps."""
-    asked = {job.job_id for job, _ in board.leaving}
+    asked = {job.job_id for job, _ in resources.leaving}
     able = [job for job in running if job.preemptible and job.priority < priority and job.job_id not in asked]
-    able = sorted((job for job in able if board.stay_of(job).nodes), key=_worth)
-    if not place(gang, _without(able, board)):
+    able = sorted((job for job in able if resources.stay_of(job).nodes), key=_worth)
+    if not place(gang, _without(able, resources)):
         return []
     for job in able:
-        if place(gang, _without([job], board)):
+        if place(gang, _without([job], resources)):
             return [job]
-    chosen = min((_node_by_node(gang, board, group, able) for group in _racks(gang)), key=_loss)
+    chosen = min((_node_by_node(gang, resources, group, able) for group in _racks(gang)), key=_loss)
     for job in sorted(chosen, key=_worth, reverse=True):
         spared = [other for other in chosen if other is not job]
-        if place(gang, _without(spared, board)):
+        if place(gang, _without(spared, resources)):
             chosen = spared
     return chosen
 
 
-def _worth(job: Running) -> tuple[int, float, int]:
+def _worth(job: RunningJob) -> tuple[int, float, int]:
     """Least first: the lowest priority, the youngest."""
     return (job.priority, -job.started_at, -job.job_id)
 
 
-def _loss(jobs: Sequence[Running]) -> tuple[float, list[tuple[int, float, int]]]:
+def _loss(jobs: Sequence[RunningJob]) -> tuple[float, list[tuple[int, float, int]]]:
     """Cost of preempting several jobs: their number, then their worth. Preempting none is infeasible."""
     return (len(jobs) or math.inf, sorted(map(_worth, jobs), reverse=True))
 
 
-def _without(jobs: Iterable[Running], board: Board) -> list[Amounts]:
+def _without(jobs: Iterable[RunningJob], resources: FreeResources) -> list[Amounts]:
     """Free amounts once these jobs have ended too."""
-    free = list(board.soon)
+    free = list(resources.soon)
     for job in jobs:
-        stay = board.stay_of(job)
+        stay = resources.stay_of(job)
         for index in stay.nodes:
             free[index] = plus(free[index], stay.need)
     return free
@@ -66,16 +68,18 @@ def _racks(gang: Gang) -> list[list[int]]:
     return [[index for index in gang.candidates if gang.racks[index] == name] for name in names]
 
 
-def _node_by_node(gang: Gang, board: Board, candidates: Sequence[int], able: Sequence[Running]) -> list[Running]:
+def _node_by_node(
+    gang: Gang, resources: FreeResources, candidates: Sequence[int], able: Sequence[RunningJob]
+) -> list[RunningJob]:
     """Clear the node that costs the least, again and again, until the gang has its nodes; empty if it never has."""
-    there: dict[int, list[Running]] = {index: [] for index in candidates}
+    there: dict[int, list[RunningJob]] = {index: [] for index in candidates}
     for job in able:
-        for index in board.stay_of(job).nodes:
+        for index in resources.stay_of(job).nodes:
             if index in there:
                 there[index].append(job)
-    chosen: list[Running] = []
+    chosen: list[RunningJob] = []
     while True:
-        free = _without(chosen, board)
+        free = _without(chosen, resources)
         blocked = [index for index in candidates if not fits(gang.need, free[index])]
         if len(candidates) - len(blocked) >= gang.nodes_min:
             return chosen
@@ -87,7 +91,7 @@ def _node_by_node(gang: Gang, board: Board, candidates: Sequence[int], able: Seq
         chosen += best
 
 
-def _fewest(need: Amounts, free: Amounts, jobs: Sequence[Running]) -> list[Running]:
+def _fewest(need: Amounts, free: Amounts, jobs: Sequence[RunningJob]) -> list[RunningJob]:
     """The fewest jobs of a node that make room on it; empty if all together do not."""
     for count in range(1, len(jobs) + 1 if len(jobs) <= _MOST_TOGETHER else 2):
         found = [list(some) for some in combinations(jobs, count) if _make_room(need, free, some)]
@@ -97,7 +101,7 @@ def _fewest(need: Amounts, free: Amounts, jobs: Sequence[Running]) -> list[Runni
     return next((list(some) for some in first if _make_room(need, free, some)), [])
 
 
-def _make_room(need: Amounts, free: Amounts, jobs: Iterable[Running]) -> bool:
+def _make_room(need: Amounts, free: Amounts, jobs: Iterable[RunningJob]) -> bool:
     for job in jobs:
         free = plus(free, need_of(job.shape))
     return fits(need, free)

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from trainworks.queueing.placement import Board, Gang, Terrain, fits
-from trainworks.queueing.snapshot import Node, Shape
+from trainworks.queueing.placement import FreeResources, Gang, NodeIndex, fits
+from trainworks.queueing.snapshot import GangShape, NodeInfo
 from trainworks.units import format_bytes
 
 __all__ = [
@@ -25,16 +25,16 @@ _MOST_NODES = 3
 """Nodes that a sentence names one by one."""
 
 
-def short_text(shape: Shape, gang: Gang, board: Board) -> str:
+def short_text(shape: GangShape, gang: Gang, resources: FreeResources) -> str:
     """Sentence for a gang whose resources are in use."""
-    able = [index for index in gang.candidates if fits(gang.need, board.free[index])]
+    able = [index for index in gang.candidates if fits(gang.need, resources.free[index])]
     if gang.racks is None:
         return f"{needs_text(shape)}; {_have(len(able), 'node')} that free"
     most = max(Counter(gang.racks[index] for index in able).values(), default=0)
     return f"{needs_text(shape)}; {_have(most, 'node')} that free in the emptiest rack"
 
 
-def unavailable_text(shape: Shape, everywhere: Terrain) -> str:
+def unavailable_text(shape: GangShape, everywhere: NodeIndex) -> str:
     """Sentence for a gang with too few nodes in service and not excluded."""
     alone = everywhere.gang(replace(shape, nodes_min=1, exclude=frozenset()))
     able = [everywhere.nodes[index] for index in alone.candidates]
@@ -45,7 +45,7 @@ def unavailable_text(shape: Shape, everywhere: Terrain) -> str:
     return f"{text}: {joined(named)}" if named else text
 
 
-def _why_not(node: Node, shape: Shape) -> str | None:
+def _why_not(node: NodeInfo, shape: GangShape) -> str | None:
     if node.name in shape.exclude:
         return "is excluded"
     if not node.alive:
@@ -64,7 +64,7 @@ def _have(count: int, noun: str) -> str:
     return f"{count_of(count, noun)} {'have' if count > 1 else 'has'}"
 
 
-def needs_text(shape: Shape) -> str:
+def needs_text(shape: GangShape) -> str:
     """Needs of a gang per node and its number of nodes.
 
     >>> needs_text(Shape(nodes_min=2, nodes_max=2, cores_per_node=8, accelerators_per_node=4, accelerator="A100",
@@ -87,7 +87,7 @@ def joined(words: Sequence[str]) -> str:
     return " and ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)
 
 
-def share_text(shape: Shape) -> str:
+def share_text(shape: GangShape) -> str:
     """Share a gang takes of each node: `4 A100 and 8 cores`; empty for nothing."""
     return amounts_text(
         shape.accelerators_per_node, shape.accelerator, shape.cores_per_node, shape.memory_per_node_bytes

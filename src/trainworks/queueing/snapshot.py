@@ -9,20 +9,20 @@ from typing import Literal, NamedTuple
 __all__ = [
     "Cancel",
     "Decision",
-    "Node",
+    "GangShape",
+    "NodeInfo",
     "Pending",
     "Preempt",
+    "QueuedJob",
     "Reason",
-    "Running",
-    "Shape",
+    "RunningJob",
     "Snapshot",
     "Start",
-    "Waiting",
 ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class NodeInfo:
     """One node, with all that it has, used or not."""
 
     name: str
@@ -45,7 +45,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class GangShape:
     """A gang: the same share of so many different nodes, all or nothing."""
 
     nodes_min: int
@@ -64,11 +64,11 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
+class QueuedJob:
     """A job in the queue."""
 
     job_id: int
-    shape: Shape
+    shape: GangShape
     priority: int
     """0 to 100; more is earlier."""
     submitted_at: float
@@ -82,11 +82,11 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Running:
+class RunningJob:
     """A job that holds nodes."""
 
     job_id: int
-    shape: Shape
+    shape: GangShape
     nodes: tuple[str, ...]
     """Its nodes; it holds the shape's share of each."""
     priority: int
@@ -105,9 +105,9 @@ class Snapshot:
     """Everything that a decision rests on; the order of the tuples does not matter."""
 
     now: float
-    nodes: tuple[Node, ...]
-    waiting: tuple[Waiting, ...] = ()
-    running: tuple[Running, ...] = ()
+    nodes: tuple[NodeInfo, ...]
+    waiting: tuple[QueuedJob, ...] = ()
+    running: tuple[RunningJob, ...] = ()
 
 
 class Reason(enum.StrEnum):

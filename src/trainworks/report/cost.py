@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trainworks.plan.cost.break_even import within_a_year
-from trainworks.plan.cost.comparison import Comparison, Line, per_million
+from trainworks.plan.cost.comparison import CostComparison, CostLine, per_million
 from trainworks.plan.cost.renting import CONTRACTS
 from trainworks.plan.cost.report import CostReport
 from trainworks.plan.trace import Swing, Traced
@@ -114,13 +114,13 @@ def _offers(report: CostReport) -> Table:
     return Table(columns, rows)
 
 
-def _owning_pays(line: Line) -> str:
+def _owning_pays(line: CostLine) -> str:
     if line.break_even is None or not within_a_year(line.break_even):
         return "never"
     return f"{line.break_even.value:,.0f} h"
 
 
-def _swings(comparison: Comparison) -> Section:
+def _swings(comparison: CostComparison) -> Section:
     answer, blocks = comparison.answer, list[Block]()
     if answer is None or not comparison.swings:
         return Section("", [])
@@ -158,7 +158,7 @@ def _value(figure: Traced | None) -> float | None:
     return None if figure is None else figure.value
 
 
-def _offer_json(line: Line) -> dict[str, Any]:
+def _offer_json(line: CostLine) -> dict[str, Any]:
     offer = line.offer
     return {
         "name": offer.name,

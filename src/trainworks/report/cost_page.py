@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trainworks.files import write_atomic
 from trainworks.plan.cost.break_even import within_a_year
-from trainworks.plan.cost.comparison import Comparison, Line
+from trainworks.plan.cost.comparison import CostComparison, CostLine
 from trainworks.plan.cost.renting import CONTRACTS, Contract
 from trainworks.plan.trace import Swing, Traced
 from trainworks.report.style import html_page
@@ -17,7 +17,7 @@ from trainworks.units import format_quantity, format_short_usd, format_usd
 __all__ = ["TORNADO_RULES", "render_cost_page", "tornado_bars", "tornado_section", "write_cost_page"]
 
 
-def write_cost_page(path: Path, *, title: str, found: Comparison, grid: str, notes: Sequence[str]) -> None:
+def write_cost_page(path: Path, *, title: str, found: CostComparison, grid: str, notes: Sequence[str]) -> None:
     """Write the page, atomically.
 
     Raises:
@@ -26,7 +26,7 @@ def write_cost_page(path: Path, *, title: str, found: Comparison, grid: str, not
     write_atomic(path, render_cost_page(title=title, found=found, grid=grid, notes=notes))
 
 
-def render_cost_page(*, title: str, found: Comparison, grid: str, notes: Sequence[str]) -> str:
+def render_cost_page(*, title: str, found: CostComparison, grid: str, notes: Sequence[str]) -> str:
     """The whole page."""
     root = found.answer
     remarks = "".join(f'<p class="note">{escape(note)}</p>' for note in notes)
@@ -52,7 +52,7 @@ figcaption span { margin-right: 14px; white-space: nowrap; }
 """Style of the bars, beside the style sheet of the page."""
 
 
-def _figures(found: Comparison, grid: str) -> str:
+def _figures(found: CostComparison, grid: str) -> str:
     shown = [
         ("owning", found.owned, "" if found.owning is None else f"{format_usd(found.owning.capex.value)} to buy"),
         ("renting", found.market, "at the median on-demand price"),
@@ -137,7 +137,7 @@ def _label(x: float, value: float, anchor: str) -> str:
     return f'<text x="{x:.2f}%" dx="{shift}" y="50%" dy="0.34em" text-anchor="{anchor}">{text}</text>'
 
 
-def _offers(found: Comparison) -> str:
+def _offers(found: CostComparison) -> str:
     heads = ["per accelerator hour", *CONTRACTS, "spot saves", "owning from"]
     head = "".join(f"<th>{name}</th>" for name in heads)
     rows = "".join(_offer_row(line) for line in found.lines)
@@ -148,7 +148,7 @@ def _offers(found: Comparison) -> str:
     )
 
 
-def _offer_row(line: Line) -> str:
+def _offer_row(line: CostLine) -> str:
     price = line.offer.usd_per_hour
     each = "" if price is None else f"{price / line.offer.accelerators:.2f}"
     saves = "" if line.discount is None else f"{line.discount.value:.0%}"
@@ -158,5 +158,5 @@ def _offer_row(line: Line) -> str:
     return f"<tr><td>{escape(name)}</td>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
 
 
-def _cost(line: Line, contract: Contract) -> str:
+def _cost(line: CostLine, contract: Contract) -> str:
     return format_short_usd(line.costs[contract].value) if contract in line.costs else ""

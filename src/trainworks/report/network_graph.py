@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from trainworks.plan.network.cables import Cable, cable_plan
 from trainworks.plan.network.design import NetworkDesign
-from trainworks.plan.network.groups import Groups
+from trainworks.plan.network.groups import GroupNetwork
 from trainworks.plan.network.support import SupportNetworks
 
 __all__ = ["Box", "Bundle", "Graph", "network_graph"]
@@ -153,7 +153,7 @@ def _size(row: str, count: int, design: NetworkDesign) -> int:
     if row.startswith("storage"):
         return -(-count // _BOXES[0])
     fabric = design.fabric
-    if isinstance(fabric, Groups) and row in ("node", "leaf", "switch", "spine"):
+    if isinstance(fabric, GroupNetwork) and row in ("node", "leaf", "switch", "spine"):
         together = -(-fabric.count // _BOXES[0])
         return -(-fabric.group_endpoints // design.nics) * together if row == "node" else together * fabric.members
     units = design.sets if design.sets > 1 else count

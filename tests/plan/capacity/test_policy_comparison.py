@@ -12,21 +12,31 @@ from tests.plan.capacity.traces import HOUR, job, policies, trace, traces
 from trainworks.plan.capacity import policy_comparison
 from trainworks.plan.capacity.answer import capacity_for
 from trainworks.plan.capacity.policy import FIXED, ON_DEMAND, SPOT, Elastic, Policy, Spot
-from trainworks.plan.capacity.policy_comparison import Limits, Point, Prices, cheapest, cost_of, front, point_of
+from trainworks.plan.capacity.policy_comparison import (
+    CapacityLimits,
+    CapacityPrices,
+    PolicyReplay,
+    cheapest,
+    cost_of,
+    front,
+    point_of,
+)
 from trainworks.plan.capacity.service import Service, Target
 from trainworks.plan.trace import fact
 
 prices_usd = st.floats(0.1, 100)
 
 
-def prices(fixed: float = 2.0, spot: float = 1.0, on_demand: float = 4.0) -> Prices:
+def prices(fixed: float = 2.0, spot: float = 1.0, on_demand: float = 4.0) -> CapacityPrices:
     named = {"fixed": fixed, "spot": spot, "on_demand": on_demand}
-    return Prices(**{key: fact(f"{key} price", value, "USD/h", source="a test") for key, value in named.items()})
+    return CapacityPrices(
+        **{key: fact(f"{key} price", value, "USD/h", source="a test") for key, value in named.items()}
+    )
 
 
-def point(cost: float, wait_s: float) -> Point:
+def point(cost: float, wait_s: float) -> PolicyReplay:
     policy = Policy(node_accelerators=8, fixed_nodes=1)
-    return Point(policy, Service(1, 0.0, wait_s, wait_s, None), {}, 1.0, 0.0, 0, cost)
+    return PolicyReplay(policy, Service(1, 0.0, wait_s, wait_s, None), {}, 1.0, 0.0, 0, cost)
 
 
 points = st.lists(st.builds(point, st.integers(0, 9).map(float), st.integers(0, 9).map(float)), min_size=1)
@@ -78,9 +88,9 @@ def test_fixed_nodes_without_a_queue_cost_their_price_for_every_hour_of_the_week
     assert found.cost_usd_per_week == 16 * 168 * 2
 
 
-def limits(**given: object) -> Limits:
+def limits(**given: object) -> CapacityLimits:
     of = {"node_accelerators": 4, "on_demand": Elastic(max_nodes=9), "spot": Spot(max_nodes=9)}
-    return Limits(**(of | given))  # type: ignore[arg-type]
+    return CapacityLimits(**(of | given))  # type: ignore[arg-type]
 
 
 @settings(max_examples=20)

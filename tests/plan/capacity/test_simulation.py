@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.plan.capacity.traces import HOUR, job, jobs, policies, trace, traces
 from trainworks.errors import UsageError
-from trainworks.plan.capacity.jobs import Job, trace_of
+from trainworks.plan.capacity.jobs import TraceJob, trace_of
 from trainworks.plan.capacity.outcome import Replay
 from trainworks.plan.capacity.policy import FIXED, ON_DEMAND, SPOT, Elastic, Policy, Spot
 from trainworks.plan.capacity.simulation import replay
@@ -130,7 +130,7 @@ def test_poisson_jobs_of_one_accelerator_wait_as_erlang_says(servers: int, load:
     rng = np.random.default_rng(5)
     submit_s = np.cumsum(rng.exponential(1 / (servers * load), 30_000))
     several = [
-        Job(float(at), 1, float(length)) for at, length in zip(submit_s, rng.exponential(1, 30_000), strict=True)
+        TraceJob(float(at), 1, float(length)) for at, length in zip(submit_s, rng.exponential(1, 30_000), strict=True)
     ]
     waits = replay(trace_of(several), Policy(node_accelerators=1, fixed_nodes=servers)).wait_s
     assert np.mean(waits) == pytest.approx(erlang_c_wait(servers, load), rel=0.15)

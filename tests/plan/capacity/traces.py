@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from trainworks.plan.capacity.jobs import Job, JobTrace, trace_of
+from trainworks.plan.capacity.jobs import JobTrace, TraceJob, trace_of
 from trainworks.plan.capacity.policy import Elastic, Policy, Spot
 
 HOUR = 3600.0
 
 jobs = st.builds(
-    Job,
+    TraceJob,
     submit_s=st.integers(0, 5000).map(float),
     accelerators=st.integers(1, 20),
     duration_s=st.integers(1, 3000).map(float),
@@ -42,11 +42,11 @@ policies = _policies(st.integers(5, 8), st.integers(0, 6)) | _policies(st.intege
 """Each can run every job of `traces`, on its fixed nodes or on its on-demand nodes."""
 
 
-def job(submit_s: float, accelerators: int, duration_s: float, **others: object) -> Job:
+def job(submit_s: float, accelerators: int, duration_s: float, **others: object) -> TraceJob:
     """A job of which only some fields matter."""
-    return Job(submit_s, accelerators, duration_s, **others)  # type: ignore[arg-type]
+    return TraceJob(submit_s, accelerators, duration_s, **others)  # type: ignore[arg-type]
 
 
-def trace(*several: Job) -> JobTrace:
+def trace(*several: TraceJob) -> JobTrace:
     """The trace of these jobs."""
     return trace_of(several)

@@ -6,18 +6,18 @@ import pytest
 
 from trainworks.catalog.catalog import load_catalog
 from trainworks.catalog.cluster import parse_cluster
-from trainworks.plan.cost.comparison import Comparison, compare, per_million
+from trainworks.plan.cost.comparison import CostComparison, compare, per_million
 from trainworks.plan.trace import fact, with_changed
 
 OFFERS = list(load_catalog().offers.values())
 
 
-def year(cluster: str = "DGX H100", used: float = 5000) -> Comparison:
+def year(cluster: str = "DGX H100", used: float = 5000) -> CostComparison:
     hours = fact("hours per year", used, "h", source="the test")
     return compare(parse_cluster(cluster), OFFERS, hours=hours)
 
 
-def run(used: float) -> Comparison:
+def run(used: float) -> CostComparison:
     per_year = fact("hours per year", 5000, "h", source="the test")
     hours = fact("hours", used, "h", source="the test")
     return compare(parse_cluster("DGX H100"), OFFERS, hours=hours, hours_per_year=per_year)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from trainworks.catalog.cluster import parse_cluster
 from trainworks.plan.cost.break_even import break_even_hours, within_a_year
-from trainworks.plan.cost.owning import Owning, own
+from trainworks.plan.cost.owning import OwnershipCost, own
 from trainworks.plan.trace import Traced, fact, with_changed
 
 NODE = parse_cluster("DGX H100")
@@ -45,7 +45,7 @@ def price(value: float) -> Traced:
     return fact("rent", value, "USD/h", source="the test")
 
 
-def published(staff: float, *, colocated: bool) -> Owning:
+def published(staff: float, *, colocated: bool) -> OwnershipCost:
     """The node of the published comparison."""
     staffed = PUBLISHED_INPUTS | {"staff, few nodes": staff, "staff, many nodes": staff}
     return own(NODE, hours_per_year=hours(8760), given=staffed, colocated=colocated)

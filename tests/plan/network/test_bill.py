@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 
 from tests.plan.network.networks import network, networks
-from trainworks.plan.network.bill import Prices, bill_of_materials, bill_total, switch_power, usual_share
+from trainworks.plan.network.bill import NetworkPrices, bill_of_materials, bill_total, switch_power, usual_share
 from trainworks.plan.network.design import NetworkDesign
 
-ALL = Prices(switch_usd=30000, cable_usd=200, transceiver_usd=1000, nic_usd=1500, switch_power_w=1500)
+ALL = NetworkPrices(switch_usd=30000, cable_usd=200, transceiver_usd=1000, nic_usd=1500, switch_power_w=1500)
 
 
 @given(networks())
@@ -28,7 +28,7 @@ def test_the_total_is_the_sum_of_its_parts(design: NetworkDesign) -> None:
 
 
 def test_what_has_no_price_is_left_out_of_the_total() -> None:
-    items = bill_of_materials(network("star"), Prices(switch_usd=20000))
+    items = bill_of_materials(network("star"), NetworkPrices(switch_usd=20000))
     total = bill_total(items)
     assert total is not None
     assert total.value == 4 * 20000
@@ -36,8 +36,8 @@ def test_what_has_no_price_is_left_out_of_the_total() -> None:
 
 
 def test_without_any_price_there_is_no_total_and_no_power() -> None:
-    assert bill_total(bill_of_materials(network("star"), Prices())) is None
-    assert switch_power(network("star"), Prices()) is None
+    assert bill_total(bill_of_materials(network("star"), NetworkPrices())) is None
+    assert switch_power(network("star"), NetworkPrices()) is None
 
 
 def test_power_is_that_of_all_switches() -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from trainworks.plan.network.groups import Groups, groups, most_groups
+from trainworks.plan.network.groups import GroupNetwork, groups, most_groups
 
 RADIX = st.integers(8, 144)
 PLUS = st.booleans()
 
 
-def built(ports: int, endpoints: int, plus: bool, taper: float = 1.0) -> Groups:
+def built(ports: int, endpoints: int, plus: bool, taper: float = 1.0) -> GroupNetwork:
     found = groups(ports, endpoints, plus=plus, taper=taper)
     assume(found is not None)
     assert found is not None
@@ -47,7 +47,7 @@ def test_the_largest_dragonfly_can_be_built_and_no_larger_one(ports: int, plus: 
     assert groups(ports, count * each + 1, plus=plus, taper=1.0) is None
 
 
-def frontier(taper: float) -> Groups:
+def frontier(taper: float) -> GroupNetwork:
     """37,632 endpoints on switches of 64 ports."""
     found = groups(64, 37632, plus=False, taper=taper)
     assert found is not None

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from trainworks.plan.network.trees import Tree, leaf_ports, most_leaves, smallest_divisor, tree
+from trainworks.plan.network.trees import TreeNetwork, leaf_ports, most_leaves, smallest_divisor, tree
 
 RADIX = st.integers(4, 144)
 TAPER = st.floats(1.0, 4.0)
 TIERS = st.sampled_from((2, 3))
 
 
-def built(ports: int, leaves: int, taper: float, tiers: int) -> Tree:
+def built(ports: int, leaves: int, taper: float, tiers: int) -> TreeNetwork:
     down = leaf_ports(ports, taper)[0]
     found = tree(ports, leaves, down, taper=taper, tiers=tiers)
     assume(found is not None)

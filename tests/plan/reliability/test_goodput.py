@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from trainworks.errors import UsageError
-from trainworks.plan.reliability.goodput import Expected, Failures, expected, job_mttf, spares_needed, waiting_share
+from trainworks.plan.reliability.goodput import ExpectedRun, Failures, expected, job_mttf, spares_needed, waiting_share
 from trainworks.plan.reliability.scenario import scenario_of
 from trainworks.plan.reliability.simulation import simulate
 from trainworks.plan.trace import Traced, fact, tornado
@@ -46,7 +46,7 @@ def failures(
     )
 
 
-def run(of: Failures, interval_s: float | None = None, spares: int = 0) -> Expected:
+def run(of: Failures, interval_s: float | None = None, spares: int = 0) -> ExpectedRun:
     """A month of work."""
     return expected(
         of,
@@ -57,7 +57,7 @@ def run(of: Failures, interval_s: float | None = None, spares: int = 0) -> Expec
     )
 
 
-def feasible(of: Failures) -> Expected:
+def feasible(of: Failures) -> ExpectedRun:
     """The month, where the job gets on at all."""
     try:
         return run(of)

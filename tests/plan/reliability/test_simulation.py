@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from trainworks.errors import UsageError
 from trainworks.plan.reliability.goodput import waiting_share
-from trainworks.plan.reliability.scenario import CAUSES, Outcome, Scenario
+from trainworks.plan.reliability.scenario import CAUSES, Scenario, SimulationOutcome
 from trainworks.plan.reliability.simulation import simulate
 
 DAY_S = 86400.0
@@ -43,7 +43,7 @@ def daly(scenario: Scenario, mttf_s: float, recovery_s: float) -> float:
     return scenario.interval_s / (mttf_s * math.exp(recovery_s / mttf_s) * math.expm1(cycle / mttf_s))
 
 
-def assert_agrees(outcome: Outcome, expected: float, *, sigmas: float = 4.0) -> None:
+def assert_agrees(outcome: SimulationOutcome, expected: float, *, sigmas: float = 4.0) -> None:
     """The mean goodput of the trials is the expected one, within what chance leaves open."""
     each = outcome.work_s / outcome.held_s
     error = float(each.std(ddof=1)) / math.sqrt(len(each))

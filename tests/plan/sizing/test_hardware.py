@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from trainworks.catalog.catalog import names, node, processor
 from trainworks.catalog.cluster import parse_cluster
-from trainworks.plan.sizing.hardware import Finding, check_hardware
+from trainworks.plan.sizing.hardware import HardwareFinding, check_hardware
 
 
-def finding(text: str, part: str, cpu: str | None = None) -> Finding | None:
+def finding(text: str, part: str, cpu: str | None = None) -> HardwareFinding | None:
     """What the rule of that part says of one line of text."""
     found = check_hardware(parse_cluster(text), processor=None if cpu is None else processor(cpu))
     return next((item for item in found if item.part == part), None)

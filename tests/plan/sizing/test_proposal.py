@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from trainworks.catalog.catalog import node
 from trainworks.catalog.cluster import cluster_of_nodes
-from trainworks.plan.reliability.scenario import CAUSES, Outcome
+from trainworks.plan.reliability.scenario import CAUSES, SimulationOutcome
 from trainworks.plan.sizing.candidates import Candidate
 from trainworks.plan.sizing.proposal import Alternative, SizingGoal, choose, front, reasons
 from trainworks.plan.trace import fact
@@ -24,7 +24,7 @@ def alternative(cost_usd: float, *days: float, name: str = "DGX H100", contract:
     work = np.array(days) * DAY_S
     nothing = np.zeros_like(work)
     counts = np.zeros(len(days), dtype=np.int64)
-    outcome = Outcome(work, dict.fromkeys(CAUSES, nothing), counts, counts)
+    outcome = SimulationOutcome(work, dict.fromkeys(CAUSES, nothing), counts, counts)
     candidate = Candidate(name, cluster_of_nodes(node(name)), for_sale=True, offers=())
     cost = fact("cost", cost_usd, "USD", source="a test")
     life_s = 10_800.0 if contract == "spot" else None

@@ -15,7 +15,7 @@ from trainworks.plan.model_shape import shape_of_hf_config
 from trainworks.plan.prediction import predictions
 from trainworks.plan.reliability.defaults import usual_node_mttf
 from trainworks.plan.search import search
-from trainworks.plan.step_time import Job
+from trainworks.plan.step_time import TrainingJob
 from trainworks.plan.storage.demand import Demand
 from trainworks.plan.storage.run import StoredRun, storage_of
 from trainworks.plan.trace import Traced, fact, walk
@@ -33,7 +33,7 @@ def run_of(job, global_batch: int, **changes: Any) -> StoredRun:
 
 def text(model: str = "llama2-7b", precision: str = "bf16", **changes: Any) -> StoredRun:
     shape = shape_of_hf_config(preset(model))
-    return run_of(Job(shape, 2048, precision, CLUSTER, Stack()), 256, **changes)
+    return run_of(TrainingJob(shape, 2048, precision, CLUSTER, Stack()), 256, **changes)
 
 
 def images(**changes: Any) -> StoredRun:

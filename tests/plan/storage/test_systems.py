@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.plan.storage.demands import images, needs_of, text
 from trainworks.plan.storage.demand import Demand
 from trainworks.plan.storage.designs import DESIGNS
-from trainworks.plan.storage.systems import Verdict, judge, recommended, verdict_of
+from trainworks.plan.storage.systems import StorageVerdict, judge, recommended, verdict_of
 from trainworks.plan.trace import leaves
 
 DESIGN = st.sampled_from(DESIGNS)
@@ -23,7 +23,7 @@ DEMAND = st.builds(
 )
 
 
-def judged(demand: Demand) -> dict[str, Verdict]:
+def judged(demand: Demand) -> dict[str, StorageVerdict]:
     """Every verdict by the design's name."""
     return {verdict.name: verdict for verdict in judge(demand, needs_of(demand))}
 

@@ -12,7 +12,7 @@ from trainworks.host.ledger import Claim
 from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.store import JobRow, Placement
 from trainworks.queueing.reasons import joined
-from trainworks.queueing.snapshot import Node, Running, Shape, Waiting
+from trainworks.queueing.snapshot import GangShape, NodeInfo, QueuedJob, RunningJob
 from trainworks.record.environment import HostFacts
 
 __all__ = [
@@ -125,12 +125,12 @@ def _spread(cores: float, machine: Sequence[LocalNode], taken: Sequence[Placemen
     return found
 
 
-def running_elsewhere(held: Iterable[Placement], now: float) -> tuple[Running, ...]:
+def running_elsewhere(held: Iterable[Placement], now: float) -> tuple[RunningJob, ...]:
     """What others hold, as the policy sees it: jobs without an end, which give way to nothing."""
     return tuple(
-        Running(
+        RunningJob(
             job_id=-number,
-            shape=Shape(
+            shape=GangShape(
                 nodes_min=1,
                 nodes_max=1,
                 cores_per_node=one.cores,
@@ -169,10 +169,10 @@ def _some(holders: Sequence[str]) -> str:
     return joined([*holders[:_MOST_HOLDERS], *([f"{more} more"] if more > 0 else [])])
 
 
-def snapshot_nodes(machine: Sequence[LocalNode], drained: Mapping[str, str]) -> tuple[Node, ...]:
+def snapshot_nodes(machine: Sequence[LocalNode], drained: Mapping[str, str]) -> tuple[NodeInfo, ...]:
     """The nodes as the policy sees them."""
     return tuple(
-        Node(
+        NodeInfo(
             name=node.name,
             cores=node.cores,
             accelerators=len(node.devices),
@@ -184,10 +184,10 @@ def snapshot_nodes(machine: Sequence[LocalNode], drained: Mapping[str, str]) -> 
     )
 
 
-def shape_of(spec: JobSpec, machine: list[LocalNode]) -> Shape:
+def shape_of(spec: JobSpec, machine: list[LocalNode]) -> GangShape:
     """The gang that a job spec asks of this machine. Its kind of accelerator was checked when the run was resolved."""
     fewest, most, node = wanted_of(spec, machine)
-    return Shape(
+    return GangShape(
         nodes_min=fewest,
         nodes_max=most,
         cores_per_node=node.cores or 0.0,
@@ -198,9 +198,9 @@ def shape_of(spec: JobSpec, machine: list[LocalNode]) -> Shape:
     )
 
 
-def waiting_job(job: JobRow, machine: list[LocalNode], depends: Literal["met", "waiting", "failed"]) -> Waiting:
+def waiting_job(job: JobRow, machine: list[LocalNode], depends: Literal["met", "waiting", "failed"]) -> QueuedJob:
     """A job in the queue, as the policy sees it."""
-    return Waiting(
+    return QueuedJob(
         job_id=job.id,
         shape=shape_of(job.spec, machine),
         priority=job.priority,
@@ -211,9 +211,9 @@ def waiting_job(job: JobRow, machine: list[LocalNode], depends: Literal["met", "
     )
 
 
-def running_job(job: JobRow, machine: list[LocalNode]) -> Running:
+def running_job(job: JobRow, machine: list[LocalNode]) -> RunningJob:
     """A job that holds nodes, as the policy sees it."""
-    return Running(
+    return RunningJob(
         job_id=job.id,
         shape=shape_of(job.spec, machine),
         nodes=tuple(one.node for one in job.placement),

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from trainworks.errors import UsageError, suggest
 
-__all__ = ["COLUMNS", "Job", "JobTrace", "parse_trace", "trace_of", "trace_text"]
+__all__ = ["COLUMNS", "JobTrace", "TraceJob", "parse_trace", "trace_of", "trace_text"]
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -27,7 +27,7 @@ _LARGEST_S = 1e11
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TraceJob:
     """One line of a trace."""
 
     submit_s: float
@@ -86,7 +86,7 @@ class JobTrace:
         return int(np.max(np.cumsum(change[order])))
 
 
-def trace_of(jobs: Sequence[Job]) -> JobTrace:
+def trace_of(jobs: Sequence[TraceJob]) -> JobTrace:
     """The trace of some jobs, in any order.
 
     Raises:
@@ -126,12 +126,12 @@ def parse_trace(text: str, *, name: str) -> JobTrace:
     return trace_of(jobs)
 
 
-def trace_text(jobs: Sequence[Job]) -> str:
+def trace_text(jobs: Sequence[TraceJob]) -> str:
     """The CSV text of some jobs, with all columns; `parse_trace` reads it."""
     return "".join(",".join(cells) + "\n" for cells in _written(jobs))
 
 
-def _written(jobs: Sequence[Job]) -> Iterator[list[str]]:
+def _written(jobs: Sequence[TraceJob]) -> Iterator[list[str]]:
     yield list(COLUMNS)
     for job in jobs:
         values = [getattr(job, column) for column in COLUMNS]
@@ -161,11 +161,13 @@ def _check_header(header: list[str], place: str) -> None:
         raise UsageError(f"no column `{missing[0]}`", place=place, hint=f"the header can be `{','.join(COLUMNS)}`")
 
 
-def _job(header: list[str], cells: list[str], place: str) -> Job:
+def _job(header: list[str], cells: list[str], place: str) -> TraceJob:
     if len(cells) != len(header):
         raise UsageError(f"{len(cells)} cells, the header has {len(header)}", place=place, hint="quote a name with `,`")
     row = dict(zip(header, cells, strict=True))
-    return Job(**{column: _cell(column, cell, place) for column, cell in row.items() if cell or column in _REQUIRED})
+    return TraceJob(
+        **{column: _cell(column, cell, place) for column, cell in row.items() if cell or column in _REQUIRED}
+    )
 
 
 def _cell(column: str, cell: str, place: str) -> Any:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-__all__ = ["Replay", "Run"]
+__all__ = ["JobRun", "Replay"]
 
 
-class Run(NamedTuple):
+class JobRun(NamedTuple):
     """A job on its nodes, from its start to its end or interruption."""
 
     job: int
@@ -36,7 +36,7 @@ class Replay:
     wait_s: list[float]
     """Time in the queue and for starting nodes, before the first start and after every interruption."""
     end_s: list[float]
-    runs: list[Run] = field(default_factory=list)
+    runs: list[JobRun] = field(default_factory=list)
     bought_accelerator_s: dict[str, float] = field(default_factory=dict)
     """Paid, by class of nodes; of the fixed nodes until the last job has ended."""
     most_nodes: dict[str, int] = field(default_factory=dict)

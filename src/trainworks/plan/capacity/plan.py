@@ -10,9 +10,9 @@ from trainworks.plan.capacity.answer import CapacityAnswer, capacity_for, most_n
 from trainworks.plan.capacity.jobs import JobTrace
 from trainworks.plan.capacity.policy import Elastic, Spot
 from trainworks.plan.capacity.policy_comparison import (
-    Limits,
-    Point,
-    Prices,
+    CapacityLimits,
+    CapacityPrices,
+    PolicyReplay,
     cheapest,
     cost_of,
     front,
@@ -44,12 +44,12 @@ class CapacityPlan(Result):
     name: str
     trace: JobTrace
     target: Target
-    limits: Limits
-    prices: Prices
+    limits: CapacityLimits
+    prices: CapacityPrices
     answer: CapacityAnswer
-    points: list[Point]
-    front: list[Point]
-    best: Point | None
+    points: list[PolicyReplay]
+    front: list[PolicyReplay]
+    best: PolicyReplay | None
     """The cheapest that meets the target."""
     notes: list[str]
     sampled_trace: str | None = None
@@ -70,12 +70,12 @@ def limits_for(
     fixed: int | None,
     on_demand: int | None,
     spot: int | None,
-) -> Limits:
+) -> CapacityLimits:
     """Limits on what may be bought; without one, as many elastic nodes as the trace ever needs at once."""
     most = most_nodes(trace, node_accelerators)
     most_spot = most if trace.preemptible.any() else 0
     times = {"start_latency_s": terms.start_latency_s, "idle_timeout_s": terms.idle_timeout_s}
-    return Limits(
+    return CapacityLimits(
         node_accelerators=node_accelerators,
         fixed_nodes=fixed,
         on_demand=Elastic(max_nodes=most if on_demand is None else on_demand, **times),
@@ -85,7 +85,12 @@ def limits_for(
 
 
 def plan_capacity(
-    name: str, trace: JobTrace, target: Target, limits: Limits, prices: Prices, progress: Callable[[float, str], None]
+    name: str,
+    trace: JobTrace,
+    target: Target,
+    limits: CapacityLimits,
+    prices: CapacityPrices,
+    progress: Callable[[float, str], None],
 ) -> CapacityPlan:
     """Find the smallest fixed capacity for the target, replay every policy of the grid, and keep the front.
 
@@ -131,7 +136,7 @@ def plan_capacity(
     )
 
 
-def _notes(trace: JobTrace, limits: Limits, prices: Prices, answer: CapacityAnswer) -> Iterator[str]:
+def _notes(trace: JobTrace, limits: CapacityLimits, prices: CapacityPrices, answer: CapacityAnswer) -> Iterator[str]:
     asked, hopeless = num_deadlines(trace)
     if hopeless:
         yield f"{hopeless:,} of {asked:,} deadlines are shorter than their job; they are left out"

@@ -23,7 +23,7 @@ from trainworks.plan.pareto import pareto
 from trainworks.plan.trace import Traced, computed, fact, total
 from trainworks.units import HOUR_S, WEEK_S
 
-__all__ = ["Limits", "Point", "Prices", "cheapest", "cost_of", "front", "point_of", "policies"]
+__all__ = ["CapacityLimits", "CapacityPrices", "PolicyReplay", "cheapest", "cost_of", "front", "point_of", "policies"]
 
 _FIXED_SHARES = (0.0, 0.5, 0.75, 1.0, 1.25)
 """Fixed nodes beside elastic ones, over the mean load."""
@@ -34,7 +34,7 @@ _FIXED_ALONE = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prices:
+class CapacityPrices:
     """Prices of one accelerator hour, USD/h."""
 
     fixed: Traced
@@ -47,7 +47,7 @@ class Prices:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class CapacityLimits:
     """Limits on what may be bought."""
 
     node_accelerators: int
@@ -59,7 +59,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class PolicyReplay:
     """One policy, replayed."""
 
     policy: Policy
@@ -74,7 +74,7 @@ class Point:
     cost_usd_per_week: float
 
 
-def policies(trace: JobTrace, limits: Limits, answer: CapacityAnswer) -> list[Policy]:
+def policies(trace: JobTrace, limits: CapacityLimits, answer: CapacityAnswer) -> list[Policy]:
     """A grid of fixed nodes, classes of elastic nodes, and rules for when to order them.
 
     Every policy can run every job and carry at least the mean load, so that no queue grows without end.
@@ -93,7 +93,7 @@ def policies(trace: JobTrace, limits: Limits, answer: CapacityAnswer) -> list[Po
     return [policy for policy in dict.fromkeys([*alone, *mixed]) if _carries(trace, policy)]
 
 
-def _alone(limits: Limits, mean: float, enough: int) -> list[int]:
+def _alone(limits: CapacityLimits, mean: float, enough: int) -> list[int]:
     """Sizes without elastic nodes, from the mean load to a quarter more than what meets the target."""
     if limits.fixed_nodes is not None:
         return [limits.fixed_nodes]
@@ -102,14 +102,14 @@ def _alone(limits: Limits, mean: float, enough: int) -> list[int]:
     return sorted({*steps, enough})
 
 
-def _beside(limits: Limits, mean: float) -> list[int]:
+def _beside(limits: CapacityLimits, mean: float) -> list[int]:
     """Sizes beside elastic nodes."""
     if limits.fixed_nodes is not None:
         return [limits.fixed_nodes]
     return sorted({round(share * mean) for share in _FIXED_SHARES})
 
 
-def _elastic(limits: Limits, mean: float) -> Iterator[tuple[Elastic, Spot]]:
+def _elastic(limits: CapacityLimits, mean: float) -> Iterator[tuple[Elastic, Spot]]:
     """On-demand nodes, few or many; spot nodes; and both, as far as they may be bought."""
     on_demand, spot = limits.on_demand, limits.spot
     few = replace(on_demand, max_nodes=min(on_demand.max_nodes, math.ceil(mean / 2)))
@@ -142,14 +142,14 @@ def _nodes_of_largest(trace: JobTrace, jobs: NDArray[np.bool_], policy: Policy) 
     return need_of(int(trace.accelerators[jobs].max()), policy.node_accelerators)[0] if jobs.any() else 0
 
 
-def point_of(trace: JobTrace, policy: Policy, prices: Prices) -> Point:
+def point_of(trace: JobTrace, policy: Policy, prices: CapacityPrices) -> PolicyReplay:
     """Replay a trace under a policy, and price it."""
     done = replay(trace, policy)
     weeks = trace.span_s / WEEK_S
     bought = {name: value / HOUR_S / weeks for name, value in done.bought_accelerator_s.items()}
     bought[FIXED] = policy.fixed_nodes * policy.node_accelerators * WEEK_S / HOUR_S
     held = sum((run.end_s - run.start_s) * run.accelerators for run in done.runs if run.end_s > run.start_s)
-    return Point(
+    return PolicyReplay(
         policy=policy,
         service=service_of(trace, done),
         bought_h_per_week=bought,
@@ -160,18 +160,18 @@ def point_of(trace: JobTrace, policy: Policy, prices: Prices) -> Point:
     )
 
 
-def front(points: Sequence[Point]) -> list[Point]:
+def front(points: Sequence[PolicyReplay]) -> list[PolicyReplay]:
     """Points that none beats in cost and in the p90 wait of the team that waits longest, cheapest first."""
     return pareto(points, at=lambda point: (point.cost_usd_per_week, point.service.worst_wait_s))
 
 
-def cheapest(points: Sequence[Point], target: Target) -> Point | None:
+def cheapest(points: Sequence[PolicyReplay], target: Target) -> PolicyReplay | None:
     """The one that meets the target for the least; None if none does."""
     meeting = [point for point in points if target.is_met(point.service)]
     return min(meeting, key=lambda point: (point.cost_usd_per_week, point.service.worst_wait_s), default=None)
 
 
-def cost_of(point: Point, prices: Prices) -> Traced:
+def cost_of(point: PolicyReplay, prices: CapacityPrices) -> Traced:
     """Traced cost of a point."""
     parts: dict[str, Traced] = {}
     for name, hours in point.bought_h_per_week.items():

@@ -9,7 +9,7 @@ from trainworks.catalog.catalog import find_row, load_catalog
 from trainworks.catalog.facts import Node, Offer
 from trainworks.errors import UsageError
 from trainworks.plan.assumptions import GIVEN, assumed
-from trainworks.plan.capacity.policy_comparison import Prices
+from trainworks.plan.capacity.policy_comparison import CapacityPrices
 from trainworks.plan.trace import Traced, fact
 
 __all__ = ["prices_for"]
@@ -19,7 +19,7 @@ _SHOWN = 3
 
 def prices_for(
     node: Node | None, *, on_demand: float | None = None, spot: float | None = None, fixed: float | None = None
-) -> Prices:
+) -> CapacityPrices:
     """USD per accelerator hour of each class of nodes; spot falls back to the on-demand price.
 
     Uses offers of that node, else of its accelerator, and the median of several zones. The fixed price is
@@ -43,7 +43,7 @@ def prices_for(
     interruptible = _price("spot price", spot, {} if node is None else _spot(node))
     discount = assumed("committed-use discount")
     committed = (asked * (1 - discount)).named("fixed price", "USD/h", asked=asked, discount=discount)
-    return Prices(
+    return CapacityPrices(
         fixed=_price("fixed price", fixed, {}) or committed,
         spot=interruptible or asked.named("spot price", "USD/h", asked=asked),
         on_demand=asked,

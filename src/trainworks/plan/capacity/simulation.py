@@ -26,7 +26,7 @@ from trainworks.errors import UsageError
 from trainworks.plan.capacity.checkpointing import kept_s, slowdown
 from trainworks.plan.capacity.elastic import ElasticPool
 from trainworks.plan.capacity.jobs import JobTrace
-from trainworks.plan.capacity.outcome import Replay, Run
+from trainworks.plan.capacity.outcome import JobRun, Replay
 from trainworks.plan.capacity.policy import FIXED, ON_DEMAND, SPOT, Policy
 from trainworks.plan.capacity.pool import Need, Pool, need_of
 
@@ -73,7 +73,7 @@ class _Simulation:
         self.interrupted = [0] * num_jobs
         self.queue: list[tuple[int, float, int]] = []
         self.queued_accelerator_s = 0.0
-        self.running: dict[str, dict[int, Run]] = {name: {} for name in self.pools}
+        self.running: dict[str, dict[int, JobRun]] = {name: {} for name in self.pools}
         self.reserved: _Reservation | None = None
         self.result = Replay(wait_s=[0.0] * num_jobs, end_s=[0.0] * num_jobs)
         self.num_events = num_jobs
@@ -139,7 +139,7 @@ class _Simulation:
         self.result.end_s[job] = self.now_s
         self.result.wasted_accelerator_s += (run.setup_s + (run.stretch - 1) * self.left_s[job]) * run.accelerators
 
-    def _leave(self, run: Run) -> None:
+    def _leave(self, run: JobRun) -> None:
         """A job frees its nodes: at its end, or because one of them was taken back."""
         del self.running[run.pool][run.job]
         self.result.runs.append(run._replace(end_s=self.now_s))
@@ -162,7 +162,7 @@ class _Simulation:
             self._interrupt(run)
         self.elastic[SPOT].leave(node, self.now_s)
 
-    def _interrupt(self, run: Run) -> None:
+    def _interrupt(self, run: JobRun) -> None:
         job = run.job
         self._leave(run)
         ran_s = max(0.0, self.now_s - run.start_s)
@@ -248,7 +248,7 @@ class _Simulation:
         start_s, setup_s = max(self.now_s, ready_s), self._setup_s(job)
         stretch = slowdown(self.policy.spot, len(nodes), self.checkpoint_s[job]) if name == SPOT else 1.0
         end_s = start_s + (setup_s + self.left_s[job] * stretch)
-        self.running[name][job] = Run(job, name, start_s, end_s, tuple(nodes), each, setup_s, stretch)
+        self.running[name][job] = JobRun(job, name, start_s, end_s, tuple(nodes), each, setup_s, stretch)
         self._at(end_s, _GIVES, self._end, job, name)
 
     # Elastic nodes

@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError
 from trainworks.config.load import Source, invalid_value
 from trainworks.config.quantities import DurationS, Spec
 from trainworks.errors import RunFileError, UsageError
-from trainworks.plan.capacity.jobs import Job
+from trainworks.plan.capacity.jobs import TraceJob
 from trainworks.units import HOUR_S, WEEK_S
 
 __all__ = ["Duration", "Team", "Teams", "parse_teams", "sampled_jobs"]
@@ -101,7 +101,7 @@ _FIELDS: dict[int, type[Spec]] = {1: Teams, 3: Team}
 """Schema by the depth of a key: `weeks`, `teams.vision.accelerators`, `teams.vision.duration.median`."""
 
 
-def sampled_jobs(teams: Teams, *, seed: int) -> list[Job]:
+def sampled_jobs(teams: Teams, *, seed: int) -> list[TraceJob]:
     """Jobs of all teams; a team's do not depend on the other teams.
 
     Raises:
@@ -113,12 +113,12 @@ def sampled_jobs(teams: Teams, *, seed: int) -> list[Job]:
     return sorted(jobs, key=lambda job: job.submit_s)
 
 
-def _sampled(name: str, team: Team, weeks: int, seed: int) -> Iterator[Job]:
+def _sampled(name: str, team: Team, weeks: int, seed: int) -> Iterator[TraceJob]:
     chance = random.Random(f"{seed}/{name}")  # noqa: S311, no secret depends on it
     at_weeks = chance.expovariate(team.jobs_per_week)
     while at_weeks < weeks:
         duration_s = chance.lognormvariate(math.log(team.duration.median), math.log(team.duration.spread))
-        yield Job(
+        yield TraceJob(
             submit_s=round((int(at_weeks) * _WEEK_H + _hour_of_week(chance, team.working_hours_share)) * HOUR_S),
             accelerators=team.accelerators,
             duration_s=max(1, round(duration_s)),

@@ -5,13 +5,13 @@ fixed + running * h = rent * h    so    h = fixed / (rent - running)
 
 from __future__ import annotations
 
-from trainworks.plan.cost.owning import HOURS_OF_A_YEAR, Owning
+from trainworks.plan.cost.owning import HOURS_OF_A_YEAR, OwnershipCost
 from trainworks.plan.trace import Traced
 
 __all__ = ["break_even_hours", "within_a_year"]
 
 
-def break_even_hours(owning: Owning, rent: Traced) -> Traced | None:
+def break_even_hours(owning: OwnershipCost, rent: Traced) -> Traced | None:
     """Hours of training a year at which owning costs as much as renting.
 
     Args:

@@ -14,7 +14,7 @@ from trainworks.catalog.facts import Offer
 from trainworks.errors import UsageError
 from trainworks.plan.cost.break_even import break_even_hours
 from trainworks.plan.cost.energy import carbon, energy
-from trainworks.plan.cost.owning import Owning, own
+from trainworks.plan.cost.owning import OwnershipCost, own
 from trainworks.plan.cost.renting import (
     Contract,
     contracts,
@@ -27,14 +27,14 @@ from trainworks.plan.cost.renting import (
 )
 from trainworks.plan.trace import Swing, Traced, fact, tornado, with_changed
 
-__all__ = ["YOU", "Comparison", "Line", "compare", "per_million"]
+__all__ = ["YOU", "CostComparison", "CostLine", "compare", "per_million"]
 
 YOU = "you"
 """Provider of a price that the user gives for the cluster."""
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class CostLine:
     """One offer."""
 
     offer: Offer
@@ -67,14 +67,14 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class CostComparison:
     """All ways to pay."""
 
     cluster: ClusterDescription
     hours: Traced
-    lines: tuple[Line, ...]
+    lines: tuple[CostLine, ...]
     """The cheapest accelerator hour first."""
-    owning: Owning | None
+    owning: OwnershipCost | None
     """Costs of owning; None if the power, and so neither electricity nor a price, is published."""
     owned: Traced | None
     """Owning for these hours, USD: the year, or the run's share of one."""
@@ -115,7 +115,7 @@ def compare(
     given: Mapping[str, float] | None = None,
     colocated: bool = False,
     grid_name: str | None = None,
-) -> Comparison:
+) -> CostComparison:
     """Price these hours of training in every way.
 
     Args:
@@ -137,7 +137,7 @@ def compare(
     owned = _owned(owning, cluster, hours, whole_year=hours_per_year is None)
     used = None if owning is None else energy(cluster, hours, given)
     market = _market(fitting, cluster, hours)
-    return Comparison(
+    return CostComparison(
         cluster=cluster,
         hours=hours,
         lines=tuple(_line(offer, cluster, hours, owning, given) for offer in fitting),
@@ -157,14 +157,16 @@ def per_million(cost: Traced, count: Traced, noun: str) -> Traced:
 
 def _owning(
     cluster: ClusterDescription, hours_per_year: Traced, given: Mapping[str, float], *, colocated: bool
-) -> Owning | None:
+) -> OwnershipCost | None:
     try:
         return own(cluster, hours_per_year=hours_per_year, given=given, colocated=colocated)
     except UsageError:
         return None
 
 
-def _owned(owning: Owning | None, cluster: ClusterDescription, hours: Traced, *, whole_year: bool) -> Traced | None:
+def _owned(
+    owning: OwnershipCost | None, cluster: ClusterDescription, hours: Traced, *, whole_year: bool
+) -> Traced | None:
     if owning is None or whole_year:
         return None if owning is None else owning.per_year
     count = fact("accelerators", cluster.num_accelerators, "", source=f"`{cluster.name}`")
@@ -187,8 +189,8 @@ def _against(market: Traced | None, owned: Traced | None) -> Traced | None:
 
 
 def _line(
-    offer: Offer, cluster: ClusterDescription, hours: Traced, owning: Owning | None, given: Mapping[str, float]
-) -> Line:
+    offer: Offer, cluster: ClusterDescription, hours: Traced, owning: OwnershipCost | None, given: Mapping[str, float]
+) -> CostLine:
     count = cluster.num_accelerators
     costs = {
         contract: rent(offer, contract=contract, num_accelerators=count, hours=hours, given=given)
@@ -198,4 +200,4 @@ def _line(
     if owning is not None and "on-demand" in costs:
         hourly = price_per_hour(offer, contract="on-demand", num_accelerators=count, given=given)
         even = break_even_hours(owning, hourly)
-    return Line(offer=offer, costs=costs, discount=effective_discount(offer, given), break_even=even)
+    return CostLine(offer=offer, costs=costs, discount=effective_discount(offer, given), break_even=even)

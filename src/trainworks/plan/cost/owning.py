@@ -32,7 +32,7 @@ from trainworks.plan.assumptions import GIVEN, assumed
 from trainworks.plan.cost.energy import node_count, node_power
 from trainworks.plan.trace import Traced, fact, maximum
 
-__all__ = ["HOURS_OF_A_YEAR", "MOST_HOURS_OF_A_YEAR", "Owning", "own"]
+__all__ = ["HOURS_OF_A_YEAR", "MOST_HOURS_OF_A_YEAR", "OwnershipCost", "own"]
 
 HOURS_OF_A_YEAR = 8760
 MOST_HOURS_OF_A_YEAR = 8784
@@ -40,7 +40,7 @@ SERVER_PRICE = "server price"
 
 
 @dataclass(frozen=True, slots=True)
-class Owning:
+class OwnershipCost:
     """Costs of an owned cluster."""
 
     capex: Traced
@@ -61,7 +61,7 @@ def own(
     hours_per_year: Traced,
     given: Mapping[str, float] | None = None,
     colocated: bool = False,
-) -> Owning:
+) -> OwnershipCost:
     """Price a cluster that is bought.
 
     Args:
@@ -97,7 +97,7 @@ def own(
     hour = (year / (hours_per_year * accelerators)).named(
         "owning per accelerator hour", "USD/h", year=year, hours=hours_per_year
     )
-    return Owning(capex, fixed, running, year, hour)
+    return OwnershipCost(capex, fixed, running, year, hour)
 
 
 def _assumed(name: str, given: Mapping[str, float]) -> Traced:

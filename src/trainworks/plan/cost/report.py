@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from trainworks.catalog.facts import Offer
 from trainworks.plan.assumptions import assumed
-from trainworks.plan.cost.comparison import Comparison, per_million
+from trainworks.plan.cost.comparison import CostComparison, per_million
 from trainworks.plan.cost.renting import notice_s
 from trainworks.plan.trace import Traced, walk
 from trainworks.results import Result
@@ -23,7 +23,7 @@ class CostReport(Result):
     """A cost comparison and its notes."""
 
     title: str
-    comparison: Comparison
+    comparison: CostComparison
     grid: str
     count: Traced | None = None
     """Tokens or images of a run; None for a year."""
@@ -43,7 +43,7 @@ class CostReport(Result):
         ]
 
 
-def sentences_of(comparison: Comparison, budget_usd: float | None) -> Iterator[str]:
+def sentences_of(comparison: CostComparison, budget_usd: float | None) -> Iterator[str]:
     """Sentences on how many offers are cheaper than owning, and how many contracts a budget pays for."""
     rented = [line.costs["on-demand"].value for line in comparison.lines if "on-demand" in line.costs]
     if comparison.owned is not None and rented:
@@ -61,7 +61,7 @@ def sentences_of(comparison: Comparison, budget_usd: float | None) -> Iterator[s
 
 
 def notes_of(
-    comparison: Comparison, offers: Sequence[Offer], given: Mapping[str, float], *, is_run: bool
+    comparison: CostComparison, offers: Sequence[Offer], given: Mapping[str, float], *, is_run: bool
 ) -> Iterator[str]:
     """Notes on the costs, in the order of the columns."""
     part = comparison.cluster.accelerator.name
@@ -83,7 +83,7 @@ def notes_of(
     yield "storage, traffic, tax, interest and the building are left out; carbon is that of electricity alone"
 
 
-def _node_notes(comparison: Comparison, offers: Sequence[Offer]) -> Iterator[str]:
+def _node_notes(comparison: CostComparison, offers: Sequence[Offer]) -> Iterator[str]:
     cluster = comparison.cluster
     joined = cluster.accelerators_per_node
     if any(line.may_not_join for line in comparison.lines) and joined > 1:
@@ -102,7 +102,7 @@ def _node_notes(comparison: Comparison, offers: Sequence[Offer]) -> Iterator[str
         yield "nodes of different offers have different networks; the plan counts with that of the cluster it was given"
 
 
-def _reservation_notes(comparison: Comparison, given: Mapping[str, float]) -> Iterator[str]:
+def _reservation_notes(comparison: CostComparison, given: Mapping[str, float]) -> Iterator[str]:
     term = assumed("committed term", given.get("committed term")).value
     discount = assumed("committed-use discount", given.get("committed-use discount")).value
     text = f"reserved is {discount:.0%} below on demand, an assumption, and paid for the whole term of {term:,.0f} h"
@@ -110,7 +110,7 @@ def _reservation_notes(comparison: Comparison, given: Mapping[str, float]) -> It
     yield f"{text}; {idle:,.0f} h of it are idle here" if idle > 0 else text
 
 
-def _spot_notes(comparison: Comparison, given: Mapping[str, float]) -> Iterator[str]:
+def _spot_notes(comparison: CostComparison, given: Mapping[str, float]) -> Iterator[str]:
     life, save = (assumed(name, given.get(name)).value for name in ("spot life", "spot save"))
     waste = next(line.costs["spot"] for line in comparison.lines if "spot" in line.costs)
     share = waste.inputs["price"].inputs["waste"].value

@@ -12,25 +12,25 @@ from trainworks.plan.local.step_time import predict_step_time
 from trainworks.record.calibration import Calibration
 from trainworks.record.resolved import MemoryTerms, ModelShape, StepTimeTerms
 
-__all__ = ["Price", "Pricing", "pricing"]
+__all__ = ["LayoutPrediction", "Pricing", "pricing"]
 
 
 @dataclass(frozen=True, slots=True)
-class Price:
+class LayoutPrediction:
     """Predicted memory and time of a layout on its fullest rank."""
 
     memory: MemoryTerms
     step_time: StepTimeTerms
 
 
-Pricing = Callable[[ResolvedLayout], Price]
+Pricing = Callable[[ResolvedLayout], LayoutPrediction]
 
 
 def pricing(workload: Workload, shape: ModelShape, calibration: Calibration) -> Pricing:
     """Prices of this workload on this machine."""
     length = workload.data.sequence_length
 
-    def price(layout: ResolvedLayout) -> Price:
+    def price(layout: ResolvedLayout) -> LayoutPrediction:
         memory = predict_memory(
             shape,
             layout,
@@ -39,6 +39,6 @@ def pricing(workload: Workload, shape: ModelShape, calibration: Calibration) -> 
             baseline_bytes=calibration.baseline_bytes,
             device=calibration.device,
         )
-        return Price(memory, predict_step_time(shape, layout, calibration, sequence_length=length))
+        return LayoutPrediction(memory, predict_step_time(shape, layout, calibration, sequence_length=length))
 
     return price

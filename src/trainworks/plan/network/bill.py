@@ -15,11 +15,11 @@ from trainworks.plan.assumptions import GIVEN, assumed
 from trainworks.plan.network.design import NetworkDesign
 from trainworks.plan.trace import Traced, fact, total
 
-__all__ = ["LineItem", "Prices", "bill_of_materials", "bill_total", "switch_power", "usual_share"]
+__all__ = ["LineItem", "NetworkPrices", "bill_of_materials", "bill_total", "switch_power", "usual_share"]
 
 
 @dataclass(frozen=True, slots=True)
-class Prices:
+class NetworkPrices:
     """Price of one part in US dollars, and power of one switch in watts; None if not given."""
 
     switch_usd: float | None = None
@@ -40,7 +40,7 @@ class LineItem:
     """Price of all; None without a unit price."""
 
 
-def bill_of_materials(design: NetworkDesign, prices: Prices) -> list[LineItem]:
+def bill_of_materials(design: NetworkDesign, prices: NetworkPrices) -> list[LineItem]:
     """Switches, NICs, cables and the transceivers at both of their ends; the ones that the network has."""
     switch = design.switch
     items = [
@@ -66,7 +66,7 @@ def bill_total(items: Sequence[LineItem]) -> Traced | None:
     return total(*priced.values()).named("network price", "USD", **priced) if priced else None
 
 
-def switch_power(design: NetworkDesign, prices: Prices) -> Traced | None:
+def switch_power(design: NetworkDesign, prices: NetworkPrices) -> Traced | None:
     """All switches at the power that was given; None where none was."""
     if prices.switch_power_w is None:
         return None

@@ -19,9 +19,9 @@ from itertools import combinations
 from math import prod
 
 from trainworks.plan.network.design import NetworkDesign
-from trainworks.plan.network.grids import Grid
-from trainworks.plan.network.groups import Groups
-from trainworks.plan.network.trees import Tree
+from trainworks.plan.network.grids import GridNetwork
+from trainworks.plan.network.groups import GroupNetwork
+from trainworks.plan.network.trees import TreeNetwork
 
 __all__ = ["Cable", "cable_plan", "cables_as_csv"]
 
@@ -86,9 +86,9 @@ def cable_plan(design: NetworkDesign, *, nodes_per_rack: int | None = None) -> I
         nodes_per_rack: to say how long cables are.
     """
     fabric = design.fabric
-    if isinstance(fabric, Grid):
+    if isinstance(fabric, GridNetwork):
         links = _grid_links(fabric)
-    elif isinstance(fabric, Groups):
+    elif isinstance(fabric, GroupNetwork):
         links = _group_links(design, fabric)
     else:
         links = _tree_links(design, fabric)
@@ -125,7 +125,7 @@ def _slots(design: NetworkDesign) -> Iterator[tuple[int, int, str]]:
 # Fat trees
 
 
-def _tree_links(design: NetworkDesign, fabric: Tree) -> Iterator[_Link]:
+def _tree_links(design: NetworkDesign, fabric: TreeNetwork) -> Iterator[_Link]:
     ports = _Ports(fabric.ports, design.split)
     tier = "node-leaf" if fabric.up else "node-switch"
     for number, (slot, nic, device) in enumerate(_slots(design)):
@@ -137,7 +137,7 @@ def _tree_links(design: NetworkDesign, fabric: Tree) -> Iterator[_Link]:
         yield from _up_links(design, fabric, copy, ports)
 
 
-def _attached(design: NetworkDesign, fabric: Tree, slot: int, nic: int) -> Iterator[tuple[int, int]]:
+def _attached(design: NetworkDesign, fabric: TreeNetwork, slot: int, nic: int) -> Iterator[tuple[int, int]]:
     """Copies of the network and their leaves that a NIC is joined to."""
     rail = nic // (design.nics // design.rails)
     slots = -(-(design.nodes + design.spare_slots) // design.sets)
@@ -157,7 +157,7 @@ def _leaf_place(design: NetworkDesign, leaf: int) -> float:
     return (which + 0.5) * design.nodes / max(1, design.sets)
 
 
-def _up_links(design: NetworkDesign, fabric: Tree, copy: int, ports: _Ports) -> Iterator[_Link]:
+def _up_links(design: NetworkDesign, fabric: TreeNetwork, copy: int, ports: _Ports) -> Iterator[_Link]:
     split, middle = design.split, design.nodes / 2
     cables = -(-fabric.up // split)
     for leaf in range(fabric.leaves if fabric.up else 0):
@@ -187,7 +187,7 @@ def _name(design: NetworkDesign, copy: int, tier: str, index: int) -> str:
 # Groups
 
 
-def _group_links(design: NetworkDesign, fabric: Groups) -> Iterator[_Link]:
+def _group_links(design: NetworkDesign, fabric: GroupNetwork) -> Iterator[_Link]:
     ports = _Ports(fabric.ports, design.split)
     tier, member = ("node-leaf", "leaf") if fabric.spines else ("node-switch", "switch")
     for number, (slot, nic, device) in enumerate(_slots(design)):
@@ -201,11 +201,11 @@ def _group_links(design: NetworkDesign, fabric: Groups) -> Iterator[_Link]:
     yield from _global_links(design, fabric, ports)
 
 
-def _group_place(fabric: Groups, design: NetworkDesign, group: int) -> float:
+def _group_place(fabric: GroupNetwork, design: NetworkDesign, group: int) -> float:
     return (group + 0.5) * design.nodes / fabric.count
 
 
-def _local_pairs(fabric: Groups) -> Iterator[tuple[int, str, str]]:
+def _local_pairs(fabric: GroupNetwork) -> Iterator[tuple[int, str, str]]:
     for group in range(fabric.count):
         name = f"group{group + 1}"
         if fabric.spines:
@@ -218,7 +218,7 @@ def _local_pairs(fabric: Groups) -> Iterator[tuple[int, str, str]]:
                 yield group, f"{name}-switch{one + 1}", f"{name}-switch{other + 1}"
 
 
-def _global_links(design: NetworkDesign, fabric: Groups, ports: _Ports) -> Iterator[_Link]:
+def _global_links(design: NetworkDesign, fabric: GroupNetwork, ports: _Ports) -> Iterator[_Link]:
     """Links of a group go out from its switches in turn."""
     leaving: Counter[int] = Counter()
     tier, count = ("spine", fabric.spines) if fabric.spines else ("switch", fabric.members)
@@ -237,7 +237,7 @@ def _global_links(design: NetworkDesign, fabric: Groups, ports: _Ports) -> Itera
 # Grids
 
 
-def _grid_links(fabric: Grid) -> Iterator[_Link]:
+def _grid_links(fabric: GridNetwork) -> Iterator[_Link]:
     """Each node to the next along every axis."""
     used: Counter[int] = Counter()
     number = 0

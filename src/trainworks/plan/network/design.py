@@ -14,11 +14,11 @@ from trainworks.catalog.catalog import explain_term
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.catalog.facts import Switch
 from trainworks.errors import UsageError
-from trainworks.plan.network.grids import Grid
-from trainworks.plan.network.groups import Groups
+from trainworks.plan.network.grids import GridNetwork
+from trainworks.plan.network.groups import GroupNetwork
 from trainworks.plan.network.switches import Ports
-from trainworks.plan.network.topologies import TOPOLOGIES, Built, Topology, Wanted, build, rails_of
-from trainworks.plan.network.trees import Tree, leaf_ports
+from trainworks.plan.network.topologies import TOPOLOGIES, Topology, TopologyRequest, TopologyResult, build, rails_of
+from trainworks.plan.network.trees import TreeNetwork, leaf_ports
 
 __all__ = ["CABLES_OF_SPARE_SLOT", "NetworkDesign", "design_network", "serves", "topologies_compared"]
 
@@ -46,7 +46,7 @@ class NetworkDesign:
     cluster: ClusterDescription
     ports: Ports | None
     """Ports of the switches; None without switches."""
-    fabric: Tree | Groups | Grid
+    fabric: TreeNetwork | GroupNetwork | GridNetwork
     """Structure of one copy of the fabric."""
     copies: int
     """Networks side by side: rails of their own, or planes."""
@@ -144,9 +144,9 @@ class NetworkDesign:
 
 def _switches(design: NetworkDesign) -> dict[str, int]:
     fabric, copies = design.fabric, design.copies
-    if isinstance(fabric, Grid):
+    if isinstance(fabric, GridNetwork):
         return {}
-    if isinstance(fabric, Groups):
+    if isinstance(fabric, GroupNetwork):
         names = ("leaf", "spine") if fabric.spines else ("switch", "")
         counts = {names[0]: fabric.count * fabric.members, names[1]: fabric.count * fabric.spines}
     else:
@@ -156,10 +156,10 @@ def _switches(design: NetworkDesign) -> dict[str, int]:
 
 def _cables(design: NetworkDesign) -> dict[str, int]:
     fabric, copies = design.fabric, design.copies
-    if isinstance(fabric, Grid):
+    if isinstance(fabric, GridNetwork):
         return {"node-node": fabric.cables}
     own = design.endpoints + design.spare_cables
-    if isinstance(fabric, Groups):
+    if isinstance(fabric, GroupNetwork):
         local = "leaf-spine" if fabric.spines else "local"
         first = "node-leaf" if fabric.spines else "node-switch"
         counts = {first: own, local: fabric.local_links, "global": fabric.global_links}
@@ -173,9 +173,9 @@ def _cables(design: NetworkDesign) -> dict[str, int]:
 def _cut_links(design: NetworkDesign) -> float:
     """Links that a cut between two halves of the nodes crosses, in units of a NIC; not limited by the NICs."""
     fabric = design.fabric
-    if isinstance(fabric, Grid):
+    if isinstance(fabric, GridNetwork):
         return float(fabric.bisection_links)
-    if isinstance(fabric, Groups):
+    if isinstance(fabric, GroupNetwork):
         return fabric.pair_links * (fabric.count // 2) * -(-fabric.count // 2)
     if design.sets == 1:
         return design.endpoints / 2
@@ -210,7 +210,7 @@ def design_network(
     """
     topology = _plain(topology)
     _check(topology, oversubscription, spare_slots)
-    wanted = Wanted(cluster, cluster.num_nodes + spare_slots, rails_of(cluster), oversubscription, switch)
+    wanted = TopologyRequest(cluster, cluster.num_nodes + spare_slots, rails_of(cluster), oversubscription, switch)
     chosen = _chosen(topology, wanted)
     design = _design(chosen, wanted, build(chosen, wanted))
     if design is None:
@@ -226,12 +226,12 @@ def topologies_compared(
     Raises:
         UsageError: no switch fits the NICs.
     """
-    wanted = Wanted(cluster, cluster.num_nodes + spare_slots, rails_of(cluster), oversubscription, switch)
+    wanted = TopologyRequest(cluster, cluster.num_nodes + spare_slots, rails_of(cluster), oversubscription, switch)
     designs = (_attempt(name, wanted) for name in TOPOLOGIES)
     return [design for design in designs if design is not None]
 
 
-def _attempt(topology: Topology, wanted: Wanted) -> NetworkDesign | None:
+def _attempt(topology: Topology, wanted: TopologyRequest) -> NetworkDesign | None:
     try:
         return _design(topology, wanted, build(topology, wanted))
     except UsageError:  # ports that cannot be split for planes, or no switch: the topology is not there
@@ -255,7 +255,7 @@ def _plain(topology: str) -> str:
     return _SPELLINGS.get(words, words)
 
 
-def _chosen(topology: str, wanted: Wanted) -> Topology:
+def _chosen(topology: str, wanted: TopologyRequest) -> Topology:
     if topology == "auto":
         return _automatic(wanted)
     if topology in _FAT_TREES:
@@ -263,7 +263,7 @@ def _chosen(topology: str, wanted: Wanted) -> Topology:
     return next(name for name in TOPOLOGIES if name == topology)
 
 
-def _fat_tree(wanted: Wanted) -> Topology:
+def _fat_tree(wanted: TopologyRequest) -> Topology:
     return "spine-leaf" if build("spine-leaf", wanted).fabric is not None else "3-tier"
 
 
@@ -281,7 +281,7 @@ def _check(topology: str, oversubscription: float, spare_slots: int) -> None:
         raise UsageError(f"spare slots are {spare_slots}, and have to be at least 0")
 
 
-def _automatic(wanted: Wanted) -> Topology:
+def _automatic(wanted: TopologyRequest) -> Topology:
     """The topology with the fewest switches, then tiers, that serves; where none does the largest, which is refused."""
     names = [name for name in _BY_PREFERENCE if wanted.rails > 1 or name not in ("rail-optimised", "rail-only")]
     designs = (_attempt(name, wanted) for name in names)
@@ -304,7 +304,7 @@ def serves(design: NetworkDesign) -> bool:
     return design.switch is not None and (joined or not apart) and design.oversubscription <= design.taper * _ROUNDING
 
 
-def _design(topology: Topology, wanted: Wanted, built: Built) -> NetworkDesign | None:
+def _design(topology: Topology, wanted: TopologyRequest, built: TopologyResult) -> NetworkDesign | None:
     if built.fabric is None:
         return None
     spare = wanted.slots - wanted.cluster.num_nodes
@@ -323,7 +323,7 @@ def _design(topology: Topology, wanted: Wanted, built: Built) -> NetworkDesign |
     )
 
 
-def _refusal(topology: Topology, wanted: Wanted) -> UsageError:
+def _refusal(topology: Topology, wanted: TopologyRequest) -> UsageError:
     """Error for an impossible network, with a possible one as the hint."""
     built, nodes = build(topology, wanted), wanted.cluster.num_nodes
     if built.ports is None:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainworks.plan.network.design import NetworkDesign
-from trainworks.plan.network.grids import Grid
-from trainworks.plan.network.groups import Groups
-from trainworks.plan.network.trees import Tree, leaf_ports
+from trainworks.plan.network.grids import GridNetwork
+from trainworks.plan.network.groups import GroupNetwork
+from trainworks.plan.network.trees import TreeNetwork, leaf_ports
 from trainworks.plan.trace import Traced, ceil, computed, fact, maximum, total
 
 __all__ = ["figures_of"]
@@ -53,9 +53,9 @@ def _given(design: NetworkDesign) -> dict[str, Traced]:
 
 
 def _cut_rule(design: NetworkDesign) -> str:
-    if isinstance(design.fabric, Grid):
+    if isinstance(design.fabric, GridNetwork):
         return "2 * parallel cables * nodes / longest side (plan/network/grids.py)"
-    if isinstance(design.fabric, Groups):
+    if isinstance(design.fabric, GroupNetwork):
         return "links of a pair of groups * groups^2 / 4, at most half of the endpoints (plan/network/groups.py)"
     return "half of the links up from all leaves, at most half of the endpoints (plan/network/design.py)"
 
@@ -63,9 +63,9 @@ def _cut_rule(design: NetworkDesign) -> str:
 def _tiers(design: NetworkDesign, given: Mapping[str, Traced]) -> dict[str, Traced]:
     """Switches of each tier."""
     fabric, counts = design.fabric, design.switches
-    if isinstance(fabric, Grid):
+    if isinstance(fabric, GridNetwork):
         return {}
-    if isinstance(fabric, Groups):
+    if isinstance(fabric, GroupNetwork):
         return {name: _count(name, count, _GROUPS, given) for name, count in counts.items()}
     if not fabric.up:
         return {"switch": _one_tier(design, given)}
@@ -90,7 +90,7 @@ def _one_tier(design: NetworkDesign, given: Mapping[str, Traced]) -> Traced:
     return ceil(given["rails"] / together).named("edge switches", "", together=together)
 
 
-def _leaves(design: NetworkDesign, fabric: Tree, given: Mapping[str, Traced]) -> Traced:
+def _leaves(design: NetworkDesign, fabric: TreeNetwork, given: Mapping[str, Traced]) -> Traced:
     """Leaf switches by formula; as counted if full pods need a few more."""
     nodes, nics, spare, rails = (given[name] for name in ("nodes", "nics", "spare", "rails"))
     full_down = leaf_ports(fabric.ports, design.taper)[0]

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from itertools import product
 from math import isqrt, prod
 
-__all__ = ["Grid", "grid"]
+__all__ = ["GridNetwork", "grid"]
 
 _MOST_AXES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class GridNetwork:
     """Nodes in a torus; in a ring where it has one axis."""
 
     sides: tuple[int, ...]
@@ -60,14 +60,14 @@ class Grid:
         return sum(side - 1 for side in self.sides)
 
 
-def grid(nodes: int, nics: int, *, axes: int = _MOST_AXES) -> Grid | None:
+def grid(nodes: int, nics: int, *, axes: int = _MOST_AXES) -> GridNetwork | None:
     """The most cubic torus of at most that many axes that the NICs allow; None with less than two nodes or NICs.
 
     >>> grid(64, 6).sides, grid(64, 4).sides, grid(64, 2).sides
     ((4, 4, 4), (8, 8), (64,))
     """
     sides = _sides(nodes, min(axes, nics // 2)) if nodes > 1 and nics > 1 else ()
-    return Grid(sides, nics // (2 * len(sides))) if sides else None
+    return GridNetwork(sides, nics // (2 * len(sides))) if sides else None
 
 
 def _sides(nodes: int, axes: int) -> tuple[int, ...]:

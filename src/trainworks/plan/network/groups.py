@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Groups", "groups", "most_groups"]
+__all__ = ["GroupNetwork", "groups", "most_groups"]
 
 
 @dataclass(frozen=True, slots=True)
-class Groups:
+class GroupNetwork:
     """Equal groups of switches."""
 
     ports: int
@@ -74,9 +74,9 @@ def most_groups(ports: int, *, plus: bool, taper: float) -> tuple[int, int]:
     return leaving + 1, members * down
 
 
-def groups(ports: int, endpoints: int, *, plus: bool, taper: float) -> Groups | None:
+def groups(ports: int, endpoints: int, *, plus: bool, taper: float) -> GroupNetwork | None:
     """The fewest groups that hold the endpoints; None where one would do, or where there cannot be so many."""
     down, members, spines, leaving = _sizes(ports, plus=plus, taper=taper)
     count = -(-endpoints // (members * down)) if down else 0
     pair = leaving // (count - 1) if count > 1 else 0
-    return Groups(ports, count, members, down, spines, pair) if pair else None
+    return GroupNetwork(ports, count, members, down, spines, pair) if pair else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trainworks.plan.network.bill import Prices, bill_of_materials, bill_total, switch_power, usual_share
+from trainworks.plan.network.bill import NetworkPrices, bill_of_materials, bill_total, switch_power, usual_share
 from trainworks.plan.network.cables import cables_as_csv
 from trainworks.plan.network.design import NetworkDesign
 from trainworks.plan.network.figures import figures_of
@@ -29,7 +29,7 @@ class NetworkPlan(Result):
     step_times_s: Mapping[Placement, float]
     """Step times of a job on this network by the placement of its ranks; empty without a job."""
     support: SupportNetworks
-    prices: Prices
+    prices: NetworkPrices
     nodes_per_rack: int = 1
 
     @property

@@ -20,12 +20,12 @@ from typing import Literal, get_args
 
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.catalog.facts import Switch
-from trainworks.plan.network.grids import Grid, grid
-from trainworks.plan.network.groups import Groups, groups, most_groups
+from trainworks.plan.network.grids import GridNetwork, grid
+from trainworks.plan.network.groups import GroupNetwork, groups, most_groups
 from trainworks.plan.network.switches import Ports, nic_bytes_per_s, ports_for
-from trainworks.plan.network.trees import Tree, leaf_ports, most_leaves, star, tree
+from trainworks.plan.network.trees import TreeNetwork, leaf_ports, most_leaves, star, tree
 
-__all__ = ["TOPOLOGIES", "Built", "Topology", "Wanted", "build", "rails_of"]
+__all__ = ["TOPOLOGIES", "Topology", "TopologyRequest", "TopologyResult", "build", "rails_of"]
 
 Topology = Literal[
     "star",
@@ -44,7 +44,7 @@ PLANES = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class TopologyRequest:
     """Requirements that every topology is built from."""
 
     cluster: ClusterDescription
@@ -67,10 +67,10 @@ def rails_of(cluster: ClusterDescription) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
+class TopologyResult:
     """Structure of a topology and its largest size, spare slots included."""
 
-    fabric: Tree | Groups | Grid | None
+    fabric: TreeNetwork | GroupNetwork | GridNetwork | None
     most_slots: int | None
     ports: Ports | None = None
     copies: int = 1
@@ -78,16 +78,16 @@ class Built:
     sets: int = 1
 
 
-def _star(wanted: Wanted) -> Built:
+def _star(wanted: TopologyRequest) -> TopologyResult:
     ports = ports_for(wanted.cluster, wanted.switch)
     each = wanted.slots * wanted.rail_nics
     together = max(1, ports.count // each)
     copies = -(-wanted.rails // together)
     built = star(ports.count, each * -(-wanted.rails // copies)) if each <= ports.count else None
-    return Built(built, ports.count // wanted.rail_nics, ports, copies)
+    return TopologyResult(built, ports.count // wanted.rail_nics, ports, copies)
 
 
-def _clos(wanted: Wanted, tiers: int) -> Built:
+def _clos(wanted: TopologyRequest, tiers: int) -> TopologyResult:
     """Nodes on leaves in their order."""
     ports = ports_for(wanted.cluster, wanted.switch)
     down = leaf_ports(ports.count, wanted.taper)[0]
@@ -95,10 +95,10 @@ def _clos(wanted: Wanted, tiers: int) -> Built:
     endpoints = wanted.slots * wanted.cluster.nics
     leaves = max(2, -(-endpoints // down)) if down else 0
     built = _tree(ports, leaves, -(-endpoints // max(1, leaves)), wanted.taper, tiers)
-    return Built(built, most, ports, sets=leaves)
+    return TopologyResult(built, most, ports, sets=leaves)
 
 
-def _rail_optimised(wanted: Wanted, *, planes: int = 1, tiers: tuple[int, ...] = (2, 3)) -> Built:
+def _rail_optimised(wanted: TopologyRequest, *, planes: int = 1, tiers: tuple[int, ...] = (2, 3)) -> TopologyResult:
     """Leaves in sets of as many as there are rails; the fewest tiers that hold them."""
     ports = ports_for(wanted.cluster, wanted.switch, planes=planes)
     per_leaf = leaf_ports(ports.count, wanted.taper)[0] // wanted.rail_nics
@@ -106,41 +106,41 @@ def _rail_optimised(wanted: Wanted, *, planes: int = 1, tiers: tuple[int, ...] =
     sets = -(-wanted.slots // per_leaf) if per_leaf else 0
     down = -(-wanted.slots // max(1, sets)) * wanted.rail_nics
     trees = (_tree(ports, sets * wanted.rails, down, wanted.taper, tier) for tier in tiers)
-    return Built(next(filter(None, trees), None), max(most), ports, planes, planes, sets)
+    return TopologyResult(next(filter(None, trees), None), max(most), ports, planes, planes, sets)
 
 
-def _rail_only(wanted: Wanted) -> Built:
+def _rail_only(wanted: TopologyRequest) -> TopologyResult:
     ports = ports_for(wanted.cluster, wanted.switch)
     per_leaf = leaf_ports(ports.count, wanted.taper)[0] // wanted.rail_nics
     most = max(ports.count // wanted.rail_nics, per_leaf * ports.count)
     each = wanted.slots * wanted.rail_nics
     if each <= ports.count:
-        return Built(star(ports.count, each), most, ports, wanted.rails)
+        return TopologyResult(star(ports.count, each), most, ports, wanted.rails)
     leaves = -(-wanted.slots // per_leaf) if per_leaf else 0
     down = -(-wanted.slots // max(1, leaves)) * wanted.rail_nics
-    return Built(_tree(ports, leaves, down, wanted.taper, 2), most, ports, wanted.rails, sets=leaves)
+    return TopologyResult(_tree(ports, leaves, down, wanted.taper, 2), most, ports, wanted.rails, sets=leaves)
 
 
-def _tree(ports: Ports, leaves: int, down: int, taper: float, tiers: int) -> Tree | None:
+def _tree(ports: Ports, leaves: int, down: int, taper: float, tiers: int) -> TreeNetwork | None:
     if not 1 < leaves <= most_leaves(ports.count, tiers):
         return None
     return tree(ports.count, leaves, down, taper=taper, tiers=tiers)
 
 
-def _groups(wanted: Wanted, *, plus: bool) -> Built:
+def _groups(wanted: TopologyRequest, *, plus: bool) -> TopologyResult:
     ports = ports_for(wanted.cluster, wanted.switch)
     endpoints = wanted.slots * wanted.cluster.nics
     count, each = most_groups(ports.count, plus=plus, taper=wanted.taper)
     built = groups(ports.count, endpoints, plus=plus, taper=wanted.taper)
-    return Built(built, count * each // wanted.cluster.nics, ports)
+    return TopologyResult(built, count * each // wanted.cluster.nics, ports)
 
 
-def _grid(wanted: Wanted, axes: int) -> Built:
+def _grid(wanted: TopologyRequest, axes: int) -> TopologyResult:
     nic_bytes_per_s(wanted.cluster)  # refuses a cluster without a network
-    return Built(grid(wanted.cluster.num_nodes, wanted.cluster.nics, axes=axes), None)
+    return TopologyResult(grid(wanted.cluster.num_nodes, wanted.cluster.nics, axes=axes), None)
 
 
-def build(topology: Topology, wanted: Wanted) -> Built:
+def build(topology: Topology, wanted: TopologyRequest) -> TopologyResult:
     """Structure of a topology; its fabric is None if it cannot hold the nodes.
 
     Raises:

@@ -23,8 +23,8 @@ import numpy as np
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.plan.collectives import collective_s, fabric_of
 from trainworks.plan.network.design import NetworkDesign
-from trainworks.plan.network.grids import Grid
-from trainworks.plan.network.groups import Groups
+from trainworks.plan.network.grids import GridNetwork
+from trainworks.plan.network.groups import GroupNetwork
 from trainworks.plan.network.messages import Message
 from trainworks.plan.trace import Traced, computed, fact
 
@@ -54,9 +54,9 @@ def placement_share(design: NetworkDesign, placement: Placement) -> float:
 def all_to_all_share(design: NetworkDesign) -> float:
     """Part of its NICs that each node has when all send to all."""
     fabric = design.fabric
-    if isinstance(fabric, Grid):
+    if isinstance(fabric, GridNetwork):
         capacity = 4 * fabric.bisection_links / (fabric.nodes * fabric.used_nics)
-    elif isinstance(fabric, Groups):
+    elif isinstance(fabric, GroupNetwork):
         between = fabric.pair_links * fabric.count * (fabric.count - 1)
         capacity = between / (design.endpoints * (1 - 1 / fabric.count))
     elif design.sets == 1:
@@ -83,7 +83,7 @@ def effective_cluster(
 
 
 def _with_share(cluster: ClusterDescription, design: NetworkDesign, share: float) -> ClusterDescription:
-    used = design.fabric.used_nics / design.nics if isinstance(design.fabric, Grid) else 1.0
+    used = design.fabric.used_nics / design.nics if isinstance(design.fabric, GridNetwork) else 1.0
     return cluster.model_copy(update={"node_bytes_per_s": cluster.node_bytes_per_s * used * share})
 
 
@@ -141,7 +141,7 @@ def _latency_s(design: NetworkDesign, message: Message) -> float:
     hop_s, fabric, domains = _hop_s(design), design.fabric, _domains(design, message)
     if domains == 1:
         return 0.0
-    if isinstance(fabric, Grid):
+    if isinstance(fabric, GridNetwork):
         return hop_s * (2 * fabric.ring_steps if message.kind == "all_reduce" else fabric.hops)
     return hop_s * (design.hops_worst - 1) * float(np.log2(domains))
 

@@ -21,11 +21,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
-__all__ = ["Tree", "leaf_ports", "most_leaves", "smallest_divisor", "star", "tree"]
+__all__ = ["TreeNetwork", "leaf_ports", "most_leaves", "smallest_divisor", "star", "tree"]
 
 
 @dataclass(frozen=True, slots=True)
-class Tree:
+class TreeNetwork:
     """One fat tree of equal switches."""
 
     ports: int
@@ -107,12 +107,12 @@ def smallest_divisor(number: int, least: int) -> int | None:
     return next((value for value in range(max(1, least), number + 1) if number % value == 0), None)
 
 
-def star(ports: int, endpoints: int) -> Tree:
+def star(ports: int, endpoints: int) -> TreeNetwork:
     """One switch."""
-    return Tree(ports=ports, leaves=1, down=endpoints)
+    return TreeNetwork(ports=ports, leaves=1, down=endpoints)
 
 
-def tree(ports: int, leaves: int, down: int, *, taper: float, tiers: int) -> Tree | None:
+def tree(ports: int, leaves: int, down: int, *, taper: float, tiers: int) -> TreeNetwork | None:
     """The tree of two or three tiers with the fewest switches, then links, then pods; None where none is possible.
 
     Args:
@@ -128,13 +128,13 @@ def tree(ports: int, leaves: int, down: int, *, taper: float, tiers: int) -> Tre
     return min(found, key=lambda each: (each.switches, each.leaf_spine_links, each.pods), default=None)
 
 
-def _two_tiers(ports: int, leaves: int, down: int, up: int) -> Iterator[Tree]:
+def _two_tiers(ports: int, leaves: int, down: int, up: int) -> Iterator[TreeNetwork]:
     spines = smallest_divisor(up, -(-leaves * up // ports))
     if spines is not None:
-        yield Tree(ports=ports, leaves=leaves, down=down, up=up, pod_spines=spines)
+        yield TreeNetwork(ports=ports, leaves=leaves, down=down, up=up, pod_spines=spines)
 
 
-def _three_tiers(ports: int, leaves: int, down: int, up: int) -> Iterator[Tree]:
+def _three_tiers(ports: int, leaves: int, down: int, up: int) -> Iterator[TreeNetwork]:
     half = ports // 2
     for size in range(1, min(half, leaves) + 1):
         pods = -(-leaves // size)
@@ -144,4 +144,4 @@ def _three_tiers(ports: int, leaves: int, down: int, up: int) -> Iterator[Tree]:
         links = size * up // spines
         cores = -(-pods * links // ports)
         if cores <= links:
-            yield Tree(ports, pods * size, down, up, pods, spines, cores)
+            yield TreeNetwork(ports, pods * size, down, up, pods, spines, cores)

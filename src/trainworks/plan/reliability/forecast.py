@@ -9,10 +9,17 @@ from trainworks.catalog.cluster import ClusterDescription
 from trainworks.errors import ArgumentError
 from trainworks.plan.assumptions import GIVEN, assumed
 from trainworks.plan.reliability.defaults import fleet_of, planned_failures
-from trainworks.plan.reliability.goodput import Expected, Failures, expected, save_in_time, spares_needed, waiting_share
+from trainworks.plan.reliability.goodput import (
+    ExpectedRun,
+    Failures,
+    expected,
+    save_in_time,
+    spares_needed,
+    waiting_share,
+)
 from trainworks.plan.reliability.scenario import (
-    Outcome,
     Scenario,
+    SimulationOutcome,
     elastic_replicas,
     nodes_per_replica,
     scenario_of,
@@ -94,13 +101,13 @@ class GoodputForecast(Result):
     job: GoodputJob
     options: GoodputOptions
     failures: Failures
-    expected: Expected
+    expected: ExpectedRun
     needed: Traced
     """Spares that keep the time without nodes below its limit."""
     spares: int
     """Spares that the figures below count with."""
-    outcome: Outcome
-    by_spares: dict[int, Outcome]
+    outcome: SimulationOutcome
+    by_spares: dict[int, SimulationOutcome]
     deadline_s: float | None
     figures: tuple[Traced, ...]
     """Everything that can be explained."""
@@ -166,7 +173,7 @@ def _failures(job: GoodputJob, options: GoodputOptions) -> Failures:
     )
 
 
-def _scenario(job: GoodputJob, options: GoodputOptions, failures: Failures, mean: Expected) -> Scenario:
+def _scenario(job: GoodputJob, options: GoodputOptions, failures: Failures, mean: ExpectedRun) -> Scenario:
     replicas, fewest = _replicas(job, options)
     scenario = scenario_of(
         failures,
@@ -216,10 +223,10 @@ def _rows(needed: Traced) -> list[int]:
 
 def _simulate(
     scenario: Scenario, rows: Sequence[int], options: GoodputOptions, progress: Callable[[float, str], None]
-) -> dict[int, Outcome]:
+) -> dict[int, SimulationOutcome]:
     """Outcomes by number of spares."""
 
-    def simulated(index: int, spares: int) -> Outcome:
+    def simulated(index: int, spares: int) -> SimulationOutcome:
         return simulate(
             replace(scenario, spares=spares),
             trials=options.trials,
@@ -230,7 +237,7 @@ def _simulate(
     return {spares: simulated(index, spares) for index, spares in enumerate(rows)}
 
 
-def _expected_figures(mean: Expected) -> tuple[Traced, ...]:
+def _expected_figures(mean: ExpectedRun) -> tuple[Traced, ...]:
     return (
         mean.job_mttf,
         mean.interval,
@@ -243,7 +250,7 @@ def _expected_figures(mean: Expected) -> tuple[Traced, ...]:
 
 
 def _simulated_figures(
-    outcome: Outcome, mean: Expected, options: GoodputOptions, deadline_s: float | None
+    outcome: SimulationOutcome, mean: ExpectedRun, options: GoodputOptions, deadline_s: float | None
 ) -> tuple[Traced, ...]:
     """Figures of the simulation, with their inputs."""
     by = f"simulation of {options.trials:,} runs, seed {options.seed}"
@@ -261,7 +268,7 @@ def _simulated_figures(
     return tuple(figures)
 
 
-def _notes(job: GoodputJob, options: GoodputOptions, failures: Failures, mean: Expected) -> list[str]:
+def _notes(job: GoodputJob, options: GoodputOptions, failures: Failures, mean: ExpectedRun) -> list[str]:
     notes = []
     if mean.failures.value < _FEW:
         notes.append(

@@ -34,7 +34,7 @@ from trainworks.plan.trace import Traced, computed, exp, expm1, fact, total
 from trainworks.units import format_duration
 
 __all__ = [
-    "Expected",
+    "ExpectedRun",
     "Failures",
     "expected",
     "job_interval",
@@ -86,7 +86,7 @@ class Failures:
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedRun:
     """Expected values of a run."""
 
     job_mttf: Traced
@@ -192,7 +192,7 @@ def expected(
     shortest: Traced,
     interval: Traced | None = None,
     queue: Traced = _NO_QUEUE,
-) -> Expected:
+) -> ExpectedRun:
     """Expected goodput and duration of a run long enough for many failures and preemptions.
 
     Args:
@@ -218,7 +218,7 @@ def expected(
     if failures.capacity_life is not None:
         wait = failures.capacity_wait
         run_time = (run_time + counts[1] * wait).named("run time", "s", held=run_time, wait=wait)
-    return Expected(
+    return ExpectedRun(
         job_mttf=job_mttf(failures),
         interval=interval,
         goodput_with_nodes=with_nodes,

@@ -17,8 +17,8 @@ from trainworks.units import format_duration
 __all__ = [
     "CAUSES",
     "Array",
-    "Outcome",
     "Scenario",
+    "SimulationOutcome",
     "elastic_replicas",
     "nodes_per_replica",
     "scenario_of",
@@ -172,7 +172,7 @@ def spread_of(low: float, high: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SimulationOutcome:
     """Many simulated runs; arrays have one entry per trial."""
 
     work_s: Array

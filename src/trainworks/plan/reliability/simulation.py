@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainworks.errors import UsageError
-from trainworks.plan.reliability.scenario import CAUSES, Array, Outcome, Scenario
+from trainworks.plan.reliability.scenario import CAUSES, Array, Scenario, SimulationOutcome
 from trainworks.units import format_duration
 
 __all__ = ["simulate"]
@@ -46,7 +46,7 @@ def simulate(
     seed: int = 1,
     most_events: int = _MOST_EVENTS,
     progress: Callable[[float], None] | None = None,
-) -> Outcome:
+) -> SimulationOutcome:
     """Simulate the scenario in many independent trials.
 
     Args:
@@ -82,11 +82,11 @@ def _interruptions_per_s(scenario: Scenario) -> float:
     return s.num_nodes / s.node_mttf_s + 1 / s.other_mttf_s + s.num_nodes / s.slow_mttf_s + 1 / s.preempt_s
 
 
-def _outcome(run: _Run, part: float) -> Outcome:
+def _outcome(run: _Run, part: float) -> SimulationOutcome:
     """Outcome of all the work, scaled from that of a part; the first wait in the queue counts once."""
     badput = {cause: seconds if cause == "queueing" else seconds / part for cause, seconds in run.badput.items()}
     failures, preemptions = (np.rint(counts / part).astype(np.int64) for counts in (run.failures, run.preemptions))
-    return Outcome(run.work / part, badput, failures, preemptions)
+    return SimulationOutcome(run.work / part, badput, failures, preemptions)
 
 
 def _check_progress(run: _Run, events: int, most_events: int) -> None:

@@ -15,7 +15,7 @@ from trainworks.catalog.cluster import ClusterDescription
 from trainworks.catalog.facts import Node, Processor
 from trainworks.units import format_bytes
 
-__all__ = ["Finding", "Verdict", "check_hardware", "pcie_generation"]
+__all__ = ["HardwareFinding", "Verdict", "check_hardware", "pcie_generation"]
 
 Verdict = Literal["fits", "wasteful", "too little", "mismatch", "note"]
 
@@ -27,7 +27,7 @@ _POOR_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class HardwareFinding:
     """One rule's answer."""
 
     part: str
@@ -37,7 +37,7 @@ class Finding:
     meaning: str
 
 
-def check_hardware(cluster: ClusterDescription, *, processor: Processor | None = None) -> list[Finding]:
+def check_hardware(cluster: ClusterDescription, *, processor: Processor | None = None) -> list[HardwareFinding]:
     """Findings of every applicable rule.
 
     Args:
@@ -64,19 +64,19 @@ def pcie_generation(bytes_per_s: float) -> int | None:
     return next((gen for gen, rate in _PCIE_BYTES_PER_S.items() if abs(rate / bytes_per_s - 1) < 0.05), None)
 
 
-def _nic_and_slot(cluster: ClusterDescription, base: Node) -> Iterator[Finding]:
+def _nic_and_slot(cluster: ClusterDescription, base: Node) -> Iterator[HardwareFinding]:
     slot = base.nic_slot_bytes_per_s or cluster.accelerator.host_bytes_per_s
     if not base.nics:
         return
     value, limit = f"NIC of {_rate(base.nic_bytes_per_s)}", f"its slot takes {_rate(slot)}"
     if base.nic_bytes_per_s > slot:
         wasted = 1 - slot / base.nic_bytes_per_s
-        yield Finding("NIC", "wasteful", value, limit, f"the slot cannot feed {wasted:.0%} of the NIC")
+        yield HardwareFinding("NIC", "wasteful", value, limit, f"the slot cannot feed {wasted:.0%} of the NIC")
     else:
-        yield Finding("NIC", "fits", value, limit, "the slot feeds the NIC")
+        yield HardwareFinding("NIC", "fits", value, limit, "the slot feeds the NIC")
 
 
-def _nics_per_accelerator(cluster: ClusterDescription, base: Node) -> Iterator[Finding]:
+def _nics_per_accelerator(cluster: ClusterDescription, base: Node) -> Iterator[HardwareFinding]:
     """NIC bandwidth per accelerator, against the node that this accelerator is usually sold in."""
     part = cluster.accelerator
     if not base.nics or part.reference_node is None:
@@ -88,12 +88,12 @@ def _nics_per_accelerator(cluster: ClusterDescription, base: Node) -> Iterator[F
     limit = f"{_rate(usual_each)} in {usual.name}"
     if each < _POOR_SHARE * usual_each:
         meaning = f"{usual_each / each:.0f} times less than this accelerator usually has"
-        yield Finding("NICs per accelerator", "too little", value, limit, meaning)
+        yield HardwareFinding("NICs per accelerator", "too little", value, limit, meaning)
     else:
-        yield Finding("NICs per accelerator", "fits", value, limit, "as this accelerator usually has, or more")
+        yield HardwareFinding("NICs per accelerator", "fits", value, limit, "as this accelerator usually has, or more")
 
 
-def _processor(cluster: ClusterDescription, base: Node, processor: Processor) -> Iterator[Finding]:
+def _processor(cluster: ClusterDescription, base: Node, processor: Processor) -> Iterator[HardwareFinding]:
     """The generation of PCIe that processor and accelerator share, and the lanes for accelerators and NICs."""
     wanted = pcie_generation(cluster.accelerator.host_bytes_per_s)
     if wanted is None:
@@ -102,35 +102,37 @@ def _processor(cluster: ClusterDescription, base: Node, processor: Processor) ->
     bad: Verdict = "note" if processor.name == base.processor else "mismatch"  # it is sold like that
     if processor.pcie_generation < wanted:
         meaning = "every slot runs at the processor's generation, half as fast per step"
-        yield Finding("processor", bad, value, limit, meaning)
+        yield HardwareFinding("processor", bad, value, limit, meaning)
     elif processor.pcie_generation > wanted:
         meaning = (
             f"a board of the generation before: its slots stay PCIe {wanted}, and servers pair it with PCIe {wanted}"
         )
-        yield Finding("processor", bad, value, limit, meaning)
+        yield HardwareFinding("processor", bad, value, limit, meaning)
     else:
-        yield Finding("processor", "fits", value, limit, "one generation")
+        yield HardwareFinding("processor", "fits", value, limit, "one generation")
     sockets = base.processors or 2
     lanes, needed = sockets * processor.pcie_lanes, _SLOT_LANES * (base.accelerators + base.nics)
     if needed > lanes:
         of = f"{base.accelerators} accelerators and {base.nics} NICs want {needed}"
         meaning = "they share lanes behind PCIe switches, NIC beside accelerator"
-        yield Finding("PCIe lanes", "note", of, f"{sockets} x {processor.name} has {lanes}", meaning)
+        yield HardwareFinding("PCIe lanes", "note", of, f"{sockets} x {processor.name} has {lanes}", meaning)
 
 
-def _scale_up(cluster: ClusterDescription, base: Node) -> Iterator[Finding]:
+def _scale_up(cluster: ClusterDescription, base: Node) -> Iterator[HardwareFinding]:
     if base.accelerators == 1:
         return
     if cluster.scale_up_domain >= base.accelerators:
         value = f"{cluster.accelerator.scale_up}, {_rate(cluster.scale_up_bytes_per_s)}"
         limit = f"joins {cluster.scale_up_domain} accelerators"
-        yield Finding("scale-up link", "fits", value, limit, f"tensor parallelism up to {cluster.scale_up_domain}")
+        yield HardwareFinding(
+            "scale-up link", "fits", value, limit, f"tensor parallelism up to {cluster.scale_up_domain}"
+        )
         return
     link = cluster.accelerator.scale_up
     value = "no link" if link == "none" else f"{link} joins {cluster.scale_up_domain} of {base.accelerators}"
     slot = _rate(cluster.accelerator.host_bytes_per_s)
     meaning = "data parallelism is what such a node is good at; tensor parallelism crosses the slot"
-    yield Finding("scale-up link", "note", value, f"the others are reached over PCIe, {slot}", meaning)
+    yield HardwareFinding("scale-up link", "note", value, f"the others are reached over PCIe, {slot}", meaning)
 
 
 def _rate(bytes_per_s: float) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainworks.plan.pareto import pareto
-from trainworks.plan.reliability.scenario import Outcome
+from trainworks.plan.reliability.scenario import SimulationOutcome
 from trainworks.plan.sizing.candidates import Candidate
 from trainworks.plan.trace import Traced
 from trainworks.units import format_duration, format_usd
@@ -44,7 +44,7 @@ class Alternative:
     seller: str
     cost: Traced
     """Cost of the run, USD."""
-    outcome: Outcome
+    outcome: SimulationOutcome
     interval_s: float
     """Work between two checkpoints, in seconds."""
     life_s: float | None = None

@@ -9,18 +9,18 @@ from trainworks.catalog.facts import Accelerator, Offer, Processor
 from trainworks.config.run_file import RunFile
 from trainworks.plan.capacity.answer import CapacityAnswer
 from trainworks.plan.cluster.plan import ClusterPlan
-from trainworks.plan.cost.owning import Owning
+from trainworks.plan.cost.owning import OwnershipCost
 from trainworks.plan.network.design import NetworkDesign
-from trainworks.plan.reliability.goodput import Expected, Failures
-from trainworks.plan.reliability.scenario import Outcome
+from trainworks.plan.reliability.goodput import ExpectedRun, Failures
+from trainworks.plan.reliability.scenario import SimulationOutcome
 from trainworks.plan.sizing.candidates import Candidate, Skipped
 from trainworks.plan.sizing.fabric_choice import PlannedFabric
 from trainworks.plan.sizing.facility import Facility
-from trainworks.plan.sizing.hardware import Finding
+from trainworks.plan.sizing.hardware import HardwareFinding
 from trainworks.plan.sizing.proposal import Alternative, SizingGoal, reasons
 from trainworks.plan.storage.demand import Demand
 from trainworks.plan.storage.node_needs import NodeNeeds
-from trainworks.plan.storage.systems import Verdict
+from trainworks.plan.storage.systems import StorageVerdict
 from trainworks.plan.trace import Traced
 from trainworks.results import Result
 
@@ -73,8 +73,8 @@ class Reliability:
     work: Traced
     failures: Failures
     spares: Traced
-    mean: Expected
-    outcome: Outcome
+    mean: ExpectedRun
+    outcome: SimulationOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class SmallestCluster:
 class Ownership:
     """Owning the same cluster, spares included."""
 
-    owning: Owning
+    owning: OwnershipCost
     facility: Facility
     market: Traced | None
     """Median price of an accelerator hour on demand."""
@@ -114,10 +114,10 @@ class ProposalDetails:
     """Network, storage, hosts and power of the proposed cluster."""
 
     plan: ClusterPlan
-    findings: list[Finding]
+    findings: list[HardwareFinding]
     needs: NodeNeeds
     demand: Demand
-    storage: list[Verdict]
+    storage: list[StorageVerdict]
     fabrics: list[PlannedFabric]
     enough: PlannedFabric | None
     """The leanest network that is fast enough; None for one node."""

@@ -8,7 +8,7 @@ from trainworks.plan.cluster.plan import ClusterPlan
 from trainworks.plan.storage.demand import Demand
 from trainworks.plan.storage.node_needs import NodeNeeds
 from trainworks.plan.storage.raid import LEVELS, Raid, raid
-from trainworks.plan.storage.systems import Verdict
+from trainworks.plan.storage.systems import StorageVerdict
 from trainworks.plan.trace import Traced
 from trainworks.results import Result
 
@@ -25,7 +25,7 @@ class StoragePlan(Result):
     plan: ClusterPlan
     demand: Demand
     needs: NodeNeeds
-    verdicts: list[Verdict]
+    verdicts: list[StorageVerdict]
 
     def arrays(self) -> list[Raid]:
         """RAID levels with the drives of one server."""

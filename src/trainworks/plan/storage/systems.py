@@ -22,7 +22,7 @@ from trainworks.plan.storage.node_needs import NodeNeeds
 from trainworks.plan.trace import Traced, ceil, fact, maximum
 from trainworks.units import format_quantity
 
-__all__ = ["Verdict", "judge", "recommended", "verdict_of"]
+__all__ = ["StorageVerdict", "judge", "recommended", "verdict_of"]
 
 _FIND_FILES_THEMSELVES = ("local drives", "file server", "cache")
 """Forms without metadata servers of their own."""
@@ -32,7 +32,7 @@ _WORTH_SAYING = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class StorageVerdict:
     """One design against one demand."""
 
     design: Design
@@ -48,17 +48,17 @@ class Verdict:
         return self.design.name
 
 
-def judge(demand: Demand, needs: NodeNeeds) -> list[Verdict]:
+def judge(demand: Demand, needs: NodeNeeds) -> list[StorageVerdict]:
     """Every design, in the order of `DESIGNS`."""
     return [verdict_of(design, demand, needs) for design in DESIGNS]
 
 
-def recommended(verdicts: list[Verdict]) -> Verdict | None:
+def recommended(verdicts: list[StorageVerdict]) -> StorageVerdict | None:
     """The first that is enough; None where none is."""
     return next((verdict for verdict in verdicts if verdict.enough), None)
 
 
-def verdict_of(design: Design, demand: Demand, needs: NodeNeeds, *, servers: int | None = None) -> Verdict:
+def verdict_of(design: Design, demand: Demand, needs: NodeNeeds, *, servers: int | None = None) -> StorageVerdict:
     """Verdict on one design.
 
     Args:
@@ -78,7 +78,7 @@ def verdict_of(design: Design, demand: Demand, needs: NodeNeeds, *, servers: int
         problems += _node_limits(tier, system, demand, needs)
     notes = [_IDLE_CACHE] if design.cache not in (None, design.staging) and not demand.rereads else []
     reason = "; ".join([*(problems or _what_it_takes(design, counts)), *notes])
-    return Verdict(design, not problems, reason, tuple(count.figure for count in counts))
+    return StorageVerdict(design, not problems, reason, tuple(count.figure for count in counts))
 
 
 @dataclass(frozen=True, slots=True)
