@@ -51,11 +51,11 @@ def remarks_left_out(rows: Iterable[Row]) -> list[str]:
     for row in rows:
         name = text_of(row, "gpu")
         try:
-            found = read_accelerator(row).name if without_remark(name) != name else name
+            part = read_accelerator(row).name if without_remark(name) != name else name
         except UsageError:  # the row is refused with this reason
             continue
-        if found != name:
-            notes[f"`{name}` is read as `{found}`: remarks in brackets are left out"] = None
+        if part != name:
+            notes[f"`{name}` is read as `{part}`: remarks in brackets are left out"] = None
     return list(notes)
 
 

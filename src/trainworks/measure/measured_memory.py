@@ -33,8 +33,8 @@ def read_memory(row: Row) -> MeasuredMemory:
     Raises:
         UsageError: the row lacks something that has no default, or it trains adapters beside frozen weights.
     """
-    if found := _ADAPTERS.search(" ".join(text_of(row, name) for name in ("source", "model", "notes"))):
-        raise UsageError(f"`{found[0]}` trains adapters beside frozen weights, which is not planned")
+    if match := _ADAPTERS.search(" ".join(text_of(row, name) for name in ("source", "model", "notes"))):
+        raise UsageError(f"`{match[0]}` trains adapters beside frozen weights, which is not planned")
     degrees = (whole_of(row, name) or 1 for name in ("dp", "pp", "micro_batch"))
     dp, pp, micro = degrees
     filled = row if text_of(row, "global_batch") else {**row, "global_batch": str(dp * pp * micro)}

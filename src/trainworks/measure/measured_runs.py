@@ -292,12 +292,12 @@ def _mesh(row: Row, job: TrainingJob, world: int, batch: int) -> tuple[int, int,
 
 
 def _searched_mesh(job: TrainingJob, world: int, batch: int) -> tuple[int, int, int, int]:
-    found = search(
+    result = search(
         job, world_size=world, global_batch=batch, fixed={"cp": 1, "offload": 0, "offload_optimizer": 0}, keep=1
     )
-    if not len(found.layouts):
+    if not len(result.layouts):
         raise UsageError(f"dp, tp and pp are empty, and no layout on {world} accelerators fits")
-    best = found.layouts
+    best = result.layouts
     return int(best.dp[0]), int(best.tp[0]), int(best.pp[0]), int(best.cp[0])
 
 

@@ -65,9 +65,9 @@ def _run(request: TrialRequest, environment: Mapping[str, str]) -> Trial:
 def _key(request: TrialRequest, host: HostFacts) -> str:
     """Cache key of everything that affects the trial; the length of the run does not."""
     module = request.workload.model.module
-    asked = request.model_dump(mode="json")
-    asked["workload"] |= {"train_for": None}
+    fields = request.model_dump(mode="json")
+    fields["workload"] |= {"train_for": None}
     file = Path(module).read_bytes().decode(errors="replace") if module else None
     accelerators = [accelerator.name for accelerator in host.accelerators]
-    facts = [1, asked, file, host.hostname, host.processor, host.num_cores, accelerators, host.packages]
+    facts = [1, fields, file, host.hostname, host.processor, host.num_cores, accelerators, host.packages]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]

@@ -96,9 +96,9 @@ def _one_kind(
         forward = forward + _product_forward_s(product, machine)
         backward = backward + _product_backward_s(product, machine)
     core_forward, core_backward = _attention_core_s(shape, layouts, sequence_length, machine, stack)
-    moved = traffic_s(_block_bytes(shape, layouts, sequence_length, machine, stack, experts), machine)
-    forward = forward + core_forward + moved
-    backward = backward + core_backward + moved * machine.coefficients.backward_bytes
+    traffic = traffic_s(_block_bytes(shape, layouts, sequence_length, machine, stack, experts), machine)
+    forward = forward + core_forward + traffic
+    backward = backward + core_backward + traffic * machine.coefficients.backward_bytes
     extra = _KERNELS_EXPERT if experts else 0
     forward = _with_launches(forward, _KERNELS_FORWARD + extra, machine)
     selective = core_forward if stack.fused_kernels else machine.coefficients.selective_share * forward
@@ -200,9 +200,9 @@ def _attention_core_s(
 
 def _seen_share(shape: ModelShape, sequence_length: int) -> float:
     """Share of all token pairs that attention computes: half when causal, a band in layers with a window."""
-    whole = 0.5 if shape.causal else 1.0
+    full = 0.5 if shape.causal else 1.0
     banded = shape.window_layers / shape.layers if shape.window else 0.0
-    return (1 - banded) * whole + banded * min(whole, shape.window / sequence_length)
+    return (1 - banded) * full + banded * min(full, shape.window / sequence_length)
 
 
 def head_dims(shape: ModelShape) -> tuple[int, int]:

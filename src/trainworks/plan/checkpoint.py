@@ -52,7 +52,7 @@ def optimal_interval_s(*, stall_s: float, mttf_s: float, write_s: float = 0.0, s
 
 
 def checkpoint_interval(
-    wanted: CheckpointInterval,
+    interval: CheckpointInterval,
     *,
     stall_s: float,
     node_mttf_s: float,
@@ -64,9 +64,9 @@ def checkpoint_interval(
 
     Failures of nodes are independent: the job's mean time to failure is the node's divided by the nodes.
     """
-    if wanted.steps is not None:
-        return wanted.steps, None
-    if wanted.seconds is not None:
-        return None, wanted.seconds
+    if interval.steps is not None:
+        return interval.steps, None
+    if interval.seconds is not None:
+        return None, interval.seconds
     mttf_s = node_mttf_s / num_nodes
     return None, optimal_interval_s(stall_s=stall_s, mttf_s=mttf_s, write_s=write_s, shortest_s=step_s)

@@ -86,12 +86,12 @@ def machine_of(accelerator: Accelerator, precision: str, coefficients: Coefficie
     share = coefficients.amd_peak_share if accelerator.vendor == "AMD" else coefficients.default_peak_share
     if accelerator.matmul_flops_per_s is not None:
         share = accelerator.matmul_flops_per_s / peaks[wide]  # type: ignore[index]
-    held = share * coefficients.gemm_share
-    wide_rate = _within_power(held * peaks[wide], accelerator, 16, coefficients)  # type: ignore[index]
+    sustained = share * coefficients.gemm_share
+    wide_rate = _within_power(sustained * peaks[wide], accelerator, 16, coefficients)  # type: ignore[index]
     bits = {"fp8": 8, "fp4": 4}.get(precision, 16)
-    rate = held * peaks[precision]  # type: ignore[index]
+    rate = sustained * peaks[precision]  # type: ignore[index]
     if bits < 16:
-        rate = held * peaks[wide] * (rate / held / peaks[wide]) ** coefficients.narrow_share  # type: ignore[index]
+        rate = sustained * peaks[wide] * (rate / sustained / peaks[wide]) ** coefficients.narrow_share  # type: ignore[index]
     rate = _within_power(rate, accelerator, bits, coefficients)
     attention = rate if precision in ("fp32", "tf32") else wide_rate
     return Machine(
@@ -132,8 +132,8 @@ def product_s(m: Values, n: Values, k: Values, machine: Machine, batch: Values =
         work = waves * processors * (2.0 * rows * columns) * (k / splits + coefficients.depth_half)
         best = np.minimum(best, work / tile_rate)
     best = np.where(aligned, best, best / coefficients.unaligned_share)
-    moved = machine.element_bytes * batch * (m * k + k * n + m * n)
-    seconds: Array = np.maximum(best / machine.product_flops_per_s, moved / machine.memory_bytes_per_s)
+    traffic_bytes = machine.element_bytes * batch * (m * k + k * n + m * n)
+    seconds: Array = np.maximum(best / machine.product_flops_per_s, traffic_bytes / machine.memory_bytes_per_s)
     return seconds
 
 

@@ -88,11 +88,11 @@ def _network_s(shape: ConvNetShape, layouts: Layouts, machine: Machine) -> tuple
     for index, layer in enumerate(shape.convolutions):
         rows = layouts.micro_batch * layer.output_size**2
         columns, depth = layer.out_channels, layer.in_channels * layer.kernel_size**2
-        moved = traffic_s(_PASSES * machine.element_bytes * rows * columns, machine)
-        forward = forward + layer.count * (product_s(rows, columns, depth, machine) + moved)
+        traffic = traffic_s(_PASSES * machine.element_bytes * rows * columns, machine)
+        forward = forward + layer.count * (product_s(rows, columns, depth, machine) + traffic)
         of_input = product_s(rows, depth, columns, machine) if index else 0.0
         products = product_s(depth, columns, rows, machine) + of_input
-        backward = backward + layer.count * (products + machine.coefficients.backward_bytes * moved)
+        backward = backward + layer.count * (products + machine.coefficients.backward_bytes * traffic)
     launched = _KERNELS_PER_CONVOLUTION * sum(layer.count for layer in shape.convolutions)
     host_s = launched * machine.coefficients.launch_s
     return np.maximum(forward, host_s), np.maximum(backward, 2 * host_s)

@@ -89,29 +89,29 @@ def _stage(
 ) -> Memories:
     at = _place(shape, layouts, position)
     alone, blocks, tables = layouts.pp == 1, at.blocks, at.tables
-    held = stage_parameters(shape, layouts, blocks, embeddings=tables, without_experts=at.dense)
-    weights, gradients, optimizer = _states(held, layouts, precision, stack)
+    parameters = stage_parameters(shape, layouts, blocks, embeddings=tables, without_experts=at.dense)
+    weights, gradients, optimizer = _states(parameters, layouts, precision, stack)
     gradients = np.where(layouts.offload_optimizer > 0, gradients * np.minimum(1, 2 / np.maximum(blocks, 1)), gradients)
     tables_held = stage_parameters(shape, layouts, np.zeros_like(blocks), embeddings=tables).total
 
     tokens = layouts.micro_batch * sequence_length / layouts.cp
     sizes = {"sequence_length": sequence_length, "precision": precision, "stack": stack}
-    kept = activation_bytes(shape, layouts, **sizes)  # type: ignore[arg-type]
-    whole = activation_bytes(shape, layouts, **sizes, recompute=Recompute.NONE)  # type: ignore[arg-type]
+    stored = activation_bytes(shape, layouts, **sizes)  # type: ignore[arg-type]
+    full = activation_bytes(shape, layouts, **sizes, recompute=Recompute.NONE)  # type: ignore[arg-type]
     e = element_bytes(precision)
     stream = e * tokens * shape.hidden / np.where(layouts.sequence_parallel > 0, layouts.tp, 1.0)
     has_logits = alone | (position == "last")
     logit_bytes = e + (4.0 if stack.fused_attention else 8.0)
     logits = np.where(has_logits, tokens * shape.vocabulary / layouts.tp * logit_bytes, 0.0)
     at_ends = stream * np.where(has_logits, 2.0, layouts.interleave) * (tables > 0)
-    kept_by_all = _micro_batches_under_way(layouts, position, at.number) * (blocks * kept + at_ends)
-    activations = np.where(layouts.offload > 0, np.minimum(_BLOCKS_IN_FLIGHT * kept, kept_by_all), kept_by_all)
+    kept_by_all = _micro_batches_under_way(layouts, position, at.number) * (blocks * stored + at_ends)
+    activations = np.where(layouts.offload > 0, np.minimum(_BLOCKS_IN_FLIGHT * stored, kept_by_all), kept_by_all)
     product, matrix = _largest_product(shape, layouts, tokens)
     live = stream + e * np.maximum(product, matrix)
-    live = live + np.where(layouts.recompute == Recompute.NONE, 0.0, whole - kept)
-    block = (held.total - tables_held) / np.maximum(blocks, 1)
+    live = live + np.where(layouts.recompute == Recompute.NONE, 0.0, full - stored)
+    block = (parameters.total - tables_held) / np.maximum(blocks, 1)
     moments = _Moments(
-        blocks, block, tables_held, np.maximum(tables, 1.0), kept, at_ends, stream, live, matrix, logits, activations
+        blocks, block, tables_held, np.maximum(tables, 1.0), stored, at_ends, stream, live, matrix, logits, activations
     )
     working = np.where(layouts.zero == 3, moments.peak_with_shards(), np.maximum(logits, live)) - logits
     return Memories(weights, gradients, optimizer, activations, logits, working, at.number)
@@ -201,21 +201,21 @@ def _largest_product(shape: ModelShape, layouts: Layouts, tokens: Array) -> tupl
     return tokens * first * shape.feed_forward / layouts.tp, shape.hidden * shape.feed_forward / layouts.tp
 
 
-def _states(held: StageParameters, layouts: Layouts, precision: str, stack: Stack) -> tuple[Array, Array, Array]:
+def _states(parameters: StageParameters, layouts: Layouts, precision: str, stack: Stack) -> tuple[Array, Array, Array]:
     dense_shards = layouts.dp_shard * layouts.cp
     expert_shards = np.maximum(1.0, dense_shards * layouts.tp / layouts.ep)
 
     def of(per_parameter: float, stage: int) -> Array:
         shared = layouts.zero >= stage
-        dense = held.dense / np.where(shared, dense_shards, 1.0)
-        return per_parameter * (dense + held.experts / np.where(shared, expert_shards, 1.0))
+        dense = parameters.dense / np.where(shared, dense_shards, 1.0)
+        return per_parameter * (dense + parameters.experts / np.where(shared, expert_shards, 1.0))
 
     if element_bytes(precision) == 4:
         return of(4.0, 3), of(4.0, 2), of(8.0, 1)
     narrow = layouts.zero < 3
     weights = np.where(narrow, of(2.0, 3), of(4.0, 3))
-    kept = 12.0 if stack.fused_attention else 16.0
-    optimizer = np.where(layouts.offload_optimizer > 0, 0.0, np.where(narrow, of(kept, 1), of(8.0, 1)))
+    state_bytes = 12.0 if stack.fused_attention else 16.0
+    optimizer = np.where(layouts.offload_optimizer > 0, 0.0, np.where(narrow, of(state_bytes, 1), of(8.0, 1)))
     both = 2.0 if precision == "bf16" and not stack.fused_attention else 0.0
     return weights, of(stack.gradient_bytes + both, 2), optimizer
 
@@ -277,9 +277,9 @@ def activation_bytes(
     if precision in ("fp8", "fp4"):
         hidden_bytes -= 2.0 * shape.hidden
         inner_bytes -= shape.heads * value_dim + (1 / 3 if shape.gated_mlp else 1 / 2) * width
-    kept = tokens * (hidden_bytes / hidden_split + inner_bytes / t)
+    stored = tokens * (hidden_bytes / hidden_split + inner_bytes / t)
     scores = 0.0 if stack.fused_attention else (2 * e + 1.0) * tokens * sequence_length * shape.heads / t
-    whole = kept + scores
+    whole = stored + scores
     full = tokens * e * shape.hidden / hidden_split
     chosen = layouts.recompute if recompute is None else np.full(len(layouts), float(recompute))
-    return np.select([chosen == Recompute.FULL, chosen == Recompute.SELECTIVE], [full, kept], whole)
+    return np.select([chosen == Recompute.FULL, chosen == Recompute.SELECTIVE], [full, stored], whole)

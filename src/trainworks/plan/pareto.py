@@ -16,10 +16,10 @@ def pareto(items: Iterable[_T], at: Callable[[_T], tuple[float, float]]) -> list
     >>> pareto([(2, 1), (1, 2), (2, 2)], at=lambda pair: pair)
     [(1, 2), (2, 1)]
     """
-    kept: list[_T] = []
+    front: list[_T] = []
     least = float("inf")
     for (_, second), item in sorted(((at(item), item) for item in items), key=lambda pair: pair[0]):
-        if not kept or second < least:
-            kept.append(item)
+        if not front or second < least:
+            front.append(item)
             least = second
-    return kept
+    return front

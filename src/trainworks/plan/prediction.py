@@ -165,16 +165,16 @@ def extrapolation(world_size: int) -> str | None:
 def outside_measured(job: AnyJob, world_size: int) -> list[str]:
     """Ways in which a job lies outside the validated range; each widens the interval."""
     accelerator = job.cluster.accelerator
-    found = []
+    warnings = []
     joined = accelerator.scale_up.startswith("NVLink") and "bridge" not in accelerator.scale_up
     if accelerator.architecture not in _MEASURED_ARCHITECTURES or not joined:
-        found.append(f"no run on {accelerator.name} was ever compared")
+        warnings.append(f"no run on {accelerator.name} was ever compared")
     if world_size > _MEASURED_WORLD:
-        found.append(f"{world_size} accelerators are more than the {_MEASURED_WORLD} of any compared run")
+        warnings.append(f"{world_size} accelerators are more than the {_MEASURED_WORLD} of any compared run")
     if job.sequence_length > _MEASURED_LENGTH:
-        found.append(f"{job.sequence_length} tokens are more than the {_MEASURED_LENGTH} of any compared run")
+        warnings.append(f"{job.sequence_length} tokens are more than the {_MEASURED_LENGTH} of any compared run")
     if isinstance(job, ConvJob):
-        found.append("no convolutional network was ever compared")
+        warnings.append("no convolutional network was ever compared")
     elif not job.shape.causal:
-        found.append("no encoder was ever compared")
-    return found
+        warnings.append("no encoder was ever compared")
+    return warnings

@@ -124,8 +124,8 @@ def fits(memories: Memories, job: AnyJob, coefficients: Coefficients = COEFFICIE
 def limit_bytes(job: AnyJob) -> float:
     """Memory of one accelerator that a plan may use."""
     accelerator = job.cluster.accelerator
-    sold = _USABLE_SHARE * accelerator.memory_bytes
-    return sold if accelerator.usable_bytes is None else min(sold, _PROGRAM_SHARE * accelerator.usable_bytes)
+    nominal = _USABLE_SHARE * accelerator.memory_bytes
+    return nominal if accelerator.usable_bytes is None else min(nominal, _PROGRAM_SHARE * accelerator.usable_bytes)
 
 
 def pareto_front(seconds: Array, used: Array) -> NDArray[np.intp]:
@@ -166,18 +166,18 @@ def search(
         UsageError: the accelerator cannot compute in the job's precision, or there are more than `MAX_LAYOUTS` layouts.
     """
     fixed = fixed or {}
-    kept = _Kept(keep)
-    found = _within_limit(job, meshes(job, world_size, global_batch, fixed, kept), global_batch, fixed)
-    filled = (options(job, mesh, global_batch, fixed) for mesh in found)
+    results = _Kept(keep)
+    legal = _within_limit(job, meshes(job, world_size, global_batch, fixed, results), global_batch, fixed)
+    filled = (options(job, mesh, global_batch, fixed) for mesh in legal)
     for layouts in _in_chunks(filled):
-        _price(job, layouts, kept, belief, coefficients)
-    layouts, seconds, used = kept.best()
+        _price(job, layouts, results, belief, coefficients)
+    layouts, seconds, used = results.best()
     order = np.argsort(seconds, kind="stable")
     layouts = layouts.take(order)
     return SearchResult(
-        evaluated=kept.evaluated,
-        fitting=kept.fitting,
-        rejections=sorted(kept.rejections.values(), key=lambda r: -r.count),
+        evaluated=results.evaluated,
+        fitting=results.fitting,
+        rejections=sorted(results.rejections.values(), key=lambda r: -r.count),
         layouts=layouts,
         times=step_times_of(job, layouts, coefficients),
         memories=memories_of(job, layouts),
@@ -197,21 +197,21 @@ def _in_chunks(parts: Iterable[Layouts]) -> Iterator[Layouts]:
         yield from Layouts.concatenate(waiting).chunks(_CHUNK)
 
 
-def _price(job: AnyJob, layouts: Layouts, kept: _Kept, belief: Belief, coefficients: Coefficients) -> None:
+def _price(job: AnyJob, layouts: Layouts, results: _Kept, belief: Belief, coefficients: Coefficients) -> None:
     memories = memories_of(job, layouts)
     used = memories.device_bytes(coefficients)
     good = fits(memories, job, coefficients)
-    kept.evaluated += len(layouts)
+    results.evaluated += len(layouts)
     if not good.all():
-        _reject_large(layouts.take(~good), memories, used[~good], ~good, job, kept)
+        _reject_large(layouts.take(~good), memories, used[~good], ~good, job, results)
     if good.any():
-        kept.fitting += int(good.sum())
+        results.fitting += int(good.sum())
         chosen = layouts.take(good)
-        kept.add(chosen, calibrated_s(step_times_of(job, chosen, coefficients), belief), used[good])
+        results.add(chosen, calibrated_s(step_times_of(job, chosen, coefficients), belief), used[good])
 
 
 def _reject_large(
-    layouts: Layouts, memories: Memories, used: Array, large: NDArray[np.bool_], job: AnyJob, kept: _Kept
+    layouts: Layouts, memories: Memories, used: Array, large: NDArray[np.bool_], job: AnyJob, results: _Kept
 ) -> None:
     """One reason per remedy: by what takes most of the memory."""
     parts = {
@@ -226,7 +226,7 @@ def _reject_large(
         if len(mine):
             nearest = mine[used[mine].argmin()]
             stage = int(memories.stage[large][nearest])
-            kept.reject(
+            results.reject(
                 f"too large for {format_gib(capacity)}, most of it {name}",
                 len(mine),
                 unit="layouts",
@@ -242,7 +242,7 @@ def _named(layouts: Layouts, index: int) -> str:
     return ", ".join(named + (["offload"] if row["offload"] or row["offload_optimizer"] else []))
 
 
-def meshes(job: AnyJob, world_size: int, global_batch: int, fixed: Fixed, kept: _Kept) -> Iterator[dict[str, int]]:
+def meshes(job: AnyJob, world_size: int, global_batch: int, fixed: Fixed, results: _Kept) -> Iterator[dict[str, int]]:
     """Every factorisation of the world size into tp, pp, cp, dp, and ep beside it, that model and batch allow."""
 
     def allowed(name: str, values: list[int]) -> list[int]:
@@ -253,7 +253,7 @@ def meshes(job: AnyJob, world_size: int, global_batch: int, fixed: Fixed, kept: 
         if dp != fixed.get("dp", dp):
             continue
         if reason := _illegal(job, global_batch, tp=tp, pp=pp, cp=cp, dp=dp):
-            kept.reject(reason, 1, unit="meshes", nearest=f"tp {tp}, pp {pp}, cp {cp}, dp {dp}", excess=tp * pp * cp)
+            results.reject(reason, 1, unit="meshes", nearest=f"tp {tp}, pp {pp}, cp {cp}, dp {dp}", excess=tp * pp * cp)
             continue
         routed = 0 if isinstance(job, ConvJob) else job.shape.experts
         experts = divisors(np.gcd(routed, dp * cp * tp)) if routed else [1]
@@ -263,26 +263,26 @@ def meshes(job: AnyJob, world_size: int, global_batch: int, fixed: Fixed, kept: 
 
 def _splits(world_size: int, allowed: Callable[[str, list[int]], list[int]]) -> Iterator[tuple[int, int, int]]:
     """Every tp, pp and cp whose product divides the world size."""
-    whole = divisors(world_size)
-    for tp in allowed("tp", whole):
+    factors = divisors(world_size)
+    for tp in allowed("tp", factors):
         if world_size % tp:
             continue
-        for pp in allowed("pp", [pp for pp in whole if world_size // tp % pp == 0]):
+        for pp in allowed("pp", [pp for pp in factors if world_size // tp % pp == 0]):
             rest = world_size // tp // pp
-            yield from ((tp, pp, cp) for cp in allowed("cp", [cp for cp in whole if rest % cp == 0]))
+            yield from ((tp, pp, cp) for cp in allowed("cp", [cp for cp in factors if rest % cp == 0]))
 
 
 def _within_limit(
-    job: AnyJob, found: Iterable[dict[str, int]], global_batch: int, fixed: Fixed
+    job: AnyJob, degrees: Iterable[dict[str, int]], global_batch: int, fixed: Fixed
 ) -> list[dict[str, int]]:
     """The meshes, if pricing all of their layouts is a bounded amount of work.
 
     Raises:
         UsageError: they have more than `MAX_LAYOUTS` layouts.
     """
-    kept, count = [], 0
-    for mesh in found:
-        kept.append(mesh)
+    legal, count = [], 0
+    for mesh in degrees:
+        legal.append(mesh)
         choices, sharding, schedules = _choices(job, mesh, global_batch, fixed)
         count += math.prod(map(len, choices.values())) * len(sharding) * len(schedules)
         if count > MAX_LAYOUTS:
@@ -291,7 +291,7 @@ def _within_limit(
                 f"than {MAX_LAYOUTS:,} layouts, the most that one plan compares",
                 hint="fix a degree, such as `layout: {tp: 8}`, or take a batch with fewer divisors",
             )
-    return kept
+    return legal
 
 
 def _illegal(job: AnyJob, global_batch: int, *, tp: int, pp: int, cp: int, dp: int) -> str | None:
@@ -346,8 +346,8 @@ def _filled(
         **degrees,
     )
     # an interleaved schedule needs as many micro-batches as stages, in whole groups
-    whole = (layouts.interleave == 1) | (layouts.accum % degrees["pp"] == 0)
-    return layouts.take(whole)
+    complete = (layouts.interleave == 1) | (layouts.accum % degrees["pp"] == 0)
+    return layouts.take(complete)
 
 
 _Pairs = list[tuple[int, int]]
@@ -394,12 +394,12 @@ def _sharding(copies: int, dp: int, pp: int) -> list[tuple[int, int]]:
 
     Zero 2 with a pipeline would scatter the gradients of every micro-batch: no framework offers it.
     """
-    found = [(0, 1)]
+    pairs = [(0, 1)]
     if copies > 1:
-        found.append((1, dp))
-        found += [(2, dp)] if pp == 1 else []
-        found += [(3, size) for size in divisors(dp) if size > 1] or [(3, dp)]
-    return found
+        pairs.append((1, dp))
+        pairs += [(2, dp)] if pp == 1 else []
+        pairs += [(3, size) for size in divisors(dp) if size > 1] or [(3, dp)]
+    return pairs
 
 
 def _schedules(layers: int, pp: int) -> list[tuple[int, int]]:

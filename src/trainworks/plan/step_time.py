@@ -184,10 +184,10 @@ def _block_communication(
 
 def _offload_s(job: TrainingJob, layouts: Layouts, coefficients: Coefficients, block_s: Array) -> Array:
     """A block's activations cross the host's link twice, out during forward, back during backward."""
-    kept = activation_bytes(
+    stored = activation_bytes(
         job.shape, layouts, sequence_length=job.sequence_length, precision=job.precision, stack=job.stack
     )
-    moved_s = 2 * kept / (job.cluster.accelerator.host_bytes_per_s * coefficients.host_link_share)
+    moved_s = 2 * stored / (job.cluster.accelerator.host_bytes_per_s * coefficients.host_link_share)
     return np.where(layouts.offload > 0, np.maximum(0.0, moved_s - coefficients.dp_hidden * block_s), 0.0)
 
 
@@ -225,13 +225,13 @@ def _data_parallel_s(
     A stack with overlap hides up to `dp_hidden` of the time that computes: of the whole step with zero 2 and 3, else of
     one micro-batch, since gradients are complete in the last.
     """
-    held = _held(job, layouts, blocks)
+    parameters = _held(job, layouts, blocks)
     copies = layouts.dp * layouts.cp
     expert_copies = np.maximum(1.0, copies * layouts.tp / layouts.ep)
     units = blocks + 1
-    full = _reductions_s(job, layouts, fabric, held.dense, units, copies, layouts.tp)
+    full = _reductions_s(job, layouts, fabric, parameters.dense, units, copies, layouts.tp)
     if job.shape.experts:
-        full = full + _reductions_s(job, layouts, fabric, held.experts, units, expert_copies, layouts.ep)
+        full = full + _reductions_s(job, layouts, fabric, parameters.experts, units, expert_copies, layouts.ep)
     available = np.where(layouts.zero >= 2, compute_s, compute_s / layouts.accum)
     hidden = coefficients.dp_hidden if job.stack.overlap else 0.0
     if not job.stack.overlap:
@@ -274,11 +274,13 @@ def _optimizer_s(job: TrainingJob, layouts: Layouts, machine: Machine, coefficie
     16-bit weights back) and its memory, which all ranks of the node share.
     """
     blocks, _ = stage_blocks(job.shape.layers, layouts)
-    held = _held(job, layouts, blocks)
+    parameters = _held(job, layouts, blocks)
     shards = layouts.dp_shard * layouts.cp
     expert_copies = np.maximum(1.0, shards * layouts.tp / layouts.ep)
     sharded = layouts.zero > 0
-    local = held.dense / np.where(sharded, shards, 1.0) + held.experts / np.where(sharded, expert_copies, 1.0)
+    local = parameters.dense / np.where(sharded, shards, 1.0) + parameters.experts / np.where(
+        sharded, expert_copies, 1.0
+    )
     on_device = local * coefficients.optimizer_bytes / machine.memory_bytes_per_s
     link = job.cluster.accelerator.host_bytes_per_s * coefficients.host_link_share
     shared = coefficients.host_update_bytes_per_s / job.cluster.accelerators_per_node

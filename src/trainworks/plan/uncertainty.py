@@ -126,13 +126,13 @@ def _updated(belief: Belief, column: Array, log_seconds: float) -> Belief:
     for _ in range(_ITERATIONS):
         parts = np.exp(mean) * column
         shares = parts / parts.sum()
-        moved = belief.covariance @ shares
-        variance = shares @ moved + belief.noise**2
+        covariances = belief.covariance @ shares
+        variance = shares @ covariances + belief.noise**2
         innovation = log_seconds - np.log(parts.sum()) - shares @ (belief.mean - mean)
         surprise = max(1.0, innovation**2 / variance / _SURPRISE**2)
-        gain = moved / (shares @ moved + surprise * belief.noise**2)
+        gain = covariances / (shares @ covariances + surprise * belief.noise**2)
         mean = belief.mean + gain * innovation
-    return Belief(mean, belief.covariance - np.outer(gain, moved), belief.noise)
+    return Belief(mean, belief.covariance - np.outer(gain, covariances), belief.noise)
 
 
 def learn_group(belief: Belief, group: str, factor: float, *, noise: float = 0.08) -> Belief:
@@ -145,7 +145,7 @@ def learn_group(belief: Belief, group: str, factor: float, *, noise: float = 0.0
         noise: standard deviation of log(factor) as a measurement of the group: a benchmark is not a training run.
     """
     index = list(GROUPS).index(group)
-    moved = belief.covariance[:, index]
-    gain = moved / (moved[index] + noise**2)
+    covariances = belief.covariance[:, index]
+    gain = covariances / (covariances[index] + noise**2)
     innovation = np.log(factor) - belief.mean[index]
-    return Belief(belief.mean + gain * innovation, belief.covariance - np.outer(gain, moved), belief.noise)
+    return Belief(belief.mean + gain * innovation, belief.covariance - np.outer(gain, covariances), belief.noise)

@@ -105,17 +105,17 @@ def _most(shape: GangShape, nodes: Sequence[NodeInfo]) -> str:
     return text if len(set(NodeIndex(nodes).sizes)) == 1 else f"up to {text}"
 
 
-def _changes(wanted: GangShape, smaller: GangShape) -> str:
+def _changes(shape: GangShape, smaller: GangShape) -> str:
     """The keys of a run file that turn one shape into the other."""
     changes = []
-    if smaller.nodes_min != wanted.nodes_min:
+    if smaller.nodes_min != shape.nodes_min:
         changes.append(f"`num_nodes: {smaller.nodes_min}`")
     count, kind = smaller.accelerators_per_node, smaller.accelerator
-    if (count, kind) != (wanted.accelerators_per_node, wanted.accelerator):
+    if (count, kind) != (shape.accelerators_per_node, shape.accelerator):
         text = f"`accelerators: {f'{kind}:' if kind else ''}{count}`"
         changes.append(text if count else "leave out `accelerators`")
-    if smaller.cores_per_node != wanted.cores_per_node:
+    if smaller.cores_per_node != shape.cores_per_node:
         changes.append(f"`cpus: {smaller.cores_per_node:g}`")
-    if smaller.memory_per_node_bytes != wanted.memory_per_node_bytes:
+    if smaller.memory_per_node_bytes != shape.memory_per_node_bytes:
         changes.append(f"`memory: {smaller.memory_per_node_bytes / 1e9:g}`")
     return ", ".join(changes)

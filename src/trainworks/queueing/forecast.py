@@ -63,11 +63,11 @@ class StartForecast:
         return start
 
     def _parts_of(self, gang: Gang) -> list[int]:
-        found = self._parts.get(gang.need)
-        if found is None:
+        parts = self._parts.get(gang.need)
+        if parts is None:
             by_size = {size: _parts(gang.need, size) for size in set(self._sizes)}
-            found = self._parts[gang.need] = [by_size[size] for size in self._sizes]
-        return found
+            parts = self._parts[gang.need] = [by_size[size] for size in self._sizes]
+        return parts
 
     def _put(self, index: int, parts: int, ends_at: float) -> None:
         ends = self._ends[index]
@@ -79,9 +79,9 @@ class StartForecast:
 def _parts(need: Amounts, size: Amounts) -> int:
     """The parts of a node that a job takes: at least one, at most all."""
     shares = [
-        -(-_PARTS * wanted // there) if there > 0 else _PARTS
-        for wanted, there in zip(need, size, strict=True)
-        if wanted > 0
+        -(-_PARTS * amount // there) if there > 0 else _PARTS
+        for amount, there in zip(need, size, strict=True)
+        if amount > 0
     ]
     return min(_PARTS, max(shares, default=1))
 

@@ -147,26 +147,26 @@ def place(
     """
     order = free if fullest_by is None else fullest_by
     cores, accelerators, memory = gang.need
-    found = []
+    ready = []
     for index in gang.candidates:
         there = free[index]
         if accelerators <= there[1] and cores <= there[0] and memory <= there[2]:
-            found.append((order[index][1], order[index][0], index))
-    if len(found) < gang.nodes_min:
+            ready.append((order[index][1], order[index][0], index))
+    if len(ready) < gang.nodes_min:
         return []
     most = gang.nodes_max if most is None else most
     if gang.racks is not None:
-        found = _of_one_rack(found, gang.racks, most)
-        if len(found) < gang.nodes_min:
+        ready = _of_one_rack(ready, gang.racks, most)
+        if len(ready) < gang.nodes_min:
             return []
-    found.sort()
-    return sorted(index for _, _, index in found[:most])
+    ready.sort()
+    return sorted(index for _, _, index in ready[:most])
 
 
-def _of_one_rack(found: list[tuple[int, int, int]], racks: dict[int, str], most: int) -> list[tuple[int, int, int]]:
+def _of_one_rack(ready: list[tuple[int, int, int]], racks: dict[int, str], most: int) -> list[tuple[int, int, int]]:
     """Nodes of the rack that has the most nodes for the gang, then the fewest others."""
     by_rack: dict[str, list[tuple[int, int, int]]] = {}
-    for one in found:
+    for one in ready:
         by_rack.setdefault(racks[one[2]], []).append(one)
     return min(by_rack.items(), key=lambda rack: (-min(len(rack[1]), most), len(rack[1]), rack[0]))[1]
 

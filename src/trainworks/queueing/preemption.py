@@ -24,8 +24,8 @@ def jobs_to_preempt(
     gang: Gang, priority: int, resources: FreeResources, running: Iterable[RunningJob]
 ) -> list[RunningJob]:
     """The jobs to preempt so that the gang fits once they and all that are ending have gone; none if nothing helps."""
-    asked = {job.job_id for job, _ in resources.leaving}
-    able = [job for job in running if job.preemptible and job.priority < priority and job.job_id not in asked]
+    ending = {job.job_id for job, _ in resources.leaving}
+    able = [job for job in running if job.preemptible and job.priority < priority and job.job_id not in ending]
     able = sorted((job for job in able if resources.stay_of(job).nodes), key=_worth)
     if not place(gang, _without(able, resources)):
         return []
@@ -94,9 +94,9 @@ def _node_by_node(
 def _fewest(need: Amounts, free: Amounts, jobs: Sequence[RunningJob]) -> list[RunningJob]:
     """The fewest jobs of a node that make room on it; empty if all together do not."""
     for count in range(1, len(jobs) + 1 if len(jobs) <= _MOST_TOGETHER else 2):
-        found = [list(some) for some in combinations(jobs, count) if _make_room(need, free, some)]
-        if found:
-            return min(found, key=_loss)
+        groups = [list(some) for some in combinations(jobs, count) if _make_room(need, free, some)]
+        if groups:
+            return min(groups, key=_loss)
     first = [jobs[:count] for count in range(2, len(jobs) + 1)]
     return next((list(some) for some in first if _make_room(need, free, some)), [])
 

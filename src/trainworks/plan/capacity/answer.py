@@ -72,7 +72,7 @@ def most_nodes(trace: JobTrace, node_accelerators: int) -> int:
     Raises:
         UsageError: there are more of them than can be replayed.
     """
-    most = trace.peak(np.array([need_of(int(wanted), node_accelerators)[0] for wanted in trace.accelerators]))
+    most = trace.peak(np.array([need_of(int(count), node_accelerators)[0] for count in trace.accelerators]))
     if most > _MOST_NODES:
         raise UsageError(f"the jobs would need {most:,} nodes at once; at most {_MOST_NODES:,} can be replayed")
     return most
@@ -135,7 +135,7 @@ def _smallest(meets: Callable[[int], bool], least: int, most: int) -> int:
 
 
 def _answer(load: Load, target: Traced, nodes: int, node_accelerators: int, service: Service) -> CapacityAnswer:
-    found = computed(
+    num_nodes = computed(
         "nodes for the target",
         nodes,
         "",
@@ -144,11 +144,11 @@ def _answer(load: Load, target: Traced, nodes: int, node_accelerators: int, serv
         mean_load=load.mean,
     )
     each = fact("accelerators per node", node_accelerators, "", source="asked for")
-    capacity = (found * each).named("capacity", "accelerators", nodes=found, each=each)
+    capacity = (num_nodes * each).named("capacity", "accelerators", nodes=num_nodes, each=each)
     return CapacityAnswer(
         load=load,
         target=target,
-        nodes=found,
+        nodes=num_nodes,
         capacity=capacity,
         utilisation=(load.mean / capacity).named("utilisation", ""),
         spare_share=(capacity / load.mean - 1).named("spare share", ""),
@@ -157,7 +157,7 @@ def _answer(load: Load, target: Traced, nodes: int, node_accelerators: int, serv
             service.worst_wait_s,
             "s",
             by="replay of the trace on these nodes, team that waits longest",
-            nodes=found,
+            nodes=num_nodes,
         ),
         service=service,
     )

@@ -79,9 +79,9 @@ class JobTrace:
         Args:
             demand: of each job instead of its accelerators, such as its nodes.
         """
-        wanted = self.accelerators if demand is None else demand
+        amounts = self.accelerators if demand is None else demand
         at_s = np.concatenate([self.submit_s, self.submit_s + self.duration_s])
-        change = np.concatenate([wanted, -wanted])
+        change = np.concatenate([amounts, -amounts])
         order = np.lexsort((change, at_s))  # of events at one time those that give back come first
         return int(np.max(np.cumsum(change[order])))
 

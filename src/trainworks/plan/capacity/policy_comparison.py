@@ -146,17 +146,19 @@ def point_of(trace: JobTrace, policy: Policy, prices: CapacityPrices) -> PolicyR
     """Replay a trace under a policy, and price it."""
     done = replay(trace, policy)
     weeks = trace.span_s / WEEK_S
-    bought = {name: value / HOUR_S / weeks for name, value in done.bought_accelerator_s.items()}
-    bought[FIXED] = policy.fixed_nodes * policy.node_accelerators * WEEK_S / HOUR_S
-    held = sum((run.end_s - run.start_s) * run.accelerators for run in done.runs if run.end_s > run.start_s)
+    hours_by_class = {name: value / HOUR_S / weeks for name, value in done.bought_accelerator_s.items()}
+    hours_by_class[FIXED] = policy.fixed_nodes * policy.node_accelerators * WEEK_S / HOUR_S
+    used_accelerator_s = sum(
+        (run.end_s - run.start_s) * run.accelerators for run in done.runs if run.end_s > run.start_s
+    )
     return PolicyReplay(
         policy=policy,
         service=service_of(trace, done),
-        bought_h_per_week=bought,
-        utilisation=held / sum(done.bought_accelerator_s.values()),
-        wasted_share=done.wasted_accelerator_s / held,
+        bought_h_per_week=hours_by_class,
+        utilisation=used_accelerator_s / sum(done.bought_accelerator_s.values()),
+        wasted_share=done.wasted_accelerator_s / used_accelerator_s,
         interruptions=done.interruptions,
-        cost_usd_per_week=sum(hours * prices.of(name).value for name, hours in bought.items()),
+        cost_usd_per_week=sum(hours * prices.of(name).value for name, hours in hours_by_class.items()),
     )
 
 
@@ -178,11 +180,11 @@ def cost_of(point: PolicyReplay, prices: CapacityPrices) -> Traced:
         if name == FIXED:
             nodes = fact("fixed nodes", point.policy.fixed_nodes, "", source="the policy")
             each = fact("accelerators per node", point.policy.node_accelerators, "", source="the policy")
-            bought = (nodes * each * 168).named("fixed hours per week", "accelerator-h", nodes=nodes, each=each)
+            paid_hours = (nodes * each * 168).named("fixed hours per week", "accelerator-h", nodes=nodes, each=each)
         else:
             by = f"replay of the trace, seed {point.policy.seed}"
-            bought = computed(f"{name} hours per week", hours, "accelerator-h", by=by)
+            paid_hours = computed(f"{name} hours per week", hours, "accelerator-h", by=by)
         key = name.replace("-", "_")
         price = prices.of(name)
-        parts[key] = (bought * price).named(f"{name} cost per week", "USD", hours=bought, price=price)
+        parts[key] = (paid_hours * price).named(f"{name} cost per week", "USD", hours=paid_hours, price=price)
     return total(*parts.values()).named("cost per week", "USD", **parts)

@@ -64,9 +64,9 @@ class Pool:
             return []
         for nodes in self._nodes_by_free[each:]:
             if len(nodes) >= count:
-                found = list(islice((node for node in nodes if node not in avoid) if avoid else nodes, count))
-                if len(found) == count:
-                    return found
+                chosen = list(islice((node for node in nodes if node not in avoid) if avoid else nodes, count))
+                if len(chosen) == count:
+                    return chosen
         return []
 
     def take(self, nodes: Iterable[int], each: int) -> None:

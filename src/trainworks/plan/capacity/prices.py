@@ -34,19 +34,19 @@ def prices_for(
     Raises:
         UsageError: a required price is unknown.
     """
-    asked = _price("on-demand price", on_demand, {} if node is None else _on_demand(node))
-    if asked is None:
+    price = _price("on-demand price", on_demand, {} if node is None else _on_demand(node))
+    if price is None:
         known = (
             "without `--node` no price is known" if node is None else f"no on-demand price of `{node.name}` is known"
         )
         raise UsageError(known, place="--price", hint="give USD per accelerator hour: `--price 3.50`")
     interruptible = _price("spot price", spot, {} if node is None else _spot(node))
     discount = assumed("committed-use discount")
-    committed = (asked * (1 - discount)).named("fixed price", "USD/h", asked=asked, discount=discount)
+    committed = (price * (1 - discount)).named("fixed price", "USD/h", asked=price, discount=discount)
     return CapacityPrices(
         fixed=_price("fixed price", fixed, {}) or committed,
-        spot=interruptible or asked.named("spot price", "USD/h", asked=asked),
-        on_demand=asked,
+        spot=interruptible or price.named("spot price", "USD/h", asked=price),
+        on_demand=price,
     )
 
 
@@ -70,8 +70,8 @@ def _spot(node: Node) -> dict[str, float]:
 
 def _offers(node: Node) -> list[Offer]:
     offers = load_catalog().offers.values()
-    own = [offer for offer in offers if offer.node == node.name]
-    return own or [offer for offer in offers if offer.accelerator == node.accelerator]
+    exact = [offer for offer in offers if offer.node == node.name]
+    return exact or [offer for offer in offers if offer.accelerator == node.accelerator]
 
 
 def _source(names: list[str]) -> str:

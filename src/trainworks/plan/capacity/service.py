@@ -74,8 +74,8 @@ def service_of(trace: JobTrace, replay: Replay) -> Service:
 
     def of(jobs: NDArray[np.bool_]) -> Service:
         p50, p90, most = np.quantile(wait_s[jobs], [0.5, 0.9, 1.0], method="higher")
-        asked = possible & jobs
-        met = float(np.mean(in_time[asked])) if asked.any() else None
+        with_deadline = possible & jobs
+        met = float(np.mean(in_time[with_deadline])) if with_deadline.any() else None
         return Service(int(jobs.sum()), float(p50), float(p90), float(most), met)
 
     teams = {team: of(names == team) for team in dict.fromkeys(trace.team)}
@@ -84,8 +84,8 @@ def service_of(trace: JobTrace, replay: Replay) -> Service:
 
 def num_deadlines(trace: JobTrace) -> tuple[int, int]:
     """Jobs with a deadline, and those of them that run longer than it even without a wait."""
-    asked = int(np.isfinite(trace.deadline_s).sum())
-    return asked, asked - int(_possible(trace).sum())
+    count = int(np.isfinite(trace.deadline_s).sum())
+    return count, count - int(_possible(trace).sum())
 
 
 def _possible(trace: JobTrace) -> NDArray[np.bool_]:

@@ -185,12 +185,12 @@ class _Simulation:
         return self.sizes[job] * self.left_s[job]
 
     def _start_queued(self) -> None:
-        queue, index, held = self.queue, 0, set[str]()
+        queue, index, blocked = self.queue, 0, set[str]()
         reserved: _Reservation | None = None
         most_free = self._most_free()
         while index < len(queue) and index < _DEPTH and most_free:
             job = queue[index][2]
-            place = self._place(job, reserved, held) if self.sizes[job] <= most_free else None
+            place = self._place(job, reserved, blocked) if self.sizes[job] <= most_free else None
             if place is not None:
                 if reserved is None:
                     self.reserved = None  # it is the job that had one, or goes before it
@@ -201,7 +201,7 @@ class _Simulation:
             if not self.policy.backfill:
                 return
             if FIXED not in self.allowed[job]:
-                held |= set(self.allowed[job])
+                blocked |= set(self.allowed[job])
             elif reserved is None:
                 reserved = self.reserved = self._reservation(job)
             index += 1
@@ -209,12 +209,12 @@ class _Simulation:
     def _most_free(self) -> int:
         return max(pool.free_accelerators for pool in self.pools.values())
 
-    def _place(self, job: int, reserved: _Reservation | None, held: set[str]) -> tuple[str, list[int]] | None:
+    def _place(self, job: int, reserved: _Reservation | None, blocked: set[str]) -> tuple[str, list[int]] | None:
         """Pool and nodes on which the job can start now."""
         need = self.needs[job]
         for name in self.allowed[job]:
             pool = self.pools[name]
-            if self.sizes[job] > pool.free_accelerators or name in held or self._shuns(job, name):
+            if self.sizes[job] > pool.free_accelerators or name in blocked or self._shuns(job, name):
                 continue
             if name != FIXED or reserved is None or self._end_s(job) <= reserved[1]:
                 nodes = pool.find(need)
@@ -254,12 +254,12 @@ class _Simulation:
     # Elastic nodes
 
     def _order_nodes(self) -> None:
-        queue, index, held = self.queue, 0, set[str]()
+        queue, index, blocked = self.queue, 0, set[str]()
         room, allowed_accelerator_s = self._room(), self._allowed_backlog()
         while index < len(queue) and index < _DEPTH and room:
             job = queue[index][2]
             is_due = self.queued_accelerator_s > allowed_accelerator_s or self._is_pressing(job)
-            name = self._ordered_from(job, held) if is_due and self.allowed[job] != _FIXED_ALONE else None
+            name = self._ordered_from(job, blocked) if is_due and self.allowed[job] != _FIXED_ALONE else None
             if name is not None:
                 self.reserved = None  # it may be the job that had one
                 del queue[index]
@@ -267,7 +267,7 @@ class _Simulation:
                 room, allowed_accelerator_s = self._room(), self._allowed_backlog()
                 continue
             if FIXED not in self.allowed[job]:
-                held |= set(self.allowed[job])
+                blocked |= set(self.allowed[job])
             index += 1
 
     def _room(self) -> int:
@@ -281,9 +281,9 @@ class _Simulation:
         """True if nodes are ordered for the job at any backlog: it fits nowhere else, or has waited long enough."""
         return FIXED not in self.allowed[job] or self.now_s >= self.since_s[job] + self.policy.patience_s
 
-    def _ordered_from(self, job: int, held: set[str]) -> str | None:
+    def _ordered_from(self, job: int, blocked: set[str]) -> str | None:
         for name in self.allowed[job]:
-            if name == FIXED or name in held or self._shuns(job, name):
+            if name == FIXED or name in blocked or self._shuns(job, name):
                 continue
             if self.elastic[name].missing(self.needs[job]) <= self.elastic[name].room:
                 return name

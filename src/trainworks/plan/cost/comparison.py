@@ -88,12 +88,12 @@ class CostComparison:
     @property
     def roots(self) -> list[Traced]:
         """Everything that can be explained."""
-        own = [] if self.owning is None else [self.owning.per_accelerator_hour, self.owning.capex]
+        ownership = [] if self.owning is None else [self.owning.per_accelerator_hour, self.owning.capex]
         firsts = [self.against, self.market, self.owned, self.energy, self.carbon, self.hours]
         lines = [
             figure for line in self.lines for figure in (*line.costs.values(), line.discount, line.break_even) if figure
         ]
-        return [*(figure for figure in firsts if figure is not None), *own, *lines]
+        return [*(figure for figure in firsts if figure is not None), *ownership, *lines]
 
     @property
     def swings(self) -> list[Swing]:

@@ -61,10 +61,10 @@ def node_power(cluster: ClusterDescription, given: Mapping[str, float] | None = 
 
 def _published(cluster: ClusterDescription) -> Traced | None:
     """Power of the node itself, or of the catalogue's node with the same accelerators."""
-    own = [] if cluster.node is None else [cluster.node]
+    nodes = [] if cluster.node is None else [cluster.node]
     if cluster.accelerator.reference_node is not None:
-        own.append(reference_node(cluster.accelerator.name))
-    for node in own:
+        nodes.append(reference_node(cluster.accelerator.name))
+    for node in nodes:
         same = node.accelerators == cluster.accelerators_per_node
         if same and node.power_w is not None and has("nodes", node.name):
             return fact(NODE_POWER, node.power_w, "W", source=_power_source(node.name, "nodes"))

@@ -69,8 +69,8 @@ def offers_for(cluster: ClusterDescription, offers: Iterable[Offer]) -> list[Off
 
 def _fits(offer: Offer, cluster: ClusterDescription) -> bool:
     joined = min(cluster.scale_up_domain, cluster.accelerators_per_node)
-    whole = cluster.num_accelerators % offer.accelerators == 0
-    return whole and (offer.accelerators >= joined or sold_per_accelerator(offer))
+    divides = cluster.num_accelerators % offer.accelerators == 0
+    return divides and (offer.accelerators >= joined or sold_per_accelerator(offer))
 
 
 def sold_per_accelerator(offer: Offer) -> bool:
@@ -146,12 +146,12 @@ def price_per_hour(
 ) -> Traced:
     """Cost of an hour of progress with all accelerators, USD/h; arguments and errors as for `rent`."""
     if contract not in contracts(offer):
-        sold = ", ".join(contracts(offer)) or "nothing"
-        raise UsageError(f"{offer.name} has no {contract} price", hint=f"it has {sold}")
+        available = ", ".join(contracts(offer)) or "nothing"
+        raise UsageError(f"{offer.name} has no {contract} price", hint=f"it has {available}")
     given = given or {}
-    wanted = fact("accelerators", num_accelerators, "", source="asked for")
+    accelerators = fact("accelerators", num_accelerators, "", source="asked for")
     size = fact(f"accelerators of {offer.name}", offer.accelerators, "", source=_source(offer, "accelerators"))
-    count, name = ceil(wanted / size), f"{offer.name}, {contract} per hour"
+    count, name = ceil(accelerators / size), f"{offer.name}, {contract} per hour"
     if contract == "spot":
         spot, waste = _spot(offer), wasted or spot_waste(given)
         return (spot / (1 - waste) * count).named(name, "USD/h", size=size, spot=spot, waste=waste)
@@ -177,8 +177,8 @@ def _spot(offer: Offer) -> Traced:
 def _source(offer: Offer, figure: str) -> str:
     if offer.source:
         return offer.source
-    found = find_row(offer.name, "offers").figure(figure)
-    return f"{offer.provider}: {found.source}, {found.date}"
+    row_figure = find_row(offer.name, "offers").figure(figure)
+    return f"{offer.provider}: {row_figure.source}, {row_figure.date}"
 
 
 def spot_waste(given: Mapping[str, float] | None = None) -> Traced:

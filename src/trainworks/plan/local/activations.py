@@ -52,14 +52,14 @@ def block_bytes(shape: ModelShape, layout: ResolvedLayout, *, precision: str, sh
     inputs = copied * e * shape.hidden
     heads = e * (2 * width + 2 * kv_width + (width if layout.cp > 1 else 0)) + 4 * shape.heads / layout.tp
     mlp, products_of_mlp, passing = _mlp(shape, layout, e=e, expert_bytes=stream)
-    whole = norms + inputs + heads + mlp
+    total = norms + inputs + heads + mlp
     at_rest = stream * shape.hidden / split
     chosen = {
-        "none": whole,
+        "none": total,
         "full": at_rest,
         "selective": 2 * at_rest + e * (2 * width + 2 * kv_width) + products_of_mlp,
     }
-    return BlockBytes(whole=whole, kept=chosen[layout.recompute], passing=passing + 2 * stream * shape.hidden / split)
+    return BlockBytes(whole=total, kept=chosen[layout.recompute], passing=passing + 2 * stream * shape.hidden / split)
 
 
 def _mlp(shape: ModelShape, layout: ResolvedLayout, *, e: int, expert_bytes: int) -> tuple[float, float, float]:
@@ -71,9 +71,9 @@ def _mlp(shape: ModelShape, layout: ResolvedLayout, *, e: int, expert_bytes: int
         return 2 * e * width, e * (width + shape.hidden), e * width
     routed = shape.experts_per_token / layout.tp
     travel = 2 * shape.hidden if layout.ep > 1 else 0
-    kept = expert_bytes * routed * (4 * shape.expert_feed_forward + 3 * shape.hidden + travel)
+    expert_activations = expert_bytes * routed * (4 * shape.expert_feed_forward + 3 * shape.hidden + travel)
     products = expert_bytes * routed * (2 * shape.expert_feed_forward + shape.hidden)
-    return kept, products, 2 * expert_bytes * routed * shape.expert_feed_forward
+    return expert_activations, products, 2 * expert_bytes * routed * shape.expert_feed_forward
 
 
 def loss_bytes(shape: ModelShape, layout: ResolvedLayout, *, sequence_length: int, precision: str) -> float:

@@ -33,16 +33,16 @@ class ResourceError(UsageError):
 
 def as_asked(run_file: RunFile) -> HostFacts:
     """All nodes of a run as one machine with exactly the requested `resources`, by default one core per rank."""
-    asked, nodes = run_file.resources or Resources(), run_file.nodes
+    resources, nodes = run_file.resources or Resources(), run_file.nodes
     per_node = run_file.cluster.processes_per_node
-    first = asked.accelerators[0] if asked.accelerators else None
+    first = resources.accelerators[0] if resources.accelerators else None
     ranks = (first.count if first else 1) if per_node == "auto" else per_node
     return HostFacts(
         hostname=run_file.cluster.engine,
         operating_system="",
         processor="",
-        num_cores=max(1, round((asked.cpus or ranks) * nodes)),
-        memory_bytes=round((asked.memory or 0) * 1e9) * nodes,
+        num_cores=max(1, round((resources.cpus or ranks) * nodes)),
+        memory_bytes=round((resources.memory or 0) * 1e9) * nodes,
         disk_free_bytes=0,
         accelerators=tuple(
             AcceleratorFacts(index=index, name=first.kind or "", memory_bytes=0) for index in range(first.count * nodes)
@@ -62,12 +62,12 @@ def choose_workload_processes(run_file: RunFile, host: HostFacts) -> Processes:
         UsageError: more ranks than accelerators, on a machine that has some.
     """
     resources, nodes = run_file.resources or Resources(), run_file.nodes
-    asked = _accelerators_per_node(resources, host, nodes)
+    accelerators = _accelerators_per_node(resources, host, nodes)
     _check_size(resources, host, nodes)
     return choose_processes(
         run_file,
         num_cores=int(resources.cpus * nodes) or 1 if resources.cpus else host.num_cores,
-        num_accelerators=asked * nodes or len(host.accelerators),
+        num_accelerators=accelerators * nodes or len(host.accelerators),
     )
 
 
@@ -80,15 +80,15 @@ def choose_command_processes(run_file: RunFile, host: HostFacts) -> Processes:
     """
     starts, nodes = run_file.starts, run_file.nodes
     resources = run_file.resources or Resources()
-    asked = _accelerators_per_node(resources, host, nodes)
+    accelerators = _accelerators_per_node(resources, host, nodes)
     _check_size(resources, host, nodes)
     shared = len(host.accelerators) // nodes if starts == "per_node" else 0
-    per_node = _processes_per_node(run_file, host, asked)
+    per_node = _processes_per_node(run_file, host, accelerators)
     chosen = choose_processes(
         run_file.with_ranks(nodes, per_node), num_cores=host.num_cores, num_accelerators=len(host.accelerators)
     )
     _check_launcher(run_file.run or "", chosen, starts)
-    each = asked or shared
+    each = accelerators or shared
     threads = max(1, host.num_cores // (nodes * max(1, each))) if starts == "per_node" else chosen.threads_per_process
     if resources.cpus is not None:
         shared_by = max(1, each) if starts == "per_node" else chosen.processes_per_node
@@ -96,14 +96,14 @@ def choose_command_processes(run_file: RunFile, host: HostFacts) -> Processes:
     return chosen.model_copy(update={"starts": starts, "accelerators_per_node": each, "threads_per_process": threads})
 
 
-def _processes_per_node(run_file: RunFile, host: HostFacts, asked: int) -> int | None:
+def _processes_per_node(run_file: RunFile, host: HostFacts, accelerators: int) -> int | None:
     """Processes as configured; else one if the command starts the ranks, and under MPI one per accelerator or core."""
     if run_file.cluster.processes_per_node != "auto":
         return None
     if run_file.starts == "per_node":
         return 1
     if run_file.starts == "once":
-        return max(1, asked or (len(host.accelerators) or host.num_cores) // run_file.nodes)
+        return max(1, accelerators or (len(host.accelerators) or host.num_cores) // run_file.nodes)
     return None
 
 
@@ -114,10 +114,10 @@ def _accelerators_per_node(resources: Resources, host: HostFacts, nodes: int) ->
     for request in resources.accelerators:
         if nodes * request.count <= sum(_is_called(request.kind, device.name) for device in host.accelerators):
             return request.count
-    wanted = " or ".join(f"{nodes * request.count} {request.name}" for request in resources.accelerators)
+    requests = " or ".join(f"{nodes * request.count} {request.name}" for request in resources.accelerators)
     each = f" ({nodes} nodes)" if nodes > 1 else ""
     raise ResourceError(
-        f"{wanted}{each} asked for, and this machine has {_present(host)}",
+        f"{requests}{each} asked for, and this machine has {_present(host)}",
         field="accelerators",
         hint="leave `accelerators` out to run here as it is; plan for other machines with `trainworks size`",
     )
@@ -128,14 +128,14 @@ def _present(host: HostFacts) -> str:
     return ", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(names)) or "no accelerator"
 
 
-def _is_called(wanted: str | None, name: str) -> bool:
+def _is_called(request: str | None, name: str) -> bool:
     """True if a driver's device name matches `A100`, `A100-80GB` or `H100-SXM`: all parts, `SXM` for any `SXM4`."""
-    if wanted is None:
+    if request is None:
         return True
     parts = re.split(r"[\s_-]+", name.lower())
     return all(
         part in parts or (part.isalpha() and any(re.fullmatch(rf"{part}\d+", other) for other in parts))
-        for part in re.split(r"[_-]+", wanted.lower())
+        for part in re.split(r"[_-]+", request.lower())
     )
 
 
@@ -145,16 +145,16 @@ def _check_size(resources: Resources, host: HostFacts, nodes: int) -> None:
         raise ResourceError(f"{cores:g} cores asked for, and this machine has {host.num_cores}", field="cpus")
     memory_bytes = (resources.memory or 0) * nodes * 1e9
     if memory_bytes > host.memory_bytes:
-        asked, present = format_bytes(int(memory_bytes)), format_bytes(host.memory_bytes)
-        raise ResourceError(f"{asked} of memory asked for, and this machine has {present}", field="memory")
+        needed, present = format_bytes(int(memory_bytes)), format_bytes(host.memory_bytes)
+        raise ResourceError(f"{needed} of memory asked for, and this machine has {present}", field="memory")
 
 
 def _check_launcher(script: str, processes: Processes, starts: str) -> None:
     """A launcher makes the ranks of its node, or of all; started once per rank it would make too many."""
-    found = _LAUNCHERS.search(script)
-    if found is None or starts != "per_rank" or processes.processes_per_node == 1:
+    match = _LAUNCHERS.search(script)
+    if match is None or starts != "per_rank" or processes.processes_per_node == 1:
         return
-    launcher, per_node = found[1], _ONCE_PER_NODE.get(found[1])
+    launcher, per_node = match[1], _ONCE_PER_NODE.get(match[1])
     instead = (
         f"start it once per node (--nproc 1) and give {launcher} {per_node}" if per_node else "set `framework: mpi`"
     )

@@ -49,7 +49,12 @@ def all_reduce_time_s(message_bytes: float, num_ranks: int, *, latency_s: float,
 
 
 def communication_s(
-    shape: ModelShape, layout: ResolvedLayout, held: RankParameters, calibration: Calibration, *, sequence_length: int
+    shape: ModelShape,
+    layout: ResolvedLayout,
+    parameters: RankParameters,
+    calibration: Calibration,
+    *,
+    sequence_length: int,
 ) -> float:
     """Waiting time of one pipeline rank in one step: the sum over the axes."""
     sharded = is_sharded(shape, layout, calibration.precision)
@@ -57,12 +62,12 @@ def communication_s(
     tokens = layout.micro_batch * sequence_length / layout.cp
     narrow = calibration.precision not in FULL_PRECISIONS
     per_micro_batch = (
-        _tensor_s(shape, layout, held, wires, tokens * (2 if narrow else 4))
-        + _context_s(shape, layout, held, wires, tokens * (2 if narrow else 4))
-        + _experts_s(shape, layout, held, wires, tokens * (2 if narrow and sharded else 4))
-        + _pipeline_s(shape, layout, held, wires, tokens * (2 if narrow else 4))
+        _tensor_s(shape, layout, parameters, wires, tokens * (2 if narrow else 4))
+        + _context_s(shape, layout, parameters, wires, tokens * (2 if narrow else 4))
+        + _experts_s(shape, layout, parameters, wires, tokens * (2 if narrow and sharded else 4))
+        + _pipeline_s(shape, layout, parameters, wires, tokens * (2 if narrow else 4))
     )
-    of_weights = (_shards_s if sharded else _replicas_s)(shape, layout, held, wires, 2 if narrow else 4)
+    of_weights = (_shards_s if sharded else _replicas_s)(shape, layout, parameters, wires, 2 if narrow else 4)
     return layout.grad_accum_steps * per_micro_batch + of_weights
 
 
@@ -88,10 +93,10 @@ class _Wires:
         return self.all_reduce_s(num_bytes, 2)
 
 
-def _replicas_s(shape: ModelShape, layout: ResolvedLayout, held: RankParameters, wires: _Wires, _: int) -> float:
+def _replicas_s(shape: ModelShape, layout: ResolvedLayout, parameters: RankParameters, wires: _Wires, _: int) -> float:
     """Gradients are summed in buckets, each as soon as backward has filled it; the last one cannot hide."""
     sent = 0.5 if layout.gradient_compression in ("bf16", "fp16") else 1.0
-    return wires.all_reduce_s(sent * last_bucket_bytes(shape, held, layout.bucket_mib << 20), layout.dp_replicate)
+    return wires.all_reduce_s(sent * last_bucket_bytes(shape, parameters, layout.bucket_mib << 20), layout.dp_replicate)
 
 
 def bucket_mib(shape: ModelShape, num_ranks: int, calibration: Calibration) -> int:
@@ -131,46 +136,46 @@ def _shards_s(shape: ModelShape, layout: ResolvedLayout, held: RankParameters, w
 
 
 def _tensor_s(
-    shape: ModelShape, layout: ResolvedLayout, held: RankParameters, wires: _Wires, token_bytes: float
+    shape: ModelShape, layout: ResolvedLayout, parameters: RankParameters, wires: _Wires, token_bytes: float
 ) -> float:
     """Two exchanges of a block's hidden states forward and two backward, each an all-reduce, or with sequence
     parallelism a gather and a reduction; one of the embedding, one of the loss, and three numbers per token of it.
     """
     hidden_bytes = token_bytes * shape.hidden
-    whole = wires.all_reduce_s(hidden_bytes, layout.tp)
-    exchange = 2 * wires.half_s(hidden_bytes, layout.tp) if layout.sequence_parallel else whole
+    all_reduce_s = wires.all_reduce_s(hidden_bytes, layout.tp)
+    exchange = 2 * wires.half_s(hidden_bytes, layout.tp) if layout.sequence_parallel else all_reduce_s
     per_half = 3 if layout.recompute == "full" else 2
     per_block = per_half if shape.experts else 2 * per_half  # each rank routes its own positions
-    at_ends = held.has_first + 3 * held.has_last
-    return held.layers * per_block * exchange + at_ends * whole
+    at_ends = parameters.has_first + 3 * parameters.has_last
+    return parameters.layers * per_block * exchange + at_ends * all_reduce_s
 
 
 def _context_s(
-    shape: ModelShape, layout: ResolvedLayout, held: RankParameters, wires: _Wires, token_bytes: float
+    shape: ModelShape, layout: ResolvedLayout, parameters: RankParameters, wires: _Wires, token_bytes: float
 ) -> float:
     """Queries, keys and values to the ranks of their heads, the attention's output back, and their gradients."""
     width, kv_width = shape.heads * shape.head_dim / layout.tp, shape.kv_heads * shape.head_dim / layout.tp
     there, back = (wires.half_s(token_bytes * each, layout.cp) for each in (width + 2 * kv_width, width))
-    return held.layers * _walks(layout) * (there + back)
+    return parameters.layers * _walks(layout) * (there + back)
 
 
 def _experts_s(
-    shape: ModelShape, layout: ResolvedLayout, held: RankParameters, wires: _Wires, token_bytes: float
+    shape: ModelShape, layout: ResolvedLayout, parameters: RankParameters, wires: _Wires, token_bytes: float
 ) -> float:
     """Tokens to the ranks of their experts and back, and their gradients; first how many they are."""
-    if not held.experts or layout.ep == 1:
+    if not parameters.experts or layout.ep == 1:
         return 0.0
     routed_bytes = token_bytes * shape.experts_per_token / layout.tp * shape.hidden
-    return held.layers * (_walks(layout) * 2 * wires.half_s(routed_bytes, layout.ep) + wires.half_s(0, layout.ep))
+    return parameters.layers * (_walks(layout) * 2 * wires.half_s(routed_bytes, layout.ep) + wires.half_s(0, layout.ep))
 
 
 def _pipeline_s(
-    shape: ModelShape, layout: ResolvedLayout, held: RankParameters, wires: _Wires, token_bytes: float
+    shape: ModelShape, layout: ResolvedLayout, parameters: RankParameters, wires: _Wires, token_bytes: float
 ) -> float:
     """Hidden states to the next stage and gradients back, of every chunk."""
     if layout.pp == 1:
         return 0.0
-    sides = 2 * layout.interleave - held.has_first - held.has_last
+    sides = 2 * layout.interleave - parameters.has_first - parameters.has_last
     split = layout.tp if layout.sequence_parallel else 1
     return 2 * sides * wires.send_s(token_bytes * shape.hidden / split)
 
@@ -180,10 +185,10 @@ def _walks(layout: ResolvedLayout) -> int:
     return 3 if layout.recompute == "full" else 2
 
 
-def last_bucket_bytes(shape: ModelShape, held: RankParameters, bucket_bytes: int) -> float:
+def last_bucket_bytes(shape: ModelShape, parameters: RankParameters, bucket_bytes: int) -> float:
     """Gradients in DDP's last bucket. Backward fills the first with 1 MiB, then buckets of that size, and the input
     embeddings, the last to get their gradients, are never split (torch.nn.parallel.DistributedDataParallel).
     """
     embeddings = 4 * shape.hidden * (shape.vocabulary + shape.max_sequence_length * shape.learned_positions)
-    before = max(0, 4 * held.total - embeddings - _FIRST_BUCKET_BYTES)
-    return min(4 * held.total, before % bucket_bytes + embeddings)
+    before = max(0, 4 * parameters.total - embeddings - _FIRST_BUCKET_BYTES)
+    return min(4 * parameters.total, before % bucket_bytes + embeddings)

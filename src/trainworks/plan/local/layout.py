@@ -27,7 +27,7 @@ _ENOUGH_TOKENS = 8192
 def choose_layout(
     workload: Workload,
     shape: ModelShape,
-    wanted: Layout | None,
+    requested: Layout | None,
     *,
     world_size: int,
     memory_per_rank_bytes: int,
@@ -43,7 +43,7 @@ def choose_layout(
             model.
         EnvironmentProblem: nothing fits; the message says what is short.
     """
-    options = [wanted] if wanted else _automatic(world_size)
+    options = [requested] if requested else _automatic(world_size)
     smallest: MemoryTerms | None = None
     refused: LayoutError | None = None
     for degrees in options:

@@ -28,13 +28,13 @@ _SURGERY = ("tp", "pp", "cp", "ep")
 _ONLY_WITH = {"sequence_parallel": "tp", "interleave": "pp", "zero_bubble": "pp", "stage_layers": "pp"}
 
 
-def measured_layouts(workload: Workload, wanted: Layout | None, *, world_size: int) -> Iterator[ResolvedLayout]:
+def measured_layouts(workload: Workload, requested: Layout | None, *, world_size: int) -> Iterator[ResolvedLayout]:
     """Layouts in the order in which they are worth trying: replicas before shards, large micro-batches before small.
 
     Raises:
         LayoutError: the wanted one does not fit the ranks or the batch, or would have to cut the model's layers.
     """
-    options = [wanted] if wanted else [Layout(dp_replicate=world_size), Layout(dp_shard=world_size)]
+    options = [requested] if requested else [Layout(dp_replicate=world_size), Layout(dp_shard=world_size)]
     for degrees in options[: 1 if world_size == 1 else None]:
         _check_uncut(degrees)
         micro = degrees.micro_batch
@@ -121,12 +121,12 @@ def make_measured_plan(
 
 
 def _num_steps(workload: Workload, trial: Trial) -> int:
-    wanted = workload.train_for
-    if wanted.unit == "steps":
-        return wanted.amount
-    if wanted.unit == "tokens":
-        return -(-wanted.amount // (workload.global_batch * workload.data.sequence_length))
-    return max(1, wanted.amount * trial.num_samples // workload.global_batch)
+    length = workload.train_for
+    if length.unit == "steps":
+        return length.amount
+    if length.unit == "tokens":
+        return -(-length.amount // (workload.global_batch * workload.data.sequence_length))
+    return max(1, length.amount * trial.num_samples // workload.global_batch)
 
 
 def _memory(trial: Trial, processes: Processes) -> MemoryTerms:

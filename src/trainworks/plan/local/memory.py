@@ -69,15 +69,17 @@ def _rank(
     device: str,
 ) -> MemoryTerms:
     sharded = is_sharded(shape, layout, precision)
-    held = rank_parameters(shape, layout, pp_rank)
-    on_device = 0.0 if layout.offload_optimizer and device != "cpu" else held.sharded(layout)
-    copies = _copies(held, layout, sharded, precision)
-    whole_gradients = _gradients_on_the_way(held, layout, sharded)
+    parameters = rank_parameters(shape, layout, pp_rank)
+    on_device = 0.0 if layout.offload_optimizer and device != "cpu" else parameters.sharded(layout)
+    copies = _copies(parameters, layout, sharded, precision)
+    whole_gradients = _gradients_on_the_way(parameters, layout, sharded)
     block = block_bytes(shape, layout, precision=precision, sharded=sharded)
     tokens = layout.micro_batch * sequence_length / layout.cp
-    activations = _activations(held, block, layout, pp_rank, tokens, device)
-    activations += _boundaries(shape, held, layout, tokens, precision)
-    logits = loss_bytes(shape, layout, sequence_length=sequence_length, precision=precision) if held.has_last else 0.0
+    activations = _activations(parameters, block, layout, pp_rank, tokens, device)
+    activations += _boundaries(shape, parameters, layout, tokens, precision)
+    logits = (
+        loss_bytes(shape, layout, sequence_length=sequence_length, precision=precision) if parameters.has_last else 0.0
+    )
     moving = activations + copies + whole_gradients + 4 * on_device
     widest = tokens * max(shape.hidden, shape.feed_forward / layout.tp) * (4 if precision in FULL_PRECISIONS else 2)
     return MemoryTerms(
@@ -88,7 +90,7 @@ def _rank(
         activations_bytes=round(activations),
         logits_bytes=round(logits),
         allocator_bytes=round(moving * _unused_share(widest, device)),
-        checkpoint_bytes=round(12 * held.sharded(layout)) if device == "cpu" else 0,
+        checkpoint_bytes=round(12 * parameters.sharded(layout)) if device == "cpu" else 0,
     )
 
 
@@ -99,44 +101,44 @@ def _unused_share(tensor_bytes: float, device: str) -> float:
     return 1 / _HEAP_SHARE - 1 if tensor_bytes < _MAPPED_BYTES else 0.0
 
 
-def _copies(held: RankParameters, layout: ResolvedLayout, sharded: bool, precision: str) -> float:
+def _copies(parameters: RankParameters, layout: ResolvedLayout, sharded: bool, precision: str) -> float:
     """Weights besides the fp32 ones that the optimizer updates."""
     e = 4 if precision in FULL_PRECISIONS else 2
     if not sharded:
-        return 0.0 if precision in FULL_PRECISIONS else e * held.total
+        return 0.0 if precision in FULL_PRECISIONS else e * parameters.total
     if layout.zero == 3 and layout.pp == 1:
-        return e * (held.ends + min(2, held.units) * held.unit)
-    return e * (held.total + held.unit)
+        return e * (parameters.ends + min(2, parameters.units) * parameters.unit)
+    return e * (parameters.total + parameters.unit)
 
 
-def _gradients_on_the_way(held: RankParameters, layout: ResolvedLayout, sharded: bool) -> float:
+def _gradients_on_the_way(parameters: RankParameters, layout: ResolvedLayout, sharded: bool) -> float:
     """Not yet reduced to shards: of a unit, with its copy for the reduction; or of all, as long as they accumulate."""
     if not sharded:
         return 0.0
     several = layout.grad_accum_steps > 1
     if layout.pp > 1 or (layout.zero == 1 and several):
-        return 4 * held.total + 4 * max(held.unit, held.ends)
-    return 8 * max(held.unit, held.ends)
+        return 4 * parameters.total + 4 * max(parameters.unit, parameters.ends)
+    return 8 * max(parameters.unit, parameters.ends)
 
 
 def _activations(
-    held: RankParameters, block: BlockBytes, layout: ResolvedLayout, pp_rank: int, tokens: float, device: str
+    parameters: RankParameters, block: BlockBytes, layout: ResolvedLayout, pp_rank: int, tokens: float, device: str
 ) -> float:
     under_way = micro_batches_under_way(layout, pp_rank)
-    kept = held.layers * under_way * block.kept
+    stored = parameters.layers * under_way * block.kept
     if layout.offload_activations and device != "cpu":
-        kept = min(kept, _BLOCKS_IN_FLIGHT * block.kept)
-    return tokens * (kept + block.passing + block.whole - block.kept)
+        stored = min(stored, _BLOCKS_IN_FLIGHT * block.kept)
+    return tokens * (stored + block.passing + block.whole - block.kept)
 
 
 def _boundaries(
-    shape: ModelShape, held: RankParameters, layout: ResolvedLayout, tokens: float, precision: str
+    shape: ModelShape, parameters: RankParameters, layout: ResolvedLayout, tokens: float, precision: str
 ) -> float:
     """Final norm, and what a pipeline rank receives into: inputs and gradients of every micro-batch of each chunk."""
     e = 4 if precision in FULL_PRECISIONS else 2
     hidden = tokens * shape.hidden / (layout.tp if layout.sequence_parallel else 1)
-    norm = 3 * 4 * hidden if held.has_last else 0.0
+    norm = 3 * 4 * hidden if parameters.has_last else 0.0
     if layout.pp == 1:
         return norm
-    sides = 2 * layout.interleave - held.has_first - held.has_last
+    sides = 2 * layout.interleave - parameters.has_first - parameters.has_last
     return norm + sides * layout.grad_accum_steps * e * hidden

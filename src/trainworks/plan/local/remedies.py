@@ -60,14 +60,14 @@ def cheapest_remedies(
     one come last.
     """
     now = price(layout)
-    found = []
+    remedies = []
     for changes, other in neighbours(workload, shape, layout, price):
         after = price(other)
         saves_bytes = now.memory.total_bytes - after.memory.total_bytes
         ratio = after.step_time.total_s / now.step_time.total_s
-        found.append(Remedy(changes, other, saves_bytes, ratio, is_enough=saves_bytes >= needed_bytes))
+        remedies.append(Remedy(changes, other, saves_bytes, ratio, is_enough=saves_bytes >= needed_bytes))
     best: dict[frozenset[str], Remedy] = {}
-    for remedy in sorted((remedy for remedy in found if remedy.saves_bytes > 0), key=_preference):
+    for remedy in sorted((remedy for remedy in remedies if remedy.saves_bytes > 0), key=_preference):
         best.setdefault(frozenset(remedy.changes), remedy)
     enough = [fields for fields, remedy in best.items() if remedy.is_enough]
     ordered = sorted(best.items(), key=lambda item: (not item[1].is_enough, any(fields < item[0] for fields in enough)))

@@ -84,21 +84,25 @@ def predict_step_time(
     Source of the bubble: Narayanan et al. 2021, section 2.2; of its third: Qi et al. 2023, with forward, gradients of
     inputs and gradients of weights taking the same time.
     """
-    held = [rank_parameters(shape, layout, rank) for rank in range(layout.pp)]
-    micro = [_micro_batch_s(shape, layout, calibration, each, sequence_length) for each in held]
-    waits = [communication_s(shape, layout, each, calibration, sequence_length=sequence_length) for each in held]
+    parameters = [rank_parameters(shape, layout, rank) for rank in range(layout.pp)]
+    micro = [_micro_batch_s(shape, layout, calibration, each, sequence_length) for each in parameters]
+    waits = [communication_s(shape, layout, each, calibration, sequence_length=sequence_length) for each in parameters]
     slowest = max(range(layout.pp), key=lambda rank: layout.grad_accum_steps * micro[rank] + waits[rank])
     bubble = (sum(micro) - micro[slowest]) / layout.interleave * (1 / 3 if layout.zero_bubble else 1)
     return StepTimeTerms(
         compute_s=layout.grad_accum_steps * micro[slowest] + bubble,
         communication_s=waits[slowest],
-        optimizer_s=max(each.sharded(layout) for each in held) / calibration.optimizer_params_per_s,
+        optimizer_s=max(each.sharded(layout) for each in parameters) / calibration.optimizer_params_per_s,
         data_s=_DATA_S,
     )
 
 
 def _micro_batch_s(
-    shape: ModelShape, layout: ResolvedLayout, calibration: Calibration, held: RankParameters, sequence_length: int
+    shape: ModelShape,
+    layout: ResolvedLayout,
+    calibration: Calibration,
+    parameters: RankParameters,
+    sequence_length: int,
 ) -> float:
     """Forward and backward of a pipeline rank, without waiting."""
     tokens = layout.micro_batch * sequence_length / layout.cp
@@ -111,7 +115,7 @@ def _micro_batch_s(
     blocks += (1 + again / 3) * (
         _elementwise_s(shape, layout, calibration, tokens) + operations * calibration.op_overhead_s
     )
-    return held.layers * blocks + (_output_s(shape, layout, calibration, tokens) if held.has_last else 0.0)
+    return parameters.layers * blocks + (_output_s(shape, layout, calibration, tokens) if parameters.has_last else 0.0)
 
 
 def _products_s(shape: ModelShape, layout: ResolvedLayout, calibration: Calibration, tokens: float) -> float:

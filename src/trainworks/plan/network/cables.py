@@ -130,9 +130,9 @@ def _tree_links(design: NetworkDesign, fabric: TreeNetwork) -> Iterator[_Link]:
     tier = "node-leaf" if fabric.up else "node-switch"
     for number, (slot, nic, device) in enumerate(_slots(design)):
         for plane, (copy, leaf) in enumerate(_attached(design, fabric, slot, nic)):
-            own = f"nic{nic + 1}" + (f"/{plane + 1}" if design.planes > 1 else "")
+            nic_port = f"nic{nic + 1}" + (f"/{plane + 1}" if design.planes > 1 else "")
             name = _name(design, copy, "leaf" if fabric.up else "switch", leaf)
-            yield tier, number, _End(device, own, slot), ports.first(name, _leaf_place(design, leaf))
+            yield tier, number, _End(device, nic_port, slot), ports.first(name, _leaf_place(design, leaf))
     for copy in range(design.copies):
         yield from _up_links(design, fabric, copy, ports)
 

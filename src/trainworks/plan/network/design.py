@@ -158,15 +158,19 @@ def _cables(design: NetworkDesign) -> dict[str, int]:
     fabric, copies = design.fabric, design.copies
     if isinstance(fabric, GridNetwork):
         return {"node-node": fabric.cables}
-    own = design.endpoints + design.spare_cables
+    endpoint_cables = design.endpoints + design.spare_cables
     if isinstance(fabric, GroupNetwork):
         local = "leaf-spine" if fabric.spines else "local"
         first = "node-leaf" if fabric.spines else "node-switch"
-        counts = {first: own, local: fabric.local_links, "global": fabric.global_links}
+        counts = {first: endpoint_cables, local: fabric.local_links, "global": fabric.global_links}
     else:
         split = design.split
         up, core = fabric.leaves * -(-fabric.up // split), fabric.spines * -(-fabric.spine_up // split)
-        counts = {"node-leaf" if up else "node-switch": own, "leaf-spine": copies * up, "spine-core": copies * core}
+        counts = {
+            "node-leaf" if up else "node-switch": endpoint_cables,
+            "leaf-spine": copies * up,
+            "spine-core": copies * core,
+        }
     return {name: count for name, count in counts.items() if count}
 
 
@@ -210,11 +214,11 @@ def design_network(
     """
     topology = _plain(topology)
     _check(topology, oversubscription, spare_slots)
-    wanted = TopologyRequest(cluster, cluster.num_nodes + spare_slots, rails_of(cluster), oversubscription, switch)
-    chosen = _chosen(topology, wanted)
-    design = _design(chosen, wanted, build(chosen, wanted))
+    request = TopologyRequest(cluster, cluster.num_nodes + spare_slots, rails_of(cluster), oversubscription, switch)
+    chosen = _chosen(topology, request)
+    design = _design(chosen, request, build(chosen, request))
     if design is None:
-        raise _refusal(chosen, wanted)
+        raise _refusal(chosen, request)
     return design
 
 
@@ -226,14 +230,14 @@ def topologies_compared(
     Raises:
         UsageError: no switch fits the NICs.
     """
-    wanted = TopologyRequest(cluster, cluster.num_nodes + spare_slots, rails_of(cluster), oversubscription, switch)
-    designs = (_attempt(name, wanted) for name in TOPOLOGIES)
+    request = TopologyRequest(cluster, cluster.num_nodes + spare_slots, rails_of(cluster), oversubscription, switch)
+    designs = (_attempt(name, request) for name in TOPOLOGIES)
     return [design for design in designs if design is not None]
 
 
-def _attempt(topology: Topology, wanted: TopologyRequest) -> NetworkDesign | None:
+def _attempt(topology: Topology, request: TopologyRequest) -> NetworkDesign | None:
     try:
-        return _design(topology, wanted, build(topology, wanted))
+        return _design(topology, request, build(topology, request))
     except UsageError:  # ports that cannot be split for planes, or no switch: the topology is not there
         return None
 
@@ -255,16 +259,16 @@ def _plain(topology: str) -> str:
     return _SPELLINGS.get(words, words)
 
 
-def _chosen(topology: str, wanted: TopologyRequest) -> Topology:
+def _chosen(topology: str, request: TopologyRequest) -> Topology:
     if topology == "auto":
-        return _automatic(wanted)
+        return _automatic(request)
     if topology in _FAT_TREES:
-        return _fat_tree(wanted)
+        return _fat_tree(request)
     return next(name for name in TOPOLOGIES if name == topology)
 
 
-def _fat_tree(wanted: TopologyRequest) -> Topology:
-    return "spine-leaf" if build("spine-leaf", wanted).fabric is not None else "3-tier"
+def _fat_tree(request: TopologyRequest) -> Topology:
+    return "spine-leaf" if build("spine-leaf", request).fabric is not None else "3-tier"
 
 
 def _check(topology: str, oversubscription: float, spare_slots: int) -> None:
@@ -281,14 +285,14 @@ def _check(topology: str, oversubscription: float, spare_slots: int) -> None:
         raise UsageError(f"spare slots are {spare_slots}, and have to be at least 0")
 
 
-def _automatic(wanted: TopologyRequest) -> Topology:
+def _automatic(request: TopologyRequest) -> Topology:
     """The topology with the fewest switches, then tiers, that serves; where none does the largest, which is refused."""
-    names = [name for name in _BY_PREFERENCE if wanted.rails > 1 or name not in ("rail-optimised", "rail-only")]
-    designs = (_attempt(name, wanted) for name in names)
+    names = [name for name in _BY_PREFERENCE if request.rails > 1 or name not in ("rail-optimised", "rail-only")]
+    designs = (_attempt(name, request) for name in names)
     serving = [design for design in designs if design is not None and serves(design)]
     if serving:
         return min(serving, key=lambda design: (design.num_switches, len(design.switches))).topology
-    return "rail-optimised" if wanted.rails > 1 else _fat_tree(wanted)
+    return "rail-optimised" if request.rails > 1 else _fat_tree(request)
 
 
 def serves(design: NetworkDesign) -> bool:
@@ -304,45 +308,47 @@ def serves(design: NetworkDesign) -> bool:
     return design.switch is not None and (joined or not apart) and design.oversubscription <= design.taper * _ROUNDING
 
 
-def _design(topology: Topology, wanted: TopologyRequest, built: TopologyResult) -> NetworkDesign | None:
+def _design(topology: Topology, request: TopologyRequest, built: TopologyResult) -> NetworkDesign | None:
     if built.fabric is None:
         return None
-    spare = wanted.slots - wanted.cluster.num_nodes
+    spare = request.slots - request.cluster.num_nodes
     return NetworkDesign(
         topology=topology,
-        cluster=wanted.cluster,
+        cluster=request.cluster,
         ports=built.ports,
         fabric=built.fabric,
         copies=built.copies,
-        rails=wanted.rails,
+        rails=request.rails,
         planes=built.planes,
         sets=built.sets,
         spare_slots=spare,
         max_nodes=None if built.most_slots is None else built.most_slots - spare,
-        taper=wanted.taper,
+        taper=request.taper,
     )
 
 
-def _refusal(topology: Topology, wanted: TopologyRequest) -> UsageError:
+def _refusal(topology: Topology, request: TopologyRequest) -> UsageError:
     """Error for an impossible network, with a possible one as the hint."""
-    built, nodes = build(topology, wanted), wanted.cluster.num_nodes
+    built, nodes = build(topology, request), request.cluster.num_nodes
     if built.ports is None:
-        nics = wanted.cluster.nics
+        nics = request.cluster.nics
         return UsageError(f"a {topology} needs 2 NICs in each node, and these have {nics}", hint="take `auto`")
     ports = built.ports.count
-    if not leaf_ports(ports, wanted.taper)[1]:
+    if not leaf_ports(ports, request.taper)[1]:
         return UsageError(
-            f"oversubscription {wanted.taper:g} leaves no link up on a switch with {ports} links",
+            f"oversubscription {request.taper:g} leaves no link up on a switch with {ports} links",
             hint=f"it is at most {ports - 1}",
         )
-    spare = wanted.slots - nodes
+    spare = request.slots - nodes
     most = max(0, (built.most_slots or 0) - spare)
     if nodes <= most:
         return UsageError(f"{nodes} nodes are too few for a {topology}: fewer switches hold them", hint="take `auto`")
-    held = [each for each in (_attempt(name, wanted) for name in TOPOLOGIES) if each is not None and each.ports]
-    instead = f"`{held[0].topology}` holds {held[0].max_nodes:,}" if held else "name a switch with more ports"
+    possible = [each for each in (_attempt(name, request) for name in TOPOLOGIES) if each is not None and each.ports]
+    instead = (
+        f"`{possible[0].topology}` holds {possible[0].max_nodes:,}" if possible else "name a switch with more ports"
+    )
     return UsageError(
         f"{nodes:,} nodes are too many for `{topology}`: with {ports} links on {built.ports.switch.name} it holds "
-        f"{most:,} nodes of {wanted.cluster.nics} NICs",
+        f"{most:,} nodes of {request.cluster.nics} NICs",
         hint=instead,
     )

@@ -36,7 +36,7 @@ def figures_of(design: NetworkDesign) -> list[Traced]:
 def _given(design: NetworkDesign) -> dict[str, Traced]:
     """Inputs of the counts, by their symbols in formulas."""
     named = design.cluster.name
-    found = {
+    inputs = {
         "nodes": fact("nodes", design.nodes, "", source=named),
         "nics": fact("NICs of a node", design.nics, "", source=named),
         "spare": fact("spare slots", design.spare_slots, "", source="asked for"),
@@ -48,8 +48,8 @@ def _given(design: NetworkDesign) -> dict[str, Traced]:
         name = design.ports.switch.name
         ports = fact("ports of a switch", design.ports.switch.ports, "", source=name)
         split = fact("links of a port", design.ports.split, "", source=f"the NIC's speed on a port of {name}")
-        found["links"] = (ports * split).named("links of a switch", "", ports=ports, split=split)
-    return found
+        inputs["links"] = (ports * split).named("links of a switch", "", ports=ports, split=split)
+    return inputs
 
 
 def _cut_rule(design: NetworkDesign) -> str:

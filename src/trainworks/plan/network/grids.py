@@ -74,6 +74,6 @@ def _sides(nodes: int, axes: int) -> tuple[int, ...]:
     """Factors of the nodes whose longest is shortest."""
     low = [value for value in range(1, isqrt(nodes) + 1) if nodes % value == 0]
     divisors = sorted({*low, *(nodes // value for value in low)})
-    found = [(*short, nodes // prod(short)) for short in product(divisors, repeat=axes - 1) if nodes % prod(short) == 0]
-    shapes = [tuple(sorted((side for side in shape if side > 1), reverse=True)) for shape in found]
+    sides = [(*short, nodes // prod(short)) for short in product(divisors, repeat=axes - 1) if nodes % prod(short) == 0]
+    shapes = [tuple(sorted((side for side in shape if side > 1), reverse=True)) for shape in sides]
     return min(shapes, key=lambda shape: (shape[0], shape))

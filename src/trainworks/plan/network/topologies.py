@@ -78,47 +78,47 @@ class TopologyResult:
     sets: int = 1
 
 
-def _star(wanted: TopologyRequest) -> TopologyResult:
-    ports = ports_for(wanted.cluster, wanted.switch)
-    each = wanted.slots * wanted.rail_nics
+def _star(request: TopologyRequest) -> TopologyResult:
+    ports = ports_for(request.cluster, request.switch)
+    each = request.slots * request.rail_nics
     together = max(1, ports.count // each)
-    copies = -(-wanted.rails // together)
-    built = star(ports.count, each * -(-wanted.rails // copies)) if each <= ports.count else None
-    return TopologyResult(built, ports.count // wanted.rail_nics, ports, copies)
+    copies = -(-request.rails // together)
+    built = star(ports.count, each * -(-request.rails // copies)) if each <= ports.count else None
+    return TopologyResult(built, ports.count // request.rail_nics, ports, copies)
 
 
-def _clos(wanted: TopologyRequest, tiers: int) -> TopologyResult:
+def _clos(request: TopologyRequest, tiers: int) -> TopologyResult:
     """Nodes on leaves in their order."""
-    ports = ports_for(wanted.cluster, wanted.switch)
-    down = leaf_ports(ports.count, wanted.taper)[0]
-    most = down * most_leaves(ports.count, tiers) // wanted.cluster.nics
-    endpoints = wanted.slots * wanted.cluster.nics
+    ports = ports_for(request.cluster, request.switch)
+    down = leaf_ports(ports.count, request.taper)[0]
+    most = down * most_leaves(ports.count, tiers) // request.cluster.nics
+    endpoints = request.slots * request.cluster.nics
     leaves = max(2, -(-endpoints // down)) if down else 0
-    built = _tree(ports, leaves, -(-endpoints // max(1, leaves)), wanted.taper, tiers)
+    built = _tree(ports, leaves, -(-endpoints // max(1, leaves)), request.taper, tiers)
     return TopologyResult(built, most, ports, sets=leaves)
 
 
-def _rail_optimised(wanted: TopologyRequest, *, planes: int = 1, tiers: tuple[int, ...] = (2, 3)) -> TopologyResult:
+def _rail_optimised(request: TopologyRequest, *, planes: int = 1, tiers: tuple[int, ...] = (2, 3)) -> TopologyResult:
     """Leaves in sets of as many as there are rails; the fewest tiers that hold them."""
-    ports = ports_for(wanted.cluster, wanted.switch, planes=planes)
-    per_leaf = leaf_ports(ports.count, wanted.taper)[0] // wanted.rail_nics
-    most = [most_leaves(ports.count, tier) // wanted.rails * per_leaf for tier in tiers]
-    sets = -(-wanted.slots // per_leaf) if per_leaf else 0
-    down = -(-wanted.slots // max(1, sets)) * wanted.rail_nics
-    trees = (_tree(ports, sets * wanted.rails, down, wanted.taper, tier) for tier in tiers)
+    ports = ports_for(request.cluster, request.switch, planes=planes)
+    per_leaf = leaf_ports(ports.count, request.taper)[0] // request.rail_nics
+    most = [most_leaves(ports.count, tier) // request.rails * per_leaf for tier in tiers]
+    sets = -(-request.slots // per_leaf) if per_leaf else 0
+    down = -(-request.slots // max(1, sets)) * request.rail_nics
+    trees = (_tree(ports, sets * request.rails, down, request.taper, tier) for tier in tiers)
     return TopologyResult(next(filter(None, trees), None), max(most), ports, planes, planes, sets)
 
 
-def _rail_only(wanted: TopologyRequest) -> TopologyResult:
-    ports = ports_for(wanted.cluster, wanted.switch)
-    per_leaf = leaf_ports(ports.count, wanted.taper)[0] // wanted.rail_nics
-    most = max(ports.count // wanted.rail_nics, per_leaf * ports.count)
-    each = wanted.slots * wanted.rail_nics
+def _rail_only(request: TopologyRequest) -> TopologyResult:
+    ports = ports_for(request.cluster, request.switch)
+    per_leaf = leaf_ports(ports.count, request.taper)[0] // request.rail_nics
+    most = max(ports.count // request.rail_nics, per_leaf * ports.count)
+    each = request.slots * request.rail_nics
     if each <= ports.count:
-        return TopologyResult(star(ports.count, each), most, ports, wanted.rails)
-    leaves = -(-wanted.slots // per_leaf) if per_leaf else 0
-    down = -(-wanted.slots // max(1, leaves)) * wanted.rail_nics
-    return TopologyResult(_tree(ports, leaves, down, wanted.taper, 2), most, ports, wanted.rails, sets=leaves)
+        return TopologyResult(star(ports.count, each), most, ports, request.rails)
+    leaves = -(-request.slots // per_leaf) if per_leaf else 0
+    down = -(-request.slots // max(1, leaves)) * request.rail_nics
+    return TopologyResult(_tree(ports, leaves, down, request.taper, 2), most, ports, request.rails, sets=leaves)
 
 
 def _tree(ports: Ports, leaves: int, down: int, taper: float, tiers: int) -> TreeNetwork | None:
@@ -127,35 +127,35 @@ def _tree(ports: Ports, leaves: int, down: int, taper: float, tiers: int) -> Tre
     return tree(ports.count, leaves, down, taper=taper, tiers=tiers)
 
 
-def _groups(wanted: TopologyRequest, *, plus: bool) -> TopologyResult:
-    ports = ports_for(wanted.cluster, wanted.switch)
-    endpoints = wanted.slots * wanted.cluster.nics
-    count, each = most_groups(ports.count, plus=plus, taper=wanted.taper)
-    built = groups(ports.count, endpoints, plus=plus, taper=wanted.taper)
-    return TopologyResult(built, count * each // wanted.cluster.nics, ports)
+def _groups(request: TopologyRequest, *, plus: bool) -> TopologyResult:
+    ports = ports_for(request.cluster, request.switch)
+    endpoints = request.slots * request.cluster.nics
+    count, each = most_groups(ports.count, plus=plus, taper=request.taper)
+    built = groups(ports.count, endpoints, plus=plus, taper=request.taper)
+    return TopologyResult(built, count * each // request.cluster.nics, ports)
 
 
-def _grid(wanted: TopologyRequest, axes: int) -> TopologyResult:
-    nic_bytes_per_s(wanted.cluster)  # refuses a cluster without a network
-    return TopologyResult(grid(wanted.cluster.num_nodes, wanted.cluster.nics, axes=axes), None)
+def _grid(request: TopologyRequest, axes: int) -> TopologyResult:
+    nic_bytes_per_s(request.cluster)  # refuses a cluster without a network
+    return TopologyResult(grid(request.cluster.num_nodes, request.cluster.nics, axes=axes), None)
 
 
-def build(topology: Topology, wanted: TopologyRequest) -> TopologyResult:
+def build(topology: Topology, request: TopologyRequest) -> TopologyResult:
     """Structure of a topology; its fabric is None if it cannot hold the nodes.
 
     Raises:
         UsageError: no switch fits the NICs, or its ports cannot be split for planes.
     """
     builders = {
-        "star": lambda: _star(wanted),
-        "spine-leaf": lambda: _clos(wanted, 2),
-        "3-tier": lambda: _clos(wanted, 3),
-        "rail-optimised": lambda: _rail_optimised(wanted),
-        "rail-only": lambda: _rail_only(wanted),
-        "multi-plane": lambda: _rail_optimised(wanted, planes=PLANES, tiers=(2,)),
-        "dragonfly": lambda: _groups(wanted, plus=False),
-        "dragonfly+": lambda: _groups(wanted, plus=True),
-        "ring": lambda: _grid(wanted, 1),
-        "torus": lambda: _grid(wanted, 3),
+        "star": lambda: _star(request),
+        "spine-leaf": lambda: _clos(request, 2),
+        "3-tier": lambda: _clos(request, 3),
+        "rail-optimised": lambda: _rail_optimised(request),
+        "rail-only": lambda: _rail_only(request),
+        "multi-plane": lambda: _rail_optimised(request, planes=PLANES, tiers=(2,)),
+        "dragonfly": lambda: _groups(request, plus=False),
+        "dragonfly+": lambda: _groups(request, plus=True),
+        "ring": lambda: _grid(request, 1),
+        "torus": lambda: _grid(request, 3),
     }
     return builders[topology]()

@@ -124,8 +124,8 @@ def tree(ports: int, leaves: int, down: int, *, taper: float, tiers: int) -> Tre
     """
     fewest_up = max(1, math.ceil(down / taper - 1e-9))
     build = _two_tiers if tiers == 2 else _three_tiers
-    found = [built for up in range(fewest_up, ports - down + 1) for built in build(ports, leaves, down, up)]
-    return min(found, key=lambda each: (each.switches, each.leaf_spine_links, each.pods), default=None)
+    trees = [built for up in range(fewest_up, ports - down + 1) for built in build(ports, leaves, down, up)]
+    return min(trees, key=lambda each: (each.switches, each.leaf_spine_links, each.pods), default=None)
 
 
 def _two_tiers(ports: int, leaves: int, down: int, up: int) -> Iterator[TreeNetwork]:

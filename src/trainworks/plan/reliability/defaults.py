@@ -65,7 +65,7 @@ def usual_failures(
     fleet = fleet_of(accelerator)
     every = usual_node_mttf(accelerator, node_mttf_s)
     share = 1.0 if fleet is None or fleet.hardware_share is None else fleet.hardware_share
-    own, other = _by_kind(every, nodes, share, "" if fleet is None else _source(fleet))
+    hardware, other = _by_kind(every, nodes, share, "" if fleet is None else _source(fleet))
     rest = {} if write is None else {"write": write}
     named = {"capacity life": capacity_life_s, "notice": notice_s, "capacity wait": capacity_wait_s}
     for name, value in named.items():
@@ -73,7 +73,7 @@ def usual_failures(
             rest[name.replace(" ", "_")] = fact(name, value, "s", source=GIVEN)
     return Failures(
         num_nodes=nodes,
-        node_mttf=own,
+        node_mttf=hardware,
         other_mttf=other,
         save=save,
         detection=assumed("failure detection", detection_s),
@@ -102,8 +102,8 @@ def _by_kind(every: Traced, nodes: Traced, share: float, source: str) -> tuple[T
     if share == 1:
         return every, None
     hardware = fact("hardware share", share, "", source=source)
-    own = (every / hardware).named("node hardware MTTF", "s", node_mttf=every)
-    return own, (every / (1 - hardware) / nodes).named("other MTTF", "s", node_mttf=every)
+    hardware_mttf = (every / hardware).named("node hardware MTTF", "s", node_mttf=every)
+    return hardware_mttf, (every / (1 - hardware) / nodes).named("other MTTF", "s", node_mttf=every)
 
 
 @dataclass(frozen=True, slots=True)

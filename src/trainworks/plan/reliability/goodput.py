@@ -264,17 +264,17 @@ def _at_once(failures: Failures, life: Traced) -> Traced:
     return share.named("recoveries without another interruption", "", mttf=mttf, life=life)
 
 
-def _counts(failures: Failures, held: Traced) -> tuple[Traced, Traced]:
+def _counts(failures: Failures, duration: Traced) -> tuple[Traced, Traced]:
     """Failures and preemptions in a time with all nodes; nothing happens during a save before a preemption."""
     mttf = job_mttf(failures)
     if failures.capacity_life is None:
-        return (held / mttf).named("failures", "", held=held, job_mttf=mttf), _NEVER
-    exposed = held
+        return (duration / mttf).named("failures", "", held=duration, job_mttf=mttf), _NEVER
+    exposed = duration
     life, save, write = failures.capacity_life, failures.save, failures.write
     if failures.saves_before_preemption:
         at_once = _at_once(failures, life)
-        exposed = (held / (1 + at_once * (save + write) / life)).named(
-            "time exposed", "s", held=held, at_once=at_once, save=save, write=write, life=life
+        exposed = (duration / (1 + at_once * (save + write) / life)).named(
+            "time exposed", "s", held=duration, at_once=at_once, save=save, write=write, life=life
         )
     return (
         (exposed / mttf).named("failures", "", exposed=exposed, job_mttf=mttf),

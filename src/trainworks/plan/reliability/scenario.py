@@ -190,8 +190,8 @@ class SimulationOutcome:
     @property
     def held_s(self) -> Array:
         """Time for which the nodes are held, and paid."""
-        held: Array = self.wall_s - self.badput_s["preempted"] - self.badput_s["queueing"]
-        return held
+        duration: Array = self.wall_s - self.badput_s["preempted"] - self.badput_s["queueing"]
+        return duration
 
     @property
     def runtime_goodput(self) -> float:
@@ -213,6 +213,6 @@ class SimulationOutcome:
 
     def shares(self) -> dict[str, float]:
         """Share of all wall-clock time by cause, work first; adds up to 1."""
-        whole = self.wall_s.sum()
+        total = self.wall_s.sum()
         parts: dict[str, Any] = {"work": self.work_s} | self.badput_s
-        return {name: float(seconds.sum() / whole) for name, seconds in parts.items()}
+        return {name: float(seconds.sum() / total) for name, seconds in parts.items()}

@@ -260,18 +260,18 @@ class _Run:
 
         The whole nodes of a replica that leaves are spares for the others.
         """
-        known, own = self.now[rows] + known_s, self.now[rows] + self.repair_s[rows]
+        detected, repaired = self.now[rows] + known_s, self.now[rows] + self.repair_s[rows]
         if not self.pool.shape[1]:
-            self._spend(rows, np.maximum(own - known, 0.0), "waiting for nodes")
+            self._spend(rows, np.maximum(repaired - detected, 0.0), "waiting for nodes")
             return
         pool = self.pool[rows]
         place = pool.argmin(axis=1)
         ready = pool[np.arange(len(rows)), place]
-        leaves = (ready > known) & (self.missing[rows] < self.scenario.replicas - self.scenario.min_replicas)
-        self._leave(rows[leaves], own[leaves])
-        taken = ~leaves & (ready <= own)
-        self.pool[rows[taken], place[taken]] = own[taken]
-        wait = np.where(leaves, 0.0, np.maximum(np.minimum(ready, own) - known, 0.0))
+        leaves = (ready > detected) & (self.missing[rows] < self.scenario.replicas - self.scenario.min_replicas)
+        self._leave(rows[leaves], repaired[leaves])
+        taken = ~leaves & (ready <= repaired)
+        self.pool[rows[taken], place[taken]] = repaired[taken]
+        wait = np.where(leaves, 0.0, np.maximum(np.minimum(ready, repaired) - detected, 0.0))
         self._spend(rows, wait, "waiting for nodes")
 
     def _leave(self, rows: _Rows, ready: Array) -> None:

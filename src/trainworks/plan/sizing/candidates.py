@@ -89,7 +89,7 @@ def candidates(
         for name, base in _offered(offer, catalog):
             bases[name] = base
             rented.setdefault(name, []).append(offer)
-    found, skipped = [], []
+    nodes, skipped = [], []
     for name, base in bases.items():
         part = catalog.accelerators[base.accelerator]
         if only and not {name, part.name} & only:
@@ -97,12 +97,12 @@ def candidates(
         if not only and part.vendor not in PYTORCH_VENDORS:
             skipped.append(Skipped(name, "neither CUDA nor ROCm; name it with `--only` to have it tried"))
         elif precision in part.peak_flops_per_s:
-            found.append(
+            nodes.append(
                 Candidate(name, cluster_of_nodes(base, node_name=name), name in for_sale, tuple(rented.get(name, ())))
             )
         else:
             skipped.append(Skipped(name, f"no {precision} matrix units"))
-    return found, skipped
+    return nodes, skipped
 
 
 def _offered(offer: Offer, catalog: Catalog) -> Iterator[tuple[str, Node]]:

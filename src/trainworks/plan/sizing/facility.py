@@ -64,8 +64,8 @@ def nodes_per_rack(cluster: ClusterDescription) -> int:
 
 def _rack_of(cluster: ClusterDescription) -> System | None:
     """The rack that the nodes are sold in; None for nodes that are sold alone."""
-    found = None if cluster.node is None else system_of(cluster.node.name)
-    return found if found is not None and found.form == "rack" else None
+    system = None if cluster.node is None else system_of(cluster.node.name)
+    return system if system is not None and system.form == "rack" else None
 
 
 def _racks(nodes: Traced, power: Traced, air: Traced, *, sold_in: System | None) -> Traced:

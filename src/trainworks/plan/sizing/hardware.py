@@ -95,17 +95,21 @@ def _nics_per_accelerator(cluster: ClusterDescription, base: Node) -> Iterator[H
 
 def _processor(cluster: ClusterDescription, base: Node, processor: Processor) -> Iterator[HardwareFinding]:
     """The generation of PCIe that processor and accelerator share, and the lanes for accelerators and NICs."""
-    wanted = pcie_generation(cluster.accelerator.host_bytes_per_s)
-    if wanted is None:
+    generation = pcie_generation(cluster.accelerator.host_bytes_per_s)
+    if generation is None:
         return
-    value, limit = f"{processor.name}: PCIe {processor.pcie_generation}", f"{cluster.accelerator.name}: PCIe {wanted}"
+    value, limit = (
+        f"{processor.name}: PCIe {processor.pcie_generation}",
+        f"{cluster.accelerator.name}: PCIe {generation}",
+    )
     bad: Verdict = "note" if processor.name == base.processor else "mismatch"  # it is sold like that
-    if processor.pcie_generation < wanted:
+    if processor.pcie_generation < generation:
         meaning = "every slot runs at the processor's generation, half as fast per step"
         yield HardwareFinding("processor", bad, value, limit, meaning)
-    elif processor.pcie_generation > wanted:
+    elif processor.pcie_generation > generation:
         meaning = (
-            f"a board of the generation before: its slots stay PCIe {wanted}, and servers pair it with PCIe {wanted}"
+            f"a board of the previous generation: its slots stay PCIe {generation}, "
+            f"and servers pair it with PCIe {generation}"
         )
         yield HardwareFinding("processor", bad, value, limit, meaning)
     else:

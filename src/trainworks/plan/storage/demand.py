@@ -147,7 +147,7 @@ def demand_of(
     saving = _saving(size, mttf, interval, None if stall_share is None else _share(stall_share))
     replicas = given("replicas that read", restart_copies, "")
     restart_time = given("restart time", restart_s, "s")
-    kept = ((given("keep", keep, "") + 1) * size).named("kept checkpoints", "bytes")
+    checkpoints = ((given("keep", keep, "") + 1) * size).named("kept checkpoints", "bytes")
     copies = given("copies of the dataset", dataset_copies, "")
     free_space = assumed("free space")
     return Demand(
@@ -155,7 +155,9 @@ def demand_of(
         **saving,
         checkpoint=size,
         restart=(size * replicas / restart_time).named("restart read", "bytes/s", replicas=replicas),
-        capacity=((reading["dataset"] * copies + kept) / (1 - free_space)).named("capacity", "bytes", copies=copies),
+        capacity=((reading["dataset"] * copies + checkpoints) / (1 - free_space)).named(
+            "capacity", "bytes", copies=copies
+        ),
         epochs=given("epochs", epochs, ""),
         nodes=nodes,
         copies=_copies(given("samples per file", samples_per_file, "samples"), nodes),

@@ -100,11 +100,11 @@ def node_needs(
 
 
 def _memory(workers: Traced, ranks: Traced, staged: Traced, sample: Traced, batch_samples: int) -> Traced:
-    own = assumed("data worker memory")
+    process = assumed("data worker memory")
     ahead = assumed("batches ahead")
     batch = given("samples in a batch", batch_samples, "")
-    waiting = (workers * (own + ahead * batch * sample)).named(
-        "prepared batches", "bytes", workers=workers, own=own, ahead=ahead, batch=batch, sample=sample
+    waiting = (workers * (process + ahead * batch * sample)).named(
+        "prepared batches", "bytes", workers=workers, own=process, ahead=ahead, batch=batch, sample=sample
     )
     rank_memory = assumed("rank memory")
     page_cache = assumed("page cache share")

@@ -71,10 +71,10 @@ def verdict_of(design: Design, demand: Demand, needs: NodeNeeds, *, servers: int
     counts: list[_Count] = []
     for tier in tiers(design, demand, needs):
         system = storage(tier.system)
-        wanted = [*_counts(design, tier, system)]
-        counts += wanted
+        needed = [*_counts(design, tier, system)]
+        counts += needed
         have = servers if tier.is_home else None
-        problems += [problem for count in wanted for problem in _too_few(system, count, have)]
+        problems += [problem for count in needed for problem in _too_few(system, count, have)]
         problems += _node_limits(tier, system, demand, needs)
     notes = [_IDLE_CACHE] if design.cache not in (None, design.staging) and not demand.rereads else []
     reason = "; ".join([*(problems or _what_it_takes(design, counts)), *notes])
@@ -97,12 +97,12 @@ class _Count:
 
 def _counts(design: Design, tier: Tier, system: Storage) -> Iterator[_Count]:
     """Servers for bytes, and those for files where others find them."""
-    asked = [
+    demands = [
         *((item, "server read", system.server_read_bytes_per_s) for item in tier.reads),
         *((item, "server write", system.server_write_bytes_per_s) for item in tier.writes),
         *((item, "server capacity", system.server_capacity_bytes) for item in [tier.capacity] if item is not None),
     ]
-    pairs = [(item, _figure(system, name, rate, item.unit)) for item, name, rate in asked if rate is not None]
+    pairs = [(item, _figure(system, name, rate, item.unit)) for item, name, rate in demands if rate is not None]
     files = [] if tier.opens is None else [(tier.opens, _figure(system, "opens", system.opens_per_s, "files/s"))]
     if system.form in _FIND_FILES_THEMSELVES:
         pairs, files = [*pairs, *files], []
@@ -130,11 +130,11 @@ def _too_few(system: Storage, count: _Count, have: int | None) -> Iterator[str]:
 
 
 def _overload(count: _Count, limit: int) -> str:
-    asked, each = count.hardest
-    if asked.value <= limit * each.value:
+    demand, each = count.hardest
+    if demand.value <= limit * each.value:
         return f"{_counted(limit, count.noun)}, and it takes {_counted(count.figure.value, count.noun)} to keep copies"
     gives = f"{_counted(limit, count.noun)} {'gives' if limit == 1 else 'give'} {_quantity(limit * each.value, each)}"
-    return f"{asked.name} {_quantity(asked.value, asked)}, {gives}"
+    return f"{demand.name} {_quantity(demand.value, demand)}, {gives}"
 
 
 def _node_limits(tier: Tier, system: Storage, demand: Demand, needs: NodeNeeds) -> Iterator[str]:
@@ -162,10 +162,10 @@ def _what_it_takes(design: Design, counts: list[_Count]) -> list[str]:
 
 
 def _needed(count: _Count) -> str:
-    asked, each = count.hardest
+    demand, each = count.hardest
     words = _counted(count.figure.value, count.noun) + (" in each node" if count.noun == "drive" else "")
-    share = asked.value / each.value / count.figure.value
-    return f"{words} ({asked.name} uses {share:.0%})" if share >= _WORTH_SAYING else words
+    share = demand.value / each.value / count.figure.value
+    return f"{words} ({demand.name} uses {share:.0%})" if share >= _WORTH_SAYING else words
 
 
 def _counted(count: float, noun: str) -> str:
