@@ -19,12 +19,46 @@ job may cost it the chance to start before t when a job ends early, and nodes be
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
+from typing import TypeVar
 
-from trainworks.queueing.placement import Amounts, FreeResources, Gang, fits, lesser, minus, place, plus
+from trainworks.queueing.placement import Amounts, FreeResources, Gang, NodeShares, fits, lesser, minus, place, plus
 
-__all__ = ["Backfill", "Reservation", "reserve"]
+__all__ = ["Backfill", "Reservation", "earliest_fit", "ends_in_time", "reserve"]
+
+_Stay = TypeVar("_Stay")
+_Nodes = TypeVar("_Nodes", bound=Collection[int])
+
+
+def earliest_fit(
+    stays: Iterable[_Stay],
+    *,
+    end: Callable[[_Stay], float],
+    release: Callable[[_Stay], None],
+    fit: Callable[[], _Nodes],
+) -> tuple[float, _Nodes] | None:
+    """Earliest end of running jobs after which a gang fits, with its nodes; None if it never does.
+
+    Args:
+        stays: what running jobs occupy.
+        end: latest end of a stay.
+        release: frees the nodes of a stay.
+        fit: nodes of the gang among the free ones; empty if it does not fit.
+    """
+    for ends_at, group in groupby(sorted(stays, key=end), key=end):
+        for stay in group:
+            release(stay)
+        if nodes := fit():
+            return ends_at, nodes
+    return None
+
+
+def ends_in_time(ends_at: float, reserved_at: float) -> bool:
+    """True if a job may use reserved nodes, because it ends by the time of the reservation."""
+    return ends_at <= reserved_at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,19 +78,24 @@ class Reservation:
 def reserve(gang: Gang, resources: FreeResources) -> Reservation:
     """The reservation of a gang that does not fit now. What ending jobs have counts as free from now on."""
     later = list(resources.soon)
-    ends = sorted((stay for stay in resources.occupied if stay.ends_at < math.inf), key=lambda stay: stay.ends_at)
-    for position, stay in enumerate(ends):
+
+    def release(stay: NodeShares) -> None:
         for index in stay.nodes:
             later[index] = plus(later[index], stay.need)
-        if position + 1 < len(ends) and ends[position + 1].ends_at == stay.ends_at:
-            continue
-        nodes = place(gang, later, most=gang.nodes_min, fullest_by=resources.free)
-        if nodes:
-            for index in nodes:
-                later[index] = minus(later[index], gang.need)
-            gone_by = [left.ends_at for _, left in resources.leaving if not set(nodes).isdisjoint(left.nodes)]
-            starts_at = max([stay.ends_at, *gone_by])
-            return Reservation(starts_at=starts_at, others_end_by=stay.ends_at, nodes=nodes, others=later)
+
+    earliest = earliest_fit(
+        (stay for stay in resources.occupied if stay.ends_at < math.inf),
+        end=attrgetter("ends_at"),
+        release=release,
+        fit=lambda: place(gang, later, most=gang.nodes_min, fullest_by=resources.free),
+    )
+    if earliest is not None:
+        ends_at, nodes = earliest
+        for index in nodes:
+            later[index] = minus(later[index], gang.need)
+        gone_by = [left.ends_at for _, left in resources.leaving if not set(nodes).isdisjoint(left.nodes)]
+        starts_at = max([ends_at, *gone_by])
+        return Reservation(starts_at=starts_at, others_end_by=ends_at, nodes=nodes, others=later)
     return Reservation(starts_at=None, others_end_by=-math.inf, nodes=(), others=_of_no_use(gang, resources.free))
 
 
@@ -82,7 +121,7 @@ class Backfill:
 
     def start(self, gang: Gang, time_limit_s: float | None) -> list[int]:
         """The nodes of a job that starts now, already taken; none if it does not fit or would delay the head."""
-        is_short = time_limit_s is not None and self._resources.now + time_limit_s <= self._ends_by
+        is_short = time_limit_s is not None and ends_in_time(self._resources.now + time_limit_s, self._ends_by)
         if not fits(gang.need, self._most[is_short]) or (gang.number, is_short) in self._failed:
             return []
         nodes = place(gang, self._resources.free if is_short else self._beside)

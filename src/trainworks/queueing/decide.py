@@ -34,6 +34,7 @@ from trainworks.queueing.snapshot import (
     Reason,
     Snapshot,
     Start,
+    queue_key,
 )
 from trainworks.units import format_duration
 
@@ -83,7 +84,7 @@ class _Wait:
 def _sorted_out(snapshot: Snapshot) -> tuple[list[QueuedJob], list[_Wait], list[Cancel]]:
     """Eligible jobs in queue order, jobs that are not eligible yet, and jobs that can never run."""
     line, aside, cancels = [], [], []
-    for job in sorted(snapshot.waiting, key=lambda job: (-job.priority, job.submitted_at, job.job_id)):
+    for job in sorted(snapshot.waiting, key=lambda job: queue_key(job.priority, job.submitted_at, job.job_id)):
         if job.depends == "failed":
             cancels.append(Cancel(job_id=job.job_id, reason="a job that it depends on did not succeed"))
         elif job.held:

@@ -18,6 +18,7 @@ __all__ = [
     "RunningJob",
     "Snapshot",
     "Start",
+    "queue_key",
 ]
 
 
@@ -108,6 +109,11 @@ class Snapshot:
     nodes: tuple[NodeInfo, ...]
     waiting: tuple[QueuedJob, ...] = ()
     running: tuple[RunningJob, ...] = ()
+
+
+def queue_key(priority: int, submitted_at: float, number: int) -> tuple[int, float, int]:
+    """Sort key of the queue: higher priorities first, then earlier submissions, then lower job numbers."""
+    return (-priority, submitted_at, number)
 
 
 class Reason(enum.StrEnum):

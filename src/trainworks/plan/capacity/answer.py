@@ -11,10 +11,10 @@ import numpy as np
 from trainworks.errors import UsageError
 from trainworks.plan.capacity.jobs import JobTrace
 from trainworks.plan.capacity.policy import Policy
-from trainworks.plan.capacity.pool import need_of
 from trainworks.plan.capacity.service import Service, Target, service_of
 from trainworks.plan.capacity.simulation import replay
 from trainworks.plan.trace import Traced, computed, fact
+from trainworks.queueing.node_pool import pool_need
 
 __all__ = ["CapacityAnswer", "Load", "capacity_for", "load_of", "most_nodes"]
 
@@ -72,7 +72,7 @@ def most_nodes(trace: JobTrace, node_accelerators: int) -> int:
     Raises:
         UsageError: there are more of them than can be replayed.
     """
-    most = trace.peak(np.array([need_of(int(count), node_accelerators)[0] for count in trace.accelerators]))
+    most = trace.peak(np.array([pool_need(int(count), node_accelerators)[0] for count in trace.accelerators]))
     if most > _MOST_NODES:
         raise UsageError(f"the jobs would need {most:,} nodes at once; at most {_MOST_NODES:,} can be replayed")
     return most

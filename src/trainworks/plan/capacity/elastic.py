@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from trainworks.plan.capacity.policy import Elastic
-from trainworks.plan.capacity.pool import Need, Pool
+from trainworks.queueing.node_pool import NodePool, PoolNeed
 
 __all__ = ["ElasticPool"]
 
 
-class ElasticPool(Pool):
+class ElasticPool(NodePool):
     """Nodes that come and go. Jobs can be assigned to an ordered node before it is ready."""
 
     def __init__(self, node_accelerators: int, terms: Elastic) -> None:
@@ -27,7 +27,7 @@ class ElasticPool(Pool):
         """Nodes that can still be ordered."""
         return self.terms.max_nodes - len(self.free)
 
-    def missing(self, need: Need) -> int:
+    def missing(self, need: PoolNeed) -> int:
         """Nodes to order for a job that `find` has no place for."""
         count, each = need
         return count - self.num_empty if each == self.node_accelerators else 1

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from trainworks.plan.capacity.answer import CapacityAnswer
 from trainworks.plan.capacity.jobs import JobTrace
 from trainworks.plan.capacity.policy import FIXED, ON_DEMAND, SPOT, Elastic, Policy, Spot
-from trainworks.plan.capacity.pool import need_of
 from trainworks.plan.capacity.service import Service, Target, service_of
 from trainworks.plan.capacity.simulation import replay
 from trainworks.plan.pareto import pareto
 from trainworks.plan.trace import Traced, computed, fact, total
+from trainworks.queueing.node_pool import pool_need
 from trainworks.units import HOUR_S, WEEK_S
 
 __all__ = ["CapacityLimits", "CapacityPrices", "PolicyReplay", "cheapest", "cost_of", "front", "point_of", "policies"]
@@ -139,7 +139,7 @@ def _carries(trace: JobTrace, policy: Policy) -> bool:
 
 
 def _nodes_of_largest(trace: JobTrace, jobs: NDArray[np.bool_], policy: Policy) -> int:
-    return need_of(int(trace.accelerators[jobs].max()), policy.node_accelerators)[0] if jobs.any() else 0
+    return pool_need(int(trace.accelerators[jobs].max()), policy.node_accelerators)[0] if jobs.any() else 0
 
 
 def point_of(trace: JobTrace, policy: Policy, prices: CapacityPrices) -> PolicyReplay:

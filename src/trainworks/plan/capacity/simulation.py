@@ -1,17 +1,18 @@
 """Replay of a trace: jobs queue, start as gangs, end, are interrupted on spot nodes; elastic nodes come and go.
 
-Rules, in the order in which they act at every moment at which something happens:
+The rules are those of the live queue (`queueing`), with equal nodes, known run times and elastic nodes. Every event
+applies them in this order:
 
-1. The queue is ordered by priority, then by submission. Jobs start from its head on fixed nodes, then on idle spot
-   nodes (preemptible ones), then on idle on-demand nodes. A job runs on one class of nodes as a whole.
+1. The queue is ordered by priority, then by submission. Jobs start from its front on fixed nodes, then on idle spot
+   nodes (preemptible ones), then on idle on-demand nodes. A job runs on one class of nodes only.
 2. The first job that has to wait for fixed nodes gets a reservation there. A later one may start if it ends before the
-   reservation or takes none of its nodes (EASY). Run times are taken as known, and of the queue the first 100 are
-   looked at. A job that is larger than all fixed nodes holds the elastic ones, so that smaller jobs do not starve it.
-3. While the backlog is above the policy's limit, or a job has lost its patience, elastic nodes are ordered for it.
+   reservation or takes none of its nodes (EASY). Only the first 100 jobs of the queue are considered. A job larger than
+   all fixed nodes blocks the elastic ones, so that smaller jobs do not starve it.
+3. While the backlog is above the policy's limit, or a job's patience is over, elastic nodes are ordered for it.
 
-A spot node that is taken back interrupts every job on it. With w the work since the job's last start, T its checkpoint
-interval, N the notice and C one checkpoint, it loses min(w mod T, N) if C <= N, else w mod T. A job without an interval
-of its own takes Young's, T = sqrt(2 C M / nodes), on spot nodes of mean life M, and runs 1 + C / T times as long there.
+A lost spot node interrupts every job on it. With w the work since the job's last start, T its checkpoint interval, N
+the notice and C one checkpoint, it loses min(w mod T, N) if C <= N, else w mod T. A job without an interval of its own
+takes Young's, T = sqrt(2 C M / nodes), on spot nodes of mean life M, and runs 1 + C / T times as long there.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from trainworks.plan.capacity.elastic import ElasticPool
 from trainworks.plan.capacity.jobs import JobTrace
 from trainworks.plan.capacity.outcome import JobRun, Replay
 from trainworks.plan.capacity.policy import FIXED, ON_DEMAND, SPOT, Policy
-from trainworks.plan.capacity.pool import Need, Pool, need_of
+from trainworks.queueing.backfill import ends_in_time
+from trainworks.queueing.node_pool import NodePool, PoolNeed, pool_need
+from trainworks.queueing.snapshot import queue_key
 
 __all__ = ["replay"]
 
@@ -60,15 +63,15 @@ class _Simulation:
         size, num_jobs = policy.node_accelerators, len(trace)
         self.policy = policy
         self.random = random.Random(policy.seed)  # noqa: S311, no secret depends on it
-        self.fixed = Pool(size, range(policy.fixed_nodes))
+        self.fixed = NodePool(size, range(policy.fixed_nodes))
         self.elastic = {SPOT: ElasticPool(size, policy.spot), ON_DEMAND: ElasticPool(size, policy.on_demand)}
-        self.pools: dict[str, Pool] = {FIXED: self.fixed, **self.elastic}
-        self.needs: list[Need] = [need_of(int(wanted), size) for wanted in trace.accelerators]
+        self.pools: dict[str, NodePool] = {FIXED: self.fixed, **self.elastic}
+        self.needs: list[PoolNeed] = [pool_need(int(wanted), size) for wanted in trace.accelerators]
         self.sizes = [count * each for count, each in self.needs]
         self.left_s: list[float] = trace.duration_s.tolist()
         self.checkpoint_s: list[float] = trace.checkpoint_s.tolist()
         self.since_s: list[float] = trace.submit_s.tolist()
-        self.order = list(zip((-trace.priority).tolist(), self.since_s.copy(), range(num_jobs), strict=True))
+        self.order = [*map(queue_key, trace.priority.tolist(), self.since_s, range(num_jobs))]
         self.allowed = [self._allowed(job, bool(may)) for job, may in enumerate(trace.preemptible)]
         self.interrupted = [0] * num_jobs
         self.queue: list[tuple[int, float, int]] = []
@@ -210,13 +213,13 @@ class _Simulation:
         return max(pool.free_accelerators for pool in self.pools.values())
 
     def _place(self, job: int, reserved: _Reservation | None, blocked: set[str]) -> tuple[str, list[int]] | None:
-        """Pool and nodes on which the job can start now."""
+        """NodePool and nodes on which the job can start now."""
         need = self.needs[job]
         for name in self.allowed[job]:
             pool = self.pools[name]
             if self.sizes[job] > pool.free_accelerators or name in blocked or self._shuns(job, name):
                 continue
-            if name != FIXED or reserved is None or self._end_s(job) <= reserved[1]:
+            if name != FIXED or reserved is None or ends_in_time(self._end_s(job), reserved[1]):
                 nodes = pool.find(need)
             else:
                 nodes = pool.find(need, avoid=reserved[2])

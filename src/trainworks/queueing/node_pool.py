@@ -1,24 +1,27 @@
-"""Nodes of one class and what is free on them.
+"""Placement on equal nodes with one resource, in constant time: `placement.py` for the replay of long traces.
 
 A job that needs less than a node shares one with others: it goes where the fewest accelerators stay free (best fit).
-A larger job takes whole nodes, the last one too if it fills a part of it only.
+A larger job takes complete nodes, even if it fills only a part of the last one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from itertools import islice
+from operator import itemgetter
 
-__all__ = ["Need", "Pool", "need_of"]
+from trainworks.queueing.backfill import earliest_fit
 
-Need = tuple[int, int]
+__all__ = ["NodePool", "PoolNeed", "pool_need"]
+
+PoolNeed = tuple[int, int]
 """Nodes, and accelerators on each of them."""
 
 
-def need_of(accelerators: int, node_accelerators: int) -> Need:
-    """Nodes and accelerators of each that a job takes.
+def pool_need(accelerators: int, node_accelerators: int) -> PoolNeed:
+    """Nodes that a job takes, and accelerators of each.
 
-    >>> need_of(4, 8), need_of(12, 8)
+    >>> pool_need(4, 8), pool_need(12, 8)
     ((1, 4), (2, 8))
     """
     if accelerators < node_accelerators:
@@ -26,7 +29,7 @@ def need_of(accelerators: int, node_accelerators: int) -> Need:
     return -(-accelerators // node_accelerators), node_accelerators
 
 
-class Pool:
+class NodePool:
     """Free accelerators by node, and nodes by free accelerators."""
 
     def __init__(self, node_accelerators: int, nodes: Iterable[int] = ()) -> None:
@@ -38,27 +41,27 @@ class Pool:
             self.add(node)
 
     def add(self, node: int) -> None:
-        """An empty node joins."""
+        """Add an empty node."""
         self.free[node] = self.node_accelerators
         self.free_accelerators += self.node_accelerators
         self._nodes_by_free[self.node_accelerators][node] = None
 
     def remove(self, node: int) -> None:
-        """An empty node leaves."""
+        """Remove an empty node."""
         del self._nodes_by_free[self.free.pop(node)][node]
         self.free_accelerators -= self.node_accelerators
 
     @property
     def num_empty(self) -> int:
-        """Nodes without any job."""
+        """Number of nodes without a job."""
         return len(self._nodes_by_free[self.node_accelerators])
 
     def is_empty(self, node: int) -> bool:
         """True if the node is here and has no job."""
         return self.free.get(node) == self.node_accelerators
 
-    def find(self, need: Need, avoid: Collection[int] = ()) -> list[int]:
-        """Nodes that a job could have now, none of those to avoid; an empty list if there are not enough."""
+    def find(self, need: PoolNeed, avoid: Collection[int] = ()) -> list[int]:
+        """Nodes for a job now, without those to avoid; empty if there are too few."""
         count, each = need
         if count * each > self.free_accelerators:
             return []
@@ -70,11 +73,11 @@ class Pool:
         return []
 
     def take(self, nodes: Iterable[int], each: int) -> None:
-        """A job begins on nodes that `find` named."""
+        """Start a job on nodes from `find`."""
         self._change(nodes, -each)
 
     def give_back(self, nodes: Iterable[int], each: int) -> None:
-        """A job has left."""
+        """Free the nodes of a job."""
         self._change(nodes, each)
 
     def _change(self, nodes: Iterable[int], accelerators: int) -> None:
@@ -85,7 +88,7 @@ class Pool:
             self._nodes_by_free[before + accelerators][node] = None
             self.free_accelerators += accelerators
 
-    def reservation(self, need: Need, ends: Iterable[tuple[float, Iterable[int], int]]) -> tuple[float, set[int]]:
+    def reservation(self, need: PoolNeed, ends: Iterable[tuple[float, Iterable[int], int]]) -> tuple[float, set[int]]:
         """Latest start of a job if nothing else started, and its nodes then.
 
         If more nodes become free than the job needs, it gets the latest; backfill can use the others.
@@ -97,11 +100,16 @@ class Pool:
         count, each = need
         free = dict(self.free)
         ready = [node for node, accelerators in free.items() if accelerators >= each]
-        for end_s, nodes, given in sorted(ends, key=lambda run: run[0]):
-            for node in nodes:
-                if free[node] < each <= free[node] + given:
+
+        def release(run: tuple[float, Iterable[int], int]) -> None:
+            for node in run[1]:
+                if free[node] < each <= free[node] + run[2]:
                     ready.append(node)
-                free[node] += given
-            if len(ready) >= count:
-                return end_s, set(ready[-count:])
-        raise ValueError(f"{count} nodes do not fit into {len(free)}")
+                free[node] += run[2]
+
+        earliest = earliest_fit(
+            ends, end=itemgetter(0), release=release, fit=lambda: ready[-count:] if len(ready) >= count else []
+        )
+        if earliest is None:
+            raise ValueError(f"{count} nodes do not fit into {len(free)}")
+        return earliest[0], set(earliest[1])
