@@ -113,7 +113,7 @@ def test_a_wrong_request_is_one_usage_error_with_a_next_step(small: str, options
 @pytest.mark.parametrize(
     ("name", "content", "error"),
     [
-        ("a.csv", b"", "a trace without jobs"),
+        ("a.csv", b"", "the trace has no jobs"),
         ("a.csv", b"\xff\xfe\x00", "cannot read"),
         ("a.csv", b"submit_s,accelerators,duration_s\n0,0,1\n", "`0` is no accelerators"),
         ("a.yaml", b"", "no teams"),

@@ -109,7 +109,7 @@ def test_a_table_without_measurements_is_predicted_all_the_same(tmp_path: Path) 
     ("arguments", "message"),
     [
         (("none.csv",), "error: `none.csv` cannot be read: no such file or directory"),
-        (("pets.csv",), "error: `pets.csv` has no column that is known: `name`, `age`"),
+        (("pets.csv",), "error: `pets.csv` has no known column: `name`, `age`"),
         (("--memory", "--collectives", "pets.csv"), "error: `--memory` and `--collectives` are two tables"),
         (("pets.csv", "--out", "no/out.csv"), "error: `no` is not a folder"),
     ],

@@ -43,8 +43,8 @@ def test_a_table_of_a_header_alone_is_empty(tmp_path: Path) -> None:
     ("content", "message"),
     [
         (b"", "has no columns"),
-        (b"name,size\nx,1\n", "has no column that is known: `name`, `size`"),
-        (b"PK\x03\x04\0\0", "is no text table"),
+        (b"name,size\nx,1\n", "has no known column: `name`, `size`"),
+        (b"PK\x03\x04\0\0", "is not a text table"),
     ],
 )
 def test_what_is_no_table_is_refused(tmp_path: Path, content: bytes, message: str) -> None:

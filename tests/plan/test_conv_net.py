@@ -73,7 +73,7 @@ def test_classes_change_only_the_classifier() -> None:
 
 
 def test_only_a_resnet_can_be_planned() -> None:
-    with pytest.raises(UsageError, match="model type `vit` is no convolutional network"):
+    with pytest.raises(UsageError, match="cannot plan model type `vit` as a convolutional network"):
         conv_net_of_hf_config(preset("vit-b16"))
 
 

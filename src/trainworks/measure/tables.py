@@ -67,7 +67,7 @@ def read_table(path: Path, columns: Sequence[str]) -> list[Row]:
     header = _header(lines[0], delimiter)
     if not set(columns) & set(header):
         found = ", ".join(f"`{name}`" for name in header[:6])
-        raise UsageError(f"`{path}` has no column that is known: {found}", place=f"{path}:1", hint=_expected(columns))
+        raise UsageError(f"`{path}` has no known column: {found}", place=f"{path}:1", hint=_expected(columns))
     return _rows(lines, header, delimiter)
 
 
@@ -108,7 +108,7 @@ def _text(path: Path) -> str:
         hint = "give the path of a CSV file" if not path.exists() else None
         raise UsageError(f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}", hint=hint) from None
     if b"\0" in content[:4096]:
-        raise UsageError(f"`{path}` is no text table: it has bytes of zero", hint="save it as CSV in UTF-8")
+        raise UsageError(f"`{path}` is not a text table: it contains zero bytes", hint="save it as CSV in UTF-8")
     return content.decode("utf-8-sig", errors="replace")
 
 

@@ -59,7 +59,7 @@ def conv_net_of_hf_config(config: Mapping[str, Any]) -> ConvNetShape:
         UsageError: another model type, or a block that reduces in its first convolution.
     """
     if config.get("model_type") != "resnet":
-        raise UsageError(f"model type `{config.get('model_type')}` is no convolutional network that can be planned")
+        raise UsageError(f"cannot plan model type `{config.get('model_type')}` as a convolutional network")
     if config.get("downsample_in_bottleneck") or config.get("downsample_in_first_stage"):
         raise UsageError("a ResNet that reduces in its first convolution or stage cannot be planned yet")
     image = int(config.get("image_size", 224))

@@ -32,7 +32,7 @@ def test_an_unpublished_node_takes_what_its_accelerators_take_and_more(cluster: 
 
 
 def test_a_power_that_nobody_publishes_has_to_be_said() -> None:
-    with pytest.raises(UsageError, match="nobody publishes the power of TPU-v5p"):
+    with pytest.raises(UsageError, match="no published figure for TPU-v5p"):
         node_power(parse_cluster("8x TPU-v5p"))
     assert node_power(parse_cluster("8x TPU-v5p"), {"node power": 2500.0}).value == 2500
 

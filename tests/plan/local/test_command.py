@@ -95,10 +95,10 @@ def test_another_accelerator_is_not_taken_for_it(name: str) -> None:
 @pytest.mark.parametrize(
     ("resources", "message"),
     [
-        ({"accelerators": "A100:8"}, "8 A100 asked for, and this machine has no accelerator"),
-        ({"accelerators": ["A100:8", "H100"]}, "8 A100 or 1 H100 asked for, and this machine has no accelerator"),
-        ({"cpus": "4+"}, "4 cores asked for, and this machine has 2"),
-        ({"memory": "32"}, "32.0 GB of memory asked for, and this machine has 16.0 GB"),
+        ({"accelerators": "A100:8"}, "8 A100 requested, but this machine has no accelerator"),
+        ({"accelerators": ["A100:8", "H100"]}, "8 A100 or 1 H100 requested, but this machine has no accelerator"),
+        ({"cpus": "4+"}, "4 cores requested, but this machine has 2"),
+        ({"memory": "32"}, "32.0 GB of memory requested, but this machine has 16.0 GB"),
     ],
 )
 def test_what_this_machine_lacks_is_refused(resources: dict[str, Any], message: str) -> None:
@@ -106,12 +106,12 @@ def test_what_this_machine_lacks_is_refused(resources: dict[str, Any], message: 
 
 
 def test_the_nodes_of_one_machine_share_what_it_has() -> None:
-    assert "4 cores asked for, and this machine has 2" in refusal(num_nodes=2, resources={"cpus": 2})
+    assert "4 cores requested, but this machine has 2" in refusal(num_nodes=2, resources={"cpus": 2})
 
 
 def test_more_than_this_machine_has_is_refused_with_what_it_has() -> None:
     message = refusal(with_gpus(8), num_nodes=2, resources={"accelerators": "A100:8"})
-    assert "16 A100 (2 nodes) asked for" in message
+    assert "16 A100 (2 nodes) requested" in message
     assert "this machine has 8 NVIDIA A100-SXM4-80GB" in message
 
 

@@ -65,7 +65,7 @@ def test_capacity_that_is_taken_away_is_proposed_where_nothing_else_meets_the_go
 def test_spot_that_would_be_cheaper_is_named_with_its_assumption() -> None:
     items = [alternative(1.0, 9.0, contract="spot"), alternative(2.0, 9.0)]
     said = reasons(items[1], items, goal())
-    assert said[0] == "2 of 2 alternatives meet the goal; this is the cheapest that nobody takes away"
+    assert said[0] == "2 of 2 alternatives meet the goal; this is the cheapest that is not preempted"
     assert said[1].startswith("on spot: 2 x X DGX H100, spot, 50% cheaper")
     assert said[1].endswith("if a job lives 3h 0m there, which is assumed: `--contract spot` proposes it")
 

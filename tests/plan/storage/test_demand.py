@@ -100,12 +100,12 @@ def test_every_number_says_where_it_comes_from() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"samples_per_s": 0.0}, "samples per second is 0, and has to be above 0"),
-        ({"dataset_bytes": -1.0}, "dataset size is -1, and has to be above 0"),
-        ({"stall_share": 1.0}, "stall share is 1, and has to be below 1"),
-        ({"stall_share": 0.0}, "stall share is 0, and has to be above 0"),
-        ({"num_nodes": 0}, "nodes is 0, and has to be above 0"),
-        ({"restart_s": 0.0}, "restart time is 0, and has to be above 0"),
+        ({"samples_per_s": 0.0}, "samples per second must be greater than 0, got 0"),
+        ({"dataset_bytes": -1.0}, "dataset size must be greater than 0, got -1"),
+        ({"stall_share": 1.0}, "stall share must be less than 1, got 1"),
+        ({"stall_share": 0.0}, "stall share must be greater than 0, got 0"),
+        ({"num_nodes": 0}, "nodes must be greater than 0, got 0"),
+        ({"restart_s": 0.0}, "restart time must be greater than 0, got 0"),
     ],
 )
 def test_what_cannot_be_is_refused(changes: dict[str, Any], message: str) -> None:

@@ -118,9 +118,9 @@ def test_power_loss_is_among_what_no_level_protects_from() -> None:
 @pytest.mark.parametrize(
     ("level", "drives", "parity", "message"),
     [
-        ("RAID 6", 3, 0, "RAID 6 of 3 drives, and it takes at least 4"),
-        ("RAID 0", 0, 0, "RAID 0 of 0 drives, and it takes at least 1"),
-        ("RAID 10", 7, 0, "RAID 10 of 7 drives, and it takes pairs"),
+        ("RAID 6", 3, 0, "RAID 6 needs at least 4 drives, got 3"),
+        ("RAID 0", 0, 0, "RAID 0 needs at least 1 drive, got 0"),
+        ("RAID 10", 7, 0, "RAID 10 needs pairs of drives, got 7"),
         ("erasure code", 4, 4, "an erasure code of 4 drives with 4 for parity"),
     ],
 )

@@ -93,7 +93,7 @@ def trace_of(jobs: Sequence[TraceJob]) -> JobTrace:
         UsageError: there is none.
     """
     if not jobs:
-        raise UsageError("a trace without jobs", hint="give at least one job")
+        raise UsageError("the trace has no jobs", hint="give at least one job")
     rows = sorted(jobs, key=lambda job: job.submit_s)
     return JobTrace(
         submit_s=np.array([job.submit_s - rows[0].submit_s for job in rows]),
@@ -117,12 +117,14 @@ def parse_trace(text: str, *, name: str) -> JobTrace:
     """
     lines = [(number, line) for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), 1) if _counts(line)]
     if not lines:
-        raise UsageError("a trace without jobs", place=f"{name}:1", hint=f"its header is `{','.join(COLUMNS)}`")
+        raise UsageError("the trace has no jobs", place=f"{name}:1", hint=f"its header is `{','.join(COLUMNS)}`")
     header = _cells(lines[0][1], f"{name}:{lines[0][0]}")
     _check_header(header, f"{name}:{lines[0][0]}")
     jobs = [_job(header, _cells(line, f"{name}:{number}"), f"{name}:{number}") for number, line in lines[1:]]
     if not jobs:
-        raise UsageError("a header without jobs", place=f"{name}:{lines[0][0]}", hint="give a line per job")
+        raise UsageError(
+            "the trace has a header but no jobs", place=f"{name}:{lines[0][0]}", hint="give a line per job"
+        )
     return trace_of(jobs)
 
 
@@ -155,7 +157,7 @@ def _check_header(header: list[str], place: str) -> None:
             hint = suggest(column, COLUMNS, otherwise=f"known are {', '.join(COLUMNS)}")
             raise UsageError(f"unknown column `{column}`", place=place, hint=hint)
         if header.count(column) > 1:
-            raise UsageError(f"column `{column}` stands twice", place=place, hint="keep one of them")
+            raise UsageError(f"duplicate column `{column}`", place=place, hint="keep one of them")
     missing = [column for column in _REQUIRED if column not in header]
     if missing:
         raise UsageError(f"no column `{missing[0]}`", place=place, hint=f"the header can be `{','.join(COLUMNS)}`")
@@ -175,7 +177,7 @@ def _cell(column: str, cell: str, place: str) -> Any:
     try:
         return read(cell)
     except ValueError:
-        raise UsageError(f"`{cell}` is no {column}: it is {limit}", place=f"{place}  {column}") from None
+        raise UsageError(f"invalid {column} `{cell}`: it must be {limit}", place=f"{place}  {column}") from None
 
 
 def _number(low: float, *, above: bool = False) -> Callable[[str], float]:

@@ -113,7 +113,7 @@ class _Simulation:
         if not allowed:
             limits = ", ".join(f"{count:,} {name}" for name, count in most.items())
             raise UsageError(
-                f"a job needs {nodes:,} nodes, and it may use {limits} nodes",
+                f"a job needs {nodes:,} nodes, but it may use at most {limits} nodes",
                 hint="allow as many fixed or on-demand nodes as the largest job needs",
             )
         return allowed

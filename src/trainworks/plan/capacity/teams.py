@@ -80,7 +80,7 @@ def parse_teams(text: str, *, name: str) -> Teams:
     jobs = teams.weeks * sum(team.jobs_per_week for team in teams.teams.values())
     if jobs > _MOST_JOBS:
         raise UsageError(
-            f"{jobs:,.0f} jobs; at most {_MOST_JOBS:,}", place=source.place(("weeks",)), hint="fewer weeks"
+            f"{jobs:,.0f} jobs; at most {_MOST_JOBS:,}", place=source.place(("weeks",)), hint="reduce `weeks`"
         )
     return teams
 
@@ -92,7 +92,7 @@ def _problem(detail: Any, source: Source) -> UsageError:
         return UsageError(f"`{path[-1]}` is missing", place=place)
     if kind == "extra_forbidden":
         known = _FIELDS.get(len(path), Duration).model_fields
-        return UsageError(f"unknown key `{path[-1]}`", place=place, hint=f"known are {', '.join(known)}")
+        return UsageError(f"unknown key `{path[-1]}`", place=place, hint=f"known keys: {', '.join(known)}")
     message, hint = invalid_value(detail, path)
     return UsageError(message, place=place, hint=hint)
 

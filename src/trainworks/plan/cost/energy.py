@@ -50,8 +50,8 @@ def node_power(cluster: ClusterDescription, given: Mapping[str, float] | None = 
     part = cluster.accelerator
     if part.power_w is None:
         raise UsageError(
-            f"nobody publishes the power of {part.name} or of its node",
-            hint='say what a node takes at most, in W: `--assume "node power=5000"`',
+            f"unknown power: no published figure for {part.name} or its node",
+            hint='give the maximum power of a node in W: `--assume "node power=5000"`',
         )
     each = fact("accelerator power", part.power_w, "W", source=_power_source(part.name, "accelerators"))
     count = fact("accelerators per node", cluster.accelerators_per_node, "", source=f"`{cluster.name}`")

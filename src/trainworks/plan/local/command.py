@@ -117,7 +117,7 @@ def _accelerators_per_node(resources: Resources, host: HostFacts, nodes: int) ->
     requests = " or ".join(f"{nodes * request.count} {request.name}" for request in resources.accelerators)
     each = f" ({nodes} nodes)" if nodes > 1 else ""
     raise ResourceError(
-        f"{requests}{each} asked for, and this machine has {_present(host)}",
+        f"{requests}{each} requested, but this machine has {_present(host)}",
         field="accelerators",
         hint="leave `accelerators` out to run here as it is; plan for other machines with `trainworks size`",
     )
@@ -142,11 +142,11 @@ def _is_called(request: str | None, name: str) -> bool:
 def _check_size(resources: Resources, host: HostFacts, nodes: int) -> None:
     cores = (resources.cpus or 0) * nodes
     if cores > host.num_cores:
-        raise ResourceError(f"{cores:g} cores asked for, and this machine has {host.num_cores}", field="cpus")
+        raise ResourceError(f"{cores:g} cores requested, but this machine has {host.num_cores}", field="cpus")
     memory_bytes = (resources.memory or 0) * nodes * 1e9
     if memory_bytes > host.memory_bytes:
         needed, present = format_bytes(int(memory_bytes)), format_bytes(host.memory_bytes)
-        raise ResourceError(f"{needed} of memory asked for, and this machine has {present}", field="memory")
+        raise ResourceError(f"{needed} of memory requested, but this machine has {present}", field="memory")
 
 
 def _check_launcher(script: str, processes: Processes, starts: str) -> None:

@@ -278,11 +278,11 @@ def _check(topology: str, oversubscription: float, spare_slots: int) -> None:
         )
     if not 1.0 <= oversubscription < float("inf"):
         raise UsageError(
-            f"oversubscription is {oversubscription:g}, and has to be at least 1",
+            f"oversubscription must be at least 1, got {oversubscription:g}",
             hint="2 means two links down for each link up",
         )
     if spare_slots < 0:
-        raise UsageError(f"spare slots are {spare_slots}, and have to be at least 0")
+        raise UsageError(f"spare slots must be at least 0, got {spare_slots}")
 
 
 def _automatic(request: TopologyRequest) -> Topology:
@@ -332,7 +332,7 @@ def _refusal(topology: Topology, request: TopologyRequest) -> UsageError:
     built, nodes = build(topology, request), request.cluster.num_nodes
     if built.ports is None:
         nics = request.cluster.nics
-        return UsageError(f"a {topology} needs 2 NICs in each node, and these have {nics}", hint="take `auto`")
+        return UsageError(f"a {topology} needs 2 NICs in each node, but these have {nics}", hint="take `auto`")
     ports = built.ports.count
     if not leaf_ports(ports, request.taper)[1]:
         return UsageError(

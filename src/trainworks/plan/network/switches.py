@@ -45,9 +45,9 @@ def nic_bytes_per_s(cluster: ClusterDescription) -> float:
         UsageError: the nodes have no NICs, or there is only one node.
     """
     if cluster.num_nodes < 2:
-        raise UsageError(f"`{cluster.name}` is one node, and a network joins several", hint="try `4 nodes of ...`")
+        raise UsageError(f"`{cluster.name}` is a single node: a network joins several", hint="try `4 nodes of ...`")
     if not cluster.nics:
-        raise UsageError(f"the nodes of `{cluster.name}` have no NICs", hint="say them: `... over 8x NDR`")
+        raise UsageError(f"the nodes of `{cluster.name}` have no NICs", hint="name them: `... over 8x NDR`")
     return cluster.node_bytes_per_s / cluster.nics
 
 
@@ -66,9 +66,9 @@ def find_switch(text: str) -> Switch:
     try:
         port = parse_bandwidth(written["port"])
     except QuantityError as error:
-        raise UsageError(f"`{text}` is no switch: {error.message}", hint="write it like `64x 400 Gb/s`") from None
+        raise UsageError(f"invalid switch `{text}`: {error.message}", hint="write it like `64x 400 Gb/s`") from None
     if not (1 < int(written["ports"]) <= 4096 and port > 0):
-        raise UsageError(f"`{text}` is no switch: it takes 2 to 4096 ports", hint="write it like `64x 400 Gb/s`")
+        raise UsageError(f"invalid switch `{text}`: it needs 2 to 4096 ports", hint="write it like `64x 400 Gb/s`")
     return Switch(name=text.strip(), network="unnamed", ports=int(written["ports"]), port_bytes_per_s=port)
 
 

@@ -298,6 +298,6 @@ def _check_progress(failures: Failures, cycle_s: float, recovery_s: float) -> No
     if cycle_s / loses_s + recovery_s / mttf_s > _LARGEST_EXPONENT:
         raise UsageError(
             f"the job fails every {format_duration(mttf_s)}, and needs {format_duration(recovery_s)} to recover and "
-            f"{format_duration(cycle_s)} to the next checkpoint: it hardly gets on",
+            f"{format_duration(cycle_s)} to the next checkpoint: it makes little progress",
             hint="use fewer or more reliable nodes, recover faster, or save more often",
         )

@@ -115,7 +115,7 @@ def _check(scenario: Scenario) -> None:
         raise UsageError(f"{counts}: nodes >= replicas >= fewest replicas >= 1 is needed")
     for name in ("work_s", "interval_s", "node_mttf_s", "other_mttf_s", "slow_mttf_s", "slow_speed", "preempt_s"):
         if not getattr(scenario, name) > 0:
-            raise UsageError(f"`{name}` is {getattr(scenario, name):g}, and has to be above 0")
+            raise UsageError(f"`{name}` must be greater than 0, got {getattr(scenario, name):g}")
     if scenario.spares < 0 or scenario.slow_speed > 1:
         raise UsageError(f"{scenario.spares} spares or a straggler's speed of {scenario.slow_speed:g} cannot be")
     if (scenario.interval_s + scenario.save_s) * (1 + _ROUNDING) < scenario.write_s:

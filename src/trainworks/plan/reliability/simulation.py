@@ -256,7 +256,7 @@ class _Run:
         self.badput[cause][rows] += took_s
 
     def _take_other_node(self, rows: _Rows, *, known_s: float) -> None:
-        """A spare that is ready, else go on without the replica, else wait for the first node that is repaired.
+        """Take a ready spare, else continue without the replica, else wait for the first node that is repaired.
 
         The whole nodes of a replica that leaves are spares for the others.
         """

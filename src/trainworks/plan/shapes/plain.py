@@ -35,11 +35,11 @@ def opt(config: Config) -> ModelShape:
     """Two positions more than the longest sequence.
 
     Raises:
-        UsageError: a projection of the embeddings, or norms behind the residual, as in OPT-350M.
+        UsageError: a projection of the embeddings, or norms after the residual, as in OPT-350M.
     """
     hidden = whole(config, "hidden_size")
     if optional(config, "word_embed_proj_dim", hidden) != hidden or not config.get("do_layer_norm_before", True):
-        raise UsageError("an OPT with projected embeddings or norms behind the residual cannot be planned yet")
+        raise UsageError("an OPT with projected embeddings or norms after the residual cannot be planned yet")
     dimensions = decoder(config, tied=True, width_key="ffn_dim") | {"gated_mlp": False, "learned_positions": True}
     return _plain(**dimensions, outside=2 * hidden)
 

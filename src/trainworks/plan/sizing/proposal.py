@@ -103,7 +103,7 @@ def reasons(chosen: Alternative, alternatives: Sequence[Alternative], goal: Sizi
     meeting = [item for item in alternatives if item.meets(goal) and item is not chosen]
     cheaper = [item for item in alternatives if item.cost.value < chosen.cost.value]
     spot = [item for item in cheaper if item.meets(goal)]
-    lasting = " that nobody takes away" if spot else ""
+    lasting = " that is not preempted" if spot else ""
     said = [f"{len(meeting) + 1} of {len(alternatives)} alternatives meet the goal; this is the cheapest{lasting}"]
     if spot:
         said.append(_on_spot(min(spot, key=lambda item: item.cost.value), chosen))

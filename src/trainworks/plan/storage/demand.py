@@ -191,13 +191,13 @@ def given(name: str, value: Number, unit: str) -> Traced:
         UsageError: it is not above 0.
     """
     if float(value) <= 0:
-        raise UsageError(f"{name} is {float(value):g}, and has to be above 0")
+        raise UsageError(f"{name} must be greater than 0, got {float(value):g}")
     return value if isinstance(value, Traced) else fact(name, value, unit, source=_ASKED)
 
 
 def _share(value: Number) -> Traced:
     if float(value) >= 1:
-        raise UsageError(f"stall share is {float(value):g}, and has to be below 1", hint="write it like `5%`")
+        raise UsageError(f"stall share must be less than 1, got {float(value):g}", hint="write it like `5%`")
     return given("stall share", value, "")
 
 

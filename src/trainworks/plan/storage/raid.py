@@ -40,10 +40,10 @@ UNPROTECTED = (
         "power loss in the middle of a write",
         "drives with power-loss protection, a journal or checksummed copy on write",
     ),
-    ("a file that somebody deletes or overwrites", "snapshots, and a copy that the same hand cannot reach"),
+    ("a file deleted or overwritten by mistake", "snapshots, and a copy that the same hand cannot reach"),
     ("a broken controller, power supply or server", "a second server, copies on several servers"),
     ("software that writes wrong bytes", "checksums of the files, older checkpoints"),
-    ("silent errors that nobody looks for", "regular scrubbing, a file system with checksums"),
+    ("undetected silent errors", "regular scrubbing, a file system with checksums"),
     ("fire, water, theft", "a copy at another site"),
 )
 """Risks that no level protects from, and their remedies."""
@@ -126,9 +126,9 @@ def survives(level: Level, drives: int, failed: set[int], *, parity: int = 0) ->
 
 def _check(level: Level, drives: int, parity: int) -> None:
     if drives < _FEWEST[level]:
-        raise UsageError(f"{level} of {drives} drives, and it takes at least {_FEWEST[level]}")
+        raise UsageError(f"{level} needs at least {_FEWEST[level]} drive{'s' * (_FEWEST[level] > 1)}, got {drives}")
     if level == "RAID 10" and drives % _PAIR:
-        raise UsageError(f"RAID 10 of {drives} drives, and it takes pairs", hint=f"take {drives - 1} or {drives + 1}")
+        raise UsageError(f"RAID 10 needs pairs of drives, got {drives}", hint=f"take {drives - 1} or {drives + 1}")
     if level == "erasure code" and not 1 <= parity < drives:
         raise UsageError(f"an erasure code of {drives} drives with {parity} for parity", hint="8+2 has 10 and 2")
 
