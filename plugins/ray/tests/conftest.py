@@ -12,10 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from plugins.ray.tests.dashboard import FakeDashboard
 from tests.fakes import FakeClock
 from trainworks.record.run_dir import RunDir, create_run_dir
+
+settings.register_profile("trainworks", deadline=None, derandomize=True, database=None)
+settings.load_profile("trainworks")
 
 CLUSTER = Path(__file__).with_name("cluster.py")
 

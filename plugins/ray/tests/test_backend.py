@@ -20,9 +20,9 @@ from trainworks.jobs.state import JobState
 from trainworks.record.run_dir import RunDir
 from trainworks_ray import gang
 from trainworks_ray.backend import RayBackend
-from trainworks_ray.client import RayClient, Refused
+from trainworks_ray.client import RayClient, RayRefusedError
 from trainworks_ray.options import RayOptions
-from trainworks_ray.render import mark_of
+from trainworks_ray.render import id_prefix
 
 Dashboard = tuple[FakeDashboard, str]
 
@@ -65,7 +65,7 @@ def test_a_job_is_submitted_with_its_driver(dashboard: Dashboard, run_dir: RunDi
     one = backend_of(address, envs={"A": "it's"}, python="/opt/ray/bin/python")
     name = submitted(one, run_dir, grace_s=30.0)
     job = fake.jobs[name]
-    assert name == f"{mark_of(run_dir)}-1" and job["entrypoint"] == "/opt/ray/bin/python -m trainworks_gang"
+    assert name == f"{id_prefix(run_dir)}-1" and job["entrypoint"] == "/opt/ray/bin/python -m trainworks_gang"
     assert job["runtime_env"]["env_vars"] == {"RAY_JOB_STOP_WAIT_TIME_S": "50"}
     [package] = fake.packages
     assert job["runtime_env"]["py_modules"] == [f"gcs://{package}"] and "working_dir" not in job["runtime_env"]
@@ -105,9 +105,9 @@ def test_a_folder_is_sent_once_with_its_modes_and_without_what_is_made_anew(
 
 
 def test_a_folder_that_is_not_here_is_refused(dashboard: Dashboard, run_dir: RunDir) -> None:
-    with pytest.raises(UsageError, match="there is no folder `/no/such`") as found:
+    with pytest.raises(UsageError, match="`/no/such` does not exist") as found:
         submitted(backend_of(dashboard[1], working_folder="/no/such"), run_dir)
-    assert found.value.hint == "with Ray, `workdir` is a folder here, which is sent to the nodes"
+    assert found.value.hint == "set it to a folder on this machine, which is uploaded to the nodes"
     assert dashboard[0].jobs == {}
 
 
@@ -129,7 +129,7 @@ def test_a_run_that_has_ended_is_submitted_anew_under_the_next_number(dashboard:
     one = backend_of(address)
     first = submitted(one, run_dir)
     fake.jobs[first]["status"] = "FAILED"
-    assert submitted(one, run_dir) == f"{mark_of(run_dir)}-2"
+    assert submitted(one, run_dir) == f"{id_prefix(run_dir)}-2"
 
 
 def test_two_submissions_at_once_are_one_job(dashboard: Dashboard, run_dir: RunDir) -> None:
@@ -141,7 +141,7 @@ def test_two_submissions_at_once_are_one_job(dashboard: Dashboard, run_dir: RunD
 
 def test_a_job_whose_answer_was_lost_is_found(dashboard: Dashboard, run_dir: RunDir, clock: FakeClock) -> None:
     fake, address = dashboard
-    name = f"{mark_of(run_dir)}-1"
+    name = f"{id_prefix(run_dir)}-1"
     fake.answers["POST /api/jobs/"] = (504, "gateway timeout")
     fake.answers[f"GET /api/jobs/{name}"] = [(503, "away"), (200, json.dumps(RECORDED["pending"]["job"]))]
     assert submitted(backend_of(address, clock=clock), run_dir) == name
@@ -156,7 +156,7 @@ def test_a_submission_that_nobody_answers_is_an_error(dashboard: Dashboard, run_
 def test_a_refusal_is_passed_on_in_ray_s_words(dashboard: Dashboard, run_dir: RunDir) -> None:
     bad = RECORDED["answer_bad"]
     dashboard[0].answers["POST /api/jobs/"] = (bad["code"], bad["text"])
-    with pytest.raises(Refused, match=r"^Ray: .*entrypiont"):
+    with pytest.raises(RayRefusedError, match=r"^Ray: .*entrypiont"):
         submitted(backend_of(dashboard[1]), run_dir)
 
 
@@ -244,7 +244,7 @@ def test_nodes_are_listed(dashboard: Dashboard) -> None:
 def test_the_token_is_sent_and_follows_nobody_elsewhere(dashboard: Dashboard) -> None:
     fake, address = dashboard
     fake.answers["GET /api/jobs/"] = (302, "http://127.0.0.1:1/")
-    with pytest.raises(Refused, match="Ray: "):
+    with pytest.raises(RayRefusedError, match="Ray: "):
         backend_of(address, env={"RAY_AUTH_TOKEN": " s3cret\n"}).poll(["a"])
     assert fake.headers[0]["Authorization"] == "Bearer s3cret" and len(fake.asked) == 1
 
@@ -263,7 +263,7 @@ def test_without_a_token_none_is_sent(dashboard: Dashboard) -> None:
 @pytest.mark.parametrize("code", [401, 403])
 def test_a_token_that_is_refused_is_named_and_not_shown(dashboard: Dashboard, code: int) -> None:
     dashboard[0].answers["GET /api/jobs/"] = (code, "Unauthorized: Invalid authentication token")
-    with pytest.raises(EnvironmentProblem, match="refuses the token: Unauthorized") as found:
+    with pytest.raises(EnvironmentProblem, match="refused the token: Unauthorized") as found:
         backend_of(dashboard[1], env={"RAY_AUTH_TOKEN": "s3cret"}).poll(["a"])
     assert found.value.hint == "set RAY_AUTH_TOKEN to the cluster's token" and "s3cret" not in found.value.render()
 
@@ -293,13 +293,13 @@ def test_a_dashboard_that_says_nothing_is_given_up() -> None:
 @pytest.mark.parametrize("text", ["<html>hello</html>", '{"a": 1}'])
 def test_something_else_that_answers_is_no_ray(dashboard: Dashboard, text: str) -> None:
     dashboard[0].answers["GET /api/jobs/"] = (200, text)
-    with pytest.raises(EnvironmentProblem, match="is no Ray"):
+    with pytest.raises(EnvironmentProblem, match="is not a Ray dashboard"):
         backend_of(dashboard[1]).poll(["a"])
 
 
 def test_a_certificate_file_that_is_not_there_is_a_mistake() -> None:
     options = {"ca_file": "/no/such.pem"}
-    with pytest.raises(UsageError, match=r"`cluster\.ray\.ca_file` cannot be read"):
+    with pytest.raises(UsageError, match=r"cannot read `cluster\.ray\.ca_file`"):
         backend_of("https://127.0.0.1:1", options=options).poll(["a"])
 
 

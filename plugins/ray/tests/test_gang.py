@@ -139,7 +139,7 @@ def test_a_line_without_an_end_is_read_too() -> None:
 def test_a_variable_that_the_node_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TOKEN", raising=False)
     lines, code = to_the_end(started("echo $TOKEN", envs={"TOKEN": None}))
-    assert "TOKEN is not set where Ray was started on this node" in lines[0] and code == gang.MISSES_A_VARIABLE
+    assert "TOKEN is not set where Ray was started on this node" in lines[0] and code == gang.MISSING_VARIABLE
 
 
 def test_a_variable_of_the_node_reaches_the_program(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,7 +112,7 @@ def test_a_job_that_runs_holds_its_nodes_and_the_next_one_waits(real_ray: tuple[
 
 def test_a_job_that_no_nodes_can_ever_hold_says_so(real_ray: tuple[str, str], run_dir: RunDir) -> None:
     run = Run(real_ray, run_dir, "true", nodes=3)
-    until(lambda: "can ever hold" in (run.status.reason or ""))
+    until(lambda: "is large enough" in (run.status.reason or ""))
     run.backend.stop(run.handle)
     assert run.end().state is JobState.STOPPED
 

@@ -53,13 +53,13 @@ def test_every_status_of_ray_was_recorded() -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("waits", "waits for 3 node(s) of CPU 2: no node of this cluster can ever hold a part of it"),
+        ("waits", "waits for 3 node(s) of CPU 2: no node of this cluster is large enough"),
         ("failed", "node 1 exited with code 7"),
         ("misses_a_variable", "TOKEN is not set where Ray was started on this node (node-a)"),
         ("time_limit", "its time limit was over"),
         ("stopped", "Job was intentionally stopped."),
         ("no_python", "Job entrypoint command failed with exit code 127: /bin/sh: 1: no-such-python: not found"),
-        ("starts", "its driver starts"),
+        ("starts", "the driver is starting"),
         ("succeeded", None),
     ],
 )

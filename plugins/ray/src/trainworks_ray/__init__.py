@@ -1,1 +1,1 @@
-"""A Ray cluster that runs already, through the HTTP interface of its jobs."""
+"""Backend for a running Ray cluster, through the HTTP interface of its jobs."""

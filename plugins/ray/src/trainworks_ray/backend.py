@@ -1,4 +1,4 @@
-"""A Ray cluster that runs already."""
+"""Backend for a running Ray cluster."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from trainworks.jobs.program import Program
 from trainworks.jobs.state import JobState
 from trainworks.jobs.store import JobStore
 from trainworks.record.run_dir import RunDir
-from trainworks_ray.client import RayClient, Refused
+from trainworks_ray.client import RayClient, RayRefusedError
 from trainworks_ray.options import RayOptions
 from trainworks_ray.render import (
     attempt_of,
     gang_of,
-    mark_of,
+    id_prefix,
     package_of_folder,
     package_of_gang,
     request_of,
@@ -33,23 +33,23 @@ from trainworks_ray.states import JOB_STATES, job_status, node_facts
 
 __all__ = ["RayBackend"]
 
-_LOOK_S = 1.0
+_POLL_S = 1.0
 _LONGEST_PAUSE_S = 30.0
-_OF_A_NODE = re.compile(r"\[node (\d+)\] (.*)")
-_TAKEN = re.compile(r"already exists")
+_NODE_LINE = re.compile(r"\[node (\d+)\] (.*)")
+_ID_EXISTS = re.compile(r"already exists")
 
 
 @final
 class RayBackend(Backend):
-    """Submits jobs to Ray's dashboard, and reads them back from there.
+    """Runs jobs through Ray's dashboard.
 
-    What runs is the driver in `scheduler.ray.gang`, which is sent along: Ray's nodes need no Trainworks.
+    A job is the driver in `trainworks_ray.gang`, which is uploaded: Ray's nodes do not need Trainworks.
 
     Args:
-        options: what the run file says about Ray.
-        program: what the job runs; needed to render one, and to submit it.
+        options: the run file's `cluster.ray`.
+        program: what the job runs; required to render and submit it.
         client: calls the dashboard.
-        clock: waits between two looks.
+        clock: waits between two polls.
     """
 
     name: ClassVar[str] = "ray"
@@ -78,48 +78,48 @@ class RayBackend(Backend):
         return cls(plugin_options(cluster, RayOptions), program=program)
 
     @property
-    def _what_runs(self) -> Program:
+    def _required_program(self) -> Program:
         assert self._program is not None, "a backend without a program renders nothing"
         return self._program
 
     def check(self, spec: JobSpec) -> None:
-        """Refuse what Ray does not do, and a cluster without an address."""
+        """Refuse what Ray cannot do, and a cluster without an address."""
         super().check(spec)
-        gang_of(spec, self._what_runs, self._options)
+        gang_of(spec, self._required_program, self._options)
         if self._options.address is None:
-            hint = "set it to the dashboard, like `http://ray-head:8265`"
-            raise UsageError("`cluster.ray.address` is missing: where Ray answers", hint=hint)
+            hint = "set it to the address of the dashboard, like `http://ray-head:8265`"
+            raise UsageError("`cluster.ray.address` is missing", hint=hint)
 
     def render(self, spec: JobSpec, run_dir: RunDir) -> RenderedJob:
-        """What the driver on Ray's head node is told, in JSON; its `text` is what bash runs on every node."""
-        gang = {"id": mark_of(run_dir), **gang_of(spec, self._what_runs, self._options)}
+        """Render the JSON for the driver on Ray's head node; its `text` is the bash script of every node."""
+        gang = {"id": id_prefix(run_dir), **gang_of(spec, self._required_program, self._options)}
         return RenderedJob(spec, json.dumps(gang, indent=2) + "\n")
 
     def submit(self, rendered: RenderedJob, run_dir: RunDir) -> str:
-        """Submit the job, unless one of this run has not ended yet; returns its id at Ray.
+        """Submit the job, unless one of this run is unfinished; returns its submission id.
 
         Raises:
-            Refused: by Ray, in its words.
-            UnansweredError: the submission was not answered; if Ray has the job, another `submit` finds it.
-            UnreachableError: Ray does not answer, and has not got the job.
+            RayRefusedError: Ray refuses the job, with its own message.
+            UnansweredError: Ray did not answer; if it has the job, another `submit` finds it.
+            UnreachableError: Ray does not answer, and does not have the job.
         """
-        mark = mark_of(run_dir)
-        known = self._submissions(mark)
+        prefix = id_prefix(run_dir)
+        known = self._submissions(prefix)
         newest = max(known, default=0)
         if newest and not known[newest].is_final:
-            return f"{mark}-{newest}"
-        return self._submit_as(f"{mark}-{newest + 1}", rendered)
+            return f"{prefix}-{newest}"
+        return self._submit_as(f"{prefix}-{newest + 1}", rendered)
 
     def find(self, run_dir: RunDir) -> str | None:
-        """By the job's id; the newest submission of the run."""
-        mark = mark_of(run_dir)
-        known = self._submissions(mark)
+        """Find the newest unfinished submission of the run by its id."""
+        prefix = id_prefix(run_dir)
+        known = self._submissions(prefix)
         newest = max(known, default=0)
-        return f"{mark}-{newest}" if newest and not known[newest].is_final else None
+        return f"{prefix}-{newest}" if newest and not known[newest].is_final else None
 
-    def _submissions(self, mark: str) -> dict[int, JobState]:
-        """Jobs of a run that Ray knows, by their number."""
-        jobs = ((attempt_of(str(job.get("submission_id")), mark), job) for job in self._client.jobs())
+    def _submissions(self, prefix: str) -> dict[int, JobState]:
+        """States of the run's jobs at Ray, by submission number."""
+        jobs = ((attempt_of(str(job.get("submission_id")), prefix), job) for job in self._client.jobs())
         return {
             number: JOB_STATES.get(str(job.get("status")), JobState.UNKNOWN)
             for number, job in jobs
@@ -128,33 +128,33 @@ class RayBackend(Backend):
 
     def _submit_as(self, name: str, rendered: RenderedJob) -> str:
         modules = self._client.upload(*package_of_gang(json.loads(rendered.text) | {"id": name}))
-        folder = self._what_runs.working_folder
+        folder = self._required_program.working_folder
         working_dir = self._client.upload(*package_of_folder(Path(folder).expanduser())) if folder is not None else None
         request = request_of(name, rendered.spec, self._options, modules=modules, working_dir=working_dir)
         try:
             self._client.submit(request)
-        except Refused as refused:
-            if not _TAKEN.search(refused.message):
+        except RayRefusedError as refused:
+            if not _ID_EXISTS.search(refused.message):
                 raise
-        except UnreachableError as silent:
-            find_patiently(lambda: name if self._client.job(name) else None, silent, self._clock)
+        except UnreachableError as error:
+            find_patiently(lambda: name if self._client.job(name) else None, error, self._clock)
         return name
 
     def poll(self, handles: Sequence[str]) -> dict[str, JobStatus]:
-        """What the dashboard says of these jobs, and of their placement groups while one of them runs."""
+        """Status of several jobs, from the jobs and, while one runs, the placement groups of the dashboard."""
         if not handles:
             return {}
         jobs = {str(job.get("submission_id")): job for job in self._client.jobs()}
-        found = {handle: jobs[handle] for handle in handles if handle in jobs}
-        running = any(job.get("status") == "RUNNING" for job in found.values())
+        jobs = {handle: jobs[handle] for handle in handles if handle in jobs}
+        running = any(job.get("status") == "RUNNING" for job in jobs.values())
         groups = self._client.state("placement_groups") if running else []
         return {
             handle: job_status(job, [group for group in groups if group.get("name") == handle])
-            for handle, job in found.items()
+            for handle, job in jobs.items()
         }
 
     def stop(self, handle: str, *, at_once: bool = False) -> None:
-        """Ask the driver for a clean end; with `at_once` another driver kills the processes on all nodes."""
+        """Request a clean end from the driver; with `at_once` another driver kills the processes on all nodes."""
         job = self._client.job(handle)
         if job is None or JOB_STATES.get(str(job.get("status")), JobState.UNKNOWN).is_final:
             return
@@ -168,33 +168,32 @@ class RayBackend(Backend):
         )
         try:
             self._client.submit(request)
-        except Refused as refused:
-            if not _TAKEN.search(refused.message):
+        except RayRefusedError as refused:
+            if not _ID_EXISTS.search(refused.message):
                 raise
 
     def output(self, handle: str, *, node: int | None = None, follow: bool = False) -> Iterator[str]:
-        """What the nodes have printed, each line behind `[node N] `; with `node` that one's, without it."""
+        """Output of the nodes, with the prefix `[node N] `; with `node`, the lines of that node without it."""
         lines = self._follow(handle) if follow else iter(self._client.logs(handle).splitlines())
         for line in lines:
-            found = _OF_A_NODE.fullmatch(line)
+            match = _NODE_LINE.fullmatch(line)
             if node is None:
                 yield line
-            elif found and int(found[1]) == node:
-                yield found[2]
+            elif match and int(match[1]) == node:
+                yield match[2]
 
     def _follow(self, handle: str) -> Iterator[str]:
-        """All lines so far and those to come, until the job has ended.
+        """Lines until the job has ended.
 
-        Ray's dashboard has no part of a log to give over plain HTTP: it is asked for all, and the less often the longer
-        the log is.
+        Over plain HTTP the dashboard returns only complete logs: longer logs are polled less often.
         """
         printed = 0
         while not self._has_ended(handle):
             log = self._client.logs(handle)
-            whole = log.splitlines() if log.endswith("\n") else log.splitlines()[:-1]
-            yield from whole[printed:]
-            printed = max(printed, len(whole))
-            self._clock.sleep(_LOOK_S + min(len(log) / 2**20, _LONGEST_PAUSE_S))
+            lines = log.splitlines() if log.endswith("\n") else log.splitlines()[:-1]
+            yield from lines[printed:]
+            printed = max(printed, len(lines))
+            self._clock.sleep(_POLL_S + min(len(log) / 2**20, _LONGEST_PAUSE_S))
         yield from self._client.logs(handle).splitlines()[printed:]
 
     def _has_ended(self, handle: str) -> bool:
@@ -202,7 +201,7 @@ class RayBackend(Backend):
         return job is None or JOB_STATES.get(str(job.get("status")), JobState.UNKNOWN).is_final
 
     def nodes(self) -> list[NodeStatus]:
-        """All nodes of Ray that live, and what placement groups hold of them; other work of Ray is not seen."""
+        """Nodes of Ray, with the load of placement groups; other Ray workloads are not counted."""
         groups = self._client.state("placement_groups")
         facts = (node_facts(node, groups) for node in self._client.state("nodes"))
         return sorted(facts, key=lambda node: node.name)

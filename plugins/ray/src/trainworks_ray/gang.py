@@ -1,14 +1,14 @@
-"""What a job of Ray runs on the head node: it starts the program of every node, prints what they print, and ends them.
+"""Driver of a job on Ray's head node: starts the program of every node, prints their output, and ends them.
 
-This file is sent to the cluster with `gang.json` beside it, as the package `trainworks_gang`. It needs nothing there
-but Ray: no Trainworks.
+The backend uploads this file with `gang.json` beside it, as the package `trainworks_gang`. It needs only Ray there, not
+Trainworks.
 
-    python -m trainworks_gang                    the gang of gang.json
-    python -m trainworks_gang end                ends all processes of that gang at once
-    python __main__.py guard MARK SECONDS        ends what a lost node agent has left on its node
+    python -m trainworks_gang                    run the gang of gang.json
+    python -m trainworks_gang end                kill all processes of that gang
+    python __main__.py guard MARK SECONDS        end the processes that a lost node agent left on its node
 
-The nodes are bundles of one placement group (STRICT_SPREAD): all of them or none, on different nodes of Ray. An actor
-in each bundle runs the node's text in bash, in a session of its own. The job's last line says how it ended.
+The nodes are bundles of one placement group (STRICT_SPREAD): all or none, on different nodes of Ray. An actor in each
+bundle runs the node's script in bash, in its own session. The last line of the job reports how it ended.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import os
 import queue
 import signal
 import socket
-import subprocess  # noqa: TID251, there is no Trainworks on Ray's nodes
+import subprocess  # noqa: TID251, Trainworks is not installed on Ray's nodes
 import sys
 import tempfile
 import threading
@@ -31,36 +31,36 @@ ENDED = "trainworks: ended "
 NAMESPACE = "trainworks"
 MARK = "TRAINWORKS_GANG"
 PATIENCE_S = 5.0
-"""For the other nodes to end once one has failed."""
+"""Grace of the other nodes after one has failed."""
 NODE_LOST = 75
-MISSES_A_VARIABLE = -1
-"""Stands for the exit code of a program that was not started."""
+MISSING_VARIABLE = -1
+"""Placeholder for the exit code of a program that was not started."""
 STOPPED = 143
-LINES_AT_ONCE = 500
-LOOK_S = 1.0
+MAX_LINES = 500
+POLL_S = 1.0
 
 
 def description() -> dict[str, Any]:
-    """The gang: what its backend wrote beside this file."""
-    found: dict[str, Any] = json.loads(Path(__file__).with_name("gang.json").read_text(encoding="utf-8"))
-    return found
+    """Description of the gang, which the backend wrote beside this file."""
+    content: dict[str, Any] = json.loads(Path(__file__).with_name("gang.json").read_text(encoding="utf-8"))
+    return content
 
 
 class Node:
-    """The agent of one node, an actor. It holds the node's resources for as long as it lives."""
+    """Agent of one node; as an actor it holds the node's resources while it lives."""
 
     def __init__(self, gang: dict[str, Any], node: int) -> None:
         self._gang = gang
         self._mark = f"{gang['id']}/{node}"
         self._env = {"NODE_RANK": str(node), MARK: self._mark}
-        self._lines: queue.Queue[str | None] = queue.Queue(LINES_AT_ONCE)
+        self._lines: queue.Queue[str | None] = queue.Queue(MAX_LINES)
         self._bash: subprocess.Popen[bytes] | None = None
         self._text: Any = None
         self._guard: Any = None
         self._threads: list[threading.Thread] = []
 
     def meet(self) -> tuple[str, int]:
-        """Address of this node, and a port that is free on it."""
+        """Address of this node, and a free port on it."""
         import ray.util  # noqa: PLC0415, only where Ray is
 
         address = ray.util.get_node_ip_address()
@@ -69,7 +69,7 @@ class Node:
             return address, int(free.getsockname()[1])
 
     def start(self, env: dict[str, str]) -> None:
-        """Run the node's text, with these variables."""
+        """Run the node's script with these variables."""
         env = {**os.environ, **self._gang["envs"], **env, **self._env}
         if missing := [name for name in self._gang["envs_of_node"] if name not in env]:
             self._lines.put(f"trainworks: {missing[0]} is not set where Ray was started on this node ({node_name()})")
@@ -85,7 +85,7 @@ class Node:
         )
         os.close(reader)
         self._guard = os.fdopen(writer, "w")
-        # As a file: with `bash -c` the ends of its jobs would be announced in the output.
+        # A file, because `bash -c` would report the end of its jobs in the output.
         self._text = tempfile.NamedTemporaryFile("w", prefix="trainworks-", suffix=".sh", encoding="utf-8")  # noqa: SIM115
         self._text.write(self._gang["text"])
         self._text.flush()
@@ -109,7 +109,7 @@ class Node:
         self._lines.put(None)
 
     def _end_with_bash(self) -> None:
-        """What bash has left behind would hold the node's accelerators, and its output open."""
+        """Wait for bash, and kill leftover processes, which would hold accelerators and the output."""
         assert self._bash is not None
         self._bash.wait()
         end_marked(self._mark, signal.SIGKILL)
@@ -119,13 +119,13 @@ class Node:
             self._guard.close()
 
     def read(self) -> tuple[list[str], int | None]:
-        """Lines that were not read yet, or none after a while; and the exit code, once there are no more."""
+        """New lines, or none after a timeout; and the exit code once there are no more lines."""
         lines: list[str] = []
         with contextlib.suppress(queue.Empty):
-            line = self._lines.get(timeout=LOOK_S)
+            line = self._lines.get(timeout=POLL_S)
             while line is not None:
                 lines.append(line)
-                if len(lines) == LINES_AT_ONCE:
+                if len(lines) == MAX_LINES:
                     return lines, None
                 line = self._lines.get(timeout=0.02)
             return lines, self._exit_code()
@@ -133,14 +133,14 @@ class Node:
 
     def _exit_code(self) -> int:
         if self._bash is None:
-            return MISSES_A_VARIABLE
+            return MISSING_VARIABLE
         code = self._bash.wait()
         for thread in self._threads:
             thread.join()
         return 128 - code if code < 0 else code
 
     def stop(self, grace_s: float) -> None:
-        """SIGTERM for bash, which passes it on; SIGKILL for all that is left after a while."""
+        """Send SIGTERM to bash, which forwards it, and SIGKILL to everything that is left after the grace."""
         if self._bash is None or self._bash.poll() is not None:
             return
         if grace_s > 0:
@@ -151,64 +151,64 @@ class Node:
 
 
 def node_name() -> str:
-    """Of this machine."""
+    """Host name of this machine."""
     return socket.gethostname()
 
 
 def marked(mark: str) -> list[int]:
-    """Processes of this machine that were started with a mark in their environment."""
-    wanted = f"{MARK}={mark}".encode()
-    found = []
+    """Processes on this machine with this mark in their environment."""
+    variable = f"{MARK}={mark}".encode()
+    pids = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if wanted in (folder / "environ").read_bytes().split(b"\0"):
-                found.append(int(folder.name))
-    return found
+            if variable in (folder / "environ").read_bytes().split(b"\0"):
+                pids.append(int(folder.name))
+    return pids
 
 
 def end_marked(mark: str, number: signal.Signals) -> bool:
-    """Signal them all; whether there were any."""
-    found = marked(mark)
-    for pid in found:
+    """Signal all processes with this mark; returns whether there were any."""
+    pids = marked(mark)
+    for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
-    return bool(found)
+    return bool(pids)
 
 
 def guard(mark: str, grace_s: float) -> int:
-    """Wait for the node agent's last word; if it ends without one, end what it had started."""
+    """Wait for the node agent to finish; if it dies, end the processes that it started."""
     if sys.stdin.readline():
         return 0
     end_marked(mark, signal.SIGTERM)
     deadline = time.monotonic() + grace_s
     while marked(mark) and time.monotonic() < deadline:
-        time.sleep(0.2)  # noqa: TID251, there is no clock of ours either
+        time.sleep(0.2)  # noqa: TID251, Trainworks is not installed here
     end_marked(mark, signal.SIGKILL)
     return 0
 
 
 class Driver:
-    """Starts the gang, as often as it may, and watches it."""
+    """Starts the gang, restarts it after failures, and watches it."""
 
     def __init__(self, gang: dict[str, Any]) -> None:
-        import ray  # noqa: PLC0415, the guard does without it
+        import ray  # noqa: PLC0415, the guard does not need it
 
         self._ray = ray
         self._gang = gang
         self._actors: list[Any] = []
         self._group: Any = None
         self._stopping: str | None = None
-        """Why all nodes were asked to end: somebody's wish, or the time limit."""
+        """Reason why all nodes were stopped: a user's request, or the time limit."""
         self._failure: dict[str, Any] | None = None
 
     def ask_to_stop(self, number: int, frame: object) -> None:
-        """Signal handler: Ray sends SIGTERM when somebody stops the job."""
+        """Signal handler: Ray sends SIGTERM when the job is stopped."""
         self._stopping = self._stopping or "stopped"
 
     def run(self) -> int:
-        """All attempts; returns the exit code of the job."""
+        """Run all attempts; returns the exit code of the job."""
         for attempt in range(1, int(self._gang["max_restarts"]) + 2):
-            self._give_back()
+            self._release_nodes()
             self._failure = None
             self._attempt(attempt)
             if self._stopping is not None or self._failure is None:
@@ -219,13 +219,13 @@ class Driver:
     def _ended(self) -> int:
         if self._stopping is None and self._failure is None:
             return 0
-        told = {"cause": None, "exit_code": STOPPED, "message": "it was stopped"}
+        report = {"cause": None, "exit_code": STOPPED, "message": "stopped on request"}
         if self._stopping == "time_limit":
-            told = {"cause": "time_limit", "exit_code": STOPPED, "message": "its time limit was over"}
+            report = {"cause": "time_limit", "exit_code": STOPPED, "message": "time limit exceeded"}
         elif self._stopping is None and self._failure is not None:
-            told = self._failure
-        say(f"{ENDED}{json.dumps(told)}")
-        code = told["exit_code"]
+            report = self._failure
+        say(f"{ENDED}{json.dumps(report)}")
+        code = report["exit_code"]
         assert isinstance(code, int)
         return code
 
@@ -234,14 +234,14 @@ class Driver:
 
         bundles = [dict(self._gang["bundle"]) for _ in range(self._gang["nodes"])]
         self._group = placement_group(bundles, strategy="STRICT_SPREAD", name=self._gang["id"])
-        while self._stopping is None and not self._group.wait(LOOK_S):
+        while self._stopping is None and not self._group.wait(POLL_S):
             pass
         if self._stopping is None:
             self._start(self._group, number)
             self._watch()
 
-    def _give_back(self) -> None:
-        """The nodes of the last attempt; those of the very last one go with this process."""
+    def _release_nodes(self) -> None:
+        """Release the nodes of the previous attempt; those of the last one are released with this process."""
         from ray.util.placement_group import remove_placement_group  # noqa: PLC0415
 
         for actor in self._actors:
@@ -254,7 +254,11 @@ class Driver:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # noqa: PLC0415
 
         bundle = dict(self._gang["bundle"])
-        wanted = {"num_cpus": bundle.pop("CPU"), "num_gpus": bundle.pop("GPU", 0), "memory": bundle.pop("memory", None)}
+        amounts = {
+            "num_cpus": bundle.pop("CPU"),
+            "num_gpus": bundle.pop("GPU", 0),
+            "memory": bundle.pop("memory", None),
+        }
         remote = self._ray.remote(Node)
         self._actors = [
             remote.options(
@@ -263,16 +267,16 @@ class Driver:
                 max_concurrency=4,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(group, node),
                 resources=bundle,
-                **wanted,
+                **amounts,
             ).remote(self._gang, node)
             for node in range(self._gang["nodes"])
         ]
         try:
-            met = self._ray.get([actor.meet.remote() for actor in self._actors])
+            addresses = self._ray.get([actor.meet.remote() for actor in self._actors])
             env = {
-                "MASTER_ADDR": met[0][0],
-                "MASTER_PORT": str(met[0][1]),
-                "SKYPILOT_NODE_IPS": "\n".join(address for address, _ in met),
+                "MASTER_ADDR": addresses[0][0],
+                "MASTER_PORT": str(addresses[0][1]),
+                "SKYPILOT_NODE_IPS": "\n".join(address for address, _ in addresses),
                 "TRAINWORKS_ATTEMPT": str(number),
             }
             self._ray.get([actor.start.remote(env) for actor in self._actors])
@@ -280,24 +284,24 @@ class Driver:
             self._fail_with(error, None)
 
     def _watch(self) -> None:
-        """Print what the nodes print, until all of them have ended."""
+        """Print the output of the nodes until all of them have ended."""
         deadline = time.monotonic() + (self._gang["time_limit_s"] or float("inf"))
-        asked = self._failure is not None
+        stopped = self._failure is not None
         reads = {actor.read.remote(): node for node, actor in enumerate(self._actors)}
         while reads:
-            ready, _ = self._ray.wait(list(reads), timeout=LOOK_S)
+            ready, _ = self._ray.wait(list(reads), timeout=POLL_S)
             for reference in ready:
                 node = reads.pop(reference)
-                if self._took(reference, node):
+                if self._print_output(reference, node):
                     reads[self._actors[node].read.remote()] = node
             if self._stopping is None and time.monotonic() > deadline:
                 self._stopping = "time_limit"
-            if not asked and (self._stopping or self._failure):
-                asked = True
+            if not stopped and (self._stopping or self._failure):
+                stopped = True
                 self._stop_all(self._gang["grace_s"] if self._stopping else PATIENCE_S)
 
-    def _took(self, reference: Any, node: int) -> bool:
-        """Print what one node said; whether it may say more."""
+    def _print_output(self, reference: Any, node: int) -> bool:
+        """Print new lines of one node; returns whether it may print more."""
         try:
             lines, code = self._ray.get(reference)
         except self._ray.exceptions.RayError as error:
@@ -305,7 +309,7 @@ class Driver:
             return False
         for line in lines:
             say(f"[node {node}] {line}")
-        if code == MISSES_A_VARIABLE:
+        if code == MISSING_VARIABLE:
             self._fail(node, "environment", 3, lines[-1].removeprefix("trainworks: "))
         elif code:
             self._fail(node, "user_error" if code < 128 else "killed", code, f"node {node} exited with code {code}")
@@ -319,7 +323,7 @@ class Driver:
         self._fail(node, cause, NODE_LOST, f"{where} was lost: {why[:300]}")
 
     def _fail(self, node: int | None, cause: str, code: int, message: str) -> None:
-        """The first failure counts; the others follow from it."""
+        """Record the first failure; later ones follow from it."""
         if self._failure is None:
             self._failure = {"cause": cause, "exit_code": code, "node": node, "message": message}
 
@@ -329,13 +333,13 @@ class Driver:
 
 
 def say(line: str) -> None:
-    """A line of the job's log."""
+    """Print a line into the log of the job."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 
 def end(gang: dict[str, Any]) -> int:
-    """End all processes of a gang that runs elsewhere, now."""
+    """Kill all processes of a gang that another driver runs."""
     import ray  # noqa: PLC0415
 
     ray.init(log_to_driver=False, logging_level="error")
@@ -346,7 +350,7 @@ def end(gang: dict[str, Any]) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """Do what the arguments say; returns the exit code."""
+    """Run the command in the arguments; returns the exit code."""
     if arguments[:1] == ["guard"]:
         return guard(arguments[1], float(arguments[2]))
     if arguments == ["end"]:

@@ -1,4 +1,4 @@
-"""A job as a request to Ray's Jobs interface, and the archives that go with it."""
+"""The writer of requests to Ray's Jobs interface, and of the archives that they refer to."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
     "archive",
     "attempt_of",
     "gang_of",
-    "mark_of",
+    "id_prefix",
     "package_of_folder",
     "package_of_gang",
     "request_of",
@@ -34,26 +34,26 @@ __all__ = [
 PACKAGE = "trainworks_gang"
 _SET_BY_THE_GANG = frozenset(("MASTER_PORT",))
 _DRIVER_ENDS_S = 20.0
-"""Beyond the grace of the nodes: to print their last lines, and to say how they ended."""
-_LEFT_OUT = frozenset((".git", "__pycache__", ".venv", ".mypy_cache", ".pytest_cache", ".ruff_cache", "node_modules"))
+"""Time after the grace of the nodes, to print their last lines and report how they ended."""
+_SKIPPED = frozenset((".git", "__pycache__", ".venv", ".mypy_cache", ".pytest_cache", ".ruff_cache", "node_modules"))
 _LARGEST_BYTES = 100 * 2**20
-"""Ray keeps packages in the memory of its head node, and takes no larger ones unless it is told to."""
+"""Default size limit of Ray, which keeps packages in the memory of its head node."""
 _OLDEST = (1980, 1, 1, 0, 0, 0)
 
 
-def mark_of(run_dir: RunDir) -> str:
-    """How the ids of this run's jobs begin. Run ids repeat, folders do not."""
+def id_prefix(run_dir: RunDir) -> str:
+    """Prefix of this run's submission ids; the folder makes it unique, as run ids repeat."""
     folder = hashlib.sha256(str(run_dir.path.absolute()).encode()).hexdigest()[:12]
     return f"{dns_name(run_dir.run_id)}-{folder}"
 
 
 def gang_of(spec: JobSpec, program: Program, options: RayOptions) -> dict[str, Any]:
-    """What the driver is told, without the job's id.
+    """Description of the job for the driver, without the submission id.
 
     Raises:
         UsageError: the program needs a launcher that Ray's nodes do not have.
     """
-    check_exportable(program, "a job of Ray")
+    check_exportable(program, "a Ray job")
     return {
         "nodes": spec.max_nodes,
         "bundle": _bundle(spec.node, options),
@@ -67,29 +67,29 @@ def gang_of(spec: JobSpec, program: Program, options: RayOptions) -> dict[str, A
 
 
 def _bundle(node: NodeResources, options: RayOptions) -> dict[str, float]:
-    """Resources of one node in Ray's words; a kind of accelerator is a resource of which a thousandth is enough."""
-    wanted: dict[str, float] = {"CPU": node.cores or 1.0}
+    """Resources of one node in Ray's names; an accelerator type is a resource, requested with a tiny amount."""
+    resources: dict[str, float] = {"CPU": node.cores or 1.0}
     if node.accelerators:
-        wanted["GPU"] = float(node.accelerators)
+        resources["GPU"] = float(node.accelerators)
     if node.accelerators and node.accelerator:
-        wanted[f"accelerator_type:{node.accelerator.upper()}"] = 0.001
+        resources[f"accelerator_type:{node.accelerator.upper()}"] = 0.001
     if node.memory_bytes:
-        wanted["memory"] = float(node.memory_bytes)
-    return wanted | options.resources
+        resources["memory"] = float(node.memory_bytes)
+    return resources | options.resources
 
 
 def request_of(
     name: str, spec: JobSpec, options: RayOptions, *, modules: str, working_dir: str | None, arguments: str = ""
 ) -> dict[str, Any]:
-    """The body of `POST /api/jobs/`.
+    """Body of `POST /api/jobs/`.
 
     Args:
-        name: the job's id at Ray.
-        spec: of the job.
-        options: what the run file says about Ray.
+        name: submission id.
+        spec: the job.
+        options: the run file's `cluster.ray`.
         modules: URI of the archive with the driver.
         working_dir: URI of the archive with the user's folder.
-        arguments: of the driver.
+        arguments: arguments of the driver.
     """
     wait_s = str(round(spec.grace_s + _DRIVER_ENDS_S))
     env: dict[str, Any] = {"py_modules": [modules], "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": wait_s}}
@@ -102,10 +102,10 @@ def request_of(
 
 
 def package_of_gang(description: Mapping[str, Any]) -> tuple[str, bytes]:
-    """Name and content of the archive with the driver and what it is told."""
+    """Name and content of the archive with the driver and its description of the job."""
     source = Path(gang.__file__).read_bytes()
-    told = json.dumps(description, indent=1, sort_keys=True).encode()
-    files = {f"{PACKAGE}/__init__.py": b"", f"{PACKAGE}/__main__.py": source, f"{PACKAGE}/gang.json": told}
+    content = json.dumps(description, indent=1, sort_keys=True).encode()
+    files = {f"{PACKAGE}/__init__.py": b"", f"{PACKAGE}/__main__.py": source, f"{PACKAGE}/gang.json": content}
     return archive(files)
 
 
@@ -113,21 +113,21 @@ def package_of_folder(folder: Path) -> tuple[str, bytes]:
     """Name and content of an archive with the user's folder.
 
     Raises:
-        UsageError: there is no such folder, or it is too large.
+        UsageError: the folder does not exist, or is too large.
     """
     if not folder.is_dir():
-        hint = "with Ray, `workdir` is a folder here, which is sent to the nodes"
-        raise UsageError(f"`workdir`: there is no folder `{folder}`", hint=hint)
+        hint = "set it to a folder on this machine, which is uploaded to the nodes"
+        raise UsageError(f"`workdir` `{folder}` does not exist", hint=hint)
     files: dict[str, bytes] = {}
     size = 0
     for parent, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if name not in _LEFT_OUT)
+        folders[:] = sorted(name for name in folders if name not in _SKIPPED)
         for path in (Path(parent, name) for name in sorted(names)):
             if not path.is_file():
                 continue
             size += path.stat().st_size
             if size > _LARGEST_BYTES:
-                hint = "put data and checkpoints elsewhere, and only the program into `workdir`"
+                hint = "keep only the program in `workdir`, and data and checkpoints elsewhere"
                 raise UsageError(f"`workdir` `{folder}` is larger than {_LARGEST_BYTES >> 20} MiB", hint=hint)
             files[path.relative_to(folder).as_posix()] = path.read_bytes()
     executable = frozenset(name for name in files if os.access(folder / name, os.X_OK))
@@ -135,7 +135,7 @@ def package_of_folder(folder: Path) -> tuple[str, bytes]:
 
 
 def archive(files: Mapping[str, bytes], executable: frozenset[str] = frozenset()) -> tuple[str, bytes]:
-    """A zip archive that is the same for the same files, and a name for Ray that says what is in it."""
+    """Reproducible zip archive of files, and its name at Ray, which contains a hash of the content."""
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as file:
         for name, data in sorted(files.items()):
@@ -147,7 +147,7 @@ def archive(files: Mapping[str, bytes], executable: frozenset[str] = frozenset()
     return f"_ray_pkg_{digest}.zip", content.getvalue()
 
 
-def attempt_of(name: str, mark: str) -> int | None:
-    """Which submission of a run a job is, from its id; None for a job of another run."""
-    found = re.fullmatch(rf"{re.escape(mark)}-(\d+)", name)
-    return int(found[1]) if found else None
+def attempt_of(name: str, prefix: str) -> int | None:
+    """Submission number in the id of a job; None for a job of another run."""
+    match = re.fullmatch(rf"{re.escape(prefix)}-(\d+)", name)
+    return int(match[1]) if match else None

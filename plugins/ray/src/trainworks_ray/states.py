@@ -1,7 +1,7 @@
-"""What Ray says of a job, of its placement group and of a node, in our words. An unknown word stays itself.
+"""Map jobs, placement groups and nodes of Ray's dashboard to statuses; an unknown state keeps its raw text. Pure.
 
-Pure: objects come in as the dashboard gives them. Ray calls a job running as soon as its driver runs; whether it has
-its nodes is seen by its placement group, which has the job's name.
+Ray calls a job running as soon as its driver runs. Its placement group, which has the name of the job, tells whether it
+has its nodes.
 
 Source: `JobStatus` of Ray 2.60 (dashboard/modules/job/common.py), `PlacementGroupState` and `NodeState`
 (util/state/common.py).
@@ -35,9 +35,9 @@ GROUP_STATES: dict[str, JobState] = {
     "PREPARED": JobState.STARTING,
     "CREATED": JobState.RUNNING,
     "RESCHEDULING": JobState.RECOVERING,
-    "REMOVED": JobState.RUNNING,  # its driver is about to end, or to start the nodes again
+    "REMOVED": JobState.RUNNING,  # the driver is about to end, or to restart the nodes
 }
-"""Of the placement group of a job that Ray calls RUNNING."""
+"""States of the placement group of a RUNNING job."""
 _CAUSES_OF_ERROR: dict[str, Cause] = {
     "JOB_SUPERVISOR_ACTOR_START_TIMEOUT": Cause.NO_CAPACITY,
     "JOB_SUPERVISOR_ACTOR_START_FAILURE": Cause.LAUNCH_FAILED,
@@ -48,27 +48,27 @@ _CAUSES_OF_ERROR: dict[str, Cause] = {
     "JOB_ENTRYPOINT_COMMAND_START_ERROR": Cause.LAUNCH_FAILED,
     "JOB_ENTRYPOINT_COMMAND_ERROR": Cause.CONTROLLER_ERROR,
 }
-"""`error_type` of a failed job, where its driver left no last word."""
+"""Causes by `error_type` of a failed job, if its driver did not report one."""
 _KILLED = 128
-"""Exit codes above it: a signal ended the driver."""
+"""Exit codes above this mean that a signal ended the driver."""
 _NO_PROGRAM = (126, 127)
-"""What a shell returns that found no `cluster.ray.python`."""
-_OF_RAY = re.compile(r"Running entrypoint for job |\d{4}-\d\d-\d\d .*\tINFO ")
-"""Lines that Ray itself writes into the log of every job."""
+"""Exit codes of a shell that cannot run `cluster.ray.python`."""
+_RAY_LINE = re.compile(r"Running entrypoint for job |\d{4}-\d\d-\d\d .*\tINFO ")
+"""Lines that Ray writes into the log of every job."""
 _NODE_STATES: dict[str, NodeState] = {"ALIVE": "free", "DEAD": "down"}
 _NO_ROOM = {
-    "INFEASIBLE": "no node of this cluster can ever hold a part of it",
-    "NO_RESOURCES": "the nodes are taken",
-    "PENDING": "Ray has not looked at it yet",
+    "INFEASIBLE": "no node of this cluster is large enough",
+    "NO_RESOURCES": "all suitable nodes are in use",
+    "PENDING": "Ray has not processed it yet",
 }
 
 
 def job_status(job: Object, groups: Sequence[Object] = ()) -> JobStatus:
-    """The job as it is now.
+    """Current status of a job.
 
     Args:
         job: one element of `GET /api/jobs/`.
-        groups: placement groups of the job, of all its attempts.
+        groups: placement groups of all attempts of the job.
     """
     word = str(job.get("status"))
     state = JOB_STATES.get(word, JobState.UNKNOWN)
@@ -76,13 +76,13 @@ def job_status(job: Object, groups: Sequence[Object] = ()) -> JobStatus:
         seen = _alive(groups)
         is_first = len(groups) <= 1 and not seen.state.waits
         return replace(seen, starts_at=_time(job.get("start_time"))) if is_first else seen
-    told = _last_words(job) if state in (JobState.FAILED, JobState.STOPPED) else {}
-    exit_code = told.get("exit_code", job.get("driver_exit_code"))
+    report = _driver_report(job) if state in (JobState.FAILED, JobState.STOPPED) else {}
+    exit_code = report.get("exit_code", job.get("driver_exit_code"))
     return JobStatus(
         state=state,
         raw=word,
-        reason=told.get("message") or _in_ray_s_words(job.get("message")) if state is not JobState.SUCCEEDED else None,
-        cause=_cause(job, told) if state is JobState.FAILED else None,
+        reason=report.get("message") or _ray_message(job.get("message")) if state is not JobState.SUCCEEDED else None,
+        cause=_cause(job, report) if state is JobState.FAILED else None,
         restarts=max(0, len(groups) - 1),
         exit_code=exit_code if state.is_final else None,
         starts_at=_time(job.get("start_time")) if state.is_final and len(groups) <= 1 else None,
@@ -96,10 +96,10 @@ def _time(milliseconds: object) -> float | None:
 
 
 def _alive(groups: Sequence[Object]) -> JobStatus:
-    """A job whose driver runs: what its newest placement group says."""
+    """Status of a job whose driver runs, from its newest placement group."""
     groups = sorted(groups, key=lambda group: group.get("state") == "REMOVED", reverse=True)
     if not groups:
-        return JobStatus(state=JobState.STARTING, raw="RUNNING", reason="its driver starts")
+        return JobStatus(state=JobState.STARTING, raw="RUNNING", reason="the driver is starting")
     group = groups[-1]
     word = str(group.get("state"))
     state = GROUP_STATES.get(word, JobState.UNKNOWN)
@@ -117,26 +117,26 @@ def _alive(groups: Sequence[Object]) -> JobStatus:
 
 def _why_it_waits(group: Object) -> str:
     bundles = group.get("bundles") or []
-    wanted = (bundles[0].get("unit_resources") or {}) if bundles else {}
-    each = ", ".join(f"{name} {amount:g}" for name, amount in sorted(wanted.items()))
-    told = str((group.get("stats") or {}).get("scheduling_state") or "")
-    why = _NO_ROOM.get(told, told)
+    resources = (bundles[0].get("unit_resources") or {}) if bundles else {}
+    each = ", ".join(f"{name} {amount:g}" for name, amount in sorted(resources.items()))
+    state = str((group.get("stats") or {}).get("scheduling_state") or "")
+    why = _NO_ROOM.get(state, state)
     return f"waits for {len(bundles)} node(s) of {each}" + (f": {why}" if why else "")
 
 
-def _last_words(job: Object) -> dict[str, Any]:
-    """What the driver said at its end; Ray keeps the last lines of a failed job in its message."""
+def _driver_report(job: Object) -> dict[str, Any]:
+    """Report of the driver at its end; Ray keeps the last lines of a failed job in its message."""
     lines = str(job.get("message") or "").splitlines()
     last = next((line for line in reversed(lines) if line.startswith(ENDED)), None)
     try:
-        told = json.loads(last.removeprefix(ENDED)) if last else {}
+        report = json.loads(last.removeprefix(ENDED)) if last else {}
     except ValueError:
         return {}
-    return told if isinstance(told, dict) else {}
+    return report if isinstance(report, dict) else {}
 
 
-def _cause(job: Object, told: Object) -> Cause:
-    if (by_driver := parse_cause(told.get("cause"))) is not None:
+def _cause(job: Object, report: Object) -> Cause:
+    if (by_driver := parse_cause(report.get("cause"))) is not None:
         return by_driver
     code = job.get("driver_exit_code") or 0
     if code in _NO_PROGRAM or code > _KILLED:
@@ -144,16 +144,16 @@ def _cause(job: Object, told: Object) -> Cause:
     return _CAUSES_OF_ERROR.get(str(job.get("error_type")), Cause.UNKNOWN)
 
 
-def _in_ray_s_words(text: object) -> str | None:
-    """What Ray says of the job, and the last line of its log where it quotes one."""
+def _ray_message(text: object) -> str | None:
+    """Ray's message about a job, with the last line of the log that it quotes."""
     first, *log = [line for line in str(text or "").strip().splitlines() if line.strip()] or [""]
     first = first.removesuffix(", last available logs (truncated to 20,000 chars):")
-    last = next((line for line in reversed(log) if not _OF_RAY.match(line)), None)
+    last = next((line for line in reversed(log) if not _RAY_LINE.match(line)), None)
     return (f"{first}: {last}" if last else first)[:500] or None
 
 
 def node_facts(node: Object, groups: Sequence[Object] = ()) -> NodeStatus:
-    """A node of Ray, and what placement groups hold of it.
+    """Status of a node, with the load of placement groups.
 
     Args:
         node: one row of the State interface's nodes.
