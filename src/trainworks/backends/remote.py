@@ -352,7 +352,9 @@ def _attempt(store: JobStore, row: JobRow, status: JobStatus, clock: Clock) -> J
     """The job in the attempt that its backend is at, which begins when it is seen with its nodes."""
     placement = placement_on(row, status.nodes)
     if row.state.waits and placement:
-        return store.start(row, placement, now=status.starts_at or status.ended_at or clock.now()) or row
+        started_at = status.starts_at or status.ended_at or clock.now()
+        earlier = (attempt.ended_at or 0.0 for attempt in store.attempts(row.id))
+        return store.start(row, placement, now=max(started_at, *earlier, 0.0)) or row  # Kubernetes truncates to seconds
     return row
 
 
