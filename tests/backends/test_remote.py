@@ -82,7 +82,7 @@ def test_the_cause_is_the_run_directorys() -> None:
 def test_without_a_last_word_the_cause_is_the_backends() -> None:
     step = next_step(ROW, JobStatus(state=BAD, raw="TIMEOUT", cause=Cause.TIME_LIMIT), RunStatus(state=R), NOW)
     assert step is not None
-    assert (step.columns["cause"], step.columns["message"]) == ("time_limit", "its time was over: TIMEOUT")
+    assert (step.columns["cause"], step.columns["message"]) == ("time_limit", "time limit reached: TIMEOUT")
 
 
 def test_a_job_that_its_backend_forgot_has_failed_only_after_a_while() -> None:

@@ -102,5 +102,5 @@ def test_a_job_of_the_queue_that_was_idle_stays_stopped(program, command):
     assert finished(program.start("submit", command("sleep 60", STOPS, more)))[0] == 0
     wait_until(lambda: "STOPPED" in program.run("ps", "--all")[1])
     stdout = program.run("describe", "idle-1")[1]
-    assert "idle: it did not use what it held" in stdout
+    assert "idle: used no accelerator or CPU" in stdout
     assert stdout.count("still at it") == 0 and len(events(program, "attempt")) == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainworks.backends.backend import Backend
 from trainworks.errors import UsageError
-from trainworks.jobs.store import JobRow
+from trainworks.jobs.job_row import JobRow
 
 __all__ = ["hold", "release"]
 

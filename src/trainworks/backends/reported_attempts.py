@@ -9,8 +9,8 @@ from typing import Any
 from trainworks.agent.allocation import signs_of_life
 from trainworks.backends.backend import Backend, JobStatus
 from trainworks.jobs.attempts import attempts_of, placement_on
+from trainworks.jobs.job_row import Attempt, JobRow
 from trainworks.jobs.state import CAUSES, JobState, attempt_state
-from trainworks.jobs.store import Attempt, JobRow
 from trainworks.record.events import read_events
 from trainworks.record.run_dir import RunDir
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from trainworks.jobs.job_row import JobRow
 from trainworks.jobs.state import JobState
-from trainworks.jobs.store import JobRow
 from trainworks.record.events import Event
 from trainworks.record.run_dir import RunDir
 from trainworks.units import format_duration

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trainworks.jobs.job_row import Attempt, JobRow, Placement
 from trainworks.jobs.state import JobState, attempt_state, parse_cause, parse_state
-from trainworks.jobs.store import Attempt, JobRow, Placement
 
 __all__ = ["attempts_of", "placement_on"]
 

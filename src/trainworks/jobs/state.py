@@ -3,10 +3,10 @@
 CREATED -> QUEUED -> STARTING -> RUNNING -> SUCCEEDED | FAILED | STOPPED
              ^  ^       ^           |
              |  |       +-- RECOVERING (a failure that a restart can help)
-             |  +---------- PREEMPTED  (somebody else has its place; it waits again)
-             +------------- retried, or released by its scheduler
+             |  +---------- PREEMPTED  (another job took its nodes; it waits again)
+             +------------- retried, or requeued by its backend
 
-Whether somebody can see the job is not a state: one that cannot be reached keeps the state it had.
+Reachability is not a state: a job whose backend does not answer keeps its last state.
 """
 
 from __future__ import annotations
@@ -18,37 +18,37 @@ __all__ = ["CAUSES", "TRANSITIONS", "Cause", "JobState", "parse_cause", "parse_s
 
 
 class JobState(enum.StrEnum):
-    """Where a job stands."""
+    """State of a job."""
 
     CREATED = "CREATED"
     QUEUED = "QUEUED"
-    """It waits; the reason is kept beside it."""
+    """The job waits; `reason` says why."""
     STARTING = "STARTING"
     RUNNING = "RUNNING"
     RECOVERING = "RECOVERING"
     PREEMPTED = "PREEMPTED"
-    """It lost its place, and waits for another."""
+    """The job lost its nodes to another job and waits again."""
     SUCCEEDED = "SUCCEEDED"
     FAILED = "FAILED"
     STOPPED = "STOPPED"
     LOST = "LOST"
-    """Its supervisor is gone without a last word; seen from outside, never written."""
+    """The supervisor died without writing a final state; derived by readers, never written."""
     UNKNOWN = "UNKNOWN"
-    """What a scheduler says of it is a word that this version does not know; the word is kept."""
+    """The backend reports a state that this version does not know; `raw` has its text."""
 
     @property
     def is_final(self) -> bool:
-        """Whether nothing more happens unless somebody resumes the job."""
+        """True if the job stays in this state until it is resumed or retried."""
         return self in (JobState.SUCCEEDED, JobState.FAILED, JobState.STOPPED, JobState.LOST)
 
     @property
     def waits(self) -> bool:
-        """Whether it holds nothing, and wants to start."""
+        """True if the job holds no nodes and waits to start."""
         return self in (JobState.QUEUED, JobState.PREEMPTED)
 
     @property
     def holds_resources(self) -> bool:
-        """Whether nodes are taken for it."""
+        """True if nodes are allocated to the job."""
         return self in (JobState.STARTING, JobState.RUNNING, JobState.RECOVERING)
 
 
@@ -70,7 +70,7 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     JobState.LOST: frozenset({JobState.QUEUED, JobState.STARTING}),
     JobState.UNKNOWN: frozenset(JobState) - {JobState.CREATED, JobState.LOST},
 }
-"""Which state may follow which; a final state is left by `resume` and `retry` alone."""
+"""States that may follow each state; only `resume` and `retry` leave a final state."""
 
 
 def parse_state(text: str) -> JobState:
@@ -87,7 +87,7 @@ def attempt_state(state: JobState, cause: Cause | None) -> JobState:
 
 
 class Cause(enum.StrEnum):
-    """Why a job fails, starts again or loses its place."""
+    """Why a job failed, restarted or lost its nodes."""
 
     USER_ERROR = "user_error"
     OOM = "oom"
@@ -114,37 +114,37 @@ class Cause(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CauseFacts:
-    """What follows from a cause."""
+    """Text and consequences of a cause."""
 
     words: str
     another_start_helps: bool
-    """Whether the same job may succeed if it is started again, on the same nodes or on others."""
+    """True if the unchanged job may succeed when started again, on the same or on other nodes."""
     counts_as_restart: bool = True
-    """Whether a start after it takes one of `recover.max_restarts`; nobody fails by being preempted."""
+    """True if a restart counts against `recover.max_restarts`; preemptions do not count."""
 
 
 CAUSES: dict[Cause, CauseFacts] = {
     Cause.USER_ERROR: CauseFacts("the program failed", False),
     Cause.OOM: CauseFacts("out of memory", False),
-    Cause.DIVERGED: CauseFacts("the loss went beyond repair", False),
-    Cause.HANG: CauseFacts("a rank stood still", True),
-    Cause.NCCL_TIMEOUT: CauseFacts("a collective did not end", True),
+    Cause.DIVERGED: CauseFacts("the loss diverged", False),
+    Cause.HANG: CauseFacts("a rank hung", True),
+    Cause.NCCL_TIMEOUT: CauseFacts("a collective timed out", True),
     Cause.GPU_FAULT: CauseFacts("an accelerator failed", True),
     Cause.STORAGE_FAULT: CauseFacts("the storage failed", True),
     Cause.NODE_LOST: CauseFacts("a node was lost", True),
     Cause.AGENT_LOST: CauseFacts("a node's agent was lost", True),
     Cause.PEER_LOST: CauseFacts("another rank was lost", True),
-    Cause.KILLED: CauseFacts("somebody killed it", True),
-    Cause.PREEMPTED: CauseFacts("another job took its place", True, counts_as_restart=False),
-    Cause.TIME_LIMIT: CauseFacts("its time was over", True),
-    Cause.LAUNCH_FAILED: CauseFacts("it could not be started", True),
-    Cause.NO_CAPACITY: CauseFacts("there was no room for it", True, counts_as_restart=False),
-    Cause.DEPENDENCY: CauseFacts("a job that it depends on did not succeed", False),
-    Cause.IDLE: CauseFacts("it did not use what it held", False),
+    Cause.KILLED: CauseFacts("killed by a signal", True),
+    Cause.PREEMPTED: CauseFacts("preempted by another job", True, counts_as_restart=False),
+    Cause.TIME_LIMIT: CauseFacts("time limit reached", True),
+    Cause.LAUNCH_FAILED: CauseFacts("the job could not be started", True),
+    Cause.NO_CAPACITY: CauseFacts("not enough free nodes", True, counts_as_restart=False),
+    Cause.DEPENDENCY: CauseFacts("a job it depends on did not succeed", False),
+    Cause.IDLE: CauseFacts("used no accelerator or CPU", False),
     Cause.DISK_FULL: CauseFacts("a disk was full", False),
-    Cause.ENVIRONMENT: CauseFacts("the machine was in the way", False),
-    Cause.CONTROLLER_ERROR: CauseFacts("Trainworks failed", True),
-    Cause.UNKNOWN: CauseFacts("nobody knows why", False),
+    Cause.ENVIRONMENT: CauseFacts("environment error", False),
+    Cause.CONTROLLER_ERROR: CauseFacts("internal error of Trainworks", True),
+    Cause.UNKNOWN: CauseFacts("unknown cause", False),
 }
 
 

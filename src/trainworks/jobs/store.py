@@ -1,108 +1,37 @@
-"""The job store: every job that was submitted, whichever engine runs it. SQLite by default, PostgreSQL by URL.
+"""The job store: every submitted job of every backend, in SQLite by default or in another database by URL.
 
-A change of state is one statement that names the states it may start from, so of two writers one wins and the other
-is told; nobody locks anything for longer than that.
+A change of state is one statement that names the states it may start from: of two concurrent writers one succeeds, and
+the other learns that it did not. No lock lasts longer than a statement.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from trainworks.errors import UsageError
 from trainworks.jobs.database import answering, file_identity, open_database
-from trainworks.jobs.job_spec import JobSpec, NodeResources
+from trainworks.jobs.job_row import (
+    Attempt,
+    EndRequest,
+    JobRow,
+    Placement,
+    job_of_row,
+    new_job_columns,
+    placement_of,
+    placement_text,
+    to_columns,
+)
+from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.state import TRANSITIONS, JobState, attempt_state, parse_cause, parse_state
 from trainworks.jobs.tables import attempts, changes, jobs, nodes
 
 __all__ = ["Attempt", "EndRequest", "JobRow", "JobStore", "Placement", "open_store"]
-
-
-EndRequest = Literal["stop", "kill", "preempt", "time_limit"]
-"""Why somebody wants a job to end."""
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """What one job holds of one node."""
-
-    node: str
-    cores: float
-    devices: tuple[int, ...] = ()
-    """Accelerators by index."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobRow:
-    """A job as the store has it."""
-
-    id: int
-    run_id: str
-    run_dir: str
-    name: str
-    owner: str
-    """Name of the user, for display; `uid` decides."""
-    engine: str
-    spec: JobSpec
-    state: JobState
-    submitted_at: float
-    changed_at: float
-    version: int
-    """Of all changes of jobs, which one was this one's last."""
-    handle: str | None = None
-    """The engine's own name of it."""
-    priority: int = 50
-    held: bool = False
-    raw: str | None = None
-    """The engine's own word for the state."""
-    reason: str | None = None
-    """Why it waits."""
-    detail: str | None = None
-    cause: str | None = None
-    message: str | None = None
-    exit_code: int | None = None
-    asked_to_end: str | None = None
-    attempt: int = 0
-    """Times that it got its nodes."""
-    restarts: int = 0
-    """Starts after a failure; a start after a preemption is none."""
-    placement: tuple[Placement, ...] = ()
-    reachable: bool = True
-    """False while its engine does not answer; the state is then the last that was seen."""
-    position: int | None = None
-    starts_at: float | None = None
-    started_at: float | None = None
-    ended_at: float | None = None
-    cluster: str | None = None
-    """The run file's words for where it runs, as JSON; None on this machine."""
-    uid: int | None = None
-    """User who submitted the job."""
-    host: str | None = None
-    """Machine whose dispatcher starts the job; None for jobs of other engines."""
-    asked_by: int | None = None
-    """User who asked the job to end; of one that waits, the administrator who queued it again."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
-    """One time that a job got its nodes."""
-
-    job_id: int
-    number: int
-    state: JobState
-    started_at: float
-    ended_at: float | None = None
-    cause: str | None = None
-    message: str | None = None
-    placement: tuple[Placement, ...] = ()
-    exit_code: int | None = None
 
 
 def open_store(url: str, *, keep_connection: bool = False) -> JobStore:
@@ -183,7 +112,7 @@ class JobStore:
             UsageError: the run directory is a job of another user or machine already.
         """
         uid = os.getuid() if uid is None else uid
-        row = _new_row(spec, run_dir=run_dir, owner=owner, engine=engine, submitted_at=now)
+        row = new_job_columns(spec, run_dir=run_dir, owner=owner, engine=engine, submitted_at=now)
         row |= {"cluster": cluster, "uid": uid, "host": host}
         with self._writing() as connection:
             there = connection.execute(sa.select(jobs).where(jobs.c.run_dir == run_dir)).first()
@@ -199,7 +128,7 @@ class JobStore:
                 f"cannot submit `{run_dir}`: it is job {there.id} of {there.owner} on {where} already",
                 hint="submit from another folder, or with another `--runs`",
             )
-        return _job(there)
+        return job_of_row(there)
 
     def restore(
         self, spec: JobSpec, *, run_dir: str, owner: str, engine: str, submitted_at: float, now: float, **columns: Any
@@ -215,14 +144,14 @@ class JobStore:
             now: when it came to that state.
             columns: others of the job, `state` and `uid` among them; with `attempt` that attempt begins.
         """
-        row = _new_row(spec, run_dir=run_dir, owner=owner, engine=engine, submitted_at=submitted_at)
-        row |= _columns(columns) | {"state": str(columns["state"]), "changed_at": now}
+        row = new_job_columns(spec, run_dir=run_dir, owner=owner, engine=engine, submitted_at=submitted_at)
+        row |= to_columns(columns) | {"state": str(columns["state"]), "changed_at": now}
         with self._writing() as connection:
             row["version"] = _next_version(connection)
-            job = _job(connection.execute(sa.insert(jobs).values(row).returning(jobs)).one())
+            job = job_of_row(connection.execute(sa.insert(jobs).values(row).returning(jobs)).one())
             if job.attempt:
                 began = {"job_id": job.id, "number": job.attempt, "state": str(job.state), "started_at": now}
-                connection.execute(sa.insert(attempts).values(**began, placement=_placement_text(job.placement)))
+                connection.execute(sa.insert(attempts).values(**began, placement=placement_text(job.placement)))
 
     def run_dirs(self) -> set[str]:
         """Run directories of all jobs."""
@@ -240,7 +169,7 @@ class JobStore:
         """The job of that number."""
         with self._reading() as connection:
             row = connection.execute(sa.select(jobs).where(jobs.c.id == job_id)).first()
-        return _job(row) if row else None
+        return job_of_row(row) if row else None
 
     def find(self, wanted: str, *, uid: int | None = None) -> JobRow | None:
         """The job of that number, run or run directory; of several runs of one name the newest, that user's first."""
@@ -251,7 +180,7 @@ class JobStore:
         with self._reading() as connection:
             theirs = sa.case((jobs.c.uid == uid, 0), else_=1)
             row = connection.execute(sa.select(jobs).where(known).order_by(theirs, jobs.c.id.desc()).limit(1)).first()
-        return _job(row) if row else None
+        return job_of_row(row) if row else None
 
     def search(
         self,
@@ -285,7 +214,7 @@ class JobStore:
             query = query.where(jobs.c[column] == value) if value is not None else query
         query = query.where(jobs.c.id < before) if before is not None else query
         with self._reading() as connection:
-            return [_job(row) for row in connection.execute(query.limit(limit))]
+            return [job_of_row(row) for row in connection.execute(query.limit(limit))]
 
     def version(self) -> int:
         """Of the newest change of a job."""
@@ -300,7 +229,7 @@ class JobStore:
         for column, value in (("engine", engine), ("uid", uid), ("host", host)):
             query = query.where(jobs.c[column] == value) if value is not None else query
         with self._reading() as connection:
-            return [_job(row) for row in connection.execute(query)]
+            return [job_of_row(row) for row in connection.execute(query)]
 
     def counts(self) -> dict[JobState, int]:
         """Jobs by state."""
@@ -329,7 +258,7 @@ class JobStore:
             changes: other columns of the job. A state that ends an attempt ends it in `attempts` too.
         """
         before = [state for state in (since or JobState) if to in TRANSITIONS[state]]
-        values = _columns(changes) | {"state": str(to), "changed_at": now}
+        values = to_columns(changes) | {"state": str(to), "changed_at": now}
         values["ended_at"] = (ended_at or now) if to.is_final else None
         if to.is_final:
             values |= {"position": None, "starts_at": None, "reason": None, "detail": None}
@@ -338,7 +267,7 @@ class JobStore:
             values["version"] = _next_version(connection)
             moved = connection.execute(sa.update(jobs).where(known).values(values).returning(jobs)).first()
             if moved is not None:
-                self._follow(connection, _job(moved), ended_at or now)
+                self._follow(connection, job_of_row(moved), ended_at or now)
         return moved is not None
 
     def _follow(self, connection: Connection, job: JobRow, ended_at: float) -> None:
@@ -352,7 +281,7 @@ class JobStore:
 
     def start(self, job: JobRow, placement: Sequence[Placement], *, now: float) -> JobRow | None:
         """Give a job that waits its nodes, and begin its next attempt; None where it waits no more."""
-        placed = _placement_text(placement)
+        placed = placement_text(placement)
         known = (jobs.c.id == job.id) & (jobs.c.state == str(job.state)) & (jobs.c.attempt == job.attempt)
         values = {
             "state": str(JobState.STARTING),
@@ -380,12 +309,12 @@ class JobStore:
                         started_at=now,
                     )
                 )
-        return _job(started) if started else None
+        return job_of_row(started) if started else None
 
     def change(self, job_id: int, *, now: float | None = None, **changes: Any) -> bool:
         """Change columns of a job but its state; False if there is no such job that has not ended."""
         live = [str(state) for state in JobState if not state.is_final]
-        values = _columns(changes) | ({"changed_at": now} if now is not None else {})
+        values = to_columns(changes) | ({"changed_at": now} if now is not None else {})
         with self._writing() as connection:
             known = (jobs.c.id == job_id) & jobs.c.state.in_(live)
             values["version"] = _next_version(connection)
@@ -414,7 +343,7 @@ class JobStore:
         with self._reading() as connection:
             rows = [dict(row._mapping) for row in connection.execute(query)]
         return [
-            Attempt(**row | {"state": parse_state(row["state"]), "placement": _placement(row["placement"])})
+            Attempt(**row | {"state": parse_state(row["state"]), "placement": placement_of(row["placement"])})
             for row in rows
         ]
 
@@ -424,7 +353,7 @@ class JobStore:
             return
         values = [
             {name: getattr(row, name) for name in ("number", "cause", "message", "exit_code", "started_at", "ended_at")}
-            | {"job_id": job_id, "state": str(row.state), "placement": _placement_text(row.placement)}
+            | {"job_id": job_id, "state": str(row.state), "placement": placement_text(row.placement)}
             for row in rows
         ]
         with self._writing() as connection:
@@ -458,55 +387,3 @@ def _next_version(connection: Connection) -> int:
         sa.update(changes).values(number=changes.c.number + 1).returning(changes.c.number)
     ).scalar_one()
     return number
-
-
-def _new_row(spec: JobSpec, *, run_dir: str, owner: str, engine: str, submitted_at: float) -> dict[str, Any]:
-    """Columns of a job that was just submitted, but for its version."""
-    return {
-        "run_id": spec.run_id,
-        "run_dir": run_dir,
-        "name": spec.name,
-        "owner": owner,
-        "engine": engine,
-        "ticket": _spec_text(spec),
-        "priority": spec.priority,
-        "held": spec.hold,
-        "state": str(JobState.QUEUED),
-        "attempt": 0,
-        "restarts": 0,
-        "reachable": True,
-        "submitted_at": submitted_at,
-        "changed_at": submitted_at,
-    }
-
-
-def _job(row: Any) -> JobRow:
-    values = dict(row._mapping)
-    spec = json.loads(values.pop("ticket"))
-    lists = {key: tuple(value) for key, value in spec.items() if isinstance(value, list)}
-    values["spec"] = replace(JobSpec(**spec | lists), node=NodeResources(**spec["node"]))
-    values["state"] = parse_state(values["state"])
-    values["placement"] = _placement(values["placement"])
-    return JobRow(**values)
-
-
-def _placement(text: str | None) -> tuple[Placement, ...]:
-    return tuple(Placement(node, cores, tuple(devices)) for node, cores, devices in json.loads(text or "[]"))
-
-
-def _placement_text(placement: Sequence[Placement]) -> str:
-    return json.dumps([(one.node, one.cores, one.devices) for one in placement])
-
-
-def _columns(changes: dict[str, Any]) -> dict[str, Any]:
-    """Values of columns, as the database keeps them."""
-    columns = dict(changes)
-    if "placement" in columns:
-        columns["placement"] = _placement_text(columns["placement"])
-    if "spec" in columns:
-        columns["ticket"] = _spec_text(columns.pop("spec"))
-    return columns
-
-
-def _spec_text(spec: JobSpec) -> str:
-    return json.dumps(asdict(spec))

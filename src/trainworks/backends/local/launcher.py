@@ -22,7 +22,7 @@ from trainworks.host import process
 from trainworks.host.clock import Clock
 from trainworks.host.ledger import Claim, Ledger, Share, claim_key, machine_ledger
 from trainworks.host.prefork import Order, Spare
-from trainworks.jobs.store import JobRow, Placement
+from trainworks.jobs.job_row import JobRow, Placement
 from trainworks.record.events import Event, append_event, read_events
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir

@@ -9,8 +9,8 @@ from typing import Literal
 
 from trainworks.errors import UsageError
 from trainworks.host.ledger import Claim
+from trainworks.jobs.job_row import JobRow, Placement
 from trainworks.jobs.job_spec import JobSpec, NodeResources
-from trainworks.jobs.store import JobRow, Placement
 from trainworks.queueing.reasons import joined
 from trainworks.queueing.snapshot import GangShape, NodeInfo, QueuedJob, RunningJob
 from trainworks.record.environment import HostFacts

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from trainworks.jobs.job_row import JobRow
 from trainworks.jobs.state import Cause, JobState, parse_state
-from trainworks.jobs.store import JobRow
 from trainworks.record.events import Event
 from trainworks.record.exit_code import ExitCode
 from trainworks.record.status import RunStatus
@@ -36,7 +36,7 @@ def outcome_of(job: JobRow, status: RunStatus, events: Sequence[Event]) -> Outco
     | succeeded, failed       | any                   | that                                  |
     | stopped                 | nobody, or a person   | stopped                               |
     | stopped                 | for another job       | waits again, no restart counted       |
-    | stopped                 | its time was over     | failed, `time_limit`                  |
+    | stopped                 | time limit reached    | failed, `time_limit`                  |
     | it was not launched yet | nobody                | waits again                           |
     | none: it never began    | nobody                | waits again, five times               |
     | in the middle           | a person, or its time | stopped, or failed with `time_limit`  |

@@ -1,0 +1,157 @@
+"""Rows of the job store: jobs, their attempts and placements. Importing them needs no database."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from trainworks.jobs.job_spec import JobSpec, NodeResources
+from trainworks.jobs.state import JobState, parse_state
+
+__all__ = [
+    "Attempt",
+    "EndRequest",
+    "JobRow",
+    "Placement",
+    "job_of_row",
+    "new_job_columns",
+    "placement_of",
+    "placement_text",
+    "to_columns",
+]
+
+EndRequest = Literal["stop", "kill", "preempt", "time_limit"]
+"""Reason of a request to end a job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The share of one node that a job holds."""
+
+    node: str
+    cores: float
+    devices: tuple[int, ...] = ()
+    """Indexes of the accelerators."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRow:
+    """A job in the store."""
+
+    id: int
+    run_id: str
+    run_dir: str
+    name: str
+    owner: str
+    """Name of the user, for display only: `uid` identifies the user."""
+    engine: str
+    spec: JobSpec
+    state: JobState
+    submitted_at: float
+    changed_at: float
+    version: int
+    """Number of the last change of this job, counted over all jobs of the store."""
+    handle: str | None = None
+    """Name of the job on its backend."""
+    priority: int = 50
+    held: bool = False
+    raw: str | None = None
+    """State as the backend reports it."""
+    reason: str | None = None
+    """Why the job waits."""
+    detail: str | None = None
+    cause: str | None = None
+    message: str | None = None
+    exit_code: int | None = None
+    asked_to_end: str | None = None
+    attempt: int = 0
+    """Number of allocations so far."""
+    restarts: int = 0
+    """Starts after a failure; starts after a preemption do not count."""
+    placement: tuple[Placement, ...] = ()
+    reachable: bool = True
+    """False while the backend does not answer; the state is then the last one it reported."""
+    position: int | None = None
+    starts_at: float | None = None
+    started_at: float | None = None
+    ended_at: float | None = None
+    cluster: str | None = None
+    """`cluster` of the run file, as JSON; None on this machine."""
+    uid: int | None = None
+    """User who submitted the job."""
+    host: str | None = None
+    """Machine whose dispatcher starts the job; None for jobs of remote backends."""
+    asked_by: int | None = None
+    """User who requested the end of the job; for a waiting job, the administrator who queued it again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One allocation of a job: from getting its nodes to losing them."""
+
+    job_id: int
+    number: int
+    state: JobState
+    started_at: float
+    ended_at: float | None = None
+    cause: str | None = None
+    message: str | None = None
+    placement: tuple[Placement, ...] = ()
+    exit_code: int | None = None
+
+
+def new_job_columns(spec: JobSpec, *, run_dir: str, owner: str, engine: str, submitted_at: float) -> dict[str, Any]:
+    """Columns of a new job, without its version."""
+    return {
+        "run_id": spec.run_id,
+        "run_dir": run_dir,
+        "name": spec.name,
+        "owner": owner,
+        "engine": engine,
+        "ticket": _spec_text(spec),
+        "priority": spec.priority,
+        "held": spec.hold,
+        "state": str(JobState.QUEUED),
+        "attempt": 0,
+        "restarts": 0,
+        "reachable": True,
+        "submitted_at": submitted_at,
+        "changed_at": submitted_at,
+    }
+
+
+def job_of_row(row: Any) -> JobRow:
+    """The job of a row of the database."""
+    values = dict(row._mapping)
+    spec = json.loads(values.pop("ticket"))
+    lists = {key: tuple(value) for key, value in spec.items() if isinstance(value, list)}
+    values["spec"] = replace(JobSpec(**spec | lists), node=NodeResources(**spec["node"]))
+    values["state"] = parse_state(values["state"])
+    values["placement"] = placement_of(values["placement"])
+    return JobRow(**values)
+
+
+def placement_of(text: str | None) -> tuple[Placement, ...]:
+    """Parse a placement column."""
+    return tuple(Placement(node, cores, tuple(devices)) for node, cores, devices in json.loads(text or "[]"))
+
+
+def placement_text(placement: Sequence[Placement]) -> str:
+    """A placement as a column."""
+    return json.dumps([(one.node, one.cores, one.devices) for one in placement])
+
+
+def to_columns(changes: dict[str, Any]) -> dict[str, Any]:
+    """Changes of a job as columns of the database."""
+    columns = dict(changes)
+    if "placement" in columns:
+        columns["placement"] = placement_text(columns["placement"])
+    if "spec" in columns:
+        columns["ticket"] = _spec_text(columns.pop("spec"))
+    return columns
+
+
+def _spec_text(spec: JobSpec) -> str:
+    return json.dumps(asdict(spec))
