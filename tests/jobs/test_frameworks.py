@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.fakes import processes
 from trainworks.jobs.frameworks import (
-    Meeting,
+    Rendezvous,
     command_environment,
     deepspeed_hostfile,
     mpi_hostfile,
@@ -24,15 +24,15 @@ FRAMEWORKS = ("torch", "jax", "tensorflow", "mpi", "deepspeed", "slurm")
 SIZES = st.integers(1, 5)
 
 
-def meeting(world_size: int = 4, **changes: Any) -> Meeting:
+def rendezvous(world_size: int = 4, **changes: Any) -> Rendezvous:
     """On this machine."""
     ports = tuple(range(29500, 29500 + world_size))
-    return Meeting(**({"address": "127.0.0.1", "ports": ports, "hostfile": "/runs/demo-1/hostfile"} | changes))
+    return Rendezvous(**({"address": "127.0.0.1", "ports": ports, "hostfile": "/runs/demo-1/hostfile"} | changes))
 
 
 def environments(framework: Any, ranks: Processes) -> list[dict[str, str]]:
     """Of all processes, node by node."""
-    at = meeting(ranks.world_size)
+    at = rendezvous(ranks.world_size)
     return [
         command_environment(framework, ranks, at, node=node, local_rank=local_rank)
         for node in range(ranks.nodes)
@@ -118,7 +118,7 @@ def test_nodes_at_their_own_addresses_have_their_own_lines() -> None:
 
 @pytest.mark.parametrize("as_root", [True, False])
 def test_open_mpi_is_allowed_to_run_as_root_only_by_root(as_root: bool) -> None:
-    env = command_environment("mpi", processes(), meeting(as_root=as_root), node=0, local_rank=0)
+    env = command_environment("mpi", processes(), rendezvous(as_root=as_root), node=0, local_rank=0)
     assert ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM" in env) is as_root
 
 
@@ -132,7 +132,7 @@ def test_setup_finds_skypilot_s_names_for_it() -> None:
 
 
 def test_nodes_with_addresses_of_their_own_are_met_there() -> None:
-    place = meeting(nodes=("10.0.0.1", "10.0.0.2"))
+    place = rendezvous(nodes=("10.0.0.1", "10.0.0.2"))
     env = command_environment("tensorflow", processes(2, 2), place, node=1, local_rank=0)
     assert env["SKYPILOT_NODE_IPS"] == "10.0.0.1\n10.0.0.2"
     workers = [worker.split(":")[0] for worker in json.loads(env["TF_CONFIG"])["cluster"]["worker"]]

@@ -1,4 +1,4 @@
-"""One turn of a job: a stretch in which a cluster's scheduler lets it hold its nodes; a job may have several."""
+"""One allocation of a job: from getting its nodes to losing them. A requeued job has several."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["back_in_the_queue", "no_restart_left", "plan", "planner_of", "proces
 
 
 def planner_of(run_dir: RunDir) -> list[str]:
-    """The command that plans a workload on the first of the nodes that it got, with what is measured on all of them."""
+    """The command that plans a workload on the first allocated node, with measurements of all nodes."""
     return process.python_module("trainworks.cli.plan_worker", str(run_dir.path))
 
 
 def plan(command: list[str]) -> None:
-    """Run the planner; the plan goes into the log, and into the resolved run.
+    """Run the planner; the plan is written to the log and to the resolved run.
 
     Raises:
         EnvironmentProblem: the workload cannot be trained on these nodes.
@@ -38,7 +38,7 @@ def plan(command: list[str]) -> None:
 def processes_on(
     resolved: ResolvedRun, *, backend: str, num_nodes: int, cores_per_node: int, accelerators_per_node: int
 ) -> Processes:
-    """The ranks of a run on the nodes that it got.
+    """Ranks of a run on its allocated nodes.
 
     Those of a workload are decided when it is planned, together with its layout; those of a command follow what it got,
     one per accelerator unless the run file says how many.
@@ -74,17 +74,17 @@ def processes_on(
 
 
 def back_in_the_queue(cause: Cause) -> tuple[JobState, Cause, str]:
-    """State, cause and words of a job whose turn ended so, and that has another one."""
+    """State, cause and message of a job that lost its allocation and waits for another."""
     state = JobState.PREEMPTED if cause is Cause.PREEMPTED else JobState.QUEUED
     return state, cause, CAUSES[cause].words
 
 
 def no_restart_left(cause: Cause, max_restarts: int) -> str:
-    """Why a job does not start again after its turn ended so."""
+    """Message of a job that lost its allocation and has no restart left."""
     return f"{CAUSES[cause].words}, and no restart is left of `recover.max_restarts: {max_restarts}`"
 
 
 def signs_of_life(run_dir: RunDir) -> float:
-    """When the run wrote its status or an event last: the end of a turn that could not say so itself."""
+    """Time of the last status or event of a run: the end of an allocation whose supervisor was killed."""
     events = read_events(run_dir.events_file)
     return max([run_dir.read_status().updated_at, *(float(event["t"]) for event in events[-1:])])

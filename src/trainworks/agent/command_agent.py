@@ -18,7 +18,7 @@ from trainworks.config.command import shell_of
 from trainworks.host import process
 from trainworks.host.node_usage import follow_usage
 from trainworks.jobs.environment import default_environment
-from trainworks.jobs.frameworks import Meeting, command_environment, setup_environment
+from trainworks.jobs.frameworks import Rendezvous, command_environment, setup_environment
 from trainworks.record.events import append_event
 from trainworks.record.exit_code import as_exit_code
 from trainworks.record.resolved import ResolvedRun
@@ -34,11 +34,11 @@ _GRACE_S = 5.0
 
 
 class _CommandNode:
-    def __init__(self, run_dir: RunDir, resolved: ResolvedRun, node: int, meeting: Meeting) -> None:
+    def __init__(self, run_dir: RunDir, resolved: ResolvedRun, node: int, rendezvous: Rendezvous) -> None:
         self._run_dir = run_dir
         self._resolved = resolved
         self._node = node
-        self._meeting = meeting
+        self._rendezvous = rendezvous
         self._stopping = False
 
     def ask_to_stop(self, number: int, frame: object) -> None:
@@ -63,7 +63,7 @@ class _CommandNode:
             append_event(
                 self._run_dir.events_file,
                 "attempt",
-                attempt=self._meeting.attempt,
+                attempt=self._rendezvous.attempt,
                 world_size=self._resolved.processes.world_size,
                 resumed_from_step=0,
             )
@@ -119,7 +119,7 @@ class _CommandNode:
     def _env(self, local_rank: int) -> dict[str, str]:
         run_file = self._resolved.run_file
         ranks = command_environment(
-            run_file.framework, self._resolved.processes, self._meeting, node=self._node, local_rank=local_rank
+            run_file.framework, self._resolved.processes, self._rendezvous, node=self._node, local_rank=local_rank
         )
         own = run_mark(self._run_dir) | {"SKYPILOT_TASK_ID": self._run_dir.run_id}
         written = {name: value for name, value in run_file.envs.items() if value is not None}
@@ -146,7 +146,7 @@ class _CommandNode:
         append_event(
             self._run_dir.events_file,
             "failure",
-            attempt=self._meeting.attempt,
+            attempt=self._rendezvous.attempt,
             rank=rank,
             node=self._node,
             host=socket.gethostname(),
@@ -184,7 +184,7 @@ def main(run_folder: str, node: str, parent: str, ports: str, attempt: str, addr
     process.adopt_orphans()
     run_dir = RunDir(Path(run_folder))
     nodes = tuple(addresses.split(","))
-    meeting = Meeting(
+    rendezvous = Rendezvous(
         address=nodes[0],
         nodes=nodes,
         ports=tuple(map(int, ports.split(","))),
@@ -192,7 +192,7 @@ def main(run_folder: str, node: str, parent: str, ports: str, attempt: str, addr
         attempt=int(attempt),
         as_root=os.geteuid() == 0,
     )
-    agent = _CommandNode(run_dir, run_dir.read_resolved(), int(node), meeting)
+    agent = _CommandNode(run_dir, run_dir.read_resolved(), int(node), rendezvous)
     for number in (signal.SIGTERM, signal.SIGURG):
         signal.signal(number, agent.ask_to_stop)
     if run_dir.stop_file.exists():  # asked for before there was somebody to hear it

@@ -1,4 +1,4 @@
-"""The first moments of a job on this machine: its run directory is made ready while nobody else can have it."""
+"""Prepare the run directory of a job on this machine, under the lock of the run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def take_run(run_dir: RunDir) -> int:
 
 
 def _taken(run_dir: RunDir, clock: Clock) -> TrainworksError:
-    """Why the lock of a run is taken. A supervisor that has just been started gets time to say that it is there."""
+    """The error for a run whose lock is taken; a supervisor that just started gets time to write its status."""
     deadline = clock.now() + _START_TAKES_S
     while (status := run_dir.read_status()).state == "CREATED" and clock.now() < deadline:
         clock.sleep(_LOOK_S)
@@ -49,7 +49,7 @@ def _taken(run_dir: RunDir, clock: Clock) -> TrainworksError:
 
 
 def supervised(run_dir: RunDir, status: RunStatus) -> UsageError:
-    """The refusal to start a run that is live: which process supervises it, and since when."""
+    """The error for starting a live run: the process that supervises it, and since when."""
     problem = f"run {run_dir.run_id} is already {status.state}"
     if status.supervisor_pid is not None:
         submitted = [event["t"] for event in read_events(run_dir.events_file) if event["kind"] == "submitted"]
@@ -60,13 +60,13 @@ def supervised(run_dir: RunDir, status: RunStatus) -> UsageError:
 
 
 def make_ready(run_dir: RunDir, processes: Processes, now: float, *, restarts: int = 0) -> None:
-    """Forget how an earlier launch was stopped, set some disk aside, and say that the job is submitted.
+    """Remove the stop request of an earlier launch, reserve disk space, and record the submission.
 
     Args:
         run_dir: of the run.
         processes: ranks of the run.
         now: the time.
-        restarts: turns of the job before this one; 0 for a job that a user submits, which has all its restarts.
+        restarts: earlier allocations of the job; 0 for a new submission, which has all its restarts.
     """
     run_dir.stop_file.unlink(missing_ok=True)
     run_dir.make_reserve()
@@ -81,12 +81,12 @@ def make_ready(run_dir: RunDir, processes: Processes, now: float, *, restarts: i
 
 
 def run_mark(run_dir: RunDir) -> dict[str, str]:
-    """The variable that every process of a run has, so that none is overlooked."""
+    """The environment variable that identifies every process of a run."""
     return {"TRAINWORKS_RUN_DIR": str(run_dir.path.resolve())}
 
 
 def end_left_over(run_dir: RunDir) -> int:
-    """Kill what still runs of a job whose supervisor and agents are gone; returns how many processes that were."""
+    """Kill the remaining processes of a job whose supervisor and agents are gone; returns their number."""
     left = process.processes_with(run_mark(run_dir))
     for one in left:
         process.kill(one.pid)
@@ -94,7 +94,7 @@ def end_left_over(run_dir: RunDir) -> int:
 
 
 def keep_environment(run_dir: RunDir, environment: Mapping[str, str]) -> None:
-    """Keep the variables of whoever submits, for the job alone and for nobody else to read."""
+    """Save the environment of the submitting shell for the job, readable by its user only."""
     with naming_full_disk(run_dir.path):
         handle = os.open(run_dir.environment_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -102,7 +102,7 @@ def keep_environment(run_dir: RunDir, environment: Mapping[str, str]) -> None:
 
 
 def take_environment(run_dir: RunDir, besides: Mapping[str, str]) -> None:
-    """Take on those variables, where somebody kept them, and some besides."""
+    """Replace this process's environment by the saved one, if there is one, and add variables."""
     try:
         kept = json.loads(run_dir.environment_file.read_text(encoding="utf-8"))
     except FileNotFoundError:

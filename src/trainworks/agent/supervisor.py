@@ -38,13 +38,13 @@ _SIGNALS: dict[int, int] = {number: number for number in (signal.SIGTERM, signal
 
 
 class Supervisor:
-    """Takes one job from its start to a final state.
+    """Runs one job from its start to a final state.
 
     Args:
         run_dir: of the run.
         resolved: the run.
         nodes: starts and watches the agents.
-        clock: waits between two looks.
+        clock: the time.
     """
 
     def __init__(self, run_dir: RunDir, resolved: ResolvedRun, nodes: Nodes, clock: Clock) -> None:
@@ -70,7 +70,7 @@ class Supervisor:
     def ask_to_stop(self, number: int, frame: object) -> None:
         """Signal handler: the first signal asks for a clean end, the second ends at once.
 
-        A hang-up says that whoever watched is gone; it asks once, and never hurries a stop that was asked for.
+        A hang-up means the terminal is gone: it asks for a clean end, and never shortens one that has begun.
         """
         hung_up = number == signal.SIGHUP
         self._stop_signals = max(self._stop_signals, 1) if hung_up else self._stop_signals + 1
@@ -116,7 +116,7 @@ class Supervisor:
             self._note_state(failure)
 
     def _follow_use(self) -> None:
-        """A job that has been idle for long enough is stopped as a person would stop it."""
+        """Stop a job that has been idle for `job.idle.stop_after`, as `trainworks stop` would."""
         if self._state is not JobState.RUNNING or self._stop_signals or self._done:
             self._idle.forget()
         elif (why := self._idle.look()) is not None:
@@ -134,13 +134,13 @@ class Supervisor:
             self._nodes.kill_all()
 
     def _stop_grace_s(self) -> float:
-        """Time for a clean end. Ranks of a workload that do not train at the moment have nothing to save."""
+        """Time for a clean end: 0 for a workload that is not training, which has nothing to save."""
         if self._resolved.is_workload and self._state is not JobState.RUNNING:
             return 0.0
         return self._resolved.run_file.job.grace + 2 * self._resolved.longest_pause_s
 
     def _restart_or_end(self) -> bool:
-        """Deal with nodes that ended badly; False if the job cannot go on."""
+        """Restart nodes that failed; False if the job cannot continue."""
         for node, exit_code in self._nodes.lost():
             if self._stop_deadline is not None or self._done:
                 continue
@@ -194,7 +194,7 @@ class Supervisor:
         return first_failure(events) or {"cause": "killed", "message": "ended before it could save a checkpoint"}
 
     def _why_stopped(self, lost: Event | None) -> Event | None:
-        """What was lost, or that the job was idle, with what was lost beside it."""
+        """The reason of a stop for idleness, with the work lost by it; else the work lost."""
         if self._ended_idle is None:
             return lost
         message = self._ended_idle + (f"; {lost.get('message')}" if lost else "")
@@ -244,8 +244,8 @@ def supervise(
         run_dir: of the run.
         build: makes the supervisor, given the run's lock, which every agent keeps open.
         parent_pid: process to die with; 0 for none.
-        lock: the run's, where whoever starts this has taken it.
-        heard: told of every signal that asks for an end.
+        lock: the run's, if the caller has taken it.
+        heard: called with every signal that asks for an end.
         signals: numbers that ask for an end, and the signal that each of them stands for.
 
     Returns:
@@ -268,14 +268,14 @@ def supervise(
     except Exception as error:
         process.end_descendants(_END_GRACE_S)
         run_dir.release_reserve()
-        run_dir.write_status(_last_words(error, run_dir))
+        run_dir.write_status(_failure_status(error, run_dir))
         if isinstance(error, TrainworksError):
             return error.exit_code
         raise
 
 
-def _last_words(error: Exception, run_dir: RunDir) -> RunStatus:
-    """What a supervisor that fails itself leaves behind."""
+def _failure_status(error: Exception, run_dir: RunDir) -> RunStatus:
+    """Final status of a job whose supervisor failed."""
     foreseen = isinstance(error, TrainworksError)
     return RunStatus(
         state=JobState.FAILED,
@@ -301,7 +301,7 @@ def main(
     Args:
         run_folder: of the run.
         parent_pid: process to die with; 0 for none.
-        lock: the run's, where whoever starts this has taken it.
+        lock: the run's, if the caller has taken it.
         agent: a copy of this process for the first agent of a command.
         claims: open files by which the job holds its share of this machine.
     """

@@ -22,42 +22,49 @@ from trainworks.config.command import Framework
 from trainworks.jobs.environment import accelerators_per_node, rank_environment
 from trainworks.record.resolved import Processes
 
-__all__ = ["Meeting", "command_environment", "deepspeed_hostfile", "mpi_hostfile", "ports_needed", "setup_environment"]
+__all__ = [
+    "Rendezvous",
+    "command_environment",
+    "deepspeed_hostfile",
+    "mpi_hostfile",
+    "ports_needed",
+    "setup_environment",
+]
 
 _OF_TORCHRUN = ("TORCHRUN_ARGS", "PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")
 _OF_A_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Meeting:
-    """Where the processes of one attempt find each other."""
+class Rendezvous:
+    """Addresses and ports the ranks of one attempt connect to."""
 
     address: str
     ports: tuple[int, ...]
-    """Free when the attempt began; the first is rank 0's."""
+    """Ports that were free when the attempt began; the first belongs to rank 0."""
     hostfile: str
-    """Path of a host file in the words of the framework's launcher."""
+    """Path of a host file for the framework's launcher."""
     nodes: tuple[str, ...] = ()
-    """Addresses of the nodes, in their order; all are at `address` when left out."""
+    """Addresses of the nodes, in order; `address` for all of them when empty."""
     attempt: int = 1
     as_root: bool = False
-    """Whether the launcher runs as root, which Open MPI wants to be told twice."""
+    """True if the launcher runs as root, which Open MPI refuses without two variables."""
 
 
 def ports_needed(framework: Framework | None, processes: Processes) -> int:
-    """Ports that an attempt takes: TensorFlow's workers listen all, elsewhere only rank 0 does."""
+    """Number of ports an attempt needs: one per worker for TensorFlow, else one for rank 0."""
     return processes.world_size if framework == "tensorflow" else 1
 
 
 def command_environment(
-    framework: Framework | None, processes: Processes, meeting: Meeting, *, node: int, local_rank: int
+    framework: Framework | None, processes: Processes, rendezvous: Rendezvous, *, node: int, local_rank: int
 ) -> dict[str, str]:
-    """Variables that one process of a command finds, beside those of the shell and of the run file.
+    """Variables for one process of a command, added to those of the shell and of the run file.
 
     Args:
         framework: torch's when None.
         processes: the whole job.
-        meeting: of this attempt.
+        rendezvous: addresses and ports of this attempt.
         node: index of this node.
         local_rank: index of this process on its node.
     """
@@ -65,50 +72,50 @@ def command_environment(
         processes,
         node=node,
         local_rank=local_rank,
-        master_address=meeting.address,
-        master_port=meeting.ports[0],
-        attempt=meeting.attempt,
-        addresses=meeting.nodes,
+        master_address=rendezvous.address,
+        master_port=rendezvous.ports[0],
+        attempt=rendezvous.attempt,
+        addresses=rendezvous.nodes,
     )
     if framework in (None, "torch"):
         return common
     if framework == "deepspeed":
-        return common | _deepspeed(processes, meeting, node)
+        return common | _deepspeed(processes, rendezvous, node)
     common = _without(common, _OF_TORCHRUN)
     if framework == "jax":
-        return common | _jax(processes, meeting, node, local_rank)
+        return common | _jax(processes, rendezvous, node, local_rank)
     if framework == "tensorflow":
-        return common | {"TF_CONFIG": _tf_config(processes, meeting, int(common["RANK"]))}
-    return _without(common, _OF_A_RANK) | (_mpi(meeting) if framework == "mpi" else {})
+        return common | {"TF_CONFIG": _tf_config(processes, rendezvous, int(common["RANK"]))}
+    return _without(common, _OF_A_RANK) | (_mpi(rendezvous) if framework == "mpi" else {})
 
 
 def _without(env: dict[str, str], names: Iterable[str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if name not in names}
 
 
-def _deepspeed(processes: Processes, meeting: Meeting, node: int) -> dict[str, str]:
-    """What DeepSpeed's launcher gives its ranks; the launcher itself, once per node, reads its arguments alone."""
-    arguments = f"--hostfile={meeting.hostfile} --no_ssh --node_rank={node}"
+def _deepspeed(processes: Processes, rendezvous: Rendezvous, node: int) -> dict[str, str]:
+    """Variables of DeepSpeed's ranks; its launcher, which runs once per node, reads only its arguments."""
+    arguments = f"--hostfile={rendezvous.hostfile} --no_ssh --node_rank={node}"
     return {
         "LOCAL_SIZE": str(processes.processes_per_node),
         "CROSS_RANK": str(node),
         "CROSS_SIZE": str(processes.nodes),
-        "DEEPSPEED_ARGS": f"{arguments} --master_addr={meeting.address} --master_port={meeting.ports[0]}",
+        "DEEPSPEED_ARGS": f"{arguments} --master_addr={rendezvous.address} --master_port={rendezvous.ports[0]}",
     }
 
 
-def _jax(processes: Processes, meeting: Meeting, node: int, local_rank: int) -> dict[str, str]:
+def _jax(processes: Processes, rendezvous: Rendezvous, node: int, local_rank: int) -> dict[str, str]:
     """JAX takes the address from a variable of its own, and the ranks from the first cluster that it knows.
 
     It looks for Open MPI first, before Slurm and Kubernetes, so that these words hold wherever the job runs. Without
     JAX_COORDINATOR_BIND_ADDRESS the coordinator would listen on every network of the machine.
     """
     rank = node * processes.processes_per_node + local_rank
-    coordinator = f"{meeting.address}:{meeting.ports[0]}"
+    coordinator = f"{rendezvous.address}:{rendezvous.ports[0]}"
     own = {
         "JAX_COORDINATOR_ADDRESS": coordinator,
         "JAX_COORDINATOR_BIND_ADDRESS": coordinator,
-        "JAX_COORDINATOR_PORT": str(meeting.ports[0]),
+        "JAX_COORDINATOR_PORT": str(rendezvous.ports[0]),
         "JAX_NUM_PROCESSES": str(processes.world_size),
         "JAX_PROCESS_ID": str(rank),
         "OMPI_MCA_orte_hnp_uri": f"0.0;tcp://{coordinator}",
@@ -120,30 +127,30 @@ def _jax(processes: Processes, meeting: Meeting, node: int, local_rank: int) -> 
 
 
 def _jax_devices(processes: Processes, local_rank: int) -> dict[str, str]:
-    """The devices of this process; left to itself JAX takes the one of its local rank."""
+    """Devices of this process; by default JAX uses the device of its local rank."""
     if processes.device != "cuda":
         return {}
     each = accelerators_per_node(processes) // processes.processes_per_node
     return {"JAX_LOCAL_DEVICE_IDS": ",".join(str(local_rank * each + index) for index in range(each))}
 
 
-def _tf_config(processes: Processes, meeting: Meeting, rank: int) -> str:
+def _tf_config(processes: Processes, rendezvous: Rendezvous, rank: int) -> str:
     """One worker per process; worker 0 is the chief, which writes checkpoints."""
     each = processes.processes_per_node
-    addresses = meeting.nodes or (meeting.address,) * processes.nodes
-    workers = [f"{addresses[worker // each]}:{meeting.ports[worker]}" for worker in range(processes.world_size)]
+    addresses = rendezvous.nodes or (rendezvous.address,) * processes.nodes
+    workers = [f"{addresses[worker // each]}:{rendezvous.ports[worker]}" for worker in range(processes.world_size)]
     return json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}})
 
 
-def _mpi(meeting: Meeting) -> dict[str, str]:
-    """Defaults for `mpirun`; its own options win over them.
+def _mpi(rendezvous: Rendezvous) -> dict[str, str]:
+    """Defaults for `mpirun`, which its own options override.
 
     Ranks are not bound to cores: several jobs may share a machine, and every mpirun would take the same first cores.
     For the same reason a rank that waits gives its core away between two looks.
     """
-    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if meeting.as_root else {}
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if rendezvous.as_root else {}
     return {
-        "OMPI_MCA_orte_default_hostfile": meeting.hostfile,
+        "OMPI_MCA_orte_default_hostfile": rendezvous.hostfile,
         "OMPI_MCA_hwloc_base_binding_policy": "none",
         "OMPI_MCA_mpi_yield_when_idle": "1",
         **root,
@@ -162,12 +169,12 @@ def mpi_hostfile(processes: Processes, addresses: Iterable[str]) -> str:
 
 
 def deepspeed_hostfile(processes: Processes) -> str:
-    """One line per node; under `--no_ssh` a name is only a name, and must differ from the others."""
+    """One line per node; under `--no_ssh` host names only have to be distinct."""
     slots = accelerators_per_node(processes) or processes.processes_per_node
     return "".join(f"node-{node} slots={slots}\n" for node in range(processes.nodes))
 
 
 def setup_environment(env: dict[str, str]) -> dict[str, str]:
-    """What `setup` finds: all of a process's variables, some under SkyPilot's names for `setup` too."""
+    """Variables for `setup`: those of a process, some also under SkyPilot's names for `setup`."""
     names = ("NODE_RANK", "NODE_IPS", "NUM_GPUS_PER_NODE")
     return env | {f"SKYPILOT_SETUP_{name}": env[f"SKYPILOT_{name}"] for name in names}

@@ -19,7 +19,7 @@ from tests.jobs.formats.jobs import HOSTILE, expanded, pods, run_container
 from trainworks.errors import UsageError
 from trainworks.jobs.formats import jobset
 from trainworks.jobs.formats.manifest import dns_name, literal, to_yaml
-from trainworks.jobs.frameworks import Meeting, command_environment
+from trainworks.jobs.frameworks import Rendezvous, command_environment
 from trainworks.record.resolved import Processes
 
 DUMP = 'env -0 > "env-$RANK"'
@@ -48,9 +48,9 @@ def by_frameworks(framework: str | None, nodes: int, per_node: int, gpus: int, r
         accelerators_per_node=gpus,
     )
     ports = tuple(range(29500, 29500 + nodes * per_node))
-    meeting = Meeting(address="demo-node-0-0.demo", ports=ports, hostfile="/tmp/trainworks-hostfile")
+    rendezvous = Rendezvous(address="demo-node-0-0.demo", ports=ports, hostfile="/tmp/trainworks-hostfile")
     node, local_rank = divmod(rank, per_node)
-    return command_environment(framework, processes, meeting, node=node, local_rank=local_rank)  # type: ignore[arg-type]
+    return command_environment(framework, processes, rendezvous, node=node, local_rank=local_rank)  # type: ignore[arg-type]
 
 
 @given(

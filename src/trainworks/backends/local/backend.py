@@ -1,4 +1,4 @@
-"""This machine's queue: a table of jobs, and a dispatcher that is there while one of them is not done."""
+"""This machine's queue: a table of jobs, and a dispatcher that runs while a job waits or runs."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class LocalBackend(Backend):
         return local_nodes(probe_host(store_folder()))
 
     def render(self, spec: JobSpec, run_dir: RunDir) -> RenderedJob:
-        """What the dispatcher starts once there is room."""
+        """What the dispatcher starts once the machine has room."""
         lines = [
             shlex.join(["python", "-m", "trainworks.agent.supervisor", str(run_dir.path)]),
             f"# as soon as this machine has room; priority {spec.priority}, restarts after a failure: "
@@ -78,7 +78,7 @@ class LocalBackend(Backend):
         return RenderedJob(spec, "\n".join(lines) + "\n")
 
     def submit(self, rendered: RenderedJob, run_dir: RunDir) -> str:
-        """Write the job down, then wake the dispatcher.
+        """Store the job, then wake the dispatcher.
 
         Raises:
             TrainworksError: the job is not in the queue; the run directory is as it was.
@@ -123,7 +123,7 @@ class LocalBackend(Backend):
 
     @contextmanager
     def _prepared(self, run_dir: RunDir) -> Iterator[None]:
-        """The run directory of a job that is about to wait: before anybody can launch it, and speak there."""
+        """Prepare the run directory of a job before the dispatcher can see the job."""
         with status_restored(run_dir):
             try:
                 keep_environment(run_dir, os.environ)
@@ -163,19 +163,19 @@ class LocalBackend(Backend):
         _wake_for(row)
 
     def hold(self, handle: str) -> None:
-        """Keep it in the queue."""
+        """Keep a waiting job in the queue."""
         row = self._changeable(handle)
         self._store.change(row.id, now=self._clock.now(), held=True)
         _wake_for(row)
 
     def release(self, handle: str) -> None:
-        """Let it go."""
+        """Let a held job start."""
         row = self._changeable(handle)
         self._store.change(row.id, now=self._clock.now(), held=False)
         _wake_for(row)
 
     def nodes(self) -> list[NodeStatus]:
-        """This machine, or its parts, with what jobs outside this queue hold."""
+        """This machine, or its parts, including resources held by jobs outside this queue."""
         holding = [state for state in JobState if state.holds_resources]
         running = self._store.search(states=holding, engine=self.name, uid=os.getuid(), host=this_host())
         ours = {(os.getuid(), claim_key(row.run_dir)) for row in running}
@@ -219,7 +219,7 @@ def _is_ours(row: JobRow) -> bool:
 
 
 def _wake_for(row: JobRow) -> None:
-    """Wake our dispatcher; that of another user looks at the store by itself."""
+    """Wake this user's dispatcher; that of another user reads the store by itself."""
     if _is_ours(row):
         wake()
 

@@ -1,4 +1,4 @@
-"""The dispatcher of this machine's queue: it starts what waits, and follows what runs.
+"""The dispatcher of this machine's queue: starts waiting jobs and follows running ones.
 
 One process per store, started by whoever submits and gone when there is nothing left to do. It may be killed at any
 moment: what it decides is in the store before it is done, and jobs go on without it. Whoever comes next finds each
@@ -44,7 +44,7 @@ from trainworks.recover.restarts import NEXT_TURN, restarts_used
 __all__ = ["Dispatcher"]
 
 _MOST_REFUSALS = 3
-"""A launch that the machine refuses is tried again so often: a disk may be emptied meanwhile."""
+"""Attempts to launch a job that the machine refuses, e.g. because of a full disk."""
 
 
 class Dispatcher:
@@ -72,16 +72,16 @@ class Dispatcher:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no job waits or runs."""
+        """True if no job waits or runs."""
         return not self._jobs
 
     @property
     def running(self) -> list[Supervised]:
-        """Supervisors, to be waited for."""
+        """Supervisor processes to wait for."""
         return list(self._running.values())
 
     def look(self) -> None:
-        """Follow what runs, then start what can."""
+        """Follow running jobs, then start waiting ones."""
         self._refresh()
         if running := [job for job in self._jobs.values() if not job.state.waits]:
             for job in running:
@@ -91,7 +91,7 @@ class Dispatcher:
         self._serve()
 
     def _refresh(self) -> None:
-        """Take in what was changed since the last look, by whomever."""
+        """Read the changes since the last call."""
         newest = self._store.version()
         if newest == self._version:
             return
@@ -137,12 +137,12 @@ class Dispatcher:
             supervised.end(at_once=True)
 
     def _ask(self, job: JobRow, supervised: Supervised) -> None:
-        """Once: the supervisor itself ends what has not ended when the grace is over."""
+        """Ask once: the supervisor kills the job when its grace period is over."""
         self._asked_at[job.id] = self._clock.now()
         supervised.end(at_once=job.asked_to_end == "kill")
 
     def _conclude(self, job: JobRow) -> None:
-        """Nobody supervises the job: find out how it ended, unless something of it still runs."""
+        """Find out how a job without a supervisor ended, unless some of its processes still run."""
         status = self._launcher.last_words(job)
         if status is None:
             return
@@ -170,7 +170,7 @@ class Dispatcher:
         )
 
     def _stop_waiting(self) -> None:
-        """Jobs that an administrator has asked to end before they start; the owner stops such a job directly."""
+        """End waiting jobs on request of an administrator; an owner ends such a job directly."""
         for job in [job for job in self._jobs.values() if job.state.waits and job.asked_to_end is not None]:
             changes = {"asked_to_end": None, "asked_by": None, "exit_code": 0}
             if self._store.move(job.id, JobState.STOPPED, since=(job.state,), now=self._clock.now(), **changes):
@@ -178,7 +178,7 @@ class Dispatcher:
             self._forget(job.id)
 
     def _restarts(self, job: JobRow, state: JobState) -> int:
-        """Restarts of a job, with the one that it waits for."""
+        """Restarts of a job, including the one it waits for."""
         events = self._launcher.events(job)
         return restarts_used([*events, NEXT_TURN] if state.waits else events)
 
@@ -211,7 +211,7 @@ class Dispatcher:
         self._explain(decision, elsewhere)
 
     def _taken(self) -> list[Placement]:
-        """What jobs of this queue hold."""
+        """Resources held by jobs of this queue."""
         return [one for job in self._jobs.values() for one in job.placement]
 
     def _snapshot(self, waiting: Sequence[JobRow], held: Sequence[Placement]) -> Snapshot:
@@ -225,7 +225,7 @@ class Dispatcher:
         )
 
     def _dependencies(self, job: JobRow) -> Literal["met", "waiting", "failed"]:
-        """How the jobs stand that have to succeed first; one that nobody knows has failed."""
+        """States of the jobs this one depends on; an unknown job counts as failed."""
         found = [self._store.find(wanted, uid=job.uid) for wanted in job.spec.depends_on]
         open_ones = [one for one in found if one is None or one.state is not JobState.SUCCEEDED]
         if not open_ones:
@@ -233,13 +233,13 @@ class Dispatcher:
         return "failed" if any(one is None or one.state.is_final for one in open_ones) else "waiting"
 
     def _unmet(self, job: JobRow) -> list[str]:
-        """The jobs that will not succeed, and on which a job depends."""
+        """Dependencies of a job that can no longer succeed."""
         found = {wanted: self._store.find(wanted, uid=job.uid) for wanted in job.spec.depends_on}
         over = {wanted: one for wanted, one in found.items() if one is None or one.state.is_final}
         return [f"{wanted} is {one.state if one else 'gone'}" for wanted, one in over.items() if not _succeeded(one)]
 
     def _start(self, job: JobRow, placement: Sequence[Placement]) -> None:
-        """Write the start down, then do it: of a dispatcher that dies in between the next one finds nothing begun."""
+        """Record the start, then launch: if the dispatcher dies in between, its successor requeues the job."""
         if job.asked_by is not None:  # an administrator's retry, who does not write in the run directory
             with suppress(TrainworksError, OSError):
                 self._launcher.back_in_line(job)
@@ -266,7 +266,7 @@ class Dispatcher:
         ]
 
     def _explain(self, decision: Decision, elsewhere: frozenset[Claim]) -> None:
-        """Write down why the others wait, where that is news."""
+        """Store the changed reasons why the other jobs wait."""
         devices = [device for node in self._machine for device in node.devices]
         held = held_text(elsewhere, sum(node.cores for node in self._machine), devices)
         pending = {
@@ -284,14 +284,14 @@ class Dispatcher:
 
 
 def _trusted(job: JobRow) -> JobRow:
-    """The job without a request to end that comes from a user who may not ask."""
+    """The job without a request to end from a user without the right to end it."""
     if job.asked_to_end is None or may_end(job.asked_by):
         return job
     return replace(job, asked_to_end=None, asked_by=None)
 
 
 def _ended_at(job: JobRow, status: RunStatus, events: Sequence[Event], now: float) -> float:
-    """The last sign of life of a job, which may have ended long before a dispatcher looks."""
+    """Last sign of life of a job, which may have ended long before the dispatcher started."""
     alive = max([status.updated_at, *(float(event["t"]) for event in events[-1:])])
     began = job.started_at or job.submitted_at
     return max(began, min(alive, now))
@@ -302,7 +302,7 @@ def _succeeded(job: JobRow | None) -> bool:
 
 
 def _last_moment(job: JobRow) -> float:
-    """When a job is asked to end so that it has ended at its time limit; half of that limit is its own at least."""
+    """Time to ask a job to end so that it meets its time limit; at least half of the limit is left to the job."""
     limit = job.spec.time_limit_s
     if limit is None or job.started_at is None:
         return math.inf

@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 
 from trainworks.errors import UsageError
-from trainworks.jobs.frameworks import Meeting, command_environment
+from trainworks.jobs.frameworks import Rendezvous, command_environment
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.program import Program
 from trainworks.record.resolved import Processes
@@ -110,8 +110,8 @@ def _environment(program: Program, spec: JobSpec, port: str) -> dict[str, str]:
         starts=program.starts,
     )
     ports = tuple(range(MASTER_PORT, MASTER_PORT + processes.world_size))
-    meeting = Meeting(address=_ADDRESS, ports=ports, hostfile=_HOSTFILE)
-    env = command_environment(program.framework, processes, meeting, node=_NODE, local_rank=_LOCAL)
+    rendezvous = Rendezvous(address=_ADDRESS, ports=ports, hostfile=_HOSTFILE)
+    env = command_environment(program.framework, processes, rendezvous, node=_NODE, local_rank=_LOCAL)
     unset = {"MASTER_ADDR", "NODE_RANK", "SKYPILOT_NODE_IPS", "TRAINWORKS_ATTEMPT", "JAX_LOCAL_DEVICE_IDS", "TF_CONFIG"}
     if spec.node.cores is None:
         unset.add("OMP_NUM_THREADS")
