@@ -23,7 +23,7 @@ TrainworksError                 base of all; carries a message, a place and a hi
 from __future__ import annotations
 
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -76,6 +76,10 @@ class TrainworksError(Exception):
         if self.hint:
             lines += ["", f"hint: {self.hint}"]
         return "\n".join(lines)
+
+    def to_json(self) -> dict[str, Any]:
+        """The error as data, for another process."""
+        return {"message": self.message, "place": self.place, "hint": self.hint, "exit_code": self.exit_code}
 
 
 class UsageError(TrainworksError):

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_app import trainworks_program
-from trainworks.api.resolve import model_shape, resolve
+from trainworks.api.planned_model import model_shape
+from trainworks.api.resolve import resolve
 from trainworks.config.load import parse_run_file
 from trainworks.errors import UsageError
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 from trainworks.errors import EnvironmentProblem
@@ -15,24 +16,38 @@ __all__ = ["back_in_the_queue", "no_restart_left", "plan", "planner_of", "proces
 
 
 def planner_of(run_dir: RunDir) -> list[str]:
-    """The command that plans a workload on the first allocated node, with measurements of all nodes."""
-    return process.python_module("trainworks.cli.plan_worker", str(run_dir.path))
+    """The command of the resolved run that plans a workload on the first node of its job.
+
+    Raises:
+        EnvironmentProblem: the resolved run names no planner.
+    """
+    planner = run_dir.read_resolved().planner
+    if not planner:
+        raise EnvironmentProblem(
+            "cannot plan the workload on its nodes: the resolved run names no planner",
+            hint="submit it again with this version of Trainworks",
+        )
+    return process.python_module(*planner, str(run_dir.path))
 
 
-def plan(command: list[str]) -> None:
-    """Run the planner; the plan is written to the log and to the resolved run.
+def plan(run_dir: RunDir, command: list[str]) -> None:
+    """Run the planner, which prints the plan into the log and writes it into the resolved run.
 
     Raises:
         EnvironmentProblem: the workload cannot be trained on these nodes.
     """
+    run_dir.plan_error_file.unlink(missing_ok=True)
     output = process.run(command)
     sys.stdout.write(output.stdout)
     sys.stdout.flush()
-    if output.exit_code != 0:
-        said = output.stderr.strip().splitlines() or ["error: no reason given"]
-        reason = next((line for line in said if line.startswith("error: ")), said[-1]).removeprefix("error: ")
-        hint = next((line.removeprefix("hint: ") for line in said if line.startswith("hint: ")), None)
-        raise EnvironmentProblem(f"it cannot be trained on the nodes that it got: {reason}", hint=hint)
+    if output.exit_code == 0:
+        return
+    sys.stderr.write(output.stderr)
+    message, hint = f"the planner ended with exit code {output.exit_code}", "read its error in the log"
+    if run_dir.plan_error_file.exists():
+        error = json.loads(run_dir.plan_error_file.read_bytes())
+        message, hint = error["message"], error["hint"]
+    raise EnvironmentProblem(f"cannot train on the allocated nodes: {message}", hint=hint)
 
 
 def processes_on(

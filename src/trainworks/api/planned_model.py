@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from trainworks.api.resolve import model_shape
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.catalog.models import preset
 from trainworks.config.load import Source
-from trainworks.config.run_file import RunFile, Workload
-from trainworks.errors import UsageError
+from trainworks.config.run_file import TRAINED_VOCABULARY, Data, RunFile, Workload
+from trainworks.errors import EnvironmentProblem, UsageError
+from trainworks.host import process
 from trainworks.plan.compute import Stack
 from trainworks.plan.conv_net import ConvNetShape, conv_net_of_hf_config
 from trainworks.plan.conv_step import ConvJob
 from trainworks.plan.local.plan import num_steps
-from trainworks.plan.model_shape import shape_of_hf_config
+from trainworks.plan.model_shape import shape_of_hf_config, shape_of_model
 from trainworks.plan.pricing import AnyJob
 from trainworks.plan.step_time import TrainingJob
 from trainworks.record.resolved import ModelShape
 
-__all__ = ["PlannedModel", "planned_model", "preset_shape"]
+__all__ = ["PlannedModel", "model_shape", "planned_model", "preset_shape"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,7 @@ def planned_model(run_file: RunFile, source: Source | None) -> PlannedModel:
     """
     workload = run_file.workload
     if workload is None:
-        raise UsageError("a command of your own cannot be planned; only a `workload` can")
+        raise UsageError("a command cannot be planned; only a `workload` can")
     steps = _steps(workload, source)
     if workload.model.preset is None:
         return PlannedModel(model_shape(workload), workload.data.sequence_length, steps)
@@ -102,7 +105,73 @@ def _steps(workload: Workload, source: Source | None) -> int:
     if workload.train_for.unit != "epochs":
         return num_steps(workload, tokens_in_data=None)
     raise UsageError(
-        "epochs cannot be planned for a described cluster: how long one is, is known once the data is prepared",
+        "epochs cannot be planned for a described cluster: their length is only known after preparing the data",
         place=source.place(("workload", "train_for")) if source else None,
         hint="set `train_for: 1B tokens`, or steps",
     )
+
+
+def model_shape(workload: Workload) -> ModelShape:
+    """The shape of a model given by dimensions or by a Hugging Face config.
+
+    Raises:
+        UsageError: a sequence is longer than the model has positions for.
+        EnvironmentProblem: the config cannot be loaded.
+    """
+    length = workload.data.sequence_length
+    if workload.model.module is not None:
+        raise UsageError(
+            f"cannot plan `{workload.model.module}` for a described cluster: its shape is only known after building it",
+            hint="plan it for this machine, which builds and measures it",
+        )
+    if workload.model.hf is None:
+        return shape_of_model(workload.model, vocabulary=_vocabulary(workload.data), sequence_length=length)
+    shape = shape_of_hf_config(_hf_config(workload.model.hf))
+    if length > shape.max_sequence_length:
+        raise UsageError(
+            f"data.sequence_length ({length}) is longer than the {shape.max_sequence_length} positions of the model"
+        )
+    return shape
+
+
+def _vocabulary(data: Data) -> int:
+    """Rows of the embedding: those of the run file, or those that the tokenizer needs."""
+    if data.vocabulary is not None:
+        return data.vocabulary
+    return TRAINED_VOCABULARY if data.tokenizer == "bpe" else _entries_of(Path(data.tokenizer))
+
+
+def _entries_of(tokenizer: Path) -> int:
+    """Number of entries of a tokenizer.json: its largest id + 1."""
+    try:
+        content = json.loads(tokenizer.read_bytes())
+        vocabulary = content["model"]["vocab"]
+        ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else list(range(len(vocabulary)))
+        return 1 + int(max(ids + [token["id"] for token in content.get("added_tokens", [])]))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise EnvironmentProblem(f"cannot read tokenizer `{tokenizer}`: {error}") from None
+
+
+def _hf_config(checkpoint: str) -> dict[str, Any]:
+    """The config.json of a local folder, of the Hub's cache, or of the Hub."""
+    folder = Path(checkpoint).expanduser()
+    path = folder / "config.json" if folder.is_dir() else _from_hub(checkpoint)
+    try:
+        config = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise EnvironmentProblem(f"cannot read the config of `{checkpoint}`: {error}") from None
+    if not isinstance(config, dict):
+        raise EnvironmentProblem(f"cannot read the config of `{checkpoint}`: it is not a JSON object")
+    return config
+
+
+def _from_hub(checkpoint: str) -> Path:
+    program = "import sys, huggingface_hub as hub; print(hub.hf_hub_download(sys.argv[1], 'config.json'))"
+    output = process.run([*process.python_program(program), checkpoint], timeout_s=120)
+    if output.exit_code != 0:
+        reason = (output.stderr.strip().splitlines() or ["no output"])[-1]
+        raise EnvironmentProblem(
+            f"cannot load the config of `{checkpoint}`: no such folder, and the Hub returned: {reason}",
+            hint="name a folder with config.json, or check the id and the network",
+        )
+    return Path(output.stdout.strip().splitlines()[-1])

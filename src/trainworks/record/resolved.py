@@ -219,6 +219,8 @@ class ResolvedRun(Spec):
     host: HostFacts
     plan: Plan | None = None
     calibration: Calibration | None = None
+    planner: tuple[str, ...] = ()
+    """Module and arguments to run on the first node, if the workload is planned on the nodes of its job."""
 
     @property
     def is_workload(self) -> bool:

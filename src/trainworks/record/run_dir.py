@@ -105,6 +105,11 @@ class RunDir:
         return self.path / "report.html"
 
     @property
+    def plan_error_file(self) -> Path:
+        """Why a workload cannot be planned on the nodes of its job, as JSON."""
+        return self.path / "plan_error.json"
+
+    @property
     def lock_file(self) -> Path:
         """Locked while the supervisor or one of its agents lives."""
         return self.path / ".lock"

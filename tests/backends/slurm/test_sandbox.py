@@ -307,4 +307,4 @@ def test_a_workload_that_cannot_be_trained_there_fails_with_the_reason(cluster: 
     Run(cluster, tiny.run_dir, unplanned).submit().end()
     status = tiny.run_dir.read_status()
     assert (status.state, status.cause) == ("FAILED", "environment")
-    assert "it cannot be trained on the nodes that it got: precision fp8 is arithmetic of" in str(status.message)
+    assert "cannot train on the allocated nodes: precision fp8 is arithmetic of" in str(status.message)

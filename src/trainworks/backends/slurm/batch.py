@@ -169,7 +169,7 @@ class _Batch:
         resolved = self.run_dir.read_resolved()
         if resolved.run_file.workload is not None and resolved.plan is None:
             planner = planner_of(self.run_dir)
-            plan(hosts.command(0, planner) if self._step.is_container else planner)
+            plan(self.run_dir, hosts.command(0, planner) if self._step.is_container else planner)
             resolved = self.run_dir.read_resolved()
         changes: dict[str, Any] = {"processes": processes_in(resolved, got)}
         if resolved.plan is None:

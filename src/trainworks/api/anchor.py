@@ -1,0 +1,180 @@
+"""First step of resolving a run: check that it can run, and anchor its paths."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainworks.config.load import Source
+from trainworks.config.run_file import RunFile, Workload
+from trainworks.errors import MissingExtraError, UsageError
+from trainworks.host.corpus import anchored_data, check_sources
+from trainworks.record.resolved import ModelShape
+
+__all__ = ["AnchoredRun", "anchor"]
+
+
+@dataclass(frozen=True, slots=True)
+class AnchoredRun:
+    """A run file that can run, with paths that mean the same from every folder."""
+
+    run_file: RunFile
+    source: Source | None
+    working_folder: Path
+    shape: ModelShape | None
+    """Shape of a preset, which can be planned and not trained; None for a model that is built."""
+
+
+def anchor(run_file: RunFile, source: Source | None, *, on_nodes: bool, shape: ModelShape | None = None) -> AnchoredRun:
+    """Check that a run can start, and make its paths absolute.
+
+    Args:
+        run_file: the run to resolve.
+        source: text of the run file, for the place of an error.
+        on_nodes: whether this process runs on the nodes of the job, whose files it sees.
+        shape: of a preset.
+
+    Raises:
+        UsageError: the run cannot start, with its line.
+        MissingExtraError: its data need a package.
+    """
+    if shape is None:
+        _check_it_can_run(run_file, source)
+    folder = _working_folder(run_file, source)
+    sees_files = on_nodes or run_file.cluster.engine != "kubernetes"
+    if shape is None and sees_files:
+        run_file = _anchored(run_file, source, folder)
+    if run_file.workload is None:
+        _check_variables(run_file, source)
+    return AnchoredRun(run_file, source, folder, shape)
+
+
+def _check_it_can_run(run_file: RunFile, source: Source | None) -> None:
+    """Refuse what can be planned for a described cluster and not run by this version."""
+    workload = run_file.workload
+    engine = run_file.cluster.engine
+    problem: tuple[tuple[str, ...], str, str] | None = None
+    if engine == "described":
+        text = f"cluster `{run_file.cluster.of}` is described, to plan with, and nothing can run there"
+        problem = ("cluster",), text, "plan it with `trainworks plan`, or set `cluster: local`"
+    elif engine == "local" and run_file.framework == "slurm" and (word := _word_of_slurm(run_file.run or "")):
+        text = f"the script needs Slurm: `{word}`, and `cluster` is this machine"
+        problem = ("run",), text, "set `cluster: slurm`, or let Trainworks start the ranks, without `srun`"
+    elif workload is not None and run_file.job.min_nodes not in (None, run_file.nodes):
+        text = f"a workload is planned for {run_file.nodes} node(s), and cannot start on {run_file.job.min_nodes}"
+        problem = ("job", "min_nodes"), text, "leave `min_nodes` out; a command may have it"
+    elif workload is not None and workload.model.preset is not None:
+        text = f"preset `{workload.model.preset}` can be planned, not trained, by this version"
+        problem = (
+            ("workload", "model", "preset"),
+            text,
+            "name a checkpoint folder or hub id in `hf`, or give dimensions",
+        )
+    elif workload is not None and (mismatch := _model_mismatch(workload)) is not None:
+        problem = ("workload", "model"), *mismatch
+    elif workload is not None and not workload.data.source and workload.task != "module":
+        problem = (
+            ("workload", "data"),
+            "`source` is missing",
+            "set `data.source`: python-stdlib, a file, a folder or a glob",
+        )
+    if problem is not None:
+        field, message, hint = problem
+        raise UsageError(message, place=source.place(field) if source else None, hint=hint)
+
+
+def _word_of_slurm(script: str) -> str | None:
+    """The first word of a script, outside of comments, that only Slurm provides."""
+    code = "".join(line for line in script.splitlines(keepends=True) if not line.lstrip().startswith("#"))
+    match = re.search(r"(?:^|(?<=[\s;&|(`]))(?:srun|scontrol|sbcast|sbatch|scancel)(?=\s|$)|\$\{?SLURM_\w+", code)
+    return match[0].replace("{", "") if match else None
+
+
+def _model_mismatch(workload: Workload) -> tuple[str, str] | None:
+    """The reason why a model given by dimensions does not suit the task, and a hint."""
+    if workload.model.layers is None or workload.task == "causal-lm":
+        return None
+    if workload.task == "image-classification":
+        return "dimensions do not describe a model of images", "name a folder or hub id with its config.json in `hf`"
+    if workload.model.architecture != "bert":
+        return f"{workload.model.architecture} predicts the next token, not hidden ones", "set `architecture: bert`"
+    return None
+
+
+def _check_variables(run_file: RunFile, source: Source | None) -> None:
+    missing = [name for name, value in run_file.envs.items() if value is None and name not in os.environ]
+    if missing:
+        place = source.place(("envs", missing[0])) if source else None
+        hint = f"export {missing[0]}=..., or write its value in `envs`"
+        raise UsageError(f"environment variable `{missing[0]}` has no value", place=place, hint=hint)
+    login = run_file.cluster.slurm.login if run_file.cluster.engine == "slurm" else None
+    if login and (here := [name for name, value in run_file.envs.items() if value is None]):
+        place = source.place(("envs", here[0])) if source else None
+        hint = f"write its value in `envs`, or submit on {login}"
+        raise UsageError(f"`{here[0]}` has a value here, and `{login}` does not see it", place=place, hint=hint)
+
+
+def _working_folder(run_file: RunFile, source: Source | None) -> Path:
+    """The folder a command starts in: `workdir`, relative to the current folder."""
+    place = source.place(("workdir",)) if source else None
+    try:
+        folder = Path.cwd() / Path(run_file.workdir or "").expanduser()
+        is_folder = folder.is_dir()
+    except (OSError, RuntimeError) as error:  # a name that is too long, or the home of a user that does not exist
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise UsageError(f"cannot use `workdir`: {why}", place=place, hint="name a folder that exists") from None
+    if not is_folder:
+        raise UsageError(f"`workdir` ({run_file.workdir}) is not a folder", place=place)
+    return folder
+
+
+def _anchored(run_file: RunFile, source: Source | None, working_folder: Path) -> RunFile:
+    """The same run file with absolute paths; its data must exist."""
+    workload = run_file.workload
+    if workload is None:
+        return run_file.model_copy(update={"workdir": str(working_folder)} if run_file.workdir else {})
+    try:
+        check_sources(workload.data)
+    except (UsageError, MissingExtraError) as error:
+        error.place = source.place(("workload", "data", "source")) if source else None
+        raise
+    tokenizer = _tokenizer(workload)
+    if workload.model.module is not None:
+        module = _module_file(workload.model.module, source)
+        changed: dict[str, Any] = {"model": workload.model.model_copy(update={"module": str(module)})}
+        return run_file.model_copy(update={"workload": workload.model_copy(update=changed)})
+    data = {"source": anchored_data(workload.data).source}
+    data |= {} if tokenizer == "bpe" else {"tokenizer": str(Path(tokenizer).expanduser().absolute())}
+    folder = Path(workload.model.hf).expanduser() if workload.model.hf else None
+    model = {"hf": str(folder.absolute())} if folder and folder.is_dir() else {}
+    changed = {
+        "data": workload.data.model_copy(update=data),
+        "model": workload.model.model_copy(update=model),
+    }
+    return run_file.model_copy(update={"workload": workload.model_copy(update=changed)})
+
+
+def _module_file(written: str, source: Source | None) -> Path:
+    """The Python file, relative to the run file."""
+    folder = Path(source.name).parent if source else Path()
+    file = (folder / Path(written).expanduser()).absolute()
+    if not file.is_file():
+        place = source.place(("workload", "model", "module")) if source else None
+        raise UsageError(f"`{written}` is not a file", place=place, hint=f"it is looked up as `{file}`")
+    return file
+
+
+def _tokenizer(workload: Workload) -> str:
+    """The tokenizer of the run file; pretrained weights take that of their checkpoint."""
+    if workload.data.tokenizer != "bpe" or workload.model.weights != "pretrained":
+        return workload.data.tokenizer
+    beside = Path(str(workload.model.hf)).expanduser() / "tokenizer.json"
+    if beside.is_file():
+        return str(beside)
+    raise UsageError(
+        "pretrained weights need the tokenizer they were trained with",
+        hint="set `data.tokenizer` to the tokenizer.json of the checkpoint",
+    )

@@ -1,0 +1,94 @@
+"""Plan a workload on the first node of its job: `python -m trainworks.api.node_plan RUN_DIR`.
+
+The resolved run names this module; the node agent runs it. An error is written into the run directory as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainworks.agent.remote_agent import RemoteHosts
+from trainworks.api.resolve import resolve
+from trainworks.backends.kubernetes.pod import pod_of, wait_for_pods
+from trainworks.backends.kubernetes.render import SECRETS
+from trainworks.backends.slurm.allocation import Step, StepHosts, allocation
+from trainworks.backends.slurm.client import SlurmClient
+from trainworks.cli.plan_view import print_plan
+from trainworks.errors import TrainworksError
+from trainworks.files import write_atomic
+from trainworks.host.clock import SystemClock
+from trainworks.host.probe import probe_host
+from trainworks.measure.calibrate import Machines
+from trainworks.record.environment import AcceleratorFacts, HostFacts
+from trainworks.record.run_dir import RunDir
+from trainworks.report.console import SafeConsole
+
+__all__ = ["main", "nodes_as_one"]
+
+
+def main(run_folder: str) -> int:
+    """Write the plan into the resolved run, and print it into the log; returns the exit code."""
+    run_dir = RunDir(Path(run_folder))
+    before = run_dir.read_resolved()
+    try:
+        nodes = _allocated_nodes()
+        resolved = resolve(
+            before.run_file,
+            None,
+            run_id=before.run_id,
+            runs=run_dir.path.parent,
+            host=nodes_as_one(probe_host(run_dir.path), nodes),
+            machines=nodes.machines,
+        )
+    except TrainworksError as error:
+        write_atomic(run_dir.plan_error_file, json.dumps(error.to_json()))
+        return error.exit_code
+    unchanged = {"created_at": before.created_at, "working_folder": before.working_folder}
+    run_dir.write_resolved(resolved.model_copy(update=unchanged))
+    print_plan(resolved, SafeConsole(width=120))
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatedNodes:
+    """Nodes and devices allocated to the job."""
+
+    nodes: int
+    cores_per_node: int
+    accelerators_per_node: int
+    machines: Machines | None
+    """How to start a process on all of them; None where this node stands for all."""
+
+
+def _allocated_nodes() -> AllocatedNodes:
+    """Nodes of the job this process runs in; a container under Slurm has no `srun`."""
+    if "TRAINWORKS_PODS" in os.environ:
+        pod = pod_of(os.environ, Path(SECRETS))
+        machines = RemoteHosts(wait_for_pods(pod, SystemClock()), Path(SECRETS)) if pod.num_nodes > 1 else None
+        return AllocatedNodes(pod.num_nodes, pod.cores, pod.accelerators, machines)
+    job = allocation(os.environ, SlurmClient())
+    is_alone = len(job.nodes) == 1 or shutil.which("srun") is None
+    steps = None if is_alone else StepHosts(job, Step((), (sys.executable,)), SlurmClient())
+    return AllocatedNodes(len(job.nodes), job.cores_per_node, job.accelerators_per_node, steps)
+
+
+def nodes_as_one(first: HostFacts, nodes: AllocatedNodes) -> HostFacts:
+    """All nodes as one machine: the job's share of the first node, times the number of nodes."""
+    devices = first.accelerators[: nodes.accelerators_per_node]
+    repeated = [device.model_copy(update={"index": at}) for at, device in enumerate(devices * nodes.nodes)]
+    return first.model_copy(
+        update={
+            "num_cores": min(nodes.cores_per_node, first.num_cores) * nodes.nodes,
+            "memory_bytes": first.memory_bytes * nodes.nodes,
+            "accelerators": tuple[AcceleratorFacts, ...](repeated),
+        }
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
