@@ -15,6 +15,24 @@ import trainworks
 
 ROOT = Path(__file__).parents[2]
 FUNCTIONS = [name for name in trainworks.__all__ if name != "__version__"]
+RUNS = {
+    "describe",
+    "drain",
+    "find_job",
+    "find_run",
+    "hold",
+    "jobs",
+    "nodes",
+    "release",
+    "report",
+    "resume",
+    "retry",
+    "run",
+    "runs",
+    "stop",
+    "submit",
+}
+"""Functions whose examples need a run: docs/guides/python.md has them."""
 LAZY = """\
 import sys
 import trainworks
@@ -68,7 +86,7 @@ def test_the_example_of_a_function_runs(name: str) -> None:
     function = getattr(trainworks, name)
     module = sys.modules[function.__module__]
     examples = doctest.DocTestFinder(recurse=False).find(function, name, module=module, globs=dict(vars(module)))
-    assert any(each.examples for each in examples)
+    assert name in RUNS or any(each.examples for each in examples)
     for each in examples:
         assert doctest.DocTestRunner(verbose=False).run(each).failed == 0
 

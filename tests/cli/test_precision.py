@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from trainworks.api.precision import check_precision, default_precision, emulation_note
+from trainworks.api.precision import check_precision, default_precision
 from trainworks.errors import MissingExtraError, UsageError
 from trainworks.record.environment import AcceleratorFacts, HostFacts
+from trainworks.report.local_plan import emulation_note
 
 
 def host(*capabilities: tuple[int, int] | None, torchao: bool = True, formats: tuple[str, ...] = ()) -> HostFacts:

@@ -18,7 +18,6 @@ from trainworks.backends.kubernetes.pod import pod_of, wait_for_pods
 from trainworks.backends.kubernetes.render import SECRETS
 from trainworks.backends.slurm.allocation import Step, StepHosts, allocation
 from trainworks.backends.slurm.client import SlurmClient
-from trainworks.cli.plan_view import print_plan
 from trainworks.errors import TrainworksError
 from trainworks.files import write_atomic
 from trainworks.host.clock import SystemClock
@@ -27,6 +26,8 @@ from trainworks.measure.calibrate import Machines
 from trainworks.record.environment import AcceleratorFacts, HostFacts
 from trainworks.record.run_dir import RunDir
 from trainworks.report.console import SafeConsole
+from trainworks.report.renderer import build_document
+from trainworks.report.text import print_document
 
 __all__ = ["main", "nodes_as_one"]
 
@@ -50,7 +51,7 @@ def main(run_folder: str) -> int:
         return error.exit_code
     unchanged = {"created_at": before.created_at, "working_folder": before.working_folder}
     run_dir.write_resolved(resolved.model_copy(update=unchanged))
-    print_plan(resolved, SafeConsole(width=120))
+    print_document(build_document(resolved), SafeConsole(width=120))
     return 0
 
 

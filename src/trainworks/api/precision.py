@@ -8,7 +8,7 @@ from trainworks.config.load import Source
 from trainworks.errors import MissingExtraError, UsageError
 from trainworks.record.environment import HostFacts
 
-__all__ = ["check_precision", "default_precision", "emulation_note"]
+__all__ = ["check_precision", "default_precision"]
 
 _NEEDS = {"tf32": ((8, 0), "Ampere"), "fp8": ((8, 9), "Ada or Hopper")}
 """Least compute capability whose tensor cores have the format (NVIDIA, CUDA C++ Programming Guide, "Compute
@@ -18,13 +18,6 @@ Capabilities"), and what it is called."""
 def default_precision(host: HostFacts, device: str) -> Literal["bf16", "fp32"]:
     """bf16, or fp32 on a processor that only emulates it."""
     return "bf16" if device != "cpu" or "bf16" in host.processor_formats else "fp32"
-
-
-def emulation_note(precision: str, host: HostFacts, device: str) -> str | None:
-    """What to know about a 16-bit precision that the processor emulates; None where there is nothing to say."""
-    if device != "cpu" or precision not in ("bf16", "fp16") or precision in host.processor_formats:
-        return None
-    return f"this processor only emulates {precision}, and fp32 is faster; leave `precision` out, or set it to fp32"
 
 
 def check_precision(precision: str, host: HostFacts, source: Source | None) -> None:

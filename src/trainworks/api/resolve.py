@@ -34,7 +34,7 @@ from trainworks.record.resolved import ModelShape, Plan, Processes, ResolvedRun
 from trainworks.record.trial import TrialRequest
 from trainworks.units import format_bytes
 
-__all__ = ["DecidedRun", "ProbedRun", "decide", "predict", "probe", "resolve"]
+__all__ = ["NODE_PLANNER", "DecidedRun", "ProbedRun", "decide", "predict", "probe", "resolve"]
 
 NODE_PLANNER = "trainworks.api.node_plan"
 """Module that plans a workload on the first node of its job."""

@@ -26,8 +26,9 @@ from trainworks.jobs.job_spec import JobSpec, spec_of_run
 from trainworks.jobs.state import JobState
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir, create_run_dir
+from trainworks.report.summary import Report
 
-__all__ = ["Launch", "PreparedRun", "prepare", "prepare_resume", "resume", "run", "submit"]
+__all__ = ["Launch", "PreparedRun", "prepare", "prepare_resume", "report", "resume", "run", "submit"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,3 +343,12 @@ def _with_ranks(run_dir: RunDir, before: ResolvedRun, nodes: int | None, nproc: 
     resolved = resolved.model_copy(update=unchanged)
     run_dir.write_resolved(resolved)
     return resolved
+
+
+def report(name: str | None = None, folder: Path | str = "runs") -> Report:
+    """What was planned and what happened in a run; the newest of the folder when no name is given.
+
+    Raises:
+        UnknownRunError: no such run.
+    """
+    return find_run(name, folder).report()

@@ -13,9 +13,10 @@ from trainworks.api.run_request import RunRequest, read_request
 from trainworks.api.runs import Launch, PreparedRun
 from trainworks.api.runs import prepare as prepare_run
 from trainworks.cli.options import runs_folder, warn
-from trainworks.cli.plan_view import print_plan
 from trainworks.report.printable import say
+from trainworks.report.renderer import build_document
 from trainworks.report.request_text import request_text
+from trainworks.report.text import print_document
 
 __all__ = [
     "DryRun",
@@ -77,7 +78,7 @@ def prepare(
     folder = runs_folder(runs, request.run_file.checkpoint.to)
     prepared = prepare_run(request, folder=folder, queued=queued, recalibrate=recalibrate)
     if prepared.resolved.plan is not None:
-        print_plan(prepared.resolved, console)
+        print_document(build_document(prepared.resolved), console)
     prepared.check()
     if dry_run:
         typer.echo(prepared.rendered(), nl=False)

@@ -19,10 +19,9 @@ from trainworks.cli.cluster_plan_view import (
 )
 from trainworks.cli.launch import Nodes, ProcessesPerNode, Recalibrate
 from trainworks.cli.options import AsJson, RunFilePath, RunsOption, check_writable, option_errors, wide_console
-from trainworks.cli.plan_view import print_plan
+from trainworks.cli.output import show
 from trainworks.plan.cluster.plan import ClusterPlan, LayoutComparison
 from trainworks.record.resolved import ResolvedRun
-from trainworks.report.console import SafeConsole
 from trainworks.report.printable import say
 
 __all__ = ["command"]
@@ -85,10 +84,7 @@ def command(
 
 
 def _print_machine_plan(resolved: ResolvedRun, *, as_json: bool) -> None:
-    if as_json and resolved.plan is not None:
-        typer.echo(resolved.plan.model_dump_json(indent=2))
-    else:
-        print_plan(resolved, SafeConsole())
+    show(resolved, as_json=as_json)
     workload = resolved.run_file.workload
     if workload is not None and workload.model.preset is not None:
         say(_ONLY_PLANNED, err=True)

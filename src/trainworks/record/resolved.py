@@ -12,6 +12,7 @@ from trainworks.config.quantities import Spec
 from trainworks.config.run_file import RunFile
 from trainworks.record.calibration import Calibration
 from trainworks.record.environment import HostFacts
+from trainworks.results import Result
 
 __all__ = [
     "LatentAttention",
@@ -202,7 +203,7 @@ class Plan(Spec):
         return self.tokens_per_step / self.step_time.total_s
 
 
-class ResolvedRun(Spec):
+class ResolvedRun(Spec, Result):
     """The complete definition of a run, written before it starts and rewritten by a resume with other ranks."""
 
     format_version: int = 1

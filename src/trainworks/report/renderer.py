@@ -13,6 +13,7 @@ __all__ = ["build_document", "to_json"]
 
 _SUBJECTS = {
     "CostReport": "cost",
+    "ResolvedRun": "local_plan",
     "Report": "run_report",
 }
 """Type of a result -> module of `trainworks.report` that shows it."""

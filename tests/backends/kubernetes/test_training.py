@@ -11,6 +11,7 @@ pytest.importorskip("torch", reason="NOT TESTED: training in pods; trainworks[tr
 from tests.backends.kubernetes.conftest import Kube, Run
 from tests.kubernetes.cluster import wait_until
 from tests.worker.harness import make_run, write_corpus
+from trainworks.api.resolve import NODE_PLANNER
 from trainworks.record.manifest import complete_checkpoints
 from trainworks.record.metrics import effective_rows, read_metrics
 
@@ -55,7 +56,9 @@ def test_training_saves_a_checkpoint_when_it_is_stopped(run: Run) -> None:
 def test_a_workload_is_planned_and_measured_in_its_pods(kube: Kube, tmp_path: Path) -> None:
     ranks = {"cluster__nodes": 2, "cluster__processes_per_node": 1, "workload__train_for": "3 steps"}
     tiny = make_run(tmp_path / "runs", write_corpus(tmp_path / "text"), tmp_path / "cache", **ranks)
-    unplanned = tiny.run_dir.read_resolved().model_copy(update={"plan": None, "calibration": None})
+    unplanned = tiny.run_dir.read_resolved().model_copy(
+        update={"plan": None, "calibration": None, "planner": (NODE_PLANNER,)}
+    )
     run = Run(kube.cluster, tiny.run_dir, unplanned).submit()
     run.reaches("SUCCEEDED", START_S)
     resolved = run.there.read_resolved()

@@ -8,6 +8,7 @@ import pytest
 
 from tests.backends.slurm_cluster import Cluster, Run, wait_until
 from tests.fakes import resolved_command
+from trainworks.api.resolve import NODE_PLANNER
 from trainworks.backends.slurm.backend import SlurmBackend
 from trainworks.backends.slurm.client import SlurmClient
 from trainworks.config.engines import Slurm
@@ -285,7 +286,9 @@ def test_a_workload_is_planned_and_measured_on_the_nodes_that_it_got(cluster: Cl
     corpus = write_corpus(cluster.folder / "corpus-planned")
     size = {"cluster__nodes": 2, "cluster__processes_per_node": 1, "workload__train_for": "3 steps"}
     tiny = make_run(cluster.folder / "planned", corpus, cluster.folder / "cache" / "data", **size)
-    unplanned = tiny.run_dir.read_resolved().model_copy(update={"plan": None, "calibration": None})
+    unplanned = tiny.run_dir.read_resolved().model_copy(
+        update={"plan": None, "calibration": None, "planner": (NODE_PLANNER,)}
+    )
     run = Run(cluster, tiny.run_dir, unplanned).submit()
     assert (run.end().state, run.state) == (JobState.SUCCEEDED, "SUCCEEDED")
     resolved = tiny.run_dir.read_resolved()
@@ -303,7 +306,8 @@ def test_a_workload_that_cannot_be_trained_there_fails_with_the_reason(cluster: 
     resolved = tiny.run_dir.read_resolved()
     asked = resolved.run_file.model_dump(exclude_unset=True)
     asked["workload"]["precision"] = "fp8"
-    unplanned = resolved.model_copy(update={"plan": None, "run_file": RunFile.model_validate(asked)})
+    changes = {"plan": None, "planner": (NODE_PLANNER,), "run_file": RunFile.model_validate(asked)}
+    unplanned = resolved.model_copy(update=changes)
     Run(cluster, tiny.run_dir, unplanned).submit().end()
     status = tiny.run_dir.read_status()
     assert (status.state, status.cause) == ("FAILED", "environment")

@@ -1,0 +1,89 @@
+"""The plan of a run on this machine, from its measured rates."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from trainworks.config.run_file import Workload
+from trainworks.record.environment import HostFacts
+from trainworks.record.resolved import Plan, ResolvedRun
+from trainworks.report.document import Document, Facts, Section, Text
+from trainworks.units import format_bytes, format_count, format_duration
+
+__all__ = ["document", "emulation_note", "to_json"]
+
+
+def document(resolved: ResolvedRun) -> Document:
+    """The plan of a workload, and warnings about its precision and deadline."""
+    plan, workload = resolved.plan, resolved.run_file.workload
+    if plan is None or workload is None:
+        raise TypeError("a command has no plan to show")
+    return Document(
+        resolved.run_file.name,
+        "plan",
+        [
+            Section(
+                "",
+                [
+                    Facts.from_mapping(_facts(resolved, plan, workload)),
+                    *(Text(f"warning: {warning}", "warning") for warning in _warnings(resolved, plan, workload)),
+                ],
+            )
+        ],
+    )
+
+
+def _facts(resolved: ResolvedRun, plan: Plan, workload: Workload) -> dict[str, str]:
+    processes, time, memory = resolved.processes, plan.step_time, plan.memory
+    states = memory.weights_bytes + memory.gradients_bytes + memory.optimizer_bytes
+    ranks = f"{processes.world_size} rank(s) on {processes.nodes} node(s), {processes.device}"
+    measured = "step time and memory as measured in a few steps of the model itself"
+    facts = {
+        "model": f"{workload.model.title}, {format_count(plan.model.num_parameters)} parameters, {workload.precision}",
+        "layout": f"{ranks}: {plan.layout.describe()}",
+        "training": f"{plan.num_steps:,} steps of {format_count(plan.tokens_per_step)} {workload.unit}",
+        "step time": f"{format_duration(time.total_s)} = compute {format_duration(time.compute_s)}"
+        f" + communication {format_duration(time.communication_s)}"
+        f" + optimizer {format_duration(time.optimizer_s)} + data {format_duration(time.data_s)}",
+        "throughput": f"{format_count(plan.tokens_per_s)} {workload.unit}/s",
+        "memory": f"{format_bytes(memory.total_bytes)} per rank = program {format_bytes(memory.baseline_bytes)}"
+        f" + states {format_bytes(states)} + activations {format_bytes(memory.activations_bytes)}"
+        f" + logits {format_bytes(memory.logits_bytes)} + allocator {format_bytes(memory.allocator_bytes)}"
+        f" + checkpoint copy {format_bytes(memory.checkpoint_bytes)}",
+        "checkpoints": f"{format_bytes(plan.checkpoint_bytes)} each, {_interval(plan)}",
+        "run time": f"{format_duration(plan.run_time_s)} predicted",
+        "basis": "" if plan.model.is_described else measured,
+    }
+    return {name: text for name, text in facts.items() if text}
+
+
+def _interval(plan: Plan) -> str:
+    if plan.checkpoint_every_steps is not None:
+        return f"every {plan.checkpoint_every_steps:,} steps"
+    return f"every {format_duration(plan.checkpoint_every_s or 0.0)}"
+
+
+def _warnings(resolved: ResolvedRun, plan: Plan, workload: Workload) -> Iterator[str]:
+    if note := emulation_note(workload.precision, resolved.host, resolved.processes.device):
+        yield note
+    deadline = resolved.run_file.goal.deadline
+    if deadline is not None and plan.run_time_s > deadline:
+        time = format_duration(plan.run_time_s)
+        yield f"the run is predicted to take {time}, the deadline is {format_duration(deadline)}"
+
+
+def emulation_note(precision: str, host: HostFacts, device: str) -> str | None:
+    """A note on a 16-bit precision that the processor emulates; None otherwise."""
+    if device != "cpu" or precision not in ("bf16", "fp16") or precision in host.processor_formats:
+        return None
+    return f"this processor only emulates {precision}, and fp32 is faster; leave `precision` out, or set it to fp32"
+
+
+def to_json(resolved: ResolvedRun) -> dict[str, Any]:
+    """The plan."""
+    if resolved.plan is None:
+        raise TypeError("a command has no plan to show")
+    content: dict[str, Any] = json.loads(resolved.plan.model_dump_json())
+    return content
