@@ -153,7 +153,7 @@ class FirstPod:
         """Complete the resolved run with facts of these pods; a workload is planned on them first."""
         resolved = self._run_dir.read_resolved()
         if resolved.run_file.workload is not None and resolved.plan is None:
-            plan(planner_of(self._run_dir))
+            plan(self._run_dir, planner_of(self._run_dir))
             resolved = self._run_dir.read_resolved()
         processes = processes_on(
             resolved,
