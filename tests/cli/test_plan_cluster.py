@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import subprocess
@@ -11,18 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from tests.cli.test_app import IMPORT_ALL_WITHOUT_TORCH, trainworks_program
 from trainworks.api.plan import plan_cluster
-from trainworks.cli import cluster_plan_view
 from trainworks.cli import plan as plan_command
-from trainworks.cli.cluster_plan_view import plan_as_json, print_cluster_plan, print_explanation
 from trainworks.config.load import parse_run_file
 from trainworks.errors import DiskFullError, EnvironmentProblem, TrainworksError, UsageError
 from trainworks.plan.cluster.layout import fixed_by, parse_layout
 from trainworks.plan.cluster.plan import ClusterPlan, LayoutComparison
 from trainworks.plan.search import limit_bytes
+from trainworks.report.renderer import build_document
+from trainworks.report.text import render_text
+from trainworks.results import Result
 
 ON = "4 nodes of 8x A100-SXM-80GB over 8x HDR"
 RUN = """\
@@ -96,11 +95,9 @@ def refusal(tmp_path: Path, text: str = RUN, **options: Any) -> str:
     return refused.value.render().replace(f"{tmp_path}/", "")
 
 
-def printed(plan: ClusterPlan) -> str:
+def printed(plan: Result, *, width: int = 240) -> str:
     """The text of a plan on a wide terminal."""
-    console = Console(file=io.StringIO(), width=240)
-    print_cluster_plan(plan, console)
-    return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+    return render_text(build_document(plan), width=width) + "\n"
 
 
 def masked(text: str) -> str:
@@ -133,7 +130,7 @@ def test_a_cluster_of_the_run_file_is_planned_like_one_of_the_command_line(tmp_p
 
 
 def test_a_plan_as_json_has_these_keys(golden) -> None:
-    plan = json.loads(json.dumps(plan_as_json(planned(RUN + "goal: {deadline: 30d}\n"))))
+    plan = json.loads(json.dumps(planned(RUN + "goal: {deadline: 30d}\n").to_json()))
     repeated = re.compile(r"^(cluster|front\[\]|scales\[\]\.best)\..*")
     golden(
         "plan_cluster_keys.txt",
@@ -152,7 +149,7 @@ def keys_of(value: Any, path: str = "") -> list[str]:
 
 def test_a_plan_as_json_is_what_the_text_says() -> None:
     plan = planned()
-    data = plan_as_json(plan)
+    data = plan.to_json()
     best = data["best"][0]
     assert data["run_time_s"] == pytest.approx(1000 * best["step_time_s"])
     assert [row["step_time_s"] for row in data["best"]] == sorted(row["step_time_s"] for row in data["best"])
@@ -161,7 +158,7 @@ def test_a_plan_as_json_is_what_the_text_says() -> None:
 
 
 def test_infinity_is_no_json() -> None:
-    assert "Infinity" not in json.dumps(plan_as_json(planned()))
+    assert "Infinity" not in json.dumps(planned().to_json())
 
 
 def test_offloading_is_a_last_resort() -> None:
@@ -212,9 +209,7 @@ def test_an_explanation_as_json_has_both_layouts(tmp_path: Path, capsys: pytest.
 
 
 def test_the_differences_of_an_explanation_are_signed() -> None:
-    console = Console(file=io.StringIO(), width=240)
-    print_explanation(LayoutComparison(planned(tp=8), planned()), console)
-    text = console.file.getvalue()  # type: ignore[attr-defined]
+    text = printed(LayoutComparison(planned(tp=8), planned()))
     assert re.search(r"tp +\S+ \S+ +\S+ \S+ +\+", text)
     assert re.search(r"step .* \+[\d.]+ %", text)
 
@@ -499,9 +494,7 @@ def test_a_layout_at_the_limit_of_memory_is_marked() -> None:
 
 @pytest.mark.parametrize("width", [80, 120, 240])
 def test_no_line_ends_in_a_blank_or_is_cut(width: int) -> None:
-    console = Console(file=io.StringIO(), width=width)
-    print_cluster_plan(planned(goal(1)), console)
-    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    lines = printed(planned(goal(1)), width=width).splitlines()
     assert all(line == line.rstrip() and len(line) <= width and "\u2026" not in line for line in lines)
 
 
@@ -535,7 +528,7 @@ def test_a_page_on_a_full_disk_is_one_clear_error(tmp_path: Path, monkeypatch: p
     def full(*_: object, **__: object) -> None:
         raise DiskFullError("no space left on device: 0 B free, writing `plan.html`", hint="lower `checkpoint.keep`")
 
-    monkeypatch.setattr(cluster_plan_view, "write_plan_page", full)
+    monkeypatch.setattr("trainworks.report.page.write_atomic", full)
     text = refusal(tmp_path, plot=tmp_path / "plan.html")
     assert text.endswith("hint: free some space, or write it elsewhere")
 
@@ -556,6 +549,5 @@ def test_smaller_clusters_are_planned_without_a_goal_where_they_are_asked_for() 
 
 
 def test_a_plan_far_above_every_compared_run_says_so_first() -> None:
-    console = Console(file=io.StringIO(), width=160)
-    print_cluster_plan(planned(RUN.replace("4 nodes", "16384 nodes").replace("batch: 128", "batch: 131072")), console)
-    assert console.file.getvalue().startswith("warning ")  # type: ignore[attr-defined]
+    plan = planned(RUN.replace("4 nodes", "16384 nodes").replace("batch: 128", "batch: 131072"))
+    assert printed(plan, width=160).startswith("warning ")

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from trainworks.cli.plan_view import print_plan
 
 from tests.cli.test_app import trainworks_program
 from tests.fakes import LAUNCH_AT, metrics_row, processes, resolved_command
@@ -23,6 +22,8 @@ from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir, create_run_dir
 from trainworks.record.status import RunStatus
 from trainworks.report.outcome import failure_of
+from trainworks.report.renderer import build_document
+from trainworks.report.text import print_document
 
 
 def planned(**sections) -> ResolvedRun:
@@ -61,7 +62,7 @@ def error_of(run_dir: RunDir, state: JobState) -> RunFailedError:
 
 def test_a_plan_reads_like_this(golden, capsys: pytest.CaptureFixture[str]) -> None:
     for sections in ({}, {"checkpoint": {"every": "50 steps"}, "goal": {"deadline": "5s"}}):
-        print_plan(planned(**sections), Console(width=100, no_color=True))
+        print_document(build_document(planned(**sections)), Console(width=100, no_color=True))
     lines = capsys.readouterr().out.splitlines()
     golden("plan.txt", "".join(f"{line.rstrip()}\n" for line in lines))
 

@@ -102,7 +102,7 @@ def test_a_table_of_collectives_is_scored_by_group(tmp_path: Path) -> None:
 
 def test_a_table_without_measurements_is_predicted_all_the_same(tmp_path: Path) -> None:
     table = write(tmp_path / "plans.csv", RUN | {"step_time_s_eval": ""})
-    assert scored(table) == "no row has a measured step time to score\n1 of 1 rows predicted\n"
+    assert scored(table) == "no row has a measured step time to score\n\n1 of 1 rows predicted\n"
 
 
 @pytest.mark.parametrize(

@@ -2,38 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from trainworks.api.inputs import Progress, no_progress
 from trainworks.errors import UsageError
 from trainworks.measure.measured_clusters import remarks_left_out
-from trainworks.measure.scoring import TABLES, Refusal, RowPrediction, Score, predictions_csv
+from trainworks.measure.scoring import TABLES, ScoreReport
 from trainworks.measure.tables import read_table
 
-__all__ = ["ScoreReport", "score"]
-
-
-@dataclass(frozen=True, slots=True)
-class ScoreReport:
-    """Predictions of a table of measurements, and their errors."""
-
-    table: str
-    """`runs`, `memory` or `collectives`."""
-    rows: Sequence[RowPrediction]
-    score: Score
-    notes: list[str]
-
-    @property
-    def refusals(self) -> list[Refusal]:
-        """Rows that cannot be predicted."""
-        return [row for row in self.rows if isinstance(row, Refusal)]
-
-    @property
-    def csv(self) -> str:
-        """The prediction of every row."""
-        return predictions_csv(self.rows, with_fit=self.table == "memory")
+__all__ = ["score"]
 
 
 def score(

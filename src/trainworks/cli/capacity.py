@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from trainworks.api.capacity import capacity
-from trainworks.cli.capacity_view import about, drawn, plan_as_json, print_capacity
-from trainworks.cli.options import AsJson, check_writable, option_errors, wide_console
+from trainworks.cli.options import AsJson, check_writable, option_errors
+from trainworks.cli.output import show
 from trainworks.errors import UsageError
 from trainworks.files import write_atomic
 from trainworks.plan.capacity.plan import CapacityPlan
-from trainworks.report.capacity_page import write_capacity_page
-from trainworks.report.explain import explain as explain_figure
 from trainworks.report.progress_bar import waiting
 
 __all__ = ["command"]
@@ -94,13 +91,7 @@ def command(
             progress=progress,
         )
     _save(save_trace, file, plan)
-    _plot(plot, plan)
-    if explain is not None:
-        typer.echo(explain_figure(plan.figures, explain))
-    elif as_json:
-        typer.echo(json.dumps(plan_as_json(plan), indent=2))
-    else:
-        print_capacity(plan, wide_console())
+    show(plan, as_json=as_json, figure=explain, plot=plot)
 
 
 def _save(path: Path | None, file: Path, plan: CapacityPlan) -> None:
@@ -110,12 +101,3 @@ def _save(path: Path | None, file: Path, plan: CapacityPlan) -> None:
         raise UsageError(f"`{file}` is a trace already", place="--save-trace", hint="give a YAML file of teams")
     with option_errors("--save-trace", path):
         write_atomic(path, plan.sampled_trace)
-
-
-def _plot(path: Path | None, plan: CapacityPlan) -> None:
-    if path is None:
-        return
-    with option_errors("--plot", path):
-        write_capacity_page(
-            path, title=f"Capacity for {plan.name}", about=about(plan), points=drawn(plan), target_s=plan.target.wait_s
-        )

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from trainworks.api.goodput import goodput
-from trainworks.cli.goodput_view import forecast_as_json, print_forecast, write_plot
-from trainworks.cli.options import AsJson, check_writable, option_errors, wide_console
-from trainworks.report.explain import explain as explain_figure
+from trainworks.cli.options import AsJson, check_writable, option_errors
+from trainworks.cli.output import show
 from trainworks.report.progress_bar import waiting
 
 __all__ = ["command"]
@@ -148,10 +146,4 @@ def command(
             seed=seed,
             progress=progress,
         )
-    write_plot(plot, forecast)
-    if explain is not None:
-        typer.echo(explain_figure(forecast.figures, explain))
-    elif as_json:
-        typer.echo(json.dumps(forecast_as_json(forecast), indent=2))
-    else:
-        print_forecast(forecast, wide_console())
+    show(forecast, as_json=as_json, figure=explain, plot=plot)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from trainworks.api.network import TOPOLOGIES, network
-from trainworks.cli.network_view import answer_as_json, network_drawing, print_answer
-from trainworks.cli.options import AsJson, check_writable, option_errors, wide_console
+from trainworks.cli.options import AsJson, check_writable, option_errors
+from trainworks.cli.output import show
 from trainworks.errors import UsageError
 from trainworks.files import write_atomic
-from trainworks.report.explain import explain as explain_figure
+from trainworks.report.network import network_drawing
 
 __all__ = ["command"]
 
@@ -101,12 +100,7 @@ def command(
     if draw is not None:
         with option_errors("--draw", draw):
             write_atomic(draw, network_drawing(plan, draw.suffix))
-    if explain is not None:
-        typer.echo(explain_figure(plan.figures, explain))
-    elif as_json:
-        typer.echo(json.dumps(answer_as_json(plan), indent=2))
-    else:
-        print_answer(plan, wide_console())
+    show(plan, as_json=as_json, figure=explain)
 
 
 def _check_files(draw: Path | None, cables: Path | None) -> None:

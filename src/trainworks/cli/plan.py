@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -10,15 +9,8 @@ import typer
 
 from trainworks.api.inputs import described_run
 from trainworks.api.plan import compare_layout, plan
-from trainworks.cli.cluster_plan_view import (
-    explanation_as_json,
-    plan_as_json,
-    print_cluster_plan,
-    print_explanation,
-    write_cluster_plan,
-)
 from trainworks.cli.launch import Nodes, ProcessesPerNode, Recalibrate
-from trainworks.cli.options import AsJson, RunFilePath, RunsOption, check_writable, option_errors, wide_console
+from trainworks.cli.options import AsJson, RunFilePath, RunsOption, check_writable, option_errors
 from trainworks.cli.output import show
 from trainworks.plan.cluster.plan import ClusterPlan, LayoutComparison
 from trainworks.record.resolved import ResolvedRun
@@ -68,23 +60,11 @@ def command(
             result: ClusterPlan | LayoutComparison | ResolvedRun = compare_layout(run_file, explain, on=on)
         else:
             result = plan(run_file, on=on, sizes=sizes, nodes=nodes, nproc=nproc, runs=runs, recalibrate=recalibrate)
-    if isinstance(result, ResolvedRun):
-        _print_machine_plan(result, as_json=as_json)
-        return
-    if plot is not None:
-        with option_errors("--plot", plot):
-            write_cluster_plan(plot, result, title=run_file.stem)
-    if as_json:
-        as_data = plan_as_json(result) if isinstance(result, ClusterPlan) else explanation_as_json(result)
-        typer.echo(json.dumps(as_data, indent=2))
-    elif isinstance(result, ClusterPlan):
-        print_cluster_plan(result, wide_console())
-    else:
-        print_explanation(result, wide_console())
-
-
-def _print_machine_plan(resolved: ResolvedRun, *, as_json: bool) -> None:
-    show(resolved, as_json=as_json)
-    workload = resolved.run_file.workload
-    if workload is not None and workload.model.preset is not None:
+    show(result, as_json=as_json, plot=plot)
+    if isinstance(result, ResolvedRun) and _is_preset(result):
         say(_ONLY_PLANNED, err=True)
+
+
+def _is_preset(resolved: ResolvedRun) -> bool:
+    workload = resolved.run_file.workload
+    return workload is not None and workload.model.preset is not None

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from trainworks.api.size import CONTRACTS, size
-from trainworks.cli.options import AsJson, Assume, Prices, check_writable, option_errors, wide_console
-from trainworks.cli.size_view import print_proposal, print_shared, proposal_as_json, shared_as_json, write_proposal
+from trainworks.cli.options import AsJson, Assume, Prices, check_writable, option_errors
+from trainworks.cli.output import show
 from trainworks.errors import UsageError
-from trainworks.plan.sizing.result import SharedCapacity
-from trainworks.report.explain import explain as explain_figure
 from trainworks.report.progress_bar import waiting
 
 __all__ = ["command"]
@@ -105,16 +102,4 @@ def command(
             seed=seed,
             progress=progress,
         )
-    if plot is not None and not isinstance(result, SharedCapacity):
-        write_proposal(plot, result)
-    if isinstance(result, SharedCapacity):
-        if as_json:
-            typer.echo(json.dumps(shared_as_json(result), indent=2))
-        else:
-            print_shared(result, wide_console())
-    elif explain is not None:
-        typer.echo(explain_figure(result.figures, explain))
-    elif as_json:
-        typer.echo(json.dumps(proposal_as_json(result), indent=2))
-    else:
-        print_proposal(result, wide_console())
+    show(result, as_json=as_json, figure=explain, plot=plot)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 
 from trainworks.api.storage import storage
-from trainworks.cli.options import AsJson, RunFilePath, option_errors, wide_console
-from trainworks.cli.storage_view import print_storage, storage_as_json
-from trainworks.report.explain import explain as explain_figure
+from trainworks.cli.options import AsJson, RunFilePath, option_errors
+from trainworks.cli.output import show
 
 __all__ = ["command"]
 
@@ -47,9 +45,4 @@ def command(
     """Computes read and checkpoint rates and the needs of each node, and rates every kind of storage."""
     with option_errors():
         plan = storage(run_file, on=on, dataset_size=dataset_size, files=files, stall=stall, restart=restart)
-    if explain is not None:
-        typer.echo(explain_figure(plan.figures, explain))
-    elif as_json:
-        typer.echo(json.dumps(storage_as_json(plan), indent=2))
-    else:
-        print_storage(plan, wide_console())
+    show(plan, as_json=as_json, figure=explain)

@@ -36,6 +36,7 @@ from trainworks.plan.score import (
 from trainworks.plan.search import fits
 from trainworks.plan.step_time import StepTimes
 from trainworks.plan.uncertainty import calibrated_s, interval_s, prior_of
+from trainworks.results import Result
 
 __all__ = [
     "LEARNED",
@@ -49,6 +50,7 @@ __all__ = [
     "RowPrediction",
     "RunScore",
     "Score",
+    "ScoreReport",
     "ScoreTable",
     "Sweep",
     "predict_collective",
@@ -393,3 +395,24 @@ TABLES = {
     "collectives": ScoreTable(COLLECTIVE_COLUMNS, predict_collective, score_collectives),
 }
 """Scoring function by the kind of the table."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreReport(Result):
+    """Predictions of a table of measurements, and their errors."""
+
+    table: str
+    """`runs`, `memory` or `collectives`."""
+    rows: Sequence[RowPrediction]
+    score: Score
+    notes: list[str]
+
+    @property
+    def refusals(self) -> list[Refusal]:
+        """Rows that cannot be predicted."""
+        return [row for row in self.rows if isinstance(row, Refusal)]
+
+    @property
+    def csv(self) -> str:
+        """The prediction of every row."""
+        return predictions_csv(self.rows, with_fit=self.table == "memory")

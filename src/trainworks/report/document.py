@@ -66,6 +66,10 @@ class Block:
 
     only: Medium | None = None
     """The one medium that shows it; None for both."""
+    min_width: int = 0
+    """Columns of a terminal below which text leaves it out."""
+    max_width: int | None = None
+    """Columns of a terminal from which text, and a page, leave it out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,11 +237,19 @@ class Document:
     """Columns of text at most."""
     footer: str = field(default="", kw_only=True)
 
-    def shown(self, medium: Medium) -> list[Section]:
-        """The sections of one medium, with its blocks alone."""
+    def shown(self, medium: Medium, width: int | None = None) -> list[Section]:
+        """The sections of one medium with its blocks alone, at a width of text; a page shows the widest form."""
         sections = [
-            Section(section.title, [block for block in section.blocks if block.only in (None, medium)])
+            Section(section.title, [block for block in section.blocks if _is_shown(block, medium, width)])
             for section in self.sections
             if section.only in (None, medium)
         ]
         return [section for section in sections if section.blocks]
+
+
+def _is_shown(block: Block, medium: Medium, width: int | None) -> bool:
+    if block.only not in (None, medium):
+        return False
+    if width is None:
+        return block.max_width is None
+    return block.min_width <= width and (block.max_width is None or width < block.max_width)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from html import escape
 from itertools import pairwise
+from xml.etree.ElementTree import Element
 
 from trainworks.plan.network.design import NetworkDesign
 from trainworks.plan.network.support import SupportNetworks
 from trainworks.report.network_graph import Box, Bundle, Graph, network_graph
+from trainworks.report.svg import element, markup, with_title
 
-__all__ = ["network_svg"]
+__all__ = ["network_picture", "network_svg"]
 
 _WIDTH, _LEFT, _RIGHT = 1240, 190, 20
 _HEAD, _ROW, _BOX, _ARC = 84, 140, 30, 90
@@ -19,46 +20,64 @@ _RAILS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#b3
 _STORAGE = ("storage", "storage spine")
 _MOST_LABELS = 16
 _STYLE = """
-svg { color-scheme: light dark; --paper: #ffffff; --ink: #14171a; --soft: #5d666e; --rule: #c9ced3; --box: #eef1f4;
+.network { color-scheme: light dark; --paper: #ffffff; --ink: #14171a; --soft: #5d666e; --rule: #c9ced3; --box: #eef1f4;
   --node: #dfeaf3; --store: #e4f2ec; --manage: #f3eee0; background: var(--paper);
   font: 12px system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif; }
-@media (prefers-color-scheme: dark) { svg { --paper: #121417; --ink: #e8eaed; --soft: #9aa3ab; --rule: #454c53;
+@media (prefers-color-scheme: dark) { .network { --paper: #121417; --ink: #e8eaed; --soft: #9aa3ab; --rule: #454c53;
   --box: #262b31; --node: #1d3140; --store: #1c332a; --manage: #35301f; } }
-text { fill: var(--ink); } .soft { fill: var(--soft); } .title { font-size: 18px; font-weight: 650; }
-.row { font-weight: 600; } .mid { text-anchor: middle; }
-.halo { paint-order: stroke; stroke: var(--paper); stroke-width: 4px; font-size: 11px; }
-rect { fill: var(--box); stroke: var(--rule); } .node { fill: var(--node); } .store { fill: var(--store); }
-.manage { fill: var(--manage); } .link { fill: none; stroke: var(--soft); stroke-opacity: 0.55; }
-.rail { fill: none; stroke-opacity: 0.75; } .storage { fill: none; stroke: #009e73; stroke-opacity: 0.6;
-  stroke-dasharray: 5 3; } .managed { stroke: #b58900; stroke-opacity: 0.7; stroke-dasharray: 1 3; }
+.network text { fill: var(--ink); } .network .soft { fill: var(--soft); }
+.network .title { font-size: 18px; font-weight: 650; } .network .row { font-weight: 600; }
+.network .mid { text-anchor: middle; }
+.network .halo { paint-order: stroke; stroke: var(--paper); stroke-width: 4px; font-size: 11px; }
+.network rect { fill: var(--box); stroke: var(--rule); } .network .node { fill: var(--node); }
+.network .store { fill: var(--store); } .network .manage { fill: var(--manage); }
+.network .link { fill: none; stroke: var(--soft); stroke-opacity: 0.55; }
+.network .rail { fill: none; stroke-opacity: 0.75; }
+.network .storage { fill: none; stroke: #009e73; stroke-opacity: 0.6; stroke-dasharray: 5 3; }
+.network .managed { stroke: #b58900; stroke-opacity: 0.7; stroke-dasharray: 1 3; }
 """
 
 
 def network_svg(design: NetworkDesign, support: SupportNetworks) -> str:
-    """The whole picture.
+    """The whole picture as the text of an SVG file.
 
     Args:
         design: the compute fabric.
         support: storage and management of the same nodes.
     """
+    return f"{markup(network_picture(design, support))}\n"
+
+
+def network_picture(design: NetworkDesign, support: SupportNetworks) -> Element:
+    """The whole picture."""
     graph = network_graph(design, support)
     tops = _tops(graph)
     management = max(tops.values()) + _ROW - 30
     height = management + _BOX + 34
-    parts = [
-        _heading(design),
+    return element(
+        "svg",
+        element("style", text=_STYLE),
+        *_heading(design),
         *_management_lines(graph, tops, management),
         *(_bundle(bundle, graph, tops) for bundle in graph.bundles),
         *_boxes(graph, tops),
         *_labels(graph, tops),
         *_row_titles(design, graph, tops),
-        _management(support, management),
-    ]
-    label = escape(f"network of {design.cluster.name}: {design.topology}")
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{label}">'
-        f"<style>{_STYLE}</style>{''.join(parts)}</svg>\n"
+        *_management(support, management),
+        xmlns="http://www.w3.org/2000/svg",
+        css="network",
+        viewBox=f"0 0 {_WIDTH} {height}",
+        role="img",
+        aria_label=f"network of {design.cluster.name}: {design.topology}",
     )
+
+
+def _text(text: str, css: str, x: float, y: float) -> Element:
+    return element("text", css=css, x=f"{x:.1f}".removesuffix(".0"), y=f"{y:.0f}", text=text)
+
+
+def _box(css: str | None, x: float, y: float, width: float) -> Element:
+    return element("rect", css=css, x=f"{x:.1f}", y=f"{y:.0f}", width=f"{width:.1f}", height=_BOX, rx=4)
 
 
 def _tops(graph: Graph) -> dict[str, int]:
@@ -68,14 +87,12 @@ def _tops(graph: Graph) -> dict[str, int]:
     return {row: _HEAD + (_ARC if arcs else 0) + index * _ROW for index, row in enumerate(graph.rows)}
 
 
-def _heading(design: NetworkDesign) -> str:
+def _heading(design: NetworkDesign) -> Iterator[Element]:
     switch = f"{design.num_switches:,} {design.switch.name}" if design.switch else "no switches"
     blocking = "nothing blocks" if design.oversubscription <= 1 else f"oversubscription {design.oversubscription:.3g}"
     about = f"{design.topology}: {switch}, {design.num_cables:,} cables, {blocking}"
-    return (
-        f'<text class="title" x="24" y="34">{escape(design.cluster.name)}</text>'
-        f'<text class="soft" x="24" y="56">{escape(about)}</text>'
-    )
+    yield _text(design.cluster.name, "title", 24, 34)
+    yield _text(about, "soft", 24, 56)
 
 
 def _middle(box: Box, graph: Graph) -> float:
@@ -88,13 +105,13 @@ def _width(row: Sequence[Box]) -> float:
     return min(step * 0.82, 110.0)
 
 
-def _bundle(bundle: Bundle, graph: Graph, tops: dict[str, int]) -> str:
+def _bundle(bundle: Bundle, graph: Graph, tops: dict[str, int]) -> Element:
     x1, x2 = _middle(bundle.start, graph), _middle(bundle.end, graph)
     width = 1.0 + 0.45 * math.log2(bundle.links)
     path = _path(bundle, x1, x2, tops)
     css, colour = _look(bundle)
-    title = f"<title>{bundle.links:,} links</title>"
-    return f'<path class="{css}" d="{path}" stroke-width="{width:.2f}"{colour}>{title}</path>'
+    line = element("path", css=css, d=path, stroke_width=f"{width:.2f}", stroke=colour)
+    return with_title(line, f"{bundle.links:,} links")
 
 
 def _path(bundle: Bundle, x1: float, x2: float, tops: dict[str, int]) -> str:
@@ -106,42 +123,40 @@ def _path(bundle: Bundle, x1: float, x2: float, tops: dict[str, int]) -> str:
     return f"M{x1:.1f} {above}L{x2:.1f} {below}"
 
 
-def _look(bundle: Bundle) -> tuple[str, str]:
+def _look(bundle: Bundle) -> tuple[str, str | None]:
     if bundle.end.row in _STORAGE:
-        return "storage", ""
+        return "storage", None
     if bundle.rail is None:
-        return "link", ""
-    return "rail", f' stroke="{_RAILS[bundle.rail % len(_RAILS)]}"'
+        return "link", None
+    return "rail", _RAILS[bundle.rail % len(_RAILS)]
 
 
-def _boxes(graph: Graph, tops: dict[str, int]) -> Iterator[str]:
+def _boxes(graph: Graph, tops: dict[str, int]) -> Iterator[Element]:
     for row, boxes in graph.rows.items():
         width, css = _width(boxes), "node" if row == "node" else "store" if row in _STORAGE else ""
         for box in boxes:
             x, y = _middle(box, graph), tops[row]
-            yield (
-                f'<rect class="{css}" x="{x - width / 2:.1f}" y="{y}" width="{width:.1f}" height="{_BOX}" rx="4"/>'
-                f'<text class="mid" x="{x:.1f}" y="{y + _BOX / 2 + 4:.0f}">{escape(box.label)}</text>'
-            )
+            yield _box(css or None, x - width / 2, y, width)
+            yield _text(box.label, "mid", x, y + _BOX / 2 + 4)
 
 
 def _between(graph: Graph, upper: str, lower: str) -> list[Bundle]:
     return [bundle for bundle in graph.bundles if {bundle.start.row, bundle.end.row} == {upper, lower}]
 
 
-def _labels(graph: Graph, tops: dict[str, int]) -> Iterator[str]:
+def _labels(graph: Graph, tops: dict[str, int]) -> Iterator[Element]:
     """Numbers on the lines where there are few, else beside them."""
     rows = list(graph.rows)
     for upper, lower in [*pairwise(rows), (rows[0], rows[0])]:
         bundles = _between(graph, upper, lower)
         y = (tops[upper] + tops[lower] + _BOX) // 2 + 4 if upper != lower else tops[upper] - 14
         if bundles:
-            yield f'<text class="soft" x="24" y="{y}">{escape(_beside(bundles))}</text>'
+            yield _text(_beside(bundles), "soft", 24, y)
         counts = {bundle.links for bundle in bundles}
         if upper != lower and len(bundles) <= _MOST_LABELS and counts != {1} and len(counts) < 4:
             for bundle in bundles:
                 x = (_middle(bundle.start, graph) + _middle(bundle.end, graph)) / 2
-                yield f'<text class="halo mid" x="{x:.1f}" y="{y}">{bundle.links:,}</text>'
+                yield _text(f"{bundle.links:,}", "halo mid", x, y)
 
 
 def _beside(bundles: Sequence[Bundle]) -> str:
@@ -152,13 +167,13 @@ def _beside(bundles: Sequence[Bundle]) -> str:
     return f"{total:,} links, {each} a line"
 
 
-def _row_titles(design: NetworkDesign, graph: Graph, tops: dict[str, int]) -> Iterator[str]:
+def _row_titles(design: NetworkDesign, graph: Graph, tops: dict[str, int]) -> Iterator[Element]:
     for row, boxes in graph.rows.items():
         number = sum(box.devices for box in boxes)
         name = {"storage": "storage leaf", "node": "nodes", "switch": "switches"}.get(row, row)
         y = tops[row] + _BOX // 2
-        yield f'<text class="row" x="24" y="{y - 2}">{number:,} {name}</text>'
-        yield f'<text class="soft" x="24" y="{y + 13}">{escape(_about(design, graph, row))}</text>'
+        yield _text(f"{number:,} {name}", "row", 24, y - 2)
+        yield _text(_about(design, graph, row), "soft", 24, y + 13)
 
 
 def _about(design: NetworkDesign, graph: Graph, row: str) -> str:
@@ -170,18 +185,16 @@ def _about(design: NetworkDesign, graph: Graph, row: str) -> str:
     return within or (f"{design.ports.count} links each" if design.ports else "")
 
 
-def _management_lines(graph: Graph, tops: dict[str, int], management: int) -> Iterator[str]:
+def _management_lines(graph: Graph, tops: dict[str, int], management: int) -> Iterator[Element]:
     for box in graph.rows["node"]:
         x = _middle(box, graph) - _width(graph.rows["node"]) * 0.35
-        yield f'<line class="managed" x1="{x:.1f}" x2="{x:.1f}" y1="{tops["node"] + _BOX}" y2="{management}"/>'
+        yield element("line", css="managed", x1=f"{x:.1f}", x2=f"{x:.1f}", y1=tops["node"] + _BOX, y2=management)
 
 
-def _management(support: SupportNetworks, y: int) -> str:
+def _management(support: SupportNetworks, y: int) -> Iterator[Element]:
     cables = f"{support.management_cables.value:,.0f} cables to every node, switch and power distribution unit"
     width = _WIDTH - _LEFT - _RIGHT
-    return (
-        f'<rect class="manage" x="{_LEFT}" y="{y}" width="{width}" height="{_BOX}" rx="4"/>'
-        f'<text class="mid" x="{_LEFT + width / 2:.0f}" y="{y + _BOX / 2 + 4:.0f}">{cables}</text>'
-        f'<text class="row" x="24" y="{y + _BOX // 2 - 2}">{support.management_switches.value:,.0f} management</text>'
-        f'<text class="soft" x="24" y="{y + _BOX // 2 + 13}">48 ports each</text>'
-    )
+    yield _box("manage", _LEFT, y, width)
+    yield _text(cables, "mid", _LEFT + width / 2, y + _BOX / 2 + 4)
+    yield _text(f"{support.management_switches.value:,.0f} management", "row", 24, y + _BOX // 2 - 2)
+    yield _text("48 ports each", "soft", 24, y + _BOX // 2 + 13)

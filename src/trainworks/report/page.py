@@ -63,7 +63,7 @@ def _block_type(block: Block) -> str:
 
 def _picture(plot: Plot) -> Markup:
     drawn = plot.picture()
-    return Markup(printable(markup(drawn)) if drawn is not None else "")  # noqa: S704, ElementTree escaped every text
+    return Markup(_finalize(markup(drawn)) if drawn is not None else "")  # noqa: S704, ElementTree escaped every text
 
 
 def _styled(cell: str | Styled) -> Styled:

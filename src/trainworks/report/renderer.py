@@ -12,8 +12,17 @@ from trainworks.results import Result
 __all__ = ["build_document", "to_json"]
 
 _SUBJECTS = {
+    "CapacityPlan": "capacity",
+    "ClusterPlan": "cluster_plan",
     "CostReport": "cost",
+    "GoodputForecast": "goodput",
+    "LayoutComparison": "layout_comparison",
+    "NetworkPlan": "network",
+    "Proposal": "size",
     "ResolvedRun": "local_plan",
+    "ScoreReport": "score",
+    "SharedCapacity": "size_teams",
+    "StoragePlan": "storage",
     "Report": "run_report",
 }
 """Type of a result -> module of `trainworks.report` that shows it."""

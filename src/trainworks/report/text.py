@@ -47,7 +47,7 @@ def render_text(document: Document, *, width: int = _WIDTH) -> str:
 def print_document(document: Document, console: Console) -> None:
     """Print with an empty line between sections; colour, encoding and NO_COLOR are the console's affair."""
     width = min(console.width, document.max_width or console.width)
-    sections = [_lines(section, width) for section in document.shown("text")]
+    sections = [_lines(section, width) for section in document.shown("text", width)]
     if document.shows_title:
         badge = [("  ", ""), _run(document.badge)] if document.badge else []
         sections[:0] = [[RichText.assemble((document.title, "bold"), *badge)]]

@@ -1,13 +1,9 @@
-"""A network and what could be built instead, as a person reads it, and as JSON."""
+"""A network design: its parts and price, the time of messages on it, and what else could be built."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
-
-from rich.console import Console, RenderableType
-from rich.table import Table
-from rich.text import Text
 
 from trainworks.plan.network.bill import bill_of_materials, bill_total, switch_power, usual_share
 from trainworks.plan.network.design import NetworkDesign, serves
@@ -16,39 +12,44 @@ from trainworks.plan.network.messages import Message
 from trainworks.plan.network.plan import NetworkPlan
 from trainworks.plan.network.support import SupportNetworks
 from trainworks.plan.network.traffic import Placement, message_time
-from trainworks.plan.trace import Traced
+from trainworks.report.document import NARROW, Document, Facts, Row, Section, Table, Text, left, right
 from trainworks.report.network_dot import network_dot
-from trainworks.report.network_drawing import network_svg
-from trainworks.report.parts import fact_table, note_lines, plain_table, print_parts, title
+from trainworks.report.network_drawing import network_picture, network_svg
+from trainworks.report.plots import Drawing
 from trainworks.units import byte_rate_note, format_bytes, format_quantity, format_step_time, format_usd
 
-__all__ = ["answer_as_json", "network_drawing", "print_answer"]
+__all__ = ["document", "network_drawing", "to_json"]
 
-_INSTEAD = 3
-"""Other topologies that are named."""
-_NARROW = 100
-"""Columns of a terminal below which the comparison leaves out what the design's own lines have."""
+_MAX_ALTERNATIVES = 3
 
 
-def print_answer(answer: NetworkPlan, console: Console) -> None:
-    """The design in full, its messages and parts, and the comparison."""
-    narrow = console.width < _NARROW
-    print_parts(
+def document(plan: NetworkPlan) -> Document:
+    """The design in full, its messages and parts, and the alternatives."""
+    design = plan.design
+    return Document(
+        f"Network of {design.cluster.name}",
+        "network",
         [
-            [_facts(answer)],
-            [title("messages"), _message_table(answer)],
-            [title("bill of materials"), _bill_table(answer), *_bill_notes(answer)],
-            [title("what else could be built"), _comparison(answer, narrow=narrow), _heads(answer, narrow=narrow)],
-            note_lines([*_instead(answer), *_notes(answer.design)]),
+            Section("", [Facts.from_mapping(_facts(plan))]),
+            Section("drawing", [Drawing(network_picture(design, plan.support))], only="page"),
+            Section("messages", [_messages(plan)]),
+            Section("bill of materials", [_bill(plan), *(Text(line) for line in _bill_notes(plan))]),
+            Section("what else could be built", [_alternatives(plan), *_legend(plan)]),
         ],
-        console,
+        about=f"{design.topology}, {_count(design.num_switches, 'switch')}, {_count(design.num_cables, 'cable')}",
+        notes=[*_other_topologies(plan), *_notes(design)],
     )
 
 
-def _facts(answer: NetworkPlan) -> Table:
-    design = answer.design
+def network_drawing(plan: NetworkPlan, suffix: str) -> str:
+    """The drawing as Graphviz text for `.dot`, else as an SVG file."""
+    return (network_dot if suffix == ".dot" else network_svg)(plan.design, plan.support)
+
+
+def _facts(plan: NetworkPlan) -> dict[str, str]:
+    design, support = plan.design, plan.support
     speed = _speed(design.endpoint_bytes_per_s)
-    rows = {
+    facts = {
         "cluster": f"{design.cluster.name}: {design.endpoints:,} NICs of {speed}, {_count(design.rails, 'rail')}",
         "topology": _topology(design),
         "switches": _switches(design),
@@ -56,11 +57,11 @@ def _facts(answer: NetworkPlan) -> Table:
         "bisection": f"{format_quantity(design.bisection_bytes_per_s, 'bytes/s')}, {_blocking(design)}",
         "longest path": _count(design.hops_worst, "switch" if design.switch else "NIC"),
         "room for": "any number of nodes" if design.max_nodes is None else f"{_count(design.max_nodes, 'node')}",
-        **({"step": _steps(answer.step_times_s)} if answer.step_times_s else {}),
-        "storage": _storage(answer.support),
-        "management": _management(answer.support),
+        "step": _step_times(plan.step_times_s) if plan.step_times_s else "",
+        "storage": _storage(support),
+        "management": _management(support),
     }
-    return fact_table(rows)
+    return {name: text for name, text in facts.items() if text}
 
 
 def _topology(design: NetworkDesign) -> str:
@@ -83,8 +84,8 @@ def _switches(design: NetworkDesign) -> str:
     return f"{design.num_switches:,}{_parts(design.switches)}: {model}{into}"
 
 
-def _parts(counts: Any) -> str:
-    """` = 8 leaf + 4 spine`; nothing for a single part."""
+def _parts(counts: Mapping[str, int]) -> str:
+    """` = 8 leaf + 4 spine`; empty for a single part."""
     if len(counts) < 2:
         return ""
     return f" = {' + '.join(f'{count:,} {name}' for name, count in counts.items())}"
@@ -107,9 +108,8 @@ def _storage(support: SupportNetworks) -> str:
     switches = f"{support.storage_leaves.value:.0f} leaf"
     if support.storage_spines.value:
         switches += f" + {support.storage_spines.value:.0f} spine"
-    return (
-        f"{switches} switches, {support.storage_cables.value:,.0f} cables: two ports of each node on a pair of leaves"
-    )
+    cables = f"{support.storage_cables.value:,.0f} cables"
+    return f"{switches} switches, {cables}: two ports of each node on a pair of leaves"
 
 
 def _management(support: SupportNetworks) -> str:
@@ -117,36 +117,47 @@ def _management(support: SupportNetworks) -> str:
     return f"{_count(switches, 'switch')} of 48 ports, {cables:,.0f} cables: nodes, switches, power distribution"
 
 
-def _message_table(answer: NetworkPlan) -> Table:
-    scattered = any(message.kind == "all_reduce" for message in answer.messages)
-    columns = ("collective", "size", "ranks", "time", *(("ranks scattered",) if scattered else ()))
-    table = plain_table(*columns, text_columns=1)
-    for message in answer.messages:
+def _step_times(times_s: Mapping[Placement, float]) -> str:
+    """`16.0 s with ranks in order, 16.3 s scattered (+1.9 %)`."""
+    near, far = times_s["in order"], times_s["scattered"]
+    more = f" (+{100 * (far / near - 1):.1f} %)" if far > near else ""
+    return f"{format_step_time(near)} with ranks in order, {format_step_time(far)} scattered{more}"
+
+
+def _has_all_reduce(plan: NetworkPlan) -> bool:
+    return any(message.kind == "all_reduce" for message in plan.messages)
+
+
+def _times(design: NetworkDesign, message: Message) -> list[str]:
+    """Time with ranks in order and, of an all-reduce, with ranks scattered."""
+    times = [message_time(design, message)]
+    times += [message_time(design, message, "scattered")] if message.kind == "all_reduce" else []
+    return [format_step_time(time.value) for time in times]
+
+
+def _messages(plan: NetworkPlan) -> Table:
+    scattered = right("ranks scattered") if _has_all_reduce(plan) else []
+    rows = []
+    for message in plan.messages:
         name = message.name.partition(" of ")[0]
-        cells = [format_bytes(message.size_bytes), f"{message.ranks:,}"]
-        cells.append(_seconds(message_time(answer.design, message)))
-        if message.kind == "all_reduce":
-            cells.append(_seconds(message_time(answer.design, message, "scattered")))
-        table.add_row(name, *cells)
-    return table
+        times = _times(plan.design, message)
+        cells = [name, format_bytes(message.size_bytes), f"{message.ranks:,}", *times]
+        rows.append(cells + [""] * (4 + len(scattered) - len(cells)))
+    return Table([*left("collective"), *right("size", "ranks", "time"), *scattered], rows)
 
 
-def _seconds(time: Traced) -> str:
-    return format_step_time(time.value)
-
-
-def _bill_table(answer: NetworkPlan) -> Table:
-    table = plain_table("part", "number", "each", "together", text_columns=1)
-    for item in bill_of_materials(answer.design, answer.prices):
+def _bill(plan: NetworkPlan) -> Table:
+    rows = []
+    for item in bill_of_materials(plan.design, plan.prices):
         each = "not given" if item.each_usd is None else format_usd(item.each_usd)
         total = "" if item.total_usd is None else format_usd(item.total_usd.value)
-        table.add_row(item.name, f"{item.count:,}", each, total)
-    return table
+        rows.append([item.name, f"{item.count:,}", each, total])
+    return Table([*left("part"), *right("number", "each", "together")], rows)
 
 
-def _bill_notes(answer: NetworkPlan) -> list[RenderableType]:
-    bill, share = bill_of_materials(answer.design, answer.prices), usual_share()
-    total, power = bill_total(bill), switch_power(answer.design, answer.prices)
+def _bill_notes(plan: NetworkPlan) -> list[str]:
+    bill, share = bill_of_materials(plan.design, plan.prices), usual_share()
+    total, power = bill_total(bill), switch_power(plan.design, plan.prices)
     missing = [item.name for item in bill if item.each_usd is None]
     lines = []
     if total is not None:
@@ -157,77 +168,66 @@ def _bill_notes(answer: NetworkPlan) -> list[RenderableType]:
     if missing:
         low, high = 100 * (share.low or 0), 100 * (share.high or 0)
         lines.append(f"prices are yours to give; networks usually are {low:.0f} to {high:.0f} % of everything bought")
-    return [Text(line) for line in lines]
+    return lines
 
 
-def _compared(answer: NetworkPlan) -> list[Message]:
+def _largest_messages(plan: NetworkPlan) -> list[Message]:
     """The largest collective of each kind."""
-    kinds = dict.fromkeys(message.kind for message in answer.messages)
+    kinds = dict.fromkeys(message.kind for message in plan.messages)
     return [
-        max((each for each in answer.messages if each.kind == kind), key=lambda each: each.size_bytes) for kind in kinds
+        max((each for each in plan.messages if each.kind == kind), key=lambda each: each.size_bytes) for kind in kinds
     ]
 
 
-def _comparison(answer: NetworkPlan, *, narrow: bool) -> Table:
-    """One line for each topology; a narrow one leaves out what the scattered times say, too."""
-    messages = _compared(answer)
-    heads = [head for each in messages for head in _columns(each)]
-    columns = ["topology", "switches", "cables", *(() if narrow else ("hops", "blocks")), *heads, "room"]
-    priced = answer.prices.switch_usd is not None and not narrow
-    table = plain_table(*columns, *(("price",) if priced else ()), text_columns=1)
-    for design in answer.others:
+def _alternatives(plan: NetworkPlan) -> Table:
+    """One row for each topology; a narrow terminal leaves out what the facts of the design have."""
+    messages, is_priced = _largest_messages(plan), plan.prices.switch_usd is not None
+    times = {"all_reduce": ("all-reduce", "scattered"), "all_to_all": ("all-to-all",)}
+    columns = [
+        *left("topology"),
+        *right("switches", "cables"),
+        *right("hops", "blocks", min_width=NARROW),
+        *right(*(name for message in messages for name in times[message.kind])),
+        *right("room"),
+        *(right("price", min_width=NARROW) if is_priced else []),
+    ]
+    rows = []
+    for design in plan.others:
         cells = [design.topology, f"{design.num_switches:,}", f"{design.num_cables:,}"]
-        cells += [] if narrow else [f"{design.hops_worst:,}", f"{design.oversubscription:.3g}"]
-        cells += [_seconds(time) for message in messages for time in _times(design, message)]
+        cells += [f"{design.hops_worst:,}", f"{design.oversubscription:.3g}"]
+        cells += [time for message in messages for time in _times(design, message)]
         cells.append("any" if design.max_nodes is None else f"{design.max_nodes:,}")
-        if priced:
-            total = bill_total(bill_of_materials(design, answer.prices))
+        if is_priced:
+            total = bill_total(bill_of_materials(design, plan.prices))
             cells.append("" if total is None else format_usd(total.value))
-        table.add_row(*cells, style="bold" if design == answer.design else None)
-    return table
+        rows.append(Row(cells, "bold" if design == plan.design else ""))
+    return Table(columns, rows)
 
 
-def _columns(message: Message) -> tuple[str, ...]:
-    return ("all-reduce", "scattered") if message.kind == "all_reduce" else ("all-to-all",)
+def _legend(plan: NetworkPlan) -> list[Text]:
+    """Meaning of the columns of the alternatives."""
+    sizes = " and ".join(dict.fromkeys(format_bytes(message.size_bytes) for message in _largest_messages(plan)))
+    anywhere = "; scattered: with ranks anywhere, not along the network" if _has_all_reduce(plan) else ""
+    text = f"room: nodes it can hold; times are of {sizes}{anywhere}"
+    hops = "hops: switches, or NICs, on the longest path; blocks: oversubscription; "
+    return [Text(text, max_width=NARROW), Text(f"{hops}{text}", min_width=NARROW)]
 
 
-def _times(design: NetworkDesign, message: Message) -> list[Traced]:
-    times = [message_time(design, message)]
-    return times if message.kind == "all_to_all" else [*times, message_time(design, message, "scattered")]
-
-
-def _heads(answer: NetworkPlan, *, narrow: bool) -> Text:
-    """What the columns of the comparison mean."""
-    sizes = " and ".join(dict.fromkeys(format_bytes(message.size_bytes) for message in _compared(answer)))
-    wide = "" if narrow else "hops: switches, or NICs, on the longest path; blocks: oversubscription; "
-    scattered = any(message.kind == "all_reduce" for message in answer.messages)
-    anywhere = "; scattered: with ranks anywhere, not along the network" if scattered else ""
-    return Text(f"{wide}room: nodes it can hold; times are of {sizes}{anywhere}")
-
-
-def _steps(times_s: Mapping[Placement, float]) -> str:
-    """`16.0 s; 16.3 s with ranks scattered (+1.9 %)`."""
-    near, far = times_s["in order"], times_s["scattered"]
-    more = f" (+{100 * (far / near - 1):.1f} %)" if far > near else ""
-    return f"{format_step_time(near)} with ranks in order, {format_step_time(far)} scattered{more}"
-
-
-def _instead(answer: NetworkPlan) -> list[str]:
+def _other_topologies(plan: NetworkPlan) -> list[str]:
     """What the other topologies need for the same job."""
-    design = answer.design
-    others = [other for other in answer.others if serves(other) and other.topology != design.topology]
+    design = plan.design
+    others = [other for other in plan.others if serves(other) and other.topology != design.topology]
     others.sort(key=lambda other: other.num_switches)
     if not others or not serves(design):
         return []
     fewer = [other for other in others if other.num_switches < design.num_switches]
-    needs = ", ".join(f"`{other.topology}` {other.num_switches:,}" for other in (fewer or others)[:_INSTEAD])
-    own = _count(design.num_switches, "switch")
+    needs = ", ".join(f"`{other.topology}` {other.num_switches:,}" for other in (fewer or others)[:_MAX_ALTERNATIVES])
     notes = [
-        f"fewer than {own} would serve: {needs}"
+        f"fewer than {_count(design.num_switches, 'switch')} would serve: {needs}"
         if fewer
         else f"the fewest switches that serve are {design.num_switches:,}; instead: {needs}"
     ]
-    apart = next((other for other in answer.others if other.topology == "rail-only"), None)
+    apart = next((other for other in plan.others if other.topology == "rail-only"), None)
     if apart is not None and not serves(apart) and apart.num_switches < design.num_switches:
         notes.append(f"`rail-only` needs {apart.num_switches:,}, and its rails never meet in a switch")
     if design.planes > 1:
@@ -238,8 +238,8 @@ def _instead(answer: NetworkPlan) -> list[str]:
 
 def _notes(design: NetworkDesign) -> list[str]:
     notes = list(design.cluster.notes)
-    if design.switch is not None and (told := byte_rate_note(design.switch.name)):
-        notes.append(f"--switch: {told}")
+    if design.switch is not None and (rate := byte_rate_note(design.switch.name)):
+        notes.append(f"--switch: {rate}")
     if design.taper > 1 and design.oversubscription == 1:
         notes.append(
             f"nothing is oversubscribed here: a {design.topology} of this size has no links to save; "
@@ -255,13 +255,13 @@ def _notes(design: NetworkDesign) -> list[str]:
     return notes
 
 
-def answer_as_json(answer: NetworkPlan) -> dict[str, Any]:
+def to_json(plan: NetworkPlan) -> dict[str, Any]:
     """Base units, the unit in the key."""
-    prices = bill_of_materials(answer.design, answer.prices)
-    total, power = bill_total(prices), switch_power(answer.design, answer.prices)
+    bill = bill_of_materials(plan.design, plan.prices)
+    total, power = bill_total(bill), switch_power(plan.design, plan.prices)
     return {
-        "design": _design_as_json(answer.design, answer.messages),
-        "step_times_s": dict(answer.step_times_s),
+        "design": _design_json(plan.design, plan.messages),
+        "step_times_s": dict(plan.step_times_s),
         "bill": [
             {
                 "name": item.name,
@@ -269,17 +269,17 @@ def answer_as_json(answer: NetworkPlan) -> dict[str, Any]:
                 "each_usd": item.each_usd,
                 "total_usd": None if item.total_usd is None else item.total_usd.value,
             }
-            for item in prices
+            for item in bill
         ],
         "price_usd": None if total is None else total.value,
         "power_w": None if power is None else power.value,
-        "support": {figure.name.replace(" ", "_"): int(figure.value) for figure in answer.support.figures},
-        "topologies": [_design_as_json(design, answer.messages) for design in answer.others],
-        "notes": [*_instead(answer), *_notes(answer.design)],
+        "support": {figure.name.replace(" ", "_"): int(figure.value) for figure in plan.support.figures},
+        "topologies": [_design_json(design, plan.messages) for design in plan.others],
+        "notes": [*_other_topologies(plan), *_notes(plan.design)],
     }
 
 
-def _design_as_json(design: NetworkDesign, messages: Sequence[Message]) -> dict[str, Any]:
+def _design_json(design: NetworkDesign, messages: Sequence[Message]) -> dict[str, Any]:
     return {
         "topology": design.topology,
         "nodes": design.nodes,
@@ -295,18 +295,13 @@ def _design_as_json(design: NetworkDesign, messages: Sequence[Message]) -> dict[
         "max_endpoints": design.max_endpoints,
         "rails": design.rails,
         "planes": design.planes,
-        "messages": [_message_as_json(design, message) for message in messages],
+        "messages": [_message_json(design, message) for message in messages],
     }
 
 
-def _message_as_json(design: NetworkDesign, message: Message) -> dict[str, Any]:
+def _message_json(design: NetworkDesign, message: Message) -> dict[str, Any]:
     facts = {"name": message.name, "size_bytes": message.size_bytes, "ranks": message.ranks}
     return facts | {
         "time_s": message_time(design, message).value,
         "scattered_s": message_time(design, message, "scattered").value if message.kind == "all_reduce" else None,
     }
-
-
-def network_drawing(plan: NetworkPlan, suffix: str) -> str:
-    """The drawing as Graphviz text for `.dot`, else as SVG."""
-    return (network_dot if suffix == ".dot" else network_svg)(plan.design, plan.support)

@@ -1,0 +1,214 @@
+"""The plan for a described cluster: the best layouts, the reasons against the others, and other numbers of nodes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from trainworks.config.layout import MESH_AXES
+from trainworks.plan.cluster.memory import describe_rejection, is_tight
+from trainworks.plan.cluster.plan import ClusterPlan
+from trainworks.plan.cluster.scaling import Scale
+from trainworks.plan.conv_step import ConvJob
+from trainworks.plan.network.nccl import nccl_settings
+from trainworks.plan.prediction import Prediction, describe_layout, extrapolation
+from trainworks.plan.pricing import AnyJob
+from trainworks.report.document import (
+    NARROW,
+    Block,
+    Column,
+    Document,
+    Facts,
+    Section,
+    Table,
+    Text,
+    join_unbroken,
+    left,
+)
+from trainworks.report.plots import Bar, Bars, Segment
+from trainworks.units import HOUR_S, format_count, format_duration, format_gib, format_step_time
+
+__all__ = ["SHOWN_SHARE", "document", "format_interval", "layout_bars", "layout_text", "to_json"]
+
+SHOWN_SHARE = 0.005
+"""Share of a step below which a term is not named."""
+_SHOWN_BYTES = 0.005 * 2**30
+_MEMORY_TERMS = ("weights", "gradients", "optimizer", "activations", "logits", "working")
+_MAX_FRONT = 5
+
+
+def document(plan: ClusterPlan) -> Document:
+    """The best layout in full, the next ones, why the others lost, and what smaller clusters would do."""
+    front = _thinned([row for row in plan.front if row not in plan.best])
+    scales = [_scale_table(plan.scales, has_goal=plan.goal is not None)] if plan.scales else []
+    job = plan.job
+    return Document(
+        f"{format_count(job.shape.num_parameters)} parameters on {job.cluster.name}",
+        "plan",
+        [
+            Section("", [Facts.from_mapping(_facts(plan))]),
+            *layout_bars(plan.best),
+            Section("fastest layouts", [_layout_table(plan, plan.best)]),
+            Section("less memory for more time", [_layout_table(plan, front)] if front else []),
+            _rejections(plan),
+            Section("how many nodes", scales),
+        ],
+        about=f"{plan.global_batch} sequences per step, {job.precision}",
+        notes=plan.notes,
+    )
+
+
+def layout_text(prediction: Prediction) -> str:
+    """The layout, with line breaks allowed only between its parts."""
+    return join_unbroken(describe_layout(prediction.layout).split(", "), ", ")
+
+
+def _thinned(front: list[Prediction]) -> list[Prediction]:
+    """At most five of them, the last one included."""
+    if len(front) <= _MAX_FRONT:
+        return front
+    return [front[round(index * (len(front) - 1) / (_MAX_FRONT - 1))] for index in range(_MAX_FRONT)]
+
+
+def _facts(plan: ClusterPlan) -> dict[str, str]:
+    best, job = plan.best[0], plan.job
+    count, noun = job.cluster.num_accelerators, "images" if isinstance(job, ConvJob) else "tokens"
+    tokens = plan.global_batch * job.sequence_length
+    steps = f"{plan.steps:,} step{'s' if plan.steps > 1 else ''} of {format_count(tokens)} {noun}"
+    low, high = format_duration(plan.steps * best.low_s), format_duration(plan.steps * best.high_s)
+    mfu = f"MFU {_percent(best.mfu)} of the data sheet's peak"
+    settings = "; ".join(f"{each.name}={each.value}: {each.why}" for each in nccl_settings(job.cluster))
+    facts = {
+        "warning": extrapolation(count),
+        "model": f"{format_count(job.shape.num_parameters)} parameters, {job.precision}",
+        "cluster": f"{job.cluster.name}: {count:,} accelerator{'s' if count > 1 else ''}",
+        "layout": layout_text(best),
+        "step time": f"{format_step_time(best.step_time_s)} (80 %: {format_interval(best)}) = {_terms(best)}",
+        "throughput": f"{format_count(best.tokens_per_s)} {noun}/s, {mfu}",
+        "memory": _memory(best, job),
+        "run": f"{steps} in {format_duration(plan.run_time_s)} (80 %: {low} to {high})",
+        "NCCL": settings,
+        "goal": plan.goal,
+    }
+    return {name: text for name, text in facts.items() if text}
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def format_interval(prediction: Prediction) -> str:
+    """The 80 % interval of the step time."""
+    return f"{format_step_time(prediction.low_s)} to {format_step_time(prediction.high_s)}"
+
+
+def _terms(prediction: Prediction) -> str:
+    least = SHOWN_SHARE * sum(prediction.terms_s.values())
+    shown = {name.replace("_", " "): value for name, value in prediction.terms_s.items() if value > least}
+    return join_unbroken((f"{name} {format_step_time(value)}" for name, value in shown.items()), " + ")
+
+
+def _memory_terms(prediction: Prediction) -> dict[str, float]:
+    return {name: getattr(prediction.memory, f"{name}_bytes") for name in _MEMORY_TERMS}
+
+
+def _memory(prediction: Prediction, job: AnyJob) -> str:
+    memory = prediction.memory
+    shown = {name: size for name, size in _memory_terms(prediction).items() if size >= _SHOWN_BYTES}
+    parts = join_unbroken((f"{name} {format_gib(size)}" for name, size in shown.items()), " + ")
+    stage = f" on stage {memory.stage}" if prediction.layout.pp > 1 else ""
+    tight = ", tight" if is_tight(job, prediction) else ""
+    total = f"{format_gib(memory.device_bytes)} of {format_gib(job.cluster.accelerator.memory_bytes)}{stage}{tight}"
+    return f"{total}: allocated {format_gib(memory.allocated_bytes)} = {parts}"
+
+
+def _layout_table(plan: ClusterPlan, predictions: Sequence[Prediction]) -> Table:
+    rows = [
+        [
+            format_step_time(row.step_time_s),
+            format_interval(row),
+            _percent(row.mfu),
+            f"{format_gib(row.memory.device_bytes)}{' tight' if is_tight(plan.job, row) else ''}",
+            layout_text(row),
+        ]
+        for row in predictions
+    ]
+    return Table([*left("step time", "80 %", "MFU", "memory"), Column("layout", wrap=True)], rows)
+
+
+def layout_bars(predictions: Sequence[Prediction]) -> list[Section]:
+    """Where the time of a step and the memory of a rank would go, by layout; bars of one section share a scale."""
+    times = [
+        _bar(row, row.terms_s, f"{format_step_time(row.step_time_s)} ({format_interval(row)})", format_step_time)
+        for row in predictions
+    ]
+    memories = [
+        _bar(row, _memory_terms(row), format_gib(sum(_memory_terms(row).values())), format_gib) for row in predictions
+    ]
+    about = "Predicted seconds of one optimizer step, with the 80 % interval."
+    return [
+        Section("step time", [Text(about, "dim"), Bars(times)], only="page"),
+        Section("memory", [Text("Allocated on the fullest rank at its peak.", "dim"), Bars(memories)], only="page"),
+    ]
+
+
+def _bar(row: Prediction, parts: dict[str, float], total: str, text: Callable[[float], str]) -> Bar:
+    return Bar(describe_layout(row.layout), total, [Segment(name, value, text(value)) for name, value in parts.items()])
+
+
+def _rejections(plan: ClusterPlan) -> Section:
+    result = plan.result
+    priced = f"{format_count(result.evaluated)} layout{'s' if result.evaluated > 1 else ''} priced"
+    title = f"{priced}, {format_count(result.fitting)} fit{'' if result.fitting > 1 else 's'}"
+    rows = [[describe_rejection(each), each.reason, each.nearest] for each in result.rejections]
+    columns = [Column("rejected"), Column("because", wrap=True), Column("nearest", wrap=True)]
+    blocks: list[Block] = [Table(columns, rows)] if rows else [Text(title, "bold")]
+    return Section(title if rows else "", blocks)
+
+
+def _scale_table(scales: Iterable[Scale], *, has_goal: bool) -> Table:
+    """One row per size. A narrow terminal leaves out the accelerators and the memory; empty columns are left out."""
+    rows = [_scale_cells(scale) for scale in scales]
+    names = [name for name in rows[0] if (has_goal or name != "goal") and any(row[name] for row in rows)]
+    columns = [
+        Column(name, wrap=name == "layout", min_width=NARROW if name in ("accelerators", "memory") else 0)
+        for name in names
+    ]
+    return Table(columns, [[row[name] for name in names] for row in rows])
+
+
+def _scale_cells(scale: Scale) -> dict[str, str]:
+    devices = math.prod(getattr(scale.best.layout, axis) for axis in MESH_AXES)
+    hours = scale.run_time_s / HOUR_S * devices
+    return {
+        "nodes": f"{scale.num_nodes:,}",
+        "accelerators": f"{devices:,}",
+        "run time": format_duration(scale.run_time_s),
+        "accelerator hours": f"{hours:,.0f}" if hours >= 9.5 else f"{hours:.2g}",
+        "memory": format_gib(scale.best.memory.device_bytes),
+        "cost": "" if scale.cost_usd is None else f"{scale.cost_usd:,.0f} USD",
+        "goal": scale.chance,
+        "layout": layout_text(scale.best),
+    }
+
+
+def to_json(plan: ClusterPlan) -> dict[str, Any]:
+    """Everything that the tables show, in base units."""
+    result = plan.result
+    return {
+        "cluster": plan.job.cluster.model_dump(mode="json"),
+        "nccl": [asdict(setting) for setting in nccl_settings(plan.job.cluster)],
+        "num_parameters": plan.job.shape.num_parameters,
+        "steps": plan.steps,
+        "run_time_s": plan.run_time_s,
+        "goal": plan.goal,
+        "best": [row.model_dump(mode="json") for row in plan.best],
+        "front": [row.model_dump(mode="json") for row in plan.front],
+        "evaluated": result.evaluated,
+        "fitting": result.fitting,
+        "rejections": [asdict(rejection) for rejection in result.rejections],
+        "scales": [asdict(scale) | {"best": scale.best.model_dump(mode="json")} for scale in plan.scales],
+        "notes": plan.notes,
+    }

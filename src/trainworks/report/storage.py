@@ -1,0 +1,141 @@
+"""Storage of a run: the demand, the needs of a node, every kind of storage judged by them, and RAID levels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from trainworks.catalog.catalog import storage
+from trainworks.plan.cluster.plan import ClusterPlan
+from trainworks.plan.prediction import describe_layout
+from trainworks.plan.storage.demand import Demand
+from trainworks.plan.storage.plan import RAID_DRIVE_BYTES, RAID_DRIVES, StoragePlan, raid_figures
+from trainworks.plan.storage.raid import UNPROTECTED, Raid
+from trainworks.plan.storage.systems import StorageVerdict, recommended
+from trainworks.plan.trace import Traced
+from trainworks.report.document import Column, Document, Facts, Section, Table, Text, left, right
+from trainworks.units import format_quantity, format_step_time
+
+__all__ = ["document", "to_json"]
+
+_SMALLEST_CHANCE = 1e-9
+_SURVIVES = {
+    "nothing": "no loss",
+    "drives": "the loss of a drive, not of a server without its pair: keep a copy elsewhere",
+    "servers": "the loss of a server, not of the site: keep a copy elsewhere",
+    "sites": "the loss of a site, not a deletion: keep versions",
+}
+
+
+def document(plan: StoragePlan) -> Document:
+    """The demand, the needs of a node, every kind of storage with its reason, and RAID levels."""
+    demand = plan.demand
+    figures = [item for item in demand.figures() if item is not demand.packed]
+    unprotected = Table([Column("no RAID level protects from"), Column("what does", wrap=True)], [*UNPROTECTED])
+    return Document(
+        f"Storage for {plan.plan.job.cluster.name}",
+        "storage",
+        [
+            Section("", [Facts.from_mapping(_about(plan.plan))]),
+            Section("", [_figures("storage has to give", figures)]),
+            Section("", [Text(_packing(demand))] if demand.small else []),
+            Section("", [_figures("each node needs", plan.needs.figures())]),
+            Section("", [Text(_node(plan))]),
+            Section("", [_verdicts(plan.verdicts)]),
+            Section("", [Facts.from_mapping({"recommended": _recommendation(plan.verdicts)})]),
+            Section("", [_raid(plan.arrays())]),
+            Section("", [unprotected]),
+        ],
+    )
+
+
+def _about(plan: ClusterPlan) -> dict[str, str]:
+    best, cluster = plan.best[0], plan.job.cluster
+    return {
+        "cluster": f"{cluster.name}: {cluster.num_nodes:,} nodes, {cluster.num_accelerators:,} accelerators",
+        "layout": describe_layout(best.layout),
+        "step": f"{plan.global_batch:,} samples in {format_step_time(best.step_time_s)}, {plan.steps:,} steps",
+    }
+
+
+def _figures(title: str, figures: Sequence[Traced]) -> Table:
+    rows = [
+        [item.name, format_quantity(item.value, item.unit), (item.formula or item.source or "").replace("_", " ")]
+        for item in figures
+    ]
+    return Table([Column(title), Column("", numeric=True), Column("how it comes about", wrap=True)], rows)
+
+
+def _packing(demand: Demand) -> str:
+    now, packed = (format_quantity(item.value, item.unit) for item in (demand.opens, demand.packed))
+    return f"the files are small: packed into shards, the run would open {packed} instead of {now}"
+
+
+def _node(plan: StoragePlan) -> str:
+    node = plan.plan.job.cluster.node
+    if node is None or node.vcpus is None or node.host_memory_bytes is None:
+        return "the catalogue does not say how many vCPUs and how much memory this node has"
+    cores = "enough" if node.vcpus >= plan.needs.vcpus.value else "not enough"
+    memory = "enough" if node.host_memory_bytes >= plan.needs.memory.value else "not enough"
+    size = format_quantity(node.host_memory_bytes, "bytes")
+    return f"{node.name} has {node.vcpus:,} vCPUs, {cores}, and {size} of memory, {memory}"
+
+
+def _verdicts(verdicts: Sequence[StorageVerdict]) -> Table:
+    rows = [[verdict.name, "yes" if verdict.enough else "no", verdict.reason] for verdict in verdicts]
+    return Table([*left("storage", "enough"), Column("because", wrap=True)], rows)
+
+
+def _recommendation(verdicts: list[StorageVerdict]) -> str:
+    best = recommended(verdicts)
+    if best is None:
+        return "none of these is enough: allow saving more time, pack small files, or share the reads by more nodes"
+    home = storage(best.design.home)
+    return (
+        f"{best.name}: of those that are enough the one with least to buy and run beside the nodes. "
+        f"{home.name} survives {_SURVIVES[home.survives]}."
+    )
+
+
+def _raid(arrays: Sequence[Raid]) -> Table:
+    title = f"{RAID_DRIVES} drives of {format_quantity(RAID_DRIVE_BYTES, 'bytes')}"
+    columns = [*left(title), *right("usable", "writes"), *left("survives"), *right("data lost in a year")]
+    return Table(columns, [_raid_cells(array) for array in arrays])
+
+
+def _raid_cells(array: Raid) -> list[str]:
+    best, chance = array.at_best.value, array.loss.value
+    survives = f"any {array.tolerates.value:.0f}" + (f", at best {best:.0f}" if best > array.tolerates.value else "")
+    return [
+        array.level,
+        format_quantity(array.capacity.value, "bytes"),
+        f"{array.writes.value:.0f} x",
+        survives if best else "none",
+        f"{chance:.1e}" if chance >= _SMALLEST_CHANCE else f"below {_SMALLEST_CHANCE:.0e}",
+    ]
+
+
+def to_json(plan: StoragePlan) -> dict[str, Any]:
+    """Everything in base units, each key with its unit."""
+    best = recommended(plan.verdicts)
+    return {
+        "cluster": plan.plan.job.cluster.name,
+        "demand": _by_key(plan.demand.figures()),
+        "node": _by_key(plan.needs.figures()),
+        "systems": [_verdict_json(verdict) for verdict in plan.verdicts],
+        "recommended": None if best is None else best.name,
+        "raid": [{"level": each.level} | _by_key([*raid_figures(each), each.tolerates]) for each in plan.arrays()],
+    }
+
+
+def _verdict_json(verdict: StorageVerdict) -> dict[str, Any]:
+    servers = {count.name.rpartition(": ")[2].replace(" ", "_"): count.value for count in verdict.servers}
+    return {"name": verdict.name, "enough": verdict.enough, "reason": verdict.reason, "servers": servers}
+
+
+def _by_key(figures: Sequence[Traced]) -> dict[str, float]:
+    return {f"{item.name.replace(' ', '_').lower()}{_suffix(item.unit)}": item.value for item in figures}
+
+
+def _suffix(unit: str) -> str:
+    return f"_{unit.replace('/', '_per_')}" if unit else ""
