@@ -228,7 +228,7 @@ def test_a_job_too_large_for_the_fixed_nodes_is_not_starved_by_smaller_ones() ->
 
 
 def test_a_job_that_fits_nowhere_is_refused_with_what_it_may_use() -> None:
-    with pytest.raises(UsageError, match="needs 4 nodes, and it may use 1 fixed, 0 spot, 2 on-demand nodes"):
+    with pytest.raises(UsageError, match="needs 4 nodes, but it may use at most 1 fixed, 0 spot, 2 on-demand nodes"):
         replay(trace(job(0, 32, 60)), replace(ONE_NODE, on_demand=ELASTIC, spot=Spot(max_nodes=9)))
 
 
