@@ -129,7 +129,7 @@ def run_file_page() -> str:
         ("cluster.autoscale.kubernetes", autoscale.KubernetesAutoscale),
         ("cluster.autoscale.skypilot", autoscale.SkyPilotAutoscale),
         ("layout", layout.Layout),
-        ("job", run_file.Job),
+        ("job", run_file.JobOptions),
         ("job.idle", engines.Idle),
         ("goal", run_file.Goal),
         ("checkpoint", run_file.Checkpoint),

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from trainworks.catalog import term_rules
 from trainworks.catalog.accelerator_rules import FLOPS_PER_CLOCK
 from trainworks.catalog.catalog import Catalog, load_catalog
-from trainworks.catalog.lint import RULES, Finding, lint
+from trainworks.catalog.lint import RULES, LintFinding, lint
 from trainworks.catalog.rows import Kind
 
 SHIPPED = load_catalog()
@@ -21,7 +22,7 @@ def with_changed(kind: Kind, name: str, **fields: Any) -> Catalog:
     return replace(SHIPPED, **{kind: {**rows, name: rows[name].model_copy(update=fields)}})
 
 
-def new_findings(catalog: Catalog) -> dict[str, Finding]:
+def new_findings(catalog: Catalog) -> dict[str, LintFinding]:
     """By rule, what the shipped catalogue does not have and nothing explains."""
     return {finding.rule: finding for finding in lint(catalog) if finding.explained is None}
 
@@ -186,5 +187,5 @@ def test_a_proposal_without_its_words_is_caught() -> None:
 
 
 def test_a_term_that_hides_behind_a_name_of_the_catalogue_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainworks.catalog.term_rules.has", lambda kind, name: (kind, name) == ("links", "ChatGPT"))
+    monkeypatch.setattr(term_rules, "has", lambda kind, name: (kind, name) == ("links", "ChatGPT"))
     assert new_findings(SHIPPED)["term-hides-nothing"].value == "`ChatGPT`"

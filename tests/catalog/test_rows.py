@@ -8,20 +8,20 @@ from typing import get_args
 import pytest
 
 from trainworks.catalog.catalog import find_row
-from trainworks.catalog.rows import KINDS, Confidence, Row, parse_rows, read_rows, read_sources
+from trainworks.catalog.rows import KINDS, CatalogRow, Confidence, parse_rows, read_rows, read_sources
 from trainworks.errors import QuantityError
 
 ROWS = [row for kind in KINDS for row in read_rows(kind).values()]
 DEFAULTS = {"source": "recalled"}
 
 
-def link_row(**row) -> Row:
+def link_row(**row) -> CatalogRow:
     """One row of links as the data would give it."""
     return parse_rows("links", {"probe": DEFAULTS | {"network": "RoCE", "bandwidth": "100 Gb/s"} | row})["probe"]
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_every_figure_has_source_date_and_confidence(row: Row) -> None:
+def test_every_figure_has_source_date_and_confidence(row: CatalogRow) -> None:
     assert row.figures
     for figure in row.figures:
         assert figure.source in {source["title"] for source in read_sources().values()}

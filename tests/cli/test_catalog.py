@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from tests.cli.test_app import trainworks_program
-from trainworks.catalog.lint import Finding
+from trainworks.catalog.lint import LintFinding
 from trainworks.catalog.rows import KINDS, read_rows
 from trainworks.cli import catalog as catalog_command
 
@@ -52,7 +52,7 @@ def test_the_lint_of_the_shipped_catalogue_says_what_the_data_explain() -> None:
 def test_a_finding_that_nothing_explains_is_a_failed_check(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    finding = Finding("links", "NVLink3", "sum-of-lanes", "600 GB/s", "12 lanes of 25 GB/s", "both directions")
+    finding = LintFinding("links", "NVLink3", "sum-of-lanes", "600 GB/s", "12 lanes of 25 GB/s", "both directions")
     monkeypatch.setattr(catalog_command, "lint", lambda: [finding])
     with pytest.raises(typer.Exit) as raised:
         catalog_command.command(catalog_command.Action.LINT)

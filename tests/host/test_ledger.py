@@ -11,15 +11,15 @@ import pytest
 from tests.fakes import FakeClock
 from trainworks.errors import EnvironmentProblem
 from trainworks.host import process
-from trainworks.host.ledger import Claim, Ledger, Share, claim_key, machine_ledger
+from trainworks.host.ledger import Claim, MachineLedger, Share, claim_key, machine_ledger
 
 SHARE = Share(run="lm-1", key=claim_key("/runs/lm-1"), cores=2.0, devices=(0, 3))
 
 
 @pytest.fixture
-def ledger(tmp_path: Path, clock: FakeClock) -> Ledger:
+def ledger(tmp_path: Path, clock: FakeClock) -> MachineLedger:
     """An empty ledger."""
-    return Ledger(tmp_path, clock)
+    return MachineLedger(tmp_path, clock)
 
 
 def files(folder: Path) -> list[Path]:
@@ -27,21 +27,21 @@ def files(folder: Path) -> list[Path]:
     return sorted(folder.glob("trainworks-*"))
 
 
-def held(ledger: Ledger, share: Share = SHARE) -> int:
+def held(ledger: MachineLedger, share: Share = SHARE) -> int:
     """Take a share."""
     handle = ledger.claim(lambda claims: share)
     assert handle is not None
     return handle
 
 
-def test_a_claim_is_seen_until_it_is_closed(ledger: Ledger) -> None:
+def test_a_claim_is_seen_until_it_is_closed(ledger: MachineLedger) -> None:
     handle = held(ledger)
     assert ledger.claims() == [Claim(os.getuid(), SHARE)]
     os.close(handle)
     assert ledger.claims() == []
 
 
-def test_a_claim_stays_while_a_process_that_inherits_it_lives(ledger: Ledger, tmp_path: Path) -> None:
+def test_a_claim_stays_while_a_process_that_inherits_it_lives(ledger: MachineLedger, tmp_path: Path) -> None:
     handle = held(ledger)
     child = process.spawn(["sleep", "600"], log=tmp_path / "log", pass_fds=[handle])
     os.close(handle)
@@ -51,7 +51,7 @@ def test_a_claim_stays_while_a_process_that_inherits_it_lives(ledger: Ledger, tm
     assert ledger.claims() == []
 
 
-def test_nothing_is_taken_where_the_choice_is_against_it(ledger: Ledger, tmp_path: Path) -> None:
+def test_nothing_is_taken_where_the_choice_is_against_it(ledger: MachineLedger, tmp_path: Path) -> None:
     first = held(ledger)
     seen: list[Claim] = []
     assert ledger.claim(seen.extend) is None
@@ -61,7 +61,7 @@ def test_nothing_is_taken_where_the_choice_is_against_it(ledger: Ledger, tmp_pat
 
 def test_of_many_processes_that_want_one_device_one_gets_it(tmp_path: Path) -> None:
     def take() -> int:
-        handle = Ledger(tmp_path).claim(lambda claims: None if claims else SHARE)
+        handle = MachineLedger(tmp_path).claim(lambda claims: None if claims else SHARE)
         if handle is not None:
             os.write(1, b"won\n")
             os.read(there, 1)  # hold it until all have tried
@@ -77,7 +77,7 @@ def test_of_many_processes_that_want_one_device_one_gets_it(tmp_path: Path) -> N
     assert (tmp_path / "log").read_text() == "won\n"
 
 
-def test_what_is_left_of_a_job_that_ended_is_removed_by_its_user(ledger: Ledger, tmp_path: Path) -> None:
+def test_what_is_left_of_a_job_that_ended_is_removed_by_its_user(ledger: MachineLedger, tmp_path: Path) -> None:
     os.close(held(ledger))
     assert len(files(tmp_path)) == 1
     os.close(held(ledger))
@@ -97,7 +97,7 @@ def test_what_is_left_of_a_job_that_ended_is_removed_by_its_user(ledger: Ledger,
         SHARE.model_dump_json() + " " * 20_000,
     ],
 )
-def test_a_claim_that_is_not_valid_counts_for_nothing(ledger: Ledger, tmp_path: Path, content: str) -> None:
+def test_a_claim_that_is_not_valid_counts_for_nothing(ledger: MachineLedger, tmp_path: Path, content: str) -> None:
     handle = held(ledger)
     (file,) = files(tmp_path)
     file.write_text(content)
@@ -105,14 +105,14 @@ def test_a_claim_that_is_not_valid_counts_for_nothing(ledger: Ledger, tmp_path: 
     os.close(handle)
 
 
-def test_a_file_that_others_can_write_counts_for_nothing(ledger: Ledger, tmp_path: Path) -> None:
+def test_a_file_that_others_can_write_counts_for_nothing(ledger: MachineLedger, tmp_path: Path) -> None:
     handle = held(ledger)
     files(tmp_path)[0].chmod(0o666)
     assert ledger.claims() == []
     os.close(handle)
 
 
-def test_links_pipes_and_folders_are_neither_followed_nor_waited_for(ledger: Ledger, tmp_path: Path) -> None:
+def test_links_pipes_and_folders_are_neither_followed_nor_waited_for(ledger: MachineLedger, tmp_path: Path) -> None:
     names = [tmp_path / f"trainworks-{number:032x}.claim" for number in range(4)]
     (tmp_path / "elsewhere").write_text(SHARE.model_dump_json())
     names[0].symlink_to(tmp_path / "elsewhere")
@@ -122,7 +122,7 @@ def test_links_pipes_and_folders_are_neither_followed_nor_waited_for(ledger: Led
     assert ledger.claims() == []
 
 
-def test_a_lock_of_a_reader_makes_no_claim(ledger: Ledger, tmp_path: Path) -> None:
+def test_a_lock_of_a_reader_makes_no_claim(ledger: MachineLedger, tmp_path: Path) -> None:
     os.close(held(ledger))
     with files(tmp_path)[0].open() as reader:
         fcntl.flock(reader, fcntl.LOCK_EX)
@@ -130,7 +130,7 @@ def test_a_lock_of_a_reader_makes_no_claim(ledger: Ledger, tmp_path: Path) -> No
         assert ledger.claims() == []
 
 
-def test_a_ledger_that_stays_locked_is_an_error(ledger: Ledger, tmp_path: Path) -> None:
+def test_a_ledger_that_stays_locked_is_an_error(ledger: MachineLedger, tmp_path: Path) -> None:
     holder = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(holder, fcntl.LOCK_EX)
     with pytest.raises(EnvironmentProblem, match="another process keeps the ledger"):
@@ -139,7 +139,7 @@ def test_a_ledger_that_stays_locked_is_an_error(ledger: Ledger, tmp_path: Path) 
 
 
 def test_a_machine_without_a_place_for_a_ledger_runs_jobs_all_the_same() -> None:
-    ledger = Ledger(None)
+    ledger = MachineLedger(None)
     os.close(held(ledger))
     assert ledger.claims() == []
 

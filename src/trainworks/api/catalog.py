@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from trainworks.catalog.catalog import find_row, load_catalog
-from trainworks.catalog.lint import Finding
+from trainworks.catalog.lint import LintFinding
 from trainworks.catalog.lint import lint as lint_catalog
-from trainworks.catalog.rows import KINDS, Kind, Row, read_rows
+from trainworks.catalog.rows import KINDS, CatalogRow, Kind, read_rows
 from trainworks.errors import UsageError
 
 __all__ = ["catalog", "lint", "show"]
 
 
-def catalog(kind: str = "") -> dict[Kind, list[Row]]:
+def catalog(kind: str = "") -> dict[Kind, list[CatalogRow]]:
     """List the rows of the catalogue.
 
     Args:
@@ -28,7 +28,7 @@ def catalog(kind: str = "") -> dict[Kind, list[Row]]:
     return {known: list(read_rows(known).values()) for known in KINDS if kind in ("", known)}
 
 
-def show(name: str) -> Row:
+def show(name: str) -> CatalogRow:
     """Look up a row of any kind by its name or alias.
 
     Raises:
@@ -42,6 +42,6 @@ def show(name: str) -> Row:
     return find_row(name)
 
 
-def lint() -> list[Finding]:
+def lint() -> list[LintFinding]:
     """Find figures of the catalogue that contradict each other."""
     return lint_catalog(load_catalog())

@@ -15,8 +15,8 @@ from functools import cache
 from trainworks.catalog.facts import (
     Accelerator,
     Assumption,
+    ElectricityGrid,
     Fleet,
-    Grid,
     Link,
     Node,
     Offer,
@@ -26,7 +26,7 @@ from trainworks.catalog.facts import (
     System,
     Term,
 )
-from trainworks.catalog.rows import KINDS, Kind, Row, read_rows
+from trainworks.catalog.rows import KINDS, CatalogRow, Kind, read_rows
 from trainworks.errors import UsageError
 
 __all__ = [
@@ -85,7 +85,7 @@ class Catalog:
     offers: Mapping[str, Offer]
     fleets: Mapping[str, Fleet]
     assumptions: Mapping[str, Assumption]
-    grids: Mapping[str, Grid]
+    grids: Mapping[str, ElectricityGrid]
     terms: Mapping[str, Term]
     explained: Mapping[str, Mapping[str, str]]
     """Rules that a row breaks for a reason, with the reason, by name of the row."""
@@ -191,7 +191,7 @@ def assumption(name: str) -> Assumption:
     return Assumption.model_validate(_find("assumptions", name).facts())
 
 
-def grid(name: str) -> Grid:
+def grid(name: str) -> ElectricityGrid:
     """The grid of that country or cloud region.
 
     Raises:
@@ -200,7 +200,7 @@ def grid(name: str) -> Grid:
     >>> grid("Sweden").kg_co2e_per_kwh
     0.041
     """
-    return Grid.model_validate(_find("grids", name).facts())
+    return ElectricityGrid.model_validate(_find("grids", name).facts())
 
 
 def reference_node(accelerator_name: str) -> Node:
@@ -241,7 +241,7 @@ def has(kind: Kind, name: str) -> bool:
     return _normal(name) in _index(kind)
 
 
-def find_row(name: str, kind: Kind | None = None) -> Row:
+def find_row(name: str, kind: Kind | None = None) -> CatalogRow:
     """The row of that name or alias, of one kind or of any.
 
     Raises:
@@ -281,31 +281,31 @@ def load_catalog() -> Catalog:
         offers={row.name: Offer.model_validate(row.facts()) for row in read_rows("offers").values()},
         fleets={row.name: Fleet.model_validate(row.facts()) for row in read_rows("fleets").values()},
         assumptions={row.name: Assumption.model_validate(row.facts()) for row in read_rows("assumptions").values()},
-        grids={row.name: Grid.model_validate(row.facts()) for row in read_rows("grids").values()},
+        grids={row.name: ElectricityGrid.model_validate(row.facts()) for row in read_rows("grids").values()},
         terms={row.name: Term.model_validate(row.facts()) for row in read_rows("terms").values()},
         explained={row.name: row.explained for row in rows if row.explained},
     )
 
 
-def _accelerator(row: Row) -> Accelerator:
+def _accelerator(row: CatalogRow) -> Accelerator:
     if row.unplannable is not None:
         raise UsageError(f"`{row.name}` cannot be planned with: {row.unplannable}", hint=f"use {row.instead}")
     return Accelerator.model_validate(row.facts())
 
 
-def _node(row: Row) -> Node:
+def _node(row: CatalogRow) -> Node:
     return Node.model_validate({"nic_bytes_per_s": 0.0} | row.facts())
 
 
-def _link(row: Row) -> Link:
+def _link(row: CatalogRow) -> Link:
     return Link.model_validate(row.facts())
 
 
-def _switch(row: Row) -> Switch:
+def _switch(row: CatalogRow) -> Switch:
     return Switch.model_validate(row.facts())
 
 
-def _find(kind: Kind, name: str) -> Row:
+def _find(kind: Kind, name: str) -> CatalogRow:
     found = _index(kind).get(_normal(name))
     if found is None:
         raise _unknown(name, (kind,), _NOUNS[kind])

@@ -35,7 +35,7 @@ from trainworks.config.quantities import Frozen
 from trainworks.errors import QuantityError, UsageError
 from trainworks.units import byte_rate_note, format_bytes, parse_bandwidth
 
-__all__ = ["ClusterDescription", "Fabric", "cluster_of_accelerators", "cluster_of_nodes", "parse_cluster"]
+__all__ = ["ClusterDescription", "NodeFabric", "cluster_of_accelerators", "cluster_of_nodes", "parse_cluster"]
 
 FORMS = (
     "`4x p4d.24xlarge`",
@@ -60,7 +60,7 @@ _IB = re.compile(r"\b(?:infiniband|ib)\b", re.IGNORECASE)
 _NODES_WITHOUT_OF = re.compile(r"(?P<nodes>\d[\d_]*\s*nodes?)\s+(?!of\s)(?P<rest>.+)", re.IGNORECASE)
 
 
-class Fabric(Frozen):
+class NodeFabric(Frozen):
     """The NICs of one node."""
 
     nics: int
@@ -74,7 +74,7 @@ class Fabric(Frozen):
         return f"{self.nics}x {self.port}"
 
     @classmethod
-    def of_links(cls, nics: int, port: str) -> Fabric:
+    def of_links(cls, nics: int, port: str) -> NodeFabric:
         """NICs of a link of the catalogue.
 
         Raises:
@@ -108,7 +108,7 @@ class ClusterDescription(Frozen):
     """One node of it, with the NICs of `fabric`; None for a cluster that was not read from a description."""
     node_name: str = ""
     """One node in a description, without its network: `DGX H100`, `8x A100-SXM-80GB`."""
-    fabric: Fabric | None = None
+    fabric: NodeFabric | None = None
     """The NICs that replace those of the catalogue's node; None where the node keeps its own."""
     notes: tuple[str, ...] = ()
     """Each assumption and each capped bandwidth, in a sentence."""
@@ -136,10 +136,10 @@ class ClusterDescription(Frozen):
         domain = min(self.node.scale_up_domain, accelerators)
         return self.model_copy(update={"name": name, "num_nodes": num_nodes, "scale_up_domain": domain})
 
-    def with_fabric(self, fabric: Fabric) -> ClusterDescription:
+    def with_fabric(self, fabric: NodeFabric) -> ClusterDescription:
         """The same nodes with other NICs.
 
-        >>> parse_cluster("4x p4d.24xlarge").with_fabric(Fabric.of_links(8, "HDR")).name
+        >>> parse_cluster("4x p4d.24xlarge").with_fabric(NodeFabric.of_links(8, "HDR")).name
         '4 nodes of p4d.24xlarge over 8x HDR'
         """
         if self.node is None:
@@ -226,7 +226,7 @@ def parse_cluster(text: str) -> ClusterDescription:
     return _describe(text.strip(), num_nodes, named, fabric, sharp=match["sharp"] is not None)
 
 
-def _name(num_nodes: int, node_name: str, fabric: Fabric | None, *, sharp: bool = False) -> str:
+def _name(num_nodes: int, node_name: str, fabric: NodeFabric | None, *, sharp: bool = False) -> str:
     nodes = "1 node" if num_nodes == 1 else f"{num_nodes} nodes"
     return f"{nodes} of {node_name}{f' over {fabric}' if fabric else ''}{' with SHARP' if sharp else ''}"
 
@@ -342,7 +342,7 @@ def _node_of(part: Accelerator, count: int) -> _NamedNode:
     return _NamedNode(Node.model_validate(bare | update), name, [])
 
 
-def _fabric(text: str, base: Node, over: str) -> tuple[Fabric, list[str]]:
+def _fabric(text: str, base: Node, over: str) -> tuple[NodeFabric, list[str]]:
     """The NICs in `8x HDR`, `HDR` or `4x 200 Gb/s`, and the assumptions behind them."""
     counted = None if _is_bandwidth(over) else _COUNTED.fullmatch(over)
     port_name = counted["what"] if counted else over
@@ -355,7 +355,7 @@ def _fabric(text: str, base: Node, over: str) -> tuple[Fabric, list[str]]:
         notes.append(f"{port_name} on each of the {nics} NICs of a node; `1x {port_name}` is one")
     if port.network == UNNAMED and (note := byte_rate_note(port_name)):
         notes.append(note)
-    return Fabric(nics=nics, port=port_name, bytes_per_s=port.bytes_per_s, network=port.network), notes
+    return NodeFabric(nics=nics, port=port_name, bytes_per_s=port.bytes_per_s, network=port.network), notes
 
 
 def _counts_per_nic(port: Link, port_name: str) -> bool:
@@ -390,7 +390,7 @@ def _check_network(name: str, num_nodes: int, base: Node) -> None:
 
 
 def _describe(
-    name: str, num_nodes: int, named: _NamedNode, fabric: Fabric | None, *, sharp: bool = False
+    name: str, num_nodes: int, named: _NamedNode, fabric: NodeFabric | None, *, sharp: bool = False
 ) -> ClusterDescription:
     base = named.node
     if fabric is not None:

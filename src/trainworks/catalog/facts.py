@@ -9,8 +9,8 @@ from trainworks.config.quantities import Frozen
 __all__ = [
     "Accelerator",
     "Assumption",
+    "ElectricityGrid",
     "Fleet",
-    "Grid",
     "Link",
     "Node",
     "Offer",
@@ -247,7 +247,7 @@ class Assumption(Frozen):
     unit: str
 
 
-class Grid(Frozen):
+class ElectricityGrid(Frozen):
     """Electricity of a country, or of the location of a cloud region."""
 
     name: str

@@ -16,7 +16,7 @@ from trainworks.catalog.node_rules import NODE_CHECKS
 from trainworks.catalog.rows import KINDS, Kind
 from trainworks.catalog.term_rules import TERM_CHECKS
 
-__all__ = ["RULES", "Finding", "lint"]
+__all__ = ["RULES", "LintFinding", "lint"]
 
 CHECKS = {**ACCELERATOR_CHECKS, **NODE_CHECKS, **MARKET_CHECKS, **TERM_CHECKS}
 RULES = (*(rule for checks in CHECKS.values() for rule in checks), "stale-explanation")
@@ -24,7 +24,7 @@ RULES = (*(rule for checks in CHECKS.values() for rule in checks), "stale-explan
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class LintFinding:
     """A figure that contradicts others."""
 
     kind: Kind
@@ -36,10 +36,10 @@ class Finding:
     explained: str | None = None
 
 
-def lint(catalog: Catalog) -> list[Finding]:
+def lint(catalog: Catalog) -> list[LintFinding]:
     """Check all facts; findings include explained ones, in the order of the catalogue."""
     findings = [
-        Finding(kind, name, rule, *problem)
+        LintFinding(kind, name, rule, *problem)
         for kind in KINDS
         for name, fact in getattr(catalog, kind).items()
         for rule, check in CHECKS[kind].items()
@@ -49,11 +49,11 @@ def lint(catalog: Catalog) -> list[Finding]:
     return [*explained, *_stale_explanations(catalog, explained)]
 
 
-def _stale_explanations(catalog: Catalog, findings: list[Finding]) -> Iterator[Finding]:
+def _stale_explanations(catalog: Catalog, findings: list[LintFinding]) -> Iterator[LintFinding]:
     found = {(finding.row, finding.rule) for finding in findings}
     for row, rules in catalog.explained.items():
         for rule, why in rules.items():
             if (row, rule) not in found:
                 kind: Kind = "accelerators" if row in catalog.accelerators else "nodes"
                 meaning = "the figures no longer give the finding that it explains"
-                yield Finding(kind, row, "stale-explanation", f"`{rule}`: {why}", "a finding of that rule", meaning)
+                yield LintFinding(kind, row, "stale-explanation", f"`{rule}`: {why}", "a finding of that rule", meaning)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainworks.catalog.catalog import Catalog
-from trainworks.catalog.facts import Assumption, Fleet, Grid, Offer, Storage
+from trainworks.catalog.facts import Assumption, ElectricityGrid, Fleet, Offer, Storage
 from trainworks.catalog.problem import Check, Problem, giga
 from trainworks.catalog.rows import Kind
 
@@ -92,7 +92,7 @@ def _assumption_in_range(assumption: Assumption, _: Catalog) -> Iterator[Problem
         yield f"{assumption.typical:g}", f"{assumption.low:g} to {assumption.high:g}", "two columns were swapped"
 
 
-def _grid_intensity(grid: Grid, _: Catalog) -> Iterator[Problem]:
+def _grid_intensity(grid: ElectricityGrid, _: Catalog) -> Iterator[Problem]:
     """An intensity is between hydropower alone and lignite alone."""
     low, high = GRID_KG_PER_KWH
     if not low <= grid.kg_co2e_per_kwh <= high:

@@ -18,7 +18,7 @@ import yaml
 from trainworks.catalog.facts import Precision
 from trainworks.units import parse_bandwidth, parse_bytes
 
-__all__ = ["KINDS", "Confidence", "Figure", "Kind", "Row", "parse_rows", "read_rows", "read_sources"]
+__all__ = ["KINDS", "CatalogRow", "Confidence", "Figure", "Kind", "parse_rows", "read_rows", "read_sources"]
 
 Kind = Literal[
     "accelerators",
@@ -78,7 +78,7 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CatalogRow:
     """One row of the catalogue."""
 
     kind: Kind
@@ -106,9 +106,9 @@ class Row:
 
 
 @cache
-def read_rows(kind: Kind) -> dict[str, Row]:
+def read_rows(kind: Kind) -> dict[str, CatalogRow]:
     """All rows of a kind by name, in the order of the files."""
-    rows: dict[str, Row] = {}
+    rows: dict[str, CatalogRow] = {}
     for name in _FILES[kind]:
         rows |= parse_rows(kind, _read(name), defaults=_DEFAULTS.get(name))
     return rows
@@ -129,7 +129,7 @@ def _read(name: str) -> dict[str, dict[str, Any]]:
 
 def parse_rows(
     kind: Kind, rows: Mapping[str, Mapping[str, Any]], *, defaults: Mapping[str, Any] | None = None
-) -> dict[str, Row]:
+) -> dict[str, CatalogRow]:
     """Rows of a data file that was read as plain values.
 
     Raises:
@@ -139,7 +139,7 @@ def parse_rows(
     return {str(name): _row(kind, str(name), {**(defaults or {}), **row}) for name, row in rows.items()}
 
 
-def _row(kind: Kind, name: str, row: Mapping[str, Any]) -> Row:
+def _row(kind: Kind, name: str, row: Mapping[str, Any]) -> CatalogRow:
     words = {key: row[key] for key in _WORDS if key in row}
     provenance = {key: row[key] for key in _PROVENANCE if key in row}
     aliases = tuple(str(alias) for alias in words.pop("aliases", ()))
@@ -147,7 +147,7 @@ def _row(kind: Kind, name: str, row: Mapping[str, Any]) -> Row:
         figures = tuple(_figure(kind, key, value, provenance) for key, value in _written_figures(row))
     except KeyError as error:
         raise ValueError(f"{kind}, `{name}`: no column, source or link {error}") from None
-    return Row(kind=kind, name=name, aliases=aliases, figures=figures, **words)
+    return CatalogRow(kind=kind, name=name, aliases=aliases, figures=figures, **words)
 
 
 def _written_figures(row: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -12,8 +12,8 @@ from rich.table import Table
 
 from trainworks.api.catalog import catalog, lint, show
 from trainworks.catalog.catalog import family
-from trainworks.catalog.lint import Finding
-from trainworks.catalog.rows import KINDS, Figure, Kind, Row
+from trainworks.catalog.lint import LintFinding
+from trainworks.catalog.rows import KINDS, CatalogRow, Figure, Kind
 from trainworks.cli.options import AsJson, wide_console
 from trainworks.report.printable import say
 
@@ -82,7 +82,7 @@ def _short(name: str, written: str) -> str:
     return written.partition(",")[0] if name in ("scale up", "nic") else written
 
 
-def _facts(row: Row) -> dict[str, Any]:
+def _facts(row: CatalogRow) -> dict[str, Any]:
     unplannable = {} if row.unplannable is None else {"unplannable": row.unplannable}
     return row.facts() | {"aliases": list(row.aliases)} | unplannable
 
@@ -103,7 +103,7 @@ def _show(name: str, *, as_json: bool) -> None:
         console.print(f"breaks the rule {rule}: {why}", markup=False, highlight=False)
 
 
-def _about(row: Row, asked: str) -> list[str]:
+def _about(row: CatalogRow, asked: str) -> list[str]:
     """What is to be said of a row before its figures."""
     lines = [f"{row.name} ({row.kind})"]
     others = family(asked) if row.kind == "accelerators" else ()
@@ -116,11 +116,11 @@ def _about(row: Row, asked: str) -> list[str]:
     return [*lines, *([row.note] if row.note else []), ""]
 
 
-def _sources(row: Row) -> list[str]:
+def _sources(row: CatalogRow) -> list[str]:
     return list(dict.fromkeys(figure.source for figure in row.figures))
 
 
-def _figure_table(row: Row, sources: list[str]) -> Table:
+def _figure_table(row: CatalogRow, sources: list[str]) -> Table:
     table = Table("figure", "value", "confidence", "date", "source", "note", box=None, padding=(0, 2, 0, 0))
     for figure in row.figures:
         table.add_row(*_cells(figure, sources))
@@ -145,7 +145,7 @@ def _lint(*, as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-def _print_findings(findings: list[Finding]) -> None:
+def _print_findings(findings: list[LintFinding]) -> None:
     table = Table("row", "rule", "value", "limit", "meaning", box=None, padding=(0, 2, 0, 0))
     for finding in findings:
         meaning = f"explained: {finding.explained}" if finding.explained else finding.meaning

@@ -22,7 +22,7 @@ __all__ = [
     "Container",
     "Engine",
     "Idle",
-    "Job",
+    "JobOptions",
     "Kubernetes",
     "SkyPilot",
     "Slurm",
@@ -112,7 +112,7 @@ class Idle(Spec):
         return min(30.0, self.first_s / 20)
 
 
-class Job(Spec):
+class JobOptions(Spec):
     """Requests to the queue. A backend that does not support one of them refuses the job before submission."""
 
     priority: Annotated[int, Field(ge=0, le=100)] = 50

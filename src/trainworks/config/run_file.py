@@ -14,7 +14,7 @@ from trainworks.config.autoscale import Autoscale
 from trainworks.config.command import EnvironmentValue, Framework, Resources
 from trainworks.config.data import TRAINED_VOCABULARY, Data
 from trainworks.config.data_source import DataSource
-from trainworks.config.engines import BUILT_IN, PUBLISHED, Engine, Job, Kubernetes, SkyPilot, Slurm, is_plugin
+from trainworks.config.engines import BUILT_IN, PUBLISHED, Engine, JobOptions, Kubernetes, SkyPilot, Slurm, is_plugin
 from trainworks.config.layout import Layout
 from trainworks.config.limits import check_limit, up_to
 from trainworks.config.quantities import (
@@ -37,7 +37,7 @@ __all__ = [
     "DataSource",
     "Goal",
     "Guard",
-    "Job",
+    "JobOptions",
     "Model",
     "OnNonfinite",
     "OnSpike",
@@ -400,7 +400,7 @@ class RunFile(Spec):
         Layout | None, BeforeValidator(_layout_from_text, json_schema_input_type=Layout | Literal["auto"] | None)
     ] = None
     """Degrees of parallelism and options; `auto` by default. A missing degree is 1 on this machine, open elsewhere."""
-    job: Job = Job()
+    job: JobOptions = JobOptions()
     goal: Goal = Goal()
     checkpoint: Checkpoint = Checkpoint()
     recover: Recover = Recover()

@@ -31,7 +31,7 @@ from trainworks.errors import EnvironmentProblem
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.host.users import user_name
 
-__all__ = ["Claim", "Ledger", "Share", "claim_key", "machine_ledger"]
+__all__ = ["Claim", "MachineLedger", "Share", "claim_key", "machine_ledger"]
 
 _PLACES = (Path("/run/lock"), Path("/dev/shm"))  # noqa: S108, files are opened as those of other users
 """Not /dev/shm first: systemd may empty it when a user logs out."""
@@ -77,11 +77,11 @@ def claim_key(run_dir: str | Path) -> str:
     return hashlib.sha256(os.fsencode(run_dir)).hexdigest()[:32]
 
 
-def machine_ledger() -> Ledger:
+def machine_ledger() -> MachineLedger:
     """The ledger in `$TRAINWORKS_LEDGER`, else in /run/lock or /dev/shm; without effect if neither exists."""
     if own := os.environ.get("TRAINWORKS_LEDGER"):
-        return Ledger(_made(Path(own)))
-    return Ledger(next((place for place in _PLACES if _is_common(place)), None))
+        return MachineLedger(_made(Path(own)))
+    return MachineLedger(next((place for place in _PLACES if _is_common(place)), None))
 
 
 def _made(folder: Path) -> Path:
@@ -102,7 +102,7 @@ def _is_common(folder: Path) -> bool:
 
 
 @final
-class Ledger:
+class MachineLedger:
     """Claims of all jobs of this machine.
 
     Args:

@@ -16,7 +16,7 @@ from trainworks.backends.local.attached import AttachedBackend, stop_supervisor
 from trainworks.errors import EnvironmentProblem, NotOwnerError, UsageError
 from trainworks.host import process
 from trainworks.host.clock import Clock
-from trainworks.host.ledger import Ledger, Share, claim_key, machine_ledger
+from trainworks.host.ledger import MachineLedger, Share, claim_key, machine_ledger
 from trainworks.host.probe import num_cores
 from trainworks.jobs.job_spec import spec_of_run
 from trainworks.record.environment import AcceleratorFacts
@@ -106,7 +106,7 @@ def test_a_status_that_names_a_process_of_another_user_ends_nothing(
 
 
 @pytest.fixture
-def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ledger]:
+def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MachineLedger]:
     """A machine of four accelerators, and nothing held."""
     monkeypatch.setenv("TRAINWORKS_LEDGER", str(tmp_path / "ledger"))
     monkeypatch.delenv("TRAINWORKS_RUN_DIR", raising=False)
@@ -115,7 +115,7 @@ def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ledger]:
     return machine_ledger()
 
 
-def hold(ledger: Ledger, cores: float, *devices: int) -> int:
+def hold(ledger: MachineLedger, cores: float, *devices: int) -> int:
     """Another job takes something."""
     share = Share(run="lm-1", key=claim_key("/runs/lm-1"), cores=cores, devices=devices)
     handle = ledger.claim(lambda claims: share)
@@ -133,7 +133,7 @@ def on_accelerators(ranks: int) -> ResolvedRun:
     return with_processes(job(), processes(1, ranks).model_copy(update={"device": "cuda"}))
 
 
-def test_a_run_is_refused_while_others_hold_the_accelerators_that_it_needs(ledger: Ledger) -> None:
+def test_a_run_is_refused_while_others_hold_the_accelerators_that_it_needs(ledger: MachineLedger) -> None:
     handle = hold(ledger, 0.0, 1, 2, 3)
     with pytest.raises(
         EnvironmentProblem, match=r"needs 2 accelerators, and 3 of 4 accelerators are held by \w+ \(lm-1\)"
@@ -144,7 +144,7 @@ def test_a_run_is_refused_while_others_hold_the_accelerators_that_it_needs(ledge
 
 
 def test_a_run_takes_the_accelerators_that_are_free(
-    ledger: Ledger, run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+    ledger: MachineLedger, run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[tuple[str | None, tuple[int, ...]]] = []
 
@@ -163,7 +163,7 @@ def test_a_run_takes_the_accelerators_that_are_free(
     os.close(handle)
 
 
-def test_a_run_that_shares_cores_says_whose(ledger: Ledger) -> None:
+def test_a_run_that_shares_cores_says_whose(ledger: MachineLedger) -> None:
     backend = AttachedBackend(with_processes(job(), processes(1, num_cores())))
     assert backend.sharing_note() is None
     handle = hold(ledger, 1.0)
@@ -172,7 +172,9 @@ def test_a_run_that_shares_cores_says_whose(ledger: Ledger) -> None:
     os.close(handle)
 
 
-def test_a_run_inside_a_run_does_not_meet_what_that_one_holds(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_inside_a_run_does_not_meet_what_that_one_holds(
+    ledger: MachineLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
     handle = hold(ledger, float(num_cores()), 0, 1, 2, 3)
     monkeypatch.setenv("TRAINWORKS_RUN_DIR", "/runs/lm-1")
     probe(on_accelerators(4))

@@ -12,7 +12,7 @@ from tests.fakes import FakeClock, spec
 from trainworks.backends.local.launcher import ForkingLauncher
 from trainworks.errors import NotOwnerError
 from trainworks.host import process
-from trainworks.host.ledger import Ledger, Share, claim_key
+from trainworks.host.ledger import MachineLedger, Share, claim_key
 from trainworks.host.users import this_host
 from trainworks.jobs.store import JobRow, Placement, open_store
 from trainworks.record.run_dir import RunDir
@@ -22,14 +22,14 @@ PLACEMENT = (Placement("vm", 2.0, (0, 1)),)
 
 
 @pytest.fixture
-def ledger(tmp_path: Path, clock: FakeClock) -> Ledger:
+def ledger(tmp_path: Path, clock: FakeClock) -> MachineLedger:
     """An empty ledger."""
     (tmp_path / "ledger").mkdir()
-    return Ledger(tmp_path / "ledger", clock)
+    return MachineLedger(tmp_path / "ledger", clock)
 
 
 @pytest.fixture
-def launcher(ledger: Ledger, clock: FakeClock) -> ForkingLauncher:
+def launcher(ledger: MachineLedger, clock: FakeClock) -> ForkingLauncher:
     """With nothing to start."""
     return ForkingLauncher(clock, [], ledger)
 
@@ -43,7 +43,7 @@ def job(run_dir: RunDir, tmp_path: Path) -> JobRow:
     return store.add(spec(), run_dir=str(run_dir.path), owner="ann", engine="local", host=this_host(), now=1.0)
 
 
-def take(ledger: Ledger, run_dir: str) -> int:
+def take(ledger: MachineLedger, run_dir: str) -> int:
     """A job outside the queue takes something."""
     handle = ledger.claim(lambda claims: Share(run="lm-1", key=claim_key(run_dir), cores=1.0, devices=(1,)))
     assert handle is not None
@@ -68,7 +68,7 @@ def test_the_claim_of_another_user_is_theirs_even_under_the_same_key(
 
 
 def test_nothing_is_claimed_when_others_have_taken_more_than_was_known(
-    launcher: ForkingLauncher, ledger: Ledger, job: JobRow
+    launcher: ForkingLauncher, ledger: MachineLedger, job: JobRow
 ) -> None:
     known = launcher.elsewhere([])
     handle = take(ledger, "/runs/lm-1")

@@ -20,7 +20,7 @@ from trainworks.errors import NotOwnerError
 from trainworks.files import take_lock
 from trainworks.host import process
 from trainworks.host.clock import Clock
-from trainworks.host.ledger import Claim, Ledger, Share, claim_key, machine_ledger
+from trainworks.host.ledger import Claim, MachineLedger, Share, claim_key, machine_ledger
 from trainworks.host.prefork import Order, Spare
 from trainworks.jobs.job_row import JobRow, Placement
 from trainworks.record.events import Event, append_event, read_events
@@ -122,7 +122,7 @@ class ForkingLauncher:
     """
 
     def __init__(
-        self, clock: Clock, own_fds: Iterable[int], ledger: Ledger | None = None, *, shared: bool = False
+        self, clock: Clock, own_fds: Iterable[int], ledger: MachineLedger | None = None, *, shared: bool = False
     ) -> None:
         self._clock = clock
         self._own_fds = list(own_fds)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainworks.catalog.cluster import ClusterDescription, Fabric
+from trainworks.catalog.cluster import ClusterDescription, NodeFabric
 from trainworks.plan.prediction import Prediction
 
 __all__ = ["EXPOSED_TERMS", "FABRIC_TOLERANCE", "FabricOption", "PlannedFabric", "choose_fabric", "fabric_options"]
@@ -25,7 +25,7 @@ EXPOSED_TERMS = ("tp", "cp", "ep", "pp", "dp")
 class FabricOption:
     """NICs of one node."""
 
-    fabric: Fabric
+    fabric: NodeFabric
 
     @property
     def kind(self) -> str:
@@ -67,7 +67,7 @@ def fabric_options(cluster: ClusterDescription) -> list[FabricOption]:
     roce = f"RoCE {speed}"
     leaner = [(1, "TCP 25"), (1, "TCP 100"), (1, "RoCE 100"), (1, roce), (max(1, per_node // 2), roce)]
     ports = dict.fromkeys([*leaner, (per_node, roce), (per_node, infiniband)])
-    return [FabricOption(Fabric.of_links(nics, port)) for nics, port in ports]
+    return [FabricOption(NodeFabric.of_links(nics, port)) for nics, port in ports]
 
 
 def choose_fabric(planned: Sequence[PlannedFabric], *, tolerance: float) -> PlannedFabric:
