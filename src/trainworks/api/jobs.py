@@ -274,6 +274,12 @@ def find_job(name: str, *, notify: Notify = warn) -> Job:
 
     Raises:
         UnknownRunError: no such job.
+
+    Examples:
+        >>> import tempfile, trainworks
+        >>> submitted = trainworks.submit(["true"], folder=tempfile.mkdtemp())
+        >>> find_job(str(submitted.path)).run_id == submitted.id
+        True
     """
     store = _store(notify)
     row = store.find(name, uid=os.getuid())

@@ -177,6 +177,13 @@ def find_run(name: str | None = None, folder: Path | str = "runs", *, notify: No
 
     Raises:
         UnknownRunError: no such run.
+
+    Examples:
+        >>> import tempfile, trainworks
+        >>> folder = tempfile.mkdtemp()
+        >>> started = trainworks.run(["true"], folder=folder)
+        >>> find_run(started.id, folder).id == started.id
+        True
     """
     try:
         return Run(find_run_dir(Path(folder), name), notify)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import time
@@ -188,6 +189,11 @@ def run(
         RunFileError: a problem in the run file.
         UsageError: the run cannot start as requested.
         RunFailedError: the run failed, if `wait`.
+
+    Examples:
+        >>> import tempfile
+        >>> str(run(["true"], folder=tempfile.mkdtemp()).state)
+        'SUCCEEDED'
     """
     launch = _launch(read_request(target, nodes=nodes, nproc=nproc, name=name), folder, queued=False)
     launch.start()
@@ -210,6 +216,11 @@ def submit(
     """Put a run into the queue of its cluster, or of this machine; the run survives this process.
 
     Args and errors are those of `run`. `submit(...).job` is the job; `submit(...).follow()` follows the run.
+
+    Examples:
+        >>> import tempfile
+        >>> str(submit(["true"], folder=tempfile.mkdtemp()).wait())
+        'SUCCEEDED'
     """
     launch = _launch(read_request(target, nodes=nodes, nproc=nproc, name=name), folder, queued=True)
     launch.start()
@@ -230,7 +241,7 @@ def _launch(request: RunRequest, folder: Path | str | None, *, queued: bool) -> 
     prepared = prepare(request, folder=Path(folder or request.run_file.checkpoint.to), queued=queued)
     prepared.check()
     if note := prepared.probe():
-        warn(note)
+        logging.getLogger("trainworks").warning(note)
     return prepared.create()
 
 
@@ -260,6 +271,15 @@ def resume(
     Raises:
         UsageError: the run is live, or has finished.
         RunFailedError: the run failed, if `wait`.
+
+    Examples:
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> failed = run(["false"], folder=folder, wait=False)
+        >>> str(failed.wait())
+        'FAILED'
+        >>> str(resume(failed.id, folder=folder, wait=False).wait())
+        'FAILED'
     """
     found = find_run(name, folder)
     launch = prepare_resume(found, nodes=nodes, nproc=nproc, nonfinite=nonfinite, spike=spike, background=background)

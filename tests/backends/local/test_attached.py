@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -152,7 +153,7 @@ def test_a_run_takes_the_accelerators_that_are_free(
         held = {claim.share.run: claim.share.devices for claim in ledger.claims()}
         started.append((env.get("CUDA_VISIBLE_DEVICES"), held["demo-1"]))
         run_dir.write_status(RunStatus(state="STARTING"))
-        return None
+        return SimpleNamespace(exit_code=lambda: 0)
 
     monkeypatch.setattr("trainworks.host.process.spawn", spawn)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

@@ -36,6 +36,9 @@ _STARTS: dict[str, list[str]] = {
     "once": ["# the command starts once, and starts the ranks"],
 }
 
+_supervisors: list[process.Child] = []
+"""Supervisors of this process, kept until they have ended, so that they are reaped."""
+
 
 @final
 class AttachedBackend(Backend):
@@ -111,6 +114,7 @@ class AttachedBackend(Backend):
                 pass_fds=(lock, claim),
             )
         self._await_start(child, run_dir)
+        _supervisors[:] = [*(one for one in _supervisors if one.exit_code() is None), child]
         return str(run_dir.path)
 
     def _await_start(self, child: process.Child, run_dir: RunDir) -> None:
