@@ -14,8 +14,7 @@ from pathlib import Path
 
 from trainworks.agent.remote_agent import RemoteHosts
 from trainworks.api.resolve import resolve
-from trainworks.backends.kubernetes.pod import pod_of, wait_for_pods
-from trainworks.backends.kubernetes.render import SECRETS
+from trainworks.backends.kubernetes.pod import SECRETS, pod_of, wait_for_pods
 from trainworks.backends.slurm.allocation import Step, StepHosts, allocation
 from trainworks.backends.slurm.client import SlurmClient
 from trainworks.errors import TrainworksError

@@ -34,10 +34,8 @@ from trainworks.record.resolved import ModelShape, Plan, Processes, ResolvedRun
 from trainworks.record.trial import TrialRequest
 from trainworks.units import format_bytes
 
-__all__ = ["NODE_PLANNER", "DecidedRun", "ProbedRun", "decide", "predict", "probe", "resolve"]
+__all__ = ["DecidedRun", "ProbedRun", "decide", "predict", "probe", "resolve"]
 
-NODE_PLANNER = "trainworks.api.node_plan"
-"""Module that plans a workload on the first node of its job."""
 _USABLE_SHARE = 0.8
 """Share of a rank's memory that a plan may use; the rest is the system's and the allocator's."""
 _TYPICAL_BASELINE_BYTES = 400_000_000
@@ -55,6 +53,7 @@ def resolve(
     host: HostFacts | None = None,
     machines: Machines | None = None,
     shape: ModelShape | None = None,
+    node_planner: str | None = None,
 ) -> ResolvedRun:
     """Decide everything that the run file leaves open, and predict the run.
 
@@ -69,6 +68,7 @@ def resolve(
             backend is planned later, on its nodes.
         machines: how to start a process on these nodes.
         shape: of a preset, which can be planned and not trained; the model's own when left out.
+        node_planner: module that plans a workload on its nodes later, with the run directory as its argument.
 
     Raises:
         TrainworksError: the run cannot be resolved, with the line of the run file at fault.
@@ -76,7 +76,7 @@ def resolve(
     anchored = anchor(run_file, source, on_nodes=host is not None, shape=shape)
     probed = probe(anchored, runs, host=host, machines=machines)
     try:
-        decided = decide(probed, run_id=run_id, command=command)
+        decided = decide(probed, run_id=run_id, command=command, node_planner=node_planner)
         return predict(decided, runs, again=calibrate_again)
     except LayoutError as error:
         if source is None:
@@ -118,7 +118,7 @@ class DecidedRun:
     steps: int = 0
 
 
-def decide(probed: ProbedRun, *, run_id: str, command: list[str] | None) -> DecidedRun:
+def decide(probed: ProbedRun, *, run_id: str, command: list[str] | None, node_planner: str | None = None) -> DecidedRun:
     """Choose processes, precision, layout and steps.
 
     Raises:
@@ -141,7 +141,7 @@ def decide(probed: ProbedRun, *, run_id: str, command: list[str] | None) -> Deci
         working_folder=str(anchored.working_folder),
         processes=processes,
         host=host,
-        planner=(NODE_PLANNER,) if workload is not None and probed.is_planned_later else (),
+        planner=(node_planner,) if node_planner and workload is not None and probed.is_planned_later else (),
     )
     if workload is None or probed.is_planned_later:
         return DecidedRun(resolved, probed.machines)

@@ -29,7 +29,10 @@ from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir, create_run_dir
 from trainworks.report.summary import Report
 
-__all__ = ["Launch", "PreparedRun", "prepare", "prepare_resume", "report", "resume", "run", "submit"]
+__all__ = ["NODE_PLANNER", "Launch", "PreparedRun", "prepare", "prepare_resume", "report", "resume", "run", "submit"]
+
+NODE_PLANNER = "trainworks.api.node_plan"
+"""Module that plans a workload on the first node of its job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +129,7 @@ def prepare(request: RunRequest, *, folder: Path, queued: bool, recalibrate: boo
         runs=folder,
         command=request.command,
         calibrate_again=recalibrate,
+        node_planner=NODE_PLANNER,
     )
     is_attached = not queued and resolved.run_file.cluster.engine == "local"
     backend = AttachedBackend(resolved) if is_attached else backend_of_run(resolved)
@@ -355,7 +359,9 @@ def _with_ranks(run_dir: RunDir, before: ResolvedRun, nodes: int | None, nproc: 
     """The same run planned for other ranks, with its original number of steps."""
     run_file = before.run_file.with_ranks(nodes, nproc).model_copy(update={"layout": None})
     command = list(before.command) if before.command else None
-    resolved = resolve(run_file, None, run_id=before.run_id, runs=run_dir.path.parent, command=command)
+    resolved = resolve(
+        run_file, None, run_id=before.run_id, runs=run_dir.path.parent, command=command, node_planner=NODE_PLANNER
+    )
     if resolved.plan is not None and before.plan is not None:
         plan = resolved.plan.model_copy(update={"num_steps": before.plan.num_steps})
         resolved = resolved.model_copy(update={"plan": plan})

@@ -31,7 +31,7 @@ __all__ = [
 
 BUILT_IN = ("local", "described", "slurm", "kubernetes", "skypilot")
 """Values of `cluster.engine` that need no plugin."""
-ENTRY_POINTS = "trainworks.backends"
+ENTRY_POINTS = f"{__name__.partition('.')[0]}.backends"
 """Entry point group in which an installed distribution registers its backend under a name."""
 PUBLISHED = {"ray": "trainworks-ray"}
 """Known plugins: name of the backend, and the distribution that provides it."""
@@ -162,6 +162,15 @@ class Slurm(Spec):
     container: Container | None = None
     options: tuple[Annotated[str, AfterValidator(_one_option)], ...] = ()
     """More options of sbatch, passed on unchanged: `--mail-type=END`."""
+
+    @property
+    def allows_requeue(self) -> bool:
+        """Whether Slurm puts the job back into its queue after a preemption or a lost node.
+
+        It does unless the user forbids it: a preemption costs no restart. After a failure the batch script itself
+        refuses to start again if no restart is left.
+        """
+        return "--no-requeue" not in self.options
 
 
 class Kubernetes(Spec):

@@ -39,7 +39,7 @@ def write_page(document: Document, path: Path) -> None:
 @cache
 def _template(name: str) -> Template:
     environment = Environment(
-        loader=PackageLoader("trainworks.report"),
+        loader=PackageLoader("trainworks", "report/templates"),
         autoescape=True,
         finalize=_finalize,
         undefined=StrictUndefined,

@@ -11,7 +11,7 @@ pytest.importorskip("torch", reason="NOT TESTED: training in pods; trainworks[tr
 from tests.backends.kubernetes.conftest import Kube, Run
 from tests.kubernetes.cluster import wait_until
 from tests.worker.harness import make_run, write_corpus
-from trainworks.api.resolve import NODE_PLANNER
+from trainworks.api.runs import NODE_PLANNER
 from trainworks.record.manifest import complete_checkpoints
 from trainworks.record.metrics import effective_rows, read_metrics
 

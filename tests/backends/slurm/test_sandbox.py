@@ -8,7 +8,7 @@ import pytest
 
 from tests.backends.slurm_cluster import Cluster, Run, wait_until
 from tests.fakes import resolved_command
-from trainworks.api.resolve import NODE_PLANNER
+from trainworks.api.runs import NODE_PLANNER
 from trainworks.backends.slurm.backend import SlurmBackend
 from trainworks.backends.slurm.client import SlurmClient
 from trainworks.config.engines import Slurm

@@ -28,6 +28,7 @@ from trainworks.agent.remote_agent import AgentServer, NodeAddresses, RemoteHost
 from trainworks.agent.supervisor import Supervisor, supervise
 from trainworks.backends.kubernetes.pod import (
     RESOLVED,
+    SECRETS,
     TERMINATION_LOG,
     Pod,
     pod_of,
@@ -35,7 +36,6 @@ from trainworks.backends.kubernetes.pod import (
     wait_for_pods,
     write_termination_message,
 )
-from trainworks.backends.kubernetes.render import SECRETS
 from trainworks.errors import TrainworksError
 from trainworks.files import take_lock, write_atomic
 from trainworks.host import process

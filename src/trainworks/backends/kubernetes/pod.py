@@ -17,6 +17,7 @@ from trainworks.host.clock import Clock
 __all__ = [
     "ENVS",
     "RESOLVED",
+    "SECRETS",
     "TERMINATION_LOG",
     "Pod",
     "pod_of",
@@ -25,6 +26,8 @@ __all__ = [
     "write_termination_message",
 ]
 
+SECRETS = "/etc/trainworks"
+"""Mount path of the job's Secret."""
 RESOLVED = "resolved.json"
 ENVS = "envs.json"
 """Keys of the job's Secret, beside the token; each is a file in every pod."""

@@ -16,6 +16,7 @@ import math
 from typing import Any
 
 from trainworks.backends.job_tag import folder_mark, mark_of
+from trainworks.backends.kubernetes.pod import SECRETS
 from trainworks.config.autoscale import Autoscale
 from trainworks.config.engines import Kubernetes
 from trainworks.errors import UsageError
@@ -46,7 +47,6 @@ __all__ = [
     "POD_SECURITY_LABEL",
     "QUEUE_LABEL",
     "RUN_TAG",
-    "SECRETS",
     "STOPPED",
     "check",
     "jobset",
@@ -67,8 +67,6 @@ DEFAULT_USER = 1000
 """User id of pods in restricted namespaces if the run file sets none; the image of `deploy/` has this user."""
 NODE_MODULE = "trainworks.backends.kubernetes.node"
 """Module that every pod runs, with the run directory as its argument."""
-SECRETS = "/etc/trainworks"
-"""Mount path of the job's Secret."""
 
 _DEFAULT_PRIORITY = 50
 _HASH = 6

@@ -1,4 +1,4 @@
-"""What a job's batch script runs on its first node: `... scheduler.slurm.batch RUN_DIR [STEP...] [-- PYTHON...]`.
+"""What a job's batch script runs on its first node: `... backends.slurm.batch RUN_DIR [STEP...] [-- PYTHON...]`.
 
 It is the job's supervisor. STEP are options for `srun`, PYTHON is how Python starts on the nodes (in a container).
 SIGINT is a person's wish to stop; SIGTERM comes from Slurm, before the time limit or when another job takes the place.
@@ -24,7 +24,7 @@ from trainworks.agent.supervisor import Supervisor, supervise
 from trainworks.backends.slurm.allocation import Allocation, Step, StepHosts, allocation, processes_in
 from trainworks.backends.slurm.client import SlurmClient
 from trainworks.backends.slurm.ending import ending_of_turn, log_of
-from trainworks.backends.slurm.render import ENDING, FORWARDED, is_requeued
+from trainworks.backends.slurm.signals import ENDING, FORWARDED
 from trainworks.backends.slurm.states import cause_of_the_kill
 from trainworks.errors import TrainworksError
 from trainworks.files import take_lock
@@ -206,7 +206,7 @@ class _Batch:
         return self._requeue(self._got, cause, status.message)
 
     def _leave_to_slurm(self, resolved: ResolvedRun, cause: Cause) -> None:
-        if is_requeued(self.run_dir.read_resolved().run_file.cluster.slurm):
+        if self.run_dir.read_resolved().run_file.cluster.slurm.allows_requeue:
             self._enter(*back_in_the_queue(cause))
         else:
             self._enter(JobState.FAILED, cause, no_restart_left(cause, resolved.run_file.max_restarts))

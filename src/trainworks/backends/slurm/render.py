@@ -5,23 +5,18 @@ from __future__ import annotations
 import math
 import re
 import shlex
-import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from trainworks.backends.job_tag import mark_of
+from trainworks.backends.slurm.signals import ENDING, FORWARDED
 from trainworks.config.engines import Container, Slurm
 from trainworks.errors import UsageError
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.record.run_dir import RunDir
 
-__all__ = ["ENDING", "FORWARDED", "check", "is_requeued", "mark_of", "render", "sbatch_option"]
-
-FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-"""Signals that the batch script passes on to the supervisor, as SIGRTMIN+1, SIGRTMIN+2 and so on."""
-ENDING = FORWARDED[:3]
-"""Those of them that ask for an end."""
+__all__ = ["check", "mark_of", "render", "sbatch_option"]
 
 _OWN = ("array", "comment", "error", "help", "job-name", "open-mode", "output", "parsable", "test-only", "wait", "wrap")
 """Options of sbatch that are not the user's: a run is one job, known by its mark."""
@@ -60,15 +55,6 @@ def check(spec: JobSpec, options: Slurm) -> None:
     for option in options.options:
         if (name := option[2:].partition("=")[0]) in _OWN:
             raise UsageError(f"`--{name}` is not yours to set: a run is one job", hint="leave it out")
-
-
-def is_requeued(options: Slurm) -> bool:
-    """Whether Slurm puts the job back into its queue after a preemption or a lost node.
-
-    It does unless the user forbids it: a preemption costs no restart. After a failure the batch script itself refuses
-    to start again where no restart is left.
-    """
-    return "--no-requeue" not in options.options
 
 
 def render(spec: JobSpec, options: Slurm, run_dir: RunDir, *, python: str) -> str:
