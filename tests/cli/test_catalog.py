@@ -55,7 +55,7 @@ def test_a_finding_that_nothing_explains_is_a_failed_check(
     finding = LintFinding("links", "NVLink3", "sum-of-lanes", "600 GB/s", "12 lanes of 25 GB/s", "both directions")
     monkeypatch.setattr(catalog_command, "lint", lambda: [finding])
     with pytest.raises(typer.Exit) as raised:
-        catalog_command.command(catalog_command.Action.LINT)
+        catalog_command.command(catalog_command.CatalogAction.LINT)
     assert raised.value.exit_code == 1
     assert capsys.readouterr().out.splitlines()[-1] == "1 finding(s), and 0 that the data explain"
 

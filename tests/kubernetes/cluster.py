@@ -21,7 +21,7 @@ import pytest
 
 from tests.kubernetes.pods_as_processes import NAMESPACE, condition
 from trainworks.backends.kubernetes.backend import KubernetesBackend
-from trainworks.backends.kubernetes.client import KubernetesClient, NotServed, Refused
+from trainworks.backends.kubernetes.client import KubernetesClient, KubernetesRefusedError, NotServed
 from trainworks.config.engines import Kubernetes
 from trainworks.errors import UnreachableError
 from trainworks.host.network import listen
@@ -160,7 +160,7 @@ class KubernetesCluster:
         assert self._processes["server"].poll() is None, (self.folder / "server.log").read_text()[-2000:]
         try:
             self.client.list(self.path("pods"))
-        except (UnreachableError, Refused):
+        except (UnreachableError, KubernetesRefusedError):
             return False
         return True
 

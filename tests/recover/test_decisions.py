@@ -8,15 +8,15 @@ import pytest
 
 from trainworks.jobs.state import CAUSES, Cause
 from trainworks.record.events import Event
-from trainworks.recover.decisions import TRANSIENT, UNPROVEN, RankFailure, Verdict, decide_restart, restart_verdict
+from trainworks.recover.decisions import TRANSIENT, UNPROVEN, FailureRecord, Verdict, decide_restart, restart_verdict
 
 SUBMITTED: Event = {"kind": "submitted"}
 ATTEMPT: Event = {"kind": "attempt", "resumed_from_step": 0}
 
 
-def failure(cause: str = "user_error", fingerprint: str | None = "a", step: int = 9, **more: Any) -> RankFailure:
+def failure(cause: str = "user_error", fingerprint: str | None = "a", step: int = 9, **more: Any) -> FailureRecord:
     """A rank that failed in step 9."""
-    return RankFailure(cause, fingerprint, step, **more)
+    return FailureRecord(cause, fingerprint, step, **more)
 
 
 def event(fingerprint: str = "a", step: int = 9, cause: str = "user_error", **fields: Any) -> Event:

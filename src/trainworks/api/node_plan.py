@@ -15,7 +15,7 @@ from pathlib import Path
 from trainworks.agent.remote_agent import RemoteHosts
 from trainworks.api.resolve import resolve
 from trainworks.backends.kubernetes.pod import SECRETS, pod_of, wait_for_pods
-from trainworks.backends.slurm.allocation import Step, StepHosts, allocation
+from trainworks.backends.slurm.allocation import StepCommand, StepHosts, allocation
 from trainworks.backends.slurm.client import SlurmClient
 from trainworks.errors import TrainworksError
 from trainworks.files import write_atomic
@@ -73,7 +73,7 @@ def _allocated_nodes() -> AllocatedNodes:
         return AllocatedNodes(pod.num_nodes, pod.cores, pod.accelerators, machines)
     job = allocation(os.environ, SlurmClient())
     is_alone = len(job.nodes) == 1 or shutil.which("srun") is None
-    steps = None if is_alone else StepHosts(job, Step((), (sys.executable,)), SlurmClient())
+    steps = None if is_alone else StepHosts(job, StepCommand((), (sys.executable,)), SlurmClient())
     return AllocatedNodes(len(job.nodes), job.cores_per_node, job.accelerators_per_node, steps)
 
 

@@ -36,7 +36,7 @@ from trainworks.jobs.store import JobRow, JobStore
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 
-__all__ = ["Step", "follow_all", "hand_over", "hand_over_again", "next_step", "withdraw"]
+__all__ = ["StateChange", "follow_all", "hand_over", "hand_over_again", "next_step", "withdraw"]
 
 _NOWHERE: dict[str, Any] = {"placement": (), "reachable": True}
 """Of a job that was seen, and holds nothing."""
@@ -114,7 +114,7 @@ def withdraw(store: JobStore, row: JobRow, clock: Clock) -> None:
             f"cannot stop job {row.id} ({row.run_id}): {row.engine} does not answer, and may have it",
             hint="try again when it answers",
         )
-    _end(store, row, Step(JobState.STOPPED, {"exit_code": 0}), clock)
+    _end(store, row, StateChange(JobState.STOPPED, {"exit_code": 0}), clock)
 
 
 @contextmanager
@@ -173,7 +173,7 @@ def _handles(store: JobStore, row: JobRow) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StateChange:
     """What becomes of a job: its state, and columns of its row."""
 
     state: JobState
@@ -182,7 +182,7 @@ class Step:
     """When it came to that, where that is known."""
 
 
-def next_step(job: JobRow, status: JobStatus | None, run_status: RunStatus, now: float) -> Step | None:
+def next_step(job: JobRow, status: JobStatus | None, run_status: RunStatus, now: float) -> StateChange | None:
     """The state that a job has, from what its backend and its run directory say; None where nobody can say yet.
 
     | the backend says       | the run directory says | then                                                  |
@@ -208,34 +208,34 @@ def next_step(job: JobRow, status: JobStatus | None, run_status: RunStatus, now:
     if status.state.waits:
         preempted = status.state is JobState.PREEMPTED or said is JobState.PREEMPTED
         columns |= {"cause": run_status.cause, "message": run_status.message} if said.waits else {}
-        return Step(JobState.PREEMPTED if preempted else JobState.QUEUED, columns)
+        return StateChange(JobState.PREEMPTED if preempted else JobState.QUEUED, columns)
     if status.state.holds_resources and said.holds_resources:
-        return Step(said, columns)
-    return Step(JobState.STARTING if status.state.holds_resources and said.waits else status.state, columns)
+        return StateChange(said, columns)
+    return StateChange(JobState.STARTING if status.state.holds_resources and said.waits else status.state, columns)
 
 
-def _as_recorded(said: JobState, run_status: RunStatus) -> Step:
+def _as_recorded(said: JobState, run_status: RunStatus) -> StateChange:
     columns = {"cause": run_status.cause, "message": run_status.message, "exit_code": run_status.exit_code}
-    return Step(said, columns, since=run_status.updated_at or None)
+    return StateChange(said, columns, since=run_status.updated_at or None)
 
 
-def _as_seen(status: JobStatus) -> Step:
+def _as_seen(status: JobStatus) -> StateChange:
     cause = status.cause
     words = status.reason or status.raw
     message = f"{CAUSES[cause].words}{f': {words}' if words else ''}" if cause else None
     columns = {"cause": cause, "message": message, "exit_code": status.exit_code}
-    return Step(status.state, columns)
+    return StateChange(status.state, columns)
 
 
-def _forgotten(job: JobRow, said: JobState, run_status: RunStatus, now: float) -> Step | None:
+def _forgotten(job: JobRow, said: JobState, run_status: RunStatus, now: float) -> StateChange | None:
     if said.is_final:
         return _as_recorded(said, run_status)
     if job.asked_to_end is not None:
-        return Step(JobState.STOPPED, {"exit_code": 0})
+        return StateChange(JobState.STOPPED, {"exit_code": 0})
     if now - job.changed_at < _FORGOTTEN_S:
         return None
     message = f"{job.engine} does not know job {job.handle} any more, and it left no last word"
-    return Step(JobState.FAILED, {"cause": Cause.UNKNOWN, "message": message, "exit_code": 1})
+    return StateChange(JobState.FAILED, {"cause": Cause.UNKNOWN, "message": message, "exit_code": 1})
 
 
 Backends = Callable[[JobRow], Backend | None]
@@ -297,7 +297,9 @@ def _give_again(store: JobStore, row: JobRow, backends: Backends, clock: Clock) 
     except EnvironmentProblem:
         return row
     except UsageError as refused:
-        _end(store, row, Step(JobState.FAILED, {"cause": Cause.LAUNCH_FAILED, "message": refused.message}), clock)
+        _end(
+            store, row, StateChange(JobState.FAILED, {"cause": Cause.LAUNCH_FAILED, "message": refused.message}), clock
+        )
         return store.get(row.id) or row
 
 
@@ -320,7 +322,7 @@ def _take(store: JobStore, backend: Backend, row: JobRow, statuses: Mapping[str,
     if attempts is not None:
         preempted = step.state.waits and attempts[-1].state is JobState.PREEMPTED
         state = JobState.PREEMPTED if preempted else step.state
-        step = Step(state, step.columns | columns_of(attempts, row, state), step.since)
+        step = StateChange(state, step.columns | columns_of(attempts, row, state), step.since)
     elif status is not None and not step.state.waits:
         row = _attempt(store, row, status, clock)
     if step.state.is_final:
@@ -358,7 +360,7 @@ def _attempt(store: JobStore, row: JobRow, status: JobStatus, clock: Clock) -> J
     return row
 
 
-def _go_on(store: JobStore, row: JobRow, step: Step, status: JobStatus | None, clock: Clock) -> None:
+def _go_on(store: JobStore, row: JobRow, step: StateChange, status: JobStatus | None, clock: Clock) -> None:
     changes = step.columns | (_NOWHERE if step.state.waits else {"reachable": True})
     if step.state is not row.state:
         store.move(row.id, step.state, since=(row.state,), now=clock.now(), **changes)
@@ -370,13 +372,13 @@ def _go_on(store: JobStore, row: JobRow, step: Step, status: JobStatus | None, c
             store.explain({row.id: why})
 
 
-def _end(store: JobStore, row: JobRow, step: Step, clock: Clock, *, ended_at: float | None = None) -> None:
+def _end(store: JobStore, row: JobRow, step: StateChange, clock: Clock, *, ended_at: float | None = None) -> None:
     now = ended_at or clock.now()
     _tell(RunDir(Path(row.run_dir)), step, now)
     store.move(row.id, step.state, since=(row.state,), now=now, **step.columns | _NOWHERE)
 
 
-def _tell(run_dir: RunDir, step: Step, now: float) -> None:
+def _tell(run_dir: RunDir, step: StateChange, now: float) -> None:
     """The end of a job that could not write it down itself."""
     if not run_dir.path.exists() or parse_state(run_dir.read_status().state).is_final:
         return

@@ -35,7 +35,7 @@ _SHOWN: dict[Kind, tuple[str, ...]] = {
 }
 
 
-class Action(StrEnum):
+class CatalogAction(StrEnum):
     """What to do with the catalogue."""
 
     LIST = "list"
@@ -44,7 +44,7 @@ class Action(StrEnum):
 
 
 def command(
-    action: Annotated[Action, typer.Argument(metavar="list|show|lint", help="What to do.", show_default=False)],
+    action: Annotated[CatalogAction, typer.Argument(metavar="list|show|lint", help="What to do.", show_default=False)],
     words: Annotated[
         list[str] | None, typer.Argument(metavar="[KIND|NAME]", help=f"Kind to list: {', '.join(KINDS)}; or a name.")
     ] = None,
@@ -52,9 +52,9 @@ def command(
 ) -> None:
     """`list` prints rows, `show` every figure of one with its source; `lint` exits with 1 when figures disagree."""
     name = " ".join(words or [])
-    if action is Action.LIST:
+    if action is CatalogAction.LIST:
         _list(name, as_json=as_json)
-    elif action is Action.SHOW:
+    elif action is CatalogAction.SHOW:
         _show(name, as_json=as_json)
     else:
         _lint(as_json=as_json)

@@ -27,7 +27,7 @@ __all__ = ["command"]
 _RUN_FILES = (".yaml", ".yml")
 
 
-class Action(StrEnum):
+class DataAction(StrEnum):
     """What to do with data."""
 
     PREPARE = "prepare"
@@ -35,7 +35,7 @@ class Action(StrEnum):
 
 
 def command(
-    action: Annotated[Action, typer.Argument(metavar="prepare|verify", help="Action.", show_default=False)],
+    action: Annotated[DataAction, typer.Argument(metavar="prepare|verify", help="Action.", show_default=False)],
     target: Annotated[
         str, typer.Argument(metavar="RUN_FILE|SOURCE", help="Run file, or a source as in `data.source`.")
     ],
@@ -72,7 +72,7 @@ def command(
     if pack is not None:
         options |= {"pack": True, "sequence_length": pack}
     data = _data(target, {name: value for name, value in options.items() if value is not None}, images=images)
-    if action is Action.PREPARE:
+    if action is DataAction.PREPARE:
         _prepare(data, target, to, processes, as_json=as_json)
     else:
         _verify(data, as_json=as_json)

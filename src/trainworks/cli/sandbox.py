@@ -24,8 +24,8 @@ class Kind(StrEnum):
     SLURM = "slurm"
 
 
-class Action(StrEnum):
-    """Action."""
+class SandboxAction(StrEnum):
+    """Action of the sandbox."""
 
     INSTALL = "install"
     UP = "up"
@@ -37,13 +37,13 @@ class Action(StrEnum):
     START_NODE = "start-node"
 
 
-_ACTIONS = "|".join(Action)
+_ACTIONS = "|".join(SandboxAction)
 _SIZE = SandboxSize()
 
 
 def command(
     kind: Annotated[Kind, typer.Argument(metavar="slurm", help="Software to start.", show_default=False)],
-    action: Annotated[Action, typer.Argument(metavar=_ACTIONS, help="Action.", show_default=False)],
+    action: Annotated[SandboxAction, typer.Argument(metavar=_ACTIONS, help="Action.", show_default=False)],
     node: Annotated[str | None, typer.Argument(metavar="[NODE]", help="Node, for kill-node and start-node.")] = None,
     nodes: Annotated[int, typer.Option("--nodes", min=1, max=200, help="Number of nodes.")] = _SIZE.nodes,
     accelerators: Annotated[
@@ -67,27 +67,27 @@ def command(
     `eval "$(trainworks sandbox slurm env)"` sets the environment for Slurm's own programs.
     """
     sandbox = SlurmSandbox(folder.absolute() if folder else None)
-    if action is Action.INSTALL:
+    if action is SandboxAction.INSTALL:
         install(accounting=accounting)
-    elif action is Action.UP:
+    elif action is SandboxAction.UP:
         size = SandboxSize(nodes=nodes, accelerators=accelerators, accounting=accounting, first_port=port)
         sandbox.up(replace(size, cloud=cloud, down_after_s=down_after))
-    elif action is Action.DOWN:
+    elif action is SandboxAction.DOWN:
         sandbox.down()
-    elif action is Action.PURGE:
+    elif action is SandboxAction.PURGE:
         sandbox.purge()
-    elif action in (Action.KILL_NODE, Action.START_NODE):
+    elif action in (SandboxAction.KILL_NODE, SandboxAction.START_NODE):
         _change(sandbox, action, node)
-    if action in (Action.UP, Action.STATUS):
+    if action in (SandboxAction.UP, SandboxAction.STATUS):
         _print_status(sandbox.status(), as_json)
-    if action is Action.ENV:
+    if action is SandboxAction.ENV:
         typer.echo("\n".join(f"export {name}={value}" for name, value in sandbox.env().items()))
 
 
-def _change(sandbox: SlurmSandbox, action: Action, node: str | None) -> None:
+def _change(sandbox: SlurmSandbox, action: SandboxAction, node: str | None) -> None:
     if node is None:
         raise UsageError(f"`{action}` wants a node", hint=f"trainworks sandbox slurm {action} node1")
-    if action is Action.KILL_NODE:
+    if action is SandboxAction.KILL_NODE:
         sandbox.kill_node(node)
     else:
         sandbox.start_node(node)

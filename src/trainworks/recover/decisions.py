@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from trainworks.record.events import Event
 from trainworks.recover.failures import since_user_start
 
-__all__ = ["TRANSIENT", "UNPROVEN", "RankFailure", "Verdict", "decide_restart", "restart_verdict"]
+__all__ = ["TRANSIENT", "UNPROVEN", "FailureRecord", "Verdict", "decide_restart", "restart_verdict"]
 
 TRANSIENT = frozenset(
     {"gpu_fault", "storage_fault", "hang", "nccl_timeout", "node_lost", "agent_lost", "peer_lost", "killed"}
@@ -29,7 +29,7 @@ class Verdict(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class RankFailure:
+class FailureRecord:
     """Failure of one rank."""
 
     cause: str
@@ -40,7 +40,7 @@ class RankFailure:
     """True if a signal ended the rank, which then raised no exception."""
 
 
-def decide_restart(failure: RankFailure, earlier: Sequence[RankFailure], *, first_step_done: bool) -> Verdict:
+def decide_restart(failure: FailureRecord, earlier: Sequence[FailureRecord], *, first_step_done: bool) -> Verdict:
     """Decide on a restart; `recover.max_restarts` bounds how many there are.
 
     | failure                                                          | verdict           |
@@ -90,8 +90,8 @@ def _finished_a_step(failure: Event, since: Sequence[Event]) -> bool:
     return bool(resumed_from) and (failure.get("step") or 0) > resumed_from[-1] + 1
 
 
-def _rank_failure(event: Event) -> RankFailure:
-    return RankFailure(
+def _rank_failure(event: Event) -> FailureRecord:
+    return FailureRecord(
         event.get("cause") or "unknown",
         event.get("fingerprint"),
         event.get("step"),

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from trainworks.record.events import Event
 from trainworks.recover.failures import describe_failure, first_failure
-from trainworks.report.history import History, Launch
+from trainworks.report.history import History, RecordedLaunch
 from trainworks.report.part import ReportPart, printable
 
-__all__ = ["Attempt", "Failure", "build_attempts", "build_failures"]
+__all__ = ["Failure", "ReportedAttempt", "build_attempts", "build_failures"]
 
 
 class Failure(ReportPart):
@@ -32,7 +32,7 @@ class Failure(ReportPart):
     traceback: str
 
 
-class Attempt(ReportPart):
+class ReportedAttempt(ReportPart):
     """One start of all ranks."""
 
     number: int
@@ -59,7 +59,7 @@ def build_failures(history: History) -> tuple[Failure, ...]:
     )
 
 
-def _root(launch: Launch, failure: Event) -> Event | None:
+def _root(launch: RecordedLaunch, failure: Event) -> Event | None:
     """What the failure, and all others of the same start of the ranks, followed from."""
     failures = [event for event in launch.events if event.get("kind") == "failure" and _same_start(event, failure)]
     return first_failure(failures)
@@ -69,7 +69,7 @@ def _same_start(one: Event, other: Event) -> bool:
     return all(one.get(key) == other.get(key) for key in ("attempt", "rendezvous"))
 
 
-def build_attempts(history: History) -> tuple[Attempt, ...]:
+def build_attempts(history: History) -> tuple[ReportedAttempt, ...]:
     """Every attempt that left a trace: an event, a failure or a recorded step."""
     return tuple(
         _attempt(launch, number, index, history.start_at)
@@ -78,17 +78,17 @@ def build_attempts(history: History) -> tuple[Attempt, ...]:
     )
 
 
-def _numbers(launch: Launch) -> list[int]:
+def _numbers(launch: RecordedLaunch) -> list[int]:
     traced = [event.get("attempt") for event in launch.events if event.get("kind") in ("attempt", "failure")]
     recorded = [step.row["attempt"] for step in launch.steps]
     return sorted({int(number) for number in [*traced, *recorded] if number is not None})
 
 
-def _attempt(launch: Launch, number: int, index: int, start_at: float) -> Attempt:
+def _attempt(launch: RecordedLaunch, number: int, index: int, start_at: float) -> ReportedAttempt:
     started = _first(launch.events, "attempt", number)
     steps = [step for step in launch.steps if step.row["attempt"] == number]
     told = [event for event in launch.events if event.get("kind") == "attempt" and event.get("attempt") == number]
-    return Attempt(
+    return ReportedAttempt(
         number=number,
         launch=index,
         after_s=float(started["t"]) - start_at if started else None,
@@ -104,7 +104,7 @@ def _first(events: Sequence[Event], kind: str, attempt: int) -> Event:
     return next((e for e in events if e.get("kind") == kind and e.get("attempt") == attempt), {})
 
 
-def _failure(event: Event, launch: Launch, index: int, start_at: float) -> Failure:
+def _failure(event: Event, launch: RecordedLaunch, index: int, start_at: float) -> Failure:
     signal = event.get("signal")
     return Failure(
         launch=index,

@@ -10,7 +10,7 @@ from trainworks.record.events import Event
 from trainworks.record.metrics import MetricsRow
 from trainworks.record.status import RunStatus
 
-__all__ = ["END_STATES", "History", "Launch", "RecordedStep", "build_history"]
+__all__ = ["END_STATES", "History", "RecordedLaunch", "RecordedStep", "build_history"]
 
 END_STATES = frozenset({"SUCCEEDED", "FAILED", "STOPPED", "LOST"})
 """The final states of `job.state`, which nothing but a new launch leaves; read here from the record as text."""
@@ -28,7 +28,7 @@ class RecordedStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
+class RecordedLaunch:
     """One stretch of holding the machines: from `submitted` to the end of the job."""
 
     start_at: float
@@ -43,7 +43,7 @@ class Launch:
 class History:
     """Every launch of a run, oldest first; there is always at least one."""
 
-    launches: tuple[Launch, ...]
+    launches: tuple[RecordedLaunch, ...]
 
     @property
     def start_at(self) -> float:
@@ -103,13 +103,13 @@ def build_history(
     groups = _events_by_launch(events)
     # A clock that was set back between launches must not make one begin before the other.
     starts = list(accumulate((_launch_time(group, created_at) for group in groups), max))
-    launches: list[Launch] = []
+    launches: list[RecordedLaunch] = []
     for group, start_at, next_at in zip(groups, starts, [*starts[1:], None], strict=True):
         until = float("inf") if next_at is None else next_at
         first = start_at if launches else float("-inf")
         own = tuple(step for step in steps if first <= step.row["t"] < until)
         end_at, ended = _end(group, own, start_at=start_at, until=until, status=status, now=now)
-        launches.append(Launch(start_at=start_at, end_at=end_at, ended=ended, events=tuple(group), steps=own))
+        launches.append(RecordedLaunch(start_at=start_at, end_at=end_at, ended=ended, events=tuple(group), steps=own))
     return History(launches=tuple(launches))
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from trainworks.record.faults import is_fault
 from trainworks.record.metrics import MetricsRow
-from trainworks.report.history import History, Launch, RecordedStep
+from trainworks.report.history import History, RecordedLaunch, RecordedStep
 from trainworks.report.part import ReportPart
 
 __all__ = ["Ledger", "build_ledger"]
@@ -83,7 +83,7 @@ def build_ledger(history: History) -> Ledger:
     return Ledger.model_validate({f"{category}_s": seconds for category, seconds in spent.items()})
 
 
-def _spend_launch(spent: dict[str, float], launch: Launch) -> None:
+def _spend_launch(spent: dict[str, float], launch: RecordedLaunch) -> None:
     cursor = launch.start_at
     before: RecordedStep | None = None
     for step in launch.steps:
@@ -97,7 +97,7 @@ def _spend_launch(spent: dict[str, float], launch: Launch) -> None:
 
 def _spend_gap(
     spent: dict[str, float],
-    launch: Launch,
+    launch: RecordedLaunch,
     begin: float,
     end: float,
     *,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from trainworks.report.attempts import Attempt, Failure
+from trainworks.report.attempts import Failure, ReportedAttempt
 from trainworks.report.axes import build_axis
 from trainworks.report.comparison import Comparison, Difference
 from trainworks.report.curves import Line
@@ -277,7 +277,7 @@ def _attempts(report: Report) -> list[Block]:
     return blocks or [Text("the ranks never met")]
 
 
-def _failures(report: Report, attempt: Attempt | None) -> list[Block]:
+def _failures(report: Report, attempt: ReportedAttempt | None) -> list[Block]:
     """The first failure in full; a terminal counts the ranks that failed after it, and a page folds them away."""
     failures = failures_of(report, attempt)
     blocks = [block for failure in failures[:1] for block in _failure(failure)]

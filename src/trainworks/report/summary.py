@@ -15,7 +15,7 @@ from trainworks.record.metrics import MetricsRow, read_metrics
 from trainworks.record.resolved import Plan, Processes, ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
-from trainworks.report.attempts import Attempt, Failure, build_attempts, build_failures
+from trainworks.report.attempts import Failure, ReportedAttempt, build_attempts, build_failures
 from trainworks.report.comparison import Comparison, build_comparison
 from trainworks.report.curves import Curves, build_curves
 from trainworks.report.history import History, build_history
@@ -142,7 +142,7 @@ class Report(ReportPart, Result):
     processes: Processes
     host: HostFacts
     training: Training | None
-    attempts: tuple[Attempt, ...]
+    attempts: tuple[ReportedAttempt, ...]
     failures: tuple[Failure, ...]
     out_of_memory: OutOfMemory | None
     """Explained, if that is what ended the run."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainworks.report.attempts import Attempt, Failure
+from trainworks.report.attempts import Failure, ReportedAttempt
 from trainworks.report.comparison import Comparison, Difference
 from trainworks.report.summary import Compiled, LossPoint, Report
 from trainworks.units import format_bytes, format_count, format_duration
@@ -106,7 +106,7 @@ def headline(report: Report) -> str:
     return "No steps have been recorded yet" if report.training else ""
 
 
-def failures_of(report: Report, attempt: Attempt | None) -> list[Failure]:
+def failures_of(report: Report, attempt: ReportedAttempt | None) -> list[Failure]:
     """The failures of one attempt, their root first; of None, those outside any attempt."""
     own = [
         failure
@@ -169,10 +169,10 @@ def _compiled(gain: Compiled) -> tuple[str, str]:
     return change, f"{times}; {format_duration(gain.compile_s)} to compile"
 
 
-def attempt_text(attempt: Attempt, *, has_steps: bool) -> str:
+def attempt_text(attempt: ReportedAttempt, *, has_steps: bool) -> str:
     """What one attempt did; of a command, which records no steps, when it began.
 
-    >>> attempt_text(Attempt(number=2, launch=1, after_s=9.0, world_size=2, resumed_from_step=50,
+    >>> attempt_text(ReportedAttempt(number=2, launch=1, after_s=9.0, world_size=2, resumed_from_step=50,
     ...     first_step=51, last_step=90, lost_steps=10), has_steps=True)
     'resumed from step 50, steps 51 to 90, 10 of them lost'
     """

@@ -11,7 +11,13 @@ from typing import Any
 
 import pytest
 
-from trainworks.backends.kubernetes.client import Conflict, KubernetesClient, NotFound, NotServed, Refused
+from trainworks.backends.kubernetes.client import (
+    Conflict,
+    KubernetesClient,
+    KubernetesRefusedError,
+    NotFound,
+    NotServed,
+)
 from trainworks.errors import EnvironmentProblem, MissingExtraError, UnreachableError, UsageError
 from trainworks.host import process
 from trainworks.host.network import listen
@@ -65,8 +71,8 @@ def client_of(folder: Path, port: int) -> KubernetesClient:
         ((404, {"message": 'jobsets "x" not found'}), NotFound, 'jobsets "x" not found'),
         ((404, "404 page not found\n"), NotServed, "does not serve `/apis/x`"),
         ((409, {"message": "already exists"}), Conflict, "already exists"),
-        ((403, {"message": "ada cannot list"}), Refused, "ada cannot list"),
-        ((422, {"message": "spec: Required"}), Refused, "spec: Required"),
+        ((403, {"message": "ada cannot list"}), KubernetesRefusedError, "ada cannot list"),
+        ((422, {"message": "spec: Required"}), KubernetesRefusedError, "spec: Required"),
         ((401, {"message": "Unauthorized"}), EnvironmentProblem, "does not accept your credentials"),
         ((503, "upstream is gone"), UnreachableError, "does not answer: 503"),
         ((429, {"message": "too many requests"}), UnreachableError, "too many requests"),

@@ -9,7 +9,7 @@ import pytest
 from tests.backends.kubernetes.conftest import Kube
 from tests.kubernetes.cluster import wait_until
 from tests.kubernetes.pod_security import violations
-from trainworks.backends.kubernetes.client import Refused
+from trainworks.backends.kubernetes.client import KubernetesRefusedError
 from trainworks.errors import UnreachableError, UsageError
 from trainworks.jobs.state import Cause, JobState
 
@@ -138,7 +138,7 @@ def test_a_job_that_finds_no_room_says_so_and_can_be_held(kube: Kube) -> None:
     assert run.status.state is JobState.QUEUED
     run.backend.hold(run.handle)
     assert run.status.reason == "held"
-    with pytest.raises(Refused, match="cannot hold"):
+    with pytest.raises(KubernetesRefusedError, match="cannot hold"):
         first.backend.hold(first.handle)
     first.backend.stop(first.handle, at_once=True)
     run.backend.release(run.handle)
@@ -275,5 +275,5 @@ def test_the_server_s_refusal_is_passed_on(kube: Kube) -> None:
     run = kube.command("true")
     script = run.rendered
     broken = type(script)(script.spec, script.text.replace("failurePolicy:", "failurePolitics:"))
-    with pytest.raises(Refused, match=r'unknown field "spec.failurePolitics"'):
+    with pytest.raises(KubernetesRefusedError, match=r'unknown field "spec.failurePolitics"'):
         run.backend.submit(broken, run.here)

@@ -13,7 +13,7 @@ import yaml
 
 from tests.fakes import FakeClock, spec
 from trainworks.backends.skypilot.backend import SkyPilotBackend, job_name
-from trainworks.backends.skypilot.client import Refused, SkyPilotClient
+from trainworks.backends.skypilot.client import SkyPilotClient, SkyPilotRefusedError
 from trainworks.config.engines import SkyPilot
 from trainworks.errors import EnvironmentProblem, UnreachableError, UsageError
 from trainworks.host.process import Output
@@ -153,13 +153,15 @@ def test_a_submission_that_nobody_answers_is_an_error(run_dir: RunDir, clock: Fa
 
 def test_a_refusal_is_passed_on_in_skypilot_s_words(run_dir: RunDir) -> None:
     words = "sky.exceptions.InvalidSkyPilotConfigError: Invalid task YAML: Instead of 'nmae', did you mean 'name'?\n"
-    with pytest.raises(Refused, match=r"^SkyPilot: Invalid task YAML: Instead of 'nmae', did you mean 'name'\?$"):
+    with pytest.raises(
+        SkyPilotRefusedError, match=r"^SkyPilot: Invalid task YAML: Instead of 'nmae', did you mean 'name'\?$"
+    ):
         submitted(backend_of(FakeSky(launch=Output(1, "YAML to run: t.yaml\n", words))), run_dir)
 
 
 def test_a_refused_option_is_passed_on_without_the_usage(run_dir: RunDir) -> None:
     words = "Usage: sky jobs launch [OPTIONS] ENTRYPOINT...\n\nError: TOK is not set in local environment.\n"
-    with pytest.raises(Refused, match=r"^SkyPilot: TOK is not set in local environment\.$"):
+    with pytest.raises(SkyPilotRefusedError, match=r"^SkyPilot: TOK is not set in local environment\.$"):
         submitted(backend_of(FakeSky(launch=Output(2, "", words))), run_dir)
 
 

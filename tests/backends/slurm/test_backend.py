@@ -9,7 +9,7 @@ import pytest
 from tests.fakes import FakeClock, FakeSlurm, spec
 from trainworks.backends.backend import JobStatus
 from trainworks.backends.slurm.backend import SlurmBackend
-from trainworks.backends.slurm.client import Refused, SlurmClient
+from trainworks.backends.slurm.client import SlurmClient, SlurmRefusedError
 from trainworks.backends.slurm.render import mark_of
 from trainworks.config.engines import Slurm
 from trainworks.errors import EnvironmentProblem, UnreachableError, UsageError
@@ -80,7 +80,9 @@ def test_a_submission_that_nobody_answers_is_an_error(run_dir: RunDir, clock: Fa
 
 def test_sbatch_s_refusal_is_passed_on_in_its_words(run_dir: RunDir) -> None:
     refusal = "sbatch: error: invalid partition specified: nope\nsbatch: error: Batch job submission failed: Invalid\n"
-    with pytest.raises(Refused, match=r"^invalid partition specified: nope; Batch job submission failed: Invalid$"):
+    with pytest.raises(
+        SlurmRefusedError, match=r"^invalid partition specified: nope; Batch job submission failed: Invalid$"
+    ):
         submitted(FakeSlurm(sbatch=Output(1, "", refusal)), run_dir)
 
 
@@ -137,7 +139,7 @@ def test_without_the_program_sacct_there_is_no_accounting() -> None:
 
 
 def test_another_complaint_of_sacct_is_not_hidden() -> None:
-    with pytest.raises(Refused, match="Invalid field requested"):
+    with pytest.raises(SlurmRefusedError, match="Invalid field requested"):
         backend_of(FakeSlurm(squeue=UNKNOWN_JOB, sacct=Output(1, "", "sacct: fatal: Invalid field requested"))).poll(
             ["1"]
         )

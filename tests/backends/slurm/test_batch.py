@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.fakes import FakeSlurm, processes, resolved_command
-from trainworks.backends.slurm.allocation import Allocation, Step, StepHosts, allocation, processes_in
+from trainworks.backends.slurm.allocation import Allocation, StepCommand, StepHosts, allocation, processes_in
 from trainworks.backends.slurm.cleanup import marks_of
 from trainworks.backends.slurm.client import SlurmClient
 from trainworks.backends.slurm.node import of_the_job
@@ -48,7 +48,9 @@ def test_outside_of_a_job_it_says_so() -> None:
 
 
 def test_an_agent_is_a_step_of_its_own() -> None:
-    hosts = StepHosts(GOT, Step(("--container-image=a.sqsh",), ("python3",)), SlurmClient(run=FakeSlurm(), env={}))
+    hosts = StepHosts(
+        GOT, StepCommand(("--container-image=a.sqsh",), ("python3",)), SlurmClient(run=FakeSlurm(), env={})
+    )
     command = hosts.command(1, ["/here/python", "-P", "-m", "trainworks.worker.agent", "/runs/a b", "1"])
     assert command[:5] == ["srun", "--nodes=1", "--ntasks=1", "--nodelist=node1", "--overlap"]
     module = ["-P", "-m", "trainworks.backends.slurm.node", "trainworks.worker.agent", "/runs/a b", "1"]

@@ -14,7 +14,13 @@ import yaml
 from trainworks.agent.remote_agent import TOKEN_FILE
 from trainworks.backends.backend import Backend, Capability, JobStatus, NodeStatus, RenderedJob
 from trainworks.backends.job_tag import mark_of
-from trainworks.backends.kubernetes.client import Conflict, KubernetesClient, NotFound, NotServed, Refused
+from trainworks.backends.kubernetes.client import (
+    Conflict,
+    KubernetesClient,
+    KubernetesRefusedError,
+    NotFound,
+    NotServed,
+)
 from trainworks.backends.kubernetes.facts import DRAINED, JOBSET_LABEL, node_facts
 from trainworks.backends.kubernetes.output import LogStream, log_lines, pod_index
 from trainworks.backends.kubernetes.pod import ENVS, RESOLVED
@@ -104,7 +110,7 @@ class KubernetesBackend(Backend):
         """Create the JobSet, and the Secret that its pods wait for, unless this run already has them.
 
         Raises:
-            Refused: the API server refuses the job, with its own message.
+            KubernetesRefusedError: the API server refuses the job, with its own message.
             UsageError: a variable has no value, or the run needs a volume.
             UnansweredError: the server did not answer the request; if it created the job, another `submit` finds it.
             UnreachableError: the server does not answer, and did not create the job.
@@ -138,7 +144,7 @@ class KubernetesBackend(Backend):
         """Whether the namespace refuses pods of root; False if its labels are not readable."""
         try:
             namespace = self._client.get(f"/api/v1/namespaces/{self._options.namespace}")
-        except (Refused, NotServed):
+        except (KubernetesRefusedError, NotServed):
             return False
         return _labels(namespace).get(POD_SECURITY_LABEL) == "restricted"
 
@@ -319,11 +325,13 @@ class KubernetesBackend(Backend):
         """Keep a waiting job from starting.
 
         Raises:
-            Refused: the job does not wait.
+            KubernetesRefusedError: the job does not wait.
         """
         seen = self.poll([handle]).get(handle)
         if seen is None or not seen.state.waits:
-            raise Refused(f"cannot hold `{handle}`: it is {seen.state if seen else 'unknown'}, not waiting")
+            raise KubernetesRefusedError(
+                f"cannot hold `{handle}`: it is {seen.state if seen else 'unknown'}, not waiting"
+            )
         found = self._client.get(self._jobsets(handle))
         known = self._set_active(found, active=False)
         labels = {} if known or QUEUE_LABEL not in _labels(found) else {"labels": {QUEUE_LABEL: None}}
@@ -361,7 +369,7 @@ class KubernetesBackend(Backend):
         nodes = self._client.list("/api/v1/nodes")
         try:
             pods = self._client.list("/api/v1/pods")
-        except Refused:
+        except KubernetesRefusedError:
             pods = self._client.list(self._core("pods"))
         return sorted((node_facts(node, pods) for node in nodes), key=lambda facts: facts.name)
 

@@ -12,7 +12,7 @@ import yaml
 
 from trainworks.errors import EnvironmentProblem, MissingExtraError, UnreachableError, UsageError
 
-__all__ = ["Conflict", "KubernetesClient", "NotFound", "NotServed", "Refused"]
+__all__ = ["Conflict", "KubernetesClient", "KubernetesRefusedError", "NotFound", "NotServed"]
 
 Verb = Literal["GET", "POST", "PATCH", "DELETE"]
 Query = Mapping[str, str]
@@ -28,11 +28,11 @@ _UNREADABLE = (AttributeError, KeyError, TypeError, ValueError, yaml.YAMLError)
 _HINT = "check that `kubectl get nodes` works"
 
 
-class Refused(UsageError):
+class KubernetesRefusedError(UsageError):
     """The API server refused the request; the message is the server's."""
 
 
-class NotFound(Refused):
+class NotFound(KubernetesRefusedError):
     """The object does not exist."""
 
 
@@ -40,7 +40,7 @@ class NotServed(UnreachableError):
     """The server does not serve this kind of object, or does not serve it yet after its start."""
 
 
-class Conflict(Refused):
+class Conflict(KubernetesRefusedError):
     """An object of this name already exists."""
 
 
@@ -64,7 +64,7 @@ class KubernetesClient:
         Raises:
             UnreachableError: the server does not answer.
             NotFound: the object does not exist.
-            Refused: the server refuses the request for another reason.
+            KubernetesRefusedError: the server refuses the request for another reason.
             EnvironmentProblem: the configuration is missing, or its credentials are not accepted.
         """
         return self._request("GET", path, query=query)
@@ -175,7 +175,7 @@ def _unreachable(error: Exception) -> UnreachableError:
     return UnreachableError(f"the API server does not answer: {error}", hint=_HINT)
 
 
-def _refused(error: Any, path: str) -> EnvironmentProblem | Refused:
+def _refused(error: Any, path: str) -> EnvironmentProblem | KubernetesRefusedError:
     message = _message(error)
     if error.status == 404 and not _is_json(error.body):
         return NotServed(
@@ -185,7 +185,7 @@ def _refused(error: Any, path: str) -> EnvironmentProblem | Refused:
         return UnreachableError(f"the API server does not answer: {message}", hint="try again later")
     if error.status == _UNKNOWN_USER:
         return EnvironmentProblem(f"the API server does not accept your credentials: {message}", hint=_HINT)
-    kind = {404: NotFound, 409: Conflict}.get(error.status, Refused)
+    kind = {404: NotFound, 409: Conflict}.get(error.status, KubernetesRefusedError)
     return kind(message)
 
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, final
 
-from trainworks.backends.kubernetes.client import KubernetesClient, Refused
+from trainworks.backends.kubernetes.client import KubernetesClient, KubernetesRefusedError
 from trainworks.errors import TrainworksError
 
 __all__ = ["LogStream", "log_lines", "pod_index"]
@@ -31,7 +31,7 @@ def log_lines(client: KubernetesClient, pod: Object, *, follow: bool) -> Iterato
     path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}/log"
     try:
         yield from client.lines(path, {"follow": "true"} if follow else {})
-    except Refused:
+    except KubernetesRefusedError:
         return
 
 

@@ -85,7 +85,7 @@ class SkyPilotBackend(Backend):
         """Launch the managed job, unless one of this run is unfinished; returns its number.
 
         Raises:
-            Refused: SkyPilot refuses the job, with its own message.
+            SkyPilotRefusedError: SkyPilot refuses the job, with its own message.
             UnansweredError: SkyPilot did not answer; if it has the job, another `submit` finds it.
             UnreachableError: SkyPilot does not answer, and does not have the job.
         """

@@ -13,7 +13,7 @@ from typing import Any, final
 from trainworks.errors import EnvironmentProblem, UnreachableError, UsageError
 from trainworks.host import process
 
-__all__ = ["Refused", "SkyPilotClient"]
+__all__ = ["SkyPilotClient", "SkyPilotRefusedError"]
 
 _TIMEOUT_S = 180.0
 """Timeout of a call; the first one may start SkyPilot's API server, which takes half a minute."""
@@ -33,7 +33,7 @@ _EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)+(?P<name>[A-Z]\w+): ")
 _SUBMITTED = re.compile(r"Managed Job ID: (\d+)")
 
 
-class Refused(UsageError):
+class SkyPilotRefusedError(UsageError):
     """SkyPilot refused the request; the message is SkyPilot's."""
 
 
@@ -72,7 +72,7 @@ class SkyPilotClient:
 
         Raises:
             UnreachableError: the API server does not answer.
-            Refused: the program failed for another reason.
+            SkyPilotRefusedError: the program failed for another reason.
             EnvironmentProblem: the program is missing, or has no access.
         """
         which = "--skip-finished" if unfinished else "--all"
@@ -135,7 +135,7 @@ class SkyPilotClient:
             raise UnreachableError(f"SkyPilot does not answer: {reason}", hint="see `sky api info`")
         if _ENVIRONMENT.search(text):
             raise EnvironmentProblem(f"SkyPilot cannot run jobs: {reason}", hint="see `sky check` and `sky api info`")
-        raise Refused(f"SkyPilot: {reason}")
+        raise SkyPilotRefusedError(f"SkyPilot: {reason}")
 
 
 def _records(text: str) -> list[dict[str, Any]]:

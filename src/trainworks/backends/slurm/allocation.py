@@ -15,7 +15,7 @@ from trainworks.errors import EnvironmentProblem, TrainworksError, UnreachableEr
 from trainworks.host import process
 from trainworks.record.resolved import Processes, ResolvedRun
 
-__all__ = ["Allocation", "Step", "StepHosts", "allocation", "processes_in"]
+__all__ = ["Allocation", "StepCommand", "StepHosts", "allocation", "processes_in"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ def processes_in(resolved: ResolvedRun, got: Allocation) -> Processes:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepCommand:
     """How an agent is started: options of srun, and what stands before Python's own arguments."""
 
     options: tuple[str, ...]
@@ -94,7 +94,7 @@ class StepHosts:
 
     are_here = False
 
-    def __init__(self, got: Allocation, step: Step, client: SlurmClient) -> None:
+    def __init__(self, got: Allocation, step: StepCommand, client: SlurmClient) -> None:
         self._got = got
         self._step = step
         self._client = client

@@ -13,7 +13,7 @@ from typing import ClassVar, Self, final
 
 from trainworks.backends.backend import Backend, Capability, JobStatus, NodeStatus, RenderedJob
 from trainworks.backends.job_tag import find_patiently
-from trainworks.backends.slurm.client import Refused, SlurmClient
+from trainworks.backends.slurm.client import SlurmClient, SlurmRefusedError
 from trainworks.backends.slurm.ending import ending_of_turn
 from trainworks.backends.slurm.render import check, mark_of, render
 from trainworks.backends.slurm.states import (
@@ -93,7 +93,7 @@ class SlurmBackend(Backend):
         rendered = self.render(self.adapted(replace(spec, depends_on=())), RunDir(Path("/run")))
         try:
             self._client.submit(rendered.text, "--test-only")
-        except Refused as refused:
+        except SlurmRefusedError as refused:
             refused.hint = self._what_there_is()
             raise
 
@@ -142,7 +142,7 @@ class SlurmBackend(Backend):
         sbatch holds a lock of the run: where whoever submits is killed, the next one waits for what he began.
 
         Raises:
-            Refused: by sbatch, in its words.
+            SlurmRefusedError: by sbatch, in its words.
             UnansweredError: sbatch was not answered; if Slurm has the job, another `submit` finds it.
             UnreachableError: Slurm does not answer, and has not got the job.
             EnvironmentProblem: another process submits the same run now.
@@ -182,7 +182,7 @@ class SlurmBackend(Backend):
         wanted = f"--jobs={','.join(handles)}"
         try:
             said = self._client.call("squeue", "--noheader", "--states=all", wanted, f"--Format={_JOB}")
-        except Refused as refused:
+        except SlurmRefusedError as refused:
             if _GONE.search(refused.message):
                 return {}
             raise
@@ -196,8 +196,8 @@ class SlurmBackend(Backend):
         except UnreachableError as silent:
             unknown = JobStatus(state=JobState.UNKNOWN, reason=f"accounting does not answer: {silent.message}")
             return dict.fromkeys(handles, unknown)
-        except (Refused, EnvironmentProblem) as error:
-            if isinstance(error, Refused) and not _NO_ACCOUNTING.search(error.message):
+        except (SlurmRefusedError, EnvironmentProblem) as error:
+            if isinstance(error, SlurmRefusedError) and not _NO_ACCOUNTING.search(error.message):
                 raise
             self._accounting = False
             return {}
@@ -214,7 +214,7 @@ class SlurmBackend(Backend):
     def _cancel(self, *arguments: str) -> None:
         try:
             self._client.call("scancel", *arguments)
-        except Refused as refused:
+        except SlurmRefusedError as refused:
             if not _GONE.search(refused.message):
                 raise
 

@@ -21,7 +21,7 @@ import psutil
 from trainworks.agent.allocation import back_in_the_queue, no_restart_left, plan, planner_of
 from trainworks.agent.node_agents import CommandNodes, Hosts, ThisMachine, TrainingNodes
 from trainworks.agent.supervisor import Supervisor, supervise
-from trainworks.backends.slurm.allocation import Allocation, Step, StepHosts, allocation, processes_in
+from trainworks.backends.slurm.allocation import Allocation, StepCommand, StepHosts, allocation, processes_in
 from trainworks.backends.slurm.client import SlurmClient
 from trainworks.backends.slurm.ending import ending_of_turn, log_of
 from trainworks.backends.slurm.signals import ENDING, FORWARDED
@@ -60,18 +60,18 @@ def main(run_folder: str, *step: str) -> int:
     return _Batch(RunDir(Path(run_folder)), _step(list(step)), SlurmClient()).run()
 
 
-def _step(arguments: list[str]) -> Step:
+def _step(arguments: list[str]) -> StepCommand:
     options, python = arguments, [sys.executable]
     if "--" in arguments:
         cut = arguments.index("--")
         options, python = arguments[:cut], arguments[cut + 1 :]
-    return Step(tuple(options), tuple(python), is_container="--" in arguments)
+    return StepCommand(tuple(options), tuple(python), is_container="--" in arguments)
 
 
 class _Batch:
     """One stretch in which the job holds its nodes."""
 
-    def __init__(self, run_dir: RunDir, step: Step, client: SlurmClient) -> None:
+    def __init__(self, run_dir: RunDir, step: StepCommand, client: SlurmClient) -> None:
         self.run_dir = run_dir
         self._step = step
         self._client = client

@@ -11,7 +11,7 @@ from typing import Literal, final
 from trainworks.errors import EnvironmentProblem, UnreachableError, UsageError
 from trainworks.host import process
 
-__all__ = ["Refused", "SlurmClient"]
+__all__ = ["SlurmClient", "SlurmRefusedError"]
 
 Program = Literal["sbatch", "squeue", "sacct", "scancel", "scontrol", "sinfo"]
 
@@ -39,7 +39,7 @@ _SILENT = re.compile(
 )
 
 
-class Refused(UsageError):
+class SlurmRefusedError(UsageError):
     """Slurm understood, and says no; the message is its own."""
 
 
@@ -68,7 +68,7 @@ class SlurmClient:
 
         Raises:
             UnreachableError: slurmctld, or the login node, does not answer.
-            Refused: the program failed for another reason.
+            SlurmRefusedError: the program failed for another reason.
             EnvironmentProblem: there is no such program.
         """
         env = {name: value for name, value in self._env.items() if not name.startswith(_OPTIONS_OF_A_USER)}
@@ -122,7 +122,7 @@ class SlurmClient:
             raise UnreachableError(f"{where}: {said}", hint=f"does `ssh {self._login} sinfo` work?")
         if _SILENT.search(said):
             raise UnreachableError(f"Slurm does not answer: {said}", hint="try again later")
-        raise Refused(said)
+        raise SlurmRefusedError(said)
 
 
 def _without_prefix(stderr: str) -> str:
