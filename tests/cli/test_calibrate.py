@@ -11,7 +11,7 @@ import pytest
 
 from trainworks.api import calibrate as calibrate_use_case
 from trainworks.api.plan import plan_cluster
-from trainworks.cli import calibrate as calibrate_command
+from trainworks.cli.planning import calibrate as calibrate_command
 from trainworks.config.load import parse_run_file
 from trainworks.errors import TrainworksError
 from trainworks.plan.cluster.layout import check_against, parse_layout

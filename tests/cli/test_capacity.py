@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.cli.test_app import trainworks_program
-from trainworks.cli.capacity import command
+from trainworks.cli.planning.capacity import command
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.plan.capacity.teams import parse_teams, sampled_jobs
 

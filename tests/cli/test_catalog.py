@@ -10,7 +10,7 @@ import typer
 from tests.cli.test_app import trainworks_program
 from trainworks.catalog.lint import LintFinding
 from trainworks.catalog.rows import KINDS, read_rows
-from trainworks.cli import catalog as catalog_command
+from trainworks.cli.planning import catalog as catalog_command
 
 
 def catalog(*arguments: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.cli.test_app import trainworks_program
-from trainworks.cli import goodput as goodput_command
+from trainworks.cli.planning import goodput as goodput_command
 from trainworks.errors import DiskFullError, EnvironmentProblem, UsageError
 
 LARGE = ("--on", "2048 nodes of DGX H100", "--work", "54d", "--deadline", "63d", "--trials", "200")
@@ -221,7 +221,7 @@ def test_a_full_disk_is_the_machine_s_fault(tmp_path: Path, forecast, monkeypatc
     def full(*_: Any, **__: Any) -> None:
         raise DiskFullError("no space left on the device")
 
-    monkeypatch.setattr("trainworks.report.page.write_atomic", full)
+    monkeypatch.setattr("trainworks.report.rendering.page.write_atomic", full)
     with pytest.raises(DiskFullError) as raised:
         forecast(plot=tmp_path / "page.html")
     assert (raised.value.place, raised.value.exit_code) == ("--plot", 3)

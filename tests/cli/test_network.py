@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.cli.test_app import trainworks_program
-from trainworks.cli import network as network_command
+from trainworks.cli.planning import network as network_command
 from trainworks.errors import DiskFullError, EnvironmentProblem, UsageError
 
 RUN = """\

@@ -13,14 +13,14 @@ import pytest
 
 from tests.cli.test_app import IMPORT_ALL_WITHOUT_TORCH, trainworks_program
 from trainworks.api.plan import plan_cluster
-from trainworks.cli import plan as plan_command
+from trainworks.cli.planning import plan as plan_command
 from trainworks.config.load import parse_run_file
 from trainworks.errors import DiskFullError, EnvironmentProblem, TrainworksError, UsageError
 from trainworks.plan.cluster.layout import fixed_by, parse_layout
 from trainworks.plan.cluster.plan import ClusterPlan, LayoutComparison
 from trainworks.plan.search import limit_bytes
-from trainworks.report.renderer import build_document
-from trainworks.report.text import render_text
+from trainworks.report.rendering.renderer import build_document
+from trainworks.report.rendering.text import render_text
 from trainworks.results import Result
 
 ON = "4 nodes of 8x A100-SXM-80GB over 8x HDR"
@@ -528,7 +528,7 @@ def test_a_page_on_a_full_disk_is_one_clear_error(tmp_path: Path, monkeypatch: p
     def full(*_: object, **__: object) -> None:
         raise DiskFullError("no space left on device: 0 B free, writing `plan.html`", hint="lower `checkpoint.keep`")
 
-    monkeypatch.setattr("trainworks.report.page.write_atomic", full)
+    monkeypatch.setattr("trainworks.report.rendering.page.write_atomic", full)
     text = refusal(tmp_path, plot=tmp_path / "plan.html")
     assert text.endswith("hint: free some space, or write it elsewhere")
 

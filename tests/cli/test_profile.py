@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.report.conftest import RunWriter, make_plan
-from trainworks.cli.profile import _checked
+from trainworks.cli.runs.profile import _checked
 from trainworks.errors import UsageError
 from trainworks.host import process
 from trainworks.record.profile import ProfileRequest, write_request

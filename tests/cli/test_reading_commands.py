@@ -21,9 +21,9 @@ from trainworks.record.metrics import append_metrics
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir, create_run_dir
 from trainworks.record.status import RunStatus
-from trainworks.report.outcome import failure_of
-from trainworks.report.renderer import build_document
-from trainworks.report.text import print_document
+from trainworks.report.rendering.renderer import build_document
+from trainworks.report.rendering.text import print_document
+from trainworks.report.runs.outcome import failure_of
 
 
 def planned(**sections) -> ResolvedRun:

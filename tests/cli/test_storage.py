@@ -11,8 +11,8 @@ import pytest
 
 from tests.cli.test_app import trainworks_program
 from trainworks.catalog.cluster import parse_cluster
-from trainworks.cli import goodput as goodput_command
-from trainworks.cli import storage as storage_command
+from trainworks.cli.planning import goodput as goodput_command
+from trainworks.cli.planning import storage as storage_command
 from trainworks.errors import TrainworksError
 from trainworks.plan.reliability.defaults import usual_node_mttf
 

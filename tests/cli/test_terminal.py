@@ -18,8 +18,8 @@ from trainworks.cli.app import app
 from trainworks.errors import UsageError
 from trainworks.record.run_dir import create_run_dir
 from trainworks.record.status import RunStatus
-from trainworks.report.console import SafeConsole
-from trainworks.report.printable import printable
+from trainworks.report.rendering.console import SafeConsole
+from trainworks.report.rendering.printable import printable
 
 HOSTILE = "a\x1b]0;owned\x07b\u202ecba\x9b31m[/oops]:smile:\r\ud800"
 SHOWN = r"a\x1b]0;owned\x07b\u202ecba\x9b31m[/oops]:smile:\x0d\ud800"

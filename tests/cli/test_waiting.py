@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainworks.report.progress_bar import counted, waiting
+from trainworks.report.rendering.progress_bar import counted, waiting
 
 
 def test_every_item_is_passed_on_in_its_order() -> None:

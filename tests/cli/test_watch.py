@@ -11,7 +11,7 @@ from functools import partial
 from rich.console import Console
 
 from trainworks.backends.local.attached import stop_supervisor
-from trainworks.cli.watch import StopOnInterrupt
+from trainworks.cli.runs.watch import StopOnInterrupt
 from trainworks.host import process
 from trainworks.record.run_dir import create_run_dir
 from trainworks.record.status import RunStatus

@@ -16,8 +16,8 @@ from trainworks.record.metrics import MetricsRow, append_metrics
 from trainworks.record.resolved import MemoryTerms, ModelShape, Plan, Processes, ResolvedRun, StepTimeTerms
 from trainworks.record.run_dir import RunDir, create_run_dir
 from trainworks.record.status import RunStatus
-from trainworks.report.ledger import Ledger
-from trainworks.report.summary import Report, build_report
+from trainworks.report.runs.ledger import Ledger
+from trainworks.report.runs.summary import Report, build_report
 
 LAUNCH_AT = 1_760_000_000.0
 WORKLOAD = {

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainworks.report.comparison import warmup_steps
+from trainworks.report.runs.comparison import warmup_steps
 
 RunStart = Callable[..., Any]
 

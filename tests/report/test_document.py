@@ -16,8 +16,8 @@ from trainworks.catalog.cluster import parse_cluster
 from trainworks.plan.cost.comparison import compare
 from trainworks.plan.cost.report import CostReport
 from trainworks.plan.trace import fact
-from trainworks.report.axes import build_axis
-from trainworks.report.document import (
+from trainworks.report.rendering.axes import build_axis
+from trainworks.report.rendering.document import (
     NO_BREAK,
     Block,
     Bullets,
@@ -35,10 +35,10 @@ from trainworks.report.document import (
     left,
     right,
 )
-from trainworks.report.page import render_frame, render_page
-from trainworks.report.plots import Bar, Bars, Chart, Curve, Dot, Mark, Range, Ranges, Rule, Segment
-from trainworks.report.renderer import build_document
-from trainworks.report.text import print_document, render_text
+from trainworks.report.rendering.page import render_frame, render_page
+from trainworks.report.rendering.plots import Bar, Bars, Chart, Curve, Dot, Mark, Range, Ranges, Rule, Segment
+from trainworks.report.rendering.renderer import build_document
+from trainworks.report.rendering.text import print_document, render_text
 from trainworks.results import Result
 
 

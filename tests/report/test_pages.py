@@ -25,7 +25,7 @@ from trainworks.plan.cost.report import CostReport
 from trainworks.plan.reliability.scenario import CAUSES
 from trainworks.plan.trace import fact
 from trainworks.report.goodput import badput_bars, finish_chart
-from trainworks.report.plots import Bars, Chart
+from trainworks.report.rendering.plots import Bars, Chart
 from trainworks.results import Result
 
 ROOT = Path(__file__).parents[2]

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainworks.report.axes import build_axis, labelled_axis, tick_labels
-from trainworks.report.plots import (
+from trainworks.report.rendering.axes import build_axis, labelled_axis, tick_labels
+from trainworks.report.rendering.plots import (
     Bar,
     Bars,
     Chart,

@@ -11,7 +11,7 @@ from trainworks.record.events import append_event
 from trainworks.record.metrics import append_metrics
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
-from trainworks.report.run_progress import RunFollower, current_state
+from trainworks.report.runs.run_progress import RunFollower, current_state
 
 
 @pytest.fixture

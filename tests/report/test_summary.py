@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainworks.errors import EnvironmentProblem
-from trainworks.report.curves import decimate
-from trainworks.report.part import printable
-from trainworks.report.summary import Report, build_report
-from trainworks.report.wording import headline
+from trainworks.report.runs.curves import decimate
+from trainworks.report.runs.part import printable
+from trainworks.report.runs.summary import Report, build_report
+from trainworks.report.runs.wording import headline
 
 RunStart = Callable[..., Any]
 

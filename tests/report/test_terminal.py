@@ -9,9 +9,9 @@ from typing import Any
 
 from rich.console import Console
 
-from trainworks.report.renderer import build_document
-from trainworks.report.summary import Report
-from trainworks.report.text import print_document
+from trainworks.report.rendering.renderer import build_document
+from trainworks.report.rendering.text import print_document
+from trainworks.report.runs.summary import Report
 
 RunStart = Callable[..., Any]
 

@@ -24,9 +24,9 @@ from trainworks.host.probe import probe_host
 from trainworks.measure.calibrate import Machines
 from trainworks.record.environment import AcceleratorFacts, HostFacts
 from trainworks.record.run_dir import RunDir
-from trainworks.report.console import SafeConsole
-from trainworks.report.renderer import build_document
-from trainworks.report.text import print_document
+from trainworks.report.rendering.console import SafeConsole
+from trainworks.report.rendering.renderer import build_document
+from trainworks.report.rendering.text import print_document
 
 __all__ = ["main", "nodes_as_one"]
 

@@ -18,9 +18,9 @@ from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir, list_runs
 from trainworks.record.run_dir import find_run as find_run_dir
 from trainworks.record.status import RunStatus
-from trainworks.report.outcome import failure_of, resume_command
-from trainworks.report.run_progress import Progress, RunFollower, current_state
-from trainworks.report.summary import Report, build_report
+from trainworks.report.runs.outcome import failure_of, resume_command
+from trainworks.report.runs.run_progress import Progress, RunFollower, current_state
+from trainworks.report.runs.summary import Report, build_report
 
 if TYPE_CHECKING:
     from trainworks.api.jobs import Job

@@ -27,7 +27,7 @@ from trainworks.jobs.job_spec import JobSpec, spec_of_run
 from trainworks.jobs.state import JobState
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir, create_run_dir
-from trainworks.report.summary import Report
+from trainworks.report.runs.summary import Report
 
 __all__ = ["NODE_PLANNER", "Launch", "PreparedRun", "prepare", "prepare_resume", "report", "resume", "run", "submit"]
 

@@ -24,9 +24,9 @@ from trainworks.api.inputs import (
     share,
 )
 from trainworks.api.run_reliability import TRIALS, may_meet, simulate_reliability
-from trainworks.api.size_details import details_of, smallest_clusters, workload_of
-from trainworks.api.size_plans import PlanCache, smallest
-from trainworks.api.size_teams import share_capacity
+from trainworks.api.sizing.details import details_of, smallest_clusters, workload_of
+from trainworks.api.sizing.plans import PlanCache, smallest
+from trainworks.api.sizing.teams import share_capacity
 from trainworks.catalog.catalog import find_row, has, load_catalog, system
 from trainworks.catalog.catalog import processor as find_processor
 from trainworks.catalog.facts import Offer

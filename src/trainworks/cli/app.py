@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 
 from trainworks import __version__
 from trainworks.errors import DiskFullError, EnvironmentProblem, TrainworksError, UsageError, suggest
-from trainworks.report.printable import say
+from trainworks.report.rendering.printable import say
 
 __all__ = ["COMMANDS", "app", "main", "module_of"]
 
@@ -75,13 +75,19 @@ _BAD_PLACE = {
 """Errors of a place and not of the program, and the next step to take."""
 
 
-_MODULES = {"jobs": "job_store"}
-"""Modules that are not called as their command is."""
+_FOLDERS = {
+    "planning": ("plan", "size", "cost", "goodput", "capacity", "network", "storage", "catalog", "score", "calibrate"),
+    "runs": ("run", "submit", "resume", "report", "export", "profile", "data", "status", "ls", "logs", "stop"),
+    "jobs": ("ps", "describe", "hold", "release", "retry", "nodes", "drain", "jobs"),
+    "admin": ("sandbox", "hooks", "autoscale", "schema"),
+}
+_MODULES = {name: f"{folder}.{name}" for folder, names in _FOLDERS.items() for name in names}
+_MODULES |= {"jobs": "jobs.job_store"}
 
 
 def module_of(name: str) -> Any:
     """The module of a command, imported."""
-    return importlib.import_module(f"trainworks.cli.{_MODULES.get(name, name)}")
+    return importlib.import_module(f"trainworks.cli.{_MODULES[name]}")
 
 
 class _LazyCommands(TyperGroup):

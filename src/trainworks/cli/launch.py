@@ -13,10 +13,10 @@ from trainworks.api.run_request import RunRequest, read_request
 from trainworks.api.runs import Launch, PreparedRun
 from trainworks.api.runs import prepare as prepare_run
 from trainworks.cli.options import runs_folder, warn
-from trainworks.report.printable import say
-from trainworks.report.renderer import build_document
+from trainworks.report.rendering.printable import say
+from trainworks.report.rendering.renderer import build_document
+from trainworks.report.rendering.text import print_document
 from trainworks.report.request_text import request_text
-from trainworks.report.text import print_document
 
 __all__ = [
     "DryRun",

@@ -14,8 +14,8 @@ from rich.console import Console
 
 from trainworks.errors import ArgumentError, DiskFullError, EnvironmentProblem, UsageError
 from trainworks.record.run_dir import RunDir
-from trainworks.report.console import SafeConsole
-from trainworks.report.printable import say
+from trainworks.report.rendering.console import SafeConsole
+from trainworks.report.rendering.printable import say
 
 __all__ = [
     "AsJson",

@@ -11,8 +11,8 @@ import typer
 from trainworks.cli.options import option_errors, wide_console
 from trainworks.plan.trace import Traced
 from trainworks.report.explain import explain
-from trainworks.report.renderer import build_document
-from trainworks.report.text import print_document
+from trainworks.report.rendering.renderer import build_document
+from trainworks.report.rendering.text import print_document
 from trainworks.results import Result
 
 __all__ = ["show"]

@@ -10,9 +10,9 @@ from typing import Any
 from trainworks.plan.capacity.plan import CapacityPlan
 from trainworks.plan.capacity.policy import FIXED, ON_DEMAND, SPOT, Policy
 from trainworks.plan.capacity.policy_comparison import PolicyReplay
-from trainworks.report.axes import build_axis, labelled_axis
-from trainworks.report.document import Block, Column, Document, Facts, Row, Section, Table, Text, left, right
-from trainworks.report.plots import Chart, Curve, Dot, Rule, step_path
+from trainworks.report.rendering.axes import build_axis, labelled_axis
+from trainworks.report.rendering.document import Block, Column, Document, Facts, Row, Section, Table, Text, left, right
+from trainworks.report.rendering.plots import Chart, Curve, Dot, Rule, step_path
 from trainworks.units import DAY_S, HOUR_S, WEEK_S, format_duration, format_usd
 
 __all__ = ["document", "to_json"]

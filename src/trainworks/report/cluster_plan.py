@@ -15,7 +15,7 @@ from trainworks.plan.conv_step import ConvJob
 from trainworks.plan.network.nccl import nccl_settings
 from trainworks.plan.prediction import Prediction, describe_layout, extrapolation
 from trainworks.plan.pricing import AnyJob
-from trainworks.report.document import (
+from trainworks.report.rendering.document import (
     NARROW,
     Block,
     Column,
@@ -27,7 +27,7 @@ from trainworks.report.document import (
     join_unbroken,
     left,
 )
-from trainworks.report.plots import Bar, Bars, Segment
+from trainworks.report.rendering.plots import Bar, Bars, Segment
 from trainworks.units import HOUR_S, format_count, format_duration, format_gib, format_step_time
 
 __all__ = ["SHOWN_SHARE", "document", "format_interval", "layout_bars", "layout_text", "to_json"]

@@ -10,7 +10,7 @@ from trainworks.plan.cost.comparison import CostComparison, CostLine, per_millio
 from trainworks.plan.cost.renting import CONTRACTS
 from trainworks.plan.cost.report import CostReport
 from trainworks.plan.trace import Swing, Traced
-from trainworks.report.document import (
+from trainworks.report.rendering.document import (
     NARROW,
     Block,
     Column,
@@ -23,7 +23,7 @@ from trainworks.report.document import (
     left,
     right,
 )
-from trainworks.report.plots import Range, Ranges
+from trainworks.report.rendering.plots import Range, Ranges
 from trainworks.units import format_count, format_quantity, format_short_usd, format_usd
 
 __all__ = ["document", "to_json", "tornado_plot"]

@@ -7,9 +7,9 @@ from typing import Any
 
 from trainworks.plan.reliability.forecast import GoodputForecast
 from trainworks.plan.reliability.scenario import SimulationOutcome
-from trainworks.report.axes import Axis, build_axis
-from trainworks.report.document import Block, Document, Facts, Row, Section, Table, Text, left, right
-from trainworks.report.plots import Bar, Bars, Chart, Curve, Rule, Segment
+from trainworks.report.rendering.axes import Axis, build_axis
+from trainworks.report.rendering.document import Block, Document, Facts, Row, Section, Table, Text, left, right
+from trainworks.report.rendering.plots import Bar, Bars, Chart, Curve, Rule, Segment
 from trainworks.units import DAY_S, format_duration
 
 __all__ = ["badput_bars", "document", "finish_chart", "to_json"]

@@ -8,7 +8,7 @@ from typing import Any
 from trainworks.plan.cluster.plan import LayoutComparison
 from trainworks.plan.prediction import Prediction
 from trainworks.report.cluster_plan import SHOWN_SHARE, format_interval, layout_bars, layout_text
-from trainworks.report.document import Document, Facts, Section, Table, left
+from trainworks.report.rendering.document import Document, Facts, Section, Table, left
 from trainworks.units import format_gib, format_step_time
 
 __all__ = ["document", "to_json"]

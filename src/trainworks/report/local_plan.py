@@ -9,7 +9,7 @@ from typing import Any
 from trainworks.config.run_file import Workload
 from trainworks.record.environment import HostFacts
 from trainworks.record.resolved import Plan, ResolvedRun
-from trainworks.report.document import Document, Facts, Section, Text
+from trainworks.report.rendering.document import Document, Facts, Section, Text
 from trainworks.units import format_bytes, format_count, format_duration
 
 __all__ = ["document", "emulation_note", "to_json"]

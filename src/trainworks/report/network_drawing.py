@@ -10,7 +10,7 @@ from xml.etree.ElementTree import Element
 from trainworks.plan.network.design import NetworkDesign
 from trainworks.plan.network.support import SupportNetworks
 from trainworks.report.network_graph import Box, Bundle, Graph, network_graph
-from trainworks.report.svg import element, markup, with_title
+from trainworks.report.rendering.svg import element, markup, with_title
 
 __all__ = ["network_picture", "network_svg"]
 

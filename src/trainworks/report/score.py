@@ -16,7 +16,7 @@ from trainworks.measure.scoring import (
     Sweep,
 )
 from trainworks.plan.score import Errors, Rejections
-from trainworks.report.document import Column, Document, Row, Section, Table, Text, right
+from trainworks.report.rendering.document import Column, Document, Row, Section, Table, Text, right
 
 __all__ = ["document", "to_json"]
 

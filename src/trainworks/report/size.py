@@ -18,9 +18,12 @@ from trainworks.plan.sizing.proposal import Alternative, SizingGoal, front
 from trainworks.plan.sizing.result import Ownership, Proposal, ProposalDetails, SizingRequest, SmallestCluster
 from trainworks.plan.storage.systems import StorageVerdict, recommended
 from trainworks.plan.trace import Traced, tornado
-from trainworks.report.axes import build_axis
 from trainworks.report.cost import tornado_plot
-from trainworks.report.document import (
+from trainworks.report.explain import trace_json, trace_lines
+from trainworks.report.goodput import badput_bars, finish_chart
+from trainworks.report.network_drawing import network_picture
+from trainworks.report.rendering.axes import build_axis
+from trainworks.report.rendering.document import (
     Block,
     Bullets,
     Column,
@@ -35,10 +38,7 @@ from trainworks.report.document import (
     left,
     right,
 )
-from trainworks.report.explain import trace_json, trace_lines
-from trainworks.report.goodput import badput_bars, finish_chart
-from trainworks.report.network_drawing import network_picture
-from trainworks.report.plots import Bar, Bars, Chart, Curve, Dot, Drawing, Segment
+from trainworks.report.rendering.plots import Bar, Bars, Chart, Curve, Dot, Drawing, Segment
 from trainworks.units import (
     DAY_S,
     format_bytes,

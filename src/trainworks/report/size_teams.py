@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trainworks.plan.sizing.result import SHARED_WEEKS, SharedCapacity
-from trainworks.report.document import Column, Document, Section, Table, Text, right
+from trainworks.report.rendering.document import Column, Document, Section, Table, Text, right
 from trainworks.units import format_duration, format_usd
 
 __all__ = ["document", "to_json"]

@@ -13,7 +13,7 @@ from trainworks.plan.storage.plan import RAID_DRIVE_BYTES, RAID_DRIVES, StorageP
 from trainworks.plan.storage.raid import UNPROTECTED, Raid
 from trainworks.plan.storage.systems import StorageVerdict, recommended
 from trainworks.plan.trace import Traced
-from trainworks.report.document import Column, Document, Facts, Section, Table, Text, left, right
+from trainworks.report.rendering.document import Column, Document, Facts, Section, Table, Text, left, right
 from trainworks.units import format_quantity, format_step_time
 
 __all__ = ["document", "to_json"]

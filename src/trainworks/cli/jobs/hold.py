@@ -1,0 +1,14 @@
+"""`trainworks hold`."""
+
+from __future__ import annotations
+
+from trainworks.api import jobs
+from trainworks.cli.options import JobArgument, warn
+from trainworks.report.rendering.printable import say
+
+__all__ = ["command"]
+
+
+def command(job: JobArgument) -> None:
+    """Keep a waiting job from starting; it keeps its place in the queue."""
+    say(f"{jobs.hold(job, notify=warn).run_id} held")

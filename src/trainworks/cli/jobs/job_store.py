@@ -1,0 +1,51 @@
+"""`trainworks jobs`."""
+
+from __future__ import annotations
+
+import enum
+import json
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from trainworks.api.jobs import Rebuilt, rebuild_jobs
+from trainworks.cli.options import AsJson, RunsOption, runs_folder
+from trainworks.report.rendering.console import SafeConsole
+from trainworks.report.rendering.printable import say
+
+__all__ = ["command"]
+
+
+class StoreAction(enum.StrEnum):
+    """What to do with the job store."""
+
+    REBUILD = "rebuild"
+
+
+def command(
+    action: Annotated[StoreAction, typer.Argument(help="What to do with the job store.")],
+    runs: RunsOption = None,
+    as_json: AsJson = False,
+) -> None:
+    """`rebuild` adds the jobs of a folder of runs that are missing from the job store; a damaged store is moved away.
+
+    Jobs that wait or run on another backend are found there, and not submitted twice. Jobs that waited on this machine
+    return to its queue. Run it once for each folder of runs.
+    """
+    assert action is StoreAction.REBUILD
+    _show(rebuild_jobs(runs_folder(runs), notify=lambda message: say(message, err=True)), as_json=as_json)
+
+
+def _show(added: list[Rebuilt], *, as_json: bool) -> None:
+    rows = [(one.run_dir.run_id, str(one.state or "") or None, one.note or None) for one in added]
+    if as_json:
+        typer.echo(json.dumps([dict(zip(("run", "state", "note"), row, strict=True)) for row in rows], indent=2))
+        return
+    if not rows:
+        say("the job store has every run that was submitted", err=True)
+        return
+    table = Table("run", "state", "note", box=None, padding=(0, 2, 0, 0))
+    for run, state, note in rows:
+        table.add_row(run, state or "left out", note or "")
+    SafeConsole().print(table)

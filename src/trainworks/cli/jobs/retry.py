@@ -1,0 +1,14 @@
+"""`trainworks retry`."""
+
+from __future__ import annotations
+
+from trainworks.api import jobs
+from trainworks.cli.options import JobArgument, warn
+from trainworks.report.rendering.printable import say
+
+__all__ = ["command"]
+
+
+def command(job: JobArgument) -> None:
+    """A workload resumes from its newest checkpoint; a command starts from its beginning."""
+    say(f"{jobs.retry(job, notify=warn).run_id} queued again")

@@ -1,0 +1,1 @@
+"""Commands that predict: nothing is started."""

@@ -1,0 +1,70 @@
+"""`trainworks plan`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trainworks.api.inputs import described_run
+from trainworks.api.plan import compare_layout, plan
+from trainworks.cli.launch import Nodes, ProcessesPerNode, Recalibrate
+from trainworks.cli.options import AsJson, RunFilePath, RunsOption, check_writable, option_errors
+from trainworks.cli.output import show
+from trainworks.plan.cluster.plan import ClusterPlan, LayoutComparison
+from trainworks.record.resolved import ResolvedRun
+from trainworks.report.rendering.printable import say
+
+__all__ = ["command"]
+
+On = Annotated[
+    str | None, typer.Option("--on", metavar="CLUSTER", help="Plan for this cluster, e.g. `4x p4d.24xlarge`.")
+]
+Explain = Annotated[
+    str | None,
+    typer.Option(
+        "--explain", metavar="LAYOUT", help="Compare this layout with the fastest: `tp=8,pp=4,micro_batch=1`."
+    ),
+]
+Plot = Annotated[
+    Path | None, typer.Option("--plot", metavar="FILE", help="Write time and memory by term as an HTML page.")
+]
+
+_ONLY_PLANNED = (
+    "note: a preset is planned and not trained here, because it is a shape without a tokenizer and weights; to train "
+    "it, name a checkpoint folder or hub id in `workload.model.hf`, or give its dimensions"
+)
+
+Sizes = Annotated[bool, typer.Option("--sizes", help="Also plan for fewer nodes: time, memory and accelerators.")]
+
+
+def command(
+    run_file: RunFilePath,
+    on: On = None,
+    explain: Explain = None,
+    plot: Plot = None,
+    sizes: Sizes = False,
+    nodes: Nodes = None,
+    nproc: ProcessesPerNode = None,
+    runs: RunsOption = None,
+    as_json: AsJson = False,
+    recalibrate: Recalibrate = False,
+) -> None:
+    """Plans for this machine, which the first plan measures for a few seconds, or for a cluster that you describe."""
+    check_writable(plot, "--plot")
+    with option_errors():
+        if plot is not None:
+            described_run(run_file, on, task="a page is drawn")
+        if explain is not None:
+            result: ClusterPlan | LayoutComparison | ResolvedRun = compare_layout(run_file, explain, on=on)
+        else:
+            result = plan(run_file, on=on, sizes=sizes, nodes=nodes, nproc=nproc, runs=runs, recalibrate=recalibrate)
+    show(result, as_json=as_json, plot=plot)
+    if isinstance(result, ResolvedRun) and _is_preset(result):
+        say(_ONLY_PLANNED, err=True)
+
+
+def _is_preset(resolved: ResolvedRun) -> bool:
+    workload = resolved.run_file.workload
+    return workload is not None and workload.model.preset is not None

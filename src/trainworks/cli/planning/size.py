@@ -1,0 +1,105 @@
+"""`trainworks size`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trainworks.api.size import CONTRACTS, size
+from trainworks.cli.options import AsJson, Assume, Prices, check_writable, option_errors
+from trainworks.cli.output import show
+from trainworks.errors import UsageError
+from trainworks.report.rendering.progress_bar import waiting
+
+__all__ = ["command"]
+
+_LARGEST = 65_536
+
+RunFiles = Annotated[
+    list[Path],
+    typer.Argument(metavar="RUN_FILE...", help="YAML run files; several files are teams that share a cluster."),
+]
+Deadline = Annotated[
+    str | None,
+    typer.Option(
+        "--deadline", metavar="TIME", help="Time until the run is done; the goal of the run file when left out."
+    ),
+]
+Budget = Annotated[str | None, typer.Option("--budget", metavar="USD", help="Budget of the run: `200000USD`.")]
+Confidence = Annotated[
+    str, typer.Option("--confidence", metavar="SHARE", help="Required probability of meeting the deadline.")
+]
+Only = Annotated[
+    list[str] | None, typer.Option("--only", metavar="NAME", help="Accelerator or node to consider; may be repeated.")
+]
+NodeText = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--node", metavar="NODE", help="Consider these nodes only: `8x A100-SXM-80GB over 8x HDR`; may be repeated."
+    ),
+]
+ProcessorName = Annotated[
+    str | None, typer.Option("--processor", metavar="NAME", help="Host CPU to validate: `EPYC 9654`.")
+]
+Contracts = Annotated[
+    list[str] | None,
+    typer.Option("--contract", metavar="|".join(CONTRACTS), help="Contract to consider; may be repeated."),
+]
+Hours = Annotated[
+    float | None,
+    typer.Option(
+        "--hours-per-year",
+        metavar="H",
+        help="Hours of training in a year on an owned cluster, which is priced as well.",
+    ),
+]
+Largest = Annotated[
+    int, typer.Option("--largest", metavar="NODES", min=1, max=_LARGEST, help="Largest cluster to consider, in nodes.")
+]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of the simulations.")]
+Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Write the proposal as an HTML page.")]
+Explain = Annotated[str | None, typer.Option("--explain", metavar="FIGURE", help="Print the derivation of a figure.")]
+
+
+def command(
+    run_files: RunFiles,
+    deadline: Deadline = None,
+    budget: Budget = None,
+    confidence: Confidence = "90%",
+    only: Only = None,
+    node: NodeText = None,
+    processor: ProcessorName = None,
+    contract: Contracts = None,
+    hours_per_year: Hours = None,
+    largest: Largest = 1024,
+    prices: Prices = None,
+    assume: Assume = None,
+    seed: Seed = 1,
+    plot: Plot = None,
+    explain: Explain = None,
+    as_json: AsJson = False,
+) -> None:
+    """Plans every kind of node on offer, with failures and price, and proposes the cheapest that meets the goal."""
+    check_writable(plot, "--plot")
+    if len(run_files) > 1 and (plot is not None or explain is not None):
+        raise UsageError("--plot and --explain are for one run file", hint="several are answered with one table")
+    with option_errors(), waiting("planning") as progress:
+        result = size(
+            run_files if len(run_files) > 1 else run_files[0],
+            deadline=deadline,
+            budget=budget,
+            confidence=confidence,
+            only=only or [],
+            node=node or [],
+            processor=processor,
+            contract=contract or [],
+            hours_per_year=hours_per_year,
+            largest=largest,
+            prices=prices,
+            assume=assume or [],
+            seed=seed,
+            progress=progress,
+        )
+    show(result, as_json=as_json, figure=explain, plot=plot)

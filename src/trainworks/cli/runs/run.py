@@ -1,0 +1,44 @@
+"""`trainworks run`."""
+
+from __future__ import annotations
+
+from trainworks.cli.launch import (
+    DryRun,
+    Name,
+    Nodes,
+    ProcessesPerNode,
+    Recalibrate,
+    Target,
+    prepare,
+    wanted,
+)
+from trainworks.cli.options import RunsOption
+from trainworks.cli.runs.watch import watch_to_the_end
+from trainworks.report.rendering.console import SafeConsole
+
+__all__ = ["command"]
+
+
+def command(
+    target: Target,
+    nodes: Nodes = None,
+    nproc: ProcessesPerNode = None,
+    name: Name = None,
+    runs: RunsOption = None,
+    dry_run: DryRun = False,
+    recalibrate: Recalibrate = False,
+) -> None:
+    """Ctrl-C stops the run with a checkpoint; `trainworks resume` resumes it.
+
+    A run on another cluster waits in its queue, and is watched from here.
+    """
+    talk = SafeConsole(stderr=True)
+    request = wanted(target, nodes=nodes, nproc=nproc, name=name)
+    launch = prepare(request, runs=runs, dry_run=dry_run, recalibrate=recalibrate, console=talk, queued=False)
+    if launch is None:
+        return
+    job = request.run_file.job
+    if request.run_file.cluster.engine == "local" and any((job.hold, job.depends_on, job.time_limit)):
+        talk.print("warning: `run` ignores `job`; use `trainworks submit` to queue this run", style="yellow")
+    talk.print(f"run {launch.run.id} in {launch.run.path}", highlight=False)
+    watch_to_the_end(launch, talk)

@@ -1,0 +1,70 @@
+"""A document as one HTML page that needs nothing else: no request, no script, plots as inline SVG."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from markupsafe import Markup
+
+from trainworks.files import write_atomic
+from trainworks.report.rendering.document import NO_BREAK, Block, Document, Plot, Styled
+from trainworks.report.rendering.printable import printable
+from trainworks.report.rendering.svg import markup
+
+__all__ = ["render_frame", "render_page", "write_page"]
+
+
+def render_page(document: Document) -> str:
+    """The whole page; every text is escaped."""
+    return _template("page.html").render(document=document, sections=document.shown("page"))
+
+
+def render_frame(document: Document) -> str:
+    """The page in a frame, whose styles do not touch the notebook around it."""
+    return _template("frame.html").render(title=document.title, page=render_page(document))
+
+
+def write_page(document: Document, path: Path) -> None:
+    """Write the page, atomically.
+
+    Raises:
+        DiskFullError: no space left; an older page is untouched.
+    """
+    write_atomic(path, render_page(document))
+
+
+@cache
+def _template(name: str) -> Template:
+    environment = Environment(
+        loader=PackageLoader("trainworks", "report/templates"),
+        autoescape=True,
+        finalize=_finalize,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"block": _block_type, "picture": _picture, "styled": _styled}
+    return environment.get_template(name)
+
+
+def _finalize(value: Any) -> Any:
+    """Text with control characters escaped and unbreakable blanks as HTML has them."""
+    if isinstance(value, Markup) or not isinstance(value, str):
+        return value
+    return printable(value).replace(NO_BREAK, "\u00a0")
+
+
+def _block_type(block: Block) -> str:
+    return "Plot" if isinstance(block, Plot) else type(block).__name__
+
+
+def _picture(plot: Plot) -> Markup:
+    drawn = plot.picture()
+    return Markup(_finalize(markup(drawn)) if drawn is not None else "")  # noqa: S704, ElementTree escaped every text
+
+
+def _styled(cell: str | Styled) -> Styled:
+    return cell if isinstance(cell, Styled) else Styled(cell)

@@ -1,0 +1,46 @@
+"""A bar on stderr, on a terminal, from the moment on that something takes long."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from trainworks.report.rendering.console import SafeConsole
+
+__all__ = ["counted", "waiting"]
+
+_QUIET_S = 1.5
+_Item = TypeVar("_Item")
+
+
+@contextmanager
+def waiting(text: str) -> Iterator[Callable[..., None]]:
+    """Yields a function that is told the share that is done, and if it changes what is being done."""
+    started = time.monotonic()
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    console = SafeConsole(stderr=True)
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    task = bar.add_task(text, total=1.0)
+
+    def report(share: float, doing: str = text) -> None:
+        if not bar.live.is_started and time.monotonic() - started > _QUIET_S:
+            bar.start()
+        bar.update(task, completed=share, description=doing)
+
+    try:
+        yield report
+    finally:
+        if bar.live.is_started:
+            bar.stop()
+
+
+def counted(items: Sequence[_Item], text: str) -> Iterator[_Item]:
+    """The items, one by one."""
+    with waiting(text) as report:
+        for done, item in enumerate(items):
+            report(done / len(items))
+            yield item

@@ -1,0 +1,256 @@
+"""Planned against measured: the prediction of the plan held against the steady steps of the run.
+
+Convention: relative difference = (measured - planned) / planned, so that + means more than planned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import Literal
+
+from trainworks.record.events import Event
+from trainworks.record.metrics import MetricsRow
+from trainworks.record.resolved import Plan
+from trainworks.report.runs.history import History
+from trainworks.report.runs.ledger import Ledger
+from trainworks.report.runs.part import ReportPart
+from trainworks.units import format_bytes, format_duration
+
+__all__ = ["Comparison", "Difference", "build_comparison", "warmup_steps"]
+
+Unit = Literal["s", "bytes", "per_s", "ratio"]
+AGREEMENT = 0.05
+MAX_WARMUP_STEPS = 5
+
+
+class Difference(ReportPart):
+    """One quantity, planned and measured."""
+
+    name: str
+    unit: Unit
+    planned: float | None
+    measured: float | None
+    relative: float | None
+    """(measured - planned) / planned; None where one of them is missing or the plan says zero."""
+
+
+class Comparison(ReportPart):
+    """The plan and what it has to answer for."""
+
+    num_steps: int
+    """Steady steps that the medians are taken over."""
+    num_warmup_steps: int
+    """First steps left out."""
+    num_other_steps: int
+    """Steps that other layouts trained before a resume on other ranks. This plan did not predict them."""
+    step_time: Difference
+    step_time_terms: tuple[Difference, ...]
+    """Medians of the terms; `other` is what they leave of the median step."""
+    memory: Difference
+    """Largest peak over the ranks."""
+    memory_terms: tuple[Difference, ...]
+    """Planned only: the peak is measured as one number."""
+    tokens_per_s: Difference
+    mfu: Difference
+    """Model FLOP/s over world_size * peak_flops_per_s; None without a known peak."""
+    peak_source: str
+    run_time: Difference
+    """Launch to last step, idle time left out; measured once the run is complete, if one layout trained all of it."""
+    checkpoint_size: Difference
+    checkpoint_stall: Difference
+    """Median stall of one checkpoint; the plan does not predict it."""
+    findings: tuple[str, ...]
+    """One sentence per difference worth a sentence, the biggest first; one of agreement if there is none."""
+
+
+def build_comparison(plan: Plan, history: History, ledger: Ledger, *, unit: str = "tokens") -> Comparison:
+    """Hold a plan against the steps that were trained with its layout; what is measured is None before there are any.
+
+    Args:
+        plan: the newest of the run.
+        history: its record.
+        ledger: where its time went.
+        unit: what its throughput counts.
+    """
+    others = _attempts_of_other_layouts(plan, history)
+    rows = [row for row in history.effective if row["attempt"] not in others]
+    skipped = warmup_steps(len(rows))
+    steady = rows[skipped:]
+    num_other_steps = len(history.effective) - len(rows)
+    step_time = _difference("step time", "s", plan.step_time.total_s, _median_of(steady, lambda row: row["step_s"]))
+    terms = _step_time_terms(plan, steady, step_time.measured)
+    memory = _difference("memory peak", "bytes", plan.memory.total_bytes, _memory_peak(history, others))
+    run_time = _difference("run time", "s", plan.run_time_s, None if num_other_steps else _run_time(plan, history))
+    throughput = _difference(f"{unit}/s", "per_s", plan.tokens_per_s, _median_of(steady, _tokens_per_s))
+    checkpoints = history.of_kind("checkpoint")
+    return Comparison(
+        num_steps=len(steady),
+        num_warmup_steps=skipped,
+        num_other_steps=num_other_steps,
+        step_time=step_time,
+        step_time_terms=terms,
+        memory=memory,
+        memory_terms=_memory_terms(plan),
+        tokens_per_s=throughput,
+        mfu=_difference("MFU", "ratio", _mfu(plan, throughput.planned), _mfu(plan, throughput.measured)),
+        peak_source=plan.peak_source,
+        run_time=run_time,
+        checkpoint_size=_difference(
+            "checkpoint size", "bytes", plan.checkpoint_bytes, _last_field(checkpoints, "bytes")
+        ),
+        checkpoint_stall=_difference("checkpoint stall", "s", None, _median_field(checkpoints, "stall_s")),
+        findings=_findings(plan, step_time, terms, memory=memory, run_time=run_time, ledger=ledger),
+    )
+
+
+def warmup_steps(num_steps: int) -> int:
+    """First steps that the medians leave out: five, but never more than a quarter of what there is.
+
+    >>> warmup_steps(300), warmup_steps(8), warmup_steps(3)
+    (5, 2, 0)
+    """
+    return min(MAX_WARMUP_STEPS, num_steps // 4)
+
+
+def _attempts_of_other_layouts(plan: Plan, history: History) -> set[int]:
+    own = plan.layout.describe()
+    return {event["attempt"] for event in history.of_kind("attempt") if event.get("layout", own) != own}
+
+
+def _difference(name: str, unit: Unit, planned: float | None, measured: float | None) -> Difference:
+    relative = (measured - planned) / planned if planned and measured is not None else None
+    return Difference(name=name, unit=unit, planned=planned, measured=measured, relative=relative)
+
+
+def _median_of(rows: Sequence[MetricsRow], value: Callable[[MetricsRow], float]) -> float | None:
+    return median(value(row) for row in rows) if rows else None
+
+
+def _tokens_per_s(row: MetricsRow) -> float:
+    return row["tokens"] / row["step_s"] if row["step_s"] > 0 else 0.0
+
+
+def _step_time_terms(plan: Plan, rows: Sequence[MetricsRow], whole_s: float | None) -> tuple[Difference, ...]:
+    planned = plan.step_time
+    terms = (
+        _difference("compute", "s", planned.compute_s, _median_of(rows, lambda row: row["compute_s"])),
+        _difference(
+            "communication", "s", planned.communication_s, _median_of(rows, lambda row: row["communication_s"])
+        ),
+        _difference("optimizer", "s", planned.optimizer_s, _median_of(rows, lambda row: row["optimizer_s"])),
+        _difference("data", "s", planned.data_s, _median_of(rows, lambda row: row["data_s"])),
+    )
+    rest = None if whole_s is None else max(0.0, whole_s - sum(term.measured or 0.0 for term in terms))
+    return (*terms, _difference("other", "s", None, rest))
+
+
+def _memory_peak(history: History, others: set[int]) -> float | None:
+    recorded = (step.row for launch in history.launches for step in launch.steps)
+    rows = [row for row in recorded if row["attempt"] not in others]
+    return max((float(row["memory_peak_bytes"]) for row in rows if "memory_peak_bytes" in row), default=None)
+
+
+def _memory_terms(plan: Plan) -> tuple[Difference, ...]:
+    sizes: dict[str, int] = plan.memory.model_dump()
+    return tuple(_difference(name.removesuffix("_bytes"), "bytes", size, None) for name, size in sizes.items())
+
+
+def _run_time(plan: Plan, history: History) -> float | None:
+    rows = history.effective
+    if not rows or rows[-1]["step"] < plan.num_steps:
+        return None
+    return max(0.0, rows[-1]["t"] - history.start_at - history.idle_s)
+
+
+def _mfu(plan: Plan, tokens_per_s: float | None) -> float | None:
+    """Model FLOPs utilization: mfu = model_flops_per_token * tokens/s / (world_size * peak_flops_per_s)."""
+    if tokens_per_s is None or not plan.peak_flops_per_s:
+        return None
+    return plan.model_flops_per_token * tokens_per_s / (plan.layout.world_size * plan.peak_flops_per_s)
+
+
+def _last_field(events: Sequence[Event], field: str) -> float | None:
+    values = [float(event[field]) for event in events if event.get(field) is not None]
+    return values[-1] if values else None
+
+
+def _median_field(events: Sequence[Event], field: str) -> float | None:
+    values = [float(event[field]) for event in events if event.get(field) is not None]
+    return median(values) if values else None
+
+
+def _findings(
+    plan: Plan,
+    step_time: Difference,
+    terms: Sequence[Difference],
+    *,
+    memory: Difference,
+    run_time: Difference,
+    ledger: Ledger,
+) -> tuple[str, ...]:
+    measured = [item for item in (step_time, memory, run_time) if item.relative is not None]
+    if not measured:
+        return ()
+    reasons = {
+        "step time": lambda: _step_time_reason(step_time, terms),
+        "memory peak": lambda: _both(memory),
+        "run time": lambda: _run_time_reason(plan, step_time, run_time, ledger),
+    }
+    worth_saying = [item for item in measured if abs(item.relative or 0.0) >= AGREEMENT]
+    worth_saying.sort(key=lambda item: -abs(item.relative or 0.0))
+    sentences = tuple(_sentence(item, reasons[item.name]()) for item in worth_saying)
+    agreed = _join([item.name for item in measured])
+    return sentences or (f"{agreed} agreed with the plan within {AGREEMENT * 100:.0f} %",)
+
+
+def _sentence(item: Difference, reason: str) -> str:
+    relative = item.relative or 0.0
+    more, less = ("higher", "lower") if item.unit == "bytes" else ("longer", "shorter")
+    # Past a doubling a ratio reads better than a percentage.
+    much = f"{1 + relative:.1f} times the plan" if relative >= 1 else f"{abs(relative) * 100:.0f} %"
+    than = "" if relative >= 1 else f" {more if relative > 0 else less} than planned"
+    return f"{item.name} was {much}{than}{reason}"
+
+
+def _step_time_reason(step_time: Difference, terms: Sequence[Difference]) -> str:
+    """Name the term that moved furthest in the direction in which the whole moved."""
+    whole = (step_time.measured or 0.0) - (step_time.planned or 0.0)
+    shares = {term.name: ((term.measured or 0.0) - (term.planned or 0.0)) / whole for term in terms}
+    cause = max(terms, key=lambda term: shares[term.name])
+    return f"; {_portion(shares[cause.name])} is {cause.name}: {_planned_measured(cause)}"
+
+
+def _run_time_reason(plan: Plan, step_time: Difference, run_time: Difference, ledger: Ledger) -> str:
+    """Name the largest reason for a longer run; a shorter one just gives both numbers."""
+    whole = (run_time.measured or 0.0) - (run_time.planned or 0.0)
+    if whole <= 0:
+        return _both(run_time)
+    slower_s = plan.num_steps * ((step_time.measured or 0.0) - (step_time.planned or 0.0))
+    planned_overhead_s = plan.run_time_s - plan.num_steps * plan.step_time.total_s
+    reasons = {
+        "slower steps": slower_s,
+        "start": ledger.start_s - max(0.0, planned_overhead_s),
+        "checkpoints": ledger.checkpoint_s,
+        "restarts": ledger.restart_s,
+        "lost steps": ledger.lost_s,
+    }
+    cause = max(reasons, key=reasons.__getitem__)
+    return f"{_both(run_time)}; {_portion(reasons[cause] / whole)} is {cause}: {format_duration(reasons[cause])}"
+
+
+def _portion(share: float) -> str:
+    return "most of it" if share > 0.5 else "the largest part"
+
+
+def _both(item: Difference) -> str:
+    return f": {_planned_measured(item)}"
+
+
+def _planned_measured(item: Difference) -> str:
+    show = format_bytes if item.unit == "bytes" else format_duration
+    return f"{show(item.planned or 0.0)} planned, {show(item.measured or 0.0)} measured"
+
+
+def _join(names: Sequence[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

@@ -1,0 +1,335 @@
+"""The report: everything that the terminal, the page and the JSON say, put together once from the record."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import median
+
+from trainworks.config.run_file import Workload
+from trainworks.record.environment import HostFacts
+from trainworks.record.events import Event, read_events
+from trainworks.record.faults import describe_fault
+from trainworks.record.manifest import describe_damage
+from trainworks.record.metrics import MetricsRow, read_metrics
+from trainworks.record.resolved import Plan, Processes, ResolvedRun
+from trainworks.record.run_dir import RunDir
+from trainworks.record.status import RunStatus
+from trainworks.report.runs.attempts import Failure, ReportedAttempt, build_attempts, build_failures
+from trainworks.report.runs.comparison import Comparison, build_comparison
+from trainworks.report.runs.curves import Curves, build_curves
+from trainworks.report.runs.history import History, build_history
+from trainworks.report.runs.ledger import Ledger, build_ledger
+from trainworks.report.runs.out_of_memory import OutOfMemory, build_out_of_memory
+from trainworks.report.runs.part import ReportPart, printable
+from trainworks.report.runs.profile import ProfiledRank, build_profiles
+from trainworks.results import Result
+from trainworks.units import format_count
+
+__all__ = ["Checkpoints", "Compiled", "Fault", "LossPoint", "Report", "Sample", "Training", "build_report"]
+
+
+class LossPoint(ReportPart):
+    """The loss of one step; of tokens and images in nats."""
+
+    step: int
+    loss: float
+
+
+class Training(ReportPart):
+    """What was trained, and how far it came."""
+
+    model: str
+    num_parameters: int
+    layout: str
+    precision: str
+    unit: str
+    """What throughput counts: tokens, images or samples."""
+    data: str
+    """Source and sequence length."""
+    data_tokens: int | None
+    """Tokens of the data set; None until it is ready."""
+    data_seconds: float | None
+    """What preparing it took."""
+    data_cached: bool
+    num_steps: int
+    """Planned."""
+    steps_done: int
+    tokens: int
+    """Trained on by the effective steps."""
+    lost_steps: int
+    """Steps that were done and then thrown away by a restart or a rollback."""
+    compiled: Compiled | None
+    """None where blocks are not compiled."""
+    loss_scale_steps: int
+    """Steps that fp16's loss scaling left out, because its scale was too high; no faults."""
+    loss_first: LossPoint | None
+    loss_last: LossPoint | None
+    loss_lowest: LossPoint | None
+    """None when no loss is finite."""
+
+
+class Compiled(ReportPart):
+    """What compiling cost and gained, measured before the first step of the last attempt."""
+
+    compile_s: float
+    compiled_s: float
+    """Of one forward and backward."""
+    eager_s: float
+    """The same without compiling."""
+
+
+class Checkpoints(ReportPart):
+    """What saving did and what it cost."""
+
+    steps: tuple[int, ...]
+    failed_steps: tuple[int, ...]
+    damaged: tuple[str, ...] = ()
+    """What was found wrong with each one that was passed over, and where training went on."""
+    size_bytes: int | None
+    """Of the last one."""
+    stall_s: float
+    """Sum over all of them."""
+    write_s: float | None
+    """Median time until the manifest was written; the run goes on meanwhile."""
+
+
+class Fault(ReportPart):
+    """A step that could not be right and was left out."""
+
+    step: int
+    attempt: int
+    reason: str
+    """`nonfinite` or `spike`."""
+    loss: float
+    """Mean over the ranks."""
+    grad_norm: float
+    rolled_back_to: int | None
+    """Step of the checkpoint that the run went back to; None if the step alone was skipped."""
+    text: str
+    """The same in words."""
+
+
+class Sample(ReportPart):
+    """Text that the trained model wrote."""
+
+    step: int
+    prompt: str
+    text: str
+
+
+class Report(ReportPart, Result):
+    """One run. A command has no training or comparison, and ledger and curves only if its loop records steps."""
+
+    format_version: int = 1
+    run_id: str
+    name: str
+    state: str
+    cause: str | None
+    message: str | None
+    hint: str | None
+    trainworks: str
+    generated_at: float
+    """Seconds since the epoch, as are all `_at`."""
+    started_at: float
+    ended_at: float | None
+    """None while the run is going."""
+    wall_clock_s: float
+    idle_s: float
+    """Part of the wall clock in which nothing was running: between a stop and a resume."""
+    runtime_goodput: float | None
+    command: tuple[str, ...] | None
+    processes: Processes
+    host: HostFacts
+    training: Training | None
+    attempts: tuple[ReportedAttempt, ...]
+    failures: tuple[Failure, ...]
+    out_of_memory: OutOfMemory | None
+    """Explained, if that is what ended the run."""
+    checkpoints: Checkpoints
+    faults: tuple[Fault, ...]
+    profiles: tuple[ProfiledRank, ...]
+    comparison: Comparison | None
+    ledger: Ledger | None
+    sample: Sample | None
+    curves: Curves | None
+
+
+def build_report(run_dir: RunDir, now: float, *, state: str | None = None) -> Report:
+    """Read a run's record and say what it says.
+
+    Args:
+        run_dir: of a run in any state, also one that is still going.
+        now: seconds since the epoch; the end of a run that is still going.
+        state: as seen from outside, where the record cannot know it: `LOST` ends a run with its last sign of life.
+
+    Raises:
+        EnvironmentProblem: the resolved run is missing or was written by another format.
+    """
+    resolved = run_dir.read_resolved()
+    status = run_dir.read_status()
+    status = status.model_copy(update={"state": state}) if state else status
+    events, rows = read_events(run_dir.events_file), read_metrics(run_dir.metrics_file)
+    history = build_history(events, rows, created_at=resolved.created_at, status=status, now=now)
+    has_steps = resolved.plan is not None or bool(history.effective)  # a command's loop may record them
+    ledger = build_ledger(history) if has_steps else None
+    standing = _standing(status, history.of_kind("state"))
+    return Report(
+        run_id=printable(resolved.run_id),
+        name=resolved.run_file.name,
+        **standing.model_dump(include={"state", "cause", "message", "hint"}),
+        trainworks=resolved.trainworks,
+        generated_at=now,
+        started_at=history.start_at,
+        ended_at=history.end_at if history.launches[-1].ended else None,
+        wall_clock_s=history.end_at - history.start_at,
+        idle_s=history.idle_s,
+        runtime_goodput=ledger.runtime_goodput if ledger else None,
+        command=_command(resolved),
+        processes=resolved.processes,
+        host=resolved.host,
+        training=_training(resolved, history),
+        attempts=build_attempts(history),
+        failures=build_failures(history),
+        out_of_memory=build_out_of_memory(resolved, events) if standing.state == "FAILED" else None,
+        checkpoints=_checkpoints(history),
+        faults=_faults(history),
+        profiles=build_profiles(run_dir, history),
+        comparison=_comparison(resolved, history, ledger),
+        ledger=ledger,
+        sample=_sample(history),
+        curves=build_curves(history) if has_steps else None,
+    )
+
+
+def _standing(status: RunStatus, states: Sequence[Event]) -> RunStatus:
+    """Where the run stands; the last `state` event stands in for a status file that is missing."""
+    if not status.updated_at and states:
+        last = states[-1]
+        status = RunStatus(state=str(last.get("state")), cause=last.get("cause"), message=last.get("message"))
+    return RunStatus(
+        state=printable(status.state),
+        cause=_text_or_none(status.cause),
+        message=_text_or_none(status.message),
+        hint=_text_or_none(status.hint),
+    )
+
+
+def _text_or_none(value: object) -> str | None:
+    return printable(value) or None
+
+
+def _command(resolved: ResolvedRun) -> tuple[str, ...] | None:
+    if resolved.command is not None:
+        return tuple(printable(part) for part in resolved.command)
+    return (printable(resolved.run_file.run),) if resolved.run_file.run else None
+
+
+def _training(resolved: ResolvedRun, history: History) -> Training | None:
+    plan, workload = resolved.plan, resolved.run_file.workload
+    if plan is None or workload is None:
+        return None
+    rows = history.effective
+    ready: Event = next(iter(reversed(history.of_kind("data_ready"))), {})
+    return Training(
+        model=_describe_model(plan, workload),
+        num_parameters=plan.model.num_parameters,
+        layout=plan.layout.describe(),
+        precision=workload.precision,
+        unit=workload.unit,
+        data=_describe_data(workload),
+        data_tokens=ready.get("num_tokens"),
+        data_seconds=ready.get("seconds"),
+        data_cached=bool(ready.get("cached", False)),
+        num_steps=plan.num_steps,
+        steps_done=rows[-1]["step"] if rows else 0,
+        tokens=sum(row["tokens"] for row in rows if not row.get("skipped")),
+        lost_steps=len(history.lost),
+        compiled=_compiled(history),
+        loss_scale_steps=sum(row.get("skipped") == "loss_scale" for row in rows),
+        loss_first=_loss_point(rows[:1]),
+        loss_last=_loss_point(rows[-1:]),
+        loss_lowest=_loss_point(_lowest(rows)),
+    )
+
+
+def _compiled(history: History) -> Compiled | None:
+    events = history.of_kind("compiled")
+    if not events:
+        return None
+    return Compiled(**{name: float(events[-1][name]) for name in ("compile_s", "compiled_s", "eager_s")})
+
+
+def _describe_model(plan: Plan, workload: Workload) -> str:
+    shape = plan.model
+    family = workload.model.title
+    if not shape.is_described:
+        return printable(f"{family}, {format_count(shape.num_parameters)} parameters")
+    sizes = f"{shape.layers} layers, hidden {shape.hidden}, {format_count(shape.num_parameters)} parameters"
+    return printable(f"{family}, {sizes}")
+
+
+def _describe_data(workload: Workload) -> str:
+    data = workload.data
+    if workload.task == "module":
+        return "as its file reads it"
+    size = f"{data.image_size} pixels" if data.image_size else f"{data.sequence_length} tokens per sequence"
+    return printable(f"{data.title}, {size}")
+
+
+def _lowest(rows: Sequence[MetricsRow]) -> list[MetricsRow]:
+    finite = [row for row in rows if math.isfinite(row["loss"])]
+    return sorted(finite, key=lambda row: row["loss"])[:1]
+
+
+def _loss_point(rows: Sequence[MetricsRow]) -> LossPoint | None:
+    return LossPoint(step=rows[0]["step"], loss=rows[0]["loss"]) if rows else None
+
+
+def _comparison(resolved: ResolvedRun, history: History, ledger: Ledger | None) -> Comparison | None:
+    workload = resolved.run_file.workload
+    if resolved.plan is None or ledger is None:
+        return None
+    return build_comparison(resolved.plan, history, ledger, unit=workload.unit if workload else "tokens")
+
+
+def _checkpoints(history: History) -> Checkpoints:
+    written = history.of_kind("checkpoint")
+    sizes = [int(event["bytes"]) for event in written if event.get("bytes") is not None]
+    write_times = [float(event["write_s"]) for event in written if event.get("write_s") is not None]
+    return Checkpoints(
+        steps=tuple(int(event["step"]) for event in written),
+        failed_steps=tuple(int(event["step"]) for event in history.of_kind("checkpoint_failed")),
+        damaged=tuple(printable(describe_damage(event)) for event in history.of_kind("checkpoint_damaged")),
+        size_bytes=sizes[-1] if sizes else None,
+        stall_s=math.fsum(float(event.get("stall_s") or 0.0) for event in written),
+        write_s=median(write_times) if write_times else None,
+    )
+
+
+def _faults(history: History) -> tuple[Fault, ...]:
+    """Every `skipped` event, in the words of the rollback that answered it if there was one."""
+    rollbacks = {(event.get("attempt"), event.get("step")): event for event in history.of_kind("rollback")}
+    return tuple(
+        _fault(event, rollbacks.get((event.get("attempt"), event.get("step")))) for event in history.of_kind("skipped")
+    )
+
+
+def _fault(skipped: Event, rollback: Event | None) -> Fault:
+    return Fault(
+        step=int(skipped["step"]),
+        attempt=int(skipped["attempt"]),
+        reason=printable(skipped["reason"]),
+        loss=float(skipped["loss"]),
+        grad_norm=float(skipped["grad_norm"]),
+        rolled_back_to=None if rollback is None else int(rollback["to_step"]),
+        text=printable(describe_fault(rollback or skipped)),
+    )
+
+
+def _sample(history: History) -> Sample | None:
+    events = history.of_kind("sample")
+    if not events:
+        return None
+    last = events[-1]
+    return Sample(step=int(last["step"]), prompt=printable(last.get("prompt")), text=printable(last.get("text")))
