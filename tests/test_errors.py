@@ -19,7 +19,13 @@ from trainworks.errors import (
     UsageError,
 )
 
-CLASSES = {name: kind for name, kind in vars(errors).items() if inspect.isclass(kind)}
+CLASSES = {
+    name: kind
+    for name, kind in vars(errors).items()
+    if inspect.isclass(kind) and kind.__module__ == errors.__name__
+}
+    name: kind for name, kind in vars(errors).items() if inspect.isclass(kind) and kind.__module__ == errors.__name__
+}
 
 
 def drawn_tree() -> dict[str, tuple[int, int | None]]:

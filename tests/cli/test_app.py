@@ -76,8 +76,8 @@ def test_the_help_of_a_command_begins_with_its_summary(name: str) -> None:
 def test_every_file_of_a_command_is_a_command_or_shared_by_some() -> None:
     folder = Path(trainworks.__file__).parent / "cli"
     text = "\n".join(path.read_text() for path in folder.parent.rglob("*.py"))
-    files = {path.stem for path in folder.glob("*.py")} - {"__init__", "__main__", "app", "job_store"} - set(COMMANDS)
-    assert {stem for stem in files if f"trainworks.cli.{stem}" not in text} == set()
+    files = {path.stem for path in folder.rglob("*.py")} - {"__init__", "__main__", "app", "job_store"} - set(COMMANDS)
+    assert {stem for stem in files if not re.search(rf"trainworks\.cli\.(\w+\.)?{stem} import", text)} == set()
 
 
 def test_version_prints_the_version() -> None:

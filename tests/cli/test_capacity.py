@@ -115,7 +115,7 @@ def test_a_wrong_request_is_one_usage_error_with_a_next_step(small: str, options
     [
         ("a.csv", b"", "the trace has no jobs"),
         ("a.csv", b"\xff\xfe\x00", "cannot read"),
-        ("a.csv", b"submit_s,accelerators,duration_s\n0,0,1\n", "`0` is no accelerators"),
+        ("a.csv", b"submit_s,accelerators,duration_s\n0,0,1\n", "invalid accelerators `0`"),
         ("a.yaml", b"", "no teams"),
         ("a.yaml", b"teams:\n  x: {jobs_per_week: 1}\n", "`accelerators` is missing"),
         ("b.csv", b"", "no file"),

@@ -12,6 +12,7 @@ import pytest
 from tests.cli.test_app import trainworks_program
 from trainworks.cli.planning import goodput as goodput_command
 from trainworks.errors import DiskFullError, EnvironmentProblem, UsageError
+from trainworks.report.rendering import page as page_renderer
 
 LARGE = ("--on", "2048 nodes of DGX H100", "--work", "54d", "--deadline", "63d", "--trials", "200")
 ON = {"on": "64x H100", "work": "30d", "trials": 50}
@@ -221,7 +222,7 @@ def test_a_full_disk_is_the_machine_s_fault(tmp_path: Path, forecast, monkeypatc
     def full(*_: Any, **__: Any) -> None:
         raise DiskFullError("no space left on the device")
 
-    monkeypatch.setattr("trainworks.report.rendering.page.write_atomic", full)
+    monkeypatch.setattr(page_renderer, "write_atomic", full)
     with pytest.raises(DiskFullError) as raised:
         forecast(plot=tmp_path / "page.html")
     assert (raised.value.place, raised.value.exit_code) == ("--plot", 3)

@@ -101,8 +101,3 @@ def test_the_guide_to_scoring_shows_what_is_printed(tmp_path: Path, monkeypatch:
     result = CliRunner().invoke(app, shlex.split(command))
     assert [line.rstrip() for line in result.stdout.splitlines()] == lines
     assert "predictions.csv" in [path.name for path in tmp_path.iterdir()]
-
-
-def test_the_readme_shows_the_planner() -> None:
-    shown = [answer.id.split()[1] for answer in cut_answers() if answer.id.startswith("README")]
-    assert set(shown) == {"plan", "size"}

@@ -48,4 +48,4 @@ def test_a_command_leaves_too(folder: Path) -> None:
 def test_another_language_submits_nothing(folder: Path) -> None:
     done = trainworks_program("submit", "--as", "lsf", "train.yaml", folder=folder)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "`--as lsf` submits nothing" in done.stderr
+    assert "`--as lsf` cannot submit" in done.stderr

@@ -70,4 +70,4 @@ def test_a_file_that_is_not_there_is_refused_with_its_place(program):
     (program.folder / "tabular.py").unlink()
     code, _, stderr = program.run("plan", "tabular.yaml")
     assert code == 2
-    assert "error: `tabular.py` is no file\n  --> tabular.yaml:4  workload.model.module" in stderr
+    assert "error: `tabular.py` is not a file\n  --> tabular.yaml:4  workload.model.module" in stderr

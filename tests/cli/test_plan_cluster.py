@@ -19,6 +19,7 @@ from trainworks.errors import DiskFullError, EnvironmentProblem, TrainworksError
 from trainworks.plan.cluster.layout import fixed_by, parse_layout
 from trainworks.plan.cluster.plan import ClusterPlan, LayoutComparison
 from trainworks.plan.search import limit_bytes
+from trainworks.report.rendering import page as page_renderer
 from trainworks.report.rendering.renderer import build_document
 from trainworks.report.rendering.text import render_text
 from trainworks.results import Result
@@ -528,7 +529,7 @@ def test_a_page_on_a_full_disk_is_one_clear_error(tmp_path: Path, monkeypatch: p
     def full(*_: object, **__: object) -> None:
         raise DiskFullError("no space left on device: 0 B free, writing `plan.html`", hint="lower `checkpoint.keep`")
 
-    monkeypatch.setattr("trainworks.report.rendering.page.write_atomic", full)
+    monkeypatch.setattr(page_renderer, "write_atomic", full)
     text = refusal(tmp_path, plot=tmp_path / "plan.html")
     assert text.endswith("hint: free some space, or write it elsewhere")
 

@@ -137,7 +137,7 @@ def test_a_batch_script_is_a_target_and_says_what_has_no_effect(tmp_path: Path) 
     (tmp_path / "train.sh").write_text("#!/bin/bash\n#SBATCH --output=x.log\nsrun hostname\n")
     done = trainworks_program("submit", "train.sh", "--dry-run", folder=tmp_path)
     assert done.returncode == 0
-    assert "note: train.sh:2  --output is not used" in done.stderr
+    assert "note: train.sh:2  --output has no effect" in done.stderr
     assert "#SBATCH --job-name=train\n" in done.stdout
 
 

@@ -19,6 +19,7 @@ from alembic.script import ScriptDirectory
 
 from tests.postgres import postgres_url
 from trainworks.errors import DamagedStoreError, EnvironmentProblem, UsageError
+from trainworks.jobs import database
 from trainworks.jobs.database import VERSION, open_database, set_aside
 from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.migrations.versions import v0001_jobs, v0002_cluster
@@ -372,7 +373,7 @@ def test_only_a_job_that_no_engine_has_got_is_removed(store: JobStore) -> None:
 
 
 def test_a_store_that_somebody_keeps_locked_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainworks.jobs.database._BUSY_S", 0.05)
+    monkeypatch.setattr(database, "_BUSY_S", 0.05)
     store = open_store(f"sqlite:///{tmp_path / 'jobs.db'}")
     holder = sqlite3.connect(tmp_path / "jobs.db")
     holder.execute("BEGIN IMMEDIATE")

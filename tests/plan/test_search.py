@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.plan.jobs import job, known
 from trainworks.catalog.cluster import parse_cluster
 from trainworks.errors import UsageError
+from trainworks.plan import search as search_module
 from trainworks.plan.layouts import Layouts, Recompute
 from trainworks.plan.memory import predict_memories
 from trainworks.plan.parameters import resized
@@ -260,7 +261,7 @@ def test_the_front_of_nothing_is_empty() -> None:
 
 
 def test_a_search_of_too_many_layouts_is_refused_before_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainworks.plan.search.MAX_LAYOUTS", 100)
+    monkeypatch.setattr(search_module, "MAX_LAYOUTS", 100)
     with pytest.raises(UsageError, match="have more than 100 layouts") as raised:
         searched(LLAMA)
     assert raised.value.hint is not None

@@ -158,5 +158,6 @@ def check_number(name: str, value: float | None, low: float, high: float) -> flo
         ArgumentError: it does not.
     """
     if value is not None and not low <= value <= high:
-        raise ArgumentError(f"{value:g} is not between {low:,g} and {high:,g}", argument=name)
+        hint = "give a number between the two limits"
+        raise ArgumentError(f"{value:g} is not between {low:,g} and {high:,g}", argument=name, hint=hint)
     return value

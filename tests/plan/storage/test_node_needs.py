@@ -59,5 +59,5 @@ def test_every_number_says_where_it_comes_from() -> None:
 
 
 def test_a_batch_of_nothing_is_refused() -> None:
-    with pytest.raises(UsageError, match="samples in a batch is 0"):
+    with pytest.raises(UsageError, match="samples in a batch must be greater than 0, got 0"):
         needs_of(images(), batch_samples=0)
