@@ -181,8 +181,8 @@ def test_a_skypilot_task_runs_in_plain_bash_and_in_its_folder(program: Program) 
     ("lines", "message", "place"),
     [
         ("envs: {NO_SUCH_TOKEN: null}", "environment variable `NO_SUCH_TOKEN` has no value", "envs.NO_SUCH_TOKEN"),
-        ("workdir: nowhere", "`workdir` (nowhere) is no folder", "workdir"),
-        ("resources: {cpus: 4096+}", "4096 cores asked for", "resources.cpus"),
+        ("workdir: nowhere", "`workdir` (nowhere) is not a folder", "workdir"),
+        ("resources: {cpus: 4096+}", "4096 cores requested", "resources.cpus"),
     ],
 )
 def test_what_a_task_needs_and_is_not_here_is_refused_in_its_place(

@@ -76,7 +76,7 @@ def test_of_two_resumes_at_once_one_goes_on_and_the_other_is_refused(program, wr
     program.supervisor().kill()
     finished(running)
     both = [finished(each) for each in [program.start("resume"), program.start("resume")]]
-    assert sorted(code for code, _, _ in both) == [0, 2]
+    assert sorted(code for code, _, _ in both) == [0, 2], both
     (refused,) = (stderr for code, _, stderr in both if code == 2)
     run_id = program.run_dir.run_id
     assert re.search(rf"run {run_id} is already [A-Z]+: process \d+ on \S+ supervises it since [\d-]+ [\d:]+", refused)

@@ -38,11 +38,14 @@ def take_run(run_dir: RunDir) -> int:
 def _taken(run_dir: RunDir, clock: Clock) -> TrainworksError:
     """The error for a run whose lock is taken; a supervisor that just started gets time to write its status."""
     deadline = clock.now() + _START_TAKES_S
-    while (status := run_dir.read_status()).state == "CREATED" and clock.now() < deadline:
+    while True:
+        status = run_dir.read_status()
+        pid, started_at = status.supervisor_pid, status.supervisor_started_at
+        if pid is not None and started_at is not None and process.is_running(pid, started_at):
+            return supervised(run_dir, status)
+        if clock.now() >= deadline:
+            break
         clock.sleep(_LOOK_S)
-    pid, started_at = status.supervisor_pid, status.supervisor_started_at
-    if pid is not None and started_at is not None and process.is_running(pid, started_at):
-        return supervised(run_dir, status)
     return EnvironmentProblem(
         f"run {run_dir.run_id} still has processes", hint=f"trainworks stop {run_dir.run_id}, or wait a moment"
     )
