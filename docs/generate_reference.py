@@ -29,6 +29,7 @@ from trainworks.record import (
     manifest,
     memory,
     metrics,
+    model_shape,
     resolved,
     run_dir,
     status,
@@ -229,10 +230,8 @@ def record_page() -> str:
         _record_section("`memory` of a failure", memory, "MemoryAtFailure"),
         "## resolved.json\n\nThe resolved run: decisions and predictions of `plan`, and their inputs.",
         *(_record_section(None, resolved, name) for name in ("ResolvedRun", "Processes", "Plan")),
-        *(
-            _record_section(None, resolved, name)
-            for name in ("ModelShape", "LatentAttention", "SmallParameters", "StepTimeTerms", "MemoryTerms")
-        ),
+        *(_record_section(None, model_shape, name) for name in ("ModelShape", "LatentAttention", "SmallParameters")),
+        *(_record_section(None, resolved, name) for name in ("StepTimeTerms", "MemoryTerms")),
         *(_record_section(None, calibration, name) for name in ("Calibration", "GemmRate")),
         *(_record_section(None, environment, name) for name in ("HostFacts", "AcceleratorFacts")),
     )

@@ -26,7 +26,7 @@ from trainworks.backends.holding import hold
 from trainworks.backends.kubernetes.backend import KubernetesBackend
 from trainworks.backends.kubernetes.client import KubernetesClient
 from trainworks.backends.local.backend import LocalBackend
-from trainworks.backends.local.dispatcher_process import wake
+from trainworks.backends.local.wake import wake
 from trainworks.backends.remote import follow_all, hand_over, hand_over_again
 from trainworks.backends.slurm.backend import SlurmBackend
 from trainworks.backends.slurm.client import SlurmClient

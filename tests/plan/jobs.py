@@ -13,7 +13,7 @@ from trainworks.plan.compute import Stack
 from trainworks.plan.layouts import Layouts, Recompute
 from trainworks.plan.model_shape import shape_of_hf_config
 from trainworks.plan.step_time import TrainingJob
-from trainworks.record.resolved import ModelShape
+from trainworks.record.model_shape import ModelShape
 
 A100S = "4 nodes of 8x A100-SXM-80GB over 8x HDR"
 H100S = "16 nodes of DGX H100"

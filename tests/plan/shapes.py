@@ -8,7 +8,7 @@ from trainworks.config.layout import Layout, ResolvedLayout, resolve_layout
 from trainworks.config.run_file import Model, Workload
 from trainworks.plan.model_shape import shape_of_model
 from trainworks.record.calibration import Calibration, GemmRate
-from trainworks.record.resolved import ModelShape
+from trainworks.record.model_shape import ModelShape
 
 
 def shape(vocabulary: int = 1000, sequence_length: int = 128, **dimensions: Any) -> ModelShape:

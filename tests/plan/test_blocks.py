@@ -17,7 +17,7 @@ from trainworks.plan.coefficients import COEFFICIENTS
 from trainworks.plan.compute import Stack, machine_of
 from trainworks.plan.layouts import Layouts, Recompute
 from trainworks.plan.parameters import block_matmul_parameters, resized
-from trainworks.record.resolved import ModelShape
+from trainworks.record.model_shape import ModelShape
 
 LLAMA, EXPERTS, LATENT = known("llama2-7b"), known("qwen3-30b-a3b"), known("deepseek-v2")
 MODELS = {"dense": LLAMA, "experts": EXPERTS, "latent": LATENT, "encoder": known("bert-large")}

@@ -16,7 +16,7 @@ from trainworks.plan.compute import Stack
 from trainworks.plan.layouts import Layouts, Recompute
 from trainworks.plan.memory import Memories, activation_bytes, predict_memories
 from trainworks.plan.parameters import resized
-from trainworks.record.resolved import ModelShape
+from trainworks.record.model_shape import ModelShape
 
 LLAMA, GPT = known("llama2-7b"), known("megatron-gpt-22b")
 MANY = random_layouts(400, seed=1)

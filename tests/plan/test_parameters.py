@@ -28,7 +28,7 @@ from trainworks.plan.parameters import (
     router_parameters,
     shared_expert_parameters,
 )
-from trainworks.record.resolved import ModelShape
+from trainworks.record.model_shape import ModelShape
 
 MIXTURES = ["mixtral", "qwen3_moe", "qwen3_moe-every-second-layer", "gpt_oss", "deepseek_v2", "deepseek_v3"]
 

@@ -20,7 +20,7 @@ from trainworks.plan.memory import predict_memories
 from trainworks.plan.parameters import resized
 from trainworks.plan.search import SearchResult, _Kept, fits, meshes, pareto_front, search
 from trainworks.plan.step_time import TrainingJob, predict_step_times
-from trainworks.record.resolved import ModelShape
+from trainworks.record.model_shape import ModelShape
 
 LLAMA = job(sequence_length=4096)
 """Of 32 A100s."""

@@ -13,7 +13,8 @@ from trainworks.config.run_file import RunFile
 from trainworks.record.environment import HostFacts
 from trainworks.record.events import EventKind, append_event
 from trainworks.record.metrics import MetricsRow, append_metrics
-from trainworks.record.resolved import MemoryTerms, ModelShape, Plan, Processes, ResolvedRun, StepTimeTerms
+from trainworks.record.model_shape import ModelShape
+from trainworks.record.resolved import MemoryTerms, Plan, Processes, ResolvedRun, StepTimeTerms
 from trainworks.record.run_dir import RunDir, create_run_dir
 from trainworks.record.status import RunStatus
 from trainworks.report.runs.ledger import Ledger

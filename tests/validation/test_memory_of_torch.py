@@ -18,7 +18,7 @@ from trainworks.plan.compute import Stack
 from trainworks.plan.layouts import Layouts, Recompute
 from trainworks.plan.memory import Memories, activation_bytes, predict_memories
 from trainworks.plan.model_shape import shape_of_hf_config
-from trainworks.record.resolved import ModelShape
+from trainworks.record.model_shape import ModelShape
 
 torch = pytest.importorskip("torch", reason="NOT TESTED against PyTorch: needs trainworks[train,test]")
 transformers = pytest.importorskip("transformers", reason="NOT TESTED against PyTorch: needs trainworks[train,test]")

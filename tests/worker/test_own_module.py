@@ -292,7 +292,7 @@ def test_layouts_that_cut_layers_are_refused(tmp_path):
 
 def test_the_run_file_of_a_module_has_no_data(tmp_path):
     text = "name: a\nworkload: {task: module, model: {module: a.py}, data: {source: x, sequence_length: 8}, "
-    with pytest.raises(UsageError, match="a module brings its own dataset"):
+    with pytest.raises(UsageError, match="the module builds its own dataset"):
         parse_run_file(text + "global_batch: 1, train_for: 1 steps}\n", name="a.yaml")
 
 

@@ -12,7 +12,7 @@ from trainworks.config.load import Source
 from trainworks.config.run_file import RunFile, Workload
 from trainworks.errors import MissingExtraError, UsageError
 from trainworks.host.corpus import anchored_data, check_sources
-from trainworks.record.resolved import ModelShape
+from trainworks.record.model_shape import ModelShape
 
 __all__ = ["AnchoredRun", "anchor"]
 

@@ -10,8 +10,8 @@ from trainworks.api.notices import Notify, warn
 from trainworks.backends import holding
 from trainworks.backends.backend import Backend, NodeStatus
 from trainworks.backends.local.backend import LocalBackend
-from trainworks.backends.local.dispatcher_process import wake
 from trainworks.backends.local.machine import local_nodes
+from trainworks.backends.local.wake import wake
 from trainworks.backends.ownership import check_may_change, is_private
 from trainworks.backends.rebuild import Rebuilt, rebuild, submitted_runs
 from trainworks.backends.registry import backend_for, backend_of_job, cluster_of_job

@@ -20,7 +20,7 @@ from trainworks.plan.local.plan import num_steps
 from trainworks.plan.model_shape import shape_of_hf_config, shape_of_model
 from trainworks.plan.pricing import AnyJob
 from trainworks.plan.step_time import TrainingJob
-from trainworks.record.resolved import ModelShape
+from trainworks.record.model_shape import ModelShape
 
 __all__ = ["PlannedModel", "model_shape", "planned_model", "preset_shape"]
 

@@ -30,7 +30,8 @@ from trainworks.plan.local.measured import check_own_optimizer, make_measured_pl
 from trainworks.plan.local.plan import make_plan, num_steps
 from trainworks.plan.local.step_time import calibration_request
 from trainworks.record.environment import HostFacts
-from trainworks.record.resolved import ModelShape, Plan, Processes, ResolvedRun
+from trainworks.record.model_shape import ModelShape
+from trainworks.record.resolved import Plan, Processes, ResolvedRun
 from trainworks.record.trial import TrialRequest
 from trainworks.units import format_bytes
 

@@ -31,7 +31,7 @@ from trainworks.catalog.catalog import (
 )
 from trainworks.catalog.facts import Accelerator, Link, Node
 from trainworks.config.limits import check_limit
-from trainworks.config.quantities import Frozen
+from trainworks.config.spec import Frozen
 from trainworks.errors import QuantityError, UsageError
 from trainworks.units import byte_rate_note, format_bytes, parse_bandwidth
 

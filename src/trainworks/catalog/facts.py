@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from trainworks.config.quantities import Frozen
+from trainworks.config.spec import Frozen
 
 __all__ = [
     "Accelerator",

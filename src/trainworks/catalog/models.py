@@ -10,7 +10,7 @@ from typing import Any, Literal
 import yaml
 
 from trainworks.catalog.catalog import explain_term
-from trainworks.config.quantities import Frozen
+from trainworks.config.spec import Frozen
 from trainworks.errors import UsageError, suggest
 
 __all__ = ["KnownModel", "find_preset", "known_model", "preset", "preset_names"]

@@ -21,6 +21,7 @@ __all__ = [
     "AsJson",
     "Assume",
     "JobArgument",
+    "On",
     "OnCluster",
     "OptionalRun",
     "Prices",
@@ -39,6 +40,9 @@ RunsOption = Annotated[
 ]
 OptionalRun = Annotated[str | None, typer.Argument(metavar="[RUN]", help="Run id or folder. [default: the newest run]")]
 RunFilePath = Annotated[Path, typer.Argument(metavar="RUN_FILE", help="YAML run file.")]
+On = Annotated[
+    str | None, typer.Option("--on", metavar="CLUSTER", help="Plan for this cluster, e.g. `4x p4d.24xlarge`.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 OnCluster = Annotated[
     str | None,

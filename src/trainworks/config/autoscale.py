@@ -11,7 +11,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints
 
-from trainworks.config.quantities import DurationS, FieldError, SizeBytes, Spec
+from trainworks.config.quantities import DurationS, FieldError, SizeBytes
+from trainworks.config.spec import Spec
 
 __all__ = ["Autoscale", "CloudNode", "KubernetesAutoscale", "SkyPilotAutoscale", "SlurmAutoscale"]
 

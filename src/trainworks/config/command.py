@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_serializer
 
-from trainworks.config.quantities import FieldError, Spec
+from trainworks.config.quantities import FieldError
+from trainworks.config.spec import Spec
 
 __all__ = ["AcceleratorRequest", "EnvironmentValue", "Framework", "Resources", "shell_of"]
 

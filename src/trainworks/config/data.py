@@ -8,7 +8,8 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema,
 
 from trainworks.config.data_source import DataSource, check_weights, sources_from
 from trainworks.config.limits import up_to
-from trainworks.config.quantities import FieldError, SizeBytes, Spec
+from trainworks.config.quantities import FieldError, SizeBytes
+from trainworks.config.spec import Spec
 
 __all__ = ["TRAINED_VOCABULARY", "Data"]
 

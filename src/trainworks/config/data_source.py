@@ -8,7 +8,8 @@ from urllib.parse import parse_qsl
 
 from pydantic import Field, model_validator
 
-from trainworks.config.quantities import FieldError, Spec
+from trainworks.config.quantities import FieldError
+from trainworks.config.spec import Spec
 from trainworks.errors import suggest
 
 __all__ = ["HUB", "SCHEMES", "STDLIB", "DataSource", "sources_from"]

@@ -13,7 +13,8 @@ from pydantic import AfterValidator, Field, StringConstraints, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from trainworks.config.limits import up_to
-from trainworks.config.quantities import DurationS, DurationSOrNever, FieldError, SizeBytes, Spec
+from trainworks.config.quantities import DurationS, DurationSOrNever, FieldError, SizeBytes
+from trainworks.config.spec import Spec
 
 __all__ = [
     "BUILT_IN",

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from trainworks.config.limits import LIMITS, up_to
-from trainworks.config.quantities import Spec
+from trainworks.config.spec import Spec
 from trainworks.errors import LayoutError
 
 __all__ = [

@@ -6,9 +6,10 @@ import re
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_serializer, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_serializer, model_validator
 
 from trainworks.config.limits import check_limit
+from trainworks.config.spec import Spec
 from trainworks.errors import QuantityError, UsageError
 from trainworks.units import parse_bytes, parse_counted, parse_duration, parse_usd
 
@@ -19,9 +20,7 @@ __all__ = [
     "DurationS",
     "DurationSOrNever",
     "FieldError",
-    "Frozen",
     "SizeBytes",
-    "Spec",
     "StepWindow",
     "TrainFor",
 ]
@@ -41,18 +40,6 @@ class FieldError(ValueError):
         super().__init__(message)
         self.message = message
         self.hint = hint
-
-
-class Frozen(BaseModel):
-    """Base of immutable models that refuse unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Spec(Frozen):
-    """Base of models in files that people read or write; the docstring of each field documents it."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)  # reads the source, which takes time at import
 
 
 def _parsed(parse: Callable[[Any], Any]) -> BeforeValidator:

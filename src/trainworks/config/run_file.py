@@ -24,10 +24,10 @@ from trainworks.config.quantities import (
     CheckpointIntervalField,
     DurationS,
     FieldError,
-    Spec,
     StepWindowField,
     TrainForField,
 )
+from trainworks.config.spec import Spec
 
 __all__ = [
     "TRAINED_VOCABULARY",

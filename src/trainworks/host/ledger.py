@@ -26,7 +26,7 @@ from typing import Annotated, final
 
 from pydantic import Field, ValidationError
 
-from trainworks.config.quantities import Frozen
+from trainworks.config.spec import Frozen
 from trainworks.errors import EnvironmentProblem
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.host.users import user_name

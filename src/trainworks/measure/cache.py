@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from trainworks.config.quantities import Spec
+from trainworks.config.spec import Spec
 from trainworks.files import write_atomic
 
 __all__ = ["remembered"]

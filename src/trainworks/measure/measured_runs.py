@@ -26,7 +26,7 @@ from trainworks.plan.model_shape import shape_of_hf_config
 from trainworks.plan.parameters import resized
 from trainworks.plan.search import search
 from trainworks.plan.step_time import TrainingJob
-from trainworks.record.resolved import ModelShape
+from trainworks.record.model_shape import ModelShape
 
 __all__ = ["COLUMNS", "MeasuredRun", "MemoryKind", "memory_kind", "read_run", "source_of"]
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from trainworks.plan.compute import Machine, Stack, product_s, traffic_s
 from trainworks.plan.layouts import Array, Layouts, Recompute, Values
-from trainworks.record.resolved import ModelShape
+from trainworks.record.model_shape import ModelShape
 
 __all__ = ["BlockTimes", "HeadTimes", "block_times", "head_dims", "head_times"]
 

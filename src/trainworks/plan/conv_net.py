@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from trainworks.config.quantities import Frozen
+from trainworks.config.spec import Frozen
 from trainworks.errors import UsageError
 
 __all__ = [

@@ -21,7 +21,7 @@ from trainworks.plan.parameters import (
     router_parameters,
     shared_expert_parameters,
 )
-from trainworks.record.resolved import ModelShape
+from trainworks.record.model_shape import ModelShape
 
 __all__ = [
     "FlopsConvention",

@@ -26,7 +26,7 @@ from trainworks.plan.compute import Stack, element_bytes
 from trainworks.plan.layouts import Array, Layouts, Recompute
 from trainworks.plan.parameters import num_expert_layers
 from trainworks.plan.states import StageParameters, dense_blocks, stage_blocks, stage_parameters
-from trainworks.record.resolved import ModelShape
+from trainworks.record.model_shape import ModelShape
 
 __all__ = ["Memories", "activation_bytes", "predict_memories"]
 

@@ -14,7 +14,7 @@ from trainworks.plan.flops import model_flops_per_token
 from trainworks.plan.parameters import block_matmul_parameters, num_parameters
 from trainworks.plan.shapes import gated, plain
 from trainworks.plan.shapes.hf_config import Config
-from trainworks.record.resolved import ModelShape
+from trainworks.record.model_shape import ModelShape
 
 __all__ = [
     "PLANNED_TYPES",

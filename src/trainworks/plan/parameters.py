@@ -11,7 +11,7 @@ Functions count the weights of *one* layer unless documented otherwise, and matr
 
 from __future__ import annotations
 
-from trainworks.record.resolved import ModelShape
+from trainworks.record.model_shape import ModelShape
 
 __all__ = [
     "active_parameters",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 
 from trainworks.config.layout import Layout
-from trainworks.config.quantities import Frozen
+from trainworks.config.spec import Frozen
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.conv_step import ConvJob
 from trainworks.plan.layouts import Layouts, Recompute

@@ -15,7 +15,7 @@ from trainworks.plan.parameters import (
     head_matmul_parameters,
     num_dense_layers,
 )
-from trainworks.record.resolved import ModelShape
+from trainworks.record.model_shape import ModelShape
 
 __all__ = ["StageParameters", "dense_blocks", "stage_blocks", "stage_parameters"]
 

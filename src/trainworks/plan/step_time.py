@@ -27,7 +27,7 @@ from trainworks.plan.flops import model_flops_per_sequence
 from trainworks.plan.layouts import Array, Layouts, Recompute
 from trainworks.plan.memory import activation_bytes
 from trainworks.plan.states import StageParameters, stage_blocks, stage_parameters
-from trainworks.record.resolved import ModelShape
+from trainworks.record.model_shape import ModelShape
 
 __all__ = ["StepTimes", "TrainingJob", "predict_step_times"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from trainworks.config.quantities import Spec
+from trainworks.config.spec import Spec
 
 __all__ = ["AcceleratorFacts", "HostFacts"]
 

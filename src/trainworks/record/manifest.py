@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import Field
 
 from trainworks.config.layout import ResolvedLayout
-from trainworks.config.quantities import Spec
+from trainworks.config.spec import Spec
 from trainworks.files import fsync_folder, write_atomic
 from trainworks.record.events import Event
 from trainworks.record.run_dir import RunDir

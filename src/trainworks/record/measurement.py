@@ -9,9 +9,9 @@ from pydantic import Field
 
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.config.layout import Layout
-from trainworks.config.quantities import Spec
+from trainworks.config.spec import Spec
 from trainworks.record.calibration import Calibration
-from trainworks.record.resolved import ModelShape
+from trainworks.record.model_shape import ModelShape
 
 __all__ = ["MeasuredStep", "Measurement", "cluster_key"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainworks.config.quantities import Spec
+from trainworks.config.spec import Spec
 
 __all__ = ["MemoryAtFailure"]
 

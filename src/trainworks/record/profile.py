@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from trainworks.config.quantities import Spec
+from trainworks.config.spec import Spec
 from trainworks.files import write_atomic
 from trainworks.record.run_dir import RunDir
 

@@ -8,105 +8,20 @@ from typing import Literal
 from pydantic import Field
 
 from trainworks.config.layout import ResolvedLayout
-from trainworks.config.quantities import Spec
 from trainworks.config.run_file import RunFile
+from trainworks.config.spec import Spec
 from trainworks.record.calibration import Calibration
 from trainworks.record.environment import HostFacts
+from trainworks.record.model_shape import ModelShape
 from trainworks.results import Result
 
 __all__ = [
-    "LatentAttention",
     "MemoryTerms",
-    "ModelShape",
     "Plan",
     "Processes",
     "ResolvedRun",
-    "SmallParameters",
     "StepTimeTerms",
 ]
-
-
-class LatentAttention(Spec):
-    """Multi-head latent attention: queries, keys and values through low-rank projections (DeepSeek-V2)."""
-
-    query_rank: int
-    """0 if queries are projected directly."""
-    kv_rank: int
-    rope_head_dim: int
-    """Per head, the part of queries and keys with positions; all heads share one key part."""
-    nope_head_dim: int
-    """Per head, the part without positions."""
-    value_head_dim: int
-
-
-class SmallParameters(Spec):
-    """Weights outside of matrix products over all tokens: norms, biases, sinks, pooler."""
-
-    layer: int = 0
-    """Norms and attention biases of each layer."""
-    dense_mlp: int = 0
-    """Biases of one dense MLP."""
-    expert: int = 0
-    """Biases of one routed expert."""
-    router: int = 0
-    """Router biases and gate of the shared experts of one layer with experts."""
-    model: int = 0
-    """Weights outside of the layers: final norm, token types, class token, pooler."""
-
-
-class ModelShape(Spec):
-    """Dimensions of a transformer; without layers, a model known only by its parameter count."""
-
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    feed_forward: int
-    """Width of the dense MLP; with experts, that of the layers without them."""
-    vocabulary: int
-    max_sequence_length: int
-    gated_mlp: bool
-    tie_embeddings: bool
-    learned_positions: bool
-    num_parameters: int
-    causal: bool = True
-    """Tokens attend only to earlier ones; False for encoders."""
-    experts: int = 0
-    """Routed experts of a layer; 0 for a dense model."""
-    experts_per_token: int = 0
-    expert_feed_forward: int = 0
-    """Width of one routed expert."""
-    shared_feed_forward: int = 0
-    """Total width of the experts that every token uses."""
-    dense_layers: int = 0
-    """Layers of a model with experts that have a dense MLP instead."""
-    latent: LatentAttention | None = None
-    """Ranks of multi-head latent attention; None for MHA and GQA."""
-    window: int = 0
-    """Window of layers with sliding-window attention, in tokens; 0 without such layers."""
-    window_layers: int = 0
-    """Layers with such a window."""
-    patch_values: int = 0
-    """Pixel values of one image patch, which is projected to a token; 0 for models with an embedding table. An image
-    has one output, over `vocabulary` classes."""
-    head_transform: bool = False
-    """A layer from h to h with biases and a norm precedes the output matrix, as in BERT."""
-    small: SmallParameters = SmallParameters()
-    """Weights other than matrices, to recount parameters for another number of layers."""
-
-    @classmethod
-    def of_size(cls, num_parameters: int) -> ModelShape:
-        """A model known only by its parameter count."""
-        widths = dict.fromkeys(("layers", "hidden", "heads", "kv_heads", "head_dim", "feed_forward"), 0)
-        rest = {"vocabulary": 0, "max_sequence_length": 0, "num_parameters": num_parameters}
-        kinds = dict.fromkeys(("gated_mlp", "tie_embeddings", "learned_positions", "causal"), False)
-        return cls.model_validate(widths | rest | kinds)
-
-    @property
-    def is_described(self) -> bool:
-        """True if the dimensions are known."""
-        return self.layers > 0
 
 
 class Processes(Spec):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from trainworks.config.layout import ResolvedLayout
-from trainworks.config.quantities import Spec
 from trainworks.config.run_file import Workload
+from trainworks.config.spec import Spec
 from trainworks.record.resolved import Processes, StepTimeTerms
 
 __all__ = ["Trial", "TrialRequest"]

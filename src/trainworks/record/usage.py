@@ -5,7 +5,7 @@ All figures only grow while the agent lives, so a reader may miss a version with
 
 from __future__ import annotations
 
-from trainworks.config.quantities import Spec
+from trainworks.config.spec import Spec
 
 __all__ = ["NodeUsage"]
 

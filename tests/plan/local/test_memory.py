@@ -11,7 +11,8 @@ from trainworks.config.layout import Layout, ResolvedLayout, resolve_layout
 from trainworks.plan.local.activations import block_bytes, loss_bytes, micro_batches_under_way
 from trainworks.plan.local.memory import checkpoint_bytes, predict_memory
 from trainworks.plan.local.rank_parameters import rank_parameters
-from trainworks.record.resolved import MemoryTerms, ModelShape
+from trainworks.record.model_shape import ModelShape
+from trainworks.record.resolved import MemoryTerms
 
 SHAPES = st.builds(
     shape,

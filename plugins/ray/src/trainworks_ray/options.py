@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
-from trainworks.config.quantities import Spec
+from trainworks.config.spec import Spec
 
 __all__ = ["RayOptions"]
 

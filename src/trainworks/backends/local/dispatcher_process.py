@@ -24,7 +24,6 @@ from trainworks.backends.store_place import (
     clean_up,
     dispatcher_address,
     dispatcher_lock,
-    dispatcher_log,
     store_folder,
     store_url,
 )
@@ -36,7 +35,7 @@ from trainworks.host.ledger import machine_ledger
 from trainworks.host.probe import probe_host
 from trainworks.jobs.store import JobStore, open_store
 
-__all__ = ["main", "wake"]
+__all__ = ["main"]
 
 _LINGERS_S = 10.0
 """After the last job has ended, for the next one to start at once."""
@@ -48,28 +47,6 @@ _STORE_AWAY_S = 3600.0
 """How long a store may be away before the dispatcher gives up; the next one that somebody starts goes on."""
 _TAKES_OVER_S = 5.0
 """How long a new dispatcher waits for one that is about to go."""
-
-
-def wake() -> None:
-    """Have a dispatcher look at the store now; starts one if there is none."""
-    if not _knock():
-        process.detach(
-            process.python_module("trainworks.backends.local.dispatcher_process"),
-            log=dispatcher_log(),
-            folder=Path("/"),
-            env=os.environ | {"TRAINWORKS_STORE": store_url()},
-        )
-
-
-def _knock() -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as door, dispatcher_address() as there:
-        try:
-            door.sendto(b".", there)
-        except BlockingIOError:  # it has enough to read already
-            return True
-        except OSError:
-            return False
-    return True
 
 
 def main() -> int:

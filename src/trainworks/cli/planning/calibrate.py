@@ -11,8 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trainworks.api.calibrate import CalibrationResult, calibrate
-from trainworks.cli.options import RunFilePath, option_errors, wide_console
-from trainworks.cli.planning.plan import On
+from trainworks.cli.options import On, RunFilePath, option_errors, wide_console
 from trainworks.plan.prediction import describe_layout
 from trainworks.report.rendering.parts import print_parts
 from trainworks.report.rendering.printable import say

@@ -10,7 +10,7 @@ import typer
 from trainworks.api.inputs import described_run
 from trainworks.api.plan import compare_layout, plan
 from trainworks.cli.launch import Nodes, ProcessesPerNode, Recalibrate
-from trainworks.cli.options import AsJson, RunFilePath, RunsOption, check_writable, option_errors
+from trainworks.cli.options import AsJson, On, RunFilePath, RunsOption, check_writable, option_errors
 from trainworks.cli.output import show
 from trainworks.plan.cluster.plan import ClusterPlan, LayoutComparison
 from trainworks.record.resolved import ResolvedRun
@@ -18,9 +18,6 @@ from trainworks.report.rendering.printable import say
 
 __all__ = ["command"]
 
-On = Annotated[
-    str | None, typer.Option("--on", metavar="CLUSTER", help="Plan for this cluster, e.g. `4x p4d.24xlarge`.")
-]
 Explain = Annotated[
     str | None,
     typer.Option(

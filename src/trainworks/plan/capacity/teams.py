@@ -14,7 +14,8 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 
 from trainworks.config.load import Source, invalid_value
-from trainworks.config.quantities import DurationS, Spec
+from trainworks.config.quantities import DurationS
+from trainworks.config.spec import Spec
 from trainworks.errors import RunFileError, UsageError
 from trainworks.plan.capacity.jobs import TraceJob
 from trainworks.units import HOUR_S, WEEK_S

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from trainworks.config.layout import ResolvedLayout
 from trainworks.plan.local.rank_parameters import FULL_PRECISIONS
-from trainworks.record.resolved import ModelShape
+from trainworks.record.model_shape import ModelShape
 
 __all__ = ["BlockBytes", "block_bytes", "loss_bytes", "micro_batches_under_way"]
 

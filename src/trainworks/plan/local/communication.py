@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from trainworks.config.layout import ResolvedLayout
 from trainworks.plan.local.rank_parameters import FULL_PRECISIONS, RankParameters, is_sharded
 from trainworks.record.calibration import Calibration
-from trainworks.record.resolved import ModelShape
+from trainworks.record.model_shape import ModelShape
 
 __all__ = ["all_reduce_time_s", "bucket_mib", "communication_s", "last_bucket_bytes", "ring_share"]
 

@@ -7,7 +7,8 @@ from trainworks.config.run_file import Workload
 from trainworks.errors import EnvironmentProblem, LayoutError
 from trainworks.plan.local.memory import predict_memory
 from trainworks.plan.local.trainable import check_trainable
-from trainworks.record.resolved import MemoryTerms, ModelShape
+from trainworks.record.model_shape import ModelShape
+from trainworks.record.resolved import MemoryTerms
 from trainworks.units import format_bytes
 
 __all__ = ["choose_layout"]

@@ -10,7 +10,8 @@ from trainworks.config.run_file import RunFile, Workload
 from trainworks.errors import LayoutError, UsageError
 from trainworks.plan.checkpoint import checkpoint_interval
 from trainworks.plan.reliability.defaults import usual_node_mttf, usual_write_s
-from trainworks.record.resolved import MemoryTerms, ModelShape, Plan, Processes
+from trainworks.record.model_shape import ModelShape
+from trainworks.record.resolved import MemoryTerms, Plan, Processes
 from trainworks.record.trial import Trial
 
 __all__ = ["check_own_optimizer", "make_measured_plan", "measured_layouts"]

@@ -11,7 +11,8 @@ from trainworks.config.layout import ResolvedLayout
 from trainworks.plan.coefficients import COEFFICIENTS
 from trainworks.plan.local.activations import BlockBytes, block_bytes, loss_bytes, micro_batches_under_way
 from trainworks.plan.local.rank_parameters import FULL_PRECISIONS, RankParameters, is_sharded, rank_parameters
-from trainworks.record.resolved import MemoryTerms, ModelShape
+from trainworks.record.model_shape import ModelShape
+from trainworks.record.resolved import MemoryTerms
 
 __all__ = ["checkpoint_bytes", "predict_memory"]
 

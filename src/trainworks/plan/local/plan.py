@@ -13,7 +13,8 @@ from trainworks.plan.local.pricing import pricing
 from trainworks.plan.model_shape import model_flops_per_token
 from trainworks.plan.reliability.defaults import usual_node_mttf, usual_write_s
 from trainworks.record.calibration import Calibration
-from trainworks.record.resolved import ModelShape, Plan, Processes
+from trainworks.record.model_shape import ModelShape
+from trainworks.record.resolved import Plan, Processes
 
 __all__ = ["choose_processes", "make_plan", "num_steps"]
 

@@ -10,7 +10,8 @@ from trainworks.config.run_file import Workload
 from trainworks.plan.local.memory import predict_memory
 from trainworks.plan.local.step_time import predict_step_time
 from trainworks.record.calibration import Calibration
-from trainworks.record.resolved import MemoryTerms, ModelShape, StepTimeTerms
+from trainworks.record.model_shape import ModelShape
+from trainworks.record.resolved import MemoryTerms, StepTimeTerms
 
 __all__ = ["LayoutPrediction", "Pricing", "pricing"]
 

@@ -15,7 +15,7 @@ from trainworks.plan.parameters import (
     expert_parameters,
     output_parameters,
 )
-from trainworks.record.resolved import ModelShape
+from trainworks.record.model_shape import ModelShape
 
 __all__ = ["FULL_PRECISIONS", "RankParameters", "is_sharded", "rank_parameters"]
 

@@ -16,7 +16,7 @@ from trainworks.config.run_file import Workload
 from trainworks.errors import TrainworksError
 from trainworks.plan.local.layout import choose_layout
 from trainworks.plan.local.pricing import Pricing
-from trainworks.record.resolved import ModelShape
+from trainworks.record.model_shape import ModelShape
 
 __all__ = ["Remedy", "as_written", "cheapest_remedies", "neighbours"]
 

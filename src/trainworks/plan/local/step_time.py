@@ -20,7 +20,8 @@ from trainworks.plan.parameters import (
     shared_expert_parameters,
 )
 from trainworks.record.calibration import Calibration, CalibrationRequest
-from trainworks.record.resolved import ModelShape, Processes, StepTimeTerms
+from trainworks.record.model_shape import ModelShape
+from trainworks.record.resolved import Processes, StepTimeTerms
 
 __all__ = ["calibration_request", "predict_step_time"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainworks.config.layout import ResolvedLayout
-from trainworks.record.resolved import ModelShape
+from trainworks.record.model_shape import ModelShape
 
 __all__ = ["piece_of"]
 

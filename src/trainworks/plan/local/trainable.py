@@ -11,7 +11,7 @@ from math import gcd
 from trainworks.config.layout import ResolvedLayout, divisors, next_multiple, one_of
 from trainworks.config.run_file import Workload
 from trainworks.errors import LayoutError
-from trainworks.record.resolved import ModelShape
+from trainworks.record.model_shape import ModelShape
 
 __all__ = ["check_trainable"]
 

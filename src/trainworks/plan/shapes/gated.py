@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainworks.plan.shapes.hf_config import Config, attention_biases, completed, decoder, optional, whole, window
-from trainworks.record.resolved import LatentAttention, ModelShape, SmallParameters
+from trainworks.record.model_shape import LatentAttention, ModelShape, SmallParameters
 
 __all__ = [
     "deepseek_v2",

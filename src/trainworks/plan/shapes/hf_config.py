@@ -12,7 +12,7 @@ from typing import Any
 from trainworks.config.limits import check_limit
 from trainworks.errors import UsageError
 from trainworks.plan.parameters import num_parameters
-from trainworks.record.resolved import ModelShape
+from trainworks.record.model_shape import ModelShape
 
 __all__ = ["Config", "attention_biases", "completed", "decoder", "optional", "whole", "window"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from trainworks.errors import UsageError
 from trainworks.plan.shapes.hf_config import Config, attention_biases, completed, decoder, optional, whole
-from trainworks.record.resolved import ModelShape, SmallParameters
+from trainworks.record.model_shape import ModelShape, SmallParameters
 
 __all__ = ["bert", "bloom", "gpt2", "gpt_neox", "nemotron", "opt", "vit"]
 

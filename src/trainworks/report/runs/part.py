@@ -6,7 +6,7 @@ import unicodedata
 
 from pydantic import ConfigDict
 
-from trainworks.config.quantities import Frozen
+from trainworks.config.spec import Frozen
 
 __all__ = ["ReportPart", "printable"]
 

@@ -16,7 +16,7 @@ from typing import Literal
 
 from pydantic import Field, ValidationError
 
-from trainworks.config.quantities import Spec
+from trainworks.config.spec import Spec
 from trainworks.errors import EnvironmentProblem, UsageError
 
 __all__ = ["CARD", "DatasetCard", "Part", "Shard", "fingerprint", "hash_file", "read_card"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainworks.config.run_file import Model
-from trainworks.record.resolved import ModelShape
+from trainworks.record.model_shape import ModelShape
 from trainworks.worker.models.decoder import DecoderConfig
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from transformers import logging as transformers_logging
 
 from trainworks.config.run_file import Model
 from trainworks.errors import EnvironmentProblem, LayoutError
-from trainworks.record.resolved import ModelShape
+from trainworks.record.model_shape import ModelShape
 from trainworks.worker.models.families import BALANCE_LOSS, dropout_rate
 
 __all__ = ["CausalTransformer", "checkpoint_folder", "model_config"]
