@@ -19,6 +19,7 @@ from pathlib import Path
 from trainworks.backends.local.dispatcher import Dispatcher
 from trainworks.backends.local.launcher import ForkingLauncher
 from trainworks.backends.local.machine import local_nodes
+from trainworks.backends.local.wake import knock
 from trainworks.backends.ownership import is_private
 from trainworks.backends.store_place import (
     clean_up,
@@ -121,7 +122,7 @@ def _look(dispatcher: Dispatcher, clock: Clock) -> None:
 def _take_over(clock: Clock) -> int | None:
     deadline = clock.now() + _TAKES_OVER_S
     while (lock := take_lock(dispatcher_lock())) is None:
-        if _knock() or clock.now() > deadline:
+        if knock() or clock.now() > deadline:
             return None
         clock.sleep(0.02)
     return lock

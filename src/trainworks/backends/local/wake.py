@@ -9,12 +9,12 @@ from pathlib import Path
 from trainworks.backends.store_place import dispatcher_address, dispatcher_log, store_url
 from trainworks.host import process
 
-__all__ = ["wake"]
+__all__ = ["knock", "wake"]
 
 
 def wake() -> None:
     """Make the dispatcher read the store now; start one if none runs."""
-    if not _knock():
+    if not knock():
         process.detach(
             process.python_module("trainworks.backends.local.dispatcher_process"),
             log=dispatcher_log(),
@@ -23,7 +23,8 @@ def wake() -> None:
         )
 
 
-def _knock() -> bool:
+def knock() -> bool:
+    """Send a wake-up to the dispatcher; False if none runs."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as door, dispatcher_address() as there:
         try:
             door.sendto(b".", there)
