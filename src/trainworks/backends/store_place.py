@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ __all__ = [
     "dispatcher_lock",
     "dispatcher_log",
     "is_there_a_store",
+    "knock",
     "store_folder",
     "store_url",
 ]
@@ -107,3 +109,15 @@ def clean_up() -> None:
     for file in old:
         file.unlink(missing_ok=True)
     os.close(lock)
+
+
+def knock() -> bool:
+    """Send a wake-up to the dispatcher; False if none runs."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as door, dispatcher_address() as there:
+        try:
+            door.sendto(b".", there)
+        except BlockingIOError:  # its queue of messages is full, so it is awake
+            return True
+        except OSError:
+            return False
+    return True

@@ -19,12 +19,12 @@ from pathlib import Path
 from trainworks.backends.local.dispatcher import Dispatcher
 from trainworks.backends.local.launcher import ForkingLauncher
 from trainworks.backends.local.machine import local_nodes
-from trainworks.backends.local.wake import knock
 from trainworks.backends.ownership import is_private
 from trainworks.backends.store_place import (
     clean_up,
     dispatcher_address,
     dispatcher_lock,
+    knock,
     store_folder,
     store_url,
 )
