@@ -128,7 +128,7 @@ class _CommandNode:
     def _shell(self, script: str) -> list[str]:
         """Bash that stops at the first error.
 
-        A SkyPilot task relies on a bash that goes on, and a batch script names its own shell.
+        A SkyPilot task relies on a bash that continues, and a batch script names its own shell.
         """
         if self._resolved.run_file.framework == "slurm":
             return [*shell_of(script), "-c", script]

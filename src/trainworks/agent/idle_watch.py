@@ -12,7 +12,7 @@ from trainworks.units import format_duration
 __all__ = ["IdleWatch"]
 
 _SILENT_FOR_S = 60.0
-"""A node that writes nothing new for four samples and this long is one that nobody knows of: shared files come late."""
+"""A node that writes nothing new for four samples and this long is unknown: shared files come late."""
 
 
 class IdleWatch:
@@ -39,7 +39,7 @@ class IdleWatch:
         self._called_idle: Idleness | None = None
 
     def forget(self) -> None:
-        """The job does not run now, whatever it uses."""
+        """The job does not run now; its use does not count."""
         self._nodes = [None] * len(self._nodes)
         self._began_at = self._called_idle = None
 

@@ -101,7 +101,7 @@ class Nodes(abc.ABC):
 
     @abc.abstractmethod
     def restart(self, node: int) -> None:
-        """Start a lost node again, and whatever has to start again with it."""
+        """Start a lost node again, and the nodes that have to start again with it."""
 
     @abc.abstractmethod
     def ask_to_stop(self) -> None:
@@ -138,7 +138,7 @@ class Nodes(abc.ABC):
         process.wait_any(running, timeout_s)
 
     def _parent(self) -> str:
-        """Process id that an agent ends with; 0 for whoever starts it on another machine."""
+        """Process id that an agent ends with; 0 if another machine starts it."""
         return str(os.getpid()) if self._hosts.are_here else "0"
 
     def any_running(self) -> bool:
@@ -233,7 +233,7 @@ class CommandNodes(Nodes):
         self._write_hostfile()
 
     def restartable(self, exit_code: int) -> bool:
-        """Any failure of a rank: nobody but the user knows better, who said how often.
+        """Any failure of a rank: the user has set how often it may restart.
 
         An agent that ends without an account on another machine may have lost that machine.
         """
@@ -264,7 +264,7 @@ class CommandNodes(Nodes):
         return process.spawn(self._hosts.command(node, command), log=log, pass_fds=self._inherited)
 
     def _own_env(self, node: int) -> dict[str, str]:
-        """What an agent has besides the variables of whoever submitted the job."""
+        """What an agent has besides the variables of the user who submitted the job."""
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         mine = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
         return mine | self._devices(node)

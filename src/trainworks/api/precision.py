@@ -1,4 +1,4 @@
-"""Which precision this machine trains in: decided where it is left open, refused where the machine has not got it."""
+"""Precision of a workload: chosen if the run file sets none, refused if the machine does not support it."""
 
 from __future__ import annotations
 

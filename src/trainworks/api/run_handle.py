@@ -168,7 +168,7 @@ class Run:
         return job.output(node=node, follow=follow)
 
     def report(self) -> Report:
-        """What was planned and what happened; works while the run goes on."""
+        """What was planned and what happened; also of a run that is not over."""
         return build_report(self.run_dir, time.time(), state=self.state)
 
 

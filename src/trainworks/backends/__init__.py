@@ -1,1 +1,1 @@
-"""From a job request to processes, on this machine or on somebody's cluster."""
+"""From a job request to processes, on this machine or on a cluster."""

@@ -153,7 +153,7 @@ class Backend(abc.ABC):
         self._has_no("hold")
 
     def retry(self, rendered: RenderedJob, run_dir: RunDir, handle: str) -> str:
-        """Queue a job anew that has ended without success; it goes on in its run directory. Returns its handle now."""
+        """Queue a failed or stopped job again; it continues in its run directory. Returns its new handle."""
         return self.submit(rendered, run_dir)
 
     def last_end(self, run_dir: RunDir, handle: str) -> tuple[Cause, float]:
@@ -166,7 +166,7 @@ class Backend(abc.ABC):
         Args:
             handle: of the job.
             node: one node only.
-            follow: go on until the job ends.
+            follow: continue until the job ends.
         """
         return iter(())
 
@@ -175,7 +175,7 @@ class Backend(abc.ABC):
         """All nodes, in order of their names."""
 
     def drain(self, node: str, reason: str) -> None:
-        """Give the node no more jobs; those that run there go on."""
+        """Give the node no more jobs; running ones continue."""
         self._has_no("drain")
 
     def undrain(self, node: str) -> None:
@@ -195,10 +195,10 @@ class Backend(abc.ABC):
         raise UsageError(f"{self.name} has no `{ability}`", hint="its jobs can be stopped, and submitted anew")
 
     def check(self, spec: JobSpec) -> None:
-        """Refuse what this backend cannot do; nobody is asked.
+        """Refuse what this backend cannot do, without asking the cluster.
 
         Raises:
-            UsageError: naming the first such wish.
+            UsageError: naming the first unsupported key.
         """
         asked: dict[Capability, bool] = {
             "priority": spec.priority != JobSpec.__dataclass_fields__["priority"].default,

@@ -57,7 +57,7 @@ def rebuild(store: JobStore, runs: Iterable[RunDir], machine: Sequence[LocalNode
 
 
 def _rebuilt(store: JobStore, run_dir: RunDir, machine: Sequence[LocalNode]) -> Rebuilt:
-    """One run; what cannot be found out about it is no reason to leave out the others."""
+    """One run; a problem with it does not keep the others out."""
     try:
         resolved = run_dir.read_resolved()
         found = _found(store, run_dir, resolved, machine)

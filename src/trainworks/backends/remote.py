@@ -1,6 +1,6 @@
-"""Jobs of backends that have a queue of their own: submitted once, and followed by whoever looks.
+"""Jobs of backends that have a queue of their own: submitted once; every command that reads a job polls its backend.
 
-Nobody of ours waits beside them. The store says where a job stood when somebody last looked; the backend says where it
+No local process waits for them. The store says where a job stood at the last poll; the backend says where it
 stands; the run directory says why it failed.
 """
 
@@ -52,7 +52,7 @@ def hand_over(store: JobStore, backend: Backend, spec: JobSpec, run_dir: RunDir,
     until a later look finds it by its mark, or submits it.
 
     Raises:
-        TrainworksError: the backend has not got the job; the store and the run directory are as they were.
+        TrainworksError: the backend does not have the job; the store and the run directory are as they were.
     """
     folder = str(run_dir.path.resolve())
     with submit_lock(run_dir):
@@ -79,7 +79,7 @@ def hand_over(store: JobStore, backend: Backend, spec: JobSpec, run_dir: RunDir,
 def hand_over_again(
     store: JobStore, backend: Backend, row: JobRow, clock: Clock, spec: JobSpec | None = None
 ) -> JobRow:
-    """Submit a job anew that has ended without success; it goes on in its run directory, with another job spec
+    """Submit a job anew that has ended without success; it continues in its run directory, with another job spec
     if there is one.
 
     Raises: as `hand_over`; and a UsageError for one that has not ended, or has succeeded.
@@ -183,7 +183,7 @@ class StateChange:
 
 
 def next_step(job: JobRow, status: JobStatus | None, run_status: RunStatus, now: float) -> StateChange | None:
-    """The state that a job has, from what its backend and its run directory say; None where nobody can say yet.
+    """The state that a job has, from what its backend and its run directory say; None while it is unknown.
 
     | the backend says       | the run directory says | then                                                  |
     |-----------------------|------------------------|-------------------------------------------------------|
@@ -195,7 +195,7 @@ def next_step(job: JobRow, status: JobStatus | None, run_status: RunStatus, now:
     | it has its nodes      | anything else          | as the backend says                                    |
     | a word that is new    | anything               | unknown, until the word is another one                |
     | it knows no such job  | it has ended           | as the run directory says                             |
-    | it knows no such job  | anything else          | stopped, if somebody asked for that; else failed, and |
+    | it knows no such job  | anything else          | stopped, if a user asked for that; else failed, and |
     |                       |                        | that only after a while                               |
     """
     said = parse_state(run_status.state)

@@ -55,7 +55,7 @@ def store_url() -> str:
 
 
 def _absolute(given: str) -> str:
-    """The URL for processes with another current folder; what is no URL stays as it is, to be refused."""
+    """The URL for processes with another current folder; a text that is not a URL stays as it is, to be refused."""
     try:
         url = sa.make_url(given)
     except sa.exc.ArgumentError:

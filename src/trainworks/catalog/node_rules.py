@@ -38,7 +38,7 @@ def _domain_fits(node: Node, catalog: Catalog) -> Iterator[Problem]:
 
 
 def _nic_fits_its_slot(node: Node, catalog: Catalog) -> Iterator[Problem]:
-    """A NIC is no faster than its PCIe slot."""
+    """A NIC is at most as fast as its PCIe slot."""
     part = catalog.accelerators.get(node.accelerator)
     slot = node.nic_slot_bytes_per_s or (part.host_bytes_per_s if part else None)
     if slot is not None and node.nic_bytes_per_s > slot:

@@ -41,7 +41,7 @@ _RENDER: dict[Language, Callable[[KubernetesJob], str]] = {
 
 
 def job_as(language: Language, asked: Wanted) -> str:
-    """The job as a text that the other engine takes as it is. Nobody looks at what this machine has.
+    """The job as a text that the other engine takes as it is. This machine is not probed.
 
     Raises:
         UsageError: the job asks for something that cannot be said in this language.

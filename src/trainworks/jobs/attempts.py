@@ -51,7 +51,7 @@ def _attempt(job: JobRow, number: int, turn: Sequence[Mapping[str, Any]]) -> Att
 
 
 def _cut_off(attempt: Attempt, turn: Sequence[Mapping[str, Any]]) -> Attempt:
-    """An attempt whose end nobody wrote down, and that another one followed."""
+    """An attempt without a recorded end, followed by another one."""
     ended_at = max(attempt.started_at, float(turn[-1]["t"]))
     return Attempt(
         job_id=attempt.job_id,

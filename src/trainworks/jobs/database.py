@@ -24,7 +24,7 @@ _REBUILD = "make it anew from the run directories: trainworks jobs rebuild"
 _BUSY_S = 30.0
 """How long a writer waits for another one."""
 _UPGRADE_LOCK = 7240915
-"""PostgreSQL's advisory lock of whoever brings the store up to date."""
+"""PostgreSQL's advisory lock of the process that migrates the store."""
 
 
 def open_database(url: str, *, keep_connection: bool = False) -> Engine:

@@ -1,7 +1,7 @@
 """Whether a job uses what it holds: samples of every node in, a verdict out. Pure.
 
 A stretch is what lies between two samples of a node. It is quiet if nothing in it was used, by the limits of the run
-file (`job.idle`); a figure that is not known, a stretch that is far too long (somebody stopped the agent) and an agent
+file (`job.idle`); a figure that is not known, a stretch that is far too long (the agent was stopped) and an agent
 that began anew count as use. A node is quiet for the stretches up to now without one of use in between; a job, for as
 long as the node that is so for the shortest time. One stretch of use on one node ends it.
 """
@@ -17,7 +17,7 @@ from trainworks.record.usage import NodeUsage
 __all__ = ["Idleness", "Quiet", "idleness", "is_quiet", "quiet_after"]
 
 _LATE_S = 10.0
-"""An agent may be so late on a busy machine, whatever the length of a stretch; else three times that length."""
+"""An agent may be so late on a busy machine, for a stretch of any length; else three times that length."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ class Program:
 
     @property
     def argv(self) -> tuple[str, ...]:
-        """What one process starts. A SkyPilot task relies on a bash that goes on after a failing line."""
+        """What one process starts. A SkyPilot task relies on a bash that continues after a failing line."""
         if self.script is None:
             return self.command
         if self.framework == "slurm":
@@ -75,7 +75,7 @@ def program_of(run_file: RunFile, *, command: tuple[str, ...] = ()) -> Program:
 
 
 def _accelerators(run_file: RunFile) -> int:
-    """Ranks per node where nobody says: one per accelerator; a command that makes them itself starts once."""
+    """Default ranks per node: one per accelerator; a command that makes them itself starts once."""
     if run_file.starts == "per_node" or run_file.resources is None or run_file.resources.accelerators is None:
         return 1
     return run_file.resources.accelerators[0].count

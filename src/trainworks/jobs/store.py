@@ -67,7 +67,7 @@ class JobStore:
         return self._engine.url.render_as_string(hide_password=False)
 
     def is_replaced(self) -> bool:
-        """Whether another file has its name now: what is written to this store is read by nobody else."""
+        """Whether another file has its name now: no other process reads what is written to this store."""
         now = file_identity(self._engine.url)
         return None not in (now, self._file) and now != self._file
 
@@ -247,7 +247,7 @@ class JobStore:
         ended_at: float | None = None,
         **changes: Any,
     ) -> bool:
-        """Take a job to another state, with what changes beside it; False where somebody else was faster.
+        """Take a job to another state, with what changes beside it; False if another process changed it first.
 
         Args:
             job_id: which job.

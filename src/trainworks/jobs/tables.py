@@ -69,7 +69,7 @@ attempts = Table(
 """Every time that a job got its nodes."""
 
 changes = Table("changes", metadata, Column("number", Integer, nullable=False))
-"""One row: how many changes of jobs there have been. Whoever writes takes the next number and keeps others from writing
+"""One row: how many changes of jobs there have been. A writer takes the next number and keeps others from writing
 until it is done, so that numbers become visible in their order."""
 
 nodes = Table(

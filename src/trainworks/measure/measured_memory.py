@@ -22,7 +22,7 @@ class MeasuredMemory:
 
     run: MeasuredRun
     out_of_memory: bool
-    """True if it did not fit; then there is no figure."""
+    """True if it did not fit; then it has no figure."""
 
 
 def read_memory(row: Row) -> MeasuredMemory:

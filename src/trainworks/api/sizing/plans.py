@@ -45,12 +45,12 @@ class PlanCache:
         return None if plan is None else plan.steps * plan.global_batch * plan.job.flops_per_sequence
 
     def on(self, cluster: ClusterDescription) -> ClusterPlan | None:
-        """The plan on a cluster of the same hardware, whatever its name; None where nothing fits or divides."""
+        """The plan on a cluster of the same hardware under any name; None where nothing fits or divides."""
         plan = self._plan(cluster)
         return None if isinstance(plan, str) else plan
 
     def why_not(self, cluster: ClusterDescription) -> str:
-        """The reason why there is no plan on a cluster; empty where there is one."""
+        """The reason why a cluster has no plan; empty if it has one."""
         plan = self._plan(cluster)
         return plan if isinstance(plan, str) else ""
 

@@ -1,8 +1,8 @@
 """The dispatcher of this machine's queue: starts waiting jobs and follows running ones.
 
-One process per store, started by whoever submits and gone when there is nothing left to do. It may be killed at any
-moment: what it decides is in the store before it is done, and jobs go on without it. Whoever comes next finds each
-job's own lock: while that is held somebody is at work there, and once it is free nobody is.
+One process per store, started by a submission, and gone when no job is left. It may be killed at any
+moment: what it decides is in the store before it is done, and jobs continue without it. The next dispatcher
+finds each job's own lock: a held lock means that the job runs.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ _LOOK_S = 0.25
 """Between two looks, where nothing happens: states of running jobs, time limits."""
 _STORE_RETRY_S = 1.0
 _STORE_AWAY_S = 3600.0
-"""How long a store may be away before the dispatcher gives up; the next one that somebody starts goes on."""
+"""How long a store may be away before the dispatcher gives up; the next dispatcher continues."""
 _TAKES_OVER_S = 5.0
 """How long a new dispatcher waits for one that is about to go."""
 
@@ -129,7 +129,7 @@ def _take_over(clock: Clock) -> int | None:
 
 
 def _wait(door: socket.socket, dispatcher: Dispatcher, launcher: ForkingLauncher) -> None:
-    """Until somebody knocks, a supervisor ends, or some time has passed; when it is quiet, prepare for the next job."""
+    """Block until a wake-up, the end of a supervisor, or a timeout; when it is quiet, prepare for the next job."""
     poll = select.poll()
     poll.register(door, select.POLLIN)
     with contextlib.ExitStack() as opened:

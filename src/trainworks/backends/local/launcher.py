@@ -66,7 +66,7 @@ class Launcher(Protocol):
         """
 
     def adopt(self, job: JobRow) -> Supervised | None:
-        """The supervisor that somebody else started; None if there is none, or none yet."""
+        """The supervisor that another process started; None if there is none, or none yet."""
 
     def status(self, job: JobRow) -> RunStatus:
         """What the job says of itself."""
@@ -88,7 +88,7 @@ class Launcher(Protocol):
 
 
 class _Supervisor:
-    """A supervisor by its process: our own child, or somebody else's."""
+    """A supervisor by its process: a child of this one, or of another process."""
 
     def __init__(self, pid: int, started_at: float, child: process.Child | None = None) -> None:
         self._pid = pid

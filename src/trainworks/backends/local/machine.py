@@ -52,7 +52,7 @@ def local_nodes(host: HostFacts) -> list[LocalNode]:
     """The nodes of this machine: itself, or as many equal parts as `$TRAINWORKS_NODES` says.
 
     Raises:
-        UsageError: that is no number from 1 on.
+        UsageError: that is not a number from 1 on.
     """
     text = os.environ.get(SPLIT, "1")
     if not text.isdecimal() or not 1 <= int(text) <= 1024:
@@ -92,7 +92,7 @@ def wanted_of(spec: JobSpec, machine: list[LocalNode]) -> tuple[int, int, NodeRe
 
 
 def devices_free(node: LocalNode, taken: list[Placement]) -> tuple[int, ...]:
-    """Accelerators of a node that nobody holds."""
+    """Free accelerators of a node."""
     held = {device for one in taken if one.node == node.name for device in one.devices}
     return tuple(device for device in node.devices if device not in held)
 

@@ -35,7 +35,7 @@ def allocation(env: Mapping[str, str], client: SlurmClient) -> Allocation:
     """From the variables of a batch script, and the addresses that Slurm knows its nodes by.
 
     Raises:
-        EnvironmentProblem: this is no batch script of Slurm.
+        EnvironmentProblem: this is not a batch script of Slurm.
     """
     try:
         nodes = list(expand(env["SLURM_JOB_NODELIST"]))
@@ -105,7 +105,7 @@ class StepHosts:
         return self._got.addresses
 
     def command(self, node: int, command: list[str]) -> list[str]:
-        """`srun` of one task on one node, which shares whatever the job has there with steps before it."""
+        """`srun` of one task on one node, which shares the resources of the job there with earlier steps."""
         arguments = command[command.index("-m") + 1 :]
         return [
             "srun",

@@ -84,7 +84,7 @@ class SlurmBackend(Backend):
         return cls(cluster.slurm)
 
     def check(self, spec: JobSpec) -> None:
-        """Refuse what Slurm does for nobody."""
+        """Refuse what Slurm cannot do."""
         super().check(spec)
         check(spec, self._options)
 
@@ -144,7 +144,7 @@ class SlurmBackend(Backend):
         Raises:
             SlurmRefusedError: by sbatch, in its words.
             UnansweredError: sbatch was not answered; if Slurm has the job, another `submit` finds it.
-            UnreachableError: Slurm does not answer, and has not got the job.
+            UnreachableError: Slurm does not answer, and does not have the job.
             EnvironmentProblem: another process submits the same run now.
         """
         with submit_lock(run_dir) as lock:
@@ -189,7 +189,7 @@ class SlurmBackend(Backend):
         return dict(_job_status(line) for line in said.splitlines() if line.count("|") >= _JOB.count("|"))
 
     def _in_history(self, handles: Sequence[str]) -> dict[str, JobStatus]:
-        """By sacct, which need not exist; where it does and does not answer, nobody knows."""
+        """By sacct, which need not exist; if it does not answer, the end stays unknown."""
         options = ("--allocations", "--noheader", "--parsable2", f"--jobs={','.join(handles)}", f"--format={_HISTORY}")
         try:
             said = self._client.call("sacct", *options)
@@ -205,7 +205,7 @@ class SlurmBackend(Backend):
         return {row[0]: _remembered(*row[1:]) for row in rows if len(row) == _HISTORY.count(",") + 1}
 
     def stop(self, handle: str, *, at_once: bool = False) -> None:
-        """Cancel a job that waits; ask the supervisor of one that runs, which takes SIGINT as a person's wish."""
+        """Cancel a waiting job, or send SIGINT to the supervisor of a running one, which asks it to stop."""
         self._cancel("--state=PENDING", handle)
         self._cancel("--batch", "--signal=INT", handle)
         if at_once:

@@ -1,7 +1,7 @@
 """What a job's batch script runs on its first node: `... backends.slurm.batch RUN_DIR [STEP...] [-- PYTHON...]`.
 
 It is the job's supervisor. STEP are options for `srun`, PYTHON is how Python starts on the nodes (in a container).
-SIGINT is a person's wish to stop; SIGTERM comes from Slurm, before the time limit or when another job takes the place.
+SIGINT is a user's request to stop; SIGTERM comes from Slurm, before the time limit or when another job takes the place.
 The batch script passes both on under other numbers (`FORWARDED`): Slurm signals the script alone, or all its processes.
 If the supervisor is killed, the script starts this module again, which requeues the job while a restart is left.
 """
@@ -224,7 +224,7 @@ class _Batch:
         self._clock.sleep(_UNTIL_SLURM_ENDS_US_S)
 
     def _why_it_left(self, got: Allocation) -> Cause | None:
-        """Why Slurm asked for an end; None if a person cancelled the job, or nobody can say."""
+        """Why Slurm asked for an end; None if a user cancelled the job, or the reason is unknown."""
         with contextlib.suppress(TrainworksError):
             said = self._client.call("squeue", "--noheader", "--states=all", f"--jobs={got.job}", "--Format=State:20")
             if said.strip() != "RUNNING":

@@ -1,8 +1,8 @@
 """When a node's agent ends, nothing that it started stays.
 
 Where Slurm knows a task's processes by their parents alone, one that detached itself survives the end of its job. It
-still carries the variables of its step; a process that detached itself as well waits for the agent's end, and kills
-whatever has the same ones.
+still carries the variables of its step; a process that detached itself as well waits for the agent's end, and
+kills every process with the same ones.
 """
 
 from __future__ import annotations

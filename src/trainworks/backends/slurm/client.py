@@ -69,7 +69,7 @@ class SlurmClient:
         Raises:
             UnreachableError: slurmctld, or the login node, does not answer.
             SlurmRefusedError: the program failed for another reason.
-            EnvironmentProblem: there is no such program.
+            EnvironmentProblem: the program is missing.
         """
         env = {name: value for name, value in self._env.items() if not name.startswith(_OPTIONS_OF_A_USER)}
         return self._said(self._call([program, *arguments], env | _READABLE, _READABLE, None))

@@ -33,10 +33,10 @@ class _Line:
 
 
 def check(spec: JobSpec, options: Slurm) -> None:
-    """Refuse what Slurm gives nobody but its operators, and what would break one run into several jobs.
+    """Refuse what Slurm gives only to its operators, and what would break one run into several jobs.
 
     Raises:
-        UsageError: naming the first such wish.
+        UsageError: naming the first of them.
     """
     if spec.priority > _MIDDLE:
         raise UsageError(

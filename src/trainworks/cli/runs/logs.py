@@ -48,7 +48,7 @@ def command(
 def _tails(
     run_dir: RunDir, rank: int | None, attempt: int | None, chosen: list[Path], follow: bool
 ) -> list[Tail] | list[RankLogs]:
-    """What is to be printed; something that is not there yet is waited for, if somebody follows."""
+    """What is to be printed; with `--follow`, waits for a log that does not exist yet."""
     if chosen and not follow and not any(path.exists() for path in chosen):
         raise UsageError(f"`{chosen[0]}` does not exist", hint="trainworks logs RUN --supervisor")
     ranks = RankLogs(run_dir, rank, attempt)

@@ -1,4 +1,4 @@
-"""How a run looks while it goes on: a table that stays in place on a terminal, plain lines anywhere else."""
+"""View of a running run: a table that stays in place on a terminal, plain lines anywhere else."""
 
 from __future__ import annotations
 

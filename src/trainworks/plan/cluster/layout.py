@@ -102,7 +102,7 @@ def check_against(layout: Layout, *, world_size: int, global_batch: int) -> dict
 def fixed_at(fixed: Fixed, world_size: int) -> dict[str, int] | None:
     """The same decisions on another number of accelerators, which data parallelism follows; None where it cannot.
 
-    What shares all of `dp` goes on to do so; a group that has replicas keeps its size, and gets more or fewer of them.
+    A group that shares all of `dp` still does; a group with replicas keeps its size; their number changes.
     """
     inner = fixed.get("tp", 1) * fixed.get("pp", 1) * fixed.get("cp", 1)
     if world_size % inner:

@@ -22,7 +22,7 @@ _NAMES = {
     "checkpoint_bytes": "the copy for a checkpoint",
 }
 _ENOUGH_TOKENS = 8192
-"""Tokens per micro-batch above which matrix products are no faster."""
+"""Tokens per micro-batch above which matrix products do not get faster."""
 
 
 def choose_layout(

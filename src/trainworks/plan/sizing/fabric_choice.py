@@ -54,7 +54,7 @@ class PlannedFabric:
 def fabric_options(cluster: ClusterDescription) -> list[FabricOption]:
     """Options between one slow Ethernet port and one InfiniBand port per accelerator, leaner ones first.
 
-    Ports are no faster than the slot of an accelerator feeds.
+    Ports are at most as fast as the slot of an accelerator.
 
     Args:
         cluster: whose nodes get other NICs.

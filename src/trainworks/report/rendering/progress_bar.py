@@ -19,7 +19,7 @@ _Item = TypeVar("_Item")
 
 @contextmanager
 def waiting(text: str) -> Iterator[Callable[..., None]]:
-    """Yields a function that is told the share that is done, and if it changes what is being done."""
+    """Yields a function to call with the share that is done, and if it changes what is being done."""
     started = time.monotonic()
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     console = SafeConsole(stderr=True)

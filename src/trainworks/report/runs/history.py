@@ -16,7 +16,7 @@ END_STATES = frozenset({"SUCCEEDED", "FAILED", "STOPPED", "LOST"})
 """The final states of `job.state`, which nothing but a new launch leaves; read here from the record as text."""
 
 _GOES_ON_FROM = {"attempt": "resumed_from_step", "rollback": "to_step"}
-"""Events after which training goes on from an earlier step, and their field that names it."""
+"""Events after which training continues from an earlier step, and their field that names it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +114,7 @@ def build_history(
 
 
 def _with_attempts(events: Sequence[Event]) -> list[Event]:
-    """Failures belong to the attempt that began last, whoever wrote them."""
+    """Failures belong to the attempt that began last."""
     attempt: int | None = None
     placed = []
     for event in events:

@@ -41,7 +41,7 @@ class Ledger(ReportPart):
     idle_s: float
     """From a stop to the next launch; no accelerator is held."""
     other_s: float
-    """Logging, the time between steps, and whatever nothing above names."""
+    """Logging, the time between steps, and all other time."""
 
     @property
     def wall_clock_s(self) -> float:

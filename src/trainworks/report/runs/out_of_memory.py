@@ -23,7 +23,7 @@ __all__ = ["MemoryTerm", "OutOfMemory", "PricedRemedy", "build_out_of_memory", "
 _FAR = 0.05
 """Of the planned total: a term that is further off is named."""
 _UNKNOWN = 0.1
-"""Of the planned total: what is taken as missing where nobody knows."""
+"""Share of the planned total assumed to be missing if it is unknown."""
 _MEASURED_TERMS = ("weights", "gradients", "optimizer")
 
 
@@ -68,13 +68,13 @@ class OutOfMemory(ReportPart):
     """What it could have held."""
     terms: tuple[MemoryTerm, ...]
     outgrown: str | None
-    """The term that took more than planned; None if none did by much, or if it cannot be told."""
+    """The term that took more than planned; None if none did by much, or if it is unknown."""
     outgrown_bytes: int | None
     remedies: tuple[PricedRemedy, ...]
 
 
 def build_out_of_memory(resolved: ResolvedRun, events: Sequence[Event]) -> OutOfMemory | None:
-    """Of the failure that the run ended with; None if it ended otherwise, or nobody measured."""
+    """Of the failure that the run ended with; None if it ended otherwise, or was not measured."""
     failure = first_failure(events)
     plan = resolved.plan
     if failure is None or failure.get("cause") != "oom" or failure.get("rank") is None or plan is None:

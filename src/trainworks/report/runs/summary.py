@@ -91,7 +91,7 @@ class Checkpoints(ReportPart):
     stall_s: float
     """Sum over all of them."""
     write_s: float | None
-    """Median time until the manifest was written; the run goes on meanwhile."""
+    """Median time until the manifest was written; training continues meanwhile."""
 
 
 class Fault(ReportPart):

@@ -1,4 +1,4 @@
-"""Checkpoints: sharded, written while training goes on, complete when their manifest is.
+"""Checkpoints: sharded, written while training continues, complete when their manifest is.
 
 A checkpoint holds model and optimizer state under their parameter names (so that any layout loads it), loss scaler, and
 the step, which determines the learning rate, the reader's position and the random numbers.

@@ -2,7 +2,7 @@
 
 Sample g of the run (g = 0, 1, 2 ...) belongs to epoch e = g // N at position p = g mod N, N items being one pass over
 the data. Within an epoch the order is a keyed permutation P(seed, e): p -> item, computed where it is needed and never
-stored. Optimizer step s takes g = s * global_batch ... (s + 1) * global_batch - 1, whatever the number of ranks, so a
+stored. Optimizer step s takes g = s * global_batch ... (s + 1) * global_batch - 1, for any number of ranks, so a
 run that is resumed mid-epoch, with more or fewer ranks, repeats and skips nothing.
 """
 
