@@ -224,7 +224,7 @@ def test_a_job_that_waits_can_be_stopped(bed: Bed) -> None:
 
 def test_a_job_waits_for_the_one_that_it_depends_on(bed: Bed) -> None:
     if "depends_on" in bed.backend.unsupported:
-        with pytest.raises(UsageError, match="has no `depends_on`"):
+        with pytest.raises(UsageError, match="does not support `depends_on`"):
             bed.backend.check(bed.job("true", depends_on=["t-1"]).spec)
         return
     first = bed.submit(bed.job("sleep 2; touch ../first", nodes=1))
@@ -287,7 +287,7 @@ def test_the_store_takes_a_job_or_nothing_is_left(bed: Bed, monkeypatch: pytest.
 
 def test_a_job_that_waits_for_none_is_refused(bed: Bed) -> None:
     if "depends_on" in bed.backend.unsupported:
-        with pytest.raises(UsageError, match="has no `depends_on`"):
+        with pytest.raises(UsageError, match="does not support `depends_on`"):
             bed.backend.check(bed.job("true", depends_on=["gone-1"]).spec)
         return
     job = bed.job("true", depends_on=["gone-1"])

@@ -1,4 +1,4 @@
-"""What every backend does with a job: render, which is pure, then act, then look."""
+"""The interface of every backend: render a job, submit it, poll it, stop it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ __all__ = ["Backend", "Capability", "JobStatus", "NodeState", "NodeStatus", "Ren
 NodeState = Literal["free", "mixed", "taken", "draining", "drained", "down", "unknown"]
 
 Capability = Literal["priority", "hold", "exclude", "depends_on", "min_nodes", "drain", "time_limit", "memory"]
-"""What a backend may lack; a job spec that asks for it is refused before anything is submitted."""
+"""Feature that a backend may lack; a job that uses it is refused before submission."""
 
 
 @dataclass(frozen=True, slots=True)
 class RenderedJob:
-    """What would be submitted; `--dry-run` prints its text."""
+    """A job in the backend's own language, as `--dry-run` prints it."""
 
     spec: JobSpec
     text: str
@@ -36,29 +36,29 @@ class RenderedJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStatus:
-    """A job as its backend sees it now."""
+    """Status of a job as last reported by its backend."""
 
     state: JobState
     raw: str = ""
-    """The engine's own word."""
+    """State in the backend's own words."""
     reason: str | None = None
-    """Why it waits, or why it ended, in the engine's words."""
+    """Why the job waits, or why it ended, in the backend's own words."""
     cause: Cause | None = None
     nodes: tuple[str, ...] = ()
-    """One for each node of the job; where backends let them share a machine, a name may stand here twice."""
+    """One name for each node of the job; twice the same where two of its nodes share a machine."""
     restarts: int = 0
     exit_code: int | None = None
     starts_at: float | None = None
-    """Estimated, of one that waits; of others when their last start was. Seconds since the epoch."""
+    """Estimated start of a waiting job, last start of any other; seconds since the epoch."""
     ended_at: float | None = None
-    """When a job ended that has ended, as its backend says."""
+    """End of an ended job as its backend reports it; seconds since the epoch."""
     last_cause: Cause | None = None
-    """Why the job lost its nodes the last time, while its backend still knows."""
+    """Why the job last lost its nodes, while its backend still knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStatus:
-    """A node as its backend sees it now."""
+    """Status of a node as its backend reports it."""
 
     name: str
     state: NodeState
@@ -75,24 +75,23 @@ class NodeStatus:
 
 
 class Backend(abc.ABC):
-    """Runs jobs.
+    """Runs jobs. A subclass is final and keeps five promises.
 
-    A subclass is final. It promises:
     1. `render` touches nothing: no file, no process, no network.
-    2. `submit` returns a handle when the job exists for sure; else it raises, and leaves nothing behind. The one
-       exception is an UnansweredError: the backend may have the job. The same run, submitted twice, gives the same
-       job, or an error that names the first.
-    3. `look` tells the truth of one moment for all jobs at once. A job that the backend does not know any more is left
-       out; a backend that cannot be reached raises UnreachableError, which says nothing about any job.
-    4. `stop` asks for a clean end, with the ticket's grace, and returns at once. Twice ends it at once. A job that has
-       ended already is left alone.
-    5. What stands in the run directory is the job's own; a backend never writes its metrics, checkpoints or events.
+    2. `submit` returns a handle once the job exists. Otherwise it raises and leaves nothing behind. The exception is
+       UnansweredError: the backend may have the job. The same run, submitted twice, gives the same job, or an error
+       that names the first.
+    3. `poll` reports one moment for all jobs at once and omits jobs unknown to the backend. UnreachableError says
+       nothing about any job.
+    4. `stop` asks for a clean end within the grace of the job and returns at once. A second call ends the job at once.
+       An ended job stays as it is.
+    5. The run directory belongs to the job: a backend never writes its metrics, checkpoints or events.
     """
 
     name: ClassVar[str]
     unsupported: ClassVar[frozenset[Capability]] = frozenset()
     shares_files: ClassVar[bool] = True
-    """Whether the job's nodes see the run directory where it is seen here; else `output` is what can be read."""
+    """Whether the nodes see the run directory under its path here; otherwise only `output` can be read."""
 
     needs_program: ClassVar[bool] = False
     """Whether the nodes lack Trainworks: `connect` then gets the program, and workloads are refused."""
@@ -113,24 +112,24 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def render(self, spec: JobSpec, run_dir: RunDir) -> RenderedJob:
-        """What `submit` would submit."""
+        """Render the job that `submit` would submit."""
 
     def adapted(self, spec: JobSpec) -> JobSpec:
-        """The job spec in the engine's own names, such as those of its accelerators; the backend is asked for them.
+        """Translate names, such as those of accelerators, into the backend's own; asks the backend for them.
 
         Raises:
-            UsageError: the backend has nothing of that name.
+            UsageError: the backend does not know the name.
             UnreachableError: it does not answer.
         """
         return spec
 
     @abc.abstractmethod
     def submit(self, rendered: RenderedJob, run_dir: RunDir) -> str:
-        """Submit the job; returns the engine's own name of it."""
+        """Submit the job and return its handle: the backend's own name for it."""
 
     @abc.abstractmethod
     def find(self, run_dir: RunDir) -> str | None:
-        """The handle of the job of a run that was submitted and has not ended; None where there is none.
+        """Handle of the submitted job of a run that has not ended; None if there is none.
 
         Raises:
             UnreachableError: the backend does not answer.
@@ -138,30 +137,30 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def poll(self, handles: Sequence[str]) -> dict[str, JobStatus]:
-        """What the backend knows of these jobs, in one question."""
+        """Status of several jobs, from one query."""
 
     @abc.abstractmethod
     def stop(self, handle: str, *, at_once: bool = False) -> None:
         """Ask the job for a clean end."""
 
     def hold(self, handle: str) -> None:
-        """Keep a job that waits from starting."""
-        self._has_no("hold")
+        """Keep a waiting job from starting."""
+        self._refuse("hold")
 
     def release(self, handle: str) -> None:
         """Let a held job start."""
-        self._has_no("hold")
+        self._refuse("hold")
 
     def retry(self, rendered: RenderedJob, run_dir: RunDir, handle: str) -> str:
         """Queue a failed or stopped job again; it continues in its run directory. Returns its new handle."""
         return self.submit(rendered, run_dir)
 
     def last_end(self, run_dir: RunDir, handle: str) -> tuple[Cause, float]:
-        """Why and when a job that waits again lost its nodes, if its record does not say so."""
+        """Cause and time at which a job that waits again lost its nodes, if its record does not say so."""
         return Cause.NODE_LOST, signs_of_life(run_dir)
 
     def output(self, handle: str, *, node: int | None = None, follow: bool = False) -> Iterator[str]:
-        """Lines that the job's nodes have written, without their ends; of a backend that does not share its files.
+        """Yield the lines that the nodes of a job write, without their ends, if the backend does not share files.
 
         Args:
             handle: of the job.
@@ -172,35 +171,35 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def nodes(self) -> list[NodeStatus]:
-        """All nodes, in order of their names."""
+        """Status of all nodes, in order of their names."""
 
     def drain(self, node: str, reason: str) -> None:
         """Give the node no more jobs; running ones continue."""
-        self._has_no("drain")
+        self._refuse("drain")
 
     def undrain(self, node: str) -> None:
         """Give the node jobs again."""
-        self._has_no("drain")
+        self._refuse("drain")
 
     def probe(self, spec: JobSpec) -> None:
-        """Ask the backend whether it would take such a job now; nothing is submitted.
+        """Ask the backend whether it would accept the job now, without submitting it.
 
         Raises:
-            UsageError: it would not, in its words.
+            UsageError: it would refuse the job; the message is its own.
             UnreachableError: it does not answer.
         """
         return
 
-    def _has_no(self, ability: Capability) -> Never:
-        raise UsageError(f"{self.name} has no `{ability}`", hint="its jobs can be stopped, and submitted anew")
+    def _refuse(self, feature: Capability) -> Never:
+        raise UsageError(f"{self.name} does not support `{feature}`", hint="stop the job and submit it again")
 
     def check(self, spec: JobSpec) -> None:
         """Refuse what this backend cannot do, without asking the cluster.
 
         Raises:
-            UsageError: naming the first unsupported key.
+            UsageError: the job uses an unsupported feature; the message names the first.
         """
-        asked: dict[Capability, bool] = {
+        used: dict[Capability, bool] = {
             "priority": spec.priority != JobSpec.__dataclass_fields__["priority"].default,
             "hold": spec.hold,
             "exclude": bool(spec.exclude),
@@ -209,8 +208,7 @@ class Backend(abc.ABC):
             "time_limit": spec.time_limit_s is not None,
             "memory": spec.node.memory_bytes is not None,
         }
-        missing = next((ability for ability, wanted in asked.items() if wanted and ability in self.unsupported), None)
+        missing = next((name for name, is_used in used.items() if is_used and name in self.unsupported), None)
         if missing is not None:
-            raise UsageError(
-                f"{self.name} has no `{missing}`", hint=f"leave `job.{missing}` out, or take another engine"
-            )
+            hint = f"leave out `job.{missing}`, or use another backend"
+            raise UsageError(f"{self.name} does not support `{missing}`", hint=hint)

@@ -263,7 +263,7 @@ def test_the_only_node_has_no_rank_in_its_lines() -> None:
     ],
 )
 def test_what_skypilot_does_not_do_is_refused(changes: dict[str, Any], wish: str) -> None:
-    with pytest.raises(UsageError, match=f"skypilot has no `{wish}`"):
+    with pytest.raises(UsageError, match=f"skypilot does not support `{wish}`"):
         backend_of(FakeSky()).check(spec(**changes))
 
 
@@ -275,7 +275,7 @@ def test_nothing_is_held_or_drained() -> None:
         lambda: one.drain("a", "b"),
         lambda: one.undrain("a"),
     ):
-        with pytest.raises(UsageError, match="skypilot has no"):
+        with pytest.raises(UsageError, match="skypilot does not support"):
             wish()
     assert one.nodes() == []
 
