@@ -42,13 +42,13 @@ class Result:
         """The result as one self-contained HTML page."""
         return self._renderer().page(self)
 
-    def write_html(self, path: Path) -> None:
+    def write_html(self, path: Path | str) -> None:
         """Write the page, atomically.
 
         Raises:
             DiskFullError: no space left; an older page is untouched.
         """
-        self._renderer().write_page(self, path)
+        self._renderer().write_page(self, Path(path))
 
     def to_json(self) -> dict[str, Any]:
         """The figures in base units, each key with its unit."""
