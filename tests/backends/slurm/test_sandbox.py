@@ -123,6 +123,8 @@ def test_a_job_that_slurm_forgot_is_found_in_its_history(cluster: Cluster) -> No
     if not cluster.accounting:
         assert seen == {}
     else:
+        wait_until(lambda: backend.poll([run.handle])[run.handle].state.is_final)  # accounting comes later
+        seen = backend.poll([run.handle, "99999"])
         status = seen[run.handle]
         assert (list(seen), status.state, status.exit_code, status.nodes) == (
             [run.handle],
