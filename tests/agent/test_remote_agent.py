@@ -89,8 +89,13 @@ def test_messages_that_arrive_together_are_received_one_by_one() -> None:
     receiver.close()
 
 
+DEEP = b"\0\0\xff\xff" + b"[" * 0xFFFF
+
+
 @pytest.mark.parametrize(
-    "data", [b"\0\0\0\3[1]", b"\0\0\0\2{}"[:5], b"\xff\xff\xff\xff{}", b"\0\0\0\4nope", b"GET / HTTP/1.1\r\n\r\n"]
+    "data",
+    [b"\0\0\0\3[1]", b"\0\0\0\2{}"[:5], b"\xff\xff\xff\xff{}", b"\0\0\0\4nope", b"GET / HTTP/1.1\r\n\r\n", DEEP],
+    ids=["a list", "cut off", "too long", "not JSON", "HTTP", "deeply nested"],
 )
 def test_anything_but_a_message_is_the_end_of_a_channel(data: bytes) -> None:
     left, right = socket.socketpair()

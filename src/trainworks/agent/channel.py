@@ -57,7 +57,7 @@ class Channel:
         try:
             (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
             message = json.loads(self._read(length)) if length <= _LARGEST_MESSAGE else None
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):  # also from a stranger before the handshake
             return None
         return message if isinstance(message, dict) else None
 
