@@ -71,6 +71,8 @@ def main() -> None:
             print(f"epoch {epoch + 1}: loss {loss / dist.get_world_size():.4f}")
     if dist.get_rank() == 0:
         print(f"test accuracy {accuracy(model.module, test):.1%}")
+    dist.barrier()
+    del model  # DDP before its process group, which torch aborts over now and then
     dist.destroy_process_group()
 
 

@@ -26,6 +26,7 @@ def main() -> None:
         clock.print_first_step()
     else:
         clock.print_result()
+    dist.barrier()
     dist.destroy_process_group()
 
 
