@@ -63,8 +63,15 @@ WORKLOADS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "one rank, a checkpoint every step": ({}, {"checkpoint": 1}),
     "tensor and pipeline": ({"tp": 2, "pp": 2, "micro_batch": 2}, {}),
     "shards and tensor": ({"dp_shard": 2, "tp": 2}, {}),
+    "replicas of shards": ({"dp_replicate": 2, "dp_shard": 2}, {}),
+    "shards, dropout": ({"dp_shard": 2}, {"model": {**MODEL, "dropout": 0.1}}),
+    "context, dropout": ({"cp": 2}, {"model": {**MODEL, "dropout": 0.1}}),
+    "replicas, wide model": ({"dp_replicate": 2}, {"model": {**MODEL, "layers": 2, "hidden": 512}}),
+    "one rank, gpt2": ({}, {"model": {**MODEL, "architecture": "gpt2"}}),
+    "one rank, 1,024 tokens": ({"micro_batch": 1}, {"sequence_length": 1024}),
 }
-"""Layout, and what is other than usual in the workload; a step has 8 sequences of 256 tokens."""
+"""Layout, and what is other than usual in the workload; a step has 2,048 tokens, in sequences of 256."""
+TOKENS_PER_STEP = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,12 +158,13 @@ def measure(name: str, layout: dict[str, Any], changes: dict[str, Any], folder: 
     """One run of the program, its record reduced to what `case_of` needs."""
     ranks = math.prod(layout.get(axis, 1) for axis in MESH_AXES)
     model = {"hf": str(folder / "experts")} if changes.get("experts") else changes.get("model", MODEL)
+    length = changes.get("sequence_length", 256)
     workload = {
         "task": "causal-lm",
         "model": model,
-        "data": {"source": str(folder / "text"), "vocabulary": 4096, "sequence_length": 256},
+        "data": {"source": str(folder / "text"), "vocabulary": 4096, "sequence_length": length},
         "precision": changes.get("precision", "fp32"),
-        "global_batch": 8,
+        "global_batch": TOKENS_PER_STEP // length,
         "train_for": f"{STEPS} steps",
     }
     content = {
