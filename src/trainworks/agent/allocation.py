@@ -12,8 +12,6 @@ from trainworks.record.events import read_events
 from trainworks.record.resolved import Processes, ResolvedRun
 from trainworks.record.run_dir import RunDir
 
-__all__ = ["back_in_the_queue", "no_restart_left", "plan", "planner_of", "processes_on", "signs_of_life"]
-
 
 def planner_of(run_dir: RunDir) -> list[str]:
     """The command of the resolved run that plans a workload on the first node of its job.

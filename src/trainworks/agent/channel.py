@@ -18,8 +18,6 @@ from typing import Any, Literal, final
 from trainworks.errors import EnvironmentProblem
 from trainworks.host.clock import Clock
 
-__all__ = ["Channel", "Message", "accept", "connect", "connect_when_ready"]
-
 Message = dict[str, Any]
 _Side = Literal["asks", "answers"]
 

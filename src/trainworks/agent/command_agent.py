@@ -24,8 +24,6 @@ from trainworks.record.exit_code import as_exit_code
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 
-__all__ = ["main"]
-
 _POLL_S = 0.02
 _NOTES = 4
 """Lines in which to look for an exception with notes below it."""

@@ -9,8 +9,6 @@ from trainworks.record.events import append_event
 from trainworks.record.run_dir import RunDir
 from trainworks.units import format_duration
 
-__all__ = ["IdleWatch"]
-
 _SILENT_FOR_S = 60.0
 """A node that writes nothing new for four samples and this long is unknown: shared files come late."""
 

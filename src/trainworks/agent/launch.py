@@ -16,8 +16,6 @@ from trainworks.record.resolved import Processes
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 
-__all__ = ["end_left_over", "keep_environment", "make_ready", "run_mark", "supervised", "take_environment", "take_run"]
-
 _START_TAKES_S = 5.0
 _LOOK_S = 0.05
 

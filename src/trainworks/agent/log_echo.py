@@ -11,8 +11,6 @@ from typing import Self, final
 
 from trainworks.record.run_dir import RunDir
 
-__all__ = ["LogEcho"]
-
 _POLL_S = 0.1
 _CHUNK_BYTES = 1 << 20
 

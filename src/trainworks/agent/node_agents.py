@@ -26,8 +26,6 @@ from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.recover.failures import first_failure
 
-__all__ = ["CommandNodes", "Hosts", "Nodes", "ThisMachine", "TrainingNodes", "run_agent"]
-
 
 class Hosts(Protocol):
     """Where the nodes of a job stand, and how to start something there."""

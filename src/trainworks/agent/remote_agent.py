@@ -28,18 +28,6 @@ from trainworks.host.network import listen
 from trainworks.record.exit_code import ExitCode
 from trainworks.record.run_dir import RunDir
 
-__all__ = [
-    "AGENT_PORT",
-    "FORWARDED_VARIABLES",
-    "TOKEN_FILE",
-    "AgentServer",
-    "NodeAddresses",
-    "RemoteHosts",
-    "dismiss",
-    "main",
-    "wait_for_nodes",
-]
-
 AGENT_PORT = 23_456
 """Port of the agent server on every node except the first."""
 TOKEN_FILE = "token"  # noqa: S105  # the name of a file

@@ -30,8 +30,6 @@ from trainworks.record.status import RunStatus
 from trainworks.recover.failures import first_failure, is_consequence
 from trainworks.recover.restarts import AGENT_RESTART, may_restart
 
-__all__ = ["Supervisor", "main", "supervise"]
-
 _POLL_S = 0.05
 _END_GRACE_S = 5.0
 _SIGNALS: dict[int, int] = {number: number for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from trainworks.jobs.program import Program
     from trainworks.jobs.store import JobStore
 
-__all__ = ["Backend", "Capability", "JobStatus", "NodeState", "NodeStatus", "RenderedJob"]
-
 NodeState = Literal["free", "mixed", "taken", "draining", "drained", "down", "unknown"]
 
 Capability = Literal["priority", "hold", "exclude", "depends_on", "min_nodes", "drain", "time_limit", "memory"]

@@ -6,8 +6,6 @@ from trainworks.backends.backend import Backend
 from trainworks.errors import UsageError
 from trainworks.jobs.job_row import JobRow
 
-__all__ = ["hold", "release"]
-
 
 def hold(backend: Backend, row: JobRow, handle: str) -> None:
     """Keep a waiting job from starting.

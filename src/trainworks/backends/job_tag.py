@@ -10,8 +10,6 @@ from trainworks.errors import EnvironmentProblem, UnansweredError, UnreachableEr
 from trainworks.host.clock import Clock
 from trainworks.record.run_dir import RunDir
 
-__all__ = ["find_patiently", "folder_mark", "mark_of"]
-
 _LOOKS_AFTER_A_LOST_ANSWER = 5
 _LOOK_S = 1.0
 

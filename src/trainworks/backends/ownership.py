@@ -18,8 +18,6 @@ from trainworks.errors import NotOwnerError
 from trainworks.host.users import ADMINISTRATORS, is_administrator, this_host, user_name
 from trainworks.jobs.store import JobRow, JobStore
 
-__all__ = ["check_may_change", "check_run_dir", "check_undrain", "is_private", "may_end", "obeyed_drains"]
-
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 

@@ -24,8 +24,6 @@ from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 
-__all__ = ["Rebuilt", "rebuild", "submitted_runs"]
-
 _NOT_SUBMITTED = "not submitted"
 
 

@@ -20,17 +20,6 @@ from trainworks.record.run_dir import RunDir
 if TYPE_CHECKING:
     from trainworks.jobs.store import JobRow, JobStore
 
-__all__ = [
-    "backend_class",
-    "backend_for",
-    "backend_of_job",
-    "backend_of_run",
-    "cluster_of",
-    "cluster_of_job",
-    "plugin_options",
-    "shares_files",
-]
-
 _BUILT_IN = {
     "local": "trainworks.backends.local.backend:LocalBackend",
     "slurm": "trainworks.backends.slurm.backend:SlurmBackend",

@@ -36,8 +36,6 @@ from trainworks.jobs.store import JobRow, JobStore
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 
-__all__ = ["StateChange", "follow_all", "hand_over", "hand_over_again", "next_step", "withdraw"]
-
 _NOWHERE: dict[str, Any] = {"placement": (), "reachable": True}
 """Of a job that was seen, and holds nothing."""
 _FORGOTTEN_S = 30.0

@@ -14,8 +14,6 @@ from trainworks.jobs.state import CAUSES, JobState, attempt_state
 from trainworks.record.events import read_events
 from trainworks.record.run_dir import RunDir
 
-__all__ = ["columns_of", "ended_at", "told_attempts"]
-
 _OF_A_START = dict.fromkeys(("reason", "detail", "position", "starts_at", "cause", "message", "exit_code"))
 """Columns of a job that say why it waited; they are empty once it has its nodes."""
 

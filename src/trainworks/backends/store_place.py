@@ -16,18 +16,6 @@ from trainworks.files import take_lock
 from trainworks.host.folders import data_folder
 from trainworks.host.users import this_host
 
-__all__ = [
-    "clean_up",
-    "dispatcher_address",
-    "dispatcher_folder",
-    "dispatcher_lock",
-    "dispatcher_log",
-    "is_there_a_store",
-    "knock",
-    "store_folder",
-    "store_url",
-]
-
 _OLD_FILES = ("dispatcher.lock", "dispatcher.log")
 """Of versions that had one dispatcher per home."""
 

@@ -16,8 +16,6 @@ from trainworks.jobs.state import JobState
 from trainworks.jobs.store import JobRow, JobStore
 from trainworks.record.run_dir import RunDir
 
-__all__ = ["check_dependencies", "status_restored", "submit_lock"]
-
 _held: dict[Path, int] = {}
 """Locks of this process, by file: a backend that needs the lock gets the one that its caller holds."""
 

@@ -16,8 +16,6 @@ from trainworks.catalog.node_rules import NODE_CHECKS
 from trainworks.catalog.rows import KINDS, Kind
 from trainworks.catalog.term_rules import TERM_CHECKS
 
-__all__ = ["RULES", "LintFinding", "lint"]
-
 CHECKS = {**ACCELERATOR_CHECKS, **NODE_CHECKS, **MARKET_CHECKS, **TERM_CHECKS}
 RULES = (*(rule for checks in CHECKS.values() for rule in checks), "stale-explanation")
 """Names of all rules, for findings and for `explained` in the data."""

@@ -12,8 +12,6 @@ from trainworks.catalog.catalog import accelerator, has
 from trainworks.catalog.facts import Offer
 from trainworks.errors import UsageError
 
-__all__ = ["Listing", "known_accelerator", "offers_of", "price_of", "printable_text"]
-
 _LONGEST_NAME = 60
 
 

@@ -9,8 +9,6 @@ from trainworks.catalog.facts import Assumption, ElectricityGrid, Fleet, Offer, 
 from trainworks.catalog.problem import Check, Problem, giga
 from trainworks.catalog.rows import Kind
 
-__all__ = ["MARKET_CHECKS"]
-
 CLIENT_BYTES_PER_S = 100e9
 """Above the fastest published read of one node from shared storage (two ports of 400 Gb/s)."""
 

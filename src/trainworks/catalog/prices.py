@@ -24,8 +24,6 @@ from trainworks.catalog.skypilot import COLUMNS as SKYPILOT_COLUMNS
 from trainworks.catalog.skypilot import read_skypilot
 from trainworks.errors import UsageError
 
-__all__ = ["PriceTable", "parse_prices"]
-
 _NEEDED = ("accelerator", "accelerators", "on_demand_usd_h")
 _SHOWN_UNKNOWN = 4
 

@@ -7,8 +7,6 @@ from typing import Any
 
 from trainworks.catalog.catalog import Catalog
 
-__all__ = ["Check", "Problem", "giga", "tera"]
-
 Problem = tuple[str, str, str]
 """Value, limit and probable cause."""
 Check = Callable[[Any, Catalog], Iterator[Problem]]

@@ -20,8 +20,6 @@ from typing import Any
 from trainworks.catalog.catalog import has, load_catalog, node
 from trainworks.catalog.listings import Listing, known_accelerator, price_of, printable_text
 
-__all__ = ["COLUMNS", "SkyPilotTable", "read_skypilot"]
-
 COLUMNS = ("InstanceType", "AcceleratorName", "AcceleratorCount", "Price", "SpotPrice", "Region")
 NOT_OFFERED = (0.0, 700.0)
 

@@ -14,8 +14,6 @@ from pydantic import AfterValidator, Field, StringConstraints
 from trainworks.config.quantities import DurationS, FieldError, SizeBytes
 from trainworks.config.spec import Spec
 
-__all__ = ["Autoscale", "CloudNode", "KubernetesAutoscale", "SkyPilotAutoscale", "SlurmAutoscale"]
-
 _NAME = r"[A-Za-z][A-Za-z0-9_-]*"
 NodeList = Annotated[
     str, StringConstraints(pattern=rf"^{_NAME}(\[[0-9,-]+\])?(,{_NAME}(\[[0-9,-]+\])?)*$", max_length=1024)

@@ -10,8 +10,6 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, mod
 from trainworks.config.quantities import FieldError
 from trainworks.config.spec import Spec
 
-__all__ = ["AcceleratorRequest", "EnvironmentValue", "Framework", "Resources", "shell_of"]
-
 Framework = Literal["torch", "jax", "tensorflow", "mpi", "deepspeed", "slurm"]
 
 

@@ -11,8 +11,6 @@ from trainworks.config.limits import up_to
 from trainworks.config.quantities import FieldError, SizeBytes
 from trainworks.config.spec import Spec
 
-__all__ = ["TRAINED_VOCABULARY", "Data"]
-
 TRAINED_VOCABULARY = 4096
 """Default number of entries of a tokenizer that is trained on the data."""
 

@@ -12,8 +12,6 @@ from trainworks.config.quantities import FieldError
 from trainworks.config.spec import Spec
 from trainworks.errors import suggest
 
-__all__ = ["HUB", "SCHEMES", "STDLIB", "DataSource", "sources_from"]
-
 STDLIB = "python-stdlib"
 HUB = "hf"
 SCHEMES = ("hf", "s3", "gs", "gcs", "az", "abfs", "http", "https", "memory", "file")

@@ -16,20 +16,6 @@ from trainworks.config.limits import up_to
 from trainworks.config.quantities import DurationS, DurationSOrNever, FieldError, SizeBytes
 from trainworks.config.spec import Spec
 
-__all__ = [
-    "BUILT_IN",
-    "ENTRY_POINTS",
-    "PUBLISHED",
-    "Container",
-    "Engine",
-    "Idle",
-    "JobOptions",
-    "Kubernetes",
-    "SkyPilot",
-    "Slurm",
-    "is_plugin",
-]
-
 BUILT_IN = ("local", "described", "slurm", "kubernetes", "skypilot")
 """Values of `cluster.engine` that need no plugin."""
 ENTRY_POINTS = f"{__name__.partition('.')[0]}.backends"

@@ -20,17 +20,6 @@ from trainworks.config.limits import LIMITS, up_to
 from trainworks.config.spec import Spec
 from trainworks.errors import LayoutError
 
-__all__ = [
-    "MESH_AXES",
-    "Layout",
-    "ResolvedLayout",
-    "check_layout",
-    "check_micro_batch",
-    "check_written",
-    "resolve_layout",
-    "stage_layers",
-]
-
 MESH_AXES = ("dp_replicate", "dp_shard", "cp", "tp", "pp")
 """Axes whose degrees multiply to the world size."""
 Degree = up_to("accelerators", default=1)

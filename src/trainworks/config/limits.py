@@ -12,8 +12,6 @@ from pydantic import Field
 
 from trainworks.errors import UsageError
 
-__all__ = ["LIMITS", "Limit", "above_limit", "check_limit", "up_to"]
-
 
 class Limit(NamedTuple):
     """The largest value of a count and the published value it derives from."""

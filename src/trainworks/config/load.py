@@ -16,19 +16,6 @@ from trainworks.config.quantities import FieldError
 from trainworks.config.run_file import RunFile
 from trainworks.errors import LayoutError, RunFileError, TrainworksError, UsageError, suggest
 
-__all__ = [
-    "ELSEWHERE",
-    "LATER",
-    "FieldPath",
-    "Source",
-    "invalid_value",
-    "load_run_file",
-    "name_from",
-    "parse_run_file",
-    "problems_of",
-    "read_text",
-]
-
 LATER = {
     "track": "read `metrics.jsonl` of the run, or `trainworks report --json`",
     "notify": None,

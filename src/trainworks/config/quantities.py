@@ -13,18 +13,6 @@ from trainworks.config.spec import Spec
 from trainworks.errors import QuantityError, UsageError
 from trainworks.units import parse_bytes, parse_counted, parse_duration, parse_usd
 
-__all__ = [
-    "AutoDurationS",
-    "BudgetUsd",
-    "CheckpointInterval",
-    "DurationS",
-    "DurationSOrNever",
-    "FieldError",
-    "SizeBytes",
-    "StepWindow",
-    "TrainFor",
-]
-
 _MAX_WINDOW_STEPS = 50
 
 

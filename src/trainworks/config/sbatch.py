@@ -19,8 +19,6 @@ from trainworks.config.sbatch_options import MAGIC, Option, read_options
 from trainworks.config.slurm_words import expand_nodes, parse_slurm_time
 from trainworks.errors import RunFileError, TrainworksError, UsageError
 
-__all__ = ["BatchSource", "is_batch_script", "load_batch_script", "parse_batch_script"]
-
 _SHELLS = re.compile(r"#! *(/\S*/)?(env +)?(ba|da|k|z)?sh( .*)?")
 _SIGNAL = re.compile(r"(?:[RB]{1,2}:)?[A-Za-z0-9]+(?:@([0-9]{1,5}))?")
 _SIGNAL_S = 60.0

@@ -13,8 +13,6 @@ from trainworks.config.sbatch_options import MAGIC, Option
 from trainworks.config.slurm_words import parse_slurm_memory
 from trainworks.errors import QuantityError, UsageError
 
-__all__ = ["AMOUNTS", "ANY_ACCELERATOR", "Amounts", "amounts_of"]
-
 AMOUNTS = frozenset({
     "nodes", "ntasks", "ntasks-per-node", "ntasks-per-gpu", "cpus-per-task", "cpus-per-gpu", "gpus",
     "gpus-per-node", "gpus-per-task", "gres", "mem", "mem-per-cpu", "mem-per-gpu",

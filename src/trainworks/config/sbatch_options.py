@@ -14,8 +14,6 @@ from dataclasses import dataclass
 
 from trainworks.errors import UsageError, suggest
 
-__all__ = ["MAGIC", "Option", "OptionLines", "read_options"]
-
 MAGIC = "#SBATCH"
 
 _WORD = re.compile(r"""(?:\\\S?|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|[^\s#"'\\])+""")

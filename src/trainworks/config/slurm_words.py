@@ -7,8 +7,6 @@ import re
 
 from trainworks.errors import QuantityError
 
-__all__ = ["expand_nodes", "parse_slurm_memory", "parse_slurm_time"]
-
 _TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d+))?(?::(?P<third>\d+))?", re.ASCII)
 _KIB = {"K": 1, "": 1 << 10, "M": 1 << 10, "G": 1 << 20, "T": 1 << 30}
 _MAX_NODES = 65536

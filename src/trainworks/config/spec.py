@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
-__all__ = ["Frozen", "Spec"]
-
 
 class Frozen(BaseModel):
     """Base of immutable models that refuse unknown keys."""

@@ -14,8 +14,6 @@ from trainworks.config.autoscale import Autoscale, KubernetesAutoscale
 from trainworks.errors import UsageError
 from trainworks.jobs.formats.manifest import to_yaml
 
-__all__ = ["NAME", "kueue_files", "kueue_objects"]
-
 NAME = "trainworks-nodes"
 """Name of the check and of its configuration."""
 _API = "kueue.x-k8s.io/v1beta2"

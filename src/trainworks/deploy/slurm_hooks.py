@@ -9,8 +9,6 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
-__all__ = ["NodeCheck", "health_check", "prolog", "slurm_conf_lines"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeCheck:

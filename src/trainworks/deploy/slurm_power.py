@@ -14,8 +14,6 @@ import shlex
 from trainworks.config.autoscale import Autoscale, SlurmAutoscale
 from trainworks.errors import UsageError
 
-__all__ = ["resume_program", "slurm_power_files", "suspend_program"]
-
 _START_S, _STOP_S, _DOWN_AFTER_S = 600.0, 120.0, 600.0
 """Defaults for clouds, which take minutes; Slurm's 60 s and 30 s suit machines that only sleep."""
 _PARALLEL = 32

@@ -8,8 +8,6 @@ import pynvml
 
 from trainworks.host.probe import probe_accelerators
 
-__all__ = ["AcceleratorUse"]
-
 
 class AcceleratorUse:
     """Utilisation of the accelerators in `CUDA_VISIBLE_DEVICES`, by this job or any other process.

@@ -7,8 +7,6 @@ from pathlib import Path
 
 from trainworks.errors import EnvironmentProblem
 
-__all__ = ["cache_folder", "data_folder"]
-
 
 def cache_folder(*parts: str) -> Path:
     """`$TRAINWORKS_CACHE`, else `$XDG_CACHE_HOME/trainworks`, else `~/.cache/trainworks`; not created."""

@@ -31,8 +31,6 @@ from trainworks.errors import EnvironmentProblem
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.host.users import user_name
 
-__all__ = ["Claim", "MachineLedger", "Share", "claim_key", "machine_ledger"]
-
 _PLACES = (Path("/run/lock"), Path("/dev/shm"))  # noqa: S108, files are opened as those of other users
 """Not /dev/shm first: systemd may empty it when a user logs out."""
 _NAME = re.compile(r"trainworks-[0-9a-f]{32}\.claim")

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["address_space_left_bytes", "memory_left_bytes", "oom_kills", "peak_bytes", "resident_bytes"]
-
 _CGROUP = Path("/sys/fs/cgroup")
 _PROC = Path("/proc")
 _UNLIMITED = 1 << 60

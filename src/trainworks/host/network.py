@@ -6,8 +6,6 @@ import socket
 
 from trainworks.errors import PortInUseError
 
-__all__ = ["LOOPBACK", "is_loopback", "listen"]
-
 LOOPBACK = "127.0.0.1"
 
 

@@ -14,8 +14,6 @@ from trainworks.host.process_tree import ProcessTree
 from trainworks.record.run_dir import RunDir
 from trainworks.record.usage import NodeUsage
 
-__all__ = ["UsageMeter", "follow_usage", "received_bytes"]
-
 
 class UsageMeter:
     """Adds up the resources used by the descendants of this process.

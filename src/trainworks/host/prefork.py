@@ -11,8 +11,6 @@ from typing import final
 
 from trainworks.host import process
 
-__all__ = ["Order", "Spare"]
-
 _LARGEST = 2**16
 """Largest order in bytes."""
 

@@ -15,8 +15,6 @@ import pynvml
 from trainworks.files import free_bytes
 from trainworks.record.environment import AcceleratorFacts, HostFacts
 
-__all__ = ["num_cores", "probe_accelerators", "probe_host"]
-
 _CGROUP = Path("/sys/fs/cgroup")
 _CPUINFO = Path("/proc/cpuinfo")
 _FORMAT_FLAGS: dict[Literal["bf16", "fp16"], set[str]] = {

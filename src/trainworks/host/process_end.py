@@ -14,16 +14,6 @@ import psutil
 
 from trainworks.host.process_state import is_alive
 
-__all__ = [
-    "adopt_orphans",
-    "die_with",
-    "die_with_parent",
-    "end_by_signal",
-    "end_descendants",
-    "kill",
-    "wait_for_end",
-]
-
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _KILL_TAKES_S = 5.0

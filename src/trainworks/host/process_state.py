@@ -9,8 +9,6 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["identity", "is_alive", "is_running", "owner", "processes_with", "state", "variable_of"]
-
 
 def identity(pid: int | None = None) -> tuple[int, float]:
     """Process id and start in seconds since boot; the pair is unique, while ids are reused. This process by default.

@@ -11,8 +11,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-__all__ = ["ProcessTree", "TreeUse"]
-
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _Id = tuple[int, int]
 """Process id and start: the id alone is reused."""

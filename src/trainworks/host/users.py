@@ -7,8 +7,6 @@ import os
 import pwd
 import socket
 
-__all__ = ["ADMINISTRATORS", "is_administrator", "this_host", "user_name"]
-
 ADMINISTRATORS = "trainworks-admins"
 """Group whose members may change the jobs of other users."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-__all__ = ["matching_names"]
-
 _BRANDS = frozenset(
     ("nvidia", "amd", "intel", "google", "tesla", "geforce", "quadro", "instinct", "radeon", "graphics", "generation")
 ) | {"gpu", "rtx", "gtx"}

@@ -8,8 +8,6 @@ from typing import Any
 from trainworks.jobs.job_row import Attempt, JobRow, Placement
 from trainworks.jobs.state import JobState, attempt_state, parse_cause, parse_state
 
-__all__ = ["attempts_of", "placement_on"]
-
 
 def attempts_of(job: JobRow, events: Sequence[Mapping[str, Any]]) -> list[Attempt]:
     """One attempt per turn, oldest first; the last one is open while the record does not say how it ended.

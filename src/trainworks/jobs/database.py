@@ -15,8 +15,6 @@ from sqlalchemy.pool import NullPool
 
 from trainworks.errors import DamagedStoreError, EnvironmentProblem
 
-__all__ = ["VERSION", "answering", "file_identity", "open_database", "set_aside"]
-
 VERSION = "0003"
 """Newest migration."""
 _MIGRATIONS = Path(__file__).parent / "migrations"

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from trainworks.record.resolved import Processes
 
-__all__ = ["accelerators_per_node", "agent_environment", "default_environment", "rank_environment"]
-
 _KEEP_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
 """By default glibc gives each freed activation back to the kernel, and the next step pays a page fault per 4 KiB."""
 

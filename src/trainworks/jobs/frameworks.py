@@ -22,15 +22,6 @@ from trainworks.config.command import Framework
 from trainworks.jobs.environment import accelerators_per_node, rank_environment
 from trainworks.record.resolved import Processes
 
-__all__ = [
-    "Rendezvous",
-    "command_environment",
-    "deepspeed_hostfile",
-    "mpi_hostfile",
-    "ports_needed",
-    "setup_environment",
-]
-
 _OF_TORCHRUN = ("TORCHRUN_ARGS", "PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")
 _OF_A_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK")
 

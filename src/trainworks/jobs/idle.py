@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from trainworks.config.engines import Idle
 from trainworks.record.usage import NodeUsage
 
-__all__ = ["Idleness", "Quiet", "idleness", "is_quiet", "quiet_after"]
-
 _LATE_S = 10.0
 """An agent may be so late on a busy machine, for a stretch of any length; else three times that length."""
 

@@ -10,18 +10,6 @@ from typing import Any, Literal
 from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.state import JobState, parse_state
 
-__all__ = [
-    "Attempt",
-    "EndRequest",
-    "JobRow",
-    "Placement",
-    "job_of_row",
-    "new_job_columns",
-    "placement_of",
-    "placement_text",
-    "to_columns",
-]
-
 EndRequest = Literal["stop", "kill", "preempt", "time_limit"]
 """Reason of a request to end a job."""
 

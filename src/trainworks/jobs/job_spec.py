@@ -8,8 +8,6 @@ from trainworks.config.run_file import RunFile
 from trainworks.jobs.environment import accelerators_per_node
 from trainworks.record.resolved import Processes, ResolvedRun
 
-__all__ = ["JobSpec", "NodeResources", "spec_of", "spec_of_run"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeResources:

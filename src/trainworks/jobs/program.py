@@ -10,8 +10,6 @@ from trainworks.config.command import Framework, shell_of
 from trainworks.config.run_file import RunFile
 from trainworks.errors import UsageError
 
-__all__ = ["Program", "program_of"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:

@@ -14,8 +14,6 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-__all__ = ["CAUSES", "TRANSITIONS", "Cause", "JobState", "parse_cause", "parse_state"]
-
 
 class JobState(enum.StrEnum):
     """State of a job."""

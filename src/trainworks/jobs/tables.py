@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from sqlalchemy import BigInteger, Boolean, Column, Float, ForeignKey, Index, Integer, MetaData, Table, Text
 
-__all__ = ["attempts", "changes", "jobs", "metadata", "nodes"]
-
 metadata = MetaData()
 
 jobs = Table(

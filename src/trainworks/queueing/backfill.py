@@ -27,8 +27,6 @@ from typing import TypeVar
 
 from trainworks.queueing.placement import Amounts, FreeResources, Gang, NodeShares, fits, lesser, minus, place, plus
 
-__all__ = ["Backfill", "Reservation", "earliest_fit", "ends_in_time", "reserve"]
-
 _Stay = TypeVar("_Stay")
 _Nodes = TypeVar("_Nodes", bound=Collection[int])
 

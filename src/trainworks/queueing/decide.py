@@ -38,8 +38,6 @@ from trainworks.queueing.snapshot import (
 )
 from trainworks.units import format_duration
 
-__all__ = ["MOST_ESTIMATES", "decide"]
-
 MOST_ESTIMATES = 1000
 """Jobs at the front of the queue that get an estimated start; further back it is costly and of little use."""
 

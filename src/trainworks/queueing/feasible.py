@@ -10,8 +10,6 @@ from trainworks.queueing.placement import NodeIndex, place
 from trainworks.queueing.reasons import amounts_text, count_of, joined, share_text
 from trainworks.queueing.snapshot import GangShape, NodeInfo
 
-__all__ = ["check_feasible", "what_fits"]
-
 
 def check_feasible(shape: GangShape, nodes: Iterable[NodeInfo]) -> None:
     """Refuse a gang that could not run on these nodes even if all of them were in service and empty.

@@ -19,8 +19,6 @@ from heapq import nsmallest
 
 from trainworks.queueing.placement import Amounts, FreeResources, Gang
 
-__all__ = ["StartForecast"]
-
 _PARTS = 64
 """Parts of a node: one accelerator of eight is eight of them."""
 

@@ -12,8 +12,6 @@ from operator import itemgetter
 
 from trainworks.queueing.backfill import earliest_fit
 
-__all__ = ["NodePool", "PoolNeed", "pool_need"]
-
 PoolNeed = tuple[int, int]
 """Nodes, and accelerators on each of them."""
 

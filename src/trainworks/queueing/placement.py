@@ -15,20 +15,6 @@ from typing import NamedTuple
 
 from trainworks.queueing.snapshot import GangShape, NodeInfo, RunningJob, Snapshot
 
-__all__ = [
-    "Amounts",
-    "FreeResources",
-    "Gang",
-    "NodeIndex",
-    "NodeShares",
-    "fits",
-    "lesser",
-    "minus",
-    "need_of",
-    "place",
-    "plus",
-]
-
 Amounts = tuple[int, int, int]
 """Thousandths of cores, accelerators, bytes of memory: whole numbers, whose sums do not depend on their order."""
 

@@ -14,8 +14,6 @@ from itertools import combinations
 from trainworks.queueing.placement import Amounts, FreeResources, Gang, fits, need_of, place, plus
 from trainworks.queueing.snapshot import RunningJob
 
-__all__ = ["jobs_to_preempt"]
-
 _MOST_TOGETHER = 10
 """Jobs on a node whose combinations are all tried; of more, the lesser go first until there is room."""
 

@@ -10,17 +10,6 @@ from trainworks.queueing.placement import FreeResources, Gang, NodeIndex, fits
 from trainworks.queueing.snapshot import GangShape, NodeInfo
 from trainworks.units import format_bytes
 
-__all__ = [
-    "amounts_text",
-    "count_of",
-    "joined",
-    "leaving_text",
-    "needs_text",
-    "share_text",
-    "short_text",
-    "unavailable_text",
-]
-
 _MOST_NODES = 3
 """Nodes that a sentence names one by one."""
 

@@ -6,21 +6,6 @@ import enum
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-__all__ = [
-    "Cancel",
-    "Decision",
-    "GangShape",
-    "NodeInfo",
-    "Pending",
-    "Preempt",
-    "QueuedJob",
-    "Reason",
-    "RunningJob",
-    "Snapshot",
-    "Start",
-    "queue_key",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeInfo:

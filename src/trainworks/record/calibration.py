@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from trainworks.config.spec import Spec
 
-__all__ = ["Calibration", "CalibrationRequest", "GemmRate"]
-
 
 class CalibrationRequest(Spec):
     """Parameters of a calibration, with the shapes of the workload."""

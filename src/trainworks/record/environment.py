@@ -6,8 +6,6 @@ from typing import Literal
 
 from trainworks.config.spec import Spec
 
-__all__ = ["AcceleratorFacts", "HostFacts"]
-
 
 class AcceleratorFacts(Spec):
     """One accelerator as its driver names it."""

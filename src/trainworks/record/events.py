@@ -10,8 +10,6 @@ from typing import Any, Literal
 
 from trainworks.files import append_text
 
-__all__ = ["Event", "EventKind", "append_event", "read_events", "read_lines_from"]
-
 EventKind = Literal[
     "submitted",  # nodes, processes_per_node, restarts (earlier allocations); on a cluster also hosts, job, started_at
     "state",  # state, cause, message: the supervisor's view; ended_at if the allocation ended before this was written

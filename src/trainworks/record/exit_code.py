@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import enum
 
-__all__ = ["ExitCode", "as_exit_code"]
-
 
 class ExitCode(enum.IntEnum):
     """Exit codes of a rank, read by the node agent."""

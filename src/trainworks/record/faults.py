@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from trainworks.record.events import Event
 from trainworks.record.metrics import MetricsRow
 
-__all__ = ["FAULTS", "describe_fault", "describe_values", "is_fault"]
-
 FAULTS = {"nonfinite": "not finite", "spike": "a spike"}
 """Reasons of a `skipped` or `rollback` event, in words."""
 

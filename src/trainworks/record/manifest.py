@@ -18,21 +18,6 @@ from trainworks.files import fsync_folder, write_atomic
 from trainworks.record.events import Event
 from trainworks.record.run_dir import RunDir
 
-__all__ = [
-    "MANIFEST",
-    "Damage",
-    "Manifest",
-    "check_file",
-    "check_manifest",
-    "checksum",
-    "complete_checkpoints",
-    "damaged_checkpoints",
-    "delete_checkpoint",
-    "describe_damage",
-    "read_manifest",
-    "write_manifest",
-]
-
 MANIFEST = "manifest.json"
 _OWN_CHECKSUM = "crc32"
 """Key of the manifest's checksum of its own other fields."""

@@ -13,8 +13,6 @@ from trainworks.config.spec import Spec
 from trainworks.record.calibration import Calibration
 from trainworks.record.model_shape import ModelShape
 
-__all__ = ["MeasuredStep", "Measurement", "cluster_key"]
-
 
 class MeasuredStep(Spec):
     """Step time of one layout, with all inputs of its prediction."""

@@ -10,8 +10,6 @@ from trainworks.catalog.cluster import ClusterDescription
 from trainworks.files import append_text
 from trainworks.record.measurement import Measurement, cluster_key
 
-__all__ = ["append_measurement", "read_measurements"]
-
 
 def append_measurement(folder: Path, measurement: Measurement) -> Path:
     """Add one measurement to those of its kind of cluster; returns the file.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from trainworks.config.spec import Spec
 
-__all__ = ["MemoryAtFailure"]
-
 
 class MemoryAtFailure(Spec):
     """Memory of one rank at the failure; None if it could not be measured."""

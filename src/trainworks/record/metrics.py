@@ -13,8 +13,6 @@ from typing import NotRequired, TypedDict, cast
 from trainworks.files import append_text
 from trainworks.record.events import read_lines_from
 
-__all__ = ["MetricsRow", "append_metrics", "effective_rows", "read_metrics"]
-
 
 class MetricsRow(TypedDict):
     """One optimizer step. Times are means over the ranks and add up to `step_s`."""

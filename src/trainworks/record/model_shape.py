@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from trainworks.config.spec import Spec
 
-__all__ = ["LatentAttention", "ModelShape", "SmallParameters"]
-
 
 class LatentAttention(Spec):
     """Multi-head latent attention: queries, keys and values through low-rank projections (DeepSeek-V2)."""

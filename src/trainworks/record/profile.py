@@ -10,16 +10,6 @@ from trainworks.config.spec import Spec
 from trainworks.files import write_atomic
 from trainworks.record.run_dir import RunDir
 
-__all__ = [
-    "OperatorTime",
-    "ProfileRequest",
-    "ProfileSummary",
-    "read_summaries",
-    "summary_file",
-    "trace_file",
-    "write_request",
-]
-
 
 class ProfileRequest(Spec):
     """Steps to record, and on which ranks: the content of profile.json."""

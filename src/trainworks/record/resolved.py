@@ -15,14 +15,6 @@ from trainworks.record.environment import HostFacts
 from trainworks.record.model_shape import ModelShape
 from trainworks.results import Result
 
-__all__ = [
-    "MemoryTerms",
-    "Plan",
-    "Processes",
-    "ResolvedRun",
-    "StepTimeTerms",
-]
-
 
 class Processes(Spec):
     """Ranks and the resources of each."""

@@ -26,8 +26,6 @@ from trainworks.record.resolved import ResolvedRun
 from trainworks.record.status import RunStatus
 from trainworks.record.usage import NodeUsage
 
-__all__ = ["RunDir", "create_run_dir", "find_run", "list_runs"]
-
 _RESERVE_BYTES = 256 * 1024
 _STEP_FOLDER = re.compile(r"step-(\d{8,})")
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from trainworks.config.spec import Spec
 
-__all__ = ["RunStatus"]
-
 
 class RunStatus(Spec):
     """The content of status.json: written as CREATED by the submitter, later by the supervisor."""

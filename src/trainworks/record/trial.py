@@ -7,8 +7,6 @@ from trainworks.config.run_file import Workload
 from trainworks.config.spec import Spec
 from trainworks.record.resolved import Processes, StepTimeTerms
 
-__all__ = ["Trial", "TrialRequest"]
-
 
 class TrialRequest(Spec):
     """Parameters of a trial: the real model on real ranks in the real layout."""

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from trainworks.config.spec import Spec
 
-__all__ = ["NodeUsage"]
-
 
 class NodeUsage(Spec):
     """The content of usage/node-N.json."""

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from trainworks.record.events import Event
 from trainworks.recover.failures import since_user_start
 
-__all__ = ["TRANSIENT", "UNPROVEN", "FailureRecord", "Verdict", "decide_restart", "restart_verdict"]
-
 TRANSIENT = frozenset(
     {"gpu_fault", "storage_fault", "hang", "nccl_timeout", "node_lost", "agent_lost", "peer_lost", "killed"}
 )

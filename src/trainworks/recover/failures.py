@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from trainworks.record.events import Event
 
-__all__ = ["describe_failure", "first_failure", "is_consequence", "since_user_start"]
-
 _CONSEQUENCES = ("peer_lost",)
 
 

@@ -11,19 +11,6 @@ from collections.abc import Sequence
 
 from trainworks.record.events import Event
 
-__all__ = [
-    "AGENT_RESTART",
-    "BEGUN_STATES",
-    "FREE_CAUSES",
-    "NEXT_TURN",
-    "RANK_RESTART",
-    "WAITING_STATES",
-    "earlier_turns",
-    "may_restart",
-    "record_waits",
-    "restarts_used",
-]
-
 FREE_CAUSES = frozenset({"preempted", "no_capacity"})
 """Causes of `job.state` after which another turn costs no restart."""
 BEGUN_STATES = frozenset({"STARTING", "RUNNING", "RECOVERING"})

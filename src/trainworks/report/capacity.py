@@ -15,8 +15,6 @@ from trainworks.report.rendering.document import Block, Column, Document, Facts,
 from trainworks.report.rendering.plots import Chart, Curve, Dot, Rule, step_path
 from trainworks.units import DAY_S, HOUR_S, WEEK_S, format_duration, format_usd
 
-__all__ = ["document", "to_json"]
-
 _MAX_ROWS = 12
 _WAIT_TICKS_S = {
     "0": 0.0,

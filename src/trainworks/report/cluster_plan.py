@@ -30,8 +30,6 @@ from trainworks.report.rendering.document import (
 from trainworks.report.rendering.plots import Bar, Bars, Segment
 from trainworks.units import HOUR_S, format_count, format_duration, format_gib, format_step_time
 
-__all__ = ["SHOWN_SHARE", "document", "format_interval", "layout_bars", "layout_text", "to_json"]
-
 SHOWN_SHARE = 0.005
 """Share of a step below which a term is not named."""
 _SHOWN_BYTES = 0.005 * 2**30

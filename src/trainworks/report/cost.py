@@ -26,8 +26,6 @@ from trainworks.report.rendering.document import (
 from trainworks.report.rendering.plots import Range, Ranges
 from trainworks.units import format_count, format_quantity, format_short_usd, format_usd
 
-__all__ = ["document", "to_json", "tornado_plot"]
-
 _NOT_JOINED = "*"
 
 

@@ -11,8 +11,6 @@ from trainworks.errors import UsageError
 from trainworks.plan.trace import Traced, walk
 from trainworks.units import format_quantity
 
-__all__ = ["explain", "find_figure", "trace_json", "trace_lines"]
-
 _WIDTH = 118
 _MAX_SUGGESTIONS = 24
 

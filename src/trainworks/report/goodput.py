@@ -12,8 +12,6 @@ from trainworks.report.rendering.document import Block, Document, Facts, Row, Se
 from trainworks.report.rendering.plots import Bar, Bars, Chart, Curve, Rule, Segment
 from trainworks.units import DAY_S, format_duration
 
-__all__ = ["badput_bars", "document", "finish_chart", "to_json"]
-
 _QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
 _POINTS = 200
 _FILLS = {

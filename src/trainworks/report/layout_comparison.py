@@ -11,8 +11,6 @@ from trainworks.report.cluster_plan import SHOWN_SHARE, format_interval, layout_
 from trainworks.report.rendering.document import Document, Facts, Section, Table, left
 from trainworks.units import format_gib, format_step_time
 
-__all__ = ["document", "to_json"]
-
 
 def document(comparison: LayoutComparison) -> Document:
     """The terms of both layouts, and their difference."""

@@ -12,8 +12,6 @@ from trainworks.record.resolved import Plan, ResolvedRun
 from trainworks.report.rendering.document import Document, Facts, Section, Text
 from trainworks.units import format_bytes, format_count, format_duration
 
-__all__ = ["document", "emulation_note", "to_json"]
-
 
 def document(resolved: ResolvedRun) -> Document:
     """The plan of a workload, and warnings about its precision and deadline."""

@@ -18,8 +18,6 @@ from trainworks.report.rendering.document import NARROW, Document, Facts, Row, S
 from trainworks.report.rendering.plots import Drawing
 from trainworks.units import byte_rate_note, format_bytes, format_quantity, format_step_time, format_usd
 
-__all__ = ["document", "network_drawing", "to_json"]
-
 _MAX_ALTERNATIVES = 3
 
 

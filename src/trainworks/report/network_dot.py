@@ -6,8 +6,6 @@ from trainworks.plan.network.design import NetworkDesign
 from trainworks.plan.network.support import SupportNetworks
 from trainworks.report.network_graph import Box, Bundle, network_graph
 
-__all__ = ["network_dot"]
-
 
 def network_dot(design: NetworkDesign, support: SupportNetworks) -> str:
     """Text for `dot -Tsvg`: a rank for each row, the number of links on each edge that has several.

@@ -12,8 +12,6 @@ from trainworks.plan.network.support import SupportNetworks
 from trainworks.report.network_graph import Box, Bundle, Graph, network_graph
 from trainworks.report.rendering.svg import element, markup, with_title
 
-__all__ = ["network_picture", "network_svg"]
-
 _WIDTH, _LEFT, _RIGHT = 1240, 190, 20
 _HEAD, _ROW, _BOX, _ARC = 84, 140, 30, 90
 _RAILS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#b3a100", "#8a9199")

@@ -17,8 +17,6 @@ from trainworks.plan.network.design import NetworkDesign
 from trainworks.plan.network.groups import GroupNetwork
 from trainworks.plan.network.support import SupportNetworks
 
-__all__ = ["Box", "Bundle", "Graph", "network_graph"]
-
 _MOST_NODES, _MOST_SWITCHES = 32, 16
 _BOXES = (8, 7, 6, 5, 4)
 _ROWS = ("core", "spine", "leaf", "switch", "node", "storage", "storage spine")

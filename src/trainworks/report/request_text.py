@@ -5,8 +5,6 @@ from __future__ import annotations
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.units import format_bytes, format_duration
 
-__all__ = ["request_text"]
-
 
 def request_text(spec: JobSpec) -> str:
     """`2 node(s) of 8 h100, at most 1h`."""

@@ -18,8 +18,6 @@ from trainworks.measure.scoring import (
 from trainworks.plan.score import Errors, Rejections
 from trainworks.report.rendering.document import Column, Document, Row, Section, Table, Text, right
 
-__all__ = ["document", "to_json"]
-
 _TITLES = {"yes": "step time", "moe": "step time, models with experts"}
 _MAX_IDS = 3
 _LONGEST_SOURCE = 80

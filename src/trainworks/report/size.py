@@ -49,8 +49,6 @@ from trainworks.units import (
     format_usd,
 )
 
-__all__ = ["document", "to_json"]
-
 _WIDE = 120
 """Columns of a terminal below which tables leave out what they can spare."""
 _MAX_KINDS = 12

@@ -8,8 +8,6 @@ from trainworks.plan.sizing.result import SHARED_WEEKS, SharedCapacity
 from trainworks.report.rendering.document import Column, Document, Section, Table, Text, right
 from trainworks.units import format_duration, format_usd
 
-__all__ = ["document", "to_json"]
-
 _MAX_ROWS = 10
 
 

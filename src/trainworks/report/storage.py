@@ -16,8 +16,6 @@ from trainworks.plan.trace import Traced
 from trainworks.report.rendering.document import Column, Document, Facts, Section, Table, Text, left, right
 from trainworks.units import format_quantity, format_step_time
 
-__all__ = ["document", "to_json"]
-
 _SMALLEST_CHANCE = 1e-9
 _SURVIVES = {
     "nothing": "no loss",

@@ -26,8 +26,6 @@ from trainworks.host import memory
 from trainworks.host.network import LOOPBACK, listen
 from trainworks.record.calibration import Calibration, CalibrationRequest, GemmRate
 
-__all__ = ["measure"]
-
 _DTYPES = {
     "fp32": torch.float32,
     "tf32": torch.float32,

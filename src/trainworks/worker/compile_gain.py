@@ -7,8 +7,6 @@ from collections.abc import Callable
 
 import torch
 
-__all__ = ["compile_gain"]
-
 _REPEATS = 3
 
 

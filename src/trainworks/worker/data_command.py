@@ -26,8 +26,6 @@ from trainworks.worker.data.prepare import num_tokens, prepare
 from trainworks.worker.data.remote import put, stored_data
 from trainworks.worker.data.verify import verify
 
-__all__ = ["main"]
-
 _INTERVAL_S = 0.2
 
 

@@ -7,8 +7,6 @@ import os
 import numpy as np
 import torch
 
-__all__ = ["make_deterministic", "seed_step"]
-
 
 def make_deterministic() -> None:
     """Let torch choose algorithms that give the same bits every time, and refuse operations that have none.

@@ -31,8 +31,6 @@ from trainworks.worker.health.heartbeat import HeartbeatBoard
 from trainworks.worker.health.rank_exits import RankExit, RankExits, fork_server_is_lost
 from trainworks.worker.rank import run_rank
 
-__all__ = ["run_node"]
-
 _JOIN_TIMEOUT = timedelta(minutes=10)
 _MONITOR_INTERVAL_S = 0.05
 _EXIT_TIMEOUT_S = 20

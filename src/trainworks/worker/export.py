@@ -52,8 +52,6 @@ from trainworks.worker.models.families import decoder_config, stored_as, stored_
 from trainworks.worker.models.transformer import checkpoint_folder, model_config
 from trainworks.worker.tasks.transformer_tasks import ImageClassification, MaskedLanguageModeling, first_card
 
-__all__ = ["export", "main"]
-
 _FILE_BYTES = 5_000_000_000
 """Largest safetensors file, unless a single tensor is larger; the default of `transformers`."""
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -21,8 +21,6 @@ from trainworks.record.events import append_event
 from trainworks.record.faults import FAULTS, describe_values
 from trainworks.record.run_dir import RunDir
 
-__all__ = ["FaultPolicy", "Reason", "SkippedStep", "StepJudge", "spread_nonfinite"]
-
 Reason = Literal["nonfinite", "spike", "loss_scale"]
 
 _NONFINITE, _SPIKE = 1.0, 2.0

@@ -8,8 +8,6 @@ from __future__ import annotations
 from trainworks.config.layout import ResolvedLayout
 from trainworks.config.run_file import Workload
 
-__all__ = ["rank_modules"]
-
 
 def rank_modules(workload: Workload, layout: ResolvedLayout) -> tuple[str, ...]:
     """Modules that every rank of this run would import itself, in the order of their import."""

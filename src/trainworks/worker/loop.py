@@ -28,8 +28,6 @@ from trainworks.worker.tasks.causal_lm import Task
 from trainworks.worker.telemetry import Agreement, Telemetry
 from trainworks.worker.timing import StepMarks, Timeline
 
-__all__ = ["Trainer", "on_device", "warm_up"]
-
 
 @dataclass
 class Trainer:

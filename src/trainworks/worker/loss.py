@@ -19,8 +19,6 @@ from torch import Tensor
 
 from trainworks.worker.timing import Timeline, all_reduce
 
-__all__ = ["IGNORED", "ChunkedCrossEntropy", "loss_weights", "weighted"]
-
 IGNORED = -100
 """The label of a token that does not count."""
 

@@ -18,8 +18,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from trainworks.config.layout import ResolvedLayout
 
-__all__ = ["Mesh"]
-
 
 class Mesh:
     """Process groups of one rank. All ranks create a group together, at its first use.

@@ -18,8 +18,6 @@ from trainworks.worker.guard import StepJudge
 from trainworks.worker.mesh import Mesh
 from trainworks.worker.parallel.build import tied_embedding
 
-__all__ = ["GlobalNorm", "StepOptimizer", "clip", "learning_rate", "named_parameters"]
-
 
 def learning_rate(step: int, *, num_steps: int, settings: Optimizer) -> float:
     """Learning rate of optimizer step `step` (0 is the first).

@@ -25,8 +25,6 @@ from trainworks.record.profile import (
 )
 from trainworks.record.run_dir import RunDir
 
-__all__ = ["StepProfiler", "summarize"]
-
 _TOP_OPERATORS = 15
 _COMMUNICATION = ("c10d::", "_c10d_functional::", "gloo:", "nccl:", "ncclDevKernel", "ncclKernel", "record_param_comms")
 _WRAPPERS = ("autograd::", "torch::autograd", "FSDP::", "Optimizer.")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 
-__all__ = ["run_rank"]
-
 
 def run_rank(run_folder: str, data_folder: str, node: int, agent_pid: int, board: str) -> None:
     """Train as one rank; in a process forked from the fork server, where the trainer is imported already."""

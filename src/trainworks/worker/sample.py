@@ -10,8 +10,6 @@ from tokenizers import Tokenizer
 from trainworks.worker.data.prepare import end_of_text
 from trainworks.worker.parallel.build import Parallel
 
-__all__ = ["generate"]
-
 _TOP_K = 20
 _TEMPERATURE = 0.7
 

@@ -35,8 +35,6 @@ from trainworks.worker.stopping import StopRequest
 from trainworks.worker.telemetry import Agreement, Telemetry
 from trainworks.worker.timing import StepMarks, Timeline
 
-__all__ = ["Session", "start"]
-
 
 def start(
     model: nn.Module,

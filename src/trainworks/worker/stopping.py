@@ -6,8 +6,6 @@ from types import FrameType
 
 from trainworks.record.run_dir import RunDir
 
-__all__ = ["StopRequest"]
-
 
 class StopRequest:
     """True after a stop signal, or on rank 0 if the stop file exists."""

@@ -20,8 +20,6 @@ from trainworks.record.run_dir import RunDir
 from trainworks.worker.guard import SkippedStep, reason_of
 from trainworks.worker.timing import StepMarks
 
-__all__ = ["Agreement", "Telemetry"]
-
 _DURATIONS = 6
 """Length of StepMarks.durations()."""
 

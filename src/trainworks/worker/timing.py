@@ -18,8 +18,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import _functional_collectives as functional_collectives
 
-__all__ = ["Mark", "StepMarks", "Timeline", "all_reduce", "note_waits"]
-
 Mark = float | torch.cuda.Event
 """A moment: of the host on a CPU, of the current stream on CUDA."""
 

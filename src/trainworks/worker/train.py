@@ -48,8 +48,6 @@ from trainworks.worker.tasks.open_task import open_task
 from trainworks.worker.telemetry import Telemetry
 from trainworks.worker.timing import Timeline
 
-__all__ = ["train"]
-
 _TIMEOUT = timedelta(minutes=10)
 """Least timeout of a collective; the node agent detects a hang long before."""
 _SAMPLE_TOKENS = 160

@@ -43,8 +43,6 @@ from trainworks.worker.parallel.build import Parallel, Setup
 from trainworks.worker.tasks.open_task import OpenedTask, open_task
 from trainworks.worker.timing import StepMarks, Timeline
 
-__all__ = ["try_out"]
-
 _SECONDS = 1.0
 _MOST_STEPS, _FEWEST_STEPS = 20, 3
 _FIRST = 1

@@ -47,8 +47,6 @@ from trainworks.jobs.program import Program
 from trainworks.jobs.store import JobStore
 from trainworks.record.run_dir import RunDir
 
-__all__ = ["KubernetesBackend"]
-
 _OURS = {"labelSelector": "app.kubernetes.io/managed-by=trainworks"}
 _JOB_UID = "kueue.x-k8s.io/job-uid"
 _LARGEST_SECRET_BYTES = 1 << 20

@@ -12,8 +12,6 @@ import yaml
 
 from trainworks.errors import EnvironmentProblem, MissingExtraError, UnreachableError, UsageError
 
-__all__ = ["Conflict", "KubernetesClient", "KubernetesRefusedError", "NotFound", "NotServed"]
-
 Verb = Literal["GET", "POST", "PATCH", "DELETE"]
 Query = Mapping[str, str]
 

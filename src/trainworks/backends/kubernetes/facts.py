@@ -8,8 +8,6 @@ from typing import Any
 
 from trainworks.backends.backend import NodeState, NodeStatus
 
-__all__ = ["DRAINED", "JOBSET_LABEL", "node_facts", "quantity"]
-
 DRAINED = "trainworks/drained"
 """Node annotation with the reason why a user drained it."""
 JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"

@@ -50,8 +50,6 @@ from trainworks.record.status import RunStatus
 from trainworks.recover.failures import first_failure
 from trainworks.recover.restarts import NEXT_TURN, may_restart
 
-__all__ = ["FirstPod", "main"]
-
 _LOCK_WAIT_S = 60.0
 """Time for a pod of the previous allocation to release the run; its node may be unreachable."""
 _DISMISS_S = 30.0

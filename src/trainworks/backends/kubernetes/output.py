@@ -10,8 +10,6 @@ from typing import Any, final
 from trainworks.backends.kubernetes.client import KubernetesClient, KubernetesRefusedError
 from trainworks.errors import TrainworksError
 
-__all__ = ["LogStream", "log_lines", "pod_index"]
-
 _POLL_S = 1.0
 _INDEX = "batch.kubernetes.io/job-completion-index"
 

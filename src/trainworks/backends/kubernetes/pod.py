@@ -14,18 +14,6 @@ from trainworks.agent.remote_agent import TOKEN_FILE, NodeAddresses, wait_for_no
 from trainworks.errors import EnvironmentProblem
 from trainworks.host.clock import Clock
 
-__all__ = [
-    "ENVS",
-    "RESOLVED",
-    "SECRETS",
-    "TERMINATION_LOG",
-    "Pod",
-    "pod_of",
-    "private_variables",
-    "wait_for_pods",
-    "write_termination_message",
-]
-
 SECRETS = "/etc/trainworks"
 """Mount path of the job's Secret."""
 RESOLVED = "resolved.json"

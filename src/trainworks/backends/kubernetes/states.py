@@ -21,8 +21,6 @@ from trainworks.backends.backend import JobStatus
 from trainworks.backends.kubernetes.render import HELD, QUEUE_LABEL, STOPPED
 from trainworks.jobs.state import Cause, JobState, parse_cause
 
-__all__ = ["cause_of_pod", "has_ended", "has_failed", "is_unexplained", "job_status", "warning_about"]
-
 Object = Mapping[str, Any]
 """A JSON object of the API server."""
 

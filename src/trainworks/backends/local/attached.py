@@ -27,8 +27,6 @@ from trainworks.record.resolved import Processes, ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 
-__all__ = ["AttachedBackend", "stop_supervisor"]
-
 _START_TIMEOUT_S = 20.0
 _STARTS: dict[str, list[str]] = {
     "per_rank": [],

@@ -32,8 +32,6 @@ from trainworks.record.events import append_event
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 
-__all__ = ["LocalBackend"]
-
 
 @final
 class LocalBackend(Backend):

@@ -41,8 +41,6 @@ from trainworks.record.exit_code import ExitCode
 from trainworks.record.status import RunStatus
 from trainworks.recover.restarts import NEXT_TURN, restarts_used
 
-__all__ = ["Dispatcher"]
-
 _MOST_REFUSALS = 3
 """Attempts to launch a job that the machine refuses, e.g. because of a full disk."""
 

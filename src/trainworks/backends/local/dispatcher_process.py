@@ -36,8 +36,6 @@ from trainworks.host.ledger import machine_ledger
 from trainworks.host.probe import probe_host
 from trainworks.jobs.store import JobStore, open_store
 
-__all__ = ["main"]
-
 _LINGERS_S = 10.0
 """After the last job has ended, for the next one to start at once."""
 _QUIET_S = 0.05

@@ -29,8 +29,6 @@ from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 from trainworks.recover.restarts import earlier_turns, record_waits
 
-__all__ = ["ForkingLauncher", "Launcher", "Supervised"]
-
 
 class Supervised(Protocol):
     """A job with a supervisor."""

@@ -15,20 +15,6 @@ from trainworks.queueing.reasons import joined
 from trainworks.queueing.snapshot import GangShape, NodeInfo, QueuedJob, RunningJob
 from trainworks.record.environment import HostFacts
 
-__all__ = [
-    "LocalNode",
-    "devices_free",
-    "held_elsewhere",
-    "held_text",
-    "local_nodes",
-    "running_elsewhere",
-    "running_job",
-    "shape_of",
-    "snapshot_nodes",
-    "waiting_job",
-    "wanted_of",
-]
-
 SPLIT = "TRAINWORKS_NODES"
 """Number of nodes that this machine counts as; each is a failure domain with its share of cores and accelerators."""
 

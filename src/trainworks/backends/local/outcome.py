@@ -12,8 +12,6 @@ from trainworks.record.exit_code import ExitCode
 from trainworks.record.status import RunStatus
 from trainworks.recover.restarts import NEXT_TURN, may_restart, restarts_used
 
-__all__ = ["Outcome", "outcome_of"]
-
 _MAX_LAUNCHES = 5
 """A supervisor that dies before it has started anything is started anew so often."""
 

@@ -8,8 +8,6 @@ from pathlib import Path
 from trainworks.backends.store_place import dispatcher_log, knock, store_url
 from trainworks.host import process
 
-__all__ = ["wake"]
-
 
 def wake() -> None:
     """Make the dispatcher read the store now; start one if none runs."""

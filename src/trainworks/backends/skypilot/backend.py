@@ -23,8 +23,6 @@ from trainworks.jobs.state import JobState
 from trainworks.jobs.store import JobStore
 from trainworks.record.run_dir import RunDir
 
-__all__ = ["SkyPilotBackend", "job_name"]
-
 _NODE_LINE = re.compile(r"\((?P<name>[^,()]+)(?:, rank=(?P<node>\d+))?, pid=\d+(?:, ip=[^,()]+)?\) ?(?P<text>.*)")
 """Prefix of SkyPilot's output lines: `(worker1, rank=1, pid=1234, ip=10.0.0.2) text`."""
 

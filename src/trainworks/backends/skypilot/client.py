@@ -13,8 +13,6 @@ from typing import Any, final
 from trainworks.errors import EnvironmentProblem, UnreachableError, UsageError
 from trainworks.host import process
 
-__all__ = ["SkyPilotClient", "SkyPilotRefusedError"]
-
 _TIMEOUT_S = 180.0
 """Timeout of a call; the first one may start SkyPilot's API server, which takes half a minute."""
 _LAUNCH_TIMEOUT_S = 1800.0

@@ -12,8 +12,6 @@ from typing import Any
 from trainworks.backends.backend import JobStatus
 from trainworks.jobs.state import Cause, JobState
 
-__all__ = ["JOB_STATES", "job_status"]
-
 JOB_STATES: dict[str, JobState] = {
     "PENDING": JobState.QUEUED,
     "SUBMITTED": JobState.STARTING,

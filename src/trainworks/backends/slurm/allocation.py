@@ -15,8 +15,6 @@ from trainworks.errors import EnvironmentProblem, TrainworksError, UnreachableEr
 from trainworks.host import process
 from trainworks.record.resolved import Processes, ResolvedRun
 
-__all__ = ["Allocation", "StepCommand", "StepHosts", "allocation", "processes_in"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:

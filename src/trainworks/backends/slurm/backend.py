@@ -36,8 +36,6 @@ from trainworks.jobs.state import Cause, JobState
 from trainworks.jobs.store import JobStore
 from trainworks.record.run_dir import RunDir
 
-__all__ = ["SlurmBackend"]
-
 _GONE = re.compile(r"invalid job id|already complet|job has finished", re.IGNORECASE)
 _NO_ACCOUNTING = re.compile(r"accounting storage is disabled|not running a database", re.IGNORECASE)
 _HELD_BY_SLURM = "launch failed requeued held"

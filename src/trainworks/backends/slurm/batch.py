@@ -39,8 +39,6 @@ from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 from trainworks.recover.restarts import NEXT_TURN, may_restart
 
-__all__ = ["main"]
-
 _MEMORY_OF_THE_JOB = ("SLURM_MEM_PER_CPU", "SLURM_MEM_PER_GPU", "SLURM_MEM_PER_NODE")
 """srun takes no second word about memory beside `--mem=0`."""
 _SIGNAL_COMES_EARLY_S = 90.0

@@ -14,8 +14,6 @@ import psutil
 
 from trainworks.host import process
 
-__all__ = ["marks_of", "sweep", "sweep_after"]
-
 _MARKS = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT", "SLURMD_NODENAME")
 _ROUNDS = 5
 

@@ -11,8 +11,6 @@ from typing import Literal, final
 from trainworks.errors import EnvironmentProblem, UnreachableError, UsageError
 from trainworks.host import process
 
-__all__ = ["SlurmClient", "SlurmRefusedError"]
-
 Program = Literal["sbatch", "squeue", "sacct", "scancel", "scontrol", "sinfo"]
 
 _TIMEOUT_S = 60.0

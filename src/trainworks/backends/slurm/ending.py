@@ -10,8 +10,6 @@ from trainworks.jobs.state import Cause
 from trainworks.record.events import read_events
 from trainworks.record.run_dir import RunDir
 
-__all__ = ["ending_of_turn", "log_of"]
-
 
 def ending_of_turn(run_dir: RunDir, job: str) -> tuple[Cause, float]:
     """Cause and time of the end of the last turn: as slurmstepd says, else a lost node and the last sign of life.

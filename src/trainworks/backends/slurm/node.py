@@ -11,8 +11,6 @@ import sys
 from trainworks.backends.slurm.cleanup import sweep_after
 from trainworks.host import process
 
-__all__ = ["main", "of_the_job"]
-
 _OF_THE_STEP = frozenset(
     {
         "SLURM_GTIDS",

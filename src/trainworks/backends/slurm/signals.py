@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import signal
 
-__all__ = ["ENDING", "FORWARDED"]
-
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that the batch script passes on, as SIGRTMIN+1, SIGRTMIN+2 and so on."""
 ENDING = FORWARDED[:3]

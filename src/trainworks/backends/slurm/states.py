@@ -10,17 +10,6 @@ from trainworks.backends.backend import NodeState
 from trainworks.config.slurm_words import expand_nodes
 from trainworks.jobs.state import Cause, JobState
 
-__all__ = [
-    "JOB_STATES",
-    "accelerator_names",
-    "accelerators_in",
-    "cause_of",
-    "cause_of_the_kill",
-    "expand",
-    "job_state",
-    "node_state",
-]
-
 JOB_STATES: dict[str, JobState] = {
     "PENDING": JobState.QUEUED,
     "CONFIGURING": JobState.STARTING,

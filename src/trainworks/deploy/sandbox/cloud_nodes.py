@@ -13,8 +13,6 @@ import trainworks
 from trainworks.config.autoscale import Autoscale, CloudNode, SlurmAutoscale
 from trainworks.deploy.slurm_power import partition_line, power_lines, resume_program, suspend_program
 
-__all__ = ["programs", "slurm_conf"]
-
 
 def programs(nodes: int, cloud: int, down_after_s: int, folder: Path) -> dict[str, str]:
     """Texts of the two programs that slurmctld calls."""

@@ -14,8 +14,6 @@ from trainworks.errors import EnvironmentProblem
 from trainworks.host import process
 from trainworks.host.clock import Clock
 
-__all__ = ["end", "kill", "pid_of", "start", "wait_until"]
-
 _POLL_S = 0.05
 
 

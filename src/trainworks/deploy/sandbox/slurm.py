@@ -23,8 +23,6 @@ from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.host import process
 from trainworks.host.clock import Clock, SystemClock
 
-__all__ = ["SlurmSandbox", "default_folder", "install", "missing_programs"]
-
 _PACKAGES = ("munge", "slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins")
 _ACCOUNTING_PACKAGES = ("slurmdbd", "slurm-wlm-mysql-plugin", "mariadb-server")
 _PROGRAMS = ("munged", "munge", "slurmctld", "slurmd", "sinfo", "scontrol", "sbatch")

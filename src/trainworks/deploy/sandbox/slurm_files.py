@@ -7,8 +7,6 @@ from pathlib import Path
 
 from trainworks.deploy.sandbox import cloud_nodes
 
-__all__ = ["CLUSTER", "SandboxSize", "SlurmPaths", "fixed_nodes", "node_names", "slurm_files"]
-
 CLUSTER = "sandbox"
 _SLURMCTLD, _SLURMDBD, _MARIADB, _SLURMD = 0, 1, 2, 10
 

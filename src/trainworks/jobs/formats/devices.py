@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 
 from trainworks.errors import UsageError
 
-__all__ = ["Device", "device_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Device:

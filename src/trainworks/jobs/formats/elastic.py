@@ -12,8 +12,6 @@ from trainworks.config.autoscale import Autoscale
 from trainworks.errors import UsageError
 from trainworks.jobs.formats.manifest import KubernetesJob
 
-__all__ = ["autostop", "job_annotations", "pod_annotations"]
-
 _GKE_QUEUED_PROVISIONING = "queued-provisioning.gke.io"
 
 

@@ -31,8 +31,6 @@ from trainworks.jobs.formats.manifest import (
 )
 from trainworks.jobs.formats.shell import check_exportable, node_program
 
-__all__ = ["DISRUPTION", "PodProgram", "bash_program", "jobset", "render", "volumes"]
-
 DISRUPTION = {
     "name": "disruption",
     "action": "RestartJobSetAndIgnoreMaxRestarts",

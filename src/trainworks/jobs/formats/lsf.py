@@ -17,8 +17,6 @@ from trainworks.jobs.formats.shell import TO_STDERR, check_exportable, export, n
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.program import Program
 
-__all__ = ["render"]
-
 _LANGUAGE = "an LSF script"
 _HEAD_START_S = 10
 """Time for the nodes to end their processes before the job kills them."""

@@ -16,26 +16,6 @@ from trainworks.jobs.formats.devices import Device, device_of
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.program import Program
 
-__all__ = [
-    "QUEUE_LABEL",
-    "REPLICATED_JOB",
-    "RUNS",
-    "KubernetesJob",
-    "check",
-    "container_security",
-    "dns_name",
-    "drop_none",
-    "environment",
-    "header",
-    "labels",
-    "literal",
-    "pod_security",
-    "quantities",
-    "scheduling",
-    "to_yaml",
-    "user_security",
-]
-
 REPLICATED_JOB = "node"
 """Name of the JobSet's replicated job; Kubeflow's runtimes use the same."""
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"

@@ -18,8 +18,6 @@ from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.program import Program
 from trainworks.record.resolved import Processes
 
-__all__ = ["MASTER_PORT", "TO_STDERR", "check_exportable", "export", "node_program", "watched"]
-
 MASTER_PORT = 29500
 """torchrun's default; a free port cannot be chosen before the nodes are known."""
 _HOSTFILE = "/tmp/trainworks-hostfile"  # noqa: S108, on the nodes

@@ -17,8 +17,6 @@ from trainworks.jobs.formats.shell import check_exportable, node_program
 from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.program import Program
 
-__all__ = ["render", "render_managed_job", "secret_names"]
-
 _LANGUAGE = "a SkyPilot task"
 _SET_BY_SKYPILOT = frozenset(("SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES", "SKYPILOT_NUM_GPUS_PER_NODE"))
 _DEFAULT_PRIORITY = 50

@@ -27,8 +27,6 @@ from trainworks.jobs.formats.manifest import (
 )
 from trainworks.jobs.formats.shell import check_exportable
 
-__all__ = ["render"]
-
 _LANGUAGE = "a TrainJob"
 _RUNTIMES = {
     None: "torch-distributed",

@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["Axis", "build_axis", "labelled_axis", "tick_labels"]
-
 _ROUND_STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 _SMALLEST_WRITTEN_OUT, _LARGEST_WRITTEN_OUT = 1e-3, 1e13
 

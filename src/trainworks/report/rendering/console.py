@@ -11,8 +11,6 @@ from rich.text import Text
 
 from trainworks.report.rendering.printable import printable
 
-__all__ = ["SafeConsole"]
-
 
 class SafeConsole(Console):
     """A console that escapes control characters and takes no text for markup or an emoji."""

@@ -9,32 +9,6 @@ from typing import TYPE_CHECKING, Literal, Self
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
 
-__all__ = [
-    "FULL_BLOCK",
-    "NARROW",
-    "NO_BREAK",
-    "Block",
-    "Bullets",
-    "Cell",
-    "Column",
-    "Details",
-    "Document",
-    "Fact",
-    "Facts",
-    "Medium",
-    "Plot",
-    "Preformatted",
-    "Row",
-    "Section",
-    "Style",
-    "Styled",
-    "Table",
-    "Text",
-    "join_unbroken",
-    "left",
-    "right",
-]
-
 Style = Literal["", "bold", "dim", "good", "warning", "bad"]
 Medium = Literal["text", "page"]
 NARROW = 100

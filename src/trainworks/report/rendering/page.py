@@ -14,8 +14,6 @@ from trainworks.report.rendering.document import NO_BREAK, Block, Document, Plot
 from trainworks.report.rendering.printable import printable
 from trainworks.report.rendering.svg import markup
 
-__all__ = ["render_frame", "render_page", "write_page"]
-
 
 def render_page(document: Document) -> str:
     """The whole page; every text is escaped."""

@@ -8,8 +8,6 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["GLUE", "fact_table", "note_lines", "plain_table", "print_parts", "title"]
-
 GLUE = "\ue000"
 """Stands for a blank at which no line is broken, until the lines are."""
 

@@ -16,8 +16,6 @@ from trainworks.report.rendering.axes import Axis
 from trainworks.report.rendering.document import Plot
 from trainworks.report.rendering.svg import element, percent, with_title
 
-__all__ = ["Bar", "Bars", "Chart", "Curve", "Dot", "Drawing", "Mark", "Range", "Ranges", "Rule", "Segment", "step_path"]
-
 _MAX_MARKS = 60
 _LABEL_SHARE, _NARROW_LABEL_SHARE = 0.065, 0.15
 """Shares of a bar from which a segment has room for its label: on a wide page, and on a narrow one."""

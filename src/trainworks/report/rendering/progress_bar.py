@@ -11,8 +11,6 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from trainworks.report.rendering.console import SafeConsole
 
-__all__ = ["counted", "waiting"]
-
 _QUIET_S = 1.5
 _Item = TypeVar("_Item")
 

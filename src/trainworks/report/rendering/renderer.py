@@ -9,8 +9,6 @@ from typing import Any, Protocol, cast
 from trainworks.report.rendering.document import Document
 from trainworks.results import Result
 
-__all__ = ["build_document", "to_json"]
-
 _SUBJECTS = {
     "CapacityPlan": "capacity",
     "ClusterPlan": "cluster_plan",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from xml.etree.ElementTree import Element, SubElement, tostring
 
-__all__ = ["element", "markup", "percent", "with_title"]
-
 
 def element(tag: str, *children: Element, text: str | None = None, **attributes: object) -> Element:
     """An element; `css` is its class, an underscore stands for a hyphen, and attributes that are None are left out."""

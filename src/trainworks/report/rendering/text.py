@@ -31,8 +31,6 @@ from trainworks.report.rendering.document import (
     Text,
 )
 
-__all__ = ["print_document", "render_text"]
-
 _WIDTH = 100
 _STYLES = {"": "", "bold": "bold", "dim": "dim", "good": "bold green", "warning": "yellow", "bad": "red"}
 

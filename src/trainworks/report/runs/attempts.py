@@ -9,8 +9,6 @@ from trainworks.recover.failures import describe_failure, first_failure
 from trainworks.report.runs.history import History, RecordedLaunch
 from trainworks.report.runs.part import ReportPart, printable
 
-__all__ = ["Failure", "ReportedAttempt", "build_attempts", "build_failures"]
-
 
 class Failure(ReportPart):
     """What went wrong with one rank, as it or its node agent saw it."""

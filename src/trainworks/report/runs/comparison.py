@@ -17,8 +17,6 @@ from trainworks.report.runs.ledger import Ledger
 from trainworks.report.runs.part import ReportPart
 from trainworks.units import format_bytes, format_duration
 
-__all__ = ["Comparison", "Difference", "build_comparison", "warmup_steps"]
-
 Unit = Literal["s", "bytes", "per_s", "ratio"]
 AGREEMENT = 0.05
 MAX_WARMUP_STEPS = 5

@@ -10,8 +10,6 @@ from trainworks.record.metrics import MetricsRow
 from trainworks.report.runs.history import History
 from trainworks.report.runs.part import ReportPart
 
-__all__ = ["Curves", "Line", "build_curves", "decimate"]
-
 MAX_POINTS = 1500
 
 Point = tuple[int, float]

@@ -10,8 +10,6 @@ from trainworks.record.events import Event
 from trainworks.record.metrics import MetricsRow
 from trainworks.record.status import RunStatus
 
-__all__ = ["END_STATES", "History", "RecordedLaunch", "RecordedStep", "build_history"]
-
 END_STATES = frozenset({"SUCCEEDED", "FAILED", "STOPPED", "LOST"})
 """The final states of `job.state`, which nothing but a new launch leaves; read here from the record as text."""
 

@@ -15,8 +15,6 @@ from trainworks.record.metrics import MetricsRow
 from trainworks.report.runs.history import History, RecordedLaunch, RecordedStep
 from trainworks.report.runs.part import ReportPart
 
-__all__ = ["Ledger", "build_ledger"]
-
 STEP_TERMS = ("compute", "communication", "optimizer", "data", "checkpoint")
 
 

@@ -18,8 +18,6 @@ from trainworks.recover.failures import first_failure
 from trainworks.report.runs.part import ReportPart, printable
 from trainworks.units import format_bytes
 
-__all__ = ["MemoryTerm", "OutOfMemory", "PricedRemedy", "build_out_of_memory", "finding", "remedy_lines"]
-
 _FAR = 0.05
 """Of the planned total: a term that is further off is named."""
 _UNKNOWN = 0.1

@@ -12,8 +12,6 @@ from trainworks.record.run_dir import RunDir
 from trainworks.recover.failures import first_failure, since_user_start
 from trainworks.report.runs.out_of_memory import build_out_of_memory, finding, remedy_lines
 
-__all__ = ["failure_of", "resume_command"]
-
 
 def failure_of(run_dir: RunDir, state: JobState) -> RunFailedError | None:
     """The error of a failed or lost run, with the exit code of its ranks; None for any other state."""

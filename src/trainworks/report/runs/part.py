@@ -8,8 +8,6 @@ from pydantic import ConfigDict
 
 from trainworks.config.spec import Frozen
 
-__all__ = ["ReportPart", "printable"]
-
 KEPT_CONTROLS = "\n\t"
 
 

@@ -9,8 +9,6 @@ from trainworks.record.run_dir import RunDir
 from trainworks.report.runs.history import History
 from trainworks.report.runs.part import ReportPart
 
-__all__ = ["ProfiledRank", "build_profiles"]
-
 
 class ProfiledRank(ReportPart):
     """One rank over one window of steps."""

@@ -15,8 +15,6 @@ from trainworks.record.metrics import MetricsRow
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 
-__all__ = ["Progress", "RunFollower", "current_state"]
-
 _RECENT_STEPS = 50
 _RECENT_S = 5.0
 _START_TAKES_S = 60.0

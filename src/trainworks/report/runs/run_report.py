@@ -51,8 +51,6 @@ from trainworks.report.runs.wording import (
 )
 from trainworks.units import format_bytes, format_count, format_duration
 
-__all__ = ["document", "to_json"]
-
 _BAR_WIDTH = 24
 _MAX_WIDTH = 80
 _MAX_SAMPLE_LINES = 20

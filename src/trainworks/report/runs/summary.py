@@ -26,8 +26,6 @@ from trainworks.report.runs.profile import ProfiledRank, build_profiles
 from trainworks.results import Result
 from trainworks.units import format_count
 
-__all__ = ["Checkpoints", "Compiled", "Fault", "LossPoint", "Report", "Sample", "Training", "build_report"]
-
 
 class LossPoint(ReportPart):
     """The loss of one step; of tokens and images in nats."""

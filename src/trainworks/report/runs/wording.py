@@ -7,24 +7,6 @@ from trainworks.report.runs.comparison import Comparison, Difference
 from trainworks.report.runs.summary import Compiled, LossPoint, Report
 from trainworks.units import format_bytes, format_count, format_duration
 
-__all__ = [
-    "CATEGORY_MEANINGS",
-    "MISSING",
-    "attempt_text",
-    "basis_text",
-    "comparison_rows",
-    "failure_place",
-    "failures_of",
-    "format_amount",
-    "format_loss",
-    "format_percent",
-    "format_relative",
-    "headline",
-    "key_figures",
-    "loss_scale_text",
-    "processes_text",
-]
-
 MISSING = "-"
 
 CATEGORY_MEANINGS = {

@@ -42,8 +42,6 @@ from trainworks.units import format_bytes
 from trainworks.worker.checkpoint.checksums import checksum_files, find_damage, first_of_any_rank
 from trainworks.worker.health.out_of_memory import is_out_of_memory
 
-__all__ = ["Checkpointer", "HasState"]
-
 _DISK_FULL = re.compile("No space left on device|inline_container|unexpected pos")
 
 

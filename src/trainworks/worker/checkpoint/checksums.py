@@ -13,8 +13,6 @@ from trainworks.errors import EnvironmentProblem
 from trainworks.record.manifest import Damage, Manifest, check_file, check_manifest, checksum, complete_checkpoints
 from trainworks.record.run_dir import RunDir
 
-__all__ = ["checksum_files", "find_damage", "first_of_any_rank", "undamaged_manifest"]
-
 _T = TypeVar("_T")
 _SHARD = re.compile(r"__(\d+)_")
 """Start of a shard's file name: the rank that wrote it."""

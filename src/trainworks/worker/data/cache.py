@@ -24,8 +24,6 @@ from trainworks.units import format_bytes
 from trainworks.worker.data.card import Shard
 from trainworks.worker.data.store import Store, naming_store
 
-__all__ = ["ShardCache"]
-
 _READ_BYTES = 4 << 20
 _TRIES = 2
 _PATIENCE, _WAIT_S = 100, 0.1

@@ -19,8 +19,6 @@ from pydantic import Field, ValidationError
 from trainworks.config.spec import Spec
 from trainworks.errors import EnvironmentProblem, UsageError
 
-__all__ = ["CARD", "DatasetCard", "Part", "Shard", "fingerprint", "hash_file", "read_card"]
-
 CARD = "dataset.json"
 _READ_BYTES = 1 << 20
 

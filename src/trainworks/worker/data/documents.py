@@ -12,8 +12,6 @@ from trainworks.worker.data.extras import extra
 from trainworks.worker.data.inputs import Piece
 from trainworks.worker.data.store import Store, naming_store
 
-__all__ = ["documents"]
-
 _TEXT_COLUMNS = ("text", "content")
 
 

@@ -7,8 +7,6 @@ from typing import Any
 
 from trainworks.errors import MissingExtraError
 
-__all__ = ["extra"]
-
 
 def extra(module: str, name: str) -> Any:
     """The module, which the extra `name` brings.

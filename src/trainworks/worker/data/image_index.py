@@ -24,17 +24,6 @@ from trainworks.worker.data.remote import stored_data
 from trainworks.worker.data.shards import Bytes
 from trainworks.worker.data.token_shards import Progress, making
 
-__all__ = [
-    "FILES",
-    "ImageFile",
-    "ImageShard",
-    "image_files",
-    "joined",
-    "make_image_shards",
-    "prepare_images",
-    "read_files",
-]
-
 FILES = "files.jsonl"
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 _SHARD_BYTES = 64_000_000

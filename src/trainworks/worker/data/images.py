@@ -19,8 +19,6 @@ from trainworks.worker.data.image_index import ImageFile, ImageShard
 from trainworks.worker.data.order import FullShuffle, Indices, Order, WindowShuffle
 from trainworks.worker.data.shards import Shards
 
-__all__ = ["FolderImages", "ShardedImages"]
-
 Pixels = NDArray[np.uint8]
 
 _MOST_THREADS = 8

@@ -18,8 +18,6 @@ from trainworks.host.corpus import anchored_source, source_files
 from trainworks.worker.data.extras import extra
 from trainworks.worker.data.store import Store, naming_store
 
-__all__ = ["Input", "Piece", "find_inputs", "part_bytes_for", "parts_of"]
-
 Format = Literal["text", "jsonl", "parquet", "arrow"]
 
 _SMALLEST_PART_BYTES = 1_000_000

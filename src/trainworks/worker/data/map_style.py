@@ -14,8 +14,6 @@ from torch.utils.data import default_collate
 from trainworks.errors import UsageError
 from trainworks.worker.data.order import FullShuffle, Indices, Order
 
-__all__ = ["MapStyleDataset"]
-
 _PROBES = 16
 """Items sampled for a fingerprint."""
 

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from trainworks.worker.data.order import Indices, Order
 from trainworks.worker.data.reader import Dataset
 
-__all__ = ["MaskedTokens"]
-
 _SHARE = 0.15
 _HIDDEN, _REPLACED = 0.8, 0.1
 """Shares of the chosen tokens that are hidden and replaced; the rest stay unchanged."""

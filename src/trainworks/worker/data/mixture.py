@@ -25,8 +25,6 @@ from trainworks.worker.data.order import Indices, Order, as_key, permute
 from trainworks.worker.data.reader import Dataset
 from trainworks.worker.data.tokens import TokenDataset
 
-__all__ = ["Dealer", "MixedDataset", "MixedOrder"]
-
 _BLOCK = 4096
 
 

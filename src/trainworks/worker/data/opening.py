@@ -16,8 +16,6 @@ from trainworks.worker.data.remote import WINDOW, StreamedShards
 from trainworks.worker.data.shards import LocalShards, Shards
 from trainworks.worker.data.tokens import TokenDataset
 
-__all__ = ["open_dataset"]
-
 
 def open_dataset(folder: Path, data: Data, *, augment: bool = True, seed: int = 1) -> Dataset:
     """The dataset of a folder that `prepare` made.

@@ -15,8 +15,6 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["FullShuffle", "Indices", "Order", "WindowShuffle", "as_key", "permute"]
-
 _ROUNDS = 4
 _CHUNK = 1 << 13
 """Positions permuted at a time: their working set stays in the first-level cache."""

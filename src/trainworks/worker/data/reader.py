@@ -13,8 +13,6 @@ from torch import Tensor
 
 from trainworks.worker.data.order import Indices, Order
 
-__all__ = ["BatchReader", "Dataset", "Staging"]
-
 _BLOCK_BYTES = 4 << 20
 _MAX_BLOCK_STEPS = 64
 

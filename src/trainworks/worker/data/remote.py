@@ -18,8 +18,6 @@ from trainworks.worker.data.order import Indices
 from trainworks.worker.data.shards import Bytes, mapped
 from trainworks.worker.data.store import Store, naming_store
 
-__all__ = ["WINDOW", "StreamedShards", "put", "stored_data"]
-
 WINDOW = 16
 """Shards of a store that are shuffled together, if the run file does not say."""
 

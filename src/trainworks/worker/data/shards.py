@@ -13,8 +13,6 @@ from trainworks.errors import EnvironmentProblem
 from trainworks.worker.data.card import Shard
 from trainworks.worker.data.order import Indices
 
-__all__ = ["LocalShards", "Shards", "mapped"]
-
 Bytes = NDArray[np.uint8]
 
 

@@ -11,8 +11,6 @@ import fsspec
 
 from trainworks.errors import EnvironmentProblem, MissingExtraError, TrainworksError, UsageError
 
-__all__ = ["Store", "naming_store"]
-
 _S3_OPTIONS = {"config_kwargs": {"connect_timeout": 5, "read_timeout": 10, "retries": {"total_max_attempts": 1}}}
 """A store that does not answer is an error after seconds; what is worth another try is tried again by s3fs."""
 _S3_TRIES = 3

@@ -25,8 +25,6 @@ from trainworks.worker.data.card import CARD, DatasetCard, Shard, fingerprint, h
 from trainworks.worker.data.inputs import Piece
 from trainworks.worker.data.tokenizing import Made, ShardMaker, begin_process, make_in_process
 
-__all__ = ["Progress", "make_token_shards", "making"]
-
 _FINISHED = "finished.jsonl"
 _TOKENIZER = "tokenizer.json"
 _WORTH_PROCESSES_BYTES = 8_000_000

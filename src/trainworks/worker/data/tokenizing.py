@@ -23,17 +23,6 @@ from trainworks.worker.data.card import Shard, hash_file
 from trainworks.worker.data.documents import documents
 from trainworks.worker.data.inputs import Piece
 
-__all__ = [
-    "END_OF_TEXT",
-    "Made",
-    "ShardMaker",
-    "begin_process",
-    "end_of_text",
-    "load_tokenizer",
-    "make_in_process",
-    "pack",
-]
-
 END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 """End-of-document tokens: the first that the tokenizer has is used. A trained tokenizer has the first."""
 _BATCH_BYTES = 2_000_000

@@ -13,8 +13,6 @@ from trainworks.worker.data.card import DatasetCard
 from trainworks.worker.data.order import FullShuffle, Indices, Order, WindowShuffle
 from trainworks.worker.data.shards import LocalShards, Shards
 
-__all__ = ["TokenDataset"]
-
 
 class TokenDataset:
     """Shards cut into sequences of T + 1 tokens that share their border token with the next; or rows already packed.

@@ -11,8 +11,6 @@ from trainworks.worker.data.image_index import read_files
 from trainworks.worker.data.store import Store, naming_store
 from trainworks.worker.data.token_shards import Progress
 
-__all__ = ["verify"]
-
 _READ_BYTES = 4 << 20
 
 

@@ -14,8 +14,6 @@ from statistics import median
 from trainworks.units import format_duration
 from trainworks.worker.health.heartbeat import Beat, Phase
 
-__all__ = ["Hang", "HangLimits", "RankObservation", "find_hang"]
-
 FLOOR_S = 10.0
 STEPS = 20
 """Allowed silence of a rank, in median steps; at least FLOOR_S."""

@@ -20,8 +20,6 @@ from trainworks.host import memory, process
 from trainworks.worker.health.hang import Hang, HangLimits, RankObservation, find_hang
 from trainworks.worker.health.heartbeat import Beat, HeartbeatBoard, Phase
 
-__all__ = ["Exchange", "HangMonitor", "Watched"]
-
 _LOOK_EVERY_S = 0.5
 _LATE_S = 2.0
 """Delay of a poll after which its observations do not count: the agent itself did not run."""

@@ -14,8 +14,6 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Beat", "Heartbeat", "HeartbeatBoard", "Phase"]
-
 _PAGE = mmap.PAGESIZE
 _CELLS = 4
 _COUNT, _PHASE, _STEP, _ANSWER_BYTES = range(_CELLS)

@@ -18,8 +18,6 @@ from trainworks.units import parse_bytes
 from trainworks.worker.health.heartbeat import Heartbeat
 from trainworks.worker.optimizer import StepOptimizer
 
-__all__ = ["RankState", "is_out_of_memory", "memory_at_failure", "requested_bytes"]
-
 _WORDS = re.compile(r"can't allocate memory|out of memory|bad_alloc|ALLOC_FAILED|Cannot allocate memory")
 _REQUESTED = re.compile(r"[Tt]ried to allocate (\d+(?:\.\d+)? (?:[KMGT]iB|bytes))")
 

@@ -19,8 +19,6 @@ from trainworks.record.run_dir import RunDir
 from trainworks.recover.decisions import Verdict, restart_verdict
 from trainworks.worker.health.hang_monitor import Watched
 
-__all__ = ["RankExit", "RankExits", "fork_server_is_lost"]
-
 _NO_REPORT = 255
 
 

@@ -18,8 +18,6 @@ from trainworks.units import format_bytes
 from trainworks.worker.health.out_of_memory import is_out_of_memory, requested_bytes
 from trainworks.worker.tasks.user_module import place_in_user_code
 
-__all__ = ["RankFailure", "explain", "fingerprint"]
-
 _PEER_LOST = re.compile(
     r"Connection (closed|reset|refused)|Broken pipe|Socket (closed|Timeout)|Timed out waiting|gloo|NCCL|"
     r"failed to recv|Read error|unhandled system error",

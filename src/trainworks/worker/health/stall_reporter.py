@@ -18,8 +18,6 @@ import torch
 
 from trainworks.worker.health.heartbeat import Heartbeat
 
-__all__ = ["CHECKPOINT_GROUP", "install_stall_reporter"]
-
 CHECKPOINT_GROUP = "checkpoint"
 """Description of the group that saves in the background; waiting in it blocks no training."""
 _RECORDERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")

@@ -20,8 +20,6 @@ from torch.nn import functional as F  # noqa: N812  (everybody writes it so)
 from trainworks.worker.loss import ChunkedCrossEntropy
 from trainworks.worker.models.experts import MixtureOfExperts, local_part
 
-__all__ = ["Attention", "Decoder", "DecoderBlock", "DecoderConfig", "FeedForward"]
-
 Rotation = tuple[Tensor, Tensor] | None
 """Cosine and sine [T, H] of the rotary embedding; None with learned positions."""
 

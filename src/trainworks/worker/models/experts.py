@@ -13,8 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (everybody writes it so)
 
-__all__ = ["ExpertBalance", "Experts", "MixtureOfExperts", "Router", "local_part"]
-
 
 class MixtureOfExperts(nn.Module):
     """Each token passes its best experts, weighted by the router (Mixtral, Jiang et al. 2024). No token is dropped.

@@ -14,8 +14,6 @@ from trainworks.worker.models.decoder import DecoderConfig
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-__all__ = ["FAMILIES", "StoredParameter", "decoder_config", "described_decoder", "dropout_rate", "stored_as"]
-
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gpt2")
 """`model_type` of the configs that the decoder computes; anything else is trained as `transformers` has it."""
 

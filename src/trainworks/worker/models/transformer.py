@@ -19,8 +19,6 @@ from trainworks.errors import EnvironmentProblem, LayoutError
 from trainworks.record.model_shape import ModelShape
 from trainworks.worker.models.families import BALANCE_LOSS, dropout_rate
 
-__all__ = ["CausalTransformer", "checkpoint_folder", "model_config"]
-
 _STYLES: dict[str, type[ParallelStyle]] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
 """Words of `base_model_tp_plan`."""
 

@@ -26,8 +26,6 @@ from trainworks.worker.models.families import StoredParameter, stored_as
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-__all__ = ["SafetensorsFolder", "draw_weights", "load_weights"]
-
 _BLOCK_VALUES = 1 << 20
 """Values drawn from one seed; a rank draws the blocks that its part touches."""
 

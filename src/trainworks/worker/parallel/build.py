@@ -33,8 +33,6 @@ from trainworks.worker.timing import Timeline, all_reduce, note_waits
 if TYPE_CHECKING:
     from trainworks.worker.parallel.pipeline import PipelineRun
 
-__all__ = ["FirstWeights", "Parallel", "Setup", "distribute_decoder", "distribute_module", "tied_embedding"]
-
 
 @contextmanager
 def _seen_from(parts: Sequence[nn.Module], first_position: int) -> Iterator[None]:

@@ -16,8 +16,6 @@ from torch.distributed._functional_collectives import all_to_all_single_autograd
 
 from trainworks.worker.models.decoder import Attend, Attention, Decoder
 
-__all__ = ["apply_context_parallel"]
-
 
 def apply_context_parallel(part: Decoder, group: dist.ProcessGroup, *, first_position: int) -> None:
     """Let a decoder, or a part of one, see whole sequences of which this rank has the positions from the first on."""

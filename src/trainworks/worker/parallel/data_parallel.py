@@ -17,8 +17,6 @@ from trainworks.worker.mesh import Mesh
 from trainworks.worker.models.experts import Experts
 from trainworks.worker.timing import Mark, Timeline
 
-__all__ = ["DTYPES", "LastGradient", "replicate", "shard"]
-
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 """Precisions in which weights are cast for forward and backward; fp8 casts from there within its matrix products."""
 

@@ -21,8 +21,6 @@ from trainworks.worker.models.decoder import Decoder
 from trainworks.worker.models.experts import Experts, MixtureOfExperts
 from trainworks.worker.timing import all_reduce
 
-__all__ = ["apply_expert_parallel", "balance_sequences"]
-
 
 def apply_expert_parallel(part: Decoder, mesh: DeviceMesh) -> None:
     """Spread the experts of a decoder, or of a part of one, over the ranks of a one-dimensional mesh."""

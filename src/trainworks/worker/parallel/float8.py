@@ -12,8 +12,6 @@ from torch import nn
 
 from trainworks.errors import MissingExtraError
 
-__all__ = ["use_float8"]
-
 _MULTIPLE = 16
 """Divisor of both feature sizes of a product that the hardware requires."""
 

@@ -16,8 +16,6 @@ from trainworks.worker.guard import spread_nonfinite
 from trainworks.worker.loss import weighted
 from trainworks.worker.mesh import Mesh
 
-__all__ = ["PipelineRun"]
-
 
 class PipelineRun:
     """Runs the micro-batches of a step through the stages of all ranks.

@@ -14,8 +14,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 
-__all__ = ["offload_activations", "recompute"]
-
 _KEPT = {
     torch.ops.aten.mm.default,
     torch.ops.aten.addmm.default,

@@ -11,8 +11,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from trainworks.errors import LayoutError
 
-__all__ = ["average_statistics", "check_batch_norm"]
-
 
 def check_batch_norm(model: nn.Module, precision: str) -> None:
     """Refuse batch norm in models sharded in a 16-bit precision: it keeps fp32 statistics and rejects 16-bit weights

@@ -28,8 +28,6 @@ from torch.nn.functional import embedding
 from trainworks.worker.loss import ChunkedCrossEntropy
 from trainworks.worker.models.decoder import Attention, Decoder, DecoderBlock, FeedForward
 
-__all__ = ["apply_tensor_parallel"]
-
 
 def apply_tensor_parallel(part: Decoder, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
     """Cut a decoder, or a part of one, over the ranks of a one-dimensional mesh."""

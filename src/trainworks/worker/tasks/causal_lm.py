@@ -21,8 +21,6 @@ from trainworks.worker.parallel.build import FirstWeights, Parallel, Setup, dist
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-__all__ = ["CausalLanguageModeling", "Task"]
-
 
 class Task(Protocol):
     """One kind of training."""

@@ -18,8 +18,6 @@ from trainworks.worker.loss import IGNORED
 from trainworks.worker.parallel.build import Parallel, Setup, distribute_module
 from trainworks.worker.tasks.user_module import UserModule, load_user_module
 
-__all__ = ["ModuleTask"]
-
 
 class ModuleTask:
     """Task with the user's own model and dataset.

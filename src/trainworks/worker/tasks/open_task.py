@@ -17,8 +17,6 @@ from trainworks.worker.mesh import Mesh
 from trainworks.worker.tasks.causal_lm import CausalLanguageModeling, Task
 from trainworks.worker.tasks.module_task import ModuleTask
 
-__all__ = ["OpenedTask", "open_task"]
-
 
 @dataclass(frozen=True, slots=True)
 class OpenedTask:

@@ -18,8 +18,6 @@ from trainworks.worker.data.opening import open_dataset
 from trainworks.worker.data.tokenizing import end_of_text, load_tokenizer
 from trainworks.worker.parallel.build import Parallel, Setup, distribute_module
 
-__all__ = ["ImageClassification", "MaskedLanguageModeling", "first_card"]
-
 _MASKS = ("[MASK]", "<mask>")
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Mean and standard deviation of ImageNet's pixels by channel, as published image models use them."""

@@ -16,8 +16,6 @@ from torch.optim import Optimizer
 
 from trainworks.errors import UsageError
 
-__all__ = ["UserModule", "load_user_module", "place_in_user_code"]
-
 _NAME = "trainworks_user_module"
 _REQUIRED = ("build_model", "build_dataset")
 _OPTIONAL = ("loss", "num_items_in_batch", "blocks", "build_optimizer")
