@@ -22,9 +22,9 @@ import numpy as np
 
 from trainworks.catalog.cluster import parse_cluster
 from trainworks.catalog.models import preset
-from trainworks.plan.compute import Stack
 from trainworks.plan.model_shape import shape_of_hf_config
 from trainworks.plan.search import options, search
+from trainworks.plan.software import Software
 from trainworks.plan.step_time import TrainingJob, predict_step_times
 
 CALCULON_LAYOUTS_PER_S = (164, 258)
@@ -52,7 +52,7 @@ def main() -> None:
 def measure(rounds: int) -> dict[str, float]:
     """Search the whole space so often, and price single layouts in the same run."""
     job = TrainingJob(
-        shape_of_hf_config(preset("gpt3-175b")), 2048, "bf16", parse_cluster("128 nodes of DGX A100 80GB"), Stack()
+        shape_of_hf_config(preset("gpt3-175b")), 2048, "bf16", parse_cluster("128 nodes of DGX A100 80GB"), Software()
     )
     seconds, singles = [], []
     for _ in range(rounds):

@@ -9,16 +9,16 @@ import numpy as np
 from tests.plan.families import CONFIGS
 from trainworks.catalog.cluster import parse_cluster
 from trainworks.catalog.models import preset
-from trainworks.plan.compute import Stack
 from trainworks.plan.layouts import Layouts, Recompute
 from trainworks.plan.model_shape import shape_of_hf_config
+from trainworks.plan.software import Software
 from trainworks.plan.step_time import TrainingJob
 from trainworks.record.model_shape import ModelShape
 
 A100S = "4 nodes of 8x A100-SXM-80GB over 8x HDR"
 H100S = "16 nodes of DGX H100"
 BATCH = 256
-UNFUSED = Stack(fused_attention=False, overlap=False, gradient_bytes=2)
+UNFUSED = Software(fused_attention=False, overlap=False, gradient_bytes=2)
 
 
 def known(name: str) -> ModelShape:
@@ -32,15 +32,15 @@ def tiny(family: str = "llama") -> ModelShape:
 
 
 def job(model: ModelShape | str = "llama2-7b", cluster: str = A100S, **changes: Any) -> TrainingJob:
-    """2048 tokens of a model in bf16 with a current stack."""
+    """2048 tokens of a model in bf16 with current software."""
     shape = known(model) if isinstance(model, str) else model
-    fields = {"sequence_length": 2048, "precision": "bf16", "stack": Stack()} | changes
+    fields = {"sequence_length": 2048, "precision": "bf16", "software": Software()} | changes
     return TrainingJob(shape=shape, cluster=parse_cluster(cluster), **fields)
 
 
 JOBS = {
     "dense": job(),
-    "old": job("megatron-gpt-18.4b", precision="fp16", stack=UNFUSED),
+    "old": job("megatron-gpt-18.4b", precision="fp16", software=UNFUSED),
     "experts": job("qwen3-30b-a3b", H100S),
     "latent": job("deepseek-v2", H100S, precision="fp8", sequence_length=4096),
     "encoder": job("bert-large", sequence_length=512),

@@ -14,9 +14,10 @@ from tests.plan.jobs import UNFUSED, known, layouts, tiny
 from trainworks.catalog.catalog import accelerator
 from trainworks.plan.blocks import BlockTimes, HeadTimes, block_times, head_times
 from trainworks.plan.coefficients import COEFFICIENTS
-from trainworks.plan.compute import Stack, machine_of
+from trainworks.plan.compute import machine_of
 from trainworks.plan.layouts import Layouts, Recompute
 from trainworks.plan.parameters import block_matmul_parameters, resized
+from trainworks.plan.software import Software
 from trainworks.record.model_shape import ModelShape
 
 LLAMA, EXPERTS, LATENT = known("llama2-7b"), known("qwen3-30b-a3b"), known("deepseek-v2")
@@ -28,7 +29,7 @@ DEGREES = st.sampled_from([1, 2, 4, 8])
 def block(
     shape: ModelShape = LLAMA,
     *,
-    stack: Stack = Stack(),  # noqa: B008
+    software: Software = Software(),  # noqa: B008
     length: int = LENGTH,
     precision: str = "bf16",
     coefficients: Any = COEFFICIENTS,
@@ -36,19 +37,19 @@ def block(
 ) -> BlockTimes:
     """One block on an H100."""
     machine = machine_of(accelerator("H100-SXM"), precision, coefficients)
-    return block_times(shape, layouts(**degrees), sequence_length=length, machine=machine, stack=stack)
+    return block_times(shape, layouts(**degrees), sequence_length=length, machine=machine, software=software)
 
 
-def head(shape: ModelShape = LLAMA, stack: Stack = Stack(), **degrees: Any) -> HeadTimes:  # noqa: B008
+def head(shape: ModelShape = LLAMA, software: Software = Software(), **degrees: Any) -> HeadTimes:  # noqa: B008
     machine = machine_of(accelerator("H100-SXM"), "bf16")
-    return head_times(shape, layouts(**degrees), sequence_length=LENGTH, machine=machine, stack=stack)
+    return head_times(shape, layouts(**degrees), sequence_length=LENGTH, machine=machine, software=software)
 
 
-@pytest.mark.parametrize("stack", [Stack(), UNFUSED], ids=["fused", "unfused"])
+@pytest.mark.parametrize("software", [Software(), UNFUSED], ids=["fused", "unfused"])
 @pytest.mark.parametrize("name", MODELS)
-def test_full_recomputation_adds_exactly_the_forward(name: str, stack: Stack) -> None:
-    again = block(MODELS[name], stack=stack, recompute=Recompute.FULL)
-    once = block(MODELS[name], stack=stack)
+def test_full_recomputation_adds_exactly_the_forward(name: str, software: Software) -> None:
+    again = block(MODELS[name], software=software, recompute=Recompute.FULL)
+    once = block(MODELS[name], software=software)
     assert again.recomputed_s == pytest.approx(once.forward_s, rel=1e-12)
     assert again.total_s == pytest.approx(once.total_s + once.forward_s, rel=1e-12)
 
@@ -58,10 +59,10 @@ def test_without_recomputation_nothing_is_computed_again(name: str) -> None:
     assert block(MODELS[name]).recomputed_s == 0
 
 
-@pytest.mark.parametrize("stack", [Stack(), UNFUSED], ids=["fused", "unfused"])
+@pytest.mark.parametrize("software", [Software(), UNFUSED], ids=["fused", "unfused"])
 @pytest.mark.parametrize("name", MODELS)
-def test_selective_recomputation_adds_a_part_of_the_forward(name: str, stack: Stack) -> None:
-    chosen = block(MODELS[name], stack=stack, recompute=Recompute.SELECTIVE)
+def test_selective_recomputation_adds_a_part_of_the_forward(name: str, software: Software) -> None:
+    chosen = block(MODELS[name], software=software, recompute=Recompute.SELECTIVE)
     assert 0 < chosen.recomputed_s < chosen.forward_s
 
 
@@ -137,7 +138,7 @@ def test_sequence_parallelism_moves_fewer_bytes(tp: int) -> None:
 
 
 def test_fused_attention_is_faster() -> None:
-    assert block().total_s < block(stack=UNFUSED).total_s
+    assert block().total_s < block(software=UNFUSED).total_s
 
 
 def test_an_8_bit_block_is_faster_where_products_are_large() -> None:
@@ -182,11 +183,11 @@ def test_a_larger_vocabulary_costs_at_the_output_alone() -> None:
 
 
 def test_a_fused_loss_moves_fewer_bytes() -> None:
-    assert head().output_s < head(stack=UNFUSED).output_s
+    assert head().output_s < head(software=UNFUSED).output_s
 
 
 def test_shapes_are_those_of_the_layouts() -> None:
     many: Layouts = layouts(tp=np.array([1.0, 2.0, 4.0]))
     machine = machine_of(accelerator("H100-SXM"), "bf16")
-    times = block_times(LLAMA, many, sequence_length=LENGTH, machine=machine, stack=Stack())
+    times = block_times(LLAMA, many, sequence_length=LENGTH, machine=machine, software=Software())
     assert times.forward_s.shape == times.recomputed_s.shape == (3,)

@@ -29,7 +29,7 @@ def filled(open_layout: OpenLayout = OPEN, global_batch: int = 64, **options: An
 
 def device_bytes(of: TrainingJob, layouts: Layouts) -> np.ndarray:
     memories = predict_memories(
-        of.shape, layouts, sequence_length=of.sequence_length, precision=of.precision, stack=of.stack
+        of.shape, layouts, sequence_length=of.sequence_length, precision=of.precision, software=of.software
     )
     return memories.device_bytes()
 

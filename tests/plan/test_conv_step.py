@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 from tests.plan.jobs import layouts
 from trainworks.catalog.cluster import parse_cluster
 from trainworks.catalog.models import preset
-from trainworks.plan.compute import Stack
 from trainworks.plan.conv_net import conv_net_of_hf_config
 from trainworks.plan.conv_step import ConvJob
 from trainworks.plan.pricing import memories_of, step_times_of
 from trainworks.plan.search import fits, search
+from trainworks.plan.software import Software
 
 ON = "2 nodes of 8x A100-SXM-80GB over 8x HDR"
 DEGREES = st.sampled_from([1, 2, 4, 8, 16])
 
 
 def conv_job(name: str = "resnet-50", cluster: str = ON, precision: str = "bf16") -> ConvJob:
-    return ConvJob(conv_net_of_hf_config(preset(name)), precision, parse_cluster(cluster), Stack())
+    return ConvJob(conv_net_of_hf_config(preset(name)), precision, parse_cluster(cluster), Software())
 
 
 RESNET = conv_job()

@@ -19,7 +19,7 @@ MANY = random_layouts(300)
 
 def memories(job: TrainingJob, of: Layouts) -> Memories:
     return predict_memories(
-        job.shape, of, sequence_length=job.sequence_length, precision=job.precision, stack=job.stack
+        job.shape, of, sequence_length=job.sequence_length, precision=job.precision, software=job.software
     )
 
 

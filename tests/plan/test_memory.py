@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from tests.plan.jobs import JOBS, UNFUSED, known, layouts, random_layouts, tiny
 from trainworks.plan.coefficients import COEFFICIENTS
-from trainworks.plan.compute import Stack
 from trainworks.plan.layouts import Layouts, Recompute
 from trainworks.plan.memory import Memories, activation_bytes, predict_memories
 from trainworks.plan.parameters import resized
+from trainworks.plan.software import Software
 from trainworks.record.model_shape import ModelShape
 
 LLAMA, GPT = known("llama2-7b"), known("megatron-gpt-22b")
@@ -29,12 +29,12 @@ def memory(
     some: Layouts | None = None,
     *,
     precision: str = "bf16",
-    stack: Stack = Stack(),  # noqa: B008
+    software: Software = Software(),  # noqa: B008
     length: int = LENGTH,
     **degrees: Any,
 ) -> Memories:
     chosen = layouts(**degrees) if some is None else some
-    return predict_memories(shape, chosen, sequence_length=length, precision=precision, stack=stack)
+    return predict_memories(shape, chosen, sequence_length=length, precision=precision, software=software)
 
 
 def states(memories: Memories) -> float:
@@ -42,10 +42,10 @@ def states(memories: Memories) -> float:
     return float((memories.weights_bytes + memories.gradients_bytes + memories.optimizer_bytes)[0])
 
 
-def per_token(shape: ModelShape, *, stack: Stack, precision: str, **degrees: Any) -> float:
+def per_token(shape: ModelShape, *, software: Software, precision: str, **degrees: Any) -> float:
     """Activations of one block in units of s b h."""
     kept = activation_bytes(
-        shape, layouts(**degrees), sequence_length=LENGTH, precision=precision, stack=stack, recompute=None
+        shape, layouts(**degrees), sequence_length=LENGTH, precision=precision, software=software, recompute=None
     )
     return float(kept[0]) / (LENGTH * shape.hidden)
 
@@ -104,7 +104,7 @@ def test_tp_never_holds_more(name: str) -> None:
     """But for experts, which `ep` divides and `tp` does not."""
     job = JOBS[name]
     one, two = (
-        memory(job.shape, some, precision=job.precision, stack=job.stack)
+        memory(job.shape, some, precision=job.precision, software=job.software)
         for some in (with_every("tp", 1), with_every("tp", 2))
     )
     if not job.shape.experts:
@@ -113,21 +113,21 @@ def test_tp_never_holds_more(name: str) -> None:
 
 def test_a_block_keeps_korthikanti_s_bytes() -> None:
     """s b h (34 + 5 a s / h): Korthikanti et al. 2022, equation 1."""
-    kept = per_token(GPT, stack=UNFUSED, precision="fp16")
+    kept = per_token(GPT, software=UNFUSED, precision="fp16")
     assert kept == pytest.approx(34 + 5 * GPT.heads * LENGTH / GPT.hidden)
 
 
 @given(tp=DEGREES)
 def test_tp_leaves_korthikanti_s_ten_bytes_whole(tp: int) -> None:
     """s b h (10 + 24 / t + 5 a s / h t): equation 2."""
-    kept = per_token(GPT, stack=UNFUSED, precision="fp16", tp=tp)
+    kept = per_token(GPT, software=UNFUSED, precision="fp16", tp=tp)
     assert kept == pytest.approx(10 + (24 + 5 * GPT.heads * LENGTH / GPT.hidden) / tp)
 
 
 @given(tp=DEGREES)
 def test_sequence_parallelism_divides_the_ten_bytes_too(tp: int) -> None:
     """s b h / t (34 + 5 a s / h): equation 4."""
-    kept = per_token(GPT, stack=UNFUSED, precision="fp16", tp=tp, sequence_parallel=1)
+    kept = per_token(GPT, software=UNFUSED, precision="fp16", tp=tp, sequence_parallel=1)
     assert kept == pytest.approx((34 + 5 * GPT.heads * LENGTH / GPT.hidden) / tp)
 
 
@@ -135,28 +135,30 @@ def test_sequence_parallelism_divides_the_ten_bytes_too(tp: int) -> None:
 def test_selective_recomputation_leaves_34_bytes(tp: int) -> None:
     """34 s b h / t: equation 6."""
     options = {"tp": tp, "sequence_parallel": 1, "recompute": Recompute.SELECTIVE}
-    assert per_token(GPT, stack=UNFUSED, precision="fp16", **options) == pytest.approx(34 / tp)
+    assert per_token(GPT, software=UNFUSED, precision="fp16", **options) == pytest.approx(34 / tp)
 
 
 def test_full_recomputation_leaves_the_input() -> None:
     """2 s b h: table 2."""
-    assert per_token(GPT, stack=UNFUSED, precision="fp16", recompute=Recompute.FULL) == pytest.approx(2)
+    assert per_token(GPT, software=UNFUSED, precision="fp16", recompute=Recompute.FULL) == pytest.approx(2)
 
 
 def test_fused_attention_keeps_no_scores() -> None:
-    fused, unfused = (per_token(GPT, stack=stack, precision="bf16") for stack in (Stack(), UNFUSED))
+    fused, unfused = (per_token(GPT, software=software, precision="bf16") for software in (Software(), UNFUSED))
     assert unfused - fused > 5 * GPT.heads * LENGTH / GPT.hidden
 
 
 def test_8_bit_products_keep_smaller_inputs() -> None:
-    assert per_token(LLAMA, stack=Stack(), precision="fp8") < per_token(LLAMA, stack=Stack(), precision="bf16")
+    assert per_token(LLAMA, software=Software(), precision="fp8") < per_token(
+        LLAMA, software=Software(), precision="bf16"
+    )
 
 
 @pytest.mark.parametrize("name", JOBS)
 def test_the_more_is_computed_again_the_less_is_kept(name: str) -> None:
     job = JOBS[name]
     none, selective, full = (
-        memory(job.shape, with_every("recompute", kind), precision=job.precision, stack=job.stack).allocated_bytes
+        memory(job.shape, with_every("recompute", kind), precision=job.precision, software=job.software).allocated_bytes
         for kind in Recompute
     )
     plain = MANY.offload == 0
@@ -168,7 +170,7 @@ def test_the_more_is_computed_again_the_less_is_kept(name: str) -> None:
 def test_sequence_parallelism_never_needs_more(name: str) -> None:
     job = JOBS[name]
     off, on = (
-        memory(job.shape, with_every("sequence_parallel", value), precision=job.precision, stack=job.stack)
+        memory(job.shape, with_every("sequence_parallel", value), precision=job.precision, software=job.software)
         for value in (0, 1)
     )
     assert (on.allocated_bytes <= off.allocated_bytes).all()
@@ -195,7 +197,9 @@ def test_offloading_activations_of_a_single_block_takes_no_more() -> None:
 
 @given(pp=st.sampled_from([2, 4, 8]), accum=st.integers(1, 16))
 def test_the_first_stage_keeps_as_many_micro_batches_as_stages_at_most(pp: int, accum: int) -> None:
-    one_block = float(activation_bytes(LLAMA, layouts(), sequence_length=LENGTH, precision="bf16", stack=Stack())[0])
+    one_block = float(
+        activation_bytes(LLAMA, layouts(), sequence_length=LENGTH, precision="bf16", software=Software())[0]
+    )
     embedded = 2 * LENGTH * LLAMA.hidden
     kept = memory(LLAMA, layouts(accum, pp=pp)).activations_bytes
     first = min(accum, pp) * (LLAMA.layers / pp * one_block + embedded)

@@ -32,7 +32,7 @@ MANY = random_layouts(60, seed=4)
 def predicted(of: TrainingJob, some: Any = None, **degrees: Any) -> list[Prediction]:
     chosen = layouts(**degrees) if some is None else some
     memories = predict_memories(
-        of.shape, chosen, sequence_length=of.sequence_length, precision=of.precision, stack=of.stack
+        of.shape, chosen, sequence_length=of.sequence_length, precision=of.precision, software=of.software
     )
     return predictions(of, chosen, predict_step_times(of, chosen), memories, global_batch=BATCH)
 
@@ -76,7 +76,7 @@ def test_a_belief_moves_the_step_time_and_its_terms_still_add_up() -> None:
     of, some = job(), layouts()
     times = predict_step_times(of, some)
     belief = learn(times, [float(times.total_s[0]) * 1.2])
-    memories = predict_memories(of.shape, some, sequence_length=2048, precision="bf16", stack=of.stack)
+    memories = predict_memories(of.shape, some, sequence_length=2048, precision="bf16", software=of.software)
     blind, taught = (
         predictions(of, some, times, memories, global_batch=BATCH, **known)[0] for known in ({}, {"belief": belief})
     )

@@ -39,7 +39,7 @@ def memory_of(text: str, gibibytes: float) -> TrainingJob:
         sequence_length=512,
         precision="bf16",
         cluster=cluster.model_copy(update={"accelerator": smaller}),
-        stack=small.stack,
+        software=small.software,
     )
 
 
@@ -107,7 +107,7 @@ def fits_alone(of: TrainingJob, row: dict[str, int]) -> bool:
     degrees = {name: value for name, value in row.items() if name != "accum"}
     one = Layouts.of(global_batch=4, **degrees)
     memories = predict_memories(
-        of.shape, one, sequence_length=of.sequence_length, precision=of.precision, stack=of.stack
+        of.shape, one, sequence_length=of.sequence_length, precision=of.precision, software=of.software
     )
     return bool(fits(memories, of)[0])
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from tests.plan.jobs import A100S, BATCH, JOBS, job, known, layouts, random_layouts
 from trainworks.errors import UsageError
 from trainworks.plan.coefficients import COEFFICIENTS
-from trainworks.plan.compute import Stack
 from trainworks.plan.flops import causal_flops_per_token
 from trainworks.plan.layouts import Layouts, Recompute
 from trainworks.plan.parameters import resized
+from trainworks.plan.software import Software
 from trainworks.plan.step_time import StepTimes, TrainingJob, predict_step_times
 
 MANY = random_layouts(300, seed=2)
@@ -148,23 +148,23 @@ def test_a_last_stage_with_a_block_less_has_time_for_the_logits() -> None:
 @pytest.mark.parametrize("name", JOBS)
 def test_software_that_overlaps_is_never_slower(name: str) -> None:
     of = JOBS[name]
-    apart, overlapped = (replace(of, stack=replace(of.stack, overlap=value)) for value in (False, True))
+    apart, overlapped = (replace(of, software=replace(of.software, overlap=value)) for value in (False, True))
     assert (predict_step_times(overlapped, MANY).total_s <= predict_step_times(apart, MANY).total_s).all()
 
 
 def test_sharded_weights_travel_once_per_micro_batch() -> None:
-    apart = replace(LLAMA, stack=Stack(overlap=False))
+    apart = replace(LLAMA, software=Software(overlap=False))
     short, long = (step(apart, batch, dp=8, dp_shard=8, zero=3).dp_s for batch in (64, 128))
     assert long == pytest.approx(2 * short, rel=1e-9)
 
 
 def test_replicated_gradients_travel_once_per_step() -> None:
-    apart = replace(LLAMA, stack=Stack(overlap=False))
+    apart = replace(LLAMA, software=Software(overlap=False))
     assert step(apart, 64, dp=8).dp_s == step(apart, 128, dp=8).dp_s
 
 
 def test_shards_within_a_node_and_replicas_between_need_less_of_the_network_over_many_micro_batches() -> None:
-    apart = replace(LLAMA, stack=Stack(overlap=False))
+    apart = replace(LLAMA, software=Software(overlap=False))
     everywhere, hybrid = (step(apart, 2048, dp=32, dp_shard=size, zero=3).dp_s for size in (32, 8))
     assert hybrid < everywhere
 

@@ -14,10 +14,10 @@ from statistics import mean
 import numpy as np
 import pytest
 
-from trainworks.plan.compute import Stack
 from trainworks.plan.layouts import Layouts, Recompute
 from trainworks.plan.memory import Memories, activation_bytes, predict_memories
 from trainworks.plan.model_shape import shape_of_hf_config
+from trainworks.plan.software import Software
 from trainworks.record.model_shape import ModelShape
 
 torch = pytest.importorskip("torch", reason="NOT TESTED against PyTorch: needs trainworks[train,test]")
@@ -159,8 +159,10 @@ def layouts_of(case: Case) -> Layouts:
     )
 
 
-def stack_of(case: Case) -> Stack:
-    return Stack() if case.sizes.fused_attention else Stack(fused_attention=False, overlap=False, gradient_bytes=2)
+def software_of(case: Case) -> Software:
+    return (
+        Software() if case.sizes.fused_attention else Software(fused_attention=False, overlap=False, gradient_bytes=2)
+    )
 
 
 def predicted(case: Case) -> Memories:
@@ -169,7 +171,7 @@ def predicted(case: Case) -> Memories:
         layouts_of(case),
         sequence_length=case.sequence_length,
         precision=case.precision,
-        stack=stack_of(case),
+        software=software_of(case),
     )
 
 
@@ -190,7 +192,7 @@ def predicted_block(case: Case) -> float:
         layouts_of(case),
         sequence_length=case.sequence_length,
         precision=case.precision,
-        stack=stack_of(case),
+        software=software_of(case),
     )
     return float(kept[0]) + case.tokens * case.excess(case.sizes, case.parallel)
 
@@ -286,7 +288,7 @@ def test_the_first_rank_of_a_pipeline_holds_the_micro_batches_under_way(stages: 
         Layouts.of(global_batch=micro_batches, pp=stages, interleave=chunks),
         sequence_length=2048,
         precision="bf16",
-        stack=Stack(),
+        software=Software(),
     )
     assert np.all(planned.stage == 0)
     assert planned.activations_bytes[0] + planned.working_bytes[0] == pytest.approx(found, rel=0.03)

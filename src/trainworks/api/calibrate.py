@@ -109,7 +109,7 @@ def _step(plan: ClusterPlan, seconds: float) -> Measurement:
         precision=job.precision,
         global_batch=plan.global_batch,
         layout=plan.best[0].layout,
-        fused_kernels=job.stack.fused_kernels,
+        fused_kernels=job.software.fused_kernels,
         step_time_s=seconds,
     )
     return Measurement(created_at=time.time(), cluster=job.cluster, step=step)

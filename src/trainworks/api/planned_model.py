@@ -13,12 +13,12 @@ from trainworks.config.load import Source
 from trainworks.config.run_file import TRAINED_VOCABULARY, Data, RunFile, Workload
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.host import process
-from trainworks.plan.compute import Stack
 from trainworks.plan.conv_net import ConvNetShape, conv_net_of_hf_config
 from trainworks.plan.conv_step import ConvJob
 from trainworks.plan.local.plan import num_steps
 from trainworks.plan.model_shape import shape_of_hf_config, shape_of_model
 from trainworks.plan.pricing import AnyJob
+from trainworks.plan.software import Software
 from trainworks.plan.step_time import TrainingJob
 from trainworks.record.model_shape import ModelShape
 
@@ -36,10 +36,10 @@ class PlannedModel:
 
     def job(self, workload: Workload, cluster: ClusterDescription) -> AnyJob:
         """The model trained on a cluster."""
-        stack = Stack(fused_kernels=workload.compile)
+        software = Software(fused_kernels=workload.compile)
         if isinstance(self.shape, ConvNetShape):
-            return ConvJob(self.shape, workload.precision, cluster, stack)
-        return TrainingJob(self.shape, self.sequence_length, workload.precision, cluster, stack)
+            return ConvJob(self.shape, workload.precision, cluster, software)
+        return TrainingJob(self.shape, self.sequence_length, workload.precision, cluster, software)
 
 
 def planned_model(run_file: RunFile, source: Source | None) -> PlannedModel:

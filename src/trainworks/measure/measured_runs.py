@@ -19,12 +19,12 @@ from trainworks.errors import UsageError
 from trainworks.measure.measured_clusters import read_cluster
 from trainworks.measure.tables import Row, flag_of, needed_whole, number_of, text_of, whole_of
 from trainworks.plan.candidates import OpenLayout
-from trainworks.plan.compute import Stack
 from trainworks.plan.flops import FlopsConvention, flops_per_token_by_convention
 from trainworks.plan.layouts import Recompute
 from trainworks.plan.model_shape import shape_of_hf_config
 from trainworks.plan.parameters import resized
 from trainworks.plan.search import search
+from trainworks.plan.software import Software
 from trainworks.plan.step_time import TrainingJob
 from trainworks.record.model_shape import ModelShape
 
@@ -103,9 +103,9 @@ def read_run(row: Row) -> MeasuredRun:
     if precision not in cluster.accelerator.peak_flops_per_s and precision == "bf16":
         precision = "fp16"
     sequence_parallel = flag_of(row, "seqpar")
-    job = TrainingJob(shape, length, precision, cluster, Stack())
+    job = TrainingJob(shape, length, precision, cluster, Software())
     layout = _layout(row, job, total, batch, precision != "fp16" if sequence_parallel is None else sequence_parallel)
-    job = TrainingJob(shape, length, precision, cluster, _stack(precision, layout, text_of(row, "precision")))
+    job = TrainingJob(shape, length, precision, cluster, _software(precision, layout, text_of(row, "precision")))
     gigabytes = number_of(row, "memory_gb_per_gpu")
     words = text_of(row, "memory_kind")
     return MeasuredRun(
@@ -135,16 +135,16 @@ def memory_kind(words: str) -> MemoryKind:
     return "allocated" if "alloc" in lower else "reserved" if "reserv" in lower else "device"
 
 
-def _stack(precision: str, layout: OpenLayout, written: str) -> Stack:
+def _software(precision: str, layout: OpenLayout, written: str) -> Software:
     """Current software, unless the row shows what only older software does: fp16 with loss scaling, or tensor
     parallelism without sequence parallelism, which came in 2022 before fused attention. `XLA` in the precision names a
     compiler that writes the scores of attention to memory.
     """
     old = precision == "fp16" or (layout.tp > 1 and not layout.sequence_parallel and layout.zero < 3)
     if old:
-        return Stack(fused_attention=False, overlap=False, gradient_bytes=2 if precision == "fp16" else 4)
+        return Software(fused_attention=False, overlap=False, gradient_bytes=2 if precision == "fp16" else 4)
     native = layout.zero == 3 and layout.tp == 1 and precision in ("bf16", "fp32", "tf32")
-    return Stack(fused_attention="xla" not in written.lower(), fused_kernels=not native)
+    return Software(fused_attention="xla" not in written.lower(), fused_kernels=not native)
 
 
 def _precision(text: str) -> str:

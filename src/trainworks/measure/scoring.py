@@ -218,7 +218,7 @@ def _predicted(run: MeasuredRun, coefficients: Coefficients, *, out_of_memory: b
     job = run.job
     layouts, times = best_completion(job, run.layout, global_batch=run.global_batch, coefficients=coefficients)
     memories = predict_memories(
-        job.shape, layouts, sequence_length=job.sequence_length, precision=job.precision, stack=job.stack
+        job.shape, layouts, sequence_length=job.sequence_length, precision=job.precision, software=job.software
     )
     memory = {
         "allocated": memories.allocated_bytes,

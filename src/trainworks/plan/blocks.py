@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trainworks.plan.compute import Machine, Stack, product_s, traffic_s
+from trainworks.plan.compute import Machine, product_s, traffic_s
 from trainworks.plan.layouts import Array, Layouts, Recompute, Values
+from trainworks.plan.software import Software
 from trainworks.record.model_shape import ModelShape
 
 __all__ = ["BlockTimes", "HeadTimes", "block_times", "head_dims", "head_times"]
@@ -60,7 +61,7 @@ class HeadTimes:
 
 
 def block_times(
-    shape: ModelShape, layouts: Layouts, *, sequence_length: int, machine: Machine, stack: Stack
+    shape: ModelShape, layouts: Layouts, *, sequence_length: int, machine: Machine, software: Software
 ) -> BlockTimes:
     """Forward, backward and recomputation of one block.
 
@@ -71,7 +72,7 @@ def block_times(
     dense = shape.dense_layers if shape.experts else shape.layers
     parts = [(dense, False), (shape.layers - dense, True)]
     kinds = [
-        (count / shape.layers, _one_kind(shape, layouts, sequence_length, machine, stack, experts))
+        (count / shape.layers, _one_kind(shape, layouts, sequence_length, machine, software, experts))
         for count, experts in parts
         if count
     ]
@@ -83,7 +84,7 @@ def block_times(
 
 
 def _one_kind(
-    shape: ModelShape, layouts: Layouts, sequence_length: int, machine: Machine, stack: Stack, experts: bool
+    shape: ModelShape, layouts: Layouts, sequence_length: int, machine: Machine, software: Software, experts: bool
 ) -> BlockTimes:
     products = [*_attention_products(shape, layouts, sequence_length)]
     products += (
@@ -95,13 +96,13 @@ def _one_kind(
     for product in products:
         forward = forward + _product_forward_s(product, machine)
         backward = backward + _product_backward_s(product, machine)
-    core_forward, core_backward = _attention_core_s(shape, layouts, sequence_length, machine, stack)
-    traffic = traffic_s(_block_bytes(shape, layouts, sequence_length, machine, stack, experts), machine)
+    core_forward, core_backward = _attention_core_s(shape, layouts, sequence_length, machine, software)
+    traffic = traffic_s(_block_bytes(shape, layouts, sequence_length, machine, software, experts), machine)
     forward = forward + core_forward + traffic
     backward = backward + core_backward + traffic * machine.coefficients.backward_bytes
     extra = _KERNELS_EXPERT if experts else 0
     forward = _with_launches(forward, _KERNELS_FORWARD + extra, machine)
-    selective = core_forward if stack.fused_kernels else machine.coefficients.selective_share * forward
+    selective = core_forward if software.fused_kernels else machine.coefficients.selective_share * forward
     again = np.select(
         [layouts.recompute == Recompute.FULL, layouts.recompute == Recompute.SELECTIVE], [forward, selective], 0.0
     )
@@ -174,7 +175,7 @@ def _expert_products(shape: ModelShape, layouts: Layouts, sequence_length: int, 
 
 
 def _attention_core_s(
-    shape: ModelShape, layouts: Layouts, sequence_length: int, machine: Machine, stack: Stack
+    shape: ModelShape, layouts: Layouts, sequence_length: int, machine: Machine, software: Software
 ) -> tuple[Array, Array]:
     """Scores and their product with the values, forward and backward.
 
@@ -187,7 +188,7 @@ def _attention_core_s(
     pairs = layouts.micro_batch * sequence_length * (sequence_length / layouts.cp)
     heads = shape.heads / layouts.tp
     flops = 2.0 * pairs * heads * (query_dim + value_dim)
-    if stack.fused_attention:
+    if software.fused_attention:
         forward = flops * _seen_share(shape, sequence_length) / machine.attention_flops_per_s
         return forward, 2.5 * forward / machine.coefficients.attention_backward_share
     length = sequence_length
@@ -213,7 +214,7 @@ def head_dims(shape: ModelShape) -> tuple[int, int]:
 
 
 def _block_bytes(
-    shape: ModelShape, layouts: Layouts, sequence_length: int, machine: Machine, stack: Stack, experts: bool
+    shape: ModelShape, layouts: Layouts, sequence_length: int, machine: Machine, software: Software, experts: bool
 ) -> Array:
     """Bytes that element-wise kernels of one block move forward.
 
@@ -234,13 +235,13 @@ def _block_bytes(
         per_token = per_token + 6 * e * shape.experts_per_token * shape.hidden / layouts.tp
     if machine.precision in ("fp8", "fp4"):
         per_token = per_token + (e + 2) * (3 * shape.hidden + heads + width)
-    if stack.fused_attention and not stack.fused_kernels:
+    if software.fused_attention and not software.fused_kernels:
         per_token = per_token * machine.coefficients.unfused_bytes
     return tokens * per_token
 
 
 def head_times(
-    shape: ModelShape, layouts: Layouts, *, sequence_length: int, machine: Machine, stack: Stack
+    shape: ModelShape, layouts: Layouts, *, sequence_length: int, machine: Machine, software: Software
 ) -> HeadTimes:
     """Embedding look-up, and logits with their loss.
 
@@ -251,6 +252,6 @@ def head_times(
     vocabulary = np.ceil(shape.vocabulary / (_VOCABULARY_PADDING * t)) * _VOCABULARY_PADDING
     product = _Product(tokens, vocabulary, shape.hidden)
     products_s = _product_forward_s(product, machine) + _product_backward_s(product, machine)
-    loss_s = traffic_s(tokens * vocabulary * (12 if stack.fused_attention else 22), machine)
+    loss_s = traffic_s(tokens * vocabulary * (12 if software.fused_attention else 22), machine)
     embedding_s = traffic_s(tokens * shape.hidden * 6.0 * machine.element_bytes, machine)
     return HeadTimes(embedding_s, products_s + loss_s)

@@ -86,7 +86,7 @@ def best_completion(
     layouts = completions(layout, layers=job.shape.layers, global_batch=global_batch, can_offload=_fast_host(job))
     if len(layouts) > 1:
         memories = predict_memories(
-            job.shape, layouts, sequence_length=job.sequence_length, precision=job.precision, stack=job.stack
+            job.shape, layouts, sequence_length=job.sequence_length, precision=job.precision, software=job.software
         )
         used = memories.device_bytes(coefficients)
         fits = used <= _PROGRAM_SAVINGS * job.cluster.accelerator.memory_bytes

@@ -68,7 +68,7 @@ class Coefficients:
     pipelining_inside: float = 0.392
     """The same inside a domain."""
     tp_hidden: float = 0.517
-    """Part of tensor-parallel communication that a stack with overlap hides."""
+    """Part of tensor-parallel communication that software with overlap hides."""
     pp_exposed: float = 1.0
     """Part of the pipeline's point-to-point transfers that nothing hides."""
     dp_hidden: float = 0.844

@@ -25,7 +25,7 @@ from trainworks.errors import UsageError
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.layouts import Array, Values
 
-__all__ = ["Machine", "Stack", "element_bytes", "machine_of", "product_s", "traffic_s"]
+__all__ = ["Machine", "element_bytes", "machine_of", "product_s", "traffic_s"]
 
 _TILES = ((256, 128, 1.0), (128, 128, 0.95), (128, 64, 0.80), (64, 64, 0.60))
 """Rows, columns, and the tile's rate relative to the largest: a small tile reads its inputs more often."""
@@ -34,21 +34,6 @@ _SHORTEST_SPLIT = 1024
 _ALIGNMENT = 8
 """Elements of 16 bits: matrix units load 16 bytes at once (NVIDIA, Matrix Multiplication Background User's Guide)."""
 _DEFAULT_MULTIPROCESSORS = 128
-
-
-@dataclass(frozen=True, slots=True)
-class Stack:
-    """Behaviour of the training software; the plan depends on it as much as on the hardware."""
-
-    fused_attention: bool = True
-    """Attention as one kernel that never writes its scores (FlashAttention), half the work when causal."""
-    fused_kernels: bool = True
-    """Norms, rotations, activation functions and residual additions are a kernel each (Transformer Engine,
-    torch.compile), not one per operation."""
-    overlap: bool = True
-    """Communication runs beside computing: gradient buckets, gathered weights, tensor-parallel pieces."""
-    gradient_bytes: int = 4
-    """Bytes per parameter of the gradients that are summed over the replicas."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,11 @@ import numpy as np
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.collectives import collective_s, fabric_of
-from trainworks.plan.compute import Machine, Stack, element_bytes, machine_of, product_s, traffic_s
+from trainworks.plan.compute import Machine, element_bytes, machine_of, product_s, traffic_s
 from trainworks.plan.conv_net import ConvNetShape, model_flops_per_image
 from trainworks.plan.layouts import Array, Layouts
 from trainworks.plan.memory import Memories
+from trainworks.plan.software import Software
 from trainworks.plan.step_time import StepTimes
 
 __all__ = ["ConvJob", "predict_conv_memories", "predict_conv_step_times"]
@@ -34,7 +35,7 @@ class ConvJob:
     shape: ConvNetShape
     precision: str
     cluster: ClusterDescription
-    stack: Stack
+    software: Software
     sequence_length: int = 1
 
     @property

@@ -10,8 +10,9 @@ import numpy as np
 from trainworks.config.layout import Layout
 from trainworks.plan.coefficients import COEFFICIENTS
 from trainworks.plan.collectives import collective_s, fabric_of
-from trainworks.plan.compute import Stack, machine_of, product_s
+from trainworks.plan.compute import machine_of, product_s
 from trainworks.plan.layouts import Layouts, Recompute
+from trainworks.plan.software import Software
 from trainworks.plan.step_time import TrainingJob, predict_step_times
 from trainworks.plan.uncertainty import Belief, learn, learn_group, prior_of
 from trainworks.record.calibration import Calibration
@@ -40,7 +41,11 @@ def belief_from(measurements: Sequence[Measurement], *, experts: bool = False) -
 
 def _after_step(step: MeasuredStep, measurement: Measurement, belief: Belief) -> Belief:
     job = TrainingJob(
-        step.shape, step.sequence_length, step.precision, measurement.cluster, Stack(fused_kernels=step.fused_kernels)
+        step.shape,
+        step.sequence_length,
+        step.precision,
+        measurement.cluster,
+        Software(fused_kernels=step.fused_kernels),
     )
     layouts = Layouts.of(global_batch=step.global_batch, **fixed_of(step.layout))
     return learn(predict_step_times(job, layouts), [step.step_time_s], belief)

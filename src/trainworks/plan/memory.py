@@ -22,9 +22,10 @@ import numpy as np
 
 from trainworks.plan.blocks import head_dims
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
-from trainworks.plan.compute import Stack, element_bytes
+from trainworks.plan.compute import element_bytes
 from trainworks.plan.layouts import Array, Layouts, Recompute
 from trainworks.plan.parameters import num_expert_layers
+from trainworks.plan.software import Software
 from trainworks.plan.states import StageParameters, dense_blocks, stage_blocks, stage_parameters
 from trainworks.record.model_shape import ModelShape
 
@@ -66,17 +67,17 @@ class Memories:
 
 
 def predict_memories(
-    shape: ModelShape, layouts: Layouts, *, sequence_length: int, precision: str, stack: Stack
+    shape: ModelShape, layouts: Layouts, *, sequence_length: int, precision: str, software: Software
 ) -> Memories:
     """Peak memory of the fullest rank of every layout.
 
     weights     e N, / s with zero 3; a sharded model keeps its fp32 copy there instead
-    gradients   `Stack.gradient_bytes` N with fp32 accumulation, / s with zero 2 and 3
+    gradients   `Software.gradient_bytes` N with fp32 accumulation, / s with zero 2 and 3
     optimizer   12 N (fp32 copy and two moments), / s with zero 1 and more; 8 N where weights are fp32
     """
-    fullest = _stage(shape, layouts, sequence_length, precision, stack, "first")
+    fullest = _stage(shape, layouts, sequence_length, precision, software, "first")
     for position in ("last", "middle") if shape.experts and shape.dense_layers else ("last",):
-        other = _stage(shape, layouts, sequence_length, precision, stack, position)
+        other = _stage(shape, layouts, sequence_length, precision, software, position)
         fuller = other.allocated_bytes > fullest.allocated_bytes
         fullest = Memories(
             *(np.where(fuller, getattr(other, field.name), getattr(fullest, field.name)) for field in fields(Memories))
@@ -85,23 +86,23 @@ def predict_memories(
 
 
 def _stage(
-    shape: ModelShape, layouts: Layouts, sequence_length: int, precision: str, stack: Stack, position: _Position
+    shape: ModelShape, layouts: Layouts, sequence_length: int, precision: str, software: Software, position: _Position
 ) -> Memories:
     at = _place(shape, layouts, position)
     alone, blocks, tables = layouts.pp == 1, at.blocks, at.tables
     parameters = stage_parameters(shape, layouts, blocks, embeddings=tables, without_experts=at.dense)
-    weights, gradients, optimizer = _states(parameters, layouts, precision, stack)
+    weights, gradients, optimizer = _states(parameters, layouts, precision, software)
     gradients = np.where(layouts.offload_optimizer > 0, gradients * np.minimum(1, 2 / np.maximum(blocks, 1)), gradients)
     tables_held = stage_parameters(shape, layouts, np.zeros_like(blocks), embeddings=tables).total
 
     tokens = layouts.micro_batch * sequence_length / layouts.cp
-    sizes = {"sequence_length": sequence_length, "precision": precision, "stack": stack}
+    sizes = {"sequence_length": sequence_length, "precision": precision, "software": software}
     stored = activation_bytes(shape, layouts, **sizes)  # type: ignore[arg-type]
     full = activation_bytes(shape, layouts, **sizes, recompute=Recompute.NONE)  # type: ignore[arg-type]
     e = element_bytes(precision)
     stream = e * tokens * shape.hidden / np.where(layouts.sequence_parallel > 0, layouts.tp, 1.0)
     has_logits = alone | (position == "last")
-    logit_bytes = e + (4.0 if stack.fused_attention else 8.0)
+    logit_bytes = e + (4.0 if software.fused_attention else 8.0)
     logits = np.where(has_logits, tokens * shape.vocabulary / layouts.tp * logit_bytes, 0.0)
     at_ends = stream * np.where(has_logits, 2.0, layouts.interleave) * (tables > 0)
     kept_by_all = _micro_batches_under_way(layouts, position, at.number) * (blocks * stored + at_ends)
@@ -201,7 +202,9 @@ def _largest_product(shape: ModelShape, layouts: Layouts, tokens: Array) -> tupl
     return tokens * first * shape.feed_forward / layouts.tp, shape.hidden * shape.feed_forward / layouts.tp
 
 
-def _states(parameters: StageParameters, layouts: Layouts, precision: str, stack: Stack) -> tuple[Array, Array, Array]:
+def _states(
+    parameters: StageParameters, layouts: Layouts, precision: str, software: Software
+) -> tuple[Array, Array, Array]:
     dense_shards = layouts.dp_shard * layouts.cp
     expert_shards = np.maximum(1.0, dense_shards * layouts.tp / layouts.ep)
 
@@ -214,10 +217,10 @@ def _states(parameters: StageParameters, layouts: Layouts, precision: str, stack
         return of(4.0, 3), of(4.0, 2), of(8.0, 1)
     narrow = layouts.zero < 3
     weights = np.where(narrow, of(2.0, 3), of(4.0, 3))
-    state_bytes = 12.0 if stack.fused_attention else 16.0
+    state_bytes = 12.0 if software.fused_attention else 16.0
     optimizer = np.where(layouts.offload_optimizer > 0, 0.0, np.where(narrow, of(state_bytes, 1), of(8.0, 1)))
-    both = 2.0 if precision == "bf16" and not stack.fused_attention else 0.0
-    return weights, of(stack.gradient_bytes + both, 2), optimizer
+    both = 2.0 if precision == "bf16" and not software.fused_attention else 0.0
+    return weights, of(software.gradient_bytes + both, 2), optimizer
 
 
 def _micro_batches_under_way(layouts: Layouts, position: _Position, ahead: Array) -> Array:
@@ -240,7 +243,7 @@ def activation_bytes(
     *,
     sequence_length: int,
     precision: str,
-    stack: Stack,
+    software: Software,
     recompute: Recompute | None = None,
 ) -> Array:
     """Activations that one block keeps of one micro-batch for its backward, on one rank.
@@ -257,7 +260,7 @@ def activation_bytes(
         layouts: shape [n].
         sequence_length: tokens of a sequence.
         precision: of the products.
-        stack: whether attention is fused.
+        software: whether attention is fused.
         recompute: of all layouts; by default their own.
     """
     e = element_bytes(precision)
@@ -272,13 +275,13 @@ def activation_bytes(
         routed = shape.experts_per_token * (3 * shape.expert_feed_forward + 2 * shape.hidden)
         share = num_expert_layers(shape) / shape.layers
         width = share * (routed + 3 * shape.shared_feed_forward) + (1 - share) * dense_width
-    hidden_bytes = 4.0 * e * shape.hidden + (0.0 if stack.fused_attention else 2.0 * shape.hidden)
+    hidden_bytes = 4.0 * e * shape.hidden + (0.0 if software.fused_attention else 2.0 * shape.hidden)
     inner_bytes = e * (heads + width)
     if precision in ("fp8", "fp4"):
         hidden_bytes -= 2.0 * shape.hidden
         inner_bytes -= shape.heads * value_dim + (1 / 3 if shape.gated_mlp else 1 / 2) * width
     stored = tokens * (hidden_bytes / hidden_split + inner_bytes / t)
-    scores = 0.0 if stack.fused_attention else (2 * e + 1.0) * tokens * sequence_length * shape.heads / t
+    scores = 0.0 if software.fused_attention else (2 * e + 1.0) * tokens * sequence_length * shape.heads / t
     whole = stored + scores
     full = tokens * e * shape.hidden / hidden_split
     chosen = layouts.recompute if recompute is None else np.full(len(layouts), float(recompute))

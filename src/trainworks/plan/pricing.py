@@ -29,5 +29,5 @@ def memories_of(job: AnyJob, layouts: Layouts) -> Memories:
     if isinstance(job, ConvJob):
         return predict_conv_memories(job, layouts)
     return predict_memories(
-        job.shape, layouts, sequence_length=job.sequence_length, precision=job.precision, stack=job.stack
+        job.shape, layouts, sequence_length=job.sequence_length, precision=job.precision, software=job.software
     )

@@ -382,7 +382,7 @@ def _recomputations(job: AnyJob) -> list[Recompute]:
     """Fused attention keeps no scores: recomputing it alone saves nothing."""
     if isinstance(job, ConvJob):
         return [Recompute.NONE]
-    return [Recompute.NONE, Recompute.FULL] if job.stack.fused_attention else list(Recompute)
+    return [Recompute.NONE, Recompute.FULL] if job.software.fused_attention else list(Recompute)
 
 
 def _agrees(pair: tuple[int, int], fixed: Fixed, names: tuple[str, str]) -> bool:

@@ -9,7 +9,7 @@ where a stage's u is forward, backward and recomputation of its blocks and of it
 communication its micro-batch cannot hide. The second term is the bubble of (interleaved) 1F1B: the first and last
 micro-batch pass all stages (Narayanan et al. 2021). A zero-bubble schedule fills it with weight gradients, half of
 backward: what remains of it is the share of the other work (Qi et al. 2023, ZB-H1). Gradients and weights of the
-data-parallel group hide behind computing where the stack overlaps.
+data-parallel group hide behind computing where the software overlaps.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from trainworks.catalog.cluster import ClusterDescription
 from trainworks.plan.blocks import BlockTimes, block_times, head_dims, head_times
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.collectives import CollectiveFabric, collective_s, fabric_of, point_to_point_s
-from trainworks.plan.compute import Machine, Stack, element_bytes, machine_of
+from trainworks.plan.compute import Machine, element_bytes, machine_of
 from trainworks.plan.flops import model_flops_per_sequence
 from trainworks.plan.layouts import Array, Layouts, Recompute
 from trainworks.plan.memory import activation_bytes
+from trainworks.plan.software import Software
 from trainworks.plan.states import StageParameters, stage_blocks, stage_parameters
 from trainworks.record.model_shape import ModelShape
 
@@ -46,7 +47,7 @@ class TrainingJob:
     sequence_length: int
     precision: str
     cluster: ClusterDescription
-    stack: Stack
+    software: Software
 
     @property
     def flops_per_sequence(self) -> float:
@@ -95,7 +96,7 @@ def predict_step_times(job: TrainingJob, layouts: Layouts, coefficients: Coeffic
     """
     machine = machine_of(job.cluster.accelerator, job.precision, coefficients)
     fabric = fabric_of(job.cluster, coefficients)
-    block = block_times(job.shape, layouts, sequence_length=job.sequence_length, machine=machine, stack=job.stack)
+    block = block_times(job.shape, layouts, sequence_length=job.sequence_length, machine=machine, software=job.software)
     tp_s, cp_s, ep_s = _block_communication(job, layouts, fabric, coefficients)
     offload_s = _offload_s(job, layouts, coefficients, block.total_s)
     stage = _slowest_stage(job, layouts, block, tp_s + cp_s + ep_s + offload_s, coefficients)
@@ -135,7 +136,7 @@ def _slowest_stage(
 ) -> _Stage:
     wide = "bf16" if job.precision in ("fp8", "fp4") else job.precision
     machine = machine_of(job.cluster.accelerator, wide, coefficients)
-    head = head_times(job.shape, layouts, sequence_length=job.sequence_length, machine=machine, stack=job.stack)
+    head = head_times(job.shape, layouts, sequence_length=job.sequence_length, machine=machine, software=job.software)
     per_block = block.total_s + exposed_s
     middle, last = stage_blocks(job.shape.layers, layouts)
     alone = layouts.pp == 1
@@ -173,7 +174,7 @@ def _block_communication(
     reduced = collective_s("all_reduce", message, layouts.tp, ones, fabric)
     gathered = collective_s("all_gather", message, layouts.tp, ones, fabric)
     tp_s = repeats * np.where(layouts.sequence_parallel > 0, 2 * gathered, reduced)
-    hidden = coefficients.tp_hidden if job.stack.overlap else 0.0
+    hidden = coefficients.tp_hidden if job.software.overlap else 0.0
     width = np.maximum(shape.kv_heads, layouts.tp) * sum(head_dims(shape)) / layouts.tp
     kv_bytes = e * tokens * layouts.cp * width
     cp_s = np.where(again, 4.0, 3.0) * collective_s("all_gather", kv_bytes, layouts.cp, layouts.tp, fabric)
@@ -185,7 +186,7 @@ def _block_communication(
 def _offload_s(job: TrainingJob, layouts: Layouts, coefficients: Coefficients, block_s: Array) -> Array:
     """A block's activations cross the host's link twice, out during forward, back during backward."""
     stored = activation_bytes(
-        job.shape, layouts, sequence_length=job.sequence_length, precision=job.precision, stack=job.stack
+        job.shape, layouts, sequence_length=job.sequence_length, precision=job.precision, software=job.software
     )
     moved_s = 2 * stored / (job.cluster.accelerator.host_bytes_per_s * coefficients.host_link_share)
     return np.where(layouts.offload > 0, np.maximum(0.0, moved_s - coefficients.dp_hidden * block_s), 0.0)
@@ -196,13 +197,13 @@ def _pipeline_transfers_s(
 ) -> Array:
     """Exposed seconds per micro-batch: activations forward and their gradients backward, for each of v chunks.
 
-    The t ranks send a part each. A stack with overlap sends one chunk while it computes another.
+    The t ranks send a part each. Software with overlap sends one chunk while it computes another.
     """
     tokens = layouts.micro_batch * job.sequence_length / layouts.cp
     size = tokens * job.shape.hidden * element_bytes(job.precision) / layouts.tp
     one = point_to_point_s(size, layouts.tp * layouts.cp * layouts.dp, layouts.pp, fabric)
     full = coefficients.pp_exposed * 2 * layouts.interleave * one
-    hidden = coefficients.dp_hidden if job.stack.overlap else 0.0
+    hidden = coefficients.dp_hidden if job.software.overlap else 0.0
     exposed = np.maximum(full - hidden * compute_s, (1 - hidden) * full)
     return np.where(layouts.pp > 1, exposed, 0.0)
 
@@ -222,8 +223,8 @@ def _data_parallel_s(
     zero 3    per micro-batch the weights gathered forward and backward and the gradients scattered
     replicas  beside shards: an all-reduce of the shard's gradients
 
-    A stack with overlap hides up to `dp_hidden` of the time that computes: of the whole step with zero 2 and 3, else of
-    one micro-batch, since gradients are complete in the last.
+    Software with overlap hides up to `dp_hidden` of the time that computes: of the whole step with zero 2 and 3, else
+    of one micro-batch, since gradients are complete in the last.
     """
     parameters = _held(job, layouts, blocks)
     copies = layouts.dp * layouts.cp
@@ -233,8 +234,8 @@ def _data_parallel_s(
     if job.shape.experts:
         full = full + _reductions_s(job, layouts, fabric, parameters.experts, units, expert_copies, layouts.ep)
     available = np.where(layouts.zero >= 2, compute_s, compute_s / layouts.accum)
-    hidden = coefficients.dp_hidden if job.stack.overlap else 0.0
-    if not job.stack.overlap:
+    hidden = coefficients.dp_hidden if job.software.overlap else 0.0
+    if not job.software.overlap:
         full = np.where(layouts.zero == 3, full / coefficients.old_gather_share, full)
     return np.maximum(full - hidden * available, full * (1 - hidden))
 
@@ -256,7 +257,7 @@ def _reductions_s(
 ) -> Array:
     """Seconds of one step's reductions and gathers of these parameters, hidden or not; zero 3 moves unit by unit."""
     weight_bytes = float(element_bytes(job.precision))
-    gradients, weights = parameters * job.stack.gradient_bytes, parameters * weight_bytes
+    gradients, weights = parameters * job.software.gradient_bytes, parameters * weight_bytes
     reduced = collective_s("all_reduce", gradients, copies, stride, fabric)
     replicas = layouts.dp / layouts.dp_shard
     shards = np.maximum(1.0, copies / replicas)

@@ -12,7 +12,7 @@ from trainworks.plan.step_time import predict_step_times
 def messages(name: str, **degrees: int) -> dict[str, Message]:
     job, wanted = JOBS[name], layouts(**degrees)
     memories = predict_memories(
-        job.shape, wanted, sequence_length=job.sequence_length, precision=job.precision, stack=job.stack
+        job.shape, wanted, sequence_length=job.sequence_length, precision=job.precision, software=job.software
     )
     planned = predictions(job, wanted, predict_step_times(job, wanted), memories, global_batch=256)
     return {message.name: message for message in messages_of_job(job, planned[0])}
@@ -22,7 +22,7 @@ def test_plain_data_parallelism_reduces_a_gradient_of_each_parameter() -> None:
     message = messages("dense", dp=32)["gradient all-reduce"]
     parameters = JOBS["dense"].shape.num_parameters
     assert message.ranks == 32
-    assert 0.99 < message.size_bytes / (JOBS["dense"].stack.gradient_bytes * parameters) < 1.01
+    assert 0.99 < message.size_bytes / (JOBS["dense"].software.gradient_bytes * parameters) < 1.01
 
 
 def test_sharding_does_not_change_what_is_reduced() -> None:

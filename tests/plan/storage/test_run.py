@@ -8,13 +8,13 @@ import pytest
 
 from trainworks.catalog.cluster import parse_cluster
 from trainworks.catalog.models import preset
-from trainworks.plan.compute import Stack
 from trainworks.plan.conv_net import conv_net_of_hf_config
 from trainworks.plan.conv_step import ConvJob
 from trainworks.plan.model_shape import shape_of_hf_config
 from trainworks.plan.prediction import predictions
 from trainworks.plan.reliability.defaults import usual_node_mttf
 from trainworks.plan.search import search
+from trainworks.plan.software import Software
 from trainworks.plan.step_time import TrainingJob
 from trainworks.plan.storage.demand import Demand
 from trainworks.plan.storage.run import StoredRun, storage_of
@@ -33,12 +33,12 @@ def run_of(job, global_batch: int, **changes: Any) -> StoredRun:
 
 def text(model: str = "llama2-7b", precision: str = "bf16", **changes: Any) -> StoredRun:
     shape = shape_of_hf_config(preset(model))
-    return run_of(TrainingJob(shape, 2048, precision, CLUSTER, Stack()), 256, **changes)
+    return run_of(TrainingJob(shape, 2048, precision, CLUSTER, Software()), 256, **changes)
 
 
 def images(**changes: Any) -> StoredRun:
     shape = conv_net_of_hf_config(preset("resnet-50") | {"image_size": 224})
-    return run_of(ConvJob(shape, "bf16", CLUSTER, Stack()), 4096, image_size=224, **changes)
+    return run_of(ConvJob(shape, "bf16", CLUSTER, Software()), 4096, image_size=224, **changes)
 
 
 def demand(run: StoredRun) -> Demand:

@@ -208,7 +208,7 @@ def _of_options(job: AnyJob, fixed: Fixed) -> Iterator[LayoutError]:
     """Options that are never offered together."""
     if fixed.get("micro_batch", 1) > LARGEST_MICRO_BATCH and not isinstance(job, ConvJob):
         yield _blame("micro_batch", fixed, f"is more than {LARGEST_MICRO_BATCH}, the largest that is searched", "less")
-    if fixed.get("recompute") == Recompute.SELECTIVE and job.stack.fused_attention:
+    if fixed.get("recompute") == Recompute.SELECTIVE and job.software.fused_attention:
         text = "recompute (selective) saves nothing: fused attention keeps no scores"
         yield LayoutError(text, field="recompute", hint="set `recompute` to none or full")
     alone = [name for name in ("interleave", "zero_bubble") if fixed.get(name, 0) > (name == "interleave")]
