@@ -14,7 +14,7 @@ from tests.plan.jobs import UNFUSED, known, layouts, tiny
 from trainworks.catalog.catalog import accelerator
 from trainworks.plan.blocks import BlockTimes, HeadTimes, block_times, head_times
 from trainworks.plan.coefficients import COEFFICIENTS
-from trainworks.plan.compute import machine_of
+from trainworks.plan.compute import device_rates
 from trainworks.plan.layouts import Layouts, Recompute
 from trainworks.plan.parameters import block_matmul_parameters, resized
 from trainworks.plan.software import Software
@@ -36,13 +36,13 @@ def block(
     **degrees: Any,
 ) -> BlockTimes:
     """One block on an H100."""
-    machine = machine_of(accelerator("H100-SXM"), precision, coefficients)
-    return block_times(shape, layouts(**degrees), sequence_length=length, machine=machine, software=software)
+    device = device_rates(accelerator("H100-SXM"), precision, coefficients)
+    return block_times(shape, layouts(**degrees), sequence_length=length, device=device, software=software)
 
 
 def head(shape: ModelShape = LLAMA, software: Software = Software(), **degrees: Any) -> HeadTimes:  # noqa: B008
-    machine = machine_of(accelerator("H100-SXM"), "bf16")
-    return head_times(shape, layouts(**degrees), sequence_length=LENGTH, machine=machine, software=software)
+    device = device_rates(accelerator("H100-SXM"), "bf16")
+    return head_times(shape, layouts(**degrees), sequence_length=LENGTH, device=device, software=software)
 
 
 @pytest.mark.parametrize("software", [Software(), UNFUSED], ids=["fused", "unfused"])
@@ -91,7 +91,7 @@ def test_tp_makes_a_large_block_faster(name: str) -> None:
 @given(micro_batch=DEGREES, tp=DEGREES, cp=DEGREES)
 def test_a_block_is_never_faster_than_its_products_at_the_full_rate(micro_batch: int, tp: int, cp: int) -> None:
     tokens = micro_batch * LENGTH / cp
-    rate = machine_of(accelerator("H100-SXM"), "bf16").product_flops_per_s
+    rate = device_rates(accelerator("H100-SXM"), "bf16").product_flops_per_s
     forward = 2 * block_matmul_parameters(LLAMA) * tokens / tp / rate
     times = block(micro_batch=micro_batch, tp=tp, cp=cp)
     assert times.forward_s >= forward
@@ -188,6 +188,6 @@ def test_a_fused_loss_moves_fewer_bytes() -> None:
 
 def test_shapes_are_those_of_the_layouts() -> None:
     many: Layouts = layouts(tp=np.array([1.0, 2.0, 4.0]))
-    machine = machine_of(accelerator("H100-SXM"), "bf16")
-    times = block_times(LLAMA, many, sequence_length=LENGTH, machine=machine, software=Software())
+    device = device_rates(accelerator("H100-SXM"), "bf16")
+    times = block_times(LLAMA, many, sequence_length=LENGTH, device=device, software=Software())
     assert times.forward_s.shape == times.recomputed_s.shape == (3,)

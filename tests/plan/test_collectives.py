@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from tests.plan.jobs import A100S, H100S
 from trainworks.catalog.cluster import parse_cluster
-from trainworks.plan.collectives import Collective, collective_s, fabric_of, point_to_point_s
+from trainworks.plan.collectives import Collective, collective_s, link_rates, point_to_point_s
 
 TEXTS = (A100S, H100S, "16x V100-SXM-32GB over 1x EDR", "4x p4de.24xlarge", "64x GB200", "2 nodes of 8x L40S over HDR")
 CLUSTERS = {text: parse_cluster(text) for text in TEXTS}
-FABRICS = {text: fabric_of(cluster) for text, cluster in CLUSTERS.items()}
+FABRICS = {text: link_rates(cluster) for text, cluster in CLUSTERS.items()}
 KINDS = st.sampled_from(get_args(Collective))
 FABRIC = st.sampled_from(TEXTS)
 SIZES = st.integers(0, 40).map(lambda power: 2.0**power)
@@ -149,7 +149,7 @@ def test_a_pipeline_across_nodes_sends_no_faster_than_one_inside_a_node(size: fl
 def test_a_pipeline_whose_stages_share_nodes_still_crosses_them() -> None:
     """Eight stages of four ranks on nodes of eight: every second boundary lies between nodes."""
     slow = "4 nodes of 8x A100-SXM-80GB over 1x 25 Gb/s"
-    fabric = fabric_of(parse_cluster(slow))
+    fabric = link_rates(parse_cluster(slow))
     arrays = (np.array([float(value)]) for value in (2**28, 4, 8))
     assert float(point_to_point_s(*arrays, fabric)[0]) > 2**28 / 3.2e9
 
@@ -168,5 +168,5 @@ def test_a_pipeline_whose_stages_share_nodes_still_crosses_them() -> None:
 def test_a_published_all_reduce_is_predicted_within_a_quarter(text: str, size: int, microseconds: float) -> None:
     cluster = parse_cluster(text)
     arrays = [np.array([float(value)]) for value in (size, cluster.num_accelerators, 1)]
-    predicted = float(collective_s("all_reduce", *arrays, fabric_of(cluster))[0])
+    predicted = float(collective_s("all_reduce", *arrays, link_rates(cluster))[0])
     assert predicted == pytest.approx(microseconds * 1e-6, rel=0.25)

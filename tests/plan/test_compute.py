@@ -15,16 +15,16 @@ from trainworks.catalog.facts import Precision
 from trainworks.catalog.rows import read_rows
 from trainworks.errors import UsageError
 from trainworks.plan.coefficients import COEFFICIENTS
-from trainworks.plan.compute import Machine, machine_of, product_s, traffic_s
+from trainworks.plan.compute import DeviceRates, device_rates, product_s, traffic_s
 
-A100 = machine_of(accelerator("A100-SXM-80GB"), "bf16")
+A100 = device_rates(accelerator("A100-SXM-80GB"), "bf16")
 H100 = accelerator("H100-SXM")
 DIMENSIONS = st.integers(1, 2000).map(lambda eights: 8 * eights)
 PLANNABLE = [row.name for row in read_rows("accelerators").values() if row.unplannable is None]
 
 
-def seconds(m: float, n: float, k: float, *, batch: float = 1.0, machine: Machine = A100) -> float:
-    return float(product_s(m, n, k, machine, batch))
+def seconds(m: float, n: float, k: float, *, batch: float = 1.0, device: DeviceRates = A100) -> float:
+    return float(product_s(m, n, k, device, batch))
 
 
 @given(m=st.integers(1, 20000), n=st.integers(1, 20000), k=st.integers(1, 20000))
@@ -68,7 +68,7 @@ def test_a_thin_product_waits_for_the_memory() -> None:
     units = replace(A100, product_flops_per_s=1e3 * A100.product_flops_per_s)
     moving = 2 * 16384**2 / A100.memory_bytes_per_s
     assert seconds(1, 16384, 16384) >= moving
-    assert seconds(1, 16384, 16384, machine=units) == pytest.approx(moving, rel=1e-3)
+    assert seconds(1, 16384, 16384, device=units) == pytest.approx(moving, rel=1e-3)
 
 
 @pytest.mark.parametrize("unaligned", [(4096, 4095, 4096), (4096, 4096, 4095), (4096, 4092, 4096)])
@@ -84,7 +84,7 @@ def test_rows_need_no_alignment() -> None:
 def test_narrower_numbers_are_faster(part: str) -> None:
     device = accelerator(part)
     widths = [name for name in ("fp32", "tf32", "bf16", "fp8", "fp4") if name in device.peak_flops_per_s]
-    times = [seconds(8192, 8192, 8192, machine=machine_of(device, precision)) for precision in widths]
+    times = [seconds(8192, 8192, 8192, device=device_rates(device, precision)) for precision in widths]
     assert times == sorted(times, reverse=True)
 
 
@@ -93,55 +93,55 @@ def test_every_accelerator_computes_in_exactly_the_precisions_that_it_has(part: 
     device = accelerator(part)
     for precision in get_args(Precision):
         if precision in device.peak_flops_per_s:
-            assert 0 < machine_of(device, precision).product_flops_per_s <= device.peak_flops_per_s[precision]
+            assert 0 < device_rates(device, precision).product_flops_per_s <= device.peak_flops_per_s[precision]
         else:
             with pytest.raises(UsageError, match=f"has no {precision} matrix units"):
-                machine_of(device, precision)
+                device_rates(device, precision)
 
 
 def test_the_refusal_of_a_precision_lists_those_that_there_are() -> None:
     with pytest.raises(UsageError) as refused:
-        machine_of(accelerator("V100-SXM-32GB"), "fp8")
+        device_rates(accelerator("V100-SXM-32GB"), "fp8")
     assert refused.value.hint == f"it has {', '.join(sorted(accelerator('V100-SXM-32GB').peak_flops_per_s))}"
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp8"])
 def test_attention_is_computed_in_16_bits_at_least(precision: str) -> None:
-    wide = machine_of(H100, "bf16").attention_flops_per_s
-    assert machine_of(H100, precision).attention_flops_per_s == wide
+    wide = device_rates(H100, "bf16").attention_flops_per_s
+    assert device_rates(H100, precision).attention_flops_per_s == wide
 
 
 def test_attention_in_fp32_is_no_faster_than_fp32() -> None:
-    machine = machine_of(H100, "fp32")
-    assert machine.attention_flops_per_s <= machine.product_flops_per_s
+    device = device_rates(H100, "fp32")
+    assert device.attention_flops_per_s <= device.product_flops_per_s
 
 
 @given(st.floats(0.2, 1.0))
 def test_less_power_never_makes_it_faster(share: float) -> None:
     assert H100.power_w
     capped = H100.model_copy(update={"power_w": share * H100.power_w})
-    assert machine_of(capped, "bf16").product_flops_per_s <= machine_of(H100, "bf16").product_flops_per_s
+    assert device_rates(capped, "bf16").product_flops_per_s <= device_rates(H100, "bf16").product_flops_per_s
 
 
 def test_power_was_no_limit_before_2022() -> None:
     device = accelerator("A100-SXM-80GB")
     capped = device.model_copy(update={"power_w": 1.0})
-    assert machine_of(capped, "bf16") == machine_of(device, "bf16")
+    assert device_rates(capped, "bf16") == device_rates(device, "bf16")
 
 
 def test_a_fraction_of_a_published_rate_is_preferred_to_a_fraction_of_the_peak() -> None:
     slow = H100.model_copy(update={"matmul_flops_per_s": 1e12, "power_w": None})
-    assert machine_of(slow, "bf16").product_flops_per_s == pytest.approx(1e12 * COEFFICIENTS.gemm_share)
+    assert device_rates(slow, "bf16").product_flops_per_s == pytest.approx(1e12 * COEFFICIENTS.gemm_share)
 
 
 def test_an_accelerator_without_a_published_rate_reaches_the_usual_share() -> None:
     unknown = H100.model_copy(update={"matmul_flops_per_s": None, "power_w": None})
     expected = unknown.peak_flops_per_s["bf16"] * COEFFICIENTS.default_peak_share * COEFFICIENTS.gemm_share
-    assert machine_of(unknown, "bf16").product_flops_per_s == pytest.approx(expected)
+    assert device_rates(unknown, "bf16").product_flops_per_s == pytest.approx(expected)
 
 
 def test_full_precision_numbers_take_four_bytes() -> None:
-    sizes = {name: machine_of(H100, name).element_bytes for name in ("fp32", "tf32", "fp16", "bf16", "fp8")}
+    sizes = {name: device_rates(H100, name).element_bytes for name in ("fp32", "tf32", "fp16", "bf16", "fp8")}
     assert sizes == {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 2}
 
 
@@ -153,4 +153,4 @@ def test_traffic_never_beats_the_memory(num_bytes: float) -> None:
 
 def test_a_better_machine_does_the_same_product_sooner() -> None:
     better = replace(A100, product_flops_per_s=2 * A100.product_flops_per_s)
-    assert seconds(8192, 8192, 8192, machine=better) == pytest.approx(seconds(8192, 8192, 8192) / 2)
+    assert seconds(8192, 8192, 8192, device=better) == pytest.approx(seconds(8192, 8192, 8192) / 2)

@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 from tests.plan.jobs import layouts
 from trainworks.catalog.cluster import parse_cluster
 from trainworks.catalog.models import preset
-from trainworks.plan.conv_net import conv_net_of_hf_config
-from trainworks.plan.conv_step import ConvJob
-from trainworks.plan.pricing import memories_of, step_times_of
+from trainworks.plan.conv_net import ConvJob, conv_net_of_hf_config
 from trainworks.plan.search import fits, search
 from trainworks.plan.software import Software
 
@@ -30,7 +28,7 @@ RESNET = conv_job()
 
 
 def seconds(of: ConvJob = RESNET, global_batch: int = 2048, **degrees: float) -> float:
-    return float(step_times_of(of, layouts(global_batch, **degrees)).total_s[0])
+    return float(of.step_times(layouts(global_batch, **degrees)).total_s[0])
 
 
 @given(dp=DEGREES, micro_batch=DEGREES)
@@ -42,7 +40,7 @@ def test_no_step_beats_the_data_sheet(dp: int, micro_batch: int) -> None:
 
 @given(dp=DEGREES, micro_batch=DEGREES)
 def test_many_layouts_are_priced_as_each_alone(dp: int, micro_batch: int) -> None:
-    together = step_times_of(RESNET, layouts(2048, dp=np.array([1.0, dp]), micro_batch=micro_batch))
+    together = RESNET.step_times(layouts(2048, dp=np.array([1.0, dp]), micro_batch=micro_batch))
     assert together.total_s[1] == pytest.approx(seconds(dp=dp, micro_batch=micro_batch), rel=1e-12)
 
 
@@ -63,18 +61,18 @@ def test_more_replicas_are_faster() -> None:
 
 
 def test_one_accelerator_talks_to_nobody() -> None:
-    assert step_times_of(RESNET, layouts(64)).dp_s == 0
-    assert step_times_of(RESNET, layouts(64, dp=2)).dp_s > 0
+    assert RESNET.step_times(layouts(64)).dp_s == 0
+    assert RESNET.step_times(layouts(64, dp=2)).dp_s > 0
 
 
 def test_a_parameter_takes_16_bytes() -> None:
-    memory = memories_of(RESNET, layouts(64))
+    memory = RESNET.memories(layouts(64))
     states = memory.weights_bytes + memory.gradients_bytes + memory.optimizer_bytes
     assert states == pytest.approx(16 * RESNET.shape.num_parameters)
 
 
 def test_images_of_a_micro_batch_need_memory_each() -> None:
-    one, two = (memories_of(RESNET, layouts(64, micro_batch=size)).activations_bytes for size in (1, 2))
+    one, two = (RESNET.memories(layouts(64, micro_batch=size)).activations_bytes for size in (1, 2))
     assert two == 2 * one
 
 
@@ -89,5 +87,5 @@ def test_a_convolutional_network_is_split_over_data_alone() -> None:
 
 
 def test_every_term_is_finite() -> None:
-    times = step_times_of(RESNET, layouts(2048, dp=np.array([1.0, 4.0, 16.0])))
+    times = RESNET.step_times(layouts(2048, dp=np.array([1.0, 4.0, 16.0])))
     assert all(np.isfinite(getattr(times, field.name)).all() for field in fields(times))

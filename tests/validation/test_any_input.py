@@ -118,19 +118,19 @@ def work(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[Work]:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.delenv("TRAINWORKS_DATA", raising=False)
     monkeypatch.setattr(search, "MAX_LAYOUTS", MOST_LAYOUTS)
-    counted, splits, memories_of = Work(), search._splits, search.memories_of
+    counted, splits, price = Work(), search._splits, search._price
 
     def count_splits(*arguments: Any) -> Iterator[tuple[int, int, int]]:
         for found in splits(*arguments):
             counted.meshes += 1
             yield found
 
-    def count_layouts(job: Any, layouts: Any) -> Any:
+    def count_layouts(job: Any, layouts: Any, *rest: Any) -> None:
         counted.layouts += len(layouts)
-        return memories_of(job, layouts)
+        price(job, layouts, *rest)
 
     monkeypatch.setattr(search, "_splits", count_splits)
-    monkeypatch.setattr(search, "memories_of", count_layouts)
+    monkeypatch.setattr(search, "_price", count_layouts)
     yield counted
 
 

@@ -18,7 +18,7 @@ from trainworks.errors import ArgumentError, UsageError
 from trainworks.host.folders import data_folder
 from trainworks.plan.cluster.layout import as_option, parse_layout
 from trainworks.plan.cluster.plan import ClusterPlan
-from trainworks.plan.conv_step import ConvJob
+from trainworks.plan.conv_net import ConvJob
 from trainworks.record.calibration import Calibration
 from trainworks.record.measurement import MeasuredStep, Measurement
 from trainworks.record.measurement_store import append_measurement

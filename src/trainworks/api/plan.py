@@ -20,7 +20,7 @@ from trainworks.host.folders import data_folder
 from trainworks.plan.cluster.layout import check_against, parse_layout
 from trainworks.plan.cluster.plan import ClusterPlan, LayoutComparison, plan_request
 from trainworks.plan.cluster.scaling import PlanRequest
-from trainworks.plan.conv_step import ConvJob
+from trainworks.plan.conv_net import ConvJob
 from trainworks.plan.cost.renting import accelerator_price
 from trainworks.plan.learning import belief_from
 from trainworks.plan.search import Fixed

@@ -21,7 +21,7 @@ from trainworks.measure.measured_runs import COLUMNS, MeasuredRun, read_run, sou
 from trainworks.measure.tables import Row, check_readable, line_of, text_of
 from trainworks.plan.candidates import best_completion
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
-from trainworks.plan.collectives import collective_s, fabric_of
+from trainworks.plan.collectives import collective_s, link_rates
 from trainworks.plan.memory import predict_memories
 from trainworks.plan.score import (
     Errors,
@@ -198,7 +198,7 @@ def predict_collective(row: Row, coefficients: Coefficients = COEFFICIENTS) -> P
     def predict() -> PredictedCollective:
         measured = read_collective(row)
         size, ranks, stride = (np.array([float(value)]) for value in (measured.size_bytes, measured.ranks, 1))
-        seconds = collective_s(measured.kind, size, ranks, stride, fabric_of(measured.cluster, coefficients))
+        seconds = collective_s(measured.kind, size, ranks, stride, link_rates(measured.cluster, coefficients))
         return PredictedCollective(measured, float(seconds[0]))
 
     return _attempt(row, predict)

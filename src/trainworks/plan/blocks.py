@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trainworks.plan.compute import Machine, product_s, traffic_s
+from trainworks.plan.compute import DeviceRates, product_s, traffic_s
 from trainworks.plan.layouts import Array, Layouts, Recompute, Values
 from trainworks.plan.software import Software
 from trainworks.record.model_shape import ModelShape
@@ -61,7 +61,7 @@ class HeadTimes:
 
 
 def block_times(
-    shape: ModelShape, layouts: Layouts, *, sequence_length: int, machine: Machine, software: Software
+    shape: ModelShape, layouts: Layouts, *, sequence_length: int, device: DeviceRates, software: Software
 ) -> BlockTimes:
     """Forward, backward and recomputation of one block.
 
@@ -72,7 +72,7 @@ def block_times(
     dense = shape.dense_layers if shape.experts else shape.layers
     parts = [(dense, False), (shape.layers - dense, True)]
     kinds = [
-        (count / shape.layers, _one_kind(shape, layouts, sequence_length, machine, software, experts))
+        (count / shape.layers, _one_kind(shape, layouts, sequence_length, device, software, experts))
         for count, experts in parts
         if count
     ]
@@ -84,50 +84,50 @@ def block_times(
 
 
 def _one_kind(
-    shape: ModelShape, layouts: Layouts, sequence_length: int, machine: Machine, software: Software, experts: bool
+    shape: ModelShape, layouts: Layouts, sequence_length: int, device: DeviceRates, software: Software, experts: bool
 ) -> BlockTimes:
     products = [*_attention_products(shape, layouts, sequence_length)]
     products += (
-        _expert_products(shape, layouts, sequence_length, machine.coefficients.routed_share)
+        _expert_products(shape, layouts, sequence_length, device.coefficients.routed_share)
         if experts
         else _mlp_products(shape, layouts, sequence_length, shape.feed_forward)
     )
     forward = backward = np.zeros(len(layouts))
     for product in products:
-        forward = forward + _product_forward_s(product, machine)
-        backward = backward + _product_backward_s(product, machine)
-    core_forward, core_backward = _attention_core_s(shape, layouts, sequence_length, machine, software)
-    traffic = traffic_s(_block_bytes(shape, layouts, sequence_length, machine, software, experts), machine)
+        forward = forward + _product_forward_s(product, device)
+        backward = backward + _product_backward_s(product, device)
+    core_forward, core_backward = _attention_core_s(shape, layouts, sequence_length, device, software)
+    traffic = traffic_s(_block_bytes(shape, layouts, sequence_length, device, software, experts), device)
     forward = forward + core_forward + traffic
-    backward = backward + core_backward + traffic * machine.coefficients.backward_bytes
+    backward = backward + core_backward + traffic * device.coefficients.backward_bytes
     extra = _KERNELS_EXPERT if experts else 0
-    forward = _with_launches(forward, _KERNELS_FORWARD + extra, machine)
-    selective = core_forward if software.fused_kernels else machine.coefficients.selective_share * forward
+    forward = _with_launches(forward, _KERNELS_FORWARD + extra, device)
+    selective = core_forward if software.fused_kernels else device.coefficients.selective_share * forward
     again = np.select(
         [layouts.recompute == Recompute.FULL, layouts.recompute == Recompute.SELECTIVE], [forward, selective], 0.0
     )
-    return BlockTimes(forward, _with_launches(backward, _KERNELS_BACKWARD + extra, machine), again)
+    return BlockTimes(forward, _with_launches(backward, _KERNELS_BACKWARD + extra, device), again)
 
 
-def _with_launches(kernels_s: Array, num_kernels: int, machine: Machine) -> Array:
+def _with_launches(kernels_s: Array, num_kernels: int, device: DeviceRates) -> Array:
     """The slower of the device, with the gaps between its kernels, and of the host that launches them; near each other
     they do not overlap perfectly: (x^8 + y^8)^(1/8).
     """
-    device_s = kernels_s + num_kernels * machine.coefficients.gap_s
-    host_s = num_kernels * machine.coefficients.launch_s
+    device_s = kernels_s + num_kernels * device.coefficients.gap_s
+    host_s = num_kernels * device.coefficients.launch_s
     return np.sqrt(np.sqrt(np.sqrt(device_s**8 + host_s**8)))
 
 
-def _product_forward_s(product: _Product, machine: Machine) -> Array:
+def _product_forward_s(product: _Product, device: DeviceRates) -> Array:
     rows, columns, depth, batch, share = product
-    return product_s(rows, columns, depth, machine, batch) / share
+    return product_s(rows, columns, depth, device, batch) / share
 
 
-def _product_backward_s(product: _Product, machine: Machine) -> Array:
+def _product_backward_s(product: _Product, device: DeviceRates) -> Array:
     rows, columns, depth, batch, share = product
     of_input, of_weight = (
-        product_s(rows, depth, columns, machine, batch),
-        product_s(depth, columns, rows, machine, batch),
+        product_s(rows, depth, columns, device, batch),
+        product_s(depth, columns, rows, device, batch),
     )
     return (of_input + of_weight) / share
 
@@ -175,7 +175,7 @@ def _expert_products(shape: ModelShape, layouts: Layouts, sequence_length: int, 
 
 
 def _attention_core_s(
-    shape: ModelShape, layouts: Layouts, sequence_length: int, machine: Machine, software: Software
+    shape: ModelShape, layouts: Layouts, sequence_length: int, device: DeviceRates, software: Software
 ) -> tuple[Array, Array]:
     """Scores and their product with the values, forward and backward.
 
@@ -189,14 +189,14 @@ def _attention_core_s(
     heads = shape.heads / layouts.tp
     flops = 2.0 * pairs * heads * (query_dim + value_dim)
     if software.fused_attention:
-        forward = flops * _seen_share(shape, sequence_length) / machine.attention_flops_per_s
-        return forward, 2.5 * forward / machine.coefficients.attention_backward_share
+        forward = flops * _seen_share(shape, sequence_length) / device.attention_flops_per_s
+        return forward, 2.5 * forward / device.coefficients.attention_backward_share
     length = sequence_length
     batch = layouts.micro_batch * heads / layouts.cp
-    product = product_s(length, length, query_dim, machine, batch)
-    product = product + product_s(length, value_dim, length, machine, batch)
-    scores = traffic_s(pairs * heads * (4 * machine.element_bytes + 1), machine)
-    return product + scores, 2 * product + machine.coefficients.backward_bytes * scores
+    product = product_s(length, length, query_dim, device, batch)
+    product = product + product_s(length, value_dim, length, device, batch)
+    scores = traffic_s(pairs * heads * (4 * device.element_bytes + 1), device)
+    return product + scores, 2 * product + device.coefficients.backward_bytes * scores
 
 
 def _seen_share(shape: ModelShape, sequence_length: int) -> float:
@@ -214,7 +214,7 @@ def head_dims(shape: ModelShape) -> tuple[int, int]:
 
 
 def _block_bytes(
-    shape: ModelShape, layouts: Layouts, sequence_length: int, machine: Machine, software: Software, experts: bool
+    shape: ModelShape, layouts: Layouts, sequence_length: int, device: DeviceRates, software: Software, experts: bool
 ) -> Array:
     """Bytes that element-wise kernels of one block move forward.
 
@@ -222,7 +222,7 @@ def _block_bytes(
     parallelism; rotations or head transposes 4 e (H d + K d) / t; activation function 3 e f / t gated, 2 e f / t
     plain; with 8-bit products a read and two 8-bit writes of every product's input.
     """
-    e = machine.element_bytes
+    e = device.element_bytes
     tokens = _tokens(layouts, sequence_length)
     hidden_share = np.where(layouts.sequence_parallel > 0, layouts.tp, 1.0)
     query_dim, value_dim = head_dims(shape)
@@ -233,15 +233,15 @@ def _block_bytes(
     per_token = 10 * e * shape.hidden / hidden_share + 4 * e * heads + (3 if shape.gated_mlp else 2) * e * width
     if experts:
         per_token = per_token + 6 * e * shape.experts_per_token * shape.hidden / layouts.tp
-    if machine.precision in ("fp8", "fp4"):
+    if device.precision in ("fp8", "fp4"):
         per_token = per_token + (e + 2) * (3 * shape.hidden + heads + width)
     if software.fused_attention and not software.fused_kernels:
-        per_token = per_token * machine.coefficients.unfused_bytes
+        per_token = per_token * device.coefficients.unfused_bytes
     return tokens * per_token
 
 
 def head_times(
-    shape: ModelShape, layouts: Layouts, *, sequence_length: int, machine: Machine, software: Software
+    shape: ModelShape, layouts: Layouts, *, sequence_length: int, device: DeviceRates, software: Software
 ) -> HeadTimes:
     """Embedding look-up, and logits with their loss.
 
@@ -251,7 +251,7 @@ def head_times(
     tokens, t = _tokens(layouts, sequence_length), layouts.tp
     vocabulary = np.ceil(shape.vocabulary / (_VOCABULARY_PADDING * t)) * _VOCABULARY_PADDING
     product = _Product(tokens, vocabulary, shape.hidden)
-    products_s = _product_forward_s(product, machine) + _product_backward_s(product, machine)
-    loss_s = traffic_s(tokens * vocabulary * (12 if software.fused_attention else 22), machine)
-    embedding_s = traffic_s(tokens * shape.hidden * 6.0 * machine.element_bytes, machine)
+    products_s = _product_forward_s(product, device) + _product_backward_s(product, device)
+    loss_s = traffic_s(tokens * vocabulary * (12 if software.fused_attention else 22), device)
+    embedding_s = traffic_s(tokens * shape.hidden * 6.0 * device.element_bytes, device)
     return HeadTimes(embedding_s, products_s + loss_s)

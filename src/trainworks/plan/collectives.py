@@ -30,7 +30,7 @@ from trainworks.catalog.cluster import ClusterDescription
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.layouts import Array
 
-__all__ = ["Collective", "CollectiveFabric", "collective_s", "fabric_of", "point_to_point_s"]
+__all__ = ["Collective", "LinkRates", "collective_s", "link_rates", "point_to_point_s"]
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 
@@ -47,7 +47,7 @@ _MESHES = ("NVLink2", "Infinity Fabric", "xGMI")
 
 
 @dataclass(frozen=True, slots=True)
-class CollectiveFabric:
+class LinkRates:
     """Link rates and sizes of a cluster, as collectives see them; one direction, per rank or per node as named."""
 
     ranks_per_node: int
@@ -70,7 +70,7 @@ class CollectiveFabric:
     pipelining_inside: float
 
 
-def fabric_of(cluster: ClusterDescription, coefficients: Coefficients = COEFFICIENTS) -> CollectiveFabric:
+def link_rates(cluster: ClusterDescription, coefficients: Coefficients = COEFFICIENTS) -> LinkRates:
     """The reachable rates of a cluster's links.
 
     Without a scale-up link, or with one that joins pairs of cards only, ranks of a node talk over the host's bus.
@@ -82,7 +82,7 @@ def fabric_of(cluster: ClusterDescription, coefficients: Coefficients = COEFFICI
     share = coefficients.scale_out_share
     if cluster.network == "Omni-Path":
         share *= coefficients.omni_path_share
-    return CollectiveFabric(
+    return LinkRates(
         ranks_per_node=cluster.accelerators_per_node,
         domain=max(cluster.scale_up_domain, cluster.accelerators_per_node),
         scale_up_bytes_per_s=up * coefficients.scale_up_share,
@@ -97,7 +97,7 @@ def fabric_of(cluster: ClusterDescription, coefficients: Coefficients = COEFFICI
     )
 
 
-def collective_s(kind: Collective, size_bytes: Array, ranks: Array, stride: Array, fabric: CollectiveFabric) -> Array:
+def collective_s(kind: Collective, size_bytes: Array, ranks: Array, stride: Array, links: LinkRates) -> Array:
     """Seconds of one collective; 0 for one rank.
 
     Args:
@@ -106,35 +106,35 @@ def collective_s(kind: Collective, size_bytes: Array, ranks: Array, stride: Arra
         ranks: members of the group.
         stride: distance of neighbouring members in the order of ranks: 1 for the innermost axis, the product of
             the degrees inside it for any other. Members within a domain are `domain / stride`.
-        fabric: the links.
+        links: the links.
     """
-    inside = np.clip(fabric.domain / stride, 1, ranks)
+    inside = np.clip(links.domain / stride, 1, ranks)
     domains = np.ceil(ranks / inside)
     crosses = domains > 1
-    in_switch = (inside >= 4) & (fabric.in_switch_gain > 1)
-    gain = np.where(in_switch, fabric.in_switch_gain, 1.0) if kind == "all_reduce" else 1.0
-    up = fabric.scale_up_bytes_per_s * gain
-    if fabric.mesh:
-        up = up * np.maximum(inside - 1, 1) / max(fabric.domain - 1, 1)
-    interface = max(fabric.node_bytes_per_s, 1.0) / fabric.ranks_per_node
+    in_switch = (inside >= 4) & (links.in_switch_gain > 1)
+    gain = np.where(in_switch, links.in_switch_gain, 1.0) if kind == "all_reduce" else 1.0
+    up = links.scale_up_bytes_per_s * gain
+    if links.mesh:
+        up = up * np.maximum(inside - 1, 1) / max(links.domain - 1, 1)
+    interface = max(links.node_bytes_per_s, 1.0) / links.ranks_per_node
     if kind == "all_reduce":
-        crossings = 1.0 if fabric.in_network else 2 * (domains - 1) / domains
+        crossings = 1.0 if links.in_network else 2 * (domains - 1) / domains
         within, between = 2 * (ranks - 1) / ranks / up, crossings / (interface * inside)
     elif kind == "all_to_all":
         within, between = (inside - 1) / ranks / up, (ranks - inside) / ranks / interface
     else:
         within, between = (ranks - 1) / ranks / up, (ranks - 1) / ranks / (interface * inside)
     transfer = size_bytes * np.where(crosses, np.maximum(within, between), within)
-    latency = np.where(crosses, fabric.scale_out_latency_s * np.log2(np.maximum(2.0, domains)), 0.0)
+    latency = np.where(crosses, links.scale_out_latency_s * np.log2(np.maximum(2.0, domains)), 0.0)
     steps = (inside - 1) * (2.0 if kind == "all_reduce" else 1.0)
-    ring = _START_S + steps * fabric.hop_s
+    ring = _START_S + steps * links.hop_s
     latency = latency + np.where(inside > 1, np.where(in_switch, _IN_SWITCH_S, ring), 0.0)
-    filling = np.where(crosses, fabric.pipelining, fabric.pipelining_inside)
+    filling = np.where(crosses, links.pipelining, links.pipelining_inside)
     total = latency + transfer + 2 * filling * np.sqrt(latency * transfer)
     return np.where(ranks > 1, total, 0.0)
 
 
-def point_to_point_s(size_bytes: Array, stride: Array, stages: Array, fabric: CollectiveFabric) -> Array:
+def point_to_point_s(size_bytes: Array, stride: Array, stages: Array, links: LinkRates) -> Array:
     """Seconds to send S bytes to the next stage where that is farthest.
 
     Stages lie `stride` ranks apart. Where they do not all fit into one domain, some neighbours are in different ones,
@@ -144,11 +144,11 @@ def point_to_point_s(size_bytes: Array, stride: Array, stages: Array, fabric: Co
         size_bytes: S, of each rank.
         stride: ranks of one stage.
         stages: of the pipeline.
-        fabric: the links.
+        links: the links.
     """
-    inside = stride * stages <= fabric.domain
-    sharing = np.minimum(stride, fabric.ranks_per_node)
-    neighbour = fabric.scale_up_bytes_per_s / (max(fabric.domain - 1, 1) if fabric.mesh else 1)
-    rate = np.where(inside, neighbour, fabric.node_bytes_per_s / sharing)
-    latency = np.where(inside, _START_S / 3, fabric.scale_out_latency_s / 3)
+    inside = stride * stages <= links.domain
+    sharing = np.minimum(stride, links.ranks_per_node)
+    neighbour = links.scale_up_bytes_per_s / (max(links.domain - 1, 1) if links.mesh else 1)
+    rate = np.where(inside, neighbour, links.node_bytes_per_s / sharing)
+    latency = np.where(inside, _START_S / 3, links.scale_out_latency_s / 3)
     return latency + size_bytes / np.maximum(rate, 1.0)

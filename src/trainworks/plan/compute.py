@@ -25,7 +25,7 @@ from trainworks.errors import UsageError
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.layouts import Array, Values
 
-__all__ = ["Machine", "element_bytes", "machine_of", "product_s", "traffic_s"]
+__all__ = ["DeviceRates", "device_rates", "element_bytes", "product_s", "traffic_s"]
 
 _TILES = ((256, 128, 1.0), (128, 128, 0.95), (128, 64, 0.80), (64, 64, 0.60))
 """Rows, columns, and the tile's rate relative to the largest: a small tile reads its inputs more often."""
@@ -37,7 +37,7 @@ _DEFAULT_MULTIPROCESSORS = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class DeviceRates:
     """Reachable rates of one accelerator under one precision."""
 
     product_flops_per_s: float
@@ -56,7 +56,7 @@ def element_bytes(precision: str) -> int:
     return 4 if precision in ("fp32", "tf32") else 2
 
 
-def machine_of(accelerator: Accelerator, precision: str, coefficients: Coefficients = COEFFICIENTS) -> Machine:
+def device_rates(accelerator: Accelerator, precision: str, coefficients: Coefficients = COEFFICIENTS) -> DeviceRates:
     """Rates that products and kernels reach on an accelerator.
 
     Raises:
@@ -79,7 +79,7 @@ def machine_of(accelerator: Accelerator, precision: str, coefficients: Coefficie
         rate = sustained * peaks[wide] * (rate / sustained / peaks[wide]) ** coefficients.narrow_share  # type: ignore[index]
     rate = _within_power(rate, accelerator, bits, coefficients)
     attention = rate if precision in ("fp32", "tf32") else wide_rate
-    return Machine(
+    return DeviceRates(
         product_flops_per_s=rate,
         attention_flops_per_s=attention * coefficients.attention_share,
         memory_bytes_per_s=accelerator.memory_bytes_per_s * coefficients.memory_share,
@@ -103,11 +103,11 @@ def _within_power(rate: float, accelerator: Accelerator, bits: int, coefficients
     return float((rate**-8 + fed**-8) ** -0.125)
 
 
-def product_s(m: Values, n: Values, k: Values, machine: Machine, batch: Values = 1.0) -> Array:
+def product_s(m: Values, n: Values, k: Values, device: DeviceRates, batch: Values = 1.0) -> Array:
     """Seconds of `batch` products [m, k] x [k, n]; see the head of this module."""
-    coefficients = machine.coefficients
+    coefficients = device.coefficients
     aligned = (np.mod(n, _ALIGNMENT) == 0) & (np.mod(k, _ALIGNMENT) == 0)
-    processors = machine.multiprocessors
+    processors = device.multiprocessors
     best = np.full(np.broadcast(m, n, k, batch).shape, np.inf)
     for rows, columns, tile_rate in _TILES:
         tiles = batch * np.ceil(m / rows) * np.ceil(n / columns)
@@ -117,11 +117,11 @@ def product_s(m: Values, n: Values, k: Values, machine: Machine, batch: Values =
         work = waves * processors * (2.0 * rows * columns) * (k / splits + coefficients.depth_half)
         best = np.minimum(best, work / tile_rate)
     best = np.where(aligned, best, best / coefficients.unaligned_share)
-    traffic_bytes = machine.element_bytes * batch * (m * k + k * n + m * n)
-    seconds: Array = np.maximum(best / machine.product_flops_per_s, traffic_bytes / machine.memory_bytes_per_s)
+    traffic_bytes = device.element_bytes * batch * (m * k + k * n + m * n)
+    seconds: Array = np.maximum(best / device.product_flops_per_s, traffic_bytes / device.memory_bytes_per_s)
     return seconds
 
 
-def traffic_s(num_bytes: Array, machine: Machine) -> Array:
+def traffic_s(num_bytes: Array, device: DeviceRates) -> Array:
     """Seconds to move bytes through the accelerator's memory in element-wise kernels."""
-    return num_bytes / machine.memory_bytes_per_s
+    return num_bytes / device.memory_bytes_per_s

@@ -1,18 +1,36 @@
-"""Residual networks: their convolutions, parameters and FLOPs.
+"""Residual networks: convolutions, parameters and FLOPs; step time and memory under data parallelism.
 
-Symbols: i input channels, o output channels, k kernel width, s stride, r width of the square output, c classes.
+Symbols: i input channels, o output channels, k kernel width, s stride, r width of the square output, c classes,
+b images of a micro-batch, e bytes of an activation, N parameters.
+
+A convolution is the matrix product [b r^2, i k^2] x [i k^2, o] (implicit GEMM). What it costs beside that is traffic:
+its output is written, read twice and written once by batch norm and ReLU.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+
+from trainworks.catalog.cluster import ClusterDescription
 from trainworks.config.spec import Frozen
 from trainworks.errors import UsageError
+from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
+from trainworks.plan.collectives import collective_s
+from trainworks.plan.compute import DeviceRates, element_bytes, product_s, traffic_s
+from trainworks.plan.layouts import Array, Layouts
+from trainworks.plan.memory import Memories
+from trainworks.plan.rates import Rates
+from trainworks.plan.software import Software
+from trainworks.plan.step_time import StepTimes, TrainingJob
 
 __all__ = [
+    "AnyJob",
+    "ConvJob",
     "ConvNetShape",
     "Convolution",
     "conv_net_of_hf_config",
@@ -22,6 +40,11 @@ __all__ = [
 ]
 
 BlockKind = Literal["basic", "bottleneck"]
+
+
+_PASSES = 4.0
+"""Passes of a convolution's output through memory, forward: written, statistics, normalised and rectified, written."""
+_KERNELS_PER_CONVOLUTION = 3
 
 
 class Convolution(Frozen):
@@ -141,4 +164,103 @@ def _convolution(in_channels: int, out_channels: int, kernel_size: int, stride: 
         kernel_size=kernel_size,
         stride=stride,
         output_size=output_size,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ConvJob:
+    """Network, hardware and software of a training job; one image counts as one sequence of one token."""
+
+    shape: ConvNetShape
+    precision: str
+    cluster: ClusterDescription
+    software: Software
+    sequence_length: int = 1
+
+    @property
+    def flops_per_sequence(self) -> float:
+        """Model FLOPs of one image, forward and backward."""
+        return model_flops_per_image(self.shape)
+
+    def step_times(self, layouts: Layouts, coefficients: Coefficients = COEFFICIENTS) -> StepTimes:
+        """One optimizer step of every layout; only the data-parallel degrees count.
+
+        Replicas sum their gradients during backward, to the degree of `dp_hidden`.
+
+        Raises:
+            UsageError: the accelerator cannot compute in the job's precision.
+        """
+        return _predict_step_times(self, layouts, coefficients)
+
+    def memories(self, layouts: Layouts) -> Memories:
+        """Peak memory of the fullest rank of every layout."""
+        return _predict_memories(self, layouts)
+
+
+AnyJob = TrainingJob | ConvJob
+"""A job that can be planned."""
+
+
+def _predict_step_times(job: ConvJob, layouts: Layouts, coefficients: Coefficients) -> StepTimes:
+    rates = Rates.of_catalogue(job.cluster, job.precision, job.software, coefficients)
+    forward, backward = _network_s(job.shape, layouts, rates.device)
+    reduced = collective_s(
+        "all_reduce",
+        np.full(len(layouts), 4.0 * job.shape.num_parameters),
+        layouts.dp,
+        np.ones(len(layouts)),
+        rates.links,
+    )
+    nothing = np.zeros(len(layouts))
+    local = job.shape.num_parameters / np.where(layouts.zero > 0, layouts.dp_shard, 1.0)
+    doublings = np.log2(np.maximum(1.0, layouts.world_size / rates.links.ranks_per_node))
+    device_s = layouts.accum * (forward + backward)
+    return StepTimes(
+        forward_s=layouts.accum * forward,
+        backward_s=layouts.accum * backward,
+        recompute_s=nothing,
+        head_s=nothing,
+        tp_s=nothing,
+        cp_s=nothing,
+        ep_s=nothing,
+        offload_s=nothing,
+        pp_s=nothing,
+        bubble_s=nothing,
+        dp_s=np.maximum(reduced - coefficients.dp_hidden * backward, (1 - coefficients.dp_hidden) * reduced),
+        optimizer_s=local / rates.optimizer_params_per_s,
+        host_s=np.full(len(layouts), rates.host.step_s),
+        straggle_s=coefficients.straggle * doublings * device_s,
+    )
+
+
+def _network_s(shape: ConvNetShape, layouts: Layouts, device: DeviceRates) -> tuple[Array, Array]:
+    """Forward and backward of one micro-batch; the first layer needs no gradient of its input."""
+    forward = backward = np.zeros(len(layouts))
+    for index, layer in enumerate(shape.convolutions):
+        rows = layouts.micro_batch * layer.output_size**2
+        columns, depth = layer.out_channels, layer.in_channels * layer.kernel_size**2
+        traffic = traffic_s(_PASSES * device.element_bytes * rows * columns, device)
+        forward = forward + layer.count * (product_s(rows, columns, depth, device) + traffic)
+        of_input = product_s(rows, depth, columns, device) if index else 0.0
+        products = product_s(depth, columns, rows, device) + of_input
+        backward = backward + layer.count * (products + device.coefficients.backward_bytes * traffic)
+    launched = _KERNELS_PER_CONVOLUTION * sum(layer.count for layer in shape.convolutions)
+    host_s = launched * device.coefficients.launch_s
+    return np.maximum(forward, host_s), np.maximum(backward, 2 * host_s)
+
+
+def _predict_memories(job: ConvJob, layouts: Layouts) -> Memories:
+    """States of 16 bytes per parameter, and per image the output of every convolution twice: 2 e o r^2."""
+    parameters = np.full(len(layouts), float(job.shape.num_parameters))
+    values = sum(layer.count * layer.out_channels * layer.output_size**2 for layer in job.shape.convolutions)
+    nothing = np.zeros(len(layouts))
+    shared = np.where(layouts.zero > 0, layouts.dp_shard, 1.0)
+    return Memories(
+        weights_bytes=4.0 * parameters / np.where(layouts.zero == 3, layouts.dp_shard, 1.0),
+        gradients_bytes=4.0 * parameters / np.where(layouts.zero >= 2, layouts.dp_shard, 1.0),
+        optimizer_bytes=8.0 * parameters / shared,
+        activations_bytes=layouts.micro_batch * 2.0 * element_bytes(job.precision) * values,
+        logits_bytes=layouts.micro_batch * 8.0 * job.shape.classes,
+        working_bytes=nothing,
+        stage=nothing,
     )

@@ -9,8 +9,8 @@ import numpy as np
 
 from trainworks.config.layout import Layout
 from trainworks.plan.coefficients import COEFFICIENTS
-from trainworks.plan.collectives import collective_s, fabric_of
-from trainworks.plan.compute import machine_of, product_s
+from trainworks.plan.collectives import collective_s, link_rates
+from trainworks.plan.compute import device_rates, product_s
 from trainworks.plan.layouts import Layouts, Recompute
 from trainworks.plan.software import Software
 from trainworks.plan.step_time import TrainingJob, predict_step_times
@@ -54,7 +54,7 @@ def _after_step(step: MeasuredStep, measurement: Measurement, belief: Belief) ->
 def _after_benchmark(benchmark: Calibration, measurement: Measurement, belief: Belief) -> Belief:
     """Short products against products that no long run has heated up, and an all-reduce of 64 MiB."""
     cluster = measurement.cluster
-    machine = machine_of(cluster.accelerator, benchmark.precision, replace(COEFFICIENTS, gemm_share=1.0))
+    machine = device_rates(cluster.accelerator, benchmark.precision, replace(COEFFICIENTS, gemm_share=1.0))
     for gemm in benchmark.gemms:
         predicted_s = float(product_s(gemm.m, gemm.n, gemm.k, machine)[()])
         measured_s = 2.0 * gemm.m * gemm.n * gemm.k / gemm.flops_per_s
@@ -62,7 +62,7 @@ def _after_benchmark(benchmark: Calibration, measurement: Measurement, belief: B
     if benchmark.num_ranks > 1:
         ranks = np.array([float(benchmark.num_ranks)])
         size = np.array([float(_PROBE_BYTES)])
-        predicted_s = float(collective_s("all_reduce", size, ranks, np.ones(1), fabric_of(cluster))[0])
+        predicted_s = float(collective_s("all_reduce", size, ranks, np.ones(1), link_rates(cluster))[0])
         ring = 2 * (benchmark.num_ranks - 1) / benchmark.num_ranks
         measured_s = benchmark.all_reduce_latency_s + ring * _PROBE_BYTES / benchmark.all_reduce_bytes_per_s
         belief = learn_group(belief, "scale-up", measured_s / predicted_s)

@@ -7,10 +7,9 @@ from dataclasses import fields
 from trainworks.config.layout import Layout
 from trainworks.config.spec import Frozen
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
-from trainworks.plan.conv_step import ConvJob
+from trainworks.plan.conv_net import AnyJob, ConvJob
 from trainworks.plan.layouts import Layouts, Recompute
 from trainworks.plan.memory import Memories
-from trainworks.plan.pricing import AnyJob
 from trainworks.plan.step_time import StepTimes
 from trainworks.plan.uncertainty import PRIOR, Belief, calibrated_s, group_factors, interval_s
 

@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 from trainworks.config.layout import divisors
 from trainworks.errors import UsageError
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
-from trainworks.plan.conv_step import ConvJob
+from trainworks.plan.conv_net import AnyJob, ConvJob
 from trainworks.plan.layouts import Array, Layouts, Recompute, Values
 from trainworks.plan.memory import Memories
-from trainworks.plan.pricing import AnyJob, memories_of, step_times_of
 from trainworks.plan.step_time import StepTimes
 from trainworks.plan.uncertainty import PRIOR, Belief, calibrated_s
 from trainworks.units import format_gib
@@ -179,8 +178,8 @@ def search(
         fitting=results.fitting,
         rejections=sorted(results.rejections.values(), key=lambda r: -r.count),
         layouts=layouts,
-        times=step_times_of(job, layouts, coefficients),
-        memories=memories_of(job, layouts),
+        times=job.step_times(layouts, coefficients),
+        memories=job.memories(layouts),
         front=pareto_front(seconds[order], used[order]),
     )
 
@@ -198,7 +197,7 @@ def _in_chunks(parts: Iterable[Layouts]) -> Iterator[Layouts]:
 
 
 def _price(job: AnyJob, layouts: Layouts, results: _Kept, belief: Belief, coefficients: Coefficients) -> None:
-    memories = memories_of(job, layouts)
+    memories = job.memories(layouts)
     used = memories.device_bytes(coefficients)
     good = fits(memories, job, coefficients)
     results.evaluated += len(layouts)
@@ -207,7 +206,7 @@ def _price(job: AnyJob, layouts: Layouts, results: _Kept, belief: Belief, coeffi
     if good.any():
         results.fitting += int(good.sum())
         chosen = layouts.take(good)
-        results.add(chosen, calibrated_s(step_times_of(job, chosen, coefficients), belief), used[good])
+        results.add(chosen, calibrated_s(job.step_times(chosen, coefficients), belief), used[good])
 
 
 def _reject_large(

@@ -21,22 +21,17 @@ import numpy as np
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.plan.blocks import BlockTimes, block_times, head_dims, head_times
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
-from trainworks.plan.collectives import CollectiveFabric, collective_s, fabric_of, point_to_point_s
-from trainworks.plan.compute import Machine, element_bytes, machine_of
+from trainworks.plan.collectives import collective_s, point_to_point_s
+from trainworks.plan.compute import element_bytes
 from trainworks.plan.flops import model_flops_per_sequence
 from trainworks.plan.layouts import Array, Layouts, Recompute
-from trainworks.plan.memory import activation_bytes
+from trainworks.plan.memory import Memories, activation_bytes, predict_memories
+from trainworks.plan.rates import Rates
 from trainworks.plan.software import Software
 from trainworks.plan.states import StageParameters, stage_blocks, stage_parameters
 from trainworks.record.model_shape import ModelShape
 
 __all__ = ["StepTimes", "TrainingJob", "predict_step_times"]
-
-
-_OFFLOADED_BYTES = 6.0
-"""Per parameter over the host's link: an fp32 gradient out, a 16-bit weight back."""
-_HOST_ADAM_BYTES = 28.0
-"""Per parameter in the host's memory: gradient, weight and two moments read, the last three written, in fp32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +48,24 @@ class TrainingJob:
     def flops_per_sequence(self) -> float:
         """Model FLOPs, forward and backward."""
         return model_flops_per_sequence(self.shape, self.sequence_length)
+
+    def step_times(self, layouts: Layouts, coefficients: Coefficients = COEFFICIENTS) -> StepTimes:
+        """One optimizer step of every layout.
+
+        Raises:
+            UsageError: the accelerator cannot compute in the job's precision.
+        """
+        return predict_step_times(self, layouts, coefficients)
+
+    def memories(self, layouts: Layouts) -> Memories:
+        """Peak memory of the fullest rank of every layout."""
+        return predict_memories(
+            self.shape,
+            layouts,
+            sequence_length=self.sequence_length,
+            precision=self.precision,
+            software=self.software,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +107,13 @@ def predict_step_times(job: TrainingJob, layouts: Layouts, coefficients: Coeffic
     Raises:
         UsageError: the accelerator cannot compute in the job's precision.
     """
-    machine = machine_of(job.cluster.accelerator, job.precision, coefficients)
-    fabric = fabric_of(job.cluster, coefficients)
-    block = block_times(job.shape, layouts, sequence_length=job.sequence_length, machine=machine, software=job.software)
-    tp_s, cp_s, ep_s = _block_communication(job, layouts, fabric, coefficients)
-    offload_s = _offload_s(job, layouts, coefficients, block.total_s)
-    stage = _slowest_stage(job, layouts, block, tp_s + cp_s + ep_s + offload_s, coefficients)
+    rates = Rates.of_catalogue(job.cluster, job.precision, job.software, coefficients)
+    block = block_times(
+        job.shape, layouts, sequence_length=job.sequence_length, device=rates.device, software=rates.software
+    )
+    tp_s, cp_s, ep_s = _block_communication(job, layouts, rates)
+    offload_s = _offload_s(job, layouts, rates, block.total_s)
+    stage = _slowest_stage(job, layouts, rates, block, tp_s + cp_s + ep_s + offload_s)
     once_s = layouts.accum * stage.blocks  # of one block's times in a step
     terms = {
         "forward_s": once_s * block.forward_s,
@@ -110,14 +124,14 @@ def predict_step_times(job: TrainingJob, layouts: Layouts, coefficients: Coeffic
         "cp_s": once_s * cp_s,
         "ep_s": once_s * ep_s,
         "offload_s": once_s * offload_s,
-        "pp_s": layouts.accum * _pipeline_transfers_s(job, layouts, fabric, coefficients, stage.blocks * block.total_s),
+        "pp_s": layouts.accum * _pipeline_transfers_s(job, layouts, rates, stage.blocks * block.total_s),
         "bubble_s": stage.bubble_s,
-        "dp_s": _data_parallel_s(job, layouts, fabric, coefficients, stage.blocks, once_s * block.total_s),
-        "optimizer_s": _optimizer_s(job, layouts, machine, coefficients),
+        "dp_s": _data_parallel_s(job, layouts, rates, stage.blocks, once_s * block.total_s),
+        "optimizer_s": _optimizer_s(job, layouts, rates),
     }
-    doublings = np.log2(np.maximum(1.0, layouts.world_size / job.cluster.accelerators_per_node))
-    waiting_s = coefficients.straggle * doublings * np.sum(list(terms.values()), axis=0)
-    return StepTimes(**terms, host_s=np.full(len(layouts), coefficients.step_s), straggle_s=waiting_s)
+    doublings = np.log2(np.maximum(1.0, layouts.world_size / rates.links.ranks_per_node))
+    waiting_s = rates.coefficients.straggle * doublings * np.sum(list(terms.values()), axis=0)
+    return StepTimes(**terms, host_s=np.full(len(layouts), rates.host.step_s), straggle_s=waiting_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +145,10 @@ class _Stage:
     """Per step."""
 
 
-def _slowest_stage(
-    job: TrainingJob, layouts: Layouts, block: BlockTimes, exposed_s: Array, coefficients: Coefficients
-) -> _Stage:
-    wide = "bf16" if job.precision in ("fp8", "fp4") else job.precision
-    machine = machine_of(job.cluster.accelerator, wide, coefficients)
-    head = head_times(job.shape, layouts, sequence_length=job.sequence_length, machine=machine, software=job.software)
+def _slowest_stage(job: TrainingJob, layouts: Layouts, rates: Rates, block: BlockTimes, exposed_s: Array) -> _Stage:
+    head = head_times(
+        job.shape, layouts, sequence_length=job.sequence_length, device=rates.wide, software=rates.software
+    )
     per_block = block.total_s + exposed_s
     middle, last = stage_blocks(job.shape.layers, layouts)
     alone = layouts.pp == 1
@@ -150,9 +162,7 @@ def _slowest_stage(
     return _Stage(blocks, head_s, np.where(alone, 0.0, bubble))
 
 
-def _block_communication(
-    job: TrainingJob, layouts: Layouts, fabric: CollectiveFabric, coefficients: Coefficients
-) -> tuple[Array, Array, Array]:
+def _block_communication(job: TrainingJob, layouts: Layouts, rates: Rates) -> tuple[Array, Array, Array]:
     """Exposed seconds per block and micro-batch: tensor, context, expert parallel.
 
     tp   2 all-reduces of M h forward and backward, 2 more when the block is recomputed; with sequence parallelism each
@@ -171,51 +181,42 @@ def _block_communication(
     share = (shape.layers - shape.dense_layers) / shape.layers if shape.experts else 0.0
     repeats = np.where(again, 6.0, 4.0) * (1 - 0.5 * share * (shape.shared_feed_forward == 0))
     ones = np.ones(len(layouts))
-    reduced = collective_s("all_reduce", message, layouts.tp, ones, fabric)
-    gathered = collective_s("all_gather", message, layouts.tp, ones, fabric)
+    reduced = collective_s("all_reduce", message, layouts.tp, ones, rates.links)
+    gathered = collective_s("all_gather", message, layouts.tp, ones, rates.links)
     tp_s = repeats * np.where(layouts.sequence_parallel > 0, 2 * gathered, reduced)
-    hidden = coefficients.tp_hidden if job.software.overlap else 0.0
+    hidden = rates.coefficients.tp_hidden if rates.software.overlap else 0.0
     width = np.maximum(shape.kv_heads, layouts.tp) * sum(head_dims(shape)) / layouts.tp
     kv_bytes = e * tokens * layouts.cp * width
-    cp_s = np.where(again, 4.0, 3.0) * collective_s("all_gather", kv_bytes, layouts.cp, layouts.tp, fabric)
+    cp_s = np.where(again, 4.0, 3.0) * collective_s("all_gather", kv_bytes, layouts.cp, layouts.tp, rates.links)
     routed = message * shape.experts_per_token / layouts.tp
-    ep_s = share * np.where(again, 6.0, 4.0) * collective_s("all_to_all", routed, layouts.ep, ones, fabric)
+    ep_s = share * np.where(again, 6.0, 4.0) * collective_s("all_to_all", routed, layouts.ep, ones, rates.links)
     return tp_s * (1 - hidden), cp_s * (1 - hidden), ep_s * (1 - hidden)
 
 
-def _offload_s(job: TrainingJob, layouts: Layouts, coefficients: Coefficients, block_s: Array) -> Array:
+def _offload_s(job: TrainingJob, layouts: Layouts, rates: Rates, block_s: Array) -> Array:
     """A block's activations cross the host's link twice, out during forward, back during backward."""
     stored = activation_bytes(
         job.shape, layouts, sequence_length=job.sequence_length, precision=job.precision, software=job.software
     )
-    moved_s = 2 * stored / (job.cluster.accelerator.host_bytes_per_s * coefficients.host_link_share)
-    return np.where(layouts.offload > 0, np.maximum(0.0, moved_s - coefficients.dp_hidden * block_s), 0.0)
+    moved_s = 2 * stored / rates.host.link_bytes_per_s
+    return np.where(layouts.offload > 0, np.maximum(0.0, moved_s - rates.coefficients.dp_hidden * block_s), 0.0)
 
 
-def _pipeline_transfers_s(
-    job: TrainingJob, layouts: Layouts, fabric: CollectiveFabric, coefficients: Coefficients, compute_s: Array
-) -> Array:
+def _pipeline_transfers_s(job: TrainingJob, layouts: Layouts, rates: Rates, compute_s: Array) -> Array:
     """Exposed seconds per micro-batch: activations forward and their gradients backward, for each of v chunks.
 
     The t ranks send a part each. Software with overlap sends one chunk while it computes another.
     """
     tokens = layouts.micro_batch * job.sequence_length / layouts.cp
     size = tokens * job.shape.hidden * element_bytes(job.precision) / layouts.tp
-    one = point_to_point_s(size, layouts.tp * layouts.cp * layouts.dp, layouts.pp, fabric)
-    full = coefficients.pp_exposed * 2 * layouts.interleave * one
-    hidden = coefficients.dp_hidden if job.software.overlap else 0.0
+    one = point_to_point_s(size, layouts.tp * layouts.cp * layouts.dp, layouts.pp, rates.links)
+    full = rates.coefficients.pp_exposed * 2 * layouts.interleave * one
+    hidden = rates.coefficients.dp_hidden if rates.software.overlap else 0.0
     exposed = np.maximum(full - hidden * compute_s, (1 - hidden) * full)
     return np.where(layouts.pp > 1, exposed, 0.0)
 
 
-def _data_parallel_s(
-    job: TrainingJob,
-    layouts: Layouts,
-    fabric: CollectiveFabric,
-    coefficients: Coefficients,
-    blocks: Array,
-    compute_s: Array,
-) -> Array:
+def _data_parallel_s(job: TrainingJob, layouts: Layouts, rates: Rates, blocks: Array, compute_s: Array) -> Array:
     """Communication of gradients and sharded weights per step that is not hidden.
 
     zero 0    one all-reduce of the gradients
@@ -230,13 +231,13 @@ def _data_parallel_s(
     copies = layouts.dp * layouts.cp
     expert_copies = np.maximum(1.0, copies * layouts.tp / layouts.ep)
     units = blocks + 1
-    full = _reductions_s(job, layouts, fabric, parameters.dense, units, copies, layouts.tp)
+    full = _reductions_s(job, layouts, rates, parameters.dense, units, copies, layouts.tp)
     if job.shape.experts:
-        full = full + _reductions_s(job, layouts, fabric, parameters.experts, units, expert_copies, layouts.ep)
+        full = full + _reductions_s(job, layouts, rates, parameters.experts, units, expert_copies, layouts.ep)
     available = np.where(layouts.zero >= 2, compute_s, compute_s / layouts.accum)
-    hidden = coefficients.dp_hidden if job.software.overlap else 0.0
-    if not job.software.overlap:
-        full = np.where(layouts.zero == 3, full / coefficients.old_gather_share, full)
+    hidden = rates.coefficients.dp_hidden if rates.software.overlap else 0.0
+    if not rates.software.overlap:
+        full = np.where(layouts.zero == 3, full / rates.coefficients.old_gather_share, full)
     return np.maximum(full - hidden * available, full * (1 - hidden))
 
 
@@ -249,7 +250,7 @@ def _held(job: TrainingJob, layouts: Layouts, blocks: Array) -> StageParameters:
 def _reductions_s(
     job: TrainingJob,
     layouts: Layouts,
-    fabric: CollectiveFabric,
+    rates: Rates,
     parameters: Array,
     units: Array,
     copies: Array,
@@ -257,23 +258,21 @@ def _reductions_s(
 ) -> Array:
     """Seconds of one step's reductions and gathers of these parameters, hidden or not; zero 3 moves unit by unit."""
     weight_bytes = float(element_bytes(job.precision))
-    gradients, weights = parameters * job.software.gradient_bytes, parameters * weight_bytes
-    reduced = collective_s("all_reduce", gradients, copies, stride, fabric)
+    gradients, weights = parameters * rates.software.gradient_bytes, parameters * weight_bytes
+    reduced = collective_s("all_reduce", gradients, copies, stride, rates.links)
     replicas = layouts.dp / layouts.dp_shard
     shards = np.maximum(1.0, copies / replicas)
     pieces = np.where(layouts.zero == 3, units, 1.0)
-    scattered = pieces * collective_s("reduce_scatter", gradients / pieces, shards, stride, fabric)
-    gathered = pieces * collective_s("all_gather", weights / pieces, shards, stride, fabric)
-    outer = collective_s("all_reduce", gradients / shards, replicas, stride * shards, fabric)
+    scattered = pieces * collective_s("reduce_scatter", gradients / pieces, shards, stride, rates.links)
+    gathered = pieces * collective_s("all_gather", weights / pieces, shards, stride, rates.links)
+    outer = collective_s("all_reduce", gradients / shards, replicas, stride * shards, rates.links)
     scatters = np.where(layouts.zero == 2, layouts.accum, 1.0)
     once = np.where(layouts.zero > 0, scatters * scattered + gathered + outer, reduced)
     return np.where(layouts.zero == 3, layouts.accum * (2 * gathered + scattered) + outer, once)
 
 
-def _optimizer_s(job: TrainingJob, layouts: Layouts, machine: Machine, coefficients: Coefficients) -> Array:
-    """Bytes that the update moves over the memory's rate; in the host, the slower of its link (fp32 gradients out,
-    16-bit weights back) and its memory, which all ranks of the node share.
-    """
+def _optimizer_s(job: TrainingJob, layouts: Layouts, rates: Rates) -> Array:
+    """Parameters that a rank keeps after sharding, over the rate of the device or of the host that updates them."""
     blocks, _ = stage_blocks(job.shape.layers, layouts)
     parameters = _held(job, layouts, blocks)
     shards = layouts.dp_shard * layouts.cp
@@ -282,8 +281,8 @@ def _optimizer_s(job: TrainingJob, layouts: Layouts, machine: Machine, coefficie
     local = parameters.dense / np.where(sharded, shards, 1.0) + parameters.experts / np.where(
         sharded, expert_copies, 1.0
     )
-    on_device = local * coefficients.optimizer_bytes / machine.memory_bytes_per_s
-    link = job.cluster.accelerator.host_bytes_per_s * coefficients.host_link_share
-    shared = coefficients.host_update_bytes_per_s / job.cluster.accelerators_per_node
-    in_host = local * max(_OFFLOADED_BYTES / link, _HOST_ADAM_BYTES / shared)
-    return np.where(layouts.offload_optimizer > 0, in_host, on_device)
+    updated_per_s = np.where(
+        layouts.offload_optimizer > 0, rates.host.update_params_per_s, rates.optimizer_params_per_s
+    )
+    seconds: Array = local / updated_per_s
+    return seconds

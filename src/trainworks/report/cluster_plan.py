@@ -11,10 +11,9 @@ from trainworks.config.layout import MESH_AXES
 from trainworks.plan.cluster.memory import describe_rejection, is_tight
 from trainworks.plan.cluster.plan import ClusterPlan
 from trainworks.plan.cluster.scaling import Scale
-from trainworks.plan.conv_step import ConvJob
+from trainworks.plan.conv_net import AnyJob, ConvJob
 from trainworks.plan.network.nccl import nccl_settings
 from trainworks.plan.prediction import Prediction, describe_layout, extrapolation
-from trainworks.plan.pricing import AnyJob
 from trainworks.report.rendering.document import (
     NARROW,
     Block,

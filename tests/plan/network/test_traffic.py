@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.plan.network.networks import cluster, network, networks
 from trainworks.catalog.cluster import parse_cluster
-from trainworks.plan.collectives import collective_s, fabric_of
+from trainworks.plan.collectives import collective_s, link_rates
 from trainworks.plan.network.design import NetworkDesign, design_network
 from trainworks.plan.network.messages import Message, usual_messages
 from trainworks.plan.network.traffic import all_to_all_share, effective_cluster, message_time, placement_share
@@ -27,7 +27,7 @@ def everybody(design: NetworkDesign, size: float, kind: str = "all_reduce") -> M
 def test_a_network_is_never_faster_than_the_planner_without_one(design: NetworkDesign, size: float) -> None:
     for kind in ("all_reduce", "all_to_all"):
         message, one = everybody(design, size, kind), np.ones(1)
-        ideal = collective_s(kind, one * size, one * message.ranks, one, fabric_of(design.cluster))  # type: ignore[arg-type]
+        ideal = collective_s(kind, one * size, one * message.ranks, one, link_rates(design.cluster))  # type: ignore[arg-type]
         assert message_time(design, message).value >= ideal[0] * (1 - 1e-9)
 
 
@@ -71,7 +71,7 @@ def test_more_links_up_never_make_a_collective_slower(nodes: int, taper: float) 
 @pytest.mark.parametrize("topology", ["star", "spine-leaf", "rail-optimised", "rail-only", "multi-plane"])
 def test_a_network_that_blocks_nothing_adds_only_the_latency_of_its_switches(topology: str) -> None:
     design, one = network(topology), np.ones(1)
-    ideal = collective_s("all_reduce", one * 1e9, one * 128, one, fabric_of(design.cluster))[0]
+    ideal = collective_s("all_reduce", one * 1e9, one * 128, one, link_rates(design.cluster))[0]
     assert message_time(design, GIGABYTE).value - ideal == pytest.approx((design.hops_worst - 1) * 130e-9 * 4, abs=1e-9)
 
 

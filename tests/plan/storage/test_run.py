@@ -8,8 +8,7 @@ import pytest
 
 from trainworks.catalog.cluster import parse_cluster
 from trainworks.catalog.models import preset
-from trainworks.plan.conv_net import conv_net_of_hf_config
-from trainworks.plan.conv_step import ConvJob
+from trainworks.plan.conv_net import ConvJob, conv_net_of_hf_config
 from trainworks.plan.model_shape import shape_of_hf_config
 from trainworks.plan.prediction import predictions
 from trainworks.plan.reliability.defaults import usual_node_mttf

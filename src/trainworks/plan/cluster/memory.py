@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from trainworks.errors import EnvironmentProblem
 from trainworks.plan.cluster.scaling import LARGEST_SCALE, PlanRequest, smallest_fit
+from trainworks.plan.conv_net import AnyJob
 from trainworks.plan.prediction import Prediction, describe_layout, predictions
-from trainworks.plan.pricing import AnyJob
 from trainworks.plan.search import Fixed, Rejection, SearchResult, limit_bytes, search
 from trainworks.units import format_count, format_gib
 

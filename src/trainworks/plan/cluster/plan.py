@@ -17,8 +17,8 @@ from trainworks.plan.cluster.scaling import (
     scales,
     search_layouts,
 )
+from trainworks.plan.conv_net import AnyJob
 from trainworks.plan.prediction import Prediction, outside_measured, predictions
-from trainworks.plan.pricing import AnyJob
 from trainworks.plan.search import SearchResult
 from trainworks.plan.trace import Traced, computed, fact
 from trainworks.record.measurement import Measurement

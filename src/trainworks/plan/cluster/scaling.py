@@ -11,8 +11,8 @@ from trainworks.config.limits import LIMITS
 from trainworks.config.run_file import Goal
 from trainworks.errors import UsageError
 from trainworks.plan.cluster.layout import fixed_at
+from trainworks.plan.conv_net import AnyJob
 from trainworks.plan.prediction import Prediction, predictions
-from trainworks.plan.pricing import AnyJob
 from trainworks.plan.search import Fixed, SearchResult, search
 from trainworks.plan.uncertainty import Belief
 from trainworks.units import HOUR_S, format_duration

@@ -8,9 +8,8 @@ from typing import Literal
 
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.plan.compute import element_bytes
-from trainworks.plan.conv_step import ConvJob
+from trainworks.plan.conv_net import AnyJob, ConvJob
 from trainworks.plan.prediction import Prediction
-from trainworks.plan.pricing import AnyJob
 from trainworks.units import format_bytes
 
 __all__ = ["MESSAGE_BYTES", "Message", "messages_of_job", "usual_messages"]

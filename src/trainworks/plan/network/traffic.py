@@ -21,7 +21,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from trainworks.catalog.cluster import ClusterDescription
-from trainworks.plan.collectives import collective_s, fabric_of
+from trainworks.plan.collectives import collective_s, link_rates
 from trainworks.plan.network.design import NetworkDesign
 from trainworks.plan.network.grids import GridNetwork
 from trainworks.plan.network.groups import GroupNetwork
@@ -125,7 +125,7 @@ def _hop_source(design: NetworkDesign) -> str:
 
 def _seconds(design: NetworkDesign, message: Message, share: float) -> float:
     size, ranks, stride = (np.array([float(value)]) for value in (message.size_bytes, message.ranks, message.stride))
-    seconds = collective_s(message.kind, size, ranks, stride, fabric_of(_with_share(design.cluster, design, share)))
+    seconds = collective_s(message.kind, size, ranks, stride, link_rates(_with_share(design.cluster, design, share)))
     return float(seconds[0]) + _latency_s(design, message)
 
 
@@ -153,4 +153,4 @@ def _through_nodes_s(design: NetworkDesign, message: Message) -> float:
         return 0.0
     inside = message.ranks / _domains(design, message)
     share = (inside - 1 + (message.ranks - inside) * (design.rails - 1) / design.rails) / message.ranks
-    return share * message.size_bytes / fabric_of(design.cluster).scale_up_bytes_per_s
+    return share * message.size_bytes / link_rates(design.cluster).scale_up_bytes_per_s

@@ -1,0 +1,83 @@
+"""What the formulas of time know of a machine: its devices, their links, their host and the software on them.
+
+The rates come from the catalogue, for a described cluster, or from a calibration, for a machine at hand. Everything
+after them is the same code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainworks.catalog.cluster import ClusterDescription
+from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
+from trainworks.plan.collectives import LinkRates, link_rates
+from trainworks.plan.compute import DeviceRates, device_rates
+from trainworks.plan.software import Software
+
+__all__ = ["HostRates", "Rates"]
+
+_OFFLOADED_BYTES = 6.0
+"""Per parameter over the host's link: an fp32 gradient out, a 16-bit weight back."""
+_HOST_ADAM_BYTES = 28.0
+"""Per parameter in the host's memory: gradient, weight and two moments read, the last three written, in fp32."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostRates:
+    """What the host does for one of its devices."""
+
+    link_bytes_per_s: float
+    """Rate that offloading reaches between device and host, one direction."""
+    update_params_per_s: float
+    """Parameters that the host updates if it holds the optimizer's states: the slower of the device's link and of
+    the host's memory, which all devices of a node share."""
+    step_s: float
+    """Work of one step that no device does: data, logging."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Rates of one rank in one precision, with all ranks busy."""
+
+    device: DeviceRates
+    """In the run's precision."""
+    wide: DeviceRates
+    """In at least 16 bits: logits."""
+    links: LinkRates
+    host: HostRates
+    optimizer_params_per_s: float
+    """Parameters that the device updates."""
+    software: Software
+    coefficients: Coefficients
+
+    @classmethod
+    def of_catalogue(
+        cls,
+        cluster: ClusterDescription,
+        precision: str,
+        software: Software,
+        coefficients: Coefficients = COEFFICIENTS,
+    ) -> Rates:
+        """Rates that a described cluster reaches by its data sheets and the fitted coefficients.
+
+        Raises:
+            UsageError: the accelerator cannot compute in the precision.
+        """
+        accelerator = cluster.accelerator
+        device = device_rates(accelerator, precision, coefficients)
+        narrow = precision in ("fp8", "fp4")
+        host_link = accelerator.host_bytes_per_s * coefficients.host_link_share
+        host_memory = coefficients.host_update_bytes_per_s / cluster.accelerators_per_node
+        return cls(
+            device=device,
+            wide=device_rates(accelerator, "bf16", coefficients) if narrow else device,
+            links=link_rates(cluster, coefficients),
+            host=HostRates(
+                link_bytes_per_s=host_link,
+                update_params_per_s=min(host_link / _OFFLOADED_BYTES, host_memory / _HOST_ADAM_BYTES),
+                step_s=coefficients.step_s,
+            ),
+            optimizer_params_per_s=device.memory_bytes_per_s / coefficients.optimizer_bytes,
+            software=software,
+            coefficients=coefficients,
+        )
