@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,12 @@ from hypothesis import strategies as st
 
 from tests.plan.jobs import job, layouts
 from trainworks.config.layout import Layout
-from trainworks.plan.learning import belief_from, fixed_of
-from trainworks.plan.step_time import predict_step_times
-from trainworks.plan.uncertainty import PRIOR, calibrated_s
+from trainworks.plan.layouts import fixed_of
+from trainworks.plan.learning import belief_from
+from trainworks.plan.rates import Slowdowns
+from trainworks.plan.step_time import TrainingJob
+from trainworks.plan.uncertainty import Belief, parts_s
+from trainworks.record.calibration import Calibration, GemmRate
 from trainworks.record.measurement import MeasuredStep, Measurement
 
 LLAMA = job()
@@ -21,36 +25,71 @@ WRITTEN = Layout(
     dp_shard=8, zero=1, tp=4, micro_batch=2, recompute="none", sequence_parallel=True, interleave=1,
     zero_bubble=False, offload_activations=False, offload_optimizer=False,
 )  # fmt: skip
-PREDICTED = predict_step_times(LLAMA, layouts(256, **fixed_of(WRITTEN)))
 
 
-def measured(seconds: float) -> Measurement:
-    """A step of the written layout that took so long."""
+def step_s(of: TrainingJob = LLAMA, belief: Belief | None = None) -> float:
+    """Predicted step time of the written layout."""
+    learned = replace(of, slowdowns=belief.slowdowns) if belief else of
+    return float(learned.step_times(layouts(256, **fixed_of(WRITTEN))).total_s[0])
+
+
+def measured(factor: float, of: TrainingJob = LLAMA) -> Measurement:
+    """A step of the written layout that took so many times as long as predicted."""
     step = MeasuredStep(
-        shape=LLAMA.shape,
-        sequence_length=LLAMA.sequence_length,
+        shape=of.shape,
+        sequence_length=of.sequence_length,
         precision="bf16",
         global_batch=256,
         layout=WRITTEN,
-        step_time_s=seconds,
+        step_time_s=factor * step_s(of),
     )
-    return Measurement(created_at=0.0, cluster=LLAMA.cluster, step=step)
+    return Measurement(created_at=0.0, cluster=of.cluster, step=step)
 
 
-def test_without_measurements_the_prior_is_believed() -> None:
-    assert belief_from([]) is PRIOR
+def test_without_measurements_nothing_is_slower_than_predicted() -> None:
+    assert belief_from([], LLAMA).slowdowns == Slowdowns()
 
 
 @given(st.floats(0.7, 1.4))
 def test_a_measured_step_moves_the_prediction_of_its_layout_towards_it(factor: float) -> None:
-    seconds = factor * float(PREDICTED.total_s[0])
-    before, after = float(PREDICTED.total_s[0]), float(calibrated_s(PREDICTED, belief_from([measured(seconds)]))[0])
-    assert abs(np.log(after / seconds)) <= abs(np.log(before / seconds)) + 1e-12
+    after = step_s(belief=belief_from([measured(factor)], LLAMA))
+    assert abs(np.log(after / factor / step_s())) <= abs(np.log(factor)) + 1e-12
 
 
 def test_measuring_what_was_predicted_moves_nothing() -> None:
-    belief = belief_from([measured(float(PREDICTED.total_s[0]))] * 3)
-    assert np.allclose(belief.mean, 0, atol=1e-12)
+    assert np.allclose(belief_from([measured(1.0)] * 3, LLAMA).mean, 0, atol=1e-12)
+
+
+def test_a_slow_step_of_a_long_sequence_teaches_that_attention_is_slow() -> None:
+    long = job(sequence_length=2**17)
+    belief = belief_from([measured(1.0)] * 2 + [measured(1.5, long)], LLAMA)
+    assert belief.slowdowns.attention > 1.15
+    assert step_s(long, belief) > 1.15 * step_s(long)
+    assert step_s(belief=belief) == pytest.approx(step_s(), rel=0.03)
+
+
+def test_what_is_learned_is_exactly_in_the_rates_that_price_the_next_layout() -> None:
+    belief = belief_from([measured(1.3)] * 3, LLAMA)
+    by_rate = parts_s(LLAMA, layouts(256, **fixed_of(WRITTEN)))[:, 0]
+    assert step_s(belief=belief) == pytest.approx(float(by_rate @ belief.factors), rel=0.01)
+
+
+def benchmark(slower: float) -> Measurement:
+    """Products, and an all-reduce, that take so many times as long as on the data sheet's device."""
+    peak = LLAMA.cluster.accelerator.matmul_flops_per_s or 0.0
+    record = Calibration(
+        device="cuda", precision="bf16", num_ranks=1, threads_per_rank=1,
+        gemms=(GemmRate(m=8192, n=8192, k=8192, flops_per_s=peak / slower),),
+        attention_flops_per_s=1.0, memory_bytes_per_s=1.0, optimizer_params_per_s=1.0, op_overhead_s=1.0,
+        all_reduce_latency_s=1.0, all_reduce_bytes_per_s=1.0, baseline_bytes=0, seconds=1.0,
+    )  # fmt: skip
+    return Measurement(created_at=0.0, cluster=LLAMA.cluster, benchmark=record)
+
+
+def test_a_benchmark_of_products_teaches_their_rate_alone() -> None:
+    slowdowns = belief_from([benchmark(1.3)], LLAMA).slowdowns
+    assert slowdowns.products > 1.05
+    assert replace(slowdowns, products=1.0) == Slowdowns()
 
 
 @pytest.mark.parametrize(

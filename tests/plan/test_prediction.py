@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from tests.plan.jobs import A100S, BATCH, JOBS, job, layouts, random_layouts
 from trainworks.config.layout import Layout
 from trainworks.plan.flops import model_flops_per_sequence
-from trainworks.plan.layouts import Layouts
-from trainworks.plan.learning import fixed_of
+from trainworks.plan.layouts import Layouts, fixed_of
 from trainworks.plan.memory import predict_memories
 from trainworks.plan.prediction import (
     Prediction,
@@ -24,17 +23,18 @@ from trainworks.plan.prediction import (
     to_layout,
 )
 from trainworks.plan.step_time import TrainingJob, predict_step_times
-from trainworks.plan.uncertainty import learn
+from trainworks.plan.uncertainty import PRIOR, Belief, Observation, believe, parts_s
 
 MANY = random_layouts(60, seed=4)
 
 
-def predicted(of: TrainingJob, some: Any = None, **degrees: Any) -> list[Prediction]:
+def predicted(of: TrainingJob, some: Any = None, *, belief: Belief | None = None, **degrees: Any) -> list[Prediction]:
     chosen = layouts(**degrees) if some is None else some
     memories = predict_memories(
         of.shape, chosen, sequence_length=of.sequence_length, precision=of.precision, software=of.software
     )
-    return predictions(of, chosen, predict_step_times(of, chosen), memories, global_batch=BATCH)
+    times = predict_step_times(of, chosen)
+    return predictions(of, chosen, times, memories, global_batch=BATCH, belief=belief or Belief.of(PRIOR))
 
 
 def width(prediction: Prediction) -> float:
@@ -72,14 +72,11 @@ def test_every_layout_is_said_in_its_order() -> None:
     assert [prediction.layout for prediction in predicted(job(), MANY)] == [to_layout(MANY, i) for i in range(60)]
 
 
-def test_a_belief_moves_the_step_time_and_its_terms_still_add_up() -> None:
+def test_what_was_learned_moves_the_step_time_and_its_terms_still_add_up() -> None:
     of, some = job(), layouts()
-    times = predict_step_times(of, some)
-    belief = learn(times, [float(times.total_s[0]) * 1.2])
-    memories = predict_memories(of.shape, some, sequence_length=2048, precision="bf16", software=of.software)
-    blind, taught = (
-        predictions(of, some, times, memories, global_batch=BATCH, **known)[0] for known in ({}, {"belief": belief})
-    )
+    measured = Observation(parts_s(of, some)[:, 0], 1.2 * float(predict_step_times(of, some).total_s[0]), of.software)
+    belief = believe([measured] * 3, software=of.software)
+    (blind,), (taught,) = predicted(of, some), predicted(replace(of, slowdowns=belief.slowdowns), some, belief=belief)
     assert sum(taught.terms_s.values()) == pytest.approx(taught.step_time_s)
     assert taught.step_time_s > blind.step_time_s
     assert width(taught) < width(blind)
@@ -143,7 +140,7 @@ def test_layouts_that_differ_are_described_differently() -> None:
     ids=["accelerator", "world", "length", "encoder"],
 )
 def test_what_is_unlike_every_measured_run_is_named(of: TrainingJob, world: int, doubt: str) -> None:
-    assert [found.startswith(doubt) for found in outside_measured(of, world)] == [True]
+    assert [found.text.startswith(doubt) for found in outside_measured(of, world)] == [True]
 
 
 @pytest.mark.parametrize("cluster", [A100S, "8x H100-SXM", "8x V100-SXM-32GB", "8x B200"])
@@ -151,14 +148,17 @@ def test_what_is_like_measured_runs_is_not_doubted(cluster: str) -> None:
     assert outside_measured(job(cluster=cluster), 8) == []
 
 
-def test_doubts_widen_the_interval() -> None:
+def test_a_part_that_was_never_compared_widens_the_interval() -> None:
     known, unknown = (predicted(job(cluster=text))[0] for text in ("8x H100-SXM", "8x MI300X"))
     assert width(unknown) > 1.1 * width(known)
 
 
-def test_two_doubts_widen_it_more_than_one() -> None:
-    one, two = (predicted(job(cluster="8x MI300X", sequence_length=length))[0] for length in (2**17, 2**18))
-    assert width(two) > 1.1 * width(one)
+def test_the_interval_widens_smoothly_with_the_distance_from_what_was_compared() -> None:
+    lengths = [2**17, 2**17 + 2**10, 2**18, 2**20]
+    widths = [width(predicted(job(cluster="8x MI300X", sequence_length=length))[0]) for length in lengths]
+    assert widths == sorted(widths)
+    assert widths[1] < 1.02 * widths[0]
+    assert widths[3] > 1.05 * widths[0]
 
 
 def written_again(some: Layouts) -> Layouts:

@@ -2,148 +2,183 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.plan.jobs import job, random_layouts
-from trainworks.plan.step_time import StepTimes, predict_step_times
-from trainworks.plan.uncertainty import GROUPS, PRIOR, Belief, calibrated_s, interval_s, learn, learn_group
+from tests.plan.jobs import JOBS, job, random_layouts
+from trainworks.plan.layouts import Array
+from trainworks.plan.rates import Slowdowns
+from trainworks.plan.uncertainty import (
+    EXPERTS_PRIOR,
+    PRIOR,
+    RATES,
+    Belief,
+    Observation,
+    believe,
+    interval_s,
+    parts_s,
+    prior_of,
+)
 
-MANY = predict_step_times(job(), random_layouts(200, seed=3))
+LLAMA = job()
+MANY = parts_s(LLAMA, random_layouts(200, seed=3))
+NOTHING = Belief.of(PRIOR)
 FACTORS = st.floats(0.5, 1.4)
-ROWS = st.integers(0, len(MANY.total_s) - 1)
+ROWS = st.integers(0, MANY.shape[1] - 1)
+RATE = st.sampled_from(RATES)
 
 
-def row(index: int) -> StepTimes:
-    """One of the predictions."""
-    return StepTimes(**{field.name: getattr(MANY, field.name)[index : index + 1] for field in fields(MANY)})
+def measured(index: int, factor: float, software: str | None = "this", spread: float = 0.0) -> Observation:
+    """A layout that took so many times as long as predicted."""
+    return Observation(MANY[:, index], factor * float(MANY[:, index].sum()), software, spread)
 
 
-def predicted(times: StepTimes, belief: Belief = PRIOR) -> float:
-    return float(calibrated_s(times, belief)[0])
+def after(*observations: Observation) -> Belief:
+    return believe(observations, software="this")
 
 
-def width(times: StepTimes, belief: Belief = PRIOR) -> float:
+def seconds(parts: Array, belief: Belief) -> float:
+    return float(parts @ belief.factors)
+
+
+def moved(index: int, belief: Belief) -> float:
+    """Logarithm of the factor that was learned for a layout."""
+    return float(np.log(seconds(MANY[:, index], belief) / MANY[:, index].sum()))
+
+
+def width(index: int, belief: Belief = NOTHING) -> float:
     """Upper over lower end of the interval."""
-    low, high = interval_s(times, belief)
+    low, high = interval_s(MANY[:, [index]] * belief.factors[:, None], belief)
     return float((high / low)[0])
 
 
-def test_every_term_is_in_one_group() -> None:
-    assert sorted(name for names in GROUPS.values() for name in names) == sorted(f.name for f in fields(StepTimes))
+@pytest.mark.parametrize("name", JOBS)
+def test_the_parts_of_the_rates_add_up_to_the_step_time(name: str) -> None:
+    some = random_layouts(40, seed=5)
+    assert parts_s(JOBS[name], some).sum(axis=0) == pytest.approx(JOBS[name].step_times(some).total_s)
+    assert (parts_s(JOBS[name], some) >= 0).all()
 
 
-def test_before_any_measurement_the_prediction_is_the_model_s() -> None:
-    assert np.allclose(calibrated_s(MANY), MANY.total_s, rtol=1e-12)
+def test_a_long_sequence_is_mostly_attention() -> None:
+    shares = []
+    for length in (2**11, 2**18):
+        parts = parts_s(job(sequence_length=length), random_layouts(1))[:, 0]
+        shares.append(parts[RATES.index("attention")] / parts.sum())
+    assert shares[0] < 0.1
+    assert shares[1] > 0.5
 
 
-@given(ROWS, FACTORS, st.floats(1, 4))
-def test_an_interval_has_the_prediction_between_its_ends(index: int, factor: float, widen: float) -> None:
-    times = row(index)
-    belief = learn(times, [factor * predicted(times)])
-    low, high = interval_s(times, belief, widen=widen)
-    assert 0 < low < predicted(times, belief) < high
+def test_before_any_measurement_nothing_is_slower() -> None:
+    assert NOTHING.slowdowns == Slowdowns()
+    assert believe([], software="this").slowdowns == Slowdowns()
 
 
-@given(st.floats(1.01, 10))
-def test_a_wider_interval_has_the_narrow_one_inside(widen: float) -> None:
-    (low, high), (lower, higher) = interval_s(MANY), interval_s(MANY, widen=widen)
+def test_kernels_of_experts_are_known_less_well() -> None:
+    assert prior_of(LLAMA) is PRIOR
+    assert prior_of(JOBS["experts"]) is EXPERTS_PRIOR
+
+
+@given(ROWS, FACTORS)
+def test_an_interval_has_the_prediction_between_its_ends(index: int, factor: float) -> None:
+    belief = after(measured(index, factor))
+    parts = MANY * belief.factors[:, None]
+    low, high = interval_s(parts, belief)
+    assert ((low > 0) & (low < parts.sum(axis=0)) & (parts.sum(axis=0) < high)).all()
+
+
+@given(st.floats(1e-4, 1))
+def test_distance_from_what_was_compared_widens_every_interval(distance: float) -> None:
+    (low, high), (lower, higher) = interval_s(MANY, NOTHING), interval_s(MANY, NOTHING, distance=distance)
     assert (lower < low).all()
     assert (high < higher).all()
 
 
 @given(ROWS, FACTORS)
 def test_a_measurement_moves_the_prediction_towards_itself(index: int, factor: float) -> None:
-    times = row(index)
-    before = predicted(times)
-    after = predicted(times, learn(times, [factor * before]))
-    assert min(before, factor * before) * (1 - 1e-9) <= after <= max(before, factor * before) * (1 + 1e-9)
-
-
-def test_a_measurement_that_is_far_off_moves_no_prediction_beyond_itself() -> None:
-    for times in map(row, range(200)):
-        measured = 1.75 * predicted(times)
-        assert predicted(times, learn(times, [measured])) <= measured
+    found = moved(index, after(measured(index, factor)))
+    assert min(0, np.log(factor)) - 1e-9 <= found <= max(0, np.log(factor)) + 1e-9
 
 
 @given(ROWS, FACTORS)
 def test_a_measurement_never_widens_the_interval(index: int, factor: float) -> None:
-    times = row(index)
-    assert width(times, learn(times, [factor * predicted(times)])) < width(times) * (1 + 1e-9)
+    assert width(index, after(measured(index, factor))) < width(index) * (1 + 1e-9)
 
 
 @given(ROWS)
 def test_measuring_what_was_predicted_changes_no_mean(index: int) -> None:
-    times = row(index)
-    belief = learn(times, [predicted(times)])
-    assert np.allclose(belief.mean, PRIOR.mean, atol=1e-12)
-    assert width(times, belief) < width(times)
+    belief = after(measured(index, 1.0))
+    assert np.allclose(belief.mean, 0, atol=1e-12)
+    assert width(index, belief) < width(index)
 
 
-@given(ROWS, FACTORS)
-def test_what_was_learned_of_one_cluster_is_not_believed_of_another(index: int, factor: float) -> None:
-    mean, covariance = PRIOR.mean.copy(), PRIOR.covariance.copy()
-    learn(row(index), [factor])
-    learn_group(PRIOR, "kernels", factor)
-    assert (PRIOR.mean == mean).all()
-    assert (PRIOR.covariance == covariance).all()
+@given(st.lists(st.tuples(ROWS, FACTORS), min_size=2, max_size=5))
+def test_the_order_of_the_measurements_does_not_matter(rows: list[tuple[int, float]]) -> None:
+    one, other = (after(*(measured(*row) for row in some)) for some in (rows, rows[::-1]))
+    assert np.allclose(one.mean, other.mean, atol=1e-6)
 
 
 @given(ROWS, FACTORS)
 def test_the_same_measurement_again_and_again_is_believed_in_the_end(index: int, factor: float) -> None:
-    times = row(index)
-    measured = factor * predicted(times)
-    assert predicted(times, learn(times_of(index, 60), [measured] * 60)) == pytest.approx(measured, rel=0.05)
-
-
-def times_of(index: int, count: int) -> StepTimes:
-    return StepTimes(**{field.name: np.repeat(getattr(MANY, field.name)[index], count) for field in fields(MANY)})
+    belief = after(*[measured(index, factor)] * 60)
+    assert seconds(MANY[:, index], belief) == pytest.approx(factor * MANY[:, index].sum(), rel=0.05)
 
 
 @given(st.lists(st.tuples(ROWS, FACTORS), max_size=6))
-def test_a_belief_stays_a_distribution(measured: list[tuple[int, float]]) -> None:
-    belief = PRIOR
-    for index, factor in measured:
-        belief = learn(row(index), [factor * predicted(row(index))], belief)
+def test_a_belief_stays_a_distribution(rows: list[tuple[int, float]]) -> None:
+    belief = after(*(measured(*row) for row in rows))
     assert np.allclose(belief.covariance, belief.covariance.T)
     assert (np.linalg.eigvalsh(belief.covariance) > -1e-12).all()
-    assert (np.diag(belief.covariance) <= np.diag(PRIOR.covariance) + 1e-12).all()
+    assert (np.diag(belief.covariance) <= np.diag(NOTHING.covariance) + 1e-12).all()
 
 
 @given(ROWS, ROWS, FACTORS)
-def test_a_slow_cluster_is_slow_for_other_layouts_too(measured: int, other: int, factor: float) -> None:
-    belief = learn(row(measured), [factor * predicted(row(measured))])
-    moved = predicted(row(other), belief) / predicted(row(other))
-    assert (moved - 1) * (factor - 1) >= -1e-9
+def test_a_slow_cluster_is_slow_for_other_layouts_too(one: int, other: int, factor: float) -> None:
+    assert moved(other, after(measured(one, factor))) * (factor - 1) >= -1e-9
 
 
-def test_learning_nothing_changes_nothing() -> None:
-    none = StepTimes(**{field.name: np.zeros(0) for field in fields(StepTimes)})
-    assert learn(none, []) is PRIOR
+def test_a_measurement_that_is_far_off_counts_less() -> None:
+    products = np.array([float(name == "products") for name in RATES])
+    far, near = (after(Observation(products, f, "this")).factors[0] for f in (3.0, 1.1))
+    assert np.log(far) / np.log(3.0) < 0.5 * np.log(near) / np.log(1.1)
 
 
-@given(ROWS)
-def test_a_measurement_that_is_far_off_counts_less(index: int) -> None:
-    times = row(index)
-    far, near = (np.log(predicted(times, learn(times, [f * predicted(times)])) / predicted(times)) for f in (10, 1.2))
-    assert far / np.log(10) < near / np.log(1.2)
+@given(ROWS, FACTORS, st.floats(0.05, 1))
+def test_a_disturbed_run_counts_less(index: int, factor: float, spread: float) -> None:
+    quiet, disturbed = (abs(moved(index, after(measured(index, factor, spread=of)))) for of in (0.0, spread))
+    assert disturbed <= quiet
 
 
-@pytest.mark.parametrize("group", GROUPS)
-@given(factor=FACTORS)
-def test_a_benchmark_moves_its_group_alone(group: str, factor: float) -> None:
-    moved = learn_group(PRIOR, group, factor).mean
-    index = list(GROUPS).index(group)
-    assert [name for name, mean in zip(GROUPS, moved, strict=True) if mean] == ([group] if factor != 1 else [])
-    assert abs(moved[index]) <= abs(np.log(factor))
+def test_one_disturbed_run_does_not_spoil_what_three_others_agree_on() -> None:
+    agreed, spoilt = after(*[measured(7, 1.1)] * 3), after(*[measured(7, 1.1)] * 3, measured(7, 3.0))
+    assert moved(7, spoilt) == pytest.approx(moved(7, agreed), abs=0.03)
 
 
-@pytest.mark.parametrize("group", GROUPS)
-def test_a_benchmark_makes_its_group_surer(group: str) -> None:
-    after = np.diag(learn_group(PRIOR, group, 1.0).covariance)
-    surer = {name for name, one, other in zip(GROUPS, after, np.diag(PRIOR.covariance), strict=True) if one < other}
-    assert surer == {group}
+@given(ROWS, st.floats(1.1, 1.4))
+def test_other_software_teaches_the_hardware_alone(index: int, factor: float) -> None:
+    own, other = (moved(index, after(*[measured(index, factor, of)] * 3)) for of in ("this", "another"))
+    assert 0 < other < own
+
+
+def test_software_that_is_slow_everywhere_is_told_from_slow_hardware_by_another_that_is_not() -> None:
+    both = [measured(index, 1.3) for index in (1, 50, 90)] + [measured(index, 1.0, "another") for index in (1, 50, 90)]
+    programs = [np.exp(believe(both, software=of).mean[-1]) for of in ("this", "another")]
+    assert programs[0] > 1.04
+    assert programs[1] < 0.99
+
+
+@given(RATE, FACTORS)
+def test_a_benchmark_moves_its_rate_alone(rate: str, factor: float) -> None:
+    only = np.array([float(name == rate) for name in RATES])
+    mean = after(Observation(only, factor, None)).mean
+    assert abs(mean[RATES.index(rate)]) <= abs(np.log(factor)) + 1e-12
+    assert np.allclose(np.delete(mean, RATES.index(rate)), 0, atol=1e-12)
+
+
+@given(RATE)
+def test_a_benchmark_makes_its_rate_surer(rate: str) -> None:
+    only = np.array([float(name == rate) for name in RATES])
+    variances = np.diag(after(Observation(only, 1.0, None)).covariance)
+    surer = variances < np.diag(NOTHING.covariance) - 1e-12
+    assert surer.tolist() == [name == rate for name in (*RATES, "software")]

@@ -22,7 +22,6 @@ from trainworks.plan.network.switches import find_switch
 from trainworks.plan.network.topologies import TOPOLOGIES
 from trainworks.plan.network.traffic import PLACEMENTS, Placement, effective_cluster
 from trainworks.plan.sizing.facility import nodes_per_rack as usual_nodes_per_rack
-from trainworks.plan.uncertainty import PRIOR
 from trainworks.units import parse_usd
 
 __all__ = ["TOPOLOGIES", "network"]
@@ -117,7 +116,7 @@ def _step_times(plan: ClusterPlan | None, design: NetworkDesign) -> dict[Placeme
     times: dict[Placement, float] = {}
     for placement in PLACEMENTS:
         job = replace(plan.job, cluster=effective_cluster(plan.job.cluster, design, placement))
-        result = search_layouts(job, plan.global_batch, {}, keep=1, belief=PRIOR)
+        result = search_layouts(job, plan.global_batch, {}, keep=1)
         times[placement] = float(result.times.total_s[0])
     return times
 

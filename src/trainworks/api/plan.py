@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import overload
 
@@ -20,7 +21,6 @@ from trainworks.host.folders import data_folder
 from trainworks.plan.cluster.layout import check_against, parse_layout
 from trainworks.plan.cluster.plan import ClusterPlan, LayoutComparison, plan_request
 from trainworks.plan.cluster.scaling import PlanRequest
-from trainworks.plan.conv_net import ConvJob
 from trainworks.plan.cost.renting import accelerator_price
 from trainworks.plan.learning import belief_from
 from trainworks.plan.search import Fixed
@@ -167,17 +167,18 @@ def plan_cluster(
     measurements = [*read_measurements(data_folder("clusters"), cluster), *learned]
     _check_precision(workload, cluster, source)
     job = model.job(workload, cluster)
+    belief = belief_from(measurements, job)
     price_usd, price_note = _price(run_file, cluster, source)
     written, layout_source = (run_file.layout, source) if layout is None else (layout, None)
     with _blaming_layout(layout_source, is_fixed=bool(written or fixed)):
         request = PlanRequest(
-            job=job,
+            job=replace(job, slowdowns=belief.slowdowns),
             global_batch=workload.global_batch,
             steps=model.steps,
             fixed={**_decisions(written, workload, cluster), **(fixed or {})},
             goal=run_file.goal,
             price_usd=price_usd,
-            belief=belief_from(measurements, experts=not isinstance(job, ConvJob) and job.shape.experts > 0),
+            belief=belief,
             all_sizes=all_sizes,
         )
         return plan_request(request, measurements, price_note, advise=advise)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -22,20 +22,20 @@ from trainworks.measure.tables import Row, check_readable, line_of, text_of
 from trainworks.plan.candidates import best_completion
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.collectives import collective_s, link_rates
+from trainworks.plan.layouts import Array
 from trainworks.plan.memory import predict_memories
 from trainworks.plan.score import (
     Errors,
     Rejections,
-    calibrated_predictions,
     errors_of,
+    learned_predictions,
     macro_average,
     rank_correlation,
     regret,
     rejections_of,
 )
 from trainworks.plan.search import fits
-from trainworks.plan.step_time import StepTimes
-from trainworks.plan.uncertainty import calibrated_s, interval_s, prior_of
+from trainworks.plan.uncertainty import Belief, Observation, interval_s, parts_s, prior_of
 from trainworks.results import Result
 
 __all__ = [
@@ -88,8 +88,8 @@ class PredictedRun:
     """A row and its prediction."""
 
     run: MeasuredRun
-    times: StepTimes
-    """Times of the completed layout, without any belief; shape [1]."""
+    parts_s: Array
+    """Seconds of the completed layout by rate, before any learning; shape [R]."""
     step_time_s: float
     low_s: float
     """Lower end of the 80 % interval."""
@@ -225,14 +225,14 @@ def _predicted(run: MeasuredRun, coefficients: Coefficients, *, out_of_memory: b
         "reserved": memories.reserved_bytes(coefficients),
         "device": memories.device_bytes(coefficients),
     }[run.memory_kind]
-    belief = prior_of(experts=bool(run.job.shape.experts))
-    low, high = interval_s(times, belief)
-    seconds = float(calibrated_s(times, belief)[0])
+    seconds = float(times.total_s[0])
     if not np.isfinite(seconds) or seconds <= 0:
         raise UsageError(f"the row's dimensions lead to a step of {seconds} s")
+    parts = parts_s(job, layouts, coefficients)
+    low, high = interval_s(parts, Belief.of(prior_of(job)))
     return PredictedRun(
         run,
-        times,
+        parts[:, 0],
         seconds,
         float(low[0]),
         float(high[0]),
@@ -290,20 +290,13 @@ def _calibrated(results: Sequence[PredictedRun], learned: int) -> list[_Point]:
     for rows in _by(results, lambda r: (r.run.source, r.run.job.cluster.accelerator.name)).values():
         if len(rows) < 2:
             continue
-        measured = [r.run.step_time_s or 0.0 for r in rows]
-        prior = prior_of(experts=bool(rows[0].run.job.shape.experts))
-        ends = calibrated_predictions(_joined([r.times for r in rows]), measured, learned=learned, prior=prior)
+        observed = [Observation(r.parts_s, r.run.step_time_s or 0.0, r.run.job.software) for r in rows]
+        ends = learned_predictions(observed, learned=learned, prior=prior_of(rows[0].run.job))
         points += [
-            _Point(r.run.source, float(p), m, low=float(low), high=float(high))
-            for r, m, p, low, high in zip(rows, measured, *ends, strict=True)
+            _Point(r.run.source, float(p), one.seconds, low=float(low), high=float(high))
+            for r, one, p, low, high in zip(rows, observed, *ends, strict=True)
         ]
     return points
-
-
-def _joined(times: Sequence[StepTimes]) -> StepTimes:
-    return StepTimes(
-        **{field.name: np.concatenate([getattr(one, field.name) for one in times]) for field in fields(StepTimes)}
-    )
 
 
 def _sweeps(results: Sequence[PredictedRun]) -> list[Sweep]:

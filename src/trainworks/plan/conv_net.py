@@ -24,7 +24,7 @@ from trainworks.plan.collectives import collective_s
 from trainworks.plan.compute import DeviceRates, element_bytes, product_s, traffic_s
 from trainworks.plan.layouts import Array, Layouts
 from trainworks.plan.memory import Memories
-from trainworks.plan.rates import Rates
+from trainworks.plan.rates import AS_PREDICTED, Rates, Slowdowns
 from trainworks.plan.software import Software
 from trainworks.plan.step_time import StepTimes, TrainingJob
 
@@ -176,6 +176,8 @@ class ConvJob:
     cluster: ClusterDescription
     software: Software
     sequence_length: int = 1
+    slowdowns: Slowdowns = AS_PREDICTED
+    """What measurements of this kind of cluster taught."""
 
     @property
     def flops_per_sequence(self) -> float:
@@ -202,7 +204,7 @@ AnyJob = TrainingJob | ConvJob
 
 
 def _predict_step_times(job: ConvJob, layouts: Layouts, coefficients: Coefficients) -> StepTimes:
-    rates = Rates.of_catalogue(job.cluster, job.precision, job.software, coefficients)
+    rates = Rates.of_catalogue(job.cluster, job.precision, job.software, coefficients).slowed(job.slowdowns)
     forward, backward = _network_s(job.shape, layouts, rates.device)
     reduced = collective_s(
         "all_reduce",

@@ -9,7 +9,9 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Array", "Layouts", "Recompute", "Values"]
+from trainworks.config.layout import Layout
+
+__all__ = ["Array", "Layouts", "Recompute", "Values", "fixed_of"]
 
 Array = NDArray[np.float64]
 Values = Array | float
@@ -101,3 +103,32 @@ class Layouts:
 
 
 _OPTIONS = ("zero", "sequence_parallel", "recompute", "zero_bubble", "offload", "offload_optimizer")
+
+
+def fixed_of(layout: Layout) -> dict[str, int]:
+    """Decided fields of a written layout, under the names of `Layouts`; `auto` decides nothing.
+
+    `dp_shard` shards everything (zero 3) unless `zero` is lower.
+    """
+    automatic = 3 if layout.dp_shard > 1 else 0
+    alone = layout.dp_shard * layout.cp == 1
+    fixed = {
+        "dp": layout.dp_replicate * layout.dp_shard,
+        "dp_shard": layout.dp_shard,
+        "zero": automatic if layout.zero == "auto" or alone else layout.zero,
+        "tp": layout.tp,
+        "pp": layout.pp,
+        "cp": layout.cp,
+        "ep": layout.ep,
+    }
+    kinds = {kind.name.lower(): int(kind) for kind in Recompute}
+    chosen = {
+        "micro_batch": layout.micro_batch,
+        "interleave": layout.interleave,
+        "recompute": kinds.get(layout.recompute, "auto"),
+        "sequence_parallel": layout.sequence_parallel,
+        "zero_bubble": layout.zero_bubble,
+        "offload": layout.offload_activations,
+        "offload_optimizer": layout.offload_optimizer,
+    }
+    return fixed | {name: int(value) for name, value in chosen.items() if value != "auto"}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields
+from typing import NamedTuple
 
 from trainworks.config.layout import Layout
 from trainworks.config.spec import Frozen
@@ -11,9 +13,10 @@ from trainworks.plan.conv_net import AnyJob, ConvJob
 from trainworks.plan.layouts import Layouts, Recompute
 from trainworks.plan.memory import Memories
 from trainworks.plan.step_time import StepTimes
-from trainworks.plan.uncertainty import PRIOR, Belief, calibrated_s, group_factors, interval_s
+from trainworks.plan.uncertainty import Belief, interval_s, parts_s
 
 __all__ = [
+    "Doubt",
     "MemoryPrediction",
     "Prediction",
     "describe_layout",
@@ -27,8 +30,10 @@ _MEASURED_ARCHITECTURES = ("Volta", "Ampere", "Hopper", "Blackwell", "Blackwell 
 _MEASURED_WORLD = 6144
 _EXTRAPOLATED = 10
 _MEASURED_LENGTH = 131072
-_WIDEN = 1.5
-"""Factor on the standard deviation for each way in which a job is unlike everything that was measured."""
+_UNLIKE = 0.15
+"""Standard deviation for a part or a kind of model that was never compared."""
+_PER_DOUBLING = 0.05
+"""The same for each doubling beyond the largest compared run or the longest compared sequence."""
 
 
 class MemoryPrediction(Frozen):
@@ -73,13 +78,24 @@ def predictions(
     memories: Memories,
     *,
     global_batch: int,
-    belief: Belief = PRIOR,
+    belief: Belief,
     coefficients: Coefficients = COEFFICIENTS,
 ) -> list[Prediction]:
-    """Predictions of these layouts, in their order."""
-    widen = _WIDEN ** len(outside_measured(job, int(layouts.world_size.max(initial=1))))
-    seconds, factors = calibrated_s(times, belief), group_factors(belief)
-    low, high = interval_s(times, belief, widen=widen)
+    """Predictions of these layouts, in their order.
+
+    Args:
+        job: with the belief's slowdowns.
+        layouts: of the job.
+        times: their step times.
+        memories: their memory.
+        global_batch: sequences per step.
+        belief: of the cluster.
+        coefficients: of the model of time and memory.
+    """
+    seconds = times.total_s
+    doubts = outside_measured(job, int(layouts.world_size.max(initial=1)))
+    distance = sum(doubt.deviation**2 for doubt in doubts)
+    low, high = interval_s(parts_s(job, layouts, coefficients), belief, distance=distance)
     tokens = global_batch * job.sequence_length
     flops = global_batch * job.flops_per_sequence
     peak = job.cluster.accelerator.peak_flops_per_s[job.precision]  # type: ignore[index]
@@ -90,9 +106,7 @@ def predictions(
             step_time_s=float(seconds[index]),
             low_s=float(low[index]),
             high_s=float(high[index]),
-            terms_s={
-                name.removesuffix("_s"): factor * float(getattr(times, name)[index]) for name, factor in factors.items()
-            },
+            terms_s={term.name.removesuffix("_s"): float(getattr(times, term.name)[index]) for term in fields(times)},
             tokens_per_s=tokens / float(seconds[index]),
             mfu=flops / (float(seconds[index]) * peak * float(layouts.world_size[index])),
             memory=_memory(memories, index, coefficients),
@@ -161,19 +175,28 @@ def extrapolation(world_size: int) -> str | None:
     return f"{world_size:,} accelerators are {times} of the largest compared run: every figure is an extrapolation"
 
 
-def outside_measured(job: AnyJob, world_size: int) -> list[str]:
+class Doubt(NamedTuple):
+    """A way in which a job lies outside the validated range."""
+
+    text: str
+    deviation: float
+    """Standard deviation of the logarithm of the step time that it adds."""
+
+
+def outside_measured(job: AnyJob, world_size: int) -> list[Doubt]:
     """Ways in which a job lies outside the validated range; each widens the interval."""
     accelerator = job.cluster.accelerator
-    warnings = []
+    doubts = []
     joined = accelerator.scale_up.startswith("NVLink") and "bridge" not in accelerator.scale_up
     if accelerator.architecture not in _MEASURED_ARCHITECTURES or not joined:
-        warnings.append(f"no run on {accelerator.name} was ever compared")
-    if world_size > _MEASURED_WORLD:
-        warnings.append(f"{world_size} accelerators are more than the {_MEASURED_WORLD} of any compared run")
-    if job.sequence_length > _MEASURED_LENGTH:
-        warnings.append(f"{job.sequence_length} tokens are more than the {_MEASURED_LENGTH} of any compared run")
+        doubts.append(Doubt(f"no run on {accelerator.name} was ever compared", _UNLIKE))
+    ranges = {"accelerators": (world_size, _MEASURED_WORLD), "tokens": (job.sequence_length, _MEASURED_LENGTH)}
+    for name, (value, largest) in ranges.items():
+        if value > largest:
+            text = f"{value} {name} are more than the {largest} of any compared run"
+            doubts.append(Doubt(text, _PER_DOUBLING * math.log2(value / largest)))
     if isinstance(job, ConvJob):
-        warnings.append("no convolutional network was ever compared")
+        doubts.append(Doubt("no convolutional network was ever compared", _UNLIKE))
     elif not job.shape.causal:
-        warnings.append("no encoder was ever compared")
-    return warnings
+        doubts.append(Doubt("no encoder was ever compared", _UNLIKE))
+    return doubts

@@ -12,26 +12,24 @@ Sources of different sizes count the same: rows are averaged within a source fir
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from trainworks.plan.layouts import Array
-from trainworks.plan.step_time import StepTimes
-from trainworks.plan.uncertainty import PRIOR, Belief, calibrated_s, interval_s, learn
+from trainworks.plan.uncertainty import PRIOR, Observation, Prior, believe, interval_s
 
 __all__ = [
     "Errors",
     "Rejections",
-    "calibrated_predictions",
     "errors_of",
     "learned_positions",
+    "learned_predictions",
     "macro_average",
     "rank_correlation",
     "regret",
     "rejections_of",
-    "select_times",
 ]
 
 
@@ -146,8 +144,8 @@ def rejections_of(rejected: Sequence[bool], out_of_memory: Sequence[bool]) -> Re
     )
 
 
-def calibrated_predictions(
-    times: StepTimes, measured_s: Sequence[float], *, learned: int, prior: Belief = PRIOR
+def learned_predictions(
+    rows: Sequence[Observation], *, learned: int, prior: Prior = PRIOR
 ) -> tuple[Array, Array, Array]:
     """Each row of a cluster, predicted after learning from `learned` others of it, with the ends of its interval.
 
@@ -155,24 +153,20 @@ def calibrated_predictions(
     where they are fewer; a row without others is predicted blind.
 
     Args:
-        times: predictions of the n rows, without any belief.
-        measured_s: what they took, length n.
+        rows: n measured rows beside their predictions.
         learned: rows to learn from.
         prior: what is believed before.
     """
-    predicted, low, high = (np.empty(len(measured_s)) for _ in range(3))
-    for row in range(len(measured_s)):
-        belief = _belief_without(row, times, measured_s, learned, prior)
-        one = select_times(times, [row])
-        predicted[row] = calibrated_s(one, belief)[0]
-        low[row], high[row] = (float(end[0]) for end in interval_s(one, belief))
-    return predicted, low, high
-
-
-def _belief_without(row: int, times: StepTimes, measured_s: Sequence[float], learned: int, prior: Belief) -> Belief:
-    others = [other for other in range(len(measured_s)) if other != row]
-    chosen = [others[position] for position in learned_positions(len(others), learned)]
-    return learn(select_times(times, chosen), [measured_s[other] for other in chosen], prior)
+    found = np.empty((len(rows), 3))
+    for at, row in enumerate(rows):
+        others = [*rows[:at], *rows[at + 1 :]]
+        chosen = [others[position] for position in learned_positions(len(others), learned)]
+        belief = believe(chosen, software=row.software, prior=prior)
+        parts = (row.parts_s * belief.factors)[:, None]
+        low, high = interval_s(parts, belief)
+        found[at] = parts.sum(), low[0], high[0]
+    predicted, lows, highs = found.T
+    return predicted, lows, highs
 
 
 def learned_positions(n: int, learned: int) -> list[int]:
@@ -184,8 +178,3 @@ def learned_positions(n: int, learned: int) -> list[int]:
     if learned >= n:
         return list(range(n))
     return [(2 * part + 1) * n // (2 * learned) for part in range(learned)]
-
-
-def select_times(times: StepTimes, positions: Sequence[int]) -> StepTimes:
-    """The step times of some layouts."""
-    return StepTimes(**{field.name: getattr(times, field.name)[list(positions)] for field in fields(times)})

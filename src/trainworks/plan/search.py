@@ -21,7 +21,6 @@ from trainworks.plan.conv_net import AnyJob, ConvJob
 from trainworks.plan.layouts import Array, Layouts, Recompute, Values
 from trainworks.plan.memory import Memories
 from trainworks.plan.step_time import StepTimes
-from trainworks.plan.uncertainty import PRIOR, Belief, calibrated_s
 from trainworks.units import format_gib
 
 __all__ = [
@@ -147,7 +146,6 @@ def search(
     global_batch: int,
     fixed: Fixed | None = None,
     keep: int = 10,
-    belief: Belief = PRIOR,
     coefficients: Coefficients = COEFFICIENTS,
 ) -> SearchResult:
     """Predict and rank every legal layout.
@@ -158,7 +156,6 @@ def search(
         global_batch: sequences per step.
         fixed: decided degrees and options; the rest is searched.
         keep: fastest layouts to return, in addition to the front of time and memory.
-        belief: belief about the cluster; layouts are sorted by the times that it predicts.
         coefficients: of the model of time and memory.
 
     Raises:
@@ -169,7 +166,7 @@ def search(
     legal = _within_limit(job, meshes(job, world_size, global_batch, fixed, results), global_batch, fixed)
     filled = (options(job, mesh, global_batch, fixed) for mesh in legal)
     for layouts in _in_chunks(filled):
-        _price(job, layouts, results, belief, coefficients)
+        _price(job, layouts, results, coefficients)
     layouts, seconds, used = results.best()
     order = np.argsort(seconds, kind="stable")
     layouts = layouts.take(order)
@@ -196,7 +193,7 @@ def _in_chunks(parts: Iterable[Layouts]) -> Iterator[Layouts]:
         yield from Layouts.concatenate(waiting).chunks(_CHUNK)
 
 
-def _price(job: AnyJob, layouts: Layouts, results: _Kept, belief: Belief, coefficients: Coefficients) -> None:
+def _price(job: AnyJob, layouts: Layouts, results: _Kept, coefficients: Coefficients) -> None:
     memories = job.memories(layouts)
     used = memories.device_bytes(coefficients)
     good = fits(memories, job, coefficients)
@@ -206,7 +203,7 @@ def _price(job: AnyJob, layouts: Layouts, results: _Kept, belief: Belief, coeffi
     if good.any():
         results.fitting += int(good.sum())
         chosen = layouts.take(good)
-        results.add(chosen, calibrated_s(job.step_times(chosen, coefficients), belief), used[good])
+        results.add(chosen, job.step_times(chosen, coefficients).total_s, used[good])
 
 
 def _reject_large(

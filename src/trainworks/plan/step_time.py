@@ -26,7 +26,7 @@ from trainworks.plan.compute import element_bytes
 from trainworks.plan.flops import model_flops_per_sequence
 from trainworks.plan.layouts import Array, Layouts, Recompute
 from trainworks.plan.memory import Memories, activation_bytes, predict_memories
-from trainworks.plan.rates import Rates
+from trainworks.plan.rates import AS_PREDICTED, Rates, Slowdowns
 from trainworks.plan.software import Software
 from trainworks.plan.states import StageParameters, stage_blocks, stage_parameters
 from trainworks.record.model_shape import ModelShape
@@ -43,6 +43,8 @@ class TrainingJob:
     precision: str
     cluster: ClusterDescription
     software: Software
+    slowdowns: Slowdowns = AS_PREDICTED
+    """What measurements of this kind of cluster taught."""
 
     @property
     def flops_per_sequence(self) -> float:
@@ -107,7 +109,7 @@ def predict_step_times(job: TrainingJob, layouts: Layouts, coefficients: Coeffic
     Raises:
         UsageError: the accelerator cannot compute in the job's precision.
     """
-    rates = Rates.of_catalogue(job.cluster, job.precision, job.software, coefficients)
+    rates = Rates.of_catalogue(job.cluster, job.precision, job.software, coefficients).slowed(job.slowdowns)
     block = block_times(
         job.shape, layouts, sequence_length=job.sequence_length, device=rates.device, software=rates.software
     )

@@ -1,151 +1,185 @@
-"""Uncertainty of step times and learning from measurements: one small Gaussian model for both.
+"""Uncertainty of step times and learning from measurements: one hierarchical Gaussian model of logarithms.
 
-The logarithm of a step time is known up to a factor on each group of its terms and a noise that two identical runs
-show. With shares s of the groups in the predicted time, factors theta ~ N(mu, P):
+A predicted step time T is a function of the physical rates in `RATES`. It is homogeneous of degree one in their
+slowdowns, so that p_g = dT / d theta_g adds up to T (Euler), and near a prediction
 
-    log T = log sum_g exp(theta_g) T_g,    sd(log T)^2 = s' P s + noise^2
-    80 % interval = T exp(-+ 1.2816 sd)
+    log T(theta) = log sum_g p_g exp(theta_g)          theta_g   logarithm of the slowdown of rate g
+    log y        = log T(theta) + phi + e              y         measured seconds
 
-A measured time y of the same cluster is an iterated Kalman update of (mu, P) with log y - log T(mu): the other
-predictions of that cluster move and their intervals shrink. Other clusters have their own belief.
+    theta_g ~ N(0, sigma_g^2)    of one kind of cluster, shared by everything that runs there
+    phi     ~ N(0, tau^2)        of one software on it: what the rates cannot explain
+    e       ~ noise t_4          of one layout, of one run
+
+Measured times of a kind of cluster give the posterior of (theta, phi). A row moves a rate in proportion to the rate's
+share of its time: a long sequence teaches attention, a pipeline over many nodes the network. Student's t keeps a
+disturbed run, or a layout that the formulas miss, from spoiling the other predictions. It is found by reweighting
+(Lange, Little and Taylor 1989) inside Gauss-Newton steps.
+
+    80 % interval = T exp(-+ 1.2816 sd),  sd^2 = s' P s + noise^2 + distance,  s = p / T and 1 for phi
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from trainworks.plan.layouts import Array
-from trainworks.plan.step_time import StepTimes
+from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
+from trainworks.plan.conv_net import AnyJob
+from trainworks.plan.layouts import Array, Layouts
+from trainworks.plan.rates import Slowdowns
 
 __all__ = [
-    "GROUPS",
+    "EXPERTS_PRIOR",
     "PRIOR",
+    "RATES",
     "Z80",
     "Belief",
-    "calibrated_s",
-    "group_factors",
+    "Observation",
+    "Prior",
+    "believe",
     "interval_s",
-    "learn",
-    "learn_group",
+    "parts_s",
     "prior_of",
 ]
 
-GROUPS: dict[str, tuple[str, ...]] = {
-    "kernels": ("forward_s", "backward_s", "recompute_s", "head_s", "bubble_s"),
-    "scale-up": ("tp_s", "cp_s", "ep_s", "offload_s"),
-    "scale-out": ("dp_s", "pp_s"),
-    "fixed": ("optimizer_s", "host_s", "straggle_s"),
-}
-"""Terms of a step that err together."""
+RATES = tuple(field.name for field in fields(Slowdowns))
+"""Physical rates whose slowdown is learned."""
 Z80 = 1.2815515655446004
 """Half the width of the 80 % interval of a normal distribution, in standard deviations."""
-_NOISE = 0.08
-"""Standard deviation of one layout around its group factors: 4 to 6 % between days and software releases, and
-unmodelled effects of that layout."""
-_SURPRISE = 2.0
-"""Standard deviations beyond which a measurement counts less: a disturbed run teaches little."""
-_ITERATIONS = 4
+_FREEDOM = 4.0
+"""Degrees of freedom of the noise."""
+_ITERATIONS = 12
+_STEP = 0.02
+"""Relative step of the difference quotient."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prior:
+    """Standard deviations before any measurement, of natural logarithms."""
+
+    rates: tuple[float, ...]
+    """One for each of `RATES`."""
+    software: float
+    """Between two programs on the same hardware."""
+    noise: float
+    """Of one layout around its rates and its software."""
+
+
+PRIOR = Prior(rates=(0.10, 0.24, 0.14, 0.40, 0.33, 0.32), software=0.07, noise=0.07)
+"""Of dense models: the most likely values for published sources, predicted by coefficients that were not fitted to
+them (`benchmarks/fit_uncertainty.py`)."""
+EXPERTS_PRIOR = Prior(rates=PRIOR.rates, software=0.15, noise=0.2)
+"""Of models with routed experts, whose kernels changed by up to 80 % between releases of the same software."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """A measured time beside the prediction without any learning."""
+
+    parts_s: Array
+    """p, predicted seconds by rate, shape [R]."""
+    seconds: float
+    """y, measured."""
+    software: Hashable | None
+    """What identifies the program; None for a benchmark, which tells of the hardware alone."""
+    spread: float = 0.0
+    """Standard deviation of log(y) as a measurement: above zero for a disturbed or a short run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Belief:
-    """Distribution of the groups' factors on one cluster."""
+    """Posterior of the slowdowns for one software on one kind of cluster."""
 
     mean: Array
-    """Logarithm of each group's factor, shape [G]."""
+    """Means of theta and phi, shape [R + 1]."""
     covariance: Array
-    """Shape [G, G]."""
-    noise: float = _NOISE
+    """Shape [R + 1, R + 1]."""
+    noise: float
+
+    @classmethod
+    def of(cls, prior: Prior) -> Belief:
+        """The belief before any measurement."""
+        deviations = np.array([*prior.rates, prior.software])
+        return cls(np.zeros(len(deviations)), np.diag(deviations**2), prior.noise)
+
+    @property
+    def factors(self) -> Array:
+        """Factors on the seconds that the rates take, shape [R]; the software's is in all of them."""
+        factors: Array = np.exp(self.mean[:-1] + self.mean[-1])
+        return factors
+
+    @property
+    def slowdowns(self) -> Slowdowns:
+        """The same factors by rate."""
+        return Slowdowns(*self.factors.tolist())
 
 
-PRIOR = Belief(mean=np.zeros(4), covariance=np.diag(np.array([0.085, 0.35, 0.45, 0.40]) ** 2))
-"""Before any measurement; standard deviations from the residuals of the published runs, source by source."""
-EXPERTS_PRIOR = replace(PRIOR, noise=0.2)
-"""Prior of models with routed experts: their kernels changed by up to 80 % between releases of the same software."""
-
-
-def prior_of(*, experts: bool) -> Belief:
+def prior_of(job: AnyJob) -> Prior:
     """Prior for a model with or without routed experts."""
-    return EXPERTS_PRIOR if experts else PRIOR
+    return EXPERTS_PRIOR if getattr(job.shape, "experts", 0) else PRIOR
 
 
-def _grouped(times: StepTimes) -> Array:
-    """Seconds by group, shape [G, n]."""
-    return np.stack([np.sum([getattr(times, name) for name in names], axis=0) for names in GROUPS.values()])
+def parts_s(job: AnyJob, layouts: Layouts, coefficients: Coefficients = COEFFICIENTS) -> Array:
+    """Predicted seconds by rate, shape [R, n]; they add up to the step times.
+
+    p_g = dT / d theta_g by a difference quotient: hidden communication has no part. What no rate carries is divided in
+    proportion.
+    """
+    whole = job.step_times(layouts, coefficients).total_s
+    parts = []
+    for name in RATES:
+        slower = replace(job.slowdowns, **{name: getattr(job.slowdowns, name) * (1 + _STEP)})
+        seconds = replace(job, slowdowns=slower).step_times(layouts, coefficients).total_s
+        parts.append(np.maximum(0.0, seconds - whole) / _STEP)
+    by_rate = np.stack(parts)
+    scaled: Array = by_rate * (whole / by_rate.sum(axis=0))
+    return scaled
 
 
-def calibrated_s(times: StepTimes, belief: Belief = PRIOR) -> Array:
-    """Predicted seconds with the belief's factors, shape [n]."""
-    total: Array = (np.exp(belief.mean)[:, None] * _grouped(times)).sum(axis=0)
-    return total
-
-
-def group_factors(belief: Belief) -> dict[str, float]:
-    """Factor of the belief on each term of `StepTimes`."""
-    factors = np.exp(belief.mean)
-    return {name: float(factor) for factor, names in zip(factors, GROUPS.values(), strict=True) for name in names}
-
-
-def interval_s(times: StepTimes, belief: Belief = PRIOR, *, widen: float = 1.0) -> tuple[Array, Array]:
-    """Ends of the 80 % interval around `calibrated_s`.
+def believe(observations: Sequence[Observation], *, software: Hashable, prior: Prior = PRIOR) -> Belief:
+    """Posterior after all of these measurements, in any order.
 
     Args:
-        times: of n layouts.
-        belief: of the cluster they would run on.
-        widen: factor on the standard deviation, above 1 outside of what was ever measured.
+        observations: of one kind of cluster; those of another software teach its rates.
+        software: of the job to be predicted.
+        prior: of the job to be predicted.
     """
-    parts = np.exp(belief.mean)[:, None] * _grouped(times)
-    total = parts.sum(axis=0)
-    shares = parts / total
-    variance = np.einsum("gn,gh,hn->n", shares, belief.covariance, shares) + belief.noise**2
-    spread = np.exp(Z80 * widen * np.sqrt(variance))
-    return total / spread, total * spread
-
-
-def learn(times: StepTimes, measured_s: Sequence[float], belief: Belief = PRIOR) -> Belief:
-    """Belief after measuring these steps on the cluster in turn.
-
-    A measurement more than two standard deviations off counts as proportionally noisier than the others.
-
-    Args:
-        times: predictions of the n layouts that ran, without any belief.
-        measured_s: what they took, length n.
-        belief: before.
-    """
-    for column, seconds in zip(_grouped(times).T, measured_s, strict=True):
-        belief = _updated(belief, column, float(np.log(seconds)))
-    return belief
-
-
-def _updated(belief: Belief, column: Array, log_seconds: float) -> Belief:
-    """One iterated Kalman update: the shares are taken anew where the last iteration ended."""
-    mean = belief.mean
+    if not observations:
+        return Belief.of(prior)
+    programs = [software, *dict.fromkeys(one.software for one in observations if one.software not in (None, software))]
+    spreads = np.array([*prior.rates, *(prior.software for _ in programs)])
+    covariance = np.diag(spreads**2)
+    parts = np.stack([one.parts_s for one in observations])
+    measured = np.log([one.seconds for one in observations])
+    runs = np.array([[float(one.software == program) for program in programs] for one in observations])
+    noise = prior.noise**2 + np.array([one.spread**2 for one in observations])
+    mean, weights = np.zeros(len(spreads)), np.ones(len(observations))
     for _ in range(_ITERATIONS):
-        parts = np.exp(mean) * column
-        shares = parts / parts.sum()
-        covariances = belief.covariance @ shares
-        variance = shares @ covariances + belief.noise**2
-        innovation = log_seconds - np.log(parts.sum()) - shares @ (belief.mean - mean)
-        surprise = max(1.0, innovation**2 / variance / _SURPRISE**2)
-        gain = covariances / (shares @ covariances + surprise * belief.noise**2)
-        mean = belief.mean + gain * innovation
-    return Belief(mean, belief.covariance - np.outer(gain, covariances), belief.noise)
+        slowed = parts * np.exp(mean[: len(RATES)])
+        total = slowed.sum(axis=1)
+        slopes = np.hstack([slowed / total[:, None], runs])
+        missed = measured - np.log(total) - runs @ mean[len(RATES) :] + slopes @ mean
+        gain = np.linalg.solve(slopes @ covariance @ slopes.T + np.diag(noise * weights), slopes @ covariance).T
+        mean = gain @ missed
+        surprise = (missed - slopes @ mean) ** 2 / noise
+        weights = (_FREEDOM + surprise) / (_FREEDOM + 1)
+    after = covariance - gain @ slopes @ covariance
+    own = [*range(len(RATES) + 1)]
+    return Belief(mean[own], after[np.ix_(own, own)], prior.noise)
 
 
-def learn_group(belief: Belief, group: str, factor: float, *, noise: float = 0.08) -> Belief:
-    """The belief after a benchmark took `factor` times as long as predicted, for one group of terms alone.
+def interval_s(parts: Array, belief: Belief, *, distance: float = 0.0) -> tuple[Array, Array]:
+    """Ends of the 80 % interval of step times.
 
     Args:
-        belief: before.
-        group: one of `GROUPS`.
-        factor: measured over predicted seconds.
-        noise: standard deviation of log(factor) as a measurement of the group: a benchmark is not a training run.
+        parts: seconds by rate at the belief's rates, shape [R, n].
+        belief: of the cluster.
+        distance: variance to add for a job that is unlike every compared run.
     """
-    index = list(GROUPS).index(group)
-    covariances = belief.covariance[:, index]
-    gain = covariances / (covariances[index] + noise**2)
-    innovation = np.log(factor) - belief.mean[index]
-    return Belief(belief.mean + gain * innovation, belief.covariance - np.outer(gain, covariances), belief.noise)
+    seconds = parts.sum(axis=0)
+    slopes = np.vstack([parts / seconds, np.ones(len(seconds))])
+    variance = np.einsum("gn,gh,hn->n", slopes, belief.covariance, slopes) + belief.noise**2 + distance
+    spread = np.exp(Z80 * np.sqrt(variance))
+    return seconds / spread, seconds * spread

@@ -12,8 +12,7 @@ from trainworks.config.layout import Layout, check_micro_batch, check_written, d
 from trainworks.config.limits import above_limit
 from trainworks.errors import LayoutError, UsageError, suggest
 from trainworks.plan.conv_net import AnyJob, ConvJob
-from trainworks.plan.layouts import Recompute
-from trainworks.plan.learning import fixed_of
+from trainworks.plan.layouts import Recompute, fixed_of
 from trainworks.plan.search import LARGEST_INTERLEAVE, LARGEST_MICRO_BATCH, Fixed, SearchResult
 
 __all__ = ["as_option", "check_against", "fixed_at", "fixed_by", "parse_layout", "roomier_batch", "why_nothing"]

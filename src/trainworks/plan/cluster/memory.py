@@ -76,7 +76,6 @@ def _least_memory(request: PlanRequest, fixed: Fixed) -> Prediction:
         global_batch=request.global_batch,
         fixed=fixed,
         keep=1,
-        belief=request.belief,
     )
     rows = predictions(
         job, result.layouts, result.times, result.memories, global_batch=request.global_batch, belief=request.belief

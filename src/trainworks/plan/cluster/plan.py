@@ -87,7 +87,7 @@ def plan_request(
         EnvironmentProblem: no layout fits into memory; the message counts why.
     """
     batch = request.global_batch
-    result = search_layouts(request.job, batch, request.fixed, keep=_TABLE_LENGTH, belief=request.belief)
+    result = search_layouts(request.job, batch, request.fixed, keep=_TABLE_LENGTH)
     if not result.fitting:
         if result.evaluated:
             raise does_not_fit(request, result)
@@ -99,6 +99,7 @@ def plan_request(
     other_scales = scales(request)
     chance = goal_chance(request, rows[0], cluster.num_accelerators)
     advice = _batch_advice(request, rows[0], evaluated=result.evaluated) if advise else None
+    doubts = outside_measured(request.job, cluster.num_accelerators)
     notes = [offloading_note(request, rows[0]), *cluster.notes, price_note, advice, _calibration_note(measurements)]
     return ClusterPlan(
         job=request.job,
@@ -109,7 +110,7 @@ def plan_request(
         front=[rows[index] for index in result.front],
         scales=other_scales,
         goal=describe_goal(request, chance, other_scales) if request.has_goal else None,
-        notes=[*filter(None, notes), *outside_measured(request.job, cluster.num_accelerators)],
+        notes=[*filter(None, notes), *(doubt.text for doubt in doubts)],
     )
 
 

@@ -52,6 +52,7 @@ class PlanRequest:
     goal: Goal
     price_usd: float | None
     belief: Belief
+    """What is known of the cluster; the job has its slowdowns."""
     all_sizes: bool = False
     """Whether to plan smaller clusters without a goal, too."""
 
@@ -74,14 +75,14 @@ class Scale:
     chance: Chance
 
 
-def search_layouts(job: AnyJob, global_batch: int, fixed: Fixed, *, keep: int, belief: Belief) -> SearchResult:
+def search_layouts(job: AnyJob, global_batch: int, fixed: Fixed, *, keep: int) -> SearchResult:
     """Search with offloading only where it is fixed, or where no layout fits without."""
     without = dict.fromkeys(("offload", "offload_optimizer"), 0) | dict(fixed)
     world_size = job.cluster.num_accelerators
-    result = search(job, world_size=world_size, global_batch=global_batch, fixed=without, keep=keep, belief=belief)
+    result = search(job, world_size=world_size, global_batch=global_batch, fixed=without, keep=keep)
     if result.fitting or without == fixed:
         return result
-    return search(job, world_size=world_size, global_batch=global_batch, fixed=fixed, keep=keep, belief=belief)
+    return search(job, world_size=world_size, global_batch=global_batch, fixed=fixed, keep=keep)
 
 
 def scales(request: PlanRequest) -> list[Scale]:
@@ -122,7 +123,7 @@ def _searched(request: PlanRequest, num_nodes: int) -> tuple[AnyJob, SearchResul
     if fixed is None:
         return None
     try:
-        result = search_layouts(job, request.global_batch, fixed, keep=1, belief=request.belief)
+        result = search_layouts(job, request.global_batch, fixed, keep=1)
     except UsageError:  # more layouts than one search prices: this size is left out
         return None
     return (job, result) if result.fitting else None
