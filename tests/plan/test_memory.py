@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.plan.jobs import JOBS, UNFUSED, known, layouts, random_layouts, tiny
+from trainworks.plan.activations import activation_bytes
 from trainworks.plan.coefficients import COEFFICIENTS
 from trainworks.plan.layouts import Layouts, Recompute
-from trainworks.plan.memory import Memories, activation_bytes, predict_memories
+from trainworks.plan.memory import Memories, predict_memories
 from trainworks.plan.parameters import resized
 from trainworks.plan.software import Software
 from trainworks.record.model_shape import ModelShape

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trainworks.errors import UsageError
 from trainworks.measure.measured_runs import COLUMNS, MeasuredRun, read_run
+from trainworks.measure.row_software import memory_software
 from trainworks.measure.tables import Row, text_of, whole_of
 
 __all__ = ["MEMORY_COLUMNS", "MeasuredMemory", "read_memory"]
@@ -14,6 +15,8 @@ __all__ = ["MEMORY_COLUMNS", "MeasuredMemory", "read_memory"]
 MEMORY_COLUMNS = (*COLUMNS, "outcome", "notes")
 
 _ADAPTERS = re.compile(r"\b(q?lora|adapters?|dora)\b", re.IGNORECASE)
+_SHARES_BF16_STATES = re.compile(r"deepspeed", re.IGNORECASE)
+"""DeepSpeed's bf16 optimizer shares its states among replicas with ZeRO 0 too (deepspeed.runtime.bf16_optimizer)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,13 @@ def read_memory(row: Row) -> MeasuredMemory:
     degrees = (whole_of(row, name) or 1 for name in ("dp", "pp", "micro_batch"))
     dp, pp, micro = degrees
     filled = row if text_of(row, "global_batch") else {**row, "global_batch": str(dp * pp * micro)}
-    return MeasuredMemory(read_run(filled), out_of_memory=_ran_out(text_of(row, "outcome")))
+    if _SHARES_BF16_STATES.search(text_of(row, "source") + text_of(row, "notes")) and "bf16" in text_of(
+        row, "precision"
+    ):
+        filled = {**filled, "zero_stage": "1"} if text_of(row, "zero_stage") == "0" else filled
+    run = read_run(filled)
+    job = replace(run.job, software=memory_software(row, run.job.software))
+    return MeasuredMemory(replace(run, job=job), out_of_memory=_ran_out(text_of(row, "outcome")))
 
 
 def _ran_out(outcome: str) -> bool:

@@ -129,10 +129,12 @@ def source_of(row: Row) -> str:
 def memory_kind(words: str) -> MemoryKind:
     """Kind of a memory figure: `peak allocated GiB (torch)`, `torch reserved`, `nvidia-smi GB`.
 
-    The default is the device's own figure.
+    A program that prints a `peak` has it from the framework; any other figure is the device's own.
     """
     lower = words.lower()
-    return "allocated" if "alloc" in lower else "reserved" if "reserv" in lower else "device"
+    if "reserv" in lower or "smi" in lower:
+        return "reserved" if "reserv" in lower else "device"
+    return "allocated" if any(word in lower for word in ("alloc", "active", "peak")) else "device"
 
 
 def _software(precision: str, layout: OpenLayout, written: str) -> Software:
@@ -142,7 +144,14 @@ def _software(precision: str, layout: OpenLayout, written: str) -> Software:
     """
     old = precision == "fp16" or (layout.tp > 1 and not layout.sequence_parallel and layout.zero < 3)
     if old:
-        return Software(fused_attention=False, overlap=False, gradient_bytes=2 if precision == "fp16" else 4)
+        narrow = precision == "fp16"
+        return Software(
+            fused_attention=False,
+            overlap=False,
+            gradient_bytes=2 if narrow else 4,
+            optimizer_bytes=16.0,
+            loss_bytes=8.0,
+        )
     native = layout.zero == 3 and layout.tp == 1 and precision in ("bf16", "fp32", "tf32")
     return Software(fused_attention="xla" not in written.lower(), fused_kernels=not native)
 

@@ -16,23 +16,24 @@ with dense blocks, the first stage without them has the most experts.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Literal, TypedDict
 
 import numpy as np
+from numpy.typing import NDArray
 
-from trainworks.plan.blocks import head_dims
+from trainworks.plan.activations import activation_bytes, has_casts, stream_bytes
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.compute import element_bytes
 from trainworks.plan.layouts import Array, Layouts, Recompute
-from trainworks.plan.parameters import num_expert_layers
 from trainworks.plan.software import Software
 from trainworks.plan.states import StageParameters, dense_blocks, stage_blocks, stage_parameters
 from trainworks.record.model_shape import ModelShape
 
-__all__ = ["Memories", "activation_bytes", "predict_memories"]
+__all__ = ["Memories", "predict_memories"]
 
 
 _Position = Literal["first", "middle", "last"]
+_Mask = NDArray[np.bool_]
 _BLOCKS_IN_FLIGHT = 3
 """Whose activations are on their way to or from the host."""
 
@@ -43,11 +44,12 @@ class Memories:
 
     weights_bytes: Array
     gradients_bytes: Array
+    """Those that exist at the peak."""
     optimizer_bytes: Array
     activations_bytes: Array
     logits_bytes: Array
     working_bytes: Array
-    """Memory of the block being computed: gathered weights, recomputed activations, gradients of them."""
+    """Memory of the block being computed: gathered or cast weights, recomputed activations, gradients of them."""
     stage: Array
     """0 where the first stage is the fullest, else p - 1."""
 
@@ -71,9 +73,12 @@ def predict_memories(
 ) -> Memories:
     """Peak memory of the fullest rank of every layout.
 
-    weights     e N, / s with zero 3; a sharded model keeps its fp32 copy there instead
-    gradients   `Software.gradient_bytes` N with fp32 accumulation, / s with zero 2 and 3
-    optimizer   12 N (fp32 copy and two moments), / s with zero 1 and more; 8 N where weights are fp32
+    weights     `Software.weight_bytes` N, / s with zero 3; a sharded model keeps its fp32 copy there instead
+    gradients   `Software.gradient_bytes` N, / s with zero 2 and 3
+    optimizer   `Software.optimizer_bytes` N, / s with zero 1 and more; 8 N where weights are fp32
+
+    Native software shares all of them with any zero. It holds whole gradients beside the shards where they are reduced
+    once per step: in a pipeline, and with zero 1 and several micro-batches.
     """
     fullest = _stage(shape, layouts, sequence_length, precision, software, "first")
     for position in ("last", "middle") if shape.experts and shape.dense_layers else ("last",):
@@ -85,37 +90,57 @@ def predict_memories(
     return fullest
 
 
+class _Sizes(TypedDict):
+    sequence_length: int
+    precision: str
+    software: Software
+
+
 def _stage(
     shape: ModelShape, layouts: Layouts, sequence_length: int, precision: str, software: Software, position: _Position
 ) -> Memories:
     at = _place(shape, layouts, position)
-    alone, blocks, tables = layouts.pp == 1, at.blocks, at.tables
-    parameters = stage_parameters(shape, layouts, blocks, embeddings=tables, without_experts=at.dense)
-    weights, gradients, optimizer = _states(parameters, layouts, precision, software)
-    gradients = np.where(layouts.offload_optimizer > 0, gradients * np.minimum(1, 2 / np.maximum(blocks, 1)), gradients)
-    tables_held = stage_parameters(shape, layouts, np.zeros_like(blocks), embeddings=tables).total
-
+    parameters = stage_parameters(shape, layouts, at.blocks, embeddings=at.tables, without_experts=at.dense)
+    weights, gradients, optimizer = _states(parameters, layouts, at.blocks, precision, software)
+    sizes: _Sizes = {"sequence_length": sequence_length, "precision": precision, "software": software}
+    stored = activation_bytes(shape, layouts, **sizes)
+    stream = stream_bytes(shape, layouts, **sizes)
     tokens = layouts.micro_batch * sequence_length / layouts.cp
-    sizes = {"sequence_length": sequence_length, "precision": precision, "software": software}
-    stored = activation_bytes(shape, layouts, **sizes)  # type: ignore[arg-type]
-    full = activation_bytes(shape, layouts, **sizes, recompute=Recompute.NONE)  # type: ignore[arg-type]
     e = element_bytes(precision)
-    stream = e * tokens * shape.hidden / np.where(layouts.sequence_parallel > 0, layouts.tp, 1.0)
-    has_logits = alone | (position == "last")
-    logit_bytes = e + (4.0 if software.fused_attention else 8.0)
-    logits = np.where(has_logits, tokens * shape.vocabulary / layouts.tp * logit_bytes, 0.0)
-    at_ends = stream * np.where(has_logits, 2.0, layouts.interleave) * (tables > 0)
-    kept_by_all = _micro_batches_under_way(layouts, position, at.number) * (blocks * stored + at_ends)
+    has_logits = (layouts.pp == 1) | (position == "last")
+    logits = np.where(has_logits, _loss_memory(shape, layouts, tokens, e, software), 0.0)
+    at_ends = stream * np.where(has_logits, 2.0, layouts.interleave) * (at.tables > 0)
+    kept_by_all = _micro_batches_under_way(layouts, position, at.number) * (at.blocks * stored + at_ends)
     activations = np.where(layouts.offload > 0, np.minimum(_BLOCKS_IN_FLIGHT * stored, kept_by_all), kept_by_all)
+    activations = activations + _receive_buffers(layouts, position, stream, software)
     product, matrix = _largest_product(shape, layouts, tokens)
-    live = stream + e * np.maximum(product, matrix)
-    live = live + np.where(layouts.recompute == Recompute.NONE, 0.0, full - stored)
-    block = (parameters.total - tables_held) / np.maximum(blocks, 1)
+    full = activation_bytes(shape, layouts, **sizes, recompute=Recompute.NONE)
+    tables = stage_parameters(shape, layouts, np.zeros_like(at.blocks), embeddings=at.tables).total
     moments = _Moments(
-        blocks, block, tables_held, np.maximum(tables, 1.0), stored, at_ends, stream, live, matrix, logits, activations
+        e=e,
+        r=software.gradient_bytes,
+        blocks=at.blocks,
+        block=(parameters.total - tables) / np.maximum(at.blocks, 1),
+        tables=tables,
+        table=tables / np.maximum(at.tables, 1.0),
+        kept=stored,
+        at_ends=at_ends,
+        stream=stream,
+        live=stream + e * np.maximum(product, matrix) + full - stored,
+        matrix=matrix,
+        loss=logits,
+        activations=activations,
+        coming=np.where(_frees_gradients(layouts, software), gradients, 0.0),
+        parameters=parameters.total,
     )
-    working = np.where(layouts.zero == 3, moments.peak_with_shards(), np.maximum(logits, live)) - logits
-    return Memories(weights, gradients, optimizer, activations, logits, working, at.number)
+    working = moments.peak(
+        gathered=layouts.zero >= (1 if software.native else 3),
+        again=layouts.zero == 3,
+        cast=has_casts(layouts, precision, software) > 0,
+    )
+    working = working - logits
+    gradients = gradients + np.minimum(0.0, working)
+    return Memories(weights, gradients, optimizer, activations, logits, np.maximum(0.0, working), at.number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +173,16 @@ def _place(shape: ModelShape, layouts: Layouts, position: _Position) -> _Place:
 class _Moments:
     """Components of the peaks of a step, in bytes except for parameter counts; shape [n]."""
 
+    e: int
+    r: int
+    """Bytes per parameter of gradients that are reduced."""
     blocks: Array
     block: Array
     """Parameters of one block."""
     tables: Array
     """Parameters of embedding and output, which are one unit of FSDP2."""
-    num_tables: Array
+    table: Array
+    """Parameters of one of them."""
     kept: Array
     """Activations of one block."""
     at_ends: Array
@@ -164,30 +193,54 @@ class _Moments:
     """Memory of the block in backward: recomputed activations, and the largest gradient."""
     matrix: Array
     """Elements of the largest weight's gradient."""
-    logits: Array
+    loss: Array
+    """Logits, and what the loss makes of them."""
     activations: Array
+    coming: Array
+    """Gradients that do not exist before backward, and all at its end."""
+    parameters: Array
 
-    def peak_with_shards(self) -> Array:
-        """Largest of four moments under FSDP2 with 16-bit weights and fp32 reduction, beyond states and activations.
+    def peak(self, *, gathered: _Mask, again: _Mask, cast: _Mask) -> Array:
+        """Largest of the moments, beyond states and activations.
 
-            in the loss             logits, and gathered: tables and the last block, which was prefetched
-            in the last block       gathered: tables, this block and the next; gradients of output and largest weight
-            in the one before       the same, and the fp32 gradients of the last block on their way to their shards
-            reducing                gradients of a whole block in 16 and 32 bits
-            at the end              gradients of the tables in 16 and 32 bits, all activations gone
+            in the loss      loss, and gathered: tables and the last block, which was prefetched
+            last blocks      see `_in_last_blocks`
+            first block      activations of this block alone, and all gradients
+            at the end       gradients of the tables in both precisions, all activations gone
+
+        Weights that are gathered once, and 16-bit copies by autocast, are there from forward to backward.
+
+        Args:
+            gathered: whether FSDP2 gathers weights.
+            again: whether it gathers them again in backward, a unit at a time.
+            cast: whether autocast makes 16-bit copies.
 
         Source: torch.distributed.fsdp, `reshard_after_forward` (the root keeps its weights), measured on fake tensors.
         """
-        ahead = np.where(self.blocks > 2, 2.0 * self.block, 0.0)
-        in_loss = self.logits + 2.0 * self.tables + 2.0 * self.block
-        first = 2.0 * self.block + ahead + 2.0 * self.matrix + self.live - self.at_ends
-        second = first + 4.0 * self.block - self.kept
-        reducing = 8.0 * self.block + ahead + 4.0 * self.stream - np.minimum(self.blocks, 2) * self.kept
-        gathered = 2.0 * self.tables * (1.0 + 1.0 / self.num_tables)
-        in_block = gathered + np.maximum(np.maximum(first, second), reducing)
-        at_end = 6.0 * self.tables - self.activations
-        peak: Array = np.maximum(np.maximum(in_loss, in_block), at_end)
+        of_tables = np.where(gathered, self.e * self.tables, 0.0)
+        standing = of_tables + np.where(cast | (gathered & ~again), self.e * self.blocks * self.block, 0.0)
+        unit = np.where(again, self.e * self.block, 0.0)
+        in_loss = self.loss + standing + unit - self.coming
+        last = standing + self._in_last_blocks(unit, gathered) - self.coming * (1 - self.table / self.parameters)
+        first = of_tables + unit + self.live + self.kept - self.activations
+        at_end = np.where(gathered, (self.e + self.r) * self.tables, 0.0) - self.activations
+        peak: Array = np.maximum(np.maximum(in_loss, last), np.maximum(first, at_end))
         return peak
+
+    def _in_last_blocks(self, unit: Array, gathered: _Mask) -> Array:
+        """Largest of three moments in the backward of the last two blocks.
+
+        last block        this block's weights and the next one's; gradients of output and largest weight
+        one before        the same, and the gradients of the last block on their way to their shards
+        reducing          gradients of a whole block in both precisions
+        """
+        ahead = np.where(self.blocks > 2, unit, 0.0)
+        own = unit + ahead + self.e * self.matrix + self.live - self.at_ends
+        second = own + self.r * self.block - self.kept
+        reducing = (self.e + self.r) * self.block + unit + ahead + 4.0 * self.stream
+        reducing = reducing - np.minimum(self.blocks, 2) * self.kept
+        sharded = self.e * self.table + np.maximum(np.maximum(own, second), reducing)
+        return np.where(gathered, sharded, self.live)
 
 
 def _largest_product(shape: ModelShape, layouts: Layouts, tokens: Array) -> tuple[Array, Array]:
@@ -202,87 +255,79 @@ def _largest_product(shape: ModelShape, layouts: Layouts, tokens: Array) -> tupl
     return tokens * first * shape.feed_forward / layouts.tp, shape.hidden * shape.feed_forward / layouts.tp
 
 
+def _loss_memory(shape: ModelShape, layouts: Layouts, tokens: Array, e: int, software: Software) -> Array:
+    """Memory of logits and loss.
+
+    at once    M V / t (e + `Software.loss_bytes`); V whole without loss parallelism
+    in pieces  the larger of the first piece (logits and exponentials, 8 bytes per logit) and a later one (12: the
+               piece before it too), in 16 bits 2 more; gradients of hidden states and of the output matrix, and one
+               product that is added to the latter
+    """
+    rows = shape.vocabulary / (layouts.tp if software.loss_parallel else 1.0)
+    if not software.loss_chunk_bytes:
+        return tokens * rows * (e + software.loss_bytes)
+    piece = np.minimum(tokens, np.maximum(1.0, software.loss_chunk_bytes // (4 * rows)))
+    per_logit = np.where(piece == tokens, 8.0, 12.0) + (0.0 if e == 4 else 2.0)
+    matrix = rows * shape.hidden
+    pieces = np.maximum(per_logit * piece * rows + 4 * matrix, 4 * piece * rows + (4 + e) * matrix)
+    return pieces + e * tokens * shape.hidden
+
+
 def _states(
-    parameters: StageParameters, layouts: Layouts, precision: str, software: Software
+    parameters: StageParameters, layouts: Layouts, blocks: Array, precision: str, software: Software
 ) -> tuple[Array, Array, Array]:
     dense_shards = layouts.dp_shard * layouts.cp
     expert_shards = np.maximum(1.0, dense_shards * layouts.tp / layouts.ep)
 
     def of(per_parameter: float, stage: int) -> Array:
-        shared = layouts.zero >= stage
+        shared = layouts.zero >= (1 if software.native else stage)
         dense = parameters.dense / np.where(shared, dense_shards, 1.0)
         return per_parameter * (dense + parameters.experts / np.where(shared, expert_shards, 1.0))
 
     if element_bytes(precision) == 4:
-        return of(4.0, 3), of(4.0, 2), of(8.0, 1)
-    narrow = layouts.zero < 3
-    weights = np.where(narrow, of(2.0, 3), of(4.0, 3))
-    state_bytes = 12.0 if software.fused_attention else 16.0
-    optimizer = np.where(layouts.offload_optimizer > 0, 0.0, np.where(narrow, of(state_bytes, 1), of(8.0, 1)))
-    both = 2.0 if precision == "bf16" and not software.fused_attention else 0.0
-    return weights, of(software.gradient_bytes + both, 2), optimizer
+        weights, gradients, optimizer = of(4.0, 3), of(4.0, 2), of(8.0, 1)
+    else:
+        copy = 4.0 if software.optimizer_bytes >= 12 else 0.0
+        cut = copy * (layouts.zero >= (1 if software.native else 3))
+        weights = np.where(cut > 0, of(4.0, 3), of(software.weight_bytes, 3))
+        optimizer = of(software.optimizer_bytes, 1) - np.where(cut > 0, of(copy, 1), 0.0)
+        both = 2.0 if precision == "bf16" and not software.fused_attention else 0.0
+        gradients = of(software.gradient_bytes + both, 2)
+    if software.native:
+        once = (layouts.zero > 0) & ((layouts.pp > 1) | ((layouts.zero == 1) & (layouts.accum > 1)))
+        gradients = gradients + np.where(once, software.gradient_bytes * parameters.total, 0.0)
+    away = layouts.offload_optimizer > 0
+    left = np.minimum(1, 2 / np.maximum(blocks, 1))
+    return weights, np.where(away, gradients * left, gradients), np.where(away, 0.0, optimizer)
+
+
+def _frees_gradients(layouts: Layouts, software: Software) -> _Mask:
+    """True if gradients do not exist before backward: freed after the update, and neither accumulated nor in DDP's
+    buckets, which are as large.
+    """
+    buckets = (layouts.zero == 0) & (layouts.dp > 1)
+    frees: _Mask = software.native & (layouts.accum == 1) & (layouts.pp == 1) & ~buckets
+    return frees
+
+
+def _receive_buffers(layouts: Layouts, position: _Position, stream: Array, software: Software) -> Array:
+    """Inputs and gradients of every micro-batch that each chunk receives (torch.distributed.pipelining)."""
+    sides = 2.0 * layouts.interleave - (position != "middle")
+    return np.where(software.native & (layouts.pp > 1), sides * layouts.accum * stream, 0.0)
 
 
 def _micro_batches_under_way(layouts: Layouts, position: _Position, ahead: Array) -> Array:
     """Forward passes whose backward has not run, in micro-batches of the whole stage.
 
     1F1B keeps min(m, p - i) on stage i, 1 on the last; interleaved p (1 + (p - 1) / (p v)) on the first
-    (Korthikanti et al. 2022, section 4.2.3) and ((v - 1) p + 1) / v on the last.
+    (Korthikanti et al. 2022, section 4.2.3) and ((v - 1) p + 1) / v on the last. With zero bubble p on all of them:
+    activations wait for the gradients of the weights.
     """
     p, v = layouts.pp, layouts.interleave
     if position == "last":
-        return np.where(v > 1, np.minimum(layouts.accum, ((v - 1) * p + 1) / v), 1.0)
-    plain = np.minimum(layouts.accum, np.maximum(1.0, p - ahead))
-    chunked = np.minimum(layouts.accum, np.maximum(1.0, p * (1 + (p - 1) / (p * v)) - 2 * ahead / v))
-    return np.where(v > 1, chunked, plain)
-
-
-def activation_bytes(
-    shape: ModelShape,
-    layouts: Layouts,
-    *,
-    sequence_length: int,
-    precision: str,
-    software: Software,
-    recompute: Recompute | None = None,
-) -> Array:
-    """Activations that one block keeps of one micro-batch for its backward, on one rank.
-
-    Unfused, with dropout (Korthikanti et al. 2022, equation 2), per token in 16 bits: h (10 + 24 / t) + 5 H T / t, of
-    which sequence parallelism splits the 10 h of norms and dropouts too.
-
-    Fused, without dropout: inputs of the two norms and of the two projections after them 4 e h, queries, keys, values
-    and attention output e (2 H + 2 K) d / t, the MLP's first product and its activation e (3 or 2) f / t. Selective
-    recomputation drops the scores; 8-bit products keep their inputs in 8 bits; full keeps the block's input alone.
-
-    Args:
-        shape: the model.
-        layouts: shape [n].
-        sequence_length: tokens of a sequence.
-        precision: of the products.
-        software: whether attention is fused.
-        recompute: of all layouts; by default their own.
-    """
-    e = element_bytes(precision)
-    tokens = layouts.micro_batch * sequence_length / layouts.cp
-    t = layouts.tp
-    hidden_split = np.where(layouts.sequence_parallel > 0, t, 1.0)
-    query_dim, value_dim = head_dims(shape)
-    heads = (shape.heads + shape.kv_heads) * (query_dim + value_dim)
-    dense_width = (3.0 if shape.gated_mlp else 2.0) * shape.feed_forward
-    width = dense_width
-    if shape.experts:
-        routed = shape.experts_per_token * (3 * shape.expert_feed_forward + 2 * shape.hidden)
-        share = num_expert_layers(shape) / shape.layers
-        width = share * (routed + 3 * shape.shared_feed_forward) + (1 - share) * dense_width
-    hidden_bytes = 4.0 * e * shape.hidden + (0.0 if software.fused_attention else 2.0 * shape.hidden)
-    inner_bytes = e * (heads + width)
-    if precision in ("fp8", "fp4"):
-        hidden_bytes -= 2.0 * shape.hidden
-        inner_bytes -= shape.heads * value_dim + (1 / 3 if shape.gated_mlp else 1 / 2) * width
-    stored = tokens * (hidden_bytes / hidden_split + inner_bytes / t)
-    scores = 0.0 if software.fused_attention else (2 * e + 1.0) * tokens * sequence_length * shape.heads / t
-    whole = stored + scores
-    full = tokens * e * shape.hidden / hidden_split
-    chosen = layouts.recompute if recompute is None else np.full(len(layouts), float(recompute))
-    return np.select([chosen == Recompute.FULL, chosen == Recompute.SELECTIVE], [full, stored], whole)
+        ending = np.where(v > 1, np.minimum(layouts.accum, ((v - 1) * p + 1) / v), 1.0)
+    else:
+        plain = np.minimum(layouts.accum, np.maximum(1.0, p - ahead))
+        chunked = np.minimum(layouts.accum, np.maximum(1.0, p * (1 + (p - 1) / (p * v)) - 2 * ahead / v))
+        ending = np.where(v > 1, chunked, plain)
+    return np.where(layouts.zero_bubble > 0, np.minimum(layouts.accum, p), ending)

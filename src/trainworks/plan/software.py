@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-__all__ = ["Software"]
+__all__ = ["Selective", "Software"]
+
+Selective = Literal["attention", "products", "every second product"]
+"""What selective recomputation repeats: the scores of attention (Megatron-LM); all but the outputs of products and
+attention; or all but attention and every second product (torchtitan's `op` policy)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,3 +25,25 @@ class Software:
     """Communication runs beside computing: gradient buckets, gathered weights, tensor-parallel pieces."""
     gradient_bytes: int = 4
     """Bytes per parameter of the gradients that are summed over the replicas."""
+    native: bool = False
+    """PyTorch's own parallelism: FSDP2 shards every state, in the precision of the update; gradients are freed after
+    the update, except for DDP's buckets; DTensor keeps gathered inputs; a pipeline stage receives every micro-batch of
+    a step into a buffer of its own. False: Megatron-LM, whose gradients have a buffer and whose inputs are gathered
+    again in backward."""
+    autocast: bool = False
+    """Weights are fp32 where they are not sharded, and each product casts its operands."""
+    weight_bytes: int = 2
+    """Bytes per parameter of unsharded weights, with products in 16 bits."""
+    optimizer_bytes: float = 12.0
+    """Bytes per parameter of AdamW, with products in 16 bits: fp32 copy and two moments 12, and the fp32 gradient 16;
+    moments of fp32 weights 8, in 16 bits 4, in 8 bits 2."""
+    norm_bytes: int = 0
+    """Bytes per value that an RMSNorm of several kernels keeps: input and normalised input; 0: one kernel."""
+    loss_bytes: float = 4.0
+    """Bytes per logit that the loss needs beside the logits: fp32 copy in place 4; in PyTorch copy, log-softmax, and
+    the gradients of both 12; in pieces of an eighth 3."""
+    loss_parallel: bool = True
+    """Tensor-parallel ranks have a part of the vocabulary each, in the loss too."""
+    loss_chunk_bytes: int = 0
+    """Size of the pieces of fp32 logits in which output and loss are computed together; 0: all at once."""
+    selective: Selective = "attention"

@@ -1,0 +1,119 @@
+"""Activations that a block keeps for its backward, by what the kernels of the software save.
+
+Symbols: those of `compute`; r bytes of a value in the residual stream.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trainworks.plan.blocks import head_dims
+from trainworks.plan.compute import element_bytes
+from trainworks.plan.layouts import Array, Layouts, Recompute
+from trainworks.plan.parameters import num_expert_layers
+from trainworks.plan.software import Software
+from trainworks.record.model_shape import ModelShape
+
+__all__ = ["activation_bytes", "has_casts", "stream_bytes"]
+
+
+def has_casts(layouts: Layouts, precision: str, software: Software) -> Array:
+    """1 where autocast makes 16-bit copies of weights and inputs: with 16-bit products, and without shards; else 0."""
+    return np.where(layouts.zero > 0, 0.0, float(software.autocast and element_bytes(precision) == 2))
+
+
+def stream_bytes(
+    shape: ModelShape, layouts: Layouts, *, sequence_length: int, precision: str, software: Software
+) -> Array:
+    """The residual stream of one micro-batch on one rank: r b T h / c, / t with sequence parallelism.
+
+    r is 4 under autocast, else the bytes of products.
+    """
+    r = np.maximum(element_bytes(precision), 4.0 * has_casts(layouts, precision, software))
+    split = np.where(layouts.sequence_parallel > 0, layouts.tp, 1.0)
+    return r * layouts.micro_batch * sequence_length / layouts.cp * shape.hidden / split
+
+
+def activation_bytes(
+    shape: ModelShape,
+    layouts: Layouts,
+    *,
+    sequence_length: int,
+    precision: str,
+    software: Software,
+    recompute: Recompute | None = None,
+) -> Array:
+    """Activations that one block keeps of one micro-batch for its backward, on one rank.
+
+    Unfused, with dropout (Korthikanti et al. 2022, equation 2), per token in 16 bits: h (10 + 24 / t) + 5 H T / t, of
+    which sequence parallelism splits the 10 h of norms and dropouts too.
+
+    Otherwise, without dropout, per token:
+
+        norms      2 r h, or `Software.norm_bytes` 2 h; / t with sequence parallelism
+        inputs     2 e h of the projections after them, / t if they are gathered again; 5 e h or 4 e h under autocast,
+                   where each product has a copy
+        heads      e (2 H + 2 K) d / t of queries, keys, values and output, e H d / t more after Ulysses' exchange
+        MLP        3 e f / t: gate, up and their product, and silu(gate) where that is a kernel of its own; 2 e f / t
+                   without a gate
+        experts    k (3 or 4 f + 2 h), and with kernels of their own h more, with an exchange 2 h more
+
+    8-bit products keep their inputs in 8 bits. `full` recomputation keeps the block's input, `selective` what
+    `Software.selective` says.
+
+    Args:
+        shape: the model.
+        layouts: shape [n].
+        sequence_length: tokens of a sequence.
+        precision: of the products.
+        software: of the run.
+        recompute: of all layouts; by default their own.
+    """
+    e = element_bytes(precision)
+    tokens = layouts.micro_batch * sequence_length / layouts.cp
+    t = layouts.tp
+    split = np.where(layouts.sequence_parallel > 0, t, 1.0)
+    stream = stream_bytes(shape, layouts, sequence_length=sequence_length, precision=precision, software=software)
+    casts = has_casts(layouts, precision, software)
+    norms = 2.0 * stream
+    if shape.gated_mlp and software.norm_bytes:
+        norms = 2.0 * software.norm_bytes * tokens * shape.hidden / split
+    inputs = np.where(casts > 0, 5.0 if shape.gated_mlp else 4.0, 2.0) * e * shape.hidden
+    inputs = inputs / (1.0 if software.native else split)
+    dropouts = (0.0 if software.fused_attention else 2.0 * shape.hidden) / split
+    query_dim, value_dim = head_dims(shape)
+    heads = e * (shape.heads + shape.kv_heads) * (query_dim + value_dim) / t
+    if software.native:
+        heads = heads + np.where(layouts.cp > 1, e * shape.heads * query_dim / t, 0.0)
+    width, products = _mlp_widths(shape, layouts, software)
+    mlp = e * width / t
+    if precision in ("fp8", "fp4") and software.fused_kernels:
+        inputs = inputs - 2.0 * shape.hidden / split
+        mlp = mlp - (shape.heads * value_dim + (1 / 3 if shape.gated_mlp else 1 / 2) * width) / t
+    whole = norms + tokens * (inputs + dropouts + heads + mlp)
+    scores = 0.0 if software.fused_attention else (2 * e + 1.0) * tokens * sequence_length * shape.heads / t
+    kept = {
+        "attention": whole,
+        "products": 2.0 * stream + tokens * (heads + e * products / t + e * shape.hidden),
+        "every second product": stream
+        + tokens * e * ((2.0 * shape.heads * value_dim + shape.kv_heads * query_dim + products / 2) / t + shape.hidden),
+    }[software.selective]
+    chosen = layouts.recompute if recompute is None else np.full(len(layouts), float(recompute))
+    return np.select([chosen == Recompute.FULL, chosen == Recompute.SELECTIVE], [stream, kept], whole + scores)
+
+
+def _mlp_widths(shape: ModelShape, layouts: Layouts, software: Software) -> tuple[Array, Array]:
+    """Values per token that the MLP keeps, on average over the blocks; of them, the outputs of its first products."""
+    gates = 2.0 if shape.gated_mlp else 1.0
+    kept = gates + 1.0 + float(shape.gated_mlp and not software.fused_kernels)
+    dense, first = kept * shape.feed_forward, gates * shape.feed_forward
+    ones = np.ones(len(layouts))
+    if not shape.experts:
+        return dense * ones, first * ones
+    hidden = 2.0 * ones if software.fused_kernels else np.where(layouts.ep > 1, 5.0, 3.0)
+    routed = shape.experts_per_token * (kept * shape.expert_feed_forward + hidden * shape.hidden)
+    routed_first = shape.experts_per_token * (gates * shape.expert_feed_forward + shape.hidden)
+    share = num_expert_layers(shape) / shape.layers
+    width = share * (routed + kept * shape.shared_feed_forward) + (1 - share) * dense
+    products = share * (routed_first + gates * shape.shared_feed_forward) + (1 - share) * first
+    return width, products * ones

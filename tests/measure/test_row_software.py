@@ -1,0 +1,56 @@
+"""Software of a measured run: what the words of a row change in its memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainworks.measure.row_software import memory_software
+from trainworks.measure.scoring import PredictedRun, predict_memory
+from trainworks.plan.software import Software
+
+LLAMA = {
+    "model": "llama3-8b", "seq_len": "8192", "global_batch": "8", "micro_batch": "1", "gpu": "H100-SXM-80GB",
+    "num_gpus": "8", "dp": "8", "tp": "1", "pp": "1", "zero_stage": "3", "recompute": "full", "precision": "bf16",
+    "memory_gb_per_gpu": "40", "memory_kind": "peak allocated GiB", "source": "pytorch/torchtitan",
+}  # fmt: skip
+
+
+def memory(**changes: str) -> float:
+    predicted = predict_memory({**LLAMA, **changes})
+    assert isinstance(predicted, PredictedRun), predicted
+    return predicted.memory_bytes
+
+
+@pytest.mark.parametrize(
+    ("source", "native"),
+    [
+        ("pytorch/torchtitan", True),
+        ("Lightning-AI/litgpt", True),
+        ("NVIDIA/Megatron-LM", False),
+        ("MaxText on H100", True),
+    ],
+)
+def test_the_name_of_a_framework_decides_whose_parallelism_it_is(source: str, native: bool) -> None:
+    assert memory_software({"source": source}, Software()).native is native
+
+
+def test_a_row_that_names_nothing_keeps_the_software_that_its_layout_suggests() -> None:
+    assert memory_software({"source": "a table"}, Software(fused_attention=False)) == Software(fused_attention=False)
+
+
+@pytest.mark.parametrize("notes", ["torch.compile", "compiled", "chunked cross entropy", "pure bf16", "8-bit AdamW"])
+def test_what_saves_memory_in_fact_saves_it_in_the_prediction(notes: str) -> None:
+    assert memory(recompute="none", notes=notes) < memory(recompute="none", notes="eager")
+
+
+def test_logits_of_eager_pytorch_take_fourteen_bytes_each() -> None:
+    """8,192 tokens and 16,032 more columns."""
+    more = memory(vocab="144288") - memory()
+    logits = 8192 * (144_288 - 128_256)
+    assert more == pytest.approx(14 * logits, rel=0.25)
+
+
+def test_a_tensor_parallel_rank_has_all_logits_unless_the_loss_is_parallel() -> None:
+    cut = {"dp": "1", "tp": "8", "zero_stage": "0", "source": "litgpt"}
+    whole, parallel = (memory(**cut, notes=notes) for notes in ("", "loss parallel"))
+    assert whole - parallel == pytest.approx(14 * 8192 * 128_256 * 7 / 8, rel=0.2)
