@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import inspect
 import io
-import os
 import re
 import sys
 import tokenize
@@ -16,11 +15,11 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
+from typer.testing import CliRunner
 
 from trainworks import errors
-from trainworks.cli.app import COMMANDS
+from trainworks.cli.app import COMMANDS, app
 from trainworks.config import autoscale, engines, layout, run_file
-from trainworks.host import process
 from trainworks.jobs import state
 from trainworks.record import (
     calibration,
@@ -86,15 +85,10 @@ def cli_page() -> str:
 
 
 def _help(*command: str) -> str:
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("TRAINWORKS_", "FORCE_COLOR"))}
-    done = process.run(
-        process.python_module("trainworks", *command, "--help"),
-        env=env | {"COLUMNS": "100", "TERMINAL_WIDTH": "100", "NO_COLOR": "1"},
-    )
+    done = CliRunner().invoke(app, [*command, "--help"], prog_name="trainworks", terminal_width=78)
     if done.exit_code:
-        raise SystemExit(f"trainworks {' '.join(command)} --help failed: {done.stderr}")
-    lines = [line.rstrip() for line in done.stdout.strip("\n").splitlines()]
-    return re.sub(r"Usage: (python -m trainworks|trainworks)", "Usage: trainworks", "\n".join(lines))
+        raise SystemExit(f"trainworks {' '.join(command)} --help failed: {done.output}")
+    return "\n".join(line.rstrip() for line in done.stdout.strip("\n").splitlines())
 
 
 def _block(text: str, language: str = "text") -> str:
