@@ -22,7 +22,6 @@ from tests.fakes import FakeClock, resolved_command
 from tests.kubernetes.cluster import KubernetesCluster
 from trainworks.agent.launch import run_mark
 from trainworks.backends.backend import Backend
-from trainworks.backends.holding import hold
 from trainworks.backends.kubernetes.backend import KubernetesBackend
 from trainworks.backends.kubernetes.client import KubernetesClient
 from trainworks.backends.local.backend import LocalBackend
@@ -31,6 +30,7 @@ from trainworks.backends.remote import follow_all, hand_over, hand_over_again
 from trainworks.backends.slurm.backend import SlurmBackend
 from trainworks.backends.slurm.client import SlurmClient
 from trainworks.backends.store_place import store_url
+from trainworks.backends.submission import hold
 from trainworks.config.engines import Slurm
 from trainworks.config.run_file import RunFile
 from trainworks.errors import EnvironmentProblem, UnreachableError

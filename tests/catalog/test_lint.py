@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trainworks.catalog import term_rules
+from trainworks.catalog import market_rules
 from trainworks.catalog.accelerator_rules import FLOPS_PER_CLOCK
 from trainworks.catalog.catalog import Catalog, load_catalog
 from trainworks.catalog.lint import RULES, LintFinding, lint
@@ -187,5 +187,5 @@ def test_a_proposal_without_its_words_is_caught() -> None:
 
 
 def test_a_term_that_hides_behind_a_name_of_the_catalogue_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(term_rules, "has", lambda kind, name: (kind, name) == ("links", "ChatGPT"))
+    monkeypatch.setattr(market_rules, "has", lambda kind, name: (kind, name) == ("links", "ChatGPT"))
     assert new_findings(SHIPPED)["term-hides-nothing"].value == "`ChatGPT`"

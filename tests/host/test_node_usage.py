@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from trainworks.host import accelerator_use, process
-from trainworks.host.accelerator_use import AcceleratorUse
-from trainworks.host.node_usage import UsageMeter, follow_usage, received_bytes
+from trainworks.host import node_usage, process
+from trainworks.host.node_usage import AcceleratorUse, UsageMeter, follow_usage, received_bytes
 from trainworks.host.process_tree import ProcessTree
 from trainworks.record.run_dir import RunDir
 
@@ -54,7 +53,7 @@ def use(monkeypatch: pytest.MonkeyPatch):
 
     def make(nvml: Nvml) -> AcceleratorUse:
         facts = [SimpleNamespace(index=index) for index in range(len(nvml.now))]
-        monkeypatch.setattr(accelerator_use, "probe_accelerators", lambda: facts)
+        monkeypatch.setattr(node_usage, "probe_accelerators", lambda: facts)
         return AcceleratorUse(nvml)
 
     return make

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from tests.plan.network.networks import network, networks
 from trainworks.plan.network.design import NetworkDesign
 from trainworks.plan.network.support import support_networks
-from trainworks.report.network_dot import network_dot
-from trainworks.report.network_drawing import network_svg
+from trainworks.report.network_drawing import network_dot, network_svg
 from trainworks.report.network_graph import Graph, network_graph
 
 few = settings(max_examples=25)

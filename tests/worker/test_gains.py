@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainworks.worker.compile_gain import compile_gain
+from trainworks.worker.timing import compile_gain
 
 SLOW_S = 0.05
 

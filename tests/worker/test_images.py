@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainworks.config.data import Data
-from trainworks.config.data_source import DataSource
+from trainworks.config.data import Data, DataSource
 from trainworks.errors import EnvironmentProblem, UsageError
-from trainworks.worker.data.image_index import ImageShard, joined, make_image_shards
+from trainworks.worker.data.images import ImageShard, joined, make_image_shards
 from trainworks.worker.data.opening import open_dataset
 from trainworks.worker.data.prepare import prepare
 from trainworks.worker.data.reader import BatchReader

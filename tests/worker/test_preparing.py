@@ -18,13 +18,11 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from tests.small_disk import mounted
-from trainworks.config.data import Data
-from trainworks.config.data_source import DataSource
+from trainworks.config.data import Data, DataSource
 from trainworks.errors import DiskFullError, EnvironmentProblem, UsageError
-from trainworks.worker.data.documents import documents
-from trainworks.worker.data.inputs import find_inputs, parts_of
+from trainworks.worker.data.inputs import documents, find_inputs, parts_of
 from trainworks.worker.data.prepare import prepare
-from trainworks.worker.data.tokenizing import pack
+from trainworks.worker.data.token_shards import pack
 
 TEXTS = [f"document {number} says {'word ' * (number % 7)}" for number in range(200)]
 

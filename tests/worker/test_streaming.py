@@ -25,9 +25,9 @@ from trainworks.worker.data.card import DatasetCard, Shard, fingerprint, hash_fi
 from trainworks.worker.data.opening import open_dataset
 from trainworks.worker.data.prepare import prepare
 from trainworks.worker.data.reader import BatchReader
-from trainworks.worker.data.remote import put, stored_data
+from trainworks.worker.data.shards import put, stored_data
 from trainworks.worker.data.store import Store
-from trainworks.worker.data.verify import verify
+from trainworks.worker.data_command import verify
 
 SHARDS, TOKENS, LENGTH = 12, 401, 16
 SHARD_BYTES = 2 * TOKENS

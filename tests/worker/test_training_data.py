@@ -10,7 +10,7 @@ from tests.worker.harness import events, write_corpus
 from tests.worker.object_store import s3_server
 from trainworks.config.data import Data
 from trainworks.worker.data.prepare import prepare
-from trainworks.worker.data.remote import put
+from trainworks.worker.data.shards import put
 
 pytestmark = pytest.mark.slow
 

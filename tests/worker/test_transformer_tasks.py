@@ -20,9 +20,9 @@ from trainworks.plan.local.plan import choose_processes
 from trainworks.record.events import append_event
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import create_run_dir
-from trainworks.worker.data.masked import MaskedTokens
 from trainworks.worker.data.order import FullShuffle
 from trainworks.worker.data.prepare import prepare
+from trainworks.worker.data.tokens import MaskedTokens
 from trainworks.worker.export import export
 
 VIT = ViTConfig(

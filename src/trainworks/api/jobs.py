@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from trainworks.api.notices import Notify, warn
-from trainworks.backends import holding
 from trainworks.backends.backend import Backend, NodeStatus
 from trainworks.backends.local.backend import LocalBackend
 from trainworks.backends.local.machine import local_nodes
@@ -17,6 +16,7 @@ from trainworks.backends.rebuild import Rebuilt, rebuild, submitted_runs
 from trainworks.backends.registry import backend_for, backend_of_job, cluster_of_job
 from trainworks.backends.remote import follow_all, hand_over, hand_over_again, withdraw
 from trainworks.backends.store_place import is_there_a_store, store_folder, store_url
+from trainworks.backends.submission import check_waits
 from trainworks.config.load import load_run_file
 from trainworks.config.run_file import RunFile
 from trainworks.errors import DamagedStoreError, EnvironmentProblem, UnknownRunError, UsageError
@@ -137,7 +137,9 @@ class Job:
         Raises:
             UsageError: the job does not wait.
         """
-        holding.hold(self._changeable_backend(), self.row, self._handle())
+        backend, handle = self._changeable_backend(), self._handle()
+        check_waits(self.row, "hold")
+        backend.hold(handle)
 
     def release(self) -> None:
         """Let a held job start.
@@ -145,7 +147,9 @@ class Job:
         Raises:
             UsageError: the job does not wait.
         """
-        holding.release(self._changeable_backend(), self.row, self._handle())
+        backend, handle = self._changeable_backend(), self._handle()
+        check_waits(self.row, "release")
+        backend.release(handle)
 
     def retry(self, spec: JobSpec | None = None) -> None:
         """Queue a failed or stopped job again; a workload resumes from its newest checkpoint.

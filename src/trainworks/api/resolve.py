@@ -13,7 +13,7 @@ from trainworks.api.precision import check_precision, default_precision
 from trainworks.api.worker_call import ask
 from trainworks.catalog.catalog import accelerator
 from trainworks.catalog.facts import Accelerator
-from trainworks.catalog.listings import known_accelerator
+from trainworks.catalog.prices import known_accelerator
 from trainworks.config.layout import ResolvedLayout
 from trainworks.config.load import Source
 from trainworks.config.run_file import RunFile, Workload

@@ -85,3 +85,14 @@ def _dependency(store: JobStore, wanted: str, backend: str, uid: int) -> JobRow:
             hint=f"retry that one first: trainworks retry {wanted}",
         )
     return job
+
+
+def check_waits(row: JobRow, verb: str) -> None:
+    """Refuse to hold or release a job that does not wait.
+
+    Raises:
+        UsageError: naming the command that changes it.
+    """
+    if not row.state.waits:
+        hint = f"trainworks retry {row.run_id}" if row.state.is_final else f"trainworks stop {row.run_id}"
+        raise UsageError(f"cannot {verb} job {row.id} ({row.run_id}): it is {row.state}", hint=hint)

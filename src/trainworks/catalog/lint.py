@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 
 from trainworks.catalog.accelerator_rules import ACCELERATOR_CHECKS
 from trainworks.catalog.catalog import Catalog
-from trainworks.catalog.market_rules import MARKET_CHECKS
+from trainworks.catalog.market_rules import MARKET_CHECKS, TERM_CHECKS
 from trainworks.catalog.node_rules import NODE_CHECKS
 from trainworks.catalog.rows import KINDS, Kind
-from trainworks.catalog.term_rules import TERM_CHECKS
 
 CHECKS = {**ACCELERATOR_CHECKS, **NODE_CHECKS, **MARKET_CHECKS, **TERM_CHECKS}
 RULES = (*(rule for checks in CHECKS.values() for rule in checks), "stale-explanation")

@@ -9,20 +9,275 @@ A CSV with a header. The columns, in any order:
     name               of the offer; provider and node by default                            optional
     provider, node, region                                                                   optional
 
-A `vms.csv` of SkyPilot's catalogue works unchanged.
+A `vms.csv` of SkyPilot's catalogue (`~/.sky/catalogs/v*/CLOUD/vms.csv`) works unchanged. Its conventions:
+
+    - `A100` is the part of 40 GB, `V100` that of 16 GB. PCIe and SXM parts share a name; the instance tells them apart.
+    - A price of 700.0 or 0 means "not offered"; an empty one means that it is not sold that way.
+    - A spot price equal to the on-demand price is no discount.
+    - Google's accelerators and their instances have separate rows; the price is the sum.
+    - Google's TPU slices and fractions of an accelerator are ignored.
+
+Source: skypilot-org/skypilot-catalog, catalogs/v8.
 """
 
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import cache
+from statistics import median
+from typing import Any
 
+from trainworks.catalog.catalog import accelerator, has, load_catalog, node
 from trainworks.catalog.facts import Offer
-from trainworks.catalog.listings import Listing, known_accelerator, offers_of, price_of, printable_text
-from trainworks.catalog.skypilot import COLUMNS as SKYPILOT_COLUMNS
-from trainworks.catalog.skypilot import read_skypilot
 from trainworks.errors import UsageError
+
+_LONGEST_NAME = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Prices of one zone: a row of a price table."""
+
+    name: str
+    provider: str
+    node: str | None
+    accelerator: str
+    """Name in the catalogue."""
+    accelerators: int
+    on_demand_usd_h: float | None
+    spot_usd_h: float | None
+    region: str
+    place: str
+    """File and line."""
+
+
+def offers_of(listings: Iterable[Listing]) -> list[Offer]:
+    """Merge the rows of one name into an offer: the cheapest on-demand price and the range of spot prices.
+
+    There is no spot market if no spot price of a zone is below the on-demand price.
+    """
+    groups: dict[tuple[str, str, int], list[Listing]] = {}
+    for row in listings:
+        groups.setdefault((row.name, row.accelerator, row.accelerators), []).append(row)
+    return [offer for rows in groups.values() if (offer := _offer(rows)) is not None]
+
+
+def _offer(rows: list[Listing]) -> Offer | None:
+    sold = [row for row in rows if row.on_demand_usd_h is not None]
+    cheapest = min(sold, key=lambda row: row.on_demand_usd_h or 0.0, default=rows[0])
+    on_demand = cheapest.on_demand_usd_h
+    spot = sorted(row.spot_usd_h for row in rows if row.spot_usd_h is not None)
+    if spot and on_demand is not None and spot[0] >= on_demand:
+        spot = []
+    if on_demand is None and not spot:
+        return None
+    return Offer(
+        name=cheapest.name,
+        provider=cheapest.provider,
+        node=cheapest.node,
+        accelerator=cheapest.accelerator,
+        accelerators=cheapest.accelerators,
+        usd_per_hour=on_demand,
+        spot_usd_per_hour=(spot[0], median(spot), spot[-1]) if len(spot) > 1 else tuple(spot),
+        zones=len(spot) or None,
+        region=cheapest.region or "not given",
+        source=cheapest.place,
+    )
+
+
+def price_of(text: str, place: str) -> float | None:
+    """Parse a price in USD; None for an empty text.
+
+    Raises:
+        UsageError: the text is not a number above 0.
+    """
+    if not text.strip():
+        return None
+    try:
+        price = float(text)
+    except ValueError:
+        price = math.nan
+    if not (math.isfinite(price) and price > 0):
+        hint = "write dollars per hour as a plain number, `55.04`; leave it empty if not for sale"
+        raise UsageError(f"`{printable_text(text)}` is not a price", place=place, hint=hint)
+    return price
+
+
+@cache
+def known_accelerator(name: str) -> str | None:
+    """Name of an accelerator in the catalogue; None for one that plans cannot use."""
+    if not has("accelerators", name):
+        return None
+    try:
+        return accelerator(name).name
+    except UsageError:
+        return None
+
+
+def printable_text(text: str) -> str:
+    """Untrusted text as one short line that is safe to print."""
+    return "".join(letter for letter in text if letter.isprintable()).strip()[:_LONGEST_NAME]
+
+
+COLUMNS = ("InstanceType", "AcceleratorName", "AcceleratorCount", "Price", "SpotPrice", "Region")
+NOT_OFFERED = (0.0, 700.0)
+
+_NAMES = {
+    "A100": "A100-SXM-40GB",
+    "V100": "V100-SXM-16GB",
+    "H100-MEGA": "H100-SXM-80GB",
+    "A100-80GB-SXM": "A100-SXM-80GB",
+    "Trainium": "Trainium1-32GB",
+    "RTX4090": "RTX-4090-24GB",
+    "RTX3090": "RTX-3090-24GB",
+}
+"""Names of SkyPilot that the catalogue lacks or uses for another part."""
+_PROVIDERS = {"aws": "AWS", "gcp": "GCP", "ibm": "IBM", "oci": "OCI", "runpod": "RunPod", "cudo": "Cudo"}
+_PLACES = ("Region", "AvailabilityZone")
+
+
+@dataclass(frozen=True, slots=True)
+class _Bare:
+    """Accelerators without their instance."""
+
+    listing: Listing
+    zone: str
+    mega: bool
+    """They belong to Google's `mega` instances, which have more NICs."""
+
+
+@dataclass(slots=True)
+class SkyPilotTable:
+    """Contents of one table."""
+
+    listings: list[Listing] = field(default_factory=list)
+    unknown: dict[str, int] = field(default_factory=dict)
+    """Number of rows by accelerator that the catalogue does not know."""
+    without_instance: int = 0
+    """Number of rows whose instance has no price in the same zone, or is unknown."""
+
+
+def read_skypilot(rows: Iterable[tuple[int, Mapping[str, str]]], *, name: str, cloud: str) -> SkyPilotTable:
+    """Read the offers by zone of one `vms.csv`.
+
+    Args:
+        rows: line number and values by column.
+        name: of the file, for errors and sources.
+        cloud: name in SkyPilot: `aws`, `gcp`.
+
+    Raises:
+        UsageError: an invalid price.
+    """
+    table = SkyPilotTable()
+    instances: dict[tuple[str, str], tuple[float | None, float | None]] = {}
+    bare: list[_Bare] = []
+    for line, row in rows:
+        instance, part = row["InstanceType"], row["AcceleratorName"]
+        if not part and not (instance and has("nodes", instance)):
+            continue
+        prices = _prices(row, f"{name}:{line}")
+        if not part:
+            instances[instance, _zone(row)] = prices
+        elif (listing := _listing(row, prices, table, place=f"{name}:{line}", cloud=cloud)) is not None:
+            if instance:
+                table.listings.append(listing)
+            else:
+                bare.append(_Bare(listing, _zone(row), mega=part.endswith("-MEGA")))
+    _add_instances(table, bare, instances)
+    return table
+
+
+def _zone(row: Mapping[str, str]) -> str:
+    return "/".join(row.get(column) or "" for column in _PLACES)
+
+
+def _prices(row: Mapping[str, str], place: str) -> tuple[float | None, float | None]:
+    on_demand, spot = (_offered(row[column], place) for column in ("Price", "SpotPrice"))
+    return on_demand, spot
+
+
+def _offered(text: str, place: str) -> float | None:
+    try:
+        if float(text) in NOT_OFFERED:
+            return None
+    except ValueError:
+        pass
+    return price_of(text, place)
+
+
+def _listing(
+    row: Mapping[str, str], prices: tuple[float | None, float | None], table: SkyPilotTable, *, place: str, cloud: str
+) -> Listing | None:
+    """Listing of one row; None, and counted, if its accelerator is unknown or shared."""
+    instance, count = row["InstanceType"], _whole(row["AcceleratorCount"])
+    part = _accelerator(row["AcceleratorName"], instance)
+    if part is None or count is None:
+        name = printable_text(row["AcceleratorName"])
+        table.unknown[name] = table.unknown.get(name, 0) + 1
+        return None
+    provider = _PROVIDERS.get(cloud, cloud.capitalize())
+    shown = printable_text(instance)
+    return Listing(
+        f"{provider} {shown}", provider, shown, part, count, *prices, region=printable_text(row["Region"]), place=place
+    )
+
+
+def _whole(text: str) -> int | None:
+    try:
+        count = float(text)
+    except ValueError:
+        return None
+    return int(count) if count >= 1 and count == int(count) else None
+
+
+@cache
+def _accelerator(name: str, instance: str) -> str | None:
+    """Accelerator of a known instance, else by name."""
+    if instance and has("nodes", instance):
+        return node(instance).accelerator
+    part = known_accelerator(_NAMES.get(name, name))
+    if part is not None and "pcie" in instance.lower():
+        return known_accelerator(part.replace("-SXM-", "-PCIE-")) or part
+    return part
+
+
+def _add_instances(
+    table: SkyPilotTable, bare: list[_Bare], instances: Mapping[tuple[str, str], tuple[float | None, float | None]]
+) -> None:
+    """Combine accelerators without an instance with the instance of that size in the same zone."""
+    for each in bare:
+        row = each.listing
+        found = [
+            holder
+            for holder in _instances_of(row.accelerator, row.accelerators, each.mega)
+            if (holder, each.zone) in instances
+        ]
+        table.without_instance += not found
+        for holder in found:
+            on_demand, spot = instances[holder, each.zone]
+            held: dict[str, Any] = {
+                "name": f"{row.provider} {holder}",
+                "node": holder,
+                "on_demand_usd_h": _sum(row.on_demand_usd_h, on_demand),
+                "spot_usd_h": _sum(row.spot_usd_h, spot),
+            }
+            table.listings.append(replace(row, **held))
+
+
+@cache
+def _instances_of(part: str, count: int, mega: bool) -> list[str]:
+    """Google's instances with that many of that accelerator."""
+    nodes = load_catalog().nodes.values()
+    instances = [it.name for it in nodes if it.provider == "GCP" and (it.accelerator, it.accelerators) == (part, count)]
+    return [holder for holder in instances if ("mega" in holder) == mega] or instances
+
+
+def _sum(part: float | None, holder: float | None) -> float | None:
+    return None if part is None or holder is None else part + holder
+
 
 _NEEDED = ("accelerator", "accelerators", "on_demand_usd_h")
 _SHOWN_UNKNOWN = 4
@@ -51,7 +306,7 @@ def parse_prices(lines: Iterable[str], *, name: str, cloud: str = "") -> PriceTa
     try:
         header = [column.strip() for column in reader.fieldnames or ()]
         reader.fieldnames = header
-        if set(SKYPILOT_COLUMNS) <= set(header):
+        if set(COLUMNS) <= set(header):
             return _of_skypilot(reader, name=name, cloud=cloud)
         if missing := [column for column in _NEEDED if column not in header]:
             raise _no_table(name, missing)

@@ -1,15 +1,127 @@
-"""The `data` of a workload: what to train on, and how it is prepared, read and shuffled."""
+"""The `data` of a workload: addresses such as `texts/*.jsonl` or `s3://bucket/data`, and how to prepare them."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import re
+from typing import Annotated, Any
+from urllib.parse import parse_qsl
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema, model_validator
 
-from trainworks.config.data_source import DataSource, check_weights, sources_from
 from trainworks.config.limits import up_to
 from trainworks.config.quantities import FieldError, SizeBytes
 from trainworks.config.spec import Spec
+from trainworks.errors import suggest
+
+STDLIB = "python-stdlib"
+HUB = "hf"
+SCHEMES = ("hf", "s3", "gs", "gcs", "az", "abfs", "http", "https", "memory", "file")
+"""Valid schemes before `://`: the hub, and stores that fsspec supports."""
+
+_SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://")
+_HUB_OPTIONS = ("split", "column", "config")
+_SMALLEST_SHARE = 1e-5
+
+
+class DataSource(Spec):
+    """One source of data."""
+
+    source: str
+    """`python-stdlib`; a file, folder or glob; a store (`s3://bucket/folder`); a dataset of the hub (`hf://name`)."""
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Share of the training samples over the sum of all weights; without weights, sources count by their size."""
+    column: str | None = None
+    """Column or key of the text (JSONL, Parquet, datasets); `text` or `content` by default."""
+    split: str | None = None
+    """Split of a dataset; `train` by default."""
+    config: str | None = None
+    """Configuration of a dataset on the hub."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        return {"source": value} if isinstance(value, str) else value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _options_of_the_address(cls, value: Any) -> Any:
+        """Read the options in `hf://name?split=train&column=text` as keys beside `source`."""
+        if not isinstance(value, dict) or not isinstance(value.get("source"), str):
+            return value
+        address = _checked_scheme(value["source"])
+        if scheme_of(address) != HUB or "?" not in address:
+            return value | {"source": address}
+        name, _, query = address.partition("?")
+        options = dict(parse_qsl(query, keep_blank_values=True))
+        for option in options:
+            if option not in _HUB_OPTIONS:
+                raise FieldError(f"unknown option `{option}` in `{address}`", hint=_nearest(option, _HUB_OPTIONS))
+            if value.get(option) is not None:
+                raise FieldError(f"`{option}` is set twice: in `{address}` and as a key")
+        return value | options | {"source": name}
+
+    @property
+    def scheme(self) -> str | None:
+        """Scheme of the address; None for files of this machine."""
+        return scheme_of(self.source)
+
+
+def scheme_of(address: str) -> str | None:
+    """Scheme of an address, the part before `://`; None without one."""
+    found = _SCHEME.match(address)
+    return found[1].lower() if found else None
+
+
+def _checked_scheme(address: str) -> str:
+    scheme = scheme_of(address)
+    if scheme is not None and scheme not in SCHEMES:
+        raise FieldError(f"unknown kind of store `{scheme}://`", hint=_nearest(scheme, SCHEMES, form="{}://"))
+    return address
+
+
+def _nearest(word: str, known: tuple[str, ...], form: str = "{}") -> str | None:
+    names = ", ".join(form.format(name) for name in known)
+    return suggest(word, known, form=form, otherwise=f"known are {names}")
+
+
+def sources_from(value: Any) -> Any:
+    """Normalise the value of `source`: one address, a list of sources, or addresses with weights.
+
+    A list and a mapping become a list of mappings; one address stays text.
+    """
+    if isinstance(value, dict):
+        if "source" in value:
+            raise FieldError("a single source must be text", hint="write `source: ADDRESS`, and `column` beside it")
+        return tuple({"source": address, "weight": weight} for address, weight in value.items())
+    if isinstance(value, list | tuple):
+        return tuple({"source": item} if isinstance(item, str) else item for item in value)
+    if not isinstance(value, str):
+        raise FieldError(
+            f"`{value}` is not a data source", hint="give an address, a list of addresses, or addresses with weights"
+        )
+    DataSource.model_validate({"source": value})
+    return value
+
+
+def check_weights(sources: tuple[DataSource, ...]) -> None:
+    """Check that all sources have a weight or none has, and that each weight has an effect.
+
+    Raises:
+        FieldError: some sources have no weight, or a weight is too small.
+    """
+    weights = [source.weight for source in sources]
+    missing = [source.source for source in sources if source.weight is None]
+    if missing and len(missing) < len(sources):
+        raise FieldError(
+            f"`{missing[0]}` has no weight, but other sources have one", hint="give a weight to every source or to none"
+        )
+    total = sum(weight for weight in weights if weight is not None)
+    for source in sources:
+        if source.weight is not None and source.weight < _SMALLEST_SHARE * total:
+            raise FieldError(
+                f"weight {source.weight:g} of `{source.source}` is below 1e-5 of the sum of weights, {total:g}"
+            )
+
 
 TRAINED_VOCABULARY = 4096
 """Default number of entries of a tokenizer that is trained on the data."""

@@ -12,8 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJso
 
 from trainworks.config.autoscale import Autoscale
 from trainworks.config.command import EnvironmentValue, Framework, Resources
-from trainworks.config.data import TRAINED_VOCABULARY, Data
-from trainworks.config.data_source import DataSource
+from trainworks.config.data import TRAINED_VOCABULARY, Data, DataSource
 from trainworks.config.engines import BUILT_IN, PUBLISHED, Engine, JobOptions, Kubernetes, SkyPilot, Slurm, is_plugin
 from trainworks.config.layout import Layout
 from trainworks.config.limits import check_limit, up_to

@@ -7,8 +7,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainworks.config.data import Data
-from trainworks.config.data_source import STDLIB, DataSource
+from trainworks.config.data import STDLIB, Data, DataSource
 from trainworks.errors import MissingExtraError, UsageError, suggest
 
 __all__ = ["STDLIB", "anchored_data", "anchored_source", "check_sources", "source_files"]

@@ -12,8 +12,7 @@ from trainworks.plan.network.messages import Message
 from trainworks.plan.network.plan import NetworkPlan
 from trainworks.plan.network.support import SupportNetworks
 from trainworks.plan.network.traffic import Placement, message_time
-from trainworks.report.network_dot import network_dot
-from trainworks.report.network_drawing import network_picture, network_svg
+from trainworks.report.network_drawing import network_dot, network_picture, network_svg
 from trainworks.report.rendering.document import NARROW, Document, Facts, Row, Section, Table, Text, left, right
 from trainworks.report.rendering.plots import Drawing
 from trainworks.units import byte_rate_note, format_bytes, format_quantity, format_step_time, format_usd

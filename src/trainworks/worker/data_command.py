@@ -6,6 +6,7 @@ Prints one JSON object per line: `{"done": .., "total": ..}` in bytes while it w
 
 from __future__ import annotations
 
+import hashlib
 import json
 import signal
 import sys
@@ -14,17 +15,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trainworks.config.data import Data
-from trainworks.config.data_source import DataSource, scheme_of
+from trainworks.config.data import Data, DataSource, scheme_of
 from trainworks.errors import TrainworksError, UsageError
 from trainworks.host.corpus import anchored_source
 from trainworks.host.folders import cache_folder
 from trainworks.host.process import die_with_parent
-from trainworks.worker.data.card import CARD, DatasetCard, fingerprint, read_card
-from trainworks.worker.data.image_index import image_files, make_image_shards
+from trainworks.worker.data.card import CARD, DatasetCard, Shard, fingerprint, read_card
+from trainworks.worker.data.images import image_files, make_image_shards, read_files
 from trainworks.worker.data.prepare import num_tokens, prepare
-from trainworks.worker.data.remote import put, stored_data
-from trainworks.worker.data.verify import verify
+from trainworks.worker.data.shards import put, stored_data
+from trainworks.worker.data.store import Store, naming_store
+from trainworks.worker.data.token_shards import Progress
 
 _INTERVAL_S = 0.2
 
@@ -128,6 +129,59 @@ def _folders(address: str, cache: Path) -> Iterator[Path]:
 
 def _print(facts: dict[str, Any]) -> None:
     print(json.dumps(facts), flush=True)  # noqa: T201
+
+
+_READ_BYTES = 4 << 20
+
+
+def verify(folder: Path, progress: Progress) -> list[dict[str, str]]:
+    """Every damaged or missing shard, `{"shard": .., "problem": ..}`, of prepared data here or in its store.
+
+    Images in folders have no checksum: their sizes are compared.
+
+    Raises:
+        EnvironmentProblem: the store does not answer.
+    """
+    card = read_card(folder)
+    if card.kind == "image-files":
+        return _changed_files(folder)
+    found: list[dict[str, str]] = []
+    done = 0
+    for name, shard in card.shards.items():
+        problem = _problem(_store(folder, card), name, shard)
+        if problem is not None:
+            found.append({"shard": name, "problem": problem})
+        done += shard.num_bytes
+        progress(done, card.num_bytes)
+    return found
+
+
+def _store(folder: Path, card: DatasetCard) -> Store:
+    return Store(card.store or anchored_source(str(folder)))
+
+
+def _problem(store: Store, name: str, shard: Shard) -> str | None:
+    path, digest, size = store.path(name), hashlib.sha256(), 0
+    if not store.exists(name):
+        return "missing"
+    with naming_store(f"{store.address}/{name}"), store.fs.open(path, "rb", block_size=_READ_BYTES) as file:
+        while chunk := file.read(_READ_BYTES):
+            digest.update(chunk)
+            size += len(chunk)
+    if size != shard.num_bytes:
+        return f"has {size} bytes, the card says {shard.num_bytes}"
+    return None if digest.hexdigest() == shard.sha256 else "its SHA-256 is not that of the card"
+
+
+def _changed_files(folder: Path) -> list[dict[str, str]]:
+    found = []
+    for file in read_files(folder):
+        path = Path(file.path)
+        if not path.is_file():
+            found.append({"shard": file.path, "problem": "missing"})
+        elif path.stat().st_size != file.num_bytes:
+            found.append({"shard": file.path, "problem": f"has {path.stat().st_size} bytes, had {file.num_bytes}"})
+    return found
 
 
 if __name__ == "__main__":

@@ -132,3 +132,35 @@ def all_reduce(tensor: Tensor, group: dist.ProcessGroup, op: str = "sum") -> Non
     """
     reduced = torch.ops._c10d_functional.all_reduce_(tensor, op, group.group_name)
     functional_collectives.wait_tensor(reduced)
+
+
+_REPEATS = 3
+
+
+def compile_gain(step: Callable[[], None], device: torch.device, *, first_s: float) -> dict[str, float]:
+    """Times of one forward and backward, the fastest of a few; all ranks call it together.
+
+    Args:
+        step: one forward and backward that leaves the model as it was; it has run once.
+        device: of this rank.
+        first_s: what the first one took, compilation included.
+
+    Returns:
+        Seconds: `compiled_s` and `eager_s` of one, and `compile_s` that compiling took.
+    """
+    compiled_s = _fastest(step, device)
+    with torch.compiler.set_stance("force_eager"):
+        step()
+        eager_s = _fastest(step, device)
+    return {"compiled_s": compiled_s, "eager_s": eager_s, "compile_s": max(0.0, first_s - compiled_s)}
+
+
+def _fastest(step: Callable[[], None], device: torch.device) -> float:
+    times = []
+    for _ in range(_REPEATS):
+        begin = time.perf_counter()
+        step()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - begin)
+    return min(times)

@@ -27,7 +27,6 @@ from trainworks.record.exit_code import ExitCode
 from trainworks.record.resolved import Plan, ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.worker.checkpoint.checkpointer import Checkpointer
-from trainworks.worker.compile_gain import compile_gain
 from trainworks.worker.data.reader import BatchReader, Dataset, Staging
 from trainworks.worker.determinism import make_deterministic
 from trainworks.worker.guard import FaultPolicy
@@ -46,7 +45,7 @@ from trainworks.worker.stopping import StopRequest
 from trainworks.worker.tasks.causal_lm import Task
 from trainworks.worker.tasks.open_task import open_task
 from trainworks.worker.telemetry import Telemetry
-from trainworks.worker.timing import Timeline
+from trainworks.worker.timing import Timeline, compile_gain
 
 _TIMEOUT = timedelta(minutes=10)
 """Least timeout of a collective; the node agent detects a hang long before."""

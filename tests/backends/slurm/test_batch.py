@@ -8,9 +8,8 @@ import pytest
 
 from tests.fakes import FakeSlurm, processes, resolved_command
 from trainworks.backends.slurm.allocation import Allocation, StepCommand, StepHosts, allocation, processes_in
-from trainworks.backends.slurm.cleanup import marks_of
 from trainworks.backends.slurm.client import SlurmClient
-from trainworks.backends.slurm.node import of_the_job
+from trainworks.backends.slurm.node import marks_of, of_the_job
 from trainworks.config.run_file import RunFile
 from trainworks.errors import EnvironmentProblem
 from trainworks.host.process import Output

@@ -1,4 +1,4 @@
-"""What Slurm gave to a job, as its batch script sees it, and what follows for its ranks."""
+"""Nodes allocated to a Slurm job as its batch script sees them, how its agents start there, and how it lost them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from trainworks.agent.allocation import processes_on
+from trainworks.agent.allocation import processes_on, signs_of_life
 from trainworks.backends.slurm.client import SlurmClient
-from trainworks.backends.slurm.states import expand
+from trainworks.backends.slurm.states import cause_of_the_kill, expand
 from trainworks.errors import EnvironmentProblem, TrainworksError, UnreachableError
 from trainworks.host import process
+from trainworks.jobs.state import Cause
+from trainworks.record.events import read_events
 from trainworks.record.resolved import Processes, ResolvedRun
+from trainworks.record.run_dir import RunDir
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,3 +128,22 @@ class StepHosts:
         """SIGURG to all processes of all steps: Slurm cannot tell an agent from its ranks, and they do not mind it."""
         with contextlib.suppress(TrainworksError):  # the agents that are gone need no signal
             self._client.call("scancel", "--signal=URG", self._got.job)
+
+
+def ending_of_turn(run_dir: RunDir, job: str) -> tuple[Cause, float]:
+    """Cause and time of the end of the last turn: as slurmstepd says, else a lost node and the last sign of life.
+
+    Args:
+        run_dir: of the run.
+        job: its number in Slurm.
+    """
+    launches = [event for event in read_events(run_dir.events_file) if event["kind"] == "submitted"]
+    since = float(launches[-1]["t"]) if launches else 0.0
+    return cause_of_the_kill(log_of(run_dir), job, since) or (Cause.NODE_LOST, signs_of_life(run_dir))
+
+
+def log_of(run_dir: RunDir) -> str:
+    """Output of the batch script, in which slurmstepd writes why it ended it."""
+    with contextlib.suppress(OSError):
+        return run_dir.supervisor_log.read_text(encoding="utf-8", errors="replace")
+    return ""

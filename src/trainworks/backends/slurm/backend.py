@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import ClassVar, Self, final
 
 from trainworks.backends.backend import Backend, Capability, JobStatus, NodeStatus, RenderedJob
-from trainworks.backends.job_tag import find_patiently
+from trainworks.backends.job_tag import find_patiently, mark_of
+from trainworks.backends.slurm.allocation import ending_of_turn
 from trainworks.backends.slurm.client import SlurmClient, SlurmRefusedError
-from trainworks.backends.slurm.ending import ending_of_turn
-from trainworks.backends.slurm.render import check, mark_of, render
+from trainworks.backends.slurm.render import check, render
 from trainworks.backends.slurm.states import (
     accelerator_names,
     accelerators_in,

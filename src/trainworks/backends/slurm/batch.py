@@ -21,10 +21,17 @@ import psutil
 from trainworks.agent.allocation import back_in_the_queue, no_restart_left, plan, planner_of
 from trainworks.agent.node_agents import CommandNodes, Hosts, ThisMachine, TrainingNodes
 from trainworks.agent.supervisor import Supervisor, supervise
-from trainworks.backends.slurm.allocation import Allocation, StepCommand, StepHosts, allocation, processes_in
+from trainworks.backends.slurm.allocation import (
+    Allocation,
+    StepCommand,
+    StepHosts,
+    allocation,
+    ending_of_turn,
+    log_of,
+    processes_in,
+)
 from trainworks.backends.slurm.client import SlurmClient
-from trainworks.backends.slurm.ending import ending_of_turn, log_of
-from trainworks.backends.slurm.signals import ENDING, FORWARDED
+from trainworks.backends.slurm.render import ENDING, FORWARDED
 from trainworks.backends.slurm.states import cause_of_the_kill
 from trainworks.errors import TrainworksError
 from trainworks.files import take_lock

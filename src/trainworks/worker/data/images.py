@@ -1,23 +1,190 @@
-"""Batches of labelled images, decoded by threads."""
+r"""Images of a source and their classes, in folders or shards, and batches of them, decoded by threads.
+
+A shard is, all little-endian:  magic b"TWIMG1\0\0" | n: u64 | offsets: u64[n + 1], from the start of the file |
+labels: u32[n], padded to 8 bytes | the encoded images, one after the other, unchanged (JPEG, PNG, WebP).
+"""
 
 from __future__ import annotations
 
 import io
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainworks.errors import EnvironmentProblem
-from trainworks.worker.data.card import DatasetCard
-from trainworks.worker.data.extras import extra
-from trainworks.worker.data.image_index import ImageFile, ImageShard
+from trainworks.config.data import STDLIB, DataSource
+from trainworks.errors import EnvironmentProblem, UsageError
+from trainworks.files import naming_full_disk, write_atomic
+from trainworks.host.corpus import anchored_source
+from trainworks.worker.data.card import CARD, DatasetCard, Shard, fingerprint, hash_file, read_card
 from trainworks.worker.data.order import FullShuffle, Indices, Order, WindowShuffle
-from trainworks.worker.data.shards import Shards
+from trainworks.worker.data.shards import Bytes, Shards, stored_data
+from trainworks.worker.data.store import extra
+from trainworks.worker.data.token_shards import Progress, making
+
+FILES = "files.jsonl"
+_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
+_SHARD_BYTES = 64_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFile:
+    """An image and its class."""
+
+    path: str
+    label: int
+    num_bytes: int
+
+
+def prepare_images(source: DataSource, cache: Path) -> Path:
+    """A folder with a card for a source of images; folders of images are read where they are.
+
+    Raises:
+        UsageError: there are no images, or they are not in one folder per class.
+        EnvironmentProblem: a store does not answer.
+    """
+    folder = _prepared_already(source, cache)
+    if folder is not None:
+        if read_card(folder).kind not in ("images", "image-files"):
+            raise UsageError(f"`{source.source}` holds prepared text, not images")
+        return folder
+    classes, files = image_files(source)
+    facts = fingerprint([classes, [(Path(file.path).name, file.label, file.num_bytes) for file in files]])
+    card = DatasetCard(kind="image-files", source=source.source, fingerprint=facts, classes=classes)
+    folder = cache / f"images-{fingerprint([source.source, facts])[:16]}"
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = (json.dumps([file.path, file.label, file.num_bytes]) for file in files)
+    write_atomic(folder / FILES, "\n".join(lines) + "\n")
+    write_atomic(folder / CARD, card.model_dump_json(indent=2) + "\n")
+    return folder
+
+
+def make_image_shards(source: DataSource, folder: Path, progress: Progress) -> DatasetCard:
+    """Pack the images of folders into shards of about 64 MB, unchanged: nothing is decoded.
+
+    They are dealt to the shards like cards, one by one: neighbouring files, which belong to one class, end up in
+    different shards, and every shard holds about every class.
+    """
+    classes, files = image_files(source)
+    total, done = sum(file.num_bytes for file in files), 0
+    num_shards = max(1, round(total / _SHARD_BYTES))
+    shards: dict[str, Shard] = {}
+    with making(folder) as work, naming_full_disk(folder):
+        for number in range(num_shards):
+            name, dealt = f"images-{number:05d}.bin", files[number::num_shards]
+            size = sum(file.num_bytes for file in dealt)
+            known = work / f"{name}.json"  # from an earlier try; its presence marks a complete shard
+            if not known.exists() or not _is_whole(work / name, known):
+                shard = _write_shard(work / name, dealt)
+                write_atomic(known, shard.model_dump_json())
+            shards[name] = Shard.model_validate_json(known.read_bytes())
+            done += size
+            progress(done, total)
+        facts = fingerprint([classes, *(shard.sha256 for shard in shards.values())])
+        card = DatasetCard(kind="images", source=source.source, fingerprint=facts, shards=shards, classes=classes)
+        write_atomic(work / CARD, card.model_dump_json(indent=2) + "\n")
+        for name in shards:
+            (work / f"{name}.json").unlink(missing_ok=True)
+    return card
+
+
+def read_files(folder: Path) -> list[ImageFile]:
+    """The images that `prepare_images` found."""
+    return [ImageFile(*json.loads(line)) for line in (folder / FILES).read_text().splitlines()]
+
+
+def image_files(source: DataSource) -> tuple[tuple[str, ...], list[ImageFile]]:
+    """Names of the classes, sorted, and all images.
+
+    Raises:
+        UsageError: there are no images, or they are not in one folder per class.
+    """
+    root = Path(anchored_source(source.source))
+    if source.scheme is not None or source.source == STDLIB or not root.is_dir():
+        raise UsageError(
+            f"`{source.source}` is no folder of images",
+            hint="name a folder with one folder per class, or images that `trainworks data prepare` wrote",
+        )
+    classes = tuple(sorted(folder.name for folder in root.iterdir() if folder.is_dir() and any(_images_in(folder))))
+    if not classes:
+        loose = any(_images_in(root))
+        raise UsageError(
+            f"`{source.source}` holds no folders of images" + (", but loose ones" if loose else ""),
+            hint=f"one folder per class, with {', '.join(_SUFFIXES)} in it",
+        )
+    files = [
+        ImageFile(str(path), label, path.stat().st_size)
+        for label, name in enumerate(classes)
+        for path in sorted(_images_in(root / name))
+    ]
+    return classes, files
+
+
+def _images_in(folder: Path) -> Iterator[Path]:
+    return (path for path in folder.rglob("*") if path.suffix.lower() in _SUFFIXES and path.is_file())
+
+
+def _prepared_already(source: DataSource, cache: Path) -> Path | None:
+    if source.scheme not in (None, "hf"):
+        return stored_data(source.source, cache)
+    folder = Path(anchored_source(source.source))
+    return folder if (folder / CARD).is_file() else None
+
+
+def _write_shard(path: Path, files: Sequence[ImageFile]) -> Shard:
+    with ThreadPoolExecutor(8) as pool:
+        images = list(pool.map(lambda file: Path(file.path).read_bytes(), files))
+    content = joined(images, [file.label for file in files])
+    write_atomic(path, content)
+    return Shard(items=len(files), num_bytes=len(content), sha256=hash_file(path))
+
+
+def _is_whole(path: Path, known: Path) -> bool:
+    return path.is_file() and hash_file(path) == Shard.model_validate_json(known.read_bytes()).sha256
+
+
+_MAGIC = b"TWIMG1\0\0"
+
+
+def joined(images: Sequence[bytes], labels: Sequence[int]) -> bytes:
+    """The content of a shard."""
+    label_bytes = np.asarray(labels, dtype="<u4").tobytes()
+    label_bytes += b"\0" * (-len(label_bytes) % 8)
+    begin = len(_MAGIC) + 8 + 8 * (len(images) + 1) + len(label_bytes)
+    offsets = begin + np.cumsum([0, *(len(image) for image in images)], dtype="<u8")
+    head = _MAGIC + np.uint64(len(images)).astype("<u8").tobytes()
+    return b"".join([head, offsets.astype("<u8").tobytes(), label_bytes, *images])
+
+
+class ImageShard:
+    """A view of a shard's content.
+
+    Raises:
+        EnvironmentProblem: it is none.
+    """
+
+    def __init__(self, content: Bytes) -> None:
+        if len(content) < 16 or content[:8].tobytes() != _MAGIC:
+            raise EnvironmentProblem("not a shard of images", hint="trainworks data verify")
+        count = int(content[8:16].view("<u8")[0])
+        after = 16 + 8 * (count + 1)
+        self._content = content
+        self._offsets = content[16:after].view("<u8")
+        self.labels: NDArray[np.uint32] = content[after : after + 4 * count].view("<u4")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def encoded(self, number: int) -> Bytes:
+        """One image as it was found."""
+        return self._content[int(self._offsets[number]) : int(self._offsets[number + 1])]
+
 
 Pixels = NDArray[np.uint8]
 

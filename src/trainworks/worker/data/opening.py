@@ -8,12 +8,10 @@ from trainworks.config.data import Data
 from trainworks.host.folders import cache_folder
 from trainworks.worker.data.cache import ShardCache
 from trainworks.worker.data.card import DatasetCard, read_card
-from trainworks.worker.data.image_index import read_files
-from trainworks.worker.data.images import FolderImages, ShardedImages
+from trainworks.worker.data.images import FolderImages, ShardedImages, read_files
 from trainworks.worker.data.mixture import MixedDataset
 from trainworks.worker.data.reader import Dataset
-from trainworks.worker.data.remote import WINDOW, StreamedShards
-from trainworks.worker.data.shards import LocalShards, Shards
+from trainworks.worker.data.shards import WINDOW, LocalShards, Shards, StreamedShards
 from trainworks.worker.data.tokens import TokenDataset
 
 

@@ -16,20 +16,24 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from trainworks.config.data import TRAINED_VOCABULARY, Data
-from trainworks.config.data_source import DataSource
+from trainworks.config.data import TRAINED_VOCABULARY, Data, DataSource
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.files import naming_full_disk, write_atomic
 from trainworks.host.corpus import STDLIB, anchored_source
 from trainworks.host.probe import num_cores
 from trainworks.record.events import append_event
 from trainworks.worker.data.card import CARD, DatasetCard, Part, fingerprint, hash_file, read_card
-from trainworks.worker.data.documents import documents
-from trainworks.worker.data.image_index import prepare_images
-from trainworks.worker.data.inputs import Input, find_inputs, part_bytes_for, parts_of
-from trainworks.worker.data.remote import stored_data
-from trainworks.worker.data.token_shards import Progress, make_token_shards, making
-from trainworks.worker.data.tokenizing import END_OF_TEXT, end_of_text, load_tokenizer
+from trainworks.worker.data.images import prepare_images
+from trainworks.worker.data.inputs import Input, documents, find_inputs, part_bytes_for, parts_of
+from trainworks.worker.data.shards import stored_data
+from trainworks.worker.data.token_shards import (
+    END_OF_TEXT,
+    Progress,
+    end_of_text,
+    load_tokenizer,
+    make_token_shards,
+    making,
+)
 
 __all__ = ["DatasetCard", "end_of_text", "prepare", "prepare_for_run", "read_card"]
 

@@ -1,17 +1,28 @@
-"""The files of a dataset, by number, as bytes in memory that the operating system reads when they are touched."""
+"""The files of a dataset, by number, as bytes in memory that the operating system reads when they are touched.
+
+They are in a folder, or in a store: then the card is copied here, and the shards stream through the node's cache.
+"""
 
 from __future__ import annotations
 
+import os
+import threading
+from collections import OrderedDict, deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
-from trainworks.errors import EnvironmentProblem
-from trainworks.worker.data.card import Shard
+from trainworks.errors import EnvironmentProblem, TrainworksError, UsageError
+from trainworks.files import write_atomic
+from trainworks.units import format_bytes
+from trainworks.worker.data.cache import ShardCache
+from trainworks.worker.data.card import CARD, DatasetCard, Shard, fingerprint
 from trainworks.worker.data.order import Indices
+from trainworks.worker.data.store import Store, naming_store
 
 Bytes = NDArray[np.uint8]
 
@@ -65,3 +76,114 @@ def mapped(path: Path) -> Bytes:
     if path.stat().st_size == 0:
         return np.empty(0, dtype=np.uint8)
     return np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
+
+
+WINDOW = 16
+"""Shards of a store that are shuffled together, if the run file does not say."""
+
+_FETCHING_THREADS = 4
+
+
+def stored_data(address: str, cache: Path) -> Path | None:
+    """A folder with the card and the tokenizer of prepared data in a store; None if there is no card.
+
+    Raises:
+        EnvironmentProblem: the store does not answer.
+    """
+    store = Store(address)
+    if not store.exists(CARD):
+        return None
+    try:
+        card = DatasetCard.model_validate_json(store.read(CARD))
+    except ValidationError:
+        raise EnvironmentProblem(f"`{address}/{CARD}` is not a card of this version", hint="prepare it again") from None
+    folder = cache / f"{address.partition('://')[0]}-{fingerprint([address, card.fingerprint])[:16]}"
+    folder.mkdir(parents=True, exist_ok=True)
+    if card.kind == "tokens":
+        write_atomic(folder / "tokenizer.json", store.read("tokenizer.json"))
+    write_atomic(folder / CARD, card.model_copy(update={"store": address}).model_dump_json(indent=2) + "\n")
+    return folder
+
+
+def put(folder: Path, card: DatasetCard, address: str) -> int:
+    """Copy prepared data to a store, the card last; returns how many files were sent.
+
+    A shard that is present with the right size is not sent again, so an interrupted `put` continues.
+    """
+    store, sent = Store(address), 0
+    with naming_store(address):
+        store.fs.makedirs(store.root, exist_ok=True)
+        there = {path.rpartition("/")[2]: info["size"] for path, info in store.fs.find(store.root, detail=True).items()}
+        names = [name for name, shard in card.shards.items() if there.get(name) != shard.num_bytes]
+        for name in [*names, *(["tokenizer.json"] if card.kind == "tokens" else []), CARD]:
+            store.fs.put_file(str(folder / name), store.path(name))
+            sent += 1
+    return sent
+
+
+class StreamedShards:
+    """Shards that are fetched when they are needed, and a window before.
+
+    Args:
+        card: with the address of the store.
+        cache: of the node.
+        window: shards that are shuffled together; so many and one more are read in turn.
+
+    Raises:
+        UsageError: the cache cannot hold three windows: one that slower ranks still read, this one and the next.
+    """
+
+    def __init__(self, card: DatasetCard, cache: ShardCache, *, window: int, limit_bytes: int) -> None:
+        assert card.store is not None
+        needed = 3 * (window + 1) * max((shard.num_bytes for shard in card.shards.values()), default=0)
+        if min(needed, card.num_bytes) > limit_bytes:
+            raise UsageError(
+                f"`data.cache` ({format_bytes(limit_bytes)}) is less than three windows of {window} shards "
+                f"({format_bytes(needed)})",
+                hint="raise `data.cache`, or lower `data.shuffle_shards`",
+            )
+        self._store = Store(card.store)
+        self._cache = cache
+        self._shards = list(card.shards.items())
+        self._prefix = card.fingerprint[:16]
+        self._open: OrderedDict[int, tuple[Bytes, int]] = OrderedDict()
+        self._most_open = window + 1
+        self._wanted: deque[int] = deque()
+        self._news = threading.Condition()
+        self._fetchers: list[threading.Thread] = []
+
+    def open(self, number: int) -> Bytes:
+        """The content of shard `number`; waits for the store only if it was not fetched ahead."""
+        if number in self._open:
+            self._open.move_to_end(number)
+            return self._open[number][0]
+        while len(self._open) >= self._most_open:
+            _, (_, lock) = self._open.popitem(last=False)
+            os.close(lock)
+        path, lock = self._cache.hold(*self._file(number))
+        self._open[number] = mapped(path), lock
+        return self._open[number][0]
+
+    def fetch(self, numbers: Indices) -> None:
+        """Fetch these in this order; earlier requests are dropped."""
+        with self._news:
+            self._wanted = deque(int(number) for number in numbers)
+            self._news.notify_all()
+        while len(self._fetchers) < _FETCHING_THREADS:
+            self._fetchers.append(threading.Thread(target=self._fetch_wanted, name="shard-fetcher", daemon=True))
+            self._fetchers[-1].start()
+
+    def _fetch_wanted(self) -> None:
+        while True:
+            with self._news:
+                self._news.wait_for(lambda: len(self._wanted) > 0)
+                number = self._wanted.popleft()
+            try:
+                self._cache.fetch_ahead(*self._file(number))
+            except TrainworksError:  # the reader of the shard meets the error again and reports it
+                with self._news:
+                    self._wanted.clear()
+
+    def _file(self, number: int) -> tuple[str, Shard, Store, str]:
+        name, shard = self._shards[number]
+        return f"{self._prefix}-{name}", shard, self._store, name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import posixpath
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,19 @@ from typing import Any
 import fsspec
 
 from trainworks.errors import EnvironmentProblem, MissingExtraError, TrainworksError, UsageError
+
+
+def extra(module: str, name: str) -> Any:
+    """The module, which the extra `name` brings.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise MissingExtraError(module.partition(".")[0], name) from None
+
 
 _S3_OPTIONS = {"config_kwargs": {"connect_timeout": 5, "read_timeout": 10, "retries": {"total_max_attempts": 1}}}
 """A store that does not answer is an error after seconds; what is worth another try is tried again by s3fs."""

@@ -13,9 +13,9 @@ from transformers import logging as transformers_logging
 from trainworks.config.run_file import Model, Workload
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.worker.data.card import DatasetCard, read_card
-from trainworks.worker.data.masked import MaskedTokens
 from trainworks.worker.data.opening import open_dataset
-from trainworks.worker.data.tokenizing import end_of_text, load_tokenizer
+from trainworks.worker.data.token_shards import end_of_text, load_tokenizer
+from trainworks.worker.data.tokens import MaskedTokens
 from trainworks.worker.parallel.build import Parallel, Setup, distribute_module
 
 _MASKS = ("[MASK]", "<mask>")
