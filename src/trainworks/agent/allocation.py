@@ -56,13 +56,6 @@ def processes_on(
     Those of a workload are decided when it is planned, together with its layout; those of a command follow what it got,
     one per accelerator unless the run file says how many.
 
-    Args:
-        resolved: the run.
-        backend: who gave the nodes.
-        num_nodes: how many.
-        cores_per_node: of each.
-        accelerators_per_node: of each.
-
     Raises:
         EnvironmentProblem: a workload got other nodes than it was planned for.
     """

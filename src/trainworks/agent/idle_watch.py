@@ -14,15 +14,7 @@ _SILENT_FOR_S = 60.0
 
 
 class IdleWatch:
-    """Reads what the nodes write, once per sample.
-
-    Args:
-        run_dir: of the run.
-        limits: of the run file.
-        nodes: of the job.
-        on_accelerators: whether its ranks have any.
-        clock: the time.
-    """
+    """Reads what the nodes write, once per sample."""
 
     def __init__(self, run_dir: RunDir, limits: Idle, *, nodes: int, on_accelerators: bool, clock: Clock) -> None:
         self._run_dir = run_dir

@@ -17,12 +17,7 @@ _CHUNK_BYTES = 1 << 20
 
 @final
 class LogEcho:
-    """Follow the logs of one node from their current ends: `[3] line of rank 3`, `[node 1] line of its agent`.
-
-    Args:
-        run_dir: of the run.
-        node: index of the node.
-    """
+    """Follow the logs of one node from their current ends: `[3] line of rank 3`, `[node 1] line of its agent`."""
 
     def __init__(self, run_dir: RunDir, node: int) -> None:
         processes = run_dir.read_resolved().processes

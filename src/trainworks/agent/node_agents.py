@@ -51,11 +51,7 @@ class Hosts(Protocol):
 
 @final
 class ThisMachine:
-    """All nodes of a local job.
-
-    Args:
-        nodes: how many.
-    """
+    """All nodes of a local job."""
 
     are_here = True
 

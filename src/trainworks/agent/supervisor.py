@@ -36,14 +36,7 @@ _SIGNALS: dict[int, int] = {number: number for number in (signal.SIGTERM, signal
 
 
 class Supervisor:
-    """Runs one job from its start to a final state.
-
-    Args:
-        run_dir: of the run.
-        resolved: the run.
-        nodes: starts and watches the agents.
-        clock: the time.
-    """
+    """Runs one job from its start to a final state."""
 
     def __init__(self, run_dir: RunDir, resolved: ResolvedRun, nodes: Nodes, clock: Clock) -> None:
         self._run_dir = run_dir

@@ -1,7 +1,6 @@
-"""Jobs of backends that have a queue of their own: submitted once; every command that reads a job polls its backend.
+"""Jobs on backends with a queue of their own. No local daemon watches them: every command that reads a job polls.
 
-No local process waits for them. The store says where a job stood at the last poll; the backend says where it
-stands; the run directory says why it failed.
+The store has a job's state at the last poll, the backend its state now, and the run directory the cause of a failure.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any
 from trainworks.backends.backend import Backend, JobStatus
 from trainworks.backends.ownership import check_run_dir, is_private
 from trainworks.backends.registry import backend_of_job, cluster_of, cluster_of_job
-from trainworks.backends.reported_attempts import columns_of, ended_at, told_attempts
+from trainworks.backends.reported_attempts import columns_of, ended_at, reported_attempts
 from trainworks.backends.submission import check_dependencies, status_restored, submit_lock
 from trainworks.errors import (
     EnvironmentProblem,
@@ -37,17 +36,17 @@ from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 
 _NOWHERE: dict[str, Any] = {"placement": (), "reachable": True}
-"""Of a job that was seen, and holds nothing."""
+"""Columns of a job that its backend reports and that holds no resources."""
 _FORGOTTEN_S = 30.0
-"""A backend that does not know a job so long after its last change has none; it may be slow to show a new one."""
+"""Time since its last change after which a job that its backend does not list counts as lost."""
 
 
 def hand_over(store: JobStore, backend: Backend, spec: JobSpec, run_dir: RunDir, clock: Clock) -> JobRow:
-    """Submit a run; afterwards its job is accepted, or nothing of it is left.
+    """Submit a run, or leave no trace of it.
 
     The job is in the store before its backend is called: if this process is killed in between, the next command that
-    looks finishes the submission. A submission that was sent and not answered is accepted too. Its job has no handle
-    until a later look finds it by its mark, or submits it.
+    polls finishes the submission. A submission that was sent but not answered counts as accepted. Its job has no handle
+    until a later poll finds it by its tag, or submits it.
 
     Raises:
         TrainworksError: the backend does not have the job; the store and the run directory are as they were.
@@ -77,8 +76,7 @@ def hand_over(store: JobStore, backend: Backend, spec: JobSpec, run_dir: RunDir,
 def hand_over_again(
     store: JobStore, backend: Backend, row: JobRow, clock: Clock, spec: JobSpec | None = None
 ) -> JobRow:
-    """Submit a job anew that has ended without success; it continues in its run directory, with another job spec
-    if there is one.
+    """Submit a job again that ended without success; it continues in its run directory, with another spec if given.
 
     Raises: as `hand_over`; and a UsageError for one that has not ended, or has succeeded.
     """
@@ -102,7 +100,7 @@ def hand_over_again(
 
 
 def withdraw(store: JobStore, row: JobRow, clock: Clock) -> None:
-    """Stop a job that its backend has never had.
+    """Stop a job that its backend has not accepted.
 
     Raises:
         UnreachableError: the backend does not answer, and may have it.
@@ -126,13 +124,13 @@ def _undone_by(undo: Callable[[], object]) -> Iterator[None]:
 
 
 def _put_back(store: JobStore, row: JobRow) -> None:
-    """A job as it was before it was submitted anew."""
+    """Restore the row of a job as it was before it was submitted again."""
     kept = {name: getattr(row, name) for name in ("asked_to_end", "asked_by", "handle", "restarts", "spec")}
     store.move(row.id, row.state, since=(JobState.QUEUED,), now=row.ended_at or row.changed_at, **kept)
 
 
 def _accepted(store: JobStore, backend: Backend, row: JobRow, clock: Clock, *, before: str | None = None) -> JobRow:
-    """The job, which its backend has got; or may have got, where it did not answer."""
+    """Submit a job; one that its backend did not answer counts as accepted."""
     try:
         return _give(store, backend, row, clock, before=before)
     except UnansweredError as lost:
@@ -144,7 +142,7 @@ def _accepted(store: JobStore, backend: Backend, row: JobRow, clock: Clock, *, b
 
 
 def _give(store: JobStore, backend: Backend, row: JobRow, clock: Clock, *, before: str | None = None) -> JobRow:
-    """Submit a job, or anew one that its backend knew by the name `before`."""
+    """Submit a job, or submit it again if its backend knew it as `before`."""
     run_dir = RunDir(Path(row.run_dir))
     check_run_dir(run_dir.path, shared=not is_private(store.url))
     spec = replace(row.spec, depends_on=_handles(store, row))
@@ -160,7 +158,7 @@ def _check_is_there(row: JobRow) -> None:
 
 
 def _handles(store: JobStore, row: JobRow) -> tuple[str, ...]:
-    """The jobs that this one waits for, by the engine's own names; without those that have succeeded already."""
+    """Handles of the unfinished jobs that a job depends on."""
     waits = [job for job in check_dependencies(store, row.spec, row.engine) if not job.state.is_final]
     if nameless := [job.run_id for job in waits if job.handle is None]:
         raise UnreachableError(
@@ -172,35 +170,34 @@ def _handles(store: JobStore, row: JobRow) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class StateChange:
-    """What becomes of a job: its state, and columns of its row."""
+    """New state of a job, and other columns of its row."""
 
     state: JobState
     columns: dict[str, Any] = field(default_factory=dict)
     since: float | None = None
-    """When it came to that, where that is known."""
+    """Time of the change, if known."""
 
 
 def next_step(job: JobRow, status: JobStatus | None, run_status: RunStatus, now: float) -> StateChange | None:
-    """The state that a job has, from what its backend and its run directory say; None while it is unknown.
+    """State of a job from its backend and its run directory; None while it is unknown.
 
-    | the backend says       | the run directory says | then                                                  |
-    |-----------------------|------------------------|-------------------------------------------------------|
-    | it has ended          | so too                 | as the run directory says, which knows why            |
-    | it has ended          | anything else          | as the backend says                                    |
-    | it waits              | anything               | it waits; preempted, if either says so                |
-    | it has its nodes      | starting, running, ... | as the run directory says                             |
-    | it has its nodes      | that it waits          | it starts: its supervisor has not spoken yet          |
-    | it has its nodes      | anything else          | as the backend says                                    |
-    | a word that is new    | anything               | unknown, until the word is another one                |
-    | it knows no such job  | it has ended           | as the run directory says                             |
-    | it knows no such job  | anything else          | stopped, if a user asked for that; else failed, and |
-    |                       |                        | that only after a while                               |
+    | backend           | run directory        | result                                                          |
+    |-------------------|----------------------|-----------------------------------------------------------------|
+    | ended             | ended                | run directory, which knows the cause                            |
+    | ended             | other                | backend                                                         |
+    | waits             | any                  | waits; preempted if either reports that                         |
+    | has its nodes     | starting, running .. | run directory                                                   |
+    | has its nodes     | waits                | starting: its supervisor has not written yet                    |
+    | has its nodes     | other                | backend                                                         |
+    | unknown state     | any                  | unknown                                                         |
+    | does not list it  | ended                | run directory                                                   |
+    | does not list it  | other                | stopped if a user requested that; else failed after 30 s        |
     """
     said = parse_state(run_status.state)
     if status is None:
         return _forgotten(job, said, run_status, now)
     if status.state.is_final:
-        step = _as_recorded(said, run_status) if said.is_final else _as_seen(status)
+        step = _from_record(said, run_status) if said.is_final else _from_backend(status)
         return replace(step, columns=step.columns | {"raw": status.raw, "restarts": status.restarts})
     columns: dict[str, Any] = {"raw": status.raw, "restarts": status.restarts}
     if status.state.waits:
@@ -212,12 +209,12 @@ def next_step(job: JobRow, status: JobStatus | None, run_status: RunStatus, now:
     return StateChange(JobState.STARTING if status.state.holds_resources and said.waits else status.state, columns)
 
 
-def _as_recorded(said: JobState, run_status: RunStatus) -> StateChange:
+def _from_record(said: JobState, run_status: RunStatus) -> StateChange:
     columns = {"cause": run_status.cause, "message": run_status.message, "exit_code": run_status.exit_code}
     return StateChange(said, columns, since=run_status.updated_at or None)
 
 
-def _as_seen(status: JobStatus) -> StateChange:
+def _from_backend(status: JobStatus) -> StateChange:
     cause = status.cause
     words = status.reason or status.raw
     message = f"{CAUSES[cause].words}{f': {words}' if words else ''}" if cause else None
@@ -227,7 +224,7 @@ def _as_seen(status: JobStatus) -> StateChange:
 
 def _forgotten(job: JobRow, said: JobState, run_status: RunStatus, now: float) -> StateChange | None:
     if said.is_final:
-        return _as_recorded(said, run_status)
+        return _from_record(said, run_status)
     if job.asked_to_end is not None:
         return StateChange(JobState.STOPPED, {"exit_code": 0})
     if now - job.changed_at < _FORGOTTEN_S:
@@ -241,7 +238,7 @@ Backends = Callable[[JobRow], Backend | None]
 
 
 def follow_all(store: JobStore, clock: Clock, backends: Backends = backend_of_job) -> list[TrainworksError]:
-    """Bring this user's jobs of such backends up to date; returns why a backend could not be asked.
+    """Update this user's jobs from their backends; returns the errors of backends that could not be polled.
 
     One query per backend covers all its jobs. A job whose backend does not answer keeps its state. Jobs of other
     users are left to them: an interrupted submission would be finished under the wrong account.
@@ -261,7 +258,7 @@ def follow_all(store: JobStore, clock: Clock, backends: Backends = backend_of_jo
 
 
 def _by_cluster(rows: Iterable[JobRow]) -> list[list[JobRow]]:
-    """Jobs of one backend with the same words for it are asked for together."""
+    """Group jobs whose run files describe the same backend; one query covers a group."""
     found: dict[str, list[JobRow]] = {}
     for row in rows:
         if (cluster := cluster_of_job(row)) is not None:
@@ -279,11 +276,11 @@ def _follow(store: JobStore, rows: Sequence[JobRow], backends: Backends, clock: 
     if backend is not None:
         statuses = backend.poll([row.handle for row in known if row.handle])
         for row in known:
-            _take(store, backend, row, statuses, clock)
+            _update_from(store, backend, row, statuses, clock)
 
 
 def _give_again(store: JobStore, row: JobRow, backends: Backends, clock: Clock) -> JobRow:
-    """Finish a submission that was cut off; leave alone one that another process is at now."""
+    """Finish an interrupted submission, unless another process is submitting it now."""
     try:
         _check_is_there(row)
         backend = backends(row)
@@ -301,8 +298,10 @@ def _give_again(store: JobStore, row: JobRow, backends: Backends, clock: Clock) 
         return store.get(row.id) or row
 
 
-def _take(store: JobStore, backend: Backend, row: JobRow, statuses: Mapping[str, JobStatus], clock: Clock) -> None:
-    """Write down what was seen of one job."""
+def _update_from(
+    store: JobStore, backend: Backend, row: JobRow, statuses: Mapping[str, JobStatus], clock: Clock
+) -> None:
+    """Update the store from the reported status of one job."""
     run_dir = RunDir(Path(row.run_dir))
     status = statuses.get(row.handle or "")
     run_status = run_dir.read_status() if backend.shares_files else RunStatus(state=JobState.UNKNOWN)
@@ -316,7 +315,7 @@ def _take(store: JobStore, backend: Backend, row: JobRow, statuses: Mapping[str,
     step = next_step(row, status, run_status, clock.now())
     if step is None:
         return
-    attempts = told_attempts(row, backend, status, step.state, step.columns) if backend.shares_files else None
+    attempts = reported_attempts(row, backend, status, step.state, step.columns) if backend.shares_files else None
     if attempts is not None:
         preempted = step.state.waits and attempts[-1].state is JobState.PREEMPTED
         state = JobState.PREEMPTED if preempted else step.state
@@ -327,7 +326,7 @@ def _take(store: JobStore, backend: Backend, row: JobRow, statuses: Mapping[str,
         ended = attempts[-1].ended_at if attempts and attempts[-1].state is step.state else None
         _end(store, row, step, clock, ended_at=ended or step.since or _ended_at(backend, row, run_dir, status))
     else:
-        _go_on(store, row, step, status, clock)
+        _update(store, row, step, status, clock)
     if attempts is not None:
         store.write_attempts(row.id, attempts)
     if not (backend.shares_files or step.state.is_final):
@@ -335,13 +334,13 @@ def _take(store: JobStore, backend: Backend, row: JobRow, statuses: Mapping[str,
 
 
 def _ended_at(backend: Backend, row: JobRow, run_dir: RunDir, status: JobStatus | None) -> float:
-    """When a job ended, which may be long before this look."""
+    """When a job ended, which may be long before this poll."""
     seen = ended_at(run_dir, status) if backend.shares_files else status.ended_at if status is not None else None
     return max(seen or row.changed_at, row.started_at or row.submitted_at)
 
 
 def _as_a_gang(row: JobRow, status: JobStatus) -> JobStatus:
-    """A job that has got some of its nodes waits for the others."""
+    """Report a job with only some of its nodes as waiting."""
     got, wanted = len(status.nodes), row.spec.min_nodes
     if not (row.state.waits and status.state.holds_resources and got < wanted):
         return status
@@ -349,7 +348,7 @@ def _as_a_gang(row: JobRow, status: JobStatus) -> JobStatus:
 
 
 def _attempt(store: JobStore, row: JobRow, status: JobStatus, clock: Clock) -> JobRow:
-    """The job in the attempt that its backend is at, which begins when it is seen with its nodes."""
+    """Begin an attempt of a job that was waiting and now has its nodes."""
     placement = placement_on(row, status.nodes)
     if row.state.waits and placement:
         started_at = status.starts_at or status.ended_at or clock.now()
@@ -358,7 +357,7 @@ def _attempt(store: JobStore, row: JobRow, status: JobStatus, clock: Clock) -> J
     return row
 
 
-def _go_on(store: JobStore, row: JobRow, step: StateChange, status: JobStatus | None, clock: Clock) -> None:
+def _update(store: JobStore, row: JobRow, step: StateChange, status: JobStatus | None, clock: Clock) -> None:
     changes = step.columns | (_NOWHERE if step.state.waits else {"reachable": True})
     if step.state is not row.state:
         store.move(row.id, step.state, since=(row.state,), now=clock.now(), **changes)
@@ -372,12 +371,12 @@ def _go_on(store: JobStore, row: JobRow, step: StateChange, status: JobStatus | 
 
 def _end(store: JobStore, row: JobRow, step: StateChange, clock: Clock, *, ended_at: float | None = None) -> None:
     now = ended_at or clock.now()
-    _tell(RunDir(Path(row.run_dir)), step, now)
+    _write_end(RunDir(Path(row.run_dir)), step, now)
     store.move(row.id, step.state, since=(row.state,), now=now, **step.columns | _NOWHERE)
 
 
-def _tell(run_dir: RunDir, step: StateChange, now: float) -> None:
-    """The end of a job that could not write it down itself."""
+def _write_end(run_dir: RunDir, step: StateChange, now: float) -> None:
+    """Write the final status of a job that could not write it itself."""
     if not run_dir.path.exists() or parse_state(run_dir.read_status().state).is_final:
         return
     words = {name: step.columns.get(name) for name in ("cause", "message", "exit_code")}
@@ -385,6 +384,6 @@ def _tell(run_dir: RunDir, step: StateChange, now: float) -> None:
 
 
 def _mirror(run_dir: RunDir, state: JobState, where: str, clock: Clock) -> None:
-    """Where the job's own record is elsewhere, this one says the state that its backend says."""
+    """Copy the backend's state into a run directory that the job's nodes do not see."""
     if run_dir.path.exists() and run_dir.read_status().state != state:
         run_dir.write_status(RunStatus(state=state, supervisor_host=where, updated_at=clock.now()))

@@ -1,4 +1,4 @@
-"""Attempts of a job whose record is readable here: its events, and the engine's times where the record has none."""
+"""Attempts of a job with a readable run directory: from its events, completed with times that the backend reports."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from trainworks.jobs.state import CAUSES, JobState, attempt_state
 from trainworks.record.events import read_events
 from trainworks.record.run_dir import RunDir
 
-_OF_A_START = dict.fromkeys(("reason", "detail", "position", "starts_at", "cause", "message", "exit_code"))
-"""Columns of a job that say why it waited; they are empty once it has its nodes."""
+_CLEARED_AT_START = dict.fromkeys(("reason", "detail", "position", "starts_at", "cause", "message", "exit_code"))
+"""Columns with the reason of a wait; empty once the job has its nodes."""
 
 
-def told_attempts(
+def reported_attempts(
     row: JobRow, backend: Backend, status: JobStatus | None, state: JobState, columns: dict[str, Any]
 ) -> list[Attempt] | None:
-    """Every attempt of a job; None where its record has none.
+    """All attempts of a job; None if its events have none.
 
     Args:
-        row: as the store has it.
-        backend: that runs it.
-        status: what the backend says, if it knows the job.
-        state: of the job, from both.
-        columns: cause, message and exit code of a job that has ended.
+        row: the job in the store.
+        backend: runs the job.
+        status: reported by the backend; None if it does not list the job.
+        state: new state of the job.
+        columns: cause, message and exit code of an ended job.
     """
     run_dir = RunDir(Path(row.run_dir))
     attempts = attempts_of(row, read_events(run_dir.events_file))
@@ -62,7 +62,7 @@ def _as_ended(
 
 
 def _begun(row: JobRow, last: Attempt, status: JobStatus) -> list[Attempt]:
-    """The attempt that the backend has begun, while the job has not said so."""
+    """The attempt that the backend has started and the job has not recorded yet."""
     if status.starts_at is None or status.starts_at < (last.ended_at or 0.0):
         return []
     nodes = placement_on(row, status.nodes)
@@ -77,16 +77,16 @@ def _begun(row: JobRow, last: Attempt, status: JobStatus) -> list[Attempt]:
 
 
 def ended_at(run_dir: RunDir, status: JobStatus | None) -> float:
-    """When a job ended that could not write it down: as its backend says, else the last sign of life."""
+    """End of a job that could not record it: as reported by its backend, else the last status or event."""
     return status.ended_at if status is not None and status.ended_at is not None else signs_of_life(run_dir)
 
 
 def columns_of(attempts: list[Attempt], row: JobRow, state: JobState) -> dict[str, Any]:
-    """What the row of a job says of its latest attempt."""
+    """Columns of a job's row about its latest attempt."""
     last = attempts[-1]
     columns: dict[str, Any] = {"attempt": last.number, "started_at": last.started_at}
     if state.holds_resources:
-        columns |= {"placement": last.placement} | (_OF_A_START if row.state.waits else {})
+        columns |= {"placement": last.placement} | (_CLEARED_AT_START if row.state.waits else {})
     elif state.waits and last.cause is not None:
         columns |= {"cause": last.cause, "message": last.message}
     return columns

@@ -182,10 +182,6 @@ def read_text(path: Path) -> str:
 def parse_run_file(text: str, *, name: str) -> tuple[RunFile, Source]:
     """Check the text of a run file.
 
-    Args:
-        text: YAML.
-        name: of the file, for errors.
-
     Raises:
         RunFileError: every problem in it, each with its line.
     """

@@ -17,12 +17,7 @@ _MAX_WINDOW_STEPS = 50
 
 
 class FieldError(ValueError):
-    """An invalid value, raised by a pydantic validator and reported with its place by the loader of the file.
-
-    Args:
-        message: what is wrong, with the value.
-        hint: the next step to take.
-    """
+    """An invalid value, raised by a pydantic validator and reported with its place by the loader of the file."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)

@@ -94,10 +94,6 @@ def load_batch_script(path: Path) -> tuple[RunFile, BatchSource]:
 def parse_batch_script(text: str, *, name: str) -> tuple[RunFile, BatchSource]:
     """Check the text of a batch script.
 
-    Args:
-        text: of the script.
-        name: of the file, for errors.
-
     Raises:
         RunFileError: every problem in it, each with its line.
     """

@@ -84,12 +84,7 @@ class OptionLines:
 
 
 def read_options(text: str, *, name: str) -> OptionLines:
-    """Read the options of a script, in their order.
-
-    Args:
-        text: of the script.
-        name: of the file, for errors.
-    """
+    """Read the options of a script, in their order."""
     options: list[Option] = []
     problems: list[UsageError] = []
     begin = _first_command(text)

@@ -94,11 +94,7 @@ def follow_usage(
 
 
 class AcceleratorUse:
-    """Utilisation of the accelerators in `CUDA_VISIBLE_DEVICES`, by this job or any other process.
-
-    Args:
-        nvml: the library, or a fake.
-    """
+    """Utilisation of the accelerators in `CUDA_VISIBLE_DEVICES`, by this job or any other process."""
 
     def __init__(self, nvml: Any = pynvml) -> None:
         self._nvml = nvml

@@ -35,12 +35,7 @@ def since_user_start(events: Sequence[Event]) -> Sequence[Event]:
 
 
 def describe_failure(failure: Event, events: Sequence[Event]) -> str:
-    """The message of a failure; of a final one, also why ranks did not start again.
-
-    Args:
-        failure: one of the events.
-        events: of the run.
-    """
+    """The message of a failure; of a final one, also why ranks did not start again."""
     message = str(failure.get("message") or "")
     reasons = [
         event["message"]

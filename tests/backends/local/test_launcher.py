@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes import FakeClock, spec
-from trainworks.backends.local.launcher import ForkingLauncher
+from trainworks.backends.local.launcher import Launcher
 from trainworks.errors import NotOwnerError
 from trainworks.host import process
 from trainworks.host.ledger import MachineLedger, Share, claim_key
@@ -29,9 +29,9 @@ def ledger(tmp_path: Path, clock: FakeClock) -> MachineLedger:
 
 
 @pytest.fixture
-def launcher(ledger: MachineLedger, clock: FakeClock) -> ForkingLauncher:
+def launcher(ledger: MachineLedger, clock: FakeClock) -> Launcher:
     """With nothing to start."""
-    return ForkingLauncher(clock, [], ledger)
+    return Launcher(clock, [], ledger)
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def take(ledger: MachineLedger, run_dir: str) -> int:
     return handle
 
 
-def test_a_job_s_own_claim_is_not_that_of_another(launcher: ForkingLauncher, job: JobRow) -> None:
+def test_a_job_s_own_claim_is_not_that_of_another(launcher: Launcher, job: JobRow) -> None:
     assert launcher.claim(job, PLACEMENT, launcher.elsewhere([]))
     assert launcher.elsewhere([job]) == frozenset()
     assert [(one.share.cores, one.share.devices) for one in launcher.elsewhere([])] == [(2.0, (0, 1))]
@@ -59,7 +59,7 @@ def test_a_job_s_own_claim_is_not_that_of_another(launcher: ForkingLauncher, job
 
 
 def test_the_claim_of_another_user_is_theirs_even_under_the_same_key(
-    launcher: ForkingLauncher, job: JobRow, monkeypatch: pytest.MonkeyPatch
+    launcher: Launcher, job: JobRow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert launcher.claim(job, PLACEMENT, frozenset())
     monkeypatch.setattr(os, "getuid", lambda: 61_001)
@@ -68,7 +68,7 @@ def test_the_claim_of_another_user_is_theirs_even_under_the_same_key(
 
 
 def test_nothing_is_claimed_when_others_have_taken_more_than_was_known(
-    launcher: ForkingLauncher, ledger: MachineLedger, job: JobRow
+    launcher: Launcher, ledger: MachineLedger, job: JobRow
 ) -> None:
     known = launcher.elsewhere([])
     handle = take(ledger, "/runs/lm-1")
@@ -78,15 +78,13 @@ def test_nothing_is_claimed_when_others_have_taken_more_than_was_known(
     launcher.let_go(job)
 
 
-def test_a_supervisor_is_found_by_the_status_of_a_run_directory_of_one_s_own(
-    launcher: ForkingLauncher, job: JobRow
-) -> None:
+def test_a_supervisor_is_found_by_the_status_of_a_run_directory_of_one_s_own(launcher: Launcher, job: JobRow) -> None:
     found = launcher.adopt(job)
     assert found is not None and found.pid == os.getpid()
 
 
 def test_what_the_run_directory_of_another_user_says_is_not_believed(
-    launcher: ForkingLauncher, job: JobRow, monkeypatch: pytest.MonkeyPatch
+    launcher: Launcher, job: JobRow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "getuid", lambda: 61_001)
     words = launcher.last_words(job)

@@ -29,12 +29,7 @@ def quantity(text: str | int | float) -> float:
 
 
 def node_facts(node: Object, pods: Sequence[Object]) -> NodeStatus:
-    """Status of a node and its load.
-
-    Args:
-        node: the Node object.
-        pods: pods of all nodes.
-    """
+    """Status of a node and its load."""
     name = str(node["metadata"]["name"])
     there = node.get("status", {}).get("allocatable") or node.get("status", {}).get("capacity") or {}
     here = [pod for pod in pods if pod.get("spec", {}).get("nodeName") == name and not _has_ended(pod)]

@@ -35,13 +35,7 @@ def log_lines(client: KubernetesClient, pod: Object, *, follow: bool) -> Iterato
 
 @final
 class LogStream:
-    """Lines of all pods of a job, including those of later allocations, until the job has ended.
-
-    Args:
-        client: of the API server.
-        pods: returns the current pods.
-        has_ended: returns whether the job has ended.
-    """
+    """Lines of all pods of a job, including those of later allocations, until the job has ended."""
 
     def __init__(
         self, client: KubernetesClient, pods: Callable[[], list[Object]], has_ended: Callable[[], bool]

@@ -272,13 +272,7 @@ def is_unexplained(status: JobStatus) -> bool:
 
 
 def warning_about(name: str, status: JobStatus, events: Iterable[Object]) -> JobStatus:
-    """Status with the last warning about the JobSet, its Job or its pods as the reason.
-
-    Args:
-        name: of the JobSet.
-        status: of the job.
-        events: of the namespace.
-    """
+    """Status with the last warning about the JobSet, its Job or its pods as the reason."""
     names = re.compile(rf"{re.escape(name)}(-node-0(-.*)?)?")
     about = [event for event in events if names.fullmatch((event.get("involvedObject") or {}).get("name", ""))]
     warnings = [event for event in about if event.get("type") == "Warning"]

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from trainworks.backends.local.dispatcher import Dispatcher
-from trainworks.backends.local.launcher import ForkingLauncher
+from trainworks.backends.local.launcher import Launcher
 from trainworks.backends.local.machine import local_nodes
 from trainworks.backends.ownership import is_private
 from trainworks.backends.store_place import (
@@ -61,7 +61,7 @@ def main() -> int:
     clean_up()
     while True:
         with _listening() as door:
-            launcher = ForkingLauncher(clock, [lock, door.fileno()], machine_ledger(), shared=shared)
+            launcher = Launcher(clock, [lock, door.fileno()], machine_ledger(), shared=shared)
             dispatcher = Dispatcher(store, machine, launcher, clock)
             _serve(store, dispatcher, launcher, door, clock)
         if store.is_replaced():  # by a rebuilt one: jobs that run are in the new one, or go on by themselves
@@ -86,9 +86,7 @@ def _listening() -> Iterator[socket.socket]:
             Path(here).unlink(missing_ok=True)
 
 
-def _serve(
-    store: JobStore, dispatcher: Dispatcher, launcher: ForkingLauncher, door: socket.socket, clock: Clock
-) -> None:
+def _serve(store: JobStore, dispatcher: Dispatcher, launcher: Launcher, door: socket.socket, clock: Clock) -> None:
     busy_at = clock.now()
     while clock.now() - busy_at < _LINGERS_S and not store.is_replaced():
         _look(dispatcher, clock)
@@ -126,7 +124,7 @@ def _take_over(clock: Clock) -> int | None:
     return lock
 
 
-def _wait(door: socket.socket, dispatcher: Dispatcher, launcher: ForkingLauncher) -> None:
+def _wait(door: socket.socket, dispatcher: Dispatcher, launcher: Launcher) -> None:
     """Block until a wake-up, the end of a supervisor, or a timeout; when it is quiet, prepare for the next job."""
     poll = select.poll()
     poll.register(door, select.POLLIN)

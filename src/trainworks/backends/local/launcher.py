@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Protocol, final
+from typing import final
 
 from trainworks.agent import supervisor
 from trainworks.agent.launch import end_left_over, make_ready, take_environment, take_run
@@ -30,63 +30,9 @@ from trainworks.record.status import RunStatus
 from trainworks.recover.restarts import earlier_turns, record_waits
 
 
-class Supervised(Protocol):
-    """A job with a supervisor."""
-
-    @property
-    def pid(self) -> int:
-        """Of the supervisor."""
-
-    def is_alive(self) -> bool:
-        """Whether the supervisor runs."""
-
-    def end(self, *, at_once: bool) -> None:
-        """Ask for a clean end; at once: kill what runs."""
-
-
-class Launcher(Protocol):
-    """The door between the dispatcher and this machine."""
-
-    def elsewhere(self, ours: Iterable[JobRow]) -> frozenset[Claim]:
-        """What jobs other than `ours`, of any user and any queue, hold of this machine now."""
-
-    def claim(self, job: JobRow, placement: Sequence[Placement], known: frozenset[Claim]) -> bool:
-        """Take a job's share of this machine before its launch; False where others hold more than `known` by now."""
-
-    def let_go(self, job: JobRow) -> None:
-        """Give up our part of a job's claim; after a launch the job's own processes keep theirs."""
-
-    def launch(self, job: JobRow) -> Supervised:
-        """Start a supervisor, which gets the job's claim.
-
-        Raises:
-            TrainworksError: it cannot be started, and nothing is left of it.
-        """
-
-    def adopt(self, job: JobRow) -> Supervised | None:
-        """The supervisor that another process started; None if there is none, or none yet."""
-
-    def status(self, job: JobRow) -> RunStatus:
-        """What the job says of itself."""
-
-    def last_words(self, job: JobRow) -> RunStatus | None:
-        """What a job said last that has nothing left running; None while it has."""
-
-    def events(self, job: JobRow) -> list[Event]:
-        """The record of the job, which counts its restarts."""
-
-    def back_in_line(self, job: JobRow, outcome: Outcome | None = None, ended_at: float = 0.0) -> None:
-        """Say in the run directory that the job waits again: how its turn ended, or nothing of it after a retry."""
-
-    def stopped(self, job: JobRow) -> None:
-        """Say in the run directory that the job was stopped before its start."""
-
-    def forget(self, job: JobRow) -> None:
-        """The job has ended: drop what was kept for its next start."""
-
-
-class _Supervisor:
-    """A supervisor by its process: a child of this one, or of another process."""
+@final
+class Supervised:
+    """A job with a supervisor: a child of this process, or of another one."""
 
     def __init__(self, pid: int, started_at: float, child: process.Child | None = None) -> None:
         self._pid = pid
@@ -95,22 +41,25 @@ class _Supervisor:
 
     @property
     def pid(self) -> int:
+        """Process id of the supervisor."""
         return self._pid
 
     def is_alive(self) -> bool:
+        """Whether the supervisor runs."""
         if self._child is not None:
             return self._child.exit_code() is None
         return process.is_running(self._pid, self._started_at)
 
     def end(self, *, at_once: bool) -> None:
+        """Ask for a clean end; at once: kill what runs."""
         if self.is_alive():
             for _ in range(2 if at_once else 1):
                 os.kill(self._pid, signal.SIGTERM)
 
 
 @final
-class ForkingLauncher:
-    """The launcher of this machine.
+class Launcher:
+    """Starts supervisors on this machine, and reads and writes what their jobs leave.
 
     Args:
         clock: the time.
@@ -131,7 +80,7 @@ class ForkingLauncher:
         self._claims: dict[int, int] = {}
 
     def prepare(self) -> Spare:
-        """Have a copy of this process ready for the next job."""
+        """Return a copy of this process for the next job, forking one if none waits."""
         if self._spare is None or not self._spare.waits():
             if self._spare is not None:
                 self._spare.dismiss()
@@ -139,7 +88,7 @@ class ForkingLauncher:
         return self._spare
 
     def elsewhere(self, ours: Iterable[JobRow]) -> frozenset[Claim]:
-        """By the machine's ledger."""
+        """Claims in the machine's ledger of jobs other than `ours`, of any user and any queue."""
         self._ours = {_key(job.run_dir) for job in ours}
         return self._of_others(self._ledger.claims())
 
@@ -148,7 +97,11 @@ class ForkingLauncher:
         return frozenset(claim for claim in claims if not (claim.uid == own and claim.share.key in self._ours))
 
     def claim(self, job: JobRow, placement: Sequence[Placement], known: frozenset[Claim]) -> bool:
-        """A file of the ledger, open until `let_go`: no copy of this process may be made meanwhile for another job."""
+        """Claim a job's share of this machine before its launch; False if others hold more than `known` by now.
+
+        The claim is a file of the ledger, open until `let_go`: until then no copy of this process may be made for
+        another job.
+        """
         devices = tuple(device for one in placement for device in one.devices)
         cores = sum(one.cores for one in placement)
         share = Share(run=job.run_id, key=_key(job.run_dir), cores=cores, devices=devices)
@@ -160,7 +113,7 @@ class ForkingLauncher:
         return True
 
     def let_go(self, job: JobRow) -> None:
-        """Close the file."""
+        """Release this process's part of a job's claim; after a launch the job's own processes keep theirs."""
         if (handle := self._claims.pop(job.id, None)) is not None:
             os.close(handle)
 
@@ -176,8 +129,12 @@ class ForkingLauncher:
         return RunDir(folder)
 
     def launch(self, job: JobRow) -> Supervised:
-        """A copy of this process becomes the supervisor. It gets the run's lock with its order, so there is no moment
-        at which the job has begun and the lock is free.
+        """Start a supervisor in a copy of this process, which gets the job's claim.
+
+        It gets the run's lock with its order, so the lock is never free once the job has begun.
+
+        Raises:
+            TrainworksError: it cannot be started, and has left nothing behind.
         """
         run_dir = self._run_dir(job)
         lock = take_run(run_dir)
@@ -190,25 +147,25 @@ class ForkingLauncher:
             child = self.prepare().order(order, [lock, *claims], log=run_dir.supervisor_log)
         finally:
             os.close(lock)
-        return _Supervisor(*process.identity(child.pid), child)
+        return Supervised(*process.identity(child.pid), child)
 
     def adopt(self, job: JobRow) -> Supervised | None:
-        """By the process id in the status, if that is still the process that wrote it."""
+        """The supervisor that another process started, if the process in the job's status still runs."""
         status = self.status(job)
         if status.supervisor_pid is None or status.supervisor_started_at is None:
             return None
-        found = _Supervisor(status.supervisor_pid, status.supervisor_started_at)
+        found = Supervised(status.supervisor_pid, status.supervisor_started_at)
         return found if found.is_alive() else None
 
     def status(self, job: JobRow) -> RunStatus:
-        """Of the run directory; UNKNOWN where it cannot be read, or is not this user's."""
+        """Status in the run directory; UNKNOWN if it cannot be read, or is not this user's."""
         try:
             return self._run_dir(job).read_status()
         except (OSError, NotOwnerError) as error:
             return RunStatus(state="UNKNOWN", message=str(error))
 
     def last_words(self, job: JobRow) -> RunStatus | None:
-        """The status, once the run's lock is free and no process of the run is left."""
+        """Final status of a job, once its lock is free and its remaining processes are killed; None while it runs."""
         try:
             run_dir = self._run_dir(job)
             lock = take_lock(run_dir.lock_file)
@@ -225,14 +182,20 @@ class ForkingLauncher:
             os.close(lock)
 
     def events(self, job: JobRow) -> list[Event]:
-        """Of the run directory; none where it cannot be read."""
+        """Events of the job, which count its restarts; none if its run directory cannot be read."""
         try:
             return read_events(self._run_dir(job).events_file)
         except (OSError, NotOwnerError):
             return []
 
     def back_in_line(self, job: JobRow, outcome: Outcome | None = None, ended_at: float = 0.0) -> None:
-        """Write the end of the turn, unless a dispatcher that was killed after that has written it."""
+        """Record that the job waits again, and how its turn ended unless a killed dispatcher has recorded that.
+
+        Args:
+            job: the job.
+            outcome: end of the turn; None after a retry.
+            ended_at: time of that end.
+        """
         run_dir = self._run_dir(job)
         if outcome is not None and not record_waits(self.events(job)):
             words = {"state": outcome.state, "cause": outcome.cause, "message": outcome.message}
@@ -240,7 +203,7 @@ class ForkingLauncher:
         run_dir.write_status(RunStatus(state="QUEUED", updated_at=self._clock.now()))
 
     def stopped(self, job: JobRow) -> None:
-        """The last status; one that cannot be written is not missed."""
+        """Record that the job was stopped before its start, if its run directory can be written."""
         with suppress(OSError, NotOwnerError):
             status = RunStatus(state="STOPPED", exit_code=0, updated_at=self._clock.now())
             self._run_dir(job).write_status(status)
@@ -248,7 +211,7 @@ class ForkingLauncher:
         self.forget(job)
 
     def forget(self, job: JobRow) -> None:
-        """The variables that the job was submitted with: there may be secrets among them."""
+        """Delete the environment variables of an ended job: they may hold secrets."""
         with suppress(OSError, NotOwnerError):
             self._run_dir(job).environment_file.unlink(missing_ok=True)
 
@@ -270,12 +233,12 @@ def _resolved_for(job: JobRow, run_dir: RunDir) -> ResolvedRun:
 
 
 def _begin() -> Order:
-    """In the copy that is going to supervise a job: have another one ready for its first agent."""
+    """Prepare, in the copy that will supervise a job, another copy for its first agent."""
     return partial(_supervise, agent=Spare(lambda: run_agent))
 
 
 def _supervise(text: str, handles: Sequence[int], *, agent: Spare) -> int:
-    """Take on the environment that the job was submitted with, and its accelerators."""
+    """Supervise a job with the environment that it was submitted with and its accelerators."""
     folder, devices = json.loads(text)
     take_environment(RunDir(Path(folder)), {"CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))} if devices else {})
     lock, *claims = handles

@@ -86,13 +86,7 @@ def devices_free(node: LocalNode, taken: list[Placement]) -> tuple[int, ...]:
 def held_elsewhere(
     claims: Iterable[Claim], machine: Sequence[LocalNode], taken: Sequence[Placement] = ()
 ) -> list[Placement]:
-    """What the claims of others take of each node. Their cores count where most are free: nothing pins them.
-
-    Args:
-        claims: of jobs outside this queue.
-        machine: all nodes.
-        taken: what jobs of this queue hold.
-    """
+    """What the claims of others take of each node. Their cores count where most are free: nothing pins them."""
     claims = list(claims)
     devices = {device for claim in claims for device in claim.share.devices}
     cores = _spread(sum(claim.share.cores for claim in claims), machine, taken)

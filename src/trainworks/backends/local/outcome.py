@@ -1,4 +1,4 @@
-"""What becomes of a job of this machine when its supervisor has gone: a table over its last words. Pure."""
+"""Next state of a local job whose supervisor has ended: a table over its last status. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainworks.record.status import RunStatus
 from trainworks.recover.restarts import NEXT_TURN, may_restart, restarts_used
 
 _MAX_LAUNCHES = 5
-"""A supervisor that dies before it has started anything is started anew so often."""
+"""Launches of a supervisor that dies before it has started anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,28 +29,28 @@ class Outcome:
 def outcome_of(job: JobRow, status: RunStatus, events: Sequence[Event]) -> Outcome:
     """The next state of a job whose supervisor, agents and ranks are all gone.
 
-    | last words              | asked to end          | next                                  |
-    |-------------------------|-----------------------|---------------------------------------|
-    | succeeded, failed       | any                   | that                                  |
-    | stopped                 | nobody, or a person   | stopped                               |
-    | stopped                 | for another job       | waits again, no restart counted       |
-    | stopped                 | time limit reached    | failed, `time_limit`                  |
-    | it was not launched yet | nobody                | waits again                           |
-    | none: it never began    | nobody                | waits again, five times               |
-    | in the middle           | a person, or its time | stopped, or failed with `time_limit`  |
-    | in the middle           | nobody                | waits again if it may; else failed    |
+    | last status        | requested end          | next                                 |
+    |--------------------|------------------------|--------------------------------------|
+    | succeeded, failed  | any                    | the same                             |
+    | stopped            | none, or by a user     | stopped                              |
+    | stopped            | for another job        | waits again, no restart counted      |
+    | stopped            | time limit reached     | failed, `time_limit`                 |
+    | not launched yet   | none                   | waits again                          |
+    | none               | none                   | waits again, five times              |
+    | running            | by a user, time limit  | stopped, or failed with `time_limit` |
+    | running            | none                   | waits again if it may; else failed   |
 
     Args:
-        job: as the store has it.
-        status: its last words.
-        events: of its run, which say how many restarts are used.
+        job: the row of the store.
+        status: last status of its run directory.
+        events: all events of its run, which count the restarts.
     """
     state = parse_state(status.state)
     if state in (JobState.SUCCEEDED, JobState.FAILED):
         return Outcome(state, status.cause, status.message, status.exit_code)
     if state is JobState.STOPPED or job.asked_to_end is not None:
         return _ended_on_request(job, status)
-    if state is JobState.QUEUED:  # whoever meant to launch it was killed before
+    if state is JobState.QUEUED:  # its dispatcher was killed before it launched it
         return Outcome(JobState.QUEUED, Cause.CONTROLLER_ERROR, "its dispatcher was killed before the launch")
     return _never_began(job, events) if state is JobState.CREATED else _in_the_middle(job, events)
 

@@ -85,13 +85,7 @@ class StepCommand:
 
 @final
 class StepHosts:
-    """Nodes of a Slurm job; every agent is a step of its own.
-
-    Args:
-        got: the nodes.
-        step: how an agent is started.
-        client: calls Slurm's programs.
-    """
+    """Nodes of a Slurm job; every agent is a step of its own."""
 
     are_here = False
 
@@ -131,12 +125,7 @@ class StepHosts:
 
 
 def ending_of_turn(run_dir: RunDir, job: str) -> tuple[Cause, float]:
-    """Cause and time of the end of the last turn: as slurmstepd says, else a lost node and the last sign of life.
-
-    Args:
-        run_dir: of the run.
-        job: its number in Slurm.
-    """
+    """Cause and time of the end of the last turn: as slurmstepd says, else a lost node and the last sign of life."""
     launches = [event for event in read_events(run_dir.events_file) if event["kind"] == "submitted"]
     since = float(launches[-1]["t"]) if launches else 0.0
     return cause_of_the_kill(log_of(run_dir), job, since) or (Cause.NODE_LOST, signs_of_life(run_dir))

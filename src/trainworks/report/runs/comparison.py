@@ -63,14 +63,7 @@ class Comparison(ReportPart):
 
 
 def build_comparison(plan: Plan, history: History, ledger: Ledger, *, unit: str = "tokens") -> Comparison:
-    """Hold a plan against the steps that were trained with its layout; what is measured is None before there are any.
-
-    Args:
-        plan: the newest of the run.
-        history: its record.
-        ledger: where its time went.
-        unit: what its throughput counts.
-    """
+    """Compare a plan with the steps trained with its layout; measured values are None before the first step."""
     others = _attempts_of_other_layouts(plan, history)
     rows = [row for row in history.effective if row["attempt"] not in others]
     skipped = warmup_steps(len(rows))

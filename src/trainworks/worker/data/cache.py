@@ -51,12 +51,6 @@ class ShardCache:
     def hold(self, name: str, shard: Shard, store: Store, remote_name: str) -> tuple[Path, int]:
         """The file of a shard, downloaded if missing, and a lock that keeps it until closed.
 
-        Args:
-            name: file name in this cache.
-            shard: expected size and checksum.
-            store: source of the file.
-            remote_name: file name in the store.
-
         Raises:
             EnvironmentProblem: the store does not answer, its file is not what the card says, or what is in use
                 leaves no room.

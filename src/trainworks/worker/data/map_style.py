@@ -25,10 +25,6 @@ class MapStyleDataset:
     `gather(indices, samples)` gives arrays of many items at once; `samples` are their numbers in the run, which
     should key random draws. One with `fingerprint` identifies itself.
 
-    Args:
-        dataset: what is read.
-        place: where it was built, for errors.
-
     Raises:
         UsageError: it has no length, no items, or items that are nothing of the kind.
     """

@@ -75,13 +75,7 @@ class Dealer:
 
 
 class MixedOrder:
-    """Samples of several sources, whose items are numbered one source after the other.
-
-    Args:
-        orders: of each source.
-        sizes: items of each source.
-        dealer: picks the source of each sample.
-    """
+    """Samples of several sources, whose items are numbered one source after the other."""
 
     def __init__(self, orders: Sequence[Order], sizes: Sequence[int], dealer: Dealer) -> None:
         self._orders = orders

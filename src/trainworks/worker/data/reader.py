@@ -23,9 +23,6 @@ class Staging:
     An accelerator copies from page-locked memory by itself, while the host continues; any other memory makes the host
     wait. torch's allocator takes such memory back once the copies from it have ended, so a batch may be dropped as soon
     as its copy has been issued.
-
-    Args:
-        device: of the ranks.
     """
 
     def __init__(self, device: torch.device) -> None:

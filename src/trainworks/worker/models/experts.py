@@ -80,9 +80,6 @@ class ExpertBalance:
 
     The loss is never added up: pipelines would have to carry it from stage to stage. Its gradient joins where the
     layer's own gradient passes, with the factor that the loss of the model has (as in Megatron-LM).
-
-    Args:
-        weight: of the loss.
     """
 
     def __init__(self, weight: float) -> None:

@@ -212,12 +212,6 @@ def tied_embedding(parts: Sequence[nn.Module]) -> Tensor | None:
 def distribute_decoder(config: DecoderConfig, setup: Setup, *, positions: int, first_weights: FirstWeights) -> Parallel:
     """A decoder for any layout. Built without storage, cut, and only then filled: no rank ever holds all of a model
     that is sharded.
-
-    Args:
-        config: of the whole model.
-        setup: what it is prepared for.
-        positions: of a sequence, T.
-        first_weights: fills the parameters.
     """
     mesh = setup.mesh
     stages = _stages_of_rank(mesh.layout, mesh.pp_rank, config)

@@ -22,10 +22,6 @@ from trainworks.worker.tasks.user_module import UserModule, load_user_module
 class ModuleTask:
     """Task with the user's own model and dataset.
 
-    Args:
-        workload: with the file.
-        micro_batch: samples per forward.
-
     Raises:
         UsageError: the file is at fault; with its line.
     """

@@ -26,11 +26,6 @@ _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 class MaskedLanguageModeling:
     """BERT and its like: the tokens that were hidden are predicted from all others.
 
-    Args:
-        workload: of the run file.
-        folder: of prepared tokens.
-        micro_batch: sequences per forward.
-
     Raises:
         UsageError: the model has no room for the tokens, or none for one that hides the others.
     """
@@ -73,11 +68,6 @@ class MaskedLanguageModeling:
 
 class ImageClassification:
     """ResNet, ViT and their like.
-
-    Args:
-        workload: of the run file.
-        folder: of prepared images.
-        micro_batch: images per forward.
 
     Raises:
         UsageError: the model takes images of another size.
