@@ -73,10 +73,10 @@ def refusal(of: GangShape, *on: NodeInfo) -> tuple[str, str | None]:
         (
             shape(exclude=frozenset({"n1"})),
             nodes(1),
-            "1 node of 8 accelerators; there is no node but the 1 excluded",
+            "1 node of 8 accelerators; the cluster has no node but the 1 excluded",
             "exclude fewer nodes",
         ),
-        (shape(), (), "1 node of 8 accelerators; there is no node", "add a node"),
+        (shape(), (), "1 node of 8 accelerators; the cluster has no node", "add a node"),
     ],
 )
 def test_a_gang_that_could_never_run_is_refused_with_what_would(

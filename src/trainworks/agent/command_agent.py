@@ -28,7 +28,7 @@ _POLL_S = 0.02
 _NOTES = 4
 """Lines in which to look for an exception with notes below it."""
 _GRACE_S = 5.0
-"""For those that end because another one failed; after a request to stop they have the job's own grace."""
+"""Grace of ranks that end because another one failed; after a request to stop the job's own grace holds."""
 
 
 class _CommandNode:

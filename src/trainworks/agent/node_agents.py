@@ -32,7 +32,7 @@ class Hosts(Protocol):
 
     @property
     def addresses(self) -> Sequence[str]:
-        """Of the nodes, in their order; the ranks meet at the first one."""
+        """Addresses of the nodes, in their order; the ranks meet at the first one."""
         ...
 
     @property

@@ -1,1 +1,1 @@
-"""From a job request to processes, on this machine or on a cluster."""
+"""Backends run jobs on this machine or on a cluster."""

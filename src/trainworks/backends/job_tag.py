@@ -1,4 +1,4 @@
-"""The mark of a run: what a backend keeps beside a job, so that a run that was submitted is found again."""
+"""Tag stored with a submitted job, used to find it again after a lost answer."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ _LOOK_S = 1.0
 
 
 def mark_of(run_dir: RunDir, machine: str = "") -> str:
-    """Run and folder of a job: run ids repeat, folders do not.
+    """Tag of a job, from its run id and its folder: run ids repeat, folders do not.
 
     Args:
         run_dir: absolute.
-        machine: where the folder is; "" where all that submit share it.
+        machine: host of the folder; "" if all submitting hosts share it.
     """
     return f"trainworks:{run_dir.run_id}:{folder_mark(run_dir, machine)}"
 
 
 def folder_mark(run_dir: RunDir, machine: str = "") -> str:
-    """Twelve hexadecimal digits of the folder's path, and of the machine where one is given."""
+    """Hash of the folder's path and of its machine, as twelve hexadecimal digits."""
     place = f"{machine}:{run_dir.path}" if machine else str(run_dir.path)
     return hashlib.sha256(place.encode()).hexdigest()[:12]
 
 
 def find_patiently(find: Callable[[], str | None], problem: EnvironmentProblem, clock: Clock) -> str:
-    """The job of a run whose submission was not answered: the backend may have it, and show it a little later.
+    """Find the job of a run whose submission was not answered: the backend may list it a few seconds later.
 
     Args:
-        find: looks for it; None where the backend does not know of it.
-        problem: why there was no answer.
-        clock: waits between two looks.
+        find: returns its handle, or None if the backend does not list it.
+        problem: the error of the submission.
+        clock: waits between two calls of `find`.
 
     Raises:
-        UnansweredError: the backend does not show the job, and may have it nevertheless.
+        UnansweredError: the backend does not list the job, but may still have it.
     """
     for _ in range(_LOOKS_AFTER_A_LOST_ANSWER):
         clock.sleep(_LOOK_S)

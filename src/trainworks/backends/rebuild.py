@@ -1,7 +1,7 @@
-"""Rebuild the job store from run directories: after it was deleted, damaged, or replaced by another one.
+"""Rebuild a deleted or damaged job store from run directories.
 
-A run directory knows what was asked for and how the run ended. Whether a job still waits or runs, its backend knows:
-it is found there by its mark, and never submitted by this module.
+A run directory has the job spec and how the run ended. Whether a job still waits or runs, its backend tells, where the
+job is found by its tag. This module submits nothing.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _NOT_SUBMITTED = "not submitted"
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """A run directory, and what the store has of it now."""
+    """A run directory and the state of its job in the store."""
 
     run_dir: RunDir
     state: JobState | None
-    """None where the store has no job of it."""
+    """None if the store has no such job."""
     note: str = ""
 
 
 def submitted_runs(root: Path) -> list[RunDir]:
-    """Every run below a folder that was given to a queue, by name."""
+    """Submitted runs below a folder, by name."""
     return [RunDir(lock.parent) for lock in sorted(root.glob("*/.submit.lock"))]
 
 
@@ -55,7 +55,7 @@ def rebuild(store: JobStore, runs: Iterable[RunDir], machine: Sequence[LocalNode
 
 
 def _rebuilt(store: JobStore, run_dir: RunDir, machine: Sequence[LocalNode]) -> Rebuilt:
-    """One run; a problem with it does not keep the others out."""
+    """Add one run; an error with it does not affect the others."""
     try:
         resolved = run_dir.read_resolved()
         found = _found(store, run_dir, resolved, machine)
@@ -80,7 +80,7 @@ def _rebuilt(store: JobStore, run_dir: RunDir, machine: Sequence[LocalNode]) -> 
 def _found(
     store: JobStore, run_dir: RunDir, resolved: ResolvedRun, machine: Sequence[LocalNode]
 ) -> dict[str, Any] | None:
-    """Columns of the job: its state and what goes with it; None where no queue has ever got it."""
+    """Columns of the job; None if no queue has accepted it."""
     status = run_dir.read_status()
     state = parse_state(status.state)
     cluster = resolved.run_file.cluster
@@ -108,7 +108,7 @@ def _ended(state: JobState, status: RunStatus) -> dict[str, Any]:
 def _local(
     run_dir: RunDir, spec: JobSpec, state: JobState, status: RunStatus, machine: Sequence[LocalNode]
 ) -> dict[str, Any] | None:
-    """A job of this machine: one that waits has its variables kept, and the dispatcher concludes one that has ended."""
+    """Columns of a local job; None if it does not wait with its variables or run."""
     if state.holds_resources:
         placement = _placement(run_dir, spec, machine)
         now = status.updated_at
@@ -117,7 +117,7 @@ def _local(
 
 
 def _placement(run_dir: RunDir, spec: JobSpec, machine: Sequence[LocalNode]) -> list[Placement]:
-    """What a job that runs holds here: the accelerators that its processes see, shared among its nodes."""
+    """Resources of a running job: the accelerators that its processes see, divided among its nodes."""
     fewest, _, wanted = wanted_of(spec, list(machine))
     names = [node.name for node in machine][:fewest]
     devices = sorted(_devices(run_dir))

@@ -1,4 +1,4 @@
-"""Where the job store of this user is, and what lies beside it."""
+"""Locations of this user's job store and of the dispatcher's files beside it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from trainworks.host.folders import data_folder
 from trainworks.host.users import this_host
 
 _OLD_FILES = ("dispatcher.lock", "dispatcher.log")
-"""Of versions that had one dispatcher per home."""
+"""Files of versions with one dispatcher per home."""
 
 
 def store_folder() -> Path:
-    """The folder of the queue of this machine; made if need be, for this user alone.
+    """Folder of this machine's queue, created for this user alone.
 
     Raises:
         EnvironmentProblem: it cannot be made.
@@ -54,7 +54,7 @@ def _absolute(given: str) -> str:
 
 
 def is_there_a_store() -> bool:
-    """Whether anything was ever submitted; looking makes no file."""
+    """Whether a job was ever submitted; creates no file."""
     return bool(os.environ.get("TRAINWORKS_STORE")) or data_folder("queue", "jobs.db").exists()
 
 
@@ -67,12 +67,12 @@ def dispatcher_folder() -> Path:
 
 
 def dispatcher_lock() -> Path:
-    """Held by the dispatcher."""
+    """Lock file that the dispatcher holds."""
     return dispatcher_folder() / "dispatcher.lock"
 
 
 def dispatcher_log() -> Path:
-    """What the dispatcher has to say."""
+    """Log file of the dispatcher."""
     return dispatcher_folder() / "dispatcher.log"
 
 
@@ -90,7 +90,7 @@ def dispatcher_address() -> Iterator[str]:
 
 
 def clean_up() -> None:
-    """Remove what dispatchers of earlier versions left in the folder of the queue."""
+    """Remove files of earlier versions from the folder of the queue."""
     old = [store_folder() / name for name in _OLD_FILES]
     if not old[0].exists() or (lock := take_lock(old[0])) is None:
         return

@@ -13,7 +13,7 @@ A `vms.csv` of SkyPilot's catalogue (`~/.sky/catalogs/v*/CLOUD/vms.csv`) works u
 
     - `A100` is the part of 40 GB, `V100` that of 16 GB. PCIe and SXM parts share a name; the instance tells them apart.
     - A price of 700.0 or 0 means "not offered"; an empty one means that it is not sold that way.
-    - A spot price equal to the on-demand price is no discount.
+    - A spot price equal to the on-demand price means no discount.
     - Google's accelerators and their instances have separate rows; the price is the sum.
     - Google's TPU slices and fractions of an accelerator are ignored.
 
@@ -57,7 +57,7 @@ class Listing:
 def offers_of(listings: Iterable[Listing]) -> list[Offer]:
     """Merge the rows of one name into an offer: the cheapest on-demand price and the range of spot prices.
 
-    There is no spot market if no spot price of a zone is below the on-demand price.
+    Spot prices are left out if none is below the on-demand price.
     """
     groups: dict[tuple[str, str, int], list[Listing]] = {}
     for row in listings:

@@ -50,7 +50,7 @@ def _parts(name: str) -> set[str]:
 
 
 def _agree(pattern: re.Pattern[str], ours: set[str], theirs: set[str]) -> bool:
-    """Whether one of the two says nothing of it, or both say the same; `sxm` is `sxm4`, and `hbm3` is no form."""
+    """Whether one of the two says nothing of it, or both say the same; `sxm` is `sxm4`, and `hbm3` is not a form."""
     found = [{_stem(part) for part in parts if pattern.fullmatch(part)} - {"hbm"} for parts in (ours, theirs)]
     return not found[0] or not found[1] or found[0] == found[1]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from trainworks.record.resolved import Processes
 
 _KEEP_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
-"""By default glibc gives each freed activation back to the kernel, and the next step pays a page fault per 4 KiB."""
+"""glibc returns freed activations to the kernel by default, and the next step pays a page fault per 4 KiB."""
 
 
 def agent_environment(processes: Processes) -> dict[str, str]:

@@ -71,7 +71,7 @@ def idleness(nodes: Sequence[Quiet | None], *, at_most_s: float) -> Idleness:
     """How a job stands.
 
     Args:
-        nodes: all of its nodes; None for one of which there is no word.
+        nodes: all of its nodes; None for one without a report.
         at_most_s: since the job runs, or made its last step.
     """
     known = [node for node in nodes if node is not None]

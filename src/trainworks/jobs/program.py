@@ -26,7 +26,7 @@ class Program:
     processes_per_node: int = 1
     starts: Literal["per_rank", "per_node", "once"] = "per_rank"
     working_folder: str | None = None
-    """As it is written; the engine's own when None."""
+    """Folder as written in the run file; the engine's own when None."""
     image: str | None = None
 
     @property
@@ -52,7 +52,7 @@ def program_of(run_file: RunFile, *, command: tuple[str, ...] = ()) -> Program:
     """
     if run_file.run is None:
         raise UsageError(
-            "a workload is trained by Trainworks itself, and other engines are told of commands only",
+            "a workload is trained by Trainworks itself, and other engines get commands only",
             hint="write a run file with `run: trainworks run ...`, for an image that has Trainworks",
         )
     texts = [run_file.run, run_file.setup, *command, *run_file.envs.values()]

@@ -217,7 +217,7 @@ class JobStore:
             return [job_of_row(row) for row in connection.execute(query.limit(limit))]
 
     def version(self) -> int:
-        """Of the newest change of a job."""
+        """Number of the newest change of a job."""
         with self._reading() as connection:
             return int(connection.execute(sa.select(changes.c.number)).scalar_one())
 
@@ -312,7 +312,7 @@ class JobStore:
         return job_of_row(started) if started else None
 
     def change(self, job_id: int, *, now: float | None = None, **changes: Any) -> bool:
-        """Change columns of a job but its state; False if there is no such job that has not ended."""
+        """Change columns of an unfinished job but its state; False if it does not exist or has ended."""
         live = [str(state) for state in JobState if not state.is_final]
         values = to_columns(changes) | ({"changed_at": now} if now is not None else {})
         with self._writing() as connection:

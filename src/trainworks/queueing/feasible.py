@@ -24,7 +24,7 @@ def check_feasible(shape: GangShape, nodes: Iterable[NodeInfo]) -> None:
     if smaller is None:
         excluded = f" but the {len(shape.exclude)} excluded" if shape.exclude else ""
         hint = "exclude fewer nodes" if shape.exclude else "add a node"
-        raise InfeasibleError(f"{_gang_text(shape)}; there is no node{excluded}", hint=hint)
+        raise InfeasibleError(f"{_gang_text(shape)}; the cluster has no node{excluded}", hint=hint)
     raise InfeasibleError(f"{_gang_text(shape)}; {_what_is_there(shape, known)}", hint=_changes(shape, smaller))
 
 

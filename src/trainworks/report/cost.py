@@ -135,7 +135,7 @@ def _swings(comparison: CostComparison) -> Section:
 
 
 def tornado_plot(answer: Traced, swings: Sequence[Swing]) -> list[Block]:
-    """Which assumption moves the result most, on a page."""
+    """Assumptions by how much they move the result, on a page."""
     text = (
         "What moves the answer most: each bar shows what it would be with one assumption at either end of its range, "
         "and all others as they are."

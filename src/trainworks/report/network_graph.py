@@ -29,7 +29,7 @@ class Box:
 
     row: str
     index: int
-    """From left to right, from 0 on."""
+    """Position from left to right, from 0."""
     devices: int
     label: str
 
@@ -101,7 +101,7 @@ def _compute_links(design: NetworkDesign) -> Iterator[_Link]:
 
 
 def _rail(design: NetworkDesign, cable: Cable) -> int | None:
-    """Of a NIC's cable, where leaves are by rail."""
+    """Rail of a NIC's cable, where leaves are by rail."""
     by_rail = design.topology in ("star", "rail-optimised", "rail-only", "multi-plane")
     if not by_rail or not cable.from_device.startswith("node"):
         return None

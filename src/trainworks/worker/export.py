@@ -269,7 +269,7 @@ def _read(folder: Path, wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
     except (CheckpointException, RuntimeError, ValueError, OSError) as error:
         raise EnvironmentProblem(
             f"cannot read checkpoint `{folder}`: {error}",
-            hint="a run that goes on deletes old checkpoints; export its newest, or raise `checkpoint.keep`",
+            hint="a running job deletes old checkpoints; export its newest, or raise `checkpoint.keep`",
         ) from None
     return values
 

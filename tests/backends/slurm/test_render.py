@@ -114,7 +114,7 @@ def test_how_sbatch_reads_a_value(value: Any, line: str) -> None:
     [
         ({"priority": 51}, "operators alone raise a priority above 50, not to 51"),
         ({"preemptible": False}, "the QOS or the partition"),
-        ({"depends_on": ("demo-1",)}, "`demo-1` is no number of a Slurm job"),
+        ({"depends_on": ("demo-1",)}, "`demo-1` is not the number of a Slurm job"),
         ({"time_limit_s": 100, "grace_s": 120}, r"`job.time_limit` \(100 s\) is below 180 s"),
     ],
 )

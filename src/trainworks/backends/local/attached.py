@@ -79,7 +79,7 @@ class AttachedBackend(Backend):
         _free_devices(self._resolved.processes, _claims_of_others(machine_ledger().claims()))
 
     def sharing_note(self) -> str | None:
-        """Which jobs will share their cores with this one; None if there are enough cores for all."""
+        """Jobs that will share their cores with this one; None if there are enough cores for all."""
         claims = _claims_of_others(machine_ledger().claims())
         cores, claimed = _cores(self._resolved.processes), sum(claim.share.cores for claim in claims)
         if cores + claimed <= num_cores():

@@ -136,7 +136,7 @@ class LocalBackend(Backend):
         run_dir.write_status(RunStatus(state=state, updated_at=self._clock.now()))
 
     def find(self, run_dir: RunDir) -> str | None:
-        """By the path of the run directory."""
+        """Find the job by the path of its run directory."""
         row = self._store.find(str(run_dir.path.resolve()))
         return str(row.id) if row is not None and not row.state.is_final else None
 

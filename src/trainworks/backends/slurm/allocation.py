@@ -33,7 +33,7 @@ class Allocation:
 
 
 def allocation(env: Mapping[str, str], client: SlurmClient) -> Allocation:
-    """From the variables of a batch script, and the addresses that Slurm knows its nodes by.
+    """Read the allocation from the variables of a batch script, and its addresses from Slurm.
 
     Raises:
         EnvironmentProblem: this is not a batch script of Slurm.
@@ -96,7 +96,7 @@ class StepHosts:
 
     @property
     def addresses(self) -> Sequence[str]:
-        """Of the nodes, in their order."""
+        """Addresses of the nodes, in their order."""
         return self._got.addresses
 
     def command(self, node: int, command: list[str]) -> list[str]:

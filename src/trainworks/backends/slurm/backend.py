@@ -42,7 +42,7 @@ _HELD_BY_SLURM = "launch failed requeued held"
 _ANY = "gpu"
 """The name of any accelerator, in Slurm's gres and in the run file."""
 _MOST_RELEASES = 3
-"""After that many restarts a job whose launch fails stays held, for a person to look at."""
+"""Restarts after which a job whose launch fails stays held."""
 _JOB = "JobID:20|,State:20|,RestartCnt:8|,exit_code:16|,StartTime:24|,EndTime:24|,NodeList:4096|,Reason:256"
 _NODE = "NodeList:255|,StateComplete:80|,CPUsState:64|,Memory:24|,Gres:255|,GresUsed:255|,Reason:256"
 _HISTORY = "JobIDRaw,State,ExitCode,Start,End,NodeList"
@@ -87,7 +87,7 @@ class SlurmBackend(Backend):
         check(spec, self._options)
 
     def probe(self, spec: JobSpec) -> None:
-        """By `sbatch --test-only`: partition, account, QOS, limits, and whether there are such nodes at all."""
+        """Check partition, account, QOS, limits and nodes with `sbatch --test-only`."""
         rendered = self.render(self.adapted(replace(spec, depends_on=())), RunDir(Path("/run")))
         try:
             self._client.submit(rendered.text, "--test-only")
@@ -96,7 +96,7 @@ class SlurmBackend(Backend):
             raise
 
     def adapted(self, spec: JobSpec) -> JobSpec:
-        """With the accelerator's name in Slurm's gres, which is compared with regard to its case there."""
+        """Replace the accelerator's name by the one in Slurm's gres, where upper and lower case differ."""
         wanted = spec.node.accelerator
         if wanted is None or not spec.node.accelerators:
             return spec
@@ -137,7 +137,7 @@ class SlurmBackend(Backend):
     def submit(self, rendered: RenderedJob, run_dir: RunDir) -> str:
         """Submit the script, unless a job with this run's mark waits or runs already.
 
-        sbatch holds a lock of the run: where whoever submits is killed, the next one waits for what he began.
+        sbatch holds a lock of the run: if the submitting process is killed, the next submission waits for sbatch.
 
         Raises:
             SlurmRefusedError: by sbatch, in its words.
@@ -155,16 +155,16 @@ class SlurmBackend(Backend):
         return answer.strip().partition(";")[0]
 
     def find(self, run_dir: RunDir) -> str | None:
-        """By the mark in the job's comment."""
+        """Find the job by the tag in its comment."""
         mark = mark_of(RunDir(run_dir.path.absolute()))
         said = self._client.call("squeue", "--me", "--noheader", f"--Format=JobID:20|,Comment:{len(mark) + 8}")
         rows = [line.split("|", 1) for line in said.splitlines() if "|" in line]
         return next((job.strip() for job, comment in rows if comment.strip() == mark), None)
 
     def poll(self, handles: Sequence[str]) -> dict[str, JobStatus]:
-        """What slurmctld knows; of jobs that it has forgotten, what accounting knows where there is any.
+        """Status from slurmctld, or from accounting for jobs that slurmctld has forgotten.
 
-        A job that Slurm itself holds because a node could not launch it is released, a few times.
+        A job that Slurm holds because a node could not launch it is released, at most three times.
         """
         if not handles:
             return {}
@@ -187,7 +187,7 @@ class SlurmBackend(Backend):
         return dict(_job_status(line) for line in said.splitlines() if line.count("|") >= _JOB.count("|"))
 
     def _in_history(self, handles: Sequence[str]) -> dict[str, JobStatus]:
-        """By sacct, which need not exist; if it does not answer, the end stays unknown."""
+        """Status of jobs from sacct, which need not exist; UNKNOWN if it does not answer."""
         options = ("--allocations", "--noheader", "--parsable2", f"--jobs={','.join(handles)}", f"--format={_HISTORY}")
         try:
             said = self._client.call("sacct", *options)
@@ -217,7 +217,7 @@ class SlurmBackend(Backend):
                 raise
 
     def last_end(self, run_dir: RunDir, handle: str) -> tuple[Cause, float]:
-        """As slurmstepd says in the log of the batch script, else a lost node."""
+        """Cause and time that slurmstepd wrote into the log of the batch script, else a lost node."""
         return ending_of_turn(run_dir, handle)
 
     def hold(self, handle: str) -> None:
@@ -301,12 +301,12 @@ def _remembered(word: str, code: str, start: str, end: str, nodes: str) -> JobSt
 
 
 def _ended(state: JobState) -> JobState:
-    """PREEMPTED is Slurm's word for a job that has ended; a requeued one is PENDING."""
+    """Map PREEMPTED to FAILED: in Slurm such a job has ended, and a requeued one is PENDING."""
     return JobState.FAILED if state is JobState.PREEMPTED else state
 
 
 def _exit_code(text: str) -> int | None:
-    """As a shell says it; from `7:0` and `0:9`, exit code and signal, or from a status of wait(2), as squeue has it."""
+    """Exit code as a shell reports it, from sacct's `code:signal` (`7:0`, `0:9`) or squeue's status of wait(2)."""
     code, colon, number = text.partition(":")
     if not code.isdecimal() or (colon and not number.isdecimal()):
         return None

@@ -75,7 +75,7 @@ def render(spec: JobSpec, options: Slurm, run_dir: RunDir, *, python: str) -> st
     """
     check(spec, options)
     if strange := [job for job in spec.depends_on if not job.isdecimal()]:
-        raise UsageError(f"`{strange[0]}` is no number of a Slurm job")
+        raise UsageError(f"`{strange[0]}` is not the number of a Slurm job")
     lines = [_Line("", option) for option in options.options]
     lines += _without_those_of_the_user(_lines(spec, options, run_dir), options)
     supervisor = [python, "-P", "-m", "trainworks.backends.slurm.batch", str(run_dir.path)]

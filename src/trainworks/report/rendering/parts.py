@@ -24,7 +24,7 @@ def print_parts(parts: Sequence[Sequence[RenderableType]], console: Console) -> 
 
 
 def title(text: str) -> Text:
-    """Of a part."""
+    """Title of a part."""
     return Text(text, style="bold")
 
 

@@ -44,7 +44,7 @@ class ReportedAttempt(ReportPart):
     last_step: int | None
     """Recorded; None before the first step."""
     lost_steps: int
-    """Of its steps, those that were thrown away later."""
+    """Number of its steps that were thrown away later."""
 
 
 def build_failures(history: History) -> tuple[Failure, ...]:

@@ -21,7 +21,7 @@ class Line(ReportPart):
     lost: bool
     """Work that a restart threw away."""
     attempt: int | None
-    """Of a lost line; the effective line runs over all attempts."""
+    """Attempt of a lost line; the effective line runs over all attempts."""
     points: tuple[Point, ...]
     """Step and value."""
 

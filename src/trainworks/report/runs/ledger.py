@@ -31,13 +31,13 @@ class Ledger(ReportPart):
     checkpoint_s: float
     """What steps stood still for a checkpoint."""
     start_s: float
-    """From each launch to its first step."""
+    """Time from each launch to its first step."""
     restart_s: float
-    """From the last recorded step before a failure or rollback to the first one after it, or to the end of the run."""
+    """Time from the last recorded step before a failure or rollback to the next recorded step, or to the end of the run."""
     lost_s: float
     """Steps whose work was thrown away, in full: skipped, or undone by a restart or rollback from before them."""
     idle_s: float
-    """From a stop to the next launch; no accelerator is held."""
+    """Time from a stop to the next launch; no accelerator is held."""
     other_s: float
     """Logging, the time between steps, and all other time."""
 

@@ -19,7 +19,7 @@ from trainworks.report.runs.part import ReportPart, printable
 from trainworks.units import format_bytes
 
 _FAR = 0.05
-"""Of the planned total: a term that is further off is named."""
+"""Share of the planned total; a term that is further off is named."""
 _UNKNOWN = 0.1
 """Share of the planned total assumed to be missing if it is unknown."""
 _MEASURED_TERMS = ("weights", "gradients", "optimizer")
@@ -72,7 +72,7 @@ class OutOfMemory(ReportPart):
 
 
 def build_out_of_memory(resolved: ResolvedRun, events: Sequence[Event]) -> OutOfMemory | None:
-    """Of the failure that the run ended with; None if it ended otherwise, or was not measured."""
+    """Memory at the failure that ended the run; None if it ended otherwise, or was not measured."""
     failure = first_failure(events)
     plan = resolved.plan
     if failure is None or failure.get("cause") != "oom" or failure.get("rank") is None or plan is None:
@@ -109,7 +109,7 @@ def _piece(num_bytes: int | None, resolved: ResolvedRun, plan: Plan) -> str | No
 
 
 def _remedies(resolved: ResolvedRun, plan: Plan, memory: MemoryAtFailure) -> tuple[PricedRemedy, ...]:
-    """For what is missing: of the plan if it wanted more than there was, else at least the allocation that failed."""
+    """Remedies for the missing memory: that of the plan if it exceeds the limit, else the failed allocation."""
     workload, calibration = resolved.run_file.workload, resolved.calibration
     if workload is None or calibration is None:
         return ()

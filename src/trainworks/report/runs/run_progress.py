@@ -32,7 +32,7 @@ class Progress:
     new_events: list[Event] = field(default_factory=list)
     memory_peak_bytes: int | None = None
     checkpoint_step: int | None = None
-    """Of the newest checkpoint that is not known to be damaged."""
+    """Step of the newest checkpoint that is not known to be damaged."""
     checkpoint_at: float | None = None
     damaged_checkpoints: dict[int, Event] = field(default_factory=dict)
     """The `checkpoint_damaged` event of every step that was not saved again since."""

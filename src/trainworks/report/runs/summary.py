@@ -72,7 +72,7 @@ class Compiled(ReportPart):
 
     compile_s: float
     compiled_s: float
-    """Of one forward and backward."""
+    """Time of one forward and backward."""
     eager_s: float
     """The same without compiling."""
 
@@ -85,7 +85,7 @@ class Checkpoints(ReportPart):
     damaged: tuple[str, ...] = ()
     """What was found wrong with each one that was passed over, and where training went on."""
     size_bytes: int | None
-    """Of the last one."""
+    """Size of the last checkpoint."""
     stall_s: float
     """Sum over all of them."""
     write_s: float | None

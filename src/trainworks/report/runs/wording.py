@@ -77,7 +77,7 @@ def comparison_rows(comparison: Comparison) -> list[tuple[Difference, bool]]:
 
 
 def headline(report: Report) -> str:
-    """The one sentence to read: why the run ended early, or else the biggest difference from the plan."""
+    """First sentence of the report: why the run ended early, or the biggest difference from the plan."""
     if report.state == "LOST":
         return "The supervisor is gone without a last word"
     if report.state == "FAILED":
@@ -184,12 +184,12 @@ def _counted(count: int, noun: str) -> str:
 
 
 def loss_scale_text(num_steps: int) -> str:
-    """That fp16 left steps out, and why that is nothing to worry about."""
+    """Note on the steps that fp16 left out, which is expected."""
     return f"{_counted(num_steps, 'step')} left out while fp16 found its loss scale; that is how it works"
 
 
 def basis_text(comparison: Comparison) -> str:
-    """What the measured numbers are, how a difference is defined, and which peak the MFU divides by."""
+    """Basis of the measured numbers, definition of a difference, and the peak that the MFU divides by."""
     left_out = f", the first {comparison.num_warmup_steps} left out" if comparison.num_warmup_steps else ""
     basis = f"Medians of {_counted(comparison.num_steps, 'step')}{left_out}. " if comparison.num_steps else ""
     if comparison.num_other_steps:

@@ -286,7 +286,7 @@ class Checkpointer:
         """
         if manifest.data_fingerprint != self._template["data_fingerprint"]:
             raise EnvironmentProblem(
-                f"the data changed since step {manifest.step}: the run cannot go on where it was",
+                f"the data changed since step {manifest.step}: the run cannot continue where it was",
                 hint="restore the text files, or start a new run",
             )
         self.await_copy()

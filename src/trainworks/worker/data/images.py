@@ -46,7 +46,7 @@ def prepare_images(source: DataSource, cache: Path) -> Path:
     """A folder with a card for a source of images; folders of images are read where they are.
 
     Raises:
-        UsageError: there are no images, or they are not in one folder per class.
+        UsageError: no images, or not in one folder per class.
         EnvironmentProblem: a store does not answer.
     """
     folder = _prepared_already(source, cache)
@@ -103,12 +103,12 @@ def image_files(source: DataSource) -> tuple[tuple[str, ...], list[ImageFile]]:
     """Names of the classes, sorted, and all images.
 
     Raises:
-        UsageError: there are no images, or they are not in one folder per class.
+        UsageError: no images, or not in one folder per class.
     """
     root = Path(anchored_source(source.source))
     if source.scheme is not None or source.source == STDLIB or not root.is_dir():
         raise UsageError(
-            f"`{source.source}` is no folder of images",
+            f"`{source.source}` is not a folder of images",
             hint="name a folder with one folder per class, or images that `trainworks data prepare` wrote",
         )
     classes = tuple(sorted(folder.name for folder in root.iterdir() if folder.is_dir() and any(_images_in(folder))))

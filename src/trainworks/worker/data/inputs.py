@@ -59,7 +59,7 @@ def find_inputs(source: DataSource) -> list[Input]:
     """The files of a source, in a fixed order.
 
     Raises:
-        UsageError: there are none, or they are no text.
+        UsageError: there are none, or they are not text.
         EnvironmentProblem: a store or the hub does not answer.
         MissingExtraError: a library is not installed.
     """
@@ -187,7 +187,7 @@ def documents(pieces: Sequence[Piece], column: str | None) -> Iterator[str]:
         column: key or column of the text; `text`, `content` or the only column of text when None.
 
     Raises:
-        UsageError: a line is not JSON, or there is no such column.
+        UsageError: a line is not JSON, or the column does not exist.
         EnvironmentProblem: a store does not answer.
     """
     read = {"text": _text, "jsonl": _jsonl, "parquet": _parquet, "arrow": _arrow}

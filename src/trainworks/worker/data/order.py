@@ -1,4 +1,4 @@
-"""Order of the items as a pure function of (seed, g): there is no state to save or restore.
+"""Order of the items as a pure function of (seed, g): without state to save or restore.
 
 Sample g of the run (g = 0, 1, 2 ...) belongs to epoch e = g // N at position p = g mod N, N items being one pass over
 the data. Within an epoch the order is a keyed permutation P(seed, e): p -> item, computed where it is needed and never

@@ -85,7 +85,7 @@ _FETCHING_THREADS = 4
 
 
 def stored_data(address: str, cache: Path) -> Path | None:
-    """A folder with the card and the tokenizer of prepared data in a store; None if there is no card.
+    """A folder with the card and the tokenizer of prepared data in a store; None without a card.
 
     Raises:
         EnvironmentProblem: the store does not answer.

@@ -59,11 +59,11 @@ def load_user_module(path: Path) -> UserModule:
     """Execute a file, which may import from its own folder.
 
     Raises:
-        UsageError: there is no such file, it cannot be executed, or it lacks a function; with file and line.
+        UsageError: the file does not exist, cannot be executed, or it lacks a function; with file and line.
     """
     spec = importlib.util.spec_from_file_location(_NAME, path)
     if spec is None or spec.loader is None or not path.is_file():
-        raise UsageError(f"`{path}` is no Python file")
+        raise UsageError(f"`{path}` is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[_NAME] = module  # dataclasses look their module up
     sys.path.insert(0, str(path.parent))

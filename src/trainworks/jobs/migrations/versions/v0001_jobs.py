@@ -12,7 +12,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """From nothing."""
+    """Create the tables."""
     _jobs()
     op.create_table(
         "attempts",

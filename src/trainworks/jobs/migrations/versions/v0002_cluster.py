@@ -12,5 +12,5 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """From 0001, whose jobs have it in their run directories alone."""
+    """Add the cluster of a job, which 0001 has in run directories alone."""
     op.add_column("jobs", sa.Column("cluster", sa.Text))

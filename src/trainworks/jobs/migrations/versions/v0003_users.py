@@ -15,7 +15,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """From 0002, whose jobs belong to a name and to the only machine that used the store."""
+    """Add user ids and hosts; 0002 has user names and a single machine."""
     for name, kind in (("uid", sa.BigInteger), ("host", sa.Text), ("asked_by", sa.BigInteger)):
         op.add_column("jobs", sa.Column(name, kind))
     op.add_column("nodes", sa.Column("uid", sa.BigInteger))
