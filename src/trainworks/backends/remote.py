@@ -16,7 +16,7 @@ from typing import Any
 from trainworks.backends.backend import Backend, JobStatus
 from trainworks.backends.ownership import check_run_dir, is_private
 from trainworks.backends.registry import backend_of_job, cluster_of, cluster_of_job
-from trainworks.backends.reported_attempts import columns_of, ended_at, reported_attempts
+from trainworks.backends.reported_attempts import columns_of, ended_at, placement_on, reported_attempts
 from trainworks.backends.submission import check_dependencies, status_restored, submit_lock
 from trainworks.errors import (
     EnvironmentProblem,
@@ -28,7 +28,6 @@ from trainworks.errors import (
 )
 from trainworks.host.clock import Clock
 from trainworks.host.users import user_name
-from trainworks.jobs.attempts import placement_on
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.state import CAUSES, Cause, JobState, parse_cause, parse_state
 from trainworks.jobs.store import JobRow, JobStore

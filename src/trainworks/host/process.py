@@ -21,10 +21,15 @@ from trainworks.host.process_end import (
     die_with_parent,
     end_by_signal,
     end_descendants,
+    identity,
+    is_running,
     kill,
+    owner,
+    processes_with,
+    state,
+    variable_of,
     wait_for_end,
 )
-from trainworks.host.process_state import identity, is_running, owner, processes_with, state, variable_of
 
 __all__ = [
     "Child",

@@ -33,7 +33,7 @@ class Ledger(ReportPart):
     start_s: float
     """Time from each launch to its first step."""
     restart_s: float
-    """Time from the last recorded step before a failure or rollback to the next recorded step, or to the end of the run."""
+    """Time from the last recorded step before a failure or rollback to the next one, or to the end of the run."""
     lost_s: float
     """Steps whose work was thrown away, in full: skipped, or undone by a restart or rollback from before them."""
     idle_s: float

@@ -32,8 +32,7 @@ from trainworks.report.runs.comparison import Comparison, Difference
 from trainworks.report.runs.curves import Line
 from trainworks.report.runs.ledger import Ledger
 from trainworks.report.runs.out_of_memory import OutOfMemory, finding, remedy_lines
-from trainworks.report.runs.profile import ProfiledRank
-from trainworks.report.runs.summary import Report
+from trainworks.report.runs.summary import ProfiledRank, Report
 from trainworks.report.runs.wording import (
     CATEGORY_MEANINGS,
     attempt_text,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import median
 
 from trainworks.config.run_file import Workload
@@ -12,6 +13,7 @@ from trainworks.record.events import Event, read_events
 from trainworks.record.faults import describe_fault
 from trainworks.record.manifest import describe_damage
 from trainworks.record.metrics import MetricsRow, read_metrics
+from trainworks.record.profile import ProfileSummary, read_summaries, trace_file
 from trainworks.record.resolved import Plan, Processes, ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
@@ -22,9 +24,32 @@ from trainworks.report.runs.history import History, build_history
 from trainworks.report.runs.ledger import Ledger, build_ledger
 from trainworks.report.runs.out_of_memory import OutOfMemory, build_out_of_memory
 from trainworks.report.runs.part import ReportPart, printable
-from trainworks.report.runs.profile import ProfiledRank, build_profiles
 from trainworks.results import Result
 from trainworks.units import format_count
+
+
+class ProfiledRank(ReportPart):
+    """One rank over one window of steps."""
+
+    summary: ProfileSummary
+    trace: str
+    """Path of the trace, from the run directory."""
+
+
+def build_profiles(run_dir: RunDir, history: History) -> tuple[ProfiledRank, ...]:
+    """Every window that was recorded, in the order of recording; one whose files are gone is left out."""
+    folders = dict.fromkeys(
+        run_dir.profile(int(event["first_step"]), int(event["last_step"])) for event in history.of_kind("profile")
+    )
+    return tuple(
+        ProfiledRank(summary=summary, trace=_relative(trace_file(folder, summary.rank), run_dir.path))
+        for folder in folders
+        for summary in read_summaries(folder)
+    )
+
+
+def _relative(path: Path, folder: Path) -> str:
+    return str(path.relative_to(folder))
 
 
 class LossPoint(ReportPart):
