@@ -11,7 +11,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,17 +40,21 @@ class _Printer:
         now = time.monotonic()
         if now - self._last >= _INTERVAL_S or done == total:
             self._last = now
-            _print({"done": done, "total": total})
+            print_facts({"done": done, "total": total})
 
 
 def main(action: str, request_json: str, parent: str) -> int:
-    """Do it, and print how it goes; returns the exit code."""
+    """Answer the request; returns the exit code."""
+    return answer(request_json, parent, _prepare if action == "prepare" else _verify)
+
+
+def answer(request_json: str, parent: str, work: Callable[[dict[str, Any]], dict[str, Any]]) -> int:
+    """Print the result of `work`, or its error; returns the exit code. This process dies with process `parent`."""
     die_with_parent(signal.SIGKILL, int(parent))
-    request = json.loads(request_json)
     try:
-        _print(_prepare(request) if action == "prepare" else _verify(request))
+        print_facts(work(json.loads(request_json)))
     except TrainworksError as error:
-        _print({"error": error.message, "hint": error.hint, "exit_code": error.exit_code})
+        print_facts({"error": error.message, "hint": error.hint, "exit_code": error.exit_code})
         return error.exit_code
     return 0
 
@@ -127,7 +131,8 @@ def _folders(address: str, cache: Path) -> Iterator[Path]:
         yield folder
 
 
-def _print(facts: dict[str, Any]) -> None:
+def print_facts(facts: dict[str, Any]) -> None:
+    """Print a line of the answer."""
     print(json.dumps(facts), flush=True)  # noqa: T201
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,10 +34,9 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from trainworks.config.run_file import Workload
-from trainworks.errors import DiskFullError, EnvironmentProblem, TrainworksError, UsageError
+from trainworks.errors import DiskFullError, EnvironmentProblem, UsageError
 from trainworks.files import free_bytes, fsync_folder, naming_full_disk, take_lock, write_atomic
 from trainworks.host.folders import cache_folder
-from trainworks.host.process import die_with_parent
 from trainworks.record.events import read_events
 from trainworks.record.manifest import Manifest
 from trainworks.record.resolved import Plan
@@ -47,6 +45,7 @@ from trainworks.units import format_bytes
 from trainworks.worker.checkpoint.checksums import undamaged_manifest
 from trainworks.worker.data.card import CARD, hash_file
 from trainworks.worker.data.prepare import end_of_text, prepare
+from trainworks.worker.data_command import answer, print_facts
 from trainworks.worker.models.decoder import Decoder
 from trainworks.worker.models.families import decoder_config, stored_as, stored_names
 from trainworks.worker.models.transformer import checkpoint_folder, model_config
@@ -61,16 +60,12 @@ _BESIDE_TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json", "chat_t
 
 
 def main(action: str, request_json: str, parent: str) -> int:
-    """Do it, and print how it goes; returns the exit code."""
-    die_with_parent(signal.SIGKILL, int(parent))
-    request = json.loads(request_json)
-    try:
-        run_dir, to = RunDir(Path(request["run"])), Path(request["to"])
-        _print(export(run_dir, request["step"], to, dtype=request["dtype"], file_bytes=_FILE_BYTES))
-    except TrainworksError as error:
-        _print({"error": error.message, "hint": error.hint, "exit_code": error.exit_code})
-        return error.exit_code
-    return 0
+    """Answer the request; returns the exit code."""
+    return answer(
+        request_json,
+        parent,
+        lambda asked: export(RunDir(Path(asked["run"])), asked["step"], Path(asked["to"]), dtype=asked["dtype"]),
+    )
 
 
 def export(run_dir: RunDir, step: int, to: Path, *, dtype: str, file_bytes: int = _FILE_BYTES) -> dict[str, Any]:
@@ -384,11 +379,7 @@ def _complete_or_absent(to: Path) -> Iterator[Path]:
 
 
 def _report(done: int, total: int) -> None:
-    _print({"done": done, "total": total})
-
-
-def _print(facts: dict[str, Any]) -> None:
-    print(json.dumps(facts), flush=True)  # noqa: T201
+    print_facts({"done": done, "total": total})
 
 
 if __name__ == "__main__":
