@@ -25,10 +25,11 @@ from trainworks.backends.backend import Backend
 from trainworks.backends.kubernetes.backend import KubernetesBackend
 from trainworks.backends.kubernetes.client import KubernetesClient
 from trainworks.backends.local.backend import LocalBackend
+from trainworks.backends.local.wake import wake
 from trainworks.backends.remote import follow_all, hand_over, hand_over_again
 from trainworks.backends.slurm.backend import SlurmBackend
 from trainworks.backends.slurm.client import SlurmClient
-from trainworks.backends.store_place import store_url, wake
+from trainworks.backends.store_place import store_url
 from trainworks.backends.submission import hold
 from trainworks.config.engines import Slurm
 from trainworks.config.run_file import RunFile

@@ -19,7 +19,8 @@ from tests.postgres import PostgresServer, postgres_url, require_postgres
 from trainworks.agent.launch import run_mark
 from trainworks.backends.backend import RenderedJob
 from trainworks.backends.local.backend import LocalBackend
-from trainworks.backends.store_place import dispatcher_log, store_url, wake
+from trainworks.backends.local.wake import wake
+from trainworks.backends.store_place import dispatcher_log, store_url
 from trainworks.config.run_file import RunFile
 from trainworks.errors import EnvironmentProblem
 from trainworks.host import process

@@ -209,12 +209,7 @@ def dismiss(addresses: Sequence[str], token: str, clock: Clock, *, patience_s: f
 
 @final
 class RemoteHosts:
-    """Starts agents: on the first node as children of this process, on the others through a proxy process.
-
-    Args:
-        nodes: addresses of all nodes.
-        secrets: folder with the token of the job.
-    """
+    """Starts agents: on the first node as children of this process, on the others through a proxy process."""
 
     are_here = False
 

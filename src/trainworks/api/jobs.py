@@ -10,11 +10,12 @@ from trainworks.api.notices import Notify, warn
 from trainworks.backends.backend import Backend, NodeStatus
 from trainworks.backends.local.backend import LocalBackend
 from trainworks.backends.local.machine import local_nodes
+from trainworks.backends.local.wake import wake
 from trainworks.backends.ownership import check_may_change, is_private
 from trainworks.backends.rebuild import Rebuilt, rebuild, submitted_runs
 from trainworks.backends.registry import backend_for, backend_of_job, cluster_of_job
 from trainworks.backends.remote import follow_all, hand_over, hand_over_again, withdraw
-from trainworks.backends.store_place import is_there_a_store, store_folder, store_url, wake
+from trainworks.backends.store_place import is_there_a_store, store_folder, store_url
 from trainworks.backends.submission import check_waits
 from trainworks.config.load import load_run_file
 from trainworks.config.run_file import RunFile

@@ -69,10 +69,6 @@ def shares_files(name: str) -> bool:
 def plugin_options(cluster: Cluster, model: type[Options]) -> Options:
     """Validate the block of a plugin in `cluster`.
 
-    Args:
-        cluster: the run file's `cluster`.
-        model: pydantic model of the plugin's options.
-
     Raises:
         UsageError: a value does not fit the model; names the first such field.
     """

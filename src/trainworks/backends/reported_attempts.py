@@ -80,15 +80,7 @@ _CLEARED_AT_START = dict.fromkeys(("reason", "detail", "position", "starts_at", 
 def reported_attempts(
     row: JobRow, backend: Backend, status: JobStatus | None, state: JobState, columns: dict[str, Any]
 ) -> list[Attempt] | None:
-    """All attempts of a job; None if its events have none.
-
-    Args:
-        row: the job in the store.
-        backend: runs the job.
-        status: reported by the backend; None if it does not list the job.
-        state: new state of the job.
-        columns: cause, message and exit code of an ended job.
-    """
+    """All attempts of a job; None if its events have none."""
     run_dir = RunDir(Path(row.run_dir))
     attempts = attempts_of(row, read_events(run_dir.events_file))
     if not attempts:

@@ -1,4 +1,4 @@
-"""Locations of this user's job store and of the dispatcher's files beside it, and how to wake the dispatcher."""
+"""Locations of this user's job store and of the dispatcher's files beside it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import sqlalchemy as sa
 
 from trainworks.errors import EnvironmentProblem
 from trainworks.files import take_lock
-from trainworks.host import process
 from trainworks.host.folders import data_folder
 from trainworks.host.users import this_host
 
@@ -110,14 +109,3 @@ def knock() -> bool:
         except OSError:
             return False
     return True
-
-
-def wake() -> None:
-    """Make the dispatcher read the store now; start one if none runs."""
-    if not knock():
-        process.detach(
-            process.python_module("trainworks.backends.local.dispatcher_process"),
-            log=dispatcher_log(),
-            folder=Path("/"),
-            env=os.environ | {"TRAINWORKS_STORE": store_url()},
-        )

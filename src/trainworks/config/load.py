@@ -241,12 +241,7 @@ def _unknown_key(path: FieldPath) -> tuple[str, str | None]:
 
 
 def invalid_value(detail: Any, path: FieldPath) -> tuple[str, str | None]:
-    """Message and hint of a value that pydantic refused.
-
-    Args:
-        detail: an item of `ValidationError.errors()`.
-        path: keys of the file that lead to the value.
-    """
+    """Message and hint of a value that pydantic refused."""
     if isinstance(error := detail.get("ctx", {}).get("error"), FieldError):
         return error.message, error.hint
     key = _key(path)

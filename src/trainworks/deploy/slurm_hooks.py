@@ -35,12 +35,7 @@ def health_check(check: NodeCheck) -> str:
 
 
 def slurm_conf_lines(folder: str, *, every_s: int = 300) -> str:
-    """Lines of slurm.conf that install the two scripts.
-
-    Args:
-        folder: folder of the scripts on every node.
-        every_s: interval of health checks.
-    """
+    """Lines of slurm.conf that install the two scripts."""
     lines = [
         f"Prolog={folder}/prolog.sh",
         "PrologFlags=Alloc",

@@ -149,12 +149,7 @@ def _mpi(rendezvous: Rendezvous) -> dict[str, str]:
 
 
 def mpi_hostfile(processes: Processes, addresses: Iterable[str]) -> str:
-    """Lines of `ADDRESS slots=RANKS`; nodes at one address share a line.
-
-    Args:
-        processes: the whole job.
-        addresses: of the nodes, in their order.
-    """
+    """Lines of `ADDRESS slots=RANKS`; nodes at one address share a line."""
     nodes = Counter(addresses)
     return "".join(f"{address} slots={count * processes.processes_per_node}\n" for address, count in nodes.items())
 

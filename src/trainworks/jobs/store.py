@@ -50,11 +50,7 @@ def open_store(url: str, *, keep_connection: bool = False) -> JobStore:
 
 
 class JobStore:
-    """Jobs, attempts and drained nodes.
-
-    Args:
-        engine: of SQLAlchemy; see `open_store`.
-    """
+    """Jobs, attempts and drained nodes."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

@@ -77,13 +77,7 @@ def restarts_used(events: Sequence[Event]) -> int:
 
 
 def may_restart(events: Sequence[Event], max_restarts: int, then: Event) -> bool:
-    """Check whether the restart budget allows the event `then`: RANK_RESTART, AGENT_RESTART or NEXT_TURN.
-
-    Args:
-        events: of the run, so far.
-        max_restarts: of the job.
-        then: the event that the restart would write.
-    """
+    """Check whether the restart budget allows the event `then`: RANK_RESTART, AGENT_RESTART or NEXT_TURN."""
     return restarts_used([*events, then]) <= max_restarts
 
 

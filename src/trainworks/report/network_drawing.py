@@ -37,12 +37,7 @@ _STYLE = """
 
 
 def network_svg(design: NetworkDesign, support: SupportNetworks) -> str:
-    """The whole picture as the text of an SVG file.
-
-    Args:
-        design: the compute fabric.
-        support: storage and management of the same nodes.
-    """
+    """The whole picture as the text of an SVG file."""
     return f"{markup(network_picture(design, support))}\n"
 
 
@@ -199,12 +194,7 @@ def _management(support: SupportNetworks, y: int) -> Iterator[Element]:
 
 
 def network_dot(design: NetworkDesign, support: SupportNetworks) -> str:
-    """Text for `dot -Tsvg`: a rank for each row, the number of links on each edge that has several.
-
-    Args:
-        design: the compute fabric.
-        support: storage and management of the same nodes.
-    """
+    """Text for `dot -Tsvg`: a rank for each row, the number of links on each edge that has several."""
     graph = network_graph(design, support)
     lines = [f"graph {_quoted(design.cluster.name)} {{", "  node [shape=box];", "  rankdir=TB;"]
     for boxes in graph.rows.values():

@@ -62,15 +62,7 @@ _NOT_FINAL = (0, ExitCode.PEER_LOST, 128 + signal.SIGKILL, _TERMINATED)
 
 @final
 class FirstPod:
-    """Supervises one allocation of a job.
-
-    Args:
-        pod: this pod.
-        run_dir: of the run, on the mounted volume.
-        secrets: folder with the job's Secret.
-        clock: waits for the other pods.
-        termination_log: file that Kubernetes stores with the end of the pod.
-    """
+    """Supervises one allocation of a job."""
 
     def __init__(
         self,

@@ -135,13 +135,6 @@ def jobset(
 ) -> dict[str, Any]:
     """Build the JobSet object.
 
-    Args:
-        spec: the job.
-        cluster: the run file's `cluster.kubernetes`.
-        run_dir: absolute path of the run, where it was created.
-        machine: host name there.
-        autoscale: the run file's `cluster.autoscale`.
-
     Raises:
         UsageError: the job needs something that a JobSet cannot express.
     """

@@ -13,8 +13,9 @@ from typing import Any, ClassVar, Self, final
 from trainworks.agent.launch import keep_environment
 from trainworks.backends.backend import Backend, Capability, JobStatus, NodeStatus, RenderedJob
 from trainworks.backends.local.machine import LocalNode, held_elsewhere, local_nodes, shape_of, snapshot_nodes
+from trainworks.backends.local.wake import wake
 from trainworks.backends.ownership import check_may_change, check_undrain, obeyed_drains
-from trainworks.backends.store_place import store_folder, store_url, wake
+from trainworks.backends.store_place import store_folder, store_url
 from trainworks.backends.submission import check_dependencies, status_restored, submit_lock
 from trainworks.config.run_file import Cluster
 from trainworks.errors import TrainworksError, UsageError
@@ -34,12 +35,7 @@ from trainworks.record.status import RunStatus
 
 @final
 class LocalBackend(Backend):
-    """Runs jobs of this user on this machine, as many at a time as it has room for.
-
-    Args:
-        store: of all jobs; this user's own when None.
-        clock: the time.
-    """
+    """Runs jobs of this user on this machine, as many at a time as it has room for."""
 
     name: ClassVar[str] = "local"
     unsupported: ClassVar[frozenset[Capability]] = frozenset()

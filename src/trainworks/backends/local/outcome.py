@@ -39,11 +39,6 @@ def outcome_of(job: JobRow, status: RunStatus, events: Sequence[Event]) -> Outco
     | none               | none                   | waits again, five times              |
     | running            | by a user, time limit  | stopped, or failed with `time_limit` |
     | running            | none                   | waits again if it may; else failed   |
-
-    Args:
-        job: the row of the store.
-        status: last status of its run directory.
-        events: all events of its run, which count the restarts.
     """
     state = parse_state(status.state)
     if state in (JobState.SUCCEEDED, JobState.FAILED):

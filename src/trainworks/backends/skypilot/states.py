@@ -42,11 +42,7 @@ _EMPTY = ("", "-")
 
 
 def job_status(record: Mapping[str, Any]) -> JobStatus:
-    """Current status of a managed job.
-
-    Args:
-        record: one element of `sky jobs queue --output json`.
-    """
+    """Current status of a managed job."""
     raw = str(record.get("status"))
     state = JOB_STATES.get(raw, JobState.UNKNOWN)
     return JobStatus(

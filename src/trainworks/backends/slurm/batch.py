@@ -31,8 +31,7 @@ from trainworks.backends.slurm.allocation import (
     processes_in,
 )
 from trainworks.backends.slurm.client import SlurmClient
-from trainworks.backends.slurm.render import ENDING, FORWARDED
-from trainworks.backends.slurm.states import cause_of_the_kill
+from trainworks.backends.slurm.states import ENDING, FORWARDED, cause_of_the_kill
 from trainworks.errors import TrainworksError
 from trainworks.files import take_lock
 from trainworks.host import process

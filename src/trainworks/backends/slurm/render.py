@@ -5,22 +5,16 @@ from __future__ import annotations
 import math
 import re
 import shlex
-import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from trainworks.backends.job_tag import mark_of
+from trainworks.backends.slurm.states import ENDING, FORWARDED
 from trainworks.config.engines import Container, Slurm
 from trainworks.errors import UsageError
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.record.run_dir import RunDir
-
-FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-"""Signals that the batch script passes on, as SIGRTMIN+1, SIGRTMIN+2 and so on."""
-ENDING = FORWARDED[:3]
-"""Forwarded signals that ask the job to end."""
-
 
 _OWN = ("array", "comment", "error", "help", "job-name", "open-mode", "output", "parsable", "test-only", "wait", "wrap")
 """Options of sbatch that are not the user's: a run is one job, known by its mark."""

@@ -1,9 +1,10 @@
-"""Slurm's words as ours: states and causes of jobs, states of nodes. An unknown word stays itself."""
+"""States and causes of jobs, states of nodes and signals in Slurm's words. An unknown word stays itself."""
 
 from __future__ import annotations
 
 import math
 import re
+import signal
 from datetime import datetime
 
 from trainworks.backends.backend import NodeState
@@ -89,6 +90,11 @@ _NODE_STATES: dict[str, NodeState] = {
 }
 _SILENT = "*"
 """Behind a state: the node does not answer."""
+
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that the batch script passes on, as SIGRTMIN+1, SIGRTMIN+2 and so on."""
+ENDING = FORWARDED[:3]
+"""Forwarded signals that ask the job to end."""
 
 
 def job_state(word: str, reason: str | None) -> JobState:

@@ -48,12 +48,6 @@ def render(spec: JobSpec, program: Program, autoscale: Autoscale | None = None) 
 def render_managed_job(spec: JobSpec, program: Program, options: SkyPilot, name: str) -> str:
     """Render the task of a managed job: where it may run, and how it recovers when its nodes are preempted.
 
-    Args:
-        spec: the job.
-        program: what its nodes run.
-        options: the run file's `cluster.skypilot`.
-        name: name of the managed job.
-
     Raises:
         UsageError: the job needs something that SkyPilot cannot do.
     """

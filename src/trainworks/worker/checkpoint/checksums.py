@@ -46,11 +46,6 @@ def find_damage(manifest: Manifest, folder: Path, group: dist.ProcessGroup) -> D
 def undamaged_manifest(run_dir: RunDir, step: int, progress: Callable[[int, int], None]) -> Manifest:
     """The manifest of a checkpoint, after this process alone has read every file.
 
-    Args:
-        run_dir: of the run.
-        step: of the checkpoint.
-        progress: called with bytes read and bytes in all.
-
     Raises:
         EnvironmentProblem: the checkpoint is damaged; the hint names the other steps.
     """

@@ -69,13 +69,7 @@ class ShardMaker:
         self._end = end_of_text(self.tokenizer)
 
     def make(self, name: str, pieces: Sequence[Piece], progress: Callable[[int], None] = lambda done: None) -> Made:
-        """Write the shard `name`, complete or not at all.
-
-        Args:
-            name: of the file.
-            pieces: the part.
-            progress: called with bytes of text done since the last call.
-        """
+        """Write the shard `name`, complete or not at all."""
         encoded: list[Tokens] = []
         num_bytes = 0
         for batch, batch_bytes in self._encoded(pieces):

@@ -33,13 +33,7 @@ class RankExit:
 
 
 class RankExits:
-    """Judges the failed ranks of one node.
-
-    Args:
-        run_dir: of the run.
-        node: index of this node.
-        last_seen: gives a rank's last mark and its memory.
-    """
+    """Judges the failed ranks of one node."""
 
     def __init__(self, run_dir: RunDir, node: int, last_seen: Callable[[int], Watched]) -> None:
         self._run_dir = run_dir

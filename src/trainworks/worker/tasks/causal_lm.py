@@ -43,13 +43,7 @@ class Task(Protocol):
 
 
 class CausalLanguageModeling:
-    """Next-token prediction.
-
-    Args:
-        workload: of the run file.
-        plan: with the shape of the model and the layout.
-        mesh: of this rank.
-    """
+    """Next-token prediction."""
 
     def __init__(self, workload: Workload, plan: Plan, mesh: Mesh) -> None:
         self._workload = workload

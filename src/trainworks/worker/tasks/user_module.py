@@ -22,11 +22,7 @@ _OPTIONAL = ("loss", "num_items_in_batch", "blocks", "build_optimizer")
 
 
 class UserModule:
-    """A user's module file.
-
-    Args:
-        module: executed, with `build_model` and `build_dataset`.
-    """
+    """A user's module file."""
 
     def __init__(self, module: ModuleType) -> None:
         self._module = module
