@@ -31,7 +31,7 @@ def script(asked: JobSpec | None = None, options: Slurm | None = None, folder: s
 
 
 def test_two_kinds_of_dependency_are_one_too_many() -> None:
-    with pytest.raises(UsageError, match="cannot both be said"):
+    with pytest.raises(UsageError, match="cannot both be set"):
         script(spec(depends_on=("12",)), Slurm(options=("--dependency=afterany:7",)))
 
 

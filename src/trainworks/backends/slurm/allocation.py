@@ -27,7 +27,7 @@ class Allocation:
     nodes: tuple[str, ...]
     addresses: tuple[str, ...]
     restarts: int = 0
-    """How often Slurm has put the job back into its queue."""
+    """Number of times that Slurm has requeued the job."""
     cores_per_node: int = 1
     accelerators_per_node: int = 0
 
@@ -76,7 +76,7 @@ def processes_in(resolved: ResolvedRun, got: Allocation) -> Processes:
 
 @dataclass(frozen=True, slots=True)
 class StepCommand:
-    """How an agent is started: options of srun, and what stands before Python's own arguments."""
+    """Command that starts an agent: options of srun, and the start of Python."""
 
     options: tuple[str, ...]
     python: tuple[str, ...]
@@ -125,14 +125,14 @@ class StepHosts:
 
 
 def ending_of_turn(run_dir: RunDir, job: str) -> tuple[Cause, float]:
-    """Cause and time of the end of the last turn: as slurmstepd says, else a lost node and the last sign of life."""
+    """Cause and time of the last allocation's end, from slurmstepd, else a lost node and the last status or event."""
     launches = [event for event in read_events(run_dir.events_file) if event["kind"] == "submitted"]
     since = float(launches[-1]["t"]) if launches else 0.0
     return cause_of_the_kill(log_of(run_dir), job, since) or (Cause.NODE_LOST, signs_of_life(run_dir))
 
 
 def log_of(run_dir: RunDir) -> str:
-    """Output of the batch script, in which slurmstepd writes why it ended it."""
+    """Output of the batch script, into which slurmstepd writes why it killed the script."""
     with contextlib.suppress(OSError):
         return run_dir.supervisor_log.read_text(encoding="utf-8", errors="replace")
     return ""

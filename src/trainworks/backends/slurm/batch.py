@@ -1,6 +1,6 @@
 """What a job's batch script runs on its first node: `... backends.slurm.batch RUN_DIR [STEP...] [-- PYTHON...]`.
 
-It is the job's supervisor. STEP are options for `srun`, PYTHON is how Python starts on the nodes (in a container).
+It is the job's supervisor. STEP are options for `srun`, PYTHON starts Python on the nodes (in a container).
 SIGINT is a user's request to stop; SIGTERM comes from Slurm, before the time limit or when another job takes the place.
 The batch script passes both on under other numbers (`FORWARDED`): Slurm signals the script alone, or all its processes.
 If the supervisor is killed, the script starts this module again, which requeues the job while a restart is left.
@@ -46,7 +46,7 @@ from trainworks.record.status import RunStatus
 from trainworks.recover.restarts import NEXT_TURN, may_restart
 
 _MEMORY_OF_THE_JOB = ("SLURM_MEM_PER_CPU", "SLURM_MEM_PER_GPU", "SLURM_MEM_PER_NODE")
-"""srun takes no second word about memory beside `--mem=0`."""
+"""Variables that srun would read as options, and refuse beside `--mem=0`."""
 _SIGNAL_COMES_EARLY_S = 90.0
 """Slurm may send a signal up to a minute before its time."""
 _UNTIL_SLURM_ENDS_US_S = 60.0
@@ -55,7 +55,7 @@ _ENDING = {received: number for received, number in _SIGNALS.items() if number i
 
 
 def main(run_folder: str, *step: str) -> int:
-    """Run the job in a run directory to its end, or to its next turn in the queue."""
+    """Run the job in a run directory to its end, or until it waits in the queue again."""
     process.adopt_orphans()
     for name in _MEMORY_OF_THE_JOB:
         os.environ.pop(name, None)
@@ -73,7 +73,7 @@ def _step(arguments: list[str]) -> StepCommand:
 
 
 class _Batch:
-    """One stretch in which the job holds its nodes."""
+    """Supervises one allocation of the job."""
 
     def __init__(self, run_dir: RunDir, step: StepCommand, client: SlurmClient) -> None:
         self.run_dir = run_dir
@@ -87,17 +87,17 @@ class _Batch:
         self._is_next_turn = False
 
     def run(self) -> int:
-        """Supervise the job for one turn, unless there is nothing left to do; returns the script's exit code."""
+        """Supervise the job for one allocation, unless it has ended; returns the exit code of the script."""
         state = parse_state(self.run_dir.read_status().state)
         turn = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
         begun = self._launches()[-1:]
         if begun and (begun[0].get("job"), begun[0].get("turn")) == (os.environ.get("SLURM_JOB_ID"), turn):
             return self._after_a_kill()
         if state.is_final and not turn:
-            return 0  # submitted twice: another job has done it
+            return 0  # submitted twice, and another job has run it
         if (lock := take_lock(self.run_dir.lock_file)) is None:
             return ExitCode.ENVIRONMENT
-        has_ended = state in (JobState.SUCCEEDED, JobState.FAILED)  # then a person has requeued it, as by `retry`
+        has_ended = state in (JobState.SUCCEEDED, JobState.FAILED)  # a user has requeued it, as `retry` does
         self._is_next_turn = turn > 0 and not has_ended
         if self._is_next_turn and not self._note_the_last_turn():
             return 1
@@ -107,7 +107,7 @@ class _Batch:
         return [event for event in read_events(self.run_dir.events_file) if event["kind"] == "submitted"]
 
     def _after_a_kill(self) -> int:
-        """Requeue the job, if it may; Slurm ends what the killed supervisor has left."""
+        """Requeue the job if a restart is left; Slurm ends the processes that the killed supervisor left behind."""
         self._got = allocation(os.environ, self._client)
         self._resolved = self.run_dir.read_resolved()
         status = self.run_dir.read_status()
@@ -120,14 +120,14 @@ class _Batch:
         return self._requeue(self._got, Cause.AGENT_LOST, message)
 
     def _note_the_last_turn(self) -> bool:
-        """Write down how the last turn ended, if it could not; False if the job has no restart left."""
+        """Record how the last allocation ended, if it could not; False if no restart is left."""
         job = os.environ.get("SLURM_JOB_ID", "")
         if parse_state(self.run_dir.read_status().state) not in (JobState.QUEUED, JobState.PREEMPTED):
             cause, ended_at = ending_of_turn(self.run_dir, job)
             self._enter(*back_in_the_queue(cause), ended_at=ended_at)
         resolved = self.run_dir.read_resolved()
         most = resolved.run_file.max_restarts
-        if "--requeue" in resolved.run_file.cluster.slurm.options:  # the script's own word, which is Slurm's to keep
+        if "--requeue" in resolved.run_file.cluster.slurm.options:  # the user's own option: no limit
             return True
         if may_restart(read_events(self.run_dir.events_file), most, NEXT_TURN):
             return True
@@ -136,13 +136,13 @@ class _Batch:
         return False
 
     def hear(self, number: int) -> None:
-        """A signal has come."""
+        """Record a signal."""
         if number == signal.SIGTERM and not self._signals:
             append_event(self.run_dir.events_file, "stop_requested", reason="Slurm asked for an end")
         self._signals.append(number)
 
     def supervisor(self, lock: int) -> Supervisor:
-        """The supervisor of the nodes that Slurm gave."""
+        """Build the supervisor for the allocated nodes."""
         self._got = got = allocation(os.environ, self._client)
         self._begin_turn()
         steps = StepHosts(got, self._step, self._client)
@@ -160,7 +160,7 @@ class _Batch:
         )
         self._resolved = resolved
         hosts: Hosts = steps
-        if resolved.run_file.framework == "slurm":  # the script starts once, here, as a batch script of its own would
+        if resolved.run_file.framework == "slurm":  # the script starts once, here, as sbatch would start it
             resolved = resolved.model_copy(update={"processes": resolved.processes.model_copy(update={"nodes": 1})})
             hosts = ThisMachine(1)
             for number in _SIGNALS.keys() - _ENDING.keys():
@@ -169,7 +169,7 @@ class _Batch:
         return Supervisor(self.run_dir, resolved, kind(self.run_dir, resolved, (lock,), hosts), self._clock)
 
     def _resolve_run(self, got: Allocation, hosts: StepHosts) -> ResolvedRun:
-        """The run as it is on these nodes; a workload is planned there before its first start."""
+        """Complete the resolved run with facts of these nodes; a workload is planned on them first."""
         resolved = self.run_dir.read_resolved()
         if resolved.run_file.workload is not None and resolved.plan is None:
             planner = planner_of(self.run_dir)
@@ -183,13 +183,13 @@ class _Batch:
         return resolved
 
     def _begin_turn(self) -> None:
-        """Forget how an earlier turn was stopped, and say that this one begins."""
+        """Clear the stop request of an earlier allocation, and record the start of this one."""
         self.run_dir.stop_file.unlink(missing_ok=True)
         self.run_dir.make_reserve()
         self._say(JobState.STARTING, None, None)
 
     def leave(self, code: int) -> int:
-        """Put the job back into the queue if that can help; returns the exit code of the batch script."""
+        """Requeue the job if a restart may help; returns the exit code of the batch script."""
         status = self.run_dir.read_status()
         if self._resolved is None or self._got is None or status.state == JobState.SUCCEEDED:
             return code
@@ -200,7 +200,7 @@ class _Batch:
             if found is None:
                 return self._cancelled(self._got)
             cause = found
-            if cause is not Cause.TIME_LIMIT:  # Slurm itself puts it back, or ends it
+            if cause is not Cause.TIME_LIMIT:  # Slurm itself requeues or ends it
                 self._leave_to_slurm(self._resolved, cause)
                 return code
         if not self._another_start_may_help(cause):
@@ -216,19 +216,19 @@ class _Batch:
             self._enter(JobState.FAILED, cause, no_restart_left(cause, resolved.run_file.max_restarts))
 
     def _cancelled(self, got: Allocation) -> int:
-        """Slurm shall say so, too; it would take this end for a success or for a failure."""
+        """Cancel the job in Slurm too, which would otherwise report a success or a failure."""
         with contextlib.suppress(TrainworksError):
             self._end_with("scancel", got.job)
         return 0
 
     def _end_with(self, program: Literal["scancel", "scontrol"], *arguments: str) -> None:
-        """Have Slurm end this job: an end of our own could come first, and be taken for the job's."""
+        """Let Slurm end this job; if this script ended first, Slurm would take that for the end of the job."""
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self._client.call(program, *arguments)
         self._clock.sleep(_UNTIL_SLURM_ENDS_US_S)
 
     def _why_it_left(self, got: Allocation) -> Cause | None:
-        """Why Slurm asked for an end; None if a user cancelled the job, or the reason is unknown."""
+        """Why Slurm requested the end; None if a user cancelled the job, or the reason is unknown."""
         with contextlib.suppress(TrainworksError):
             said = self._client.call("squeue", "--noheader", "--states=all", f"--jobs={got.job}", "--Format=State:20")
             if said.strip() != "RUNNING":
@@ -247,7 +247,7 @@ class _Batch:
         )
 
     def _requeue(self, got: Allocation, cause: Cause, message: str | None) -> int:
-        """The job waits again, under the same number; Slurm ends this script."""
+        """Requeue the job under the same number; Slurm ends this script."""
         self._enter(JobState.QUEUED, cause, message)
         try:
             self._end_with("scontrol", "requeue", got.job)
@@ -275,11 +275,11 @@ class _Batch:
 
 
 def _ignore(number: int, frame: object) -> None:
-    """A signal that comes too early, or a second time; programs that are started do not inherit this."""
+    """Ignore a signal that comes too early, or a second time; unlike SIG_IGN, child processes do not inherit this."""
 
 
 def _pass_on(number: int, frame: object) -> None:
-    """A signal that the user has asked Slurm for goes to his script, as it would without us."""
+    """Pass a signal that the user requested from Slurm on to the user's script."""
     for agent in psutil.Process().children():
         for script in agent.children():
             script.send_signal(_SIGNALS[number])

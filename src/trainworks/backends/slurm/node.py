@@ -21,7 +21,7 @@ _ROUNDS = 5
 
 
 def marks_of(env: Mapping[str, str]) -> dict[str, str]:
-    """The variables by which the processes of one step on one node are known.
+    """Variables that identify the processes of one step on one node.
 
     The step's number keeps a second start of the same node, and the restart count a second start of the job, apart.
     """
@@ -29,7 +29,7 @@ def marks_of(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def sweep(marks: Mapping[str, str]) -> int:
-    """Kill all processes with these variables, and those that they start meanwhile; returns how many."""
+    """Kill all processes with these variables, and those that they start meanwhile; returns their number."""
     killed = 0
     for _ in range(_ROUNDS):
         found = process.processes_with(marks)
@@ -44,7 +44,7 @@ def sweep(marks: Mapping[str, str]) -> int:
 
 
 def sweep_after(pid: int, env: Mapping[str, str]) -> None:
-    """Leave a process behind that waits for the end of another one and sweeps; only in a step of a job."""
+    """Leave a process behind that sweeps after the end of process `pid`; only in a step of a job."""
     marks = marks_of(env)
     if {"SLURM_JOB_ID", "SLURM_STEP_ID"} <= marks.keys():
         process.leave_behind(lambda: _wait_and_sweep(pid, marks))
@@ -72,11 +72,11 @@ _OF_THE_STEP = frozenset(
         "SLURM_TASK_PID",
     }
 )
-"""True of the agent, the only task of its step, and false of its ranks: frameworks that know Slurm read them."""
+"""Variables that describe the agent, the only task of its step; frameworks would read them as facts of their rank."""
 
 
 def of_the_job(env: dict[str, str]) -> dict[str, str]:
-    """An environment without what holds for the agent alone."""
+    """An environment without the variables of the agent's step."""
     return {name: value for name, value in env.items() if name not in _OF_THE_STEP}
 
 

@@ -1,4 +1,4 @@
-"""A job spec as a batch script. What comes from a user cannot end its line, its word or its command."""
+"""Render a job spec as a batch script. Values from a user cannot end their line, word or command."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainworks.jobs.job_spec import JobSpec
 from trainworks.record.run_dir import RunDir
 
 _OWN = ("array", "comment", "error", "help", "job-name", "open-mode", "output", "parsable", "test-only", "wait", "wrap")
-"""Options of sbatch that are not the user's: a run is one job, known by its mark."""
+"""Options of sbatch that a user cannot set: a run is one job, identified by its tag."""
 _NICE_PER_PRIORITY = 100
 _MIDDLE = 50
 _SIGNAL_COMES_EARLY_S = 60.0
@@ -31,7 +31,7 @@ class _Line:
 
 
 def check(spec: JobSpec, options: Slurm) -> None:
-    """Refuse what Slurm gives only to its operators, and what would break one run into several jobs.
+    """Refuse options that only operators of Slurm may set, and those that would split a run into several jobs.
 
     Raises:
         UsageError: naming the first of them.
@@ -49,18 +49,18 @@ def check(spec: JobSpec, options: Slurm) -> None:
         hint = "Slurm may ask for an end a minute before the grace: a longer limit, or a shorter grace"
         raise UsageError(f"`job.time_limit` ({spec.time_limit_s:.0f} s) is below {least_s:.0f} s", hint=hint)
     if spec.depends_on and any(option.startswith("--dependency=") for option in options.options):
-        raise UsageError("`job.depends_on` and sbatch's own `--dependency` cannot both be said", hint="leave one out")
+        raise UsageError("`job.depends_on` and sbatch's own `--dependency` cannot both be set", hint="remove one")
     for option in options.options:
         if (name := option[2:].partition("=")[0]) in _OWN:
-            raise UsageError(f"`--{name}` is not yours to set: a run is one job", hint="leave it out")
+            raise UsageError(f"`--{name}` cannot be set: Trainworks submits a run as one job", hint="remove it")
 
 
 def render(spec: JobSpec, options: Slurm, run_dir: RunDir, *, python: str) -> str:
-    """The batch script of a job: it starts the job's supervisor on the first node.
+    """Render the batch script of a job, which starts the job's supervisor on the first node.
 
     Args:
-        spec: of the job.
-        options: what the run file says about Slurm.
+        spec: the job.
+        options: the run file's `cluster.slurm`.
         run_dir: absolute, on a file system that all nodes share.
         python: interpreter with Trainworks, on all nodes.
 
@@ -78,7 +78,7 @@ def render(spec: JobSpec, options: Slurm, run_dir: RunDir, *, python: str) -> st
 
 
 def _supervise(command: Sequence[str]) -> list[str]:
-    """Run the supervisor; if it is killed and nothing has asked for an end, run it again, to requeue the job.
+    """Run the supervisor; if it is killed without a request to end, run it again to requeue the job.
 
     `wait` returns early at a signal, and once more with the exit code of the supervisor.
     """
@@ -129,7 +129,7 @@ def _lines(spec: JobSpec, options: Slurm, run_dir: RunDir) -> list[_Line]:
 
 
 def _without_those_of_the_user(lines: list[_Line], options: Slurm) -> list[_Line]:
-    """An option that the user gives himself is his; sbatch would take the last one."""
+    """Leave out the options that the user sets; sbatch would take the last one."""
     names = {option[2:].partition("=")[0] for option in options.options}
     names |= {"requeue", "no-requeue"} if names & {"requeue", "no-requeue"} else set()
     return [line for line in lines if line.name not in names]
@@ -145,21 +145,22 @@ def _as_text(lines: Sequence[_Line]) -> list[str]:
 
 
 def sbatch_option(name: str, value: str | bool) -> str:
-    """One option as sbatch reads it in a script: between double quotes, a backslash keeps the next character.
+    """Quote an option for a script: between double quotes, sbatch takes the character after a backslash literally.
 
     Args:
-        name: without dashes; "" where the value is the whole option.
-        value: True for an option that has none.
+        name: without dashes; "" if the value is the whole option.
+        value: True for an option without a value.
 
     Raises:
-        UsageError: it holds a character that no line can.
+        UsageError: it holds a control character.
     """
     if value is True:
         return f"--{name}"
     text = str(value)
     if found := re.search(r"[\x00-\x1f\x7f]", text):
         raise UsageError(
-            f"`{name or 'options'}` has {found[0]!r} in it: {text!r}", hint="no line of sbatch can hold that"
+            f"`{name or 'options'}` has {found[0]!r} in it: {text!r}",
+            hint="remove it: an option of sbatch cannot hold control characters",
         )
     whole = f"--{name}={text}" if name else text
     if re.fullmatch(r"[A-Za-z0-9_=.,:/@%+\[\]-]+", whole):
@@ -169,28 +170,28 @@ def sbatch_option(name: str, value: str | bool) -> str:
 
 
 def _no_pattern(path: str) -> str:
-    """A file name that sbatch leaves as it is; with a backslash in it nothing can be said."""
+    """Escape a file name for sbatch's `%` patterns; sbatch cannot represent a backslash."""
     if "\\" in path:
-        raise UsageError(f"the run directory has a backslash in it: `{path}`", hint="sbatch reads it: take another")
+        raise UsageError(f"the run directory has a backslash in it: `{path}`", hint="use another folder")
     return path.replace("%", "%%")
 
 
 def _time(seconds: float) -> str:
-    """Whole minutes, as Slurm counts: `1-02:30:00`."""
+    """Format a time limit in whole minutes: `1-02:30:00`."""
     minutes = math.ceil(seconds / 60)
     days, minutes = divmod(minutes, 24 * 60)
     return f"{days}-{minutes // 60:02}:{minutes % 60:02}:00"
 
 
 def _step(container: Container | None, run_dir: RunDir, spec: JobSpec) -> list[str]:
-    """What the supervisor passes on to `srun`, and how Python is started behind it."""
+    """Options that the supervisor passes to `srun`, and the command that starts Python in the container."""
     if container is None:
         return []
     mounts = [_checked_mount(mount) for mount in (str(run_dir.path), spec.working_folder, *container.mounts)]
     mounts = list(dict.fromkeys(mounts))
     if container.runtime == "pyxis":
         return [
-            f"--container-image={_in_words_of_pyxis(container.image)}",
+            f"--container-image={_pyxis_image(container.image)}",
             f"--container-mounts={','.join(mounts)}",
             "--",
             "python3",
@@ -199,15 +200,15 @@ def _step(container: Container | None, run_dir: RunDir, spec: JobSpec) -> list[s
     return ["--", "apptainer", "exec", "--nv", *binds, container.image, "python3"]
 
 
-def _in_words_of_pyxis(image: str) -> str:
-    """`nvcr.io#nvidia/pytorch:26.09-py3`: Enroot wants `#` behind the name of a registry."""
+def _pyxis_image(image: str) -> str:
+    """`nvcr.io#nvidia/pytorch:26.09-py3`: Enroot expects `#` after the name of a registry."""
     name = image.removeprefix("docker://")
     registry, slash, rest = name.partition("/")
     return f"{registry}#{rest}" if slash and re.search(r"[.:]", registry) else name
 
 
 def _checked_mount(mount: str) -> str:
-    """`FROM:TO`; a path for both is written twice."""
+    """`FROM:TO`, from either form of a mount."""
     if "," in mount or mount.count(":") > 2:
         raise UsageError(f"`{mount}` cannot be mounted: it has a comma or too many colons in it")
     return mount if ":" in mount else f"{mount}:{mount}"

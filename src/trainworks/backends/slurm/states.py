@@ -66,7 +66,7 @@ _CAUSES_OF_A_KILL: dict[str, Cause] = {
     "TIME LIMIT": Cause.TIME_LIMIT,
     "JOB REQUEUE": Cause.PREEMPTED,
 }
-"""What slurmstepd says in a job's log: `*** JOB 7 ON node1 CANCELLED AT 2026-11-22T06:34:01 DUE TO PREEMPTION ***`."""
+"""Reasons in a job's log: `*** JOB 7 ON node1 CANCELLED AT 2026-11-22T06:34:01 DUE TO PREEMPTION ***`."""
 _NODE_STATES: dict[str, NodeState] = {
     "idle": "free",
     "planned": "free",
@@ -89,7 +89,7 @@ _NODE_STATES: dict[str, NodeState] = {
     "inval": "down",
 }
 _SILENT = "*"
-"""Behind a state: the node does not answer."""
+"""Suffix of the state of a node that does not answer."""
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that the batch script passes on, as SIGRTMIN+1, SIGRTMIN+2 and so on."""
@@ -114,12 +114,12 @@ def cause_of(word: str, reason: str | None) -> Cause | None:
 
 
 def cause_of_the_kill(log: str, job: str, since: float = 0.0) -> tuple[Cause, float] | None:
-    """Why and when slurmstepd ended a job's batch script the last time; None if it did not, or a person asked for it.
+    """Why and when slurmstepd ended a job's batch script the last time; None if it did not, or a user requested it.
 
     Args:
-        log: of the batch script, which a job has in common with its earlier turns.
-        job: its number.
-        since: start of the turn; what was said before that is about an earlier one.
+        log: output of the batch script, earlier allocations included.
+        job: number of the job.
+        since: start of the allocation; earlier messages are ignored.
     """
     found = re.findall(rf"\*\*\* JOB {job} ON \S+ CANCELLED AT (\S+)(?: DUE TO ([A-Z ]+))?", log)
     at, words = found[-1] if found else ("", "")
