@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from trainworks import errors
 from trainworks.cli.app import COMMANDS, app
-from trainworks.config import autoscale, engines, layout, run_file
+from trainworks.config import autoscale, data, engines, layout, run_file
 from trainworks.jobs import state
 from trainworks.record import (
     calibration,
@@ -110,8 +110,8 @@ def run_file_page() -> str:
         ("", run_file.RunFile),
         ("workload", run_file.Workload),
         ("workload.model", run_file.Model),
-        ("workload.data", run_file.Data),
-        ("workload.data.source[]", run_file.DataSource),
+        ("workload.data", data.Data),
+        ("workload.data.source[]", data.DataSource),
         ("workload.optimizer", run_file.Optimizer),
         ("cluster", run_file.Cluster),
         ("cluster.slurm", engines.Slurm),
@@ -124,7 +124,7 @@ def run_file_page() -> str:
         ("cluster.autoscale.kubernetes", autoscale.KubernetesAutoscale),
         ("cluster.autoscale.skypilot", autoscale.SkyPilotAutoscale),
         ("layout", layout.Layout),
-        ("job", run_file.JobOptions),
+        ("job", engines.JobOptions),
         ("job.idle", engines.Idle),
         ("goal", run_file.Goal),
         ("checkpoint", run_file.Checkpoint),

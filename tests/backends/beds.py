@@ -36,8 +36,9 @@ from trainworks.config.run_file import RunFile
 from trainworks.errors import EnvironmentProblem, UnreachableError
 from trainworks.host import process
 from trainworks.host.clock import SystemClock
+from trainworks.jobs.job_row import JobRow
 from trainworks.jobs.job_spec import JobSpec, spec_of
-from trainworks.jobs.store import JobRow, open_store
+from trainworks.jobs.store import open_store
 from trainworks.record.resolved import Processes
 from trainworks.record.run_dir import RunDir, create_run_dir
 

@@ -15,7 +15,8 @@ from trainworks.backends.ownership import check_may_change, check_run_dir, check
 from trainworks.errors import NotOwnerError
 from trainworks.host import users
 from trainworks.host.users import is_administrator, this_host, user_name
-from trainworks.jobs.store import JobRow, open_store
+from trainworks.jobs.job_row import JobRow
+from trainworks.jobs.store import open_store
 from trainworks.record.run_dir import RunDir, create_run_dir
 
 NOBODY = 2**31 + 5

@@ -17,9 +17,10 @@ from trainworks.backends.remote import follow_all, hand_over, hand_over_again, n
 from trainworks.config.run_file import RunFile
 from trainworks.errors import EnvironmentProblem, UnreachableError, UsageError
 from trainworks.files import take_lock
+from trainworks.jobs.job_row import JobRow
 from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.state import Cause, JobState
-from trainworks.jobs.store import JobRow, JobStore, open_store
+from trainworks.jobs.store import JobStore, open_store
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 

@@ -18,7 +18,8 @@ import pytest
 from tests.postgres import postgres_url
 from tests.users import User, common_folder, require_root, users
 from trainworks.host import process
-from trainworks.jobs.store import JobRow, JobStore, open_store
+from trainworks.jobs.job_row import JobRow
+from trainworks.jobs.store import JobStore, open_store
 
 pytestmark = [pytest.mark.slow, pytest.mark.root]
 PATIENCE_S = 60.0

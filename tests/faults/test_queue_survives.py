@@ -24,9 +24,10 @@ from trainworks.backends.store_place import dispatcher_log, store_url
 from trainworks.config.run_file import RunFile
 from trainworks.errors import EnvironmentProblem
 from trainworks.host import process
+from trainworks.jobs.job_row import JobRow
 from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.state import JobState
-from trainworks.jobs.store import JobRow, open_store
+from trainworks.jobs.store import open_store
 from trainworks.record.events import read_events
 from trainworks.record.run_dir import RunDir, create_run_dir
 from trainworks.recover.restarts import restarts_used

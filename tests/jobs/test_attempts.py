@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainworks.backends.reported_attempts import attempts_of
+from trainworks.jobs.job_row import JobRow
 from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.state import JobState
-from trainworks.jobs.store import JobRow
 
 SPEC = JobSpec(run_id="t-1", name="t", min_nodes=2, max_nodes=2, node=NodeResources(cores=8.0, accelerators=2))
 JOB = JobRow(

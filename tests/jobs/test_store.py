@@ -21,10 +21,11 @@ from tests.postgres import postgres_url
 from trainworks.errors import DamagedStoreError, EnvironmentProblem, UsageError
 from trainworks.jobs import database
 from trainworks.jobs.database import VERSION, open_database, set_aside
+from trainworks.jobs.job_row import JobRow, Placement
 from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.migrations.versions import v0001_jobs, v0002_cluster
 from trainworks.jobs.state import JobState
-from trainworks.jobs.store import JobRow, JobStore, Placement, open_store
+from trainworks.jobs.store import JobStore, open_store
 from trainworks.jobs.tables import metadata
 
 SPEC = JobSpec(

@@ -9,9 +9,10 @@ import pytest
 from tokenizers import Tokenizer
 
 from tests.worker.harness import write_corpus
-from trainworks.config.run_file import Data
+from trainworks.config.data import Data
 from trainworks.errors import EnvironmentProblem, UsageError
-from trainworks.worker.data.prepare import end_of_text, prepare, prepare_for_run
+from trainworks.worker.data.prepare import prepare, prepare_for_run
+from trainworks.worker.data.token_shards import end_of_text
 
 
 def data(source, **changes) -> Data:

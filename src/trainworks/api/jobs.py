@@ -24,9 +24,10 @@ from trainworks.host.clock import SystemClock
 from trainworks.host.probe import probe_host
 from trainworks.host.users import this_host
 from trainworks.jobs.database import set_aside
+from trainworks.jobs.job_row import Attempt, JobRow
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.state import CAUSES, Cause, JobState, parse_cause, parse_state
-from trainworks.jobs.store import Attempt, JobRow, JobStore, open_store
+from trainworks.jobs.store import JobStore, open_store
 from trainworks.record.events import read_events
 from trainworks.record.run_dir import RunDir
 from trainworks.recover.failures import describe_failure, first_failure

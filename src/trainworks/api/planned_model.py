@@ -9,8 +9,9 @@ from typing import Any
 
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.catalog.models import preset
+from trainworks.config.data import TRAINED_VOCABULARY, Data
 from trainworks.config.load import Source
-from trainworks.config.run_file import TRAINED_VOCABULARY, Data, RunFile, Workload
+from trainworks.config.run_file import RunFile, Workload
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.host import process
 from trainworks.plan.conv_net import AnyJob, ConvJob, ConvNetShape, conv_net_of_hf_config

@@ -16,7 +16,8 @@ import sqlalchemy as sa
 
 from trainworks.errors import NotOwnerError
 from trainworks.host.users import ADMINISTRATORS, is_administrator, this_host, user_name
-from trainworks.jobs.store import JobRow, JobStore
+from trainworks.jobs.job_row import JobRow
+from trainworks.jobs.store import JobStore
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 

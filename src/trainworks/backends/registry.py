@@ -18,7 +18,8 @@ from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 
 if TYPE_CHECKING:
-    from trainworks.jobs.store import JobRow, JobStore
+    from trainworks.jobs.job_row import JobRow
+    from trainworks.jobs.store import JobStore
 
 _BUILT_IN = {
     "local": "trainworks.backends.local.backend:LocalBackend",

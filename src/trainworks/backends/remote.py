@@ -28,9 +28,10 @@ from trainworks.errors import (
 )
 from trainworks.host.clock import Clock
 from trainworks.host.users import user_name
+from trainworks.jobs.job_row import JobRow
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.state import CAUSES, Cause, JobState, parse_cause, parse_state
-from trainworks.jobs.store import JobRow, JobStore
+from trainworks.jobs.store import JobStore
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 

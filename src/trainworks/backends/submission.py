@@ -11,9 +11,10 @@ from pathlib import Path
 
 from trainworks.errors import EnvironmentProblem, TrainworksError, UsageError
 from trainworks.files import take_lock, write_atomic
+from trainworks.jobs.job_row import JobRow
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.state import JobState
-from trainworks.jobs.store import JobRow, JobStore
+from trainworks.jobs.store import JobStore
 from trainworks.record.run_dir import RunDir
 
 _held: dict[Path, int] = {}

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJso
 
 from trainworks.config.autoscale import Autoscale
 from trainworks.config.command import EnvironmentValue, Framework, Resources
-from trainworks.config.data import TRAINED_VOCABULARY, Data, DataSource
+from trainworks.config.data import Data
 from trainworks.config.engines import BUILT_IN, PUBLISHED, Engine, JobOptions, Kubernetes, SkyPilot, Slurm, is_plugin
 from trainworks.config.layout import Layout
 from trainworks.config.limits import check_limit, up_to
@@ -27,24 +27,6 @@ from trainworks.config.quantities import (
     TrainForField,
 )
 from trainworks.config.spec import Spec
-
-__all__ = [
-    "TRAINED_VOCABULARY",
-    "Checkpoint",
-    "Cluster",
-    "Data",
-    "DataSource",
-    "Goal",
-    "Guard",
-    "JobOptions",
-    "Model",
-    "OnNonfinite",
-    "OnSpike",
-    "Optimizer",
-    "Recover",
-    "RunFile",
-    "Workload",
-]
 
 Architecture = Literal["llama", "mistral", "qwen2", "qwen3", "mixtral", "gpt2", "bert"]
 OnNonfinite = Literal["skip", "rollback", "stop"]

@@ -10,8 +10,6 @@ from pathlib import Path
 from trainworks.config.data import STDLIB, Data, DataSource
 from trainworks.errors import MissingExtraError, UsageError, suggest
 
-__all__ = ["STDLIB", "anchored_data", "anchored_source", "check_sources", "source_files"]
-
 _DRIVERS = {
     "s3": ("s3fs", "s3"),
     "hf": ("datasets", "hf"),

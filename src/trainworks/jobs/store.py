@@ -18,7 +18,6 @@ from trainworks.errors import UsageError
 from trainworks.jobs.database import answering, file_identity, open_database
 from trainworks.jobs.job_row import (
     Attempt,
-    EndRequest,
     JobRow,
     Placement,
     job_of_row,
@@ -30,8 +29,6 @@ from trainworks.jobs.job_row import (
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.state import TRANSITIONS, JobState, attempt_state, parse_cause, parse_state
 from trainworks.jobs.tables import attempts, changes, jobs, nodes
-
-__all__ = ["Attempt", "EndRequest", "JobRow", "JobStore", "Placement", "open_store"]
 
 
 def open_store(url: str, *, keep_connection: bool = False) -> JobStore:

@@ -49,7 +49,7 @@ jobs = Table(
     Index("jobs_by_owner", "owner", "id"),
     sqlite_autoincrement=True,
 )
-"""One row per job, its latest attempt included; columns are those of `store.JobRow`."""
+"""One row per job, its latest attempt included; columns are those of `JobRow`."""
 
 attempts = Table(
     "attempts",

@@ -44,7 +44,8 @@ from trainworks.record.run_dir import RunDir
 from trainworks.units import format_bytes
 from trainworks.worker.checkpoint.checksums import undamaged_manifest
 from trainworks.worker.data.card import CARD, hash_file
-from trainworks.worker.data.prepare import end_of_text, prepare
+from trainworks.worker.data.prepare import prepare
+from trainworks.worker.data.token_shards import end_of_text
 from trainworks.worker.data_command import answer, print_facts
 from trainworks.worker.models.decoder import Decoder
 from trainworks.worker.models.families import decoder_config, stored_as, stored_names

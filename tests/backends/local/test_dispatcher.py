@@ -16,9 +16,10 @@ from trainworks.backends.local.outcome import Outcome
 from trainworks.errors import EnvironmentProblem, NotOwnerError
 from trainworks.host.ledger import Claim, Share, claim_key
 from trainworks.host.users import this_host
+from trainworks.jobs.job_row import JobRow, Placement
 from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.state import JobState
-from trainworks.jobs.store import JobRow, JobStore, Placement, open_store
+from trainworks.jobs.store import JobStore, open_store
 from trainworks.record.events import Event
 from trainworks.record.status import RunStatus
 from trainworks.recover.restarts import earlier_turns

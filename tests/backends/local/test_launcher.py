@@ -14,7 +14,8 @@ from trainworks.errors import NotOwnerError
 from trainworks.host import process
 from trainworks.host.ledger import MachineLedger, Share, claim_key
 from trainworks.host.users import this_host
-from trainworks.jobs.store import JobRow, Placement, open_store
+from trainworks.jobs.job_row import JobRow, Placement
+from trainworks.jobs.store import open_store
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 

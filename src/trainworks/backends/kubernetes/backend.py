@@ -28,7 +28,6 @@ from trainworks.backends.kubernetes.render import (
     DEFAULT_USER,
     HELD,
     POD_SECURITY_LABEL,
-    QUEUE_LABEL,
     RUN_TAG,
     STOPPED,
     check,
@@ -42,6 +41,7 @@ from trainworks.config.engines import Kubernetes
 from trainworks.config.run_file import Cluster
 from trainworks.errors import EnvironmentProblem, TrainworksError, UnansweredError, UnreachableError, UsageError
 from trainworks.host.clock import Clock, SystemClock
+from trainworks.jobs.formats.manifest import QUEUE_LABEL
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.program import Program
 from trainworks.jobs.store import JobStore

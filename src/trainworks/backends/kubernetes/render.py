@@ -24,7 +24,6 @@ from trainworks.jobs.formats import elastic
 from trainworks.jobs.formats.jobset import DISRUPTION, PodProgram, volumes
 from trainworks.jobs.formats.jobset import jobset as write_jobset
 from trainworks.jobs.formats.manifest import (
-    QUEUE_LABEL,
     REPLICATED_JOB,
     RUNS,
     KubernetesJob,
@@ -39,21 +38,6 @@ from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.program import Program
 from trainworks.record.exit_code import ExitCode
 from trainworks.record.run_dir import RunDir
-
-__all__ = [
-    "DEFAULT_USER",
-    "HELD",
-    "NODE_MODULE",
-    "POD_SECURITY_LABEL",
-    "QUEUE_LABEL",
-    "RUN_TAG",
-    "STOPPED",
-    "check",
-    "jobset",
-    "name_of",
-    "render",
-    "run_as",
-]
 
 RUN_TAG = "trainworks/run"
 """JobSet annotation that identifies the run."""

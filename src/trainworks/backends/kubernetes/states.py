@@ -18,7 +18,8 @@ from datetime import datetime
 from typing import Any
 
 from trainworks.backends.backend import JobStatus
-from trainworks.backends.kubernetes.render import HELD, QUEUE_LABEL, STOPPED
+from trainworks.backends.kubernetes.render import HELD, STOPPED
+from trainworks.jobs.formats.manifest import QUEUE_LABEL
 from trainworks.jobs.state import Cause, JobState, parse_cause
 
 Object = Mapping[str, Any]

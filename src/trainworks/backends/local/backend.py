@@ -23,10 +23,11 @@ from trainworks.host.clock import Clock, SystemClock
 from trainworks.host.ledger import Claim, claim_key, machine_ledger
 from trainworks.host.probe import probe_host
 from trainworks.host.users import this_host, user_name
+from trainworks.jobs.job_row import EndRequest, JobRow, Placement
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.program import Program
 from trainworks.jobs.state import JobState, parse_cause
-from trainworks.jobs.store import EndRequest, JobRow, JobStore, Placement, open_store
+from trainworks.jobs.store import JobStore, open_store
 from trainworks.queueing.feasible import check_feasible
 from trainworks.record.events import append_event
 from trainworks.record.run_dir import RunDir

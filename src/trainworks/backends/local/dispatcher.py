@@ -32,8 +32,9 @@ from trainworks.errors import NotOwnerError, TrainworksError
 from trainworks.host.clock import Clock
 from trainworks.host.ledger import Claim
 from trainworks.host.users import this_host
+from trainworks.jobs.job_row import JobRow, Placement
 from trainworks.jobs.state import Cause, JobState, parse_state
-from trainworks.jobs.store import JobRow, JobStore, Placement
+from trainworks.jobs.store import JobStore
 from trainworks.queueing.decide import decide
 from trainworks.queueing.snapshot import Decision, Reason, Snapshot, Start
 from trainworks.record.events import Event

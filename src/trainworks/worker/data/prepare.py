@@ -16,10 +16,10 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from trainworks.config.data import TRAINED_VOCABULARY, Data, DataSource
+from trainworks.config.data import STDLIB, TRAINED_VOCABULARY, Data, DataSource
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.files import naming_full_disk, write_atomic
-from trainworks.host.corpus import STDLIB, anchored_source
+from trainworks.host.corpus import anchored_source
 from trainworks.host.probe import num_cores
 from trainworks.record.events import append_event
 from trainworks.worker.data.card import CARD, DatasetCard, Part, fingerprint, hash_file, read_card
@@ -29,13 +29,10 @@ from trainworks.worker.data.shards import stored_data
 from trainworks.worker.data.token_shards import (
     END_OF_TEXT,
     Progress,
-    end_of_text,
     load_tokenizer,
     make_token_shards,
     making,
 )
-
-__all__ = ["DatasetCard", "end_of_text", "prepare", "prepare_for_run", "read_card"]
 
 _TRAINING_SAMPLE_BYTES = 6_000_000
 _PROGRESS_INTERVAL_S = 0.5
