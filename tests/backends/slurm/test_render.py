@@ -125,7 +125,7 @@ def test_what_slurm_does_for_nobody_is_refused(changes: dict[str, Any], message:
 
 @pytest.mark.parametrize("option", ["--array=1-4", "--comment=mine", "--wrap=id", "--output=/dev/null"])
 def test_options_that_would_make_a_run_something_else_are_refused(option: str) -> None:
-    with pytest.raises(UsageError, match="a run is one job"):
+    with pytest.raises(UsageError, match="submits a run as one job"):
         script(options=Slurm(options=(option,)))
 
 
