@@ -30,7 +30,7 @@ from trainworks.backends.remote import follow_all, hand_over, hand_over_again
 from trainworks.backends.slurm.backend import SlurmBackend
 from trainworks.backends.slurm.client import SlurmClient
 from trainworks.backends.store_place import store_url
-from trainworks.backends.submission import hold
+from trainworks.backends.submission import check_waits
 from trainworks.config.engines import Slurm
 from trainworks.config.run_file import RunFile
 from trainworks.errors import EnvironmentProblem, UnreachableError
@@ -204,7 +204,8 @@ class Bed(abc.ABC):
 
     def hold(self, row: JobRow) -> None:
         """As a user does."""
-        hold(self.backend, row, row.handle or str(row.id))
+        check_waits(row, "hold")
+        self.backend.hold(row.handle or str(row.id))
 
     @contextmanager
     def lost_answers(self) -> Iterator[None]:
