@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch", reason="modules are trained: trainworks[train]")
-pytest.importorskip("sklearn", reason="the examples read tables of scikit-learn")
-
 from tests.faults.launcher import Program
+
+pytestmark = pytest.mark.skipif(
+    find_spec("torch") is None or find_spec("sklearn") is None,
+    reason="the examples are trained on tables of scikit-learn: trainworks[train,test]",
+)
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

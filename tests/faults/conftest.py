@@ -1,7 +1,10 @@
-"""One cache of tokens and calibrations for all the programs that the tests start."""
+"""One cache of tokens and calibrations, and one uninterrupted run, for all the programs that the tests start."""
 
 from __future__ import annotations
 
+import fcntl
+import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,13 +18,24 @@ from tests.faults.launcher import Program
 from tests.small_disk import mounted
 from tests.worker.harness import run_file_text, write_corpus
 
-STEPS = 200
+STEPS = 200  # enough to find a process and to kill it before the run ends
+SHORT = {"workload__train_for": "60 steps", "checkpoint__every": "6 steps"}
+"""Of a run that is hurt from inside, at a step."""
 
 
 @pytest.fixture(scope="session")
-def fault_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def of_all_processes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all test processes of this session share."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "faults"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def fault_cache(of_all_processes: Path) -> Path:
     """$TRAINWORKS_CACHE."""
-    return tmp_path_factory.mktemp("fault-cache")
+    return of_all_processes / "cache"
 
 
 @pytest.fixture(scope="session")
@@ -51,14 +65,38 @@ def write_run_file(fault_corpus: Path) -> Callable[..., str]:
 
 
 @pytest.fixture(scope="session")
-def uninterrupted(
-    tmp_path_factory: pytest.TempPathFactory, fault_cache: Path, write_run_file: Callable[..., str]
-) -> list[tuple[float, float]]:
-    """The curve of a run that nobody hurt, on one node of two ranks."""
-    program = Program(tmp_path_factory.mktemp("uninterrupted"), fault_cache)
-    code, _, stderr = program.run("run", write_run_file(program.folder))
-    assert code == 0, stderr
-    return program.curve()
+def curve_of(
+    of_all_processes: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    fault_cache: Path,
+    write_run_file: Callable[..., str],
+) -> Callable[..., list[tuple[float, float]]]:
+    """A function: the curve of a run that is not hurt, on one node of two ranks, made once by one test process."""
+
+    def curve(name: str, **changes: Any) -> list[tuple[float, float]]:
+        known = of_all_processes / f"{name}.json"
+        with (of_all_processes / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not known.exists():
+                program = Program(tmp_path_factory.mktemp(name), fault_cache)
+                code, _, stderr = program.run("run", write_run_file(program.folder, **changes))
+                assert code == 0, stderr
+                known.write_text(json.dumps(program.curve()), encoding="utf-8")
+        return [(loss, norm) for loss, norm in json.loads(known.read_text(encoding="utf-8"))]
+
+    return curve
+
+
+@pytest.fixture(scope="session")
+def uninterrupted(curve_of: Callable[..., list[tuple[float, float]]]) -> list[tuple[float, float]]:
+    """The curve of a run that is not hurt."""
+    return curve_of("uninterrupted")
+
+
+@pytest.fixture(scope="session")
+def uninterrupted_short(curve_of: Callable[..., list[tuple[float, float]]]) -> list[tuple[float, float]]:
+    """The same of a short one."""
+    return curve_of("uninterrupted-short", **SHORT)
 
 
 @pytest.fixture

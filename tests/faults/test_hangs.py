@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from tests.faults.conftest import SHORT
 from tests.faults.launcher import finished
 from trainworks.record.events import read_events
 
@@ -32,12 +33,12 @@ def test_a_stopped_rank_is_named_and_the_run_goes_on(program, write_run_file, un
     program.assert_nothing_left()
 
 
-def test_a_rank_whose_disk_does_not_answer_is_named_with_its_stack(program, write_run_file, uninterrupted):
-    program.hurt("read:1:70")
-    code, _, _ = program.run("run", write_run_file(program.folder, **TIMEOUT))
+def test_a_rank_whose_disk_does_not_answer_is_named_with_its_stack(program, write_run_file, uninterrupted_short):
+    program.hurt("read:1:21")
+    code, _, _ = program.run("run", write_run_file(program.folder, **TIMEOUT, **SHORT))
     (hang,) = hangs(program)
-    assert (code, program.curve()) == (0, uninterrupted)
-    assert (hang["rank"], hang["step"], hang["phase"]) == (1, 70, "data")
+    assert (code, program.curve()) == (0, uninterrupted_short)
+    assert (hang["rank"], hang["step"], hang["phase"]) == (1, 21, "data")
     assert "rank 0 waited for it" in hang["message"] and "in read" in hang["traceback"]
     assert "all_reduce" in hang["waiting"]["0"]
     program.assert_nothing_left()
@@ -45,24 +46,24 @@ def test_a_rank_whose_disk_does_not_answer_is_named_with_its_stack(program, writ
 
 @pytest.mark.parametrize("layout", [{}, {"layout": {"dp_shard": 2}}], ids=["replicas", "shards"])
 def test_a_rank_that_sleeps_in_forward_is_told_from_those_that_wait_in_it(program, write_run_file, layout):
-    program.hurt("forward:0:70")
-    code, _, _ = program.run("run", write_run_file(program.folder, **TIMEOUT, **layout))
+    program.hurt("forward:0:21")
+    code, _, _ = program.run("run", write_run_file(program.folder, **TIMEOUT, **SHORT, **layout))
     (hang,) = hangs(program)
     assert code == 0
-    assert (hang["rank"], hang["step"], hang["phase"]) == (0, 70, "forward and backward")
+    assert (hang["rank"], hang["step"], hang["phase"]) == (0, 21, "forward and backward")
 
 
 def test_a_rank_that_never_lets_go_of_its_interpreter_is_named_with_its_stack(program, write_run_file):
-    program.hurt("hold:1:70")
-    code, _, _ = program.run("run", write_run_file(program.folder, **TIMEOUT))
+    program.hurt("hold:1:21")
+    code, _, _ = program.run("run", write_run_file(program.folder, **TIMEOUT, **SHORT))
     (hang,) = hangs(program)
     assert code == 0
     assert hang["rank"] == 1 and "interpreter blocked" in hang["message"] and "in hold" in hang["traceback"]
 
 
 def test_ranks_that_wait_for_different_things_are_told_what(program, write_run_file):
-    program.hurt("deadlock:all:70")
-    code, _, _ = program.run("run", write_run_file(program.folder, **TIMEOUT, **TWO_NODES))
+    program.hurt("deadlock:all:21")
+    code, _, _ = program.run("run", write_run_file(program.folder, **TIMEOUT, **SHORT, **TWO_NODES))
     (hang,) = hangs(program)
     assert code == 0
     assert "all ranks have waited for different things" in hang["message"]
@@ -71,9 +72,9 @@ def test_ranks_that_wait_for_different_things_are_told_what(program, write_run_f
 
 
 def test_a_hang_without_restarts_left_is_one_clear_error(program, write_run_file):
-    program.hurt("read:1:70")
+    program.hurt("read:1:21")
     code, _, stderr = program.run(
-        "run", write_run_file(program.folder, recover={"hang_timeout": "4s", "max_restarts": 0})
+        "run", write_run_file(program.folder, recover={"hang_timeout": "4s", "max_restarts": 0}, **SHORT)
     )
     assert code == 76
     assert stderr.count("error: ") == 1 and "Traceback" not in stderr

@@ -34,7 +34,8 @@ from trainworks.recover.restarts import restarts_used
 
 KILLS = 100
 JOBS = 60
-PATIENCE_S = 90.0
+PATIENCE_S = 240.0
+"""Nothing is measured by it: a dispatcher, a supervisor and an agent start one after the other on a busy machine."""
 
 
 @pytest.fixture
@@ -95,10 +96,10 @@ def submit_in_a_process(folder: Path, number: int) -> process.Forked:
     return process.fork(submit, log=folder / "submit.log")
 
 
-def wait_for_all(seconds: float) -> list[JobRow]:
+def wait_for_all() -> list[JobRow]:
     """Every job, once all have ended; whoever looks sees to it that somebody dispatches."""
     store = open_store(store_url())
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + PATIENCE_S
     while not all(job.state.is_final for job in store.search()):
         assert time.monotonic() < deadline, store.counts()
         wake()
@@ -132,7 +133,7 @@ def test_no_job_is_lost_and_none_runs_twice_whoever_is_killed(folder: Path) -> N
             found.send_signal(signal.SIGKILL)
             kills += 1
     said_yes = {number for number, child in children.items() if child.wait(30.0) == 0}
-    jobs = wait_for_all(PATIENCE_S)
+    jobs = wait_for_all()
     written = book(folder)
     assert [(job.id, job.cause, job.message) for job in jobs if job.state is not JobState.SUCCEEDED] == []
     assert [line for line, count in written.items() if count > 1] == []
@@ -154,10 +155,10 @@ def test_a_supervisor_that_is_killed_takes_its_ranks_with_it_and_its_job_starts_
     pid = run_dir.read_status().supervisor_pid
     assert pid is not None
     process.kill(pid)
-    (job,) = wait_for_all(PATIENCE_S)
+    (job,) = wait_for_all()
     assert (job.state, job.restarts, job.attempt) == (JobState.SUCCEEDED, 1, 2)
     assert book(folder) == {"begin 0": 2, "end 0": 1}
-    assert [found for found in of_queue(folder / "data") if "sleep" in found.name()] == []
+    wait_until(lambda: not [found for found in of_queue(folder / "data") if "sleep" in found.name()])
 
 
 @pytest.mark.slow
@@ -179,7 +180,7 @@ def test_a_database_server_that_is_killed_delays_the_queue_and_nothing_else(
     wait_until(lambda: "connection" in dispatcher_log().read_text())
     server.start()
     wait_until(lambda: book(folder)["end 1"] == 1)
-    jobs = wait_for_all(PATIENCE_S)
+    jobs = wait_for_all()
     assert [(job.state, job.attempt) for job in jobs] == [(JobState.SUCCEEDED, 1)] * 2
     assert set(book(folder).values()) == {1}
 
@@ -203,7 +204,7 @@ def test_a_full_disk_below_the_store_refuses_a_job_and_loses_none(
     wait_until(lambda: book(folder)["end 0"] == 1)
     rest.unlink()
     LocalBackend().submit(*second)
-    jobs = wait_for_all(PATIENCE_S)
+    jobs = wait_for_all()
     assert [(job.state, job.attempt) for job in jobs] == [(JobState.SUCCEEDED, 1)] * 2
     assert book(folder) == {"begin 0": 1, "end 0": 1, "begin 1": 1, "end 1": 1}
     for found in of_queue(disk / "data"):  # before the disk goes
@@ -220,9 +221,9 @@ def slow_script(folder: Path, number: int) -> tuple[RenderedJob, RunDir]:
     return rendered, run_dir
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+def wait_until(condition: Callable[[], bool]) -> None:
     """Wait for something to become true."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, dispatcher_log().read_text()
         time.sleep(0.02)

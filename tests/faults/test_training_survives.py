@@ -206,7 +206,7 @@ def test_a_stop_before_the_first_step_does_not_wait(program, write_run_file):
     wait_until(lambda: (program.folder / "runs").is_dir() and program.run_dir.node_log(0).exists())
     interrupt(running)
     assert finished(running)[0] == 130
-    wait_until(lambda: program.run_dir.read_status().state == "STOPPED", timeout_s=20)
+    wait_until(lambda: program.run_dir.read_status().state == "STOPPED")
     program.assert_nothing_left()
 
 

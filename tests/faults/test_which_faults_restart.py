@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 
+from tests.faults.conftest import SHORT
 from tests.faults.launcher import finished
 from trainworks.record.events import read_events
 
@@ -23,32 +24,35 @@ def own_failures(program):
     return [event for event in events(program, "failure") if event["cause"] != "peer_lost"]
 
 
-@NODES
 @pytest.mark.parametrize(
-    ("fault", "cause", "message"),
+    ("nodes", "fault", "cause", "message"),
     [
-        ("ecc", "gpu_fault", "accelerator failed: CUDA error: uncorrectable ECC error encountered"),
-        ("stale", "storage_fault", "storage failed: OSError: [Errno 116] Stale file handle"),
-        ("leave", "unknown", "exited with code 13 without an error message"),
+        ({}, "ecc", "gpu_fault", "accelerator failed: CUDA error: uncorrectable ECC error encountered"),
+        (TWO_NODES, "stale", "storage_fault", "storage failed: OSError: [Errno 116] Stale file handle"),
+        ({}, "leave", "unknown", "exited with code 13 without an error message"),
+        (TWO_NODES, "leave", "unknown", "exited with code 13 without an error message"),
     ],
+    ids=["gpu-on-one-node", "storage-on-two-nodes", "unknown-on-one-node", "unknown-on-two-nodes"],
 )
-def test_a_fault_that_may_pass_is_restarted_from(program, write_run_file, uninterrupted, nodes, fault, cause, message):
-    program.hurt(f"{fault}:1:70")
-    code, _, stderr = program.run("run", write_run_file(program.folder, **nodes))
+def test_a_fault_that_may_pass_is_restarted_from(
+    program, write_run_file, uninterrupted_short, nodes, fault, cause, message
+):
+    program.hurt(f"{fault}:1:21")
+    code, _, stderr = program.run("run", write_run_file(program.folder, **SHORT, **nodes))
     (failure,) = own_failures(program)
-    assert (code, program.curve()) == (0, uninterrupted), stderr
-    assert (failure["rank"], failure["cause"], failure["message"], failure["step"]) == (1, cause, message, 70)
+    assert (code, program.curve()) == (0, uninterrupted_short), stderr
+    assert (failure["rank"], failure["cause"], failure["message"], failure["step"]) == (1, cause, message, 21)
     assert message in stderr
     program.assert_nothing_left()
 
 
 @pytest.mark.parametrize("rank", ["1", "all"])
 def test_an_exception_that_ends_two_attempts_at_the_same_step_is_final_on_all_nodes(program, write_run_file, rank):
-    program.hurt(f"bug:{rank}:70")
-    code, _, stderr = program.run("run", write_run_file(program.folder, **TWO_NODES))
+    program.hurt(f"bug:{rank}:21")
+    code, _, stderr = program.run("run", write_run_file(program.folder, **SHORT, **TWO_NODES))
     assert code == 1
     assert len(events(program, "attempt")) == 2
-    assert {failure["step"] for failure in own_failures(program)} == {70}
+    assert {failure["step"] for failure in own_failures(program)} == {21}
     assert len({failure["fingerprint"] for failure in own_failures(program)}) == 1
     assert "ValueError: the program is wrong" in stderr and "at the same step" in stderr
     program.assert_nothing_left()
@@ -56,15 +60,15 @@ def test_an_exception_that_ends_two_attempts_at_the_same_step_is_final_on_all_no
 
 def test_an_exception_in_the_first_step_is_final(program, write_run_file):
     program.hurt("bug:0:1")
-    code, _, stderr = program.run("run", write_run_file(program.folder))
+    code, _, stderr = program.run("run", write_run_file(program.folder, **SHORT))
     assert (code, len(events(program, "attempt"))) == (1, 1)
     assert "ValueError: the program is wrong" in stderr and "before its first step was done" in stderr
     program.assert_nothing_left()
 
 
 def test_an_exit_code_without_restarts_left_is_named(program, write_run_file):
-    program.hurt("leave:1:70")
-    code, _, stderr = program.run("run", write_run_file(program.folder, recover={"max_restarts": 0}))
+    program.hurt("leave:1:21")
+    code, _, stderr = program.run("run", write_run_file(program.folder, recover={"max_restarts": 0}, **SHORT))
     assert code == 13
     assert stderr.count("error: ") == 1 and "exited with code 13" in stderr and "lost contact" not in stderr
 
