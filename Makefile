@@ -3,15 +3,19 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test quick check docs clean
+# Tests start programs thousands of times: what they import is compiled once.
+export PYTHONDONTWRITEBYTECODE :=
+
+.PHONY: demo test quick check mypy ruff lint-imports reference docs clean
 
 demo: $(VENV)/.train
 	$(BIN)/trainworks run examples/stdlib-lm.yaml
 
-# Those that hurt processes, or train on several, have the machine to themselves; of the others two run at a time.
+# Three at a time on two cores: tests of clusters and of faults mostly wait. tests/conftest.py has their order.
+PROCESSES ?= 3
+
 test: check
-	$(BIN)/pytest tests/faults tests/worker
-	$(BIN)/pytest --ignore tests/faults --ignore tests/worker --numprocesses 2 --dist loadscope --no-loadscope-reorder
+	$(BIN)/pytest --numprocesses $(PROCESSES) --dist loadscope --no-loadscope-reorder
 
 # The lane for work: everything that starts no run, no cluster and no group of ranks.
 QUICK := not slow and not gpu and not root and not kubernetes and not slurm and not sky and not ray
@@ -21,10 +25,16 @@ quick: $(VENV)/.test
 	$(BIN)/pytest -m '$(QUICK)' $(HEAVY:%=--ignore tests/%) --numprocesses 2 --dist loadscope tests
 
 check: $(VENV)/.test
+	$(MAKE) --no-print-directory --jobs 2 --output-sync mypy ruff lint-imports reference
+
+mypy lint-imports:
+	$(BIN)/$@
+
+ruff:
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy
-	$(BIN)/lint-imports
+
+reference:
 	$(BIN)/python docs/generate_reference.py --check
 
 # The reference from the source, then the site; a broken link or a page outside the navigation is an error.

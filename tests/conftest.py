@@ -18,7 +18,7 @@ GOLDEN = Path(__file__).parent / "golden"
 settings.register_profile("trainworks", deadline=None, derandomize=True, database=None)
 settings.load_profile("trainworks")
 
-_SLOW_FIRST = ("slurm", "kubernetes", "tests/cli")
+_SLOW_FIRST = ("slurm", "kubernetes", "tests/worker", "tests/faults", "tests/validation", "tests/cli")
 """Where the longest tests are: a process that begins with them is not waited for in the end."""
 
 
@@ -28,7 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
-    """Tests of one file, or of one real cluster, follow each other in one process."""
+    """Tests of one file, or of one real cluster, follow each other in one process; those of faults start one by one."""
     scheduler = LoadScopeScheduling(config, log)
     scheduler._split_scope = _group  # xdist's own way to group tests
     return scheduler
@@ -36,7 +36,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
 def _group(test: str) -> str:
     file = test.partition("::")[0]
-    return next((name for name in ("slurm", "kubernetes") if f"/{name}/" in file or f"[{name}" in test), file)
+    alone = test if file.startswith("tests/faults/") else file
+    return next((name for name in ("slurm", "kubernetes") if f"/{name}/" in file or f"[{name}" in test), alone)
 
 
 def _turn(group: str) -> int:
