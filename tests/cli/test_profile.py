@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.report.conftest import RunWriter, make_plan
-from trainworks.cli.runs.profile import _checked
+from trainworks.api.profile import profile_request
 from trainworks.errors import UsageError
 from trainworks.host import process
 from trainworks.record.profile import ProfileRequest, write_request
@@ -21,7 +21,7 @@ def going(tmp_path):
 
 
 def test_steps_and_ranks_become_a_request(going):
-    assert _checked(going, "70:75", "1,0") == ProfileRequest(first_step=70, last_step=75, ranks=(0, 1))
+    assert profile_request(going, "70:75", "1,0") == ProfileRequest(first_step=70, last_step=75, ranks=(0, 1))
 
 
 @pytest.mark.parametrize(
@@ -39,23 +39,23 @@ def test_steps_and_ranks_become_a_request(going):
 )
 def test_what_cannot_be_recorded_is_refused(going, steps, ranks, message):
     with pytest.raises(UsageError) as refused:
-        _checked(going, steps, ranks)
+        profile_request(going, steps, ranks)
     assert refused.value.message.startswith(message)
 
 
 def test_a_second_request_waits_for_the_first(going):
     write_request(going, ProfileRequest(first_step=70, last_step=75))
     with pytest.raises(UsageError, match="has other steps to profile"):
-        _checked(going, "80:85", "0")
+        profile_request(going, "80:85", "0")
 
 
 def test_a_run_that_has_ended_is_not_profiled(tmp_path):
     run = RunWriter(tmp_path, make_plan(), None).launch().steps(300).finish()
     with pytest.raises(UsageError, match="is SUCCEEDED"):
-        _checked(run.run_dir, "1:2", "0")
+        profile_request(run.run_dir, "1:2", "0")
 
 
 def test_a_command_is_not_profiled(tmp_path):
     run = RunWriter(tmp_path, None, "sleep 1").launch()
     with pytest.raises(UsageError, match="only a workload"):
-        _checked(run.run_dir, "1:2", "0")
+        profile_request(run.run_dir, "1:2", "0")

@@ -22,6 +22,7 @@ from trainworks.plan.conv_net import ConvJob
 from trainworks.record.calibration import Calibration
 from trainworks.record.measurement import MeasuredStep, Measurement
 from trainworks.record.measurement_store import append_measurement
+from trainworks.results import Result
 
 __all__ = ["CalibrationResult", "calibrate"]
 
@@ -29,7 +30,7 @@ _LONGEST_STEP_S = 1e7
 
 
 @dataclass(frozen=True, slots=True)
-class CalibrationResult:
+class CalibrationResult(Result):
     """The plan of the measured layout before and after the calibration."""
 
     before: ClusterPlan

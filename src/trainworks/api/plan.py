@@ -28,7 +28,7 @@ from trainworks.record.measurement import Measurement
 from trainworks.record.measurement_store import read_measurements
 from trainworks.record.resolved import ResolvedRun
 
-__all__ = ["compare_layout", "plan", "plan_cluster"]
+__all__ = ["ResolvedRun", "compare_layout", "plan", "plan_cluster"]
 
 
 @overload

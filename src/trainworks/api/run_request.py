@@ -15,8 +15,12 @@ from trainworks.config.load import Source, load_run_file, name_from
 from trainworks.config.run_file import RunFile, RunName
 from trainworks.config.sbatch import is_batch_script, load_batch_script
 from trainworks.errors import UsageError
+from trainworks.jobs.formats import jobset, lsf, skypilot, trainjob
+from trainworks.jobs.formats.manifest import KubernetesJob
+from trainworks.jobs.job_spec import spec_of
+from trainworks.jobs.program import program_of
 
-__all__ = ["RunRequest", "RunTarget", "array_members", "read_request"]
+__all__ = ["RunRequest", "RunTarget", "array_members", "job_in_format", "read_request"]
 
 RunTarget = str | Path | RunFile | Mapping[str, Any] | Sequence[str]
 """A run file by its path, a run file as an object or a mapping, or a command as a list of words."""
@@ -128,3 +132,27 @@ def _member(request: RunRequest, index: int, size: int) -> RunRequest:
     }
     envs = {**request.run_file.envs, **variables}
     return replace(request, run_file=request.run_file.model_copy(update={"envs": envs}))
+
+
+def job_in_format(request: RunRequest, name: str) -> str:
+    """The job as text for an engine that Trainworks does not talk to; this machine is not probed.
+
+    Args:
+        request: the job.
+        name: `jobset`, `trainjob`, `skypilot` or `lsf`.
+
+    Raises:
+        UsageError: the format cannot express the job.
+    """
+    run_file = request.run_file
+    spec = spec_of(run_file, run_id=run_file.name, working_folder=run_file.workdir or "")
+    program, cluster = program_of(run_file, command=tuple(request.command or ())), run_file.cluster
+    if name == "lsf" and cluster.autoscale is not None:
+        hint = "leave `cluster.autoscale` out; LSF's resource connector has a file of its own"
+        raise UsageError("LSF jobs cannot start or stop hosts", hint=hint)
+    if name == "lsf":
+        return lsf.render(spec, program)
+    if name == "skypilot":
+        return skypilot.render(spec, program, cluster.autoscale)
+    job = KubernetesJob(spec=spec, program=program, cluster=cluster.kubernetes, autoscale=cluster.autoscale)
+    return jobset.render(job) if name == "jobset" else trainjob.render(job)

@@ -19,7 +19,7 @@ from trainworks.api.run_request import RunRequest, RunTarget, array_members, rea
 from trainworks.backends.backend import Backend
 from trainworks.backends.local.attached import AttachedBackend
 from trainworks.backends.registry import backend_of_run
-from trainworks.config.run_file import OnNonfinite, OnSpike
+from trainworks.config.guard_answers import OnNonfinite, OnSpike
 from trainworks.config.sbatch import BatchSource
 from trainworks.errors import TrainworksError, UsageError
 from trainworks.files import write_atomic

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
-from trainworks.api.run_request import RunRequest, read_request
-from trainworks.api.runs import Launch, PreparedRun
-from trainworks.api.runs import prepare as prepare_run
 from trainworks.cli.options import runs_folder, warn
 from trainworks.report.rendering.printable import say
-from trainworks.report.rendering.renderer import build_document
-from trainworks.report.rendering.text import print_document
-from trainworks.report.request_text import request_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from trainworks.api.run_request import RunRequest
+    from trainworks.api.runs import Launch, PreparedRun
 
 __all__ = [
     "DryRun",
@@ -25,7 +24,6 @@ __all__ = [
     "ProcessesPerNode",
     "Recalibrate",
     "Target",
-    "Wanted",
     "prepare",
     "wanted",
 ]
@@ -39,11 +37,11 @@ Name = Annotated[str | None, typer.Option("--name", help="Name of the run [defau
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be started, without starting it.")]
 Recalibrate = Annotated[bool, typer.Option("--recalibrate", help="Measure this machine again before planning.")]
 
-Wanted = RunRequest
-
 
 def wanted(target: list[str], *, nodes: int | None, nproc: int | None, name: str | None) -> RunRequest:
     """Read the run that the arguments describe, and print remarks on it; see `read_request`."""
+    from trainworks.api.run_request import read_request
+
     request = read_request(target, nodes=nodes, nproc=nproc, name=name)
     for note in request.notes:
         say(f"note: {note}", err=True)
@@ -75,6 +73,10 @@ def prepare(
         ask: whether to ask for confirmation at a terminal.
         times: number of such jobs.
     """
+    from trainworks.api.runs import prepare as prepare_run
+    from trainworks.report.rendering.renderer import build_document
+    from trainworks.report.rendering.text import print_document
+
     folder = runs_folder(runs, request.run_file.checkpoint.to)
     prepared = prepare_run(request, folder=folder, queued=queued, recalibrate=recalibrate)
     if prepared.resolved.plan is not None:
@@ -93,6 +95,8 @@ def prepare(
 def _confirmed(prepared: PreparedRun, times: int, console: Console) -> bool:
     if not _is_at_a_terminal(console):
         return True
+    from trainworks.report.request_text import request_text
+
     jobs = f"{times} jobs, each requests" if times > 1 else "the job requests"
     console.print(f"{prepared.backend.name}: {jobs} {request_text(prepared.spec)}", highlight=False)
     return typer.confirm("submit?", default=True, err=True)

@@ -7,15 +7,17 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
+import trainworks
 from trainworks.errors import ArgumentError, DiskFullError, EnvironmentProblem, UsageError
-from trainworks.record.run_dir import RunDir
-from trainworks.report.rendering.console import SafeConsole
 from trainworks.report.rendering.printable import say
+
+if TYPE_CHECKING:
+    from trainworks.api.run_handle import Run
+    from trainworks.report.rendering.console import SafeConsole
 
 __all__ = [
     "AsJson",
@@ -67,16 +69,16 @@ def runs_folder(option: Path | None, written: str = "runs") -> Path:
     return option or Path(written)
 
 
-def wide_console() -> Console:
+def wide_console() -> SafeConsole:
     """As wide as the terminal; where there is none, wide enough that no figure is cut."""
+    from trainworks.report.rendering.console import SafeConsole
+
     return SafeConsole() if sys.stdout.isatty() or "COLUMNS" in os.environ else SafeConsole(width=240)
 
 
-def find(run: str | None, runs: Path | None) -> RunDir:
-    """The directory of the run that an argument names; see `find_run`."""
-    from trainworks.api.run_handle import find_run  # noqa: PLC0415 - most commands need no run
-
-    return find_run(run, runs_folder(runs)).run_dir
+def find(run: str | None, runs: Path | None) -> Run:
+    """The run that an argument names; see `find_run`."""
+    return trainworks.find_run(run, runs_folder(runs), notify=warn)
 
 
 @contextmanager

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from trainworks.cli.options import option_errors, wide_console
-from trainworks.plan.trace import Traced
-from trainworks.report.explain import explain
-from trainworks.report.rendering.renderer import build_document
-from trainworks.report.rendering.text import print_document
-from trainworks.results import Result
 
-__all__ = ["show"]
+if TYPE_CHECKING:
+    from trainworks.report.rendering.document import Document
+    from trainworks.results import Result
+
+__all__ = ["show", "show_document", "write_file"]
 
 
 def show(result: Result, *, as_json: bool = False, figure: str | None = None, plot: Path | None = None) -> None:
@@ -35,13 +34,27 @@ def show(result: Result, *, as_json: bool = False, figure: str | None = None, pl
         with option_errors("--plot", plot):
             result.write_html(plot)
     if figure is not None:
-        typer.echo(explain(_figures(result), figure))
+        from trainworks.report.explain import explain
+
+        typer.echo(explain(getattr(result, "figures", ()), figure))
     elif as_json:
         typer.echo(json.dumps(result.to_json(), indent=2))
     else:
-        print_document(build_document(result), wide_console())
+        from trainworks.report.rendering.renderer import build_document
+
+        show_document(build_document(result))
 
 
-def _figures(result: Result) -> Sequence[Traced]:
-    figures: Sequence[Traced] = getattr(result, "figures", ())
-    return figures
+def show_document(document: Document) -> None:
+    """Print a document on stdout."""
+    from trainworks.report.rendering.text import print_document
+
+    print_document(document, wide_console())
+
+
+def write_file(path: Path, content: str, option: str) -> None:
+    """Write the file that an option names, atomically; errors name the option."""
+    from trainworks.files import write_atomic
+
+    with option_errors(option, path):
+        write_atomic(path, content)

@@ -14,6 +14,7 @@ from trainworks.config.autoscale import Autoscale
 from trainworks.config.command import EnvironmentValue, Framework, Resources
 from trainworks.config.data import Data
 from trainworks.config.engines import BUILT_IN, PUBLISHED, Engine, JobOptions, Kubernetes, SkyPilot, Slurm, is_plugin
+from trainworks.config.guard_answers import OnNonfinite, OnSpike
 from trainworks.config.layout import Layout
 from trainworks.config.limits import check_limit, up_to
 from trainworks.config.quantities import (
@@ -29,8 +30,6 @@ from trainworks.config.quantities import (
 from trainworks.config.spec import Spec
 
 Architecture = Literal["llama", "mistral", "qwen2", "qwen3", "mixtral", "gpt2", "bert"]
-OnNonfinite = Literal["skip", "rollback", "stop"]
-OnSpike = Literal["ignore", "skip", "rollback"]
 _LONGEST_PATH = 4096
 """Longest path in characters; file systems accept no longer one."""
 

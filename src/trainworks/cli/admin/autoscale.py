@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from trainworks.cli.admin.file_set import ToFolder, print_or_write
 from trainworks.cli.options import RunFilePath
-from trainworks.config.autoscale import Autoscale
-from trainworks.config.load import load_run_file
-from trainworks.deploy.kueue import kueue_files
-from trainworks.deploy.slurm_power import slurm_power_files
 from trainworks.errors import UsageError
 
 __all__ = ["command"]
-
-_FILES: dict[str, Callable[[Autoscale], dict[str, str]]] = {"slurm": slurm_power_files, "kubernetes": kueue_files}
 
 
 def command(
@@ -30,10 +23,14 @@ def command(
 
 
 def _files(path: Path) -> dict[str, str]:
-    cluster = load_run_file(path)[0].cluster
+    from trainworks.config.load import load_run_file
+    from trainworks.deploy.kueue import kueue_files
+    from trainworks.deploy.slurm_power import slurm_power_files
+
+    cluster, writers = load_run_file(path)[0].cluster, {"slurm": slurm_power_files, "kubernetes": kueue_files}
     if cluster.autoscale is None:
         raise UsageError(f"`{path}` has no `cluster.autoscale`", hint="docs/guides/idle-and-elastic.md shows one")
-    if cluster.engine not in _FILES:
-        known = " or ".join(f"`engine: {name}`" for name in _FILES)
+    if cluster.engine not in writers:
+        known = " or ".join(f"`engine: {name}`" for name in writers)
         raise UsageError(f"`engine: {cluster.engine}` starts and stops no nodes by itself", hint=f"take {known}")
-    return _FILES[cluster.engine](cluster.autoscale)
+    return writers[cluster.engine](cluster.autoscale)

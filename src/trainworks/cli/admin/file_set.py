@@ -8,8 +8,6 @@ from typing import Annotated
 
 import typer
 
-from trainworks.files import write_atomic
-
 __all__ = ["ToFolder", "print_or_write"]
 
 ToFolder = Annotated[
@@ -24,6 +22,8 @@ def print_or_write(files: Mapping[str, str], to: Path | None) -> None:
             typer.echo(f"# --- {name}")
             typer.echo(text, nl=False)
         return
+    from trainworks.files import write_atomic
+
     to.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         write_atomic(to / name, text)

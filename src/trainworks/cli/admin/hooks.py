@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from trainworks.cli.admin.file_set import ToFolder, print_or_write
-from trainworks.deploy.slurm_hooks import NodeCheck, health_check, prolog, slurm_conf_lines
 from trainworks.errors import UsageError
 
 __all__ = ["command"]
@@ -28,6 +27,8 @@ def command(
     """For administrators: a prolog and a HealthCheckProgram that drain a node after a failed check, and the lines for
     slurm.conf. A job on such a node is requeued and starts on another one.
     """
+    from trainworks.deploy.slurm_hooks import NodeCheck, health_check, prolog, slurm_conf_lines
+
     least = list(map(_free, free or []))
     if twice := [path for path, _ in least if [other for other, _ in least].count(path) > 1]:
         raise UsageError(f"`--free` gives `{twice[0]}` twice", hint=f"keep one `--free {twice[0]}=GIB`")

@@ -6,14 +6,15 @@ import json
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from trainworks.cli.options import AsJson
-from trainworks.deploy.sandbox.slurm import SlurmSandbox, install
-from trainworks.deploy.sandbox.slurm_files import SandboxSize
 from trainworks.errors import UsageError
+
+if TYPE_CHECKING:
+    from trainworks.deploy.sandbox.slurm import SlurmSandbox
 
 __all__ = ["command"]
 
@@ -38,27 +39,22 @@ class SandboxAction(StrEnum):
 
 
 _ACTIONS = "|".join(SandboxAction)
-_SIZE = SandboxSize()
 
 
 def command(
     kind: Annotated[Kind, typer.Argument(metavar="slurm", help="Software to start.", show_default=False)],
     action: Annotated[SandboxAction, typer.Argument(metavar=_ACTIONS, help="Action.", show_default=False)],
     node: Annotated[str | None, typer.Argument(metavar="[NODE]", help="Node, for kill-node and start-node.")] = None,
-    nodes: Annotated[int, typer.Option("--nodes", min=1, max=200, help="Number of nodes.")] = _SIZE.nodes,
-    accelerators: Annotated[
-        int, typer.Option("--accelerators", min=0, help="Simulated accelerators per node.")
-    ] = _SIZE.accelerators,
+    nodes: Annotated[int, typer.Option("--nodes", min=1, max=200, help="Number of nodes.")] = 4,
+    accelerators: Annotated[int, typer.Option("--accelerators", min=0, help="Simulated accelerators per node.")] = 8,
     accounting: Annotated[
         bool, typer.Option("--accounting", help="Start a database for history, quotas and QOS.")
     ] = False,
-    cloud: Annotated[
-        int, typer.Option("--cloud", min=0, help="Number of elastic nodes, which start on demand.")
-    ] = _SIZE.cloud,
+    cloud: Annotated[int, typer.Option("--cloud", min=0, help="Number of elastic nodes, which start on demand.")] = 0,
     down_after: Annotated[
         int, typer.Option("--down-after", min=1, help="Idle seconds until an elastic node stops.")
-    ] = _SIZE.down_after_s,
-    port: Annotated[int, typer.Option("--port", min=1024, help="First port to use.")] = _SIZE.first_port,
+    ] = 30,
+    port: Annotated[int, typer.Option("--port", min=1024, help="First port to use.")] = 18_800,
     folder: Annotated[Path | None, typer.Option("--folder", help="Folder of the sandbox; use a short path.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -66,6 +62,9 @@ def command(
 
     `eval "$(trainworks sandbox slurm env)"` sets the environment for Slurm's own programs.
     """
+    from trainworks.deploy.sandbox.slurm import SlurmSandbox, install
+    from trainworks.deploy.sandbox.slurm_files import SandboxSize
+
     sandbox = SlurmSandbox(folder.absolute() if folder else None)
     if action is SandboxAction.INSTALL:
         install(accounting=accounting)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from trainworks.api import jobs
+import trainworks
 from trainworks.cli.options import OnCluster
 from trainworks.errors import UsageError
 from trainworks.report.rendering.printable import say
@@ -22,10 +22,12 @@ def command(
 ) -> None:
     """Running jobs continue; no other job starts."""
     if undo:
-        jobs.undrain(node, cluster=cluster)
+        from trainworks.api.jobs import undrain
+
+        undrain(node, cluster=cluster)
         say(f"{node} takes jobs again")
         return
     if not reason:
         raise UsageError("cannot drain a node without a reason", hint='trainworks drain NODE --reason "fan broken"')
-    jobs.drain(node, reason, cluster=cluster)
+    trainworks.drain(node, reason, cluster=cluster)
     say(f"{node} takes no more jobs: {reason}")

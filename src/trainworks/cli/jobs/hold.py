@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainworks.api import jobs
+import trainworks
 from trainworks.cli.options import JobArgument, warn
 from trainworks.report.rendering.printable import say
 
@@ -11,4 +11,4 @@ __all__ = ["command"]
 
 def command(job: JobArgument) -> None:
     """Keep a waiting job from starting; it keeps its place in the queue."""
-    say(f"{jobs.hold(job, notify=warn).run_id} held")
+    say(f"{trainworks.hold(job, notify=warn).run_id} held")

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import enum
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
-from trainworks.api.jobs import Rebuilt, rebuild_jobs
 from trainworks.cli.options import AsJson, RunsOption, runs_folder
-from trainworks.report.rendering.console import SafeConsole
+from trainworks.cli.output import show_document
 from trainworks.report.rendering.printable import say
+
+if TYPE_CHECKING:
+    from trainworks.api.jobs import Rebuilt
 
 __all__ = ["command"]
 
@@ -33,6 +34,8 @@ def command(
     Jobs that wait or run on another backend are found there, and not submitted twice. Jobs that waited on this machine
     return to its queue. Run it once for each folder of runs.
     """
+    from trainworks.api.jobs import rebuild_jobs
+
     assert action is StoreAction.REBUILD
     _show(rebuild_jobs(runs_folder(runs), notify=lambda message: say(message, err=True)), as_json=as_json)
 
@@ -42,10 +45,9 @@ def _show(added: list[Rebuilt], *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps([dict(zip(("run", "state", "note"), row, strict=True)) for row in rows], indent=2))
         return
+    from trainworks.report import jobs as view
+
     if not rows:
         say("the job store has every run that was submitted", err=True)
         return
-    table = Table("run", "state", "note", box=None, padding=(0, 2, 0, 0))
-    for run, state, note in rows:
-        table.add_row(run, state or "left out", note or "")
-    SafeConsole().print(table)
+    show_document(view.rebuilt_document(rows))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainworks.api import jobs
+import trainworks
 from trainworks.cli.options import JobArgument, warn
 from trainworks.report.rendering.printable import say
 
@@ -11,4 +11,4 @@ __all__ = ["command"]
 
 def command(job: JobArgument) -> None:
     """Let a held job start."""
-    say(f"{jobs.release(job, notify=warn).run_id} released")
+    say(f"{trainworks.release(job, notify=warn).run_id} released")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainworks.api import jobs
+import trainworks
 from trainworks.cli.options import JobArgument, warn
 from trainworks.report.rendering.printable import say
 
@@ -11,4 +11,4 @@ __all__ = ["command"]
 
 def command(job: JobArgument) -> None:
     """A workload resumes from its newest checkpoint; a command starts from its beginning."""
-    say(f"{jobs.retry(job, notify=warn).run_id} queued again")
+    say(f"{trainworks.retry(job, notify=warn).run_id} queued again")

@@ -7,12 +7,10 @@ from typing import Annotated
 
 import typer
 
-from trainworks.api.capacity import capacity
+import trainworks
 from trainworks.cli.options import AsJson, check_writable, option_errors
-from trainworks.cli.output import show
+from trainworks.cli.output import show, write_file
 from trainworks.errors import UsageError
-from trainworks.files import write_atomic
-from trainworks.plan.capacity.plan import CapacityPlan
 from trainworks.report.rendering.progress_bar import waiting
 
 __all__ = ["command"]
@@ -72,7 +70,7 @@ def command(
     check_writable(plot, "--plot")
     check_writable(save_trace, "--save-trace")
     with option_errors(), waiting("replaying") as progress:
-        plan = capacity(
+        plan = trainworks.capacity(
             file,
             node=node,
             accelerators_per_node=accelerators_per_node,
@@ -90,14 +88,8 @@ def command(
             seed=seed,
             progress=progress,
         )
-    _save(save_trace, file, plan)
+    if save_trace is not None:
+        if plan.sampled_trace is None:
+            raise UsageError(f"`{file}` is a trace already", place="--save-trace", hint="give a YAML file of teams")
+        write_file(save_trace, plan.sampled_trace, "--save-trace")
     show(plan, as_json=as_json, figure=explain, plot=plot)
-
-
-def _save(path: Path | None, file: Path, plan: CapacityPlan) -> None:
-    if path is None:
-        return
-    if plan.sampled_trace is None:
-        raise UsageError(f"`{file}` is a trace already", place="--save-trace", hint="give a YAML file of teams")
-    with option_errors("--save-trace", path):
-        write_atomic(path, plan.sampled_trace)

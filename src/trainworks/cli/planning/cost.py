@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from trainworks.api.cost import cost
+import trainworks
 from trainworks.cli.options import AsJson, Assume, Prices, check_writable, option_errors
 from trainworks.cli.output import show
 
@@ -68,7 +68,7 @@ def command(
     """Prices the run of a run file, or a year on the cluster of --on, in US dollars."""
     check_writable(plot, "--plot")
     with option_errors():
-        report = cost(
+        report = trainworks.cost(
             run_file,
             on=on,
             prices=prices,

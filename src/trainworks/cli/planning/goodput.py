@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from trainworks.api.goodput import goodput
+import trainworks
 from trainworks.cli.options import AsJson, check_writable, option_errors
 from trainworks.cli.output import show
 from trainworks.report.rendering.progress_bar import waiting
@@ -121,7 +121,7 @@ def command(
     """Formulas give the mean; a simulation of every failure, repair and restart gives the spread."""
     check_writable(plot, "--plot")
     with option_errors(), waiting("simulating") as progress:
-        forecast = goodput(
+        forecast = trainworks.goodput(
             run_file,
             on=on,
             work=work,

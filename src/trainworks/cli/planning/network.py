@@ -7,12 +7,10 @@ from typing import Annotated
 
 import typer
 
-from trainworks.api.network import TOPOLOGIES, network
+import trainworks
 from trainworks.cli.options import AsJson, check_writable, option_errors
-from trainworks.cli.output import show
+from trainworks.cli.output import show, write_file
 from trainworks.errors import UsageError
-from trainworks.files import write_atomic
-from trainworks.report.network import network_drawing
 
 __all__ = ["command"]
 
@@ -22,7 +20,13 @@ RunFilePath = Annotated[
 On = Annotated[str | None, typer.Option("--on", metavar="CLUSTER", help="Cluster, e.g. `16 nodes of DGX A100`.")]
 TopologyName = Annotated[
     str,
-    typer.Option("--topology", metavar="NAME", help=f"Topology: auto, {', '.join(TOPOLOGIES)}.", show_default=False),
+    typer.Option(
+        "--topology",
+        metavar="NAME",
+        help="Topology: auto, star, spine-leaf, 3-tier, rail-optimised, rail-only, multi-plane, dragonfly, dragonfly+, "
+        "ring, torus.",
+        show_default=False,
+    ),
 ]
 Oversubscription = Annotated[
     str,
@@ -80,7 +84,7 @@ def command(
     """Prints the best topology, the alternatives, and the time of a job's messages on each."""
     _check_files(draw, cables)
     with option_errors():
-        plan = network(
+        plan = trainworks.network(
             run_file,
             on=on,
             topology=topology,
@@ -95,11 +99,11 @@ def command(
             switch_power=switch_power,
         )
     if cables is not None:
-        with option_errors("--cables", cables):
-            write_atomic(cables, plan.cables_csv)
+        write_file(cables, plan.cables_csv, "--cables")
     if draw is not None:
-        with option_errors("--draw", draw):
-            write_atomic(draw, network_drawing(plan, draw.suffix))
+        from trainworks.report.network import network_drawing
+
+        write_file(draw, network_drawing(plan, draw.suffix), "--draw")
     show(plan, as_json=as_json, figure=explain)
 
 

@@ -7,13 +7,10 @@ from typing import Annotated
 
 import typer
 
-from trainworks.api.inputs import described_run
-from trainworks.api.plan import compare_layout, plan
+import trainworks
 from trainworks.cli.launch import Nodes, ProcessesPerNode, Recalibrate
 from trainworks.cli.options import AsJson, On, RunFilePath, RunsOption, check_writable, option_errors
 from trainworks.cli.output import show
-from trainworks.plan.cluster.plan import ClusterPlan, LayoutComparison
-from trainworks.record.resolved import ResolvedRun
 from trainworks.report.rendering.printable import say
 
 __all__ = ["command"]
@@ -52,16 +49,18 @@ def command(
     check_writable(plot, "--plot")
     with option_errors():
         if plot is not None:
+            from trainworks.api.inputs import described_run
+
             described_run(run_file, on, task="a page is drawn")
         if explain is not None:
-            result: ClusterPlan | LayoutComparison | ResolvedRun = compare_layout(run_file, explain, on=on)
-        else:
-            result = plan(run_file, on=on, sizes=sizes, nodes=nodes, nproc=nproc, runs=runs, recalibrate=recalibrate)
+            show(trainworks.compare_layout(run_file, explain, on=on), as_json=as_json, plot=plot)
+            return
+        result = trainworks.plan(
+            run_file, on=on, sizes=sizes, nodes=nodes, nproc=nproc, runs=runs, recalibrate=recalibrate
+        )
     show(result, as_json=as_json, plot=plot)
-    if isinstance(result, ResolvedRun) and _is_preset(result):
+    from trainworks.api.plan import ResolvedRun
+
+    workload = result.run_file.workload if isinstance(result, ResolvedRun) else None
+    if workload is not None and workload.model.preset is not None:
         say(_ONLY_PLANNED, err=True)
-
-
-def _is_preset(resolved: ResolvedRun) -> bool:
-    workload = resolved.run_file.workload
-    return workload is not None and workload.model.preset is not None

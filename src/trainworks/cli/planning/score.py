@@ -7,15 +7,12 @@ from typing import Annotated
 
 import typer
 
-from trainworks.api.score import score
+import trainworks
 from trainworks.cli.options import AsJson, check_writable
-from trainworks.cli.output import show
-from trainworks.files import write_atomic
+from trainworks.cli.output import show, write_file
 from trainworks.report.rendering.progress_bar import waiting
 
 __all__ = ["command"]
-
-_WIDTH = 160
 
 
 def command(
@@ -30,7 +27,7 @@ def command(
     """Cells may be empty. Rows that cannot be predicted are listed with the reason; the others are scored."""
     check_writable(out, "--out")
     with waiting("predicting") as progress:
-        report = score(table, memory=memory, collectives=collectives, progress=progress)
+        report = trainworks.score(table, memory=memory, collectives=collectives, progress=progress)
     if out is not None:
-        write_atomic(out, report.csv)
+        write_file(out, report.csv, "--out")
     show(report, as_json=as_json)

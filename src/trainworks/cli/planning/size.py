@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from trainworks.api.size import CONTRACTS, size
+import trainworks
 from trainworks.cli.options import AsJson, Assume, Prices, check_writable, option_errors
 from trainworks.cli.output import show
 from trainworks.errors import UsageError
@@ -45,7 +45,7 @@ ProcessorName = Annotated[
 ]
 Contracts = Annotated[
     list[str] | None,
-    typer.Option("--contract", metavar="|".join(CONTRACTS), help="Contract to consider; may be repeated."),
+    typer.Option("--contract", metavar="on-demand|reserved|spot|own", help="Contract to consider; may be repeated."),
 ]
 Hours = Annotated[
     float | None,
@@ -86,7 +86,7 @@ def command(
     if len(run_files) > 1 and (plot is not None or explain is not None):
         raise UsageError("--plot and --explain are for one run file", hint="several are answered with one table")
     with option_errors(), waiting("planning") as progress:
-        result = size(
+        result = trainworks.size(
             run_files if len(run_files) > 1 else run_files[0],
             deadline=deadline,
             budget=budget,

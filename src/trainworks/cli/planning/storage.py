@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from trainworks.api.storage import storage
+import trainworks
 from trainworks.cli.options import AsJson, RunFilePath, option_errors
 from trainworks.cli.output import show
 
@@ -44,5 +44,5 @@ def command(
 ) -> None:
     """Computes read and checkpoint rates and the needs of each node, and rates every kind of storage."""
     with option_errors():
-        plan = storage(run_file, on=on, dataset_size=dataset_size, files=files, stall=stall, restart=restart)
+        plan = trainworks.storage(run_file, on=on, dataset_size=dataset_size, files=files, stall=stall, restart=restart)
     show(plan, as_json=as_json, figure=explain)

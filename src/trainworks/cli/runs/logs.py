@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainworks.api.run_handle import RunDir, find_run
-from trainworks.cli.options import OptionalRun, RunsOption, runs_folder, warn
+from trainworks.cli.options import OptionalRun, RunsOption, find
 from trainworks.cli.runs.tail import RankLogs, Tail
 from trainworks.errors import UsageError
+
+if TYPE_CHECKING:
+    from trainworks.api.run_handle import RunDir
 
 __all__ = ["command"]
 
@@ -29,7 +31,7 @@ def command(
     runs: RunsOption = None,
 ) -> None:
     """Prints all ranks by default, each line with its rank."""
-    found = find_run(run, runs_folder(runs), notify=warn)
+    found = find(run, runs)
     run_dir = found.run_dir
     if found.has_remote_output:
         if supervisor or rank is not None or attempt is not None:

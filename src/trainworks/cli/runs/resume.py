@@ -6,12 +6,8 @@ from typing import Annotated
 
 import typer
 
-from trainworks.api.run_handle import find_run
-from trainworks.api.runs import prepare_resume
-from trainworks.cli.options import OptionalRun, RunsOption, runs_folder, warn
-from trainworks.cli.runs.watch import watch_to_the_end
-from trainworks.config.run_file import OnNonfinite, OnSpike
-from trainworks.report.rendering.console import SafeConsole
+from trainworks.cli.options import OptionalRun, RunsOption, find
+from trainworks.config.guard_answers import OnNonfinite, OnSpike
 
 __all__ = ["command"]
 
@@ -30,8 +26,12 @@ def command(
     runs: RunsOption = None,
 ) -> None:
     """With another number of ranks, a new layout is planned; the order of the data stays the same."""
+    from trainworks.api.runs import prepare_resume
+    from trainworks.cli.runs.watch import watch_to_the_end
+    from trainworks.report.rendering.console import SafeConsole
+
     launch = prepare_resume(
-        find_run(run, runs_folder(runs), notify=warn),
+        find(run, runs),
         nodes=nodes,
         nproc=nproc,
         nonfinite=nonfinite,

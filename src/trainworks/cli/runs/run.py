@@ -13,8 +13,6 @@ from trainworks.cli.launch import (
     wanted,
 )
 from trainworks.cli.options import RunsOption
-from trainworks.cli.runs.watch import watch_to_the_end
-from trainworks.report.rendering.console import SafeConsole
 
 __all__ = ["command"]
 
@@ -32,6 +30,9 @@ def command(
 
     A run on another cluster waits in its queue, and is watched from here.
     """
+    from trainworks.cli.runs.watch import watch_to_the_end
+    from trainworks.report.rendering.console import SafeConsole
+
     talk = SafeConsole(stderr=True)
     request = wanted(target, nodes=nodes, nproc=nproc, name=name)
     launch = prepare(request, runs=runs, dry_run=dry_run, recalibrate=recalibrate, console=talk, queued=False)

@@ -7,11 +7,8 @@ import time
 
 import typer
 
-from trainworks.api.run_handle import find_run
-from trainworks.cli.options import AsJson, OptionalRun, RunsOption, runs_folder, warn
-from trainworks.record.manifest import describe_damage
+from trainworks.cli.options import AsJson, OptionalRun, RunsOption, find
 from trainworks.report.rendering.printable import say
-from trainworks.report.runs.run_progress import RunFollower
 from trainworks.units import format_bytes, format_count, format_duration
 
 __all__ = ["command"]
@@ -19,13 +16,14 @@ __all__ = ["command"]
 
 def command(run: OptionalRun = None, runs: RunsOption = None, as_json: AsJson = False) -> None:
     """Shows state, progress, newest and damaged checkpoints and, after a failure, its cause."""
-    found = find_run(run, runs_folder(runs), notify=warn)
-    run_dir = found.run_dir
-    progress = RunFollower(run_dir).look()
+    from trainworks.report.runs.run_progress import RunFollower
+
+    found = find(run, runs)
+    progress = RunFollower(found.run_dir).look()
     state, note = found.standing()
-    plan = run_dir.read_resolved().plan
+    plan = found.resolved.plan
     figures = {
-        "run": run_dir.run_id,
+        "run": found.id,
         "state": str(state),
         "idle_for_s": time.time() - progress.status.idle_since if progress.status.idle_since else None,
         "cause": progress.status.cause,
@@ -37,7 +35,7 @@ def command(run: OptionalRun = None, runs: RunsOption = None, as_json: AsJson = 
         "memory_peak_bytes": progress.memory_peak_bytes,
         "checkpoint_step": progress.checkpoint_step,
         "checkpoint_age_s": time.time() - progress.checkpoint_at if progress.checkpoint_at else None,
-        "checkpoint_damage": [describe_damage(event) for event in progress.damaged_checkpoints.values()] or None,
+        "checkpoint_damage": progress.damage or None,
         "eta_s": progress.eta_s(plan.num_steps) if plan and not progress.state.is_final else None,
     }
     if as_json:

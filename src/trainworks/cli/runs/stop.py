@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from trainworks.api.run_handle import find_run
-from trainworks.cli.options import OptionalRun, RunsOption, runs_folder, warn
+from trainworks.cli.options import OptionalRun, RunsOption, find
 from trainworks.report.rendering.printable import say
 
 __all__ = ["command"]
@@ -20,7 +19,7 @@ def command(
     runs: RunsOption = None,
 ) -> None:
     """The command returns when the run has ended."""
-    found = find_run(run, runs_folder(runs), notify=warn)
+    found = find(run, runs)
     job = found.job
     found.stop(at_once=now)
     if job is not None and not job.state.is_final and job.row.uid != os.getuid():

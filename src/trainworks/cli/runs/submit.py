@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated
 
 import typer
 
-from trainworks.api.run_request import array_members
-from trainworks.cli.languages import As, job_as
 from trainworks.cli.launch import (
     DryRun,
     Name,
@@ -20,10 +19,23 @@ from trainworks.cli.launch import (
 )
 from trainworks.cli.options import RunsOption
 from trainworks.errors import UsageError
-from trainworks.report.rendering.console import SafeConsole
 
 __all__ = ["command"]
 
+
+class JobFormat(StrEnum):
+    """Formats of `--as`: a job for an engine that Trainworks does not talk to."""
+
+    JOBSET = "jobset"
+    TRAINJOB = "trainjob"
+    SKYPILOT = "skypilot"
+    LSF = "lsf"
+
+
+As = Annotated[
+    JobFormat | None,
+    typer.Option("--as", help="With --dry-run, print the job in this format, for use without Trainworks."),
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation at a terminal.")]
 ArrayOption = Annotated[
     str | None,
@@ -44,12 +56,15 @@ def command(
     yes: Yes = False,
 ) -> None:
     """The run is independent of this shell. Prints the run id; `trainworks logs -f` follows the run."""
+    from trainworks.api.run_request import array_members, job_in_format
+    from trainworks.report.rendering.console import SafeConsole
+
     talk = SafeConsole(stderr=True)
     request = wanted(target, nodes=nodes, nproc=nproc, name=name)
     if language is not None:
         if not dry_run:
             raise UsageError(f"`--as {language}` cannot submit", hint="add `--dry-run`, and submit the text yourself")
-        typer.echo(job_as(language, request), nl=False)
+        typer.echo(job_in_format(request, language), nl=False)
         return
     members = array_members(request, array) if array else [request]
     for member in members:

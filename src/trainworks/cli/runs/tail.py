@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
-from trainworks.record.run_dir import RunDir
+if TYPE_CHECKING:
+    from trainworks.api.run_handle import RunDir
 
 __all__ = ["RankLogs", "Tail"]
 

@@ -15,8 +15,8 @@ from trainworks.api.run_handle import JobState, Run, resume_command
 from trainworks.api.runs import Launch
 from trainworks.cli.runs.report import print_report
 from trainworks.cli.runs.tail import RankLogs
-from trainworks.cli.runs.views import LineView, LiveView
 from trainworks.report.rendering.printable import say
+from trainworks.report.runs.live import LineView, LiveView
 
 __all__ = ["watch_to_the_end"]
 
@@ -35,7 +35,7 @@ def watch_to_the_end(launch: Launch, talk: Console) -> None:
     """
     state = _print_remote_output(launch) if launch.run.has_remote_output else _watch(launch, talk)
     if launch.run.resolved.plan is not None:
-        print_report(launch.run.run_dir)
+        print_report(launch.run)
     launch.run.check()
     if state is JobState.STOPPED:
         _exit_stopped(launch.run, talk)

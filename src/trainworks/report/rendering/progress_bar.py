@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-from trainworks.report.rendering.console import SafeConsole
+__all__ = ["byte_bar", "counted", "waiting"]
 
 _QUIET_S = 1.5
 _Item = TypeVar("_Item")
@@ -18,6 +16,10 @@ _Item = TypeVar("_Item")
 @contextmanager
 def waiting(text: str) -> Iterator[Callable[..., None]]:
     """Yields a function to call with the share that is done, and if it changes what is being done."""
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn  # noqa: PLC0415
+
+    from trainworks.report.rendering.console import SafeConsole  # noqa: PLC0415
+
     started = time.monotonic()
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     console = SafeConsole(stderr=True)
@@ -34,6 +36,26 @@ def waiting(text: str) -> Iterator[Callable[..., None]]:
     finally:
         if bar.live.is_started:
             bar.stop()
+
+
+@contextmanager
+def byte_bar(text: str) -> Iterator[Callable[[int, int], None]]:
+    """Yields a function to call with the bytes that are done, and the bytes in all."""
+    from rich import progress  # noqa: PLC0415
+
+    from trainworks.report.rendering.console import SafeConsole  # noqa: PLC0415
+
+    columns = (
+        progress.TextColumn(text),
+        progress.BarColumn(bar_width=None),
+        progress.DownloadColumn(),
+        progress.TransferSpeedColumn(),
+        progress.TimeRemainingColumn(),
+    )
+    console = SafeConsole(stderr=True)
+    with progress.Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(text, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def counted(items: Sequence[_Item], text: str) -> Iterator[_Item]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from trainworks.report.rendering.document import Document
 from trainworks.results import Result
 
+if TYPE_CHECKING:
+    from trainworks.report.rendering.document import Document
+
 _SUBJECTS = {
+    "CalibrationResult": "calibration",
     "CapacityPlan": "capacity",
     "ClusterPlan": "cluster_plan",
     "CostReport": "cost",

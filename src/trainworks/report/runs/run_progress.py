@@ -11,6 +11,7 @@ from typing import cast
 from trainworks.host import process
 from trainworks.jobs.state import JobState, parse_state
 from trainworks.record.events import Event, read_lines_from
+from trainworks.record.manifest import describe_damage
 from trainworks.record.metrics import MetricsRow
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
@@ -39,6 +40,11 @@ class Progress:
     data_done_bytes: int = 0
     data_total_bytes: int = 0
     """0 unless the data is being prepared now."""
+
+    @property
+    def damage(self) -> list[str]:
+        """What is wrong with each damaged checkpoint."""
+        return [describe_damage(event) for event in self.damaged_checkpoints.values()]
 
     @property
     def step_s(self) -> float | None:

@@ -11,7 +11,6 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from trainworks.cli.idle import idle_line
 from trainworks.record.events import Event
 from trainworks.record.faults import describe_fault
 from trainworks.record.manifest import describe_damage
@@ -166,7 +165,7 @@ def _event_line(event: Event) -> str | None:
         case "profile" | "profile_refused":
             line = _profile_line(event)
         case "idle" | "busy":
-            line = idle_line(event)
+            line = _idle_line(event)
         case "checkpoint_damaged" | "checkpoint_failed":
             line = _checkpoint_line(event)
     return line
@@ -192,3 +191,12 @@ def _profile_line(event: Event) -> str:
     if event["kind"] == "profile":
         return f"profiled {steps}: {event['folder']}"
     return f"{steps} were not profiled: {event['message']}"
+
+
+def _idle_line(event: Event) -> str:
+    if event["kind"] == "busy":
+        return f"busy again after {format_duration(event['idle_for_s'])}"
+    share = event["accelerator"]
+    used = [f"{share:.0%} of the accelerators"] if share is not None else []
+    used.append(f"{event['cpu_cores']:.2g} cores")
+    return f"idle for {format_duration(event['t'] - event['since'])}: it uses {' and '.join(used)}"

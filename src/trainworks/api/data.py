@@ -1,0 +1,108 @@
+"""Prepare and verify training data; export a model. The worker does the work, because it has the libraries."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from trainworks.api.run_handle import Run
+from trainworks.api.worker_call import ask
+from trainworks.config.data import Data
+from trainworks.config.load import invalid_value, load_run_file
+from trainworks.errors import MissingExtraError, UsageError
+from trainworks.host.corpus import anchored_data, check_sources
+from trainworks.record.manifest import complete_checkpoints
+from trainworks.record.run_dir import RunDir
+
+__all__ = ["export_model", "prepare_data", "read_data", "verify_data"]
+
+_RUN_FILES = (".yaml", ".yml")
+ByteProgress = Callable[[int, int], None]
+"""Called with the bytes done and the bytes in all."""
+
+
+def read_data(target: str, options: Mapping[str, Any], *, images: bool) -> Data:
+    """The data of a run file, or of a source with options.
+
+    Args:
+        target: path of a run file, or a source as in `data.source`.
+        options: keys of `workload.data` beside the source.
+        images: whether the source is a folder of images.
+
+    Raises:
+        UsageError: the run file has no data, or an option is not valid.
+        MissingExtraError: the libraries of the worker are not installed.
+    """
+    _require("tokenizers")
+    if Path(target).suffix in _RUN_FILES:
+        if options or images:
+            raise UsageError("options of the data stand in the run file", hint="leave them out of the command")
+        run_file, source = load_run_file(Path(target))
+        if run_file.workload is None or not run_file.workload.data.sources:
+            raise UsageError(f"`{target}` has no `workload.data.source`", place=source.place(("workload", "data")))
+        return anchored_data(run_file.workload.data)
+    try:
+        data = Data.model_validate({"source": target} | dict(options) | ({"image_size": 224} if images else {}))
+    except ValidationError as error:
+        detail = error.errors()[0]
+        message, hint = invalid_value(detail, detail["loc"])
+        raise UsageError(message, hint=hint) from None
+    return anchored_data(data)
+
+
+def _require(*packages: str) -> None:
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            raise MissingExtraError(package, "train")
+
+
+def prepare_data(
+    data: Data, *, to: str | None = None, processes: int | None = None, progress: ByteProgress
+) -> dict[str, Any]:
+    """Write shards with checksums; continues after an interruption. Returns counts, folder and fingerprint."""
+    check_sources(data)
+    shards_of_images = data.image_size is not None and len(data.sources) == 1
+    request = {"data": data.model_dump(mode="json"), "to": to, "processes": processes, "images": shards_of_images}
+    return ask("prepare", request, progress)
+
+
+def verify_data(data: Data, *, progress: ByteProgress) -> dict[str, Any]:
+    """Read shards back; returns how many there are, and the damaged ones."""
+    return ask("verify", {"addresses": [source.source for source in data.sources]}, progress)
+
+
+def export_model(run: Run, to: Path, *, step: int | None, dtype: str, progress: ByteProgress) -> dict[str, Any]:
+    """Write a checkpoint of a run as a Hugging Face model; returns the step, and what was written.
+
+    Args:
+        run: of a workload.
+        to: new folder.
+        step: of the checkpoint; the newest complete one when None.
+        dtype: number format of the weights.
+        progress: receives the bytes done.
+
+    Raises:
+        UsageError: the run has no model, or no such checkpoint.
+        MissingExtraError: the libraries of the worker are not installed.
+    """
+    if run.resolved.plan is None:
+        raise UsageError(f"run {run.id} runs a command; only a workload has a model to export")
+    chosen = _step(run.run_dir, step)
+    _require("torch", "transformers")
+    folder = str(to.expanduser().absolute())
+    request = {"run": str(run.path.absolute()), "step": chosen, "to": folder, "dtype": dtype}
+    return ask("export", request, progress, module="export") | {"step": chosen, "folder": folder}
+
+
+def _step(run_dir: RunDir, wanted: int | None) -> int:
+    steps = [manifest.step for manifest, _ in complete_checkpoints(run_dir)]
+    if not steps:
+        raise UsageError(f"run {run_dir.run_id} has no complete checkpoint yet", hint="wait for the first one")
+    if wanted is not None and wanted not in steps:
+        known = ", ".join(f"{step:,}" for step in steps)
+        raise UsageError(f"run {run_dir.run_id} has no checkpoint of step {wanted:,}", hint=f"there are: {known}")
+    return steps[-1] if wanted is None else wanted

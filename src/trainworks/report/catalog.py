@@ -1,0 +1,111 @@
+"""Rows of the catalogue, one row with its sources, and the findings of the lint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from trainworks.catalog.catalog import family
+from trainworks.catalog.lint import LintFinding
+from trainworks.catalog.rows import CatalogRow, Kind
+from trainworks.report.rendering.document import Document, Section, Table, Text, left
+
+_SHOWN: dict[Kind, tuple[str, ...]] = {
+    "accelerators": ("memory", "memory bandwidth", "peak bf16", "matmul", "scale up", "launched"),
+    "nodes": ("accelerators", "accelerator", "nics", "nic", "nic bandwidth", "network", "provider"),
+    "systems": ("form", "node", "nodes"),
+    "links": ("bandwidth", "network", "latency"),
+    "switches": ("ports", "port", "network", "latency"),
+    "processors": ("cores", "pcie generation", "memory type", "memory channels", "power", "launched"),
+    "storage": ("form", "client", "server read", "server write", "server capacity", "opens", "latency", "survives"),
+    "offers": ("on demand", "spot", "provider", "accelerators", "accelerator", "region"),
+    "fleets": ("accelerator", "nodes", "failures per 1000 node days", "stands for"),
+    "assumptions": ("low", "typical", "high", "unit"),
+    "grids": ("intensity",),
+    "terms": ("meaning", "write instead"),
+}
+"""Figures in the list of each kind."""
+
+
+def list_document(rows: Mapping[Kind, Sequence[CatalogRow]]) -> Document:
+    """A table per kind."""
+    return Document("Catalogue", "catalog", [Section("", [_list(kind, each)]) for kind, each in rows.items()])
+
+
+def _list(kind: Kind, rows: Sequence[CatalogRow]) -> Table:
+    cells = []
+    for row in rows:
+        written = {figure.name: figure.written for figure in row.figures}
+        cells.append([row.name, *(_short(name, written.get(name, "")) for name in _SHOWN[kind])])
+    return Table(left(kind, *_SHOWN[kind], wrap=True), cells)
+
+
+def _short(name: str, written: str) -> str:
+    """A figure in a list: of a link its name only."""
+    return written.partition(",")[0] if name in ("scale up", "nic") else written
+
+
+def list_facts(rows: Mapping[Kind, Sequence[CatalogRow]]) -> dict[str, Any]:
+    """The rows of each kind, for JSON."""
+    return {kind: [_facts(row) for row in each] for kind, each in rows.items()}
+
+
+def _facts(row: CatalogRow) -> dict[str, Any]:
+    unplannable = {} if row.unplannable is None else {"unplannable": row.unplannable}
+    return row.facts() | {"aliases": list(row.aliases)} | unplannable
+
+
+def row_document(row: CatalogRow, requested: str) -> Document:
+    """Every figure of a row, with its source.
+
+    Args:
+        row: of the catalogue.
+        requested: the name that found it, which may stand for a family of parts.
+    """
+    sources = list(dict.fromkeys(figure.source for figure in row.figures))
+    rows = [
+        (each.name, each.written, each.confidence, each.date, f"[{sources.index(each.source) + 1}]", each.note or "")
+        for each in row.figures
+    ]
+    table = Table(left("figure", "value", "confidence", "date", "source", "note", wrap=True), rows)
+    lines = [f"[{number}] {source}" for number, source in enumerate(sources, start=1)]
+    lines += [f"breaks the rule {rule}: {why}" for rule, why in (row.explained or {}).items()]
+    about = Section("", [Text(line) for line in _about(row, requested)])
+    return Document(row.name, "catalog", [about, Section("", [table, *map(Text, lines)])])
+
+
+def _about(row: CatalogRow, requested: str) -> list[str]:
+    lines = [f"{row.name} ({row.kind})"]
+    others = family(requested) if row.kind == "accelerators" else ()
+    if others:
+        lines.append(f"`{requested}` means this part, the most common one; others are {', '.join(others)}")
+    if row.unplannable:
+        lines.append(f"cannot be planned with: {row.unplannable}; use {row.instead}")
+    if row.aliases:
+        lines.append(f"also called {', '.join(row.aliases)}")
+    return [*lines, *([row.note] if row.note else [])]
+
+
+def row_facts(row: CatalogRow) -> dict[str, Any]:
+    """A row with its figures and their sources, for JSON."""
+    figures = [asdict(figure) for figure in row.figures]
+    return {"kind": row.kind} | _facts(row) | {"note": row.note, "figures": figures}
+
+
+def lint_document(findings: Sequence[LintFinding]) -> Document:
+    """Figures that contradict each other, and those that the data explain."""
+    rows = [(each.row, each.rule, each.value, each.limit, _meaning(each)) for each in findings]
+    tables = [Table(left("row", "rule", "value", "limit", "meaning", wrap=True), rows)] if rows else []
+    explained = sum(each.explained is not None for each in findings)
+    count = Text(f"{len(findings) - explained} finding(s), and {explained} that the data explain")
+    return Document("Catalogue", "catalog", [Section("", [*tables, count])])
+
+
+def _meaning(finding: LintFinding) -> str:
+    return f"explained: {finding.explained}" if finding.explained else finding.meaning
+
+
+def lint_facts(findings: Sequence[LintFinding]) -> dict[str, Any]:
+    """The findings, for JSON."""
+    return {"findings": [asdict(finding) for finding in findings]}

@@ -1,0 +1,34 @@
+"""Prepared and verified training data, as lines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trainworks.units import format_bytes, format_count, format_duration
+
+
+def prepared_lines(result: Mapping[str, Any], num_sources: int) -> list[str]:
+    """Amount, time, folder and fingerprint of prepared data.
+
+    Args:
+        result: what the worker counted.
+        num_sources: sources of the data.
+    """
+    amount = f"{result['num_items']:,} images of {result['classes']} classes"
+    if result["num_tokens"]:
+        amount = f"{format_count(result['num_tokens'])} tokens"
+        if result["num_bytes_of_text"]:
+            amount += f" of {format_bytes(result['num_bytes_of_text'])} of text"
+    where = f"in {result['num_shards']} shards" if result["num_shards"] else f"of {num_sources} sources"
+    lines = [f"{amount} {where}, {format_duration(result['seconds'])}"]
+    if result["padding_tokens"]:
+        lines.append(f"packed: {result['padding_tokens'] / result['num_items']:.2%} of the tokens are filler")
+    return [*lines, f"folder       {result['folder']}", f"fingerprint  {result['fingerprint']}"]
+
+
+def verified_lines(result: Mapping[str, Any]) -> list[str]:
+    """Damaged shards, and a summary."""
+    lines = [f"{each['folder']}/{each['shard']}: {each['problem']}" for each in result["damaged"]]
+    summary = f"{len(result['damaged'])} damaged" if result["damaged"] else "all as written"
+    return [*lines, f"{result['shards']} shards, {format_bytes(result['num_bytes'])}: {summary}"]

@@ -1,0 +1,184 @@
+"""Jobs of the store, one job in detail, and the nodes that jobs run on."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trainworks.backends.backend import NodeStatus
+from trainworks.host.users import this_host
+from trainworks.jobs.job_row import Attempt, JobRow
+from trainworks.jobs.state import CAUSES, Cause, JobState, parse_cause
+from trainworks.record.run_dir import RunDir
+from trainworks.report.rendering.document import Block, Document, Facts, Preformatted, Section, Table, left
+from trainworks.report.request_text import request_text
+from trainworks.units import format_duration
+
+_COLUMNS = ("job", "run", "engine", "state", "why", "starts", "nodes", "prio", "time")
+
+
+def list_document(jobs: Sequence[JobRow], now: float) -> Document:
+    """A row per job; with an owner if jobs of several users or machines are listed.
+
+    Args:
+        jobs: in the order to list them.
+        now: the time, in seconds since the epoch.
+    """
+    of_several = any(job.uid != os.getuid() or _is_elsewhere(job) for job in jobs)
+    columns = left(*_COLUMNS, *(["owner"] if of_several else []), wrap=True)
+    rows = [[*_row(job, now), *([_owner(job)] if of_several else [])] for job in jobs]
+    return Document("Jobs", "jobs", [Section("", [Table(columns, rows)])])
+
+
+def _is_elsewhere(job: JobRow) -> bool:
+    return job.host not in (None, this_host())
+
+
+def _row(job: JobRow, now: float) -> list[str]:
+    reachable = "" if job.reachable else " (not reached)"
+    why = ": ".join(part for part in (job.reason, job.detail) if part) or job.cause or ""
+    starts = format_duration(max(0.0, job.starts_at - now)) if job.starts_at else ""
+    return [
+        str(job.id),
+        job.run_id,
+        f"{job.engine} {job.handle or ''}".strip(),
+        f"{job.state}{reachable}{_idle(job, now)}",
+        why,
+        f"in {starts}" if starts else f"{job.position}." if job.position else "",
+        _nodes(job) or str(job.spec.max_nodes),
+        str(job.priority),
+        _time(job, now),
+    ]
+
+
+def _nodes(job: JobRow | Attempt) -> str:
+    return ",".join(place.node for place in job.placement)
+
+
+def _idle(job: JobRow, now: float) -> str:
+    """`, idle for 40m 0s` for a running job that uses nothing; empty for any other."""
+    if job.state is not JobState.RUNNING:
+        return ""
+    since = RunDir(Path(job.run_dir)).read_status().idle_since
+    return f", idle for {format_duration(now - since)}" if since is not None else ""
+
+
+def _owner(job: JobRow) -> str:
+    return f"{job.owner} on {job.host}" if _is_elsewhere(job) else job.owner
+
+
+def _time(job: JobRow, now: float) -> str:
+    """How long the job has waited or run; empty for a job that ended without a start.
+
+    The clocks of two machines may differ, so the start may lie in the future.
+    """
+    if job.state.waits:
+        return f"{format_duration(max(0.0, now - job.submitted_at))} waiting"
+    if job.started_at is None:
+        return ""
+    return format_duration(max(0.0, (job.ended_at or now) - job.started_at))
+
+
+def detail_document(
+    job: JobRow, attempts: Sequence[Attempt], *, price: float | None, failure: Sequence[str], now: float
+) -> Document:
+    """Request, state, cause and attempts of one job.
+
+    Args:
+        job: the job.
+        attempts: its attempts, in order.
+        price: of an accelerator hour in USD, if its run file has one.
+        failure: lines about its first failure.
+        now: the time, in seconds since the epoch.
+    """
+    blocks: list[Block] = [Facts.from_mapping(_facts(job, now) | _held(job, attempts, price, now))]
+    if attempts:
+        columns = left("attempt", "state", "cause", "nodes", "took", "message", wrap=True)
+        blocks.append(Table(columns, list(map(_attempt, attempts))))
+    if failure:
+        blocks.append(Preformatted("\n".join(failure)))
+    return Document(f"Job {job.id}", "job", [Section("", blocks)])
+
+
+def _facts(job: JobRow, now: float) -> dict[str, str]:
+    facts = {
+        "job": f"{job.id}, run {job.run_id} in {job.run_dir}",
+        "state": f"{job.state}{'' if job.reachable else ', not reached now'}{_idle(job, now)}",
+        "engine": f"{job.engine} {job.handle or ''}".strip() + (f": {job.raw}" if job.raw else ""),
+        "requests": request_text(job.spec),
+        "submitted": f"{format_duration(now - job.submitted_at)} ago by {job.owner}, priority {job.priority}",
+    }
+    if _is_elsewhere(job):
+        facts["machine"] = f"{job.host}, whose queue starts the job"
+    if job.state.waits:
+        facts["waits"] = _why(job)
+        if job.position:
+            facts["position"] = str(job.position)
+        facts["starts"] = f"in {format_duration(max(0.0, job.starts_at - now))}" if job.starts_at else "unknown"
+    if job.spec.depends_on:
+        facts["after"] = ", ".join(job.spec.depends_on)
+    if job.placement:
+        facts["runs on"] = _nodes(job)
+    if job.cause:
+        facts["cause"] = f"{job.cause}: {CAUSES[parse_cause(job.cause) or Cause.UNKNOWN].words}"
+    return facts | ({"message": job.message} if job.message else {})
+
+
+def _why(job: JobRow) -> str:
+    if job.reason is None:
+        return "submitted; not evaluated by the queue yet"
+    return f"{job.reason}: {job.detail}" if job.detail else job.reason
+
+
+def _held(job: JobRow, attempts: Sequence[Attempt], price: float | None, now: float) -> dict[str, str]:
+    """Resources used so far, with their cost if the run file gives a price."""
+    held_s = (max(0.0, (one.ended_at or now) - one.started_at) * len(one.placement) for one in attempts)
+    hours, node = sum(held_s) / 3600, job.spec.node
+    if not hours or not (node.accelerators or node.cores):
+        return {}
+    if not node.accelerators:
+        return {"held": f"{hours * (node.cores or 0):.3g} core hours"}
+    held = f"{hours * node.accelerators:.3g} accelerator hours"
+    return {"held": held + (f", {hours * node.accelerators * price:,.2f} USD at {price:g} an hour" if price else "")}
+
+
+def _attempt(attempt: Attempt) -> list[str]:
+    took = format_duration(attempt.ended_at - attempt.started_at) if attempt.ended_at else "running"
+    return [str(attempt.number), str(attempt.state), attempt.cause or "", _nodes(attempt), took, attempt.message or ""]
+
+
+def facts(row: JobRow | Attempt | NodeStatus) -> dict[str, Any]:
+    """All columns, for JSON."""
+    return dataclasses.asdict(row)
+
+
+def nodes_document(nodes: Sequence[NodeStatus]) -> Document:
+    """Free and used resources of every node."""
+    rows = [
+        [
+            node.name,
+            node.state,
+            f"{node.cores_taken:g} of {node.cores:g}",
+            _accelerators(node),
+            ", ".join(node.jobs),
+            node.reason or "",
+        ]
+        for node in nodes
+    ]
+    columns = left("node", "state", "cores", "accelerators", "jobs", "why", wrap=True)
+    return Document("Nodes", "nodes", [Section("", [Table(columns, rows)])])
+
+
+def _accelerators(node: NodeStatus) -> str:
+    if not node.accelerators:
+        return ""
+    return f"{node.accelerators_taken} of {node.accelerators} {node.accelerator or ''}".strip()
+
+
+def rebuilt_document(rows: Sequence[tuple[str, str | None, str | None]]) -> Document:
+    """Runs that a rebuild added to the job store: id, state and note of each."""
+    cells = [[run, state or "left out", note or ""] for run, state, note in rows]
+    return Document("Job store", "jobs", [Section("", [Table(left("run", "state", "note", wrap=True), cells)])])
