@@ -13,7 +13,7 @@ DEEPEST = 20
 """Only goes down; 16 is the goal."""
 MOST_FILES = 25
 MOST_LINES_OF_A_COMMAND = 120
-LONGER = {"app.py", "options.py", "catalog.py", "goodput.py", "data.py", "profile.py", "views.py", "watch.py"}
+LONGER = {"app.py", "goodput.py"}
 """Files of commands that are still longer. The set only gets smaller."""
 
 

@@ -53,7 +53,7 @@ def test_a_finding_that_nothing_explains_is_a_failed_check(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     finding = LintFinding("links", "NVLink3", "sum-of-lanes", "600 GB/s", "12 lanes of 25 GB/s", "both directions")
-    monkeypatch.setattr(catalog_command, "lint", lambda: [finding])
+    monkeypatch.setattr("trainworks.api.catalog.lint", lambda: [finding])
     with pytest.raises(typer.Exit) as raised:
         catalog_command.command(catalog_command.CatalogAction.LINT)
     assert raised.value.exit_code == 1

@@ -10,7 +10,7 @@ from trainworks import __version__
 from trainworks.api.anchor import AnchoredRun, anchor
 from trainworks.api.planned_model import model_shape
 from trainworks.api.precision import check_precision, default_precision
-from trainworks.api.worker_call import ask
+from trainworks.api.worker_tasks import ask
 from trainworks.catalog.catalog import accelerator
 from trainworks.catalog.facts import Accelerator
 from trainworks.catalog.prices import known_accelerator

@@ -53,7 +53,7 @@ def command(
     A run prepares its data itself. Prepare it in advance if it is large, if several runs share it, or to upload it to a
     store. `verify` exits with 1 if a shard is damaged.
     """
-    from trainworks.api import data as use_case
+    from trainworks.api import worker_tasks
     from trainworks.report.data import prepared_lines, verified_lines
     from trainworks.report.rendering.progress_bar import byte_bar
 
@@ -61,15 +61,15 @@ def command(
     if pack is not None:
         options |= {"pack": True, "sequence_length": pack}
     given = {name: value for name, value in options.items() if value is not None}
-    data = use_case.read_data(target, given, images=images)
+    data = worker_tasks.read_data(target, given, images=images)
     damaged: list[Any] = []
     if action is DataAction.PREPARE:
         with byte_bar("preparing") as progress:
-            result = use_case.prepare_data(data, to=to, processes=processes, progress=progress)
+            result = worker_tasks.prepare_data(data, to=to, processes=processes, progress=progress)
         lines = prepared_lines(result, len(data.sources))
     else:
         with byte_bar("verifying") as progress:
-            result = use_case.verify_data(data, progress=progress)
+            result = worker_tasks.verify_data(data, progress=progress)
         lines, damaged = verified_lines(result), result["damaged"]
     if as_json:
         typer.echo(json.dumps(result, indent=2))

@@ -41,7 +41,7 @@ def command(
     under its own names. The folder is complete or absent. Checkpoints of every layout work; 5 GB of the model are in
     memory at a time.
     """
-    from trainworks.api.data import export_model
+    from trainworks.api.worker_tasks import export_model
     from trainworks.report.rendering.progress_bar import byte_bar
     from trainworks.units import format_bytes
 

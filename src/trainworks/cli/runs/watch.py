@@ -20,8 +20,6 @@ from trainworks.report.runs.live import LineView, LiveView
 
 __all__ = ["watch_to_the_end"]
 
-_STOPPED = 130
-
 
 def watch_to_the_end(launch: Launch, talk: Console) -> None:
     """Start a run, show it until it has ended, print its report, and end the program as the run did.
@@ -85,7 +83,7 @@ def _exit_stopped(run: Run, talk: Console) -> None:
     if loss := run.status.message:
         talk.print(f"warning: {loss}", style="yellow", highlight=False)
     talk.print(f"stopped; resume with: {resume_command(run.run_dir)}", highlight=False)
-    raise typer.Exit(_STOPPED)
+    raise typer.Exit(130)
 
 
 class StopOnInterrupt:
@@ -117,5 +115,5 @@ class StopOnInterrupt:
     def _note(self, number: int, frame: object) -> None:
         self._reasons.append(signal.Signals(number).name)
         self._signals += 1
-        words = "stopping; Ctrl-C again ends it at once" if self._signals == 1 else "ending at once"
-        self._console.print(words, style="yellow")
+        reply = "stopping; Ctrl-C again ends it at once" if self._signals == 1 else "ending at once"
+        self._console.print(reply, style="yellow")

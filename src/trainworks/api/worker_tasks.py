@@ -1,8 +1,10 @@
-"""Prepare and verify training data; export a model. The worker does the work, because it has the libraries."""
+"""Tasks of the worker, which has the libraries: prepare and verify training data, export a model."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,19 +12,55 @@ from typing import Any
 from pydantic import ValidationError
 
 from trainworks.api.run_handle import Run
-from trainworks.api.worker_call import ask
 from trainworks.config.data import Data
 from trainworks.config.load import invalid_value, load_run_file
-from trainworks.errors import MissingExtraError, UsageError
+from trainworks.errors import EnvironmentProblem, MissingExtraError, TrainworksError, UsageError
+from trainworks.host import process
 from trainworks.host.corpus import anchored_data, check_sources
 from trainworks.record.manifest import complete_checkpoints
 from trainworks.record.run_dir import RunDir
 
-__all__ = ["export_model", "prepare_data", "read_data", "verify_data"]
+__all__ = ["ask", "export_model", "prepare_data", "read_data", "verify_data"]
 
 _RUN_FILES = (".yaml", ".yml")
 ByteProgress = Callable[[int, int], None]
 """Called with the bytes done and the bytes in all."""
+
+
+def ask(
+    action: str,
+    request: dict[str, Any],
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    *,
+    module: str = "data_command",
+) -> dict[str, Any]:
+    """The worker's answer to `prepare` or `verify`, or of another of its modules.
+
+    Args:
+        action: what to do.
+        request: with what, see `trainworks.worker.data_command`.
+        progress: called with bytes done and bytes in all.
+        module: of the worker, that talks as `data_command` does.
+
+    Raises:
+        TrainworksError: the worker reports it.
+    """
+    command = process.python_module(f"trainworks.worker.{module}", action, json.dumps(request), str(os.getpid()))
+    answer: dict[str, Any] = {}
+    for line in process.lines(command):
+        answer = json.loads(line)
+        if "done" in answer:
+            progress(answer["done"], answer["total"])
+    if "error" in answer:
+        raise _error(answer)
+    if not answer or "done" in answer:
+        raise EnvironmentProblem("the worker ended without an answer", hint="read the error that it printed above")
+    return answer
+
+
+def _error(answer: dict[str, Any]) -> TrainworksError:
+    kinds: dict[int, type[TrainworksError]] = {2: UsageError, 3: EnvironmentProblem}
+    return kinds.get(answer["exit_code"], TrainworksError)(answer["error"], hint=answer["hint"])
 
 
 def read_data(target: str, options: Mapping[str, Any], *, images: bool) -> Data:
