@@ -18,7 +18,8 @@ from pydantic.fields import FieldInfo
 from typer.testing import CliRunner
 
 from trainworks import errors
-from trainworks.cli.app import COMMANDS, app
+from trainworks.cli.app import app
+from trainworks.cli.commands import COMMANDS
 from trainworks.config import autoscale, data, engines, layout, run_file
 from trainworks.jobs import state
 from trainworks.record import (

@@ -22,6 +22,7 @@ TrainworksError                 base of all; carries a message, a place and a hi
 
 from __future__ import annotations
 
+import errno
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
@@ -210,3 +211,34 @@ def suggest(
     """
     near = [f"`{form.replace('{}', match)}`" for match in get_close_matches(word, known, n=count, cutoff=cutoff)]
     return f"did you mean {' or '.join(filter(None, [', '.join(near[:-1]), near[-1]]))}?" if near else otherwise
+
+
+_LONGEST_PATH = 200
+"""Characters of a path that an error shows."""
+_WRITABLE = "name a place where you can write: TRAINWORKS_DATA, TRAINWORKS_CACHE, TRAINWORKS_RUNS"
+_BAD_PLACE = {
+    errno.EACCES: _WRITABLE,
+    errno.EPERM: _WRITABLE,
+    errno.EROFS: _WRITABLE,
+    errno.ENOSPC: "free some space, or name a place on another disk",
+    errno.EDQUOT: "free some space, or name a place on another disk",
+    errno.ENOTDIR: "a part of the path is a file: name another place",
+    errno.ENAMETOOLONG: "take a shorter path",
+    errno.EIO: "the disk reports an error: name a place on another one",
+}
+"""Errors of a place and not of the program, and the next step to take."""
+
+
+def problem_of_place(error: OSError) -> EnvironmentProblem:
+    """The problem of a path or a disk that an error reports.
+
+    Raises:
+        OSError: the error itself, if it is about something else.
+    """
+    if error.filename is None and error.errno == errno.ENOSPC:
+        return DiskFullError("no space left for what is printed")
+    if error.filename is None or error.errno not in _BAD_PLACE:
+        raise error
+    path = str(error.filename)
+    shown = path if len(path) <= _LONGEST_PATH else f"{path[:_LONGEST_PATH]}..."
+    return EnvironmentProblem(f"cannot use `{shown}`: {error.strerror}", hint=_BAD_PLACE[error.errno])

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import ast
 import inspect
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 import trainworks
-from trainworks.cli.app import module_of
+from trainworks.catalog.rows import KINDS
+from trainworks.cli.commands import COMMANDS, module_of
+from trainworks.cli.planning import catalog, network
+from trainworks.plan.network.topologies import TOPOLOGIES
 
 SOURCES = Path(__file__).parents[2] / "src" / "trainworks"
 PLANNING = ["calibrate", "capacity", "catalog", "cost", "goodput", "network", "plan", "score", "size", "storage"]
 NOT_ARGUMENTS = {"as_json", "plot", "explain", "run_file", "run_files", "draw", "cables", "save_trace", "out"}
 RENAMED = {"spot_life": "spot_node_life"}
-LOWER = ("plan", "jobs", "backends", "host", "record")
+HEAVY = {"jinja2", "numpy", "psutil", "pydantic", "rich", "sqlalchemy", "yaml"}
 
 
 @pytest.mark.parametrize("name", [name for name in PLANNING if name != "catalog"])
@@ -28,6 +33,17 @@ def test_every_option_is_an_argument_of_the_use_case(name: str) -> None:
 @pytest.mark.parametrize("name", PLANNING)
 def test_a_use_case_imports_neither_typer_nor_rich(name: str) -> None:
     assert not imports(SOURCES / "api" / f"{name}.py") & {"typer", "rich"}
+
+
+def test_the_help_of_a_command_imports_no_use_case() -> None:
+    modules = [f"{module_of(name).__name__}" for name in COMMANDS]
+    code = f"import sys, {', '.join(modules)}; print(*{HEAVY} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"
+
+
+def test_help_names_every_kind_and_topology() -> None:
+    assert catalog.KINDS.split(", ") == list(KINDS)
+    assert network.TOPOLOGIES.split(", ") == list(TOPOLOGIES)
 
 
 def imports(path: Path) -> set[str]:

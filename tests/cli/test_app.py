@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import trainworks
-from trainworks.cli.app import COMMANDS, module_of
+from trainworks.cli.commands import COMMANDS, module_of
 
 IMPORT_ALL_WITHOUT_TORCH = """
 import importlib, importlib.abc, pkgutil, sys

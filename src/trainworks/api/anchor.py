@@ -14,8 +14,6 @@ from trainworks.errors import MissingExtraError, UsageError
 from trainworks.host.corpus import anchored_data, check_sources
 from trainworks.record.model_shape import ModelShape
 
-__all__ = ["AnchoredRun", "anchor"]
-
 
 @dataclass(frozen=True, slots=True)
 class AnchoredRun:

@@ -24,8 +24,6 @@ from trainworks.record.measurement import MeasuredStep, Measurement
 from trainworks.record.measurement_store import append_measurement
 from trainworks.results import Result
 
-__all__ = ["CalibrationResult", "calibrate"]
-
 _LONGEST_STEP_S = 1e7
 
 

@@ -16,8 +16,6 @@ from trainworks.plan.capacity.service import Target
 from trainworks.plan.capacity.teams import parse_teams, sampled_jobs
 from trainworks.units import format_duration
 
-__all__ = ["capacity"]
-
 _USUAL_WAIT = "4h"
 _HIGHEST_PRICE = 1e6
 

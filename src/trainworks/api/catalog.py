@@ -8,8 +8,6 @@ from trainworks.catalog.lint import lint as lint_catalog
 from trainworks.catalog.rows import KINDS, CatalogRow, Kind, read_rows
 from trainworks.errors import UsageError
 
-__all__ = ["catalog", "lint", "show"]
-
 
 def catalog(kind: str = "") -> dict[Kind, list[CatalogRow]]:
     """List the rows of the catalogue.

@@ -31,8 +31,6 @@ from trainworks.plan.prediction import describe_layout
 from trainworks.plan.trace import Traced, computed, fact
 from trainworks.units import parse_duration, parse_usd
 
-__all__ = ["USUAL_HOURS_PER_YEAR", "cost"]
-
 USUAL_HOURS_PER_YEAR = 5000.0
 
 

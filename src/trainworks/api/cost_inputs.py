@@ -11,8 +11,6 @@ from trainworks.catalog.catalog import assumption, load_catalog
 from trainworks.catalog.prices import PriceTable, parse_prices
 from trainworks.errors import ArgumentError, EnvironmentProblem
 
-__all__ = ["Assumptions", "check_assumption", "parse_assumptions", "read_prices"]
-
 Assumptions = Mapping[str, float] | Iterable[str]
 """Numbers by the name of the assumption that they replace, or `NAME=VALUE` each."""
 

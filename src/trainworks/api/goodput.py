@@ -24,8 +24,6 @@ from trainworks.plan.storage.run import checkpoint_of
 from trainworks.plan.trace import fact
 from trainworks.units import format_duration
 
-__all__ = ["goodput"]
-
 _SHORTEST_S = 60.0
 
 

@@ -15,22 +15,6 @@ from trainworks.config.sbatch import is_batch_script, load_batch_script
 from trainworks.errors import ArgumentError, UsageError
 from trainworks.units import parse_duration, parse_share
 
-__all__ = [
-    "Progress",
-    "Quantity",
-    "RunInput",
-    "argument",
-    "check_number",
-    "cluster_argument",
-    "described_run",
-    "load_run",
-    "no_progress",
-    "on_cluster",
-    "quantity",
-    "seconds",
-    "share",
-]
-
 RunInput = RunFile | Path | str
 """A run file, or its path."""
 Quantity = float | str

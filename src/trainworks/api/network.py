@@ -19,12 +19,9 @@ from trainworks.plan.network.messages import Message, messages_of_job, usual_mes
 from trainworks.plan.network.plan import NetworkPlan
 from trainworks.plan.network.support import support_networks
 from trainworks.plan.network.switches import find_switch
-from trainworks.plan.network.topologies import TOPOLOGIES
 from trainworks.plan.network.traffic import PLACEMENTS, Placement, effective_cluster
 from trainworks.plan.sizing.facility import nodes_per_rack as usual_nodes_per_rack
 from trainworks.units import parse_usd
-
-__all__ = ["TOPOLOGIES", "network"]
 
 
 def network(

@@ -28,8 +28,6 @@ from trainworks.report.rendering.console import SafeConsole
 from trainworks.report.rendering.renderer import build_document
 from trainworks.report.rendering.text import print_document
 
-__all__ = ["main", "nodes_as_one"]
-
 
 def main(run_folder: str) -> int:
     """Write the plan into the resolved run, and print it into the log; returns the exit code."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 
-__all__ = ["Notify", "warn"]
-
 Notify = Callable[[str], None]
 """Receives warnings that do not fail a use case, such as a backend that does not answer."""
 

@@ -21,8 +21,6 @@ from trainworks.plan.software import Software
 from trainworks.plan.step_time import TrainingJob
 from trainworks.record.model_shape import ModelShape
 
-__all__ = ["PlannedModel", "model_shape", "planned_model", "preset_shape"]
-
 
 @dataclass(frozen=True, slots=True)
 class PlannedModel:

@@ -8,8 +8,6 @@ from trainworks.config.load import Source
 from trainworks.errors import MissingExtraError, UsageError
 from trainworks.record.environment import HostFacts
 
-__all__ = ["check_precision", "default_precision"]
-
 _NEEDS = {"tf32": ((8, 0), "Ampere"), "fp8": ((8, 9), "Ada or Hopper")}
 """Least compute capability whose tensor cores have the format (NVIDIA, CUDA C++ Programming Guide, "Compute
 Capabilities"), and what it is called."""

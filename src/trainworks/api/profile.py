@@ -14,8 +14,6 @@ from trainworks.record.resolved import Plan
 from trainworks.record.run_dir import RunDir
 from trainworks.report.runs.run_progress import RunFollower, current_state
 
-__all__ = ["profile", "profile_request"]
-
 _POLL_S = 0.1
 
 

@@ -35,8 +35,6 @@ from trainworks.record.resolved import Plan, Processes, ResolvedRun
 from trainworks.record.trial import TrialRequest
 from trainworks.units import format_bytes
 
-__all__ = ["DecidedRun", "ProbedRun", "decide", "predict", "probe", "resolve"]
-
 _USABLE_SHARE = 0.8
 """Share of a rank's memory that a plan may use; the rest is the system's and the allocator's."""
 _TYPICAL_BASELINE_BYTES = 400_000_000

@@ -16,16 +16,6 @@ from trainworks.plan.sizing.result import Reliability, SizingRequest
 from trainworks.plan.storage.run import checkpoint_of
 from trainworks.plan.trace import Traced, fact
 
-__all__ = [
-    "TRIALS",
-    "failures_of",
-    "interval_s",
-    "may_meet",
-    "mean_run_time_s",
-    "simulate_reliability",
-    "written_interval",
-]
-
 TRIALS = 500
 _MOST_EVENTS = 1_000
 """Events of one simulated run; hundreds of candidates are simulated."""

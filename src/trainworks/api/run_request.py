@@ -20,8 +20,6 @@ from trainworks.jobs.formats.manifest import KubernetesJob
 from trainworks.jobs.job_spec import spec_of
 from trainworks.jobs.program import program_of
 
-__all__ = ["RunRequest", "RunTarget", "array_members", "job_in_format", "read_request"]
-
 RunTarget = str | Path | RunFile | Mapping[str, Any] | Sequence[str]
 """A run file by its path, a run file as an object or a mapping, or a command as a list of words."""
 

@@ -29,8 +29,6 @@ from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir, create_run_dir
 from trainworks.report.runs.summary import Report
 
-__all__ = ["NODE_PLANNER", "Launch", "PreparedRun", "prepare", "prepare_resume", "report", "resume", "run", "submit"]
-
 NODE_PLANNER = "trainworks.api.node_plan"
 """Module that plans a workload on the first node of its job."""
 

@@ -10,8 +10,6 @@ from trainworks.measure.measured_clusters import remarks_left_out
 from trainworks.measure.scoring import TABLES, ScoreReport
 from trainworks.measure.tables import read_table
 
-__all__ = ["score"]
-
 
 def score(
     table: Path | str, *, memory: bool = False, collectives: bool = False, progress: Progress = no_progress

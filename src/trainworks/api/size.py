@@ -44,8 +44,6 @@ from trainworks.plan.sizing.result import Proposal, Reliability, SharedCapacity,
 from trainworks.plan.trace import Traced, computed, fact
 from trainworks.units import HOUR_S, parse_usd
 
-__all__ = ["CONTRACTS", "size"]
-
 CONTRACTS = (*RENTAL_CONTRACTS, "own")
 _USUAL_HOURS_PER_YEAR = 5000.0
 _TRIED_COUNTS = 3

@@ -19,8 +19,6 @@ from trainworks.plan.storage.systems import judge
 from trainworks.plan.trace import Traced, fact
 from trainworks.units import parse_bytes, parse_count, parse_share
 
-__all__ = ["storage"]
-
 _LEAST_STALL = 1e-6
 """Share of the time below which no storage is fast enough."""
 

@@ -20,8 +20,6 @@ from trainworks.host.corpus import anchored_data, check_sources
 from trainworks.record.manifest import complete_checkpoints
 from trainworks.record.run_dir import RunDir
 
-__all__ = ["ask", "export_model", "prepare_data", "read_data", "verify_data"]
-
 _RUN_FILES = (".yaml", ".yml")
 ByteProgress = Callable[[int, int], None]
 """Called with the bytes done and the bytes in all."""

@@ -17,16 +17,6 @@ if TYPE_CHECKING:
     from trainworks.api.run_request import RunRequest
     from trainworks.api.runs import Launch, PreparedRun
 
-__all__ = [
-    "DryRun",
-    "Name",
-    "Nodes",
-    "ProcessesPerNode",
-    "Recalibrate",
-    "Target",
-    "prepare",
-    "wanted",
-]
 
 Target = Annotated[
     list[str], typer.Argument(metavar="RUN_FILE | -- COMMAND...", help="Run file, or a command after `--`.")

@@ -19,23 +19,6 @@ if TYPE_CHECKING:
     from trainworks.api.run_handle import Run
     from trainworks.report.rendering.console import SafeConsole
 
-__all__ = [
-    "AsJson",
-    "Assume",
-    "JobArgument",
-    "On",
-    "OnCluster",
-    "OptionalRun",
-    "Prices",
-    "RunFilePath",
-    "RunsOption",
-    "check_writable",
-    "find",
-    "option_errors",
-    "runs_folder",
-    "warn",
-    "wide_console",
-]
 
 RunsOption = Annotated[
     Path | None, typer.Option("--runs", envvar="TRAINWORKS_RUNS", help="Folder of all runs. [default: runs]")

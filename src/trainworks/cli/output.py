@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from trainworks.report.rendering.document import Document
     from trainworks.results import Result
 
-__all__ = ["show", "show_document", "write_file"]
-
 
 def show(result: Result, *, as_json: bool = False, figure: str | None = None, plot: Path | None = None) -> None:
     """Print a result on stdout, as text unless an option says otherwise; write the page of `--plot` as well.

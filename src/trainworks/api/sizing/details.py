@@ -28,8 +28,6 @@ from trainworks.plan.storage.systems import judge
 from trainworks.plan.trace import Traced, fact
 from trainworks.units import HOUR_S
 
-__all__ = ["details_of", "smallest_clusters", "workload_of"]
-
 _LARGEST_MINIMUM = 256
 """Accelerators of the largest cluster to consider as the smallest that holds a workload."""
 

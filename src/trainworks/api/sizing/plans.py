@@ -14,8 +14,6 @@ from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.plan.cluster.plan import ClusterPlan
 from trainworks.plan.sizing.fabric_choice import PlannedFabric, fabric_options
 
-__all__ = ["PlanCache", "smallest", "smallest_power"]
-
 _WITHOUT_OFFLOADING = {"offload": 0, "offload_optimizer": 0}
 
 

@@ -19,8 +19,6 @@ from trainworks.plan.sizing.candidates import Candidate, candidates
 from trainworks.plan.sizing.result import SHARED_WEEKS, SharedCapacity, SharedCluster, SizingRequest
 from trainworks.units import HOUR_S, WEEK_S, format_duration
 
-__all__ = ["share_capacity"]
-
 LoadedRequests = Sequence[tuple[SizingRequest, Source | None]]
 
 _WORK_SHARE = 0.7

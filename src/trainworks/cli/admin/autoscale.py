@@ -8,8 +8,6 @@ from trainworks.cli.admin.file_set import ToFolder, print_or_write
 from trainworks.cli.options import RunFilePath
 from trainworks.errors import UsageError
 
-__all__ = ["command"]
-
 
 def command(
     run_file: RunFilePath,

@@ -8,8 +8,6 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["ToFolder", "print_or_write"]
-
 ToFolder = Annotated[
     Path | None, typer.Option("--to", metavar="FOLDER", help="Write the files to this folder instead of printing them.")
 ]

@@ -9,8 +9,6 @@ import typer
 from trainworks.cli.admin.file_set import ToFolder, print_or_write
 from trainworks.errors import UsageError
 
-__all__ = ["command"]
-
 
 def command(
     accelerators: Annotated[

@@ -16,8 +16,6 @@ from trainworks.errors import UsageError
 if TYPE_CHECKING:
     from trainworks.deploy.sandbox.slurm import SlurmSandbox
 
-__all__ = ["command"]
-
 
 class Kind(StrEnum):
     """Software to start."""

@@ -6,8 +6,6 @@ import json
 
 import typer
 
-__all__ = ["command"]
-
 
 def command() -> None:
     """Editors with JSON Schema support use it to complete and check run files."""

@@ -11,8 +11,6 @@ import trainworks
 from trainworks.cli.options import AsJson, JobArgument, warn
 from trainworks.cli.output import show_document
 
-__all__ = ["command"]
-
 
 def command(job: JobArgument, as_json: AsJson = False) -> None:
     """After a failure it shows the first failing rank, its host and the end of its log."""

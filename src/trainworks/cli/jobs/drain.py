@@ -11,8 +11,6 @@ from trainworks.cli.options import OnCluster
 from trainworks.errors import UsageError
 from trainworks.report.rendering.printable import say
 
-__all__ = ["command"]
-
 
 def command(
     node: Annotated[str, typer.Argument(metavar="NODE", help="A name that `trainworks nodes` prints.")],

@@ -15,8 +15,6 @@ from trainworks.report.rendering.printable import say
 if TYPE_CHECKING:
     from trainworks.api.jobs import Rebuilt
 
-__all__ = ["command"]
-
 
 class StoreAction(enum.StrEnum):
     """What to do with the job store."""

@@ -10,8 +10,6 @@ import trainworks
 from trainworks.cli.options import AsJson, OnCluster
 from trainworks.cli.output import show_document
 
-__all__ = ["command"]
-
 
 def command(cluster: OnCluster = None, as_json: AsJson = False) -> None:
     """Free and used resources of every node, and why a node is drained or down."""

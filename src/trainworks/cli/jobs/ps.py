@@ -15,8 +15,6 @@ from trainworks.cli.output import show_document
 from trainworks.errors import UsageError
 from trainworks.report.rendering.printable import say
 
-__all__ = ["command"]
-
 _NAMED = 3
 """Largest number of runs that a warning names."""
 

@@ -6,8 +6,6 @@ import trainworks
 from trainworks.cli.options import JobArgument, warn
 from trainworks.report.rendering.printable import say
 
-__all__ = ["command"]
-
 
 def command(job: JobArgument) -> None:
     """Let a held job start."""

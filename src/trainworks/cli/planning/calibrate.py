@@ -12,15 +12,6 @@ from trainworks.cli.options import On, RunFilePath, option_errors
 from trainworks.cli.output import show
 from trainworks.report.rendering.printable import say
 
-__all__ = ["command"]
-
-StepTime = Annotated[str | None, typer.Option("--step-time", metavar="TIME", help="Measured time of a step: `31.2 s`.")]
-LayoutText = Annotated[
-    str,
-    typer.Option(
-        "--layout", metavar="LAYOUT", help="The layout that ran: `tp=8,pp=4,micro_batch=1`; --step-time needs it."
-    ),
-]
 Benchmark = Annotated[
     Path | None, typer.Option("--benchmark", metavar="FILE", help="Benchmark record of one node, JSON.")
 ]
@@ -29,8 +20,11 @@ Benchmark = Annotated[
 def command(
     run_file: RunFilePath,
     on: On = None,
-    layout: LayoutText = "",
-    step_time: StepTime = None,
+    layout: Annotated[
+        str,
+        typer.Option(metavar="LAYOUT", help="The layout that ran: `tp=8,pp=4,micro_batch=1`; --step-time needs it."),
+    ] = "",
+    step_time: Annotated[str | None, typer.Option(metavar="TIME", help="Measured time of a step: `31.2 s`.")] = None,
     benchmark: Benchmark = None,
 ) -> None:
     """A measured step or a benchmark record calibrates later plans of this kind of cluster, and of no other."""

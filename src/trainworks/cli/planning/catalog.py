@@ -12,8 +12,6 @@ import trainworks
 from trainworks.cli.options import AsJson
 from trainworks.cli.output import show_document
 
-__all__ = ["command"]
-
 KINDS = "accelerators, nodes, systems, links, switches, processors, storage, offers, fleets, assumptions, grids, terms"
 
 

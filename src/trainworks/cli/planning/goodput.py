@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -12,110 +13,56 @@ from trainworks.cli.options import AsJson, check_writable, option_errors
 from trainworks.cli.output import show
 from trainworks.report.rendering.progress_bar import waiting
 
-__all__ = ["command"]
-
 _OLD_NAMES = {"write": "save-write", "notice": "spot-notice", "wait": "spot-wait"}
 CONTEXT_SETTINGS = {"token_normalize_func": lambda name: _OLD_NAMES.get(name, name)}
 """Options keep working under their old names."""
-
-RunFilePath = Annotated[Path | None, typer.Argument(metavar="[RUN_FILE]", help="YAML run file; or --on and --work.")]
-On = Annotated[str | None, typer.Option("--on", metavar="CLUSTER", help="Cluster, e.g. `2048 nodes of DGX H100`.")]
-Work = Annotated[
-    str | None,
-    typer.Option("--work", metavar="TIME", help="Failure-free time on all nodes, instead of a run file."),
-]
-Deadline = Annotated[str | None, typer.Option("--deadline", metavar="TIME", help="Print the chance of meeting it.")]
-Spares = Annotated[
-    int | None, typer.Option("--spares", min=0, help="Nodes in reserve; as many as are needed when left out.")
-]
-NodeMttf = Annotated[
-    str | None,
-    typer.Option(
-        "--node-mttf",
-        metavar="TIME",
-        help="Mean time between failures of one node; that of a published fleet when left out.",
-    ),
-]
-Save = Annotated[
-    str | None,
-    typer.Option("--save", metavar="TIME", help="Time a checkpoint stops the training; from its size when left out."),
-]
-SaveWrite = Annotated[
-    str | None,
-    typer.Option(
-        "--save-write",
-        metavar="TIME",
-        help="Time from then until it can be restored; from its size when left out, 0s for a synchronous save.",
-    ),
-]
-Every = Annotated[
-    str | None,
-    typer.Option("--every", metavar="TIME", help="Interval between checkpoints; the optimal one when left out."),
-]
-Detect = Annotated[
-    str | None,
-    typer.Option(
-        "--detect", metavar="TIME", help="Time until a failure is detected; from the catalogue when left out."
-    ),
-]
-Restart = Annotated[
-    str | None,
-    typer.Option(
-        "--restart",
-        metavar="TIME",
-        help="Time from detection until training resumes; from the catalogue when left out.",
-    ),
-]
-Repair = Annotated[
-    str | None,
-    typer.Option(
-        "--repair", metavar="TIME", help="Time until a failed node is a spare; from the catalogue when left out."
-    ),
-]
-Elastic = Annotated[
-    int | None,
-    typer.Option("--elastic", metavar="NODES", min=1, help="Continue with fewer nodes, down to this number."),
-]
-Slow = Annotated[str | None, typer.Option("--slow", metavar="TIME", help="Mean time until a node becomes a straggler.")]
-SlowSpeed = Annotated[
-    str, typer.Option("--slow-speed", metavar="SHARE", help="Relative speed of a job with a straggler.")
-]
-SlowFound = Annotated[str, typer.Option("--slow-found", metavar="TIME", help="Time until a straggler is replaced.")]
-Spot = Annotated[str | None, typer.Option("--spot", metavar="TIME", help="Mean life of preemptible capacity.")]
-SpotNotice = Annotated[str, typer.Option("--spot-notice", metavar="TIME", help="Warning before a preemption.")]
-SpotWait = Annotated[str, typer.Option("--spot-wait", metavar="TIME", help="Mean wait for new capacity.")]
-Queue = Annotated[str, typer.Option("--queue", metavar="TIME", help="Wait before the first start.")]
-Trials = Annotated[int, typer.Option("--trials", min=10, max=100_000, help="Simulated runs.")]
-Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of the simulation.")]
-Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Write the finish times as an HTML page.")]
-Explain = Annotated[str | None, typer.Option("--explain", metavar="FIGURE", help="Print the derivation of a figure.")]
+_time = partial(typer.Option, metavar="TIME")
 
 
 def command(
-    run_file: RunFilePath = None,
-    on: On = None,
-    work: Work = None,
-    deadline: Deadline = None,
-    spares: Spares = None,
-    node_mttf: NodeMttf = None,
-    save: Save = None,
-    save_write: SaveWrite = None,
-    every: Every = None,
-    detect: Detect = None,
-    restart: Restart = None,
-    repair: Repair = None,
-    elastic: Elastic = None,
-    slow: Slow = None,
-    slow_speed: SlowSpeed = "94%",
-    slow_found: SlowFound = "1d",
-    spot: Spot = None,
-    spot_notice: SpotNotice = "0s",
-    spot_wait: SpotWait = "0s",
-    queue: Queue = "0s",
-    trials: Trials = 1000,
-    seed: Seed = 1,
-    plot: Plot = None,
-    explain: Explain = None,
+    run_file: Annotated[
+        Path | None, typer.Argument(metavar="[RUN_FILE]", help="YAML run file; or --on and --work.")
+    ] = None,
+    on: Annotated[str | None, typer.Option(metavar="CLUSTER", help="Cluster, e.g. `2048 nodes of DGX H100`.")] = None,
+    work: Annotated[str | None, _time(help="Failure-free time on all nodes, instead of a run file.")] = None,
+    deadline: Annotated[str | None, _time(help="Print the chance of meeting it.")] = None,
+    spares: Annotated[
+        int | None, typer.Option(min=0, help="Nodes in reserve; as many as are needed when left out.")
+    ] = None,
+    node_mttf: Annotated[
+        str | None, _time(help="Mean time between failures of one node; that of a published fleet when left out.")
+    ] = None,
+    save: Annotated[
+        str | None, _time(help="Time a checkpoint stops the training; from its size when left out.")
+    ] = None,
+    save_write: Annotated[
+        str | None,
+        _time(help="Time from then until it can be restored; from its size when left out, 0s for a synchronous save."),
+    ] = None,
+    every: Annotated[str | None, _time(help="Interval between checkpoints; the optimal one when left out.")] = None,
+    detect: Annotated[
+        str | None, _time(help="Time until a failure is detected; from the catalogue when left out.")
+    ] = None,
+    restart: Annotated[
+        str | None, _time(help="Time from detection until training resumes; from the catalogue when left out.")
+    ] = None,
+    repair: Annotated[
+        str | None, _time(help="Time until a failed node is a spare; from the catalogue when left out.")
+    ] = None,
+    elastic: Annotated[
+        int | None, typer.Option(metavar="NODES", min=1, help="Continue with fewer nodes, down to this number.")
+    ] = None,
+    slow: Annotated[str | None, _time(help="Mean time until a node becomes a straggler.")] = None,
+    slow_speed: Annotated[str, typer.Option(metavar="SHARE", help="Relative speed of a job with a straggler.")] = "94%",
+    slow_found: Annotated[str, _time(help="Time until a straggler is replaced.")] = "1d",
+    spot: Annotated[str | None, _time(help="Mean life of preemptible capacity.")] = None,
+    spot_notice: Annotated[str, _time(help="Warning before a preemption.")] = "0s",
+    spot_wait: Annotated[str, _time(help="Mean wait for new capacity.")] = "0s",
+    queue: Annotated[str, _time(help="Wait before the first start.")] = "0s",
+    trials: Annotated[int, typer.Option(min=10, max=100_000, help="Simulated runs.")] = 1000,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the simulation.")] = 1,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the finish times as an HTML page.")] = None,
+    explain: Annotated[str | None, typer.Option(metavar="FIGURE", help="Print the derivation of a figure.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Formulas give the mean; a simulation of every failure, repair and restart gives the spread."""

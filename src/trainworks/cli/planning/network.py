@@ -12,73 +12,53 @@ from trainworks.cli.options import AsJson, check_writable, option_errors
 from trainworks.cli.output import show, write_file
 from trainworks.errors import UsageError
 
-__all__ = ["command"]
-
-RunFilePath = Annotated[
-    Path | None, typer.Argument(metavar="[RUN_FILE]", help="YAML run file, whose messages are timed.")
-]
-On = Annotated[str | None, typer.Option("--on", metavar="CLUSTER", help="Cluster, e.g. `16 nodes of DGX A100`.")]
-TopologyName = Annotated[
-    str,
-    typer.Option(
-        "--topology",
-        metavar="NAME",
-        help="Topology: auto, star, spine-leaf, 3-tier, rail-optimised, rail-only, multi-plane, dragonfly, dragonfly+, "
-        "ring, torus.",
-        show_default=False,
-    ),
-]
-Oversubscription = Annotated[
-    str,
-    typer.Option(
-        "--oversubscription", metavar="RATIO", help="Largest ratio of links down to links up of a leaf, e.g. `2:1`."
-    ),
-]
-SwitchName = Annotated[
-    str | None, typer.Option("--switch", metavar="SWITCH", help="Switch of the catalogue, or `64x 400 Gb/s`.")
-]
-SpareSlots = Annotated[
-    int,
-    typer.Option(
-        "--spare-slots", metavar="N", help="Ports for nodes that other equipment uses, such as a fabric manager."
-    ),
-]
-PerRack = Annotated[
-    int | None,
-    typer.Option(
-        "--nodes-per-rack", metavar="N", min=1, help="For the lengths of cables; as many as air cools when left out."
-    ),
-]
-Draw = Annotated[Path | None, typer.Option("--draw", metavar="FILE", help="Write a drawing: .svg, or .dot (Graphviz).")]
-Cables = Annotated[Path | None, typer.Option("--cables", metavar="FILE", help="Write the cable plan as CSV.")]
 Price = Annotated[str | None, typer.Option("--switch-price", metavar="USD", help="Price of a switch: `30000 USD`.")]
-CablePrice = Annotated[
-    str | None, typer.Option("--cable-price", metavar="USD", help="Price of a cable, without transceivers.")
-]
-TransceiverPrice = Annotated[
-    str | None, typer.Option("--transceiver-price", metavar="USD", help="Price of a transceiver; a cable has two.")
-]
-NicPrice = Annotated[str | None, typer.Option("--nic-price", metavar="USD", help="Price of a NIC.")]
 Power = Annotated[float | None, typer.Option("--switch-power", metavar="WATTS", min=0, help="Power of a switch.")]
-Explain = Annotated[str | None, typer.Option("--explain", metavar="FIGURE", help="Print the derivation of a figure.")]
+
+
+TOPOLOGIES = "star, spine-leaf, 3-tier, rail-optimised, rail-only, multi-plane, dragonfly, dragonfly+, ring, torus"
 
 
 def command(
-    run_file: RunFilePath = None,
-    on: On = None,
-    topology: TopologyName = "auto",
-    oversubscription: Oversubscription = "1:1",
-    switch: SwitchName = None,
-    spare_slots: SpareSlots = 0,
-    nodes_per_rack: PerRack = None,
-    draw: Draw = None,
-    cables: Cables = None,
+    run_file: Annotated[
+        Path | None, typer.Argument(metavar="[RUN_FILE]", help="YAML run file, whose messages are timed.")
+    ] = None,
+    on: Annotated[str | None, typer.Option(metavar="CLUSTER", help="Cluster, e.g. `16 nodes of DGX A100`.")] = None,
+    topology: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help=f"Topology: auto, {TOPOLOGIES}.",
+            show_default=False,
+        ),
+    ] = "auto",
+    oversubscription: Annotated[
+        str, typer.Option(metavar="RATIO", help="Largest ratio of links down to links up of a leaf, e.g. `2:1`.")
+    ] = "1:1",
+    switch: Annotated[
+        str | None, typer.Option(metavar="SWITCH", help="Switch of the catalogue, or `64x 400 Gb/s`.")
+    ] = None,
+    spare_slots: Annotated[
+        int, typer.Option(metavar="N", help="Ports for nodes that other equipment uses, such as a fabric manager.")
+    ] = 0,
+    nodes_per_rack: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="For the lengths of cables; as many as air cools when left out."),
+    ] = None,
+    draw: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a drawing: .svg, or .dot (Graphviz).")
+    ] = None,
+    cables: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the cable plan as CSV.")] = None,
     switch_price: Price = None,
-    cable_price: CablePrice = None,
-    transceiver_price: TransceiverPrice = None,
-    nic_price: NicPrice = None,
+    cable_price: Annotated[
+        str | None, typer.Option(metavar="USD", help="Price of a cable, without transceivers.")
+    ] = None,
+    transceiver_price: Annotated[
+        str | None, typer.Option(metavar="USD", help="Price of a transceiver; a cable has two.")
+    ] = None,
+    nic_price: Annotated[str | None, typer.Option(metavar="USD", help="Price of a NIC.")] = None,
     switch_power: Power = None,
-    explain: Explain = None,
+    explain: Annotated[str | None, typer.Option(metavar="FIGURE", help="Print the derivation of a figure.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Prints the best topology, the alternatives, and the time of a job's messages on each."""

@@ -13,32 +13,25 @@ from trainworks.cli.options import AsJson, On, RunFilePath, RunsOption, check_wr
 from trainworks.cli.output import show
 from trainworks.report.rendering.printable import say
 
-__all__ = ["command"]
-
-Explain = Annotated[
-    str | None,
-    typer.Option(
-        "--explain", metavar="LAYOUT", help="Compare this layout with the fastest: `tp=8,pp=4,micro_batch=1`."
-    ),
-]
-Plot = Annotated[
-    Path | None, typer.Option("--plot", metavar="FILE", help="Write time and memory by term as an HTML page.")
-]
-
 _ONLY_PLANNED = (
     "note: a preset is planned and not trained here, because it is a shape without a tokenizer and weights; to train "
     "it, name a checkpoint folder or hub id in `workload.model.hf`, or give its dimensions"
 )
 
-Sizes = Annotated[bool, typer.Option("--sizes", help="Also plan for fewer nodes: time, memory and accelerators.")]
-
 
 def command(
     run_file: RunFilePath,
     on: On = None,
-    explain: Explain = None,
-    plot: Plot = None,
-    sizes: Sizes = False,
+    explain: Annotated[
+        str | None,
+        typer.Option(metavar="LAYOUT", help="Compare this layout with the fastest: `tp=8,pp=4,micro_batch=1`."),
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write time and memory by term as an HTML page.")
+    ] = None,
+    sizes: Annotated[
+        bool, typer.Option("--sizes", help="Also plan for fewer nodes: time, memory and accelerators.")
+    ] = False,
     nodes: Nodes = None,
     nproc: ProcessesPerNode = None,
     runs: RunsOption = None,

@@ -12,8 +12,6 @@ from trainworks.cli.options import AsJson, check_writable
 from trainworks.cli.output import show, write_file
 from trainworks.report.rendering.progress_bar import waiting
 
-__all__ = ["command"]
-
 
 def command(
     table: Annotated[Path, typer.Argument(metavar="TABLE.csv", help="Measurements, one per row.")],

@@ -13,40 +13,9 @@ from trainworks.cli.output import show
 from trainworks.errors import UsageError
 from trainworks.report.rendering.progress_bar import waiting
 
-__all__ = ["command"]
-
 _LARGEST = 65_536
 
-RunFiles = Annotated[
-    list[Path],
-    typer.Argument(metavar="RUN_FILE...", help="YAML run files; several files are teams that share a cluster."),
-]
-Deadline = Annotated[
-    str | None,
-    typer.Option(
-        "--deadline", metavar="TIME", help="Time until the run is done; the goal of the run file when left out."
-    ),
-]
 Budget = Annotated[str | None, typer.Option("--budget", metavar="USD", help="Budget of the run: `200000USD`.")]
-Confidence = Annotated[
-    str, typer.Option("--confidence", metavar="SHARE", help="Required probability of meeting the deadline.")
-]
-Only = Annotated[
-    list[str] | None, typer.Option("--only", metavar="NAME", help="Accelerator or node to consider; may be repeated.")
-]
-NodeText = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--node", metavar="NODE", help="Consider these nodes only: `8x A100-SXM-80GB over 8x HDR`; may be repeated."
-    ),
-]
-ProcessorName = Annotated[
-    str | None, typer.Option("--processor", metavar="NAME", help="Host CPU to validate: `EPYC 9654`.")
-]
-Contracts = Annotated[
-    list[str] | None,
-    typer.Option("--contract", metavar="on-demand|reserved|spot|own", help="Contract to consider; may be repeated."),
-]
 Hours = Annotated[
     float | None,
     typer.Option(
@@ -59,26 +28,42 @@ Largest = Annotated[
     int, typer.Option("--largest", metavar="NODES", min=1, max=_LARGEST, help="Largest cluster to consider, in nodes.")
 ]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of the simulations.")]
-Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Write the proposal as an HTML page.")]
-Explain = Annotated[str | None, typer.Option("--explain", metavar="FIGURE", help="Print the derivation of a figure.")]
 
 
 def command(
-    run_files: RunFiles,
-    deadline: Deadline = None,
+    run_files: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN_FILE...", help="YAML run files; several files are teams that share a cluster."),
+    ],
+    deadline: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Time until the run is done; the goal of the run file when left out."),
+    ] = None,
     budget: Budget = None,
-    confidence: Confidence = "90%",
-    only: Only = None,
-    node: NodeText = None,
-    processor: ProcessorName = None,
-    contract: Contracts = None,
+    confidence: Annotated[
+        str, typer.Option(metavar="SHARE", help="Required probability of meeting the deadline.")
+    ] = "90%",
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Accelerator or node to consider; may be repeated.")
+    ] = None,
+    node: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NODE", help="Consider these nodes only: `8x A100-SXM-80GB over 8x HDR`; may be repeated."
+        ),
+    ] = None,
+    processor: Annotated[str | None, typer.Option(metavar="NAME", help="Host CPU to validate: `EPYC 9654`.")] = None,
+    contract: Annotated[
+        list[str] | None,
+        typer.Option(metavar="on-demand|reserved|spot|own", help="Contract to consider; may be repeated."),
+    ] = None,
     hours_per_year: Hours = None,
     largest: Largest = 1024,
     prices: Prices = None,
     assume: Assume = None,
     seed: Seed = 1,
-    plot: Plot = None,
-    explain: Explain = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the proposal as an HTML page.")] = None,
+    explain: Annotated[str | None, typer.Option(metavar="FIGURE", help="Print the derivation of a figure.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Plans every kind of node on offer, with failures and price, and proposes the cheapest that meets the goal."""

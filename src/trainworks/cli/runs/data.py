@@ -11,8 +11,6 @@ import typer
 from trainworks.cli.options import AsJson
 from trainworks.report.rendering.printable import say
 
-__all__ = ["command"]
-
 
 class DataAction(StrEnum):
     """What to do with data."""

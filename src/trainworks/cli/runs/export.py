@@ -12,8 +12,6 @@ import typer
 from trainworks.cli.options import AsJson, OptionalRun, RunsOption, find
 from trainworks.report.rendering.printable import say
 
-__all__ = ["command"]
-
 
 class Dtype(StrEnum):
     """Number format of the written weights."""

@@ -14,7 +14,6 @@ from trainworks.errors import UsageError
 if TYPE_CHECKING:
     from trainworks.api.run_handle import RunDir
 
-__all__ = ["command"]
 
 _POLL_S = 0.2
 

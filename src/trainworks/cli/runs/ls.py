@@ -15,8 +15,6 @@ from trainworks.cli.output import show_document
 if TYPE_CHECKING:
     from trainworks.api.run_handle import Run
 
-__all__ = ["command"]
-
 
 def command(runs: RunsOption = None, as_json: AsJson = False) -> None:
     """Lists the oldest run first."""

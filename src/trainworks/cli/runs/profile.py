@@ -9,8 +9,6 @@ import typer
 from trainworks.cli.options import OptionalRun, RunsOption, find
 from trainworks.report.rendering.printable import say
 
-__all__ = ["command"]
-
 
 def command(
     run: OptionalRun = None,

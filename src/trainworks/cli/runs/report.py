@@ -12,8 +12,6 @@ from trainworks.report.rendering.printable import say
 if TYPE_CHECKING:
     from trainworks.api.run_handle import Run
 
-__all__ = ["command", "print_report"]
-
 
 def command(
     run: OptionalRun = None,

@@ -9,8 +9,6 @@ import typer
 from trainworks.cli.options import OptionalRun, RunsOption, find
 from trainworks.config.guard_answers import OnNonfinite, OnSpike
 
-__all__ = ["command"]
-
 
 def command(
     run: OptionalRun = None,

@@ -14,8 +14,6 @@ from trainworks.cli.launch import (
 )
 from trainworks.cli.options import RunsOption
 
-__all__ = ["command"]
-
 
 def command(
     target: Target,

@@ -11,8 +11,6 @@ from trainworks.cli.options import AsJson, OptionalRun, RunsOption, find
 from trainworks.report.rendering.printable import say
 from trainworks.units import format_bytes, format_count, format_duration
 
-__all__ = ["command"]
-
 
 def command(run: OptionalRun = None, runs: RunsOption = None, as_json: AsJson = False) -> None:
     """Shows state, progress, newest and damaged checkpoints and, after a failure, its cause."""

@@ -20,8 +20,6 @@ from trainworks.cli.launch import (
 from trainworks.cli.options import RunsOption
 from trainworks.errors import UsageError
 
-__all__ = ["command"]
-
 
 class JobFormat(StrEnum):
     """Formats of `--as`: a job for an engine that Trainworks does not talk to."""
@@ -32,17 +30,6 @@ class JobFormat(StrEnum):
     LSF = "lsf"
 
 
-As = Annotated[
-    JobFormat | None,
-    typer.Option("--as", help="With --dry-run, print the job in this format, for use without Trainworks."),
-]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation at a terminal.")]
-ArrayOption = Annotated[
-    str | None,
-    typer.Option("--array", metavar="N|A-B", help="One job per index; a command reads TRAINWORKS_ARRAY_INDEX."),
-]
-
-
 def command(
     target: Target,
     nodes: Nodes = None,
@@ -51,9 +38,15 @@ def command(
     runs: RunsOption = None,
     dry_run: DryRun = False,
     recalibrate: Recalibrate = False,
-    language: As = None,
-    array: ArrayOption = None,
-    yes: Yes = False,
+    language: Annotated[
+        JobFormat | None,
+        typer.Option("--as", help="With --dry-run, print the job in this format, for use without Trainworks."),
+    ] = None,
+    array: Annotated[
+        str | None,
+        typer.Option(metavar="N|A-B", help="One job per index; a command reads TRAINWORKS_ARRAY_INDEX."),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation at a terminal.")] = False,
 ) -> None:
     """The run is independent of this shell. Prints the run id; `trainworks logs -f` follows the run."""
     from trainworks.api.run_request import array_members, job_in_format

@@ -10,8 +10,6 @@ import typer
 if TYPE_CHECKING:
     from trainworks.api.run_handle import RunDir
 
-__all__ = ["RankLogs", "Tail"]
-
 
 class RankLogs:
     """The logs of all ranks, also of those that start later; with several, each line says which.

@@ -18,8 +18,6 @@ from trainworks.cli.runs.tail import RankLogs
 from trainworks.report.rendering.printable import say
 from trainworks.report.runs.live import LineView, LiveView
 
-__all__ = ["watch_to_the_end"]
-
 
 def watch_to_the_end(launch: Launch, talk: Console) -> None:
     """Start a run, show it until it has ended, print its report, and end the program as the run did.

@@ -1,0 +1,60 @@
+"""The commands: names, summaries, and where their modules are."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+COMMANDS = {
+    "run": "Plan and start a run, follow it to its end, then report.",
+    "submit": "Plan a run, queue it and return.",
+    "plan": "Predict layout, step time, memory and duration of a run.",
+    "size": "Propose what to buy or rent for a goal, with alternatives.",
+    "network": "Design a cluster network: switches, cables, bandwidth.",
+    "storage": "Compute storage requirements, and find storage that meets them.",
+    "goodput": "Predict failures, spares and the finish time of a run.",
+    "cost": "Compare the cost of renting and owning for a run or a year.",
+    "capacity": "Replay a job trace: waiting time against cost of capacity.",
+    "calibrate": "Correct the planner with a measurement of a cluster.",
+    "data": "Prepare or verify training data.",
+    "ps": "List jobs, with status and the reason why they wait.",
+    "describe": "Show why a job waits, where it runs, or why it failed.",
+    "hold": "Hold a queued job.",
+    "release": "Release a held job.",
+    "retry": "Requeue a failed or stopped job.",
+    "jobs": "Rebuild the job store from run directories.",
+    "nodes": "List the nodes that jobs run on.",
+    "drain": "Drain a node: start no new jobs on it.",
+    "ls": "List runs.",
+    "status": "Show the state and progress of a run.",
+    "logs": "Print the logs of a run.",
+    "stop": "Stop a run; a workload saves a checkpoint first.",
+    "profile": "Record some steps of a run with torch.profiler.",
+    "resume": "Continue a run from its newest complete checkpoint.",
+    "export": "Write a checkpoint as a Hugging Face model.",
+    "report": "Compare what was planned with what was measured.",
+    "score": "Score the planner's predictions against your measurements.",
+    "catalog": "Look up accelerators, nodes and links, with sources.",
+    "hooks": "Generate Slurm prolog and health-check scripts.",
+    "autoscale": "Generate autoscaling config for Slurm or Kueue.",
+    "sandbox": "Start a real Slurm of several nodes on this machine.",
+    "schema": "Print the JSON Schema of the run file.",
+}
+
+
+ALIASES = {"launch": "submit", "queue": "ps", "squeue": "ps", "cancel": "stop", "scancel": "stop", "sinfo": "nodes"}
+"""Command names of SkyPilot and Slurm."""
+
+_FOLDERS = {
+    "planning": ("plan", "size", "cost", "goodput", "capacity", "network", "storage", "catalog", "score", "calibrate"),
+    "runs": ("run", "submit", "resume", "report", "export", "profile", "data", "status", "ls", "logs", "stop"),
+    "jobs": ("ps", "describe", "hold", "release", "retry", "nodes", "drain", "jobs"),
+    "admin": ("sandbox", "hooks", "autoscale", "schema"),
+}
+_MODULES = {name: f"{folder}.{name}" for folder, names in _FOLDERS.items() for name in names}
+_MODULES |= {"jobs": "jobs.job_store"}
+
+
+def module_of(name: str) -> Any:
+    """The module of a command, imported."""
+    return importlib.import_module(f"trainworks.cli.{_MODULES[name]}")
