@@ -20,7 +20,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from trainworks.cli.app import ALIASES, COMMANDS, _imported, app
+from trainworks.cli.app import _imported, app
+from trainworks.cli.commands import ALIASES, COMMANDS
 from trainworks.config.load import Source
 from trainworks.plan.model_shape import PLANNED_TYPES
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from trainworks.api.run_handle import Run
 from trainworks.config.data import Data
 from trainworks.config.load import invalid_value, load_run_file
 from trainworks.errors import EnvironmentProblem, MissingExtraError, TrainworksError, UsageError
@@ -111,11 +110,11 @@ def verify_data(data: Data, *, progress: ByteProgress) -> dict[str, Any]:
     return ask("verify", {"addresses": [source.source for source in data.sources]}, progress)
 
 
-def export_model(run: Run, to: Path, *, step: int | None, dtype: str, progress: ByteProgress) -> dict[str, Any]:
+def export_model(run_dir: RunDir, to: Path, *, step: int | None, dtype: str, progress: ByteProgress) -> dict[str, Any]:
     """Write a checkpoint of a run as a Hugging Face model; returns the step, and what was written.
 
     Args:
-        run: of a workload.
+        run_dir: directory of a run of a workload.
         to: new folder.
         step: of the checkpoint; the newest complete one when None.
         dtype: number format of the weights.
@@ -125,12 +124,12 @@ def export_model(run: Run, to: Path, *, step: int | None, dtype: str, progress: 
         UsageError: the run has no model, or no such checkpoint.
         MissingExtraError: the libraries of the worker are not installed.
     """
-    if run.resolved.plan is None:
-        raise UsageError(f"run {run.id} runs a command; only a workload has a model to export")
-    chosen = _step(run.run_dir, step)
+    if run_dir.read_resolved().plan is None:
+        raise UsageError(f"run {run_dir.run_id} runs a command; only a workload has a model to export")
+    chosen = _step(run_dir, step)
     _require("torch", "transformers")
     folder = str(to.expanduser().absolute())
-    request = {"run": str(run.path.absolute()), "step": chosen, "to": folder, "dtype": dtype}
+    request = {"run": str(run_dir.path.absolute()), "step": chosen, "to": folder, "dtype": dtype}
     return ask("export", request, progress, module="export") | {"step": chosen, "folder": folder}
 
 

@@ -45,7 +45,7 @@ def command(
 
     found = find(run, runs)
     with byte_bar("reading and writing") as progress:
-        made = export_model(found, to, step=step, dtype=dtype.value, progress=progress)
+        made = export_model(found.run_dir, to, step=step, dtype=dtype.value, progress=progress)
     step, folder = made.pop("step"), made.pop("folder")
     if as_json:
         typer.echo(json.dumps(made, indent=2))

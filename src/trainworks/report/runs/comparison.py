@@ -6,6 +6,7 @@ Convention: relative difference = (measured - planned) / planned, so that + mean
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from statistics import median
 from typing import Literal
 
@@ -123,14 +124,9 @@ def _tokens_per_s(row: MetricsRow) -> float:
 
 
 def _step_time_terms(plan: Plan, rows: Sequence[MetricsRow], whole_s: float | None) -> tuple[Difference, ...]:
-    planned = plan.step_time
-    terms = (
-        _difference("compute", "s", planned.compute_s, _median_of(rows, lambda row: row["compute_s"])),
-        _difference(
-            "communication", "s", planned.communication_s, _median_of(rows, lambda row: row["communication_s"])
-        ),
-        _difference("optimizer", "s", planned.optimizer_s, _median_of(rows, lambda row: row["optimizer_s"])),
-        _difference("data", "s", planned.data_s, _median_of(rows, lambda row: row["data_s"])),
+    terms = tuple(
+        _difference(name.removesuffix("_s"), "s", planned, _median_of(rows, itemgetter(name)))
+        for name, planned in plan.step_time.model_dump().items()
     )
     rest = None if whole_s is None else max(0.0, whole_s - sum(term.measured or 0.0 for term in terms))
     return (*terms, _difference("other", "s", None, rest))

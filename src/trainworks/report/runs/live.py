@@ -15,6 +15,7 @@ from trainworks.record.events import Event
 from trainworks.record.faults import describe_fault
 from trainworks.record.manifest import describe_damage
 from trainworks.record.metrics import MetricsRow
+from trainworks.record.resolved import StepTimeTerms
 from trainworks.recover.failures import is_consequence
 from trainworks.report.runs import run_progress as observed
 from trainworks.units import format_bytes, format_count, format_duration
@@ -22,14 +23,7 @@ from trainworks.units import format_bytes, format_count, format_duration
 __all__ = ["LineView", "LiveView"]
 
 _LINE_S = 5.0
-_PARTS = (
-    ("compute", "compute_s"),
-    ("communication", "communication_s"),
-    ("optimizer", "optimizer_s"),
-    ("data", "data_s"),
-    ("checkpoint", "checkpoint_s"),
-    ("other", "other_s"),
-)
+_PARTS = (*StepTimeTerms.model_fields, "checkpoint_s", "other_s")
 
 
 class LineView:
@@ -139,8 +133,8 @@ def _figures(
 
 
 def _parts(rows: list[MetricsRow]) -> str:
-    means = [(name, sum(row[key] for row in rows) / len(rows)) for name, key in _PARTS]  # type: ignore[literal-required]
-    return " + ".join(f"{name} {format_duration(mean)}" for name, mean in means if mean >= 5e-5)
+    means = [(name, sum(row[name] for row in rows) / len(rows)) for name in _PARTS]  # type: ignore[literal-required]
+    return " + ".join(f"{name.removesuffix('_s')} {format_duration(mean)}" for name, mean in means if mean >= 5e-5)
 
 
 def _checkpoint_age(snapshot: observed.Progress, now: float) -> str:

@@ -1,0 +1,33 @@
+"""A term has one name in the plan, the record and the report."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import get_type_hints
+
+from trainworks.plan.memory import Memories
+from trainworks.record.memory import MemoryAtFailure
+from trainworks.record.metrics import MetricsRow
+from trainworks.record.resolved import MemoryTerms, StepTimeTerms
+
+SHARED = {"weights_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "logits_bytes"}
+"""Terms of memory that both a described cluster and this machine have."""
+
+
+def test_a_planned_term_of_the_step_time_is_measured_under_its_name() -> None:
+    assert set(StepTimeTerms.model_fields) < set(get_type_hints(MetricsRow))
+
+
+def test_the_measured_terms_of_a_step_are_the_planned_ones_and_what_no_plan_has() -> None:
+    measured = {name for name in get_type_hints(MetricsRow) if name.endswith("_s")} - {"step_s"}
+    assert measured - set(StepTimeTerms.model_fields) == {"checkpoint_s", "other_s"}
+
+
+def test_a_term_of_memory_has_the_same_name_on_a_described_cluster_and_on_this_machine() -> None:
+    described = {field.name for field in fields(Memories)}
+    assert described & set(MemoryTerms.model_fields) == SHARED
+
+
+def test_memory_measured_at_a_failure_has_the_names_of_the_plan() -> None:
+    totals = {"peak_bytes", "held_bytes", "requested_bytes", "free_bytes", "reserved_bytes"}
+    assert {name for name in MemoryAtFailure.model_fields if name.endswith("_bytes")} - totals <= SHARED
