@@ -205,6 +205,7 @@ def case_of(record: dict[str, Any]) -> Case:
         sequence_length=length,
         precision=workload.precision,
         baseline_bytes=run.calibration.baseline_bytes,
+        dropout=workload.model.dropout,
     )
     return Case(
         name=record["name"],

@@ -53,10 +53,13 @@ def activation_bytes(
         norms      2 r h, or `Software.norm_bytes` 2 h; / t with sequence parallelism
         inputs     2 e h of the projections after them, / t if they are gathered again; 5 e h or 4 e h under autocast,
                    where each product has a copy
-        heads      e (2 H + 2 K) d / t of queries, keys, values and output, e H d / t more after Ulysses' exchange
+        heads      e (2 H + 2 K) d / t of queries, keys, values and output, 4 H / t of the log-sum-exp, and e H d / t
+                   more after Ulysses' exchange
         MLP        3 e f / t: gate, up and their product, and silu(gate) where that is a kernel of its own; 2 e f / t
                    without a gate
         experts    k (3 or 4 f + 2 h), and with kernels of their own h more, with an exchange 2 h more
+
+        zero bubble  the gradients of the outputs of all products, for the gradients of the weights later
 
     8-bit products keep their inputs in 8 bits. `full` recomputation keeps the block's input, `selective` what
     `Software.selective` says.
@@ -83,6 +86,7 @@ def activation_bytes(
     dropouts = (0.0 if software.fused_attention else 2.0 * shape.hidden) / split
     query_dim, value_dim = head_dims(shape)
     heads = e * (shape.heads + shape.kv_heads) * (query_dim + value_dim) / t
+    heads = heads + (4.0 * shape.heads / t if software.fused_attention else 0.0)
     if software.native:
         heads = heads + np.where(layouts.cp > 1, e * shape.heads * query_dim / t, 0.0)
     width, products = _mlp_widths(shape, layouts, software)
@@ -90,7 +94,8 @@ def activation_bytes(
     if precision in ("fp8", "fp4") and software.fused_kernels:
         inputs = inputs - 2.0 * shape.hidden / split
         mlp = mlp - (shape.heads * value_dim + (1 / 3 if shape.gated_mlp else 1 / 2) * width) / t
-    whole = norms + tokens * (inputs + dropouts + heads + mlp)
+    later = np.where(layouts.zero_bubble > 0, heads + e * (products / t + shape.hidden), 0.0) * software.native
+    whole = norms + tokens * (inputs + dropouts + heads + mlp + later)
     scores = 0.0 if software.fused_attention else (2 * e + 1.0) * tokens * sequence_length * shape.heads / t
     kept = {
         "attention": whole,

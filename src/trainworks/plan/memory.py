@@ -297,7 +297,8 @@ def _states(
         once = (layouts.zero > 0) & ((layouts.pp > 1) | ((layouts.zero == 1) & (layouts.accum > 1)))
         gradients = gradients + np.where(once, software.gradient_bytes * parameters.total, 0.0)
     away = layouts.offload_optimizer > 0
-    left = np.minimum(1, 2 / np.maximum(blocks, 1))
+    left = np.minimum(1, 2 / np.maximum(blocks, 1)) if not software.native else 0.0
+    weights = np.where(away & software.native, 0.0, weights)
     return weights, np.where(away, gradients * left, gradients), np.where(away, 0.0, optimizer)
 
 

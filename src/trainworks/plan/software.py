@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Selective", "Software"]
+__all__ = ["Selective", "Software", "worker_software"]
 
 Selective = Literal["attention", "products", "every second product"]
 """What selective recomputation repeats: the scores of attention (Megatron-LM); all but the outputs of products and
@@ -47,3 +47,27 @@ class Software:
     loss_chunk_bytes: int = 0
     """Size of the pieces of fp32 logits in which output and loss are computed together; 0: all at once."""
     selective: Selective = "attention"
+
+
+def worker_software(device: str, *, compiled: bool = False, dropout: float = 0.0) -> Software:
+    """Trainworks' own worker: PyTorch with DDP or FSDP2, and output and loss computed together, in pieces.
+
+    Args:
+        device: `cpu`, where a collective (gloo) takes the core that computes, an RMSNorm is several kernels, and
+            attention with dropout is not fused; or `cuda`.
+        compiled: whether `torch.compile` fuses the blocks.
+        dropout: share of the values that the model drops.
+    """
+    on_cpu = device == "cpu"
+    return Software(
+        fused_attention=not (on_cpu and dropout),
+        fused_kernels=compiled,
+        overlap=not on_cpu,
+        native=True,
+        autocast=True,
+        weight_bytes=4,
+        optimizer_bytes=8.0,
+        norm_bytes=8 if on_cpu and not compiled else 0,
+        loss_chunk_bytes=32 << 20,
+        selective="products",
+    )

@@ -74,7 +74,7 @@ def stage_parameters(
 ) -> StageParameters:
     """Weights of one rank of a stage with so many blocks.
 
-        dense    (blocks without experts + the others less their routed experts + embeddings * V h) / t
+        dense    (blocks without experts + the others less their routed experts + embedding, output or both) / t
         experts  blocks with experts * E (3 or 2) h e / ep
 
     Args:
@@ -86,8 +86,9 @@ def stage_parameters(
     """
     if without_experts is None:
         without_experts = blocks * num_dense_layers(shape) / shape.layers
-    edge = max(embedding_parameters(shape), head_matmul_parameters(shape))
-    dense = without_experts * dense_layer_parameters(shape) + embeddings * edge
+    first, last = embedding_parameters(shape), head_matmul_parameters(shape)
+    edges = np.where(np.asarray(embeddings) >= 2, first + last, embeddings * float(max(first, last)))
+    dense = without_experts * dense_layer_parameters(shape) + edges
     if not shape.experts:
         return StageParameters(dense=dense / layouts.tp, experts=np.zeros_like(blocks))
     with_experts = blocks - without_experts

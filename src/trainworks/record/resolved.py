@@ -72,6 +72,8 @@ class MemoryTerms(Spec):
     optimizer_bytes: int
     activations_bytes: int
     logits_bytes: int
+    working_bytes: int = 0
+    """Memory of the block being computed: gathered or cast weights, recomputed activations, gradients of them."""
     allocator_bytes: int = 0
     """Memory that the allocator reserves and cannot reuse."""
     checkpoint_bytes: int

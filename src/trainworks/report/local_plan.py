@@ -48,7 +48,8 @@ def _facts(resolved: ResolvedRun, plan: Plan, workload: Workload) -> dict[str, s
         "throughput": f"{format_count(plan.tokens_per_s)} {workload.unit}/s",
         "memory": f"{format_bytes(memory.total_bytes)} per rank = program {format_bytes(memory.baseline_bytes)}"
         f" + states {format_bytes(states)} + activations {format_bytes(memory.activations_bytes)}"
-        f" + logits {format_bytes(memory.logits_bytes)} + allocator {format_bytes(memory.allocator_bytes)}"
+        f" + logits {format_bytes(memory.logits_bytes)} + working {format_bytes(memory.working_bytes)}"
+        f" + allocator {format_bytes(memory.allocator_bytes)}"
         f" + checkpoint copy {format_bytes(memory.checkpoint_bytes)}",
         "checkpoints": f"{format_bytes(plan.checkpoint_bytes)} each, {_interval(plan)}",
         "run time": f"{format_duration(plan.run_time_s)} predicted",

@@ -29,7 +29,8 @@ def choose(world_size: int = 2, wanted: Layout | None = None, memory: int = PLEN
 
 def needed(dp_shard: int, dp_replicate: int = 1, recompute: str = "none") -> int:
     """Memory of a rank that has 80 % of it for a micro-batch of 1, and a little more."""
-    ranks = layout(dp_shard, dp_replicate).model_copy(update={"recompute": recompute})
+    accumulated = 32 // (dp_shard * dp_replicate)
+    ranks = layout(dp_shard, dp_replicate).model_copy(update={"recompute": recompute, "grad_accum_steps": accumulated})
     terms = predict_memory(shape(), ranks, sequence_length=128, precision="bf16", baseline_bytes=0)
     return round(terms.total_bytes / 0.8) + 10
 

@@ -18,6 +18,7 @@ _USABLE_SHARE = 0.8
 _NAMES = {
     "baseline_bytes": "the program itself",
     "optimizer_bytes": "optimizer state",
+    "working_bytes": "of the block being computed",
     "allocator_bytes": "the allocator's",
     "checkpoint_bytes": "the copy for a checkpoint",
 }
@@ -60,6 +61,7 @@ def choose_layout(
                 sequence_length=workload.data.sequence_length,
                 precision=workload.precision,
                 baseline_bytes=baseline_bytes,
+                dropout=workload.model.dropout,
                 device=device,
             )
             if memory.total_bytes <= _USABLE_SHARE * memory_per_rank_bytes:

@@ -38,6 +38,7 @@ def pricing(workload: Workload, shape: ModelShape, calibration: Calibration) -> 
             sequence_length=length,
             precision=workload.precision,
             baseline_bytes=calibration.baseline_bytes,
+            dropout=workload.model.dropout,
             device=calibration.device,
         )
         return LayoutPrediction(memory, predict_step_time(shape, layout, calibration, sequence_length=length))
