@@ -193,7 +193,7 @@ def test_what_was_never_measured_is_noted() -> None:
     assert any("was ever compared" in note for note in notes)
 
 
-def test_an_explanation_puts_the_layout_beside_the_fastest(tmp_path: Path) -> None:
+def test_an_explanation_puts_the_layout_beside_the_proposed(tmp_path: Path) -> None:
     written(tmp_path)
     done = trainworks_program("plan", "run.yaml", "--explain", "tp=8,pp=4,micro_batch=1", folder=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
@@ -206,7 +206,7 @@ def test_an_explanation_as_json_has_both_layouts(tmp_path: Path, capsys: pytest.
     plan_command.command(written(tmp_path), explain="tp=8,pp=4", as_json=True)
     both = json.loads(capsys.readouterr().out)
     assert (both["asked"]["layout"]["tp"], both["asked"]["layout"]["pp"]) == (8, 4)
-    assert both["fastest"]["step_time_s"] <= both["asked"]["step_time_s"]
+    assert both["proposed"]["step_time_s"] <= both["asked"]["step_time_s"]
 
 
 def test_the_differences_of_an_explanation_are_signed() -> None:
@@ -506,7 +506,7 @@ def test_parts_are_one_empty_line_apart_and_nothing_stands_twice() -> None:
     assert len(layouts) == len(set(layouts))
 
 
-def test_a_page_shows_the_asked_layout_beside_the_fastest(tmp_path: Path) -> None:
+def test_a_page_shows_the_asked_layout_beside_the_proposed(tmp_path: Path) -> None:
     page = tmp_path / "plan.html"
     plan_command.command(written(tmp_path), explain="tp=8,pp=4,micro_batch=1", plot=page)
     names = re.findall(r'class="name"><span>([^<]+)', page.read_text(encoding="utf-8"))

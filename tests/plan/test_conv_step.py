@@ -15,6 +15,7 @@ from trainworks.catalog.models import preset
 from trainworks.plan.conv_net import ConvJob, conv_net_of_hf_config
 from trainworks.plan.search import fits, search
 from trainworks.plan.software import Software
+from trainworks.plan.space import Space
 
 ON = "2 nodes of 8x A100-SXM-80GB over 8x HDR"
 DEGREES = st.sampled_from([1, 2, 4, 8, 16])
@@ -77,7 +78,7 @@ def test_images_of_a_micro_batch_need_memory_each() -> None:
 
 
 def test_a_convolutional_network_is_split_over_data_alone() -> None:
-    found = search(RESNET, world_size=16, global_batch=2048)
+    found = search(Space(RESNET, 16, 2048, {}))
     assert fits(found.memories, RESNET).all()
     for axis in ("tp", "pp", "cp", "ep"):
         assert (getattr(found.layouts, axis) == 1).all()

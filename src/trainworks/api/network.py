@@ -12,7 +12,6 @@ from trainworks.config.load import Source
 from trainworks.config.run_file import Goal, RunFile
 from trainworks.errors import ArgumentError, QuantityError, UsageError
 from trainworks.plan.cluster.plan import ClusterPlan
-from trainworks.plan.cluster.scaling import search_layouts
 from trainworks.plan.network.bill import NetworkPrices
 from trainworks.plan.network.design import NetworkDesign, design_network, topologies_compared
 from trainworks.plan.network.messages import Message, messages_of_job, usual_messages
@@ -20,6 +19,7 @@ from trainworks.plan.network.plan import NetworkPlan
 from trainworks.plan.network.support import support_networks
 from trainworks.plan.network.switches import find_switch
 from trainworks.plan.network.traffic import PLACEMENTS, Placement, effective_cluster
+from trainworks.plan.search import search_layouts
 from trainworks.plan.sizing.facility import nodes_per_rack as usual_nodes_per_rack
 from trainworks.units import parse_usd
 

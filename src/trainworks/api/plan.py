@@ -23,7 +23,7 @@ from trainworks.plan.cluster.plan import ClusterPlan, LayoutComparison, plan_req
 from trainworks.plan.cluster.scaling import PlanRequest
 from trainworks.plan.cost.renting import accelerator_price
 from trainworks.plan.learning import belief_from
-from trainworks.plan.search import Fixed
+from trainworks.plan.space import Fixed
 from trainworks.record.measurement import Measurement
 from trainworks.record.measurement_store import read_measurements
 from trainworks.record.resolved import ResolvedRun
@@ -98,7 +98,7 @@ def plan(
 
 
 def compare_layout(run: RunInput, layout: str, *, on: str | None = None) -> LayoutComparison:
-    """Plan one layout on a described cluster, beside the fastest.
+    """Plan one layout on a described cluster, beside the proposed one.
 
     Args:
         run: a run file, or its path.
@@ -110,14 +110,14 @@ def compare_layout(run: RunInput, layout: str, *, on: str | None = None) -> Layo
         EnvironmentProblem: the layout does not fit.
 
     >>> comparison = compare_layout("examples/plan-llama-2-7b.yaml", "tp=8")
-    >>> comparison.this.best[0].step_time_s > comparison.fastest.best[0].step_time_s
+    >>> comparison.this.best[0].step_time_s > comparison.proposed.best[0].step_time_s
     True
     """
     run_file, source = described_run(run, on, task="a layout is explained")
     with argument("explain"):
         chosen = parse_layout(layout)
-    fastest = plan_cluster(run_file, source)
-    return LayoutComparison(plan_cluster(run_file.model_copy(update={"goal": Goal()}), source, layout=chosen), fastest)
+    proposed = plan_cluster(run_file, source)
+    return LayoutComparison(plan_cluster(run_file.model_copy(update={"goal": Goal()}), source, layout=chosen), proposed)
 
 
 def _check_machine_arguments(**values: int | None) -> None:

@@ -30,7 +30,7 @@ class Layout(Spec):
     """Degrees of parallelism and options that the run file fixes.
 
     On this machine a missing degree is 1. On a described cluster it is open, like an option that is `auto`: `{tp: 8}`
-    selects the fastest of all layouts with that degree.
+    selects the best of all layouts with that degree.
     """
 
     dp_replicate: int = Degree

@@ -25,6 +25,7 @@ from trainworks.plan.model_shape import shape_of_hf_config
 from trainworks.plan.parameters import resized
 from trainworks.plan.search import search
 from trainworks.plan.software import Software
+from trainworks.plan.space import Space
 from trainworks.plan.step_time import TrainingJob
 from trainworks.record.model_shape import ModelShape
 
@@ -301,9 +302,7 @@ def _mesh(row: Row, job: TrainingJob, world: int, batch: int) -> tuple[int, int,
 
 
 def _searched_mesh(job: TrainingJob, world: int, batch: int) -> tuple[int, int, int, int]:
-    result = search(
-        job, world_size=world, global_batch=batch, fixed={"cp": 1, "offload": 0, "offload_optimizer": 0}, keep=1
-    )
+    result = search(Space(job, world, batch, {"cp": 1, "offload": 0, "offload_optimizer": 0}), keep=1)
     if not len(result.layouts):
         raise UsageError(f"dp, tp and pp are empty, and no layout on {world} accelerators fits")
     best = result.layouts

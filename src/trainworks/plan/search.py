@@ -1,54 +1,51 @@
-"""Every legal layout of a job on so many accelerators: counted, priced, and the best of them kept.
+"""Price every layout of a space, memory first, and keep the best: the fastest, and of equally fast ones the plainest.
 
-A mesh (tp, pp, cp, dp, ep) that cannot run is counted with its reason; the options inside a legal mesh (sharding,
-micro-batch, recomputation, schedule, offload) are expanded to arrays and priced at once, memory first.
+Predicted times of two layouts differ by less than their error where one is a few per cent faster. So a layout has to
+save 1 % of the step for each thing that it does beyond plain data parallelism (`preferred_s`), and one that differs
+from a better one in its schedule alone is not listed beside it.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainworks.config.layout import divisors
-from trainworks.errors import UsageError
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
-from trainworks.plan.conv_net import AnyJob, ConvJob
-from trainworks.plan.layouts import Array, Layouts, Recompute, Values
+from trainworks.plan.conv_net import AnyJob
+from trainworks.plan.layouts import Array, Layouts, Recompute
 from trainworks.plan.memory import Memories
+from trainworks.plan.space import Fixed, Space, fast_ranks
 from trainworks.plan.step_time import StepTimes
 from trainworks.units import format_gib
 
 __all__ = [
-    "LARGEST_INTERLEAVE",
-    "LARGEST_MICRO_BATCH",
-    "MAX_LAYOUTS",
-    "Fixed",
+    "TIGHT_SHARE",
     "Rejection",
     "SearchResult",
     "fits",
     "limit_bytes",
-    "meshes",
-    "options",
+    "pareto_front",
+    "preferred_s",
     "search",
+    "search_layouts",
 ]
 
-Fixed = Mapping[str, int]
-"""Fields of `Layouts` that a person has decided."""
-
 _CHUNK = 16384
-LARGEST_MICRO_BATCH = 64
-_LARGEST_IMAGE_BATCH = 512
-LARGEST_INTERLEAVE = 12
-MAX_LAYOUTS = 10_000_000
-"""Layouts that one search prices: less than half a minute of one core."""
+TIGHT_SHARE = 0.97
+"""Share of the usable memory above which the memory outside the plan decides whether a layout fits."""
+_WORTH = 0.01
+"""Share of the step that a layout has to save for each of its complications."""
+_FAMILY = ("tp", "pp", "cp", "ep", "zero", "dp_shard", "micro_batch", "recompute", "offload", "offload_optimizer")
+"""Fields that tell listed layouts apart; the number of chunks does not."""
 _USABLE_SHARE, _PROGRAM_SHARE = 0.96, 0.98
 """Usable share of the nominal memory, and of the memory available to a program: the rest allows for
 fragmentation that differs between runs."""
+
+
+_NOTHING: Layouts = Layouts.of(global_batch=1).take(slice(0))
 
 
 @dataclass(slots=True)
@@ -66,7 +63,7 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """Result of a search, with layouts sorted by step time."""
+    """Result of a search, with layouts in the order of preference."""
 
     evaluated: int
     fitting: int
@@ -76,12 +73,17 @@ class SearchResult:
     memories: Memories
     front: NDArray[np.intp]
     """Positions of the layouts that nothing beats in both time and memory."""
+    families: NDArray[np.intp]
+    """Positions of the best layout of each family: no two of them differ in their schedule alone."""
+    nearest: Layouts
+    """The layout that came nearest to fitting; empty where every one fits."""
 
 
 @dataclass(slots=True)
 class _Kept:
     """The best so far, and the counts."""
 
+    job: AnyJob
     keep: int
     evaluated: int = 0
     fitting: int = 0
@@ -89,6 +91,12 @@ class _Kept:
     layouts: list[Layouts] = field(default_factory=list)
     seconds: list[Array] = field(default_factory=list)
     used: list[Array] = field(default_factory=list)
+    nearest: Layouts = field(default_factory=lambda: _NOTHING)
+    least_bytes: float = np.inf
+
+    def reject_mesh(self, reason: str, mesh: dict[str, int]) -> None:
+        named = ", ".join(f"{name} {degree}" for name, degree in mesh.items())
+        self.reject(reason, 1, unit="meshes", nearest=named, excess=mesh["tp"] * mesh["pp"] * mesh["cp"])
 
     def reject(self, reason: str, count: int, *, unit: str, nearest: str, excess: float) -> None:
         known = self.rejections.setdefault(reason, Rejection(reason, unit=unit))
@@ -105,13 +113,57 @@ class _Kept:
             self.layouts, self.seconds, self.used = [layouts], [seconds], [used]
 
     def best(self) -> tuple[Layouts, Array, Array]:
-        """Layouts, seconds and bytes of what is among the fastest or on the front of time and memory."""
+        """Layouts, seconds and bytes of the best families and of the front of time and memory, by preference."""
         if not self.layouts:
-            return Layouts.of(global_batch=1).take(slice(0)), np.zeros(0), np.zeros(0)
+            return _NOTHING, np.zeros(0), np.zeros(0)
         layouts, seconds, used = Layouts.concatenate(self.layouts), *map(np.concatenate, (self.seconds, self.used))
-        fastest = np.argsort(seconds, kind="stable")[: self.keep]
-        chosen = np.union1d(fastest, pareto_front(seconds, used))
-        return layouts.take(chosen), seconds[chosen], used[chosen]
+        order = np.argsort(preferred_s(self.job, layouts, seconds, used), kind="stable")
+        best = order[_families(layouts.take(order))[: self.keep]]
+        chosen = np.isin(order, np.concatenate([best, pareto_front(seconds, used)]))
+        order = order[chosen]
+        return layouts.take(order), seconds[order], used[order]
+
+
+def preferred_s(job: AnyJob, layouts: Layouts, seconds: Array, used: Array) -> Array:
+    """Step time with a charge for complications, by which layouts are ranked.
+
+        preferred = T (1 + 1 %)^n
+        n = [t > 1] + 2 log2(t / ranks of a fast link) + log2 p + log2 v + 2 [zero bubble] + [c > 1] (1 + log2 c)
+            + [replicas beside shards] + [offloaded activations] + [offloaded optimizer] + 2 [tight memory]
+
+    with t, p and c the tensor-, pipeline- and context-parallel degrees and v the chunks of a stage; t within the fast
+    link costs no more than t = 2. Memory is tight within 3 % of its limit.
+
+    Args:
+        job: whose cluster says how many ranks a fast link joins.
+        layouts: shape [n].
+        seconds: their predicted step times T, shape [n].
+        used: their memory on the device in bytes, shape [n].
+    """
+    beyond = np.log2(np.maximum(1.0, layouts.tp / fast_ranks(job)))
+    complications = (
+        (layouts.tp > 1)
+        + 2.0 * beyond
+        + np.log2(layouts.pp * layouts.interleave)
+        + 2.0 * layouts.zero_bubble
+        + np.where(layouts.cp > 1, 1.0 + np.log2(layouts.cp), 0.0)
+        + ((layouts.zero > 0) & (layouts.dp_shard > 1) & (layouts.dp_shard < layouts.dp))
+        + layouts.offload
+        + layouts.offload_optimizer
+        + 2.0 * (used > TIGHT_SHARE * limit_bytes(job))
+    )
+    charged: Array = seconds * (1.0 + _WORTH) ** complications
+    return charged
+
+
+def _families(layouts: Layouts) -> NDArray[np.intp]:
+    """Positions of the first layout of each family, ascending."""
+    code = np.zeros(len(layouts))
+    for name in _FAMILY:
+        values, index = np.unique(getattr(layouts, name), return_inverse=True)
+        code = code * len(values) + index
+    first: NDArray[np.intp] = np.sort(np.unique(code, return_index=True)[1])
+    return first
 
 
 def fits(memories: Memories, job: AnyJob, coefficients: Coefficients = COEFFICIENTS) -> NDArray[np.bool_]:
@@ -139,37 +191,35 @@ def pareto_front(seconds: Array, used: Array) -> NDArray[np.intp]:
     return front
 
 
-def search(
-    job: AnyJob,
-    *,
-    world_size: int,
-    global_batch: int,
-    fixed: Fixed | None = None,
-    keep: int = 10,
-    coefficients: Coefficients = COEFFICIENTS,
-) -> SearchResult:
-    """Predict and rank every legal layout.
+def search_layouts(job: AnyJob, global_batch: int, fixed: Fixed, *, keep: int) -> SearchResult:
+    """Search the usual layouts; the unusual ones, and then offloading, only where none of those before fits."""
+    without = dict.fromkeys(("offload", "offload_optimizer"), 0) | dict(fixed)
+    attempts = [(without, True), (without, False)] + ([(dict(fixed), False)] if without != fixed else [])
+    for decisions, usual in attempts:
+        space = Space(job, job.cluster.num_accelerators, global_batch, decisions, usual=usual)
+        result = search(space, keep=keep)
+        if result.fitting:
+            break
+    return result
+
+
+def search(space: Space, *, keep: int = 10, coefficients: Coefficients = COEFFICIENTS) -> SearchResult:
+    """Predict and rank every layout of a space.
 
     Args:
-        job: model, batch, software and cluster.
-        world_size: accelerators to use.
-        global_batch: sequences per step.
-        fixed: decided degrees and options; the rest is searched.
-        keep: fastest layouts to return, in addition to the front of time and memory.
+        space: the job, and what is decided of its layout.
+        keep: families of layouts to return, in addition to the front of time and memory.
         coefficients: of the model of time and memory.
 
     Raises:
         UsageError: the accelerator cannot compute in the job's precision, or there are more than `MAX_LAYOUTS` layouts.
     """
-    fixed = fixed or {}
-    results = _Kept(keep)
-    legal = _within_limit(job, meshes(job, world_size, global_batch, fixed, results), global_batch, fixed)
-    filled = (options(job, mesh, global_batch, fixed) for mesh in legal)
-    for layouts in _in_chunks(filled):
+    job = space.job
+    results = _Kept(job, keep)
+    legal = space.bounded(space.meshes(results.reject_mesh))
+    for layouts in _in_chunks(map(space.options, legal)):
         _price(job, layouts, results, coefficients)
     layouts, seconds, used = results.best()
-    order = np.argsort(seconds, kind="stable")
-    layouts = layouts.take(order)
     return SearchResult(
         evaluated=results.evaluated,
         fitting=results.fitting,
@@ -177,7 +227,9 @@ def search(
         layouts=layouts,
         times=job.step_times(layouts, coefficients),
         memories=job.memories(layouts),
-        front=pareto_front(seconds[order], used[order]),
+        front=pareto_front(seconds, used),
+        families=_families(layouts),
+        nearest=results.nearest,
     )
 
 
@@ -216,6 +268,9 @@ def _reject_large(
         "logits": memories.logits_bytes,
     }
     largest = np.stack([part[large] for part in parts.values()]).argmax(axis=0)
+    least = int(used.argmin())
+    if used[least] < results.least_bytes:
+        results.nearest, results.least_bytes = layouts.take(slice(least, least + 1)), float(used[least])
     capacity = job.cluster.accelerator.memory_bytes
     for index, name in enumerate(parts):
         mine = np.flatnonzero(largest == index)
@@ -236,171 +291,3 @@ def _named(layouts: Layouts, index: int) -> str:
     named = [f"{name} {row[name]}" for name in ("dp", "zero", "tp", "pp", "cp", "micro_batch")]
     named += ["recompute full"] if row["recompute"] == Recompute.FULL else []
     return ", ".join(named + (["offload"] if row["offload"] or row["offload_optimizer"] else []))
-
-
-def meshes(job: AnyJob, world_size: int, global_batch: int, fixed: Fixed, results: _Kept) -> Iterator[dict[str, int]]:
-    """Every factorisation of the world size into tp, pp, cp, dp, and ep beside it, that model and batch allow."""
-
-    def allowed(name: str, values: list[int]) -> list[int]:
-        return [value for value in values if value == fixed.get(name, value)]
-
-    for tp, pp, cp in _splits(world_size, allowed):
-        dp = world_size // (tp * pp * cp)
-        if dp != fixed.get("dp", dp):
-            continue
-        if reason := _illegal(job, global_batch, tp=tp, pp=pp, cp=cp, dp=dp):
-            results.reject(reason, 1, unit="meshes", nearest=f"tp {tp}, pp {pp}, cp {cp}, dp {dp}", excess=tp * pp * cp)
-            continue
-        routed = 0 if isinstance(job, ConvJob) else job.shape.experts
-        experts = divisors(np.gcd(routed, dp * cp * tp)) if routed else [1]
-        for ep in allowed("ep", [int(value) for value in experts]):
-            yield {"tp": tp, "pp": pp, "cp": cp, "dp": dp, "ep": ep}
-
-
-def _splits(world_size: int, allowed: Callable[[str, list[int]], list[int]]) -> Iterator[tuple[int, int, int]]:
-    """Every tp, pp and cp whose product divides the world size."""
-    factors = divisors(world_size)
-    for tp in allowed("tp", factors):
-        if world_size % tp:
-            continue
-        for pp in allowed("pp", [pp for pp in factors if world_size // tp % pp == 0]):
-            rest = world_size // tp // pp
-            yield from ((tp, pp, cp) for cp in allowed("cp", [cp for cp in factors if rest % cp == 0]))
-
-
-def _within_limit(
-    job: AnyJob, degrees: Iterable[dict[str, int]], global_batch: int, fixed: Fixed
-) -> list[dict[str, int]]:
-    """The meshes, if pricing all of their layouts is a bounded amount of work.
-
-    Raises:
-        UsageError: they have more than `MAX_LAYOUTS` layouts.
-    """
-    legal, count = [], 0
-    for mesh in degrees:
-        legal.append(mesh)
-        choices, sharding, schedules = _choices(job, mesh, global_batch, fixed)
-        count += math.prod(map(len, choices.values())) * len(sharding) * len(schedules)
-        if count > MAX_LAYOUTS:
-            raise UsageError(
-                f"{job.cluster.num_accelerators:,} accelerators, {global_batch:,} samples and this model have more "
-                f"than {MAX_LAYOUTS:,} layouts, the most that one plan compares",
-                hint="fix a degree, such as `layout: {tp: 8}`, or take a batch with fewer divisors",
-            )
-    return legal
-
-
-def _illegal(job: AnyJob, global_batch: int, *, tp: int, pp: int, cp: int, dp: int) -> str | None:
-    if isinstance(job, ConvJob):
-        return "a convolutional network is split over dp alone" if tp * pp * cp > 1 else _illegal_dp(global_batch, dp)
-    shape, sequence_length = job.shape, job.sequence_length
-    if shape.heads % tp or (shape.feed_forward and shape.feed_forward % tp):
-        return f"tp does not divide {shape.heads} heads and {shape.feed_forward} columns of the MLP"
-    if pp > shape.layers:
-        return f"more stages than the {shape.layers} layers"
-    if cp > 1 and not shape.causal:
-        return "context parallelism is for causal attention"
-    if cp > 1 and sequence_length % (2 * cp):
-        return f"2 * cp does not divide {sequence_length} tokens"
-    return _illegal_dp(global_batch, dp)
-
-
-def _illegal_dp(global_batch: int, dp: int) -> str | None:
-    return f"dp does not divide {global_batch} sequences" if global_batch % dp else None
-
-
-def options(job: AnyJob, mesh: Mapping[str, int], global_batch: int, fixed: Fixed) -> Layouts:
-    """Every way to fill a mesh: sharding, micro-batch, schedule, recomputation, offload."""
-    choices, sharding, schedules = _choices(job, mesh, global_batch, fixed)
-    values = tuple((name, tuple(each)) for name, each in choices.items())
-    return _filled(global_batch, tuple(mesh.items()), values, tuple(sharding), tuple(schedules))
-
-
-@lru_cache(maxsize=1024)
-def _filled(
-    global_batch: int,
-    mesh: tuple[tuple[str, int], ...],
-    choices: tuple[tuple[str, tuple[int, ...]], ...],
-    sharding: tuple[tuple[int, int], ...],
-    schedules: tuple[tuple[int, int], ...],
-) -> Layouts:
-    """Every combination in a mesh; clusters that differ in their nodes alone share it."""
-    axes = [np.array(values, dtype=np.float64) for _, values in choices]
-    grids = np.meshgrid(np.arange(len(sharding)), np.arange(len(schedules)), *axes, indexing="ij")
-    flat: list[Array] = [grid.ravel().astype(np.float64) for grid in grids]
-    shards = np.array(sharding, dtype=np.float64).reshape(-1, 2)[flat[0].astype(np.intp)]
-    plans = np.array(schedules, dtype=np.float64).reshape(-1, 2)[flat[1].astype(np.intp)]
-    named: dict[str, Values] = dict(zip((name for name, _ in choices), flat[2:], strict=True))
-    degrees = dict(mesh)
-    layouts = Layouts.of(
-        global_batch=global_batch,
-        zero=shards[:, 0],
-        dp_shard=shards[:, 1],
-        interleave=plans[:, 0],
-        zero_bubble=plans[:, 1],
-        **named,
-        **degrees,
-    )
-    # an interleaved schedule needs as many micro-batches as stages, in whole groups
-    complete = (layouts.interleave == 1) | (layouts.accum % degrees["pp"] == 0)
-    return layouts.take(complete)
-
-
-_Pairs = list[tuple[int, int]]
-
-
-def _choices(
-    job: AnyJob, mesh: Mapping[str, int], global_batch: int, fixed: Fixed
-) -> tuple[dict[str, list[int]], _Pairs, _Pairs]:
-    """Choices in a mesh: values by field, pairs of (zero, dp_shard), pairs of (interleave, zero_bubble)."""
-    tp, pp, cp, dp = mesh["tp"], mesh["pp"], mesh["cp"], mesh["dp"]
-    per_rank = global_batch // dp
-    images = isinstance(job, ConvJob) or bool(job.shape.patch_values)
-    largest = _LARGEST_IMAGE_BATCH if images else LARGEST_MICRO_BATCH
-    choices: dict[str, list[int]] = {
-        "micro_batch": [size for size in range(1, largest + 1) if per_rank % size == 0],
-        "recompute": [int(kind) for kind in _recomputations(job)],
-        "sequence_parallel": [0, 1] if tp > 1 else [0],
-        "offload": [0] if isinstance(job, ConvJob) else [0, 1],
-        "offload_optimizer": [0] if isinstance(job, ConvJob) else [0, 1],
-    }
-    choices = {name: [v for v in values if v == fixed.get(name, v)] for name, values in choices.items()}
-    sharding = [pair for pair in _sharding(dp * cp, dp, pp) if _agrees(pair, fixed, ("zero", "dp_shard"))]
-    schedules = [
-        pair
-        for pair in _schedules(1 if isinstance(job, ConvJob) else job.shape.layers, pp)
-        if _agrees(pair, fixed, ("interleave", "zero_bubble"))
-    ]
-    return choices, sharding, schedules
-
-
-def _recomputations(job: AnyJob) -> list[Recompute]:
-    """Fused attention keeps no scores: recomputing it alone saves nothing."""
-    if isinstance(job, ConvJob):
-        return [Recompute.NONE]
-    return [Recompute.NONE, Recompute.FULL] if job.software.fused_attention else list(Recompute)
-
-
-def _agrees(pair: tuple[int, int], fixed: Fixed, names: tuple[str, str]) -> bool:
-    return all(value == fixed.get(name, value) for name, value in zip(names, pair, strict=True))
-
-
-def _sharding(copies: int, dp: int, pp: int) -> list[tuple[int, int]]:
-    """(zero, dp_shard): nothing shared; states over the whole group; weights over any divisor of it (HSDP).
-
-    Zero 2 with a pipeline would scatter the gradients of every micro-batch: no framework offers it.
-    """
-    pairs = [(0, 1)]
-    if copies > 1:
-        pairs.append((1, dp))
-        pairs += [(2, dp)] if pp == 1 else []
-        pairs += [(3, size) for size in divisors(dp) if size > 1] or [(3, dp)]
-    return pairs
-
-
-def _schedules(layers: int, pp: int) -> list[tuple[int, int]]:
-    """(interleave, zero_bubble)."""
-    if pp == 1:
-        return [(1, 0)]
-    chunks = [v for v in divisors(max(1, layers // pp)) if v <= LARGEST_INTERLEAVE] if layers % pp == 0 else [1]
-    return [(v, 0) for v in chunks] + [(1, 1)]

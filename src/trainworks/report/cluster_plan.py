@@ -47,7 +47,7 @@ def document(plan: ClusterPlan) -> Document:
         [
             Section("", [Facts.from_mapping(_facts(plan))]),
             *layout_bars(plan.best),
-            Section("fastest layouts", [_layout_table(plan, plan.best)]),
+            Section("best layouts", [_layout_table(plan, plan.best)]),
             Section("less memory for more time", [_layout_table(plan, front)] if front else []),
             _rejections(plan),
             Section("how many nodes", scales),

@@ -1,4 +1,4 @@
-"""One layout beside the fastest, term by term."""
+"""One layout beside the proposed one, term by term."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from trainworks.units import format_gib, format_step_time
 
 def document(comparison: LayoutComparison) -> Document:
     """The terms of both layouts, and their difference."""
-    this, best, cluster = comparison.this.best[0], comparison.fastest.best[0], comparison.this.job.cluster
-    names = {"this layout": layout_text(this), "fastest": layout_text(best)}
+    this, best, cluster = comparison.this.best[0], comparison.proposed.best[0], comparison.this.job.cluster
+    names = {"this layout": layout_text(this), "proposed": layout_text(best)}
     return Document(
         f"A layout on {cluster.name}",
         "plan",
         [Section("", [Facts.from_mapping(names)]), *layout_bars([this, best]), Section("", [_terms(this, best)])],
-        about=f"{comparison.fastest.global_batch} sequences per step, {comparison.fastest.job.precision}",
+        about=f"{comparison.proposed.global_batch} sequences per step, {comparison.proposed.job.precision}",
         notes=comparison.this.notes,
     )
 
@@ -39,7 +39,7 @@ def _terms(this: Prediction, best: Prediction) -> Table:
     memory, other_memory = format_gib(this.memory.device_bytes), format_gib(best.memory.device_bytes)
     difference = this.memory.device_bytes - best.memory.device_bytes
     rows.append(["memory", memory, other_memory, "" if memory == other_memory else _signed(difference, format_gib)])
-    return Table(left("term", "this layout", "fastest", "difference"), rows)
+    return Table(left("term", "this layout", "proposed", "difference"), rows)
 
 
 def _signed(value: float, text: Callable[[float], str]) -> str:
@@ -50,6 +50,6 @@ def to_json(comparison: LayoutComparison) -> dict[str, Any]:
     """Both layouts, and the notes on the one to explain."""
     return {
         "asked": comparison.this.best[0].model_dump(mode="json"),
-        "fastest": comparison.fastest.best[0].model_dump(mode="json"),
+        "proposed": comparison.proposed.best[0].model_dump(mode="json"),
         "notes": comparison.this.notes,
     }

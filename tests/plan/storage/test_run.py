@@ -14,6 +14,7 @@ from trainworks.plan.prediction import predictions
 from trainworks.plan.reliability.defaults import usual_node_mttf
 from trainworks.plan.search import search
 from trainworks.plan.software import Software
+from trainworks.plan.space import Space
 from trainworks.plan.step_time import TrainingJob
 from trainworks.plan.storage.demand import Demand
 from trainworks.plan.storage.run import StoredRun, storage_of
@@ -23,7 +24,7 @@ CLUSTER = parse_cluster("2 nodes of 8x A100-SXM-80GB over 8x HDR")
 
 
 def run_of(job, global_batch: int, **changes: Any) -> StoredRun:
-    found = search(job, world_size=CLUSTER.num_accelerators, global_batch=global_batch, keep=1)
+    found = search(Space(job, CLUSTER.num_accelerators, global_batch, {}), keep=1)
     best = predictions(job, found.layouts, found.times, found.memories, global_batch=global_batch)[0]
     mttf = usual_node_mttf(CLUSTER.accelerator)
     terms = {"node_mttf": mttf, "interval": fact("checkpoint interval", 1800.0, "s", source="the test")} | changes

@@ -24,7 +24,7 @@ def command(
     on: On = None,
     explain: Annotated[
         str | None,
-        typer.Option(metavar="LAYOUT", help="Compare this layout with the fastest: `tp=8,pp=4,micro_batch=1`."),
+        typer.Option(metavar="LAYOUT", help="Compare this layout with the proposed one: `tp=8,pp=4,micro_batch=1`."),
     ] = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write time and memory by term as an HTML page.")

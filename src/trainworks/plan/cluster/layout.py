@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from pydantic import ValidationError
@@ -13,7 +13,7 @@ from trainworks.config.limits import above_limit
 from trainworks.errors import LayoutError, UsageError, suggest
 from trainworks.plan.conv_net import AnyJob, ConvJob
 from trainworks.plan.layouts import Recompute, fixed_of
-from trainworks.plan.search import LARGEST_INTERLEAVE, LARGEST_MICRO_BATCH, Fixed, SearchResult
+from trainworks.plan.space import LARGEST_INTERLEAVE, LARGEST_MICRO_BATCH, Fixed
 
 __all__ = ["as_option", "check_against", "fixed_at", "fixed_by", "parse_layout", "roomier_batch", "why_nothing"]
 
@@ -134,8 +134,8 @@ def roomier_batch(world_size: int, global_batch: int) -> int | None:
     return next_multiple(global_batch, near[-1] if near else shares[0])
 
 
-def why_nothing(job: AnyJob, fixed: Fixed, result: SearchResult, *, global_batch: int) -> LayoutError:
-    """The error of a search that found no layout to price, with the decision to change."""
+def why_nothing(job: AnyJob, fixed: Fixed, rejected: Sequence[str], *, global_batch: int) -> LayoutError:
+    """The error of a search that found no layout to price, with the decision to change; `rejected` are its reasons."""
     world_size = job.cluster.num_accelerators
     for blamed in (*_of_mesh(job, fixed, global_batch), *_of_options(job, fixed)):
         return blamed
@@ -147,11 +147,11 @@ def why_nothing(job: AnyJob, fixed: Fixed, result: SearchResult, *, global_batch
         except LayoutError as error:
             return error
     written = ", ".join(f"{name} {value}" for name, value in fixed.items())
-    reasons = "".join(f"\n  {rejection.reason}" for rejection in result.rejections)
+    reasons = "".join(f"\n  {reason}" for reason in rejected)
     batch = roomier_batch(world_size, global_batch)
     hint = (
         f"set `global_batch: {batch}`"
-        if batch and any(rejection.reason.startswith("dp does not") for rejection in result.rejections)
+        if batch and any(reason.startswith("dp does not") for reason in rejected)
         else "degrees multiply to the accelerators, `micro_batch` divides a rank's share of the batch, "
         "`interleave` the layers of a stage"
     )

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from trainworks.errors import EnvironmentProblem
 from trainworks.plan.cluster.scaling import LARGEST_SCALE, PlanRequest, smallest_fit
 from trainworks.plan.conv_net import AnyJob
 from trainworks.plan.prediction import Prediction, describe_layout, predictions
-from trainworks.plan.search import Fixed, Rejection, SearchResult, limit_bytes, search
+from trainworks.plan.search import TIGHT_SHARE, Rejection, SearchResult, limit_bytes, search
+from trainworks.plan.space import Space
 from trainworks.units import format_count, format_gib
 
 __all__ = ["describe_rejection", "does_not_fit", "is_tight", "offloading_note"]
 
-_TIGHT_SHARE = 0.97
-"""Share of the usable memory above which the memory outside the plan decides whether a layout fits."""
-_ENDLESS_BYTES = 2**60
 _UNITS = {"meshes": "mesh"}
 
 
 def is_tight(job: AnyJob, prediction: Prediction) -> bool:
     """Whether a layout that fits is within 3 % of the limit."""
-    return prediction.memory.device_bytes > _TIGHT_SHARE * limit_bytes(job)
+    return prediction.memory.device_bytes > TIGHT_SHARE * limit_bytes(job)
 
 
 def describe_rejection(rejection: Rejection) -> str:
@@ -36,7 +32,7 @@ def does_not_fit(request: PlanRequest, result: SearchResult) -> EnvironmentProbl
     capacity = format_gib(job.cluster.accelerator.memory_bytes)
     lines = [f"no layout fits {'1 accelerator' if count == 1 else f'{count:,} accelerators'} of {capacity}"]
     lines += [f"  {describe_rejection(rejection)}: {rejection.reason}" for rejection in result.rejections]
-    least = _least_memory(request, request.fixed)
+    least = _least_memory(request, result)
     stage = f" on stage {least.memory.stage}" if least.layout.pp > 1 else ""
     nearest = f"nearest: {format_gib(least.memory.device_bytes)}{stage} with {describe_layout(least.layout)}"
     nodes = smallest_fit(request)
@@ -56,7 +52,9 @@ def offloading_note(request: PlanRequest, best: Prediction) -> str | None:
     unasked = [name for name in parts if used[name] is True and not request.fixed.get(name)]
     if not unasked:
         return None
-    without = _least_memory(request, dict(request.fixed) | dict.fromkeys(parts, 0))
+    job, fixed = request.job, dict(request.fixed) | dict.fromkeys(parts, 0)
+    space = Space(job, job.cluster.num_accelerators, request.global_batch, fixed)
+    without = _least_memory(request, search(space, keep=1))
     what = " and ".join(f"the {parts[name]}" for name in unasked)
     needed, capacity = (
         format_gib(size) for size in (without.memory.device_bytes, request.job.cluster.accelerator.memory_bytes)
@@ -65,19 +63,14 @@ def offloading_note(request: PlanRequest, best: Prediction) -> str | None:
     return f"{whose} without offloading {what}: {needed} of {capacity}"
 
 
-def _least_memory(request: PlanRequest, fixed: Fixed) -> Prediction:
-    """The layout that needs the least memory, on an accelerator without a limit."""
-    endless = {"memory_bytes": _ENDLESS_BYTES, "usable_bytes": None}
-    accelerator = request.job.cluster.accelerator.model_copy(update=endless)
-    job = replace(request.job, cluster=request.job.cluster.model_copy(update={"accelerator": accelerator}))
-    result = search(
+def _least_memory(request: PlanRequest, result: SearchResult) -> Prediction:
+    """The layout that came nearest to fitting."""
+    job, layouts = request.job, result.nearest
+    return predictions(
         job,
-        world_size=job.cluster.num_accelerators,
+        layouts,
+        job.step_times(layouts),
+        job.memories(layouts),
         global_batch=request.global_batch,
-        fixed=fixed,
-        keep=1,
-    )
-    rows = predictions(
-        job, result.layouts, result.times, result.memories, global_batch=request.global_batch, belief=request.belief
-    )
-    return min(rows, key=lambda row: row.memory.device_bytes)
+        belief=request.belief,
+    )[0]

@@ -15,11 +15,10 @@ from trainworks.plan.cluster.scaling import (
     faster_with_fewer,
     goal_chance,
     scales,
-    search_layouts,
 )
 from trainworks.plan.conv_net import AnyJob
-from trainworks.plan.prediction import Prediction, outside_measured, predictions
-from trainworks.plan.search import SearchResult
+from trainworks.plan.prediction import Prediction, describe_layout, outside_measured, predictions
+from trainworks.plan.search import SearchResult, search_layouts
 from trainworks.plan.trace import Traced, computed, fact
 from trainworks.record.measurement import Measurement
 from trainworks.results import Result
@@ -29,6 +28,7 @@ __all__ = ["ClusterPlan", "LayoutComparison", "plan_request"]
 
 _TABLE_LENGTH = 10
 _LAYOUTS_WITH_ADVICE = 2_000_000
+_NAMED_SAVING = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class ClusterPlan(Result):
     steps: int
     result: SearchResult
     best: list[Prediction]
-    """Fastest first."""
+    """The proposed layout first; see `plan.search.preferred_s`."""
     front: list[Prediction]
     """Layouts that none beats in both time and memory."""
     scales: list[Scale]
@@ -57,7 +57,7 @@ class ClusterPlan(Result):
     @property
     def work(self) -> Traced:
         """The same time with its derivation: inputs `steps` and `step_time` with its 80 % interval."""
-        best, by = self.best[0], "trainworks plan, fastest layout"
+        best, by = self.best[0], "trainworks plan, proposed layout"
         step = computed("step time", best.step_time_s, "s", by=by, low=best.low_s, high=best.high_s)
         steps = fact("steps", self.steps, "", source="the run file")
         return (steps * step).named("work", "s")
@@ -65,10 +65,10 @@ class ClusterPlan(Result):
 
 @dataclass(frozen=True, slots=True)
 class LayoutComparison(Result):
-    """The plan of one layout beside the plan of the fastest."""
+    """The plan of one layout beside the plan of the search."""
 
     this: ClusterPlan
-    fastest: ClusterPlan
+    proposed: ClusterPlan
 
 
 def plan_request(
@@ -91,7 +91,8 @@ def plan_request(
     if not result.fitting:
         if result.evaluated:
             raise does_not_fit(request, result)
-        raise why_nothing(request.job, request.fixed, result, global_batch=batch)
+        reasons = [rejection.reason for rejection in result.rejections]
+        raise why_nothing(request.job, request.fixed, reasons, global_batch=batch)
     rows = predictions(
         request.job, result.layouts, result.times, result.memories, global_batch=batch, belief=request.belief
     )
@@ -100,17 +101,35 @@ def plan_request(
     chance = goal_chance(request, rows[0], cluster.num_accelerators)
     advice = _batch_advice(request, rows[0], evaluated=result.evaluated) if advise else None
     doubts = outside_measured(request.job, cluster.num_accelerators)
-    notes = [offloading_note(request, rows[0]), *cluster.notes, price_note, advice, _calibration_note(measurements)]
+    notes = [
+        offloading_note(request, rows[0]),
+        _faster_note(rows[0], rows[result.front[0]]),
+        *cluster.notes,
+        price_note,
+        advice,
+        _calibration_note(measurements),
+    ]
     return ClusterPlan(
         job=request.job,
         global_batch=batch,
         steps=request.steps,
         result=result,
-        best=rows[:_TABLE_LENGTH],
+        best=[rows[index] for index in result.families[:_TABLE_LENGTH]],
         front=[rows[index] for index in result.front],
         scales=other_scales,
         goal=describe_goal(request, chance, other_scales) if request.has_goal else None,
         notes=[*filter(None, notes), *(doubt.text for doubt in doubts)],
+    )
+
+
+def _faster_note(proposed: Prediction, fastest: Prediction) -> str | None:
+    """The fastest layout, where a plainer one is proposed."""
+    saved = 1 - fastest.step_time_s / proposed.step_time_s
+    if saved < _NAMED_SAVING:
+        return None
+    return (
+        f"{describe_layout(fastest.layout)} is predicted {saved:.1%} faster: too little for what it adds, since every "
+        "complication of a layout has to save 1 % of the step"
     )
 
 

@@ -13,7 +13,8 @@ from trainworks.errors import UsageError
 from trainworks.plan.cluster.layout import fixed_at
 from trainworks.plan.conv_net import AnyJob
 from trainworks.plan.prediction import Prediction, predictions
-from trainworks.plan.search import Fixed, SearchResult, search
+from trainworks.plan.search import SearchResult, search_layouts
+from trainworks.plan.space import Fixed
 from trainworks.plan.uncertainty import Belief
 from trainworks.units import HOUR_S, format_duration
 
@@ -26,7 +27,6 @@ __all__ = [
     "faster_with_fewer",
     "goal_chance",
     "scales",
-    "search_layouts",
     "smallest_fit",
 ]
 
@@ -73,16 +73,6 @@ class Scale:
     meets_goal: bool
     """Judged by the predicted time, the middle of its interval."""
     chance: Chance
-
-
-def search_layouts(job: AnyJob, global_batch: int, fixed: Fixed, *, keep: int) -> SearchResult:
-    """Search with offloading only where it is fixed, or where no layout fits without."""
-    without = dict.fromkeys(("offload", "offload_optimizer"), 0) | dict(fixed)
-    world_size = job.cluster.num_accelerators
-    result = search(job, world_size=world_size, global_batch=global_batch, fixed=without, keep=keep)
-    if result.fitting or without == fixed:
-        return result
-    return search(job, world_size=world_size, global_batch=global_batch, fixed=fixed, keep=keep)
 
 
 def scales(request: PlanRequest) -> list[Scale]:

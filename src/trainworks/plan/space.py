@@ -1,0 +1,240 @@
+"""The layouts of a job on so many accelerators: legal meshes, and the options inside each of them.
+
+A mesh is (tp, pp, cp, dp, ep); one that cannot run is reported with its reason. The usual space leaves out what costs
+more trouble than it saves: tensor parallelism beyond a node, context parallelism of short sequences, replicas of less
+than a node, zero-bubble schedules. A decision of the user opens what it names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from trainworks.config.layout import divisors
+from trainworks.errors import UsageError
+from trainworks.plan.conv_net import AnyJob, ConvJob
+from trainworks.plan.layouts import Array, Layouts, Recompute, Values
+
+__all__ = ["LARGEST_INTERLEAVE", "LARGEST_MICRO_BATCH", "MAX_LAYOUTS", "Fixed", "Space", "fast_ranks"]
+
+Fixed = Mapping[str, int]
+"""Fields of `Layouts` that a person has decided."""
+
+_Mesh = dict[str, int]
+_Pairs = list[tuple[int, int]]
+_Reject = Callable[[str, _Mesh], None]
+
+LARGEST_MICRO_BATCH = 64
+_LARGEST_IMAGE_BATCH = 512
+LARGEST_INTERLEAVE = 12
+MAX_LAYOUTS = 10_000_000
+"""Layouts that one search prices: less than half a minute of one core."""
+_LEAST_TOKENS = 4096
+"""Tokens of a sequence that a rank keeps under context parallelism, in the usual space: published runs of 8k tokens
+split in two, those of 128k in 16 or less."""
+
+
+def fast_ranks(job: AnyJob) -> int:
+    """Ranks that one fast link or one node joins: tensor parallelism stays among them."""
+    return max(job.cluster.scale_up_domain, job.cluster.accelerators_per_node)
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """Every layout of a job.
+
+    Attributes:
+        job: model, batch, software and cluster.
+        world_size: accelerators to use.
+        global_batch: sequences per step.
+        fixed: decided degrees and options.
+        usual: whether to leave out what is hardly ever worth its trouble.
+    """
+
+    job: AnyJob
+    world_size: int
+    global_batch: int
+    fixed: Fixed
+    usual: bool = False
+
+    def meshes(self, reject: _Reject) -> Iterator[_Mesh]:
+        """Every factorisation of the world size into tp, pp, cp and dp, and ep beside it, that model and batch allow.
+
+        Args:
+            reject: called with the reason and the mesh of each that they do not.
+        """
+        for tp, pp, cp in self._splits():
+            dp = self.world_size // (tp * pp * cp)
+            if dp != self.fixed.get("dp", dp):
+                continue
+            mesh = {"tp": tp, "pp": pp, "cp": cp, "dp": dp}
+            if reason := self._illegal(mesh) or (self.usual and self._unusual(mesh)):
+                reject(reason, mesh)
+                continue
+            routed = 0 if isinstance(self.job, ConvJob) else self.job.shape.experts
+            experts = divisors(int(np.gcd(routed, dp * cp * tp))) if routed else [1]
+            yield from (mesh | {"ep": ep} for ep in self._allowed("ep", experts))
+
+    def bounded(self, meshes: Iterable[_Mesh]) -> list[_Mesh]:
+        """The meshes, if pricing all of their layouts is a bounded amount of work.
+
+        Raises:
+            UsageError: they have more than `MAX_LAYOUTS` layouts.
+        """
+        legal, count = [], 0
+        for mesh in meshes:
+            legal.append(mesh)
+            choices, sharding, schedules = self._choices(mesh)
+            count += math.prod(map(len, choices.values())) * len(sharding) * len(schedules)
+            if count > MAX_LAYOUTS:
+                raise UsageError(
+                    f"{self.world_size:,} accelerators, {self.global_batch:,} samples and this model have more "
+                    f"than {MAX_LAYOUTS:,} layouts, the most that one plan compares",
+                    hint="fix a degree, such as `layout: {tp: 8}`, or take a batch with fewer divisors",
+                )
+        return legal
+
+    def options(self, mesh: Mapping[str, int]) -> Layouts:
+        """Every way to fill a mesh: sharding, micro-batch, schedule, recomputation, offload."""
+        choices, sharding, schedules = self._choices(mesh)
+        values = tuple((name, tuple(each)) for name, each in choices.items())
+        return _filled(self.global_batch, tuple(mesh.items()), values, tuple(sharding), tuple(schedules))
+
+    def _allowed(self, name: str, values: list[int]) -> list[int]:
+        return [value for value in values if value == self.fixed.get(name, value)]
+
+    def _splits(self) -> Iterator[tuple[int, int, int]]:
+        """Every tp, pp and cp whose product divides the world size."""
+        factors = divisors(self.world_size)
+        for tp in self._allowed("tp", factors):
+            if self.world_size % tp:
+                continue
+            for pp in self._allowed("pp", [pp for pp in factors if self.world_size // tp % pp == 0]):
+                rest = self.world_size // tp // pp
+                yield from ((tp, pp, cp) for cp in self._allowed("cp", [cp for cp in factors if rest % cp == 0]))
+
+    def _illegal(self, mesh: _Mesh) -> str | None:
+        tp, pp, cp, dp = mesh.values()
+        uneven = f"dp does not divide {self.global_batch} sequences" if self.global_batch % dp else None
+        if isinstance(self.job, ConvJob):
+            return "a convolutional network is split over dp alone" if tp * pp * cp > 1 else uneven
+        shape, sequence_length = self.job.shape, self.job.sequence_length
+        if shape.heads % tp or (shape.feed_forward and shape.feed_forward % tp):
+            return f"tp does not divide {shape.heads} heads and {shape.feed_forward} columns of the MLP"
+        if pp > shape.layers:
+            return f"more stages than the {shape.layers} layers"
+        if cp > 1 and not shape.causal:
+            return "context parallelism is for causal attention"
+        if cp > 1 and sequence_length % (2 * cp):
+            return f"2 * cp does not divide {sequence_length} tokens"
+        return uneven
+
+    def _unusual(self, mesh: _Mesh) -> str | None:
+        """Why hardly any run has this mesh; decided degrees are never unusual."""
+        ranks = fast_ranks(self.job)
+        if mesh["tp"] > ranks and "tp" not in self.fixed:
+            return f"tp beyond the {ranks} accelerators that a fast link joins"
+        if mesh["cp"] > 1 and self.job.sequence_length // mesh["cp"] < _LEAST_TOKENS and "cp" not in self.fixed:
+            return f"cp leaves a rank less than {_LEAST_TOKENS:,} tokens of a sequence"
+        return None
+
+    def _choices(self, mesh: Mapping[str, int]) -> tuple[dict[str, list[int]], _Pairs, _Pairs]:
+        """Choices in a mesh: values by field, pairs of (zero, dp_shard), pairs of (interleave, zero_bubble)."""
+        job, tp, pp, cp, dp = self.job, mesh["tp"], mesh["pp"], mesh["cp"], mesh["dp"]
+        per_rank = self.global_batch // dp
+        conv = isinstance(job, ConvJob)
+        images = isinstance(job, ConvJob) or bool(job.shape.patch_values)
+        largest = _LARGEST_IMAGE_BATCH if images else LARGEST_MICRO_BATCH
+        choices: dict[str, list[int]] = {
+            "micro_batch": [size for size in range(1, largest + 1) if per_rank % size == 0],
+            "recompute": [int(kind) for kind in _recomputations(job)],
+            "sequence_parallel": self._sequence_parallel(tp, cp),
+            "offload": [0] if conv else [0, 1],
+            "offload_optimizer": [0] if conv else [0, 1],
+        }
+        sharding = _sharding(dp * cp, dp, pp, least=min(dp, self._least_shards(tp)))
+        schedules = _schedules(1 if isinstance(job, ConvJob) else job.shape.layers, pp, zero_bubble=self._zero_bubble())
+        return (
+            {name: self._allowed(name, values) for name, values in choices.items()},
+            [pair for pair in sharding if _agrees(pair, self.fixed, ("zero", "dp_shard"))],
+            [pair for pair in schedules if _agrees(pair, self.fixed, ("interleave", "zero_bubble"))],
+        )
+
+    def _least_shards(self, tp: int) -> int:
+        """Ranks of the smallest group that shares weights: a node of them in the usual space."""
+        return self.job.cluster.accelerators_per_node // tp if self.usual and "dp_shard" not in self.fixed else 1
+
+    def _sequence_parallel(self, tp: int, cp: int) -> list[int]:
+        if tp == 1:
+            return [0]
+        divided = self.job.sequence_length % (tp * cp) == 0
+        return [int(divided)] if self.usual and "sequence_parallel" not in self.fixed else [0, 1]
+
+    def _zero_bubble(self) -> bool:
+        return not self.usual or self.job.software.native or "zero_bubble" in self.fixed
+
+
+@lru_cache(maxsize=1024)
+def _filled(
+    global_batch: int,
+    mesh: tuple[tuple[str, int], ...],
+    choices: tuple[tuple[str, tuple[int, ...]], ...],
+    sharding: tuple[tuple[int, int], ...],
+    schedules: tuple[tuple[int, int], ...],
+) -> Layouts:
+    """Every combination in a mesh; clusters that differ in their nodes alone share it."""
+    axes = [np.array(values, dtype=np.float64) for _, values in choices]
+    grids = np.meshgrid(np.arange(len(sharding)), np.arange(len(schedules)), *axes, indexing="ij")
+    flat: list[Array] = [grid.ravel().astype(np.float64) for grid in grids]
+    shards = np.array(sharding, dtype=np.float64).reshape(-1, 2)[flat[0].astype(np.intp)]
+    plans = np.array(schedules, dtype=np.float64).reshape(-1, 2)[flat[1].astype(np.intp)]
+    named: dict[str, Values] = dict(zip((name for name, _ in choices), flat[2:], strict=True))
+    degrees = dict(mesh)
+    layouts = Layouts.of(
+        global_batch=global_batch,
+        zero=shards[:, 0],
+        dp_shard=shards[:, 1],
+        interleave=plans[:, 0],
+        zero_bubble=plans[:, 1],
+        **named,
+        **degrees,
+    )
+    # an interleaved schedule needs as many micro-batches as stages, in whole groups
+    complete = (layouts.interleave == 1) | (layouts.accum % degrees["pp"] == 0)
+    return layouts.take(complete)
+
+
+def _recomputations(job: AnyJob) -> list[Recompute]:
+    """Fused attention keeps no scores: recomputing it alone saves nothing."""
+    if isinstance(job, ConvJob):
+        return [Recompute.NONE]
+    return [Recompute.NONE, Recompute.FULL] if job.software.fused_attention else list(Recompute)
+
+
+def _agrees(pair: tuple[int, int], fixed: Fixed, names: tuple[str, str]) -> bool:
+    return all(value == fixed.get(name, value) for name, value in zip(names, pair, strict=True))
+
+
+def _sharding(copies: int, dp: int, pp: int, *, least: int) -> _Pairs:
+    """(zero, dp_shard): nothing shared; states over the whole group; weights over any divisor of it (HSDP).
+
+    Zero 2 with a pipeline would scatter the gradients of every micro-batch: no framework offers it.
+    """
+    pairs = [(0, 1)]
+    if copies > 1:
+        pairs.append((1, dp))
+        pairs += [(2, dp)] if pp == 1 else []
+        pairs += [(3, size) for size in divisors(dp) if size >= max(2, least)] or [(3, dp)]
+    return pairs
+
+
+def _schedules(layers: int, pp: int, *, zero_bubble: bool) -> _Pairs:
+    """(interleave, zero_bubble)."""
+    if pp == 1:
+        return [(1, 0)]
+    chunks = [v for v in divisors(max(1, layers // pp)) if v <= LARGEST_INTERLEAVE] if layers % pp == 0 else [1]
+    return [(v, 0) for v in chunks] + ([(1, 1)] if zero_bubble else [])
