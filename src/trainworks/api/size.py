@@ -24,8 +24,8 @@ from trainworks.api.inputs import (
     share,
 )
 from trainworks.api.run_reliability import TRIALS, may_meet, simulate_reliability
-from trainworks.api.sizing.details import details_of, smallest_clusters, workload_of
-from trainworks.api.sizing.plans import PlanCache, smallest
+from trainworks.api.sizing.details import details_of, smallest_clusters
+from trainworks.api.sizing.plans import PlanCache, smallest, workload_of
 from trainworks.api.sizing.teams import share_capacity
 from trainworks.catalog.catalog import find_row, has, load_catalog, system
 from trainworks.catalog.catalog import processor as find_processor

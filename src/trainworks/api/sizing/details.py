@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainworks.api.sizing.plans import PlanCache, smallest_power
+from trainworks.api.sizing.plans import PlanCache, smallest_power, workload_of
 from trainworks.catalog.catalog import load_catalog, processor
 from trainworks.catalog.cluster import ClusterDescription, cluster_of_accelerators
 from trainworks.catalog.facts import Accelerator, Offer, Processor
-from trainworks.config.run_file import RunFile, Workload
 from trainworks.errors import UsageError
 from trainworks.plan.cluster.plan import ClusterPlan
 from trainworks.plan.cost.break_even import break_even_hours
@@ -30,17 +29,6 @@ from trainworks.units import HOUR_S
 
 _LARGEST_MINIMUM = 256
 """Accelerators of the largest cluster to consider as the smallest that holds a workload."""
-
-
-def workload_of(run_file: RunFile) -> Workload:
-    """The workload of a run file.
-
-    Raises:
-        UsageError: it has a command instead.
-    """
-    if run_file.workload is None:
-        raise UsageError("a command cannot be sized; only a `workload` can")
-    return run_file.workload
 
 
 def details_of(

@@ -9,7 +9,7 @@ from trainworks.api.plan import plan_cluster
 from trainworks.api.planned_model import planned_model
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.config.load import Source
-from trainworks.config.run_file import Goal, RunFile
+from trainworks.config.run_file import Goal, RunFile, Workload
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.plan.cluster.plan import ClusterPlan
 from trainworks.plan.sizing.fabric_choice import PlannedFabric, fabric_options
@@ -77,6 +77,17 @@ class PlanCache:
             except (EnvironmentProblem, UsageError) as error:
                 self._plans[key] = error.message
         return self._plans[key]
+
+
+def workload_of(run_file: RunFile) -> Workload:
+    """The workload of a run file.
+
+    Raises:
+        UsageError: it has a command instead.
+    """
+    if run_file.workload is None:
+        raise UsageError("a command cannot be sized; only a `workload` can")
+    return run_file.workload
 
 
 def smallest(largest: int, enough: Callable[[int], bool]) -> int | None:

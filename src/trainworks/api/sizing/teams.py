@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from trainworks.api.inputs import Progress
 from trainworks.api.run_reliability import may_meet, mean_run_time_s
-from trainworks.api.sizing.details import workload_of
-from trainworks.api.sizing.plans import PlanCache, smallest
+from trainworks.api.sizing.plans import PlanCache, smallest, workload_of
 from trainworks.catalog.catalog import load_catalog
 from trainworks.config.load import Source
 from trainworks.errors import EnvironmentProblem, UsageError

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.plan.jobs import job
-from trainworks.plan.candidates import OpenLayout, best_completion, completions
+from trainworks.measure.completions import OpenLayout, best_completion, completions
 from trainworks.plan.layouts import Layouts, Recompute
 from trainworks.plan.memory import predict_memories
 from trainworks.plan.step_time import TrainingJob, predict_step_times
