@@ -25,8 +25,8 @@ import numpy as np
 from published import LEFT_OUT, STEP_TIMES, rows_of
 
 from trainworks.errors import MissingExtraError, TrainworksError
-from trainworks.measure.measured_runs import MeasuredRun, read_run
 from trainworks.measure.completions import best_completion
+from trainworks.measure.measured_runs import MeasuredRun, read_run
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.layouts import Array
 from trainworks.plan.score import Errors, errors_of, learned_positions, macro_average

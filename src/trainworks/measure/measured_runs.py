@@ -16,9 +16,9 @@ from trainworks.catalog.catalog import explain_term
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.catalog.models import find_preset, preset
 from trainworks.errors import UsageError
+from trainworks.measure.completions import OpenLayout
 from trainworks.measure.measured_clusters import read_cluster
 from trainworks.measure.tables import Row, flag_of, needed_whole, number_of, text_of, whole_of
-from trainworks.measure.completions import OpenLayout
 from trainworks.plan.flops import FlopsConvention, flops_per_token_by_convention
 from trainworks.plan.layouts import Recompute
 from trainworks.plan.model_shape import shape_of_hf_config

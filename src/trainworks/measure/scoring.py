@@ -15,11 +15,11 @@ from typing import TypeVar
 import numpy as np
 
 from trainworks.errors import TrainworksError, UsageError
+from trainworks.measure.completions import best_completion
 from trainworks.measure.measured_collectives import COLLECTIVE_COLUMNS, MeasuredCollective, read_collective
 from trainworks.measure.measured_memory import MEMORY_COLUMNS, read_memory
 from trainworks.measure.measured_runs import COLUMNS, MeasuredRun, read_run, source_of
 from trainworks.measure.tables import Row, check_readable, line_of, text_of
-from trainworks.measure.completions import best_completion
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.collectives import collective_s, link_rates
 from trainworks.plan.layouts import Array
