@@ -21,8 +21,7 @@ from statistics import median
 from typing import Any
 
 from trainworks.config.layout import MESH_AXES
-from trainworks.plan.local.memory import predict_memory
-from trainworks.plan.local.step_time import predict_step_time
+from trainworks.plan.run.pricing import pricing
 from trainworks.record.metrics import effective_rows, read_metrics
 from trainworks.record.resolved import MemoryTerms, ResolvedRun, StepTimeTerms
 from trainworks.record.run_dir import RunDir
@@ -198,21 +197,13 @@ def case_of(record: dict[str, Any]) -> Case:
     run = ResolvedRun.model_validate(record["resolved"])
     assert run.plan and run.calibration and run.run_file.workload
     workload = run.run_file.workload
-    length = workload.data.sequence_length
-    memory = predict_memory(
-        run.plan.model,
-        run.plan.layout,
-        sequence_length=length,
-        precision=workload.precision,
-        baseline_bytes=run.calibration.baseline_bytes,
-        dropout=workload.model.dropout,
-    )
+    price = pricing(workload, run.plan.model, run.calibration)(run.plan.layout)
     return Case(
         name=record["name"],
         ranks=run.plan.layout.world_size,
         checkpoints=run.plan.checkpoint_every_steps == 1,
-        memory=memory,
-        step_time=predict_step_time(run.plan.model, run.plan.layout, run.calibration, sequence_length=length),
+        memory=price.memory,
+        step_time=price.step_time,
         peak_bytes=record["peak_bytes"],
         program_bytes=record["program_bytes"],
         step_s=min(record["step_s"]),

@@ -14,7 +14,7 @@ from tests.plan.shapes import calibration, layout, shape, workload
 from trainworks.config.run_file import RunFile
 from trainworks.errors import RunFailedError
 from trainworks.jobs.state import JobState
-from trainworks.plan.local.plan import make_plan
+from trainworks.plan.run.plan import make_plan
 from trainworks.record.events import append_event
 from trainworks.record.manifest import Manifest, write_manifest
 from trainworks.record.metrics import append_metrics

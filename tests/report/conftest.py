@@ -14,7 +14,7 @@ from trainworks.record.environment import HostFacts
 from trainworks.record.events import EventKind, append_event
 from trainworks.record.metrics import MetricsRow, append_metrics
 from trainworks.record.model_shape import ModelShape
-from trainworks.record.resolved import MemoryTerms, Plan, Processes, ResolvedRun, StepTimeTerms
+from trainworks.record.resolved import MemoryTerms, Plan, Processes, ResolvedRun, StepTimeGroups
 from trainworks.record.run_dir import RunDir, create_run_dir
 from trainworks.record.status import RunStatus
 from trainworks.report.runs.ledger import Ledger
@@ -54,7 +54,7 @@ def make_plan(**changes: Any) -> Plan:
         model_flops_per_token=38e6,
         peak_flops_per_s=8e12,
         peak_source="measured: best GEMM of the calibration",
-        step_time=StepTimeTerms(compute_s=0.08, communication_s=0.012, optimizer_s=0.006, data_s=0.002),
+        step_time=StepTimeGroups(compute_s=0.08, communication_s=0.012, optimizer_s=0.006, data_s=0.002),
         memory=MemoryTerms(
             baseline_bytes=350_000_000,
             weights_bytes=24_000_000,

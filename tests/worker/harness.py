@@ -19,9 +19,10 @@ from tests.worker.ranks import FORKSERVER
 from trainworks.config.load import parse_run_file
 from trainworks.host.network import listen
 from trainworks.host.probe import probe_host
-from trainworks.plan.local.layout import choose_layout
-from trainworks.plan.local.plan import choose_processes, make_plan, num_steps
 from trainworks.plan.model_shape import shape_of_hf_config, shape_of_model
+from trainworks.plan.run.layout import choose_layout
+from trainworks.plan.run.plan import make_plan, num_steps
+from trainworks.plan.run.processes import choose_processes
 from trainworks.record.calibration import Calibration, GemmRate
 from trainworks.record.manifest import complete_checkpoints
 from trainworks.record.metrics import MetricsRow, effective_rows, read_metrics

@@ -15,9 +15,9 @@ from tests.worker.harness import TinyRun, events
 from trainworks.config.load import parse_run_file
 from trainworks.errors import LayoutError, UsageError
 from trainworks.host.probe import probe_host
-from trainworks.plan.local.measured import make_measured_plan, measured_layouts
-from trainworks.plan.local.plan import choose_processes
-from trainworks.record.resolved import ResolvedRun, StepTimeTerms
+from trainworks.plan.run.module import make_measured_plan, measured_layouts
+from trainworks.plan.run.processes import choose_processes
+from trainworks.record.resolved import ResolvedRun, StepTimeGroups
 from trainworks.record.run_dir import create_run_dir
 from trainworks.record.trial import Trial
 from trainworks.worker.export import export
@@ -102,7 +102,7 @@ TRIAL = Trial(
     num_parameters=1,
     num_samples=60,
     flops_per_sample=0,
-    step_time=StepTimeTerms(compute_s=0.01, communication_s=0, optimizer_s=0, data_s=0),
+    step_time=StepTimeGroups(compute_s=0.01, communication_s=0, optimizer_s=0, data_s=0),
     baseline_bytes=1,
     weights_bytes=1,
     gradients_bytes=1,

@@ -15,8 +15,8 @@ from tests.worker.harness import TinyRun, events
 from tests.worker.test_own_module import TRIAL
 from trainworks.config.load import parse_run_file
 from trainworks.host.probe import probe_host
-from trainworks.plan.local.measured import make_measured_plan, measured_layouts
-from trainworks.plan.local.plan import choose_processes
+from trainworks.plan.run.module import make_measured_plan, measured_layouts
+from trainworks.plan.run.processes import choose_processes
 from trainworks.record.events import append_event
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import create_run_dir

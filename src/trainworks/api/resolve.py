@@ -24,11 +24,11 @@ from trainworks.host.probe import probe_host
 from trainworks.jobs.environment import agent_environment
 from trainworks.measure.calibrate import Machines, calibrate
 from trainworks.measure.trial import TrialOutOfMemoryError, try_out
-from trainworks.plan.local.command import ResourceError, as_asked, choose_command_processes, choose_workload_processes
-from trainworks.plan.local.layout import choose_layout
-from trainworks.plan.local.measured import check_own_optimizer, make_measured_plan, measured_layouts
-from trainworks.plan.local.plan import make_plan, num_steps
-from trainworks.plan.local.step_time import calibration_request
+from trainworks.plan.run.layout import choose_layout
+from trainworks.plan.run.module import check_own_optimizer, make_measured_plan, measured_layouts
+from trainworks.plan.run.plan import make_plan, num_steps
+from trainworks.plan.run.pricing import calibration_request
+from trainworks.plan.run.processes import ResourceError, as_asked, choose_command_processes, choose_workload_processes
 from trainworks.record.environment import HostFacts
 from trainworks.record.model_shape import ModelShape
 from trainworks.record.resolved import Plan, Processes, ResolvedRun

@@ -100,7 +100,7 @@ def _one_kind(
     traffic = traffic_s(_block_bytes(shape, layouts, sequence_length, device, software, experts), device)
     forward = forward + core_forward + traffic
     backward = backward + core_backward + traffic * device.coefficients.backward_bytes
-    extra = _KERNELS_EXPERT if experts else 0
+    extra = (_KERNELS_EXPERT if experts else 0) + np.where(layouts.tp > 1, software.distributed_operations / 2, 0.0)
     forward = _with_launches(forward, _KERNELS_FORWARD + extra, device)
     selective = core_forward if software.fused_kernels else device.coefficients.selective_share * forward
     again = np.select(
@@ -109,10 +109,12 @@ def _one_kind(
     return BlockTimes(forward, _with_launches(backward, _KERNELS_BACKWARD + extra, device), again)
 
 
-def _with_launches(kernels_s: Array, num_kernels: int, device: DeviceRates) -> Array:
+def _with_launches(kernels_s: Array, num_kernels: Values, device: DeviceRates) -> Array:
     """The slower of the device, with the gaps between its kernels, and of the host that launches them; near each other
-    they do not overlap perfectly: (x^8 + y^8)^(1/8).
+    they do not overlap perfectly: (x^8 + y^8)^(1/8). Their sum where the host is the device.
     """
+    if not device.is_queued:
+        return kernels_s + num_kernels * device.coefficients.launch_s
     device_s = kernels_s + num_kernels * device.coefficients.gap_s
     host_s = num_kernels * device.coefficients.launch_s
     return np.sqrt(np.sqrt(np.sqrt(device_s**8 + host_s**8)))
@@ -188,6 +190,9 @@ def _attention_core_s(
     pairs = layouts.micro_batch * sequence_length * (sequence_length / layouts.cp)
     heads = shape.heads / layouts.tp
     flops = 2.0 * pairs * heads * (query_dim + value_dim)
+    if device.measured_attention_flops_per_s is not None:
+        forward = flops / device.measured_attention_flops_per_s
+        return forward, 2.0 * forward
     if software.fused_attention:
         forward = flops * _seen_share(shape, sequence_length) / device.attention_flops_per_s
         return forward, 2.5 * forward / device.coefficients.attention_backward_share
@@ -252,6 +257,7 @@ def head_times(
     vocabulary = np.ceil(shape.vocabulary / (_VOCABULARY_PADDING * t)) * _VOCABULARY_PADDING
     product = _Product(tokens, vocabulary, shape.hidden)
     products_s = _product_forward_s(product, device) + _product_backward_s(product, device)
-    loss_s = traffic_s(tokens * vocabulary * (12 if software.fused_attention else 22), device)
+    logit_bytes = software.logit_bytes or (12 if software.fused_attention else 22)
+    loss_s = traffic_s(tokens * vocabulary * logit_bytes, device)
     embedding_s = traffic_s(tokens * shape.hidden * 6.0 * device.element_bytes, device)
     return HeadTimes(embedding_s, products_s + loss_s)

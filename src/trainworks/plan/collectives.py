@@ -59,6 +59,8 @@ class LinkRates:
     """Factor on the all-reduce of a whole domain whose switches add up (NVLS); 1 without."""
     mesh: bool
     """True if that rate is the sum of links to single neighbours."""
+    start_s: float
+    """Latency of a small collective inside a domain: the start of a ring."""
     hop_s: float
     """Latency of a ring's step inside a domain."""
     node_bytes_per_s: float
@@ -68,6 +70,10 @@ class LinkRates:
     """True if the network's switches add up (SHARP): every byte of an all-reduce leaves a domain once."""
     pipelining: float
     pipelining_inside: float
+    copied_bytes_per_s: float = np.inf
+    """Rate at which gathered, scattered and exchanged messages are copied out of a flat buffer."""
+    scatters_whole: bool = False
+    """True if a reduction to shards is an all-reduce of which each rank keeps its part (gloo)."""
 
 
 def link_rates(cluster: ClusterDescription, coefficients: Coefficients = COEFFICIENTS) -> LinkRates:
@@ -88,6 +94,7 @@ def link_rates(cluster: ClusterDescription, coefficients: Coefficients = COEFFIC
         scale_up_bytes_per_s=up * coefficients.scale_up_share,
         in_switch_gain=_IN_SWITCH_GAIN if cluster.scale_up_reduction else 1.0,
         mesh=accelerator.scale_up.startswith(_MESHES),
+        start_s=_START_S,
         hop_s=_FAST_HOP_S if cluster.scale_up_reduction else _HOP_S,
         node_bytes_per_s=cluster.node_bytes_per_s * share,
         scale_out_latency_s=_LATENCY_S.get(cluster.network, 60e-6),
@@ -108,6 +115,9 @@ def collective_s(kind: Collective, size_bytes: Array, ranks: Array, stride: Arra
             the degrees inside it for any other. Members within a domain are `domain / stride`.
         links: the links.
     """
+    copied_s = 0.0 if kind == "all_reduce" else size_bytes / links.copied_bytes_per_s
+    if kind == "reduce_scatter" and links.scatters_whole:
+        kind = "all_reduce"
     inside = np.clip(links.domain / stride, 1, ranks)
     domains = np.ceil(ranks / inside)
     crosses = domains > 1
@@ -127,10 +137,10 @@ def collective_s(kind: Collective, size_bytes: Array, ranks: Array, stride: Arra
     transfer = size_bytes * np.where(crosses, np.maximum(within, between), within)
     latency = np.where(crosses, links.scale_out_latency_s * np.log2(np.maximum(2.0, domains)), 0.0)
     steps = (inside - 1) * (2.0 if kind == "all_reduce" else 1.0)
-    ring = _START_S + steps * links.hop_s
+    ring = links.start_s + steps * links.hop_s
     latency = latency + np.where(inside > 1, np.where(in_switch, _IN_SWITCH_S, ring), 0.0)
     filling = np.where(crosses, links.pipelining, links.pipelining_inside)
-    total = latency + transfer + 2 * filling * np.sqrt(latency * transfer)
+    total = copied_s + latency + transfer + 2 * filling * np.sqrt(latency * transfer)
     return np.where(ranks > 1, total, 0.0)
 
 
@@ -150,5 +160,5 @@ def point_to_point_s(size_bytes: Array, stride: Array, stages: Array, links: Lin
     sharing = np.minimum(stride, links.ranks_per_node)
     neighbour = links.scale_up_bytes_per_s / (max(links.domain - 1, 1) if links.mesh else 1)
     rate = np.where(inside, neighbour, links.node_bytes_per_s / sharing)
-    latency = np.where(inside, _START_S / 3, links.scale_out_latency_s / 3)
+    latency = np.where(inside, links.start_s / 3, links.scale_out_latency_s / 3)
     return latency + size_bytes / np.maximum(rate, 1.0)

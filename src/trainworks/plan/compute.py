@@ -49,6 +49,12 @@ class DeviceRates:
     precision: str
     element_bytes: int
     coefficients: Coefficients
+    measured_products: tuple[tuple[float, float], ...] = ()
+    """FLOPs and FLOP/s of products that were measured, smallest first; they replace the tiles."""
+    measured_attention_flops_per_s: float | None = None
+    """Attention forward and backward, all pairs of tokens counted: it replaces the rate above."""
+    is_queued: bool = True
+    """Whether kernels wait in a queue that the host fills ahead of the device; on a CPU the host is the device."""
 
 
 def element_bytes(precision: str) -> int:
@@ -105,6 +111,8 @@ def _within_power(rate: float, accelerator: Accelerator, bits: int, coefficients
 
 def product_s(m: Values, n: Values, k: Values, device: DeviceRates, batch: Values = 1.0) -> Array:
     """Seconds of `batch` products [m, k] x [k, n]; see the head of this module."""
+    if device.measured_products:
+        return _measured_product_s(2.0 * batch * m * n * k, device)
     coefficients = device.coefficients
     aligned = (np.mod(n, _ALIGNMENT) == 0) & (np.mod(k, _ALIGNMENT) == 0)
     processors = device.multiprocessors
@@ -119,6 +127,13 @@ def product_s(m: Values, n: Values, k: Values, device: DeviceRates, batch: Value
     best = np.where(aligned, best, best / coefficients.unaligned_share)
     traffic_bytes = device.element_bytes * batch * (m * k + k * n + m * n)
     seconds: Array = np.maximum(best / device.product_flops_per_s, traffic_bytes / device.memory_bytes_per_s)
+    return seconds
+
+
+def _measured_product_s(flops: Values, device: DeviceRates) -> Array:
+    """Seconds at the measured rate, linear in the logarithm of the FLOPs between two measured products."""
+    sizes, rates = zip(*device.measured_products, strict=True)
+    seconds: Array = flops / np.interp(np.log(flops), np.log(sizes), rates)
     return seconds
 
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.collectives import LinkRates, link_rates
-from trainworks.plan.compute import DeviceRates, device_rates
+from trainworks.plan.compute import DeviceRates, device_rates, element_bytes
 from trainworks.plan.software import Software
+from trainworks.record.calibration import Calibration
 
 __all__ = ["AS_PREDICTED", "HostRates", "Rates", "Slowdowns"]
 
@@ -20,6 +21,13 @@ _OFFLOADED_BYTES = 6.0
 """Per parameter over the host's link: an fp32 gradient out, a 16-bit weight back."""
 _HOST_ADAM_BYTES = 28.0
 """Per parameter in the host's memory: gradient, weight and two moments read, the last three written, in fp32."""
+_UNFUSED_BYTES = 2.4
+"""Bytes that element-wise work moves on a CPU, where no two operations are fused, over fused kernels. Measured
+(docs/reference/local-accuracy.md)."""
+_ONE_DOMAIN = 1 << 30
+"""More ranks than any calibration has: what it measured holds for all groups of ranks alike."""
+_DATA_S = 3e-5
+"""Handing over a batch that was read ahead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,3 +144,74 @@ class Rates:
             ),
             optimizer_params_per_s=self.optimizer_params_per_s / by.memory,
         )
+
+    @classmethod
+    def of_calibration(cls, calibration: Calibration, software: Software) -> Rates:
+        """Rates that were measured with all ranks busy; they need no share of a limit, and nothing waits for others.
+
+        On a CPU every operation reads and writes memory (`_UNFUSED_BYTES`) and takes the host's time for one operation,
+        forward and backward.
+        """
+        on_cpu = calibration.device == "cpu"
+        coefficients = replace(
+            COEFFICIENTS,
+            launch_s=calibration.op_overhead_s if on_cpu else COEFFICIENTS.launch_s,
+            unfused_bytes=_UNFUSED_BYTES if on_cpu else COEFFICIENTS.unfused_bytes,
+            old_gather_share=1.0,
+            straggle=0.0,
+        )
+        device = _measured_device(calibration, coefficients)
+        return cls(
+            device=device,
+            wide=device,
+            links=_measured_links(calibration),
+            host=HostRates(
+                link_bytes_per_s=calibration.memory_bytes_per_s,
+                update_params_per_s=calibration.optimizer_params_per_s,
+                step_s=_DATA_S,
+            ),
+            optimizer_params_per_s=calibration.optimizer_params_per_s,
+            software=software,
+            coefficients=coefficients,
+        )
+
+
+def _measured_device(calibration: Calibration, coefficients: Coefficients) -> DeviceRates:
+    """Products at the measured rates; a calibration's product counts forward alone."""
+    products = sorted((2.0 * gemm.m * gemm.n * gemm.k, gemm.flops_per_s) for gemm in calibration.gemms)
+    return DeviceRates(
+        product_flops_per_s=products[-1][1],
+        attention_flops_per_s=calibration.attention_flops_per_s,
+        memory_bytes_per_s=calibration.memory_bytes_per_s,
+        multiprocessors=1,
+        precision=calibration.precision,
+        element_bytes=element_bytes(calibration.precision),
+        coefficients=coefficients,
+        measured_products=tuple(products),
+        measured_attention_flops_per_s=calibration.attention_flops_per_s,
+        is_queued=calibration.device != "cpu",
+    )
+
+
+def _measured_links(calibration: Calibration) -> LinkRates:
+    """All ranks in one domain, whose latency and rate the calibration measured with an all-reduce of all of them.
+
+    Half of that latency is the start and half is the 2 (n - 1) steps of a ring: a small gather of two ranks, with one
+    step, takes 0.8 of a small all-reduce, with two (gloo on one machine).
+    """
+    return LinkRates(
+        ranks_per_node=calibration.num_ranks,
+        domain=_ONE_DOMAIN,
+        scale_up_bytes_per_s=calibration.all_reduce_bytes_per_s,
+        in_switch_gain=1.0,
+        mesh=False,
+        start_s=calibration.all_reduce_latency_s / 2,
+        hop_s=calibration.all_reduce_latency_s / 2 / max(1, 2 * (calibration.num_ranks - 1)),
+        node_bytes_per_s=calibration.all_reduce_bytes_per_s * calibration.num_ranks,
+        scale_out_latency_s=calibration.all_reduce_latency_s,
+        in_network=False,
+        pipelining=0.0,
+        pipelining_inside=0.0,
+        copied_bytes_per_s=calibration.memory_bytes_per_s / 2,
+        scatters_whole=calibration.device == "cpu",
+    )

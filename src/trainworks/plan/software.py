@@ -11,6 +11,13 @@ Selective = Literal["attention", "products", "every second product"]
 """What selective recomputation repeats: the scores of attention (Megatron-LM); all but the outputs of products and
 attention; or all but attention and every second product (torchtitan's `op` policy)."""
 
+_LOGIT_BYTES = 56.0
+"""Bytes of one logit in the loss of the worker: 14 passes in fp32 of cast, log-softmax, loss and their gradients."""
+
+_DISTRIBUTED_OPERATIONS = 300
+"""The nine distributed modules of a block: a linear layer whose weight is a DTensor takes the host as long as 35 plain
+operations, forward and backward (measured with PyTorch 2.13 on a CPU)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Software:
@@ -47,6 +54,15 @@ class Software:
     loss_chunk_bytes: int = 0
     """Size of the pieces of fp32 logits in which output and loss are computed together; 0: all at once."""
     selective: Selective = "attention"
+    sent_gradient_bytes: int | None = None
+    """Bytes per parameter that replicas send, where they compress what they sum."""
+    distributed_operations: int = 0
+    """Host operations that a block's distributed tensors add under tensor parallelism: wrapping, unwrapping and
+    looking up how they are cut."""
+    logit_bytes: float | None = None
+    """Bytes that the loss moves per logit, forward and backward; by default those of a fused or an unfused loss."""
+    context: Literal["gather", "heads"] = "gather"
+    """Context parallelism gathers keys and values, or exchanges positions for heads (Jacobs et al. 2023, Ulysses)."""
 
 
 def worker_software(device: str, *, compiled: bool = False, dropout: float = 0.0) -> Software:
@@ -70,4 +86,7 @@ def worker_software(device: str, *, compiled: bool = False, dropout: float = 0.0
         norm_bytes=8 if on_cpu and not compiled else 0,
         loss_chunk_bytes=32 << 20,
         selective="products",
+        distributed_operations=_DISTRIBUTED_OPERATIONS,
+        logit_bytes=_LOGIT_BYTES,
+        context="heads",
     )

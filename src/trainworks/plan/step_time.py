@@ -30,6 +30,7 @@ from trainworks.plan.memory import Memories, predict_memories
 from trainworks.plan.rates import AS_PREDICTED, Rates, Slowdowns
 from trainworks.plan.software import Software
 from trainworks.plan.states import StageParameters, stage_blocks, stage_parameters
+from trainworks.record.calibration import Calibration
 from trainworks.record.model_shape import ModelShape
 
 __all__ = ["StepTimes", "TrainingJob", "predict_step_times"]
@@ -46,11 +47,19 @@ class TrainingJob:
     software: Software
     slowdowns: Slowdowns = AS_PREDICTED
     """What measurements of this kind of cluster taught."""
+    calibration: Calibration | None = None
+    """Measured rates, which replace those of the catalogue."""
 
     @property
     def flops_per_sequence(self) -> float:
         """Model FLOPs, forward and backward."""
         return model_flops_per_sequence(self.shape, self.sequence_length)
+
+    def rates(self, coefficients: Coefficients = COEFFICIENTS) -> Rates:
+        """Rates of a rank: measured, or those of the catalogue with these coefficients, after learning."""
+        if self.calibration is not None:
+            return Rates.of_calibration(self.calibration, self.software)
+        return Rates.of_catalogue(self.cluster, self.precision, self.software, coefficients).slowed(self.slowdowns)
 
     def step_times(self, layouts: Layouts, coefficients: Coefficients = COEFFICIENTS) -> StepTimes:
         """One optimizer step of every layout.
@@ -110,7 +119,7 @@ def predict_step_times(job: TrainingJob, layouts: Layouts, coefficients: Coeffic
     Raises:
         UsageError: the accelerator cannot compute in the job's precision.
     """
-    rates = Rates.of_catalogue(job.cluster, job.precision, job.software, coefficients).slowed(job.slowdowns)
+    rates = job.rates(coefficients)
     block = block_times(
         job.shape, layouts, sequence_length=job.sequence_length, device=rates.device, software=rates.software
     )
@@ -190,10 +199,27 @@ def _block_communication(job: TrainingJob, layouts: Layouts, rates: Rates) -> tu
     hidden = rates.coefficients.tp_hidden if rates.software.overlap else 0.0
     width = np.maximum(shape.kv_heads, layouts.tp) * sum(head_dims(shape)) / layouts.tp
     kv_bytes = e * tokens * layouts.cp * width
-    cp_s = np.where(again, 4.0, 3.0) * collective_s("all_gather", kv_bytes, layouts.cp, layouts.tp, rates.links)
+    if rates.software.context == "heads":
+        cp_s = _exchange_of_heads_s(job, layouts, rates, e * tokens)
+    else:
+        cp_s = np.where(again, 4.0, 3.0) * collective_s("all_gather", kv_bytes, layouts.cp, layouts.tp, rates.links)
     routed = message * shape.experts_per_token / layouts.tp
     ep_s = share * np.where(again, 6.0, 4.0) * collective_s("all_to_all", routed, layouts.ep, ones, rates.links)
     return tp_s * (1 - hidden), cp_s * (1 - hidden), ep_s * (1 - hidden)
+
+
+def _exchange_of_heads_s(job: TrainingJob, layouts: Layouts, rates: Rates, token_bytes: Array) -> Array:
+    """Queries, keys and values to the ranks of their heads and the attention's output back, with their gradients."""
+    heads = job.shape.heads / layouts.tp
+    kv_heads = np.maximum(job.shape.kv_heads, layouts.tp) / layouts.tp
+    query_dim, value_dim = head_dims(job.shape)
+    there = token_bytes * (heads * query_dim + kv_heads * (query_dim + value_dim))
+    back = token_bytes * heads * value_dim
+    passes = np.where(layouts.recompute == Recompute.FULL, 3.0, 2.0)
+    exchanged: Array = passes * sum(
+        collective_s("all_to_all", size, layouts.cp, layouts.tp, rates.links) for size in (there, back)
+    )
+    return exchanged
 
 
 def _offload_s(job: TrainingJob, layouts: Layouts, rates: Rates, block_s: Array) -> Array:
@@ -261,7 +287,8 @@ def _reductions_s(
 ) -> Array:
     """Seconds of one step's reductions and gathers of these parameters, hidden or not; zero 3 moves unit by unit."""
     weight_bytes = float(element_bytes(job.precision))
-    gradients, weights = parameters * rates.software.gradient_bytes, parameters * weight_bytes
+    sent_bytes = rates.software.sent_gradient_bytes or rates.software.gradient_bytes
+    gradients, weights = parameters * sent_bytes, parameters * weight_bytes
     reduced = collective_s("all_reduce", gradients, copies, stride, rates.links)
     replicas = layouts.dp / layouts.dp_shard
     shards = np.maximum(1.0, copies / replicas)

@@ -47,8 +47,11 @@ class Processes(Spec):
         return "nccl" if self.device == "cuda" else "gloo"
 
 
-class StepTimeTerms(Spec):
-    """Time of one optimizer step by term; the terms add up."""
+class StepTimeGroups(Spec):
+    """Time of one optimizer step, as far as a worker tells its parts apart; the parts add up.
+
+    A trial measures these groups, and a plan of an older version has no finer ones.
+    """
 
     compute_s: float
     """Time of forward and backward."""
@@ -59,8 +62,53 @@ class StepTimeTerms(Spec):
 
     @property
     def total_s(self) -> float:
-        """Sum of the terms."""
+        """Sum of the groups."""
         return self.compute_s + self.communication_s + self.optimizer_s + self.data_s
+
+    @property
+    def groups(self) -> StepTimeGroups:
+        """These groups."""
+        return self
+
+
+class StepTimeTerms(Spec):
+    """Time of one optimizer step by term, under the names of `plan.step_time.StepTimes`; the terms add up."""
+
+    forward_s: float
+    backward_s: float
+    recompute_s: float
+    head_s: float
+    tp_s: float
+    cp_s: float
+    ep_s: float
+    offload_s: float
+    pp_s: float
+    bubble_s: float
+    dp_s: float
+    optimizer_s: float
+    host_s: float
+    straggle_s: float
+
+    @property
+    def total_s(self) -> float:
+        """Sum of the terms."""
+        return float(sum(self.model_dump().values()))
+
+    @property
+    def groups(self) -> StepTimeGroups:
+        """The terms in the groups that a worker measures."""
+        return StepTimeGroups(
+            compute_s=self.forward_s + self.backward_s + self.recompute_s + self.head_s + self.bubble_s,
+            communication_s=self.tp_s
+            + self.cp_s
+            + self.ep_s
+            + self.offload_s
+            + self.pp_s
+            + self.dp_s
+            + self.straggle_s,
+            optimizer_s=self.optimizer_s,
+            data_s=self.host_s,
+        )
 
 
 class MemoryTerms(Spec):
@@ -97,7 +145,7 @@ class Plan(Spec):
     """Dense peak per rank at the run's precision; None for an unknown device."""
     peak_source: str
     """Source of the peak, to interpret an MFU."""
-    step_time: StepTimeTerms
+    step_time: StepTimeTerms | StepTimeGroups
     memory: MemoryTerms
     checkpoint_bytes: int
     checkpoint_every_steps: int | None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from trainworks.config.layout import ResolvedLayout
 from trainworks.config.run_file import Workload
 from trainworks.config.spec import Spec
-from trainworks.record.resolved import Processes, StepTimeTerms
+from trainworks.record.resolved import Processes, StepTimeGroups
 
 
 class TrialRequest(Spec):
@@ -27,7 +27,7 @@ class Trial(Spec):
     """Samples of the dataset."""
     flops_per_sample: float
     """FLOPs of products and convolutions, forward and backward; 0 if not counted: compiled or recomputed."""
-    step_time: StepTimeTerms
+    step_time: StepTimeGroups
     """Medians of a few steps after the first."""
     baseline_bytes: int
     """Memory of a rank without a model."""

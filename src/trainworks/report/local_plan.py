@@ -42,9 +42,7 @@ def _facts(resolved: ResolvedRun, plan: Plan, workload: Workload) -> dict[str, s
         "model": f"{workload.model.title}, {format_count(plan.model.num_parameters)} parameters, {workload.precision}",
         "layout": f"{ranks}: {plan.layout.describe()}",
         "training": f"{plan.num_steps:,} steps of {format_count(plan.tokens_per_step)} {workload.unit}",
-        "step time": f"{format_duration(time.total_s)} = compute {format_duration(time.compute_s)}"
-        f" + communication {format_duration(time.communication_s)}"
-        f" + optimizer {format_duration(time.optimizer_s)} + data {format_duration(time.data_s)}",
+        "step time": f"{format_duration(time.total_s)} = {_terms(time.model_dump())}",
         "throughput": f"{format_count(plan.tokens_per_s)} {workload.unit}/s",
         "memory": f"{format_bytes(memory.total_bytes)} per rank = program {format_bytes(memory.baseline_bytes)}"
         f" + states {format_bytes(states)} + activations {format_bytes(memory.activations_bytes)}"
@@ -56,6 +54,12 @@ def _facts(resolved: ResolvedRun, plan: Plan, workload: Workload) -> dict[str, s
         "basis": "" if plan.model.is_described else measured,
     }
     return {name: text for name, text in facts.items() if text}
+
+
+def _terms(terms: dict[str, float]) -> str:
+    """The terms that take at least 1 % of the step."""
+    shown = {name.removesuffix("_s"): value for name, value in terms.items() if value >= 0.01 * sum(terms.values())}
+    return " + ".join(f"{name} {format_duration(value)}" for name, value in shown.items())
 
 
 def _interval(plan: Plan) -> str:

@@ -31,7 +31,7 @@ def seed_step(seed: int, *, step: int, rank: int) -> None:
     Dropout and every other draw are then a function of (seed, step, rank). A resumed, restarted or rolled-back run
     draws what an untouched one draws, and a checkpoint holds no generator state. Ranks draw different numbers, because
     each of them computes other samples, positions, heads or layers; a layout in which two ranks hold copies of the
-    same activations refuses dropout (`plan.local.trainable`).
+    same activations refuses dropout (`plan.run.trainable`).
     """
     mixed = np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)
     torch.manual_seed(int(mixed[0]))

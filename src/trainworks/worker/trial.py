@@ -30,7 +30,7 @@ from trainworks.errors import TrainworksError
 from trainworks.host import memory
 from trainworks.host.network import LOOPBACK, listen
 from trainworks.host.process import die_with, die_with_parent
-from trainworks.record.resolved import StepTimeTerms
+from trainworks.record.resolved import StepTimeGroups
 from trainworks.record.trial import Trial, TrialRequest
 from trainworks.worker.data.reader import BatchReader, Staging
 from trainworks.worker.health.rank_failure import explain
@@ -185,7 +185,7 @@ def _steps(
     optimizer: StepOptimizer,
     timeline: Timeline,
     device: torch.device,
-) -> StepTimeTerms:
+) -> StepTimeGroups:
     """Medians over as many steps as fit into a second; all ranks make the same number."""
     reader = _reader(request, opened, parallel.mesh, device)
     durations: list[list[float]] = []
@@ -208,7 +208,7 @@ def _steps(
             num_steps = _FIRST + _agreed_steps(durations[-1][0], device)
     reader.close()
     step = [statistics.median(column) for column in zip(*durations[_FIRST:], strict=True)]
-    return StepTimeTerms(data_s=step[1], compute_s=step[2], communication_s=step[3], optimizer_s=step[4])
+    return StepTimeGroups(data_s=step[1], compute_s=step[2], communication_s=step[3], optimizer_s=step[4])
 
 
 def _agreed_steps(step_s: float, device: torch.device) -> int:

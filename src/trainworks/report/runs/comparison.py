@@ -126,7 +126,7 @@ def _tokens_per_s(row: MetricsRow) -> float:
 def _step_time_terms(plan: Plan, rows: Sequence[MetricsRow], whole_s: float | None) -> tuple[Difference, ...]:
     terms = tuple(
         _difference(name.removesuffix("_s"), "s", planned, _median_of(rows, itemgetter(name)))
-        for name, planned in plan.step_time.model_dump().items()
+        for name, planned in plan.step_time.groups.model_dump().items()
     )
     rest = None if whole_s is None else max(0.0, whole_s - sum(term.measured or 0.0 for term in terms))
     return (*terms, _difference("other", "s", None, rest))

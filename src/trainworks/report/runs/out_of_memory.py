@@ -8,9 +8,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from trainworks.config.layout import ResolvedLayout
-from trainworks.plan.local.pricing import pricing
-from trainworks.plan.local.remedies import Remedy, as_written, cheapest_remedies
-from trainworks.plan.local.tensor_sizes import piece_of
+from trainworks.plan.run.pricing import pricing
+from trainworks.plan.run.remedies import Remedy, as_written, cheapest_remedies
+from trainworks.plan.run.tensor_sizes import piece_of
 from trainworks.record.events import Event
 from trainworks.record.memory import MemoryAtFailure
 from trainworks.record.resolved import MemoryTerms, Plan, ResolvedRun

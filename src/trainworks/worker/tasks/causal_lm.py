@@ -111,7 +111,7 @@ class CausalLanguageModeling:
 def _check_dropout(decoder: DecoderConfig, layout: ResolvedLayout) -> None:
     """Refuse dropout of a Hugging Face config where ranks hold copies of the same activations.
 
-    The planner refuses the same for the run file's own `dropout` (`plan.local.trainable`).
+    The planner refuses the same for the run file's own `dropout` (`plan.run.trainable`).
     """
     if decoder.dropout and layout.tp > 1 and not layout.sequence_parallel:
         raise LayoutError(

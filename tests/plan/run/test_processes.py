@@ -9,7 +9,7 @@ import pytest
 from tests.fakes import HOST
 from trainworks.config.run_file import RunFile
 from trainworks.errors import UsageError
-from trainworks.plan.local.command import ResourceError, choose_command_processes
+from trainworks.plan.run.processes import ResourceError, choose_command_processes
 from trainworks.record.environment import AcceleratorFacts, HostFacts
 from trainworks.record.resolved import Processes
 

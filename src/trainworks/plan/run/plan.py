@@ -7,16 +7,16 @@ from trainworks.config.layout import ResolvedLayout
 from trainworks.config.run_file import RunFile, Workload
 from trainworks.errors import UsageError
 from trainworks.plan.checkpoint import checkpoint_interval
-from trainworks.plan.local.communication import bucket_mib
-from trainworks.plan.local.memory import checkpoint_bytes
-from trainworks.plan.local.pricing import pricing
 from trainworks.plan.model_shape import model_flops_per_token
 from trainworks.plan.reliability.defaults import usual_node_mttf, usual_write_s
+from trainworks.plan.run.layout import bucket_mib
+from trainworks.plan.run.memory import checkpoint_bytes
+from trainworks.plan.run.pricing import pricing
 from trainworks.record.calibration import Calibration
 from trainworks.record.model_shape import ModelShape
 from trainworks.record.resolved import Plan, Processes
 
-__all__ = ["choose_processes", "make_plan", "num_steps"]
+__all__ = ["make_plan", "num_steps"]
 
 _START_S = 6.0
 """Time from launch to the first step: importing torch, building the model, rendezvous."""
@@ -24,29 +24,6 @@ _SAVE_FIXED_S = 0.02
 """Host work of starting an asynchronous checkpoint."""
 _LOG_INTERVAL_S = 1.0
 _MAX_LOG_STEPS = 50
-
-
-def choose_processes(run_file: RunFile, *, num_cores: int, num_accelerators: int) -> Processes:
-    """Ranks, threads and device: one rank per accelerator, or one on a machine without any; threads share the cores.
-
-    Raises:
-        UsageError: more ranks than accelerators, on a machine that has some.
-    """
-    cluster = run_file.cluster
-    automatic = max(1, num_accelerators // cluster.nodes)
-    per_node = automatic if cluster.processes_per_node == "auto" else cluster.processes_per_node
-    ranks = per_node * cluster.nodes
-    if 0 < num_accelerators < ranks:
-        raise UsageError(
-            f"{cluster.nodes} node(s) of {per_node} rank(s) are more than the {num_accelerators} accelerators here",
-            hint="start fewer ranks, or hide the accelerators (CUDA_VISIBLE_DEVICES=) to train on the CPU",
-        )
-    return Processes(
-        nodes=cluster.nodes,
-        processes_per_node=per_node,
-        threads_per_process=max(1, num_cores // ranks),
-        device="cuda" if num_accelerators else "cpu",
-    )
 
 
 def num_steps(workload: Workload, *, tokens_in_data: int | None) -> int:

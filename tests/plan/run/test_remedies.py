@@ -7,11 +7,11 @@ import pytest
 from tests.plan.shapes import calibration
 from trainworks.config.layout import Layout, resolve_layout
 from trainworks.config.run_file import RunFile
-from trainworks.plan.local.layout import choose_layout
-from trainworks.plan.local.pricing import pricing
-from trainworks.plan.local.remedies import as_written, cheapest_remedies, neighbours
-from trainworks.plan.local.tensor_sizes import piece_of
 from trainworks.plan.model_shape import shape_of_model
+from trainworks.plan.run.layout import choose_layout
+from trainworks.plan.run.pricing import pricing
+from trainworks.plan.run.remedies import as_written, cheapest_remedies, neighbours
+from trainworks.plan.run.tensor_sizes import piece_of
 
 WORKLOAD = RunFile.model_validate(
     {

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
+
 from trainworks.config.layout import Layout, ResolvedLayout, divisors, resolve_layout
 from trainworks.config.run_file import Workload
 from trainworks.errors import EnvironmentProblem, LayoutError
-from trainworks.plan.local.memory import predict_memory
-from trainworks.plan.local.trainable import check_trainable
+from trainworks.plan.run.memory import predict_memory
+from trainworks.plan.run.trainable import check_trainable
+from trainworks.record.calibration import Calibration
 from trainworks.record.model_shape import ModelShape
 from trainworks.record.resolved import MemoryTerms
 from trainworks.units import format_bytes
 
-__all__ = ["choose_layout"]
+__all__ = ["bucket_mib", "choose_layout"]
+
+_MAX_BUCKET_MIB = 256
 
 _USABLE_SHARE = 0.8
 """Usable share of a rank's memory; the rest belongs to the system and the allocator."""
@@ -103,3 +108,20 @@ def _micro_batches(degrees: Layout, workload: Workload, world_size: int) -> list
 
 def _resolved(degrees: Layout, workload: Workload, world_size: int, micro_batch: int) -> ResolvedLayout:
     return resolve_layout(degrees, world_size=world_size, global_batch=workload.global_batch, micro_batch=micro_batch)
+
+
+def bucket_mib(shape: ModelShape, num_ranks: int, calibration: Calibration) -> int:
+    """MiB of gradients that replicas send at a time.
+
+    Small buckets pay the latency a often, a large last one is exposed. With G bytes of gradients in buckets of S
+
+        G / S * a + 2(n-1)/n * S / B    is least for    S = sqrt(G a B / (2(n-1)/n))
+
+    Edge: 25, torch's default, for one rank; never below 1 nor above 256.
+    """
+    if num_ranks == 1:
+        return 25
+    gradient_bytes = 4 * shape.num_parameters
+    product = gradient_bytes * calibration.all_reduce_latency_s * calibration.all_reduce_bytes_per_s
+    best_bytes = math.sqrt(product / (2 * (num_ranks - 1) / num_ranks))
+    return min(_MAX_BUCKET_MIB, max(1, round(best_bytes / 2**20)))

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tests.plan.shapes import layout, shape, workload
 from trainworks.config.layout import Layout, ResolvedLayout
 from trainworks.errors import EnvironmentProblem, LayoutError
-from trainworks.plan.local.layout import choose_layout
-from trainworks.plan.local.memory import predict_memory
+from trainworks.plan.run.layout import choose_layout
+from trainworks.plan.run.memory import predict_memory
 
 PLENTY = 10**12
 

@@ -14,8 +14,8 @@ from typing import Any
 from trainworks.config.layout import MESH_AXES, Layout, ResolvedLayout, divisors
 from trainworks.config.run_file import Workload
 from trainworks.errors import TrainworksError
-from trainworks.plan.local.layout import choose_layout
-from trainworks.plan.local.pricing import Pricing
+from trainworks.plan.run.layout import choose_layout
+from trainworks.plan.run.pricing import Pricing
 from trainworks.record.model_shape import ModelShape
 
 __all__ = ["Remedy", "as_written", "cheapest_remedies", "neighbours"]

@@ -7,12 +7,11 @@ import re
 from trainworks.config.command import Resources
 from trainworks.config.run_file import RunFile
 from trainworks.errors import UsageError
-from trainworks.plan.local.plan import choose_processes
 from trainworks.record.environment import AcceleratorFacts, HostFacts
 from trainworks.record.resolved import Processes
 from trainworks.units import format_bytes
 
-__all__ = ["ResourceError", "as_asked", "choose_command_processes", "choose_workload_processes"]
+__all__ = ["ResourceError", "as_asked", "choose_command_processes", "choose_processes", "choose_workload_processes"]
 
 _LAUNCHERS = re.compile(r"(?:^|[\s;&|(])(torchrun|deepspeed|mpirun|mpiexec|horovodrun)\s")
 _ONCE_PER_NODE = {"torchrun": "--nproc-per-node", "deepspeed": "--num_gpus"}
@@ -51,6 +50,29 @@ def as_asked(run_file: RunFile) -> HostFacts:
         else (),
         python="",
         packages={},
+    )
+
+
+def choose_processes(run_file: RunFile, *, num_cores: int, num_accelerators: int) -> Processes:
+    """Ranks, threads and device: one rank per accelerator, or one on a machine without any; threads share the cores.
+
+    Raises:
+        UsageError: more ranks than accelerators, on a machine that has some.
+    """
+    cluster = run_file.cluster
+    automatic = max(1, num_accelerators // cluster.nodes)
+    per_node = automatic if cluster.processes_per_node == "auto" else cluster.processes_per_node
+    ranks = per_node * cluster.nodes
+    if 0 < num_accelerators < ranks:
+        raise UsageError(
+            f"{cluster.nodes} node(s) of {per_node} rank(s) are more than the {num_accelerators} accelerators here",
+            hint="start fewer ranks, or hide the accelerators (CUDA_VISIBLE_DEVICES=) to train on the CPU",
+        )
+    return Processes(
+        nodes=cluster.nodes,
+        processes_per_node=per_node,
+        threads_per_process=max(1, num_cores // ranks),
+        device="cuda" if num_accelerators else "cpu",
     )
 
 

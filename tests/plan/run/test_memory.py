@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tests.plan.shapes import shape
 from trainworks.config.layout import Layout, ResolvedLayout, resolve_layout
 from trainworks.plan.activations import activation_bytes
-from trainworks.plan.local.memory import checkpoint_bytes, layouts_of, predict_memory
-from trainworks.plan.local.rank_parameters import rank_parameters
+from trainworks.plan.run.memory import checkpoint_bytes, layouts_of, predict_memory
+from trainworks.plan.run.rank_parameters import rank_parameters
 from trainworks.plan.software import worker_software
 from trainworks.record.model_shape import ModelShape
 from trainworks.record.resolved import MemoryTerms

@@ -13,8 +13,9 @@ from tests.plan.shapes import calibration, layout, shape, workload
 from trainworks.catalog.catalog import accelerator
 from trainworks.config.run_file import RunFile
 from trainworks.errors import UsageError
-from trainworks.plan.local.plan import choose_processes, make_plan, num_steps
 from trainworks.plan.reliability.defaults import usual_node_mttf
+from trainworks.plan.run.plan import make_plan, num_steps
+from trainworks.plan.run.processes import choose_processes
 from trainworks.record.resolved import Plan, Processes
 
 
