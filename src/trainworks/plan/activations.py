@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from trainworks.plan.blocks import head_dims
 from trainworks.plan.compute import element_bytes
 from trainworks.plan.layouts import Array, Layouts, Recompute
-from trainworks.plan.parameters import num_expert_layers
+from trainworks.plan.parameters import head_dims, num_expert_layers
 from trainworks.plan.software import Software
 from trainworks.record.model_shape import ModelShape
 

@@ -13,10 +13,11 @@ import numpy as np
 
 from trainworks.plan.compute import DeviceRates, product_s, traffic_s
 from trainworks.plan.layouts import Array, Layouts, Recompute, Values
+from trainworks.plan.parameters import head_dims
 from trainworks.plan.software import Software
 from trainworks.record.model_shape import ModelShape
 
-__all__ = ["BlockTimes", "HeadTimes", "block_times", "head_dims", "head_times"]
+__all__ = ["BlockTimes", "HeadTimes", "block_times", "head_times"]
 
 _VOCABULARY_PADDING = 128
 """Columns of the output matrix are padded to a multiple of this on every rank (Megatron-LM)."""
@@ -209,13 +210,6 @@ def _seen_share(shape: ModelShape, sequence_length: int) -> float:
     full = 0.5 if shape.causal else 1.0
     banded = shape.window_layers / shape.layers if shape.window else 0.0
     return (1 - banded) * full + banded * min(full, shape.window / sequence_length)
-
-
-def head_dims(shape: ModelShape) -> tuple[int, int]:
-    """Dimensions of a head's queries and keys, and of its values."""
-    if shape.latent is None:
-        return shape.head_dim, shape.head_dim
-    return shape.latent.nope_head_dim + shape.latent.rope_head_dim, shape.latent.value_head_dim
 
 
 def _block_bytes(

@@ -22,6 +22,7 @@ __all__ = [
     "embedding_parameters",
     "expert_layer_parameters",
     "expert_parameters",
+    "head_dims",
     "head_matmul_parameters",
     "num_dense_layers",
     "num_expert_layers",
@@ -168,3 +169,10 @@ def head_matmul_parameters(shape: ModelShape) -> int:
 
 def _num_mlp_matrices(shape: ModelShape) -> int:
     return 3 if shape.gated_mlp else 2
+
+
+def head_dims(shape: ModelShape) -> tuple[int, int]:
+    """Dimensions of a head's queries and keys, and of its values."""
+    if shape.latent is None:
+        return shape.head_dim, shape.head_dim
+    return shape.latent.nope_head_dim + shape.latent.rope_head_dim, shape.latent.value_head_dim

@@ -20,13 +20,14 @@ import numpy as np
 
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.plan.activations import activation_bytes
-from trainworks.plan.blocks import BlockTimes, block_times, head_dims, head_times
+from trainworks.plan.blocks import BlockTimes, block_times, head_times
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.collectives import collective_s, point_to_point_s
 from trainworks.plan.compute import element_bytes
 from trainworks.plan.flops import model_flops_per_sequence
 from trainworks.plan.layouts import Array, Layouts, Recompute
 from trainworks.plan.memory import Memories, predict_memories
+from trainworks.plan.parameters import head_dims
 from trainworks.plan.rates import AS_PREDICTED, Rates, Slowdowns
 from trainworks.plan.software import Software
 from trainworks.plan.states import StageParameters, stage_blocks, stage_parameters
