@@ -8,19 +8,19 @@ from typing import get_type_hints
 from trainworks.plan.memory import Memories
 from trainworks.record.memory import MemoryAtFailure
 from trainworks.record.metrics import MetricsRow
-from trainworks.record.resolved import MemoryTerms, StepTimeTerms
+from trainworks.record.resolved import MemoryTerms, StepTimeGroups
 
 SHARED = {field.name for field in fields(Memories)} - {"stage"}
 """Terms of memory that both a described cluster and this machine have."""
 
 
-def test_a_planned_term_of_the_step_time_is_measured_under_its_name() -> None:
-    assert set(StepTimeTerms.model_fields) < set(get_type_hints(MetricsRow))
+def test_a_planned_group_of_the_step_time_is_measured_under_its_name() -> None:
+    assert set(StepTimeGroups.model_fields) < set(get_type_hints(MetricsRow))
 
 
-def test_the_measured_terms_of_a_step_are_the_planned_ones_and_what_no_plan_has() -> None:
+def test_the_measured_groups_of_a_step_are_the_planned_ones_and_what_no_plan_has() -> None:
     measured = {name for name in get_type_hints(MetricsRow) if name.endswith("_s")} - {"step_s"}
-    assert measured - set(StepTimeTerms.model_fields) == {"checkpoint_s", "other_s"}
+    assert measured - set(StepTimeGroups.model_fields) == {"checkpoint_s", "other_s"}
 
 
 def test_a_term_of_memory_has_the_same_name_on_a_described_cluster_and_on_this_machine() -> None:

@@ -15,7 +15,7 @@ from trainworks.record.events import Event
 from trainworks.record.faults import describe_fault
 from trainworks.record.manifest import describe_damage
 from trainworks.record.metrics import MetricsRow
-from trainworks.record.resolved import StepTimeTerms
+from trainworks.record.resolved import StepTimeGroups
 from trainworks.recover.failures import is_consequence
 from trainworks.report.runs import run_progress as observed
 from trainworks.units import format_bytes, format_count, format_duration
@@ -23,7 +23,7 @@ from trainworks.units import format_bytes, format_count, format_duration
 __all__ = ["LineView", "LiveView"]
 
 _LINE_S = 5.0
-_PARTS = (*StepTimeTerms.model_fields, "checkpoint_s", "other_s")
+_PARTS = (*StepTimeGroups.model_fields, "checkpoint_s", "other_s")
 
 
 class LineView:
