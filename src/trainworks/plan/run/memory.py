@@ -9,8 +9,8 @@ from trainworks.plan.activations import activation_bytes, stream_bytes
 from trainworks.plan.coefficients import COEFFICIENTS
 from trainworks.plan.compute import element_bytes
 from trainworks.plan.layouts import Layouts, Recompute
-from trainworks.plan.run.rank_parameters import RankParameters, is_sharded, rank_parameters
 from trainworks.plan.memory import Memories, predict_memories
+from trainworks.plan.run.rank_parameters import RankParameters, is_sharded, rank_parameters
 from trainworks.plan.software import Software, worker_software
 from trainworks.record.model_shape import ModelShape
 from trainworks.record.resolved import MemoryTerms
