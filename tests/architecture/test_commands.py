@@ -18,7 +18,7 @@ from trainworks.plan.network.topologies import TOPOLOGIES
 
 SOURCES = Path(__file__).parents[2] / "src" / "trainworks"
 PLANNING = ["calibrate", "capacity", "catalog", "cost", "goodput", "network", "plan", "score", "size", "storage"]
-NOT_ARGUMENTS = {"as_json", "plot", "explain", "run_file", "run_files", "draw", "cables", "save_trace", "out"}
+NOT_ARGUMENTS = {"as_json", "plot", "write", "explain", "run_file", "run_files", "draw", "cables", "save_trace", "out"}
 RENAMED = {"spot_life": "spot_node_life"}
 HEAVY = {"jinja2", "numpy", "psutil", "pydantic", "rich", "sqlalchemy", "yaml"}
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.cli.test_app import trainworks_program
+from trainworks import files
 from trainworks.cli.planning import network as network_command
 from trainworks.errors import DiskFullError, EnvironmentProblem, UsageError
 
@@ -158,7 +159,7 @@ def test_a_file_that_cannot_be_written_is_a_problem_of_the_environment(
     def refuse(path: Path, content: str) -> None:
         raise raised
 
-    monkeypatch.setattr(network_command, "write_atomic", refuse)
+    monkeypatch.setattr(files, "write_atomic", refuse)
     with pytest.raises(expected) as problem:
         network_command.command(on=SIXTEEN[1], draw=tmp_path / "network.svg")
     assert problem.value.place == "--draw"  # type: ignore[attr-defined]

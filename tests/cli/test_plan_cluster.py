@@ -552,3 +552,10 @@ def test_smaller_clusters_are_planned_without_a_goal_where_they_are_asked_for() 
 def test_a_plan_far_above_every_compared_run_says_so_first() -> None:
     plan = planned(RUN.replace("4 nodes", "16384 nodes").replace("batch: 128", "batch: 131072"))
     assert printed(plan, width=160).startswith("warning ")
+
+
+def test_a_plan_says_when_the_network_starves_the_accelerators() -> None:
+    poor, _ = parse_run_file(SMALL.replace("8x HDR", "1x HDR100"), name="run.yaml")
+    good, source = parse_run_file(SMALL, name="run.yaml")
+    assert any("the network starves the accelerators" in note for note in plan_cluster(poor, None).notes)
+    assert not any("starves" in note for note in plan_cluster(good, source).notes)

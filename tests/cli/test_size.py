@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+import trainworks
 from tests.cli.test_app import trainworks_program
+from trainworks.api.plan import plan_cluster
+from trainworks.config.load import load_run_file
 
 RUN = """\
 name: llama-2-7b
@@ -56,6 +59,34 @@ def test_owning_is_an_alternative_where_its_hours_are_given(run_file: Path) -> N
         size("run.yaml", "--only", "DGX H100", "--hours-per-year", "7000", "--json", folder=run_file.parent)
     )
     assert "own" in {item["contract"] for item in told["alternatives"]}
+
+
+def test_the_written_run_file_plans_as_the_proposal_did(run_file: Path) -> None:
+    folder, only = run_file.parent, ("--only", "p5.48xlarge", "--contract", "on-demand", "--budget", "5000 USD")
+    told = json.loads(size("run.yaml", *only, "--deadline", "6h", "--write", "sized.yaml", "--json", folder=folder))
+    written, source = load_run_file(folder / "sized.yaml")
+    planned = plan_cluster(written, source, learned=())
+    assert planned.best[0].model_dump(mode="json") == told["layout"]
+    assert planned.job.cluster.num_nodes == told["proposal"]["num_nodes"]
+    assert (written.goal.deadline, written.goal.budget) == (6 * 3600, 5000)
+    assert written.workload == load_run_file(run_file)[0].workload
+
+
+def test_a_proposal_of_a_run_in_python_is_a_run_again(run_file: Path) -> None:
+    run = load_run_file(run_file)[0]
+    proposal = trainworks.size(run, only=["p5.48xlarge"], contract=["on-demand"])
+    written = proposal.run_file
+    assert (written.workload, written.goal) == (run.workload, run.goal)
+    assert written.cluster.of == proposal.details.plan.job.cluster.name
+    assert trainworks.plan(written).best[0].layout == proposal.details.plan.best[0].layout
+
+
+def test_the_options_of_a_backend_stay_in_the_written_run_file(run_file: Path) -> None:
+    run_file.write_text(f"{RUN}cluster: {{engine: slurm, slurm: {{partition: gpu}}}}\n")
+    proposal = trainworks.size(run_file, only=["p5.48xlarge"], contract=["on-demand"])
+    cluster = proposal.run_file.cluster
+    assert (cluster.engine, cluster.slurm.partition) == ("slurm", "gpu")
+    assert (cluster.nodes, cluster.processes_per_node) == (proposal.chosen.num_nodes, 8)
 
 
 def test_every_figure_of_a_proposal_can_be_explained(run_file: Path) -> None:

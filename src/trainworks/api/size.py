@@ -145,7 +145,8 @@ def _propose(request: SizingRequest, source: Source | None, progress: Progress) 
     plan = plans.exactly(chosen.candidate.cluster(chosen.num_nodes))
     reliability = sized.runs[chosen.candidate.node, chosen.num_nodes]
     details = details_of(chosen, reliability, plan, request, plans)
-    return Proposal(request, chosen, sized, details, smallest_clusters(request, plans))
+    written = source.parse() if source else request.run_file.model_dump(mode="json", exclude_unset=True)
+    return Proposal(request, chosen, sized, details, smallest_clusters(request, plans), written)
 
 
 def _catalogue_name(name: str) -> str:

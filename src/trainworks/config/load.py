@@ -117,6 +117,7 @@ class Source:
         Raises:
             RunFileError: the text is not YAML, is nested or repeated by aliases beyond the limits, or has a key twice.
         """
+        self._lines.clear()
         try:
             node = yaml.compose(self.text, Loader=_Loader)
             self._remember(node, ())

@@ -34,7 +34,7 @@ def document(plan: NetworkPlan) -> Document:
             Section("what else could be built", [_alternatives(plan), *_legend(plan)]),
         ],
         about=f"{design.topology}, {_count(design.num_switches, 'switch')}, {_count(design.num_cables, 'cable')}",
-        notes=[*_other_topologies(plan), *_notes(design)],
+        notes=_all_notes(plan),
     )
 
 
@@ -233,6 +233,29 @@ def _other_topologies(plan: NetworkPlan) -> list[str]:
     return notes
 
 
+def _all_notes(plan: NetworkPlan) -> list[str]:
+    return [*_other_topologies(plan), *_growth(plan), *_notes(plan.design)]
+
+
+def _growth(plan: NetworkPlan) -> list[str]:
+    """The limit of a topology that cannot double its nodes, or of a star, and what can grow beyond it."""
+    design, most = plan.design, plan.design.max_nodes
+    if most is None or (design.topology != "star" and most >= 2 * design.nodes):
+        return []
+    holds = f"the {design.topology} holds {_count(most, 'node')} at most"
+    if design.topology == "star":
+        return [f"{holds}; `{'rail-optimised' if design.rails > 1 else 'spine-leaf'}` can grow beyond that"]
+    larger = [each for each in plan.others if each.switch is not None and (each.max_nodes or 0) > most]
+    serving = [each for each in larger if serves(each)]
+    names = ", ".join(_room(each) for each in (serving or larger)[:_MAX_ALTERNATIVES])
+    return [f"{holds}; {names or 'no topology of these switches holds more'}"]
+
+
+def _room(design: NetworkDesign) -> str:
+    blocks = f" at {_blocking(design)}" if design.oversubscription > 1 else ""
+    return f"`{design.topology}` holds {design.max_nodes:,}{blocks}"
+
+
 def _notes(design: NetworkDesign) -> list[str]:
     notes = list(design.cluster.notes)
     if design.switch is not None and (rate := byte_rate_note(design.switch.name)):
@@ -242,9 +265,6 @@ def _notes(design: NetworkDesign) -> list[str]:
             f"nothing is oversubscribed here: a {design.topology} of this size has no links to save; "
             "`--topology spine-leaf` has"
         )
-    if design.topology == "star":
-        larger = "rail-optimised" if design.rails > 1 else "spine-leaf"
-        notes.append(f"the star holds {design.max_nodes:,} nodes at most; `{larger}` can grow beyond that")
     if design.topology in ("ring", "torus"):
         notes.append("a node or cable that fails cuts its ring; switches would lead around it")
     if isinstance(design.fabric, GridNetwork) and design.fabric.used_nics < design.nics:
@@ -272,7 +292,7 @@ def to_json(plan: NetworkPlan) -> dict[str, Any]:
         "power_w": None if power is None else power.value,
         "support": {figure.name.replace(" ", "_"): int(figure.value) for figure in plan.support.figures},
         "topologies": [_design_json(design, plan.messages) for design in plan.others],
-        "notes": [*_other_topologies(plan), *_notes(plan.design)],
+        "notes": _all_notes(plan),
     }
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from trainworks.catalog.catalog import names, node, processor
 from trainworks.catalog.cluster import parse_cluster
-from trainworks.plan.sizing.hardware import HardwareFinding, check_hardware
+from trainworks.plan.cluster.hardware import HardwareFinding, check_hardware, starvation_note
 
 
 def finding(text: str, part: str, cpu: str | None = None) -> HardwareFinding | None:
@@ -28,6 +28,19 @@ def test_one_hdr100_for_eight_accelerators_is_sixteen_times_too_little() -> None
     assert found is not None
     assert found.verdict == "too little"
     assert found.meaning.startswith("16 times less")
+
+
+def test_a_plan_over_one_hdr100_names_the_shortfall_and_what_the_node_usually_has() -> None:
+    told = starvation_note(parse_cluster("2 nodes of 8x A100-SXM-80GB over 1x HDR100"))
+    assert told is not None
+    assert "1 NIC for 8: 1.56 GB/s per accelerator, and 25.0 GB/s in DGX A100 80GB" in told
+
+
+@pytest.mark.parametrize(
+    "text", ["8x A100-SXM-80GB", "2 nodes of DGX A100", "1 node of 8x A100-SXM-80GB over 1x HDR100"]
+)
+def test_a_good_network_and_one_that_is_not_used_starve_nothing(text: str) -> None:
+    assert starvation_note(parse_cluster(text)) is None
 
 
 def test_a_processor_of_the_next_generation_does_not_belong_to_an_a100_board() -> None:

@@ -9,6 +9,7 @@ from trainworks.catalog.catalog import load_catalog, processor
 from trainworks.catalog.cluster import ClusterDescription, cluster_of_accelerators
 from trainworks.catalog.facts import Accelerator, Offer, Processor
 from trainworks.errors import UsageError
+from trainworks.plan.cluster.hardware import HardwareFinding, check_hardware
 from trainworks.plan.cluster.plan import ClusterPlan
 from trainworks.plan.cost.break_even import break_even_hours
 from trainworks.plan.cost.energy import carbon, energy
@@ -19,7 +20,6 @@ from trainworks.plan.reliability.defaults import usual_node_mttf
 from trainworks.plan.sizing.candidates import PYTORCH_VENDORS
 from trainworks.plan.sizing.fabric_choice import FABRIC_TOLERANCE, choose_fabric
 from trainworks.plan.sizing.facility import facility_of
-from trainworks.plan.sizing.hardware import HardwareFinding, check_hardware
 from trainworks.plan.sizing.proposal import Alternative
 from trainworks.plan.sizing.result import Ownership, ProposalDetails, Reliability, SizingRequest, SmallestCluster
 from trainworks.plan.storage.run import StoredRun, storage_of

@@ -9,7 +9,7 @@ import typer
 
 import trainworks
 from trainworks.cli.options import AsJson, Assume, Prices, check_writable, option_errors
-from trainworks.cli.output import show
+from trainworks.cli.output import show, write_file
 from trainworks.errors import UsageError
 from trainworks.report.rendering.progress_bar import waiting
 
@@ -62,14 +62,21 @@ def command(
     prices: Prices = None,
     assume: Assume = None,
     seed: Seed = 1,
+    write: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a run file with the proposed cluster and the planned layout."),
+    ] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the proposal as an HTML page.")] = None,
     explain: Annotated[str | None, typer.Option(metavar="FIGURE", help="Print the derivation of a figure.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Plans every kind of node on offer, with failures and price, and proposes the cheapest that meets the goal."""
     check_writable(plot, "--plot")
-    if len(run_files) > 1 and (plot is not None or explain is not None):
-        raise UsageError("--plot and --explain are for one run file", hint="several are answered with one table")
+    check_writable(write, "--write")
+    if len(run_files) > 1 and any(option is not None for option in (write, plot, explain)):
+        raise UsageError(
+            "--write, --plot and --explain are for one run file", hint="several are answered with one table"
+        )
     with option_errors(), waiting("planning") as progress:
         result = trainworks.size(
             run_files if len(run_files) > 1 else run_files[0],
@@ -87,4 +94,6 @@ def command(
             seed=seed,
             progress=progress,
         )
+    if write is not None:
+        write_file(write, result.run_yaml, "--write")  # type: ignore[union-attr]  # teams are refused above
     show(result, as_json=as_json, figure=explain, plot=plot)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from pydantic import ValidationError
@@ -15,7 +16,16 @@ from trainworks.plan.conv_net import AnyJob, ConvJob
 from trainworks.plan.layouts import Recompute, fixed_of
 from trainworks.plan.space import LARGEST_INTERLEAVE, LARGEST_MICRO_BATCH, Fixed
 
-__all__ = ["as_option", "check_against", "fixed_at", "fixed_by", "parse_layout", "roomier_batch", "why_nothing"]
+__all__ = [
+    "as_fields",
+    "as_option",
+    "check_against",
+    "fixed_at",
+    "fixed_by",
+    "parse_layout",
+    "roomier_batch",
+    "why_nothing",
+]
 
 _NUMBER = re.compile(r"[0-9]{1,30}")
 _FIELDS = {"offload": "offload_activations", "dp": "dp_shard"}
@@ -50,8 +60,13 @@ def parse_layout(text: str) -> Layout:
 
 def as_option(layout: Layout) -> str:
     """A planned layout as `--layout` and `--explain` take it; `parse_layout` of it leaves nothing open."""
+    return ",".join(f"{name}={str(value).lower()}" for name, value in as_fields(layout).items())
+
+
+def as_fields(layout: Layout) -> dict[str, Any]:
+    """A planned layout as `layout:` of a run file has it: nothing that matters is left open."""
     axes = ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep")
-    named: dict[str, object] = {name: getattr(layout, name) for name in axes if getattr(layout, name) > 1}
+    named: dict[str, Any] = {name: getattr(layout, name) for name in axes if getattr(layout, name) > 1}
     if layout.zero != "auto":
         named["zero"] = layout.zero
     named["micro_batch"] = layout.micro_batch
@@ -60,8 +75,9 @@ def as_option(layout: Layout) -> str:
     if layout.pp > 1:
         named |= {"interleave": layout.interleave, "zero_bubble": layout.zero_bubble}
     named["recompute"] = layout.recompute
-    named |= {name: True for name in ("offload_activations", "offload_optimizer") if getattr(layout, name) is True}
-    return ",".join(f"{name}={str(value).lower()}" for name, value in named.items())
+    return named | {
+        name: True for name in ("offload_activations", "offload_optimizer") if getattr(layout, name) is True
+    }
 
 
 def fixed_by(layout: Layout) -> dict[str, int]:

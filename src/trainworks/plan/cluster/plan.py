@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from trainworks.plan.cluster.hardware import starvation_note
 from trainworks.plan.cluster.layout import roomier_batch, why_nothing
 from trainworks.plan.cluster.memory import does_not_fit, offloading_note
 from trainworks.plan.cluster.scaling import (
@@ -105,6 +106,7 @@ def plan_request(
         offloading_note(request, rows[0]),
         _faster_note(rows[0], rows[result.front[0]]),
         *cluster.notes,
+        starvation_note(cluster),
         price_note,
         advice,
         _calibration_note(measurements),

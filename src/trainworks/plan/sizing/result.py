@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
+
+import yaml
 
 from trainworks.catalog.facts import Accelerator, Offer, Processor
+from trainworks.config.load import parse_run_file
 from trainworks.config.run_file import RunFile
 from trainworks.plan.capacity.answer import CapacityAnswer
+from trainworks.plan.cluster.hardware import HardwareFinding
+from trainworks.plan.cluster.layout import as_fields
 from trainworks.plan.cluster.plan import ClusterPlan
 from trainworks.plan.cost.owning import OwnershipCost
 from trainworks.plan.network.design import NetworkDesign
@@ -16,13 +22,13 @@ from trainworks.plan.reliability.scenario import SimulationOutcome
 from trainworks.plan.sizing.candidates import Candidate, Skipped
 from trainworks.plan.sizing.fabric_choice import PlannedFabric
 from trainworks.plan.sizing.facility import Facility
-from trainworks.plan.sizing.hardware import HardwareFinding
 from trainworks.plan.sizing.proposal import Alternative, SizingGoal, reasons
 from trainworks.plan.storage.demand import Demand
 from trainworks.plan.storage.node_needs import NodeNeeds
 from trainworks.plan.storage.systems import StorageVerdict
 from trainworks.plan.trace import Traced
 from trainworks.results import Result
+from trainworks.units import HOUR_S
 
 __all__ = [
     "SHARED_WEEKS",
@@ -136,6 +142,24 @@ class Proposal(Result):
     sized: SizedAlternatives
     details: ProposalDetails
     minima: list[SmallestCluster]
+    written: Mapping[str, Any]
+    """The run file that was sized, key by key."""
+
+    @property
+    def run_file(self) -> RunFile:
+        """The run on the proposed cluster, with the planned layout, the goal and the price of the proposal.
+
+        `plan` plans it as the proposal did.
+        """
+        return parse_run_file(self.run_yaml, name="proposal")[0]
+
+    @property
+    def run_yaml(self) -> str:
+        """The same as the text of a run file."""
+        layout, goal = as_fields(self.details.plan.best[0].layout), _goal(self)
+        content = dict(self.written) | {"cluster": _cluster(self), "layout": layout} | ({"goal": goal} if goal else {})
+        text: str = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+        return f"# Proposed by `trainworks size`: {self.chosen.name}\n{text}"
 
     @property
     def run(self) -> Reliability:
@@ -171,6 +195,28 @@ class Proposal(Result):
             figures += [owned.owning.per_accelerator_hour, owned.facility.power, owned.facility.racks]
             figures += [item for item in (owned.break_even, owned.market) if item is not None]
         return figures
+
+
+def _cluster(proposal: Proposal) -> dict[str, Any]:
+    """`cluster` of the proposal; the options of a backend, if the run file names one, stay."""
+    chosen, described = proposal.chosen, proposal.details.plan.job.cluster
+    hours = chosen.accelerators * chosen.p50_s / HOUR_S
+    proposed = {"of": described.name, "usd_per_accelerator_hour": round(chosen.cost.value / hours, 4)}
+    written = proposal.written.get("cluster")
+    if proposal.request.run_file.cluster.engine in ("local", "described") or not isinstance(written, dict):
+        return proposed
+    return written | proposed | {"nodes": chosen.num_nodes, "processes_per_node": described.accelerators_per_node}
+
+
+def _goal(proposal: Proposal) -> dict[str, Any]:
+    """`goal` with the deadline and the budget of the sizing."""
+    goal, written = proposal.request.goal, proposal.request.run_file.goal
+    content = dict(proposal.written.get("goal") or {})
+    if goal.deadline_s is not None and goal.deadline_s != written.deadline:
+        content["deadline"] = f"{goal.deadline_s / HOUR_S:.10g}h"
+    if goal.budget_usd is not None and goal.budget_usd != written.budget:
+        content["budget"] = f"{goal.budget_usd:.10g} USD"
+    return content
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from trainworks.catalog.cluster import ClusterDescription
 from trainworks.catalog.facts import Node, Processor
 from trainworks.units import format_bytes
 
-__all__ = ["HardwareFinding", "Verdict", "check_hardware", "pcie_generation"]
+__all__ = ["HardwareFinding", "Verdict", "check_hardware", "pcie_generation", "starvation_note"]
 
 Verdict = Literal["fits", "wasteful", "too little", "mismatch", "note"]
 
@@ -53,6 +53,17 @@ def check_hardware(cluster: ClusterDescription, *, processor: Processor | None =
         *([] if processor is None else _processor(cluster, base, processor)),
         *_scale_up(cluster, base),
     ]
+
+
+def starvation_note(cluster: ClusterDescription) -> str | None:
+    """The shortfall of a network between nodes that starves the accelerators; None where it does not, or for one node.
+
+    The rule is that of `check_hardware`: less than half of the bandwidth per accelerator of its reference node.
+    """
+    if cluster.node is None or cluster.num_nodes == 1:
+        return None
+    poor = [each for each in _nics_per_accelerator(cluster, cluster.node) if each.verdict == "too little"]
+    return next((f"the network starves the accelerators: {each.value}, and {each.limit}" for each in poor), None)
 
 
 def pcie_generation(bytes_per_s: float) -> int | None:
