@@ -28,7 +28,7 @@ from trainworks.record.measurement import Measurement
 from trainworks.record.measurement_store import read_measurements
 from trainworks.record.resolved import ResolvedRun
 
-__all__ = ["ResolvedRun", "compare_layout", "plan", "plan_cluster"]
+__all__ = ["ResolvedRun", "compare_layout", "decisions", "plan", "plan_cluster"]
 
 
 @overload
@@ -153,7 +153,7 @@ def plan_cluster(
         learned: measurements beside the stored ones.
         model: of the workload, where the caller has built it.
         all_sizes: plan for smaller clusters without a goal, too.
-        advise: plan for fewer nodes, too, where the batch divides badly, for a note.
+        advise: look further, see `PlanRequest.advise`.
 
     Raises:
         UsageError: something is unknown or does not multiply, with its place.
@@ -175,13 +175,14 @@ def plan_cluster(
             job=replace(job, slowdowns=belief.slowdowns),
             global_batch=workload.global_batch,
             steps=model.steps,
-            fixed={**_decisions(written, workload, cluster), **(fixed or {})},
+            fixed={**decisions(written, workload, cluster), **(fixed or {})},
             goal=run_file.goal,
             price_usd=price_usd,
             belief=belief,
             all_sizes=all_sizes,
+            advise=advise,
         )
-        return plan_request(request, measurements, price_note, advise=advise)
+        return plan_request(request, measurements, price_note)
 
 
 @contextmanager
@@ -216,7 +217,12 @@ def _check_precision(workload: Workload, cluster: ClusterDescription, source: So
         )
 
 
-def _decisions(layout: Layout | None, workload: Workload, cluster: ClusterDescription) -> dict[str, int]:
+def decisions(layout: Layout | None, workload: Workload, cluster: ClusterDescription) -> dict[str, int]:
+    """What a written layout decides of the search on a cluster.
+
+    Raises:
+        LayoutError: it does not multiply to the accelerators, or does not divide the batch.
+    """
     if layout is None:
         return {}
     return check_against(layout, world_size=cluster.num_accelerators, global_batch=workload.global_batch)

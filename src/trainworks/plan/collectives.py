@@ -126,7 +126,7 @@ def collective_s(kind: Collective, size_bytes: Array, ranks: Array, stride: Arra
     up = links.scale_up_bytes_per_s * gain
     if links.mesh:
         up = up * np.maximum(inside - 1, 1) / max(links.domain - 1, 1)
-    interface = max(links.node_bytes_per_s, 1.0) / links.ranks_per_node
+    interface = np.maximum(links.node_bytes_per_s, 1.0) / links.ranks_per_node
     if kind == "all_reduce":
         crossings = 1.0 if links.in_network else 2 * (domains - 1) / domains
         within, between = 2 * (ranks - 1) / ranks / up, crossings / (interface * inside)

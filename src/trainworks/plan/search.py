@@ -23,6 +23,7 @@ from trainworks.units import format_gib
 
 __all__ = [
     "TIGHT_SHARE",
+    "any_fits",
     "Rejection",
     "SearchResult",
     "fits",
@@ -191,16 +192,28 @@ def pareto_front(seconds: Array, used: Array) -> NDArray[np.intp]:
     return front
 
 
-def search_layouts(job: AnyJob, global_batch: int, fixed: Fixed, *, keep: int) -> SearchResult:
+def search_layouts(
+    job: AnyJob, global_batch: int, fixed: Fixed, *, keep: int, only_usual: bool = False
+) -> SearchResult:
     """Search the usual layouts; the unusual ones, and then offloading, only where none of those before fits."""
     without = dict.fromkeys(("offload", "offload_optimizer"), 0) | dict(fixed)
     attempts = [(without, True), (without, False)] + ([(dict(fixed), False)] if without != fixed else [])
-    for decisions, usual in attempts:
+    for decisions, usual in attempts[:1] if only_usual else attempts:
         space = Space(job, job.cluster.num_accelerators, global_batch, decisions, usual=usual)
         result = search(space, keep=keep)
         if result.fitting:
             break
     return result
+
+
+def any_fits(space: Space) -> bool:
+    """Whether any layout of a space fits, by its memory alone.
+
+    Raises:
+        UsageError: there are more than `MAX_LAYOUTS` layouts.
+    """
+    legal = space.bounded(space.meshes(lambda reason, mesh: None))
+    return any(fits(space.job.memories(part), space.job).any() for part in _in_chunks(map(space.options, legal)))
 
 
 def search(space: Space, *, keep: int = 10, coefficients: Coefficients = COEFFICIENTS) -> SearchResult:

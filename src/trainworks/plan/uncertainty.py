@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 
@@ -127,13 +128,13 @@ def parts_s(job: AnyJob, layouts: Layouts, coefficients: Coefficients = COEFFICI
     p_g = dT / d theta_g by a difference quotient: hidden communication has no part. What no rate carries is divided in
     proportion.
     """
-    whole = job.step_times(layouts, coefficients).total_s
-    parts = []
-    for name in RATES:
-        slower = replace(job.slowdowns, **{name: getattr(job.slowdowns, name) * (1 + _STEP)})
-        seconds = replace(job, slowdowns=slower).step_times(layouts, coefficients).total_s
-        parts.append(np.maximum(0.0, seconds - whole) / _STEP)
-    by_rate = np.stack(parts)
+    tried = len(RATES) + 1  # as predicted, then with one rate after the other slower: one call prices all
+    factors = 1 + _STEP * np.eye(tried)[:, 1:].repeat(len(layouts), axis=0)
+    slower: dict[str, Any] = {name: getattr(job.slowdowns, name) * factors[:, at] for at, name in enumerate(RATES)}
+    repeated = Layouts.concatenate([layouts] * tried)
+    seconds = replace(job, slowdowns=Slowdowns(**slower)).step_times(repeated, coefficients).total_s
+    whole, *others = seconds.reshape(tried, len(layouts))
+    by_rate = np.maximum(0.0, np.stack(others) - whole) / _STEP
     scaled: Array = by_rate * (whole / by_rate.sum(axis=0))
     return scaled
 

@@ -119,11 +119,8 @@ def smallest_clusters(request: SizingRequest, plans: PlanCache) -> list[Smallest
 
 
 def _smallest(part: Accelerator, offers: Sequence[Offer], plans: PlanCache) -> SmallestCluster | None:
-    def plan_on(count: int) -> ClusterPlan | None:
-        return plans.on(cluster_of_accelerators(part, count))
-
-    count = smallest_power(_LARGEST_MINIMUM, lambda count: plan_on(count) is not None)
-    plan = None if count is None else plan_on(count)
+    count = smallest_power(_LARGEST_MINIMUM, lambda count: plans.holds(cluster_of_accelerators(part, count)))
+    plan = None if count is None else plans.on(cluster_of_accelerators(part, count))
     if count is None or plan is None:
         return None
     prices = [

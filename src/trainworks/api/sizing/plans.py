@@ -5,14 +5,16 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable
 
-from trainworks.api.plan import plan_cluster
+from trainworks.api.plan import decisions, plan_cluster
 from trainworks.api.planned_model import planned_model
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.config.load import Source
 from trainworks.config.run_file import Goal, RunFile, Workload
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.plan.cluster.plan import ClusterPlan
+from trainworks.plan.search import any_fits
 from trainworks.plan.sizing.fabric_choice import PlannedFabric, fabric_options
+from trainworks.plan.space import Space
 
 _WITHOUT_OFFLOADING = {"offload": 0, "offload_optimizer": 0}
 
@@ -46,6 +48,16 @@ class PlanCache:
         """The plan on a cluster of the same hardware under any name; None where nothing fits or divides."""
         plan = self._plan(cluster)
         return None if isinstance(plan, str) else plan
+
+    def holds(self, cluster: ClusterDescription) -> bool:
+        """Whether a layout fits into the memory of a cluster; quicker than its plan."""
+        workload = workload_of(self._run_file)
+        try:
+            fixed = {**decisions(self._run_file.layout, workload, cluster), **_WITHOUT_OFFLOADING}
+            job = self._model.job(workload, cluster)
+            return any_fits(Space(job, cluster.num_accelerators, workload.global_batch, fixed, usual=True))
+        except UsageError:  # the layout does not divide, or leaves too much open
+            return False
 
     def why_not(self, cluster: ClusterDescription) -> str:
         """The reason why a cluster has no plan; empty if it has one."""

@@ -27,11 +27,13 @@ def describe_rejection(rejection: Rejection) -> str:
 
 
 def does_not_fit(request: PlanRequest, result: SearchResult) -> EnvironmentProblem:
-    """The error of a job that fits in no layout: every reason, the nearest layout, and what to do next."""
+    """The error of a job that fits in no layout: every reason, and with advice the nearest layout and what to do."""
     job, count = request.job, request.job.cluster.num_accelerators
     capacity = format_gib(job.cluster.accelerator.memory_bytes)
     lines = [f"no layout fits {'1 accelerator' if count == 1 else f'{count:,} accelerators'} of {capacity}"]
     lines += [f"  {describe_rejection(rejection)}: {rejection.reason}" for rejection in result.rejections]
+    if not request.advise:
+        return EnvironmentProblem("\n".join(lines))
     least = _least_memory(request, result)
     stage = f" on stage {least.memory.stage}" if least.layout.pp > 1 else ""
     nearest = f"nearest: {format_gib(least.memory.device_bytes)}{stage} with {describe_layout(least.layout)}"

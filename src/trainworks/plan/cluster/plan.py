@@ -72,23 +72,20 @@ class LayoutComparison(Result):
     proposed: ClusterPlan
 
 
-def plan_request(
-    request: PlanRequest, measurements: Sequence[Measurement], price_note: str | None, *, advise: bool
-) -> ClusterPlan:
+def plan_request(request: PlanRequest, measurements: Sequence[Measurement], price_note: str | None) -> ClusterPlan:
     """Search the layouts of a request and predict the best.
 
     Args:
         request: the job, and the goal to meet.
         measurements: those that calibrate the plan, the newest last.
         price_note: where the price of an accelerator hour comes from.
-        advise: plan for fewer nodes, too, where the batch divides badly.
 
     Raises:
         LayoutError: no layout multiplies to the accelerators; `field` names the decision to change.
         EnvironmentProblem: no layout fits into memory; the message counts why.
     """
     batch = request.global_batch
-    result = search_layouts(request.job, batch, request.fixed, keep=_TABLE_LENGTH)
+    result = search_layouts(request.job, batch, request.fixed, keep=_TABLE_LENGTH, only_usual=not request.advise)
     if not result.fitting:
         if result.evaluated:
             raise does_not_fit(request, result)
@@ -100,7 +97,7 @@ def plan_request(
     cluster = request.job.cluster
     other_scales = scales(request)
     chance = goal_chance(request, rows[0], cluster.num_accelerators)
-    advice = _batch_advice(request, rows[0], evaluated=result.evaluated) if advise else None
+    advice = _batch_advice(request, rows[0], evaluated=result.evaluated) if request.advise else None
     doubts = outside_measured(request.job, cluster.num_accelerators)
     notes = [
         offloading_note(request, rows[0]),

@@ -55,6 +55,9 @@ class PlanRequest:
     """What is known of the cluster; the job has its slowdowns."""
     all_sizes: bool = False
     """Whether to plan smaller clusters without a goal, too."""
+    advise: bool = True
+    """Whether to look further: at unusual layouts and more nodes where nothing fits, at fewer where the batch divides
+    badly."""
 
     @property
     def has_goal(self) -> bool:
