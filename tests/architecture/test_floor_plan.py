@@ -9,7 +9,7 @@ import pytest
 
 from tests.architecture.source import ROOT, classes, cycle, folder_of, imports, longest_chain, modules
 
-DEEPEST = 20
+DEEPEST = 19
 """Only goes down; 16 is the goal."""
 MOST_FILES = 25
 MOST_LINES_OF_A_COMMAND = 120

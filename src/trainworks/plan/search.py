@@ -212,8 +212,8 @@ def any_fits(space: Space) -> bool:
     Raises:
         UsageError: there are more than `MAX_LAYOUTS` layouts.
     """
-    legal = space.bounded(space.meshes(lambda reason, mesh: None))
-    return any(fits(space.job.memories(part), space.job).any() for part in _in_chunks(map(space.options, legal)))
+    parts = _in_chunks(space.layouts(lambda reason, mesh: None))
+    return any(fits(space.job.memories(part), space.job).any() for part in parts)
 
 
 def search(space: Space, *, keep: int = 10, coefficients: Coefficients = COEFFICIENTS) -> SearchResult:
@@ -229,8 +229,7 @@ def search(space: Space, *, keep: int = 10, coefficients: Coefficients = COEFFIC
     """
     job = space.job
     results = _Kept(job, keep)
-    legal = space.bounded(space.meshes(results.reject_mesh))
-    for layouts in _in_chunks(map(space.options, legal)):
+    for layouts in _in_chunks(space.layouts(results.reject_mesh)):
         _price(job, layouts, results, coefficients)
     layouts, seconds, used = results.best()
     return SearchResult(

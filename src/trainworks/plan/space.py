@@ -8,9 +8,10 @@ than a node, zero-bubble schedules. A decision of the user opens what it names.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,7 +26,7 @@ Fixed = Mapping[str, int]
 """Fields of `Layouts` that a person has decided."""
 
 _Mesh = dict[str, int]
-_Pairs = list[tuple[int, int]]
+_Pairs = tuple[tuple[int, int], ...]
 _Reject = Callable[[str, _Mesh], None]
 
 LARGEST_MICRO_BATCH = 64
@@ -36,6 +37,23 @@ MAX_LAYOUTS = 10_000_000
 _LEAST_TOKENS = 4096
 """Tokens of a sequence that a rank keeps under context parallelism, in the usual space: published runs of 8k tokens
 split in two, those of 128k in 16 or less."""
+
+
+class _Filling(NamedTuple):
+    """What varies inside a mesh."""
+
+    mesh: tuple[tuple[str, int], ...]
+    choices: tuple[tuple[str, tuple[int, ...]], ...]
+    """Values by field."""
+    sharding: _Pairs
+    """(zero, dp_shard)."""
+    schedules: _Pairs
+    """(interleave, zero_bubble)."""
+
+    @property
+    def count(self) -> int:
+        """Layouts, incomplete schedules included."""
+        return math.prod(len(values) for _, values in self.choices) * len(self.sharding) * len(self.schedules)
 
 
 def fast_ranks(job: AnyJob) -> int:
@@ -79,30 +97,30 @@ class Space:
             experts = divisors(int(np.gcd(routed, dp * cp * tp))) if routed else [1]
             yield from (mesh | {"ep": ep} for ep in self._allowed("ep", experts))
 
-    def bounded(self, meshes: Iterable[_Mesh]) -> list[_Mesh]:
-        """The meshes, if pricing all of their layouts is a bounded amount of work.
+    def layouts(self, reject: _Reject) -> Iterator[Layouts]:
+        """Every layout, mesh by mesh, if pricing all of them is a bounded amount of work.
+
+        Args:
+            reject: called with the reason and the mesh of each that is left out.
 
         Raises:
-            UsageError: they have more than `MAX_LAYOUTS` layouts.
+            UsageError: there are more than `MAX_LAYOUTS`; nothing is built before.
         """
-        legal, count = [], 0
-        for mesh in meshes:
-            legal.append(mesh)
-            choices, sharding, schedules = self._choices(mesh)
-            count += math.prod(map(len, choices.values())) * len(sharding) * len(schedules)
+        fillings, count = [], 0
+        for mesh in self.meshes(reject):
+            fillings.append(self._filling(mesh))
+            count += fillings[-1].count
             if count > MAX_LAYOUTS:
                 raise UsageError(
                     f"{self.world_size:,} accelerators, {self.global_batch:,} samples and this model have more "
                     f"than {MAX_LAYOUTS:,} layouts, the most that one plan compares",
                     hint="fix a degree, such as `layout: {tp: 8}`, or take a batch with fewer divisors",
                 )
-        return legal
+        return (_filled(self.global_batch, filling) for filling in fillings)
 
     def options(self, mesh: Mapping[str, int]) -> Layouts:
         """Every way to fill a mesh: sharding, micro-batch, schedule, recomputation, offload."""
-        choices, sharding, schedules = self._choices(mesh)
-        values = tuple((name, tuple(each)) for name, each in choices.items())
-        return _filled(self.global_batch, tuple(mesh.items()), values, tuple(sharding), tuple(schedules))
+        return _filled(self.global_batch, self._filling(mesh))
 
     def _allowed(self, name: str, values: list[int]) -> list[int]:
         return [value for value in values if value == self.fixed.get(name, value)]
@@ -142,8 +160,7 @@ class Space:
             return f"cp leaves a rank less than {_LEAST_TOKENS:,} tokens of a sequence"
         return None
 
-    def _choices(self, mesh: Mapping[str, int]) -> tuple[dict[str, list[int]], _Pairs, _Pairs]:
-        """Choices in a mesh: values by field, pairs of (zero, dp_shard), pairs of (interleave, zero_bubble)."""
+    def _filling(self, mesh: Mapping[str, int]) -> _Filling:
         job, tp, pp, cp, dp = self.job, mesh["tp"], mesh["pp"], mesh["cp"], mesh["dp"]
         per_rank = self.global_batch // dp
         conv = isinstance(job, ConvJob)
@@ -158,11 +175,16 @@ class Space:
         }
         sharding = _sharding(dp * cp, dp, pp, least=min(dp, self._least_shards(tp)))
         schedules = _schedules(1 if isinstance(job, ConvJob) else job.shape.layers, pp, zero_bubble=self._zero_bubble())
-        return (
-            {name: self._allowed(name, values) for name, values in choices.items()},
-            [pair for pair in sharding if _agrees(pair, self.fixed, ("zero", "dp_shard"))],
-            [pair for pair in schedules if _agrees(pair, self.fixed, ("interleave", "zero_bubble"))],
+        return _Filling(
+            tuple(mesh.items()),
+            tuple((name, tuple(self._allowed(name, values))) for name, values in choices.items()),
+            self._agreeing(sharding, "zero", "dp_shard"),
+            self._agreeing(schedules, "interleave", "zero_bubble"),
         )
+
+    def _agreeing(self, pairs: list[tuple[int, int]], first: str, second: str) -> _Pairs:
+        fixed = self.fixed
+        return tuple(pair for pair in pairs if pair == (fixed.get(first, pair[0]), fixed.get(second, pair[1])))
 
     def _least_shards(self, tp: int) -> int:
         """Ranks of the smallest group that shares weights: a node of them in the usual space."""
@@ -179,14 +201,9 @@ class Space:
 
 
 @lru_cache(maxsize=1024)
-def _filled(
-    global_batch: int,
-    mesh: tuple[tuple[str, int], ...],
-    choices: tuple[tuple[str, tuple[int, ...]], ...],
-    sharding: tuple[tuple[int, int], ...],
-    schedules: tuple[tuple[int, int], ...],
-) -> Layouts:
+def _filled(global_batch: int, filling: _Filling) -> Layouts:
     """Every combination in a mesh; clusters that differ in their nodes alone share it."""
+    mesh, choices, sharding, schedules = filling
     axes = [np.array(values, dtype=np.float64) for _, values in choices]
     grids = np.meshgrid(np.arange(len(sharding)), np.arange(len(schedules)), *axes, indexing="ij")
     flat: list[Array] = [grid.ravel().astype(np.float64) for grid in grids]
@@ -215,11 +232,7 @@ def _recomputations(job: AnyJob) -> list[Recompute]:
     return [Recompute.NONE, Recompute.FULL] if job.software.fused_attention else list(Recompute)
 
 
-def _agrees(pair: tuple[int, int], fixed: Fixed, names: tuple[str, str]) -> bool:
-    return all(value == fixed.get(name, value) for name, value in zip(names, pair, strict=True))
-
-
-def _sharding(copies: int, dp: int, pp: int, *, least: int) -> _Pairs:
+def _sharding(copies: int, dp: int, pp: int, *, least: int) -> list[tuple[int, int]]:
     """(zero, dp_shard): nothing shared; states over the whole group; weights over any divisor of it (HSDP).
 
     Zero 2 with a pipeline would scatter the gradients of every micro-batch: no framework offers it.
@@ -232,7 +245,7 @@ def _sharding(copies: int, dp: int, pp: int, *, least: int) -> _Pairs:
     return pairs
 
 
-def _schedules(layers: int, pp: int, *, zero_bubble: bool) -> _Pairs:
+def _schedules(layers: int, pp: int, *, zero_bubble: bool) -> list[tuple[int, int]]:
     """(interleave, zero_bubble)."""
     if pp == 1:
         return [(1, 0)]
