@@ -23,9 +23,9 @@ from trainworks.units import format_gib
 
 __all__ = [
     "TIGHT_SHARE",
-    "any_fits",
     "Rejection",
     "SearchResult",
+    "any_fits",
     "fits",
     "limit_bytes",
     "pareto_front",

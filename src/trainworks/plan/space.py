@@ -51,7 +51,7 @@ class _Filling(NamedTuple):
     """(interleave, zero_bubble)."""
 
     @property
-    def count(self) -> int:
+    def size(self) -> int:
         """Layouts, incomplete schedules included."""
         return math.prod(len(values) for _, values in self.choices) * len(self.sharding) * len(self.schedules)
 
@@ -109,7 +109,7 @@ class Space:
         fillings, count = [], 0
         for mesh in self.meshes(reject):
             fillings.append(self._filling(mesh))
-            count += fillings[-1].count
+            count += fillings[-1].size
             if count > MAX_LAYOUTS:
                 raise UsageError(
                     f"{self.world_size:,} accelerators, {self.global_batch:,} samples and this model have more "

@@ -8,9 +8,8 @@ from dataclasses import asdict
 from typing import Any
 
 from trainworks.config.layout import MESH_AXES
-from trainworks.plan.cluster.memory import describe_rejection, is_tight
 from trainworks.plan.cluster.plan import ClusterPlan
-from trainworks.plan.cluster.scaling import Scale
+from trainworks.plan.cluster.scaling import Scale, describe_rejection, is_tight
 from trainworks.plan.conv_net import AnyJob, ConvJob
 from trainworks.plan.network.nccl import nccl_settings
 from trainworks.plan.prediction import Prediction, describe_layout, extrapolation

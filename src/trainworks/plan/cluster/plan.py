@@ -8,13 +8,14 @@ from dataclasses import dataclass
 
 from trainworks.plan.cluster.hardware import starvation_note
 from trainworks.plan.cluster.layout import roomier_batch, why_nothing
-from trainworks.plan.cluster.memory import does_not_fit, offloading_note
 from trainworks.plan.cluster.scaling import (
     PlanRequest,
     Scale,
     describe_goal,
+    does_not_fit,
     faster_with_fewer,
     goal_chance,
+    offloading_note,
     scales,
 )
 from trainworks.plan.conv_net import AnyJob

@@ -1,4 +1,4 @@
-"""Re-plan on fewer and more nodes: which sizes meet the goal, and the smallest that fits."""
+"""What fits on a cluster of one kind of node, what does not, and on how many nodes: which sizes meet the goal."""
 
 from __future__ import annotations
 
@@ -9,35 +9,38 @@ from typing import Literal
 
 from trainworks.config.limits import LIMITS
 from trainworks.config.run_file import Goal
-from trainworks.errors import UsageError
+from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.plan.cluster.layout import fixed_at
 from trainworks.plan.conv_net import AnyJob
-from trainworks.plan.prediction import Prediction, predictions
-from trainworks.plan.search import SearchResult, search_layouts
-from trainworks.plan.space import Fixed
+from trainworks.plan.prediction import Prediction, describe_layout, predictions
+from trainworks.plan.search import TIGHT_SHARE, Rejection, SearchResult, limit_bytes, search, search_layouts
+from trainworks.plan.space import Fixed, Space
 from trainworks.plan.uncertainty import Belief
-from trainworks.units import HOUR_S, format_duration
+from trainworks.units import HOUR_S, format_count, format_duration, format_gib
 
 __all__ = [
-    "LARGEST_SCALE",
     "Chance",
     "PlanRequest",
     "Scale",
     "describe_goal",
+    "describe_rejection",
+    "does_not_fit",
     "faster_with_fewer",
     "goal_chance",
+    "is_tight",
+    "offloading_note",
     "scales",
-    "smallest_fit",
 ]
 
 Chance = Literal["unlikely", "about even", "likely"]
 """Chance of meeting a goal: the 80 % interval misses it, has it inside, or meets it."""
 
 _CHANCES: tuple[Chance, ...] = ("unlikely", "about even", "likely")
+_UNITS = {"meshes": "mesh"}
 _ROUND = (1, 3, 5, 7, 9, 15)
 """Odd factors of node counts among which batches divide well."""
 _NEAR, _NEAREST = 0.75, 3
-LARGEST_SCALE = 8
+_LARGEST_SCALE = 8
 """Largest multiple of the described cluster to plan, where that one misses the goal."""
 
 
@@ -93,7 +96,7 @@ def scales(request: PlanRequest) -> list[Scale]:
     return rows
 
 
-def smallest_fit(request: PlanRequest) -> int | None:
+def _smallest_fit(request: PlanRequest) -> int | None:
     """The smallest number of nodes above the described one on which a layout fits; None where there is none near."""
     larger = (count for count in _node_counts(request.job.cluster.num_nodes) if count > request.job.cluster.num_nodes)
     return next((count for count in larger if _searched(request, count)), None)
@@ -168,7 +171,7 @@ def describe_goal(request: PlanRequest, chance: Chance, rows: list[Scale]) -> st
         if smallest != num_nodes and (smallest < num_nodes or name != chance):
             parts.append(f"{name} on {smallest:,}{' already' if name == chance else ''}")
     if chance != "likely" and not any(scale.chance == "likely" for scale in rows):
-        parts.append(f"likely on none up to {LARGEST_SCALE * num_nodes:,}")
+        parts.append(f"likely on none up to {_LARGEST_SCALE * num_nodes:,}")
     return f"{' and '.join(goals)}: {'; '.join(parts)}"
 
 
@@ -179,4 +182,67 @@ def _nodes(count: int) -> str:
 def _node_counts(num_nodes: int) -> Iterator[int]:
     """1, 2, 3, 4, 6, 8, 12 ... and the whole cluster, ascending; up to several times the cluster."""
     counts = {num_nodes, 1} | {base << shift for base in (2, 3) for shift in range(20)}
-    return iter(sorted(count for count in counts if count <= LARGEST_SCALE * num_nodes))
+    return iter(sorted(count for count in counts if count <= _LARGEST_SCALE * num_nodes))
+
+
+def is_tight(job: AnyJob, prediction: Prediction) -> bool:
+    """Whether a layout that fits is within 3 % of the limit."""
+    return prediction.memory.device_bytes > TIGHT_SHARE * limit_bytes(job)
+
+
+def describe_rejection(rejection: Rejection) -> str:
+    """`24.6k layouts`, `1 mesh`."""
+    unit = rejection.unit
+    return f"{format_count(rejection.count)} {_UNITS.get(unit, unit.rstrip('s')) if rejection.count == 1 else unit}"
+
+
+def does_not_fit(request: PlanRequest, result: SearchResult) -> EnvironmentProblem:
+    """The error of a job that fits in no layout: every reason, and with advice the nearest layout and what to do."""
+    job, count = request.job, request.job.cluster.num_accelerators
+    capacity = format_gib(job.cluster.accelerator.memory_bytes)
+    lines = [f"no layout fits {'1 accelerator' if count == 1 else f'{count:,} accelerators'} of {capacity}"]
+    lines += [f"  {describe_rejection(rejection)}: {rejection.reason}" for rejection in result.rejections]
+    if not request.advise:
+        return EnvironmentProblem("\n".join(lines))
+    least = _least_memory(request, result)
+    stage = f" on stage {least.memory.stage}" if least.layout.pp > 1 else ""
+    nearest = f"nearest: {format_gib(least.memory.device_bytes)}{stage} with {describe_layout(least.layout)}"
+    nodes = _smallest_fit(request)
+    step = (
+        f"{nodes:,} nodes of this kind are the fewest on which it fits"
+        if nodes
+        else f"nor does it fit on up to {_LARGEST_SCALE * job.cluster.num_nodes:,} nodes of this kind: "
+        f"{'leave more of the layout open, or ' if request.fixed else ''}reduce `sequence_length` or `micro_batch`"
+    )
+    return EnvironmentProblem("\n".join(lines), hint=f"{nearest}\n      {step}")
+
+
+def offloading_note(request: PlanRequest, best: Prediction) -> str | None:
+    """Memory that would not fit without offloading, where the search chose to offload; None otherwise."""
+    parts = {"offload": "activations", "offload_optimizer": "optimizer"}
+    used = {"offload": best.layout.offload_activations, "offload_optimizer": best.layout.offload_optimizer}
+    unasked = [name for name in parts if used[name] is True and not request.fixed.get(name)]
+    if not unasked:
+        return None
+    job, fixed = request.job, dict(request.fixed) | dict.fromkeys(parts, 0)
+    space = Space(job, job.cluster.num_accelerators, request.global_batch, fixed)
+    without = _least_memory(request, search(space, keep=1))
+    what = " and ".join(f"the {parts[name]}" for name in unasked)
+    needed, capacity = (
+        format_gib(size) for size in (without.memory.device_bytes, request.job.cluster.accelerator.memory_bytes)
+    )
+    whose = "this layout does not fit" if request.fixed else "no layout fits"
+    return f"{whose} without offloading {what}: {needed} of {capacity}"
+
+
+def _least_memory(request: PlanRequest, result: SearchResult) -> Prediction:
+    """The layout that came nearest to fitting."""
+    job, layouts = request.job, result.nearest
+    return predictions(
+        job,
+        layouts,
+        job.step_times(layouts),
+        job.memories(layouts),
+        global_batch=request.global_batch,
+        belief=request.belief,
+    )[0]
