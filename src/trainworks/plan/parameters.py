@@ -34,13 +34,6 @@ __all__ = [
 ]
 
 
-def head_dims(shape: ModelShape) -> tuple[int, int]:
-    """Dimensions of a head's queries and keys, and of its values."""
-    if shape.latent is None:
-        return shape.head_dim, shape.head_dim
-    return shape.latent.nope_head_dim + shape.latent.rope_head_dim, shape.latent.value_head_dim
-
-
 def num_parameters(shape: ModelShape) -> int:
     """All weights of the model; a matrix shared by input and output counts once.
 
