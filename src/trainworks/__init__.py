@@ -17,6 +17,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 _PUBLIC = {
+    "accuracy": "score",
     "calibrate": "calibrate",
     "capacity": "capacity",
     "catalog": "catalog",

@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from trainworks.agent.idle_watch import IdleWatch
@@ -20,10 +21,12 @@ from trainworks.errors import TrainworksError
 from trainworks.files import take_lock
 from trainworks.host import process
 from trainworks.host.clock import Clock, SystemClock
+from trainworks.host.folders import FINISHED_RUNS, data_folder
 from trainworks.host.prefork import Spare
 from trainworks.jobs.state import TRANSITIONS, Cause, JobState
 from trainworks.record.events import Event, append_event, read_events, read_lines_from
 from trainworks.record.exit_code import ExitCode, as_exit_code
+from trainworks.record.finished_run import finished_run, remember_finished
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
@@ -166,6 +169,7 @@ class Supervisor:
         events = read_events(self._run_dir.events_file)
         last = next((e["kind"] for e in reversed(events) if e["kind"] in ("finished", "stopped", "submitted")), None)
         if last == "finished":
+            self._remember()
             return self._enter(JobState.SUCCEEDED, exit_code=0)
         if not self._resolved.is_workload and self._stop_signals == 0 and all(code == 0 for code in codes):
             return self._enter(JobState.SUCCEEDED, exit_code=0)
@@ -177,6 +181,13 @@ class Supervisor:
         }
         code = next((code for code in codes if code), 1)
         return self._enter(JobState.FAILED, failure, exit_code=as_exit_code(code))
+
+    def _remember(self) -> None:
+        """Keep the measurement for the next plan; a run that has finished does not fail for it."""
+        with suppress(OSError, TrainworksError):
+            finished = finished_run(self._run_dir, self._clock.now())
+            if finished is not None:
+                remember_finished(data_folder(FINISHED_RUNS), finished)
 
     def _what_stopping_lost(self, events: list[Event], last: str | None) -> Event | None:
         """Why a stopped workload has no checkpoint of its last step; None if it has one."""

@@ -32,7 +32,7 @@ __all__ = ["ResolvedRun", "compare_layout", "decisions", "plan", "plan_cluster"]
 
 
 @overload
-def plan(run: RunInput, *, on: str, sizes: bool = False) -> ClusterPlan: ...
+def plan(run: RunInput, *, on: str, sizes: bool = False, without_learning: bool = False) -> ClusterPlan: ...
 
 
 @overload
@@ -45,6 +45,7 @@ def plan(
     nproc: int | None = None,
     runs: Path | None = None,
     recalibrate: bool = False,
+    without_learning: bool = False,
 ) -> ClusterPlan | ResolvedRun: ...
 
 
@@ -57,6 +58,7 @@ def plan(
     nproc: int | None = None,
     runs: Path | None = None,
     recalibrate: bool = False,
+    without_learning: bool = False,
 ) -> ClusterPlan | ResolvedRun:
     """Predict step time, memory and duration of a run.
 
@@ -68,6 +70,7 @@ def plan(
         nproc: ranks per node on this machine.
         runs: folder of all runs; the checkpoints have to fit there.
         recalibrate: measure this machine again.
+        without_learning: leave out what finished runs and stored measurements taught.
 
     Raises:
         UsageError: the run file cannot be planned, with its line.
@@ -81,7 +84,7 @@ def plan(
     run_file = on_cluster(run_file.with_ranks(nodes, nproc), on)
     if run_file.cluster.engine == "described":
         _check_machine_arguments(nodes=nodes, nproc=nproc, recalibrate=recalibrate or None)
-        return plan_cluster(run_file, source, all_sizes=sizes)
+        return plan_cluster(run_file, source, all_sizes=sizes, learning=not without_learning)
     if sizes:
         raise UsageError("`sizes` is for a described cluster", hint="describe one with `--on` or in `cluster`")
     resolved = resolve(
@@ -90,6 +93,7 @@ def plan(
         run_id=run_file.name,
         runs=runs or Path(run_file.checkpoint.to),
         calibrate_again=recalibrate,
+        learning=not without_learning,
         shape=preset_shape(run_file, source),
     )
     if resolved.plan is None:
@@ -141,6 +145,7 @@ def plan_cluster(
     model: PlannedModel | None = None,
     all_sizes: bool = False,
     advise: bool = True,
+    learning: bool = True,
 ) -> ClusterPlan:
     """Search the layouts of a workload on a described cluster.
 
@@ -154,6 +159,7 @@ def plan_cluster(
         model: of the workload, where the caller has built it.
         all_sizes: plan for smaller clusters without a goal, too.
         advise: look further, see `PlanRequest.advise`.
+        learning: whether stored measurements correct the plan.
 
     Raises:
         UsageError: something is unknown or does not multiply, with its place.
@@ -164,7 +170,8 @@ def plan_cluster(
         raise UsageError("a command cannot be planned; only a `workload` can")
     model = model or planned_model(run_file, source)
     cluster = cluster or _cluster_of(run_file, source)
-    measurements = [*read_measurements(data_folder("clusters"), cluster), *learned]
+    stored = read_measurements(data_folder("clusters"), cluster) if learning else []
+    measurements = [*stored, *learned]
     _check_precision(workload, cluster, source)
     job = model.job(workload, cluster)
     belief = belief_from(measurements, job)

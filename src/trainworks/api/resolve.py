@@ -19,17 +19,19 @@ from trainworks.config.load import Source
 from trainworks.config.run_file import RunFile, Workload
 from trainworks.errors import DiskFullError, EnvironmentProblem, LayoutError, MissingExtraError, UsageError
 from trainworks.files import free_bytes
-from trainworks.host.folders import cache_folder
+from trainworks.host.folders import FINISHED_RUNS, cache_folder, data_folder
 from trainworks.host.probe import probe_host
 from trainworks.jobs.environment import agent_environment
 from trainworks.measure.calibrate import Machines, calibrate
 from trainworks.measure.trial import TrialOutOfMemoryError, try_out
+from trainworks.plan.learning import with_learning
 from trainworks.plan.run.layout import choose_layout
 from trainworks.plan.run.module import check_own_optimizer, make_measured_plan, measured_layouts
 from trainworks.plan.run.plan import make_plan, num_steps
 from trainworks.plan.run.pricing import calibration_request
 from trainworks.plan.run.processes import ResourceError, as_asked, choose_command_processes, choose_workload_processes
 from trainworks.record.environment import HostFacts
+from trainworks.record.finished_run import machine_of, read_finished, software_of
 from trainworks.record.model_shape import ModelShape
 from trainworks.record.resolved import Plan, Processes, ResolvedRun
 from trainworks.record.trial import TrialRequest
@@ -53,6 +55,7 @@ def resolve(
     machines: Machines | None = None,
     shape: ModelShape | None = None,
     node_planner: str | None = None,
+    learning: bool = True,
 ) -> ResolvedRun:
     """Decide everything that the run file leaves open, and predict the run.
 
@@ -68,6 +71,7 @@ def resolve(
         machines: how to start a process on these nodes.
         shape: of a preset, which can be planned and not trained; the model's own when left out.
         node_planner: module that plans a workload on its nodes later, with the run directory as its argument.
+        learning: whether finished runs on this machine correct the plan.
 
     Raises:
         TrainworksError: the run cannot be resolved, with the line of the run file at fault.
@@ -76,7 +80,7 @@ def resolve(
     probed = probe(anchored, runs, host=host, machines=machines)
     try:
         decided = decide(probed, run_id=run_id, command=command, node_planner=node_planner)
-        return predict(decided, runs, again=calibrate_again)
+        return predict(decided, runs, again=calibrate_again, learning=learning)
     except LayoutError as error:
         if source is None:
             raise
@@ -172,13 +176,14 @@ def _described_model(
     return DecidedRun(resolved, machines, (layout,), shape, steps)
 
 
-def predict(decided: DecidedRun, runs: Path, *, again: bool = False) -> ResolvedRun:
+def predict(decided: DecidedRun, runs: Path, *, again: bool = False, learning: bool = True) -> ResolvedRun:
     """Measure what the cache lacks, and plan the run; a run without a plan is returned as it is.
 
     Args:
         decided: the run with its layouts.
         runs: folder of all runs, whose disk has to hold a checkpoint.
         again: measure again what is in the cache.
+        learning: whether finished runs on this machine correct the plan.
 
     Raises:
         EnvironmentProblem: the model does not fit.
@@ -191,10 +196,18 @@ def predict(decided: DecidedRun, runs: Path, *, again: bool = False) -> Resolved
         changes: dict[str, object] = {"plan": _plan_by_trial(decided, workload, again=again)}
     else:
         changes = _plan_by_calibration(decided, workload, decided.shape, again=again)
-    resolved = resolved.model_copy(update=changes)
+    resolved = _with_learning(resolved.model_copy(update=changes), learning=learning)
     assert resolved.plan is not None
     _check_disk(resolved.plan.checkpoint_bytes, runs)
     return resolved
+
+
+def _with_learning(resolved: ResolvedRun, *, learning: bool) -> ResolvedRun:
+    """The plan after learning from finished runs on this kind of machine."""
+    assert resolved.plan is not None
+    finished = read_finished(data_folder(FINISHED_RUNS), machine_of(resolved.host)) if learning else []
+    plan = with_learning(resolved.plan, finished, software=software_of(resolved))
+    return resolved.model_copy(update={"plan": plan})
 
 
 def _plan_by_calibration(

@@ -111,7 +111,9 @@ class PreparedRun:
         return Launch(handle, start, _stop_job(handle))
 
 
-def prepare(request: RunRequest, *, folder: Path, queued: bool, recalibrate: bool = False) -> PreparedRun:
+def prepare(
+    request: RunRequest, *, folder: Path, queued: bool, recalibrate: bool = False, learning: bool = True
+) -> PreparedRun:
     """Resolve a run for its backend.
 
     Args:
@@ -119,6 +121,7 @@ def prepare(request: RunRequest, *, folder: Path, queued: bool, recalibrate: boo
         folder: folder of all runs.
         queued: put a run on this machine into its queue; a run elsewhere is always queued there.
         recalibrate: measure this machine again.
+        learning: whether finished runs on this machine correct the plan.
     """
     resolved = resolve(
         request.run_file,
@@ -127,6 +130,7 @@ def prepare(request: RunRequest, *, folder: Path, queued: bool, recalibrate: boo
         runs=folder,
         command=request.command,
         calibrate_again=recalibrate,
+        learning=learning,
         node_planner=NODE_PLANNER,
     )
     is_attached = not queued and resolved.run_file.cluster.engine == "local"

@@ -6,9 +6,12 @@ from pathlib import Path
 
 from trainworks.api.inputs import Progress, no_progress
 from trainworks.errors import UsageError
+from trainworks.host.folders import FINISHED_RUNS, data_folder
 from trainworks.measure.measured_clusters import remarks_left_out
 from trainworks.measure.scoring import TABLES, ScoreReport
 from trainworks.measure.tables import read_table
+from trainworks.plan.score import AccuracyReport
+from trainworks.record.finished_run import read_finished
 
 
 def score(
@@ -38,3 +41,18 @@ def score(
         progress(index / len(rows), "predicting")
         results.append(TABLES[name].predict(row))
     return ScoreReport(name, results, TABLES[name].score(results), remarks_left_out(rows))
+
+
+def accuracy(machine: str | None = None) -> AccuracyReport:
+    """Compare the predicted and the measured step time of every finished run of this user.
+
+    A run is remembered when it finishes, with the prediction that it started with. Plans of the same kind of machine
+    learn from it.
+
+    Args:
+        machine: kind of machine, as the report names it; all of them when left out.
+
+    >>> accuracy("a machine that no run was on").runs
+    []
+    """
+    return AccuracyReport(read_finished(data_folder(FINISHED_RUNS), machine))

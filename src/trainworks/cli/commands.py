@@ -33,6 +33,7 @@ COMMANDS = {
     "resume": "Continue a run from its newest complete checkpoint.",
     "export": "Write a checkpoint as a Hugging Face model.",
     "report": "Compare what was planned with what was measured.",
+    "accuracy": "Show how well your own runs were predicted.",
     "score": "Score the planner's predictions against your measurements.",
     "catalog": "Look up accelerators, nodes and links, with sources.",
     "hooks": "Generate Slurm prolog and health-check scripts.",
@@ -46,7 +47,19 @@ ALIASES = {"launch": "submit", "queue": "ps", "squeue": "ps", "cancel": "stop", 
 """Command names of SkyPilot and Slurm."""
 
 _FOLDERS = {
-    "planning": ("plan", "size", "cost", "goodput", "capacity", "network", "storage", "catalog", "score", "calibrate"),
+    "planning": (
+        "plan",
+        "size",
+        "cost",
+        "goodput",
+        "capacity",
+        "network",
+        "storage",
+        "catalog",
+        "score",
+        "accuracy",
+        "calibrate",
+    ),
     "runs": ("run", "submit", "resume", "report", "export", "profile", "data", "status", "ls", "logs", "stop"),
     "jobs": ("ps", "describe", "hold", "release", "retry", "nodes", "drain", "jobs"),
     "admin": ("sandbox", "hooks", "autoscale", "schema"),

@@ -26,6 +26,9 @@ ProcessesPerNode = Annotated[int | None, typer.Option("--nproc", min=1, help="Ra
 Name = Annotated[str | None, typer.Option("--name", help="Name of the run [default: the run file's].")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be started, without starting it.")]
 Recalibrate = Annotated[bool, typer.Option("--recalibrate", help="Measure this machine again before planning.")]
+WithoutLearning = Annotated[
+    bool, typer.Option("--without-learning", help="Plan without what finished runs and calibrations taught.")
+]
 
 
 def wanted(target: list[str], *, nodes: int | None, nproc: int | None, name: str | None) -> RunRequest:
@@ -44,6 +47,7 @@ def prepare(
     runs: Path | None,
     dry_run: bool,
     recalibrate: bool,
+    without_learning: bool,
     console: Console,
     queued: bool,
     ask: bool = False,
@@ -58,6 +62,7 @@ def prepare(
         runs: folder of all runs, instead of the run file's.
         dry_run: print what would be started, and start nothing.
         recalibrate: measure this machine again.
+        without_learning: plan without what finished runs taught.
         console: for the plan.
         queued: whether a run on this machine enters its queue; a run elsewhere always does.
         ask: whether to ask for confirmation at a terminal.
@@ -68,7 +73,9 @@ def prepare(
     from trainworks.report.rendering.text import print_document
 
     folder = runs_folder(runs, request.run_file.checkpoint.to)
-    prepared = prepare_run(request, folder=folder, queued=queued, recalibrate=recalibrate)
+    prepared = prepare_run(
+        request, folder=folder, queued=queued, recalibrate=recalibrate, learning=not without_learning
+    )
     if prepared.resolved.plan is not None:
         print_document(build_document(prepared.resolved), console)
     prepared.check()

@@ -7,6 +7,9 @@ from pathlib import Path
 
 from trainworks.errors import EnvironmentProblem
 
+FINISHED_RUNS = "finished-runs.jsonl"
+"""What this user's runs measured, under `data_folder`."""
+
 
 def cache_folder(*parts: str) -> Path:
     """`$TRAINWORKS_CACHE`, else `$XDG_CACHE_HOME/trainworks`, else `~/.cache/trainworks`; not created."""

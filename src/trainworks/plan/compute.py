@@ -131,9 +131,13 @@ def product_s(m: Values, n: Values, k: Values, device: DeviceRates, batch: Value
 
 
 def _measured_product_s(flops: Values, device: DeviceRates) -> Array:
-    """Seconds at the measured rate, linear in the logarithm of the FLOPs between two measured products."""
+    """Seconds at the measured rate, linear in the logarithm of the FLOPs between two measured products.
+
+    All are as much slower as the largest, whose rate `product_flops_per_s` has after learning.
+    """
     sizes, rates = zip(*device.measured_products, strict=True)
-    seconds: Array = flops / np.interp(np.log(flops), np.log(sizes), rates)
+    slowdown = rates[-1] / device.product_flops_per_s
+    seconds: Array = slowdown * flops / np.interp(np.log(flops), np.log(sizes), rates)
     return seconds
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,14 +11,24 @@ from trainworks.plan.coefficients import COEFFICIENTS
 from trainworks.plan.collectives import collective_s, link_rates
 from trainworks.plan.compute import device_rates, product_s
 from trainworks.plan.conv_net import AnyJob
-from trainworks.plan.layouts import Layouts, fixed_of
+from trainworks.plan.layouts import Array, Layouts, fixed_of
 from trainworks.plan.software import Software
 from trainworks.plan.step_time import TrainingJob
-from trainworks.plan.uncertainty import RATES, Belief, Observation, believe, parts_s, prior_of
+from trainworks.plan.uncertainty import (
+    CALIBRATED_PRIOR,
+    RATES,
+    Belief,
+    Observation,
+    believe,
+    expected_step,
+    parts_s,
+    prior_of,
+)
 from trainworks.record.calibration import Calibration
-from trainworks.record.measurement import MeasuredStep, Measurement
+from trainworks.record.measurement import FinishedRun, MeasuredStep, Measurement
+from trainworks.record.resolved import Plan
 
-__all__ = ["belief_from"]
+__all__ = ["belief_from", "with_learning"]
 
 _PROBE_BYTES = 64 * 2**20
 
@@ -62,3 +72,32 @@ def _benchmark(benchmark: Calibration, measurement: Measurement) -> Iterator[Obs
 def _of_rate(name: str, predicted_s: float, measured_s: float) -> Observation:
     """A benchmark of one rate, without training software."""
     return Observation(np.array([predicted_s if rate == name else 0.0 for rate in RATES]), measured_s, None)
+
+
+def with_learning(plan: Plan, finished: Sequence[FinishedRun], *, software: str) -> Plan:
+    """The plan of a run on this machine after learning from finished runs on it; the terms keep their shares.
+
+    Args:
+        plan: without any learning.
+        finished: runs on this kind of machine; those of another software teach what carries over.
+        software: of the run.
+    """
+    if plan.expected is None or not finished:
+        return plan
+    observations = [Observation(_by_rate(run.by_rate_s), run.measured_s, run.software, run.spread) for run in finished]
+    belief = believe(observations, software=software, prior=CALIBRATED_PRIOR)
+    parts = _by_rate(plan.expected.by_rate_s)
+    factor = float((parts * belief.factors).sum() / parts.sum())
+    terms = {name: seconds * factor for name, seconds in plan.step_time.model_dump().items()}
+    step_time = type(plan.step_time).model_validate(terms)
+    longer_s = plan.num_steps * (step_time.total_s - plan.step_time.total_s)
+    changes = {
+        "step_time": step_time,
+        "expected": expected_step(parts, belief, learned_from=len(finished)),
+        "run_time_s": plan.run_time_s + longer_s,
+    }
+    return plan.model_copy(update=changes)
+
+
+def _by_rate(seconds: Mapping[str, float]) -> Array:
+    return np.array([seconds.get(rate, 0.0) for rate in RATES])

@@ -118,12 +118,14 @@ class Rates:
         coefficients = replace(host, launch_s=host.launch_s * by.host, gap_s=host.gap_s * by.host)
 
         def device(rates: DeviceRates) -> DeviceRates:
+            attention = rates.measured_attention_flops_per_s
             return replace(
                 rates,
                 product_flops_per_s=rates.product_flops_per_s / by.products,
                 attention_flops_per_s=rates.attention_flops_per_s / by.attention,
                 memory_bytes_per_s=rates.memory_bytes_per_s / by.memory,
                 coefficients=coefficients,
+                measured_attention_flops_per_s=None if attention is None else attention / by.attention,
             )
 
         return replace(

@@ -19,8 +19,11 @@ from numpy.typing import ArrayLike
 
 from trainworks.plan.layouts import Array
 from trainworks.plan.uncertainty import PRIOR, Observation, Prior, believe, interval_s
+from trainworks.record.measurement import FinishedRun
+from trainworks.results import Result
 
 __all__ = [
+    "AccuracyReport",
     "Errors",
     "Rejections",
     "errors_of",
@@ -178,3 +181,31 @@ def learned_positions(n: int, learned: int) -> list[int]:
     if learned >= n:
         return list(range(n))
     return [(2 * part + 1) * n // (2 * learned) for part in range(learned)]
+
+
+@dataclass(frozen=True, slots=True)
+class AccuracyReport(Result):
+    """Finished runs of this user with their predictions, oldest first."""
+
+    runs: list[FinishedRun]
+
+    @property
+    def machines(self) -> dict[str, Errors]:
+        """Errors by kind of machine."""
+        kinds = dict.fromkeys(run.machine for run in self.runs)
+        found = {kind: _errors_of_runs([run for run in self.runs if run.machine == kind]) for kind in kinds}
+        return {kind: errors for kind, errors in found.items() if errors is not None}
+
+    @property
+    def errors(self) -> Errors | None:
+        """Errors of all runs; None before the first one."""
+        return _errors_of_runs(self.runs)
+
+
+def _errors_of_runs(runs: Sequence[FinishedRun]) -> Errors | None:
+    return errors_of(
+        [run.planned_s for run in runs],
+        [run.measured_s for run in runs],
+        low=[run.low_s for run in runs],
+        high=[run.high_s for run in runs],
+    )

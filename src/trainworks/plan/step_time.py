@@ -59,8 +59,10 @@ class TrainingJob:
     def rates(self, coefficients: Coefficients = COEFFICIENTS) -> Rates:
         """Rates of a rank: measured, or those of the catalogue with these coefficients, after learning."""
         if self.calibration is not None:
-            return Rates.of_calibration(self.calibration, self.software)
-        return Rates.of_catalogue(self.cluster, self.precision, self.software, coefficients).slowed(self.slowdowns)
+            rates = Rates.of_calibration(self.calibration, self.software)
+        else:
+            rates = Rates.of_catalogue(self.cluster, self.precision, self.software, coefficients)
+        return rates.slowed(self.slowdowns)
 
     def step_times(self, layouts: Layouts, coefficients: Coefficients = COEFFICIENTS) -> StepTimes:
         """One optimizer step of every layout.

@@ -30,8 +30,10 @@ from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.conv_net import AnyJob
 from trainworks.plan.layouts import Array, Layouts
 from trainworks.plan.rates import Slowdowns
+from trainworks.record.resolved import ExpectedStep
 
 __all__ = [
+    "CALIBRATED_PRIOR",
     "EXPERTS_PRIOR",
     "PRIOR",
     "RATES",
@@ -40,6 +42,7 @@ __all__ = [
     "Observation",
     "Prior",
     "believe",
+    "expected_step",
     "interval_s",
     "parts_s",
     "prior_of",
@@ -65,12 +68,14 @@ class Prior:
     software: float
     """Between two programs on the same hardware."""
     noise: float
-    """Of one layout around its rates and its software."""
+    """Between the layouts of one program, once its rates are known."""
 
 
 PRIOR = Prior(rates=(0.10, 0.24, 0.14, 0.40, 0.33, 0.32), software=0.07, noise=0.07)
-"""Of dense models: the most likely values for published sources, predicted by coefficients that were not fitted to
-them (`benchmarks/fit_uncertainty.py`)."""
+"""Dense models: likely values for the residuals of published sources, half of which no coefficient was fitted to."""
+CALIBRATED_PRIOR = Prior(rates=(0.08, 0.2, 0.2, 0.5, 0.4, 0.4), software=0.12, noise=0.08)
+"""Plans from a calibration, whose products are measured: what is left are small collectives and the software
+(docs/reference/local-accuracy.md)."""
 EXPERTS_PRIOR = Prior(rates=PRIOR.rates, software=0.15, noise=0.2)
 """Of models with routed experts, whose kernels changed by up to 80 % between releases of the same software."""
 
@@ -184,3 +189,16 @@ def interval_s(parts: Array, belief: Belief, *, distance: float = 0.0) -> tuple[
     variance = np.einsum("gn,gh,hn->n", slopes, belief.covariance, slopes) + belief.noise**2 + distance
     spread = np.exp(Z80 * np.sqrt(variance))
     return seconds / spread, seconds * spread
+
+
+def expected_step(parts: Array, belief: Belief, *, learned_from: int = 0) -> ExpectedStep:
+    """A predicted step with its 80 % interval.
+
+    Args:
+        parts: seconds by rate before learning, shape [R].
+        belief: what was learned.
+        learned_from: finished runs that it was learned from.
+    """
+    low, high = interval_s((parts * belief.factors)[:, None], belief)
+    by_rate_s = dict(zip(RATES, parts.tolist(), strict=True))
+    return ExpectedStep(low_s=float(low[0]), high_s=float(high[0]), by_rate_s=by_rate_s, learned_from=learned_from)

@@ -13,6 +13,8 @@ from typing import NotRequired, TypedDict, cast
 from trainworks.files import append_text
 from trainworks.record.events import read_lines_from
 
+_MOST_WARMUP_STEPS = 5
+
 
 class MetricsRow(TypedDict):
     """One optimizer step. Times are means over the ranks and add up to `step_s`."""
@@ -61,3 +63,12 @@ def effective_rows(rows: Sequence[MetricsRow]) -> list[MetricsRow]:
             effective.pop()
         effective.append(row)
     return effective
+
+
+def warmup_steps(num_steps: int) -> int:
+    """First steps that the medians leave out: five, but never more than a quarter of what there is.
+
+    >>> warmup_steps(300), warmup_steps(8), warmup_steps(3)
+    (5, 2, 0)
+    """
+    return min(_MOST_WARMUP_STEPS, num_steps // 4)

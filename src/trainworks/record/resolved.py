@@ -111,6 +111,18 @@ class StepTimeTerms(Spec):
         )
 
 
+class ExpectedStep(Spec):
+    """Uncertainty of a predicted step time."""
+
+    low_s: float
+    high_s: float
+    """Ends of the 80 % interval."""
+    by_rate_s: dict[str, float]
+    """The step time by physical rate, before learning; the names are those of `plan.rates.Slowdowns`."""
+    learned_from: int
+    """Finished runs that the prediction has learned from."""
+
+
 class MemoryTerms(Spec):
     """Peak memory of the fullest rank by term; the terms add up."""
 
@@ -146,6 +158,8 @@ class Plan(Spec):
     peak_source: str
     """Source of the peak, to interpret an MFU."""
     step_time: StepTimeTerms | StepTimeGroups
+    expected: ExpectedStep | None = None
+    """None in records of older versions."""
     memory: MemoryTerms
     checkpoint_bytes: int
     checkpoint_every_steps: int | None
@@ -160,7 +174,7 @@ class Plan(Spec):
         return self.tokens_per_step / self.step_time.total_s
 
 
-class ResolvedRun(Spec, Result):
+class ResolvedRun(Result, Spec):
     """The complete definition of a run, written before it starts and rewritten by a resume with other ranks."""
 
     format_version: int = 1

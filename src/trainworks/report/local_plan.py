@@ -42,7 +42,7 @@ def _facts(resolved: ResolvedRun, plan: Plan, workload: Workload) -> dict[str, s
         "model": f"{workload.model.title}, {format_count(plan.model.num_parameters)} parameters, {workload.precision}",
         "layout": f"{ranks}: {plan.layout.describe()}",
         "training": f"{plan.num_steps:,} steps of {format_count(plan.tokens_per_step)} {workload.unit}",
-        "step time": f"{format_duration(time.total_s)} = {_terms(time.model_dump())}",
+        "step time": f"{format_duration(time.total_s)}{_interval_text(plan)} = {_terms(time.model_dump())}",
         "throughput": f"{format_count(plan.tokens_per_s)} {workload.unit}/s",
         "memory": f"{format_bytes(memory.total_bytes)} per rank = program {format_bytes(memory.baseline_bytes)}"
         f" + states {format_bytes(states)} + activations {format_bytes(memory.activations_bytes)}"
@@ -51,6 +51,7 @@ def _facts(resolved: ResolvedRun, plan: Plan, workload: Workload) -> dict[str, s
         f" + checkpoint copy {format_bytes(memory.checkpoint_bytes)}",
         "checkpoints": f"{format_bytes(plan.checkpoint_bytes)} each, {_interval(plan)}",
         "run time": f"{format_duration(plan.run_time_s)} predicted",
+        "learning": _learning(plan),
         "basis": "" if plan.model.is_described else measured,
     }
     return {name: text for name, text in facts.items() if text}
@@ -60,6 +61,21 @@ def _terms(terms: dict[str, float]) -> str:
     """The terms that take at least 1 % of the step."""
     shown = {name.removesuffix("_s"): value for name, value in terms.items() if value >= 0.01 * sum(terms.values())}
     return " + ".join(f"{name} {format_duration(value)}" for name, value in shown.items())
+
+
+def _interval_text(plan: Plan) -> str:
+    if plan.expected is None:
+        return ""
+    return f" (80 %: {format_duration(plan.expected.low_s)} to {format_duration(plan.expected.high_s)})"
+
+
+def _learning(plan: Plan) -> str:
+    if plan.expected is None or not plan.expected.learned_from:
+        return ""
+    count = plan.expected.learned_from
+    before_s = sum(plan.expected.by_rate_s.values())
+    runs = f"{count} run{'s' if count > 1 else ''}"
+    return f"learned from {runs} here: {format_duration(before_s)} a step without (`--without-learning`)"
 
 
 def _interval(plan: Plan) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import trainworks
-from trainworks.cli.launch import Nodes, ProcessesPerNode, Recalibrate
+from trainworks.cli.launch import Nodes, ProcessesPerNode, Recalibrate, WithoutLearning
 from trainworks.cli.options import AsJson, On, RunFilePath, RunsOption, check_writable, option_errors
 from trainworks.cli.output import show
 from trainworks.report.rendering.printable import say
@@ -37,6 +37,7 @@ def command(
     runs: RunsOption = None,
     as_json: AsJson = False,
     recalibrate: Recalibrate = False,
+    without_learning: WithoutLearning = False,
 ) -> None:
     """Plans for this machine, which the first plan measures for a few seconds, or for a cluster that you describe."""
     check_writable(plot, "--plot")
@@ -49,7 +50,14 @@ def command(
             show(trainworks.compare_layout(run_file, explain, on=on), as_json=as_json, plot=plot)
             return
         result = trainworks.plan(
-            run_file, on=on, sizes=sizes, nodes=nodes, nproc=nproc, runs=runs, recalibrate=recalibrate
+            run_file,
+            on=on,
+            sizes=sizes,
+            nodes=nodes,
+            nproc=nproc,
+            runs=runs,
+            recalibrate=recalibrate,
+            without_learning=without_learning,
         )
     show(result, as_json=as_json, plot=plot)
     from trainworks.api.plan import ResolvedRun

@@ -9,6 +9,7 @@ from trainworks.cli.launch import (
     ProcessesPerNode,
     Recalibrate,
     Target,
+    WithoutLearning,
     prepare,
     wanted,
 )
@@ -23,6 +24,7 @@ def command(
     runs: RunsOption = None,
     dry_run: DryRun = False,
     recalibrate: Recalibrate = False,
+    without_learning: WithoutLearning = False,
 ) -> None:
     """Ctrl-C stops the run with a checkpoint; `trainworks resume` resumes it.
 
@@ -33,7 +35,15 @@ def command(
 
     talk = SafeConsole(stderr=True)
     request = wanted(target, nodes=nodes, nproc=nproc, name=name)
-    launch = prepare(request, runs=runs, dry_run=dry_run, recalibrate=recalibrate, console=talk, queued=False)
+    launch = prepare(
+        request,
+        runs=runs,
+        dry_run=dry_run,
+        recalibrate=recalibrate,
+        without_learning=without_learning,
+        console=talk,
+        queued=False,
+    )
     if launch is None:
         return
     job = request.run_file.job

@@ -14,6 +14,7 @@ from trainworks.cli.launch import (
     ProcessesPerNode,
     Recalibrate,
     Target,
+    WithoutLearning,
     prepare,
     wanted,
 )
@@ -38,6 +39,7 @@ def command(
     runs: RunsOption = None,
     dry_run: DryRun = False,
     recalibrate: Recalibrate = False,
+    without_learning: WithoutLearning = False,
     language: Annotated[
         JobFormat | None,
         typer.Option("--as", help="With --dry-run, print the job in this format, for use without Trainworks."),
@@ -67,6 +69,7 @@ def command(
             runs=runs,
             dry_run=dry_run,
             recalibrate=recalibrate and first,
+            without_learning=without_learning,
             console=talk,
             queued=True,
             ask=first and not yes,

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from trainworks.catalog.facts import Accelerator
 from trainworks.config.layout import Layout, ResolvedLayout, divisors, resolve_layout
 from trainworks.config.run_file import RunFile, Workload
 from trainworks.errors import LayoutError, UsageError
 from trainworks.plan.checkpoint import checkpoint_interval
+from trainworks.plan.layouts import Array
 from trainworks.plan.reliability.defaults import usual_node_mttf, usual_write_s
+from trainworks.plan.uncertainty import CALIBRATED_PRIOR, RATES, Belief, expected_step
 from trainworks.record.model_shape import ModelShape
-from trainworks.record.resolved import MemoryTerms, Plan, Processes
+from trainworks.record.resolved import MemoryTerms, Plan, Processes, StepTimeGroups
 from trainworks.record.trial import Trial
 
 __all__ = ["check_own_optimizer", "make_measured_plan", "measured_layouts"]
@@ -112,6 +116,7 @@ def make_measured_plan(
         peak_flops_per_s=None,
         peak_source="none: the plan of this model is measured, not predicted",
         step_time=trial.step_time,
+        expected=expected_step(_parts_s(trial.step_time), Belief.of(CALIBRATED_PRIOR)),
         memory=_memory(trial, processes),
         checkpoint_bytes=trial.checkpoint_bytes,
         checkpoint_every_steps=every_steps,
@@ -119,6 +124,17 @@ def make_measured_plan(
         log_every_steps=max(1, min(_MAX_LOG_STEPS, round(_LOG_INTERVAL_S / step_s))),
         run_time_s=_START_S + train_s + (train_s // interval_s + 1) * save_s,
     )
+
+
+def _parts_s(measured: StepTimeGroups) -> Array:
+    """The groups of a trial by the rate that most of each depends on, shape [R]."""
+    by_rate = {
+        "products": measured.compute_s,
+        "scale_up": measured.communication_s,
+        "memory": measured.optimizer_s,
+        "host": measured.data_s,
+    }
+    return np.array([by_rate.get(rate, 0.0) for rate in RATES])
 
 
 def _num_steps(workload: Workload, trial: Trial) -> int:

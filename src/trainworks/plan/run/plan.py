@@ -11,7 +11,8 @@ from trainworks.plan.model_shape import model_flops_per_token
 from trainworks.plan.reliability.defaults import usual_node_mttf, usual_write_s
 from trainworks.plan.run.layout import bucket_mib
 from trainworks.plan.run.memory import checkpoint_bytes
-from trainworks.plan.run.pricing import pricing
+from trainworks.plan.run.pricing import parts_of_step, pricing
+from trainworks.plan.uncertainty import CALIBRATED_PRIOR, Belief, expected_step
 from trainworks.record.calibration import Calibration
 from trainworks.record.model_shape import ModelShape
 from trainworks.record.resolved import Plan, Processes
@@ -93,6 +94,7 @@ def make_plan(
         peak_flops_per_s=fastest,
         peak_source=f"fastest {workload.precision} matrix product of this model's shapes, measured on this machine",
         step_time=step_time,
+        expected=expected_step(parts_of_step(layout, workload, shape, calibration), Belief.of(CALIBRATED_PRIOR)),
         memory=price.memory,
         checkpoint_bytes=saved_bytes,
         checkpoint_every_steps=every_steps,

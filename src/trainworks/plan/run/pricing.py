@@ -9,10 +9,11 @@ from trainworks.catalog.cluster import ClusterDescription
 from trainworks.catalog.facts import Accelerator
 from trainworks.config.layout import ResolvedLayout
 from trainworks.config.run_file import Workload
-from trainworks.plan.layouts import Layouts, Recompute
+from trainworks.plan.layouts import Array, Layouts, Recompute
 from trainworks.plan.run.memory import predict_memory
 from trainworks.plan.software import worker_software
 from trainworks.plan.step_time import StepTimes, TrainingJob
+from trainworks.plan.uncertainty import parts_s
 from trainworks.record.calibration import Calibration, CalibrationRequest
 from trainworks.record.model_shape import ModelShape
 from trainworks.record.resolved import MemoryTerms, Processes, StepTimeTerms
@@ -23,6 +24,7 @@ __all__ = [
     "calibration_request",
     "cluster_of_ranks",
     "layouts_of",
+    "parts_of_step",
     "pricing",
     "step_time_terms",
     "training_job",
@@ -142,21 +144,33 @@ Pricing = Callable[[ResolvedLayout], LayoutPrediction]
 
 def pricing(workload: Workload, shape: ModelShape, calibration: Calibration) -> Pricing:
     """Prices of this workload on this machine."""
-    job = training_job(workload, shape, calibration)
-    halved = replace(job, software=replace(job.software, sent_gradient_bytes=2))
 
     def price(layout: ResolvedLayout) -> LayoutPrediction:
         memory = predict_memory(
             shape,
             layout,
-            sequence_length=job.sequence_length,
+            sequence_length=workload.data.sequence_length,
             precision=workload.precision,
             baseline_bytes=calibration.baseline_bytes,
             dropout=workload.model.dropout,
             device=calibration.device,
         )
-        of = halved if layout.gradient_compression in ("bf16", "fp16") else job
-        times = of.step_times(layouts_of([layout], layout.dp * layout.micro_batch * layout.grad_accum_steps))
-        return LayoutPrediction(memory, step_time_terms(times))
+        job, layouts = _job_of(layout, workload, shape, calibration)
+        return LayoutPrediction(memory, step_time_terms(job.step_times(layouts)))
 
     return price
+
+
+def parts_of_step(layout: ResolvedLayout, workload: Workload, shape: ModelShape, calibration: Calibration) -> Array:
+    """Predicted seconds of a step by rate, shape [R]; see `parts_s`."""
+    parts: Array = parts_s(*_job_of(layout, workload, shape, calibration))[:, 0]
+    return parts
+
+
+def _job_of(
+    layout: ResolvedLayout, workload: Workload, shape: ModelShape, calibration: Calibration
+) -> tuple[TrainingJob, Layouts]:
+    job = training_job(workload, shape, calibration)
+    if layout.gradient_compression in ("bf16", "fp16"):
+        job = replace(job, software=replace(job.software, sent_gradient_bytes=2))
+    return job, layouts_of([layout], layout.dp * layout.micro_batch * layout.grad_accum_steps)

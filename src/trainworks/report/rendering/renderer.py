@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from trainworks.report.rendering.document import Document
 
 _SUBJECTS = {
+    "AccuracyReport": "accuracy",
     "CalibrationResult": "calibration",
     "CapacityPlan": "capacity",
     "ClusterPlan": "cluster_plan",

@@ -11,7 +11,7 @@ from statistics import median
 from typing import Literal
 
 from trainworks.record.events import Event
-from trainworks.record.metrics import MetricsRow
+from trainworks.record.metrics import MetricsRow, warmup_steps
 from trainworks.record.resolved import Plan
 from trainworks.report.runs.history import History
 from trainworks.report.runs.ledger import Ledger
@@ -20,7 +20,6 @@ from trainworks.units import format_bytes, format_duration
 
 Unit = Literal["s", "bytes", "per_s", "ratio"]
 AGREEMENT = 0.05
-MAX_WARMUP_STEPS = 5
 
 
 class Difference(ReportPart):
@@ -94,15 +93,6 @@ def build_comparison(plan: Plan, history: History, ledger: Ledger, *, unit: str 
         checkpoint_stall=_difference("checkpoint stall", "s", None, _median_field(checkpoints, "stall_s")),
         findings=_findings(plan, step_time, terms, memory=memory, run_time=run_time, ledger=ledger),
     )
-
-
-def warmup_steps(num_steps: int) -> int:
-    """First steps that the medians leave out: five, but never more than a quarter of what there is.
-
-    >>> warmup_steps(300), warmup_steps(8), warmup_steps(3)
-    (5, 2, 0)
-    """
-    return min(MAX_WARMUP_STEPS, num_steps // 4)
 
 
 def _attempts_of_other_layouts(plan: Plan, history: History) -> set[int]:

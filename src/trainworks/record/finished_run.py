@@ -1,0 +1,104 @@
+"""Finished runs of this user: what was predicted of each, what it measured, and what the next plan learns from it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+from pydantic import ValidationError
+
+from trainworks.files import append_text
+from trainworks.record.environment import HostFacts
+from trainworks.record.measurement import FinishedRun
+from trainworks.record.metrics import effective_rows, read_metrics, warmup_steps
+from trainworks.record.resolved import ResolvedRun
+from trainworks.record.run_dir import RunDir
+
+_FEWEST_STEPS = 8
+_TO_DEVIATION = 1.4826
+"""Standard deviation over median absolute deviation, of a normal distribution."""
+
+
+def machine_of(host: HostFacts) -> str:
+    """Kind of machine: its accelerator, or its processor with the number of cores.
+
+    Plans of one kind learn from each other's runs of any number of ranks.
+    """
+    name = host.accelerators[0].name if host.accelerators else f"{host.processor} {host.num_cores} cores"
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+def software_of(resolved: ResolvedRun) -> str:
+    """Program that trains a workload: Trainworks on a version of torch, and whether formulas describe the model."""
+    described = resolved.plan is None or resolved.plan.model.is_described
+    return f"trainworks, torch {resolved.host.packages.get('torch', '')}{'' if described else ', own model'}"
+
+
+def finished_run(run_dir: RunDir, finished_at: float) -> FinishedRun | None:
+    """The record of a run that has ended; None if it had no plan with an interval, or too few steps of its layout."""
+    resolved = run_dir.read_resolved()
+    plan, workload = resolved.plan, resolved.run_file.workload
+    rows = effective_rows(read_metrics(run_dir.metrics_file)) if run_dir.metrics_file.exists() else []
+    attempts = {row["attempt"] for row in rows}
+    steady = rows[warmup_steps(len(rows)) :]
+    if plan is None or plan.expected is None or workload is None or len(attempts) != 1 or len(steady) < _FEWEST_STEPS:
+        return None
+    measured_s, spread = _median_and_spread([row["step_s"] for row in steady])
+    return FinishedRun(
+        run=str(run_dir.path.resolve()),
+        finished_at=finished_at,
+        machine=machine_of(resolved.host),
+        software=software_of(resolved),
+        model=workload.model.title,
+        layout=plan.layout.describe(),
+        by_rate_s=plan.expected.by_rate_s,
+        planned_s=plan.step_time.total_s,
+        low_s=plan.expected.low_s,
+        high_s=plan.expected.high_s,
+        learned_from=plan.expected.learned_from,
+        measured_s=measured_s,
+        spread=spread,
+        num_steps=len(steady),
+    )
+
+
+def _median_and_spread(seconds: Sequence[float]) -> tuple[float, float]:
+    middle = median(seconds)
+    spread = _TO_DEVIATION * median(abs(math.log(max(one, 1e-9) / middle)) for one in seconds)
+    return middle, spread
+
+
+def remember_finished(file: Path, finished: FinishedRun) -> None:
+    """Add a run to the user's finished runs; a run that was resumed counts with its last end.
+
+    Raises:
+        DiskFullError: no space left; earlier runs stay.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    append_text(file, finished.model_dump_json() + "\n")
+
+
+def read_finished(file: Path, machine: str | None = None) -> list[FinishedRun]:
+    """Finished runs, oldest first; torn lines and those of other versions are skipped.
+
+    Args:
+        file: JSON lines.
+        machine: kind of machine; all of them when left out.
+    """
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return []
+    found: dict[str, FinishedRun] = {}
+    for line in lines:
+        try:
+            finished = FinishedRun.model_validate_json(line)
+        except ValidationError:
+            continue
+        if machine is None or finished.machine == machine:
+            found.pop(finished.run, None)
+            found[finished.run] = finished
+    return list(found.values())
