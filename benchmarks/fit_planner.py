@@ -1,37 +1,38 @@
-"""Fit the coefficients of `plan/coefficients.py` to the published step times.
+"""Fit the coefficients of `plan/coefficients.py` to the published step times, and say how the fit does elsewhere.
 
-    python benchmarks/fit_planner.py                          prints the present and the fitted coefficients
-    python benchmarks/fit_planner.py --leave-one-source-out   and the error on each source after a fit without it
+    python benchmarks/fit_planner.py                prints the present and the fitted coefficients
+    python benchmarks/fit_planner.py --leave-out    and the errors on each source, and on each kind, after a fit without it
+    python benchmarks/fit_planner.py --residuals    prints the present errors by what the rows are
 
 Minimised is, over rows i of sources s and coefficients c with expected values e and widths w,
 
     sum_s 1/n_s sum_i rho(log(T_i / y_i)) + PULL^2 sum_c (log(c / e_c) / w_c)^2,  rho(r) = 2 d^2 (sqrt(1 + (r/d)^2) - 1)
 
 with d = 10 %: a row that is far off pulls no more than in proportion. The expected values are what one would write down
-without these tables, so that a source that is left out has no say. At most `--rows` of a source are used, spread
-evenly over it. Needs scipy.
+without these tables, so that what is left out has no say. The minimum is found by Gauss-Newton steps with weights
+1 / sqrt(1 + (r/d)^2). A fit without a source or a kind starts from the fit to everything and keeps its derivatives.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 
 import numpy as np
+from numpy.typing import NDArray
 from published import LEFT_OUT, STEP_TIMES, rows_of
 
-from trainworks.errors import MissingExtraError, TrainworksError
-from trainworks.measure.completions import best_completion
+from trainworks.errors import TrainworksError
 from trainworks.measure.measured_runs import MeasuredRun, read_run
+from trainworks.plan.candidates import feasible_completions
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
-from trainworks.plan.layouts import Array
+from trainworks.plan.layouts import Array, Layouts
 from trainworks.plan.score import Errors, errors_of, learned_positions, macro_average
+from trainworks.plan.step_time import TrainingJob, predict_step_times
 
-__all__ = ["PARAMETERS", "Parameter", "fit", "main"]
+__all__ = ["KINDS", "PARAMETERS", "Parameter", "Sample", "fit", "main", "read_runs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,6 @@ PARAMETERS = {
     "attention_backward_share": Parameter(0.4, 0.8, 1.0, 0.25),
     "memory_share": Parameter(0.5, 0.85, 0.95, 0.15),
     "backward_bytes": Parameter(1.2, 1.6, 2.5, 0.2),
-    "routed_share": Parameter(0.2, 0.7, 1.0, 0.3),
     "launch_s": Parameter(2e-6, 1.5e-5, 6e-5, 0.8),
     "gap_s": Parameter(5e-7, 3e-6, 1e-5, 0.5),
     "optimizer_bytes": Parameter(25, 45, 90, 0.3),
@@ -74,88 +74,190 @@ PARAMETERS = {
     "straggle": Parameter(0.001, 0.008, 0.03, 0.6),
 }
 """All that is fitted. Bounds are physical: a share is below one, a latency above zero."""
+EXPERTS = {"routed_share": Parameter(0.2, 0.7, 1.0, 0.3)}
+"""What rows of models with experts are fitted for, after all else."""
+
+KINDS: dict[str, Callable[[MeasuredRun], bool]] = {
+    "16k tokens and more": lambda run: run.job.sequence_length >= 16384,
+    "PyTorch-native": lambda run: run.job.software.fused_attention and not run.job.software.fused_kernels,
+    "8 bits": lambda run: run.job.precision in ("fp8", "fp4"),
+    "512 accelerators and more": lambda run: run.num_accelerators >= 512,
+    "Volta": lambda run: run.job.cluster.accelerator.architecture == "Volta",
+    "Hopper": lambda run: run.job.cluster.accelerator.architecture == "Hopper",
+    "Blackwell": lambda run: run.job.cluster.accelerator.architecture.startswith("Blackwell"),
+    "Omni-Path": lambda run: run.job.cluster.network == "Omni-Path" and run.job.cluster.num_nodes > 1,
+    "RoCE": lambda run: run.job.cluster.network == "RoCE" and run.job.cluster.num_nodes > 1,
+}
+"""Rows that a fit is tried without, all at once."""
 
 _LOSS_WIDTH = 0.1
 _PULL = 0.06
 _SMALL_SOURCE_ROWS = 4
 _STEP = 0.02
-_MARGIN = 1e-6
+_LONGEST = 0.4
+"""Of a Gauss-Newton step, in the logarithm of a coefficient."""
 
 
-def read_runs(kinds: Sequence[str]) -> dict[str, list[MeasuredRun]]:
-    """By source, rows of these kinds that can be predicted and have a step time."""
-    found: dict[str, list[MeasuredRun]] = {}
+def read_runs(kinds: Sequence[str] = ("yes",)) -> list[MeasuredRun]:
+    """Rows of these kinds that can be predicted and have a step time."""
+    found = []
     for row in rows_of(STEP_TIMES):
         try:
             run = read_run(row)
         except TrainworksError:
             continue
         if run.kind in kinds and run.step_time_s:
-            found.setdefault(run.source, []).append(run)
+            found.append(run)
     return found
 
 
-def spread(runs: dict[str, list[MeasuredRun]], most: int) -> dict[str, list[MeasuredRun]]:
-    """At most so many rows of each source."""
-    return {source: [rows[at] for at in learned_positions(len(rows), most)] for source, rows in runs.items()}
+@dataclass(frozen=True, slots=True)
+class _Jobs:
+    """Rows that differ in their layout alone, with all completions of their layouts that fit."""
+
+    job: TrainingJob
+    layouts: Layouts
+    starts: NDArray[np.int64]
+    """First completion of each row."""
+    rows: list[int]
 
 
-def log_ratio(run: MeasuredRun, coefficients: Coefficients) -> float:
-    """log(predicted / measured)."""
-    _, times = best_completion(run.job, run.layout, global_batch=run.global_batch, coefficients=coefficients)
-    assert run.step_time_s
-    return math.log(float(times.total_s[0]) / run.step_time_s)
+class Sample:
+    """Measured runs that are predicted together."""
+
+    def __init__(self, runs: Sequence[MeasuredRun]) -> None:
+        """Completes the layouts once: what fits does not depend on what is fitted."""
+        self.runs = runs
+        self.sources = np.array([run.source for run in runs])
+        self._measured = np.log([run.step_time_s or 0.0 for run in runs])
+        groups: dict[str, list[int]] = {}
+        for index, run in enumerate(runs):
+            groups.setdefault(repr(run.job), []).append(index)
+        self._jobs = [_jobs_of(runs, rows) for rows in groups.values()]
+
+    def log_ratios(self, coefficients: Coefficients) -> Array:
+        """log(predicted / measured) of every run; its fastest completion counts."""
+        predicted = np.empty(len(self.runs))
+        for jobs in self._jobs:
+            total = predict_step_times(jobs.job, jobs.layouts, coefficients).total_s
+            predicted[jobs.rows] = np.minimum.reduceat(total, jobs.starts)
+        return np.log(predicted) - self._measured
+
+    def weights(self, used: NDArray[np.bool_]) -> Array:
+        """1 / n of the used rows of a source; a source of few rows counts less."""
+        weights = np.zeros(len(self.runs))
+        for source in np.unique(self.sources[used]):
+            rows = used & (self.sources == source)
+            weights[rows] = min(1.0, rows.sum() / _SMALL_SOURCE_ROWS) / rows.sum()
+        return weights
 
 
-def fit(runs: dict[str, list[MeasuredRun]], *, evaluations: int) -> Coefficients:
+def _jobs_of(runs: Sequence[MeasuredRun], rows: list[int]) -> _Jobs:
+    parts = [feasible_completions(runs[at].job, runs[at].layout, global_batch=runs[at].global_batch) for at in rows]
+    starts = np.cumsum([0, *(len(part) for part in parts[:-1])])
+    return _Jobs(runs[rows[0]].job, Layouts.concatenate(parts), starts, rows)
+
+
+def spread(runs: Sequence[MeasuredRun], most: int) -> NDArray[np.bool_]:
+    """At most so many rows of each source, spread evenly over it."""
+    used = np.zeros(len(runs), dtype=bool)
+    for source in {run.source for run in runs}:
+        rows = [index for index, run in enumerate(runs) if run.source == source]
+        used[[rows[at] for at in learned_positions(len(rows), most)]] = True
+    return used
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Coefficients and the derivatives of all rows' log ratios by their logarithms."""
+
+    coefficients: Coefficients
+    jacobian: Array
+
+
+def fit(
+    sample: Sample,
+    used: NDArray[np.bool_],
+    *,
+    steps: int,
+    parameters: dict[str, Parameter] = PARAMETERS,
+    start: Fit | None = None,
+) -> Fit:
     """The coefficients that minimise the sum at the head of this module.
 
     Args:
-        runs: by source.
-        evaluations: of the Jacobian, at most.
+        sample: all rows.
+        used: those that are fitted.
+        steps: of Gauss-Newton.
+        parameters: what is fitted; the others keep their value.
+        start: of a fit to more rows: it begins there, and its derivatives are kept.
     """
-    from scipy.optimize import least_squares  # noqa: PLC0415 - the other benchmarks run without it
+    names = list(parameters)
+    low, expected, high = (np.log([getattr(p, end) for p in parameters.values()]) for end in ("low", "expected", "high"))
+    pulls = (_PULL / np.array([parameter.width for parameter in parameters.values()])) ** 2
+    weights = sample.weights(used)
+    base = start.coefficients if start else COEFFICIENTS
 
-    names = list(PARAMETERS)
-    low, expected, high = (
-        np.log([getattr(p, end) for p in PARAMETERS.values()]) for end in ("low", "expected", "high")
-    )
-    widths = np.array([parameter.width for parameter in PARAMETERS.values()])
+    def at(logs: Array) -> Coefficients:
+        return replace(base, **dict(zip(names, np.exp(logs).tolist(), strict=True)))
 
-    def residuals(logs: Array) -> Array:
-        coefficients = replace(COEFFICIENTS, **dict(zip(names, np.exp(logs).tolist(), strict=True)))
-        return np.concatenate([_row_residuals(runs, coefficients), _PULL * (logs - expected) / widths])
-
-    start = np.clip(expected, low + _MARGIN, high - _MARGIN)
-    found = least_squares(residuals, start, bounds=(low, high), max_nfev=evaluations, diff_step=_STEP)
-    return replace(COEFFICIENTS, **dict(zip(names, np.exp(found.x).tolist(), strict=True)))
-
-
-def _row_residuals(runs: dict[str, list[MeasuredRun]], coefficients: Coefficients) -> Array:
-    """Whose squares are rho / n_s; a source of few rows counts less."""
-    parts = []
-    for rows in runs.values():
-        weight = min(1.0, len(rows) / _SMALL_SOURCE_ROWS) / len(rows)
-        ratios = np.array([log_ratio(run, coefficients) for run in rows])
+    def cost(logs: Array, ratios: Array) -> float:
         rho = 2 * _LOSS_WIDTH**2 * (np.sqrt(1 + (ratios / _LOSS_WIDTH) ** 2) - 1)
-        parts.append(np.sign(ratios) * np.sqrt(weight * rho))
-    return np.concatenate(parts)
+        return float(weights @ rho + pulls @ (logs - expected) ** 2)
+
+    logs = np.clip(np.log([getattr(base, name) for name in names]), low, high)
+    ratios = sample.log_ratios(at(logs))
+    for _ in range(steps):
+        jacobian = start.jacobian if start else _jacobian(sample, at, logs, ratios)
+        robust = weights / np.sqrt(1 + (ratios / _LOSS_WIDTH) ** 2)
+        gradient = jacobian.T @ (robust * ratios) + pulls * (logs - expected)
+        free = ~(((logs <= low) & (gradient > 0)) | ((logs >= high) & (gradient < 0)))
+        curvature = (jacobian.T * robust) @ jacobian + np.diag(pulls)
+        move = np.zeros(len(names))
+        move[free] = -np.linalg.solve(curvature[np.ix_(free, free)], gradient[free])
+        move *= min(1.0, _LONGEST / max(np.abs(move).max(), 1e-12))
+        for scale in (1.0, 0.5, 0.25):
+            tried = np.clip(logs + scale * move, low, high)
+            tried_ratios = sample.log_ratios(at(tried))
+            if cost(tried, tried_ratios) < cost(logs, ratios):
+                logs, ratios = tried, tried_ratios
+                break
+        else:
+            break
+    return Fit(at(logs), jacobian)
 
 
-def errors_by_source(runs: dict[str, list[MeasuredRun]], coefficients: Coefficients) -> dict[str, Errors]:
-    """Of all rows."""
+def _jacobian(sample: Sample, at: Callable[[Array], Coefficients], logs: Array, ratios: Array) -> Array:
+    """Derivative of every row's log ratio by the logarithm of every coefficient, shape [rows, coefficients]."""
+    columns = []
+    for index in range(len(logs)):
+        moved = logs.copy()
+        moved[index] -= _STEP
+        columns.append((ratios - sample.log_ratios(at(moved))) / _STEP)
+    return np.stack(columns, axis=1)
+
+
+def errors_by_source(sample: Sample, ratios: Array, rows: NDArray[np.bool_] | None = None) -> dict[str, Errors]:
+    """Of these rows, or of all."""
+    chosen = np.ones(len(ratios), dtype=bool) if rows is None else rows
     found = {}
-    for source, rows in runs.items():
-        predicted = np.exp([log_ratio(run, coefficients) for run in rows])
-        errors = errors_of(predicted, np.ones(len(rows)))
+    for source in np.unique(sample.sources[chosen]):
+        predicted = np.exp(ratios[chosen & (sample.sources == source)])
+        errors = errors_of(predicted, np.ones(len(predicted)))
         assert errors is not None
-        found[source] = errors
+        found[str(source)] = errors
     return found
+
+
+def leave_out(sample: Sample, used: NDArray[np.bool_], whole: Fit, left: NDArray[np.bool_]) -> dict[str, Errors]:
+    """Errors by source on the rows that a fit was made without."""
+    unseen = fit(sample, used & ~left, steps=3, start=whole)
+    return errors_by_source(sample, sample.log_ratios(unseen.coefficients), left)
 
 
 def _print_coefficients(fitted: Coefficients) -> None:
     print(f"{'coefficient':26} {'low':>9} {'expected':>9} {'high':>9} {'present':>9}    fitted")
-    for name, bound in PARAMETERS.items():
+    for name, bound in (PARAMETERS | EXPERTS).items():
         present, new = getattr(COEFFICIENTS, name), getattr(fitted, name)
         print(f"{name:26} {bound.low:9.3g} {bound.expected:9.3g} {bound.high:9.3g} {present:9.3g} -> {new:.3g}")
 
@@ -163,44 +265,89 @@ def _print_coefficients(fitted: Coefficients) -> None:
 def _print_errors(title: str, errors: dict[str, Errors]) -> None:
     macro = macro_average(errors.values())
     assert macro is not None
-    print(f"\n{title:26} {'n':>5} {'MAPE':>8} {'p90':>8} {'bias':>8}")
+    print(f"\n{title:40} {'n':>5} {'MAPE':>8} {'p90':>8} {'bias':>8}")
     for source, one in [*sorted(errors.items()), ("macro average", macro)]:
-        print(f"{source:26} {one.n:5} {one.mape:8.1%} {one.p90:8.1%} {one.bias:+8.1%}")
+        print(f"{source:40} {one.n:5} {one.mape:8.1%} {one.p90:8.1%} {one.bias:+8.1%}", flush=True)
 
 
-def _write_left_out(errors: dict[str, Errors]) -> None:
-    rows = [f"{source},{one.n},{one.mape:.4f},{one.p90:.4f},{one.bias:.4f}" for source, one in sorted(errors.items())]
-    LEFT_OUT.write_text("\n".join(["source,n,mape,p90,bias", *rows]) + "\n", encoding="utf-8")
+def _features(run: MeasuredRun) -> Iterable[str]:
+    job, layout = run.job, run.layout
+    yield f"accelerator {job.cluster.accelerator.name}"
+    yield f"precision {job.precision}"
+    yield f"tokens {2 ** round(np.log2(job.sequence_length))}"
+    yield f"accelerators {2 ** (2 * round(np.log2(run.num_accelerators) / 2))}"
+    yield f"network {job.cluster.network}" if job.cluster.num_nodes > 1 else "network none"
+    yield f"zero {layout.zero}, tp {layout.tp > 1}, pp {layout.pp > 1}"
+    yield f"recompute {layout.recompute}"
+    yield f"software {job.software}"
+    yield f"size {2 ** round(np.log2(job.shape.num_parameters / 1e9))}B"
+
+
+def _print_residuals(sample: Sample, ratios: Array) -> None:
+    by_feature: dict[str, list[int]] = {}
+    for index, run in enumerate(sample.runs):
+        for feature in _features(run):
+            by_feature.setdefault(feature, []).append(index)
+    for feature, rows in sorted(by_feature.items()):
+        mask = np.zeros(len(ratios), dtype=bool)
+        mask[rows] = True
+        macro = macro_average(errors_by_source(sample, ratios, mask).values())
+        assert macro is not None
+        sources = len(set(sample.sources[mask]))
+        print(f"{feature:100} {len(rows):4} of {sources:2}: {macro.mape:7.1%} {macro.bias:+7.1%}")
+
+
+def _write_left_out(sources: dict[str, Errors], kinds: dict[str, Errors]) -> None:
+    lines = [
+        f"{what},{name},{one.n},{one.mape:.4f},{one.p90:.4f},{one.bias:.4f}"
+        for what, errors in (("source", sources), ("kind", kinds))
+        for name, one in errors.items()
+    ]
+    LEFT_OUT.write_text("\n".join(["left_out,name,n,mape,p90,bias", *lines]) + "\n", encoding="utf-8")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Fit and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--experts", action="store_true", help="fit to models with experts, too")
-    parser.add_argument("--rows", type=int, default=30, help="of a source that are used, at most (30)")
-    parser.add_argument("--evaluations", type=int, default=8, help="steps of the minimiser, at most (8)")
-    parser.add_argument("--leave-one-source-out", action="store_true", help="one fit per source, without it")
-    parser.add_argument("--write", action="store_true", help=f"write the errors on left-out sources to {LEFT_OUT.name}")
+    parser.add_argument("--rows", type=int, default=24, help="of a source that are used, at most (24)")
+    parser.add_argument("--steps", type=int, default=5, help="of the minimiser, at most (5)")
+    parser.add_argument("--leave-out", action="store_true", help="one fit per source and per kind, without it")
+    parser.add_argument("--residuals", action="store_true", help="errors of the present coefficients by feature")
+    parser.add_argument("--write", action="store_true", help=f"write the errors on what is left out to {LEFT_OUT.name}")
     options = parser.parse_args(arguments)
-    if find_spec("scipy") is None:
-        print(MissingExtraError("scipy", "test").render(), file=sys.stderr)
-        return 3
-    runs = read_runs(("yes", "moe") if options.experts else ("yes",))
-    some = spread(runs, options.rows)
-    fitted = fit(some, evaluations=options.evaluations)
-    _print_coefficients(fitted)
-    _print_errors("present coefficients", errors_by_source(runs, COEFFICIENTS))
-    _print_errors("fitted", errors_by_source(runs, fitted))
-    if options.leave_one_source_out:
-        unseen = {}
-        for source, rows in runs.items():
-            others = {name: kept for name, kept in some.items() if name != source}
-            unseen |= errors_by_source({source: rows}, fit(others, evaluations=options.evaluations))
-            print(f"left out {source}: {unseen[source].mape:.1%}", file=sys.stderr)
-        _print_errors("fitted without the source", unseen)
-        if options.write:
-            _write_left_out(unseen)
+    sample = Sample(read_runs())
+    present = sample.log_ratios(COEFFICIENTS)
+    _print_errors("present coefficients", errors_by_source(sample, present))
+    if options.residuals:
+        _print_residuals(sample, present)
+        return 0
+    used = spread(sample.runs, options.rows)
+    whole = fit(sample, used, steps=options.steps)
+    experts = Sample(read_runs(("moe",)))
+    with_experts = fit(
+        experts, spread(experts.runs, options.rows), steps=options.steps, parameters=EXPERTS, start=None
+    )
+    _print_coefficients(replace(whole.coefficients, routed_share=with_experts.coefficients.routed_share))
+    _print_errors("fitted", errors_by_source(sample, sample.log_ratios(whole.coefficients)))
+    if options.leave_out:
+        _leave_everything_out(sample, used, whole, write=options.write)
     return 0
+
+
+def _leave_everything_out(sample: Sample, used: NDArray[np.bool_], whole: Fit, *, write: bool) -> None:
+    sources: dict[str, Errors] = {}
+    for source in np.unique(sample.sources):
+        sources |= leave_out(sample, used, whole, sample.sources == source)
+    _print_errors("fitted without the source", sources)
+    kinds = {}
+    for name, belongs in KINDS.items():
+        left = np.array([belongs(run) for run in sample.runs])
+        macro = macro_average(leave_out(sample, used, whole, left).values())
+        assert macro is not None
+        kinds[name] = macro
+    _print_errors("fitted without the kind, by source", kinds)
+    if write:
+        _write_left_out(sources, kinds)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from trainworks.plan.layouts import Layouts, Recompute
 from trainworks.plan.memory import predict_memories
 from trainworks.plan.step_time import StepTimes, TrainingJob, predict_step_times
 
-__all__ = ["OpenLayout", "best_completion", "completions"]
+__all__ = ["OpenLayout", "best_completion", "completions", "feasible_completions"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +83,16 @@ def best_completion(
     job: TrainingJob, layout: OpenLayout, *, global_batch: int, coefficients: Coefficients = COEFFICIENTS
 ) -> tuple[Layouts, StepTimes]:
     """The fastest completion that fits the accelerator, or the smallest if none does, with its step time."""
+    layouts = feasible_completions(job, layout, global_batch=global_batch, coefficients=coefficients)
+    times = predict_step_times(job, layouts, coefficients)
+    best = np.array([int(times.total_s.argmin())])
+    return layouts.take(best), times.take(best)
+
+
+def feasible_completions(
+    job: TrainingJob, layout: OpenLayout, *, global_batch: int, coefficients: Coefficients = COEFFICIENTS
+) -> Layouts:
+    """The completions that fit the accelerator, or the smallest if none does."""
     layouts = completions(layout, layers=job.shape.layers, global_batch=global_batch, can_offload=_fast_host(job))
     if len(layouts) > 1:
         memories = predict_memories(
@@ -91,7 +101,4 @@ def best_completion(
         used = memories.device_bytes(coefficients)
         fits = used <= _PROGRAM_SAVINGS * job.cluster.accelerator.memory_bytes
         layouts = layouts.take(fits if fits.any() else np.array([int(used.argmin())]))
-    times = predict_step_times(job, layouts, coefficients)
-    best = np.array([int(times.total_s.argmin())])
-    chosen = layouts.take(best)
-    return chosen, predict_step_times(job, chosen, coefficients)
+    return layouts

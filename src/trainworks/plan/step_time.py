@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.plan.activations import activation_bytes
@@ -114,6 +115,10 @@ class StepTimes:
         """Sum of the terms."""
         total: Array = np.sum([getattr(self, field.name) for field in fields(self)], axis=0)
         return total
+
+    def take(self, chosen: NDArray[np.generic]) -> StepTimes:
+        """The times of the layouts at these positions, or where a mask is true."""
+        return StepTimes(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
 
 def predict_step_times(job: TrainingJob, layouts: Layouts, coefficients: Coefficients = COEFFICIENTS) -> StepTimes:
