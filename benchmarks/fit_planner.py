@@ -1,7 +1,7 @@
 """Fit the coefficients of `plan/coefficients.py` to the published step times, and say how the fit does elsewhere.
 
     python benchmarks/fit_planner.py                prints the present and the fitted coefficients
-    python benchmarks/fit_planner.py --leave-out    and the errors on each source, and on each kind, after a fit without it
+    python benchmarks/fit_planner.py --leave-out    and the errors on sources and kinds after a fit without them
     python benchmarks/fit_planner.py --residuals    prints the present errors by what the rows are
 
 Minimised is, over rows i of sources s and coefficients c with expected values e and widths w,
@@ -26,7 +26,7 @@ from published import LEFT_OUT, STEP_TIMES, rows_of
 
 from trainworks.errors import TrainworksError
 from trainworks.measure.measured_runs import MeasuredRun, read_run
-from trainworks.plan.candidates import feasible_completions
+from trainworks.measure.completions import best_completion
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.layouts import Array, Layouts
 from trainworks.plan.score import Errors, errors_of, learned_positions, macro_average
@@ -48,27 +48,22 @@ class Parameter:
 
 PARAMETERS = {
     "gemm_share": Parameter(0.7, 0.95, 1.0, 0.03),
+    "amd_share": Parameter(0.5, 0.85, 1.0, 0.15),
     "narrow_share": Parameter(0.5, 0.9, 1.0, 0.2),
     "joules_per_flop": Parameter(0.5e-12, 1e-12, 2e-12, 0.3),
-    "narrow_energy": Parameter(0.5, 1.4, 2.0, 0.3),
     "depth_half": Parameter(30, 200, 1200, 0.7),
-    "wave_loss": Parameter(0.05, 0.5, 1.0, 0.7),
-    "unaligned_share": Parameter(0.05, 0.3, 0.9, 0.7),
-    "attention_share": Parameter(0.3, 0.7, 1.0, 0.25),
-    "attention_backward_share": Parameter(0.4, 0.8, 1.0, 0.25),
+    "attention_share": Parameter(0.7, 0.92, 1.1, 0.1),
     "memory_share": Parameter(0.5, 0.85, 0.95, 0.15),
-    "backward_bytes": Parameter(1.2, 1.6, 2.5, 0.2),
+    "unfused_bytes": Parameter(1.0, 1.7, 3.0, 0.2),
+    "eager_bytes": Parameter(1.5, 4.0, 8.0, 0.2),
+    "selective_share": Parameter(0.1, 0.25, 0.6, 0.3),
+    "projections_share": Parameter(0.3, 0.6, 0.9, 0.2),
     "launch_s": Parameter(2e-6, 1.5e-5, 6e-5, 0.8),
-    "gap_s": Parameter(5e-7, 3e-6, 1e-5, 0.5),
-    "optimizer_bytes": Parameter(25, 45, 90, 0.3),
     "step_s": Parameter(5e-4, 1e-2, 5e-2, 1.0),
     "scale_up_share": Parameter(0.5, 0.8, 1.0, 0.2),
     "scale_out_share": Parameter(0.4, 0.8, 1.0, 0.25),
     "omni_path_share": Parameter(0.05, 0.25, 1.0, 0.4),
-    "pipelining": Parameter(0.1, 0.7, 1.2, 0.5),
-    "pipelining_inside": Parameter(0.05, 0.4, 1.2, 0.5),
     "tp_hidden": Parameter(0.05, 0.5, 0.95, 0.5),
-    "pp_exposed": Parameter(0.1, 0.9, 1.0, 0.5),
     "dp_hidden": Parameter(0.3, 0.8, 1.0, 0.3),
     "old_gather_share": Parameter(0.05, 0.2, 1.0, 0.5),
     "straggle": Parameter(0.001, 0.008, 0.03, 0.6),
@@ -79,7 +74,7 @@ EXPERTS = {"routed_share": Parameter(0.2, 0.7, 1.0, 0.3)}
 
 KINDS: dict[str, Callable[[MeasuredRun], bool]] = {
     "16k tokens and more": lambda run: run.job.sequence_length >= 16384,
-    "PyTorch-native": lambda run: run.job.software.fused_attention and not run.job.software.fused_kernels,
+    "PyTorch-native": lambda run: run.job.software.framework == "torch",
     "8 bits": lambda run: run.job.precision in ("fp8", "fp4"),
     "512 accelerators and more": lambda run: run.num_accelerators >= 512,
     "Volta": lambda run: run.job.cluster.accelerator.architecture == "Volta",
@@ -94,6 +89,8 @@ _LOSS_WIDTH = 0.1
 _PULL = 0.06
 _SMALL_SOURCE_ROWS = 4
 _STEP = 0.02
+_KEPT = 3
+"""Gauss-Newton steps that derivatives serve."""
 _LONGEST = 0.4
 """Of a Gauss-Newton step, in the logarithm of a coefficient."""
 
@@ -113,12 +110,10 @@ def read_runs(kinds: Sequence[str] = ("yes",)) -> list[MeasuredRun]:
 
 @dataclass(frozen=True, slots=True)
 class _Jobs:
-    """Rows that differ in their layout alone, with all completions of their layouts that fit."""
+    """Rows that differ in their layout alone."""
 
     job: TrainingJob
     layouts: Layouts
-    starts: NDArray[np.int64]
-    """First completion of each row."""
     rows: list[int]
 
 
@@ -126,7 +121,7 @@ class Sample:
     """Measured runs that are predicted together."""
 
     def __init__(self, runs: Sequence[MeasuredRun]) -> None:
-        """Completes the layouts once: what fits does not depend on what is fitted."""
+        """Completes the layouts once, by the present coefficients: the fastest that fits."""
         self.runs = runs
         self.sources = np.array([run.source for run in runs])
         self._measured = np.log([run.step_time_s or 0.0 for run in runs])
@@ -135,12 +130,15 @@ class Sample:
             groups.setdefault(repr(run.job), []).append(index)
         self._jobs = [_jobs_of(runs, rows) for rows in groups.values()]
 
+    def only(self, chosen: NDArray[np.bool_]) -> Sample:
+        """Some of the rows."""
+        return Sample([run for run, kept in zip(self.runs, chosen, strict=True) if kept])
+
     def log_ratios(self, coefficients: Coefficients) -> Array:
-        """log(predicted / measured) of every run; its fastest completion counts."""
+        """log(predicted / measured) of every run."""
         predicted = np.empty(len(self.runs))
         for jobs in self._jobs:
-            total = predict_step_times(jobs.job, jobs.layouts, coefficients).total_s
-            predicted[jobs.rows] = np.minimum.reduceat(total, jobs.starts)
+            predicted[jobs.rows] = predict_step_times(jobs.job, jobs.layouts, coefficients).total_s
         return np.log(predicted) - self._measured
 
     def weights(self, used: NDArray[np.bool_]) -> Array:
@@ -153,9 +151,8 @@ class Sample:
 
 
 def _jobs_of(runs: Sequence[MeasuredRun], rows: list[int]) -> _Jobs:
-    parts = [feasible_completions(runs[at].job, runs[at].layout, global_batch=runs[at].global_batch) for at in rows]
-    starts = np.cumsum([0, *(len(part) for part in parts[:-1])])
-    return _Jobs(runs[rows[0]].job, Layouts.concatenate(parts), starts, rows)
+    completed = [best_completion(runs[at].job, runs[at].layout, global_batch=runs[at].global_batch) for at in rows]
+    return _Jobs(runs[rows[0]].job, Layouts.concatenate([layout for layout, _ in completed]), rows)
 
 
 def spread(runs: Sequence[MeasuredRun], most: int) -> NDArray[np.bool_]:
@@ -177,7 +174,7 @@ class Fit:
 
 def fit(
     sample: Sample,
-    used: NDArray[np.bool_],
+    used: NDArray[np.bool_] | None = None,
     *,
     steps: int,
     parameters: dict[str, Parameter] = PARAMETERS,
@@ -187,15 +184,17 @@ def fit(
 
     Args:
         sample: all rows.
-        used: those that are fitted.
+        used: those that are fitted; all by default.
         steps: of Gauss-Newton.
         parameters: what is fitted; the others keep their value.
-        start: of a fit to more rows: it begins there, and its derivatives are kept.
+        start: of a fit to all rows: it begins there, and its derivatives are kept.
     """
     names = list(parameters)
-    low, expected, high = (np.log([getattr(p, end) for p in parameters.values()]) for end in ("low", "expected", "high"))
+    low, expected, high = (
+        np.log([getattr(p, end) for p in parameters.values()]) for end in ("low", "expected", "high")
+    )
     pulls = (_PULL / np.array([parameter.width for parameter in parameters.values()])) ** 2
-    weights = sample.weights(used)
+    weights = sample.weights(np.ones(len(sample.runs), dtype=bool) if used is None else used)
     base = start.coefficients if start else COEFFICIENTS
 
     def at(logs: Array) -> Coefficients:
@@ -207,8 +206,10 @@ def fit(
 
     logs = np.clip(np.log([getattr(base, name) for name in names]), low, high)
     ratios = sample.log_ratios(at(logs))
-    for _ in range(steps):
-        jacobian = start.jacobian if start else _jacobian(sample, at, logs, ratios)
+    jacobian = start.jacobian if start else _jacobian(sample, at, logs, ratios)
+    for step in range(steps):
+        if start is None and step and step % _KEPT == 0:
+            jacobian = _jacobian(sample, at, logs, ratios)
         robust = weights / np.sqrt(1 + (ratios / _LOSS_WIDTH) ** 2)
         gradient = jacobian.T @ (robust * ratios) + pulls * (logs - expected)
         free = ~(((logs <= low) & (gradient > 0)) | ((logs >= high) & (gradient < 0)))
@@ -247,12 +248,6 @@ def errors_by_source(sample: Sample, ratios: Array, rows: NDArray[np.bool_] | No
         assert errors is not None
         found[str(source)] = errors
     return found
-
-
-def leave_out(sample: Sample, used: NDArray[np.bool_], whole: Fit, left: NDArray[np.bool_]) -> dict[str, Errors]:
-    """Errors by source on the rows that a fit was made without."""
-    unseen = fit(sample, used & ~left, steps=3, start=whole)
-    return errors_by_source(sample, sample.log_ratios(unseen.coefficients), left)
 
 
 def _print_coefficients(fitted: Coefficients) -> None:
@@ -321,28 +316,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.residuals:
         _print_residuals(sample, present)
         return 0
-    used = spread(sample.runs, options.rows)
-    whole = fit(sample, used, steps=options.steps)
+    some = sample.only(spread(sample.runs, options.rows))
+    whole = fit(some, steps=options.steps)
     experts = Sample(read_runs(("moe",)))
-    with_experts = fit(
-        experts, spread(experts.runs, options.rows), steps=options.steps, parameters=EXPERTS, start=None
-    )
-    _print_coefficients(replace(whole.coefficients, routed_share=with_experts.coefficients.routed_share))
+    experts = experts.only(spread(experts.runs, options.rows))
+    routed = fit(experts, steps=2, parameters=EXPERTS).coefficients.routed_share
+    _print_coefficients(replace(whole.coefficients, routed_share=routed))
     _print_errors("fitted", errors_by_source(sample, sample.log_ratios(whole.coefficients)))
     if options.leave_out:
-        _leave_everything_out(sample, used, whole, write=options.write)
+        _leave_everything_out(sample, some, whole, write=options.write)
     return 0
 
 
-def _leave_everything_out(sample: Sample, used: NDArray[np.bool_], whole: Fit, *, write: bool) -> None:
+def _leave_everything_out(sample: Sample, some: Sample, whole: Fit, *, write: bool) -> None:
+    def errors_without(belongs: Callable[[MeasuredRun], bool]) -> dict[str, Errors]:
+        kept = np.array([not belongs(run) for run in some.runs])
+        unseen = sample.only(np.array([belongs(run) for run in sample.runs]))
+        return errors_by_source(unseen, unseen.log_ratios(fit(some, kept, steps=3, start=whole).coefficients))
+
     sources: dict[str, Errors] = {}
     for source in np.unique(sample.sources):
-        sources |= leave_out(sample, used, whole, sample.sources == source)
+        sources |= errors_without(lambda run, source=source: run.source == source)  # type: ignore[misc]
     _print_errors("fitted without the source", sources)
     kinds = {}
     for name, belongs in KINDS.items():
-        left = np.array([belongs(run) for run in sample.runs])
-        macro = macro_average(leave_out(sample, used, whole, left).values())
+        by_source = errors_without(belongs)
+        _print_errors(f"fitted without: {name}", by_source)
+        macro = macro_average(by_source.values())
         assert macro is not None
         kinds[name] = macro
     _print_errors("fitted without the kind, by source", kinds)

@@ -35,7 +35,7 @@ def test_the_name_of_a_framework_decides_whose_parallelism_it_is(source: str, na
 
 
 def test_a_row_that_names_nothing_keeps_the_software_that_its_layout_suggests() -> None:
-    assert memory_software({"source": "a table"}, Software(fused_attention=False)) == Software(fused_attention=False)
+    assert memory_software({"source": "a table"}, Software(attention="unfused")) == Software(attention="unfused")
 
 
 @pytest.mark.parametrize("notes", ["torch.compile", "compiled", "chunked cross entropy", "pure bf16", "8-bit AdamW"])

@@ -18,7 +18,7 @@ from trainworks.record.model_shape import ModelShape
 A100S = "4 nodes of 8x A100-SXM-80GB over 8x HDR"
 H100S = "16 nodes of DGX H100"
 BATCH = 256
-UNFUSED = Software(fused_attention=False, overlap=False, gradient_bytes=2)
+UNFUSED = Software(attention="unfused", overlap=False, gradient_bytes=2)
 
 
 def known(name: str) -> ModelShape:

@@ -92,15 +92,26 @@ class Catalog:
 
 
 def accelerator(name: str) -> Accelerator:
-    """The accelerator of that name or alias.
+    """The accelerator of that name or alias, perhaps with another power limit: `H100-SXM-80GB at 500 W`.
 
     Raises:
         UsageError: there is none, or plans cannot use it.
 
     >>> accelerator("a100-sxm4-80gb").name
     'A100-SXM-80GB'
+    >>> accelerator("H100 at 500 W").power_w
+    500.0
     """
-    return _accelerator(_find("accelerators", name))
+    part = _accelerator(_find("accelerators", name))
+    if (limit := _POWER_LIMIT.search(name)) is None:
+        return part
+    watts = float(limit["watts"])
+    return part.model_copy(
+        update={"name": f"{part.name} at {watts:g} W", "power_w": watts, "rated_power_w": part.power_w}
+    )
+
+
+_POWER_LIMIT = re.compile(r"\s+at\s+(?P<watts>\d{2,4})\s*W$", re.IGNORECASE)
 
 
 def node(name: str) -> Node:
@@ -223,6 +234,8 @@ def reference_node(accelerator_name: str) -> Node:
     base = node(found.reference_node)
     if base.accelerator == found.name:
         return base
+    if found.rated_power_w is not None and base.accelerator == _find("accelerators", found.name).name:
+        return base.model_copy(update={"accelerator": found.name})
     own = {
         "name": f"{base.name} with {found.name}",
         "accelerator": found.name,
@@ -238,7 +251,11 @@ def names(kind: Kind = "accelerators") -> tuple[str, ...]:
 
 def has(kind: Kind, name: str) -> bool:
     """True if a row of that kind has the name or alias."""
-    return _normal(name) in _index(kind)
+    return _key(kind, name) in _index(kind)
+
+
+def _key(kind: Kind, name: str) -> str:
+    return _normal(_POWER_LIMIT.sub("", name) if kind == "accelerators" else name)
 
 
 def find_row(name: str, kind: Kind | None = None) -> CatalogRow:
@@ -306,7 +323,7 @@ def _switch(row: CatalogRow) -> Switch:
 
 
 def _find(kind: Kind, name: str) -> CatalogRow:
-    found = _index(kind).get(_normal(name))
+    found = _index(kind).get(_key(kind, name))
     if found is None:
         raise _unknown(name, (kind,), _NOUNS[kind])
     return read_rows(kind)[found]

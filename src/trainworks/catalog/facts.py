@@ -47,6 +47,9 @@ class Accelerator(Frozen):
     host_bytes_per_s: float
     """Bandwidth to the host: PCIe or a chip-to-chip link."""
     power_w: float | None = None
+    """Power limit of the board."""
+    rated_power_w: float | None = None
+    """That of the data sheet where the limit is another one; else None."""
     usable_bytes: int | None = None
     """Device capacity as the framework reports it; None if unpublished."""
     memory_type: str | None = None

@@ -10,6 +10,7 @@ import numpy as np
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.layouts import Layouts, Recompute
 from trainworks.plan.memory import predict_memories
+from trainworks.plan.states import chunk_counts
 from trainworks.plan.step_time import StepTimes, TrainingJob, predict_step_times
 
 __all__ = ["OpenLayout", "best_completion", "completions", "feasible_completions"]
@@ -32,6 +33,7 @@ class OpenLayout:
     sequence_parallel: bool
 
 
+_MOST_CHUNKS = 8
 _CHIP_TO_CHIP_BYTES_PER_S = 2e11
 _PROGRAM_SAVINGS = 1.25
 """A published layout did fit: programs have ways to save memory that no table prints."""
@@ -39,7 +41,7 @@ _PROGRAM_SAVINGS = 1.25
 
 def completions(layout: OpenLayout, *, layers: int, global_batch: int, can_offload: bool = False) -> Layouts:
     """All layouts that agree with it: micro-batches 1, 2, 4, 8 that divide a rank's share, every recomputation, and
-    every number of chunks that divides a stage's blocks.
+    every number of chunks up to 8 that shares the blocks evenly.
     """
     per_rank = max(1, global_batch // layout.dp)
     sizes = (
@@ -48,7 +50,11 @@ def completions(layout: OpenLayout, *, layers: int, global_batch: int, can_offlo
     kinds = [(kind, 0) for kind in Recompute] if layout.recompute is None else [(layout.recompute, 0)]
     if layout.recompute is None and can_offload:
         kinds.append((Recompute.NONE, 1))
-    chunks = [layout.interleave] if layout.interleave else _chunks(layers, layout.pp)
+    chunks = (
+        [layout.interleave]
+        if layout.interleave
+        else chunk_counts(layers, layout.pp, _MOST_CHUNKS if layout.pp > 1 else 1)
+    )
     filled = [(size, *kind, v) for size, kind, v in itertools.product(sizes, kinds, chunks)]
     micro_batch, recompute, offload, interleave = np.array(filled, dtype=np.float64).T
     return Layouts.of(
@@ -71,12 +77,6 @@ def completions(layout: OpenLayout, *, layers: int, global_batch: int, can_offlo
 def _fast_host(job: TrainingJob) -> bool:
     """True if the host is on a chip-to-chip link, where offloading activations is common; False on PCIe."""
     return job.cluster.accelerator.host_bytes_per_s >= _CHIP_TO_CHIP_BYTES_PER_S
-
-
-def _chunks(layers: int, pp: int) -> list[int]:
-    if pp == 1 or layers % pp:
-        return [1]
-    return [v for v in (1, 2, 3, 4, 5, 6, 7, 8) if (layers // pp) % v == 0]
 
 
 def best_completion(

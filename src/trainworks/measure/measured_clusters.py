@@ -20,6 +20,7 @@ _KINDS = (
     ("EFA", r"\befa\b"),
     ("RoCE", r"\broce"),
     ("InfiniBand", r"\bib\b|infiniband|\b(?:edr|hdr|ndr|xdr)\d*\b"),
+    ("Slingshot", r"slingshot"),
     ("TCP", r"\btcp|ethernet|gbe\b"),
 )
 _GENERATIONS = ("hdr100", "hdr200", "ndr200", "ndr400", "edr", "hdr", "ndr", "xdr")
@@ -27,12 +28,16 @@ _GENERATIONS = ("hdr100", "hdr200", "ndr200", "ndr400", "edr", "hdr", "ndr", "xd
 _COUNT = re.compile(r"(\d+)\s*[x\u00d7*]", re.IGNORECASE)
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([GgTt])(?:(B(?=/|ps))|[Bb])?(?:it)?(?:/s|ps|[eE]\b|\b)")
 _GENERATION = re.compile(r"(?:\b|(?<=\dx))(" + "|".join(_GENERATIONS) + r")\b")
+_WATTS = re.compile(r"(?<!at )\b(\d{3,4})\s*W\b")
+_VARIANT = re.compile(r"(?P<part>.+?)[\s-]*(?P<gigabytes>\d+)\s*GB\b.*")
 _GROUP = re.compile(r"nvl\s*(\d+)", re.IGNORECASE)
 _BOTH_WAYS = re.compile(r"nvlink\d?\s+(\d+(?:\.\d+)?)\s*GB/s", re.IGNORECASE)
 
 
 def read_accelerator(row: Row) -> Accelerator:
-    """The accelerator of a row; a maker's name before it and a remark in brackets do not matter.
+    """The accelerator of a row; a maker's name before it and a remark in brackets do not matter, but for its power.
+
+    A known part with another size of memory is that part with that memory.
 
     Raises:
         UsageError: the cell is empty or names none of the catalogue; the hint has the nearest.
@@ -42,7 +47,13 @@ def read_accelerator(row: Row) -> Accelerator:
         raise UsageError("gpu is empty")
     plain = without_remark(name)
     spellings = (name, plain, _MAKERS.sub("", plain).strip() or name)
-    return accelerator(next((each for each in spellings if has("accelerators", each)), spellings[-1]))
+    known = next((each for each in spellings if has("accelerators", each)), None)
+    if known is None and (variant := _VARIANT.fullmatch(plain)) and has("accelerators", variant["part"]):
+        return accelerator(variant["part"]).model_copy(
+            update={"memory_bytes": int(variant["gigabytes"]) * 2**30, "usable_bytes": None}
+        )
+    watts = _WATTS.search(name)
+    return accelerator(f"{known or spellings[-1]} at {watts[1]} W" if known and watts else known or spellings[-1])
 
 
 def remarks_left_out(rows: Iterable[Row]) -> list[str]:

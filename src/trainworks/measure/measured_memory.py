@@ -12,7 +12,7 @@ from trainworks.measure.tables import Row, text_of, whole_of
 
 __all__ = ["MEMORY_COLUMNS", "MeasuredMemory", "read_memory"]
 
-MEMORY_COLUMNS = (*COLUMNS, "outcome", "notes")
+MEMORY_COLUMNS = (*COLUMNS, "outcome")
 
 _ADAPTERS = re.compile(r"\b(q?lora|adapters?|dora)\b", re.IGNORECASE)
 _SHARES_BF16_STATES = re.compile(r"deepspeed", re.IGNORECASE)

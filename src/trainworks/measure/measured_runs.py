@@ -18,6 +18,7 @@ from trainworks.catalog.models import find_preset, preset
 from trainworks.errors import UsageError
 from trainworks.measure.completions import OpenLayout
 from trainworks.measure.measured_clusters import read_cluster
+from trainworks.measure.row_software import read_software
 from trainworks.measure.tables import Row, flag_of, needed_whole, number_of, text_of, whole_of
 from trainworks.plan.flops import FlopsConvention, flops_per_token_by_convention
 from trainworks.plan.layouts import Recompute
@@ -34,9 +35,31 @@ __all__ = ["COLUMNS", "MeasuredRun", "MemoryKind", "memory_kind", "read_run", "s
 COLUMNS = (
     *("id", "source_key", "source", "model", "params_b", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab"),
     *("seq_len", "global_batch", "micro_batch", "gpu", "num_gpus", "gpus_per_node", "intra_node_net"),
-    *("inter_node_net", "dp", "tp", "pp", "cp", "ep", "interleave", "zero_stage", "recompute", "precision", "seqpar"),
-    *("iteration_time_s", "tflops_per_gpu", "tflops_kind", "mfu", "tokens_per_s_per_gpu", "memory_gb_per_gpu"),
-    *("memory_kind", "step_time_s_eval", "usable_for_step_eval"),
+    *(
+        "inter_node_net",
+        "dp",
+        "tp",
+        "pp",
+        "cp",
+        "ep",
+        "interleave",
+        "zero_stage",
+        "recompute",
+        "precision",
+        "framework",
+        "attention",
+        "compiled",
+    ),
+    *(
+        "seqpar",
+        "iteration_time_s",
+        "tflops_per_gpu",
+        "tflops_kind",
+        "mfu",
+        "tokens_per_s_per_gpu",
+        "memory_gb_per_gpu",
+    ),
+    *("memory_kind", "step_time_s_eval", "usable_for_step_eval", "notes"),
 )
 
 MemoryKind = Literal["allocated", "reserved", "device"]
@@ -106,7 +129,7 @@ def read_run(row: Row) -> MeasuredRun:
     sequence_parallel = flag_of(row, "seqpar")
     job = TrainingJob(shape, length, precision, cluster, Software())
     layout = _layout(row, job, total, batch, precision != "fp16" if sequence_parallel is None else sequence_parallel)
-    job = TrainingJob(shape, length, precision, cluster, _software(precision, layout, text_of(row, "precision")))
+    job = TrainingJob(shape, length, precision, cluster, read_software(row, precision, layout))
     gigabytes = number_of(row, "memory_gb_per_gpu")
     words = text_of(row, "memory_kind")
     return MeasuredRun(
@@ -136,25 +159,6 @@ def memory_kind(words: str) -> MemoryKind:
     if "reserv" in lower or "smi" in lower:
         return "reserved" if "reserv" in lower else "device"
     return "allocated" if any(word in lower for word in ("alloc", "active", "peak")) else "device"
-
-
-def _software(precision: str, layout: OpenLayout, written: str) -> Software:
-    """Current software, unless the row shows what only older software does: fp16 with loss scaling, or tensor
-    parallelism without sequence parallelism, which came in 2022 before fused attention. `XLA` in the precision names a
-    compiler that writes the scores of attention to memory.
-    """
-    old = precision == "fp16" or (layout.tp > 1 and not layout.sequence_parallel and layout.zero < 3)
-    if old:
-        narrow = precision == "fp16"
-        return Software(
-            fused_attention=False,
-            overlap=False,
-            gradient_bytes=2 if narrow else 4,
-            optimizer_bytes=16.0,
-            loss_bytes=8.0,
-        )
-    native = layout.zero == 3 and layout.tp == 1 and precision in ("bf16", "fp32", "tf32")
-    return Software(fused_attention="xla" not in written.lower(), fused_kernels=not native)
 
 
 def _precision(text: str) -> str:
@@ -310,13 +314,13 @@ def _searched_mesh(job: TrainingJob, world: int, batch: int) -> tuple[int, int, 
 
 
 def _zero(text: str, dp: int, cluster: ClusterDescription) -> tuple[int, int]:
-    """Stage and size of the shard group: `3`, `ZeRO-2`, `3 (FSDP 64)`, `3 (HSDP)`, `DDP`; empty is 1."""
+    """Stage and size of the shard group: `3`, `ZeRO-2`, `3 (FSDP 64)`, `1 (group of 8)`, `3 (HSDP)`; empty is 1."""
     lower = text.lower()
     stage = re.search(r"(?:^|zero|stage)[\s_-]*([0-3])\b", lower)
     sharded = "fsdp" in lower or "hsdp" in lower
     replicated = lower in ("none", "no", "off", "false") or "ddp" in lower
     zero = int(stage[1]) if stage else 3 if sharded else 0 if replicated else 1
-    size = re.search(r"fsdp[\s=]+(\d+)", lower)
+    size = re.search(r"(?:fsdp|groups? of|shard(?:ing|s| group)?)[\s=]+(\d+)", lower)
     if size and dp % int(size[1]) == 0:
         return zero, int(size[1])
     if "hsdp" in lower:

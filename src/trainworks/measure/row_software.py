@@ -6,11 +6,33 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from trainworks.measure.tables import Row, text_of
-from trainworks.plan.software import Software
+from trainworks.measure.tables import Row, flag_of, text_of
+from trainworks.plan.candidates import OpenLayout
+from trainworks.plan.software import Attention, Selective, Software
 
-__all__ = ["memory_software"]
+__all__ = ["memory_software", "read_software"]
 
+_FAMILIES = re.compile(
+    r"automodel|megatron|mcore|\bnemo\b|\bprimus\b|\bpaxml\b|\bpax\b|maxtext|\bjax\b|levanter|easylm|paddle|oneflow|mindspore"
+    r"|torch ?titan|torchtune|llm-foundry|mosaicml|\bfsdp2?\b|lightning|litgpt|nanotron|deepspeed|xtuner|axolotl"
+    r"|transformers|hugging ?face|colossal|accelerate",
+    re.IGNORECASE,
+)
+_ATTENTION: tuple[tuple[Attention, str], ...] = (
+    ("unfused", r"\bno flash|without flash|unfused|\bxla\b|\beager attention|naive attention"),
+    ("flash-3", r"flash[\s_-]*(?:attention|attn)?[\s_-]*3|\bfa-?3\b"),
+    ("flash-2", r"flash[\s_-]*(?:attention|attn)?[\s_-]*2|\bfa-?2\b|\bsdpa\b"),
+    ("cudnn", r"cudnn"),
+    ("flash-1", r"triton|flash[\s_-]*(?:attention|attn)?[\s_-]*1|\bfa-?1\b"),
+)
+_YEAR = re.compile(r"\b(20[12]\d)\b")
+_RELEASE = re.compile(r"\bv?(2[0-9])\.(?:0[1-9]|1[0-2])\b")
+_COMPILED = re.compile(r"torch[._]compile|\bcompiled?\b", re.IGNORECASE)
+_EAGER = re.compile(r"\beager\b|no compile|without compile|compile[:= ]*(?:false|off)", re.IGNORECASE)
+_PROJECTIONS = re.compile(r"save_(?:qkv|out)|qkv_proj", re.IGNORECASE)
+_DOTS = re.compile(r"save_dot|minimal|custom", re.IGNORECASE)
+_EVERY_SECOND = re.compile(r"\bop\b", re.IGNORECASE)
+_PRESENT = 2026
 _NAMES = ("source_key", "source", "model", "zero_stage", "recompute", "framework")
 _NOTES = ("precision", "notes", "software")
 _FP32_WEIGHTS: dict[str, Any] = {"weight_bytes": 4, "optimizer_bytes": 8.0}
@@ -45,8 +67,6 @@ _FRAMEWORKS = tuple(
 _FACTS: tuple[tuple[re.Pattern[str], dict[str, Any]], ...] = tuple(
     (re.compile(words, re.IGNORECASE), changes)
     for words, changes in (
-        (r"flash|sdpa|cudnn attention", {"fused_attention": True}),
-        (r"(no|without) flash", {"fused_attention": False}),
         (r"\bamp\b(?! ?o2)|autocast", {**_FP32_WEIGHTS, "autocast": True, "gradient_bytes": 4}),
         (r"(?<!no )\bcompiled?\b|torch\.?compile|thunder|inductor", {"fused_kernels": True, "norm_bytes": 0}),
         (r"(?<!non-)\beager\b", {"fused_kernels": False, "norm_bytes": 6}),
@@ -58,6 +78,59 @@ _FACTS: tuple[tuple[re.Pattern[str], dict[str, Any]], ...] = tuple(
     )
 )
 """What words in a row's notes say, a later one of which overrules an earlier one."""
+
+
+def read_software(row: Row, precision: str, layout: OpenLayout) -> Software:
+    """Software of a row: from `framework`, `attention` and `compiled`, else from words of its source and notes.
+
+    A row that is silent has current software, unless it shows what only older software does: fp16 with loss scaling, or
+    tensor parallelism without sequence parallelism, which came in 2022 before fused attention. Weights that are sharded
+    without tensor parallelism in 16 bits are those of a PyTorch program.
+    """
+    words = " ".join(text_of(row, name) for name in ("precision", "source", "notes", "source_key"))
+    named = text_of(row, "framework")
+    attention = text_of(row, "attention").lower() or words
+    framework = named or _found(_FAMILIES, words)
+    old = precision == "fp16" or (layout.tp > 1 and not layout.sequence_parallel and layout.zero < 3)
+    native = layout.zero == 3 and layout.tp == 1 and precision in ("bf16", "fp32", "tf32")
+    if not framework:
+        framework = "torch" if native else "megatron"
+    return Software.of(
+        framework,
+        year=_year(named) or (2022 if old and not named else _PRESENT),
+        compiled=_compiled(row, words),
+        attention=next((kernel for kernel, pattern in _ATTENTION if re.search(pattern, attention.lower())), None),
+        gradient_bytes=2 if precision == "fp16" or "pure" in text_of(row, "precision").lower() else 4,
+        selective=_selective(text_of(row, "recompute")),
+    )
+
+
+def _found(pattern: re.Pattern[str], words: str) -> str:
+    match = pattern.search(words)
+    return match[0] if match else ""
+
+
+def _year(framework: str) -> int | None:
+    """Year of a release: `Megatron-LM 2021`, `NeMo 25.09`."""
+    year, release = _YEAR.search(framework), _RELEASE.search(framework)
+    return int(year[1]) if year else 2000 + int(release[1]) if release else None
+
+
+def _compiled(row: Row, words: str) -> bool | None:
+    said = flag_of(row, "compiled")
+    if said is not None:
+        return said
+    if _EAGER.search(words):
+        return False
+    return True if _COMPILED.search(words) else None
+
+
+def _selective(recompute: str) -> Selective | None:
+    if _PROJECTIONS.search(recompute):
+        return "projections"
+    if _EVERY_SECOND.search(recompute):
+        return "every second product"
+    return "products" if _DOTS.search(recompute) else None
 
 
 def memory_software(row: Row, software: Software) -> Software:
@@ -72,7 +145,8 @@ def memory_software(row: Row, software: Software) -> Software:
     if named is None and not software.fused_kernels:
         named = _NATIVE
     if named is not None:
-        software = replace(named, overlap=software.overlap)
+        kept = ("overlap", "tensor_overlap", "attention", "framework")
+        software = replace(named, **{name: getattr(software, name) for name in kept})
     notes = " ".join(text_of(row, name) for name in _NOTES)
     changes = {key: value for words, each in _FACTS if words.search(notes) for key, value in each.items()}
     return replace(software, **changes)

@@ -101,6 +101,7 @@ def activation_bytes(
         "products": 2.0 * stream + tokens * (heads + e * products / t + e * shape.hidden),
         "every second product": stream
         + tokens * e * ((2.0 * shape.heads * value_dim + shape.kv_heads * query_dim + products / 2) / t + shape.hidden),
+        "projections": stream + tokens * heads,
     }[software.selective]
     chosen = layouts.recompute if recompute is None else np.full(len(layouts), float(recompute))
     return np.select([chosen == Recompute.FULL, chosen == Recompute.SELECTIVE], [stream, kept], whole + scores)

@@ -5,12 +5,13 @@ Symbols as in `compute`; E experts, k experts per token, T sequence length.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
+from trainworks.plan.attention import attention_reach
 from trainworks.plan.compute import DeviceRates, product_s, traffic_s
 from trainworks.plan.layouts import Array, Layouts, Recompute, Values
 from trainworks.plan.parameters import head_dims
@@ -93,17 +94,19 @@ def _one_kind(
         if experts
         else _mlp_products(shape, layouts, sequence_length, shape.feed_forward)
     )
-    forward = backward = np.zeros(len(layouts))
-    for product in products:
-        forward = forward + _product_forward_s(product, device)
-        backward = backward + _product_backward_s(product, device)
+    forward, backward = _products_s(products, device)
     core_forward, core_backward = _attention_core_s(shape, layouts, sequence_length, device, software)
     traffic = traffic_s(_block_bytes(shape, layouts, sequence_length, device, software, experts), device)
     forward = forward + core_forward + traffic
     backward = backward + core_backward + traffic * device.coefficients.backward_bytes
     extra = (_KERNELS_EXPERT if experts else 0) + np.where(layouts.tp > 1, software.distributed_operations / 2, 0.0)
     forward = _with_launches(forward, _KERNELS_FORWARD + extra, device)
-    selective = core_forward if software.fused_kernels else device.coefficients.selective_share * forward
+    selective = {
+        "attention": core_forward,
+        "products": device.coefficients.selective_share * forward,
+        "every second product": 0.5 * (forward - core_forward) + 0.5 * traffic,
+        "projections": device.coefficients.projections_share * forward,
+    }[software.selective]
     again = np.select(
         [layouts.recompute == Recompute.FULL, layouts.recompute == Recompute.SELECTIVE], [forward, selective], 0.0
     )
@@ -121,18 +124,13 @@ def _with_launches(kernels_s: Array, num_kernels: Values, device: DeviceRates) -
     return np.sqrt(np.sqrt(np.sqrt(device_s**8 + host_s**8)))
 
 
-def _product_forward_s(product: _Product, device: DeviceRates) -> Array:
-    rows, columns, depth, batch, share = product
-    return product_s(rows, columns, depth, device, batch) / share
-
-
-def _product_backward_s(product: _Product, device: DeviceRates) -> Array:
-    rows, columns, depth, batch, share = product
-    of_input, of_weight = (
-        product_s(rows, depth, columns, device, batch),
-        product_s(depth, columns, rows, device, batch),
-    )
-    return (of_input + of_weight) / share
+def _products_s(products: Sequence[_Product], device: DeviceRates) -> tuple[Array, Array]:
+    """Seconds of all products forward, and backward: the gradients of their inputs and of their weights."""
+    values = np.broadcast_arrays(*(value for product in products for value in product))
+    m, n, k, batch, share = np.stack(values).reshape(len(products), len(_Product._fields), -1).swapaxes(0, 1)
+    triples = product_s(np.stack([m, m, k]), np.stack([n, k, n]), np.stack([k, n, m]), device, batch) / share
+    summed: Array = triples.sum(axis=1)
+    return summed[0], summed[1] + summed[2]
 
 
 def _tokens(layouts: Layouts, sequence_length: int) -> Array:
@@ -195,13 +193,15 @@ def _attention_core_s(
         forward = flops / device.measured_attention_flops_per_s
         return forward, 2.0 * forward
     if software.fused_attention:
-        forward = flops * _seen_share(shape, sequence_length) / device.attention_flops_per_s
-        return forward, 2.5 * forward / device.coefficients.attention_backward_share
+        reach = attention_reach((query_dim + value_dim) / 2, sequence_length, causal=shape.causal)
+        seen = flops * _seen_share(shape, sequence_length) / reach
+        return seen / device.attention_flops_per_s, 2.5 * seen / device.attention_backward_flops_per_s
     length = sequence_length
     batch = layouts.micro_batch * heads / layouts.cp
     product = product_s(length, length, query_dim, device, batch)
     product = product + product_s(length, value_dim, length, device, batch)
     scores = traffic_s(pairs * heads * (4 * device.element_bytes + 1), device)
+    scores = scores * unfused_factor(shape, device, software)
     return product + scores, 2 * product + device.coefficients.backward_bytes * scores
 
 
@@ -234,9 +234,17 @@ def _block_bytes(
         per_token = per_token + 6 * e * shape.experts_per_token * shape.hidden / layouts.tp
     if device.precision in ("fp8", "fp4"):
         per_token = per_token + (e + 2) * (3 * shape.hidden + heads + width)
-    if software.fused_attention and not software.fused_kernels:
-        per_token = per_token * device.coefficients.unfused_bytes
-    return tokens * per_token
+    return tokens * per_token * unfused_factor(shape, device, software)
+
+
+def unfused_factor(shape: ModelShape, device: DeviceRates, software: Software) -> float:
+    """Bytes that element-wise work moves over those of fused kernels: 1, or where every operation is a kernel more.
+
+    PyTorch has a kernel for the norm and the activation of plain models, but writes RMSNorm, rotations and gates out.
+    """
+    if software.fused_kernels:
+        return 1.0
+    return device.coefficients.eager_bytes if shape.gated_mlp else device.coefficients.unfused_bytes
 
 
 def head_times(
@@ -249,9 +257,8 @@ def head_times(
     """
     tokens, t = _tokens(layouts, sequence_length), layouts.tp
     vocabulary = np.ceil(shape.vocabulary / (_VOCABULARY_PADDING * t)) * _VOCABULARY_PADDING
-    product = _Product(tokens, vocabulary, shape.hidden)
-    products_s = _product_forward_s(product, device) + _product_backward_s(product, device)
+    forward_s, backward_s = _products_s([_Product(tokens, vocabulary, shape.hidden)], device)
     logit_bytes = software.logit_bytes or (12 if software.fused_attention else 22)
     loss_s = traffic_s(tokens * vocabulary * logit_bytes, device)
     embedding_s = traffic_s(tokens * shape.hidden * 6.0 * device.element_bytes, device)
-    return HeadTimes(embedding_s, products_s + loss_s)
+    return HeadTimes(embedding_s, forward_s + backward_s + loss_s)

@@ -23,6 +23,8 @@ class Coefficients:
     """Fastest product as a share of the data sheet's peak, if no product is published."""
     amd_peak_share: float = 0.58
     """The same for AMD's parts, whose published products reach 51 to 62 %."""
+    amd_share: float = 0.82
+    """What AMD's parts sustain of that: their clocks fall further."""
     narrow_share: float = 0.868
     """Share of its speed-up over 16 bits that an 8- or 4-bit product keeps: scaling, amax, unfused casts."""
     joules_per_flop: float = 9.86e-13
@@ -37,16 +39,18 @@ class Coefficients:
     """Share of the matrix rate that remains if a dimension is not a multiple of 8 elements."""
     routed_share: float = 0.612
     """Share of the matrix rate that products of routed experts reach: groups of unequal size, launched one by one."""
-    attention_share: float = 0.725
-    """Share of the matrix rate that fused attention reaches forward."""
-    attention_backward_share: float = 0.821
-    """Share of its forward rate that fused attention reaches backward."""
+    attention_share: float = 0.92
+    """Share of a kernel's published rate that attention reaches in a long run."""
     memory_share: float = 0.847
     """Share of the memory bandwidth that element-wise kernels reach."""
     backward_bytes: float = 1.62
     """Bytes that element-wise backward moves over those of forward."""
     unfused_bytes: float = 1.7
-    """Bytes that element-wise work moves in PyTorch-native programs, eager or half compiled, over fused kernels."""
+    """Bytes that element-wise work of plain models moves in eager programs, over those of fused kernels."""
+    eager_bytes: float = 4.0
+    """The same of models with RMSNorm, rotations and gates, for which eager programs launch a kernel per operation."""
+    projections_share: float = 0.55
+    """Of the forward, what is computed again where only the outputs of the first projections are kept."""
     selective_share: float = 0.2
     """Share of a block's forward that selective recomputation repeats in PyTorch-native programs: chosen operations."""
     launch_s: float = 2.92e-05

@@ -16,14 +16,17 @@ the host's time to launch its kernels.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from trainworks.catalog.facts import Accelerator
 from trainworks.errors import UsageError
+from trainworks.plan.attention import attention_shares
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.layouts import Array, Values
+from trainworks.plan.software import Attention
 
 __all__ = ["DeviceRates", "device_rates", "element_bytes", "product_s", "traffic_s"]
 
@@ -43,7 +46,8 @@ class DeviceRates:
     product_flops_per_s: float
     """Rate of products with weight matrices, in the run's precision."""
     attention_flops_per_s: float
-    """Rate of the attention between the projections, never below 16 bits."""
+    """Rate of one attention kernel forward, of long sequences and wide heads; never below 16 bits."""
+    attention_backward_flops_per_s: float
     memory_bytes_per_s: float
     multiprocessors: int
     precision: str
@@ -62,8 +66,19 @@ def element_bytes(precision: str) -> int:
     return 4 if precision in ("fp32", "tf32") else 2
 
 
-def device_rates(accelerator: Accelerator, precision: str, coefficients: Coefficients = COEFFICIENTS) -> DeviceRates:
+def device_rates(
+    accelerator: Accelerator,
+    precision: str,
+    coefficients: Coefficients = COEFFICIENTS,
+    attention: Attention = "cudnn",
+) -> DeviceRates:
     """Rates that products and kernels reach on an accelerator.
+
+    Args:
+        accelerator: the device.
+        precision: of the products with weights.
+        coefficients: fitted shares.
+        attention: the kernel of the attention.
 
     Raises:
         UsageError: the accelerator has no matrix units for the precision; the message lists those it has.
@@ -77,17 +92,18 @@ def device_rates(accelerator: Accelerator, precision: str, coefficients: Coeffic
     share = coefficients.amd_peak_share if accelerator.vendor == "AMD" else coefficients.default_peak_share
     if accelerator.matmul_flops_per_s is not None:
         share = accelerator.matmul_flops_per_s / peaks[wide]  # type: ignore[index]
-    sustained = share * coefficients.gemm_share
-    wide_rate = _within_power(sustained * peaks[wide], accelerator, 16, coefficients)  # type: ignore[index]
+    sustained = share * coefficients.gemm_share * (coefficients.amd_share if accelerator.vendor == "AMD" else 1.0)
     bits = {"fp8": 8, "fp4": 4}.get(precision, 16)
     rate = sustained * peaks[precision]  # type: ignore[index]
     if bits < 16:
         rate = sustained * peaks[wide] * (rate / sustained / peaks[wide]) ** coefficients.narrow_share  # type: ignore[index]
     rate = _within_power(rate, accelerator, bits, coefficients)
-    attention = rate if precision in ("fp32", "tf32") else wide_rate
+    peak = rate if precision in ("fp32", "tf32") else peaks[wide]  # type: ignore[index]
+    forward, backward = attention_shares(attention, accelerator)
     return DeviceRates(
         product_flops_per_s=rate,
-        attention_flops_per_s=attention * coefficients.attention_share,
+        attention_flops_per_s=peak * forward * coefficients.attention_share,
+        attention_backward_flops_per_s=peak * backward * coefficients.attention_share,
         memory_bytes_per_s=accelerator.memory_bytes_per_s * coefficients.memory_share,
         multiprocessors=accelerator.multiprocessors or _DEFAULT_MULTIPROCESSORS,
         precision=precision,
@@ -105,7 +121,7 @@ def _within_power(rate: float, accelerator: Accelerator, bits: int, coefficients
     if accelerator.power_w is None or accelerator.launched < 2022:
         return rate
     joules = coefficients.joules_per_flop * (bits / 16) ** coefficients.narrow_energy
-    fed = accelerator.power_w / joules
+    fed = math.sqrt(accelerator.power_w * (accelerator.rated_power_w or accelerator.power_w)) / joules
     return float((rate**-8 + fed**-8) ** -0.125)
 
 

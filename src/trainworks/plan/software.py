@@ -1,15 +1,19 @@
-"""Training software, as far as a plan depends on it."""
+"""Training software, as far as a plan depends on it: as much as on the hardware."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
-__all__ = ["Selective", "Software", "worker_software"]
+__all__ = ["Attention", "Selective", "Software", "worker_software"]
 
-Selective = Literal["attention", "products", "every second product"]
+Attention = Literal["unfused", "flash-1", "flash-2", "flash-3", "cudnn"]
+"""Kernel of the attention: three products and a softmax through memory, FlashAttention by version, or cuDNN's."""
+Selective = Literal["attention", "products", "every second product", "projections"]
 """What selective recomputation repeats: the scores of attention (Megatron-LM); all but the outputs of products and
-attention; or all but attention and every second product (torchtitan's `op` policy)."""
+attention; all but attention and every second product (torchtitan's `op` policy); or all but the first projections
+(`save_qkv_proj` of JAX programs)."""
 
 _LOGIT_BYTES = 56.0
 """Bytes of one logit in the loss of the worker: 14 passes in fp32 of cast, log-softmax, loss and their gradients."""
@@ -21,15 +25,16 @@ operations, forward and backward (measured with PyTorch 2.13 on a CPU)."""
 
 @dataclass(frozen=True, slots=True)
 class Software:
-    """Behaviour of the training software; the plan depends on it as much as on the hardware."""
+    """Behaviour of the training software."""
 
-    fused_attention: bool = True
-    """Attention as one kernel that never writes its scores (FlashAttention), half the work when causal."""
+    attention: Attention = "cudnn"
     fused_kernels: bool = True
     """Norms, rotations, activation functions and residual additions are a kernel each (Transformer Engine,
     torch.compile), not one per operation."""
     overlap: bool = True
-    """Communication runs beside computing: gradient buckets, gathered weights, tensor-parallel pieces."""
+    """Communication runs beside computing: gradient buckets, gathered weights."""
+    tensor_overlap: bool = True
+    """Tensor-, context- and expert-parallel communication runs beside computing, in pieces."""
     gradient_bytes: int = 4
     """Bytes per parameter of the gradients that are summed over the replicas."""
     native: bool = False
@@ -63,6 +68,78 @@ class Software:
     """Bytes that the loss moves per logit, forward and backward; by default those of a fused or an unfused loss."""
     context: Literal["gather", "heads"] = "gather"
     """Context parallelism gathers keys and values, or exchanges positions for heads (Jacobs et al. 2023, Ulysses)."""
+    framework: str = "megatron"
+    """Family of programs that share their kernels and their schedule: `megatron`, `jax`, `torch` or `other`."""
+
+    @property
+    def fused_attention(self) -> bool:
+        """Attention as one kernel that never writes its scores, half the work when causal."""
+        return self.attention != "unfused"
+
+    @classmethod
+    def of(
+        cls,
+        framework: str = "",
+        *,
+        year: int = 2026,
+        compiled: bool | None = None,
+        attention: Attention | None = None,
+        gradient_bytes: int = 4,
+        selective: Selective | None = None,
+    ) -> Software:
+        """What a framework of a year does where nothing else is said.
+
+        Args:
+            framework: its name, `MaxText` or `PyTorch FSDP`; an unknown one is taken for a PyTorch program.
+            year: of the release; communication overlaps since 2023, attention is one kernel since then too.
+            compiled: whether blocks are compiled; by default as the framework comes.
+            attention: the kernel; by default that of the framework and year.
+            gradient_bytes: per parameter.
+            selective: what selective recomputation repeats; by default as the framework does.
+        """
+        family = next(family for family in _FAMILIES if re.search(family.words, framework.lower()))
+        fused = family.fused_kernels if compiled is None else compiled or family.fused_kernels
+        usual = "unfused" if year < _FUSED_SINCE else "flash-1" if year == _FUSED_SINCE else family.attention
+        return cls(
+            attention=attention or usual,  # type: ignore[arg-type]
+            fused_kernels=fused,
+            overlap=year >= _FUSED_SINCE,
+            tensor_overlap=year >= _FUSED_SINCE and family.tensor_overlap,
+            gradient_bytes=gradient_bytes,
+            selective=selective or family.selective,
+            framework=family.name,
+        )
+
+
+class _Family(NamedTuple):
+    name: str
+    words: str
+    fused_kernels: bool
+    attention: Attention
+    """Since 2024."""
+    selective: Selective
+    tensor_overlap: bool = False
+
+
+_FUSED_SINCE = 2023
+_FAMILIES = (
+    _Family("torch", "automodel", fused_kernels=False, attention="flash-2", selective="products"),
+    _Family(
+        "megatron",
+        "megatron|mcore|nemo|primus",
+        fused_kernels=True,
+        attention="cudnn",
+        selective="attention",
+        tensor_overlap=True,
+    ),
+    _Family(
+        "jax", r"jax|maxtext|\bpax|levanter|easylm", fused_kernels=True, attention="cudnn", selective="projections"
+    ),
+    _Family("other", "oneflow|mindspore", fused_kernels=True, attention="flash-2", selective="attention"),
+    _Family("other", "paddle", fused_kernels=False, attention="flash-2", selective="attention"),
+    _Family("torch", "", fused_kernels=False, attention="flash-2", selective="products"),
+)
+"""The first whose words are in the framework's name."""
 
 
 def worker_software(device: str, *, compiled: bool = False, dropout: float = 0.0) -> Software:
@@ -76,9 +153,10 @@ def worker_software(device: str, *, compiled: bool = False, dropout: float = 0.0
     """
     on_cpu = device == "cpu"
     return Software(
-        fused_attention=not (on_cpu and dropout),
+        attention="unfused" if on_cpu and dropout else "flash-2",
         fused_kernels=compiled,
         overlap=not on_cpu,
+        tensor_overlap=False,
         native=True,
         autocast=True,
         weight_bytes=4,
@@ -89,4 +167,5 @@ def worker_software(device: str, *, compiled: bool = False, dropout: float = 0.0
         distributed_operations=_DISTRIBUTED_OPERATIONS,
         logit_bytes=_LOGIT_BYTES,
         context="heads",
+        framework="torch",
     )

@@ -19,6 +19,7 @@ from trainworks.config.layout import divisors
 from trainworks.errors import UsageError
 from trainworks.plan.conv_net import AnyJob, ConvJob
 from trainworks.plan.layouts import Array, Layouts, Recompute, Values
+from trainworks.plan.states import chunk_counts
 
 __all__ = ["LARGEST_INTERLEAVE", "LARGEST_MICRO_BATCH", "MAX_LAYOUTS", "Fixed", "Space", "fast_ranks"]
 

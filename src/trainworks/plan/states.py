@@ -17,7 +17,7 @@ from trainworks.plan.parameters import (
 )
 from trainworks.record.model_shape import ModelShape
 
-__all__ = ["StageParameters", "dense_blocks", "stage_blocks", "stage_parameters"]
+__all__ = ["StageParameters", "chunk_counts", "dense_blocks", "stage_blocks", "stage_parameters"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,15 @@ def stage_blocks(layers: int, layouts: Layouts) -> tuple[Array, Array]:
     middle = np.where(counted, (layers + 2) / slots, np.ceil(layers / slots)) * layouts.interleave
     last = np.where(counted, middle - 1, np.where(even, middle, np.floor(layers / slots) * layouts.interleave))
     return middle, last
+
+
+def chunk_counts(layers: int, pp: int, most: int) -> list[int]:
+    """Numbers of chunks per stage, up to `most`, that share a model's blocks evenly.
+
+    All chunks are alike, or the first and the last have one block less, for the embedding and the logits: Llama 3 405B
+    has 126 blocks in 16 stages of 8 chunks.
+    """
+    return [v for v in range(1, most + 1) if v == 1 or layers % (pp * v) == 0 or (layers + 2) % (pp * v) == 0]
 
 
 def dense_blocks(shape: ModelShape, layouts: Layouts, blocks: Array, *, end: bool) -> Array:

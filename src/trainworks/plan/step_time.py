@@ -204,7 +204,7 @@ def _block_communication(job: TrainingJob, layouts: Layouts, rates: Rates) -> tu
     reduced = collective_s("all_reduce", message, layouts.tp, ones, rates.links)
     gathered = collective_s("all_gather", message, layouts.tp, ones, rates.links)
     tp_s = repeats * np.where(layouts.sequence_parallel > 0, 2 * gathered, reduced)
-    hidden = rates.coefficients.tp_hidden if rates.software.overlap else 0.0
+    hidden = rates.coefficients.tp_hidden if rates.software.tensor_overlap else 0.0
     width = np.maximum(shape.kv_heads, layouts.tp) * sum(head_dims(shape)) / layouts.tp
     kv_bytes = e * tokens * layouts.cp * width
     if rates.software.context == "heads":

@@ -15,6 +15,7 @@ from trainworks.errors import LayoutError, UsageError, suggest
 from trainworks.plan.conv_net import AnyJob, ConvJob
 from trainworks.plan.layouts import Recompute, fixed_of
 from trainworks.plan.space import LARGEST_INTERLEAVE, LARGEST_MICRO_BATCH, Fixed
+from trainworks.plan.states import chunk_counts
 
 __all__ = [
     "as_fields",
@@ -239,9 +240,9 @@ def _of_options(job: AnyJob, fixed: Fixed) -> Iterator[LayoutError]:
 
 
 def _of_chunks(layers: int, fixed: Fixed, whole: list[int]) -> Iterator[LayoutError]:
-    """Chunks divide the layers of a stage, and those are the same for every stage."""
+    """Chunks share the layers evenly."""
     chunks, stages = fixed["interleave"], [fixed["pp"]] if "pp" in fixed else whole
-    possible = {size for pp in stages if pp > 1 and layers % pp == 0 for size in divisors(layers // pp)}
+    possible = {size for pp in stages if pp > 1 for size in chunk_counts(layers, pp, layers)}
     if chunks in possible:
         return
     sizes = sorted(size for size in possible | {1} if size <= LARGEST_INTERLEAVE)
