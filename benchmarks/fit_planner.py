@@ -344,7 +344,7 @@ def _leave_everything_out(sample: Sample, some: Sample, whole: Fit, *, write: bo
         _print_errors(f"fitted without: {name}", by_source)
         macro = macro_average(by_source.values())
         assert macro is not None
-        kinds[name] = macro
+        kinds[name] = replace(macro, n=sum(one.n for one in by_source.values()))
     _print_errors("fitted without the kind, by source", kinds)
     if write:
         _write_left_out(sources, kinds)
