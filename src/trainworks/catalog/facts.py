@@ -49,7 +49,7 @@ class Accelerator(Frozen):
     power_w: float | None = None
     """Power limit of the board."""
     rated_power_w: float | None = None
-    """That of the data sheet where the limit is another one; else None."""
+    """Power limit of the data sheet where the board has another one; else None."""
     usable_bytes: int | None = None
     """Device capacity as the framework reports it; None if unpublished."""
     memory_type: str | None = None

@@ -129,7 +129,8 @@ def read_run(row: Row) -> MeasuredRun:
     sequence_parallel = flag_of(row, "seqpar")
     job = TrainingJob(shape, length, precision, cluster, Software())
     layout = _layout(row, job, total, batch, precision != "fp16" if sequence_parallel is None else sequence_parallel)
-    job = TrainingJob(shape, length, precision, cluster, read_software(row, precision, layout))
+    software = read_software(row, precision, zero=layout.zero, tp=layout.tp, sequence_parallel=layout.sequence_parallel)
+    job = TrainingJob(shape, length, precision, cluster, software)
     gigabytes = number_of(row, "memory_gb_per_gpu")
     words = text_of(row, "memory_kind")
     return MeasuredRun(

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from trainworks.measure.tables import Row, flag_of, text_of
-from trainworks.plan.candidates import OpenLayout
 from trainworks.plan.software import Attention, Selective, Software
 
 __all__ = ["memory_software", "read_software"]
@@ -80,7 +79,7 @@ _FACTS: tuple[tuple[re.Pattern[str], dict[str, Any]], ...] = tuple(
 """What words in a row's notes say, a later one of which overrules an earlier one."""
 
 
-def read_software(row: Row, precision: str, layout: OpenLayout) -> Software:
+def read_software(row: Row, precision: str, *, zero: int, tp: int, sequence_parallel: bool) -> Software:
     """Software of a row: from `framework`, `attention` and `compiled`, else from words of its source and notes.
 
     A row that is silent has current software, unless it shows what only older software does: fp16 with loss scaling, or
@@ -91,8 +90,8 @@ def read_software(row: Row, precision: str, layout: OpenLayout) -> Software:
     named = text_of(row, "framework")
     attention = text_of(row, "attention").lower() or words
     framework = named or _found(_FAMILIES, words)
-    old = precision == "fp16" or (layout.tp > 1 and not layout.sequence_parallel and layout.zero < 3)
-    native = layout.zero == 3 and layout.tp == 1 and precision in ("bf16", "fp32", "tf32")
+    old = precision == "fp16" or (tp > 1 and not sequence_parallel and zero < 3)
+    native = zero == 3 and tp == 1 and precision in ("bf16", "fp32", "tf32")
     if not framework:
         framework = "torch" if native else "megatron"
     return Software.of(

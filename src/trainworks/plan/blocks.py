@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trainworks.plan.attention import attention_reach
-from trainworks.plan.compute import DeviceRates, product_s, traffic_s
+from trainworks.plan.compute import DeviceRates, attention_reach, product_s, traffic_s
 from trainworks.plan.layouts import Array, Layouts, Recompute, Values
 from trainworks.plan.parameters import head_dims
 from trainworks.plan.software import Software
@@ -126,11 +125,11 @@ def _with_launches(kernels_s: Array, num_kernels: Values, device: DeviceRates) -
 
 def _products_s(products: Sequence[_Product], device: DeviceRates) -> tuple[Array, Array]:
     """Seconds of all products forward, and backward: the gradients of their inputs and of their weights."""
-    values = np.broadcast_arrays(*(value for product in products for value in product))
-    m, n, k, batch, share = np.stack(values).reshape(len(products), len(_Product._fields), -1).swapaxes(0, 1)
-    triples = product_s(np.stack([m, m, k]), np.stack([n, k, n]), np.stack([k, n, m]), device, batch) / share
-    summed: Array = triples.sum(axis=1)
-    return summed[0], summed[1] + summed[2]
+    forward, backward = [], []
+    for m, n, k, batch, share in products:
+        forward.append(product_s(m, n, k, device, batch) / share)
+        backward.append((product_s(m, k, n, device, batch) + product_s(k, n, m, device, batch)) / share)
+    return np.sum(forward, axis=0), np.sum(backward, axis=0)
 
 
 def _tokens(layouts: Layouts, sequence_length: int) -> Array:

@@ -24,7 +24,7 @@ class Coefficients:
     amd_peak_share: float = 0.58
     """The same for AMD's parts, whose published products reach 51 to 62 %."""
     amd_share: float = 0.781
-    """What AMD's parts sustain of that: their clocks fall further."""
+    """Share of that rate which AMD's parts sustain: their clocks fall further."""
     narrow_share: float = 0.863
     """Share of its speed-up over 16 bits that an 8- or 4-bit product keeps: scaling, amax, unfused casts."""
     joules_per_flop: float = 1.05e-12
@@ -48,9 +48,10 @@ class Coefficients:
     unfused_bytes: float = 1.95
     """Bytes that element-wise work of plain models moves in eager programs, over those of fused kernels."""
     eager_bytes: float = 4.15
-    """The same of models with RMSNorm, rotations and gates, for which eager programs launch a kernel per operation."""
+    """Bytes of models with RMSNorm, rotations and gates, for which eager programs launch a kernel per operation, over
+    those of fused kernels."""
     projections_share: float = 0.591
-    """Of the forward, what is computed again where only the outputs of the first projections are kept."""
+    """Share of the forward that is computed again where only the outputs of the first projections are kept."""
     selective_share: float = 0.252
     """Share of a block's forward that selective recomputation repeats in PyTorch-native programs: chosen operations."""
     launch_s: float = 3.37e-05

@@ -10,7 +10,13 @@ A product [m, k] x [k, n] is cut into tiles that the multiprocessors work off in
     T      = waves * P * 2 tm tn (k + depth_half) / (rate * tile_rate), not below the time its bytes take
              (fewer tiles than P are split along k, as far as 1024 remain of it)
 
-with the best of a few tile sizes. Element-wise kernels take their bytes over the memory's rate. A block takes at least
+with the best of a few tile sizes. A kernel of the attention has the rate
+
+    peak * share(kernel, generation) * d / (d + 24) * T / (T + T_half)
+
+since a pair of positions costs 4 d FLOPs and one exponential, which runs on another, slower unit and is hidden in part;
+T_half is what filling and draining the tiles costs, and under a mask the tiles on the diagonal. Element-wise kernels
+take their bytes over the memory's rate. A block takes at least
 the host's time to launch its kernels.
 """
 
@@ -23,12 +29,19 @@ import numpy as np
 
 from trainworks.catalog.facts import Accelerator
 from trainworks.errors import UsageError
-from trainworks.plan.attention import attention_shares
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.layouts import Array, Values
 from trainworks.plan.software import Attention
 
-__all__ = ["DeviceRates", "device_rates", "element_bytes", "product_s", "traffic_s"]
+__all__ = [
+    "DeviceRates",
+    "attention_reach",
+    "attention_shares",
+    "device_rates",
+    "element_bytes",
+    "product_s",
+    "traffic_s",
+]
 
 _TILES = ((256, 128, 1.0), (128, 128, 0.95), (128, 64, 0.80), (64, 64, 0.60))
 """Rows, columns, and the tile's rate relative to the largest: a small tile reads its inputs more often."""
@@ -37,6 +50,20 @@ _SHORTEST_SPLIT = 1024
 _ALIGNMENT = 8
 """Elements of 16 bits: matrix units load 16 bytes at once (NVIDIA, Matrix Multiplication Background User's Guide)."""
 _DEFAULT_MULTIPROCESSORS = 128
+_HEAD_HALF = 24.0
+_CAUSAL_HALF, _FULL_HALF = 512.0, 180.0
+_SHARES: dict[tuple[str, str], tuple[float, float]] = {
+    ("flash-1", "Ampere"): (0.55, 0.45),
+    ("flash-2", "Ampere"): (0.85, 0.74),
+    ("flash-2", "Hopper"): (0.467, 0.377),
+    ("flash-3", "Hopper"): (0.775, 0.67),
+    ("cudnn", "Hopper"): (0.72, 0.63),
+    ("flash-2", "Blackwell"): (0.25, 0.2),
+    ("cudnn", "Blackwell"): (0.68, 0.55),
+    ("flash-2", "CDNA"): (0.4, 0.3),
+}
+"""Shares of the peak forward and backward, by kernel and generation, at 16k tokens without the two factors. Recalled
+from the figures of Dao et al. 2022, Dao 2023, Shah et al. 2024 and NVIDIA's notes on cuDNN 9; AMD's are estimates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,3 +187,22 @@ def _measured_product_s(flops: Values, device: DeviceRates) -> Array:
 def traffic_s(num_bytes: Array, device: DeviceRates) -> Array:
     """Seconds to move bytes through the accelerator's memory in element-wise kernels."""
     return num_bytes / device.memory_bytes_per_s
+
+
+def attention_shares(kernel: Attention, accelerator: Accelerator) -> tuple[float, float]:
+    """Shares of the peak that a kernel reaches forward and backward, for long sequences and wide heads.
+
+    A kernel runs on later generations as the newest that is published for it; older parts reach the first one's.
+    """
+    architecture = accelerator.architecture or ""
+    generation = next((name for name in ("Hopper", "Blackwell", "CDNA") if architecture.startswith(name)), "Ampere")
+    for name in (kernel, "flash-2"):
+        if found := _SHARES.get((name, generation)):
+            return found
+    return _SHARES["flash-2", "Ampere"]
+
+
+def attention_reach(head_dim: float, length: float, *, causal: bool) -> float:
+    """Share of the rate for long sequences and wide heads that a head size and a length leave."""
+    half = _CAUSAL_HALF if causal else _FULL_HALF
+    return head_dim / (head_dim + _HEAD_HALF) * length / (length + half)

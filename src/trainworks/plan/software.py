@@ -116,7 +116,7 @@ class _Family(NamedTuple):
     words: str
     fused_kernels: bool
     attention: Attention
-    """Since 2024."""
+    """Kernel since 2024."""
     selective: Selective
     tensor_overlap: bool = False
 
