@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from published import LEFT_OUT, STEP_TIMES, rows_of
 
 from trainworks.errors import TrainworksError
-from trainworks.measure.measured_runs import MeasuredRun, read_run
 from trainworks.measure.completions import best_completion
+from trainworks.measure.measured_runs import MeasuredRun, read_run
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.layouts import Array, Layouts
 from trainworks.plan.score import Errors, errors_of, learned_positions, macro_average

@@ -250,5 +250,4 @@ def _schedules(layers: int, pp: int, *, zero_bubble: bool) -> list[tuple[int, in
     """(interleave, zero_bubble)."""
     if pp == 1:
         return [(1, 0)]
-    chunks = [v for v in divisors(max(1, layers // pp)) if v <= LARGEST_INTERLEAVE] if layers % pp == 0 else [1]
-    return [(v, 0) for v in chunks] + ([(1, 1)] if zero_bubble else [])
+    return [(v, 0) for v in chunk_counts(layers, pp, LARGEST_INTERLEAVE)] + ([(1, 1)] if zero_bubble else [])
