@@ -49,7 +49,9 @@ of predicted / measured - 1. Of a row the planner sees model, layout, accelerato
 
 **The figures to expect of another cluster are those of [what the fit has not seen](#what-the-fit-has-not-seen)**: one
 source at a time is left out, or all rows of one kind, such as all long sequences. The tables of dense models and of
-models with experts are fitted ones.
+models with experts are fitted ones. Leaving rows out tests the coefficients, not the choice of the formulas, which was
+made with all of these rows in view. An earlier version was scored on 13 published clusters that nobody had looked at:
+24 % macro error where leaving sources out had said 10.4 %. Expect more than these figures of software unlike any here.
 """
 _LEARNED = """
 `after 1` and `after 3` are the MAPE on each row after learning from so many others of its source and accelerator.

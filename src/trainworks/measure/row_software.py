@@ -34,6 +34,7 @@ _EVERY_SECOND = re.compile(r"\bop\b", re.IGNORECASE)
 _PRESENT = 2026
 _NAMES = ("source_key", "source", "model", "zero_stage", "recompute", "framework")
 _NOTES = ("precision", "notes", "software")
+_SAYING = ("precision", "source", "notes", "source_key")
 _FP32_WEIGHTS: dict[str, Any] = {"weight_bytes": 4, "optimizer_bytes": 8.0}
 
 _NATIVE = Software(
@@ -86,9 +87,8 @@ def read_software(row: Row, precision: str, *, zero: int, tp: int, sequence_para
     tensor parallelism without sequence parallelism, which came in 2022 before fused attention. Weights that are sharded
     without tensor parallelism in 16 bits are those of a PyTorch program.
     """
-    words = " ".join(text_of(row, name) for name in ("precision", "source", "notes", "source_key"))
+    words = " ".join(text_of(row, name) for name in _SAYING)
     named = text_of(row, "framework")
-    attention = text_of(row, "attention").lower() or words
     framework = named or _found(_FAMILIES, words)
     old = precision == "fp16" or (tp > 1 and not sequence_parallel and zero < 3)
     native = zero == 3 and tp == 1 and precision in ("bf16", "fp32", "tf32")
@@ -98,10 +98,16 @@ def read_software(row: Row, precision: str, *, zero: int, tp: int, sequence_para
         framework,
         year=_year(named) or (2022 if old and not named else _PRESENT),
         compiled=_compiled(row, words),
-        attention=next((kernel for kernel, pattern in _ATTENTION if re.search(pattern, attention.lower())), None),
+        attention=_written_attention(row),
         gradient_bytes=2 if precision == "fp16" or "pure" in text_of(row, "precision").lower() else 4,
         selective=_selective(text_of(row, "recompute")),
     )
+
+
+def _written_attention(row: Row) -> Attention | None:
+    """The kernel that the row names; None where it names none."""
+    text = (text_of(row, "attention") or " ".join(text_of(row, name) for name in _SAYING)).lower()
+    return next((kernel for kernel, pattern in _ATTENTION if re.search(pattern, text)), None)
 
 
 def _found(pattern: re.Pattern[str], words: str) -> str:
@@ -144,7 +150,8 @@ def memory_software(row: Row, software: Software) -> Software:
     if named is None and not software.fused_kernels:
         named = _NATIVE
     if named is not None:
-        kept = ("overlap", "tensor_overlap", "attention", "framework")
+        kept = ["overlap", "tensor_overlap", "framework"]
+        kept += ["attention"] if _written_attention(row) else []
         software = replace(named, **{name: getattr(software, name) for name in kept})
     notes = " ".join(text_of(row, name) for name in _NOTES)
     changes = {key: value for words, each in _FACTS if words.search(notes) for key, value in each.items()}

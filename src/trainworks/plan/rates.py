@@ -184,6 +184,7 @@ def _measured_device(calibration: Calibration, coefficients: Coefficients) -> De
     return DeviceRates(
         product_flops_per_s=products[-1][1],
         attention_flops_per_s=calibration.attention_flops_per_s,
+        attention_backward_flops_per_s=calibration.attention_flops_per_s,
         memory_bytes_per_s=calibration.memory_bytes_per_s,
         multiprocessors=1,
         precision=calibration.precision,

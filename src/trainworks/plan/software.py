@@ -100,7 +100,10 @@ class Software:
         family = next(family for family in _FAMILIES if re.search(family.words, framework.lower()))
         fused = family.fused_kernels if compiled is None else compiled or family.fused_kernels
         usual = "unfused" if year < _FUSED_SINCE else "flash-1" if year == _FUSED_SINCE else family.attention
+        old = year < _FUSED_SINCE and family.name == "megatron"
         return cls(
+            optimizer_bytes=16.0 if old else 12.0,
+            loss_bytes=8.0 if old else 4.0,
             attention=attention or usual,  # type: ignore[arg-type]
             fused_kernels=fused,
             overlap=year >= _FUSED_SINCE,
