@@ -56,7 +56,7 @@ def every_layout(shape: ModelShape, length: int, world: int, batch: int) -> Iter
     """What the documentation says can run, one by one in plain loops."""
     for tp, pp, cp, dp in every_mesh(shape, length, world, batch):
         for zero, dp_shard, micro_batch, interleave, zero_bubble, recompute, sequence_parallel, *offload in product(
-            range(4), divisors(dp), divisors(batch // dp), divisors(shape.layers), (0, 1),
+            range(4), divisors(dp), divisors(batch // dp), range(1, shape.layers + 3), (0, 1),
             (Recompute.NONE, Recompute.FULL), (0, 1) if tp > 1 else (0,), (0, 1), (0, 1),
         ):  # fmt: skip
             accum = batch // dp // micro_batch
@@ -90,7 +90,11 @@ def allowed_schedule(interleave: int, zero_bubble: int, *, pp: int, layers: int,
     if pp == 1:
         return interleave == 1 and not zero_bubble
     if interleave > 1:
-        return not zero_bubble and layers % (pp * interleave) == 0 and accum % pp == 0
+        shared = 0 in (
+            layers % (pp * interleave),
+            (layers + 2) % (pp * interleave),
+        )  # or one less in the first and last
+        return shared and not zero_bubble and accum % pp == 0
     return True
 
 

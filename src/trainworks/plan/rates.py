@@ -123,6 +123,7 @@ class Rates:
                 rates,
                 product_flops_per_s=rates.product_flops_per_s / by.products,
                 attention_flops_per_s=rates.attention_flops_per_s / by.attention,
+                attention_backward_flops_per_s=rates.attention_backward_flops_per_s / by.attention,
                 memory_bytes_per_s=rates.memory_bytes_per_s / by.memory,
                 coefficients=coefficients,
                 measured_attention_flops_per_s=None if attention is None else attention / by.attention,
