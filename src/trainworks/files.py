@@ -14,8 +14,6 @@ from pathlib import Path
 from trainworks.errors import DiskFullError
 from trainworks.units import format_bytes
 
-__all__ = ["append_text", "free_bytes", "fsync_folder", "naming_full_disk", "take_lock", "write_atomic"]
-
 
 def write_atomic(path: Path, content: str | bytes, *, durable: bool = True) -> None:
     """Write a file so that a reader, or a power cut, leaves the old content or the new, never a part.

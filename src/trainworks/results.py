@@ -9,8 +9,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-__all__ = ["Renderer", "Result"]
-
 
 class Renderer(Protocol):
     """Text, page and JSON of every kind of result."""

@@ -13,28 +13,6 @@ from fractions import Fraction
 
 from trainworks.errors import QuantityError
 
-__all__ = [
-    "DAY_S",
-    "HOUR_S",
-    "WEEK_S",
-    "byte_rate_note",
-    "format_bytes",
-    "format_count",
-    "format_duration",
-    "format_gib",
-    "format_quantity",
-    "format_short_usd",
-    "format_step_time",
-    "format_usd",
-    "parse_bandwidth",
-    "parse_bytes",
-    "parse_count",
-    "parse_counted",
-    "parse_duration",
-    "parse_share",
-    "parse_usd",
-]
-
 HOUR_S, DAY_S, WEEK_S = 3600.0, 86400.0, 604800.0
 
 DURATION_UNITS_S = {

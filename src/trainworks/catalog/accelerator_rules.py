@@ -9,8 +9,6 @@ from trainworks.catalog.facts import Accelerator, Precision
 from trainworks.catalog.problem import Check, Problem, giga, tera
 from trainworks.catalog.rows import Kind
 
-__all__ = ["ACCELERATOR_CHECKS", "FLOPS_PER_CLOCK"]
-
 FLOPS_PER_CLOCK = {
     "Volta": 1024,
     "Turing": 1024,

@@ -29,28 +29,6 @@ from trainworks.catalog.facts import (
 from trainworks.catalog.rows import KINDS, CatalogRow, Kind, read_rows
 from trainworks.errors import UsageError
 
-__all__ = [
-    "Catalog",
-    "accelerator",
-    "assumption",
-    "explain_term",
-    "family",
-    "find_row",
-    "grid",
-    "has",
-    "link",
-    "load_catalog",
-    "names",
-    "node",
-    "processor",
-    "reference_node",
-    "storage",
-    "switch",
-    "system",
-    "system_of",
-    "without_remark",
-]
-
 _LONGEST = 60
 """Characters of an unknown name that an error repeats."""
 _EXPLAINED: frozenset[Kind] = frozenset(("accelerators", "nodes", "systems", "links", "switches", "terms"))

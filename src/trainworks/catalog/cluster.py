@@ -35,8 +35,6 @@ from trainworks.config.spec import Frozen
 from trainworks.errors import QuantityError, UsageError
 from trainworks.units import byte_rate_note, format_bytes, parse_bandwidth
 
-__all__ = ["ClusterDescription", "NodeFabric", "cluster_of_accelerators", "cluster_of_nodes", "parse_cluster"]
-
 FORMS = (
     "`4x p4d.24xlarge`",
     "`16 nodes of DGX H100`",

@@ -6,22 +6,6 @@ from typing import Literal
 
 from trainworks.config.spec import Frozen
 
-__all__ = [
-    "Accelerator",
-    "Assumption",
-    "ElectricityGrid",
-    "Fleet",
-    "Link",
-    "Node",
-    "Offer",
-    "Precision",
-    "Processor",
-    "Storage",
-    "Switch",
-    "System",
-    "Term",
-]
-
 Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "fp4"]
 
 

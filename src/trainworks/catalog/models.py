@@ -13,8 +13,6 @@ from trainworks.catalog.catalog import explain_term
 from trainworks.config.spec import Frozen
 from trainworks.errors import UsageError, suggest
 
-__all__ = ["KnownModel", "find_preset", "known_model", "preset", "preset_names"]
-
 
 class KnownModel(Frozen):
     """A model of the catalogue."""

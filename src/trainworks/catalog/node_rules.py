@@ -9,8 +9,6 @@ from trainworks.catalog.facts import Link, Node, Processor, Switch
 from trainworks.catalog.problem import Check, Problem, giga
 from trainworks.catalog.rows import Kind
 
-__all__ = ["NODE_CHECKS"]
-
 PORT_GBIT_PER_S = {
     "InfiniBand": (100, 200, 400, 800),
     "RoCE": (10, 25, 40, 50, 100, 200, 400, 800),

@@ -18,8 +18,6 @@ import yaml
 from trainworks.catalog.facts import Precision
 from trainworks.units import parse_bandwidth, parse_bytes
 
-__all__ = ["KINDS", "CatalogRow", "Confidence", "Figure", "Kind", "parse_rows", "read_rows", "read_sources"]
-
 Kind = Literal[
     "accelerators",
     "nodes",

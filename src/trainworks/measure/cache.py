@@ -11,8 +11,6 @@ from pydantic import ValidationError
 from trainworks.config.spec import Spec
 from trainworks.files import write_atomic
 
-__all__ = ["remembered"]
-
 _Answer = TypeVar("_Answer", bound=Spec)
 
 

@@ -18,8 +18,6 @@ from trainworks.measure.cache import remembered
 from trainworks.record.calibration import Calibration, CalibrationRequest
 from trainworks.record.environment import HostFacts
 
-__all__ = ["Machines", "calibrate"]
-
 _MODULE = "trainworks.worker.calibrate"
 _TIMEOUT_S = 300
 _ENDS_S = 10.0

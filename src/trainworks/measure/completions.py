@@ -13,8 +13,6 @@ from trainworks.plan.memory import predict_memories
 from trainworks.plan.states import chunk_counts
 from trainworks.plan.step_time import StepTimes, TrainingJob, predict_step_times
 
-__all__ = ["OpenLayout", "best_completion", "completions", "feasible_completions"]
-
 
 @dataclass(frozen=True, slots=True)
 class OpenLayout:

@@ -12,8 +12,6 @@ from trainworks.catalog.facts import Accelerator, Node
 from trainworks.errors import UsageError
 from trainworks.measure.tables import Row, text_of, whole_of
 
-__all__ = ["read_accelerator", "read_cluster", "remarks_left_out"]
-
 _MAKERS = re.compile(r"\b(nvidia|amd|intel|google|aws|tesla|instinct|geforce)\b", re.IGNORECASE)
 _KINDS = (
     ("Omni-Path", r"omni-?path|\bopa\b"),

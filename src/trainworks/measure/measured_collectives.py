@@ -11,8 +11,6 @@ from trainworks.measure.measured_runs import source_of
 from trainworks.measure.tables import Row, needed_number, needed_whole, number_of, text_of, whole_of
 from trainworks.plan.collectives import Collective
 
-__all__ = ["COLLECTIVE_COLUMNS", "MeasuredCollective", "read_collective"]
-
 COLLECTIVE_COLUMNS = (
     *("id", "source", "gpu", "nodes", "gpus", "network", "collective", "size_bytes", "time_us", "busbw", "algbw"),
 )

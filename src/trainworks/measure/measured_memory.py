@@ -10,8 +10,6 @@ from trainworks.measure.measured_runs import COLUMNS, MeasuredRun, read_run
 from trainworks.measure.row_software import memory_software
 from trainworks.measure.tables import Row, text_of, whole_of
 
-__all__ = ["MEMORY_COLUMNS", "MeasuredMemory", "read_memory"]
-
 MEMORY_COLUMNS = (*COLUMNS, "outcome")
 
 _ADAPTERS = re.compile(r"\b(q?lora|adapters?|dora)\b", re.IGNORECASE)

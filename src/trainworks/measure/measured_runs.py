@@ -30,8 +30,6 @@ from trainworks.plan.space import Space
 from trainworks.plan.step_time import TrainingJob
 from trainworks.record.model_shape import ModelShape
 
-__all__ = ["COLUMNS", "MeasuredRun", "MemoryKind", "memory_kind", "read_run", "source_of"]
-
 COLUMNS = (
     *("id", "source_key", "source", "model", "params_b", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab"),
     *("seq_len", "global_batch", "micro_batch", "gpu", "num_gpus", "gpus_per_node", "intra_node_net"),

@@ -9,8 +9,6 @@ from typing import Any
 from trainworks.measure.tables import Row, flag_of, text_of
 from trainworks.plan.software import Attention, Selective, Software
 
-__all__ = ["memory_software", "read_software"]
-
 _FAMILIES = re.compile(
     r"automodel|megatron|mcore|\bnemo\b|\bprimus\b|\bpaxml\b|\bpax\b|maxtext|\bjax\b|levanter|easylm|paddle|oneflow|mindspore"
     r"|torch ?titan|torchtune|llm-foundry|mosaicml|\bfsdp2?\b|lightning|litgpt|nanotron|deepspeed|xtuner|axolotl"

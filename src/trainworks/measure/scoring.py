@@ -38,30 +38,6 @@ from trainworks.plan.search import fits
 from trainworks.plan.uncertainty import Belief, Observation, interval_s, parts_s, prior_of
 from trainworks.results import Result
 
-__all__ = [
-    "LEARNED",
-    "TABLES",
-    "CollectiveScore",
-    "Group",
-    "MemoryScore",
-    "PredictedCollective",
-    "PredictedRun",
-    "Refusal",
-    "RowPrediction",
-    "RunScore",
-    "Score",
-    "ScoreReport",
-    "ScoreTable",
-    "Sweep",
-    "predict_collective",
-    "predict_memory",
-    "predict_run",
-    "predictions_csv",
-    "score_collectives",
-    "score_memory",
-    "score_runs",
-]
-
 LEARNED = (1, 3)
 """Rows of a cluster that are learned from before the others are predicted again."""
 _UNSCORED = "no"

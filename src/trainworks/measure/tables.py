@@ -16,19 +16,6 @@ from pathlib import Path
 from trainworks.config.limits import check_limit
 from trainworks.errors import UsageError
 
-__all__ = [
-    "Row",
-    "check_readable",
-    "flag_of",
-    "line_of",
-    "needed_number",
-    "needed_whole",
-    "number_of",
-    "read_table",
-    "text_of",
-    "whole_of",
-]
-
 Row = Mapping[str, str]
 """Cells by name of the column."""
 

@@ -14,8 +14,6 @@ from trainworks.measure.cache import remembered
 from trainworks.record.environment import HostFacts
 from trainworks.record.trial import Trial, TrialRequest
 
-__all__ = ["TrialOutOfMemoryError", "try_out"]
-
 _TIMEOUT_S = 900
 
 

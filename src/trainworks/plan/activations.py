@@ -13,8 +13,6 @@ from trainworks.plan.parameters import head_dims, num_expert_layers
 from trainworks.plan.software import Software
 from trainworks.record.model_shape import ModelShape
 
-__all__ = ["activation_bytes", "has_casts", "stream_bytes"]
-
 
 def has_casts(layouts: Layouts, precision: str, software: Software) -> Array:
     """1 where autocast makes 16-bit copies of weights and inputs: with 16-bit products, and without shards; else 0."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from trainworks.catalog.catalog import assumption, find_row
 from trainworks.plan.trace import Traced, fact
 
-__all__ = ["GIVEN", "assumed"]
-
 GIVEN = "given by you"
 """Source of a number that the user replaced."""
 

@@ -17,8 +17,6 @@ from trainworks.plan.parameters import head_dims
 from trainworks.plan.software import Software
 from trainworks.record.model_shape import ModelShape
 
-__all__ = ["BlockTimes", "HeadTimes", "block_times", "head_times"]
-
 _VOCABULARY_PADDING = 128
 """Columns of the output matrix are padded to a multiple of this on every rank (Megatron-LM)."""
 _KERNELS_FORWARD = 24

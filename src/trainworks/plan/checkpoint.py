@@ -20,8 +20,6 @@ from trainworks.config.quantities import CheckpointInterval
 from trainworks.plan.assumptions import GIVEN, assumed
 from trainworks.plan.trace import Traced, fact, maximum, minimum, sqrt, where
 
-__all__ = ["checkpoint_interval", "optimal_interval", "optimal_interval_s"]
-
 
 def optimal_interval(*, stall: Traced, mttf: Traced, write: Traced, shortest: Traced) -> Traced:
     """Training time between two checkpoints that loses least to saving and to failures.

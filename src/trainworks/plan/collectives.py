@@ -30,8 +30,6 @@ from trainworks.catalog.cluster import ClusterDescription
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.layouts import Array
 
-__all__ = ["Collective", "LinkRates", "collective_s", "link_rates", "point_to_point_s"]
-
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 
 _LATENCY_S = {"InfiniBand": 35e-6, "RoCE": 45e-6, "EFA": 65e-6, "Omni-Path": 60e-6}

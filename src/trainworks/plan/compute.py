@@ -33,16 +33,6 @@ from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.layouts import Array, Values
 from trainworks.plan.software import Attention
 
-__all__ = [
-    "DeviceRates",
-    "attention_reach",
-    "attention_shares",
-    "device_rates",
-    "element_bytes",
-    "product_s",
-    "traffic_s",
-]
-
 _TILES = ((256, 128, 1.0), (128, 128, 0.95), (128, 64, 0.80), (64, 64, 0.60))
 """Rows, columns, and the tile's rate relative to the largest: a small tile reads its inputs more often."""
 _SHORTEST_SPLIT = 1024

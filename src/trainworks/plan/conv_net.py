@@ -28,17 +28,6 @@ from trainworks.plan.rates import AS_PREDICTED, Rates, Slowdowns
 from trainworks.plan.software import Software
 from trainworks.plan.step_time import StepTimes, TrainingJob
 
-__all__ = [
-    "AnyJob",
-    "ConvJob",
-    "ConvNetShape",
-    "Convolution",
-    "conv_net_of_hf_config",
-    "conv_net_parameters",
-    "forward_flops_per_image",
-    "model_flops_per_image",
-]
-
 BlockKind = Literal["basic", "bottleneck"]
 
 

@@ -23,19 +23,6 @@ from trainworks.plan.parameters import (
 )
 from trainworks.record.model_shape import ModelShape
 
-__all__ = [
-    "FlopsConvention",
-    "attention_flops_per_token",
-    "causal_flops_per_token",
-    "flops_per_token_by_convention",
-    "hardware_flops_per_token",
-    "layers_matmul_parameters",
-    "model_flops_per_sequence",
-    "model_flops_per_token",
-    "sc21_hardware_flops_per_token",
-    "sc21_model_flops_per_token",
-]
-
 FlopsConvention = Literal["model", "model-causal", "hardware-selective", "hardware-full", "sc21-model", "sc21-hardware"]
 """Convention by which a published FLOP/s figure was counted.
 

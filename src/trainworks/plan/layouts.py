@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from trainworks.config.layout import Layout
 
-__all__ = ["Array", "Layouts", "Recompute", "Values", "fixed_of"]
-
 Array = NDArray[np.float64]
 Values = Array | float
 """One value for all layouts, or one for each."""

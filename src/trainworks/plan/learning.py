@@ -28,8 +28,6 @@ from trainworks.record.calibration import Calibration
 from trainworks.record.measurement import FinishedRun, MeasuredStep, Measurement
 from trainworks.record.resolved import Plan
 
-__all__ = ["belief_from", "with_learning"]
-
 _PROBE_BYTES = 64 * 2**20
 
 

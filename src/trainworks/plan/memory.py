@@ -29,9 +29,6 @@ from trainworks.plan.software import Software
 from trainworks.plan.states import StageParameters, dense_blocks, stage_blocks, stage_parameters
 from trainworks.record.model_shape import ModelShape
 
-__all__ = ["Memories", "predict_memories"]
-
-
 _Position = Literal["first", "middle", "last"]
 _Mask = NDArray[np.bool_]
 _BLOCKS_IN_FLIGHT = 3

@@ -13,26 +13,6 @@ from __future__ import annotations
 
 from trainworks.record.model_shape import ModelShape
 
-__all__ = [
-    "active_parameters",
-    "attention_parameters",
-    "block_matmul_parameters",
-    "dense_layer_parameters",
-    "dense_mlp_parameters",
-    "embedding_parameters",
-    "expert_layer_parameters",
-    "expert_parameters",
-    "head_dims",
-    "head_matmul_parameters",
-    "num_dense_layers",
-    "num_expert_layers",
-    "num_parameters",
-    "output_parameters",
-    "resized",
-    "router_parameters",
-    "shared_expert_parameters",
-]
-
 
 def num_parameters(shape: ModelShape) -> int:
     """All weights of the model; a matrix shared by input and output counts once.

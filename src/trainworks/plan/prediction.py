@@ -15,17 +15,6 @@ from trainworks.plan.memory import Memories
 from trainworks.plan.step_time import StepTimes
 from trainworks.plan.uncertainty import Belief, interval_s, parts_s
 
-__all__ = [
-    "Doubt",
-    "MemoryPrediction",
-    "Prediction",
-    "describe_layout",
-    "extrapolation",
-    "outside_measured",
-    "predictions",
-    "to_layout",
-]
-
 _MEASURED_ARCHITECTURES = ("Volta", "Ampere", "Hopper", "Blackwell", "Blackwell Ultra")
 _MEASURED_WORLD = 6144
 _EXTRAPOLATED = 10

@@ -15,8 +15,6 @@ from trainworks.plan.compute import DeviceRates, device_rates, element_bytes
 from trainworks.plan.software import Software
 from trainworks.record.calibration import Calibration
 
-__all__ = ["AS_PREDICTED", "HostRates", "Rates", "Slowdowns"]
-
 _OFFLOADED_BYTES = 6.0
 """Per parameter over the host's link: an fp32 gradient out, a 16-bit weight back."""
 _HOST_ADAM_BYTES = 28.0

@@ -22,19 +22,6 @@ from trainworks.plan.uncertainty import PRIOR, Observation, Prior, believe, inte
 from trainworks.record.measurement import FinishedRun
 from trainworks.results import Result
 
-__all__ = [
-    "AccuracyReport",
-    "Errors",
-    "Rejections",
-    "errors_of",
-    "learned_positions",
-    "learned_predictions",
-    "macro_average",
-    "rank_correlation",
-    "regret",
-    "rejections_of",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Errors:

@@ -21,19 +21,6 @@ from trainworks.plan.space import Fixed, Space, fast_ranks
 from trainworks.plan.step_time import StepTimes
 from trainworks.units import format_gib
 
-__all__ = [
-    "TIGHT_SHARE",
-    "Rejection",
-    "SearchResult",
-    "any_fits",
-    "fits",
-    "limit_bytes",
-    "pareto_front",
-    "preferred_s",
-    "search",
-    "search_layouts",
-]
-
 _CHUNK = 16384
 TIGHT_SHARE = 0.97
 """Share of the usable memory above which the memory outside the plan decides whether a layout fits."""

@@ -6,8 +6,6 @@ import re
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-__all__ = ["Attention", "Selective", "Software", "worker_software"]
-
 Attention = Literal["unfused", "flash-1", "flash-2", "flash-3", "cudnn"]
 """Kernel of the attention: three products and a softmax through memory, FlashAttention by version, or cuDNN's."""
 Selective = Literal["attention", "products", "every second product", "projections"]

@@ -21,8 +21,6 @@ from trainworks.plan.conv_net import AnyJob, ConvJob
 from trainworks.plan.layouts import Array, Layouts, Recompute, Values
 from trainworks.plan.states import chunk_counts
 
-__all__ = ["LARGEST_INTERLEAVE", "LARGEST_MICRO_BATCH", "MAX_LAYOUTS", "Fixed", "Space", "fast_ranks"]
-
 Fixed = Mapping[str, int]
 """Fields of `Layouts` that a person has decided."""
 

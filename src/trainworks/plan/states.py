@@ -17,8 +17,6 @@ from trainworks.plan.parameters import (
 )
 from trainworks.record.model_shape import ModelShape
 
-__all__ = ["StageParameters", "chunk_counts", "dense_blocks", "stage_blocks", "stage_parameters"]
-
 
 @dataclass(frozen=True, slots=True)
 class StageParameters:

@@ -35,8 +35,6 @@ from trainworks.plan.states import StageParameters, stage_blocks, stage_paramete
 from trainworks.record.calibration import Calibration
 from trainworks.record.model_shape import ModelShape
 
-__all__ = ["StepTimes", "TrainingJob", "predict_step_times"]
-
 
 @dataclass(frozen=True, slots=True)
 class TrainingJob:

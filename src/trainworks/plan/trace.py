@@ -20,30 +20,6 @@ from functools import reduce
 from types import MappingProxyType
 from typing import TypeAlias
 
-__all__ = [
-    "Expression",
-    "Formula",
-    "Operand",
-    "Swing",
-    "Traced",
-    "ceil",
-    "computed",
-    "exp",
-    "expm1",
-    "fact",
-    "leaves",
-    "log",
-    "maximum",
-    "minimum",
-    "sqrt",
-    "symbol_of",
-    "tornado",
-    "total",
-    "walk",
-    "where",
-    "with_changed",
-]
-
 
 class Expression(ABC):
     """A term of a formula. Operators combine terms and plain numbers; `named` makes a number of the result."""

@@ -32,22 +32,6 @@ from trainworks.plan.layouts import Array, Layouts
 from trainworks.plan.rates import Slowdowns
 from trainworks.record.resolved import ExpectedStep
 
-__all__ = [
-    "CALIBRATED_PRIOR",
-    "EXPERTS_PRIOR",
-    "PRIOR",
-    "RATES",
-    "Z80",
-    "Belief",
-    "Observation",
-    "Prior",
-    "believe",
-    "expected_step",
-    "interval_s",
-    "parts_s",
-    "prior_of",
-]
-
 RATES = tuple(field.name for field in fields(Slowdowns))
 """Physical rates whose slowdown is learned."""
 Z80 = 1.2815515655446004

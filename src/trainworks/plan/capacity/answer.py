@@ -16,8 +16,6 @@ from trainworks.plan.capacity.simulation import replay
 from trainworks.plan.trace import Traced, computed, fact
 from trainworks.queueing.node_pool import pool_need
 
-__all__ = ["CapacityAnswer", "Load", "capacity_for", "load_of", "most_nodes"]
-
 _MOST_NODES = 100_000
 _LOOKED_BELOW = 4
 """Smaller capacities that are tried after the search: with backfilling one more node can make a queue longer."""

@@ -13,8 +13,6 @@ import math
 from trainworks.plan import checkpoint
 from trainworks.plan.capacity.policy import Spot
 
-__all__ = ["kept_s", "optimal_interval_s", "slowdown"]
-
 
 def optimal_interval_s(spot: Spot, nodes: int) -> float:
     """Checkpoint interval that loses least in all, with a job MTTF of M / n: its nodes die independently."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from trainworks.plan.capacity.policy import Elastic
 from trainworks.queueing.node_pool import NodePool, PoolNeed
 
-__all__ = ["ElasticPool"]
-
 
 class ElasticPool(NodePool):
     """Nodes that come and go. Jobs can be assigned to an ordered node before it is ready."""

@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 
 from trainworks.errors import UsageError, suggest
 
-__all__ = ["COLUMNS", "JobTrace", "TraceJob", "parse_trace", "trace_of", "trace_text"]
-
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 

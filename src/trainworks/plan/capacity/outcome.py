@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-__all__ = ["JobRun", "Replay"]
-
 
 class JobRun(NamedTuple):
     """A job on its nodes, from its start to its end or interruption."""

@@ -24,8 +24,6 @@ from trainworks.plan.trace import Traced
 from trainworks.results import Result
 from trainworks.units import WEEK_S
 
-__all__ = ["CapacityPlan", "ElasticTerms", "limits_for", "plan_capacity"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElasticTerms:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-__all__ = ["FIXED", "ON_DEMAND", "SPOT", "Elastic", "Policy", "Spot"]
-
 FIXED, SPOT, ON_DEMAND = "fixed", "spot", "on-demand"
 """Classes of nodes, in the order in which a job is tried: what is paid anyway first, then the cheaper one."""
 

@@ -23,8 +23,6 @@ from trainworks.plan.trace import Traced, computed, fact, total
 from trainworks.queueing.node_pool import pool_need
 from trainworks.units import HOUR_S, WEEK_S
 
-__all__ = ["CapacityLimits", "CapacityPrices", "PolicyReplay", "cheapest", "cost_of", "front", "point_of", "policies"]
-
 _FIXED_SHARES = (0.0, 0.5, 0.75, 1.0, 1.25)
 """Fixed nodes beside elastic ones, over the mean load."""
 _BACKLOGS_S = (0.0, HOUR_S, 4 * HOUR_S)

@@ -12,8 +12,6 @@ from trainworks.plan.assumptions import GIVEN, assumed
 from trainworks.plan.capacity.policy_comparison import CapacityPrices
 from trainworks.plan.trace import Traced, fact
 
-__all__ = ["prices_for"]
-
 _SHOWN = 3
 
 

@@ -12,8 +12,6 @@ from trainworks.errors import UsageError
 from trainworks.plan.capacity.jobs import JobTrace
 from trainworks.plan.capacity.outcome import Replay
 
-__all__ = ["Service", "Target", "num_deadlines", "service_of"]
-
 _ROUNDING = 1e-12
 """Relative rounding error of sums of seconds; a job that ends at its deadline is in time."""
 

@@ -33,8 +33,6 @@ from trainworks.queueing.backfill import ends_in_time
 from trainworks.queueing.node_pool import NodePool, PoolNeed, pool_need
 from trainworks.queueing.snapshot import queue_key
 
-__all__ = ["replay"]
-
 _DEPTH = 100
 """Jobs of the queue that one pass looks at."""
 _MOST_INTERRUPTIONS = 1000

@@ -20,8 +20,6 @@ from trainworks.errors import RunFileError, UsageError
 from trainworks.plan.capacity.jobs import TraceJob
 from trainworks.units import HOUR_S, WEEK_S
 
-__all__ = ["Duration", "Team", "Teams", "parse_teams", "sampled_jobs"]
-
 _WEEK_H = WEEK_S / HOUR_S
 _WORKING_H = 45.0
 """Monday to Friday, 9:00 to 18:00."""

@@ -15,8 +15,6 @@ from trainworks.catalog.cluster import ClusterDescription
 from trainworks.catalog.facts import Node, Processor
 from trainworks.units import format_bytes
 
-__all__ = ["HardwareFinding", "Verdict", "check_hardware", "pcie_generation", "starvation_note"]
-
 Verdict = Literal["fits", "wasteful", "too little", "mismatch", "note"]
 
 _PCIE_BYTES_PER_S = {3: 15.754e9, 4: 31.508e9, 5: 63.015e9, 6: 121e9}

@@ -17,17 +17,6 @@ from trainworks.plan.layouts import Recompute, fixed_of
 from trainworks.plan.space import LARGEST_INTERLEAVE, LARGEST_MICRO_BATCH, Fixed
 from trainworks.plan.states import chunk_counts
 
-__all__ = [
-    "as_fields",
-    "as_option",
-    "check_against",
-    "fixed_at",
-    "fixed_by",
-    "parse_layout",
-    "roomier_batch",
-    "why_nothing",
-]
-
 _NUMBER = re.compile(r"[0-9]{1,30}")
 _FIELDS = {"offload": "offload_activations", "dp": "dp_shard"}
 """Fields of the search that a run file calls otherwise."""

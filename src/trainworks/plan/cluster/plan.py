@@ -26,8 +26,6 @@ from trainworks.record.measurement import Measurement
 from trainworks.results import Result
 from trainworks.units import format_step_time
 
-__all__ = ["ClusterPlan", "LayoutComparison", "plan_request"]
-
 _TABLE_LENGTH = 10
 _LAYOUTS_WITH_ADVICE = 2_000_000
 _NAMED_SAVING = 0.01

@@ -18,20 +18,6 @@ from trainworks.plan.space import Fixed, Space
 from trainworks.plan.uncertainty import Belief
 from trainworks.units import HOUR_S, format_count, format_duration, format_gib
 
-__all__ = [
-    "Chance",
-    "PlanRequest",
-    "Scale",
-    "describe_goal",
-    "describe_rejection",
-    "does_not_fit",
-    "faster_with_fewer",
-    "goal_chance",
-    "is_tight",
-    "offloading_note",
-    "scales",
-]
-
 Chance = Literal["unlikely", "about even", "likely"]
 """Chance of meeting a goal: the 80 % interval misses it, has it inside, or meets it."""
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 from trainworks.plan.cost.owning import HOURS_OF_A_YEAR, OwnershipCost
 from trainworks.plan.trace import Traced
 
-__all__ = ["break_even_hours", "within_a_year"]
-
 
 def break_even_hours(owning: OwnershipCost, rent: Traced) -> Traced | None:
     """Hours of training a year at which owning costs as much as renting.

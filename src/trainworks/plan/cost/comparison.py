@@ -27,8 +27,6 @@ from trainworks.plan.cost.renting import (
 )
 from trainworks.plan.trace import Swing, Traced, fact, tornado, with_changed
 
-__all__ = ["YOU", "CostComparison", "CostLine", "compare", "per_million"]
-
 YOU = "you"
 """Provider of a price that the user gives for the cluster."""
 

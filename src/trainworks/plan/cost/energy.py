@@ -20,8 +20,6 @@ from trainworks.errors import UsageError
 from trainworks.plan.assumptions import GIVEN, assumed
 from trainworks.plan.trace import Traced, fact
 
-__all__ = ["AVERAGE_GRID", "carbon", "energy", "node_count", "node_power"]
-
 AVERAGE_GRID = "World"
 NODE_POWER = "node power"
 

@@ -32,8 +32,6 @@ from trainworks.plan.assumptions import GIVEN, assumed
 from trainworks.plan.cost.energy import node_count, node_power
 from trainworks.plan.trace import Traced, fact, maximum
 
-__all__ = ["HOURS_OF_A_YEAR", "MOST_HOURS_OF_A_YEAR", "OwnershipCost", "own"]
-
 HOURS_OF_A_YEAR = 8760
 MOST_HOURS_OF_A_YEAR = 8784
 SERVER_PRICE = "server price"

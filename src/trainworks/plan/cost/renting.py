@@ -31,22 +31,6 @@ from trainworks.plan.assumptions import assumed
 from trainworks.plan.checkpoint import optimal_interval
 from trainworks.plan.trace import Traced, ceil, fact, maximum
 
-__all__ = [
-    "CONTRACTS",
-    "Contract",
-    "accelerator_price",
-    "contracts",
-    "effective_discount",
-    "market_price",
-    "notice_s",
-    "offers_for",
-    "price_per_hour",
-    "rent",
-    "sold_per_accelerator",
-    "spot_interval",
-    "spot_waste",
-]
-
 Contract = Literal["on-demand", "reserved", "spot"]
 _WRITTEN = fact("time to write", 0.0, "s", source="a spot save is complete when training resumes")
 _NO_MINIMUM = fact("shortest interval", 0.0, "s", source="a spot job may save at any time")

@@ -13,8 +13,6 @@ from trainworks.plan.trace import Traced, walk
 from trainworks.results import Result
 from trainworks.units import format_duration, format_usd
 
-__all__ = ["CostReport", "notes_of", "sentences_of"]
-
 _MUCH_CHEAPER = 0.4
 
 

@@ -15,8 +15,6 @@ from trainworks.plan.assumptions import GIVEN, assumed
 from trainworks.plan.network.design import NetworkDesign
 from trainworks.plan.trace import Traced, fact, total
 
-__all__ = ["LineItem", "NetworkPrices", "bill_of_materials", "bill_total", "switch_power", "usual_share"]
-
 
 @dataclass(frozen=True, slots=True)
 class NetworkPrices:

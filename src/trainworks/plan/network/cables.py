@@ -23,8 +23,6 @@ from trainworks.plan.network.grids import GridNetwork
 from trainworks.plan.network.groups import GroupNetwork
 from trainworks.plan.network.trees import TreeNetwork
 
-__all__ = ["Cable", "cable_plan", "cables_as_csv"]
-
 _LENGTHS_M = (1, 2, 3, 5, 10, 15, 20, 30, 50, 100, 150, 300, 500)
 _RACK_M, _ENDS_M = 0.6, 4.0
 

@@ -20,8 +20,6 @@ from trainworks.plan.network.switches import Ports
 from trainworks.plan.network.topologies import TOPOLOGIES, Topology, TopologyRequest, TopologyResult, build, rails_of
 from trainworks.plan.network.trees import TreeNetwork, leaf_ports
 
-__all__ = ["CABLES_OF_SPARE_SLOT", "NetworkDesign", "design_network", "serves", "topologies_compared"]
-
 _BY_PREFERENCE: tuple[Topology, ...] = (
     "star",
     "rail-optimised",

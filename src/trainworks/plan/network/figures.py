@@ -11,8 +11,6 @@ from trainworks.plan.network.groups import GroupNetwork
 from trainworks.plan.network.trees import TreeNetwork, leaf_ports
 from trainworks.plan.trace import Traced, ceil, computed, fact, maximum, total
 
-__all__ = ["figures_of"]
-
 _DOWN = "the most links down that are at most that many to one link up"
 _UP = "of those that leave no taper too large, the one with the fewest switches (plan/network/trees.py)"
 _SPINES = "the smallest divisor of a leaf's links up that has links for all leaves of a pod (plan/network/trees.py)"

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from itertools import product
 from math import isqrt, prod
 
-__all__ = ["GridNetwork", "grid"]
-
 _MOST_AXES = 3
 
 

@@ -14,8 +14,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["GroupNetwork", "groups", "most_groups"]
-
 
 @dataclass(frozen=True, slots=True)
 class GroupNetwork:

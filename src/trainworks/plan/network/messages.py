@@ -12,8 +12,6 @@ from trainworks.plan.conv_net import AnyJob, ConvJob
 from trainworks.plan.prediction import Prediction
 from trainworks.units import format_bytes
 
-__all__ = ["MESSAGE_BYTES", "Message", "messages_of_job", "usual_messages"]
-
 MESSAGE_BYTES = (1e6, 64e6, 1e9)
 """Sizes that say most of a network: its latency, what layers send, its bandwidth."""
 

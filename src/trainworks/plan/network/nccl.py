@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.record.resolved import Processes
 
-__all__ = ["NcclSetting", "nccl_environment", "nccl_settings"]
-
 _VENDORS = ("NVIDIA", "AMD")
 """AMD's RCCL reads the same variables."""
 _WIDE_BYTES_PER_S = 100e9 / 8

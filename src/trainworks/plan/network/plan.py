@@ -15,8 +15,6 @@ from trainworks.plan.network.traffic import Placement, message_time
 from trainworks.plan.trace import Traced
 from trainworks.results import Result
 
-__all__ = ["NetworkPlan"]
-
 
 @dataclass(frozen=True, slots=True)
 class NetworkPlan(Result):

@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from trainworks.plan.network.design import NetworkDesign
 from trainworks.plan.trace import Traced, ceil, fact, minimum
 
-__all__ = ["NODES_PER_RACK", "SupportNetworks", "support_networks"]
-
 NODES_PER_RACK = 4
 _RULES = "sizing rule of this planner, docs/concepts/networks.md"
 

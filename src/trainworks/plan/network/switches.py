@@ -16,8 +16,6 @@ from trainworks.catalog.facts import Switch
 from trainworks.errors import QuantityError, UsageError
 from trainworks.units import parse_bandwidth
 
-__all__ = ["Ports", "find_switch", "nic_bytes_per_s", "ports_for"]
-
 _SPLITS = {"InfiniBand": (2, 1), "RoCE": (4, 2, 1), "unnamed": (4, 2, 1)}
 _ETHERNET = ("RoCE", "TCP")
 _COUNTED = re.compile(r"(?P<ports>\d{1,9})\s*[x\u00d7]\s*(?P<port>.+)")

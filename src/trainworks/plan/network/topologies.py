@@ -25,8 +25,6 @@ from trainworks.plan.network.groups import GroupNetwork, groups, most_groups
 from trainworks.plan.network.switches import Ports, nic_bytes_per_s, ports_for
 from trainworks.plan.network.trees import TreeNetwork, leaf_ports, most_leaves, star, tree
 
-__all__ = ["TOPOLOGIES", "Topology", "TopologyRequest", "TopologyResult", "build", "rails_of"]
-
 Topology = Literal[
     "star",
     "spine-leaf",

@@ -28,15 +28,6 @@ from trainworks.plan.network.groups import GroupNetwork
 from trainworks.plan.network.messages import Message
 from trainworks.plan.trace import Traced, computed, fact
 
-__all__ = [
-    "PLACEMENTS",
-    "Placement",
-    "all_to_all_share",
-    "effective_cluster",
-    "message_time",
-    "placement_share",
-]
-
 Placement = Literal["in order", "scattered"]
 PLACEMENTS: tuple[Placement, ...] = get_args(Placement)
 

@@ -21,8 +21,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
-__all__ = ["TreeNetwork", "leaf_ports", "most_leaves", "smallest_divisor", "star", "tree"]
-
 
 @dataclass(frozen=True, slots=True)
 class TreeNetwork:

@@ -11,16 +11,6 @@ from trainworks.plan.assumptions import GIVEN, assumed
 from trainworks.plan.reliability.goodput import Failures
 from trainworks.plan.trace import Traced, fact, maximum
 
-__all__ = [
-    "SaveTimes",
-    "fleet_of",
-    "planned_failures",
-    "save_times",
-    "usual_failures",
-    "usual_node_mttf",
-    "usual_write_s",
-]
-
 
 def fleet_of(accelerator: Accelerator) -> Fleet | None:
     """Fleet whose failure rate represents accelerators of that architecture; None if none is published."""

@@ -29,8 +29,6 @@ from trainworks.plan.trace import Traced, computed, fact
 from trainworks.results import Result
 from trainworks.units import format_duration
 
-__all__ = ["GoodputForecast", "GoodputJob", "GoodputOptions", "forecast"]
-
 _LONGEST_WAIT = 0.9
 """Share of the time; simulating a job that waits longer takes too long to be useful."""
 _MOST_ROWS = 7

@@ -33,17 +33,6 @@ from trainworks.plan.checkpoint import optimal_interval
 from trainworks.plan.trace import Traced, computed, exp, expm1, fact, total
 from trainworks.units import format_duration
 
-__all__ = [
-    "ExpectedRun",
-    "Failures",
-    "expected",
-    "job_interval",
-    "job_mttf",
-    "save_in_time",
-    "spares_needed",
-    "waiting_share",
-]
-
 _LEAST_WORK = 0.02
 """Smallest ratio of the work between two checkpoints to the stall of one."""
 _LARGEST_EXPONENT = 4.0

@@ -14,17 +14,6 @@ from trainworks.plan.reliability.goodput import Failures
 from trainworks.plan.uncertainty import Z80
 from trainworks.units import format_duration
 
-__all__ = [
-    "CAUSES",
-    "Array",
-    "Scenario",
-    "SimulationOutcome",
-    "elastic_replicas",
-    "nodes_per_replica",
-    "scenario_of",
-    "spread_of",
-]
-
 _ROUNDING = 1e-9
 Array = npt.NDArray[np.float64]
 

@@ -26,8 +26,6 @@ from trainworks.errors import UsageError
 from trainworks.plan.reliability.scenario import CAUSES, Array, Scenario, SimulationOutcome
 from trainworks.units import format_duration
 
-__all__ = ["simulate"]
-
 _Rows = npt.NDArray[np.intp]
 """Trials to which something happens."""
 _MOST_EVENTS = 5_000

@@ -14,8 +14,6 @@ from trainworks.record.model_shape import ModelShape
 from trainworks.record.resolved import MemoryTerms
 from trainworks.units import format_bytes
 
-__all__ = ["bucket_mib", "choose_layout"]
-
 _MAX_BUCKET_MIB = 256
 
 _USABLE_SHARE = 0.8

@@ -15,8 +15,6 @@ from trainworks.plan.software import Software, worker_software
 from trainworks.record.model_shape import ModelShape
 from trainworks.record.resolved import MemoryTerms
 
-__all__ = ["checkpoint_bytes", "layouts_of", "predict_memory"]
-
 _UNUSED_SHARE = 0.45
 """Bytes of glibc's heap that lie idle per byte of short-lived tensors: freed memory of their size cannot serve an
 aligned request of the same size. Measured (docs/reference/local-accuracy.md)."""

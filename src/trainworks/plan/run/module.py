@@ -18,8 +18,6 @@ from trainworks.record.model_shape import ModelShape
 from trainworks.record.resolved import MemoryTerms, Plan, Processes, StepTimeGroups
 from trainworks.record.trial import Trial
 
-__all__ = ["check_own_optimizer", "make_measured_plan", "measured_layouts"]
-
 _START_S = 6.0
 """Time from launch to the first step: importing torch, building the model, rendezvous."""
 _SAVE_FIXED_S = 0.02

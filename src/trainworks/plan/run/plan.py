@@ -17,8 +17,6 @@ from trainworks.record.calibration import Calibration
 from trainworks.record.model_shape import ModelShape
 from trainworks.record.resolved import Plan, Processes
 
-__all__ = ["make_plan", "num_steps"]
-
 _START_S = 6.0
 """Time from launch to the first step: importing torch, building the model, rendezvous."""
 _SAVE_FIXED_S = 0.02

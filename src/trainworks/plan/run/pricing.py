@@ -18,18 +18,6 @@ from trainworks.record.calibration import Calibration, CalibrationRequest
 from trainworks.record.model_shape import ModelShape
 from trainworks.record.resolved import MemoryTerms, Processes, StepTimeTerms
 
-__all__ = [
-    "LayoutPrediction",
-    "Pricing",
-    "calibration_request",
-    "cluster_of_ranks",
-    "layouts_of",
-    "parts_of_step",
-    "pricing",
-    "step_time_terms",
-    "training_job",
-]
-
 
 def calibration_request(
     shape: ModelShape,

@@ -11,8 +11,6 @@ from trainworks.record.environment import AcceleratorFacts, HostFacts
 from trainworks.record.resolved import Processes
 from trainworks.units import format_bytes
 
-__all__ = ["ResourceError", "as_asked", "choose_command_processes", "choose_processes", "choose_workload_processes"]
-
 _LAUNCHERS = re.compile(r"(?:^|[\s;&|(])(torchrun|deepspeed|mpirun|mpiexec|horovodrun)\s")
 _ONCE_PER_NODE = {"torchrun": "--nproc-per-node", "deepspeed": "--num_gpus"}
 """Launchers that start once per node, and their option for the ranks there; the others start once."""

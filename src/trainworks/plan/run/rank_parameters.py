@@ -17,8 +17,6 @@ from trainworks.plan.parameters import (
 )
 from trainworks.record.model_shape import ModelShape
 
-__all__ = ["FULL_PRECISIONS", "RankParameters", "is_sharded", "rank_parameters"]
-
 FULL_PRECISIONS = ("fp32", "tf32")
 """Precisions whose activations take 4 bytes."""
 

@@ -18,8 +18,6 @@ from trainworks.plan.run.layout import choose_layout
 from trainworks.plan.run.pricing import Pricing
 from trainworks.record.model_shape import ModelShape
 
-__all__ = ["Remedy", "as_written", "cheapest_remedies", "neighbours"]
-
 _SAVING_OPTIONS: Mapping[str, tuple[object, ...]] = {
     "zero": (2, 3),
     "sequence_parallel": (True,),

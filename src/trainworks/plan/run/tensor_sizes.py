@@ -5,8 +5,6 @@ from __future__ import annotations
 from trainworks.config.layout import ResolvedLayout
 from trainworks.record.model_shape import ModelShape
 
-__all__ = ["piece_of"]
-
 
 def piece_of(num_bytes: int, shape: ModelShape, layout: ResolvedLayout, *, sequence_length: int) -> str | None:
     """The tensor of one micro-batch, or of the model, that takes exactly so many bytes; None if none does.

@@ -13,8 +13,6 @@ from trainworks.config.run_file import Workload
 from trainworks.errors import LayoutError
 from trainworks.record.model_shape import ModelShape
 
-__all__ = ["check_trainable"]
-
 _Refusal = tuple[str, str, str]
 """Field, message, hint."""
 

@@ -11,24 +11,6 @@ from typing import Any
 from trainworks.plan.shapes.hf_config import Config, attention_biases, completed, decoder, optional, whole, window
 from trainworks.record.model_shape import LatentAttention, ModelShape, SmallParameters
 
-__all__ = [
-    "deepseek_v2",
-    "deepseek_v3",
-    "gemma",
-    "gemma2",
-    "gemma3",
-    "gpt_oss",
-    "llama",
-    "mistral",
-    "mixtral",
-    "olmo2",
-    "olmo3",
-    "qwen2",
-    "qwen3",
-    "qwen3_moe",
-    "smollm3",
-]
-
 
 def llama(config: Config) -> ModelShape:
     """RMS norms 2 h; biases of all projections if `attention_bias`, of the MLP 2 f + h if `mlp_bias`."""

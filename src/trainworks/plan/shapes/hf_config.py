@@ -14,8 +14,6 @@ from trainworks.errors import UsageError
 from trainworks.plan.parameters import num_parameters
 from trainworks.record.model_shape import ModelShape
 
-__all__ = ["Config", "attention_biases", "completed", "decoder", "optional", "whole", "window"]
-
 Config = Mapping[str, Any]
 
 

@@ -11,8 +11,6 @@ from trainworks.errors import UsageError
 from trainworks.plan.shapes.hf_config import Config, attention_biases, completed, decoder, optional, whole
 from trainworks.record.model_shape import ModelShape, SmallParameters
 
-__all__ = ["bert", "bloom", "gpt2", "gpt_neox", "nemotron", "opt", "vit"]
-
 
 def gpt2(config: Config) -> ModelShape:
     """Also GPT-3's and Megatron's: learned positions, biases everywhere, layer norms, a plain MLP."""

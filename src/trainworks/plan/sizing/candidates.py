@@ -10,8 +10,6 @@ from trainworks.catalog.cluster import ClusterDescription, cluster_of_nodes, par
 from trainworks.catalog.facts import Node, Offer
 from trainworks.errors import UsageError
 
-__all__ = ["PYTORCH_VENDORS", "Candidate", "Skipped", "candidates", "described_node", "node_counts"]
-
 PYTORCH_VENDORS = ("NVIDIA", "AMD")
 """Whose accelerators run the same PyTorch program; the others are tried when they are named."""
 

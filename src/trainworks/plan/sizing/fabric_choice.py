@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from trainworks.catalog.cluster import ClusterDescription, NodeFabric
 from trainworks.plan.prediction import Prediction
 
-__all__ = ["EXPOSED_TERMS", "FABRIC_TOLERANCE", "FabricOption", "PlannedFabric", "choose_fabric", "fabric_options"]
-
 FABRIC_TOLERANCE = 0.05
 """Share of the step time that a leaner network may cost."""
 EXPOSED_TERMS = ("tp", "cp", "ep", "pp", "dp")

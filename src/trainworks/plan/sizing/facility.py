@@ -19,8 +19,6 @@ from trainworks.plan.cost.energy import node_count, node_power
 from trainworks.plan.network.support import NODES_PER_RACK
 from trainworks.plan.trace import Traced, ceil, fact, maximum
 
-__all__ = ["Facility", "facility_of", "nodes_per_rack"]
-
 
 @dataclass(frozen=True, slots=True)
 class Facility:

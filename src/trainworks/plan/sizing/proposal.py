@@ -16,8 +16,6 @@ from trainworks.plan.sizing.candidates import Candidate
 from trainworks.plan.trace import Traced
 from trainworks.units import format_duration, format_usd
 
-__all__ = ["Alternative", "SizingGoal", "choose", "front", "reasons"]
-
 
 @dataclass(frozen=True, slots=True)
 class SizingGoal:

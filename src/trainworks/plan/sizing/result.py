@@ -30,19 +30,6 @@ from trainworks.plan.trace import Traced
 from trainworks.results import Result
 from trainworks.units import HOUR_S
 
-__all__ = [
-    "SHARED_WEEKS",
-    "Ownership",
-    "Proposal",
-    "ProposalDetails",
-    "Reliability",
-    "SharedCapacity",
-    "SharedCluster",
-    "SizedAlternatives",
-    "SizingRequest",
-    "SmallestCluster",
-]
-
 SHARED_WEEKS = 26
 """Weeks of job starts to replay."""
 

@@ -25,8 +25,6 @@ from trainworks.errors import UsageError
 from trainworks.plan.assumptions import assumed
 from trainworks.plan.trace import Traced, fact
 
-__all__ = ["AGAIN", "Demand", "Number", "checkpoint_size", "demand_of", "given"]
-
 Number = float | Traced
 """A plain number or a traced one."""
 

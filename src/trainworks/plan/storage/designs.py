@@ -14,8 +14,6 @@ from trainworks.plan.storage.demand import Demand
 from trainworks.plan.storage.node_needs import NodeNeeds
 from trainworks.plan.trace import Traced
 
-__all__ = ["DESIGNS", "LOCAL", "Design", "Tier", "tiers"]
-
 LOCAL = "local NVMe"
 
 

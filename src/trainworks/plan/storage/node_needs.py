@@ -16,8 +16,6 @@ from trainworks.plan.assumptions import assumed
 from trainworks.plan.storage.demand import AGAIN, Demand, Number, given
 from trainworks.plan.trace import Traced, ceil, maximum
 
-__all__ = ["NodeNeeds", "node_needs"]
-
 _THREADS = 2
 """Virtual CPUs of a core: what clouds sell are hardware threads of x86 processors."""
 

@@ -12,8 +12,6 @@ from trainworks.plan.storage.systems import StorageVerdict
 from trainworks.plan.trace import Traced
 from trainworks.results import Result
 
-__all__ = ["RAID_DRIVES", "RAID_DRIVE_BYTES", "StoragePlan", "raid_figures"]
-
 RAID_DRIVES = 8
 RAID_DRIVE_BYTES = 3.84e12
 

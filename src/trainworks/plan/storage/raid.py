@@ -28,8 +28,6 @@ from trainworks.plan.assumptions import assumed
 from trainworks.plan.storage.demand import given
 from trainworks.plan.trace import Traced, expm1, fact, log
 
-__all__ = ["LEVELS", "UNPROTECTED", "Level", "Raid", "raid", "survives"]
-
 Level = Literal["RAID 0", "RAID 1", "RAID 5", "RAID 6", "RAID 10", "erasure code"]
 Drive = Literal["SSD", "disk"]
 LEVELS: tuple[Level, ...] = ("RAID 0", "RAID 1", "RAID 5", "RAID 6", "RAID 10")

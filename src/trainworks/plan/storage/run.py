@@ -17,8 +17,6 @@ from trainworks.plan.storage.demand import Demand, checkpoint_size, demand_of, g
 from trainworks.plan.storage.node_needs import NodeNeeds, node_needs
 from trainworks.plan.trace import Traced, computed, fact, maximum
 
-__all__ = ["StoredRun", "checkpoint_of", "storage_of"]
-
 _SHORT_IDS = 65_536
 _IMAGENET_IMAGES = 1_281_167
 _TOKEN_BYTES = 8

@@ -22,8 +22,6 @@ from trainworks.plan.storage.node_needs import NodeNeeds
 from trainworks.plan.trace import Traced, ceil, fact, maximum
 from trainworks.units import format_quantity
 
-__all__ = ["StorageVerdict", "judge", "recommended", "verdict_of"]
-
 _FIND_FILES_THEMSELVES = ("local drives", "file server", "cache")
 """Forms without metadata servers of their own."""
 _IDLE_CACHE = "the data are read once, so that the cache spares nothing"

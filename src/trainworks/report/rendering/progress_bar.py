@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
-__all__ = ["byte_bar", "counted", "waiting"]
-
 _QUIET_S = 1.5
 _Item = TypeVar("_Item")
 

@@ -20,8 +20,6 @@ from trainworks.recover.failures import is_consequence
 from trainworks.report.runs import run_progress as observed
 from trainworks.units import format_bytes, format_count, format_duration
 
-__all__ = ["LineView", "LiveView"]
-
 _LINE_S = 5.0
 _PARTS = (*StepTimeGroups.model_fields, "checkpoint_s", "other_s")
 
