@@ -94,7 +94,7 @@ def test_the_guide_to_clusters_shows_what_is_printed(tmp_path: Path, monkeypatch
 
 
 def test_the_guide_to_scoring_shows_what_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table, answer = re.findall(r"```(?:text|console)\n(.*?)```", SCORING.read_text(encoding="utf-8"), re.DOTALL)
+    table, answer, *_ = re.findall(r"```(?:text|console)\n(.*?)```", SCORING.read_text(encoding="utf-8"), re.DOTALL)
     (tmp_path / "runs.csv").write_text(table)
     monkeypatch.chdir(tmp_path)
     command, *lines = answer.removeprefix("$ trainworks ").splitlines()

@@ -18,7 +18,7 @@ from trainworks.catalog.models import preset
 from trainworks.config.load import parse_run_file
 from trainworks.errors import TrainworksError
 from trainworks.measure.scoring import predict_memory, predict_run
-from trainworks.plan import search
+from trainworks.plan import search, space
 from trainworks.plan.model_shape import shape_of_hf_config
 
 MOST_LAYOUTS = 2_000
@@ -117,8 +117,8 @@ class Work:
 def work(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[Work]:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.delenv("TRAINWORKS_DATA", raising=False)
-    monkeypatch.setattr(search, "MAX_LAYOUTS", MOST_LAYOUTS)
-    counted, splits, price = Work(), search._splits, search._price
+    monkeypatch.setattr(space, "MAX_LAYOUTS", MOST_LAYOUTS)
+    counted, splits, price = Work(), space.Space._splits, search._price
 
     def count_splits(*arguments: Any) -> Iterator[tuple[int, int, int]]:
         for found in splits(*arguments):
@@ -129,7 +129,7 @@ def work(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[Work]:
         counted.layouts += len(layouts)
         price(job, layouts, *rest)
 
-    monkeypatch.setattr(search, "_splits", count_splits)
+    monkeypatch.setattr(space.Space, "_splits", count_splits)
     monkeypatch.setattr(search, "_price", count_layouts)
     yield counted
 
