@@ -10,7 +10,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -146,7 +145,7 @@ def test_an_unmarked_one_does_not_count(shell: Shell) -> None:
             other.kill()
 
 
-def test_a_look_opens_two_small_files_of_a_process() -> None:
+def test_a_look_opens_three_small_files_of_a_process() -> None:
     """A sample stays cheap on a machine of a thousand processes, too."""
     tree = ProcessTree(os.getppid(), {"TRAINWORKS_TEST_MARK": "none"})
     opened: list[str] = []
@@ -156,4 +155,6 @@ def test_a_look_opens_two_small_files_of_a_process() -> None:
     watching = False
     of_processes = Counter(path.split("/")[2] for path in opened if path.startswith("/proc/"))
     assert str(os.getpid()) in of_processes
-    assert max(count for process, count in of_processes.items() if process != str(os.getpid())) <= 2
+    assert (
+        max(count for process, count in of_processes.items() if process != str(os.getpid())) <= 3
+    )  # stat, environ and io

@@ -7,46 +7,43 @@ import os
 import time
 from collections.abc import Mapping
 
-from trainworks.errors import EnvironmentProblem, TrainworksError, UsageError
+from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.files import naming_full_disk, take_lock
 from trainworks.host import process
-from trainworks.host.clock import Clock, SystemClock
+from trainworks.host.clock import SystemClock
+from trainworks.jobs.state import JobState
 from trainworks.record.events import append_event, read_events
 from trainworks.record.resolved import Processes
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 
-_START_TAKES_S = 5.0
+_HANDOVER_S = 5.0
 _LOOK_S = 0.05
 
 
 def take_run(run_dir: RunDir) -> int:
     """Take the lock of a run; a process that inherits it keeps all others from the run.
 
+    A supervisor that just started gets time to write its status, and one whose run has ended gets time to leave.
+
     Raises:
         UsageError: a supervisor has the run.
         EnvironmentProblem: processes of an earlier launch have it.
     """
-    lock = take_lock(run_dir.lock_file)
-    if lock is None:
-        raise _taken(run_dir, SystemClock())
-    return lock
-
-
-def _taken(run_dir: RunDir, clock: Clock) -> TrainworksError:
-    """The error for a run whose lock is taken; a supervisor that just started gets time to write its status."""
-    deadline = clock.now() + _START_TAKES_S
-    while True:
+    clock = SystemClock()
+    deadline = clock.now() + _HANDOVER_S
+    while (lock := take_lock(run_dir.lock_file)) is None:
         status = run_dir.read_status()
         pid, started_at = status.supervisor_pid, status.supervisor_started_at
-        if pid is not None and started_at is not None and process.is_running(pid, started_at):
-            return supervised(run_dir, status)
-        if clock.now() >= deadline:
-            break
+        is_supervised = pid is not None and started_at is not None and process.is_running(pid, started_at)
+        is_late = clock.now() >= deadline
+        if is_supervised and (is_late or not JobState(status.state).is_final):
+            raise supervised(run_dir, status)
+        if is_late:
+            hint = f"trainworks stop {run_dir.run_id}, or wait a moment"
+            raise EnvironmentProblem(f"run {run_dir.run_id} still has processes", hint=hint)
         clock.sleep(_LOOK_S)
-    return EnvironmentProblem(
-        f"run {run_dir.run_id} still has processes", hint=f"trainworks stop {run_dir.run_id}, or wait a moment"
-    )
+    return lock
 
 
 def supervised(run_dir: RunDir, status: RunStatus) -> UsageError:
