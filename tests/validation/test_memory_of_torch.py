@@ -104,9 +104,9 @@ CASES = {
 UNUSUAL = {
     "fp32": Case(replace(LLAMA, fused_loss=False), Parallel(states="fp32"), precision="fp32"),
     "autocast": Case(parallel=Parallel(states="autocast"), excess=casts_of_autocast),
-    "scores in memory": Case(replace(GPT, attention="unfused"), precision="fp16"),
+    "scores in memory": Case(replace(GPT, fused_attention=False), precision="fp16"),
     "scores in memory, selective": Case(
-        replace(GPT, attention="unfused", recompute=Recompute.SELECTIVE), precision="fp16"
+        replace(GPT, fused_attention=False, recompute=Recompute.SELECTIVE), precision="fp16"
     ),
     "tp 4, sequence parallel, full recompute": Case(
         replace(LLAMA, recompute=Recompute.FULL), Parallel(tp=4, sequence_parallel=True)
