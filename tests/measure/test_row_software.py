@@ -1,10 +1,10 @@
-"""Software of a measured run: what the words of a row change in its memory."""
+"""Software of a measured run: what the words of a row say of its time and memory."""
 
 from __future__ import annotations
 
 import pytest
 
-from trainworks.measure.row_software import memory_software
+from trainworks.measure.row_software import read_software
 from trainworks.measure.scoring import PredictedRun, predict_memory
 from trainworks.plan.software import Software
 
@@ -21,6 +21,10 @@ def memory(**changes: str) -> float:
     return predicted.memory_bytes
 
 
+def software(zero: int = 1, **cells: str) -> Software:
+    return read_software(cells, "bf16", zero=zero, tp=1, sequence_parallel=False)
+
+
 @pytest.mark.parametrize(
     ("source", "native"),
     [
@@ -28,14 +32,21 @@ def memory(**changes: str) -> float:
         ("Lightning-AI/litgpt", True),
         ("NVIDIA/Megatron-LM", False),
         ("MaxText on H100", True),
+        ("huggingface/nanotron", False),
     ],
 )
 def test_the_name_of_a_framework_decides_whose_parallelism_it_is(source: str, native: bool) -> None:
-    assert memory_software({"source": source}, Software()).native is native
+    assert software(source=source).native is native
+    assert software(framework=source) == software(source=source)
 
 
-def test_a_row_that_names_nothing_keeps_the_software_that_its_layout_suggests() -> None:
-    assert memory_software({"source": "a table"}, Software(attention="unfused")) == Software(attention="unfused")
+def test_a_row_that_names_nothing_has_the_software_that_its_layout_suggests() -> None:
+    assert software(zero=1, source="a table") == Software()
+    assert software(zero=3, source="a table") == Software.of("torch")
+
+
+def test_a_framework_that_is_named_counts_before_words_of_the_source() -> None:
+    assert software(framework="MaxText 2024", source="compared with NVIDIA/Megatron-LM").framework == "jax"
 
 
 @pytest.mark.parametrize("notes", ["torch.compile", "compiled", "chunked cross entropy", "pure bf16", "8-bit AdamW"])

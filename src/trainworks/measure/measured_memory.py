@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from trainworks.errors import UsageError
 from trainworks.measure.measured_runs import COLUMNS, MeasuredRun, read_run
-from trainworks.measure.row_software import memory_software
 from trainworks.measure.tables import Row, text_of, whole_of
 
 MEMORY_COLUMNS = (*COLUMNS, "outcome")
@@ -44,8 +43,7 @@ def read_memory(row: Row) -> MeasuredMemory:
     ):
         filled = {**filled, "zero_stage": "1"} if text_of(row, "zero_stage") == "0" else filled
     run = read_run(filled)
-    job = replace(run.job, software=memory_software(row, run.job.software))
-    return MeasuredMemory(replace(run, job=job), out_of_memory=_ran_out(text_of(row, "outcome")))
+    return MeasuredMemory(run, out_of_memory=_ran_out(text_of(row, "outcome")))
 
 
 def _ran_out(outcome: str) -> bool:

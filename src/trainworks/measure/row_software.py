@@ -7,14 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from trainworks.measure.tables import Row, flag_of, text_of
-from trainworks.plan.software import Attention, Selective, Software
+from trainworks.plan.software import Attention, Selective, Software, find_framework
 
-_FAMILIES = re.compile(
-    r"automodel|megatron|mcore|\bnemo\b|\bprimus\b|\bpaxml\b|\bpax\b|maxtext|\bjax\b|levanter|easylm|paddle|oneflow|mindspore"
-    r"|torch ?titan|torchtune|llm-foundry|mosaicml|\bfsdp2?\b|lightning|litgpt|nanotron|deepspeed|xtuner|axolotl"
-    r"|transformers|hugging ?face|colossal|accelerate",
-    re.IGNORECASE,
-)
 _ATTENTION: tuple[tuple[Attention, str], ...] = (
     ("unfused", r"\bno flash|without flash|unfused|\bxla\b|\beager attention|naive attention"),
     ("flash-3", r"flash[\s_-]*(?:attention|attn)?[\s_-]*3|\bfa-?3\b"),
@@ -24,50 +18,19 @@ _ATTENTION: tuple[tuple[Attention, str], ...] = (
 )
 _YEAR = re.compile(r"\b(20[12]\d)\b")
 _RELEASE = re.compile(r"\bv?(2[0-9])\.(?:0[1-9]|1[0-2])\b")
-_COMPILED = re.compile(r"torch[._]compile|\bcompiled?\b", re.IGNORECASE)
-_EAGER = re.compile(r"\beager\b|no compile|without compile|compile[:= ]*(?:false|off)", re.IGNORECASE)
+_COMPILED = re.compile(r"torch[._]?compile|\bcompiled?\b|thunder|inductor", re.IGNORECASE)
+_EAGER = re.compile(r"(?<!non-)\beager\b|no compile|without compile|compile[:= ]*(?:false|off)", re.IGNORECASE)
 _PROJECTIONS = re.compile(r"save_(?:qkv|out)|qkv_proj", re.IGNORECASE)
 _DOTS = re.compile(r"save_dot|minimal|custom", re.IGNORECASE)
 _EVERY_SECOND = re.compile(r"\bop\b", re.IGNORECASE)
 _PRESENT = 2026
-_NAMES = ("source_key", "source", "model", "zero_stage", "recompute", "framework")
-_NOTES = ("precision", "notes", "software")
-_SAYING = ("precision", "source", "notes", "source_key")
+_SAYING = ("precision", "source", "notes", "software", "source_key", "zero_stage")
 _FP32_WEIGHTS: dict[str, Any] = {"weight_bytes": 4, "optimizer_bytes": 8.0}
 
-_NATIVE = Software(
-    fused_kernels=False,
-    native=True,
-    norm_bytes=6,
-    loss_bytes=12.0,
-    loss_parallel=False,
-    selective="every second product",
-)
-"""PyTorch as it comes: eager kernels, FSDP2 or DDP, `F.cross_entropy` of an fp32 copy of the logits."""
-_FRAMEWORKS = tuple(
-    (re.compile(words, re.IGNORECASE), software)
-    for words, software in (
-        (
-            r"maxtext|\bjax\b|\bpax|levanter|t5x|easylm|praxis",
-            Software(native=True, **_FP32_WEIGHTS),
-        ),
-        (r"megatron|\bnemo\b|\bmcore\b|transformer ?engine", None),
-        (r"nanotron", Software(fused_kernels=False, norm_bytes=6, loss_bytes=8.0, gradient_bytes=6)),
-        (r"titan", replace(_NATIVE, loss_parallel=True)),
-        (
-            r"torchtune|litgpt|lit-gpt|fsdp|lightning|llm[-_ ]?foundry|mosaic|nanogpt|hugging ?face|transformers|"
-            r"accelerate|\bhf\b|easycontext|xtuner|axolotl|torch\.compile|eager|pytorch/",
-            _NATIVE,
-        ),
-        (r"paddle", Software(fused_kernels=False, norm_bytes=6, loss_bytes=12.0, gradient_bytes=2)),
-    )
-)
 _FACTS: tuple[tuple[re.Pattern[str], dict[str, Any]], ...] = tuple(
     (re.compile(words, re.IGNORECASE), changes)
     for words, changes in (
         (r"\bamp\b(?! ?o2)|autocast", {**_FP32_WEIGHTS, "autocast": True, "gradient_bytes": 4}),
-        (r"(?<!no )\bcompiled?\b|torch\.?compile|thunder|inductor", {"fused_kernels": True, "norm_bytes": 0}),
-        (r"(?<!non-)\beager\b", {"fused_kernels": False, "norm_bytes": 6}),
         (r"pure[ -]?(bf|fp)16|(bf|fp)16[ -]true", {"gradient_bytes": 2, "optimizer_bytes": 4.0}),
         (r"8[- ]?bit (adam|optim)|adamw?8bit", {"optimizer_bytes": 2.0}),
         (r"step[a-z ]* in(to|side)? (the )?backward", {"gradient_bytes": 0}),
@@ -75,7 +38,7 @@ _FACTS: tuple[tuple[re.Pattern[str], dict[str, Any]], ...] = tuple(
         (r"loss parallel", {"loss_parallel": True}),
     )
 )
-"""What words in a row's notes say, a later one of which overrules an earlier one."""
+"""What words of a row say, a later one of which overrules an earlier one."""
 
 
 def read_software(row: Row, precision: str, *, zero: int, tp: int, sequence_parallel: bool) -> Software:
@@ -87,30 +50,24 @@ def read_software(row: Row, precision: str, *, zero: int, tp: int, sequence_para
     """
     words = " ".join(text_of(row, name) for name in _SAYING)
     named = text_of(row, "framework")
-    framework = named or _found(_FAMILIES, words)
     old = precision == "fp16" or (tp > 1 and not sequence_parallel and zero < 3)
     native = zero == 3 and tp == 1 and precision in ("bf16", "fp32", "tf32")
-    if not framework:
-        framework = "torch" if native else "megatron"
-    return Software.of(
-        framework,
+    software = Software.of(
+        named or find_framework(words) or ("torch" if native else "megatron"),
         year=_year(named) or (2022 if old and not named else _PRESENT),
         compiled=_compiled(row, words),
         attention=_written_attention(row),
-        gradient_bytes=2 if precision == "fp16" or "pure" in text_of(row, "precision").lower() else 4,
+        gradient_bytes=2 if precision == "fp16" or "pure" in text_of(row, "precision").lower() else None,
         selective=_selective(text_of(row, "recompute")),
     )
+    changes = {key: value for said, each in _FACTS if said.search(words) for key, value in each.items()}
+    return replace(software, **changes)
 
 
 def _written_attention(row: Row) -> Attention | None:
     """The kernel that the row names; None where it names none."""
     text = (text_of(row, "attention") or " ".join(text_of(row, name) for name in _SAYING)).lower()
     return next((kernel for kernel, pattern in _ATTENTION if re.search(pattern, text)), None)
-
-
-def _found(pattern: re.Pattern[str], words: str) -> str:
-    match = pattern.search(words)
-    return match[0] if match else ""
 
 
 def _year(framework: str) -> int | None:
@@ -134,23 +91,3 @@ def _selective(recompute: str) -> Selective | None:
     if _EVERY_SECOND.search(recompute):
         return "every second product"
     return "products" if _DOTS.search(recompute) else None
-
-
-def memory_software(row: Row, software: Software) -> Software:
-    """The software of a row with what memory depends on.
-
-    Args:
-        row: its source and options name a framework; its notes a compiler, the precision of the states ...
-        software: as layout and precision suggest it, for a row that names none.
-    """
-    text = " ".join(text_of(row, name) for name in (*_NAMES, *_NOTES))
-    named = next((found for words, found in _FRAMEWORKS if words.search(text)), None)
-    if named is None and not software.fused_kernels:
-        named = _NATIVE
-    if named is not None:
-        kept = ["overlap", "tensor_overlap", "framework"]
-        kept += ["attention"] if _written_attention(row) else []
-        software = replace(named, **{name: getattr(software, name) for name in kept})
-    notes = " ".join(text_of(row, name) for name in _NOTES)
-    changes = {key: value for words, each in _FACTS if words.search(notes) for key, value in each.items()}
-    return replace(software, **changes)

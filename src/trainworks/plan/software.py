@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Literal
 
 Attention = Literal["unfused", "flash-1", "flash-2", "flash-3", "cudnn"]
 """Kernel of the attention: three products and a softmax through memory, FlashAttention by version, or cuDNN's."""
@@ -82,7 +82,7 @@ class Software:
         year: int = 2026,
         compiled: bool | None = None,
         attention: Attention | None = None,
-        gradient_bytes: int = 4,
+        gradient_bytes: int | None = None,
         selective: Selective | None = None,
     ) -> Software:
         """What a framework of a year does where nothing else is said.
@@ -92,55 +92,80 @@ class Software:
             year: of the release; communication overlaps since 2023, attention is one kernel since then too.
             compiled: whether blocks are compiled; by default as the framework comes.
             attention: the kernel; by default that of the framework and year.
-            gradient_bytes: per parameter.
+            gradient_bytes: per parameter; by default those of the framework.
             selective: what selective recomputation repeats; by default as the framework does.
         """
-        family = next(family for family in _FAMILIES if re.search(family.words, framework.lower()))
-        fused = family.fused_kernels if compiled is None else compiled or family.fused_kernels
-        usual = "unfused" if year < _FUSED_SINCE else "flash-1" if year == _FUSED_SINCE else family.attention
-        old = year < _FUSED_SINCE and family.name == "megatron"
-        return cls(
-            optimizer_bytes=16.0 if old else 12.0,
-            loss_bytes=8.0 if old else 4.0,
-            attention=attention or usual,  # type: ignore[arg-type]
+        usual = next((software for words, software in _FAMILIES if re.search(words, framework.lower())), _TORCH)
+        kernel = "unfused" if year < _FUSED_SINCE else "flash-1" if year == _FUSED_SINCE else usual.attention
+        fused = usual.fused_kernels or compiled is True
+        old = year < _FUSED_SINCE and usual.framework == "megatron"
+        return replace(
+            usual,
+            optimizer_bytes=16.0 if old else usual.optimizer_bytes,
+            loss_bytes=8.0 if old else usual.loss_bytes,
+            attention=attention or kernel,
             fused_kernels=fused,
+            norm_bytes=0 if fused else usual.norm_bytes,
             overlap=year >= _FUSED_SINCE,
-            tensor_overlap=year >= _FUSED_SINCE and family.tensor_overlap,
-            gradient_bytes=gradient_bytes,
-            selective=selective or family.selective,
-            framework=family.name,
+            tensor_overlap=year >= _FUSED_SINCE and usual.tensor_overlap,
+            gradient_bytes=gradient_bytes or usual.gradient_bytes,
+            selective=selective or usual.selective,
         )
 
 
-class _Family(NamedTuple):
-    name: str
-    words: str
-    fused_kernels: bool
-    attention: Attention
-    """Kernel since 2024."""
-    selective: Selective
-    tensor_overlap: bool = False
-
-
 _FUSED_SINCE = 2023
-_FAMILIES = (
-    _Family("torch", "automodel", fused_kernels=False, attention="flash-2", selective="products"),
-    _Family(
-        "megatron",
-        "megatron|mcore|nemo|primus",
-        fused_kernels=True,
-        attention="cudnn",
-        selective="attention",
-        tensor_overlap=True,
-    ),
-    _Family(
-        "jax", r"jax|maxtext|\bpax|levanter|easylm", fused_kernels=True, attention="cudnn", selective="projections"
-    ),
-    _Family("other", "oneflow|mindspore", fused_kernels=True, attention="flash-2", selective="attention"),
-    _Family("other", "paddle", fused_kernels=False, attention="flash-2", selective="attention"),
-    _Family("torch", "", fused_kernels=False, attention="flash-2", selective="products"),
+_TORCH = Software(
+    attention="flash-2",
+    fused_kernels=False,
+    tensor_overlap=False,
+    native=True,
+    norm_bytes=6,
+    loss_bytes=12.0,
+    loss_parallel=False,
+    selective="products",
+    framework="torch",
 )
-"""The first whose words are in the framework's name."""
+"""PyTorch as it comes: eager kernels, FSDP2 or DDP, `F.cross_entropy` of an fp32 copy of the logits."""
+_OTHER = Software(attention="flash-2", tensor_overlap=False, framework="other")
+_FAMILIES: tuple[tuple[str, Software], ...] = (
+    ("automodel", _TORCH),
+    (
+        r"\bjax|maxtext|\bpax|praxis|levanter|easylm|t5x",
+        replace(
+            _OTHER,
+            attention="cudnn",
+            native=True,
+            weight_bytes=4,
+            optimizer_bytes=8.0,
+            selective="projections",
+            framework="jax",
+        ),
+    ),
+    ("torch ?titan", replace(_TORCH, loss_parallel=True, selective="every second product")),
+    (r"megatron|mcore|\bnemo\b|\bprimus\b|transformer ?engine", Software()),
+    (
+        "nanotron",
+        replace(_TORCH, native=False, loss_bytes=8.0, loss_parallel=True, gradient_bytes=6, sent_gradient_bytes=4),
+    ),
+    ("oneflow|mindspore", _OTHER),
+    ("paddle", replace(_OTHER, fused_kernels=False, norm_bytes=6, loss_bytes=12.0, gradient_bytes=2)),
+    (
+        r"torch|fsdp|lightning|lit-?gpt|llm[-_ ]?foundry|mosaic|nanogpt|hugging ?face|transformers|accelerate|\bhf\b"
+        r"|easycontext|deepspeed|colossal|xtuner|axolotl|\beager\b",
+        _TORCH,
+    ),
+)
+"""Programs of today by words of their names; the first whose words are found counts."""
+
+
+def find_framework(text: str) -> str | None:
+    """Words of a text that name a known framework.
+
+    >>> find_framework("NVIDIA/Megatron-LM README"), find_framework("our own loop")
+    ('Megatron', None)
+    """
+    found = (re.search(words, text, re.IGNORECASE) for words, _ in _FAMILIES)
+    return next((match[0] for match in found if match), None)
 
 
 def worker_software(device: str, *, compiled: bool = False, dropout: float = 0.0) -> Software:
