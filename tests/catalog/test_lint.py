@@ -189,3 +189,17 @@ def test_a_proposal_without_its_words_is_caught() -> None:
 def test_a_term_that_hides_behind_a_name_of_the_catalogue_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(market_rules, "has", lambda kind, name: (kind, name) == ("links", "ChatGPT"))
     assert new_findings(SHIPPED)["term-hides-nothing"].value == "`ChatGPT`"
+
+
+def test_a_kernel_above_the_peak_of_its_accelerator_is_caught() -> None:
+    found = new_findings(
+        with_changed("kernels", "flash-3, heads of 128, H100", forward_flops_per_s={512: 1e12, 16384: 1.3e15})
+    )
+    assert found["kernel-below-peak"].value == "forward 1300 TFLOP/s at 16384 tokens"
+
+
+def test_a_kernel_that_loses_with_length_is_caught() -> None:
+    swapped = {512: 5e14, 16384: 1e14}
+    assert "kernel-gains-with-length" in new_findings(
+        with_changed("kernels", "flash-3, heads of 128, H100", forward_flops_per_s=swapped)
+    )

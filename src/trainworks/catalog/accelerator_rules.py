@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from trainworks.catalog.catalog import Catalog
-from trainworks.catalog.facts import Accelerator, Precision
+from trainworks.catalog.facts import Accelerator, AttentionKernel, Precision
 from trainworks.catalog.problem import Check, Problem, giga, tera
 from trainworks.catalog.rows import Kind
 
@@ -145,6 +145,35 @@ def _scale_up_is_its_link(part: Accelerator, catalog: Catalog) -> Iterator[Probl
         yield giga(part.scale_up_bytes_per_s), f"{giga(own.bytes_per_s)} of {own.name}, one direction", meaning
 
 
+def _kernel_below_peak(kernel: AttentionKernel, catalog: Catalog) -> Iterator[Problem]:
+    """Every published rate of an attention kernel is below the peak of the accelerator that was measured."""
+    part = catalog.accelerators.get(kernel.accelerator)
+    if part is None:
+        yield f"`{kernel.accelerator}`", "an accelerator of the catalogue", "a name that is written differently"
+        return
+    peak = part.peak_flops_per_s["bf16"]
+    for name, rates in _series(kernel):
+        for length, rate in rates.items():
+            if not 0 < rate < peak:
+                yield f"{name} {tera(rate)} at {length} tokens", f"below {tera(peak)}", "FLOPs of masked pairs counted"
+
+
+def _kernel_gains_with_length(kernel: AttentionKernel, _: Catalog) -> Iterator[Problem]:
+    """A table has at least two lengths, and the longest sequences are not slower than the shortest."""
+    for name, rates in _series(kernel):
+        first, last = rates[min(rates)], rates[max(rates)]
+        if len(rates) < 2 or last < 0.85 * first:
+            value = f"{name} {tera(first)} to {tera(last)} over {len(rates)} lengths"
+            yield value, "two lengths, and no loss of 15 % with length", "two columns were swapped"
+
+
+def _series(kernel: AttentionKernel) -> Iterator[tuple[str, Mapping[int, float]]]:
+    """The tables that were published."""
+    names = ("forward", "backward", "causal_forward", "causal_backward")
+    tables = ((name, getattr(kernel, f"{name}_flops_per_s")) for name in names)
+    yield from ((name.replace("_", " "), rates) for name, rates in tables if rates)
+
+
 ACCELERATOR_CHECKS: dict[Kind, dict[str, Check]] = {
     "accelerators": {
         "fp8-is-twice-bf16": _fp8_is_twice_bf16,
@@ -159,5 +188,6 @@ ACCELERATOR_CHECKS: dict[Kind, dict[str, Check]] = {
         "power": _power,
         "scale-up-is-its-link": _scale_up_is_its_link,
     },
+    "kernels": {"kernel-below-peak": _kernel_below_peak, "kernel-gains-with-length": _kernel_gains_with_length},
 }
 """Rules by kind of row and by name."""

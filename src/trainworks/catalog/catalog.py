@@ -15,6 +15,7 @@ from functools import cache
 from trainworks.catalog.facts import (
     Accelerator,
     Assumption,
+    AttentionKernel,
     ElectricityGrid,
     Fleet,
     Link,
@@ -39,6 +40,7 @@ _NOUNS: dict[Kind, str] = {
     "systems": "system",
     "links": "link",
     "switches": "switch",
+    "kernels": "attention kernel",
     "processors": "processor",
     "storage": "storage system",
     "offers": "offer",
@@ -58,6 +60,7 @@ class Catalog:
     systems: Mapping[str, System]
     links: Mapping[str, Link]
     switches: Mapping[str, Switch]
+    kernels: Mapping[str, AttentionKernel]
     processors: Mapping[str, Processor]
     storage: Mapping[str, Storage]
     offers: Mapping[str, Offer]
@@ -145,6 +148,11 @@ def switch(name: str) -> Switch:
         UsageError: there is none.
     """
     return _switch(_find("switches", name))
+
+
+def attention_kernels() -> dict[str, AttentionKernel]:
+    """All attention kernels by name."""
+    return {row.name: AttentionKernel.model_validate(row.facts()) for row in read_rows("kernels").values()}
 
 
 def processor(name: str) -> Processor:
@@ -271,6 +279,7 @@ def load_catalog() -> Catalog:
         systems={row.name: System.model_validate(row.facts()) for row in read_rows("systems").values()},
         links={row.name: _link(row) for row in read_rows("links").values()},
         switches={row.name: _switch(row) for row in read_rows("switches").values()},
+        kernels=attention_kernels(),
         processors={row.name: Processor.model_validate(row.facts()) for row in read_rows("processors").values()},
         storage={row.name: Storage.model_validate(row.facts()) for row in read_rows("storage").values()},
         offers={row.name: Offer.model_validate(row.facts()) for row in read_rows("offers").values()},

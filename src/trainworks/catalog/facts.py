@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import Field
+
 from trainworks.config.spec import Frozen
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "fp4"]
@@ -71,6 +73,25 @@ class Switch(Frozen):
     latency_s: float | None = None
     """Latency port to port; None if unpublished."""
     in_network_reduction: bool = False
+
+
+class AttentionKernel(Frozen):
+    """Published rates of a fused attention kernel by sequence length, with heads of one size on one accelerator.
+
+    FLOPs are those of the pairs of tokens that the mask leaves: 4 T^2 d per head forward without one and half with a
+    causal one, 2.5 times that backward. An empty table was not published.
+    """
+
+    name: str
+    kernel: str
+    """`flash-2`, `cudnn` ..."""
+    accelerator: str
+    """Name of the accelerator in the catalogue; it stands for its generation."""
+    head_dim: int
+    forward_flops_per_s: dict[int, float] = Field(default_factory=dict)
+    backward_flops_per_s: dict[int, float] = Field(default_factory=dict)
+    causal_forward_flops_per_s: dict[int, float] = Field(default_factory=dict)
+    causal_backward_flops_per_s: dict[int, float] = Field(default_factory=dict)
 
 
 class Node(Frozen):

@@ -24,6 +24,7 @@ Kind = Literal[
     "systems",
     "links",
     "switches",
+    "kernels",
     "processors",
     "storage",
     "offers",
@@ -41,6 +42,7 @@ _FILES: dict[Kind, tuple[str, ...]] = {
     "systems": ("systems",),
     "links": ("links",),
     "switches": ("switches",),
+    "kernels": ("kernels",),
     "processors": ("processors",),
     "storage": ("storage",),
     "offers": ("offers",),
@@ -158,7 +160,7 @@ def _written_figures(row: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _figure(kind: Kind, key: str, value: Any, provenance: Mapping[str, Any]) -> Figure:
-    own = value if isinstance(value, dict) else {"value": value}
+    own = value if isinstance(value, dict) and "value" in value else {"value": value}
     from_elsewhere = own if "source" in own or key not in _CHOICES else own | {"source": "choice"}
     source = read_sources()[from_elsewhere.get("source", provenance["source"])]
     given = source | ({} if "source" in from_elsewhere else dict(provenance)) | own
@@ -203,7 +205,7 @@ def _written(key: str, value: Any) -> str:
     if isinstance(value, list):
         return f"{' / '.join(item if isinstance(item, str) else f'{item:g}' for item in value)} {unit or ''}".rstrip()
     if isinstance(value, dict):
-        return ", ".join(f"{name} {count}" for name, count in value.items())
+        return f"{', '.join(f'{name} {count}' for name, count in value.items())} {unit or ''}".rstrip()
     return f"{value:g} {unit}" if unit else str(value)
 
 
@@ -228,6 +230,11 @@ def _scaled(field: str, scale: Fraction) -> Column:
 
 def _peak(precision: str) -> Column:
     return lambda value: {"peak_flops_per_s": {precision: float(Fraction(str(value)) * 10**12)}}
+
+
+def _rates(field: str) -> Column:
+    """Rates by sequence length."""
+    return lambda value: {field: {length: rate * 1e12 for length, rate in value.items()}}
 
 
 def _link(bandwidth: str, *, name: str | None = None, network: str | None = None) -> Column:
@@ -294,6 +301,15 @@ _COLUMNS: dict[Kind, dict[str, Column]] = {
         "port": _bandwidth("port_bytes_per_s"),
         "latency_ns": _scaled("latency_s", Fraction(1, 10**9)),
         "in_network_reduction": _as_is("in_network_reduction"),
+    },
+    "kernels": {
+        "kernel": _as_is("kernel"),
+        "accelerator": _as_is("accelerator"),
+        "head_dim": _as_is("head_dim"),
+        **{
+            f"{series}_tflops_per_s": _rates(f"{series}_flops_per_s")
+            for series in ("forward", "backward", "causal_forward", "causal_backward")
+        },
     },
     "processors": {
         "vendor": _as_is("vendor"),

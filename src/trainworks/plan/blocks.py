@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trainworks.plan.compute import DeviceRates, attention_reach, product_s, traffic_s
+from trainworks.plan.compute import DeviceRates, product_s, traffic_s
 from trainworks.plan.layouts import Array, Layouts, Recompute, Values
 from trainworks.plan.parameters import head_dims
 from trainworks.plan.software import Software
@@ -190,9 +190,9 @@ def _attention_core_s(
         forward = flops / device.measured_attention_flops_per_s
         return forward, 2.0 * forward
     if software.fused_attention:
-        reach = attention_reach((query_dim + value_dim) / 2, sequence_length, causal=shape.causal)
-        seen = flops * _seen_share(shape, sequence_length) / reach
-        return seen / device.attention_flops_per_s, 2.5 * seen / device.attention_backward_flops_per_s
+        rates = device.attention_rates((query_dim + value_dim) / 2, sequence_length, causal=shape.causal)
+        seen = flops * _seen_share(shape, sequence_length)
+        return seen / rates[0], 2.5 * seen / rates[1]
     length = sequence_length
     batch = layouts.micro_batch * heads / layouts.cp
     product = product_s(length, length, query_dim, device, batch)

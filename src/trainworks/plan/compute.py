@@ -10,14 +10,9 @@ A product [m, k] x [k, n] is cut into tiles that the multiprocessors work off in
     T      = waves * P * 2 tm tn (k + depth_half) / (rate * tile_rate), not below the time its bytes take
              (fewer tiles than P are split along k, as far as 1024 remain of it)
 
-with the best of a few tile sizes. A kernel of the attention has the rate
-
-    peak * share(kernel, generation) * d / (d + 24) * T / (T + T_half)
-
-since a pair of positions costs 4 d FLOPs and one exponential, which runs on another, slower unit and is hidden in part;
-T_half is what filling and draining the tiles costs, and under a mask the tiles on the diagonal. Element-wise kernels
-take their bytes over the memory's rate. A block takes at least
-the host's time to launch its kernels.
+with the best of a few tile sizes. A kernel of the attention has the share of the peak that its published tables show
+(`attention`). Element-wise kernels take their bytes over the memory's rate. A block takes at least the host's time to
+launch its kernels.
 """
 
 from __future__ import annotations
@@ -29,6 +24,7 @@ import numpy as np
 
 from trainworks.catalog.facts import Accelerator
 from trainworks.errors import UsageError
+from trainworks.plan.attention import HeadRates, attention_shares, kernel_rates
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.layouts import Array, Values
 from trainworks.plan.software import Attention
@@ -40,20 +36,6 @@ _SHORTEST_SPLIT = 1024
 _ALIGNMENT = 8
 """Elements of 16 bits: matrix units load 16 bytes at once (NVIDIA, Matrix Multiplication Background User's Guide)."""
 _DEFAULT_MULTIPROCESSORS = 128
-_HEAD_HALF = 24.0
-_CAUSAL_HALF, _FULL_HALF = 512.0, 180.0
-_SHARES: dict[tuple[str, str], tuple[float, float]] = {
-    ("flash-1", "Ampere"): (0.55, 0.45),
-    ("flash-2", "Ampere"): (0.85, 0.74),
-    ("flash-2", "Hopper"): (0.467, 0.377),
-    ("flash-3", "Hopper"): (0.775, 0.67),
-    ("cudnn", "Hopper"): (0.72, 0.63),
-    ("flash-2", "Blackwell"): (0.25, 0.2),
-    ("cudnn", "Blackwell"): (0.68, 0.55),
-    ("flash-2", "CDNA"): (0.4, 0.3),
-}
-"""Shares of the peak forward and backward, by kernel and generation, at 16k tokens without the two factors. Recalled
-from the figures of Dao et al. 2022, Dao 2023, Shah et al. 2024 and NVIDIA's notes on cuDNN 9; AMD's are estimates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +45,7 @@ class DeviceRates:
     product_flops_per_s: float
     """Rate of products with weight matrices, in the run's precision."""
     attention_flops_per_s: float
-    """Rate of one attention kernel forward, of long sequences and wide heads; never below 16 bits."""
-    attention_backward_flops_per_s: float
+    """Rate that the shares of an attention kernel are of; never below 16 bits."""
     memory_bytes_per_s: float
     multiprocessors: int
     precision: str
@@ -74,8 +55,15 @@ class DeviceRates:
     """FLOPs and FLOP/s of products that were measured, smallest first; they replace the tiles."""
     measured_attention_flops_per_s: float | None = None
     """Attention forward and backward, all pairs of tokens counted: it replaces the rate above."""
+    attention: tuple[HeadRates, ...] = ()
+    """Shares of the attention kernel by head size."""
     is_queued: bool = True
     """Whether kernels wait in a queue that the host fills ahead of the device; on a CPU the host is the device."""
+
+    def attention_rates(self, head_dim: float, length: float, *, causal: bool) -> tuple[float, float]:
+        """FLOP/s of the attention kernel forward and backward, of the pairs of tokens that the mask leaves."""
+        forward, backward = attention_shares(self.attention, head_dim, length, causal=causal)
+        return forward * self.attention_flops_per_s, backward * self.attention_flops_per_s
 
 
 def element_bytes(precision: str) -> int:
@@ -116,11 +104,10 @@ def device_rates(
         rate = sustained * peaks[wide] * (rate / sustained / peaks[wide]) ** coefficients.narrow_share  # type: ignore[index]
     rate = _within_power(rate, accelerator, bits, coefficients)
     peak = rate if precision in ("fp32", "tf32") else peaks[wide]  # type: ignore[index]
-    forward, backward = attention_shares(attention, accelerator)
     return DeviceRates(
         product_flops_per_s=rate,
-        attention_flops_per_s=peak * forward * coefficients.attention_share,
-        attention_backward_flops_per_s=peak * backward * coefficients.attention_share,
+        attention_flops_per_s=peak * coefficients.attention_share,
+        attention=kernel_rates(attention, accelerator.architecture or ""),
         memory_bytes_per_s=accelerator.memory_bytes_per_s * coefficients.memory_share,
         multiprocessors=accelerator.multiprocessors or _DEFAULT_MULTIPROCESSORS,
         precision=precision,
@@ -177,22 +164,3 @@ def _measured_product_s(flops: Values, device: DeviceRates) -> Array:
 def traffic_s(num_bytes: Array, device: DeviceRates) -> Array:
     """Seconds to move bytes through the accelerator's memory in element-wise kernels."""
     return num_bytes / device.memory_bytes_per_s
-
-
-def attention_shares(kernel: Attention, accelerator: Accelerator) -> tuple[float, float]:
-    """Shares of the peak that a kernel reaches forward and backward, for long sequences and wide heads.
-
-    A kernel runs on later generations as the newest that is published for it; older parts reach the first one's.
-    """
-    architecture = accelerator.architecture or ""
-    generation = next((name for name in ("Hopper", "Blackwell", "CDNA") if architecture.startswith(name)), "Ampere")
-    for name in (kernel, "flash-2"):
-        if found := _SHARES.get((name, generation)):
-            return found
-    return _SHARES["flash-2", "Ampere"]
-
-
-def attention_reach(head_dim: float, length: float, *, causal: bool) -> float:
-    """Share of the rate for long sequences and wide heads that a head size and a length leave."""
-    half = _CAUSAL_HALF if causal else _FULL_HALF
-    return head_dim / (head_dim + _HEAD_HALF) * length / (length + half)

@@ -121,7 +121,6 @@ class Rates:
                 rates,
                 product_flops_per_s=rates.product_flops_per_s / by.products,
                 attention_flops_per_s=rates.attention_flops_per_s / by.attention,
-                attention_backward_flops_per_s=rates.attention_backward_flops_per_s / by.attention,
                 memory_bytes_per_s=rates.memory_bytes_per_s / by.memory,
                 coefficients=coefficients,
                 measured_attention_flops_per_s=None if attention is None else attention / by.attention,
@@ -183,7 +182,6 @@ def _measured_device(calibration: Calibration, coefficients: Coefficients) -> De
     return DeviceRates(
         product_flops_per_s=products[-1][1],
         attention_flops_per_s=calibration.attention_flops_per_s,
-        attention_backward_flops_per_s=calibration.attention_flops_per_s,
         memory_bytes_per_s=calibration.memory_bytes_per_s,
         multiprocessors=1,
         precision=calibration.precision,

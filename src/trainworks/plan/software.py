@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Literal
 
-Attention = Literal["unfused", "flash-1", "flash-2", "flash-3", "cudnn"]
+Attention = Literal["unfused", "flash-1", "flash-2", "flash-3", "flash-4", "cudnn"]
 """Kernel of the attention: three products and a softmax through memory, FlashAttention by version, or cuDNN's."""
 Selective = Literal["attention", "products", "every second product", "projections"]
 """What selective recomputation repeats: the scores of attention (Megatron-LM); all but the outputs of products and

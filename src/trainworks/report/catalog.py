@@ -15,6 +15,7 @@ _SHOWN: dict[Kind, tuple[str, ...]] = {
     "accelerators": ("memory", "memory bandwidth", "peak bf16", "matmul", "scale up", "launched"),
     "nodes": ("accelerators", "accelerator", "nics", "nic", "nic bandwidth", "network", "provider"),
     "systems": ("form", "node", "nodes"),
+    "kernels": ("kernel", "accelerator", "head dim"),
     "links": ("bandwidth", "network", "latency"),
     "switches": ("ports", "port", "network", "latency"),
     "processors": ("cores", "pcie generation", "memory type", "memory channels", "power", "launched"),

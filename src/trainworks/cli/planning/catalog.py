@@ -12,7 +12,10 @@ import trainworks
 from trainworks.cli.options import AsJson
 from trainworks.cli.output import show_document
 
-KINDS = "accelerators, nodes, systems, links, switches, processors, storage, offers, fleets, assumptions, grids, terms"
+KINDS = (
+    "accelerators, nodes, systems, links, switches, kernels, processors, storage, offers, fleets, assumptions, grids, "
+    "terms"
+)
 
 
 class CatalogAction(StrEnum):
