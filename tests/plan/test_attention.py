@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from trainworks.catalog.catalog import load_catalog
 from trainworks.catalog.facts import AttentionKernel
-from trainworks.plan.attention import attention_shares, kernel_rates
+from trainworks.plan.compute import attention_shares, kernel_rates
 
 KERNELS = load_catalog().kernels
 FUSED = ("flash-2", "flash-3", "flash-4", "cudnn")
