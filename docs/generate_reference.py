@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from trainworks import errors
 from trainworks.cli.app import app
 from trainworks.cli.commands import COMMANDS
-from trainworks.config import autoscale, data, engines, layout, run_file
+from trainworks.config import autoscale, data, engines, layout, run_file, software
 from trainworks.jobs import state
 from trainworks.record import (
     calibration,
@@ -124,6 +124,7 @@ def run_file_page() -> str:
         ("cluster.autoscale.slurm.node", autoscale.CloudNode),
         ("cluster.autoscale.kubernetes", autoscale.KubernetesAutoscale),
         ("cluster.autoscale.skypilot", autoscale.SkyPilotAutoscale),
+        ("software", software.TrainingSoftware),
         ("layout", layout.Layout),
         ("job", engines.JobOptions),
         ("job.idle", engines.Idle),

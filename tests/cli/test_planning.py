@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_app import trainworks_program
+from trainworks.api.anchor import anchor
+from trainworks.api.plan import plan
 from trainworks.api.planned_model import model_shape
 from trainworks.api.resolve import resolve
 from trainworks.config.load import parse_run_file
@@ -51,6 +53,32 @@ def test_what_cannot_be_trained_here_is_refused_with_its_place(tmp_path: Path, g
         error = refusal(RUN.replace(before, after), tmp_path)
         blocks.append(f"# {before!a} -> {after!a}\n\n{error.render()}\n")
     golden("cannot_be_trained.txt", f"{RUN}\n" + "\n\n".join(blocks))
+
+
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        ("MaxText 2025", "`software.framework` is MaxText 2025, and Trainworks trains a workload itself"),
+        ("{compiled: true}", "`software.compiled` is true, and the worker's false"),
+        ("{attention: flash-3}", "`software.attention` is flash-3, and the worker's flash-2"),
+        ("{fp8_recipe: rowwise}", "`software.fp8_recipe` is rowwise, and the worker's tensorwise"),
+    ],
+)
+def test_software_that_the_worker_is_not_is_refused_when_it_runs_and_planned_elsewhere(
+    tmp_path: Path, block: str, message: str
+) -> None:
+    text = f"{RUN}software: {block}\n"
+    error = refusal(text, tmp_path)
+    assert error.message == message
+    assert (error.place or "").startswith(f"run.yaml:{text.count(chr(10))}")
+    run_file, _ = parse_run_file(text, name="run.yaml")
+    assert plan(run_file, on="8x A100").best
+
+
+def test_software_that_the_worker_is_runs() -> None:
+    own = "{framework: Trainworks, compiled: false, attention: flash-2, fp8_recipe: tensorwise}"
+    run_file, source = parse_run_file(f"{RUN}software: {own}\n", name="run.yaml")
+    assert anchor(run_file, source, on_nodes=False).run_file.software == run_file.software
 
 
 @pytest.mark.parametrize(("before", "after"), EDITS)

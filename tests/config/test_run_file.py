@@ -14,7 +14,7 @@ from tests.plan.shapes import workload
 from trainworks.config.load import load_run_file
 from trainworks.config.quantities import CheckpointInterval, StepWindow, TrainFor
 from trainworks.config.run_file import RunFile
-from trainworks.errors import QuantityError
+from trainworks.errors import QuantityError, UsageError
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 WORKLOAD = {
@@ -349,3 +349,36 @@ def test_a_workload_restarts_automatically_and_a_command_does_not(work: dict[str
 def test_the_run_file_sets_the_number_of_restarts(work: dict[str, Any], limit: int) -> None:
     run_file = RunFile.model_validate({"name": "demo", "recover": {"max_restarts": limit}} | work)
     assert run_file.max_restarts == limit
+
+
+def test_a_framework_alone_is_short_for_the_block() -> None:
+    short, full = (
+        RunFile.model_validate({"name": "a", "workload": workload(), "software": text})
+        for text in ("MaxText 2025", {"framework": "MaxText 2025"})
+    )
+    assert short == full == RunFile.model_validate_json(short.model_dump_json())
+
+
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        ("framework: soup", "unknown framework `soup`"),
+        ("fp8_recipe: rowise", "did you mean `rowwise`"),
+        ("atention: cudnn", "did you mean `attention`"),
+        ("compiled: perhaps", "software.compiled"),
+    ],
+)
+def test_a_bad_value_of_the_software_is_one_error_with_its_place(tmp_path: Path, block: str, message: str) -> None:
+    file = tmp_path / "run.yaml"
+    job = "task: causal-lm, model: {preset: llama3-8b}, data: {sequence_length: 64}, global_batch: 8"
+    file.write_text(f"name: a\nworkload: {{{job}, train_for: 9 steps}}\nsoftware:\n  {block}\n")
+    with pytest.raises(UsageError) as refused:
+        load_run_file(file)
+    error = refused.value
+    assert message in f"{error.message} {error.hint} {error.place}"
+    assert f"{file}:4" in (error.place or "")
+
+
+def test_a_command_has_no_software_to_plan_for() -> None:
+    with pytest.raises(ValidationError, match="`software` needs `workload`"):
+        RunFile.model_validate({"name": "a", "run": "true", "software": "MaxText"})

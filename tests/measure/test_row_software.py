@@ -65,3 +65,23 @@ def test_a_tensor_parallel_rank_has_all_logits_unless_the_loss_is_parallel() -> 
     cut = {"dp": "1", "tp": "8", "zero_stage": "0", "source": "litgpt"}
     whole, parallel = (memory(**cut, notes=notes) for notes in ("", "loss parallel"))
     assert whole - parallel == pytest.approx(14 * 8192 * 128_256 * 7 / 8, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("cells", "recipe"),
+    [
+        ({"precision": "MXFP8"}, "blockwise"),
+        ({"precision": "FP8-CS"}, "tensorwise"),
+        ({"precision": "fp8 rowwise"}, "rowwise"),
+        ({"precision": "fp8", "fp8_recipe": "rowwise"}, "rowwise"),
+        ({"precision": "fp8"}, "tensorwise"),
+    ],
+)
+def test_the_recipe_of_8_bits_is_read_from_its_column_or_from_the_precision(cells: dict[str, str], recipe: str) -> None:
+    assert software(**cells).fp8_recipe == recipe
+
+
+def test_a_silent_row_of_ibm_s_fms_is_compiled_and_an_eager_one_is_not() -> None:
+    assert software(source_key="fms-fsdp", zero_stage="3 (HSDP)").fused_kernels
+    assert not software(source_key="fms-fsdp", compiled="no").fused_kernels
+    assert not software(source_key="fms-fsdp", notes="eager").fused_kernels

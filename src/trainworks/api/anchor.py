@@ -10,8 +10,10 @@ from typing import Any
 
 from trainworks.config.load import Source
 from trainworks.config.run_file import RunFile, Workload
+from trainworks.config.software import family_of
 from trainworks.errors import MissingExtraError, UsageError
 from trainworks.host.corpus import anchored_data, check_sources
+from trainworks.plan.software import worker_software
 from trainworks.record.model_shape import ModelShape
 
 
@@ -41,6 +43,7 @@ def anchor(run_file: RunFile, source: Source | None, *, on_nodes: bool, shape: M
     """
     if shape is None:
         _check_it_can_run(run_file, source)
+        _check_software(run_file, source)
     folder = _working_folder(run_file, source)
     sees_files = on_nodes or run_file.cluster.engine != "kubernetes"
     if shape is None and sees_files:
@@ -82,6 +85,31 @@ def _check_it_can_run(run_file: RunFile, source: Source | None) -> None:
     if problem is not None:
         field, message, hint = problem
         raise UsageError(message, place=source.place(field) if source else None, hint=hint)
+
+
+def _check_software(run_file: RunFile, source: Source | None) -> None:
+    """Refuse a `software` block that says what Trainworks' own worker does not do.
+
+    Raises:
+        UsageError: the first key that differs, with its line.
+    """
+    block, workload = run_file.software, run_file.workload
+    if block is None or workload is None:
+        return
+    if block.framework is not None and family_of(block.framework) != "trainworks":
+        text = f"is {block.framework}, and Trainworks trains a workload itself"
+        raise _other_software("framework", text, "remove `software.framework`", source)
+    own = worker_software("cuda")
+    for key, actual in (("compiled", workload.compile), ("attention", own.attention), ("fp8_recipe", own.fp8_recipe)):
+        if (said := getattr(block, key)) not in (None, actual):
+            hint = f"set `workload.compile: {str(said).lower()}`" if key == "compiled" else f"remove `software.{key}`"
+            raise _other_software(key, f"is {str(said).lower()}, and the worker's {str(actual).lower()}", hint, source)
+
+
+def _other_software(key: str, text: str, hint: str, source: Source | None) -> UsageError:
+    place = source.place(("software", key)) if source else None
+    hint = f"{hint}, or plan for a described cluster: `trainworks plan --on`"
+    return UsageError(f"`software.{key}` {text}", place=place, hint=hint)
 
 
 def _word_of_slurm(script: str) -> str | None:

@@ -73,7 +73,7 @@ def calibrate(
     if step_time is not None and chosen is None and run_file.layout is None:
         raise _missing_layout(plan_cluster(run_file, source), step_time)
     before = plan_cluster(run_file, source, layout=chosen)
-    measurement = _step(before, measured_s) if measured_s else _benchmark(before, Path(benchmark or ""))
+    measurement = _step(run_file, before, measured_s) if measured_s else _benchmark(before, Path(benchmark or ""))
     after = _plan_with(run_file, source, before.best[0].layout, measurement)
     path = append_measurement(data_folder("clusters"), measurement)
     return CalibrationResult(before, after, measured_s, path)
@@ -98,7 +98,7 @@ def _missing_layout(plan: ClusterPlan, step_time: Quantity) -> ArgumentError:
     )
 
 
-def _step(plan: ClusterPlan, seconds: float) -> Measurement:
+def _step(run_file: RunFile, plan: ClusterPlan, seconds: float) -> Measurement:
     job = plan.job
     if isinstance(job, ConvJob):
         raise UsageError("only transformers can be calibrated by a step")
@@ -109,6 +109,7 @@ def _step(plan: ClusterPlan, seconds: float) -> Measurement:
         global_batch=plan.global_batch,
         layout=plan.best[0].layout,
         fused_kernels=job.software.fused_kernels,
+        software=run_file.software,
         step_time_s=seconds,
     )
     return Measurement(created_at=time.time(), cluster=job.cluster, step=step)

@@ -17,7 +17,7 @@ from trainworks.host import process
 from trainworks.plan.conv_net import AnyJob, ConvJob, ConvNetShape, conv_net_of_hf_config
 from trainworks.plan.model_shape import shape_of_hf_config, shape_of_model
 from trainworks.plan.run.plan import num_steps
-from trainworks.plan.software import Software
+from trainworks.plan.software import Software, planned_software
 from trainworks.plan.step_time import TrainingJob
 from trainworks.record.model_shape import ModelShape
 
@@ -30,13 +30,13 @@ class PlannedModel:
     sequence_length: int
     """Tokens, or the patches of an image; 1 for a convolutional network."""
     steps: int
+    software: Software
 
     def job(self, workload: Workload, cluster: ClusterDescription) -> AnyJob:
         """The model trained on a cluster."""
-        software = Software(fused_kernels=workload.compile)
         if isinstance(self.shape, ConvNetShape):
-            return ConvJob(self.shape, workload.precision, cluster, software)
-        return TrainingJob(self.shape, self.sequence_length, workload.precision, cluster, software)
+            return ConvJob(self.shape, workload.precision, cluster, self.software)
+        return TrainingJob(self.shape, self.sequence_length, workload.precision, cluster, self.software)
 
 
 def planned_model(run_file: RunFile, source: Source | None) -> PlannedModel:
@@ -51,10 +51,12 @@ def planned_model(run_file: RunFile, source: Source | None) -> PlannedModel:
     if workload is None:
         raise UsageError("a command cannot be planned; only a `workload` can")
     steps = _steps(workload, source)
+    compiled = workload.compile if "compile" in workload.model_fields_set else None
+    software = planned_software(run_file.software, compiled=compiled)
     if workload.model.preset is None:
-        return PlannedModel(model_shape(workload), workload.data.sequence_length, steps)
+        return PlannedModel(model_shape(workload), workload.data.sequence_length, steps, software)
     shape, length = _preset(workload, workload.model.preset, source)
-    return PlannedModel(shape, length, steps)
+    return PlannedModel(shape, length, steps, software)
 
 
 def preset_shape(run_file: RunFile, source: Source | None) -> ModelShape | None:

@@ -27,6 +27,7 @@ from trainworks.config.quantities import (
     StepWindowField,
     TrainForField,
 )
+from trainworks.config.software import TrainingSoftware, software_from_text
 from trainworks.config.spec import Spec
 
 Architecture = Literal["llama", "mistral", "qwen2", "qwen3", "mixtral", "gpt2", "bert"]
@@ -376,6 +377,11 @@ class RunFile(Spec):
     resources: Resources | None = None
     """Resources that every node must have, with the keys of SkyPilot."""
     cluster: Annotated[Cluster, BeforeValidator(_cluster_from_text, json_schema_input_type=Cluster | str)] = Cluster()
+    software: Annotated[
+        TrainingSoftware | None,
+        BeforeValidator(software_from_text, json_schema_input_type=TrainingSoftware | str | None),
+    ] = None
+    """The program that a plan for a described cluster is for; a framework alone is short for `{framework: ...}`."""
     layout: Annotated[
         Layout | None, BeforeValidator(_layout_from_text, json_schema_input_type=Layout | Literal["auto"] | None)
     ] = None
@@ -411,6 +417,7 @@ class RunFile(Spec):
     def _check_workload_keys(self) -> None:
         refused = {
             "`layout` needs `workload`: a command lays out its own ranks": self.layout is not None,
+            "`software` needs `workload`: a command is not planned": self.software is not None,
             "`recover.hang_timeout` needs `workload`: a command has no heartbeat": self.recover.hang_timeout != "auto",
             "`profile` needs `workload`: the steps of a command are not known": self.profile is not None,
             "`guard` needs `workload`: the loss of a command is not known": self.guard != Guard(),

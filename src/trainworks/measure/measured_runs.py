@@ -47,6 +47,7 @@ COLUMNS = (
         "framework",
         "attention",
         "compiled",
+        "fp8_recipe",
     ),
     *(
         "seqpar",

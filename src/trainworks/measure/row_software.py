@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
+from trainworks.config.software import Attention, Fp8Recipe, family_of
 from trainworks.measure.tables import Row, flag_of, text_of
-from trainworks.plan.software import Attention, Selective, Software, find_framework
+from trainworks.plan.software import Selective, Software
 
 _ATTENTION: tuple[tuple[Attention, str], ...] = (
     ("unfused", r"\bno flash|without flash|unfused|\bxla\b|\beager attention|naive attention"),
@@ -17,15 +19,18 @@ _ATTENTION: tuple[tuple[Attention, str], ...] = (
     ("cudnn", r"cudnn"),
     ("flash-1", r"triton|flash[\s_-]*(?:attention|attn)?[\s_-]*1|\bfa-?1\b"),
 )
-_YEAR = re.compile(r"\b(20[12]\d)\b")
-_RELEASE = re.compile(r"\bv?(2[0-9])\.(?:0[1-9]|1[0-2])\b")
+_RECIPES: tuple[tuple[Fp8Recipe, str], ...] = (
+    ("tensorwise", r"tensor[\s_-]*wise|delayed|\bcs\b"),
+    ("rowwise", r"row[\s_-]*wise"),
+    ("blockwise", r"block|mx"),
+)
 _COMPILED = re.compile(r"torch[._]?compile|\bcompiled?\b|thunder|inductor", re.IGNORECASE)
 _EAGER = re.compile(r"(?<!non-)\beager\b|no compile|without compile|compile[:= ]*(?:false|off)", re.IGNORECASE)
 _PROJECTIONS = re.compile(r"save_(?:qkv|out)|qkv_proj", re.IGNORECASE)
 _DOTS = re.compile(r"save_dot|minimal|custom", re.IGNORECASE)
 _EVERY_SECOND = re.compile(r"\bop\b", re.IGNORECASE)
-_PRESENT = 2026
 _SAYING = ("precision", "source", "notes", "software", "source_key", "zero_stage")
+T = TypeVar("T")
 _FP32_WEIGHTS: dict[str, Any] = {"weight_bytes": 4, "optimizer_bytes": 8.0}
 
 _FACTS: tuple[tuple[re.Pattern[str], dict[str, Any]], ...] = tuple(
@@ -54,10 +59,11 @@ def read_software(row: Row, precision: str, *, zero: int, tp: int, sequence_para
     old = precision == "fp16" or (tp > 1 and not sequence_parallel and zero < 3)
     native = zero == 3 and tp == 1 and precision in ("bf16", "fp32", "tf32")
     software = Software.of(
-        named or find_framework(words) or ("torch" if native else "megatron"),
-        year=_year(named) or (2022 if old and not named else _PRESENT),
+        named or family_of(words) or ("torch" if native else "megatron"),
+        year=2022 if old and not named else None,
         compiled=_compiled(row, words),
-        attention=_written_attention(row),
+        attention=_written(_ATTENTION, text_of(row, "attention") or words),
+        fp8_recipe=_written(_RECIPES, text_of(row, "fp8_recipe") or text_of(row, "precision")),
         gradient_bytes=2 if precision == "fp16" or "pure" in text_of(row, "precision").lower() else None,
         selective=_selective(text_of(row, "recompute")),
     )
@@ -65,16 +71,9 @@ def read_software(row: Row, precision: str, *, zero: int, tp: int, sequence_para
     return replace(software, **changes)
 
 
-def _written_attention(row: Row) -> Attention | None:
-    """The kernel that the row names; None where it names none."""
-    text = (text_of(row, "attention") or " ".join(text_of(row, name) for name in _SAYING)).lower()
-    return next((kernel for kernel, pattern in _ATTENTION if re.search(pattern, text)), None)
-
-
-def _year(framework: str) -> int | None:
-    """Year of a release: `Megatron-LM 2021`, `NeMo 25.09`."""
-    year, release = _YEAR.search(framework), _RELEASE.search(framework)
-    return int(year[1]) if year else 2000 + int(release[1]) if release else None
+def _written(names: Sequence[tuple[T, str]], text: str) -> T | None:
+    """The first of these names that the text has; None if it has none."""
+    return next((name for name, words in names if re.search(words, text, re.IGNORECASE)), None)
 
 
 def _compiled(row: Row, words: str) -> bool | None:

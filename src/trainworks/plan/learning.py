@@ -12,7 +12,7 @@ from trainworks.plan.collectives import collective_s, link_rates
 from trainworks.plan.compute import device_rates, product_s
 from trainworks.plan.conv_net import AnyJob
 from trainworks.plan.layouts import Array, Layouts, fixed_of
-from trainworks.plan.software import Software
+from trainworks.plan.software import planned_software
 from trainworks.plan.step_time import TrainingJob
 from trainworks.plan.uncertainty import (
     CALIBRATED_PRIOR,
@@ -45,7 +45,7 @@ def _observations(measurement: Measurement) -> Iterator[Observation]:
 
 
 def _step(step: MeasuredStep, measurement: Measurement) -> Observation:
-    software = Software(fused_kernels=step.fused_kernels)
+    software = planned_software(step.software, compiled=step.fused_kernels)
     job = TrainingJob(step.shape, step.sequence_length, step.precision, measurement.cluster, software)
     layouts = Layouts.of(global_batch=step.global_batch, **fixed_of(step.layout))
     return Observation(parts_s(job, layouts)[:, 0], step.step_time_s, software)

@@ -92,7 +92,7 @@ class Rates:
             UsageError: the accelerator cannot compute in the precision.
         """
         accelerator = cluster.accelerator
-        device = device_rates(accelerator, precision, coefficients, software.attention)
+        device = device_rates(accelerator, precision, coefficients, software.attention, software.fp8_recipe)
         narrow = precision in ("fp8", "fp4")
         host_link = accelerator.host_bytes_per_s * coefficients.host_link_share
         host_memory = coefficients.host_update_bytes_per_s / cluster.accelerators_per_node

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-Attention = Literal["unfused", "flash-1", "flash-2", "flash-3", "flash-4", "cudnn"]
-"""Kernel of the attention: three products and a softmax through memory, FlashAttention by version, or cuDNN's."""
+from trainworks.config.software import Attention, Family, Fp8Recipe, TrainingSoftware, family_of, year_of
+
 Selective = Literal["attention", "products", "every second product", "projections"]
 """What selective recomputation repeats: the scores of attention (Megatron-LM); all but the outputs of products and
 attention; all but attention and every second product (torchtitan's `op` policy); or all but the first projections
@@ -68,37 +67,55 @@ class Software:
     """Context parallelism gathers keys and values, or exchanges positions for heads (Jacobs et al. 2023, Ulysses)."""
     framework: str = "megatron"
     """Family of programs that share their kernels and their schedule: `megatron`, `jax`, `torch` or `other`."""
+    fp8_recipe: Fp8Recipe = "tensorwise"
+    name: str = field(default="", compare=False)
+    """The program as the run file names it; empty where it names none."""
+    said: frozenset[str] = field(default=frozenset(), compare=False)
+    """Keys of the `software:` block that are set; the others are assumed."""
 
     @property
     def fused_attention(self) -> bool:
         """Attention as one kernel that never writes its scores, half the work when causal."""
         return self.attention != "unfused"
 
+    @property
+    def is_fusion_assumed(self) -> bool:
+        """Whether it is a guess that the blocks are compiled, in a program that runs either way."""
+        return self.framework == "torch" and "compiled" not in self.said
+
     @classmethod
     def of(
         cls,
         framework: str = "",
         *,
-        year: int = 2026,
+        year: int | None = None,
         compiled: bool | None = None,
         attention: Attention | None = None,
+        fp8_recipe: Fp8Recipe | None = None,
         gradient_bytes: int | None = None,
         selective: Selective | None = None,
     ) -> Software:
         """What a framework of a year does where nothing else is said.
 
         Args:
-            framework: its name, `MaxText` or `PyTorch FSDP`; an unknown one is taken for a PyTorch program.
-            year: of the release; communication overlaps since 2023, attention is one kernel since then too.
+            framework: its name, `MaxText 2024` or `PyTorch FSDP`; an unknown one is taken for a PyTorch program.
+            year: of the release, by default that of the name or the present one; communication overlaps since 2023,
+                attention is one kernel since then too.
             compiled: whether blocks are compiled; by default as the framework comes.
             attention: the kernel; by default that of the framework and year.
+            fp8_recipe: what shares a scale in 8-bit products.
             gradient_bytes: per parameter; by default those of the framework.
             selective: what selective recomputation repeats; by default as the framework does.
         """
-        usual = next((software for words, software in _FAMILIES if re.search(words, framework.lower())), _TORCH)
+        usual = _PROGRAMS[family_of(framework) or "torch"]
+        year = year or year_of(framework) or _PRESENT
         kernel = "unfused" if year < _FUSED_SINCE else "flash-1" if year == _FUSED_SINCE else usual.attention
-        fused = usual.fused_kernels or compiled is True
+        optional = usual.framework == "torch"
+        fused = usual.fused_kernels and not (optional and year < _COMPILED_SINCE)
+        if compiled is not None:
+            fused = compiled or (fused and not optional)
         old = year < _FUSED_SINCE and usual.framework == "megatron"
+        said = {"framework": framework, "compiled": compiled, "attention": attention, "fp8_recipe": fp8_recipe}
         return replace(
             usual,
             optimizer_bytes=16.0 if old else usual.optimizer_bytes,
@@ -110,10 +127,16 @@ class Software:
             tensor_overlap=year >= _FUSED_SINCE and usual.tensor_overlap,
             gradient_bytes=gradient_bytes or usual.gradient_bytes,
             selective=selective or usual.selective,
+            fp8_recipe=fp8_recipe or "tensorwise",
+            name=framework,
+            said=frozenset(name for name, value in said.items() if value not in (None, "")),
         )
 
 
+_PRESENT = 2026
 _FUSED_SINCE = 2023
+_COMPILED_SINCE = 2024
+"""PyTorch 2.1, of October 2023, is the first whose compiler handles FSDP: IBM and torchtitan publish compiled runs."""
 _TORCH = Software(
     attention="flash-2",
     fused_kernels=False,
@@ -127,45 +150,6 @@ _TORCH = Software(
 )
 """PyTorch as it comes: eager kernels, FSDP2 or DDP, `F.cross_entropy` of an fp32 copy of the logits."""
 _OTHER = Software(attention="flash-2", tensor_overlap=False, framework="other")
-_FAMILIES: tuple[tuple[str, Software], ...] = (
-    ("automodel", _TORCH),
-    (
-        r"\bjax|maxtext|\bpax|praxis|levanter|easylm|t5x",
-        replace(
-            _OTHER,
-            attention="cudnn",
-            native=True,
-            weight_bytes=4,
-            optimizer_bytes=8.0,
-            selective="projections",
-            framework="jax",
-        ),
-    ),
-    ("torch ?titan", replace(_TORCH, loss_parallel=True, selective="every second product")),
-    (r"megatron|mcore|\bnemo\b|\bprimus\b|transformer ?engine", Software()),
-    (
-        "nanotron",
-        replace(_TORCH, native=False, loss_bytes=8.0, loss_parallel=True, gradient_bytes=6, sent_gradient_bytes=4),
-    ),
-    ("oneflow|mindspore", _OTHER),
-    ("paddle", replace(_OTHER, fused_kernels=False, norm_bytes=6, loss_bytes=12.0, gradient_bytes=2)),
-    (
-        r"torch|fsdp|lightning|lit-?gpt|llm[-_ ]?foundry|mosaic|nanogpt|hugging ?face|transformers|accelerate|\bhf\b"
-        r"|easycontext|deepspeed|colossal|xtuner|axolotl|\beager\b",
-        _TORCH,
-    ),
-)
-"""Programs of today by words of their names; the first whose words are found counts."""
-
-
-def find_framework(text: str) -> str | None:
-    """Words of a text that name a known framework.
-
-    >>> find_framework("NVIDIA/Megatron-LM README"), find_framework("our own loop")
-    ('Megatron', None)
-    """
-    found = (re.search(words, text, re.IGNORECASE) for words, _ in _FAMILIES)
-    return next((match[0] for match in found if match), None)
 
 
 def worker_software(device: str, *, compiled: bool = False, dropout: float = 0.0) -> Software:
@@ -195,3 +179,65 @@ def worker_software(device: str, *, compiled: bool = False, dropout: float = 0.0
         context="heads",
         framework="torch",
     )
+
+
+_COMPILED = replace(_TORCH, fused_kernels=True)
+_PROGRAMS: dict[Family, Software] = {
+    "trainworks": worker_software("cuda"),
+    "megatron": Software(),
+    "automodel": _TORCH,
+    "jax": replace(
+        _OTHER,
+        attention="cudnn",
+        native=True,
+        weight_bytes=4,
+        optimizer_bytes=8.0,
+        selective="projections",
+        framework="jax",
+    ),
+    "torchtitan": replace(_COMPILED, loss_parallel=True, selective="every second product"),
+    "fms": _COMPILED,
+    "nanotron": replace(
+        _TORCH, native=False, loss_bytes=8.0, loss_parallel=True, gradient_bytes=6, sent_gradient_bytes=4
+    ),
+    "oneflow": _OTHER,
+    "paddle": replace(_OTHER, fused_kernels=False, norm_bytes=6, loss_bytes=12.0, gradient_bytes=2),
+    "torch": _TORCH,
+}
+"""Programs of today, as they come."""
+
+
+def planned_software(block: TrainingSoftware | None, *, compiled: bool | None) -> Software:
+    """Software of a plan for a described cluster.
+
+    A program without a name overlaps its communication as Megatron-LM does, and has a kernel per operation.
+
+    Args:
+        block: what the run file says of it.
+        compiled: what the run file says of Trainworks' own compiler, which holds where the block says nothing.
+    """
+    block = block or TrainingSoftware()
+    compiled = compiled if block.compiled is None else block.compiled
+    software = Software.of(
+        block.framework or "Megatron-LM",
+        compiled=compiled if block.framework is None or block.compiled is not None else compiled or None,
+        attention=block.attention,
+        fp8_recipe=block.fp8_recipe,
+    )
+    if block.framework is not None:
+        return software
+    return replace(software, fused_kernels=compiled is True, name="", said=software.said - {"framework"})
+
+
+def describe_software(software: Software, precision: str) -> str:
+    """The software of a plan in one line: what was said, and what was assumed.
+
+    >>> describe_software(planned_software(None, compiled=False), "bf16")
+    'Megatron-type program, a kernel per operation, cudnn attention (assumed: framework, attention)'
+    """
+    recipe = [f"{software.fp8_recipe} scales"] if precision == "fp8" else []
+    kernels = "fused kernels" if software.fused_kernels else "a kernel per operation"
+    parts = [software.name or "Megatron-type program", kernels, f"{software.attention} attention", *recipe]
+    keys = ["framework", "compiled", "attention", *(["fp8_recipe"] if recipe else [])]
+    assumed = [key for key in keys if key not in software.said]
+    return ", ".join(parts) + (f" (assumed: {', '.join(assumed)})" if assumed else "")

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.config.layout import Layout
+from trainworks.config.software import TrainingSoftware
 from trainworks.config.spec import Spec
 from trainworks.record.calibration import Calibration
 from trainworks.record.model_shape import ModelShape
@@ -24,7 +25,9 @@ class MeasuredStep(Spec):
     layout: Layout
     """Layout without `auto`."""
     fused_kernels: bool = True
-    """Blocks were compiled, or their kernels fused by hand."""
+    """Blocks were compiled, where `software` does not say."""
+    software: TrainingSoftware | None = None
+    """The program that ran, as its run file says."""
     step_time_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 

@@ -13,6 +13,7 @@ from trainworks.plan.cluster.scaling import Scale, describe_rejection, is_tight
 from trainworks.plan.conv_net import AnyJob, ConvJob
 from trainworks.plan.network.nccl import nccl_settings
 from trainworks.plan.prediction import Prediction, describe_layout, extrapolation
+from trainworks.plan.software import describe_software
 from trainworks.report.rendering.document import (
     NARROW,
     Block,
@@ -80,6 +81,7 @@ def _facts(plan: ClusterPlan) -> dict[str, str]:
         "warning": extrapolation(count),
         "model": f"{format_count(job.shape.num_parameters)} parameters, {job.precision}",
         "cluster": f"{job.cluster.name}: {count:,} accelerator{'s' if count > 1 else ''}",
+        "software": describe_software(job.software, job.precision),
         "layout": layout_text(best),
         "step time": f"{format_step_time(best.step_time_s)} (80 %: {format_interval(best)}) = {_terms(best)}",
         "throughput": f"{format_count(best.tokens_per_s)} {noun}/s, {mfu}",
@@ -195,6 +197,7 @@ def to_json(plan: ClusterPlan) -> dict[str, Any]:
     result = plan.result
     return {
         "cluster": plan.job.cluster.model_dump(mode="json"),
+        "software": describe_software(plan.job.software, plan.job.precision),
         "nccl": [asdict(setting) for setting in nccl_settings(plan.job.cluster)],
         "num_parameters": plan.job.shape.num_parameters,
         "steps": plan.steps,

@@ -1,0 +1,83 @@
+"""The `software:` block: the program that trains, as far as a plan depends on it."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator
+
+from trainworks.config.quantities import FieldError
+from trainworks.config.spec import Spec
+
+Attention = Literal["unfused", "flash-1", "flash-2", "flash-3", "flash-4", "cudnn"]
+"""Kernel of the attention: three products and a softmax through memory, FlashAttention by version, or cuDNN's."""
+Fp8Recipe = Literal["tensorwise", "rowwise", "blockwise"]
+"""Values of an 8-bit product that share a scale: a tensor, a row, or a block (128 x 128, or the 32 of MXFP8)."""
+Family = Literal[
+    "trainworks", "automodel", "jax", "torchtitan", "megatron", "nanotron", "oneflow", "paddle", "fms", "torch"
+]
+"""Programs that share their kernels, their schedule and what they keep in memory."""
+
+_WORDS: tuple[tuple[Family, str], ...] = (
+    ("trainworks", "trainworks"),
+    ("automodel", "automodel"),
+    ("jax", r"\bjax|maxtext|\bpax|praxis|levanter|easylm|t5x"),
+    ("torchtitan", "torch ?titan"),
+    ("megatron", r"megatron|mcore|\bnemo\b|\bprimus\b|transformer ?engine"),
+    ("nanotron", "nanotron"),
+    ("oneflow", "oneflow|mindspore"),
+    ("paddle", "paddle"),
+    (
+        "torch",
+        r"lightning|lit-?gpt|llm[-_ ]?foundry|mosaic|nanogpt|hugging ?face|transformers|accelerate|\bhf\b|torchtune"
+        r"|easycontext|deepspeed|colossal|xtuner|axolotl|\beager\b",
+    ),
+    ("fms", r"pytorch fsdp|fms|foundation[-_ ]model[-_ ]stack"),
+    ("torch", "torch|fsdp"),
+)
+_YEAR = re.compile(r"\b(20[12]\d)\b")
+_RELEASE = re.compile(r"\bv?(2[0-9])\.(?:0[1-9]|1[0-2])\b")
+_NAMED = "Megatron-LM, NeMo, torchtitan, PyTorch FSDP, DeepSpeed, Nanotron, MaxText, JAX, PaddlePaddle or Trainworks"
+
+
+def family_of(text: str) -> Family | None:
+    """Family of the programs that a text names, the most specific one; None if it names none.
+
+    >>> family_of("NVIDIA/Megatron-LM README"), family_of("our own loop")
+    ('megatron', None)
+    """
+    return next((family for family, words in _WORDS if re.search(words, text, re.IGNORECASE)), None)
+
+
+def year_of(text: str) -> int | None:
+    """Year of a release: `Megatron-LM 2021`, `NeMo 25.09`."""
+    year, release = _YEAR.search(text), _RELEASE.search(text)
+    return int(year[1]) if year else 2000 + int(release[1]) if release else None
+
+
+def _known(text: str) -> str:
+    if family_of(text) is None:
+        raise FieldError(f"unknown framework `{text[:60]}`", hint=f"name {_NAMED}, with its year: `MaxText 2025`")
+    return text
+
+
+class TrainingSoftware(Spec):
+    """The program that trains, for plans of a described cluster. What is left out is as the framework comes.
+
+    Trainworks trains a workload itself, so a run refuses a block that says otherwise.
+    """
+
+    framework: Annotated[str, AfterValidator(_known)] | None = None
+    """The program and its year: `Megatron-LM 2024`, `torchtitan 2025`, `MaxText`; this year's by default."""
+    compiled: bool | None = None
+    """Whether a compiler fuses the blocks; `workload.compile` says the same."""
+    attention: Attention | None = None
+    """Kernel of the attention."""
+    fp8_recipe: Fp8Recipe | None = None
+    """Values that share a scale with `precision: fp8`: all of a tensor, a row, or a block; a tensor by default."""
+
+
+def software_from_text(value: Any) -> Any:
+    """Read `software: MaxText 2025` as the framework alone."""
+    return {"framework": value} if isinstance(value, str) else value

@@ -1,0 +1,100 @@
+"""Software as an input: what a plan makes of what is said of the program that trains."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.plan.jobs import job
+from trainworks.config.software import TrainingSoftware
+from trainworks.plan.layouts import Layouts
+from trainworks.plan.software import Software, describe_software, planned_software, worker_software
+from trainworks.plan.step_time import TrainingJob
+from trainworks.plan.uncertainty import prior_of
+
+LAYOUT = Layouts.of(global_batch=64, dp=64, zero=3, dp_shard=64, micro_batch=1)
+
+
+def planned(**block: object) -> Software:
+    return planned_software(TrainingSoftware.model_validate(block), compiled=None)
+
+
+def step_s(precision: str = "bf16", **block: object) -> float:
+    return float(_job(precision, **block).step_times(LAYOUT).total_s[0])
+
+
+def _job(precision: str = "bf16", **block: object) -> TrainingJob:
+    return job("llama3-8b", precision=precision, sequence_length=8192, software=planned(**block), cluster="64x H100")
+
+
+def memory_bytes(**block: object) -> float:
+    return float(_job(**block).memories(LAYOUT).allocated_bytes[0])
+
+
+@pytest.mark.parametrize("framework", ["torchtitan 2025", "PyTorch FSDP 2024", "Hugging Face Trainer"])
+def test_a_compiled_program_is_faster_and_smaller_than_an_eager_one(framework: str) -> None:
+    assert 1.05 < step_s(framework=framework, compiled=False) / step_s(framework=framework, compiled=True) < 1.4
+    assert memory_bytes(framework=framework, compiled=False) > memory_bytes(framework=framework, compiled=True)
+
+
+def test_scales_of_rows_and_blocks_cost_a_part_of_what_8_bits_save() -> None:
+    times = [
+        step_s("fp8", framework="torchtitan", fp8_recipe=recipe) for recipe in ("tensorwise", "blockwise", "rowwise")
+    ]
+    assert times == sorted(times)
+    assert times[-1] < step_s("bf16", framework="torchtitan")
+    assert step_s("fp8", framework="torchtitan") == times[0]
+
+
+def test_the_recipe_of_8_bits_does_not_change_16_bits() -> None:
+    assert step_s("bf16", fp8_recipe="rowwise") == step_s("bf16")
+
+
+def test_a_newer_attention_kernel_is_faster() -> None:
+    times = [step_s(framework="torchtitan", attention=kernel) for kernel in ("unfused", "flash-2", "cudnn", "flash-3")]
+    assert times == sorted(times, reverse=True)
+
+
+def test_an_older_release_is_slower() -> None:
+    assert step_s(framework="Megatron-LM 2021") > step_s(framework="Megatron-LM 2023") > step_s(framework="Megatron-LM")
+
+
+@pytest.mark.parametrize(
+    ("framework", "compiled"),
+    [("PyTorch FSDP 2024", True), ("torchtitan 2025", True), ("PyTorch FSDP 2023", False), ("DeepSpeed 2025", False)],
+)
+def test_a_silent_pytorch_program_is_compiled_where_its_published_runs_are(framework: str, compiled: bool) -> None:
+    assert planned(framework=framework).fused_kernels is compiled
+
+
+@pytest.mark.parametrize("framework", ["Megatron-LM", "MaxText"])
+def test_kernels_that_a_program_fuses_itself_stay_fused(framework: str) -> None:
+    assert planned(framework=framework, compiled=False).fused_kernels
+
+
+def test_a_guess_of_the_compiler_widens_the_interval() -> None:
+    def spread(**block: object) -> float:
+        return prior_of(_job(framework="torchtitan", **block)).software
+
+    assert spread() > 1.5 * spread(compiled=True)
+    assert spread(compiled=True) == spread(compiled=False)
+
+
+def test_trainworks_plans_as_its_own_worker() -> None:
+    own = planned(framework="Trainworks", compiled=True)
+    assert own == replace(worker_software("cuda", compiled=True), overlap=True)
+
+
+def test_the_compiler_of_the_workload_holds_where_the_block_is_silent() -> None:
+    assert planned_software(None, compiled=True).fused_kernels
+    assert planned_software(TrainingSoftware(framework="DeepSpeed"), compiled=True).fused_kernels
+    assert not planned_software(TrainingSoftware(compiled=False), compiled=True).fused_kernels
+
+
+def test_what_was_said_and_what_was_assumed_are_told_apart() -> None:
+    said = planned(framework="MaxText 2025", attention="cudnn")
+    assert describe_software(said, "bf16") == "MaxText 2025, fused kernels, cudnn attention (assumed: compiled)"
+    assert describe_software(said, "fp8").endswith("tensorwise scales (assumed: compiled, fp8_recipe)")
+    every = planned(framework="torchtitan", compiled=False, attention="flash-3")
+    assert describe_software(every, "bf16") == "torchtitan, a kernel per operation, flash-3 attention"
