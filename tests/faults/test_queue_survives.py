@@ -287,7 +287,10 @@ def pids_of(role: str, folder: Path, run_dir: RunDir) -> list[int]:
         return [one.pid for one in dispatchers(folder)]
     if role == "rank":
         return [one.pid for one in process.processes_with(run_mark(run_dir) | {"RANK": "1"})]
-    if supervisor is None or not psutil.pid_exists(supervisor):
+    if supervisor is None:
         return []
-    agents = [one.pid for one in psutil.Process(supervisor).children()]
+    try:
+        agents = [one.pid for one in psutil.Process(supervisor).children()]
+    except psutil.NoSuchProcess:
+        return []
     return [supervisor] if role == "supervisor" else agents[-1:]

@@ -128,9 +128,11 @@ class Cluster:
 
     def _collect_garbage(self) -> None:
         """What a deleted owner leaves; one that is deleted in the foreground goes last."""
-        living = {one["metadata"]["uid"] for one in self.jobsets if "deletionTimestamp" not in one["metadata"]}
-        for path in (f"{_CORE}/pods", f"{_CORE}/secrets", _WORKLOADS, _JOBS):
-            for thing in self.pods if path.endswith("pods") else self.client.list(path):
+        owned = {path: self.client.list(path) for path in (f"{_CORE}/pods", f"{_CORE}/secrets", _WORKLOADS, _JOBS)}
+        owners_now = self.client.list(_JOBSETS)  # after what they own: a job may begin between two looks
+        living = {one["metadata"]["uid"] for one in owners_now if "deletionTimestamp" not in one["metadata"]}
+        for path, things in owned.items():
+            for thing in things:
                 owners = thing["metadata"].get("ownerReferences") or []
                 if owners and "deletionTimestamp" not in thing["metadata"] and owners[0]["uid"] not in living:
                     self._delete(f"{path}/{thing['metadata']['name']}")
