@@ -197,7 +197,7 @@ def case_of(record: dict[str, Any]) -> Case:
     run = ResolvedRun.model_validate(record["resolved"])
     assert run.plan and run.calibration and run.run_file.workload
     workload = run.run_file.workload
-    price = pricing(workload, run.plan.model, run.calibration)(run.plan.layout)
+    price = pricing(workload, run.plan.model, run.processes, run.calibration)(run.plan.layout)
     return Case(
         name=record["name"],
         ranks=run.plan.layout.world_size,

@@ -16,12 +16,14 @@ from typing import Any
 import yaml
 
 from tests.worker.ranks import FORKSERVER
+from trainworks.config.layout import Layout
 from trainworks.config.load import parse_run_file
 from trainworks.host.network import listen
 from trainworks.host.probe import probe_host
 from trainworks.plan.model_shape import shape_of_hf_config, shape_of_model
-from trainworks.plan.run.layout import choose_layout
+from trainworks.plan.run.layout import choose_layouts
 from trainworks.plan.run.plan import make_plan, num_steps
+from trainworks.plan.run.pricing import run_job
 from trainworks.plan.run.processes import choose_processes
 from trainworks.record.calibration import Calibration, GemmRate
 from trainworks.record.manifest import complete_checkpoints
@@ -166,14 +168,9 @@ def make_run(folder: Path, corpus: Path, cache: Path, **changes: Any) -> TinyRun
         shape = shape_of_hf_config(json.loads((Path(workload.model.hf) / "config.json").read_bytes()))
     else:
         shape = shape_of_model(workload.model, vocabulary=data.vocabulary, sequence_length=data.sequence_length)
-    layout = choose_layout(
-        workload,
-        shape,
-        run_file.layout,
-        world_size=processes.world_size,
-        memory_per_rank_bytes=10**10,
-        baseline_bytes=10**8,
-    )
+    written = run_file.layout or Layout(dp_replicate=processes.world_size)
+    job = run_job(workload, shape, processes, calibration=CALIBRATION, memory_per_rank_bytes=10**10, layout=written)
+    layout = choose_layouts(job, written)[0].layout
     steps = num_steps(workload, tokens_in_data=None)
     run_dir = create_run_dir(folder, run_file.name)
     resolved = ResolvedRun(

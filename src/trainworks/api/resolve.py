@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trainworks import __version__
@@ -25,10 +25,10 @@ from trainworks.jobs.environment import agent_environment
 from trainworks.measure.calibrate import Machines, calibrate
 from trainworks.measure.trial import TrialOutOfMemoryError, try_out
 from trainworks.plan.learning import with_learning
-from trainworks.plan.run.layout import choose_layout
+from trainworks.plan.run.layout import choose_layouts, largest_micro_batch
 from trainworks.plan.run.module import check_own_optimizer, make_measured_plan, measured_layouts
 from trainworks.plan.run.plan import make_plan, num_steps
-from trainworks.plan.run.pricing import calibration_request
+from trainworks.plan.run.pricing import RunJob, calibration_request, run_job
 from trainworks.plan.run.processes import ResourceError, as_asked, choose_command_processes, choose_workload_processes
 from trainworks.record.environment import HostFacts
 from trainworks.record.finished_run import machine_of, read_finished, software_of
@@ -39,8 +39,6 @@ from trainworks.units import format_bytes
 
 _USABLE_SHARE = 0.8
 """Share of a rank's memory that a plan may use; the rest is the system's and the allocator's."""
-_TYPICAL_BASELINE_BYTES = 400_000_000
-"""Memory of a rank before calibration, for the choice of the layout."""
 
 
 def resolve(
@@ -115,9 +113,11 @@ class DecidedRun:
     resolved: ResolvedRun
     machines: Machines | None
     layouts: tuple[ResolvedLayout, ...] = ()
-    """Layouts to measure in this order, of which the first that fits runs; empty for a run without a plan."""
-    shape: ModelShape | None = None
-    """Shape of a model that formulas describe; None for one that is measured in a few steps."""
+    """Layouts to measure in this order, of which the first that fits runs; empty where formulas describe the model."""
+    job: RunJob | None = None
+    """A model that formulas describe, on its ranks; None for one that is measured in a few steps."""
+    micro_batch: int = 0
+    """Sequences of the micro-batch to measure for the job."""
     steps: int = 0
 
 
@@ -163,17 +163,12 @@ def _described_model(
     shape = preset or model_shape(workload)
     if not shape.causal or shape.latent is not None:
         raise UsageError(f"`{workload.model.hf}` can be planned for a described cluster, not trained, by this version")
-    layout = choose_layout(
-        workload,
-        shape,
-        resolved.run_file.layout,
-        world_size=resolved.processes.world_size,
-        memory_per_rank_bytes=_memory_per_rank(resolved.host, resolved.processes),
-        baseline_bytes=_TYPICAL_BASELINE_BYTES,
-        device=resolved.processes.device,
-    )
+    written = resolved.run_file.layout
+    memory = _memory_per_rank(resolved.host, resolved.processes)
+    job = run_job(workload, shape, resolved.processes, memory_per_rank_bytes=memory, layout=written)
+    size = largest_micro_batch(job, written)
     steps = num_steps(workload, tokens_in_data=_tokens_in_data(workload))
-    return DecidedRun(resolved, machines, (layout,), shape, steps)
+    return DecidedRun(resolved, machines, job=job, micro_batch=size, steps=steps)
 
 
 def predict(decided: DecidedRun, runs: Path, *, again: bool = False, learning: bool = True) -> ResolvedRun:
@@ -190,12 +185,12 @@ def predict(decided: DecidedRun, runs: Path, *, again: bool = False, learning: b
         DiskFullError: a checkpoint does not fit on the disk.
     """
     resolved, workload = decided.resolved, decided.resolved.run_file.workload
-    if workload is None or not decided.layouts:
+    if workload is None or not (decided.layouts or decided.job):
         return resolved
-    if decided.shape is None:
+    if decided.job is None:
         changes: dict[str, object] = {"plan": _plan_by_trial(decided, workload, again=again)}
     else:
-        changes = _plan_by_calibration(decided, workload, decided.shape, again=again)
+        changes = _plan_by_calibration(decided, decided.job, again=again)
     resolved = _with_learning(resolved.model_copy(update=changes), learning=learning)
     assert resolved.plan is not None
     _check_disk(resolved.plan.checkpoint_bytes, runs)
@@ -210,18 +205,16 @@ def _with_learning(resolved: ResolvedRun, *, learning: bool) -> ResolvedRun:
     return resolved.model_copy(update={"plan": plan})
 
 
-def _plan_by_calibration(
-    decided: DecidedRun, workload: Workload, shape: ModelShape, *, again: bool
-) -> dict[str, object]:
+def _plan_by_calibration(decided: DecidedRun, job: RunJob, *, again: bool) -> dict[str, object]:
     """The plan of a model that formulas describe, from the measured rates of the machine."""
-    resolved, (layout,) = decided.resolved, decided.layouts
+    resolved, written = decided.resolved, decided.resolved.run_file.layout
     host, processes = resolved.host, resolved.processes
     request = calibration_request(
-        shape,
-        layout,
+        job.shape,
         processes,
-        sequence_length=workload.data.sequence_length,
-        precision=workload.precision,
+        micro_batch=decided.micro_batch,
+        sequence_length=job.sequence_length,
+        precision=job.precision,
         machines=processes.nodes if decided.machines else 1,
     )
     calibration = calibrate(
@@ -232,13 +225,16 @@ def _plan_by_calibration(
         again=again,
         machines=decided.machines,
     )
+    job = replace(job, calibration=calibration, baseline_bytes=calibration.baseline_bytes)
+    compared = choose_layouts(job, written)
     plan = make_plan(
         resolved.run_file,
-        shape,
-        layout,
+        job.shape,
+        compared[0].layout,
         processes,
         calibration,
         steps=decided.steps,
+        compared=compared,
         accelerator=_catalogued(host),
     )
     return {"plan": plan, "calibration": calibration}

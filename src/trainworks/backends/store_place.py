@@ -71,6 +71,11 @@ def dispatcher_lock() -> Path:
     return dispatcher_folder() / "dispatcher.lock"
 
 
+def starting_lock() -> Path:
+    """Lock file that a dispatcher holds from before its start until it listens."""
+    return dispatcher_folder() / "dispatcher.starting"
+
+
 def dispatcher_log() -> Path:
     """Log file of the dispatcher."""
     return dispatcher_folder() / "dispatcher.log"

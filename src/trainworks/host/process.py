@@ -225,7 +225,14 @@ def spawn(
     return Child(process)
 
 
-def detach(command: Sequence[str], *, log: Path, folder: Path, env: Mapping[str, str] | None = None) -> None:
+def detach(
+    command: Sequence[str],
+    *,
+    log: Path,
+    folder: Path,
+    env: Mapping[str, str] | None = None,
+    pass_fds: Iterable[int] = (),
+) -> None:
     """Start a process that is not a child of this one and survives it.
 
     Args:
@@ -233,10 +240,16 @@ def detach(command: Sequence[str], *, log: Path, folder: Path, env: Mapping[str,
         log: file that receives stdout and stderr.
         folder: working folder.
         env: the whole environment; this process's own when None.
+        pass_fds: file descriptors that stay open in the process.
     """
     script = '"$@" < /dev/null >> "$0" 2>&1 &'
     subprocess.run(
-        ["/bin/sh", "-c", script, str(log), *command], cwd=folder, env=env, start_new_session=True, check=True
+        ["/bin/sh", "-c", script, str(log), *command],
+        cwd=folder,
+        env=env,
+        start_new_session=True,
+        check=True,
+        pass_fds=tuple(pass_fds),
     )
 
 

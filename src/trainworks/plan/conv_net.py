@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -167,6 +167,12 @@ class ConvJob:
     sequence_length: int = 1
     slowdowns: Slowdowns = AS_PREDICTED
     """What measurements of this kind of cluster taught."""
+
+    largest_micro_batch: ClassVar[int] = 512
+
+    def runnable(self, layouts: Layouts) -> slice:
+        """The layouts that the software can run: all."""
+        return slice(None)
 
     @property
     def flops_per_sequence(self) -> float:

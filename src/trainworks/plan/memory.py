@@ -53,7 +53,8 @@ class Memories:
     @property
     def allocated_bytes(self) -> Array:
         """Sum of the terms: the peak that the framework's allocator hands out."""
-        total: Array = np.sum([getattr(self, field.name) for field in fields(self) if field.name != "stage"], axis=0)
+        terms = (field.name for field in fields(Memories) if field.name != "stage")
+        total: Array = np.sum([getattr(self, name) for name in terms], axis=0)
         return total
 
     def reserved_bytes(self, coefficients: Coefficients = COEFFICIENTS) -> Array:

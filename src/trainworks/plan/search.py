@@ -17,7 +17,7 @@ from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.conv_net import AnyJob
 from trainworks.plan.layouts import Array, Layouts, Recompute
 from trainworks.plan.memory import Memories
-from trainworks.plan.space import Fixed, Space, fast_ranks
+from trainworks.plan.space import Fixed, ListedSpace, Space, fast_ranks
 from trainworks.plan.step_time import StepTimes
 from trainworks.units import format_gib
 
@@ -33,6 +33,8 @@ _USABLE_SHARE, _PROGRAM_SHARE = 0.96, 0.98
 fragmentation that differs between runs."""
 
 
+AnySpace = Space | ListedSpace
+"""Layouts to compare."""
 _NOTHING: Layouts = Layouts.of(global_batch=1).take(slice(0))
 
 
@@ -182,18 +184,28 @@ def pareto_front(seconds: Array, used: Array) -> NDArray[np.intp]:
 def search_layouts(
     job: AnyJob, global_batch: int, fixed: Fixed, *, keep: int, only_usual: bool = False
 ) -> SearchResult:
-    """Search the usual layouts; the unusual ones, and then offloading, only where none of those before fits."""
-    without = dict.fromkeys(("offload", "offload_optimizer"), 0) | dict(fixed)
-    attempts = [(without, True), (without, False)] + ([(dict(fixed), False)] if without != fixed else [])
-    for decisions, usual in attempts[:1] if only_usual else attempts:
-        space = Space(job, job.cluster.num_accelerators, global_batch, decisions, usual=usual)
+    """Search the first of `spaces` that has a layout which fits; the usual one alone on request."""
+    return search_first(spaces(job, global_batch, fixed)[: 1 if only_usual else None], keep=keep)
+
+
+def search_first(wanted: Iterable[AnySpace], *, keep: int) -> SearchResult:
+    """Search spaces in turn, until one has a layout that fits; the last result where none has."""
+    for space in wanted:
         result = search(space, keep=keep)
         if result.fitting:
             break
     return result
 
 
-def any_fits(space: Space) -> bool:
+def spaces(job: AnyJob, global_batch: int, fixed: Fixed) -> list[Space]:
+    """The usual layouts; the unusual ones, and then offloading, are for jobs that do not fit without."""
+    without = dict.fromkeys(("offload", "offload_optimizer"), 0) | dict(fixed)
+    attempts = [(without, True), (without, False)] + ([(dict(fixed), False)] if without != fixed else [])
+    ranks = job.cluster.num_accelerators
+    return [Space(job, ranks, global_batch, decisions, usual=usual) for decisions, usual in attempts]
+
+
+def any_fits(space: AnySpace) -> bool:
     """Whether any layout of a space fits, by its memory alone.
 
     Raises:
@@ -203,7 +215,7 @@ def any_fits(space: Space) -> bool:
     return any(fits(space.job.memories(part), space.job).any() for part in parts)
 
 
-def search(space: Space, *, keep: int = 10, coefficients: Coefficients = COEFFICIENTS) -> SearchResult:
+def search(space: AnySpace, *, keep: int = 10, coefficients: Coefficients = COEFFICIENTS) -> SearchResult:
     """Predict and rank every layout of a space.
 
     Args:

@@ -28,8 +28,6 @@ _Mesh = dict[str, int]
 _Pairs = tuple[tuple[int, int], ...]
 _Reject = Callable[[str, _Mesh], None]
 
-LARGEST_MICRO_BATCH = 64
-_LARGEST_IMAGE_BATCH = 512
 LARGEST_INTERLEAVE = 12
 MAX_LAYOUTS = 10_000_000
 """Layouts that one search prices: less than half a minute of one core."""
@@ -115,11 +113,15 @@ class Space:
                     f"than {MAX_LAYOUTS:,} layouts, the most that one plan compares",
                     hint="fix a degree, such as `layout: {tp: 8}`, or take a batch with fewer divisors",
                 )
-        return (_filled(self.global_batch, filling) for filling in fillings)
+        return (self._filled(filling) for filling in fillings)
 
     def options(self, mesh: Mapping[str, int]) -> Layouts:
         """Every way to fill a mesh: sharding, micro-batch, schedule, recomputation, offload."""
-        return _filled(self.global_batch, self._filling(mesh))
+        return self._filled(self._filling(mesh))
+
+    def _filled(self, filling: _Filling) -> Layouts:
+        layouts = _filled(self.global_batch, filling)
+        return layouts.take(self.job.runnable(layouts))
 
     def _allowed(self, name: str, values: list[int]) -> list[int]:
         return [value for value in values if value == self.fixed.get(name, value)]
@@ -146,8 +148,8 @@ class Space:
             return f"more stages than the {shape.layers} layers"
         if cp > 1 and not shape.causal:
             return "context parallelism is for causal attention"
-        if cp > 1 and sequence_length % (2 * cp):
-            return f"2 * cp does not divide {sequence_length} tokens"
+        if cp > 1 and sequence_length % (self.job.context_pieces * cp):
+            return f"{self.job.context_pieces} * cp does not divide {sequence_length} tokens"
         return uneven
 
     def _unusual(self, mesh: _Mesh) -> str | None:
@@ -163,10 +165,8 @@ class Space:
         job, tp, pp, cp, dp = self.job, mesh["tp"], mesh["pp"], mesh["cp"], mesh["dp"]
         per_rank = self.global_batch // dp
         conv = isinstance(job, ConvJob)
-        images = isinstance(job, ConvJob) or bool(job.shape.patch_values)
-        largest = _LARGEST_IMAGE_BATCH if images else LARGEST_MICRO_BATCH
         choices: dict[str, list[int]] = {
-            "micro_batch": [size for size in range(1, largest + 1) if per_rank % size == 0],
+            "micro_batch": self._micro_batches(per_rank),
             "recompute": [int(kind) for kind in _recomputations(job)],
             "sequence_parallel": self._sequence_parallel(tp, cp),
             "offload": [0] if conv else [0, 1],
@@ -180,6 +180,11 @@ class Space:
             self._agreeing(sharding, "zero", "dp_shard"),
             self._agreeing(schedules, "interleave", "zero_bubble"),
         )
+
+    def _micro_batches(self, per_rank: int) -> list[int]:
+        """Divisors of a rank's samples, up to the largest that is worth trying or the one that is decided."""
+        largest = max(self.job.largest_micro_batch, self.fixed.get("micro_batch", 1))
+        return [size for size in divisors(per_rank) if size <= largest]
 
     def _agreeing(self, pairs: list[tuple[int, int]], first: str, second: str) -> _Pairs:
         fixed = self.fixed
@@ -197,6 +202,18 @@ class Space:
 
     def _zero_bubble(self) -> bool:
         return not self.usual or self.job.software.native or "zero_bubble" in self.fixed
+
+
+@dataclass(frozen=True, slots=True)
+class ListedSpace:
+    """A few layouts of a job, such as those that a written layout leaves open."""
+
+    job: AnyJob
+    listed: Layouts
+
+    def layouts(self, reject: _Reject) -> Iterator[Layouts]:
+        """Those that the software can run."""
+        yield self.listed.take(self.job.runnable(self.listed))
 
 
 @lru_cache(maxsize=1024)

@@ -15,6 +15,7 @@ data-parallel group hide behind computing where the software overlaps.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +36,9 @@ from trainworks.plan.states import StageParameters, stage_blocks, stage_paramete
 from trainworks.record.calibration import Calibration
 from trainworks.record.model_shape import ModelShape
 
+LARGEST_MICRO_BATCH = 64
+_LARGEST_IMAGE_BATCH = 512
+
 
 @dataclass(frozen=True, slots=True)
 class TrainingJob:
@@ -49,6 +53,18 @@ class TrainingJob:
     """What measurements of this kind of cluster taught."""
     calibration: Calibration | None = None
     """Measured rates, which replace those of the catalogue."""
+
+    context_pieces: ClassVar[int] = 2
+    """Pieces of a sequence per context-parallel rank: an early and a late one, for equal work."""
+
+    @property
+    def largest_micro_batch(self) -> int:
+        """Samples of one rank that a search tries at most: images are smaller than sequences."""
+        return _LARGEST_IMAGE_BATCH if self.shape.patch_values else LARGEST_MICRO_BATCH
+
+    def runnable(self, layouts: Layouts) -> NDArray[np.bool_] | slice:
+        """The layouts that the software can run: all of a described cluster."""
+        return slice(None)
 
     @property
     def flops_per_sequence(self) -> float:

@@ -145,6 +145,18 @@ class MemoryTerms(Spec):
         return sum(self.model_dump().values())
 
 
+class PlannedLayout(Spec):
+    """A layout that was compared with others, best first."""
+
+    layout: ResolvedLayout
+    step_s: float
+    """Predicted."""
+    memory_bytes: int
+    """Of the fullest rank, predicted."""
+    measured_s: float | None = None
+    """Median step of a few, where the layout was tuned (`--tune`)."""
+
+
 class Plan(Spec):
     """The prediction that the run has to answer for."""
 
@@ -161,6 +173,8 @@ class Plan(Spec):
     expected: ExpectedStep | None = None
     """None in records of older versions."""
     memory: MemoryTerms
+    compared: tuple[PlannedLayout, ...] = ()
+    """The best layouts of the search in its order; empty where the model is measured or the layout was not searched."""
     checkpoint_bytes: int
     checkpoint_every_steps: int | None
     checkpoint_every_s: float | None

@@ -11,8 +11,9 @@ from tests.architecture.source import modules
 from tests.plan.shapes import calibration, shape, workload
 from trainworks.config.layout import Layout, resolve_layout
 from trainworks.config.run_file import RunFile
+from trainworks.plan.run.degrees import layouts_of
 from trainworks.plan.run.plan import make_plan
-from trainworks.plan.run.pricing import cluster_of_ranks, layouts_of, training_job
+from trainworks.plan.run.pricing import run_job
 from trainworks.plan.software import worker_software
 from trainworks.plan.step_time import StepTimes, TrainingJob
 from trainworks.record.resolved import Processes, StepTimeGroups, StepTimeTerms
@@ -24,7 +25,6 @@ READERS = {
     "trainworks.plan.learning": "a benchmark as a measurement of a described cluster",
     "trainworks.plan.run.layout": "the size of DDP's buckets",
     "trainworks.plan.run.plan": "the stall of a checkpoint, and the peak of the MFU",
-    "trainworks.plan.run.pricing": "the ranks as a cluster",
 }
 """Modules of the planner that read a measured rate, and for what."""
 RATES = {
@@ -53,9 +53,9 @@ def test_a_described_cluster_of_the_measured_ranks_gives_the_plan_of_the_run(wri
     layout = resolve_layout(Layout.model_validate(written), world_size=4, global_batch=32, micro_batch=2)
     ranks = Processes(nodes=1, processes_per_node=4, threads_per_process=1, device="cpu")
     planned = make_plan(RUN, shape(), layout, ranks, MEASURED, steps=10).step_time
-    cluster = cluster_of_ranks(MEASURED, memory_per_rank_bytes=10**10)
+    cluster = run_job(workload(), shape(), ranks, memory_per_rank_bytes=10**10).cluster
     job = TrainingJob(shape(), 128, "fp32", cluster, worker_software("cpu"), calibration=MEASURED)
-    layouts = layouts_of([layout], 32)
+    layouts = layouts_of([layout])
     described = job.step_times(layouts)
     assert planned.model_dump() == {term.name: float(getattr(described, term.name)[0]) for term in fields(described)}
 
@@ -79,8 +79,9 @@ def test_the_groups_of_an_older_plan_are_read_as_they_are() -> None:
 
 
 def test_measured_rates_replace_those_of_the_catalogue() -> None:
-    job = training_job(workload(), shape(), MEASURED)
-    layouts = layouts_of([resolve_layout(Layout(tp=4), world_size=4, global_batch=32, micro_batch=2)], 32)
+    ranks = Processes(nodes=1, processes_per_node=4, threads_per_process=1, device="cpu")
+    job = run_job(workload(), shape(), ranks, calibration=MEASURED)
+    layouts = layouts_of([resolve_layout(Layout(tp=4), world_size=4, global_batch=32, micro_batch=2)])
     slower = replace(job, calibration=MEASURED.model_copy(update={"all_reduce_latency_s": 1.0}))
     assert slower.step_times(layouts).tp_s > 100 * job.step_times(layouts).tp_s
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from tests.fakes import processes
 from tests.plan.shapes import calibration
 from trainworks.config.layout import Layout, resolve_layout
 from trainworks.config.run_file import RunFile
 from trainworks.plan.model_shape import shape_of_model
-from trainworks.plan.run.layout import choose_layout
-from trainworks.plan.run.pricing import pricing
+from trainworks.plan.run.layout import choose_layouts
+from trainworks.plan.run.pricing import pricing, run_job
 from trainworks.plan.run.remedies import as_written, cheapest_remedies, neighbours
 from trainworks.plan.run.tensor_sizes import piece_of
 
@@ -28,7 +29,7 @@ WORKLOAD = RunFile.model_validate(
 assert WORKLOAD is not None
 SHAPE = shape_of_model(WORKLOAD.model, vocabulary=4096, sequence_length=256)
 REPLICAS = resolve_layout(Layout(dp_replicate=2), world_size=2, global_batch=64, micro_batch=32)
-PRICE = pricing(WORKLOAD, SHAPE, calibration())
+PRICE = pricing(WORKLOAD, SHAPE, processes(1, 2), calibration())
 GB = 10**9
 
 
@@ -80,8 +81,8 @@ def test_one_process_with_the_smallest_micro_batch_that_computes_again_has_no_ne
 def test_every_neighbour_is_accepted_when_it_is_written_into_a_run_file():
     for _, layout in neighbours(WORKLOAD, SHAPE, REPLICAS, PRICE):
         written = Layout.model_validate(as_written(layout))
-        again = choose_layout(WORKLOAD, SHAPE, written, world_size=2, memory_per_rank_bytes=10**15, baseline_bytes=0)
-        assert again == layout
+        job = run_job(WORKLOAD, SHAPE, processes(1, 2), calibration=calibration(), memory_per_rank_bytes=10**15)
+        assert choose_layouts(job, written)[0].layout == layout
 
 
 def test_an_allocation_as_large_as_the_logits_is_named_so():

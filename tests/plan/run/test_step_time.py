@@ -17,7 +17,9 @@ from trainworks.record.resolved import StepTimeGroups
 
 def predicted(ranks: ResolvedLayout, model: ModelShape | None = None, **measured: float) -> StepTimeGroups:
     """A step of sequences of 128 tokens."""
-    return pricing(workload(), model or shape(), calibration(**measured))(ranks).step_time.groups
+    return pricing(workload(), model or shape(), processes(1, ranks.world_size), calibration(**measured))(
+        ranks
+    ).step_time.groups
 
 
 def step(dp_shard: int = 1, dp_replicate: int = 1, accumulate: int = 1, **measured: float) -> StepTimeGroups:
@@ -102,7 +104,7 @@ def test_matrix_products_take_their_flops_over_their_rate() -> None:
 
 
 def test_what_is_measured_are_the_products_of_one_micro_batch() -> None:
-    request = calibration_request(shape(), layout(micro_batch=2), processes(), sequence_length=128, precision="bf16")
+    request = calibration_request(shape(), processes(), micro_batch=2, sequence_length=128, precision="bf16")
     assert request.gemm_shapes == ((256, 64, 64), (256, 192, 64), (256, 1000, 64))
 
 

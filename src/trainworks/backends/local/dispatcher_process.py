@@ -1,4 +1,5 @@
-"""The dispatcher's process: `python -m trainworks.backends.local.dispatcher_process`. One per store, user and machine.
+"""The dispatcher's process: `python -m trainworks.backends.local.dispatcher_process LOCK`. One per store, user and
+machine. LOCK is the open file of `starting_lock`, which keeps others from starting a second one meanwhile.
 
 It goes when nothing is left.
 """
@@ -48,9 +49,14 @@ _TAKES_OVER_S = 5.0
 """How long a new dispatcher waits for one that is about to go."""
 
 
-def main() -> int:
-    """Serve the queue until it is empty."""
-    clock = SystemClock()
+def main(starting: int) -> int:
+    """Serve the queue until it is empty.
+
+    Args:
+        starting: open file of the lock that is released once this process listens.
+    """
+    clock, is_starting = SystemClock(), contextlib.ExitStack()
+    is_starting.callback(os.close, starting)
     if (lock := _take_over(clock)) is None:
         return 0  # there is one
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -61,6 +67,7 @@ def main() -> int:
     clean_up()
     while True:
         with _listening() as door:
+            is_starting.close()
             launcher = Launcher(clock, [lock, door.fileno()], machine_ledger(), shared=shared)
             dispatcher = Dispatcher(store, machine, launcher, clock)
             _serve(store, dispatcher, launcher, door, clock)
@@ -143,4 +150,4 @@ def _wait(door: socket.socket, dispatcher: Dispatcher, launcher: Launcher) -> No
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(int(sys.argv[1])))

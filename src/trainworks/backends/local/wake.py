@@ -3,18 +3,38 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
-from trainworks.backends.store_place import dispatcher_log, knock, store_url
+from trainworks.backends.store_place import dispatcher_log, knock, starting_lock, store_url
+from trainworks.files import take_lock
 from trainworks.host import process
+
+_PATIENCE_S = 1.0
+"""A dispatcher that another process starts reads the store once it is up: whoever waits longer has nothing to add."""
+_POLL_S = 0.02
 
 
 def wake() -> None:
-    """Make the dispatcher read the store now; start one if none runs."""
-    if not knock():
-        process.detach(
-            process.python_module("trainworks.backends.local.dispatcher_process"),
-            log=dispatcher_log(),
-            folder=Path("/"),
-            env=os.environ | {"TRAINWORKS_STORE": store_url()},
-        )
+    """Make the dispatcher read the store now; start one if none runs and none is being started."""
+    gives_up_at = time.monotonic() + _PATIENCE_S
+    while not knock():
+        if (starting := take_lock(starting_lock())) is not None:
+            try:
+                _start(starting)
+            finally:
+                os.close(starting)  # the dispatcher has its own copy, until it listens
+            return
+        if time.monotonic() > gives_up_at:
+            return
+        time.sleep(_POLL_S)
+
+
+def _start(starting: int) -> None:
+    process.detach(
+        process.python_module("trainworks.backends.local.dispatcher_process", str(starting)),
+        log=dispatcher_log(),
+        folder=Path("/"),
+        env=os.environ | {"TRAINWORKS_STORE": store_url()},
+        pass_fds=[starting],
+    )

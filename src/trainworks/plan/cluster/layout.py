@@ -14,8 +14,9 @@ from trainworks.config.limits import above_limit
 from trainworks.errors import LayoutError, UsageError, suggest
 from trainworks.plan.conv_net import AnyJob, ConvJob
 from trainworks.plan.layouts import Recompute, fixed_of
-from trainworks.plan.space import LARGEST_INTERLEAVE, LARGEST_MICRO_BATCH, Fixed
+from trainworks.plan.space import LARGEST_INTERLEAVE, Fixed
 from trainworks.plan.states import chunk_counts
+from trainworks.plan.step_time import LARGEST_MICRO_BATCH
 
 _NUMBER = re.compile(r"[0-9]{1,30}")
 _FIELDS = {"offload": "offload_activations", "dp": "dp_shard"}

@@ -1,23 +1,27 @@
-"""Choice of the layout and micro-batch that a run file leaves open, among replicas and shards."""
+"""Choice of the layout and micro-batch that a run file leaves open: the search, over what the worker can train."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
-from trainworks.config.layout import Layout, ResolvedLayout, divisors, resolve_layout
-from trainworks.config.run_file import Workload
-from trainworks.errors import EnvironmentProblem, LayoutError
-from trainworks.plan.run.memory import predict_memory
+import numpy as np
+
+from trainworks.config.layout import Layout, divisors, resolve_layout
+from trainworks.errors import EnvironmentProblem, TrainworksError
+from trainworks.plan.layouts import Layouts, Recompute
+from trainworks.plan.run.degrees import degrees_of, layouts_of, resolved_of
+from trainworks.plan.run.pricing import RunJob
 from trainworks.plan.run.trainable import check_trainable
+from trainworks.plan.search import AnySpace, fits, limit_bytes, search_first, spaces
+from trainworks.plan.space import ListedSpace
 from trainworks.record.calibration import Calibration
 from trainworks.record.model_shape import ModelShape
-from trainworks.record.resolved import MemoryTerms
+from trainworks.record.resolved import MemoryTerms, PlannedLayout
 from trainworks.units import format_bytes
 
 _MAX_BUCKET_MIB = 256
 
-_USABLE_SHARE = 0.8
-"""Usable share of a rank's memory; the rest belongs to the system and the allocator."""
 _NAMES = {
     "baseline_bytes": "the program itself",
     "optimizer_bytes": "optimizer state",
@@ -25,57 +29,108 @@ _NAMES = {
     "allocator_bytes": "the allocator's",
     "checkpoint_bytes": "the copy for a checkpoint",
 }
-_ENOUGH_TOKENS = 8192
-"""Tokens per micro-batch above which matrix products do not get faster."""
+_TABLE_LENGTH = 8
 
 
-def choose_layout(
-    workload: Workload,
-    shape: ModelShape,
-    requested: Layout | None,
-    *,
-    world_size: int,
-    memory_per_rank_bytes: int,
-    baseline_bytes: int,
-    device: str = "cpu",
-) -> ResolvedLayout:
-    """Replicas if the model fits on every rank, else shards, else shards with recomputed activations.
+def choose_layouts(job: RunJob, written: Layout | None) -> tuple[PlannedLayout, ...]:
+    """The best layouts in the order of preference (`plan.search`); without a written one all degrees are open.
 
-    The micro-batch is the largest that fits.
+    A written layout decides its degrees, of which a missing one is 1, and its options; its micro-batch, recomputation
+    and offloading stay open where they are `auto`.
 
     Raises:
         LayoutError: the given degrees do not multiply to the world size, do not divide the batch, or cannot cut the
             model.
         EnvironmentProblem: nothing fits; the message says what is short.
     """
-    options = [requested] if requested else _automatic(world_size)
-    smallest: MemoryTerms | None = None
-    refused: LayoutError | None = None
-    for degrees in options:
-        for layout in _micro_batches(degrees, workload, world_size):
-            try:
-                check_trainable(layout, workload, shape)
-            except LayoutError as error:  # a smaller micro-batch may do: a pipeline needs several
-                refused = refused or error
-                continue
-            memory = predict_memory(
-                shape,
-                layout,
-                sequence_length=workload.data.sequence_length,
-                precision=workload.precision,
-                baseline_bytes=baseline_bytes,
-                dropout=workload.model.dropout,
-                device=device,
-            )
-            if memory.total_bytes <= _USABLE_SHARE * memory_per_rank_bytes:
-                return layout
-            smallest = min(smallest or memory, memory, key=lambda terms: terms.total_bytes)
-    if smallest is None:
-        assert refused is not None
-        raise refused
-    raise EnvironmentProblem(
-        f"the model does not fit: {format_bytes(smallest.total_bytes)} per rank at least, "
-        f"{format_bytes(_USABLE_SHARE * memory_per_rank_bytes)} usable; {_largest(smallest)}",
+    batch = job.workload.global_batch
+    result = search_first(_spaces(job, written), keep=_TABLE_LENGTH)
+    if not result.fitting:
+        raise _too_large(job, result.nearest)
+    used = job.memories(result.layouts).total_bytes
+    return tuple(
+        PlannedLayout(
+            layout=resolved_of(result.layouts.row(index), written, global_batch=batch),
+            step_s=float(result.times.total_s[index]),
+            memory_bytes=round(float(used[index])),
+        )
+        for index in result.families[:_TABLE_LENGTH].tolist()
+    )
+
+
+def largest_micro_batch(job: RunJob, written: Layout | None) -> int:
+    """Sequences of the largest micro-batch that fits with any layout: what a calibration measures.
+
+    Raises:
+        LayoutError: as for `choose_layouts`.
+        EnvironmentProblem: nothing fits.
+    """
+    nearest: list[tuple[float, Layouts]] = []
+    for space in _spaces(job, written):
+        largest = 0.0
+        for layouts in filter(len, space.layouts(lambda reason, mesh: None)):
+            memories = job.memories(layouts)
+            largest = max(largest, *layouts.micro_batch[fits(memories, job)].tolist(), 0.0)
+            least = int(memories.total_bytes.argmin())
+            nearest.append((float(memories.total_bytes[least]), layouts.take(slice(least, least + 1))))
+        if largest:
+            return round(largest)
+    raise _too_large(job, min(nearest, key=lambda one: one[0])[1] if nearest else None)
+
+
+def _spaces(job: RunJob, written: Layout | None) -> Sequence[AnySpace]:
+    """Everything that the run file leaves open; offloading, which a CPU has no use for, where nothing else fits.
+
+    Raises:
+        LayoutError: the written layout does not fit the ranks, the batch or the model.
+    """
+    on_cpu = job.cluster.accelerator.name == "cpu"
+    batch = job.workload.global_batch
+    if written is None:
+        return spaces(job, batch, {"offload": 0, "offload_optimizer": 0} if on_cpu else {})
+    size = 1 if written.micro_batch == "auto" else written.micro_batch
+    layout = resolve_layout(written, world_size=job.cluster.num_accelerators, global_batch=batch, micro_batch=size)
+    check_trainable(layout, job.workload, job.shape)
+    sizes = [size for size in divisors(batch // layout.dp) if size <= job.largest_micro_batch]
+    is_open = {field for field in _OPEN if getattr(written, field) == "auto"}
+    choices: list[tuple[str, list[int]]] = [("micro_batch", sizes), ("recompute", [Recompute.NONE, Recompute.FULL])]
+    offloads: list[tuple[str, list[int]]] = [("offload_activations", [0, 1]), ("offload_optimizer", [0, 1])]
+    ladder = [choices] if on_cpu else [choices, choices + offloads]
+    return [
+        ListedSpace(
+            job, _filled(degrees_of(layout), [(_OPEN[name], values) for name, values in step if name in is_open], batch)
+        )
+        for step in ladder
+    ]
+
+
+_OPEN = {
+    "micro_batch": "micro_batch",
+    "recompute": "recompute",
+    "offload_activations": "offload",
+    "offload_optimizer": "offload_optimizer",
+}
+"""Options of a written layout that the search decides where they are `auto`, and their names in `Layouts`."""
+
+
+def _filled(decided: Mapping[str, int], choices: Sequence[tuple[str, list[int]]], global_batch: int) -> Layouts:
+    """Every combination of the choices with what is decided."""
+    grids = np.meshgrid(*(np.array(values, np.float64) for _, values in choices), indexing="ij")
+    named = {name: grid.ravel() for (name, _), grid in zip(choices, grids, strict=True)}
+    return Layouts.of(global_batch=global_batch, **{**decided, **named})
+
+
+def _too_large(job: RunJob, nearest: Layouts | None) -> TrainworksError:
+    """Why there is no layout."""
+    ranks, batch = job.cluster.num_accelerators, job.workload.global_batch
+    if nearest is None or not len(nearest):
+        with_replicas = resolve_layout(Layout(dp_replicate=ranks), world_size=ranks, global_batch=batch, micro_batch=1)
+        nearest = layouts_of([with_replicas])  # or the reason why the batch cannot be shared
+    memory = job.memories(nearest).terms()
+    usable = limit_bytes(job)
+    return EnvironmentProblem(
+        f"the model does not fit: {format_bytes(memory.total_bytes)} per rank at least, "
+        f"{format_bytes(usable)} usable; {_largest(memory)}",
         hint="make the model or the sequence shorter, shard it over more ranks, or start fewer ranks per node",
     )
 
@@ -85,27 +140,6 @@ def _largest(memory: MemoryTerms) -> str:
     terms = sorted(memory.model_dump().items(), key=lambda term: -term[1])[:2]
     named = [f"{format_bytes(value)} are {_NAMES.get(name, name.removesuffix('_bytes'))}" for name, value in terms]
     return " and ".join(named)
-
-
-def _automatic(world_size: int) -> list[Layout]:
-    if world_size == 1:
-        return [Layout(), Layout(recompute="full")]
-    return [Layout(dp_replicate=world_size), Layout(dp_shard=world_size), Layout(dp_shard=world_size, recompute="full")]
-
-
-def _micro_batches(degrees: Layout, workload: Workload, world_size: int) -> list[ResolvedLayout]:
-    """The layout with its micro-batch, or with every possible one, largest first up to enough tokens."""
-    if degrees.micro_batch != "auto":
-        return [_resolved(degrees, workload, world_size, degrees.micro_batch)]
-    smallest = _resolved(degrees, workload, world_size, 1)
-    per_rank = workload.global_batch // smallest.dp
-    enough = max(1, _ENOUGH_TOKENS // workload.data.sequence_length)
-    sizes = [size for size in divisors(per_rank) if size <= enough]
-    return [_resolved(degrees, workload, world_size, size) for size in reversed(sizes)]
-
-
-def _resolved(degrees: Layout, workload: Workload, world_size: int, micro_batch: int) -> ResolvedLayout:
-    return resolve_layout(degrees, world_size=world_size, global_batch=workload.global_batch, micro_batch=micro_batch)
 
 
 def bucket_mib(shape: ModelShape, num_ranks: int, calibration: Calibration) -> int:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields, replace
+
 import numpy as np
 
 from trainworks.config.layout import ResolvedLayout
 from trainworks.plan.activations import activation_bytes, stream_bytes
-from trainworks.plan.coefficients import COEFFICIENTS
+from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.compute import element_bytes
-from trainworks.plan.layouts import Layouts, Recompute
+from trainworks.plan.layouts import Array, Layouts, Recompute
 from trainworks.plan.memory import Memories, predict_memories
-from trainworks.plan.run.rank_parameters import RankParameters, is_sharded, rank_parameters
+from trainworks.plan.parameters import dense_layer_parameters, expert_layer_parameters, expert_parameters
+from trainworks.plan.run.degrees import layouts_of
 from trainworks.plan.software import Software, worker_software
+from trainworks.plan.states import dense_blocks, stage_blocks, stage_parameters
 from trainworks.record.model_shape import ModelShape
 from trainworks.record.resolved import MemoryTerms
 
+FULL_PRECISIONS = ("fp32", "tf32")
+"""Precisions whose activations take 4 bytes."""
 _UNUSED_SHARE = 0.45
 """Bytes of glibc's heap that lie idle per byte of short-lived tensors: freed memory of their size cannot serve an
 aligned request of the same size. Measured (docs/reference/local-accuracy.md)."""
@@ -23,6 +29,67 @@ _MAPPED_BYTES = 32 << 20
 _UNIT_BUFFERS = 4
 """Buffers of FSDP2 on a CPU for the root and one unit: gathered message, weights, gradients, message of gradients.
 They are larger than the gaps of the heap."""
+_SMALLEST_UNIT = 4 << 20
+"""Parameters: blocks below are gathered together (worker.parallel.data_parallel)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunMemories(Memories):
+    """Bytes of the fullest rank, resident on a CPU and allocated on an accelerator; shape [n]."""
+
+    baseline_bytes: Array
+    """The program itself."""
+    allocator_bytes: Array
+    """On an accelerator its fragmentation, on a CPU what lies idle on the heap."""
+    checkpoint_bytes: Array
+    """The copy written while training continues."""
+
+    @property
+    def total_bytes(self) -> Array:
+        """What the rank needs."""
+        return self.baseline_bytes + self.allocated_bytes + self.allocator_bytes + self.checkpoint_bytes
+
+    def device_bytes(self, coefficients: Coefficients = COEFFICIENTS) -> Array:
+        """The same: the program and the allocator's share are among its terms."""
+        return self.total_bytes
+
+    def terms(self, index: int = 0) -> MemoryTerms:
+        """One of the layouts' memory."""
+        return MemoryTerms(**{name: round(float(getattr(self, name)[index])) for name in MemoryTerms.model_fields})
+
+
+def run_memories(
+    shape: ModelShape,
+    layouts: Layouts,
+    *,
+    sequence_length: int,
+    precision: str,
+    baseline_bytes: int,
+    device: str = "cpu",
+    dropout: float = 0.0,
+) -> RunMemories:
+    """Peak of the fullest rank of every layout.
+
+    The terms of `plan.memory`, and
+
+        allocator    on an accelerator its fragmentation, on a CPU `_idle_heap_bytes`
+        checkpoint   12 N / s: the copy written while training continues, on a CPU
+
+    On a CPU the optimizer and the activations are already in the host's memory, so offloading them saves nothing.
+    """
+    software = worker_software(device, dropout=dropout)
+    layouts = held_as(shape, layouts, precision, device)
+    memories = predict_memories(shape, layouts, sequence_length=sequence_length, precision=precision, software=software)
+    if device == "cpu":
+        rank = _largest_rank(shape, layouts)
+        idle = _idle_heap_bytes(shape, layouts, rank, memories, sequence_length, precision, software)
+        copy = 12.0 * rank.sharded
+    else:
+        idle = memories.reserved_bytes() - memories.allocated_bytes
+        copy = np.zeros(len(layouts))
+    terms = {term.name: getattr(memories, term.name) for term in fields(Memories)}
+    program = np.full(len(layouts), float(baseline_bytes))
+    return RunMemories(**terms, baseline_bytes=program, allocator_bytes=idle, checkpoint_bytes=copy)
 
 
 def predict_memory(
@@ -35,34 +102,16 @@ def predict_memory(
     device: str = "cpu",
     dropout: float = 0.0,
 ) -> MemoryTerms:
-    """Peak of the fullest rank, resident on a CPU and allocated on an accelerator.
-
-    The terms of `plan.memory`, and
-
-        allocator    on an accelerator its fragmentation, on a CPU `_idle_heap_bytes`
-        checkpoint   12 N / s: the copy written while training continues
-
-    On a CPU the optimizer and the activations are already in the host's memory, so offloading them saves nothing.
-    """
-    software = worker_software(device, dropout=dropout)
-    layouts = layouts_of(shape, layout, precision, device)
-    memories = predict_memories(shape, layouts, sequence_length=sequence_length, precision=precision, software=software)
-    ranks = [rank_parameters(shape, layout, rank) for rank in range(layout.pp)]
-    allocated = float(memories.allocated_bytes[0])
-    idle = allocated / (1 - COEFFICIENTS.fragmentation) - allocated
-    if device == "cpu":
-        largest = max(ranks, key=lambda rank: rank.total)
-        idle = _idle_heap_bytes(shape, layouts, largest, memories, sequence_length, precision, software)
-    held = {name: round(float(getattr(memories, name)[0])) for name in _TERMS}
-    copy = max(rank.sharded(layout) for rank in ranks) if device == "cpu" else 0
-    return MemoryTerms(
-        baseline_bytes=baseline_bytes, **held, allocator_bytes=round(idle), checkpoint_bytes=round(12 * copy)
-    )
-
-
-_TERMS = (
-    "weights_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "logits_bytes", "working_bytes",
-)  # fmt: skip
+    """`run_memories` of one layout."""
+    return run_memories(
+        shape,
+        layouts_of([layout]),
+        sequence_length=sequence_length,
+        precision=precision,
+        baseline_bytes=baseline_bytes,
+        device=device,
+        dropout=dropout,
+    ).terms()
 
 
 def checkpoint_bytes(shape: ModelShape) -> int:
@@ -70,37 +119,69 @@ def checkpoint_bytes(shape: ModelShape) -> int:
     return 12 * shape.num_parameters
 
 
-def layouts_of(shape: ModelShape, layout: ResolvedLayout, precision: str, device: str) -> Layouts:
-    """The layout as arrays of one; zero is 0 where the worker shards nothing, offloading where it saves nothing."""
-    on_device = device != "cpu"
-    return Layouts.of(
-        global_batch=layout.dp * layout.micro_batch * layout.grad_accum_steps,
-        dp=layout.dp,
-        dp_shard=layout.dp_shard,
-        zero=layout.zero if is_sharded(shape, layout, precision) else 0,
-        tp=layout.tp,
-        sequence_parallel=layout.sequence_parallel,
-        pp=layout.pp,
-        interleave=layout.interleave,
-        cp=layout.cp,
-        ep=layout.ep,
-        micro_batch=layout.micro_batch,
-        recompute=Recompute[layout.recompute.upper()],
-        zero_bubble=layout.zero_bubble,
-        offload=layout.offload_activations and on_device,
-        offload_optimizer=layout.offload_optimizer and on_device,
+def held_as(shape: ModelShape, layouts: Layouts, precision: str, device: str) -> Layouts:
+    """The layouts as memory sees them: zero is that of FSDP2, by the worker's rule; no offloading where it saves
+    nothing.
+
+    FSDP2 holds the weights that are sharded, those whose optimizer waits on the host, 32-bit weights beside 16-bit
+    ones and replicas of cut weights, whose gradients it sums.
+    """
+    replicas = layouts.dp / layouts.dp_shard
+    cut = layouts.tp * layouts.pp > 1
+    held = (layouts.offload_optimizer > 0) | (layouts.dp_shard * layouts.cp > 1)
+    held |= cut & ((replicas > 1) | (precision not in FULL_PRECISIONS) | ((shape.experts > 0) & (layouts.tp > 1)))
+    on_device = float(device != "cpu")
+    return replace(
+        layouts,
+        zero=np.where(held, np.where(layouts.zero > 0, layouts.zero, 3.0), 0.0),
+        offload=layouts.offload * on_device,
+        offload_optimizer=layouts.offload_optimizer * on_device,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Rank:
+    """The pipeline rank with most parameters: the first, with the embedding, or the last, with the output."""
+
+    blocks: Array
+    sharded: Array
+    """Parameters that it keeps after sharding."""
+    ends: Array
+    """Parameters of embedding and output: the root of the sharded units."""
+    unit: Array
+    """Parameters of the largest other unit that is gathered at once."""
+
+
+def _largest_rank(shape: ModelShape, layouts: Layouts) -> _Rank:
+    alone = layouts.pp == 1
+    tables = np.where(alone & (not shape.tie_embeddings), 2.0, 1.0)
+    middle, last = stage_blocks(shape.layers, layouts)
+    blocks = np.maximum(np.where(alone, last, middle), last)
+    dense = dense_blocks(shape, layouts, blocks, end=True)
+    held = stage_parameters(shape, layouts, blocks, embeddings=tables, without_experts=dense)
+    shards = layouts.dp_shard * layouts.cp
+    ends = stage_parameters(shape, layouts, np.zeros_like(blocks), embeddings=tables).total
+    routed = shape.experts * expert_parameters(shape) / layouts.ep if shape.experts else np.zeros_like(blocks)
+    around = expert_layer_parameters(shape) - routed * layouts.ep if shape.experts else dense_layer_parameters(shape)
+    block = around / layouts.tp
+    joined = np.clip(_SMALLEST_UNIT // (block + routed), 1, np.maximum(1, blocks))
+    return _Rank(
+        blocks=blocks,
+        sharded=held.dense / shards + held.experts / np.maximum(1.0, shards * layouts.tp // layouts.ep),
+        ends=ends,
+        unit=np.maximum(joined * block, routed),
     )
 
 
 def _idle_heap_bytes(
     shape: ModelShape,
     layouts: Layouts,
-    rank: RankParameters,
+    rank: _Rank,
     memories: Memories,
     sequence_length: int,
     precision: str,
     software: Software,
-) -> float:
+) -> Array:
     """Memory of glibc's heap that is resident and not in use.
 
     short-lived  `_UNUSED_SHARE` of activations, of the logits that are not mapped, and of a block's gradients
@@ -111,7 +192,7 @@ def _idle_heap_bytes(
     e = element_bytes(precision)
     full = activation_bytes(shape, layouts, **sizes, recompute=Recompute.NONE)  # type: ignore[arg-type]
     kept = activation_bytes(shape, layouts, **sizes)  # type: ignore[arg-type]
-    again = (rank.layers - 1.0) * (full - kept)
+    again = (rank.blocks - 1.0) * (full - kept)
     tokens = layouts.micro_batch * sequence_length / layouts.cp
     piece = np.minimum(software.loss_chunk_bytes, 4 * tokens * shape.vocabulary / layouts.tp)
     mapped = np.where(piece >= _MAPPED_BYTES, 2 * piece, 0.0)
@@ -119,4 +200,5 @@ def _idle_heap_bytes(
     live = stream_bytes(shape, layouts, **sizes) + e * tokens * width / layouts.tp  # type: ignore[arg-type]
     moving = memories.activations_bytes + np.maximum(0.0, memories.logits_bytes - mapped) + live
     buffers = np.where(layouts.zero > 0, _UNIT_BUFFERS * e * (rank.ends + rank.unit), 0.0)
-    return float((_UNUSED_SHARE * moving + again + buffers)[0])
+    idle: Array = _UNUSED_SHARE * moving + again + buffers
+    return idle

@@ -9,13 +9,14 @@ from trainworks.errors import UsageError
 from trainworks.plan.checkpoint import checkpoint_interval
 from trainworks.plan.model_shape import model_flops_per_token
 from trainworks.plan.reliability.defaults import usual_node_mttf, usual_write_s
+from trainworks.plan.run.degrees import layouts_of
 from trainworks.plan.run.layout import bucket_mib
 from trainworks.plan.run.memory import checkpoint_bytes
-from trainworks.plan.run.pricing import parts_of_step, pricing
+from trainworks.plan.run.pricing import parts_of_step, run_job, step_time_terms
 from trainworks.plan.uncertainty import CALIBRATED_PRIOR, Belief, expected_step
 from trainworks.record.calibration import Calibration
 from trainworks.record.model_shape import ModelShape
-from trainworks.record.resolved import Plan, Processes
+from trainworks.record.resolved import Plan, PlannedLayout, Processes
 
 _START_S = 6.0
 """Time from launch to the first step: importing torch, building the model, rendezvous."""
@@ -50,6 +51,7 @@ def make_plan(
     calibration: Calibration,
     *,
     steps: int,
+    compared: tuple[PlannedLayout, ...] = (),
     accelerator: Accelerator | None = None,
 ) -> Plan:
     """Predict the run from its decisions and the calibration.
@@ -61,6 +63,7 @@ def make_plan(
         processes: the ranks.
         calibration: of this machine.
         steps: optimizer steps.
+        compared: layouts among which this one was chosen.
         accelerator: of the nodes, to look up their failure rate; None if the catalogue has none.
     """
     workload = run_file.workload
@@ -68,8 +71,8 @@ def make_plan(
     length = workload.data.sequence_length
     if layout.dp_replicate == layout.world_size:
         layout = layout.model_copy(update={"bucket_mib": bucket_mib(shape, layout.dp_replicate, calibration)})
-    price = pricing(workload, shape, calibration)(layout)
-    step_time = price.step_time
+    job, layouts = run_job(workload, shape, processes, calibration=calibration, layout=layout), layouts_of([layout])
+    step_time = step_time_terms(job.step_times(layouts))
     saved_bytes = checkpoint_bytes(shape)
     save_s = _SAVE_FIXED_S + 2 * saved_bytes / processes.world_size / calibration.memory_bytes_per_s
     every_steps, every_s = checkpoint_interval(
@@ -92,8 +95,9 @@ def make_plan(
         peak_flops_per_s=fastest,
         peak_source=f"fastest {workload.precision} matrix product of this model's shapes, measured on this machine",
         step_time=step_time,
-        expected=expected_step(parts_of_step(layout, workload, shape, calibration), Belief.of(CALIBRATED_PRIOR)),
-        memory=price.memory,
+        expected=expected_step(parts_of_step(job, layout), Belief.of(CALIBRATED_PRIOR)),
+        memory=job.memories(layouts).terms(),
+        compared=compared,
         checkpoint_bytes=saved_bytes,
         checkpoint_every_steps=every_steps,
         checkpoint_every_s=every_s,

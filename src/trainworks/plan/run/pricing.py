@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.catalog.facts import Accelerator
-from trainworks.config.layout import ResolvedLayout
+from trainworks.config.layout import Layout, ResolvedLayout
 from trainworks.config.run_file import Workload
-from trainworks.plan.layouts import Array, Layouts, Recompute
-from trainworks.plan.run.memory import predict_memory
+from trainworks.plan.layouts import Array, Layouts
+from trainworks.plan.run.degrees import layouts_of
+from trainworks.plan.run.memory import RunMemories, run_memories
+from trainworks.plan.run.trainable import trainable
 from trainworks.plan.software import worker_software
 from trainworks.plan.step_time import StepTimes, TrainingJob
 from trainworks.plan.uncertainty import parts_s
@@ -18,19 +24,26 @@ from trainworks.record.calibration import Calibration, CalibrationRequest
 from trainworks.record.model_shape import ModelShape
 from trainworks.record.resolved import MemoryTerms, Processes, StepTimeTerms
 
+_ENOUGH_TOKENS = 8192
+"""Tokens per micro-batch above which matrix products do not get faster."""
+_HOST_SHARE = 0.8
+"""Share of a host's memory that its ranks may use; the rest is the system's and that of other programs."""
+_TYPICAL_BASELINE_BYTES = 400_000_000
+"""Memory of a rank without a model, before it is measured."""
+
 
 def calibration_request(
     shape: ModelShape,
-    layout: ResolvedLayout,
     processes: Processes,
     *,
+    micro_batch: int,
     sequence_length: int,
     precision: str,
     machines: int = 1,
     modules: Sequence[str] = (),
 ) -> CalibrationRequest:
     """The matrix products and the attention of one micro-batch of this model; all nodes may share one machine."""
-    tokens = layout.micro_batch * sequence_length
+    tokens = micro_batch * sequence_length
     return CalibrationRequest(
         device=processes.device,
         precision=precision,
@@ -42,7 +55,7 @@ def calibration_request(
             (tokens, shape.feed_forward, shape.hidden),
             (tokens, shape.vocabulary, shape.hidden),
         ),
-        micro_batch=layout.micro_batch,
+        micro_batch=micro_batch,
         sequence_length=sequence_length,
         heads=shape.heads,
         head_dim=shape.head_dim,
@@ -50,68 +63,99 @@ def calibration_request(
     )
 
 
-def cluster_of_ranks(calibration: Calibration, *, nodes: int = 1, memory_per_rank_bytes: int = 0) -> ClusterDescription:
-    """The nodes that a calibration measured, described as a cluster whose accelerators are the ranks."""
-    fastest = max(gemm.flops_per_s for gemm in calibration.gemms)
+def cluster_of_ranks(processes: Processes, *, memory_per_rank_bytes: int) -> ClusterDescription:
+    """The ranks of a run, described as a cluster whose accelerators they are; its rates are those of a calibration."""
     rank = Accelerator(
-        name=calibration.device,
+        name=processes.device,
         vendor="measured",
         launched=0,
         memory_bytes=memory_per_rank_bytes,
-        memory_bytes_per_s=calibration.memory_bytes_per_s,
-        peak_flops_per_s={calibration.precision: fastest},  # type: ignore[dict-item]
+        usable_bytes=round(_HOST_SHARE * memory_per_rank_bytes) if processes.device == "cpu" else None,
+        memory_bytes_per_s=0.0,
+        peak_flops_per_s={},
         scale_up="measured",
-        scale_up_bytes_per_s=calibration.all_reduce_bytes_per_s,
-        host_bytes_per_s=calibration.memory_bytes_per_s,
+        scale_up_bytes_per_s=0.0,
+        host_bytes_per_s=0.0,
     )
     return ClusterDescription(
-        name=f"{calibration.num_ranks} ranks at hand",
+        name=f"{processes.world_size} ranks at hand",
         accelerator=rank,
-        num_nodes=nodes,
-        accelerators_per_node=calibration.num_ranks // nodes,
-        scale_up_domain=calibration.num_ranks,
-        scale_up_bytes_per_s=calibration.all_reduce_bytes_per_s,
-        node_bytes_per_s=calibration.all_reduce_bytes_per_s * calibration.num_ranks / nodes,
+        num_nodes=processes.nodes,
+        accelerators_per_node=processes.processes_per_node,
+        scale_up_domain=processes.processes_per_node,
+        scale_up_bytes_per_s=0.0,
+        node_bytes_per_s=0.0,
         network="measured",
     )
 
 
-def training_job(workload: Workload, shape: ModelShape, calibration: Calibration) -> TrainingJob:
-    """The workload as the worker trains it on the ranks that were measured."""
-    return TrainingJob(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunJob(TrainingJob):
+    """A workload as the worker trains it on the ranks of a run.
+
+    Before a calibration it has memory and no times.
+    """
+
+    workload: Workload
+    baseline_bytes: int
+    """Memory of a rank without a model."""
+
+    context_pieces: ClassVar[int] = 1
+
+    @property
+    def largest_micro_batch(self) -> int:
+        """Sequences of one rank that a search tries at most: matrix products of more tokens are not faster."""
+        return max(1, _ENOUGH_TOKENS // self.sequence_length)
+
+    def memories(self, layouts: Layouts) -> RunMemories:
+        """Peak memory of the fullest rank of every layout."""
+        return run_memories(
+            self.shape,
+            layouts,
+            sequence_length=self.sequence_length,
+            precision=self.precision,
+            baseline_bytes=self.baseline_bytes,
+            device=self.cluster.accelerator.name,
+            dropout=self.workload.model.dropout,
+        )
+
+    def runnable(self, layouts: Layouts) -> NDArray[np.bool_]:
+        """True where the worker can train the layout; shape [n]."""
+        return trainable(layouts, self.workload, self.shape)
+
+
+def run_job(
+    workload: Workload,
+    shape: ModelShape,
+    processes: Processes,
+    *,
+    calibration: Calibration | None = None,
+    memory_per_rank_bytes: int = 0,
+    layout: ResolvedLayout | Layout | None = None,
+) -> RunJob:
+    """The workload on these ranks.
+
+    Args:
+        workload: of the run file.
+        shape: of its model.
+        processes: the ranks.
+        calibration: their measured rates; None before they are measured.
+        memory_per_rank_bytes: what there is; 0 where nothing is checked against it.
+        layout: how the run file compresses gradients; None where it does not.
+    """
+    software = worker_software(processes.device, compiled=workload.compile, dropout=workload.model.dropout)
+    if layout is not None and layout.gradient_compression in ("bf16", "fp16"):
+        software = replace(software, sent_gradient_bytes=2)
+    return RunJob(
         shape,
         workload.data.sequence_length,
         workload.precision,
-        cluster_of_ranks(calibration),
-        worker_software(calibration.device, compiled=workload.compile, dropout=workload.model.dropout),
+        cluster_of_ranks(processes, memory_per_rank_bytes=memory_per_rank_bytes),
+        software,
         calibration=calibration,
+        workload=workload,
+        baseline_bytes=calibration.baseline_bytes if calibration else _TYPICAL_BASELINE_BYTES,
     )
-
-
-def layouts_of(layouts: Sequence[ResolvedLayout], global_batch: int) -> Layouts:
-    """The same layouts as arrays."""
-    rows = [_degrees(layout) for layout in layouts]
-    return Layouts.of(global_batch=global_batch, **{name: [row[name] for row in rows] for name in rows[0]})  # type: ignore[arg-type]
-
-
-def _degrees(layout: ResolvedLayout) -> dict[str, int]:
-    shares = layout.dp_shard * layout.cp > 1
-    return {
-        "dp": layout.dp,
-        "dp_shard": layout.dp_shard,
-        "zero": layout.zero if shares else 0,
-        "tp": layout.tp,
-        "sequence_parallel": layout.sequence_parallel,
-        "pp": layout.pp,
-        "interleave": layout.interleave,
-        "cp": layout.cp,
-        "ep": layout.ep,
-        "micro_batch": layout.micro_batch,
-        "recompute": Recompute[layout.recompute.upper()],
-        "zero_bubble": layout.zero_bubble,
-        "offload": layout.offload_activations,
-        "offload_optimizer": layout.offload_optimizer,
-    }
 
 
 def step_time_terms(times: StepTimes, index: int = 0) -> StepTimeTerms:
@@ -130,35 +174,17 @@ class LayoutPrediction:
 Pricing = Callable[[ResolvedLayout], LayoutPrediction]
 
 
-def pricing(workload: Workload, shape: ModelShape, calibration: Calibration) -> Pricing:
-    """Prices of this workload on this machine."""
+def pricing(workload: Workload, shape: ModelShape, processes: Processes, calibration: Calibration) -> Pricing:
+    """Prices of this workload on these ranks."""
 
     def price(layout: ResolvedLayout) -> LayoutPrediction:
-        memory = predict_memory(
-            shape,
-            layout,
-            sequence_length=workload.data.sequence_length,
-            precision=workload.precision,
-            baseline_bytes=calibration.baseline_bytes,
-            dropout=workload.model.dropout,
-            device=calibration.device,
-        )
-        job, layouts = _job_of(layout, workload, shape, calibration)
-        return LayoutPrediction(memory, step_time_terms(job.step_times(layouts)))
+        job, layouts = run_job(workload, shape, processes, calibration=calibration, layout=layout), layouts_of([layout])
+        return LayoutPrediction(job.memories(layouts).terms(), step_time_terms(job.step_times(layouts)))
 
     return price
 
 
-def parts_of_step(layout: ResolvedLayout, workload: Workload, shape: ModelShape, calibration: Calibration) -> Array:
+def parts_of_step(job: RunJob, layout: ResolvedLayout) -> Array:
     """Predicted seconds of a step by rate, shape [R]; see `parts_s`."""
-    parts: Array = parts_s(*_job_of(layout, workload, shape, calibration))[:, 0]
+    parts: Array = parts_s(job, layouts_of([layout]))[:, 0]
     return parts
-
-
-def _job_of(
-    layout: ResolvedLayout, workload: Workload, shape: ModelShape, calibration: Calibration
-) -> tuple[TrainingJob, Layouts]:
-    job = training_job(workload, shape, calibration)
-    if layout.gradient_compression in ("bf16", "fp16"):
-        job = replace(job, software=replace(job.software, sent_gradient_bytes=2))
-    return job, layouts_of([layout], layout.dp * layout.micro_batch * layout.grad_accum_steps)

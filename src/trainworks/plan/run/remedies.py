@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from trainworks.config.layout import MESH_AXES, Layout, ResolvedLayout, divisors
+from trainworks.config.layout import MESH_AXES, Layout, ResolvedLayout, divisors, resolve_layout
 from trainworks.config.run_file import Workload
 from trainworks.errors import TrainworksError
-from trainworks.plan.run.layout import choose_layout
 from trainworks.plan.run.pricing import Pricing
+from trainworks.plan.run.trainable import check_trainable
 from trainworks.record.model_shape import ModelShape
 
 _SAVING_OPTIONS: Mapping[str, tuple[object, ...]] = {
@@ -26,7 +26,6 @@ _SAVING_OPTIONS: Mapping[str, tuple[object, ...]] = {
     "offload_activations": (True,),
 }
 """Options of a layout that save memory, and their values from the lightest to the strongest."""
-_NO_LIMIT = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,16 +125,15 @@ def _accepted(
 ) -> ResolvedLayout | None:
     """The changed layout as it would be trained; None if it would be refused."""
     try:
-        return choose_layout(
-            workload,
-            shape,
-            Layout.model_validate({**as_written(layout), **changes}),
-            world_size=layout.world_size,
-            memory_per_rank_bytes=_NO_LIMIT,
-            baseline_bytes=0,
+        written = Layout.model_validate({**as_written(layout), **changes})
+        size = changes.get("micro_batch", layout.micro_batch)
+        accepted = resolve_layout(
+            written, world_size=layout.world_size, global_batch=workload.global_batch, micro_batch=size
         )
+        check_trainable(accepted, workload, shape)
     except (TrainworksError, ValueError):
         return None
+    return accepted
 
 
 def as_written(layout: ResolvedLayout) -> dict[str, Any]:

@@ -119,7 +119,7 @@ def _remedies(resolved: ResolvedRun, plan: Plan, memory: MemoryAtFailure) -> tup
         workload,
         plan.model,
         plan.layout,
-        pricing(workload, plan.model, calibration),
+        pricing(workload, plan.model, resolved.processes, calibration),
         needed_bytes=max(planned - memory.room_bytes, memory.needed_bytes - memory.room_bytes, least),
     )
     return tuple(_priced(remedy, plan.layout) for remedy in found)
