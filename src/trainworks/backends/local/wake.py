@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 from trainworks.backends.store_place import dispatcher_log, knock, starting_lock, store_url
 from trainworks.files import take_lock
 from trainworks.host import process
+from trainworks.host.clock import SystemClock
 
 _PATIENCE_S = 1.0
 """A dispatcher that another process starts reads the store once it is up: whoever waits longer has nothing to add."""
@@ -17,7 +17,8 @@ _POLL_S = 0.02
 
 def wake() -> None:
     """Make the dispatcher read the store now; start one if none runs and none is being started."""
-    gives_up_at = time.monotonic() + _PATIENCE_S
+    clock = SystemClock()
+    gives_up_at = clock.now() + _PATIENCE_S
     while not knock():
         if (starting := take_lock(starting_lock())) is not None:
             try:
@@ -25,9 +26,9 @@ def wake() -> None:
             finally:
                 os.close(starting)  # the dispatcher has its own copy, until it listens
             return
-        if time.monotonic() > gives_up_at:
+        if clock.now() > gives_up_at:
             return
-        time.sleep(_POLL_S)
+        clock.sleep(_POLL_S)
 
 
 def _start(starting: int) -> None:
