@@ -10,7 +10,7 @@ from typing import overload
 
 from trainworks.api.inputs import RunInput, argument, described_run, load_run, on_cluster
 from trainworks.api.planned_model import PlannedModel, planned_model, preset_shape
-from trainworks.api.resolve import resolve
+from trainworks.api.resolve import Planning, resolve
 from trainworks.catalog.catalog import load_catalog
 from trainworks.catalog.cluster import ClusterDescription, parse_cluster
 from trainworks.config.layout import Layout
@@ -46,6 +46,7 @@ def plan(
     runs: Path | None = None,
     recalibrate: bool = False,
     without_learning: bool = False,
+    tune: int = 0,
 ) -> ClusterPlan | ResolvedRun: ...
 
 
@@ -59,6 +60,7 @@ def plan(
     runs: Path | None = None,
     recalibrate: bool = False,
     without_learning: bool = False,
+    tune: int = 0,
 ) -> ClusterPlan | ResolvedRun:
     """Predict step time, memory and duration of a run.
 
@@ -71,6 +73,7 @@ def plan(
         runs: folder of all runs; the checkpoints have to fit there.
         recalibrate: measure this machine again.
         without_learning: leave out what finished runs and stored measurements taught.
+        tune: layouts to train for a few steps each on this machine, of which the fastest is planned.
 
     Raises:
         UsageError: the run file cannot be planned, with its line.
@@ -83,7 +86,7 @@ def plan(
     run_file, source = load_run(run)
     run_file = on_cluster(run_file.with_ranks(nodes, nproc), on)
     if run_file.cluster.engine == "described":
-        _check_machine_arguments(nodes=nodes, nproc=nproc, recalibrate=recalibrate or None)
+        _check_machine_arguments(nodes=nodes, nproc=nproc, recalibrate=recalibrate or None, tune=tune or None)
         return plan_cluster(run_file, source, all_sizes=sizes, learning=not without_learning)
     if sizes:
         raise UsageError("`sizes` is for a described cluster", hint="describe one with `--on` or in `cluster`")
@@ -92,8 +95,7 @@ def plan(
         source,
         run_id=run_file.name,
         runs=runs or Path(run_file.checkpoint.to),
-        calibrate_again=recalibrate,
-        learning=not without_learning,
+        planning=Planning(again=recalibrate, learning=not without_learning, tune=tune),
         shape=preset_shape(run_file, source),
     )
     if resolved.plan is None:

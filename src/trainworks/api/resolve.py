@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from trainworks import __version__
 from trainworks.api.anchor import AnchoredRun, anchor
@@ -25,7 +26,7 @@ from trainworks.jobs.environment import agent_environment
 from trainworks.measure.calibrate import Machines, calibrate
 from trainworks.measure.trial import TrialOutOfMemoryError, try_out
 from trainworks.plan.learning import with_learning
-from trainworks.plan.run.layout import choose_layouts, largest_micro_batch
+from trainworks.plan.run.layout import choose_layouts, fastest, largest_micro_batch
 from trainworks.plan.run.module import check_own_optimizer, make_measured_plan, measured_layouts
 from trainworks.plan.run.plan import make_plan, num_steps
 from trainworks.plan.run.pricing import RunJob, calibration_request, run_job
@@ -33,12 +34,27 @@ from trainworks.plan.run.processes import ResourceError, as_asked, choose_comman
 from trainworks.record.environment import HostFacts
 from trainworks.record.finished_run import machine_of, read_finished, software_of
 from trainworks.record.model_shape import ModelShape
-from trainworks.record.resolved import Plan, Processes, ResolvedRun
-from trainworks.record.trial import TrialRequest
+from trainworks.record.resolved import Plan, PlannedLayout, Processes, ResolvedRun
+from trainworks.record.trial import Trial, TrialRequest
 from trainworks.units import format_bytes
 
 _USABLE_SHARE = 0.8
 """Share of a rank's memory that a plan may use; the rest is the system's and the allocator's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planning:
+    """How the plan of a workload on this machine comes about."""
+
+    again: bool = False
+    """Measure again what is in the cache."""
+    learning: bool = True
+    """Whether finished runs on this machine correct the plan."""
+    tune: int = 0
+    """Layouts to train for a few steps each, of which the fastest is taken; 0 takes the best by the plan."""
+
+
+AS_USUAL: Final[Planning] = Planning()
 
 
 def resolve(
@@ -48,12 +64,11 @@ def resolve(
     run_id: str,
     runs: Path,
     command: list[str] | None = None,
-    calibrate_again: bool = False,
     host: HostFacts | None = None,
     machines: Machines | None = None,
     shape: ModelShape | None = None,
     node_planner: str | None = None,
-    learning: bool = True,
+    planning: Planning = AS_USUAL,
 ) -> ResolvedRun:
     """Decide everything that the run file leaves open, and predict the run.
 
@@ -63,13 +78,12 @@ def resolve(
         run_id: of the run directory.
         runs: folder of all runs.
         command: argument vector, where one is given instead of a text.
-        calibrate_again: measure again what is in the cache.
         host: all nodes of the job as one machine; when left out, this machine is probed, and a workload for another
             backend is planned later, on its nodes.
         machines: how to start a process on these nodes.
         shape: of a preset, which can be planned and not trained; the model's own when left out.
         node_planner: module that plans a workload on its nodes later, with the run directory as its argument.
-        learning: whether finished runs on this machine correct the plan.
+        planning: what is measured for the plan.
 
     Raises:
         TrainworksError: the run cannot be resolved, with the line of the run file at fault.
@@ -78,7 +92,7 @@ def resolve(
     probed = probe(anchored, runs, host=host, machines=machines)
     try:
         decided = decide(probed, run_id=run_id, command=command, node_planner=node_planner)
-        return predict(decided, runs, again=calibrate_again, learning=learning)
+        return predict(decided, runs, planning)
     except LayoutError as error:
         if source is None:
             raise
@@ -171,30 +185,40 @@ def _described_model(
     return DecidedRun(resolved, machines, job=job, micro_batch=size, steps=steps)
 
 
-def predict(decided: DecidedRun, runs: Path, *, again: bool = False, learning: bool = True) -> ResolvedRun:
+def predict(decided: DecidedRun, runs: Path, planning: Planning) -> ResolvedRun:
     """Measure what the cache lacks, and plan the run; a run without a plan is returned as it is.
 
     Args:
         decided: the run with its layouts.
         runs: folder of all runs, whose disk has to hold a checkpoint.
-        again: measure again what is in the cache.
-        learning: whether finished runs on this machine correct the plan.
+        planning: what is measured for the plan.
 
     Raises:
+        UsageError: layouts are to be tuned, and the model is measured or its ranks are elsewhere.
         EnvironmentProblem: the model does not fit.
         DiskFullError: a checkpoint does not fit on the disk.
     """
     resolved, workload = decided.resolved, decided.resolved.run_file.workload
+    _check_tuning(decided, planning)
     if workload is None or not (decided.layouts or decided.job):
         return resolved
     if decided.job is None:
-        changes: dict[str, object] = {"plan": _plan_by_trial(decided, workload, again=again)}
+        changes: dict[str, object] = {"plan": _plan_by_trial(decided, workload, again=planning.again)}
     else:
-        changes = _plan_by_calibration(decided, decided.job, again=again)
-    resolved = _with_learning(resolved.model_copy(update=changes), learning=learning)
+        changes = _plan_by_calibration(decided, decided.job, planning)
+    resolved = _with_learning(resolved.model_copy(update=changes), learning=planning.learning)
     assert resolved.plan is not None
     _check_disk(resolved.plan.checkpoint_bytes, runs)
     return resolved
+
+
+def _check_tuning(decided: DecidedRun, planning: Planning) -> None:
+    """Refuse to tune what has no layouts to compare here."""
+    if planning.tune and (decided.job is None or decided.machines is not None):
+        raise UsageError(
+            "`--tune` trains layouts of a `causal-lm` on this machine",
+            hint="leave it out; a job for another cluster is planned on its nodes, and other models are measured",
+        )
 
 
 def _with_learning(resolved: ResolvedRun, *, learning: bool) -> ResolvedRun:
@@ -205,7 +229,7 @@ def _with_learning(resolved: ResolvedRun, *, learning: bool) -> ResolvedRun:
     return resolved.model_copy(update={"plan": plan})
 
 
-def _plan_by_calibration(decided: DecidedRun, job: RunJob, *, again: bool) -> dict[str, object]:
+def _plan_by_calibration(decided: DecidedRun, job: RunJob, planning: Planning) -> dict[str, object]:
     """The plan of a model that formulas describe, from the measured rates of the machine."""
     resolved, written = decided.resolved, decided.resolved.run_file.layout
     host, processes = resolved.host, resolved.processes
@@ -222,15 +246,17 @@ def _plan_by_calibration(decided: DecidedRun, job: RunJob, *, again: bool) -> di
         host,
         cache_folder("calibration"),
         environment=agent_environment(processes),
-        again=again,
+        again=planning.again,
         machines=decided.machines,
     )
     job = replace(job, calibration=calibration, baseline_bytes=calibration.baseline_bytes)
     compared = choose_layouts(job, written)
+    if planning.tune:
+        compared = _tuned(compared, resolved, job, planning)
     plan = make_plan(
         resolved.run_file,
         job.shape,
-        compared[0].layout,
+        fastest(compared).layout,
         processes,
         calibration,
         steps=decided.steps,
@@ -238,6 +264,34 @@ def _plan_by_calibration(decided: DecidedRun, job: RunJob, *, again: bool) -> di
         accelerator=_catalogued(host),
     )
     return {"plan": plan, "calibration": calibration}
+
+
+def _tuned(
+    compared: tuple[PlannedLayout, ...], resolved: ResolvedRun, job: RunJob, planning: Planning
+) -> tuple[PlannedLayout, ...]:
+    """The same layouts, the first of them with the step time of a few steps; one that runs out of memory has none."""
+    folder = _prepared_folder(job.workload)
+    measured = []
+    for one in compared[: planning.tune]:
+        request = TrialRequest(
+            workload=job.workload,
+            layout=one.layout,
+            processes=resolved.processes,
+            shape=job.shape,
+            data_folder=folder,
+        )
+        trial = _trial(request, resolved, again=planning.again)
+        measured.append(one.model_copy(update={"measured_s": trial.step_time.total_s if trial else None}))
+    return (*measured, *compared[planning.tune :])
+
+
+def _trial(request: TrialRequest, resolved: ResolvedRun, *, again: bool) -> Trial | None:
+    """A few steps of the model; None if its layout needs too much memory."""
+    environment = agent_environment(resolved.processes)
+    try:
+        return try_out(request, resolved.host, cache_folder("trials"), environment=environment, again=again)
+    except TrialOutOfMemoryError:
+        return None
 
 
 def _plan_by_trial(decided: DecidedRun, workload: Workload, *, again: bool) -> Plan:
@@ -249,11 +303,8 @@ def _plan_by_trial(decided: DecidedRun, workload: Workload, *, again: bool) -> P
     folder = _prepared_folder(workload)
     for layout in decided.layouts:
         request = TrialRequest(workload=workload, layout=layout, processes=processes, data_folder=folder)
-        try:
-            trial = try_out(
-                request, host, cache_folder("trials"), environment=agent_environment(processes), again=again
-            )
-        except TrialOutOfMemoryError:
+        trial = _trial(request, resolved, again=again)
+        if trial is None:
             continue
         plan = make_measured_plan(resolved.run_file, layout, processes, trial, accelerator=_catalogued(host))
         largest = plan.memory.total_bytes

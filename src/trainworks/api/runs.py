@@ -13,7 +13,7 @@ from pathlib import Path
 
 from trainworks.agent.launch import supervised, take_run
 from trainworks.api.notices import Notify, warn
-from trainworks.api.resolve import resolve
+from trainworks.api.resolve import AS_USUAL, Planning, resolve
 from trainworks.api.run_handle import Run, find_run
 from trainworks.api.run_request import RunRequest, RunTarget, array_members, read_request
 from trainworks.backends.backend import Backend
@@ -111,17 +111,14 @@ class PreparedRun:
         return Launch(handle, start, _stop_job(handle))
 
 
-def prepare(
-    request: RunRequest, *, folder: Path, queued: bool, recalibrate: bool = False, learning: bool = True
-) -> PreparedRun:
+def prepare(request: RunRequest, *, folder: Path, queued: bool, planning: Planning = AS_USUAL) -> PreparedRun:
     """Resolve a run for its backend.
 
     Args:
         request: the run file and its command.
         folder: folder of all runs.
         queued: put a run on this machine into its queue; a run elsewhere is always queued there.
-        recalibrate: measure this machine again.
-        learning: whether finished runs on this machine correct the plan.
+        planning: what is measured for the plan of a run on this machine.
     """
     resolved = resolve(
         request.run_file,
@@ -129,8 +126,7 @@ def prepare(
         run_id=request.run_file.name,
         runs=folder,
         command=request.command,
-        calibrate_again=recalibrate,
-        learning=learning,
+        planning=planning,
         node_planner=NODE_PLANNER,
     )
     is_attached = not queued and resolved.run_file.cluster.engine == "local"
@@ -176,6 +172,7 @@ def run(
     nproc: int | None = None,
     name: str | None = None,
     folder: Path | str | None = None,
+    tune: int = 0,
     wait: bool = True,
 ) -> Run:
     """Start a run at once on this machine, or in the queue of the cluster its run file names.
@@ -186,6 +183,7 @@ def run(
         nproc: ranks per node instead of the run file's.
         name: name of the run instead of the run file's.
         folder: folder of all runs, instead of the run file's `checkpoint.to`.
+        tune: layouts to train for a few steps each on this machine, of which the fastest runs.
         wait: return when the run has ended.
 
     Returns:
@@ -201,7 +199,8 @@ def run(
         >>> str(run(["true"], folder=tempfile.mkdtemp()).state)
         'SUCCEEDED'
     """
-    launch = _launch(read_request(target, nodes=nodes, nproc=nproc, name=name), folder, queued=False)
+    request = read_request(target, nodes=nodes, nproc=nproc, name=name)
+    launch = _launch(request, folder, queued=False, planning=Planning(tune=tune))
     launch.start()
     return _ended(launch.run) if wait else launch.run
 
@@ -241,10 +240,11 @@ def submit_array(target: RunTarget, indexes: str, *, folder: Path | str | None =
     return [launch.run for launch in launches]
 
 
-def _launch(request: RunRequest, folder: Path | str | None, *, queued: bool) -> Launch:
+def _launch(request: RunRequest, folder: Path | str | None, *, queued: bool, planning: Planning = AS_USUAL) -> Launch:
     for remark in request.notes:
         warn(remark)
-    prepared = prepare(request, folder=Path(folder or request.run_file.checkpoint.to), queued=queued)
+    target = Path(folder or request.run_file.checkpoint.to)
+    prepared = prepare(request, folder=target, queued=queued, planning=planning)
     prepared.check()
     if note := prepared.probe():
         logging.getLogger("trainworks").warning(note)

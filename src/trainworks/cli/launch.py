@@ -14,6 +14,7 @@ from trainworks.report.rendering.printable import say
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from trainworks.api.resolve import Planning
     from trainworks.api.run_request import RunRequest
     from trainworks.api.runs import Launch, PreparedRun
 
@@ -26,6 +27,9 @@ ProcessesPerNode = Annotated[int | None, typer.Option("--nproc", min=1, help="Ra
 Name = Annotated[str | None, typer.Option("--name", help="Name of the run [default: the run file's].")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be started, without starting it.")]
 Recalibrate = Annotated[bool, typer.Option("--recalibrate", help="Measure this machine again before planning.")]
+Tune = Annotated[
+    int, typer.Option("--tune", min=0, metavar="N", help="Train the best N layouts for a few steps; run the fastest.")
+]
 WithoutLearning = Annotated[
     bool, typer.Option("--without-learning", help="Plan without what finished runs and calibrations taught.")
 ]
@@ -41,13 +45,19 @@ def wanted(target: list[str], *, nodes: int | None, nproc: int | None, name: str
     return request
 
 
+def planned(*, recalibrate: bool, without_learning: bool, tune: int) -> Planning:
+    """How the plan of a run comes about, by the options."""
+    from trainworks.api.resolve import Planning
+
+    return Planning(again=recalibrate, learning=not without_learning, tune=tune)
+
+
 def prepare(
     request: RunRequest,
     *,
     runs: Path | None,
     dry_run: bool,
-    recalibrate: bool,
-    without_learning: bool,
+    planning: Planning,
     console: Console,
     queued: bool,
     ask: bool = False,
@@ -61,23 +71,22 @@ def prepare(
         request: the run.
         runs: folder of all runs, instead of the run file's.
         dry_run: print what would be started, and start nothing.
-        recalibrate: measure this machine again.
-        without_learning: plan without what finished runs taught.
+        planning: what is measured for the plan.
         console: for the plan.
         queued: whether a run on this machine enters its queue; a run elsewhere always does.
         ask: whether to ask for confirmation at a terminal.
         times: number of such jobs.
     """
     from trainworks.api.runs import prepare as prepare_run
+    from trainworks.report.local_plan import LAYOUTS
     from trainworks.report.rendering.renderer import build_document
     from trainworks.report.rendering.text import print_document
 
     folder = runs_folder(runs, request.run_file.checkpoint.to)
-    prepared = prepare_run(
-        request, folder=folder, queued=queued, recalibrate=recalibrate, learning=not without_learning
-    )
+    prepared = prepare_run(request, folder=folder, queued=queued, planning=planning)
     if prepared.resolved.plan is not None:
-        print_document(build_document(prepared.resolved), console)
+        document = build_document(prepared.resolved)
+        print_document(document if dry_run or planning.tune else document.without(LAYOUTS), console)
     prepared.check()
     if dry_run:
         typer.echo(prepared.rendered(), nl=False)

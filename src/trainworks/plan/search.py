@@ -119,7 +119,8 @@ def preferred_s(job: AnyJob, layouts: Layouts, seconds: Array, used: Array) -> A
 
         preferred = T (1 + 1 %)^n
         n = [t > 1] + 2 log2(t / ranks of a fast link) + log2 p + log2 v + 2 [zero bubble] + [c > 1] (1 + log2 c)
-            + [replicas beside shards] + [offloaded activations] + [offloaded optimizer] + 2 [tight memory]
+            + [replicas beside shards] + [shards of a PyTorch-native program] + [offloaded activations]
+            + [offloaded optimizer] + 2 [tight memory]
 
     with t, p and c the tensor-, pipeline- and context-parallel degrees and v the chunks of a stage; t within the fast
     link costs no more than t = 2. Memory is tight within 3 % of its limit.
@@ -138,6 +139,7 @@ def preferred_s(job: AnyJob, layouts: Layouts, seconds: Array, used: Array) -> A
         + 2.0 * layouts.zero_bubble
         + np.where(layouts.cp > 1, 1.0 + np.log2(layouts.cp), 0.0)
         + ((layouts.zero > 0) & (layouts.dp_shard > 1) & (layouts.dp_shard < layouts.dp))
+        + (job.software.native & (layouts.zero > 0))
         + layouts.offload
         + layouts.offload_optimizer
         + 2.0 * (used > TIGHT_SHARE * limit_bytes(job))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from trainworks.config.layout import ResolvedLayout
 from trainworks.config.run_file import Workload
 from trainworks.config.spec import Spec
+from trainworks.record.model_shape import ModelShape
 from trainworks.record.resolved import Processes, StepTimeGroups
 
 
@@ -14,6 +15,8 @@ class TrialRequest(Spec):
     workload: Workload
     layout: ResolvedLayout
     processes: Processes
+    shape: ModelShape | None = None
+    """Of a causal-lm; other models bring their own."""
     data_folder: str | None = None
     """Folder of the prepared data; None for a module, which has its own."""
 
@@ -26,7 +29,7 @@ class Trial(Spec):
     num_samples: int
     """Samples of the dataset."""
     flops_per_sample: float
-    """FLOPs of products and convolutions, forward and backward; 0 if not counted: compiled or recomputed."""
+    """FLOPs of products and convolutions, forward and backward; 0 if not counted: compiled, recomputed, or known from the shape."""
     step_time: StepTimeGroups
     """Medians of a few steps after the first."""
     baseline_bytes: int

@@ -9,8 +9,11 @@ from typing import Any
 from trainworks.config.run_file import Workload
 from trainworks.record.environment import HostFacts
 from trainworks.record.resolved import Plan, ResolvedRun
-from trainworks.report.rendering.document import Document, Facts, Section, Text
+from trainworks.report.rendering.document import Document, Facts, Row, Section, Table, Text, left
 from trainworks.units import format_bytes, format_count, format_duration
+
+LAYOUTS = "layouts"
+"""Section of the layouts that were compared."""
 
 
 def document(resolved: ResolvedRun) -> Document:
@@ -28,9 +31,29 @@ def document(resolved: ResolvedRun) -> Document:
                     Facts.from_mapping(_facts(resolved, plan, workload)),
                     *(Text(f"warning: {warning}", "warning") for warning in _warnings(resolved, plan, workload)),
                 ],
-            )
+            ),
+            Section(LAYOUTS, [_compared(plan)] if len(plan.compared) > 1 else []),
         ],
     )
+
+
+def _compared(plan: Plan) -> Table:
+    """The best layouts, with what a few steps of some of them took."""
+    is_tuned = any(one.measured_s for one in plan.compared)
+    rows = [
+        Row(
+            [
+                one.layout.describe(),
+                format_duration(one.step_s),
+                *([format_duration(one.measured_s) if one.measured_s else ""] if is_tuned else []),
+                format_bytes(one.memory_bytes),
+            ],
+            "bold" if plan.layout.describe() == one.layout.describe() else "",
+        )
+        for one in plan.compared
+    ]
+    columns = ["layout", "step", *(["measured"] if is_tuned else []), "memory"]
+    return Table(left(*columns), rows)
 
 
 def _facts(resolved: ResolvedRun, plan: Plan, workload: Workload) -> dict[str, str]:

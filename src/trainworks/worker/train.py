@@ -220,7 +220,7 @@ def _build(
 ) -> Trainer:
     timeline = Timeline(rank.device)
     mesh = Mesh(plan.layout, rank.device.type)
-    opened = open_task(workload, mesh, data_folder=rank.data_folder, plan=plan)
+    opened = open_task(workload, mesh, data_folder=rank.data_folder, shape=plan.model)
     task, dataset = opened.task, opened.dataset
     parallel = _build_model(task, workload, mesh, timeline, rank)
     optimizer = StepOptimizer(

@@ -134,11 +134,12 @@ def _measure(request: TrialRequest, device: torch.device) -> Trial:
     baseline = _resident(device)
     mesh = Mesh(layout, device.type)
     folder = Path(request.data_folder) if request.data_folder else None
-    opened = open_task(workload, mesh, data_folder=folder)
+    opened = open_task(workload, mesh, data_folder=folder, shape=request.shape)
     timeline = Timeline(device)
     setup = Setup(mesh=mesh, device=device, precision=workload.precision, compiled=workload.compile, timeline=timeline)
     parallel = opened.task.build(setup)
-    flops = _warm_up(parallel, opened, timeline, device, counted=not workload.compile and layout.recompute == "none")
+    countable = request.shape is None and not workload.compile and layout.recompute == "none"
+    flops = _warm_up(parallel, opened, timeline, device, counted=countable)
     optimizer = StepOptimizer(
         parallel.parts,
         mesh,

@@ -132,7 +132,7 @@ def build_gpt2(folder: str, written: dict[str, Any]) -> str:
     setup = Setup(mesh=mesh, device=device, precision="fp32", compiled=False, timeline=Timeline(device))
     plan = Plan.model_construct(layout=layout, model=None)
     try:
-        CausalLanguageModeling(workload, plan, mesh).build(setup)
+        CausalLanguageModeling(workload, plan.model, mesh).build(setup)
     except LayoutError as error:
         return error.message
     return "built"

@@ -11,7 +11,7 @@ from trainworks.host import process
 from trainworks.host.clock import SystemClock
 
 _PATIENCE_S = 1.0
-"""A dispatcher that another process starts reads the store once it is up: whoever waits longer has nothing to add."""
+"""A dispatcher that another process is starting reads the store once it listens: to wait longer adds nothing."""
 _POLL_S = 0.02
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import trainworks
-from trainworks.cli.launch import Nodes, ProcessesPerNode, Recalibrate, WithoutLearning
+from trainworks.cli.launch import Nodes, ProcessesPerNode, Recalibrate, Tune, WithoutLearning
 from trainworks.cli.options import AsJson, On, RunFilePath, RunsOption, check_writable, option_errors
 from trainworks.cli.output import show
 from trainworks.report.rendering.printable import say
@@ -38,6 +38,7 @@ def command(
     as_json: AsJson = False,
     recalibrate: Recalibrate = False,
     without_learning: WithoutLearning = False,
+    tune: Tune = 0,
 ) -> None:
     """Plans for this machine, which the first plan measures for a few seconds, or for a cluster that you describe."""
     check_writable(plot, "--plot")
@@ -58,6 +59,7 @@ def command(
             runs=runs,
             recalibrate=recalibrate,
             without_learning=without_learning,
+            tune=tune,
         )
     show(result, as_json=as_json, plot=plot)
     from trainworks.api.plan import ResolvedRun

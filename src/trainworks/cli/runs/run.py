@@ -9,7 +9,9 @@ from trainworks.cli.launch import (
     ProcessesPerNode,
     Recalibrate,
     Target,
+    Tune,
     WithoutLearning,
+    planned,
     prepare,
     wanted,
 )
@@ -25,6 +27,7 @@ def command(
     dry_run: DryRun = False,
     recalibrate: Recalibrate = False,
     without_learning: WithoutLearning = False,
+    tune: Tune = 0,
 ) -> None:
     """Ctrl-C stops the run with a checkpoint; `trainworks resume` resumes it.
 
@@ -39,8 +42,7 @@ def command(
         request,
         runs=runs,
         dry_run=dry_run,
-        recalibrate=recalibrate,
-        without_learning=without_learning,
+        planning=planned(recalibrate=recalibrate, without_learning=without_learning, tune=tune),
         console=talk,
         queued=False,
     )

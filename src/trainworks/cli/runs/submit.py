@@ -14,7 +14,9 @@ from trainworks.cli.launch import (
     ProcessesPerNode,
     Recalibrate,
     Target,
+    Tune,
     WithoutLearning,
+    planned,
     prepare,
     wanted,
 )
@@ -40,6 +42,7 @@ def command(
     dry_run: DryRun = False,
     recalibrate: Recalibrate = False,
     without_learning: WithoutLearning = False,
+    tune: Tune = 0,
     language: Annotated[
         JobFormat | None,
         typer.Option("--as", help="With --dry-run, print the job in this format, for use without Trainworks."),
@@ -68,8 +71,7 @@ def command(
             member,
             runs=runs,
             dry_run=dry_run,
-            recalibrate=recalibrate and first,
-            without_learning=without_learning,
+            planning=planned(recalibrate=recalibrate and first, without_learning=without_learning, tune=tune),
             console=talk,
             queued=True,
             ask=first and not yes,

@@ -9,7 +9,7 @@ import numpy as np
 
 from trainworks.config.layout import Layout, divisors, resolve_layout
 from trainworks.errors import EnvironmentProblem, TrainworksError
-from trainworks.plan.layouts import Layouts, Recompute
+from trainworks.plan.layouts import Layouts, Recompute, Values
 from trainworks.plan.run.degrees import degrees_of, layouts_of, resolved_of
 from trainworks.plan.run.pricing import RunJob
 from trainworks.plan.run.trainable import check_trainable
@@ -56,6 +56,12 @@ def choose_layouts(job: RunJob, written: Layout | None) -> tuple[PlannedLayout, 
         )
         for index in result.families[:_TABLE_LENGTH].tolist()
     )
+
+
+def fastest(compared: Sequence[PlannedLayout]) -> PlannedLayout:
+    """The fastest of those that were measured; the first where none was."""
+    measured = [one for one in compared if one.measured_s is not None]
+    return min(measured, key=lambda one: one.measured_s or 0.0) if measured else compared[0]
 
 
 def largest_micro_batch(job: RunJob, written: Layout | None) -> int:
@@ -116,12 +122,12 @@ _OPEN = {
 def _filled(decided: Mapping[str, int], choices: Sequence[tuple[str, list[int]]], global_batch: int) -> Layouts:
     """Every combination of the choices with what is decided."""
     grids = np.meshgrid(*(np.array(values, np.float64) for _, values in choices), indexing="ij")
-    named = {name: grid.ravel() for (name, _), grid in zip(choices, grids, strict=True)}
+    named: dict[str, Values] = {name: grid.ravel() for (name, _), grid in zip(choices, grids, strict=True)}
     return Layouts.of(global_batch=global_batch, **{**decided, **named})
 
 
 def _too_large(job: RunJob, nearest: Layouts | None) -> TrainworksError:
-    """Why there is no layout."""
+    """The layout that needs least, and what it lacks."""
     ranks, batch = job.cluster.num_accelerators, job.workload.global_batch
     if nearest is None or not len(nearest):
         with_replicas = resolve_layout(Layout(dp_replicate=ranks), world_size=ranks, global_batch=batch, micro_batch=1)

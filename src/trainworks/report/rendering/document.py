@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, Self
 
 if TYPE_CHECKING:
@@ -210,6 +210,10 @@ class Document:
     max_width: int | None = None
     """Columns of text at most."""
     footer: str = field(default="", kw_only=True)
+
+    def without(self, title: str) -> Document:
+        """The same document without one section."""
+        return replace(self, sections=[section for section in self.sections if section.title != title])
 
     def shown(self, medium: Medium, width: int | None = None) -> list[Section]:
         """The sections of one medium with its blocks alone, at a width of text; a page shows the widest form."""

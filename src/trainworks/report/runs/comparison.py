@@ -91,7 +91,10 @@ def build_comparison(plan: Plan, history: History, ledger: Ledger, *, unit: str 
             "checkpoint size", "bytes", plan.checkpoint_bytes, _last_field(checkpoints, "bytes")
         ),
         checkpoint_stall=_difference("checkpoint stall", "s", None, _median_field(checkpoints, "stall_s")),
-        findings=_findings(plan, step_time, terms, memory=memory, run_time=run_time, ledger=ledger),
+        findings=(
+            *_findings(plan, step_time, terms, memory=memory, run_time=run_time, ledger=ledger),
+            *_tuning(plan),
+        ),
     )
 
 
@@ -179,6 +182,19 @@ def _findings(
     sentences = tuple(_sentence(item, reasons[item.name]()) for item in worth_saying)
     agreed = _join([item.name for item in measured])
     return sentences or (f"{agreed} agreed with the plan within {AGREEMENT * 100:.0f} %",)
+
+
+def _tuning(plan: Plan) -> tuple[str, ...]:
+    """What training a few layouts for a few steps has gained over the first choice of the plan."""
+    tried = [one for one in plan.compared if one.measured_s is not None]
+    if len(tried) < 2:
+        return ()
+    first, best = tried[0], min(tried, key=lambda one: one.measured_s or 0.0)
+    before, after = first.measured_s or 0.0, best.measured_s or 0.0
+    if best is first:
+        return (f"tuning: of {len(tried)} layouts the plan's first choice was the fastest",)
+    steps = f"{format_duration(after)} a step, {format_duration(before)} with the plan's first choice"
+    return (f"tuning: {best.layout.describe()} was {100 * (1 - after / before):.0f} % faster: {steps}",)
 
 
 def _sentence(item: Difference, reason: str) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor
 from trainworks.config.layout import ResolvedLayout
 from trainworks.config.run_file import Workload
 from trainworks.errors import LayoutError
-from trainworks.record.resolved import Plan
+from trainworks.record.model_shape import ModelShape
 from trainworks.worker.mesh import Mesh
 from trainworks.worker.models.decoder import Decoder, DecoderConfig
 from trainworks.worker.models.families import decoder_config, described_decoder
@@ -45,20 +45,20 @@ class Task(Protocol):
 class CausalLanguageModeling:
     """Next-token prediction."""
 
-    def __init__(self, workload: Workload, plan: Plan, mesh: Mesh) -> None:
+    def __init__(self, workload: Workload, shape: ModelShape, mesh: Mesh) -> None:
         self._workload = workload
-        self._plan = plan
+        self._shape = shape
         self._mesh = mesh
 
     def build(self, setup: Setup) -> Parallel:
         """A decoder if the model is one, else the module of `transformers`."""
         model = self._workload.model
         if model.hf is None:
-            decoder = described_decoder(model, self._plan.model)
+            decoder = described_decoder(model, self._shape)
             return self._build_decoder(decoder, setup, self._draw_weights)
         from trainworks.worker.models.transformer import checkpoint_folder, model_config  # noqa: PLC0415  # a second
 
-        config = model_config(model, self._plan.model)
+        config = model_config(model, self._shape)
         if (decoder_of_config := decoder_config(config)) is None:
             return self._build_transformer(config, setup)
         if model.weights == "random":

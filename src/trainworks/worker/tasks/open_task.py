@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from trainworks.config.run_file import Workload
-from trainworks.record.resolved import Plan
+from trainworks.record.model_shape import ModelShape
 from trainworks.worker.data.opening import open_dataset
 from trainworks.worker.data.reader import Dataset
 from trainworks.worker.mesh import Mesh
@@ -28,14 +28,16 @@ class OpenedTask:
     """A module's own; AdamW otherwise."""
 
 
-def open_task(workload: Workload, mesh: Mesh, *, data_folder: Path | None, plan: Plan | None = None) -> OpenedTask:
+def open_task(
+    workload: Workload, mesh: Mesh, *, data_folder: Path | None, shape: ModelShape | None = None
+) -> OpenedTask:
     """The task of a workload.
 
     Args:
         workload: of the run file.
         mesh: of this rank.
         data_folder: of prepared data; None for a module.
-        plan: for causal-lm, whose model it describes.
+        shape: of the model of a causal-lm.
 
     Raises:
         UsageError: a module's file is at fault.
@@ -45,8 +47,8 @@ def open_task(workload: Workload, mesh: Mesh, *, data_folder: Path | None, plan:
         return OpenedTask(own, own.dataset, own.user.build_optimizer)
     assert data_folder is not None
     if workload.task == "causal-lm":
-        assert plan is not None
-        return OpenedTask(CausalLanguageModeling(workload, plan, mesh), open_dataset(data_folder, workload.data))
+        assert shape is not None
+        return OpenedTask(CausalLanguageModeling(workload, shape, mesh), open_dataset(data_folder, workload.data))
     from trainworks.worker.tasks.transformer_tasks import (  # noqa: PLC0415  # imports `transformers`
         ImageClassification,
         MaskedLanguageModeling,
