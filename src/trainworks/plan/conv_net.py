@@ -169,6 +169,7 @@ class ConvJob:
     """What measurements of this kind of cluster taught."""
 
     largest_micro_batch: ClassVar[int] = 512
+    complication: ClassVar[float] = 0.01
 
     def runnable(self, layouts: Layouts) -> slice:
         """The layouts that the software can run: all."""

@@ -1,7 +1,7 @@
 """Price every layout of a space, memory first, and keep the best: the fastest, and of equally fast ones the plainest.
 
 Predicted times of two layouts differ by less than their error where one is a few per cent faster. So a layout has to
-save 1 % of the step for each thing that it does beyond plain data parallelism (`preferred_s`), and one that differs
+save a share of the step for each thing that it does beyond plain data parallelism (`preferred_s`), and one that differs
 from a better one in its schedule alone is not listed beside it.
 """
 
@@ -24,8 +24,6 @@ from trainworks.units import format_gib
 _CHUNK = 16384
 TIGHT_SHARE = 0.97
 """Share of the usable memory above which the memory outside the plan decides whether a layout fits."""
-_WORTH = 0.01
-"""Share of the step that a layout has to save for each of its complications."""
 _FAMILY = ("tp", "pp", "cp", "ep", "zero", "dp_shard", "micro_batch", "recompute", "offload", "offload_optimizer")
 """Fields that tell listed layouts apart; the number of chunks does not."""
 _USABLE_SHARE, _PROGRAM_SHARE = 0.96, 0.98
@@ -117,13 +115,13 @@ class _Kept:
 def preferred_s(job: AnyJob, layouts: Layouts, seconds: Array, used: Array) -> Array:
     """Step time with a charge for complications, by which layouts are ranked.
 
-        preferred = T (1 + 1 %)^n
+        preferred = T (1 + w)^n
         n = [t > 1] + 2 log2(t / ranks of a fast link) + log2 p + log2 v + 2 [zero bubble] + [c > 1] (1 + log2 c)
             + [replicas beside shards] + [shards of a PyTorch-native program] + [offloaded activations]
             + [offloaded optimizer] + 2 [tight memory]
 
     with t, p and c the tensor-, pipeline- and context-parallel degrees and v the chunks of a stage; t within the fast
-    link costs no more than t = 2. Memory is tight within 3 % of its limit.
+    link costs no more than t = 2. Memory is tight within 3 % of its limit. The charge w is the job's `complication`.
 
     Args:
         job: whose cluster says how many ranks a fast link joins.
@@ -144,7 +142,7 @@ def preferred_s(job: AnyJob, layouts: Layouts, seconds: Array, used: Array) -> A
         + layouts.offload_optimizer
         + 2.0 * (used > TIGHT_SHARE * limit_bytes(job))
     )
-    charged: Array = seconds * (1.0 + _WORTH) ** complications
+    charged: Array = seconds * (1.0 + job.complication) ** complications
     return charged
 
 

@@ -54,6 +54,8 @@ class TrainingJob:
     calibration: Calibration | None = None
     """Measured rates, which replace those of the catalogue."""
 
+    complication: ClassVar[float] = 0.01
+    """Share of the step that a layout has to save for each thing that it does beyond plain data parallelism."""
     context_pieces: ClassVar[int] = 2
     """Pieces of a sequence per context-parallel rank: an early and a late one, for equal work."""
 
