@@ -29,7 +29,8 @@ class Trial(Spec):
     num_samples: int
     """Samples of the dataset."""
     flops_per_sample: float
-    """FLOPs of products and convolutions, forward and backward; 0 if not counted: compiled, recomputed, or known from the shape."""
+    """FLOPs of products and convolutions, forward and backward; 0 if not counted: compiled, recomputed, or known by the
+    shape."""
     step_time: StepTimeGroups
     """Medians of a few steps after the first."""
     baseline_bytes: int
