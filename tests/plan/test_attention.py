@@ -19,7 +19,7 @@ GENERATIONS = ("Volta", "Ampere", "Ada", "Hopper", "Blackwell", "CDNA3", "")
 def test_published_rates_of_long_sequences_are_met_within_a_tenth(name: str) -> None:
     row = KERNELS[name]
     part = load_catalog().accelerators[row.accelerator]
-    rates = kernel_rates(row.kernel, part.architecture or "")  # type: ignore[arg-type]
+    rates = kernel_rates(row.kernel, part.architecture or "", part.name)  # type: ignore[arg-type]
     for table, causal, backward in _tables(row):
         for length, rate in table.items():
             share = attention_shares(rates, row.head_dim, length, causal=causal)[backward]
@@ -60,6 +60,11 @@ def test_shares_are_below_one_and_grow_with_length_and_head_size(
 def test_kernels_for_a_generation_beat_those_of_the_one_before(generation: str, order: tuple[str, str]) -> None:
     old, new = (attention_shares(kernel_rates(k, generation), 128, 8192, causal=True) for k in order)  # type: ignore[arg-type]
     assert old < new
+
+
+def test_an_accelerator_without_a_table_has_the_share_of_its_generation() -> None:
+    rates = [kernel_rates("cudnn", "Blackwell", name) for name in ("B200-180GB", "GB300-288GB", "GB200-186GB")]
+    assert rates[0] != rates[1] == rates[2]
 
 
 def test_a_kernel_without_a_table_runs_as_flash_attention_2() -> None:

@@ -17,7 +17,8 @@ the relative errors of
     1 / r(T) = (1 + h / T) / R
 
 with the rate R of long sequences and the length h at half of it: tiles fill and drain, and a mask cuts those on the
-diagonal. R / peak in 16 bits holds for the generation of the accelerator that was measured.
+diagonal. R / peak in 16 bits holds for the accelerator that was measured, and for others of its generation that have no
+table.
 
 Element-wise kernels take their bytes over the memory's rate. A block takes at least the host's time to launch its
 kernels.
@@ -153,7 +154,7 @@ def device_rates(
     return DeviceRates(
         product_flops_per_s=rate,
         attention_flops_per_s=peak * coefficients.attention_share,
-        attention=kernel_rates(attention, accelerator.architecture or ""),
+        attention=kernel_rates(attention, accelerator.architecture or "", accelerator.name.partition(" at ")[0]),
         memory_bytes_per_s=accelerator.memory_bytes_per_s * coefficients.memory_share,
         multiprocessors=accelerator.multiprocessors or _DEFAULT_MULTIPROCESSORS,
         precision=precision,
@@ -213,15 +214,16 @@ def traffic_s(num_bytes: Array, device: DeviceRates) -> Array:
 
 
 @cache
-def kernel_rates(kernel: Attention, architecture: str) -> tuple[HeadRates, ...]:
-    """Tables of a kernel on a generation, narrowest heads first.
+def kernel_rates(kernel: Attention, architecture: str, name: str = "") -> tuple[HeadRates, ...]:
+    """Tables of a kernel on an accelerator, narrowest heads first.
 
-    A kernel without a table for the generation is taken for FlashAttention-2 there, and a generation without any for
-    Ampere.
+    Those of the accelerator itself, else of its generation. A kernel without a table for the generation is taken for
+    FlashAttention-2 there, and a generation without any for Ampere.
     """
     generation = _generation(architecture)
+    choices = ((kernel, name), (kernel, generation), ("flash-2", generation), ("flash-2", "Ampere"))
     tables = _tables()
-    return tables.get((kernel, generation)) or tables.get(("flash-2", generation)) or tables["flash-2", "Ampere"]
+    return next(tables[choice] for choice in choices if choice in tables)
 
 
 def attention_shares(
@@ -244,12 +246,14 @@ def attention_shares(
 
 @cache
 def _tables() -> dict[tuple[str, str], tuple[HeadRates, ...]]:
-    found: dict[tuple[str, str], list[HeadRates]] = {}
+    """Rates by kernel and accelerator; the first accelerator of a generation stands for the generation too."""
+    found: dict[tuple[str, str], tuple[HeadRates, ...]] = {}
     for row in attention_kernels().values():
-        measured = catalogued(row.accelerator)
-        key = row.kernel, _generation(measured.architecture or "")
-        found.setdefault(key, []).append(_head_rates(row, measured))
-    return {key: tuple(sorted(rates, key=lambda rate: rate.head_dim)) for key, rates in found.items()}
+        rates = (*found.get((row.kernel, row.accelerator), ()), _head_rates(row, catalogued(row.accelerator)))
+        found[row.kernel, row.accelerator] = tuple(sorted(rates, key=lambda rate: rate.head_dim))
+    for (kernel, name), rates in list(found.items()):
+        found.setdefault((kernel, _generation(catalogued(name).architecture or "")), rates)
+    return found
 
 
 def _generation(architecture: str) -> str:
