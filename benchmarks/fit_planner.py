@@ -31,6 +31,7 @@ from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.layouts import Array, Layouts
 from trainworks.plan.score import Errors, errors_of, learned_positions, macro_average
 from trainworks.plan.step_time import TrainingJob, predict_step_times
+from trainworks.plan.uncertainty import PRIOR, Z80, Belief, interval_s, parts_s, prior_of
 
 __all__ = ["KINDS", "PARAMETERS", "Parameter", "Sample", "fit", "main", "read_runs"]
 
@@ -85,6 +86,10 @@ KINDS: dict[str, Callable[[MeasuredRun], bool]] = {
 }
 """Rows that a fit is tried without, all at once."""
 
+_BUS: dict[str, Callable[[MeasuredRun], bool]] = {
+    "no NVLink switch": lambda run: run.job.cluster.accelerator.scale_up in ("none", "NVLink3 bridge", "NVLink4 bridge")
+}
+_SOURCES_IN_ADVANCE = 4
 _LOSS_WIDTH = 0.1
 _PULL = 0.06
 _SMALL_SOURCE_ROWS = 4
@@ -129,6 +134,15 @@ class Sample:
         for index, run in enumerate(runs):
             groups.setdefault(repr(run.job), []).append(index)
         self._jobs = [_jobs_of(runs, rows) for rows in groups.values()]
+        self.parts_s = np.empty((6, len(runs)))
+        """Seconds by rate at the present coefficients, shape [R, rows]."""
+        self.deviations = np.empty(len(runs))
+        """Standard deviations that the planner gives the logarithms of the step times."""
+        for jobs in self._jobs:
+            parts = parts_s(jobs.job, jobs.layouts)
+            low, high = interval_s(parts, Belief.of(prior_of(jobs.job)))
+            self.parts_s[:, jobs.rows] = parts
+            self.deviations[jobs.rows] = np.log(high / low) / (2 * Z80)
 
     def only(self, chosen: NDArray[np.bool_]) -> Sample:
         """Some of the rows."""
@@ -243,8 +257,9 @@ def errors_by_source(sample: Sample, ratios: Array, rows: NDArray[np.bool_] | No
     chosen = np.ones(len(ratios), dtype=bool) if rows is None else rows
     found = {}
     for source in np.unique(sample.sources[chosen]):
-        predicted = np.exp(ratios[chosen & (sample.sources == source)])
-        errors = errors_of(predicted, np.ones(len(predicted)))
+        of_source = chosen & (sample.sources == source)
+        predicted, spread = np.exp(ratios[of_source]), np.exp(Z80 * sample.deviations[of_source])
+        errors = errors_of(predicted, np.ones(len(predicted)), low=predicted / spread, high=predicted * spread)
         assert errors is not None
         found[str(source)] = errors
     return found
@@ -260,9 +275,10 @@ def _print_coefficients(fitted: Coefficients) -> None:
 def _print_errors(title: str, errors: dict[str, Errors]) -> None:
     macro = macro_average(errors.values())
     assert macro is not None
-    print(f"\n{title:40} {'n':>5} {'MAPE':>8} {'p90':>8} {'bias':>8}")
+    print(f"\n{title:40} {'n':>5} {'MAPE':>8} {'p90':>8} {'bias':>8} {'in 80 %':>8}")
     for source, one in [*sorted(errors.items()), ("macro average", macro)]:
-        print(f"{source:40} {one.n:5} {one.mape:8.1%} {one.p90:8.1%} {one.bias:+8.1%}", flush=True)
+        figures = f"{one.mape:8.1%} {one.p90:8.1%} {one.bias:+8.1%} {one.coverage or 0.0:8.1%}"
+        print(f"{source:40} {one.n:5} {figures}", flush=True)
 
 
 def _features(run: MeasuredRun) -> Iterable[str]:
@@ -294,11 +310,11 @@ def _print_residuals(sample: Sample, ratios: Array) -> None:
 
 def _write_left_out(sources: dict[str, Errors], kinds: dict[str, Errors]) -> None:
     lines = [
-        f"{what},{name},{one.n},{one.mape:.4f},{one.p90:.4f},{one.bias:.4f}"
+        f"{what},{name},{one.n},{one.mape:.4f},{one.p90:.4f},{one.bias:.4f},{one.coverage:.4f}"
         for what, errors in (("source", sources), ("kind", kinds))
         for name, one in errors.items()
     ]
-    LEFT_OUT.write_text("\n".join(["left_out,name,n,mape,p90,bias", *lines]) + "\n", encoding="utf-8")
+    LEFT_OUT.write_text("\n".join(["left_out,name,n,mape,p90,bias,coverage", *lines]) + "\n", encoding="utf-8")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -329,18 +345,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _leave_everything_out(sample: Sample, some: Sample, whole: Fit, *, write: bool) -> None:
-    def errors_without(belongs: Callable[[MeasuredRun], bool]) -> dict[str, Errors]:
+    def ratios_without(belongs: Callable[[MeasuredRun], bool]) -> tuple[NDArray[np.bool_], Array]:
         kept = np.array([not belongs(run) for run in some.runs])
-        unseen = sample.only(np.array([belongs(run) for run in sample.runs]))
-        return errors_by_source(unseen, unseen.log_ratios(fit(some, kept, steps=3, start=whole).coefficients))
+        unseen = np.array([belongs(run) for run in sample.runs])
+        ratios = np.zeros(len(sample.runs))
+        ratios[unseen] = sample.only(unseen).log_ratios(fit(some, kept, steps=3, start=whole).coefficients)
+        return unseen, ratios
 
-    sources: dict[str, Errors] = {}
+    left_out = np.zeros(len(sample.runs))
     for source in np.unique(sample.sources):
-        sources |= errors_without(lambda run, source=source: run.source == source)  # type: ignore[misc]
+        left_out += ratios_without(lambda run, source=source: run.source == source)[1]  # type: ignore[misc]
+    sources = errors_by_source(sample, left_out)
     _print_errors("fitted without the source", sources)
+    _print_software(sample, left_out)
     kinds = {}
     for name, belongs in KINDS.items():
-        by_source = errors_without(belongs)
+        unseen, ratios = ratios_without(belongs)
+        by_source = errors_by_source(sample, ratios, unseen)
         _print_errors(f"fitted without: {name}", by_source)
         macro = macro_average(by_source.values())
         assert macro is not None
@@ -348,6 +369,29 @@ def _leave_everything_out(sample: Sample, some: Sample, whole: Fit, *, write: bo
     _print_errors("fitted without the kind, by source", kinds)
     if write:
         _write_left_out(sources, kinds)
+
+
+def _print_software(sample: Sample, left_out: Array) -> None:
+    """tau_0 and u_k of `plan/uncertainty.py`, before the last factor, and the share of rows inside 80 %."""
+    shares = (sample.parts_s / sample.parts_s.sum(axis=0)).T
+    rates = np.array(PRIOR.rates) ** 2
+
+    def squares(rows: NDArray[np.bool_]) -> list[float]:
+        """q_s of every source that has any of these rows."""
+        found = []
+        for source in np.unique(sample.sources[rows]):
+            own = rows & (sample.sources == source)
+            explained = float(shares[own].mean(axis=0) ** 2 @ rates) + PRIOR.noise**2 / own.sum()
+            found.append(float(left_out[own].mean()) ** 2 - explained)
+        return found
+
+    everything = squares(np.ones(len(sample.runs), dtype=bool))
+    tau = max(float(np.mean(everything)), 0.0)
+    print(f"\nsoftware, between sources: {np.sqrt(tau):.3f}; what kinds add:")
+    for name, belongs in (KINDS | _BUS).items():
+        found = squares(np.array([belongs(run) for run in sample.runs]))
+        added = (_SOURCES_IN_ADVANCE * tau + sum(found)) / (_SOURCES_IN_ADVANCE + len(found)) - tau
+        print(f"{name:40} {len(found):5} sources {np.sqrt(max(0.0, added)):8.3f}")
 
 
 if __name__ == "__main__":

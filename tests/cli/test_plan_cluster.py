@@ -189,7 +189,7 @@ def test_what_was_assumed_of_the_cluster_is_noted() -> None:
 
 
 def test_what_was_never_measured_is_noted() -> None:
-    notes = planned(RUN.replace(ON, "8x MI300X")).notes
+    notes = planned(RUN.replace(ON, "8x MI355X")).notes
     assert any("was ever compared" in note for note in notes)
 
 

@@ -5,25 +5,25 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.plan.jobs import A100S, BATCH, JOBS, job, layouts, random_layouts
 from trainworks.config.layout import Layout
+from trainworks.plan.cluster.published_runs import above_published, extrapolation, outside_measured
 from trainworks.plan.flops import model_flops_per_sequence
 from trainworks.plan.layouts import Layouts, fixed_of
 from trainworks.plan.memory import predict_memories
 from trainworks.plan.prediction import (
     Prediction,
     describe_layout,
-    extrapolation,
-    outside_measured,
     predictions,
     to_layout,
 )
 from trainworks.plan.step_time import TrainingJob, predict_step_times
-from trainworks.plan.uncertainty import PRIOR, Belief, Observation, believe, parts_s
+from trainworks.plan.uncertainty import Belief, Observation, believe, parts_s, prior_of
 
 MANY = random_layouts(60, seed=4)
 
@@ -34,7 +34,7 @@ def predicted(of: TrainingJob, some: Any = None, *, belief: Belief | None = None
         of.shape, chosen, sequence_length=of.sequence_length, precision=of.precision, software=of.software
     )
     times = predict_step_times(of, chosen)
-    return predictions(of, chosen, times, memories, global_batch=BATCH, belief=belief or Belief.of(PRIOR))
+    return predictions(of, chosen, times, memories, global_batch=BATCH, belief=belief or Belief.of(prior_of(of)))
 
 
 def width(prediction: Prediction) -> float:
@@ -132,7 +132,7 @@ def test_layouts_that_differ_are_described_differently() -> None:
 @pytest.mark.parametrize(
     ("of", "world", "doubt"),
     [
-        (job(cluster="8x MI300X"), 8, "no run on MI300X-192GB was ever compared"),
+        (job(cluster="8x MI355X"), 8, "no run on MI355X-288GB was ever compared"),
         (job(), 16384, "16384 accelerators are more than the"),
         (job(sequence_length=2**20), 8, "1048576 tokens are more than the"),
         (job("bert-large", sequence_length=512), 8, "no encoder was ever compared"),
@@ -140,25 +140,66 @@ def test_layouts_that_differ_are_described_differently() -> None:
     ids=["accelerator", "world", "length", "encoder"],
 )
 def test_what_is_unlike_every_measured_run_is_named(of: TrainingJob, world: int, doubt: str) -> None:
-    assert [found.text.startswith(doubt) for found in outside_measured(of, world)] == [True]
+    assert [found.startswith(doubt) for found in outside_measured(of, world)] == [True]
 
 
-@pytest.mark.parametrize("cluster", [A100S, "8x H100-SXM", "8x V100-SXM-32GB", "8x B200"])
+@pytest.mark.parametrize("cluster", [A100S, "8x H100-SXM", "8x V100-SXM-32GB", "8x B200", "8x MI300X"])
 def test_what_is_like_measured_runs_is_not_doubted(cluster: str) -> None:
     assert outside_measured(job(cluster=cluster), 8) == []
 
 
 def test_a_part_that_was_never_compared_widens_the_interval() -> None:
-    known, unknown = (predicted(job(cluster=text))[0] for text in ("8x H100-SXM", "8x MI300X"))
+    known, unknown = (predicted(job(cluster=text))[0] for text in ("8x H100-SXM", "8x MI355X"))
     assert width(unknown) > 1.1 * width(known)
 
 
 def test_the_interval_widens_smoothly_with_the_distance_from_what_was_compared() -> None:
     lengths = [2**17, 2**17 + 2**10, 2**18, 2**20]
-    widths = [width(predicted(job(cluster="8x MI300X", sequence_length=length))[0]) for length in lengths]
+    widths = [width(predicted(job(cluster="8x MI355X", sequence_length=length))[0]) for length in lengths]
     assert widths == sorted(widths)
     assert widths[1] < 1.02 * widths[0]
     assert widths[3] > 1.05 * widths[0]
+
+
+def test_eight_bits_many_accelerators_and_a_bus_widen_the_interval() -> None:
+    usual = prior_of(job(cluster="8x H100-SXM")).software
+    unlike = [replace(job(cluster="8x H100-SXM"), precision="fp8"), job(cluster="128 nodes of DGX H100")]
+    unlike.append(job(cluster="8x H100-PCIe"))
+    assert all(prior_of(of).software > usual for of in unlike)
+
+
+def test_the_interval_widens_smoothly_with_the_number_of_accelerators() -> None:
+    widths = [prior_of(job(cluster=f"{nodes} nodes of DGX H100")).software for nodes in (32, 33, 48, 64, 128)]
+    assert widths == sorted(widths)
+    assert widths[0] == pytest.approx(widths[1], rel=0.1)
+
+
+def test_layouts_that_a_search_chose_among_are_slower_than_predicted_alone() -> None:
+    of, some = job(), MANY.take(slice(0, 10))
+    times = predict_step_times(of, some)
+    memories = predict_memories(
+        of.shape, some, sequence_length=of.sequence_length, precision=of.precision, software=of.software
+    )
+    belief, at = Belief.of(prior_of(of)), np.arange(10)
+    alone = predictions(of, some, times, memories, global_batch=BATCH, belief=belief)
+    chosen = predictions(of, some, times, memories, global_batch=BATCH, belief=belief, families=at)
+    for one, other in zip(alone, chosen, strict=True):
+        assert one.terms_s["selection"] == 0 < other.terms_s["selection"]
+        assert sum(other.terms_s.values()) == pytest.approx(other.step_time_s)
+        assert width(one) == pytest.approx(width(other))
+        assert one.high_s < other.high_s
+
+
+@pytest.mark.parametrize(("mfu", "is_above"), [(0.5, False), (0.6, True)])
+def test_a_plan_above_the_best_published_run_of_its_kind_names_it(mfu: float, is_above: bool) -> None:
+    note = above_published(job(cluster="256 nodes of DGX H100"), mfu)
+    assert (note is not None) == is_above
+    assert note is None or "Llama2-70B on 1024 H100-SXM-80GB" in note or "on 2048 H100-SXM-80GB" in note
+
+
+def test_no_run_is_named_where_none_is_comparable() -> None:
+    assert above_published(job(cluster="8x MI355X"), 0.99) is None
+    assert above_published(job(cluster="256 nodes of DGX H100", sequence_length=2**17), 0.99) is None
 
 
 def written_again(some: Layouts) -> Layouts:

@@ -22,6 +22,7 @@ from trainworks.catalog.facts import (
     Node,
     Offer,
     Processor,
+    PublishedRun,
     Storage,
     Switch,
     System,
@@ -45,6 +46,7 @@ _NOUNS: dict[Kind, str] = {
     "storage": "storage system",
     "offers": "offer",
     "fleets": "fleet",
+    "runs": "published run",
     "assumptions": "assumption",
     "grids": "grid",
     "terms": "term",
@@ -65,6 +67,7 @@ class Catalog:
     storage: Mapping[str, Storage]
     offers: Mapping[str, Offer]
     fleets: Mapping[str, Fleet]
+    runs: Mapping[str, PublishedRun]
     assumptions: Mapping[str, Assumption]
     grids: Mapping[str, ElectricityGrid]
     terms: Mapping[str, Term]
@@ -284,6 +287,7 @@ def load_catalog() -> Catalog:
         storage={row.name: Storage.model_validate(row.facts()) for row in read_rows("storage").values()},
         offers={row.name: Offer.model_validate(row.facts()) for row in read_rows("offers").values()},
         fleets={row.name: Fleet.model_validate(row.facts()) for row in read_rows("fleets").values()},
+        runs={row.name: PublishedRun.model_validate(row.facts()) for row in read_rows("runs").values()},
         assumptions={row.name: Assumption.model_validate(row.facts()) for row in read_rows("assumptions").values()},
         grids={row.name: ElectricityGrid.model_validate(row.facts()) for row in read_rows("grids").values()},
         terms={row.name: Term.model_validate(row.facts()) for row in read_rows("terms").values()},

@@ -245,6 +245,21 @@ class Fleet(Frozen):
         return 1 / self.failures_per_node_s
 
 
+class PublishedRun(Frozen):
+    """A training run whose speed was published."""
+
+    name: str
+    accelerator: str
+    """Name of the accelerator in the catalogue."""
+    accelerators: int
+    bits: int
+    """Width of the operands of its matrix products."""
+    experts: bool
+    """The model has routed experts."""
+    mfu: float
+    """Model FLOPs over the dense peak of the data sheet in the run's precision; attention counts in full."""
+
+
 class Assumption(Frozen):
     """A number that differs from place to place: its typical value and range."""
 

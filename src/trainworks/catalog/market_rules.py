@@ -8,7 +8,17 @@ from collections.abc import Callable, Iterator
 
 from trainworks.catalog.catalog import Catalog, find_row, has, switch
 from trainworks.catalog.cluster import parse_cluster
-from trainworks.catalog.facts import Assumption, ElectricityGrid, Fleet, Offer, Storage, System, Term
+from trainworks.catalog.facts import (
+    Accelerator,
+    Assumption,
+    ElectricityGrid,
+    Fleet,
+    Offer,
+    PublishedRun,
+    Storage,
+    System,
+    Term,
+)
 from trainworks.catalog.models import known_model
 from trainworks.catalog.problem import Check, Problem, giga
 from trainworks.catalog.rows import KINDS, Kind
@@ -95,6 +105,22 @@ def _assumption_in_range(assumption: Assumption, _: Catalog) -> Iterator[Problem
         yield f"{assumption.typical:g}", f"{assumption.low:g} to {assumption.high:g}", "two columns were swapped"
 
 
+def _run_is_on_a_part(run: PublishedRun, catalog: Catalog) -> Iterator[Problem]:
+    """No run is as fast as the fastest published product of its part."""
+    part = catalog.accelerators.get(run.accelerator)
+    if part is None:
+        yield f"`{run.accelerator}`", "an accelerator of the catalogue", "a name that is written differently"
+    elif not 0 < run.mfu < _largest_mfu(part):
+        limit = f"below {_largest_mfu(part):.1%}"
+        yield f"{run.mfu:.1%}", limit, "FLOPs that count recomputation, or another precision's peak"
+
+
+def _largest_mfu(part: Accelerator) -> float:
+    """The fastest published product over the peak of the data sheet; 1 where none is published."""
+    peak = part.peak_flops_per_s.get("bf16") or part.peak_flops_per_s.get("fp16")
+    return part.matmul_flops_per_s / peak if part.matmul_flops_per_s and peak else 1.0
+
+
 def _grid_intensity(grid: ElectricityGrid, _: Catalog) -> Iterator[Problem]:
     """An intensity is between hydropower alone and lignite alone."""
     low, high = GRID_KG_PER_KWH
@@ -107,6 +133,7 @@ MARKET_CHECKS: dict[Kind, dict[str, Check]] = {
     "offers": {"offer-is-of-its-node": _offer_is_of_its_node, "offer-price": _offer_price},
     "storage": {"storage-rates": _storage_rates},
     "fleets": {"fleet-rate": _fleet_rate, "fleet-stands-alone": _fleet_stands_alone},
+    "runs": {"run-is-on-a-part": _run_is_on_a_part},
     "assumptions": {"in-range": _assumption_in_range},
     "grids": {"grid-intensity": _grid_intensity},
 }

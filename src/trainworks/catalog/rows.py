@@ -29,6 +29,7 @@ Kind = Literal[
     "storage",
     "offers",
     "fleets",
+    "runs",
     "assumptions",
     "grids",
     "terms",
@@ -47,6 +48,7 @@ _FILES: dict[Kind, tuple[str, ...]] = {
     "storage": ("storage",),
     "offers": ("offers",),
     "fleets": ("fleets",),
+    "runs": ("runs",),
     "assumptions": ("assumptions",),
     "grids": ("grids",),
     "terms": ("terms",),
@@ -180,6 +182,7 @@ _CHOICES = ("kind", "reference_node")
 _LINK_COLUMNS = ("scale_up", "host", "nic", "nic_slot")
 _SUFFIXES = {
     "_tflops_per_s": "TFLOP/s",
+    "_percent": "%",
     "_w": "W",
     "_us": "us",
     "_ns": "ns",
@@ -355,6 +358,13 @@ _COLUMNS: dict[Kind, dict[str, Column]] = {
         "failures_per_1000_node_days": _scaled("failures_per_node_s", Fraction(1, 1000 * 86400)),
         "hardware_share": _as_is("hardware_share"),
         "stands_for": _as_is("stands_for"),
+    },
+    "runs": {
+        "accelerator": _as_is("accelerator"),
+        "accelerators": _as_is("accelerators"),
+        "bits": _as_is("bits"),
+        "experts": _as_is("experts"),
+        "mfu_percent": _scaled("mfu", Fraction(1, 100)),
     },
     "assumptions": {
         "low": _as_is("low"),

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import fields
-from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from trainworks.config.layout import Layout
 from trainworks.config.spec import Frozen
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
-from trainworks.plan.conv_net import AnyJob, ConvJob
+from trainworks.plan.conv_net import AnyJob
 from trainworks.plan.layouts import Layouts, Recompute
 from trainworks.plan.memory import Memories
 from trainworks.plan.step_time import StepTimes
-from trainworks.plan.uncertainty import Belief, interval_s, parts_s
-
-_MEASURED_ARCHITECTURES = ("Volta", "Ampere", "Hopper", "Blackwell", "Blackwell Ultra")
-_MEASURED_WORLD = 6144
-_EXTRAPOLATED = 10
-_MEASURED_LENGTH = 131072
-_UNLIKE = 0.15
-"""Standard deviation for a part or a kind of model that was never compared."""
-_PER_DOUBLING = 0.05
-"""The same for each doubling beyond the largest compared run or the longest compared sequence."""
+from trainworks.plan.uncertainty import Belief, interval_s, parts_s, selection_bias
 
 
 class MemoryPrediction(Frozen):
@@ -53,7 +45,8 @@ class Prediction(Frozen):
     high_s: float
     """Ends of the 80 % interval."""
     terms_s: dict[str, float]
-    """Components of the step time; they add up to `step_time_s`."""
+    """Components of the step time; they add up to `step_time_s`. `selection` is what the best of many layouts is
+    expected to take longer than predicted."""
     tokens_per_s: float
     mfu: float
     """Model FLOPs over the dense peak of the data sheet in the run's precision."""
@@ -68,6 +61,7 @@ def predictions(
     *,
     global_batch: int,
     belief: Belief,
+    families: NDArray[np.intp] | None = None,
     coefficients: Coefficients = COEFFICIENTS,
 ) -> list[Prediction]:
     """Predictions of these layouts, in their order.
@@ -79,12 +73,14 @@ def predictions(
         memories: their memory.
         global_batch: sequences per step.
         belief: of the cluster.
+        families: positions of the layouts that a search chose among; None for layouts that nothing chose.
         coefficients: of the model of time and memory.
     """
-    seconds = times.total_s
-    doubts = outside_measured(job, int(layouts.world_size.max(initial=1)))
-    distance = sum(doubt.deviation**2 for doubt in doubts)
-    low, high = interval_s(parts_s(job, layouts, coefficients), belief, distance=distance)
+    parts = parts_s(job, layouts, coefficients)
+    factor = 1.0 if families is None else float(np.exp(selection_bias(times.total_s[families])))
+    selection_s = (factor - 1) * times.total_s
+    seconds = times.total_s + selection_s
+    low, high = interval_s(parts * factor, belief)
     tokens = global_batch * job.sequence_length
     flops = global_batch * job.flops_per_sequence
     peak = job.cluster.accelerator.peak_flops_per_s[job.precision]  # type: ignore[index]
@@ -95,13 +91,17 @@ def predictions(
             step_time_s=float(seconds[index]),
             low_s=float(low[index]),
             high_s=float(high[index]),
-            terms_s={term.name.removesuffix("_s"): float(getattr(times, term.name)[index]) for term in fields(times)},
+            terms_s=_terms_s(times, index) | {"selection": float(selection_s[index])},
             tokens_per_s=tokens / float(seconds[index]),
             mfu=flops / (float(seconds[index]) * peak * float(layouts.world_size[index])),
             memory=_memory(memories, index, coefficients),
         )
         for index in range(len(layouts))
     ]
+
+
+def _terms_s(times: StepTimes, index: int) -> dict[str, float]:
+    return {term.name.removesuffix("_s"): float(getattr(times, term.name)[index]) for term in fields(times)}
 
 
 def _memory(memories: Memories, index: int, coefficients: Coefficients) -> MemoryPrediction:
@@ -154,38 +154,3 @@ def describe_layout(layout: Layout) -> str:
     offloaded = [what for what in ("activations", "optimizer") if getattr(layout, f"offload_{what}") is True]
     parts += [f"offload {' and '.join(offloaded)}"] if offloaded else []
     return ", ".join(parts)
-
-
-def extrapolation(world_size: int) -> str | None:
-    """A warning for a cluster of over ten times the largest compared run; None for a smaller one."""
-    if world_size <= _EXTRAPOLATED * _MEASURED_WORLD:
-        return None
-    times = f"{world_size / _MEASURED_WORLD:,.0f} times the {_MEASURED_WORLD:,}"
-    return f"{world_size:,} accelerators are {times} of the largest compared run: every figure is an extrapolation"
-
-
-class Doubt(NamedTuple):
-    """A way in which a job lies outside the validated range."""
-
-    text: str
-    deviation: float
-    """Standard deviation of the logarithm of the step time that it adds."""
-
-
-def outside_measured(job: AnyJob, world_size: int) -> list[Doubt]:
-    """Ways in which a job lies outside the validated range; each widens the interval."""
-    accelerator = job.cluster.accelerator
-    doubts = []
-    joined = accelerator.scale_up.startswith("NVLink") and "bridge" not in accelerator.scale_up
-    if accelerator.architecture not in _MEASURED_ARCHITECTURES or not joined:
-        doubts.append(Doubt(f"no run on {accelerator.name} was ever compared", _UNLIKE))
-    ranges = {"accelerators": (world_size, _MEASURED_WORLD), "tokens": (job.sequence_length, _MEASURED_LENGTH)}
-    for name, (value, largest) in ranges.items():
-        if value > largest:
-            text = f"{value} {name} are more than the {largest} of any compared run"
-            doubts.append(Doubt(text, _PER_DOUBLING * math.log2(value / largest)))
-    if isinstance(job, ConvJob):
-        doubts.append(Doubt("no convolutional network was ever compared", _UNLIKE))
-    elif not job.shape.causal:
-        doubts.append(Doubt("no encoder was ever compared", _UNLIKE))
-    return doubts

@@ -22,6 +22,7 @@ _SHOWN: dict[Kind, tuple[str, ...]] = {
     "storage": ("form", "client", "server read", "server write", "server capacity", "opens", "latency", "survives"),
     "offers": ("on demand", "spot", "provider", "accelerators", "accelerator", "region"),
     "fleets": ("accelerator", "nodes", "failures per 1000 node days", "stands for"),
+    "runs": ("mfu", "bits", "experts"),
     "assumptions": ("low", "typical", "high", "unit"),
     "grids": ("intensity",),
     "terms": ("meaning", "write instead"),

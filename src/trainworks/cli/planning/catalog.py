@@ -13,8 +13,8 @@ from trainworks.cli.options import AsJson
 from trainworks.cli.output import show_document
 
 KINDS = (
-    "accelerators, nodes, systems, links, switches, kernels, processors, storage, offers, fleets, assumptions, grids, "
-    "terms"
+    "accelerators, nodes, systems, links, switches, kernels, processors, storage, offers, fleets, runs, assumptions, "
+    "grids, terms"
 )
 
 

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 from trainworks.plan.cluster.hardware import starvation_note
 from trainworks.plan.cluster.layout import roomier_batch, why_nothing
+from trainworks.plan.cluster.published_runs import above_published, outside_measured
 from trainworks.plan.cluster.scaling import (
+    TABLE_LENGTH,
     PlanRequest,
     Scale,
     describe_goal,
@@ -19,14 +21,13 @@ from trainworks.plan.cluster.scaling import (
     scales,
 )
 from trainworks.plan.conv_net import AnyJob
-from trainworks.plan.prediction import Prediction, describe_layout, outside_measured, predictions
+from trainworks.plan.prediction import Prediction, describe_layout, predictions
 from trainworks.plan.search import SearchResult, search_layouts
 from trainworks.plan.trace import Traced, computed, fact
 from trainworks.record.measurement import Measurement
 from trainworks.results import Result
 from trainworks.units import format_step_time
 
-_TABLE_LENGTH = 10
 _LAYOUTS_WITH_ADVICE = 2_000_000
 _NAMED_SAVING = 0.01
 
@@ -84,20 +85,25 @@ def plan_request(request: PlanRequest, measurements: Sequence[Measurement], pric
         EnvironmentProblem: no layout fits into memory; the message counts why.
     """
     batch = request.global_batch
-    result = search_layouts(request.job, batch, request.fixed, keep=_TABLE_LENGTH, only_usual=not request.advise)
+    result = search_layouts(request.job, batch, request.fixed, keep=TABLE_LENGTH, only_usual=not request.advise)
     if not result.fitting:
         if result.evaluated:
             raise does_not_fit(request, result)
         reasons = [rejection.reason for rejection in result.rejections]
         raise why_nothing(request.job, request.fixed, reasons, global_batch=batch)
     rows = predictions(
-        request.job, result.layouts, result.times, result.memories, global_batch=batch, belief=request.belief
+        request.job,
+        result.layouts,
+        result.times,
+        result.memories,
+        global_batch=batch,
+        belief=request.belief,
+        families=result.families[:TABLE_LENGTH],
     )
     cluster = request.job.cluster
     other_scales = scales(request)
     chance = goal_chance(request, rows[0], cluster.num_accelerators)
     advice = _batch_advice(request, rows[0], evaluated=result.evaluated) if request.advise else None
-    doubts = outside_measured(request.job, cluster.num_accelerators)
     notes = [
         offloading_note(request, rows[0]),
         _faster_note(rows[0], rows[result.front[0]]),
@@ -106,17 +112,19 @@ def plan_request(request: PlanRequest, measurements: Sequence[Measurement], pric
         price_note,
         advice,
         _calibration_note(measurements),
+        above_published(request.job, rows[0].mfu),
+        *outside_measured(request.job, cluster.num_accelerators),
     ]
     return ClusterPlan(
         job=request.job,
         global_batch=batch,
         steps=request.steps,
         result=result,
-        best=[rows[index] for index in result.families[:_TABLE_LENGTH]],
+        best=[rows[index] for index in result.families[:TABLE_LENGTH]],
         front=[rows[index] for index in result.front],
         scales=other_scales,
         goal=describe_goal(request, chance, other_scales) if request.has_goal else None,
-        notes=[*filter(None, notes), *(doubt.text for doubt in doubts)],
+        notes=[*filter(None, notes)],
     )
 
 

@@ -26,6 +26,8 @@ _UNITS = {"meshes": "mesh"}
 _ROUND = (1, 3, 5, 7, 9, 15)
 """Odd factors of node counts among which batches divide well."""
 _NEAR, _NEAREST = 0.75, 3
+TABLE_LENGTH = 10
+"""Families of layouts that a plan lists, and among which the proposed one is chosen."""
 _LARGEST_SCALE = 8
 """Largest multiple of the described cluster to plan, where that one misses the goal."""
 
@@ -105,7 +107,7 @@ def _searched(request: PlanRequest, num_nodes: int) -> tuple[AnyJob, SearchResul
     if fixed is None:
         return None
     try:
-        result = search_layouts(job, request.global_batch, fixed, keep=1)
+        result = search_layouts(job, request.global_batch, fixed, keep=TABLE_LENGTH)
     except UsageError:  # more layouts than one search prices: this size is left out
         return None
     return (job, result) if result.fitting else None
@@ -117,7 +119,15 @@ def _scale(request: PlanRequest, num_nodes: int) -> Scale | None:
         return None
     job, result = searched
     batch = request.global_batch
-    best = predictions(job, result.layouts, result.times, result.memories, global_batch=batch, belief=request.belief)[0]
+    best = predictions(
+        job,
+        result.layouts,
+        result.times,
+        result.memories,
+        global_batch=batch,
+        belief=request.belief,
+        families=result.families[:TABLE_LENGTH],
+    )[0]
     num_accelerators, run_time_s = job.cluster.num_accelerators, request.steps * best.step_time_s
     hours = run_time_s / HOUR_S * num_accelerators
     return Scale(
