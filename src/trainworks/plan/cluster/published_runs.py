@@ -53,4 +53,5 @@ def above_published(job: AnyJob, mfu: float) -> str | None:
         return None
     source = find_row(best.name, "runs").figures[0].source
     scale = f"{count // _SIMILAR:,} to {count * _SIMILAR:,} of this part in {kind[1]} bits"
-    return f"MFU {mfu:.0%} is above the best published run on {scale}: {best.name}, {best.mfu:.0%} ({source})"
+    figures = f"{best.name}, {100 * best.mfu:.0f} %"
+    return f"MFU {100 * mfu:.0f} % is above the best published run on {scale}: {figures} ({source})"
