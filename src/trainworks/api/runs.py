@@ -8,7 +8,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trainworks.agent.launch import supervised, take_run
@@ -20,6 +20,7 @@ from trainworks.backends.backend import Backend
 from trainworks.backends.local.attached import AttachedBackend
 from trainworks.backends.registry import backend_of_run
 from trainworks.config.guard_answers import OnNonfinite, OnSpike
+from trainworks.config.load import Source
 from trainworks.config.sbatch import BatchSource
 from trainworks.errors import TrainworksError, UsageError
 from trainworks.files import write_atomic
@@ -67,6 +68,26 @@ class PreparedRun:
         """What `start` would submit, as text."""
         backend = AttachedBackend(self.resolved) if self.backend.name == "local" else self.backend
         return backend.render(self.spec, RunDir(self.folder / f"{self.resolved.run_id}-N")).text
+
+    def with_forecast(self, *, ask: bool = True, learning: bool = True) -> PreparedRun:
+        """Plan a job for another cluster by the catalogue, if its accelerators are known.
+
+        Args:
+            ask: let the scheduler say what its nodes have; else the run file alone does.
+            learning: whether stored measurements of this kind of cluster correct the plan.
+
+        Raises:
+            LayoutError: the layout of the run file does not fit the accelerators or the model.
+            EnvironmentProblem: the model does not fit into their memory.
+        """
+        if self.resolved.run_file.cluster.engine == "local":
+            return self
+        from trainworks.api.forecast import forecast  # noqa: PLC0415  # imports the catalogue
+
+        source = self.request.source if isinstance(self.request.source, Source) else None
+        backend = self.backend if ask else None
+        found = forecast(self.resolved.run_file, source, backend, learning=learning)
+        return replace(self, resolved=self.resolved.model_copy(update={"forecast": found}))
 
     def check(self) -> None:
         """Refuse what the backend can never run.
@@ -244,7 +265,7 @@ def _launch(request: RunRequest, folder: Path | str | None, *, queued: bool, pla
     for remark in request.notes:
         warn(remark)
     target = Path(folder or request.run_file.checkpoint.to)
-    prepared = prepare(request, folder=target, queued=queued, planning=planning)
+    prepared = prepare(request, folder=target, queued=queued, planning=planning).with_forecast()
     prepared.check()
     if note := prepared.probe():
         logging.getLogger("trainworks").warning(note)

@@ -88,6 +88,9 @@ def prepare(
         document = build_document(prepared.resolved)
         print_document(document if dry_run or planning.tune else document.without(LAYOUTS), console)
     prepared.check()
+    prepared = prepared.with_forecast(ask=not dry_run, learning=planning.learning)
+    if prepared.resolved.forecast is not None:
+        print_document(build_document(prepared.resolved.forecast), console)
     if dry_run:
         typer.echo(prepared.rendered(), nl=False)
         return None

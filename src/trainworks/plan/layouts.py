@@ -130,3 +130,24 @@ def fixed_of(layout: Layout) -> dict[str, int]:
         "offload_optimizer": layout.offload_optimizer,
     }
     return fixed | {name: int(value) for name, value in chosen.items() if value != "auto"}
+
+
+def to_layout(layouts: Layouts, index: int) -> Layout:
+    """One of the layouts as a run file writes it."""
+    row = layouts.row(index)
+    return Layout(
+        dp_replicate=row["dp"] // row["dp_shard"] if row["zero"] else row["dp"],
+        dp_shard=row["dp_shard"] if row["zero"] else 1,
+        cp=row["cp"],
+        tp=row["tp"],
+        pp=row["pp"],
+        ep=row["ep"],
+        micro_batch=row["micro_batch"],
+        zero=row["zero"] or "auto",  # type: ignore[arg-type]
+        sequence_parallel=bool(row["sequence_parallel"]),
+        interleave=row["interleave"],
+        zero_bubble=bool(row["zero_bubble"]),
+        recompute=Recompute(row["recompute"]).name.lower(),  # type: ignore[arg-type]
+        offload_activations=bool(row["offload"]),
+        offload_optimizer=bool(row["offload_optimizer"]),
+    )

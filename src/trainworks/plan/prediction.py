@@ -11,7 +11,7 @@ from trainworks.config.layout import Layout
 from trainworks.config.spec import Frozen
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.conv_net import AnyJob
-from trainworks.plan.layouts import Layouts, Recompute
+from trainworks.plan.layouts import Layouts, to_layout
 from trainworks.plan.memory import Memories
 from trainworks.plan.step_time import StepTimes
 from trainworks.plan.uncertainty import Belief, interval_s, parts_s, selection_bias
@@ -105,33 +105,12 @@ def _terms_s(times: StepTimes, index: int) -> dict[str, float]:
 
 
 def _memory(memories: Memories, index: int, coefficients: Coefficients) -> MemoryPrediction:
-    terms = {term.name: round(float(getattr(memories, term.name)[index])) for term in fields(memories)}
+    terms = {term.name: round(float(getattr(memories, term.name)[index])) for term in fields(Memories)}
     return MemoryPrediction(
         **terms,
         allocated_bytes=round(float(memories.allocated_bytes[index])),
         reserved_bytes=round(float(memories.reserved_bytes(coefficients)[index])),
         device_bytes=round(float(memories.device_bytes(coefficients)[index])),
-    )
-
-
-def to_layout(layouts: Layouts, index: int) -> Layout:
-    """One of the layouts as a run file writes it."""
-    row = layouts.row(index)
-    return Layout(
-        dp_replicate=row["dp"] // row["dp_shard"] if row["zero"] else row["dp"],
-        dp_shard=row["dp_shard"] if row["zero"] else 1,
-        cp=row["cp"],
-        tp=row["tp"],
-        pp=row["pp"],
-        ep=row["ep"],
-        micro_batch=row["micro_batch"],
-        zero=row["zero"] or "auto",  # type: ignore[arg-type]
-        sequence_parallel=bool(row["sequence_parallel"]),
-        interleave=row["interleave"],
-        zero_bubble=bool(row["zero_bubble"]),
-        recompute=Recompute(row["recompute"]).name.lower(),  # type: ignore[arg-type]
-        offload_activations=bool(row["offload"]),
-        offload_optimizer=bool(row["offload_optimizer"]),
     )
 
 

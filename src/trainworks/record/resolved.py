@@ -188,6 +188,24 @@ class Plan(Spec):
         return self.tokens_per_step / self.step_time.total_s
 
 
+class Forecast(Spec):
+    """The plan of a job before it was submitted, by the catalogue's rates for the nodes that it asks for."""
+
+    cluster: str
+    """Description of the nodes: `4 nodes of 8x H100-SXM-80GB`."""
+    layout: ResolvedLayout
+    step_s: float
+    low_s: float
+    high_s: float
+    """Ends of the 80 % interval."""
+    memory_bytes: int
+    """Of the fullest rank."""
+    train_s: float | None
+    """All steps; None where their number is known once the data is prepared."""
+    usd: float | None
+    """Price of the accelerators for that time; None where it is not known."""
+
+
 class ResolvedRun(Result, Spec):
     """The complete definition of a run, written before it starts and rewritten by a resume with other ranks."""
 
@@ -203,6 +221,8 @@ class ResolvedRun(Result, Spec):
     working_folder: str
     processes: Processes
     host: HostFacts
+    forecast: Forecast | None = None
+    """None for a run on this machine, and where the accelerators of the nodes are not known."""
     plan: Plan | None = None
     calibration: Calibration | None = None
     planner: tuple[str, ...] = ()

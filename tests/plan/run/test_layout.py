@@ -174,8 +174,8 @@ def test_what_is_searched_is_trainable() -> None:
 
 def test_a_row_of_a_search_is_a_layout_of_the_worker_and_back() -> None:
     for layout in every_layout(4, 8):
-        row = Layouts.of(global_batch=8, **degrees_of(layout)).row(0)
-        assert degrees_of(resolved_of(row, None, global_batch=8)) == degrees_of(layout)
+        rows = Layouts.of(global_batch=8, **degrees_of(layout))
+        assert degrees_of(resolved_of(rows, 0, None, global_batch=8)) == degrees_of(layout)
 
 
 def test_rules_refuse_arrays_as_they_refuse_a_layout() -> None:

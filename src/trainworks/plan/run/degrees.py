@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from trainworks.config.layout import Layout, ResolvedLayout, resolve_layout
-from trainworks.plan.layouts import Layouts, Recompute
+from trainworks.plan.layouts import Layouts, Recompute, to_layout
 
 
 def degrees_of(layout: ResolvedLayout) -> dict[str, int]:
@@ -36,28 +36,16 @@ def layouts_of(layouts: Sequence[ResolvedLayout]) -> Layouts:
     return Layouts.of(global_batch=batch, **{name: [row[name] for row in rows] for name in rows[0]})  # type: ignore[arg-type]
 
 
-def resolved_of(row: Mapping[str, int], written: Layout | None, *, global_batch: int) -> ResolvedLayout:
-    """A row of `Layouts` as the worker runs it, with what only a written layout has."""
-    dp, dp_shard = row["dp"], row["dp_shard"]
+def resolved_of(layouts: Layouts, index: int, written: Layout | None, *, global_batch: int) -> ResolvedLayout:
+    """One of the layouts as the worker runs it, with what only a written layout has."""
     kept = {} if written is None else {name: getattr(written, name) for name in _WRITTEN_ALONE}
-    layout = Layout(
-        dp_replicate=dp // dp_shard,
-        dp_shard=dp_shard,
-        cp=row["cp"],
-        tp=row["tp"],
-        pp=row["pp"],
-        ep=row["ep"],
-        zero=row["zero"] or "auto",  # type: ignore[arg-type]
-        sequence_parallel=bool(row["sequence_parallel"]),
-        interleave=row["interleave"],
-        zero_bubble=bool(row["zero_bubble"]),
-        recompute=Recompute(row["recompute"]).name.lower(),  # type: ignore[arg-type]
-        offload_activations=bool(row["offload"]),
-        offload_optimizer=bool(row["offload_optimizer"]),
-        **kept,
+    layout = to_layout(layouts, index).model_copy(update=kept)
+    return resolve_layout(
+        layout,
+        world_size=round(float(layouts.world_size[index])),
+        global_batch=global_batch,
+        micro_batch=round(float(layouts.micro_batch[index])),
     )
-    world_size = dp * row["cp"] * row["tp"] * row["pp"]
-    return resolve_layout(layout, world_size=world_size, global_batch=global_batch, micro_batch=row["micro_batch"])
 
 
 _WRITTEN_ALONE = ("stage_layers", "gradient_compression", "powersgd_rank", "powersgd_warmup")

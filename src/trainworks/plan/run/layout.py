@@ -50,7 +50,7 @@ def choose_layouts(job: RunJob, written: Layout | None) -> tuple[PlannedLayout, 
     used = job.memories(result.layouts).total_bytes
     return tuple(
         PlannedLayout(
-            layout=resolved_of(result.layouts.row(index), written, global_batch=batch),
+            layout=resolved_of(result.layouts, index, written, global_batch=batch),
             step_s=float(result.times.total_s[index]),
             memory_bytes=round(float(used[index])),
         )
@@ -90,7 +90,7 @@ def _spaces(job: RunJob, written: Layout | None) -> Sequence[AnySpace]:
     Raises:
         LayoutError: the written layout does not fit the ranks, the batch or the model.
     """
-    on_cpu = job.cluster.accelerator.name == "cpu"
+    on_cpu = job.device == "cpu"
     batch = job.workload.global_batch
     if written is None:
         return spaces(job, batch, {"offload": 0, "offload_optimizer": 0} if on_cpu else {})

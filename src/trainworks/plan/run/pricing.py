@@ -13,6 +13,7 @@ from trainworks.catalog.cluster import ClusterDescription
 from trainworks.catalog.facts import Accelerator
 from trainworks.config.layout import Layout, ResolvedLayout
 from trainworks.config.run_file import Workload
+from trainworks.plan.coefficients import COEFFICIENTS
 from trainworks.plan.layouts import Array, Layouts
 from trainworks.plan.run.degrees import layouts_of
 from trainworks.plan.run.memory import RunMemories, run_memories
@@ -97,6 +98,8 @@ class RunJob(TrainingJob):
     """
 
     workload: Workload
+    device: str
+    """`cpu` or `cuda`."""
     baseline_bytes: int
     """Memory of a rank without a model."""
 
@@ -118,7 +121,7 @@ class RunJob(TrainingJob):
             sequence_length=self.sequence_length,
             precision=self.precision,
             baseline_bytes=self.baseline_bytes,
-            device=self.cluster.accelerator.name,
+            device=self.device,
             dropout=self.workload.model.dropout,
         )
 
@@ -157,7 +160,22 @@ def run_job(
         software,
         calibration=calibration,
         workload=workload,
+        device=processes.device,
         baseline_bytes=calibration.baseline_bytes if calibration else _TYPICAL_BASELINE_BYTES,
+    )
+
+
+def described_job(workload: Workload, shape: ModelShape, cluster: ClusterDescription) -> RunJob:
+    """The workload as the worker trains it on a described cluster, one rank per accelerator."""
+    return RunJob(
+        shape,
+        workload.data.sequence_length,
+        workload.precision,
+        cluster,
+        worker_software("cuda", compiled=workload.compile, dropout=workload.model.dropout),
+        workload=workload,
+        device="cuda",
+        baseline_bytes=round(COEFFICIENTS.context_bytes),
     )
 
 

@@ -20,6 +20,7 @@ _SUBJECTS = {
     "GoodputForecast": "goodput",
     "LayoutComparison": "layout_comparison",
     "NetworkPlan": "network",
+    "Forecast": "forecast",
     "Proposal": "size",
     "ResolvedRun": "local_plan",
     "ScoreReport": "score",

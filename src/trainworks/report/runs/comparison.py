@@ -12,7 +12,7 @@ from typing import Literal
 
 from trainworks.record.events import Event
 from trainworks.record.metrics import MetricsRow, warmup_steps
-from trainworks.record.resolved import Plan
+from trainworks.record.resolved import Forecast, Plan
 from trainworks.report.runs.history import History
 from trainworks.report.runs.ledger import Ledger
 from trainworks.report.runs.part import ReportPart
@@ -62,8 +62,18 @@ class Comparison(ReportPart):
     """One sentence per difference worth a sentence, the biggest first; one of agreement if there is none."""
 
 
-def build_comparison(plan: Plan, history: History, ledger: Ledger, *, unit: str = "tokens") -> Comparison:
-    """Compare a plan with the steps trained with its layout; measured values are None before the first step."""
+def build_comparison(
+    plan: Plan, history: History, ledger: Ledger, *, unit: str = "tokens", forecast: Forecast | None = None
+) -> Comparison:
+    """Compare a plan with the steps trained with its layout; measured values are None before the first step.
+
+    Args:
+        plan: by measured rates.
+        history: of the run.
+        ledger: where its time went.
+        unit: of the data.
+        forecast: the plan before the job was submitted.
+    """
     others = _attempts_of_other_layouts(plan, history)
     rows = [row for row in history.effective if row["attempt"] not in others]
     skipped = warmup_steps(len(rows))
@@ -94,6 +104,7 @@ def build_comparison(plan: Plan, history: History, ledger: Ledger, *, unit: str 
         findings=(
             *_findings(plan, step_time, terms, memory=memory, run_time=run_time, ledger=ledger),
             *_tuning(plan),
+            *_forecast(forecast, step_time),
         ),
     )
 
@@ -195,6 +206,16 @@ def _tuning(plan: Plan) -> tuple[str, ...]:
         return (f"tuning: of {len(tried)} layouts the plan's first choice was the fastest",)
     steps = f"{format_duration(after)} a step, {format_duration(before)} with the plan's first choice"
     return (f"tuning: {best.layout.describe()} was {100 * (1 - after / before):.0f} % faster: {steps}",)
+
+
+def _forecast(forecast: Forecast | None, step_time: Difference) -> tuple[str, ...]:
+    """How the plan before submission has held."""
+    if forecast is None or step_time.measured is None:
+        return ()
+    inside = forecast.low_s <= step_time.measured <= forecast.high_s
+    interval = f"{format_duration(forecast.low_s)} to {format_duration(forecast.high_s)}"
+    said = f"{format_duration(forecast.step_s)} a step on {forecast.cluster} (80 %: {interval})"
+    return (f"before submission: {said}; the measured step is {'inside' if inside else 'outside'}",)
 
 
 def _sentence(item: Difference, reason: str) -> str:

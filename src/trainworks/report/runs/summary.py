@@ -313,7 +313,8 @@ def _comparison(resolved: ResolvedRun, history: History, ledger: Ledger | None) 
     workload = resolved.run_file.workload
     if resolved.plan is None or ledger is None:
         return None
-    return build_comparison(resolved.plan, history, ledger, unit=workload.unit if workload else "tokens")
+    unit = workload.unit if workload else "tokens"
+    return build_comparison(resolved.plan, history, ledger, unit=unit, forecast=resolved.forecast)
 
 
 def _checkpoints(history: History) -> Checkpoints:

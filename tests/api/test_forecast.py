@@ -1,0 +1,99 @@
+"""The plan of a job before it is submitted, from what its scheduler says of the nodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.backends.small_backend import SmallBackend
+from trainworks.api.forecast import forecast
+from trainworks.backends.backend import NodeStatus
+from trainworks.config.run_file import RunFile
+from trainworks.errors import EnvironmentProblem, LayoutError, UnreachableError
+from trainworks.record.resolved import Forecast
+from trainworks.units import HOUR_S
+
+
+class Nodes(SmallBackend):
+    """A scheduler whose nodes have these accelerators; without any it does not answer."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+    def nodes(self) -> list[NodeStatus]:
+        if not self.names:
+            raise UnreachableError("nobody answers")
+        return [NodeStatus(f"n{at}", "idle", accelerator=name) for at, name in enumerate(self.names)]
+
+
+def run_file(accelerators: str = "H100:8", **changes: Any) -> RunFile:
+    """A language model of 7 billion parameters on four nodes."""
+    work = {
+        "task": "causal-lm",
+        "model": {"layers": 32, "hidden": 4096, "heads": 32, "feed_forward": 11008},
+        "data": {"source": "./text", "sequence_length": 4096, "vocabulary": 32000},
+        "precision": "bf16",
+        "global_batch": 256,
+        "train_for": "10B tokens",
+    }
+    fields = {
+        "name": "llama",
+        "workload": work | changes.pop("workload", {}),
+        "resources": {"accelerators": accelerators},
+        "cluster": {"engine": "slurm", "nodes": 4} | changes.pop("cluster", {}),
+    }
+    return RunFile.model_validate(fields | changes)
+
+
+def planned(backend: SmallBackend | None = None, **of_run: Any) -> Forecast:
+    """For nodes that are known."""
+    found = forecast(run_file(**of_run), None, backend)
+    assert found is not None
+    return found
+
+
+def test_a_job_has_a_step_with_its_interval_a_memory_a_duration_and_a_price() -> None:
+    found = planned()
+    assert found.cluster == "4 nodes of 8x H100-SXM-80GB"
+    assert found.layout.world_size == 32
+    assert found.low_s < found.step_s < found.high_s
+    assert found.memory_bytes < 80 * 10**9
+    assert found.train_s == pytest.approx(found.step_s * 10e9 / (256 * 4096), rel=1e-3)
+    assert planned(cluster={"usd_per_accelerator_hour": 3.0}).usd == pytest.approx(3.0 * 32 * found.train_s / HOUR_S)
+
+
+def test_the_scheduler_says_which_accelerator_is_meant() -> None:
+    assert planned(Nodes("nvidia_a100-sxm4-40gb"), accelerators="A100:8").cluster == "4 nodes of 8x A100-SXM-40GB"
+    assert planned(Nodes("nvidia_a100-sxm4-80gb"), accelerators="A100:8").cluster == "4 nodes of 8x A100-SXM-80GB"
+
+
+def test_without_an_answer_the_run_file_says_it() -> None:
+    assert planned(Nodes()).cluster == "4 nodes of 8x H100-SXM-80GB"
+
+
+@pytest.mark.parametrize("changes", [{"accelerators": "Frobnicator:8"}, {"workload": {"precision": "fp4"}}])
+def test_what_the_catalogue_lacks_is_planned_on_the_nodes_alone(changes: dict[str, Any]) -> None:
+    assert forecast(run_file(**changes), None, Nodes("x")) is None
+
+
+def test_a_job_without_accelerators_is_planned_on_the_nodes_alone() -> None:
+    assert forecast(run_file().model_copy(update={"resources": None}), None, Nodes("h100")) is None
+
+
+def test_a_model_that_fits_no_layout_is_refused_before_it_waits_in_a_queue() -> None:
+    with pytest.raises(EnvironmentProblem, match="the model does not fit"):
+        planned(
+            workload={"model": {"layers": 80, "hidden": 32768, "heads": 64}},
+            layout={"dp_shard": 32, "offload_optimizer": False},
+        )
+
+
+def test_a_layout_that_does_not_multiply_is_refused_before_it_waits_in_a_queue() -> None:
+    with pytest.raises(LayoutError, match="world size is 32"):
+        planned(layout={"tp": 8})
+
+
+def test_epochs_have_no_duration_before_the_data_is_prepared() -> None:
+    found = planned(workload={"train_for": "2 epochs"})
+    assert (found.train_s, found.usd) == (None, None)
