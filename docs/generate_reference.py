@@ -21,6 +21,7 @@ from trainworks import errors
 from trainworks.cli.app import app
 from trainworks.cli.commands import COMMANDS
 from trainworks.config import autoscale, data, engines, layout, run_file, software
+from trainworks.config.spec import field_docs
 from trainworks.jobs import state
 from trainworks.record import (
     calibration,
@@ -138,9 +139,9 @@ def run_file_page() -> str:
 
 def _model_section(title: str, model: type[BaseModel]) -> str:
     heading = title if title == "Top level" else f"`{title}`"
-    properties = model.model_json_schema()["properties"]
+    properties, docs = model.model_json_schema()["properties"], field_docs(model)
     rows = [
-        f"| `{name}` | {_cell(_type(properties[name]))} | {_default(field)} | {_cell(field.description or '')} |"
+        f"| `{name}` | {_cell(_type(properties[name]))} | {_default(field)} | {_cell(docs.get(name, ''))} |"
         for name, field in model.model_fields.items()
     ]
     table = ["| key | value | default | meaning |", "|---|---|---|---|", *rows]

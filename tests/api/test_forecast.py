@@ -24,7 +24,7 @@ class Nodes(SmallBackend):
     def nodes(self) -> list[NodeStatus]:
         if not self.names:
             raise UnreachableError("nobody answers")
-        return [NodeStatus(f"n{at}", "idle", accelerator=name) for at, name in enumerate(self.names)]
+        return [NodeStatus(name=f"n{at}", state="free", accelerator=name) for at, name in enumerate(self.names)]
 
 
 def run_file(accelerators: str = "H100:8", **changes: Any) -> RunFile:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from trainworks.api.precision import check_precision, default_precision
 from trainworks.errors import MissingExtraError, UsageError
+from trainworks.plan.run.precision import check_precision, default_precision
 from trainworks.record.environment import AcceleratorFacts, HostFacts
 from trainworks.report.local_plan import emulation_note
 

@@ -10,7 +10,6 @@ from typing import Final
 from trainworks import __version__
 from trainworks.api.anchor import AnchoredRun, anchor
 from trainworks.api.planned_model import model_shape
-from trainworks.api.precision import check_precision, default_precision
 from trainworks.api.worker_tasks import ask
 from trainworks.catalog.catalog import accelerator
 from trainworks.catalog.facts import Accelerator
@@ -29,6 +28,7 @@ from trainworks.plan.learning import with_learning
 from trainworks.plan.run.layout import choose_layouts, fastest, largest_micro_batch
 from trainworks.plan.run.module import check_own_optimizer, make_measured_plan, measured_layouts
 from trainworks.plan.run.plan import make_plan, num_steps
+from trainworks.plan.run.precision import check_precision, default_precision
 from trainworks.plan.run.pricing import RunJob, calibration_request, run_job
 from trainworks.plan.run.processes import ResourceError, as_asked, choose_command_processes, choose_workload_processes
 from trainworks.record.environment import HostFacts
