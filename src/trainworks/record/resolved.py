@@ -199,7 +199,7 @@ class Forecast(Spec):
     high_s: float
     """Ends of the 80 % interval."""
     memory_bytes: int
-    """Of the fullest rank."""
+    """Memory of the fullest rank."""
     train_s: float | None
     """All steps; None where their number is known once the data is prepared."""
     usd: float | None

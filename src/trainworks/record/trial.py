@@ -16,7 +16,7 @@ class TrialRequest(Spec):
     layout: ResolvedLayout
     processes: Processes
     shape: ModelShape | None = None
-    """Of a causal-lm; other models bring their own."""
+    """Shape of a causal-lm; other models bring their own."""
     data_folder: str | None = None
     """Folder of the prepared data; None for a module, which has its own."""
 
