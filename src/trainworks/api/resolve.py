@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -249,7 +249,7 @@ def _plan_by_calibration(decided: DecidedRun, job: RunJob, planning: Planning) -
         again=planning.again,
         machines=decided.machines,
     )
-    job = replace(job, calibration=calibration, baseline_bytes=calibration.baseline_bytes)
+    job = job.calibrated(calibration)
     compared = choose_layouts(job, written)
     if planning.tune:
         compared = _tuned(compared, resolved, job, planning)

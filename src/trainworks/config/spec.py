@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
-import textwrap
-from itertools import pairwise
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler
@@ -23,32 +19,11 @@ class Spec(Frozen):
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         """The schema with the docstrings of the fields; `use_attribute_docstrings` would read all sources at import."""
+        from trainworks.config.field_docs import field_docs  # noqa: PLC0415  # for schemas alone
+
         schema = handler(core_schema)
         properties = handler.resolve_ref_schema(schema).get("properties", {})
         for name, text in field_docs(cls).items():
             if name in properties:
                 properties[name].setdefault("description", text)
         return schema
-
-
-def field_docs(model: type[BaseModel]) -> dict[str, str]:
-    """The docstrings below the fields of a model, by name; those of its bases too."""
-    docs: dict[str, str] = {}
-    for base in reversed(model.__mro__):
-        if issubclass(base, Spec) and base is not Spec:
-            (written,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-            assert isinstance(written, ast.ClassDef)
-            docs |= dict(_documented(written))
-    return docs
-
-
-def _documented(written: ast.ClassDef) -> list[tuple[str, str]]:
-    return [
-        (field.target.id, inspect.cleandoc(text.value.value))
-        for field, text in pairwise(written.body)
-        if isinstance(field, ast.AnnAssign)
-        and isinstance(field.target, ast.Name)
-        and isinstance(text, ast.Expr)
-        and isinstance(text.value, ast.Constant)
-        and isinstance(text.value.value, str)
-    ]

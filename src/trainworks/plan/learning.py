@@ -25,7 +25,8 @@ from trainworks.plan.uncertainty import (
     prior_of,
 )
 from trainworks.record.calibration import Calibration
-from trainworks.record.measurement import FinishedRun, MeasuredStep, Measurement
+from trainworks.record.measurement import MeasuredStep, Measurement
+from trainworks.record.past_run import FinishedRun
 from trainworks.record.resolved import Plan
 
 _PROBE_BYTES = 64 * 2**20

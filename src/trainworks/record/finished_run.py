@@ -12,8 +12,8 @@ from pydantic import ValidationError
 
 from trainworks.files import append_text
 from trainworks.record.environment import HostFacts
-from trainworks.record.measurement import FinishedRun
 from trainworks.record.metrics import effective_rows, read_metrics, warmup_steps
+from trainworks.record.past_run import FinishedRun
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 

@@ -30,7 +30,9 @@ _ENOUGH_TOKENS = 8192
 _HOST_SHARE = 0.8
 """Share of a host's memory that its ranks may use; the rest is the system's and that of other programs."""
 _TYPICAL_BASELINE_BYTES = 400_000_000
-"""Memory of a rank without a model, before it is measured."""
+"""Memory of a rank without a model on a CPU, before it is measured."""
+_CONTEXT_BYTES = round(COEFFICIENTS.context_bytes)
+"""The same on an accelerator: the driver's context and the buffers of the collectives."""
 
 
 def calibration_request(
@@ -101,7 +103,7 @@ class RunJob(TrainingJob):
     device: str
     """`cpu` or `cuda`."""
     baseline_bytes: int
-    """Memory of a rank without a model."""
+    """Memory of a rank without a model, on its device."""
 
     complication: ClassVar[float] = 0.05
     """More than on a described cluster: on ranks at hand plain data parallelism is what is measured best, and two
@@ -112,6 +114,11 @@ class RunJob(TrainingJob):
     def largest_micro_batch(self) -> int:
         """Sequences of one rank that a search tries at most: matrix products of more tokens are not faster."""
         return max(1, _ENOUGH_TOKENS // self.sequence_length)
+
+    def calibrated(self, calibration: Calibration) -> RunJob:
+        """The same job with measured rates, and on a CPU with the measured memory of a rank without a model."""
+        baseline = calibration.baseline_bytes if self.device == "cpu" else self.baseline_bytes
+        return replace(self, calibration=calibration, baseline_bytes=baseline)
 
     def memories(self, layouts: Layouts) -> RunMemories:
         """Peak memory of the fullest rank of every layout."""
@@ -152,17 +159,17 @@ def run_job(
     software = worker_software(processes.device, compiled=workload.compile, dropout=workload.model.dropout)
     if layout is not None and layout.gradient_compression in ("bf16", "fp16"):
         software = replace(software, sent_gradient_bytes=2)
-    return RunJob(
+    job = RunJob(
         shape,
         workload.data.sequence_length,
         workload.precision,
         cluster_of_ranks(processes, memory_per_rank_bytes=memory_per_rank_bytes),
         software,
-        calibration=calibration,
         workload=workload,
         device=processes.device,
-        baseline_bytes=calibration.baseline_bytes if calibration else _TYPICAL_BASELINE_BYTES,
+        baseline_bytes=_TYPICAL_BASELINE_BYTES if processes.device == "cpu" else _CONTEXT_BYTES,
     )
+    return job if calibration is None else job.calibrated(calibration)
 
 
 def described_job(workload: Workload, shape: ModelShape, cluster: ClusterDescription) -> RunJob:
@@ -175,7 +182,7 @@ def described_job(workload: Workload, shape: ModelShape, cluster: ClusterDescrip
         worker_software("cuda", compiled=workload.compile, dropout=workload.model.dropout),
         workload=workload,
         device="cuda",
-        baseline_bytes=round(COEFFICIENTS.context_bytes),
+        baseline_bytes=_CONTEXT_BYTES,
     )
 
 
