@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler
 class Frozen(BaseModel):
     """Base of immutable models that refuse unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class Spec(Frozen):

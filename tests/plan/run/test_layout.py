@@ -13,13 +13,14 @@ from tests.fakes import processes
 from tests.plan.shapes import calibration, shape, workload
 from trainworks.config.layout import Layout, ResolvedLayout, divisors, resolve_layout
 from trainworks.errors import EnvironmentProblem, LayoutError
+from trainworks.plan.coefficients import COEFFICIENTS
 from trainworks.plan.layouts import Layouts
 from trainworks.plan.run.degrees import degrees_of, layouts_of, resolved_of
 from trainworks.plan.run.layout import choose_layouts, largest_micro_batch
 from trainworks.plan.run.pricing import RunJob, run_job
 from trainworks.plan.run.trainable import check_trainable, trainable
 from trainworks.plan.search import limit_bytes
-from trainworks.record.resolved import PlannedLayout
+from trainworks.record.resolved import PlannedLayout, Processes
 
 PLENTY = 10**12
 
@@ -176,6 +177,16 @@ def test_a_row_of_a_search_is_a_layout_of_the_worker_and_back() -> None:
     for layout in every_layout(4, 8):
         rows = Layouts.of(global_batch=8, **degrees_of(layout))
         assert degrees_of(resolved_of(rows, 0, None, global_batch=8)) == degrees_of(layout)
+
+
+def test_memory_outside_of_the_tensors_is_that_of_the_device() -> None:
+    """A process with CUDA has gigabytes on the host; on the device the driver's context counts."""
+    ranks = Processes(nodes=1, processes_per_node=2, threads_per_process=1, device="cuda")
+    measured = calibration(device="cuda", num_ranks=2, baseline_bytes=9 * 10**9)
+    on_device = run_job(workload(), shape(), ranks, calibration=measured)
+    on_cpu = run_job(workload(), shape(), processes(1, 2), calibration=calibration(baseline_bytes=9 * 10**9))
+    assert on_device.baseline_bytes == COEFFICIENTS.context_bytes
+    assert on_cpu.baseline_bytes == 9 * 10**9
 
 
 def test_rules_refuse_arrays_as_they_refuse_a_layout() -> None:
