@@ -36,6 +36,8 @@ QUEUE = "train"
 """The one that there is."""
 NODES = 4
 _LOOK_S = 0.1
+_IDLE_LOOK_S, _BUSY_S = 1.0, 5.0
+"""Between looks once there has been no job for a while: the tests of the same session go on without this cluster."""
 _CORE = f"/api/v1/namespaces/{NAMESPACE}"
 _JOBSETS = f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{NAMESPACE}/jobsets"
 _JOBS = f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs"
@@ -616,13 +618,16 @@ def main(folder: str) -> None:
     cluster = Cluster(KubernetesClient(configuration=f"{folder}/kubeconfig"), Path(folder))
     cluster.make_nodes()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit())
+    busy_at = time.monotonic()
     try:
         while True:
             try:
                 cluster.step()
             except TrainworksError as problem:
                 sys.stderr.write(f"{type(problem).__name__} {problem}\n")
-            time.sleep(_LOOK_S)
+            if cluster.jobsets or cluster.pods:
+                busy_at = time.monotonic()
+            time.sleep(_LOOK_S if time.monotonic() < busy_at + _BUSY_S else _IDLE_LOOK_S)
     finally:
         cluster.kubelets.end_all()
 
