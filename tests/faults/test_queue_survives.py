@@ -32,8 +32,8 @@ from trainworks.record.events import read_events
 from trainworks.record.run_dir import RunDir, create_run_dir
 from trainworks.recover.restarts import restarts_used
 
-KILLS = 100
-JOBS = 60
+KILLS = 40
+JOBS = 40
 PATIENCE_S = 240.0
 """Nothing is measured by it: a dispatcher, a supervisor and an agent start one after the other on a busy machine."""
 
