@@ -193,7 +193,7 @@ def test_files_of_the_folder_do_not_shadow_the_libraries(program, write_run_file
 
 
 def test_a_run_that_still_has_processes_is_not_started_again(program, write_run_file):
-    program.run("submit", write_run_file(program.folder))
+    program.run("submit", write_run_file(program.folder, workload__train_for="20000 steps"))  # killed with the test
     program.wait_for_step(20)
     program.run_dir.status_file.unlink()  # whoever looks must think that nobody has launched it
     code, _, stderr = program.run("resume")
