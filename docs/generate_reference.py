@@ -21,7 +21,7 @@ from trainworks import errors
 from trainworks.cli.app import app
 from trainworks.cli.commands import COMMANDS
 from trainworks.config import autoscale, data, engines, layout, run_file, software
-from trainworks.config.field_docs import field_docs
+from trainworks.config.spec import field_docs
 from trainworks.jobs import state
 from trainworks.record import (
     calibration,

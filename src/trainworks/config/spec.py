@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler
@@ -19,11 +20,28 @@ class Spec(Frozen):
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         """The schema with the docstrings of the fields; `use_attribute_docstrings` would read all sources at import."""
-        from trainworks.config.field_docs import field_docs  # noqa: PLC0415  # for schemas alone
-
         schema = handler(core_schema)
         properties = handler.resolve_ref_schema(schema).get("properties", {})
         for name, text in field_docs(cls).items():
             if name in properties:
                 properties[name].setdefault("description", text)
         return schema
+
+
+def field_docs(model: type[BaseModel]) -> dict[str, str]:
+    """The docstrings below the fields of a model and of its bases, by the names of the fields."""
+    import ast  # noqa: PLC0415  # for schemas alone, and every process imports this module
+    import inspect  # noqa: PLC0415
+    import textwrap  # noqa: PLC0415
+
+    docs: dict[str, str] = {}
+    for base in reversed(model.__mro__):
+        if not issubclass(base, BaseModel) or base is BaseModel:
+            continue
+        (written,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        assert isinstance(written, ast.ClassDef)
+        for field, text in pairwise(written.body):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
+                value = getattr(text.value, "value", None)
+                docs |= {field.target.id: inspect.cleandoc(value)} if isinstance(value, str) else {}
+    return docs
