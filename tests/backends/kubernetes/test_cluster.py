@@ -176,13 +176,16 @@ def test_a_lost_node_costs_a_restart(kube: Kube) -> None:
 
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_preempted_pod_ends_all_ranks_in_order_and_costs_no_restart(kube: Kube, index: int) -> None:
-    again = "test -e /runs/preempted && exit 0; trap 'touch /runs/preempted; exit 0' TERM; while :; do sleep 0.1; done"
+    trap = "trap 'touch /runs/preempted; exit 0' TERM; touch /runs/up-$RANK"
+    again = f"test -e /runs/preempted && exit 0; {trap}; while :; do sleep 0.1; done"
     run = kube.command(again, restarts=0, job={"grace": "30 s"}).start()
-    wait_until(lambda: run.status.state is JobState.RUNNING)
+    up = [kube.cluster.volume / f"up-{rank}" for rank in range(2)]
+    wait_until(lambda: run.status.state is JobState.RUNNING and all(rank.exists() for rank in up))
     run.evict_pod(index)
     seen = run.reaches("SUCCEEDED")
     assert seen.restarts == 1 and [event["cause"] for event in run.events("state")].count("preempted") == 1
-    (kube.cluster.volume / "preempted").unlink()
+    for file in (*up, kube.cluster.volume / "preempted"):
+        file.unlink()
 
 
 @pytest.mark.parametrize("index", [0, 1])
