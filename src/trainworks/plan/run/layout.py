@@ -47,7 +47,7 @@ def choose_layouts(job: RunJob, written: Layout | None) -> tuple[PlannedLayout, 
     result = search_first(_spaces(job, written), keep=_TABLE_LENGTH)
     if not result.fitting:
         raise _too_large(job, result.nearest)
-    used = job.memories(result.layouts).total_bytes
+    used = result.memories.device_bytes()
     return tuple(
         PlannedLayout(
             layout=resolved_of(result.layouts, index, written, global_batch=batch),
