@@ -18,7 +18,7 @@ from tests.faults.launcher import Program
 from tests.small_disk import mounted
 from tests.worker.harness import run_file_text, write_corpus
 
-STEPS = 200  # enough to find a process and to kill it before the run ends
+STEPS = 120  # enough to find a process and to kill it before the run ends
 SHORT = {"workload__train_for": "60 steps", "checkpoint__every": "6 steps"}
 """Of a run that is hurt from inside, at a step."""
 
@@ -54,10 +54,10 @@ def program(tmp_path: Path, fault_cache: Path) -> Iterator[Program]:
 
 @pytest.fixture(scope="session")
 def write_run_file(fault_corpus: Path) -> Callable[..., str]:
-    """A function that writes `run.yaml` of a tiny run of 200 steps into a folder."""
+    """A function that writes `run.yaml` of a tiny run into a folder."""
 
     def write(folder: Path, **changes: Any) -> str:
-        defaults = {"workload__train_for": f"{STEPS} steps", "checkpoint__every": "20 steps"}
+        defaults = {"workload__train_for": f"{STEPS} steps", "checkpoint__every": "12 steps"}
         (folder / "run.yaml").write_text(run_file_text(fault_corpus, **(defaults | changes)), encoding="utf-8")
         return "run.yaml"
 

@@ -97,9 +97,13 @@ class Program:
         return next(child for child in self.supervisor().children() if _is_agent(child, node))
 
     def fork_server(self, node: int) -> psutil.Process:
-        """The process that the ranks of one node are forked from."""
+        """The process that the ranks of one node are forked from; a fork of the agent, or a new interpreter later."""
+        agent = self.agent(node)
+        known = agent.cmdline()
         return next(
-            child for child in self.agent(node).children() if "multiprocessing.forkserver" in child.cmdline()[-1]
+            child
+            for child in agent.children()
+            if child.cmdline() == known or "multiprocessing.forkserver" in child.cmdline()[-1]
         )
 
     def rank(self, rank: int) -> psutil.Process:

@@ -23,7 +23,7 @@ def hangs(program):
 @pytest.mark.parametrize("nodes", [{}, TWO_NODES], ids=["one-node", "two-nodes"])
 def test_a_stopped_rank_is_named_and_the_run_goes_on(program, write_run_file, uninterrupted, nodes):
     running = program.start("run", write_run_file(program.folder, **TIMEOUT, **nodes))
-    program.wait_for_step(60)
+    program.wait_for_step(36)
     program.rank(1).send_signal(signal.SIGSTOP)
     code, _, stderr = finished(running)
     (hang,) = hangs(program)

@@ -37,7 +37,7 @@ def test_a_run_ends_well_and_prints_its_report_to_stdout(program, write_run_file
 
 def test_a_killed_rank_is_restarted_from_the_last_checkpoint(program, write_run_file, uninterrupted):
     running = program.start("run", write_run_file(program.folder))
-    program.wait_for_step(60)
+    program.wait_for_step(36)
     program.rank(1).kill()
     code, _, stderr = finished(running)
     assert (code, program.curve()) == (0, uninterrupted)
@@ -48,7 +48,7 @@ def test_a_killed_rank_is_restarted_from_the_last_checkpoint(program, write_run_
 @pytest.mark.parametrize("node", [0, 1], ids=["that-serves-the-rendezvous", "that-does-not"])
 def test_a_killed_node_comes_back(program, write_run_file, uninterrupted, node):
     running = program.start("run", write_run_file(program.folder, **TWO_NODES))
-    program.wait_for_step(60)
+    program.wait_for_step(36)
     program.agent(node).kill()
     code, _, stderr = finished(running)
     assert (code, program.curve()) == (0, uninterrupted), stderr
@@ -60,7 +60,7 @@ def test_a_killed_supervisor_takes_everything_with_it_and_the_run_can_be_resumed
     program, write_run_file, uninterrupted
 ):
     running = program.start("run", write_run_file(program.folder))
-    program.wait_for_step(60)
+    program.wait_for_step(36)
     program.supervisor().kill()
     code, _, stderr = finished(running)
     assert code == 1
@@ -72,7 +72,7 @@ def test_a_killed_supervisor_takes_everything_with_it_and_the_run_can_be_resumed
 
 def test_of_two_resumes_at_once_one_goes_on_and_the_other_is_refused(program, write_run_file, uninterrupted):
     running = program.start("run", write_run_file(program.folder))
-    program.wait_for_step(60)
+    program.wait_for_step(36)
     program.supervisor().kill()
     finished(running)
     both = [finished(each) for each in [program.start("resume"), program.start("resume")]]
@@ -87,7 +87,9 @@ def test_of_two_resumes_at_once_one_goes_on_and_the_other_is_refused(program, wr
 def test_a_live_run_is_not_resumed_and_goes_on(program, write_run_file, uninterrupted):
     running = program.start("run", write_run_file(program.folder))
     program.wait_for_step(20)
+    program.rank(0).suspend()
     code, _, stderr = program.run("resume")
+    program.rank(0).resume()
     assert code == 2
     assert f"process {program.supervisor().pid} on " in stderr
     assert finished(running)[0] == 0
@@ -131,7 +133,7 @@ def test_a_second_ctrl_c_ends_at_once(program, write_run_file):
 
 def test_a_run_resumes_with_another_number_of_ranks(program, write_run_file, uninterrupted):
     running = program.start("run", write_run_file(program.folder))
-    program.wait_for_step(60)
+    program.wait_for_step(36)
     interrupt(running)
     finished(running)
     assert program.run("resume", "--nproc", "1")[0] == 0
@@ -212,7 +214,7 @@ def test_a_stop_before_the_first_step_does_not_wait(program, write_run_file):
 
 def test_a_damaged_checkpoint_is_passed_over_aloud(program, write_run_file, uninterrupted):
     running = program.start("run", write_run_file(program.folder))
-    program.wait_for_step(60)
+    program.wait_for_step(36)
     interrupt(running)
     finished(running)
     newest = complete_checkpoints(program.run_dir)[-1][1]
@@ -226,7 +228,7 @@ def test_a_damaged_checkpoint_is_passed_over_aloud(program, write_run_file, unin
 
 def test_where_every_checkpoint_is_damaged_one_error_says_so_and_does_not_advise_to_resume(program, write_run_file):
     running = program.start("run", write_run_file(program.folder))
-    program.wait_for_step(45)
+    program.wait_for_step(30)
     interrupt(running)
     finished(running)
     for _, folder in complete_checkpoints(program.run_dir):
@@ -236,6 +238,6 @@ def test_where_every_checkpoint_is_damaged_one_error_says_so_and_does_not_advise
     code, _, stderr = program.run("resume")
     assert (code, "Traceback" in stderr) == (3, False)
     error = stderr[stderr.index("error: ") :]
-    assert "no checkpoint can be loaded: step" in error and ".metadata: checksum differs; step 40: " in error
+    assert "no checkpoint can be loaded: step" in error and ".metadata: checksum differs; step 24: " in error
     assert "start a new run: trainworks run" in error and "trainworks resume" not in error
     program.assert_nothing_left()

@@ -76,7 +76,7 @@ def test_an_exit_code_without_restarts_left_is_named(program, write_run_file):
 @NODES
 def test_a_killed_rank_0_is_the_cause_that_the_state_names(program, write_run_file, nodes):
     running = program.start("run", write_run_file(program.folder, **nodes))
-    program.wait_for_step(60)
+    program.wait_for_step(36)
     program.rank(0).kill()
     assert finished(running)[0] == 0
     recovering = [event for event in events(program, "state") if event["state"] == "RECOVERING"]
@@ -86,7 +86,7 @@ def test_a_killed_rank_0_is_the_cause_that_the_state_names(program, write_run_fi
 @pytest.mark.parametrize("node", [0, 1], ids=["that-serves-the-rendezvous", "that-does-not"])
 def test_a_node_agent_that_gets_sigterm_is_started_again(program, write_run_file, uninterrupted, node):
     running = program.start("run", write_run_file(program.folder, **TWO_NODES))
-    program.wait_for_step(60)
+    program.wait_for_step(36)
     program.agent(node).send_signal(signal.SIGTERM)
     code, _, stderr = finished(running)
     assert (code, program.curve()) == (0, uninterrupted), stderr
@@ -97,7 +97,7 @@ def test_a_node_agent_that_gets_sigterm_is_started_again(program, write_run_file
 @NODES
 def test_a_killed_fork_server_is_replaced_and_leaves_no_rank_behind(program, write_run_file, uninterrupted, nodes):
     running = program.start("run", write_run_file(program.folder, **nodes))
-    program.wait_for_step(60)
+    program.wait_for_step(36)
     program.fork_server(0).kill()
     code, _, stderr = finished(running)
     assert (code, program.curve()) == (0, uninterrupted), stderr
@@ -126,8 +126,8 @@ def test_two_random_kills_of_ranks_agents_or_fork_servers_cost_no_step(program, 
     random = Random(seed)
     kills = random.sample([kill_rank, kill_agent, terminate_agent, kill_fork_server], 2)
     running = program.start("run", write_run_file(program.folder, **TWO_NODES, recover={"max_restarts": 4}))
-    for first_step, kill in zip((20, 100), kills, strict=True):
-        program.wait_for_step(first_step + random.randrange(40))
+    for first_step, kill in zip((12, 60), kills, strict=True):
+        program.wait_for_step(first_step + random.randrange(24))
         kill(program, random.randrange(2))
     code, _, stderr = finished(running)
     assert (code, program.curve()) == (0, uninterrupted), (stderr, kills)

@@ -2,16 +2,13 @@
 
 ADDRESS is where the other nodes reach this one, STORE the address and port of the rendezvous store on the first node.
 
-It imports next to nothing itself. First it starts the fork server, which imports torch and the trainer while this
-process prepares the data and imports torch too; ranks are then forked from it and start at once, after a failure as
-well.
+It imports torch and the trainer once and forks itself: that child is the fork server, from which ranks start at once,
+after a failure as well.
 """
 
 from __future__ import annotations
 
 import importlib
-import multiprocessing
-import multiprocessing.forkserver
 import multiprocessing.util
 import os
 import shutil
@@ -28,6 +25,7 @@ from trainworks.record.exit_code import ExitCode
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.recover.decisions import TRANSIENT
+from trainworks.worker.fork_server import start_fork_server
 from trainworks.worker.imports import rank_modules
 
 
@@ -46,11 +44,11 @@ def main(
     append_event(run_dir.events_file, "agent_started", node=int(node))
     try:
         resolved = run_dir.read_resolved()
+        _start_fork_server(resolved)
         every_s, device = resolved.run_file.job.idle.sample_every_s, resolved.processes.device
         follow_usage(run_dir, int(node), every_s=every_s, on_accelerators=device == "cuda")
-        _start_fork_server(resolved)
         data_folder = _prepare_data(resolved, run_dir, int(node))
-        elastic = importlib.import_module("trainworks.worker.elastic")  # imports torch: not before the fork server runs
+        elastic = importlib.import_module("trainworks.worker.elastic")  # imports torch
         exit_code: int = elastic.run_node(
             resolved,
             run_dir,
@@ -69,11 +67,9 @@ def main(
 
 
 def _start_fork_server(resolved: ResolvedRun) -> None:
-    """Start the process that ranks are forked from; it imports the trainer and what this run needs beside it."""
+    """Import the trainer and what this run needs beside it, and fork the process that ranks are forked from."""
     assert resolved.run_file.workload is not None and resolved.plan is not None
-    modules = rank_modules(resolved.run_file.workload, resolved.plan.layout)
-    multiprocessing.get_context("forkserver").set_forkserver_preload(list(modules))
-    multiprocessing.forkserver.ensure_running()
+    start_fork_server(rank_modules(resolved.run_file.workload, resolved.plan.layout))
 
 
 def _prepare_data(resolved: ResolvedRun, run_dir: RunDir, node: int) -> Path:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from trainworks.config.layout import ResolvedLayout
-from trainworks.plan.run.pricing import pricing
-from trainworks.plan.run.remedies import Remedy, as_written, cheapest_remedies
 from trainworks.plan.run.tensor_sizes import piece_of
 from trainworks.record.events import Event
 from trainworks.record.memory import MemoryAtFailure
@@ -17,6 +15,9 @@ from trainworks.record.resolved import MemoryTerms, Plan, ResolvedRun
 from trainworks.recover.failures import first_failure
 from trainworks.report.runs.part import ReportPart, printable
 from trainworks.units import format_bytes
+
+if TYPE_CHECKING:
+    from trainworks.plan.run.remedies import Remedy
 
 _FAR = 0.05
 """Share of the planned total; a term that is further off is named."""
@@ -113,6 +114,10 @@ def _remedies(resolved: ResolvedRun, plan: Plan, memory: MemoryAtFailure) -> tup
     workload, calibration = resolved.run_file.workload, resolved.calibration
     if workload is None or calibration is None:
         return ()
+    # The planner takes half a second to import, and each command that reads a run imports this module.
+    from trainworks.plan.run.pricing import pricing
+    from trainworks.plan.run.remedies import cheapest_remedies
+
     planned = plan.memory.total_bytes
     least = memory.requested_bytes or round(_UNKNOWN * planned)
     found = cheapest_remedies(
@@ -126,6 +131,8 @@ def _remedies(resolved: ResolvedRun, plan: Plan, memory: MemoryAtFailure) -> tup
 
 
 def _priced(remedy: Remedy, before: ResolvedLayout) -> PricedRemedy:
+    from trainworks.plan.run.remedies import as_written
+
     return PricedRemedy(
         changes={name: (getattr(before, name), value) for name, value in remedy.changes.items()},
         layout=as_written(remedy.layout),

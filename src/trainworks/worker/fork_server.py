@@ -1,0 +1,58 @@
+"""Make the process that ranks are forked from: a fork of the node agent, which has imported all that a rank needs.
+
+`multiprocessing` starts its fork server as a new interpreter. The agent needs torch as well, so each node would import
+it twice. A fork shares what is imported, and the memory of it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import multiprocessing
+import multiprocessing.forkserver
+import multiprocessing.resource_tracker
+import multiprocessing.util
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+
+
+def start_fork_server(modules: Sequence[str]) -> None:
+    """Import modules and fork this process; `multiprocessing` then forks every rank from that child.
+
+    Only for a process without threads. A fork server that is killed is replaced by `multiprocessing`, with a new
+    interpreter that imports the modules again.
+
+    Args:
+        modules: what a rank finds imported. A missing one is no error here: the rank that needs it says so.
+    """
+    for module in modules:
+        with suppress(ImportError):
+            importlib.import_module(module)
+    multiprocessing.get_context("forkserver").set_forkserver_preload(list(modules))
+    multiprocessing.resource_tracker.ensure_running()
+    start_interpreter = multiprocessing.util.spawnv_passfds
+    multiprocessing.util.spawnv_passfds = _fork_instead  # type: ignore[assignment]
+    try:
+        multiprocessing.forkserver.ensure_running()
+    finally:
+        multiprocessing.util.spawnv_passfds = start_interpreter
+
+
+def _fork_instead(_: object, __: object, passed_fds: Sequence[int]) -> int:
+    """Serve in a fork of this process instead of a new interpreter, with these open files; returns its id."""
+    if pid := os.fork():
+        return pid
+    try:
+        _close_all_but(passed_fds)
+        multiprocessing.forkserver._forkserver.__init__()  # type: ignore[misc]  # its lock was taken when it was copied
+        listener, alive, *authkey = passed_fds  # from Python 3.14 on there is a key
+        keys = {"authkey_r": authkey[0]} if authkey else {}
+        multiprocessing.forkserver.main(listener, alive, [], **keys)  # type: ignore[arg-type]
+    finally:
+        os._exit(0)
+
+
+def _close_all_but(kept: Sequence[int]) -> None:
+    for low, high in itertools.pairwise([2, *sorted(kept), os.sysconf("SC_OPEN_MAX")]):
+        os.closerange(low + 1, high)
