@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
+from functools import partial
 
 from trainworks.config.run_file import RunFile
 from trainworks.errors import UsageError
@@ -10,8 +12,8 @@ from trainworks.plan.assumptions import assumed
 from trainworks.plan.cluster.plan import ClusterPlan
 from trainworks.plan.reliability.defaults import planned_failures
 from trainworks.plan.reliability.goodput import ExpectedRun, Failures, expected, save_in_time, spares_needed
-from trainworks.plan.reliability.scenario import scenario_of, spread_of
-from trainworks.plan.reliability.simulation import simulate
+from trainworks.plan.reliability.scenario import Scenario, SimulationOutcome, scenario_of, spread_of
+from trainworks.plan.reliability.simulation import simulate_all
 from trainworks.plan.sizing.result import Reliability, SizingRequest
 from trainworks.plan.storage.run import checkpoint_of
 from trainworks.plan.trace import Traced, fact
@@ -73,16 +75,42 @@ def _mean(
     return work, failures, spares, mean
 
 
-def simulate_reliability(plan: ClusterPlan, request: SizingRequest, **given: float | None) -> Reliability:
-    """Simulate the finish of a plan with the spares that it needs; `given` are arguments of `planned_failures`."""
-    work, failures, spares, mean = _mean(plan, request, **given)
+def simulate_reliability(
+    plans: Iterable[tuple[ClusterPlan, Mapping[str, float | None]]], request: SizingRequest
+) -> list[Reliability | UsageError]:
+    """Simulate the finish of plans with the spares that they need, all at once.
+
+    Args:
+        plans: each with its arguments of `planned_failures`.
+        request: goal, assumptions and seed.
+
+    Returns:
+        One result per plan; an error in place of a run that fails too often to advance.
+    """
+    prepared = [_prepared(plan, request, given) for plan, given in plans]
+    scenarios = [each[1] for each in prepared if not isinstance(each, UsageError)]
+    outcomes = iter(simulate_all(scenarios, trials=TRIALS, seed=request.seed, most_events=_MOST_EVENTS))
+    return [each if isinstance(each, UsageError) else _simulated(each[0], next(outcomes)) for each in prepared]
+
+
+def _prepared(
+    plan: ClusterPlan, request: SizingRequest, given: Mapping[str, float | None]
+) -> tuple[partial[Reliability], Scenario] | UsageError:
+    """The result but for its outcome, and the scenario to simulate."""
     best = plan.best[0]
-    scenario = scenario_of(
-        failures,
-        work_s=work.value,
-        interval_s=mean.interval.value,
-        work_spread=spread_of(best.low_s, best.high_s),
-        spares=round(spares.value),
-    )
-    outcome = simulate(scenario, trials=TRIALS, seed=request.seed, most_events=_MOST_EVENTS)
-    return Reliability(plan, work, failures, spares, mean, outcome)
+    try:
+        work, failures, spares, mean = _mean(plan, request, **given)
+        scenario = scenario_of(
+            failures,
+            work_s=work.value,
+            interval_s=mean.interval.value,
+            work_spread=spread_of(best.low_s, best.high_s),
+            spares=round(spares.value),
+        )
+    except UsageError as error:
+        return error
+    return partial(Reliability, plan, work, failures, spares, mean), scenario
+
+
+def _simulated(run: partial[Reliability], outcome: SimulationOutcome | UsageError) -> Reliability | UsageError:
+    return outcome if isinstance(outcome, UsageError) else run(outcome)

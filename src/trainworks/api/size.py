@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from trainworks.config.load import Source
 from trainworks.config.run_file import RunFile
 from trainworks.errors import ArgumentError, EnvironmentProblem, UsageError
 from trainworks.plan.assumptions import GIVEN, assumed
+from trainworks.plan.cluster.plan import ClusterPlan
 from trainworks.plan.cost.owning import MOST_HOURS_OF_A_YEAR, own
 from trainworks.plan.cost.renting import CONTRACTS as RENTAL_CONTRACTS
 from trainworks.plan.cost.renting import Contract, contracts, rent
@@ -191,10 +192,12 @@ def _alternatives(request: SizingRequest, plans: PlanCache, progress: Progress) 
         precision = workload_of(request.run_file).precision
         nodes, skipped = candidates(load_catalog(), request.offers, precision=precision, only=request.only)
     sized = SizedAlternatives([], skipped, {})
+    planned: list[_Planned] = []
     for index, candidate in enumerate(nodes):
         progress(index / len(nodes), f"planning {candidate.node}")
-        if reason := _try_candidate(candidate, request, plans, sized):
+        if reason := _try_candidate(candidate, request, plans, planned):
             sized.skipped.append(Skipped(candidate.node, reason))
+    _add_alternatives(planned, request, sized)
     if not sized.alternatives:
         raise _no_alternative(sized.skipped)
     return sized
@@ -209,8 +212,20 @@ def _no_alternative(skipped: Sequence[Skipped]) -> EnvironmentProblem:
     )
 
 
-def _try_candidate(candidate: Candidate, request: SizingRequest, plans: PlanCache, sized: SizedAlternatives) -> str:
-    """Add the alternatives of a candidate; returns the reason where there are none."""
+class _Planned(NamedTuple):
+    """A number of nodes of one kind, and the plan on them."""
+
+    candidate: Candidate
+    num_nodes: int
+    plan: ClusterPlan
+
+    @property
+    def name(self) -> str:
+        return f"{self.num_nodes:,} x {self.candidate.node}"
+
+
+def _try_candidate(candidate: Candidate, request: SizingRequest, plans: PlanCache, planned: list[_Planned]) -> str:
+    """Plan a candidate at the numbers of nodes to compare; returns the reason where there are none."""
     owned = candidate.for_sale and "own" in request.contracts
     if not owned and not candidate.offers:
         return "it can be bought, and not rented"
@@ -230,7 +245,8 @@ def _try_candidate(candidate: Candidate, request: SizingRequest, plans: PlanCach
         return "several are needed, and no offer says what network joins them"
     counts = [count for count in node_counts(largest) if count >= least]
     for count in counts[: _TRIED_COUNTS if request.goal.deadline_s else _TRIED_COUNTS + 2]:
-        _add_alternatives(candidate, count, request, plans, sized)
+        if plan := plans.on(candidate.cluster(count)):
+            planned.append(_Planned(candidate, count, plan))
     return ""
 
 
@@ -251,35 +267,59 @@ def _why_not(candidate: Candidate, largest: int, plans: PlanCache) -> str:
     return plans.why_not(candidate.cluster(largest)).splitlines()[0]
 
 
-def _add_alternatives(
-    candidate: Candidate, count: int, request: SizingRequest, plans: PlanCache, sized: SizedAlternatives
-) -> None:
-    """Add the cheapest of each kind of contract, and the owned one; what fails is skipped with its reason."""
-    plan = plans.on(candidate.cluster(count))
-    if plan is None:
-        return
-    try:
-        run = simulate_reliability(plan, request)
-    except UsageError as error:
-        sized.skipped.append(Skipped(f"{count:,} x {candidate.node}", error.message))
-        return
-    sized.runs[candidate.node, count] = run
-    for contract, build in _priced_contracts(candidate, count, run, request).items():
-        try:
-            sized.alternatives.append(build())
-        except UsageError as error:
-            sized.skipped.append(Skipped(f"{count:,} x {candidate.node}, {contract}", error.message))
+def _add_alternatives(planned: Sequence[_Planned], request: SizingRequest, sized: SizedAlternatives) -> None:
+    """Simulate every plan and price each kind of contract on offer; what fails is skipped with its reason."""
+    for each, run in zip(planned, simulate_reliability([(p.plan, {}) for p in planned], request), strict=True):
+        if isinstance(run, UsageError):
+            sized.skipped.append(Skipped(each.name, run.message))
+        else:
+            sized.runs[each.candidate.node, each.num_nodes] = run
+    running = [(each, sized.runs[key]) for each in planned if (key := (each.candidate.node, each.num_nodes)) in sized.runs]
+    on_spot = _on_spot(running, request)
+    for each, run in running:
+        for contract, build in _priced_contracts(each, run, on_spot, request).items():
+            try:
+                sized.alternatives.append(build())
+            except UsageError as error:
+                sized.skipped.append(Skipped(f"{each.name}, {contract}", error.message))
+
+
+_Runs = dict[tuple[str, int], Reliability | UsageError]
+"""Simulated runs, or why they never end, by name of the node and number of nodes."""
+
+
+def _on_spot(running: Sequence[tuple[_Planned, Reliability]], request: SizingRequest) -> _Runs:
+    """The same runs on spot capacity, where it is asked for and on offer; a failed node is replaced as on demand.
+
+    The time from a preemption to the next step is a wait for capacity and the restart that every failure needs.
+    """
+    life_s, restart_s = (assumed(name, request.given.get(name)).value for name in ("spot life", "spot restart"))
+    wanted = [(each, run) for each, run in running if _selling(each, "spot", request)]
+    given = [
+        {"capacity_life_s": life_s, "capacity_wait_s": max(0.0, restart_s - run.failures.restart.value)}
+        for _, run in wanted
+    ]
+    plans = [each.plan for each, _ in wanted]
+    runs = simulate_reliability(zip(plans, given, strict=True), request)
+    return {(each.candidate.node, each.num_nodes): run for (each, _), run in zip(wanted, runs, strict=True)}
+
+
+def _selling(planned: _Planned, contract: Contract, request: SizingRequest) -> list[Offer]:
+    """Offers of this many nodes under a contract; none if it is not requested."""
+    offers = planned.candidate.offers_of(planned.num_nodes) if contract in request.contracts else []
+    return [offer for offer in offers if contract in contracts(offer)]
 
 
 def _priced_contracts(
-    candidate: Candidate, count: int, run: Reliability, request: SizingRequest
+    planned: _Planned, run: Reliability, on_spot: _Runs, request: SizingRequest
 ) -> dict[str, Callable[[], Alternative]]:
     """Functions that price each requested contract on offer, by its name."""
+    candidate, count, _ = planned
     builders: dict[str, Callable[[], Alternative]] = {}
     for contract in RENTAL_CONTRACTS:
-        selling = [offer for offer in candidate.offers_of(count) if contract in contracts(offer)]
-        if contract in request.contracts and selling:
-            builders[contract] = partial(_rented, candidate, count, contract, selling, run, request)
+        if selling := _selling(planned, contract, request):
+            paid = on_spot[candidate.node, count] if contract == "spot" else run
+            builders[contract] = partial(_rented, candidate, count, contract, selling, run, paid, request)
     if candidate.for_sale and "own" in request.contracts:
         builders["own"] = partial(_owned, candidate, count, run, request)
     return builders
@@ -291,12 +331,14 @@ def _rented(
     contract: Contract,
     selling: Sequence[Offer],
     run: Reliability,
+    paid: Reliability | UsageError,
     request: SizingRequest,
 ) -> Alternative:
-    paid, life_s, wasted = run, None, None
+    if isinstance(paid, UsageError):
+        raise paid
+    life_s, wasted = None, None
     if contract == "spot":
         life_s = assumed("spot life", request.given.get("spot life")).value
-        paid = _on_spot(run, request, life_s=life_s)
         share = 1 - _occupied_s(run.outcome) / _occupied_s(paid.outcome)
         wasted = computed("spot waste", max(0.0, share), "", by=f"simulation of {TRIALS} runs, beside those on demand")
     hours = _hours(run.outcome)  # a spot price has the waste in it
@@ -306,16 +348,6 @@ def _rented(
     cost, offer = min(priced, key=lambda pair: pair[0].value)
     interval_s = paid.mean.interval.value
     return Alternative(candidate, count, 0, contract, offer.name, cost, paid.outcome, interval_s, life_s)
-
-
-def _on_spot(run: Reliability, request: SizingRequest, *, life_s: float) -> Reliability:
-    """The same run on spot capacity; a failed node is replaced as it is on demand.
-
-    The time from a preemption to the next step is a wait for capacity and the restart that every failure needs.
-    """
-    restart_s = assumed("spot restart", request.given.get("spot restart")).value
-    wait_s = max(0.0, restart_s - run.failures.restart.value)
-    return simulate_reliability(run.plan, request, capacity_life_s=life_s, capacity_wait_s=wait_s)
 
 
 def _occupied_s(outcome: SimulationOutcome) -> float:

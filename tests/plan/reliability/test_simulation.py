@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from trainworks.errors import UsageError
 from trainworks.plan.reliability.goodput import waiting_share
 from trainworks.plan.reliability.scenario import CAUSES, Scenario, SimulationOutcome
-from trainworks.plan.reliability.simulation import simulate
+from trainworks.plan.reliability.simulation import simulate, simulate_all
 
 DAY_S = 86400.0
 QUIET = Scenario(num_nodes=256, work_s=10 * DAY_S, interval_s=1800.0, save_s=60.0)
@@ -227,3 +227,24 @@ def test_a_run_of_centuries_ends_after_a_bounded_number_of_events() -> None:
 def test_trials_are_independent() -> None:
     failures = simulate(FAILING, trials=500).failures
     assert np.corrcoef(failures[:-1], failures[1:])[0, 1] == pytest.approx(0, abs=0.15)
+
+
+def test_scenarios_together_end_as_each_does_alone() -> None:
+    spot = replace(EVERYTHING, preempt_s=DAY_S / 4, num_nodes=128, replicas=32, min_replicas=30)
+    endless = replace(FAILING, node_mttf_s=3600.0)
+    scenarios = [FAILING, EVERYTHING, replace(FAILING, work_s=3 * DAY_S, spares=1), endless, spot, QUIET]
+    together = simulate_all(scenarios, trials=20, seed=3)
+    for scenario, outcome in zip(scenarios, together, strict=True):
+        if scenario is endless:
+            assert isinstance(outcome, UsageError) and "the job does not finish" in outcome.message
+        else:
+            alone = simulate(scenario, trials=20, seed=3)
+            assert isinstance(outcome, SimulationOutcome)
+            assert (outcome.wall_s == alone.wall_s).all() and (outcome.failures == alone.failures).all()
+
+
+def test_a_job_that_does_not_get_on_does_not_stop_those_that_advance_with_it() -> None:
+    endless = replace(FAILING, node_mttf_s=3600.0)
+    refused, fine = simulate_all([endless, FAILING], trials=20)
+    assert isinstance(refused, UsageError) and isinstance(fine, SimulationOutcome)
+    assert (fine.wall_s == simulate(FAILING, trials=20).wall_s).all()

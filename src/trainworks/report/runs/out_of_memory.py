@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -114,28 +115,24 @@ def _remedies(resolved: ResolvedRun, plan: Plan, memory: MemoryAtFailure) -> tup
     workload, calibration = resolved.run_file.workload, resolved.calibration
     if workload is None or calibration is None:
         return ()
-    # The planner takes half a second to import, and each command that reads a run imports this module.
-    from trainworks.plan.run.pricing import pricing
-    from trainworks.plan.run.remedies import cheapest_remedies
-
+    planner = import_module("trainworks.plan.run.pricing")  # slow to import, and here for all that reads a run
+    neighbours = import_module("trainworks.plan.run.remedies")
     planned = plan.memory.total_bytes
     least = memory.requested_bytes or round(_UNKNOWN * planned)
-    found = cheapest_remedies(
+    found = neighbours.cheapest_remedies(
         workload,
         plan.model,
         plan.layout,
-        pricing(workload, plan.model, resolved.processes, calibration),
+        planner.pricing(workload, plan.model, resolved.processes, calibration),
         needed_bytes=max(planned - memory.room_bytes, memory.needed_bytes - memory.room_bytes, least),
     )
-    return tuple(_priced(remedy, plan.layout) for remedy in found)
+    return tuple(_priced(remedy, neighbours.as_written(remedy.layout), plan.layout) for remedy in found)
 
 
-def _priced(remedy: Remedy, before: ResolvedLayout) -> PricedRemedy:
-    from trainworks.plan.run.remedies import as_written
-
+def _priced(remedy: Remedy, layout: dict[str, Any], before: ResolvedLayout) -> PricedRemedy:
     return PricedRemedy(
         changes={name: (getattr(before, name), value) for name, value in remedy.changes.items()},
-        layout=as_written(remedy.layout),
+        layout=layout,
         saves_bytes=remedy.saves_bytes,
         step_time_ratio=remedy.step_time_ratio,
         is_enough=remedy.is_enough,
