@@ -220,6 +220,10 @@ class _Planned(NamedTuple):
     plan: ClusterPlan
 
     @property
+    def key(self) -> tuple[str, int]:
+        return self.candidate.node, self.num_nodes
+
+    @property
     def name(self) -> str:
         return f"{self.num_nodes:,} x {self.candidate.node}"
 
@@ -273,8 +277,8 @@ def _add_alternatives(planned: Sequence[_Planned], request: SizingRequest, sized
         if isinstance(run, UsageError):
             sized.skipped.append(Skipped(each.name, run.message))
         else:
-            sized.runs[each.candidate.node, each.num_nodes] = run
-    running = [(each, sized.runs[key]) for each in planned if (key := (each.candidate.node, each.num_nodes)) in sized.runs]
+            sized.runs[each.key] = run
+    running = [(each, sized.runs[each.key]) for each in planned if each.key in sized.runs]
     on_spot = _on_spot(running, request)
     for each, run in running:
         for contract, build in _priced_contracts(each, run, on_spot, request).items():
@@ -301,7 +305,7 @@ def _on_spot(running: Sequence[tuple[_Planned, Reliability]], request: SizingReq
     ]
     plans = [each.plan for each, _ in wanted]
     runs = simulate_reliability(zip(plans, given, strict=True), request)
-    return {(each.candidate.node, each.num_nodes): run for (each, _), run in zip(wanted, runs, strict=True)}
+    return {each.key: run for (each, _), run in zip(wanted, runs, strict=True)}
 
 
 def _selling(planned: _Planned, contract: Contract, request: SizingRequest) -> list[Offer]:
@@ -318,7 +322,7 @@ def _priced_contracts(
     builders: dict[str, Callable[[], Alternative]] = {}
     for contract in RENTAL_CONTRACTS:
         if selling := _selling(planned, contract, request):
-            paid = on_spot[candidate.node, count] if contract == "spot" else run
+            paid = on_spot[planned.key] if contract == "spot" else run
             builders[contract] = partial(_rented, candidate, count, contract, selling, run, paid, request)
     if candidate.for_sale and "own" in request.contracts:
         builders["own"] = partial(_owned, candidate, count, run, request)
