@@ -14,6 +14,7 @@ from typing import Protocol
 from trainworks.errors import EnvironmentProblem, MissingExtraError
 from trainworks.host import process
 from trainworks.host.network import is_loopback, listen
+from trainworks.host.other_load import OtherLoad
 from trainworks.measure.cache import remembered
 from trainworks.record.calibration import Calibration, CalibrationRequest
 from trainworks.record.environment import HostFacts
@@ -69,7 +70,7 @@ def calibrate(
 
 
 def _run(request: CalibrationRequest, environment: Mapping[str, str], machines: Machines | None) -> Calibration:
-    text = request.model_dump_json()
+    text, load = request.model_dump_json(), OtherLoad()
     if machines is None:
         env = os.environ | environment | {"GLOO_SOCKET_IFNAME": "lo"}
         output = process.run(process.python_module(_MODULE, text), timeout_s=_TIMEOUT_S, env=env)
@@ -78,7 +79,8 @@ def _run(request: CalibrationRequest, environment: Mapping[str, str], machines: 
     if output.exit_code != 0:
         reason = (output.stderr.strip().splitlines() or ["no output"])[-1]
         raise EnvironmentProblem(f"the calibration of this machine failed: {reason}")
-    return Calibration.model_validate_json(output.stdout.splitlines()[-1])
+    calibration = Calibration.model_validate_json(output.stdout.splitlines()[-1])
+    return calibration.model_copy(update={"others_share": load.share() if machines is None else None})
 
 
 def _on_all(machines: Machines, nodes: int, request: str, env: dict[str, str]) -> process.Output:

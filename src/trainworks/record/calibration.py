@@ -60,3 +60,5 @@ class Calibration(Spec):
     """Resident memory of one rank without a model."""
     seconds: float
     """Duration of the measurement."""
+    others_share: float | None = None
+    """Share of the cores' time that other programs used meanwhile, 0 to 1; None where several machines measured."""

@@ -14,6 +14,8 @@ from trainworks.units import format_bytes, format_count, format_duration
 
 LAYOUTS = "layouts"
 """Section of the layouts that were compared."""
+_DISTURBED = 0.1
+"""Share of the cores' time for other programs from which on a calibration is disturbed."""
 
 
 def document(resolved: ResolvedRun) -> Document:
@@ -110,6 +112,11 @@ def _interval(plan: Plan) -> str:
 def _warnings(resolved: ResolvedRun, plan: Plan, workload: Workload) -> Iterator[str]:
     if note := emulation_note(workload.precision, resolved.host, resolved.processes.device):
         yield note
+    if resolved.calibration is not None and (share := resolved.calibration.others_share or 0.0) >= _DISTURBED:
+        yield (
+            f"other programs used {share:.0%} of the cores while this machine was measured: the plan is for that load; "
+            "measure again on a quiet machine with `--recalibrate`"
+        )
     deadline = resolved.run_file.goal.deadline
     if deadline is not None and plan.run_time_s > deadline:
         time = format_duration(plan.run_time_s)

@@ -1,0 +1,53 @@
+"""Use of this process's cores by other programs, which disturbs what is measured meanwhile."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from pathlib import Path
+
+_STAT = Path("/proc/stat")
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+class OtherLoad:
+    """Watches the cores that this process may use, from its creation on.
+
+    Busy time of the cores, less the processor time of this process and of the children that it has waited for.
+
+    Args:
+        stat: the kernel's statistics; see proc(5).
+    """
+
+    def __init__(self, stat: Path = _STAT) -> None:
+        self._stat = stat
+        self._cores = os.sched_getaffinity(0)
+        self._started = (time.monotonic(), self._busy_s(), _own_s())
+
+    def share(self) -> float | None:
+        """Share of the cores' time that other programs used, 0 to 1; None where the kernel does not say."""
+        then, busy_s, own_s = self._started
+        now_busy_s = self._busy_s()
+        if busy_s is None or now_busy_s is None:
+            return None
+        others_s = now_busy_s - busy_s - (_own_s() - own_s)
+        return min(1.0, max(0.0, others_s / (len(self._cores) * (time.monotonic() - then))))
+
+    def _busy_s(self) -> float | None:
+        """Seconds for which these cores were not idle, since boot."""
+        try:
+            lines = self._stat.read_text(encoding="ascii").splitlines()
+        except OSError:
+            return None
+        names = {f"cpu{core}" for core in self._cores}
+        fields = [line.split() for line in lines]
+        rows = [list(map(int, values[:8])) for name, *values in fields if name in names]
+        if len(rows) < len(names):
+            return None
+        return sum(sum(row) - row[3] - row[4] for row in rows) / _TICKS_PER_S  # less idle and iowait
+
+
+def _own_s() -> float:
+    uses = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(use.ru_utime + use.ru_stime for use in uses)
