@@ -1,25 +1,36 @@
 """The layout that `auto` chooses against the fastest of those that this machine can train, measured.
 
-Each job is planned with every layout of its table tuned (`trainworks plan --tune`), and the chosen degrees with every
-other micro-batch. The first of the table is the choice of `auto`; the fastest of the first three that of `--tune 3`.
+Each job is planned, and every layout of the planner's table is trained for a few steps, then the chosen degrees with
+every other micro-batch; all of them once per round, of which the fastest counts. The first of the table is the choice
+of `auto`; the fastest of the first three is that of `--tune 3`. Rounds also show how far one measurement is off by
+itself: the median ratio between the slowest and the fastest measurement of one layout.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-ALL = 99
+from trainworks.api.resolve import resolve
+from trainworks.api.worker_tasks import ask
+from trainworks.config.layout import Layout, ResolvedLayout, divisors, resolve_layout
+from trainworks.config.run_file import RunFile
+from trainworks.jobs.environment import agent_environment
+from trainworks.measure.trial import TrialOutOfMemoryError, try_out
+from trainworks.record.resolved import ResolvedRun
+from trainworks.record.trial import TrialRequest
+
+ROUNDS = 2
 GOAL = 1.05
 GPT2 = {"architecture": "gpt2"}
+SMALL = {"layers": 4, "hidden": 192, "heads": 6}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,108 +41,150 @@ class Job:
     model: dict[str, Any]
     ranks: int = 2
     sequence_length: int = 256
-    global_batch: int = 16
+    global_batch: int = 8
     precision: str = "fp32"
 
-    def run_file(self, **layout: object) -> dict[str, Any]:
-        """The run file of this job; the layout is left to the planner where none is given."""
-        data = {"source": "python-stdlib", "sequence_length": self.sequence_length, "vocabulary": 4096}
-        return {
-            "name": "choice",
-            "workload": {
-                "task": "causal-lm",
-                "model": self.model,
-                "data": data,
-                "precision": self.precision,
-                "global_batch": self.global_batch,
-                "train_for": "20 steps",
-            },
-            "cluster": {"engine": "local", "processes_per_node": self.ranks},
-            **({"layout": layout} if layout else {}),
+    def run_file(self) -> RunFile:
+        """The run file of this job, whose layout is left to the planner."""
+        data = {"source": "python-stdlib", "sequence_length": self.sequence_length, "vocabulary": 2048}
+        workload = {
+            "task": "causal-lm",
+            "model": self.model,
+            "data": data,
+            "precision": self.precision,
+            "global_batch": self.global_batch,
+            "train_for": "20 steps",
         }
+        cluster = {"engine": "local", "processes_per_node": self.ranks}
+        return RunFile.model_validate({"name": "choice", "workload": workload, "cluster": cluster})
 
 
-SMALL = {"layers": 4, "hidden": 256, "heads": 8}
 JOBS = (
-    Job("4 layers of 256", SMALL),
+    Job("4 layers of 192", SMALL),
     Job("the same, four ranks", SMALL, ranks=4),
     Job("the same, one rank", SMALL, ranks=1),
     Job("the same, bf16", SMALL, precision="bf16"),
     Job("the same, GPT-2", {**SMALL, **GPT2}),
     Job("8 layers of 128", {"layers": 8, "hidden": 128, "heads": 4}),
-    Job("2 layers of 768", {"layers": 2, "hidden": 768, "heads": 12}, global_batch=8),
-    Job("1,024 tokens", SMALL, sequence_length=1024, global_batch=4),
-    Job("batch of 64", {"layers": 2, "hidden": 128, "heads": 4}, sequence_length=128, global_batch=64),
-    Job("batch of 2", {"layers": 6, "hidden": 384, "heads": 6}, global_batch=2),
+    Job("2 layers of 512", {"layers": 2, "hidden": 512, "heads": 8}, global_batch=4),
+    Job("1,024 tokens", SMALL, sequence_length=1024, global_batch=2),
+    Job("batch of 64", {"layers": 2, "hidden": 128, "heads": 4}, sequence_length=64, global_batch=64),
+    Job("batch of 2", {"layers": 4, "hidden": 256, "heads": 4}, global_batch=2),
 )
+
+
+@dataclass(slots=True)
+class Tried:
+    """A layout and what its steps took."""
+
+    layout: ResolvedLayout
+    predicted_s: float | None
+    """None beside the planner's table."""
+    measured_s: list[float]
+
+    def text(self) -> str:
+        """One line."""
+        predicted = "" if self.predicted_s is None else f"{1e3 * self.predicted_s:.0f} ms planned"
+        measured = " ".join(f"{1e3 * each:.0f}" for each in self.measured_s)
+        return f"  {predicted:>16}  {measured + ' ms':>16}  {self.layout.describe()}"
 
 
 def main() -> int:
     """Measure, print; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every layout and its time")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every layout and its times")
     parser.add_argument("--job", action="append", type=int, help="number of a job; all when left out")
     options = parser.parse_args()
-    chosen = [JOBS[index] for index in options.job] if options.job else JOBS
-    results = []
-    for job in chosen:
-        tried = tried_layouts(job)
-        results.append({"job": job.name, "layouts": tried})
-        print(text(job, tried), flush=True)
+    results: dict[str, list[Tried]] = {}
+    for job in [JOBS[index] for index in options.job] if options.job else JOBS:
+        results[job.name] = tried_layouts(job)
+        print(text(job, results[job.name]), flush=True)
         if options.json:
-            options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    for what, length in (("auto", 1), ("--tune 3", 3)):
-        ratios = [ratio(each["layouts"], length) for each in results]
-        near = sum(found <= GOAL for found in ratios)
-        print(f"{what}: within {GOAL - 1:.0%} of the fastest in {near} of {len(ratios)} jobs, worst {max(ratios):.3f}")
+            options.json.write_text(as_json(results), encoding="utf-8")
+    print(summary([*results.values()]))
     return 0
 
 
-def tried_layouts(job: Job) -> list[dict[str, Any]]:
-    """Layouts of the planner's table in its order, then other micro-batches of the first; with measured times."""
+def tried_layouts(job: Job) -> list[Tried]:
+    """Layouts of the planner's table in its order, then other micro-batches of the first; those that fit."""
+    run_file = job.run_file()
+    assert run_file.workload is not None
     with tempfile.TemporaryDirectory(prefix="layout-choice-") as folder:
-        table = tuned(job.run_file(), Path(folder))
-        for layout in other_micro_batches(table[0]["layout"]):
-            table += tuned(job.run_file(**layout), Path(folder))
-    return [row for row in table if row["measured_s"]]
+        resolved = resolve(run_file, None, run_id="choice-1", runs=Path(folder))
+    assert resolved.plan is not None
+    tried = [Tried(each.layout, each.step_s, []) for each in resolved.plan.compared]
+    known = [each.layout for each in tried]
+    tried += [Tried(layout, None, []) for layout in other_micro_batches(known[0], job) if layout not in known]
+    data = str(ask("prepare", {"data": run_file.workload.data.model_dump(mode="json")})["folder"])
+    for _ in range(ROUNDS):
+        for each in tried:
+            if (seconds := step_s(each.layout, resolved, data)) is not None:
+                each.measured_s.append(seconds)
+    return [each for each in tried if each.measured_s]
 
 
-def other_micro_batches(layout: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The degrees of a layout with every other micro-batch that divides the sequences of a rank."""
-    per_rank = layout["micro_batch"] * layout["grad_accum_steps"]
-    degrees = {key: layout[key] for key in ("dp_replicate", "dp_shard", "tp", "cp", "pp") if layout[key] > 1}
-    degrees |= {"zero": layout["zero"]} if layout["dp_shard"] > 1 else {}
-    for micro_batch in range(1, per_rank + 1):
-        if per_rank % micro_batch == 0 and micro_batch != layout["micro_batch"]:
-            yield {**degrees, "micro_batch": micro_batch, "recompute": layout["recompute"]}
+def other_micro_batches(layout: ResolvedLayout, job: Job) -> Iterator[ResolvedLayout]:
+    """The degrees of a layout with every micro-batch that divides the sequences of a rank."""
+    degrees = {name: getattr(layout, name) for name in ("dp_replicate", "dp_shard", "cp", "tp", "pp", "zero")}
+    for size in divisors(job.global_batch // layout.dp):
+        written = Layout(**degrees, recompute=layout.recompute, sequence_parallel=layout.sequence_parallel)
+        yield resolve_layout(written, world_size=job.ranks, global_batch=job.global_batch, micro_batch=size)
 
 
-def tuned(run_file: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
-    """The planner's table for a run file, each layout trained for a few steps; of a written layout its own row."""
-    path = folder / "run.yaml"
-    path.write_text(json.dumps(run_file), encoding="utf-8")  # JSON is YAML
-    options = ["--json", "--without-learning", "--tune", str(1 if "layout" in run_file else ALL)]
-    command = [sys.executable, "-P", "-m", "trainworks", "plan", str(path), *options]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, env=dict(os.environ))
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    rows: list[dict[str, Any]] = json.loads(done.stdout)["compared"]
-    return rows[:1] if "layout" in run_file else rows
+def step_s(layout: ResolvedLayout, resolved: ResolvedRun, data_folder: str) -> float | None:
+    """Median step of a few; None if the layout does not fit."""
+    assert resolved.plan is not None and resolved.run_file.workload is not None
+    request = TrialRequest(
+        workload=resolved.run_file.workload,
+        layout=layout,
+        processes=resolved.processes,
+        shape=resolved.plan.model,
+        data_folder=data_folder,
+    )
+    environment = agent_environment(resolved.processes)
+    with tempfile.TemporaryDirectory() as cache:
+        try:
+            trial = try_out(request, resolved.host, Path(cache), environment=environment, again=True)
+        except TrialOutOfMemoryError:
+            return None
+    return trial.step_time.total_s
 
 
-def ratio(tried: list[dict[str, Any]], length: int) -> float:
-    """Measured time of the fastest of the first layouts over that of the fastest of all."""
-    times = [row["measured_s"] for row in tried]
-    return float(min(times[:length]) / min(times))
+def ratio(tried: list[Tried], length: int) -> float:
+    """Time of the fastest of the first layouts over that of the fastest of all."""
+    times = [min(each.measured_s) for each in tried]
+    return min(times[:length]) / min(times)
 
 
-def text(job: Job, tried: list[dict[str, Any]]) -> str:
-    """Every layout of a job, with its predicted and its measured time."""
-    lines = [f"{job.name}, {job.ranks} ranks: auto {ratio(tried, 1):.3f}, --tune 3 {ratio(tried, 3):.3f}"]
-    for row in tried:
-        layout = {key: value for key, value in row["layout"].items() if value not in (1, False, None, "none", 25)}
-        lines.append(f"  {1e3 * row['step_s']:8.1f} ms predicted {1e3 * row['measured_s']:8.1f} ms  {layout}")
-    return "\n".join(lines)
+def text(job: Job, tried: list[Tried]) -> str:
+    """Every layout of a job, with its planned and its measured times."""
+    title = f"{job.name}, {job.ranks} ranks: auto {ratio(tried, 1):.3f}, --tune 3 {ratio(tried, 3):.3f}"
+    return "\n".join([title, *(each.text() for each in tried)])
+
+
+def summary(jobs: list[list[Tried]]) -> str:
+    """The jobs in which a choice was near the fastest, and what one measurement is worth."""
+    lines = []
+    for what, length in (("auto", 1), ("--tune 3", 3)):
+        ratios = [ratio(tried, length) for tried in jobs]
+        near = sum(found <= GOAL for found in ratios)
+        lines.append(
+            f"{what}: within {GOAL - 1:.0%} of the fastest in {near} of {len(jobs)} jobs, worst {max(ratios):.2f}"
+        )
+    repeated = [max(each.measured_s) / min(each.measured_s) for tried in jobs for each in tried]
+    return "\n".join([*lines, f"one layout measured again: median {median(repeated):.3f}, worst {max(repeated):.2f}"])
+
+
+def as_json(results: dict[str, list[Tried]]) -> str:
+    """All times."""
+    content = {
+        name: [
+            {"layout": each.layout.describe(), "predicted_s": each.predicted_s, "measured_s": each.measured_s}
+            for each in tried
+        ]
+        for name, tried in results.items()
+    }
+    return json.dumps(content, indent=1) + "\n"
 
 
 if __name__ == "__main__":

@@ -45,18 +45,20 @@ def calibration_request(
     machines: int = 1,
     modules: Sequence[str] = (),
 ) -> CalibrationRequest:
-    """The matrix products and the attention of one micro-batch of this model; all nodes may share one machine."""
-    tokens = micro_batch * sequence_length
+    """The matrix products and the attention of one micro-batch of this model; all nodes may share one machine.
+
+    The products of a micro-batch of 1 are measured, too: on a CPU they fit into its caches and may be the faster ones.
+    """
     return CalibrationRequest(
         device=processes.device,
         precision=precision,
         num_ranks=processes.world_size,
         nodes=machines,
         threads_per_rank=processes.threads_per_process,
-        gemm_shapes=(
-            (tokens, shape.hidden, shape.hidden),
-            (tokens, shape.feed_forward, shape.hidden),
-            (tokens, shape.vocabulary, shape.hidden),
+        gemm_shapes=tuple(
+            (size * sequence_length, width, shape.hidden)
+            for size in sorted({1, micro_batch})
+            for width in (shape.hidden, shape.feed_forward, shape.vocabulary)
         ),
         micro_batch=micro_batch,
         sequence_length=sequence_length,
