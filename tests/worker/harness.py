@@ -22,9 +22,10 @@ from trainworks.host.network import listen
 from trainworks.host.probe import probe_host
 from trainworks.plan.model_shape import shape_of_hf_config, shape_of_model
 from trainworks.plan.run.layout import choose_layouts
-from trainworks.plan.run.plan import make_plan, num_steps
+from trainworks.plan.run.plan import make_plan
 from trainworks.plan.run.pricing import run_job
 from trainworks.plan.run.processes import choose_processes
+from trainworks.plan.run.steps import num_steps
 from trainworks.record.calibration import Calibration, GemmRate
 from trainworks.record.manifest import complete_checkpoints
 from trainworks.record.metrics import MetricsRow, effective_rows, read_metrics

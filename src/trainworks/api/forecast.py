@@ -22,8 +22,8 @@ from trainworks.plan.learning import belief_from
 from trainworks.plan.prediction import predictions
 from trainworks.plan.run.degrees import layouts_of
 from trainworks.plan.run.layout import choose_layouts
-from trainworks.plan.run.plan import num_steps
 from trainworks.plan.run.pricing import described_job
+from trainworks.plan.run.steps import num_steps
 from trainworks.record.measurement_store import read_measurements
 from trainworks.record.resolved import Forecast
 from trainworks.units import HOUR_S

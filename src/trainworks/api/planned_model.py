@@ -16,7 +16,7 @@ from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.host import process
 from trainworks.plan.conv_net import AnyJob, ConvJob, ConvNetShape, conv_net_of_hf_config
 from trainworks.plan.model_shape import shape_of_hf_config, shape_of_model
-from trainworks.plan.run.plan import num_steps
+from trainworks.plan.run.steps import num_steps
 from trainworks.plan.software import Software, planned_software
 from trainworks.plan.step_time import TrainingJob
 from trainworks.record.model_shape import ModelShape

@@ -27,10 +27,11 @@ from trainworks.measure.trial import TrialOutOfMemoryError, try_out
 from trainworks.plan.learning import with_learning
 from trainworks.plan.run.layout import choose_layouts, fastest, largest_micro_batch
 from trainworks.plan.run.module import check_own_optimizer, make_measured_plan, measured_layouts
-from trainworks.plan.run.plan import make_plan, num_steps
+from trainworks.plan.run.plan import make_plan
 from trainworks.plan.run.precision import check_precision, default_precision
 from trainworks.plan.run.pricing import RunJob, calibration_request, run_job
 from trainworks.plan.run.processes import ResourceError, as_asked, choose_command_processes, choose_workload_processes
+from trainworks.plan.run.steps import num_steps
 from trainworks.record.environment import HostFacts
 from trainworks.record.finished_run import machine_of, read_finished, software_of
 from trainworks.record.model_shape import ModelShape

@@ -14,8 +14,9 @@ from trainworks.catalog.catalog import accelerator
 from trainworks.config.run_file import RunFile
 from trainworks.errors import UsageError
 from trainworks.plan.reliability.defaults import usual_node_mttf
-from trainworks.plan.run.plan import make_plan, num_steps
+from trainworks.plan.run.plan import make_plan
 from trainworks.plan.run.processes import choose_processes
+from trainworks.plan.run.steps import num_steps
 from trainworks.record.resolved import Plan, Processes
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.fakes import processes
 from tests.plan.shapes import calibration, layout, shape, workload
 from trainworks.config.layout import Layout, ResolvedLayout, resolve_layout
-from trainworks.plan.run.layout import bucket_mib
+from trainworks.plan.run.plan import bucket_mib
 from trainworks.plan.run.pricing import calibration_request, pricing
 from trainworks.record.model_shape import ModelShape
 from trainworks.record.resolved import StepTimeGroups

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -15,12 +14,8 @@ from trainworks.plan.run.pricing import RunJob
 from trainworks.plan.run.trainable import check_trainable
 from trainworks.plan.search import AnySpace, fits, limit_bytes, search_first, spaces
 from trainworks.plan.space import ListedSpace
-from trainworks.record.calibration import Calibration
-from trainworks.record.model_shape import ModelShape
 from trainworks.record.resolved import MemoryTerms, PlannedLayout
 from trainworks.units import format_bytes
-
-_MAX_BUCKET_MIB = 256
 
 _NAMES = {
     "baseline_bytes": "the program itself",
@@ -146,20 +141,3 @@ def _largest(memory: MemoryTerms) -> str:
     terms = sorted(memory.model_dump().items(), key=lambda term: -term[1])[:2]
     named = [f"{format_bytes(value)} are {_NAMES.get(name, name.removesuffix('_bytes'))}" for name, value in terms]
     return " and ".join(named)
-
-
-def bucket_mib(shape: ModelShape, num_ranks: int, calibration: Calibration) -> int:
-    """MiB of gradients that replicas send at a time.
-
-    Small buckets pay the latency a often, a large last one is exposed. With G bytes of gradients in buckets of S
-
-        G / S * a + 2(n-1)/n * S / B    is least for    S = sqrt(G a B / (2(n-1)/n))
-
-    Edge: 25, torch's default, for one rank; never below 1 nor above 256.
-    """
-    if num_ranks == 1:
-        return 25
-    gradient_bytes = 4 * shape.num_parameters
-    product = gradient_bytes * calibration.all_reduce_latency_s * calibration.all_reduce_bytes_per_s
-    best_bytes = math.sqrt(product / (2 * (num_ranks - 1) / num_ranks))
-    return min(_MAX_BUCKET_MIB, max(1, round(best_bytes / 2**20)))

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 from trainworks.catalog.facts import Accelerator
 from trainworks.config.layout import ResolvedLayout
-from trainworks.config.run_file import RunFile, Workload
-from trainworks.errors import UsageError
+from trainworks.config.run_file import RunFile
 from trainworks.plan.checkpoint import checkpoint_interval
 from trainworks.plan.model_shape import model_flops_per_token
 from trainworks.plan.reliability.defaults import usual_node_mttf, usual_write_s
 from trainworks.plan.run.degrees import layouts_of
-from trainworks.plan.run.layout import bucket_mib
 from trainworks.plan.run.memory import checkpoint_bytes
 from trainworks.plan.run.pricing import parts_of_step, run_job, step_time_terms
 from trainworks.plan.uncertainty import CALIBRATED_PRIOR, Belief, expected_step
@@ -24,23 +24,7 @@ _SAVE_FIXED_S = 0.02
 """Host work of starting an asynchronous checkpoint."""
 _LOG_INTERVAL_S = 1.0
 _MAX_LOG_STEPS = 50
-
-
-def num_steps(workload: Workload, *, tokens_in_data: int | None) -> int:
-    """Optimizer steps of `train_for`; tokens are rounded up to whole steps.
-
-    Raises:
-        UsageError: `train_for` is in epochs and the size of the data is not known yet.
-    """
-    tokens_per_step = workload.global_batch * workload.data.sequence_length
-    if workload.train_for.unit == "steps":
-        return workload.train_for.amount
-    if workload.train_for.unit == "tokens":
-        return -(-workload.train_for.amount // tokens_per_step)
-    if tokens_in_data is None:
-        raise UsageError("the length of an epoch is known once the data is prepared")
-    sequences = (tokens_in_data - 1) // workload.data.sequence_length
-    return max(1, workload.train_for.amount * sequences // workload.global_batch)
+_MAX_BUCKET_MIB = 256
 
 
 def make_plan(
@@ -104,3 +88,20 @@ def make_plan(
         log_every_steps=max(1, min(_MAX_LOG_STEPS, round(_LOG_INTERVAL_S / step_time.total_s))),
         run_time_s=_START_S + train_s + (train_s // interval_s + 1) * save_s,
     )
+
+
+def bucket_mib(shape: ModelShape, num_ranks: int, calibration: Calibration) -> int:
+    """MiB of gradients that replicas send at a time.
+
+    Small buckets pay the latency a often, a large last one is exposed. With G bytes of gradients in buckets of S
+
+        G / S * a + 2(n-1)/n * S / B    is least for    S = sqrt(G a B / (2(n-1)/n))
+
+    Edge: 25, torch's default, for one rank; never below 1 nor above 256.
+    """
+    if num_ranks == 1:
+        return 25
+    gradient_bytes = 4 * shape.num_parameters
+    product = gradient_bytes * calibration.all_reduce_latency_s * calibration.all_reduce_bytes_per_s
+    best_bytes = math.sqrt(product / (2 * (num_ranks - 1) / num_ranks))
+    return min(_MAX_BUCKET_MIB, max(1, round(best_bytes / 2**20)))
