@@ -23,8 +23,7 @@ RUN = RunFile.model_validate({"name": "demo", "workload": workload(precision="fp
 READERS = {
     "trainworks.plan.rates": "the rates themselves",
     "trainworks.plan.learning": "a benchmark as a measurement of a described cluster",
-    "trainworks.plan.run.layout": "the size of DDP's buckets",
-    "trainworks.plan.run.plan": "the stall of a checkpoint, and the peak of the MFU",
+    "trainworks.plan.run.plan": "the size of DDP's buckets, the stall of a checkpoint, and the peak of the MFU",
 }
 """Modules of the planner that read a measured rate, and for what."""
 RATES = {
