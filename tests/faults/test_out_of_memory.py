@@ -17,6 +17,7 @@ LARGE = {
     "workload__data__sequence_length": 256,
     "workload__global_batch": 64,
     "workload__train_for": "3 steps",
+    "layout": {"dp_replicate": 2, "micro_batch": 32},
 }
 
 
