@@ -23,6 +23,8 @@ from trainworks.cli.commands import COMMANDS
 from trainworks.config import autoscale, data, engines, layout, run_file, software
 from trainworks.config.spec import field_docs
 from trainworks.jobs import state
+from trainworks.measure.health import fabric_checks, gpu_checks, host_checks, log_checks
+from trainworks.measure.health.check import HealthCheck
 from trainworks.record import (
     calibration,
     environment,
@@ -50,6 +52,7 @@ def main(arguments: list[str]) -> int:
         "run-file.md": run_file_page(),
         "record.md": record_page(),
         "errors-and-exit-codes.md": errors_page(),
+        "health-checks.md": health_checks_page(),
     }
     if arguments not in ([], ["--check"]):
         sys.stderr.write("usage: python docs/generate_reference.py [--check]\n")
@@ -341,6 +344,44 @@ def errors_page() -> str:
         "`controller_error`. [Faults of ranks](../concepts/faults.md#which-failures-restart) lists the causes after\n"
         "which ranks restart.",
     )
+
+
+# Health checks
+
+
+def health_checks_page() -> str:
+    """Tabulate every health check with its limit, action and source, by the module that has it."""
+    intro = (
+        "The checks of [`trainworks health`](../guides/health.md). A check that fails takes the node out of service, one\n"
+        "that warns does not. The source is the page on which the limit was read; where none is known, it is said to be\n"
+        "an assumption."
+    )
+    parts = [f"## {title}\n\n{_check_table(module)}" for title, module in _CHECKS.items()]
+    return _page("Health checks", intro, *parts)
+
+
+_CHECKS = {
+    "GPUs": gpu_checks,
+    "NVLink, NICs and PCI": fabric_checks,
+    "Processor, memory, limits, storage": host_checks,
+    "Kernel log": log_checks,
+}
+
+
+def _check_table(module: ModuleType) -> str:
+    checks = [each for each in vars(module).values() if isinstance(each, HealthCheck)]
+    rows = [
+        f"| `{each.name}` | {_cell(each.about)} | {_cell(each.limit)} | {each.severity} | {_cell(each.action)} | "
+        f"{_source(each.source)} |"
+        for each in checks
+    ]
+    return "\n".join(
+        ["| check | a healthy node | limit | beyond it | action | source |", "|---|---|---|---|---|---|", *rows]
+    )
+
+
+def _source(source: str) -> str:
+    return f"[source]({source})" if source.startswith("https://") else _cell(source)
 
 
 def _rank_codes() -> str:

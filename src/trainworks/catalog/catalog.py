@@ -27,6 +27,7 @@ from trainworks.catalog.facts import (
     Switch,
     System,
     Term,
+    XidAction,
 )
 from trainworks.catalog.rows import KINDS, CatalogRow, Kind, read_rows
 from trainworks.errors import UsageError
@@ -49,6 +50,7 @@ _NOUNS: dict[Kind, str] = {
     "runs": "published run",
     "assumptions": "assumption",
     "grids": "grid",
+    "xids": "GPU error",
     "terms": "term",
 }
 
@@ -70,6 +72,7 @@ class Catalog:
     runs: Mapping[str, PublishedRun]
     assumptions: Mapping[str, Assumption]
     grids: Mapping[str, ElectricityGrid]
+    xids: Mapping[str, XidAction]
     terms: Mapping[str, Term]
     explained: Mapping[str, Mapping[str, str]]
     """Rules that a row breaks for a reason, with the reason, by name of the row."""
@@ -290,6 +293,7 @@ def load_catalog() -> Catalog:
         runs={row.name: PublishedRun.model_validate(row.facts()) for row in read_rows("runs").values()},
         assumptions={row.name: Assumption.model_validate(row.facts()) for row in read_rows("assumptions").values()},
         grids={row.name: ElectricityGrid.model_validate(row.facts()) for row in read_rows("grids").values()},
+        xids={row.name: XidAction.model_validate(row.facts()) for row in read_rows("xids").values()},
         terms={row.name: Term.model_validate(row.facts()) for row in read_rows("terms").values()},
         explained={row.name: row.explained for row in rows if row.explained},
     )

@@ -276,3 +276,13 @@ class ElectricityGrid(Frozen):
     name: str
     kg_co2e_per_kwh: float
     """Greenhouse gases per kilowatt-hour, averaged over a year."""
+
+
+class XidAction(Frozen):
+    """A GPU error in the kernel's log, and what to do about it."""
+
+    name: str
+    """`XID 79`."""
+    action: Literal["ignore", "restart-app", "monitor", "support", "reset", "reboot", "isolate"]
+    """`restart-app`: of the job alone; `isolate`: no job until it is repaired."""
+    meaning: str

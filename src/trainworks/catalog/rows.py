@@ -32,6 +32,7 @@ Kind = Literal[
     "runs",
     "assumptions",
     "grids",
+    "xids",
     "terms",
 ]
 Confidence = Literal["high", "medium", "low"]
@@ -51,6 +52,7 @@ _FILES: dict[Kind, tuple[str, ...]] = {
     "runs": ("runs",),
     "assumptions": ("assumptions",),
     "grids": ("grids",),
+    "xids": ("xids",),
     "terms": ("terms",),
 }
 _DEFAULTS = {"instances": {"kind": "instance"}}
@@ -373,6 +375,7 @@ _COLUMNS: dict[Kind, dict[str, Column]] = {
         "unit": _as_is("unit"),
     },
     "grids": {"intensity_g_kwh": _scaled("kg_co2e_per_kwh", Fraction(1, 1000))},
+    "xids": {"action": _as_is("action"), "meaning": _as_is("meaning")},
     "terms": {
         "meaning": _as_is("meaning"),
         "write_instead": _as_is("instead"),

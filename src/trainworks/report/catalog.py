@@ -25,6 +25,7 @@ _SHOWN: dict[Kind, tuple[str, ...]] = {
     "runs": ("mfu", "bits", "experts"),
     "assumptions": ("low", "typical", "high", "unit"),
     "grids": ("intensity",),
+    "xids": ("action", "meaning"),
     "terms": ("meaning", "write instead"),
 }
 """Figures in the list of each kind."""

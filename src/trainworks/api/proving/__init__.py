@@ -1,0 +1,1 @@
+"""Use cases that prove a cluster, a configuration or a claim."""

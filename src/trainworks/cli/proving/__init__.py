@@ -1,0 +1,1 @@
+"""Commands that prove a cluster, a configuration or a claim."""

@@ -1,0 +1,57 @@
+"""What a node should have, from the description of its cluster."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from trainworks.catalog.cluster import ClusterDescription, parse_cluster
+from trainworks.catalog.facts import Accelerator
+
+_LIST = re.compile(r"\s*,\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """Hardware that a node should have; None for what the description leaves open."""
+
+    text: str = ""
+    accelerators: int | None = None
+    accelerator: Accelerator | None = None
+    nics: int | None = None
+    nic_bytes_per_s: float | None = None
+    host_memory_bytes: int | None = None
+
+
+def parse_expectation(text: str) -> Expectation:
+    """Read the hardware of one node from a cluster description; `8x H100, 8x NDR` is `8x H100 over 8x NDR`.
+
+    NICs and host memory are expected only if the text names them, or names a node of the catalogue.
+
+    Raises:
+        UsageError: the text does not describe a cluster.
+
+    >>> expected = parse_expectation("8x H100-SXM-80GB, 8x NDR")
+    >>> expected.accelerators, expected.nics, expected.host_memory_bytes
+    (8, 8, None)
+    """
+    return expectation_of(parse_cluster(_LIST.sub(" over ", text.strip(), count=1)))
+
+
+def expectation_of(cluster: ClusterDescription) -> Expectation:
+    """The hardware of one node of a cluster."""
+    node, fabric = cluster.node, cluster.fabric
+    named = node is not None and node.name == cluster.node_name and node.kind != "reference"
+    nics, rate = (None, None)
+    if fabric is not None:
+        nics, rate = fabric.nics, fabric.bytes_per_s
+    elif node is not None and named and node.nics:
+        nics, rate = node.nics, node.nic_bytes_per_s
+    return Expectation(
+        text=cluster.name,
+        accelerators=cluster.accelerators_per_node,
+        accelerator=cluster.accelerator,
+        nics=nics,
+        nic_bytes_per_s=rate,
+        host_memory_bytes=node.host_memory_bytes if node is not None and named else None,
+    )

@@ -1,0 +1,299 @@
+"""Checks of NVLink, NICs and the PCI bus between GPUs and NICs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pynvml
+
+from trainworks.measure.health.check import Reading, beyond, check, measured
+from trainworks.measure.health.gpu_checks import AWS, AZURE, AZURE_NODE, GCM
+from trainworks.measure.health.node import NVIDIA, NodeView, NotApplicable, Unreadable, listed
+
+_NCCL = "https://github.com/NVIDIA/nccl/blob/master/docs/userguide/source/troubleshooting/gpu_troubleshooting.rst"
+_FABRIC = "https://github.com/NVIDIA/NVSentinel/issues/883"
+_SYSFS = "https://github.com/torvalds/linux/blob/master/Documentation/ABI"
+_AER = f"{_SYSFS}/testing/sysfs-bus-pci-devices-aer_stats"
+_INFINIBAND = f"{_SYSFS}/stable/sysfs-class-infiniband"
+_COUNTERS = f"{GCM}/check_ib_counters.py"
+
+_MOST_ERRORS = 100
+_ERRORS = (
+    "symbol_error",
+    "link_error_recovery",
+    "port_rcv_errors",
+    "port_rcv_remote_physical_errors",
+    "port_rcv_switch_relay_errors",
+    "port_xmit_constraint_errors",
+    "port_rcv_constraint_errors",
+    "local_link_integrity_errors",
+    "excessive_buffer_overrun_errors",
+)
+"""Counters that a healthy port leaves at 0. Discards and drops are left out: congestion counts there."""
+_NVSWITCH_CLASS, _BRIDGE_CLASS = "0x0680", "0x0604"
+_FABRIC_MANAGER = "nv-fabricmanage"
+"""Name of the process, which Linux cuts to 15 characters."""
+_ACS, _ACS_CONTROL, _EXTENDED = 0x000D, 6, 0x100
+
+
+@check(
+    limit="all links active",
+    action="restart the fabric manager, then reset the GPU; have the baseboard repaired if the link stays down",
+    source=f"{AZURE}/customTests/azure_gpu_nvlink.nhc",
+)
+def nvlink_state(node: NodeView) -> Reading:
+    """Every NVLink of every GPU is active."""
+    links = measured(node.gpus, lambda gpu: gpu.links, "GPUs without NVLink")
+    if not any(any(states) for _, states in links):
+        raise NotApplicable("no NVLink is connected")
+    down = [(gpu, [link for link, active in enumerate(states) if not active]) for gpu, states in links]
+    total = sum(len(states) for _, states in links)
+    problems = beyond(down, bool, lambda which: f"has NVLink {listed(which)} down")
+    return Reading(f"{total - sum(len(which) for _, which in down)} of {total}", problems)
+
+
+@check(
+    limit="0 replays, recoveries and CRC errors",
+    action="watch the counters; reset the GPU, and have the baseboard repaired if they grow",
+    source=AWS,
+    severity="warning",
+)
+def nvlink_errors(node: NodeView) -> Reading:
+    """No NVLink has counted an error since the driver was loaded."""
+    counts = measured(node.gpus, lambda gpu: gpu.link_errors, "the driver counts no NVLink errors")
+    problems = beyond(
+        counts,
+        lambda errors: any(errors.values()),
+        lambda errors: f"has {listed([f'{count} {name}' for name, count in errors.items() if count])}",
+    )
+    return Reading(str(sum(sum(errors.values()) for _, errors in counts)), problems)
+
+
+@check(
+    limit="nv-fabricmanager runs, or all GPUs are registered",
+    action="start it: `systemctl enable --now nvidia-fabricmanager`, in the version of the driver",
+    source=AWS,
+)
+def fabric_manager(node: NodeView) -> Reading:
+    """On a node with NVSwitches the fabric manager runs; CUDA fails to start without it."""
+    if not any(each.vendor == NVIDIA and each.device_class.startswith(_NVSWITCH_CLASS) for each in node.pci):
+        raise NotApplicable("no NVSwitch on the PCI bus")
+    completed = pynvml.NVML_GPU_FABRIC_STATE_COMPLETED
+    registered = bool(node.driver.gpus) and all(gpu.fabric and gpu.fabric[0] == completed for gpu in node.driver.gpus)
+    if registered or _FABRIC_MANAGER in node.processes.values():
+        return Reading("runs")
+    return Reading("missing", ["NVSwitches without a running nv-fabricmanager"])
+
+
+@check(
+    limit="registration completed without an error",
+    action="read the log of the fabric manager, restart it, then reset the GPU",
+    source=_FABRIC,
+)
+def fabric_state(node: NodeView) -> Reading:
+    """Every GPU is registered with the NVLink fabric."""
+    states = measured(node.gpus, lambda gpu: gpu.fabric, "GPUs that need no fabric registration")
+    done = (pynvml.NVML_GPU_FABRIC_STATE_COMPLETED, pynvml.NVML_SUCCESS)
+    problems = beyond(states, lambda pair: pair != done, lambda pair: f"has fabric state {pair[0]}, status {pair[1]}")
+    return Reading(f"{sum(pair == done for _, pair in states)} of {len(states)}", problems)
+
+
+@check(
+    limit="as many active ports as NICs are expected",
+    action="reseat or replace the NIC or its cable",
+    source=AZURE_NODE,
+)
+def nic_count(node: NodeView) -> Reading:
+    """As many ports are active as the node should have NICs."""
+    if node.expected.nics is None:
+        raise NotApplicable("no number of NICs is expected")
+    ports = node.ports if node.files("/sys/class/infiniband/*/ports/*") else []
+    active = sum(port.state == "ACTIVE" for port in ports)
+    problem = f"{active} active ports, {node.expected.nics} expected"
+    return Reading(f"{active} of {node.expected.nics}", [problem] if active < node.expected.nics else [])
+
+
+@check(
+    limit="ACTIVE; a warning, because a port may be unused on purpose: `nic-count` fails if too few are active",
+    action="check cable, transceiver and switch port; INIT means that no subnet manager answers",
+    source=_INFINIBAND,
+    severity="warning",
+)
+def nic_state(node: NodeView) -> Reading:
+    """Every port of an RDMA device is active."""
+    ports = node.ports
+    idle = [f"{port} is {port.state or 'without state'}" for port in ports if port.state != "ACTIVE"]
+    return Reading(f"{len(ports) - len(idle)} of {len(ports)}", idle)
+
+
+@check(
+    limit="the expected rate; else that of the fastest port of the same board, as a warning",
+    action="check cable, transceiver and switch port: the link trained at a lower rate",
+    source=AZURE_NODE,
+)
+def nic_rate(node: NodeView) -> Reading:
+    """Every active port has its full rate."""
+    active = [port for port in node.ports if port.state == "ACTIVE"]
+    if not active:
+        raise NotApplicable("no active port")
+    fastest = Counter[str]()
+    for port in active:
+        fastest[port.board] = max(fastest[port.board], round(port.gbit_per_s))
+    expected = node.expected.nic_bytes_per_s
+    slow = [port for port in active if port.gbit_per_s < (expected * 8e-9 if expected else fastest[port.board])]
+    spare = len(active) - (node.expected.nics or len(active)) if expected else 0
+    problems = [f"{port} has {port.gbit_per_s:g} Gb/s" for port in slow] if len(slow) > spare else []
+    figure = f"{min(port.gbit_per_s for port in active):g} Gb/s"
+    return Reading(figure, problems, "failed" if expected else "warning")
+
+
+@check(
+    limit=f"0 errors; more than {_MOST_ERRORS} on a port fail",
+    action="clean or replace the cable and transceiver; reset the counters with `perfquery -R`",
+    source=_COUNTERS,
+)
+def nic_errors(node: NodeView) -> Reading:
+    """No port has counted symbol, link or packet errors."""
+    counts = [(port, sum(port.counters.get(name, 0) for name in _ERRORS)) for port in node.ports]
+    worst = max(count for _, count in counts)
+    problems = beyond(counts, bool, lambda count: f"has counted {count} errors")
+    return Reading(f"{worst} on the worst port", problems, "failed" if worst > _MOST_ERRORS else "warning")
+
+
+@check(
+    limit="0 times down since the driver was loaded",
+    action="read the time in the kernel's log; replace the cable or transceiver if it happens again",
+    source=_COUNTERS,
+    severity="warning",
+)
+def nic_link_downed(node: NodeView) -> Reading:
+    """No link has gone down."""
+    counts = measured(node.ports, lambda port: port.counters.get("link_downed"), "the ports do not count")
+    return Reading(
+        str(sum(count for _, count in counts)), beyond(counts, bool, lambda count: f"went down {count} times")
+    )
+
+
+@check(
+    limit="the width and speed that the NIC can have",
+    action="reseat the NIC or move it to another slot; it cannot reach its rate on this link",
+    source=f"{GCM}/check_pci.py",
+    severity="warning",
+)
+def nic_pcie(node: NodeView) -> Reading:
+    """Every NIC has all its PCIe lanes at full speed."""
+    cards = {port.device: port.pci for port in node.ports}
+    links = measured(cards.items(), lambda card: _link(node, card[1]), "NICs without a PCIe link")
+    problems = [f"{device} has {has}, could have {could}" for (device, _), (has, could) in links if has != could]
+    return Reading(listed(sorted({has for _, (has, _) in links})), problems)
+
+
+@check(
+    limit="one firmware version for one board",
+    action="update the firmware of the others",
+    source=_INFINIBAND,
+    severity="warning",
+)
+def nic_firmware(node: NodeView) -> Reading:
+    """NICs of the same board have the same firmware."""
+    boards: dict[str, Counter[str]] = {}
+    for device, port in {port.device: port for port in node.ports}.items():
+        boards.setdefault(port.board or device, Counter())[port.firmware] += 1
+    problems = [f"boards {board} have {listed(sorted(found))}" for board, found in boards.items() if len(found) > 1]
+    return Reading(listed(sorted({version for found in boards.values() for version in found})), problems)
+
+
+@check(
+    limit="nvidia-peermem loaded, or the open GPU driver, which exports memory as DMA-BUF",
+    action="load it at every boot: `modprobe nvidia-peermem`",
+    source=_NCCL,
+    severity="warning",
+)
+def peermem(node: NodeView) -> Reading:
+    """NICs can read the memory of GPUs without a copy through the host."""
+    node.gpus, node.ports  # noqa: B018, either may be missing
+    modules = {line.split()[0] for line in node.text("/proc/modules").splitlines() if line}
+    if "Open Kernel Module" in node.text("/proc/driver/nvidia/version"):
+        return Reading("DMA-BUF")
+    loaded = bool(modules & {"nvidia_peermem", "nv_peer_mem"})
+    return Reading("loaded" if loaded else "missing", [] if loaded else ["nvidia-peermem is not loaded"])
+
+
+@check(
+    limit="0 uncorrectable errors; a fatal one fails",
+    action="reseat the device and its riser; replace what still reports errors",
+    source=_AER,
+)
+def pcie_errors(node: NodeView) -> Reading:
+    """No GPU or NIC has reported an uncorrectable PCIe error since boot."""
+    folders = {each.address: each.folder for each in node.gpus_on_the_bus}
+    if node.files("/sys/class/infiniband/*"):
+        folders |= {port.device: port.pci for port in node.ports}
+    counts = measured(folders.items(), lambda item: _aer(node, item[1]), "no GPU or NIC that reports PCIe errors")
+    problems = [
+        f"{name} reported {fatal} fatal and {other} other errors"
+        for (name, _), (fatal, other) in counts
+        if fatal + other
+    ]
+    fatal = any(fatal for _, (fatal, _) in counts)
+    total = sum(fatal + other for _, (fatal, other) in counts)
+    return Reading(str(total), problems, "failed" if fatal else "warning")
+
+
+@check(
+    limit="source validation (SrcValid) off on all bridges",
+    action="disable ACS or VT-d in the BIOS, or with setpci after each boot",
+    source=_NCCL,
+    severity="warning",
+)
+def pcie_acs(node: NodeView) -> Reading:
+    """No PCI bridge sends traffic between GPUs and NICs through the processor (ACS)."""
+    node.gpus  # noqa: B018, a node without GPUs needs no peer-to-peer
+    if "hypervisor" in node.text("/proc/cpuinfo").split("flags", 1)[-1].partition("\n")[0]:
+        raise NotApplicable("a virtual machine needs ACS")
+    bridges = [each for each in node.pci if each.device_class.startswith(_BRIDGE_CLASS)]
+    controls = measured(bridges, lambda bridge: _acs_control(bridge.folder / "config"), "no bridge with ACS")
+    problems = [f"bridge {bridge.address} has ACS on" for bridge, control in controls if control & 1]
+    return Reading(f"{len(problems)} of {len(controls)} on", problems)
+
+
+def _link(node: NodeView, folder: Path) -> tuple[str, str] | None:
+    """Link of a PCI device as it is, and as it could be."""
+    has, could = (
+        " ".join((f"x{node.text(folder / f'{which}_link_width')}", node.text(folder / f"{which}_link_speed")))
+        for which in ("current", "max")
+    )
+    return None if has == "x " else (has, could)
+
+
+def _aer(node: NodeView, folder: Path) -> tuple[int, int] | None:
+    """Fatal and non-fatal errors of a PCI device."""
+    totals = [_total(node.text(folder / f"aer_dev_{kind}")) for kind in ("fatal", "nonfatal")]
+    return None if None in totals else (totals[0] or 0, totals[1] or 0)
+
+
+def _total(text: str) -> int | None:
+    line = next((line for line in text.splitlines() if line.startswith("TOTAL_ERR_")), "")
+    return int(line.split()[1]) if line else None
+
+
+def _acs_control(config: Path) -> int | None:
+    """The ACS control register; None for a device without this capability.
+
+    Raises:
+        Unreadable: the kernel shows users only the first 64 bytes.
+    """
+    try:
+        space = config.read_bytes()
+    except OSError:
+        return None
+    if len(space) <= _EXTENDED:
+        raise Unreadable("only root reads the ACS register")
+    at = _EXTENDED
+    while at and at + 8 <= len(space):
+        header = int.from_bytes(space[at : at + 4], "little")
+        if header & 0xFFFF == _ACS:
+            return int.from_bytes(space[at + _ACS_CONTROL : at + _ACS_CONTROL + 2], "little")
+        at = header >> 20 if header else 0
+    return None

@@ -1,0 +1,270 @@
+"""A node as health checks see it: its files below a root, NVML, and a few programs; a test replaces each of them."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import metadata
+from pathlib import Path
+from signal import SIGKILL
+from typing import Any
+
+import pynvml
+
+from trainworks.errors import EnvironmentProblem
+from trainworks.host import process
+from trainworks.host.clock import KernelClock, read_kernel_clock
+from trainworks.measure.health.expectation import Expectation
+from trainworks.measure.health.gpus import Gpu, GpuDriver, read_driver
+
+NVIDIA = "0x10de"
+_LOG_TIMEOUT_S = 1.0
+_CUDA_PACKAGES = ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu13", "nvidia-cuda-runtime-cu12")
+_ESCAPE = re.compile(r"\\(\d{3})")
+_RATE = re.compile(r"([\d.]+)\s*Gb/sec")
+
+
+class NotApplicable(Exception):
+    """The node does not have what a check is about."""
+
+
+class Unreadable(Exception):
+    """This user cannot read what a check needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class PciDevice:
+    """A device on the PCI bus."""
+
+    address: str
+    vendor: str
+    device_class: str
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class NicPort:
+    """A port of an RDMA device."""
+
+    device: str
+    port: str
+    state: str
+    """`ACTIVE`, `DOWN`, `INIT` ..."""
+    gbit_per_s: float
+    board: str
+    firmware: str
+    counters: Mapping[str, int]
+    pci: Path
+    """Folder of the PCI device."""
+
+    def __str__(self) -> str:
+        return f"{self.device}/{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A line of /proc/mounts or /etc/fstab."""
+
+    device: str
+    folder: str
+    kind: str
+    options: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return self.folder
+
+
+def cuda_of_wheels() -> str:
+    """CUDA version that the installed torch was built for: `12.8`; empty if there is none."""
+    with suppress(metadata.PackageNotFoundError):
+        if match := re.search(r"\+cu(\d\d)(\d)", metadata.version("torch")):
+            return f"{match[1]}.{match[2]}"
+    for package in _CUDA_PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            return metadata.version(package)
+    return ""
+
+
+@dataclass(frozen=True)
+class NodeView:
+    """A node; everything is read once, when a check asks for it."""
+
+    root: Path = Path("/")
+    nvml: Any = pynvml
+    expected: Expectation = field(default_factory=Expectation)
+    run: Callable[..., process.Output] = process.run
+    clock: Callable[[], KernelClock | None] = read_kernel_clock
+    space: Callable[[str], os.statvfs_result] = os.statvfs
+    probe: tuple[str, ...] = ("stat", "--file-system", "--terse")
+    """Program that asks a file system; the folder is appended."""
+    cuda: Callable[[], str] = field(default=cuda_of_wheels)
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
+
+    def path(self, name: str) -> Path:
+        """Path of a file of the node."""
+        return self.root / name.lstrip("/")
+
+    def text(self, name: str | Path) -> str:
+        """Content of a file without the line end; empty if there is none.
+
+        Raises:
+            Unreadable: this user must not read it.
+        """
+        path = name if isinstance(name, Path) else self.path(name)
+        try:
+            return path.read_text(encoding="utf-8", errors="replace").strip()
+        except PermissionError:
+            raise Unreadable(f"only root reads {name}") from None
+        except OSError:
+            return ""
+
+    def number(self, name: str | Path) -> int | None:
+        """The integer in a file; None if there is none."""
+        text = self.text(name)
+        return int(text) if text.lstrip("-").isdigit() else None
+
+    def files(self, pattern: str) -> list[Path]:
+        """Files of the node that match a pattern, in order."""
+        return sorted(self.root.glob(pattern.lstrip("/")))
+
+    @cached_property
+    def driver(self) -> GpuDriver:
+        """The NVIDIA driver and its GPUs."""
+        return read_driver(self.nvml)
+
+    @cached_property
+    def pci(self) -> list[PciDevice]:
+        """Devices on the PCI bus."""
+        folders = self.files("/sys/bus/pci/devices/*")
+        return [PciDevice(each.name, self.text(each / "vendor"), self.text(each / "class"), each) for each in folders]
+
+    @cached_property
+    def gpus_on_the_bus(self) -> list[PciDevice]:
+        """NVIDIA display and 3D controllers on the PCI bus."""
+        return [each for each in self.pci if each.vendor == NVIDIA and each.device_class.startswith("0x03")]
+
+    @cached_property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """The GPUs that the driver opens, at least one.
+
+        Raises:
+            NotApplicable: the node has no NVIDIA GPU, or its driver does not answer, which is another check.
+        """
+        if self.driver.gpus:
+            return self.driver.gpus
+        if not self.gpus_on_the_bus:
+            raise NotApplicable("no NVIDIA GPU")
+        raise NotApplicable("the NVIDIA driver does not answer")
+
+    @cached_property
+    def ports(self) -> list[NicPort]:
+        """Ports of InfiniBand and RoCE devices.
+
+        Raises:
+            NotApplicable: there is none.
+        """
+        found = [self._port(folder) for folder in self.files("/sys/class/infiniband/*/ports/*")]
+        if not found:
+            raise NotApplicable("no InfiniBand or RoCE device")
+        return found
+
+    def _port(self, folder: Path) -> NicPort:
+        device = folder.parents[1]
+        rate = _RATE.match(self.text(folder / "rate"))
+        return NicPort(
+            device=device.name,
+            port=folder.name,
+            state=self.text(folder / "state").partition(":")[2].strip(),
+            gbit_per_s=float(rate[1]) if rate else 0.0,
+            board=self.text(device / "board_id"),
+            firmware=self.text(device / "fw_ver"),
+            counters={each.name: self.number(each) or 0 for each in sorted((folder / "counters").glob("*"))},
+            pci=device / "device",
+        )
+
+    @cached_property
+    def mounts(self) -> list[Mount]:
+        """Mounted file systems."""
+        return _mounts(self.text("/proc/mounts"))
+
+    @cached_property
+    def fstab(self) -> list[Mount]:
+        """File systems that the administrator wants mounted at boot."""
+        return [each for each in _mounts(self.text("/etc/fstab")) if "noauto" not in each.options]
+
+    @cached_property
+    def memory(self) -> dict[str, int]:
+        """/proc/meminfo: kB, or a number of pages."""
+        lines = (line.split() for line in self.text("/proc/meminfo").splitlines())
+        return {words[0].rstrip(":"): int(words[1]) for words in lines if len(words) > 1}
+
+    @cached_property
+    def limits(self) -> dict[str, tuple[str, str]]:
+        """Soft and hard limits of processes, by name: `Max locked memory`."""
+        rows = (re.split(r"\s{2,}", line.strip()) for line in self.text("/proc/self/limits").splitlines()[1:])
+        return {row[0]: (row[1], row[2]) for row in rows if len(row) > 2}
+
+    @cached_property
+    def processes(self) -> dict[int, str]:
+        """Names of processes by id."""
+        folders = (each for each in self.files("/proc/[0-9]*") if each.name.isdigit())
+        return {int(folder.name): self.text(folder / "comm") for folder in folders}
+
+    @cached_property
+    def uptime_s(self) -> float:
+        """Seconds since boot."""
+        return float((self.text("/proc/uptime").split() or ["0"])[0])
+
+    @cached_property
+    def log(self) -> list[str]:
+        """Lines of the kernel's log since boot.
+
+        Raises:
+            Unreadable: dmesg is missing, or this user must not call it.
+        """
+        try:
+            said = self.run(["dmesg"], timeout_s=_LOG_TIMEOUT_S)
+        except (FileNotFoundError, EnvironmentProblem) as error:
+            raise Unreadable(f"the kernel's log cannot be read: {error}") from None
+        if said.exit_code:
+            raise Unreadable(f"the kernel's log cannot be read: {said.stderr.strip() or 'dmesg failed'}")
+        return said.stdout.splitlines()
+
+    def silent(self, folders: Iterable[str], timeout_s: float) -> list[str]:
+        """Folders whose file system does not answer in time. Each is asked by a process of its own.
+
+        A process that waits for a dead server cannot be killed; it is left behind.
+        """
+        asked = {
+            folder: process.spawn([*self.probe, str(self.path(folder))], log=Path(os.devnull)) for folder in folders
+        }
+        end_s = time.monotonic() + timeout_s
+        late = [folder for folder, child in asked.items() if child.wait(max(0.0, end_s - time.monotonic())) is None]
+        for folder in late:
+            asked[folder].signal_group(SIGKILL)
+            asked[folder].wait(0.05)
+        return late
+
+
+def _mounts(text: str) -> list[Mount]:
+    lines = (line.split() for line in text.splitlines() if not line.lstrip().startswith("#"))
+    return [
+        Mount(_plain(words[0]), _plain(words[1]), words[2], tuple(words[3].split(",")))
+        for words in lines
+        if len(words) > 3
+    ]
+
+
+def _plain(word: str) -> str:
+    r"""A path of /proc/mounts, where a blank is written `\040`."""
+    return _ESCAPE.sub(lambda match: chr(int(match[1], 8)), word)
+
+
+def listed(numbers: Sequence[object]) -> str:
+    """Items separated by commas."""
+    return ", ".join(map(str, numbers))
