@@ -352,9 +352,8 @@ def errors_page() -> str:
 def health_checks_page() -> str:
     """Tabulate every health check with its limit, action and source, by the module that has it."""
     intro = (
-        "The checks of [`trainworks health`](../guides/health.md). A check that fails takes the node out of service, one\n"
-        "that warns does not. The source is the page on which the limit was read; where none is known, it is said to be\n"
-        "an assumption."
+        "The checks of [`trainworks health`](../guides/health.md). One that fails takes the node out of service, one\n"
+        "that warns does not. The source is where the limit was read; a limit without one is said to be an assumption."
     )
     parts = [f"## {title}\n\n{_check_table(module)}" for title, module in _CHECKS.items()]
     return _page("Health checks", intro, *parts)

@@ -17,6 +17,7 @@ from trainworks.backends.slurm.client import SlurmClient
 from trainworks.cli.app import app
 from trainworks.errors import ArgumentError, UsageError
 from trainworks.host.process import Output
+from trainworks.measure.health.expectation import parse_expectation
 from trainworks.measure.health.fleet import odd_ones_out
 from trainworks.measure.health.node_health import NodeHealth, check_node
 from trainworks.report.health import drain_reason, npd_line, prolog_lines
@@ -76,6 +77,7 @@ def test_node_problem_detector_gets_one_line_of_80_bytes(good_node: NodeHealth, 
         assert len(line.encode()) <= 80
         assert "\n" not in line
     assert npd_line(bad_node).startswith("gpu-count: GPU 3 does not answer")
+    assert npd_line(bad_node).endswith(" +1 checks")
 
 
 def test_a_long_line_is_not_cut_inside_a_character(tmp_path: Path) -> None:
@@ -139,6 +141,21 @@ def test_what_is_expected_may_be_a_run_file(tmp_path: Path) -> None:
     result = health(str(run))
     count = next(each for each in result.results if each.check == "gpu-count")
     assert count.problems[-1].endswith("8 expected")
+
+
+@pytest.mark.parametrize(
+    ("text", "nics", "rate"),
+    [
+        ("8x H100-SXM-80GB, 8x NDR", 8, 50e9),
+        ("DGX H100", 8, 50e9),
+        ("2x p5.48xlarge", 32, None),
+        ("8x H100-SXM-80GB", None, None),
+        ("4 nodes of 8x H100 over 100GbE", None, None),
+    ],
+)
+def test_nics_are_expected_where_linux_has_rdma_devices(text: str, nics: int | None, rate: float | None) -> None:
+    expected = parse_expectation(text)
+    assert (expected.accelerators, expected.nics, expected.nic_bytes_per_s) == (8, nics, rate)
 
 
 @pytest.mark.parametrize("text", ["9x Nothing", "", "8x H100, 8x NDR, 2x more"])

@@ -58,7 +58,7 @@ FAULTS: dict[str, tuple[Break, str, str]] = {
     "gpu-ecc-errors": (of_gpu(uncorrected=2), "failed", "2 uncorrected errors"),
     "gpu-sram-errors": (of_gpu(sram=1), "failed", "limit of SRAM errors"),
     "row-remapping": (of_gpu(rows=(0, 1, 0, 1)), "failed", "failed to remap"),
-    "memory-pending": (of_gpu(rows=(0, 1, 1, 0)), "failed", "waits for a reset"),
+    "memory-pending": (of_gpu(rows=(0, 1, 1, 0)), "warning", "waits for a reset"),
     "remapped-rows": (of_gpu(rows=(0, 513, 0, 0)), "failed", "513 rows"),
     "gpu-temperature": (of_gpu(temperature=88, fields={}), "failed", "88 C, limit 87 C"),
     "gpu-memory-temperature": (of_gpu(fields={pynvml.NVML_FI_DEV_MEMORY_TEMP: 95}), "failed", "95 C"),
@@ -67,7 +67,7 @@ FAULTS: dict[str, tuple[Break, str, str]] = {
     "gpu-persistence": (of_gpu(persistence=0), "warning", "persistence mode off"),
     "gpu-processes": (of_gpu(processes=[SimpleNamespace(pid=777)]), "warning", "process 777"),
     "gpu-firmware": (of_gpu(vbios="96.00.30.00.01"), "warning", "has 96.00.30.00.01"),
-    "nvlink-state": (of_gpu(links=[1] * 17 + [0]), "failed", "NVLink 17 down"),
+    "nvlink-state": (of_gpu(links=[1] * 17 + [0]), "failed", "GPU 3 has 17 of 18 NVLinks up"),
     "nvlink-errors": (
         of_gpu(fields={pynvml.NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL: 5}),
         "warning",
@@ -124,7 +124,7 @@ FAULTS: dict[str, tuple[Break, str, str]] = {
     "link-flaps": (logged("mlx5_core 0000:0c:00.0: Port: 1 Link down"), "warning", "Link down"),
     "hung-tasks": (logged("INFO: task python:411 blocked for more than 120 seconds."), "warning", "python:411"),
     "oom-kills": (
-        logged("Killed process 9 (python) total-vm:9kB, anon-rss:8kB, file-rss:1kB, shmem-rss:0kB"),
+        logged("Out of memory: Killed process 9 (python) total-vm:9kB, anon-rss:8kB, file-rss:1kB, shmem-rss:0kB"),
         "warning",
         "(python)",
     ),
@@ -210,6 +210,7 @@ def test_an_idle_gpu_may_have_a_narrow_link(tmp_path: Path) -> None:
     assert fired(machine) == {"gpu-pcie-width": "warning"}
 
 
+KILLED = "Killed process 9 (python) total-vm:9kB, anon-rss:8kB, file-rss:1kB, shmem-rss:0kB"
 XID, MOVED = "NVRM: Xid (PCI:0000:04:00): ", "154, GPU recovery action changed from"
 
 
@@ -226,6 +227,8 @@ XID, MOVED = "NVRM: Xid (PCI:0000:04:00): ", "154, GPU recovery action changed f
         (f"{XID}{MOVED} 0x2 (Node Reboot Required) to 0x0 (None)", 2, {"xid": "warning"}),
         ("nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32", 0.1, {"nvswitch-errors": "warning"}),
         ("mlx5_core 0000:0c:00.0: Port: 1 Link down", 2, {}),
+        (f"Memory cgroup out of memory: {KILLED}", 0.1, {}),
+        (f"Out of memory: {KILLED}", 0.1, {"oom-kills": "warning"}),
     ],
 )
 def test_a_line_of_the_log_counts_by_its_action_and_age(

@@ -67,8 +67,10 @@ def npd_line(health: NodeHealth) -> str:
     """
     if not health.failed:
         return f"{len(health.with_verdict('ok'))} health checks passed"
-    line = "; ".join(result.complaint for result in health.failed)
-    return " ".join(printable(line).split()).encode()[:_LONGEST_NPD_BYTES].decode(errors="ignore")
+    first, *others = health.failed
+    more = f" +{len(others)} checks" if others else ""
+    line = " ".join(printable(first.complaint).split()).encode()
+    return line[: _LONGEST_NPD_BYTES - len(more)].decode(errors="ignore") + more
 
 
 def _table(results: Sequence[CheckResult]) -> Table:

@@ -30,7 +30,7 @@ def health(expect: str | None = None, *, node: NodeView | None = None) -> NodeHe
     Raises:
         ArgumentError: `expect` is neither a description nor a run file with one.
 
-    >>> health().with_verdict("failed") is not None
+    >>> len(health().results) >= 40
     True
     """
     wanted = Expectation() if expect is None else _expectation(expect)

@@ -74,6 +74,8 @@ class HealthCheck:
             return self._result("not applicable", Reading(str(error)))
         except Unreadable as error:
             return self._result("unknown", Reading(str(error)))
+        except (OSError, ValueError) as error:  # a file of the kernel with another content than expected
+            return self._result("unknown", Reading(f"cannot be read: {error}"))
         return self._result((reading.severity or self.severity) if reading.problems else "ok", reading)
 
     def _result(self, verdict: HealthVerdict, reading: Reading) -> CheckResult:

@@ -9,6 +9,9 @@ from trainworks.catalog.cluster import ClusterDescription, parse_cluster
 from trainworks.catalog.facts import Accelerator
 
 _LIST = re.compile(r"\s*,\s*")
+_WITH_RATE = ("InfiniBand", "RoCE")
+_COUNTED = ("EFA", "Omni-Path")
+"""Networks whose NICs are RDMA devices of Linux: those whose ports report their rate, and the others. TCP has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +44,14 @@ def parse_expectation(text: str) -> Expectation:
 def expectation_of(cluster: ClusterDescription) -> Expectation:
     """The hardware of one node of a cluster."""
     node, fabric = cluster.node, cluster.fabric
-    named = node is not None and node.name == cluster.node_name and node.kind != "reference"
-    nics, rate = (None, None)
-    if fabric is not None:
-        nics, rate = fabric.nics, fabric.bytes_per_s
-    elif node is not None and named and node.nics:
-        nics, rate = node.nics, node.nic_bytes_per_s
+    named = node if node is not None and node.name == cluster.node_name and node.kind != "reference" else None
+    nics = fabric.nics if fabric else named.nics if named else None
+    rate = fabric.bytes_per_s if fabric else named.nic_bytes_per_s if named else None
     return Expectation(
         text=cluster.name,
         accelerators=cluster.accelerators_per_node,
         accelerator=cluster.accelerator,
-        nics=nics,
-        nic_bytes_per_s=rate,
-        host_memory_bytes=node.host_memory_bytes if node is not None and named else None,
+        nics=nics if cluster.network in (*_WITH_RATE, *_COUNTED) else None,
+        nic_bytes_per_s=rate if cluster.network in _WITH_RATE else None,
+        host_memory_bytes=named.host_memory_bytes if named else None,
     )

@@ -24,6 +24,7 @@ CATALOGUE = "the catalogue: `trainworks catalog` shows each figure with its sour
 _CUDA_PYTHON = "https://nvidia.github.io/cuda-python"
 _PCIE = f"{_CUDA_PYTHON}/cuda-core/latest/generated/cuda.core.system.PciInfo.html"
 _NVML = f"{_CUDA_PYTHON}/pr-preview/pr-2903/cuda-bindings/latest/module/generated"
+_REMAPPED = f"{_NVML}/cuda.bindings.nvml.device_get_remapped_rows.html"
 _POWER = f"{_NVML}/cuda.bindings.nvml.device_get_enforced_power_limit.html"
 _THRESHOLDS = f"{_NVML}/cuda.bindings.nvml.device_get_temperature_threshold.html"
 _THROTTLING = "https://docs.nvidia.com/deploy/nvml-api/api/group__nvmlClocksEventReasons.html"
@@ -190,7 +191,12 @@ def row_remapping(node: NodeView) -> Reading:
     return Reading(_failed(rows), beyond(rows, lambda row: row.failed, lambda _: "failed to remap a row"))
 
 
-@check(limit="no remapping or retirement pending", action="reset the GPU when it is free", source=AZURE_ECC)
+@check(
+    limit="no remapping or retirement pending; a warning, because jobs do not use that memory until the reset",
+    action="reset the GPU when it is free",
+    source=_REMAPPED,
+    severity="warning",
+)
 def memory_pending(node: NodeView) -> Reading:
     """No row or page of memory waits for a reset to be replaced."""
     pending = measured(

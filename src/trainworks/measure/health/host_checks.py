@@ -29,6 +29,7 @@ _LEAST_FILES = 32768
 _CLOCK_OFFSET_S, _CLOCK_ERROR_S = 0.05, 16.0
 _ZOMBIE_S, _TICKS_PER_S = 300.0, 100.0
 _MOUNT_TIMEOUT_S = 1.0
+_LATER = {"nofail", "x-systemd.automount"}
 _NETWORK_KINDS = re.compile(r"nfs4?|lustre|gpfs|ceph|beegfs|cifs|smb3|wekafs|glusterfs|fuse\.(?!lxcfs|snapfuse).+")
 _LOCAL_KINDS = {"ext3", "ext4", "xfs", "btrfs", "zfs"}
 
@@ -247,13 +248,13 @@ def mounts_answer(node: NodeView) -> Reading:
 
 
 @check(
-    limit="everything in /etc/fstab, without `noauto` and `nofail`",
+    limit="everything in /etc/fstab, without `noauto`, `nofail` and automounts",
     action="mount it: `mount --all`, and read why it failed at boot",
     source="https://github.com/mej/nhc/blob/master/README.md",
 )
 def mounts_present(node: NodeView) -> Reading:
     """Every file system of /etc/fstab is mounted."""
-    wanted = [each for each in node.fstab if each.folder.startswith("/") and "nofail" not in each.options]
+    wanted = [each for each in node.fstab if each.folder.startswith("/") and not _LATER & set(each.options)]
     if not wanted:
         raise NotApplicable("/etc/fstab is empty")
     mounted = {mount.folder.rstrip("/") for mount in node.mounts}

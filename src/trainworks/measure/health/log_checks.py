@@ -16,7 +16,7 @@ _XID = re.compile(r"NVRM: Xid \(PCI:(?P<gpu>[0-9a-fA-F:.]+)\): (?P<code>\d+)(?P<
 _SXID = re.compile(r"nvidia-nvswitch\d+: SXid \(PCI:[0-9a-fA-F:.]+\): \d+, (?P<severity>Fatal|Non-fatal).*")
 _LINK = re.compile(r"(?:\bib\w*.*lost carrier|mlx5_core .*[Ll]ink down).*")
 _HUNG = re.compile(r"task [\S ]+:\w+ blocked for more than \w+ seconds\.")
-_OOM = re.compile(r"Killed process \d+ (.+) total-vm:\d+kB, anon-rss:\d+kB, file-rss:\d+kB")
+_OOM = re.compile(r"(?<!cgroup out of memory: )Killed process \d+ (.+) total-vm:\d+kB, anon-rss:\d+kB, file-rss:\d+kB")
 _DISK = re.compile(r"(?:EXT4-fs error|Buffer I/O error|XFS .* Shutting down filesystem).*")
 _SECONDS = re.compile(r"\[\s*(\d+\.\d+)\]")
 _DAY_S = 86400.0
@@ -98,7 +98,7 @@ def hung_tasks(node: NodeView) -> Reading:
     severity="warning",
 )
 def oom_kills(node: NodeView) -> Reading:
-    """The kernel has killed no process for lack of memory."""
+    """The kernel has killed no process because the node had no memory left; a job at its own limit does not count."""
     return _lines(node, _OOM, within_s=_DAY_S)
 
 
