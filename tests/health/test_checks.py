@@ -52,7 +52,7 @@ FAULTS: dict[str, tuple[Break, str, str]] = {
     "gpu-count": (of_gpu(lost=True), "failed", "GPU 3 does not answer"),
     "gpu-cuda": (of_driver("520.61.05"), "failed", "older than 525"),
     "gpu-pcie-width": (of_gpu(width=8, reasons=0), "failed", "x8 of x16"),
-    "gpu-pcie-generation": (of_gpu(slot=4), "failed", "PCIe 5 is in a slot of PCIe 4"),
+    "gpu-pcie-generation": (of_gpu(slot=4), "warning", "PCIe 5 is in a slot of PCIe 4"),
     "gpu-memory": (of_gpu(memory=SimpleNamespace(total=60 * GIB)), "failed", "GPU 3 has"),
     "gpu-ecc-mode": (of_gpu(ecc=[0, 0]), "warning", "ECC off"),
     "gpu-ecc-errors": (of_gpu(uncorrected=2), "failed", "2 uncorrected errors"),

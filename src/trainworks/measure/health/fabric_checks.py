@@ -106,7 +106,7 @@ def fabric_state(node: NodeView) -> Reading:
     source=AZURE_NODE,
 )
 def nic_count(node: NodeView) -> Reading:
-    """As many ports are active as the node should have NICs."""
+    """The node has as many active ports as it should have NICs."""
     if node.expected.nics is None:
         raise NotApplicable("no number of NICs is expected")
     ports = node.ports if node.files("/sys/class/infiniband/*/ports/*") else []

@@ -7,7 +7,7 @@ from collections import Counter
 import pynvml
 
 from trainworks.catalog import catalog
-from trainworks.measure.health.check import Reading, beyond, check, measured
+from trainworks.measure.health.check import Reading, Severity, beyond, check, measured
 from trainworks.measure.health.gpus import Gpu
 from trainworks.measure.health.node import NodeView, NotApplicable, listed
 from trainworks.units import format_gib
@@ -34,12 +34,14 @@ _CUDA = "https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compati
 _OLDEST_DRIVER = {11: 450, 12: 525, 13: 580}
 """Oldest driver branch by major version of CUDA."""
 _MOST_ROWS = 512
+_SAME_MEMORY = 0.99
 _SLOWED = {
     pynvml.nvmlClocksEventReasonHwSlowdown: "hardware slowdown",
     pynvml.nvmlClocksEventReasonSwThermalSlowdown: "software thermal slowdown",
     pynvml.nvmlClocksEventReasonHwThermalSlowdown: "hardware thermal slowdown",
     pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown: "power brake",
 }
+_HOT = {"hardware thermal slowdown", "power brake"}
 
 
 @check(
@@ -105,7 +107,7 @@ def gpu_type(node: NodeView) -> Reading:
 
 
 @check(
-    limit="at least the usable memory of the catalogue, and the same on all GPUs",
+    limit="at least the usable memory of the catalogue, and as much as the other GPUs within 1 % (assumption)",
     action="check MIG and the ECC mode of the GPU; replace it if memory is missing",
     source=CATALOGUE,
 )
@@ -113,7 +115,8 @@ def gpu_memory(node: NodeView) -> Reading:
     """All GPUs have the same memory, and at least that of the expected part."""
     sizes = measured(node.gpus, lambda gpu: gpu.memory_bytes, "the driver does not report memory")
     usable = node.expected.accelerator.usable_bytes if node.expected.accelerator else None
-    least = max(usable or 0, max(size for _, size in sizes) if _same_names(node) else 0)
+    largest = max(size for _, size in sizes) if _same_names(node) else 0
+    least = max(usable or 0, _SAME_MEMORY * largest)
     problems = beyond(sizes, lambda size: size < least, lambda size: f"has {format_gib(size)}, not {format_gib(least)}")
     return Reading(f"{format_gib(min(size for _, size in sizes))} each", problems)
 
@@ -128,7 +131,7 @@ def gpu_pcie_width(node: NodeView) -> Reading:
     narrow = [gpu for gpu in node.gpus if (gpu.link_width or 0) < (gpu.max_link_width or 0)]
     widths = measured(node.gpus, lambda gpu: gpu.link_width, "no PCIe link")
     problems = [f"{gpu} has x{gpu.link_width} of x{gpu.max_link_width}" for gpu in narrow]
-    severity = "warning" if all(gpu.is_idle for gpu in narrow) else "failed"
+    severity: Severity = "warning" if all(gpu.is_idle for gpu in narrow) else "failed"
     return Reading(f"x{min(width for _, width in widths)}", problems, severity)
 
 
@@ -136,6 +139,7 @@ def gpu_pcie_width(node: NodeView) -> Reading:
     limit="the slot is as fast as the GPU",
     action="set the slot to its fastest generation in the BIOS, or move the GPU to such a slot",
     source=_PCIE,
+    severity="warning",
 )
 def gpu_pcie_generation(node: NodeView) -> Reading:
     """No slot limits the PCIe generation of its GPU; the present generation is not judged, because it falls at idle."""
@@ -188,7 +192,10 @@ def gpu_sram_errors(node: NodeView) -> Reading:
 def row_remapping(node: NodeView) -> Reading:
     """Every broken row of memory could be replaced by a spare one."""
     rows = measured(node.gpus, lambda gpu: gpu.rows, "GPUs without row remapping")
-    return Reading(_failed(rows), beyond(rows, lambda row: row.failed, lambda _: "failed to remap a row"))
+    return Reading(
+        f"{sum(row.failed for _, row in rows)} failed",
+        beyond(rows, lambda row: row.failed, lambda _: "failed to remap a row"),
+    )
 
 
 @check(
@@ -248,8 +255,8 @@ def gpu_memory_temperature(node: NodeView) -> Reading:
 
 
 @check(
-    limit="no hardware slowdown, thermal slowdown or power brake",
-    action="check cooling and power supplies: the clock is halved or worse",
+    limit="no slowdown; a hardware thermal one and a power brake fail, because others also occur as clocks change",
+    action="check cooling and power supplies",
     source=_THROTTLING,
 )
 def gpu_throttling(node: NodeView) -> Reading:
@@ -259,9 +266,9 @@ def gpu_throttling(node: NodeView) -> Reading:
         lambda gpu: None if gpu.event_reasons is None else _slowdowns(gpu.event_reasons),
         "the driver reports no reasons",
     )
-    return Reading(
-        _share([(gpu, not why) for gpu, why in slowed], True), beyond(slowed, bool, lambda why: f"has {listed(why)}")
-    )
+    problems = beyond(slowed, bool, lambda why: f"has {listed(why)}")
+    is_hot = any(_HOT & set(why) for _, why in slowed)
+    return Reading(_share([(gpu, not why) for gpu, why in slowed], True), problems, "failed" if is_hot else "warning")
 
 
 @check(
@@ -338,10 +345,6 @@ def _same_names(node: NodeView) -> bool:
 
 def _share(flags: list[tuple[Gpu, bool]], good: bool) -> str:
     return f"{sum(flag is good for _, flag in flags)} of {len(flags)}"
-
-
-def _failed(rows: list[tuple[Gpu, object]]) -> str:
-    return f"{sum(bool(getattr(row, 'failed', False)) for _, row in rows)} failed"
 
 
 def _heat(temperature_c: int | None, limit_c: int | None) -> tuple[int, int] | None:

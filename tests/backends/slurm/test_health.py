@@ -1,0 +1,59 @@
+"""`trainworks health` as the prolog and the HealthCheckProgram of a real Slurm; node2 lacks the GPUs it should have."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.backends.slurm_cluster import Cluster, wait_until
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+
+FOUND = "0 GPUs answer, 8 expected"
+
+
+@contextmanager
+def configured(cluster: Cluster, reader: str, *lines: str) -> Iterator[None]:
+    """A Slurm whose node2 is checked by a script; `{script}` in a line of slurm.conf is its path."""
+    script, conf = cluster.folder / f"{reader}.sh", cluster.sandbox.paths.conf
+    script.write_text(
+        '#!/bin/sh\n[ "$SLURMD_NODENAME" = node2 ] || exit 0\n'
+        f"export SLURM_CONF={conf}\n"
+        f'exec {sys.executable} -m trainworks health --as {reader} --expect "8x H100-SXM-80GB"\n',
+        encoding="utf-8",
+    )
+    script.chmod(0o755)
+    before = conf.read_text(encoding="utf-8")
+    conf.write_text(before + "".join(f"{line.format(script=script)}\n" for line in lines), encoding="utf-8")
+    cluster.call("scontrol", "reconfigure")
+    try:
+        yield
+    finally:
+        conf.write_text(before, encoding="utf-8")
+        cluster.call("scontrol", "reconfigure")
+
+
+def test_a_node_that_fails_the_prolog_is_drained_and_its_job_runs_elsewhere(cluster: Cluster) -> None:
+    with configured(cluster, "prolog", "Prolog={script}", "PrologFlags=Alloc"):
+        run = cluster.command("true", nodes=3).submit()
+        try:
+            assert (run.end().nodes, run.state) == (("node1", "node3", "node4"), "SUCCEEDED")
+            assert run.backend.nodes()[1].state == "drained"
+        finally:
+            run.backend.undrain("node2")
+
+
+def test_a_periodic_check_drains_a_bad_node_with_its_reason_before_a_job_lands_there(cluster: Cluster) -> None:
+    lines = ("HealthCheckProgram={script}", "HealthCheckInterval=2", "HealthCheckNodeState=ANY")
+    run = cluster.command("true", nodes=3)
+    with configured(cluster, "healthcheck", *lines):
+        wait_until(lambda: run.backend.nodes()[1].state == "drained")
+        node = run.backend.nodes()[1]
+        assert node.reason is not None
+        assert node.reason.startswith("trainworks: gpu-count: ")
+        assert FOUND in node.reason
+        assert run.submit().end().nodes == ("node1", "node3", "node4")
+    run.backend.undrain("node2")
