@@ -150,7 +150,7 @@ def test_what_is_expected_may_be_a_run_file(tmp_path: Path) -> None:
         ("DGX H100", 8, 50e9),
         ("2x p5.48xlarge", 32, None),
         ("8x H100-SXM-80GB", None, None),
-        ("4 nodes of 8x H100 over 100GbE", None, None),
+        ("4 nodes of 8x H100 over 25GbE", None, None),
     ],
 )
 def test_nics_are_expected_where_linux_has_rdma_devices(text: str, nics: int | None, rate: float | None) -> None:
