@@ -255,7 +255,6 @@ FILES: Mapping[str, str] = {
     "proc/sys/kernel/numa_balancing": "0",
     "proc/sys/kernel/osrelease": "6.8.0-51-generic",
     "proc/uptime": f"{UPTIME_S} 1.0",
-    "proc/4242/comm": "nv-fabricmanage",
     "proc/4242/stat": "4242 (nv-fabricmanage) S 1 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 900",
     "etc/fstab": "# <device> <folder>\n/dev/md0 / ext4 defaults 0 1\n/dev/nvme1n1p1 /scratch xfs defaults 0 2\n"
     "fs1:/export /shared nfs4 hard 0 0\nfs2:/old /old nfs4 noauto 0 0",

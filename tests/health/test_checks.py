@@ -177,7 +177,7 @@ def test_a_dead_port_is_missing_where_its_number_is_expected(tmp_path: Path) -> 
 
 def test_nvswitches_without_a_fabric_manager_fire_before_gpus_are_registered(tmp_path: Path) -> None:
     machine = healthy(tmp_path)
-    machine.write("proc/4242/comm", "bash")
+    replaced("proc/4242/stat", "nv-fabricmanage", "bash")(machine)
     assert fired(machine) == {}
     for gpu in machine.nvml.gpus:
         gpu["fabric"] = (pynvml.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED, 0)
@@ -267,6 +267,15 @@ def test_a_virtual_machine_may_have_acs_on(tmp_path: Path) -> None:
     machine.write(f"{PCI}/0000:90:00.0/config", acs_config(1))
     machine.write("proc/cpuinfo", "flags : fpu hypervisor avx512f")
     assert fired(machine) == {}
+
+
+def test_one_mount_of_a_file_server_is_asked_for_all_and_boot_disks_may_be_full(tmp_path: Path) -> None:
+    machine = healthy(tmp_path)
+    lines = "".join(f"\nfs1:/export /pods/{pod} nfs4 rw 0 0" for pod in range(50))
+    machine.write("proc/mounts", (machine.root / "proc/mounts").read_text() + "/dev/sda1 /boot ext4 rw 0 0" + lines)
+    machine.free["/boot"] = (0.01, 0.5)
+    results = {each.check: each for each in check_node(machine.view()).results}
+    assert (results["mounts-answer"].figure, results["disk-space"].verdict) == ("1 of 1", "ok")
 
 
 def test_every_check_says_limit_action_and_source() -> None:

@@ -82,7 +82,7 @@ def fabric_manager(node: NodeView) -> Reading:
         raise NotApplicable("no NVSwitch on the PCI bus")
     completed = pynvml.NVML_GPU_FABRIC_STATE_COMPLETED
     registered = bool(node.driver.gpus) and all(gpu.fabric and gpu.fabric[0] == completed for gpu in node.driver.gpus)
-    if registered or _FABRIC_MANAGER in node.processes.values():
+    if registered or any(each.name == _FABRIC_MANAGER for each in node.processes):
         return Reading("runs")
     return Reading("missing", ["NVSwitches without a running nv-fabricmanager"])
 

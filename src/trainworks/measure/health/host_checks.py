@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 
-from trainworks.errors import EnvironmentProblem
 from trainworks.measure.health.check import Reading, beyond, check, measured
 from trainworks.measure.health.gpu_checks import AZURE_NODE, GCM
 from trainworks.measure.health.node import Mount, NodeView, NotApplicable, listed
@@ -27,10 +25,9 @@ _SHM = "/dev/shm"  # noqa: S108, its free space is asked for
 _LEAST_SHM_BYTES = 2**30
 _LEAST_FILES = 32768
 _CLOCK_OFFSET_S, _CLOCK_ERROR_S = 0.05, 16.0
-_ZOMBIE_S, _TICKS_PER_S = 300.0, 100.0
+_ZOMBIE_S = 300.0
 _MOUNT_TIMEOUT_S = 1.0
 _LATER = {"nofail", "x-systemd.automount"}
-_NETWORK_KINDS = re.compile(r"nfs4?|lustre|gpfs|ceph|beegfs|cifs|smb3|wekafs|glusterfs|fuse\.(?!lxcfs|snapfuse).+")
 _LOCAL_KINDS = {"ext3", "ext4", "xfs", "btrfs", "zfs"}
 
 
@@ -169,12 +166,8 @@ def clock(node: NodeView) -> Reading:
 )
 def zombies(node: NodeView) -> Reading:
     """No process has ended without being collected by its parent."""
-    old = []
-    for pid, name in node.processes.items():
-        fields = node.text(f"/proc/{pid}/stat").rpartition(")")[2].split()
-        if len(fields) > 19 and fields[0] == "Z" and node.uptime_s - int(fields[19]) / _TICKS_PER_S > _ZOMBIE_S:
-            old.append(f"{name} ({pid}) is a zombie")
-    return Reading(str(len(old)), old)
+    dead = [each for each in node.processes if each.state == "Z" and node.uptime_s - each.start_s > _ZOMBIE_S]
+    return Reading(str(len(dead)), [f"{each.name} ({each.pid}) is a zombie" for each in dead])
 
 
 @check(
@@ -235,16 +228,11 @@ def shm(node: NodeView) -> Reading:
 )
 def mounts_answer(node: NodeView) -> Reading:
     """Every network file system answers."""
-    folders = [mount.folder for mount in node.mounts if _NETWORK_KINDS.fullmatch(mount.kind)]
-    if not folders:
+    _, asked = node.asked
+    if not asked:
         raise NotApplicable("no network file system is mounted")
-    try:
-        silent = node.silent(folders, _MOUNT_TIMEOUT_S)
-    except (FileNotFoundError, EnvironmentProblem) as error:
-        raise NotApplicable(f"file systems cannot be asked: {error}") from None
-    return Reading(
-        f"{len(folders) - len(silent)} of {len(folders)}", [f"{folder} does not answer" for folder in silent]
-    )
+    silent = node.silent(_MOUNT_TIMEOUT_S)
+    return Reading(f"{len(asked) - len(silent)} of {len(asked)}", [f"{folder} does not answer" for folder in silent])
 
 
 @check(
@@ -321,8 +309,11 @@ def _edac(node: NodeView, counter: str, kind: str) -> Reading:
 
 
 def _local(node: NodeView) -> list[Mount]:
-    """Local file systems, each device once."""
-    return list({mount.device: mount for mount in reversed(node.mounts) if mount.kind in _LOCAL_KINDS}.values())
+    """Local file systems that a job may write to, each device once."""
+    local = (
+        each for each in reversed(node.mounts) if each.kind in _LOCAL_KINDS and not each.folder.startswith("/boot")
+    )
+    return list({mount.device: mount for mount in local}.values())
 
 
 def _free(node: NodeView, folder: str) -> tuple[int, float, float] | None:

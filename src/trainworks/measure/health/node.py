@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -24,6 +24,8 @@ from trainworks.measure.health.gpus import Gpu, GpuDriver, read_driver
 
 NVIDIA = "0x10de"
 _LOG_TIMEOUT_S = 1.0
+_TICKS_PER_S = 100.0
+_NETWORK_KINDS = re.compile(r"nfs4?|lustre|gpfs|ceph|beegfs|cifs|smb3|wekafs|glusterfs|fuse\.(?!lxcfs|snapfuse).+")
 _CUDA_PACKAGES = ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu13", "nvidia-cuda-runtime-cu12")
 _ESCAPE = re.compile(r"\\(\d{3})")
 _RATE = re.compile(r"([\d.]+)\s*Gb/sec")
@@ -64,6 +66,18 @@ class NicPort:
 
     def __str__(self) -> str:
         return f"{self.device}/{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStat:
+    """A line of /proc/PID/stat."""
+
+    pid: int
+    name: str
+    """At most 15 characters."""
+    state: str
+    start_s: float
+    """Seconds after boot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,10 +224,10 @@ class NodeView:
         return {row[0]: (row[1], row[2]) for row in rows if len(row) > 2}
 
     @cached_property
-    def processes(self) -> dict[int, str]:
-        """Names of processes by id."""
-        folders = (each for each in self.files("/proc/[0-9]*") if each.name.isdigit())
-        return {int(folder.name): self.text(folder / "comm") for folder in folders}
+    def processes(self) -> list[ProcessStat]:
+        """All processes."""
+        stats = (self.text(each / "stat") for each in self.files("/proc/[0-9]*"))
+        return [_process(text) for text in stats if text]
 
     @cached_property
     def uptime_s(self) -> float:
@@ -235,20 +249,35 @@ class NodeView:
             raise Unreadable(f"the kernel's log cannot be read: {said.stderr.strip() or 'dmesg failed'}")
         return said.stdout.splitlines()
 
-    def silent(self, folders: Iterable[str], timeout_s: float) -> list[str]:
-        """Folders whose file system does not answer in time. Each is asked by a process of its own.
+    @cached_property
+    def asked(self) -> tuple[float, dict[str, process.Child]]:
+        """Time, and a process for each network file system that asks it something; one folder of each.
 
-        A process that waits for a dead server cannot be killed; it is left behind.
+        A process that waits for a dead server cannot be killed, so no other one waits for it.
         """
-        asked = {
-            folder: process.spawn([*self.probe, str(self.path(folder))], log=Path(os.devnull)) for folder in folders
+        folders = {each.device: each.folder for each in self.mounts if _NETWORK_KINDS.fullmatch(each.kind)}
+        nowhere = Path(os.devnull)
+        children = {
+            folder: process.spawn([*self.probe, str(self.path(folder))], log=nowhere) for folder in folders.values()
         }
-        end_s = time.monotonic() + timeout_s
-        late = [folder for folder, child in asked.items() if child.wait(max(0.0, end_s - time.monotonic())) is None]
+        return time.monotonic(), children
+
+    def silent(self, timeout_s: float) -> list[str]:
+        """Folders whose network file system has not answered `timeout_s` after it was `asked`."""
+        start_s, children = self.asked
+        end_s = start_s + timeout_s
+        late = [folder for folder, child in children.items() if child.wait(max(0.0, end_s - time.monotonic())) is None]
         for folder in late:
-            asked[folder].signal_group(SIGKILL)
-            asked[folder].wait(0.05)
+            children[folder].signal_group(SIGKILL)
+            children[folder].wait(0.05)
         return late
+
+
+def _process(stat: str) -> ProcessStat:
+    pid, _, rest = stat.partition(" (")
+    name, _, words = rest.rpartition(") ")
+    fields = words.split()
+    return ProcessStat(int(pid), name, fields[0], int(fields[19]) / _TICKS_PER_S)
 
 
 def _mounts(text: str) -> list[Mount]:
