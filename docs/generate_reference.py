@@ -322,7 +322,7 @@ def errors_page() -> str:
         "| exit code | meaning |",
         "|---|---|",
         "| 0 | success |",
-        "| 1 | the run failed; the cause is in the report |",
+        "| 1 | the run failed, and the report has the cause; or a check of `health` failed |",
         "| 2 | usage error: the request is wrong |",
         "| 3 | environment error: the machine cannot do what was requested |",
         "| 130 | the run was stopped with Ctrl-C or `trainworks stop`; `trainworks resume` continues it |",

@@ -25,9 +25,7 @@ class HealthFormat(enum.StrEnum):
 
 
 def command(
-    files: Annotated[
-        list[Path] | None, typer.Argument(metavar="[FILE]...", help="With --nodes: JSON of each node.")
-    ] = None,
+    files: Annotated[list[Path] | None, typer.Argument(metavar="FILE", help="With --nodes: JSON of each node.")] = None,
     expect: Annotated[
         str | None,
         typer.Option(metavar="NODE|RUN_FILE", help="What the node should have: `8x H100-SXM-80GB, 8x NDR`."),

@@ -15,6 +15,8 @@ from trainworks.measure.health.node import NodeView, NotApplicable, Unreadable
 
 Severity = Literal["failed", "warning"]
 HealthVerdict = Literal["ok", "warning", "failed", "unknown", "not applicable"]
+ASSUMPTION = "assumption of Trainworks"
+"""Source of a limit that was read nowhere."""
 T = TypeVar("T")
 V = TypeVar("V")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pynvml
 
-from trainworks.measure.health.check import Reading, beyond, check, measured
+from trainworks.measure.health.check import ASSUMPTION, Reading, beyond, check, measured
 from trainworks.measure.health.gpu_checks import AWS, AZURE, AZURE_NODE, GCM
 from trainworks.measure.health.node import NVIDIA, NodeView, NotApplicable, Unreadable, listed
 
@@ -129,7 +129,7 @@ def nic_state(node: NodeView) -> Reading:
 
 
 @check(
-    limit="the expected rate; else that of the fastest port of the same board, as a warning",
+    limit=f"the expected rate; else that of the fastest port of the same board, as a warning ({ASSUMPTION})",
     action="check cable, transceiver and switch port: the link trained at a lower rate",
     source=AZURE_NODE,
 )
@@ -191,7 +191,7 @@ def nic_pcie(node: NodeView) -> Reading:
 
 
 @check(
-    limit="one firmware version for one board",
+    limit=f"one firmware version for one board ({ASSUMPTION})",
     action="update the firmware of the others",
     source=_INFINIBAND,
     severity="warning",

@@ -7,7 +7,7 @@ from collections import Counter
 import pynvml
 
 from trainworks.catalog import catalog
-from trainworks.measure.health.check import Reading, Severity, beyond, check, measured
+from trainworks.measure.health.check import ASSUMPTION, Reading, Severity, beyond, check, measured
 from trainworks.measure.health.gpus import Gpu
 from trainworks.measure.health.node import NodeView, NotApplicable, listed
 from trainworks.units import format_gib
@@ -107,7 +107,7 @@ def gpu_type(node: NodeView) -> Reading:
 
 
 @check(
-    limit="at least the usable memory of the catalogue, and as much as the other GPUs within 1 % (assumption)",
+    limit=f"at least the usable memory of the catalogue, and as much as the other GPUs within 1 % ({ASSUMPTION})",
     action="check MIG and the ECC mode of the GPU; replace it if memory is missing",
     source=CATALOGUE,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from trainworks.measure.health.check import Reading, beyond, check, measured
+from trainworks.measure.health.check import ASSUMPTION, Reading, beyond, check, measured
 from trainworks.measure.health.gpu_checks import AZURE_NODE, GCM
 from trainworks.measure.health.node import Mount, NodeView, NotApplicable, listed
 from trainworks.units import format_duration, format_gib
@@ -17,7 +17,6 @@ NPD = "https://github.com/kubernetes/node-problem-detector/blob/master/config/ke
 _KERNEL = "https://github.com/torvalds/linux/blob/master/Documentation"
 _EDAC = f"{_KERNEL}/ABI/testing/sysfs-devices-edac"
 _NUMA = "https://rocm.docs.amd.com/en/docs-6.3.3/how-to/rocm-for-ai/training/prerequisite-system-validation.html"
-ASSUMPTION = "assumption of Trainworks"
 
 _MEMORY_TOLERANCE, _LOW_SPACE, _NO_SPACE = 0.05, 0.05, 0.03
 _IDLE_HUGE_PAGES = 0.1

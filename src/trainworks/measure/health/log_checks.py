@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from trainworks.catalog import catalog
 from trainworks.catalog.facts import XidAction
-from trainworks.measure.health.check import Reading, check
+from trainworks.measure.health.check import ASSUMPTION, Reading, check
 from trainworks.measure.health.gpu_checks import AWS, AZURE
-from trainworks.measure.health.host_checks import ASSUMPTION, NPD
+from trainworks.measure.health.host_checks import NPD
 from trainworks.measure.health.node import NodeView, NotApplicable
 
 _XID = re.compile(r"NVRM: Xid \(PCI:(?P<gpu>[0-9a-fA-F:.]+)\): (?P<code>\d+)(?P<rest>.*)")
