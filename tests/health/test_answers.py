@@ -5,6 +5,8 @@ from __future__ import annotations
 import html
 import json
 import shlex
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,6 +51,18 @@ def test_the_text_names_finding_limit_and_action(bad_node: NodeHealth) -> None:
     page = html.unescape(bad_node.to_html())
     for part in ("GPU 3 does not answer", "as many as expected", "reboot the node", "/scratch is not mounted"):
         assert part in page
+
+
+def test_what_every_reader_gets(golden: Callable[[str, str], None], tmp_path: Path) -> None:
+    machine = healthy(tmp_path)
+    machine.expect = "8x H100-SXM-80GB, 8x NDR"
+    machine.nvml.gpus[3]["rows"] = (0, 1, 1, 0)
+    machine.write("sys/class/infiniband/mlx5_5/ports/1/rate", "200 Gb/sec (4X HDR)")
+    machine.write("proc/sys/kernel/numa_balancing", "1")
+    machine.log.append("[399000.5] NVRM: Xid (PCI:0000:04:00): 48, pid=411, name=python, DBE")
+    node = replace(check_node(machine.view()), seconds=0.02)
+    said = [str(node), *prolog_lines(node), drain_reason(node), npd_line(node)]
+    golden("health.txt", "\n".join(said) + "\n")
 
 
 def test_the_text_of_a_good_node_says_so(good_node: NodeHealth) -> None:
