@@ -198,10 +198,20 @@ def test_nothing_fails_on_a_node_that_has_nothing(tmp_path: Path) -> None:
 def test_a_process_on_a_gpu_of_the_job_fails_and_on_another_gpu_does_not(tmp_path: Path) -> None:
     machine = healthy(tmp_path)
     machine.nvml.gpus[3]["processes"] = [SimpleNamespace(pid=777)]
-    machine.environment["SLURM_JOB_GPUS"] = "2,3"
+    machine.environment |= {"SLURM_JOB_ID": "7", "SLURM_SCRIPT_CONTEXT": "prolog_slurmd", "SLURM_JOB_GPUS": "2,3"}
     assert fired(machine) == {"gpu-processes": "failed"}
     machine.environment["SLURM_JOB_GPUS"] = "0,1"
     assert fired(machine) == {}
+
+
+def test_a_job_sees_its_own_gpus_and_processes_and_does_not_fail(tmp_path: Path) -> None:
+    machine = healthy(tmp_path)
+    machine.expect = ""
+    machine.nvml.gpus = machine.nvml.gpus[:4]
+    machine.nvml.gpus[3]["processes"] = [SimpleNamespace(pid=777)]
+    assert fired(machine) == {"gpu-count": "failed", "gpu-processes": "warning"}
+    machine.environment |= {"SLURM_JOB_ID": "7", "SLURM_JOB_GPUS": "0,1,2,3"}
+    assert fired(machine) == {"gpu-processes": "warning"}
 
 
 def test_an_idle_gpu_may_have_a_narrow_link(tmp_path: Path) -> None:

@@ -18,14 +18,13 @@ from trainworks.measure.health.node_health import NodeHealth, check_node
 _STATE = re.compile(r"\bState=(\S+)")
 
 
-def health(expect: str | None = None, *, node: NodeView | None = None) -> NodeHealth:
-    """Run every health check on a node. Nothing is changed, and nothing takes longer than two seconds.
+def health(expect: str | None = None) -> NodeHealth:
+    """Run every health check on this machine; nothing is changed.
 
     Args:
         expect: what the node should have: a description of one node or of a cluster of it, such as
             `8x H100-SXM-80GB, 8x NDR`, or a run file with a described cluster. Without it the node is compared with
             what it shows itself.
-        node: another view of a node; this machine when left out.
 
     Raises:
         ArgumentError: `expect` is neither a description nor a run file with one.
@@ -33,8 +32,7 @@ def health(expect: str | None = None, *, node: NodeView | None = None) -> NodeHe
     >>> len(health().results) >= 40
     True
     """
-    wanted = Expectation() if expect is None else _expectation(expect)
-    return check_node(NodeView(expected=wanted) if node is None else node)
+    return check_node(NodeView(expected=Expectation() if expect is None else _expectation(expect)))
 
 
 def fleet_health(files: Sequence[Path | str]) -> FleetHealth:

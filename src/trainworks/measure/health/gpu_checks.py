@@ -56,7 +56,7 @@ def gpu_count(node: NodeView) -> Reading:
     if not (wanted or on_bus or answering):
         raise NotApplicable("no NVIDIA GPU")
     problems = list(node.driver.lost)
-    if answering + len(node.driver.lost) < on_bus:
+    if answering + len(node.driver.lost) < on_bus and not node.inside_job:
         problems.append(f"{on_bus} GPUs on the PCI bus, {answering} in the driver")
     if wanted is not None and answering != wanted:
         problems.append(f"{answering} GPUs answer, {wanted} expected")
@@ -303,14 +303,15 @@ def gpu_persistence(node: NodeView) -> Reading:
 
 
 @check(
-    limit="no process on the GPUs of the job (SLURM_JOB_GPUS); only a warning where no job is named",
+    limit="no process on the GPUs that a prolog is for (SLURM_JOB_GPUS); only a warning elsewhere",
     action="end the processes that an earlier job left",
     source=f"{GCM}/check_nvidia_smi.py",
 )
 def gpu_processes(node: NodeView) -> Reading:
     """No process of an earlier job holds a GPU."""
     running = measured(node.gpus, lambda gpu: gpu.processes, "the driver does not list processes")
-    own = [part.strip() for part in node.environment.get("SLURM_JOB_GPUS", "").split(",") if part.strip()]
+    named = "" if node.inside_job else node.environment.get("SLURM_JOB_GPUS", "")
+    own = [part.strip() for part in named.split(",") if part.strip()]
     asked = [(gpu, pids) for gpu, pids in running if not own or str(gpu.index) in own]
     problems = beyond(asked, bool, lambda pids: f"is held by process {listed(pids)}")
     return Reading(str(sum(len(pids) for _, pids in asked)), problems, "failed" if own else "warning")

@@ -106,7 +106,7 @@ def cuda_of_wheels() -> str:
 
 @dataclass(frozen=True)
 class NodeView:
-    """A node; everything is read once, when a check asks for it."""
+    """A node; what is expensive is read once, when a check asks for it."""
 
     root: Path = Path("/")
     nvml: Any = pynvml
@@ -145,6 +145,11 @@ class NodeView:
     def files(self, pattern: str) -> list[Path]:
         """Files of the node that match a pattern, in order."""
         return sorted(self.root.glob(pattern.lstrip("/")))
+
+    @property
+    def inside_job(self) -> bool:
+        """True in a job of Slurm, which sees its own GPUs alone; a prolog sees all of them."""
+        return "SLURM_JOB_ID" in self.environment and "SLURM_SCRIPT_CONTEXT" not in self.environment
 
     @cached_property
     def driver(self) -> GpuDriver:
@@ -234,20 +239,23 @@ class NodeView:
         """Seconds since boot."""
         return float((self.text("/proc/uptime").split() or ["0"])[0])
 
-    @cached_property
+    @property
     def log(self) -> list[str]:
         """Lines of the kernel's log since boot.
 
         Raises:
             Unreadable: dmesg is missing, or this user must not call it.
         """
+        if self._dmesg.exit_code:
+            raise Unreadable(f"the kernel's log cannot be read: {self._dmesg.stderr.strip() or 'dmesg failed'}")
+        return self._dmesg.stdout.splitlines()
+
+    @cached_property
+    def _dmesg(self) -> process.Output:
         try:
-            said = self.run(["dmesg"], timeout_s=_LOG_TIMEOUT_S)
+            return self.run(["dmesg"], timeout_s=_LOG_TIMEOUT_S)
         except (FileNotFoundError, EnvironmentProblem) as error:
-            raise Unreadable(f"the kernel's log cannot be read: {error}") from None
-        if said.exit_code:
-            raise Unreadable(f"the kernel's log cannot be read: {said.stderr.strip() or 'dmesg failed'}")
-        return said.stdout.splitlines()
+            return process.Output(1, "", str(error))
 
     @cached_property
     def asked(self) -> tuple[float, dict[str, process.Child]]:
