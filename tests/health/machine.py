@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -100,7 +101,8 @@ class FakeNvml:
     def __getattr__(self, function: str) -> Callable[..., Any]:
         key = ANSWERS[function]
 
-        def answer(handle: int, *_: Any) -> Any:
+        def answer(handle: int, *others: Any) -> Any:
+            inspect.signature(getattr(pynvml, function)).bind(handle, *others)
             value = self.gpus[handle].get(key)
             return self._refuse() if value is None else value
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +10,7 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from tests.health.machine import GIB, UPTIME_S, Machine, acs_config, healthy
+from tests.health.machine import GIB, UPTIME_S, FakeNvml, Machine, acs_config, healthy
 from trainworks.host.clock import KernelClock
 from trainworks.host.process import Output
 from trainworks.measure.health.node import NodeView
@@ -189,6 +190,14 @@ def test_every_check_has_a_fault() -> None:
     assert set(FAULTS) | elsewhere == {each.name for each in HEALTH_CHECKS}
 
 
+def test_the_fake_library_has_the_functions_of_the_real_one() -> None:
+    for name, function in vars(FakeNvml).items():
+        if name.startswith("nvml"):
+            real = inspect.signature(getattr(pynvml, name)).parameters
+            required = [each for each in real.values() if each.default is each.empty]
+            assert len(inspect.signature(function).parameters) - 1 == len(required), name
+
+
 def test_nothing_fails_on_a_node_that_has_nothing(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     machine.nvml.broken = "no library"
@@ -237,6 +246,8 @@ XID, MOVED = "NVRM: Xid (PCI:0000:04:00): ", "154, GPU recovery action changed f
         (f"{XID}{MOVED} 0x2 (Node Reboot Required) to 0x0 (None)", 2, {"xid": "warning"}),
         ("nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32", 0.1, {"nvswitch-errors": "warning"}),
         ("mlx5_core 0000:0c:00.0: Port: 1 Link down", 2, {}),
+        ("Buffer I/O error on dev sr0, logical block 0, async page read", 0.1, {}),
+        ("Buffer I/O error on dev nvme0n1, logical block 9, async page read", 0.1, {"disk-errors": "failed"}),
         (f"Memory cgroup out of memory: {KILLED}", 0.1, {}),
         (f"Out of memory: {KILLED}", 0.1, {"oom-kills": "warning"}),
     ],

@@ -17,7 +17,10 @@ _SXID = re.compile(r"nvidia-nvswitch\d+: SXid \(PCI:[0-9a-fA-F:.]+\): \d+, (?P<s
 _LINK = re.compile(r"(?:\bib\w*.*lost carrier|mlx5_core .*[Ll]ink down).*")
 _HUNG = re.compile(r"task [\S ]+:\w+ blocked for more than \w+ seconds\.")
 _OOM = re.compile(r"(?<!cgroup out of memory: )Killed process \d+ (.+) total-vm:\d+kB, anon-rss:\d+kB, file-rss:\d+kB")
-_DISK = re.compile(r"(?:EXT4-fs error|Buffer I/O error|XFS .* Shutting down filesystem).*")
+_DISK = re.compile(
+    r"(?:EXT4-fs error|Buffer I/O error on dev(?:ice)? (?!sr\d|fd\d|loop\d)|XFS .* Shutting down filesystem).*"
+)
+"""Errors of disks; optical and floppy drives, which virtual machines have without a medium, do not count."""
 _SECONDS = re.compile(r"\[\s*(\d+\.\d+)\]")
 _DAY_S = 86400.0
 _FAILING = ("reset", "reboot", "isolate")
