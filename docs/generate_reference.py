@@ -38,6 +38,9 @@ from trainworks.record import (
     status,
     usage,
 )
+from trainworks.review.check import check_text
+from trainworks.review.registry import DOMAINS, RULES
+from trainworks.review.rule import ReviewRule
 from trainworks.units import format_duration
 
 FOLDER = Path(__file__).parent / "reference"
@@ -53,6 +56,7 @@ def main(arguments: list[str]) -> int:
         "record.md": record_page(),
         "errors-and-exit-codes.md": errors_page(),
         "health-checks.md": health_checks_page(),
+        "review-rules.md": review_rules_page(),
     }
     if arguments not in ([], ["--check"]):
         sys.stderr.write("usage: python docs/generate_reference.py [--check]\n")
@@ -322,7 +326,7 @@ def errors_page() -> str:
         "| exit code | meaning |",
         "|---|---|",
         "| 0 | success |",
-        "| 1 | the run failed, and the report has the cause; or a check of `health` failed |",
+        "| 1 | the run failed, and the report has the cause; a check of `health` failed; or `review` has findings |",
         "| 2 | usage error: the request is wrong |",
         "| 3 | environment error: the machine cannot do what was requested |",
         "| 130 | the run was stopped with Ctrl-C or `trainworks stop`; `trainworks resume` continues it |",
@@ -393,6 +397,40 @@ def _rank_codes() -> str:
         if isinstance(statement, ast.Assign)
     ]
     return "\n".join(["| exit code | name | meaning |", "|---|---|---|", *rows])
+
+
+# Rules of the review
+
+
+def review_rules_page() -> str:
+    """Describe every rule, by domain."""
+    intro = (
+        f"`trainworks review` has {len(RULES)} rules. [The guide](../guides/review.md) says how to choose them.\n"
+        "An `error` fails, hangs or states what cannot be; a `warning` loses speed, data or time; a `note` is outdated."
+    )
+    parts = []
+    for start, domain in DOMAINS.items():
+        rules = [rule for rule in RULES.values() if rule.id.startswith(start)]
+        parts += [f"## {start}xx: {domain}", *map(_rule_section, rules)]
+    return _page("Rules of the review", intro, *parts)
+
+
+def _rule_section(rule: ReviewRule) -> str:
+    fixable = any(finding.edits for finding in check_text(rule.bad, [rule], name=rule.file))
+    source = f"<{rule.source}>" if rule.source.startswith("https://") else f"`{rule.source}`"
+    address, blank, about = rule.source.partition(" (")
+    if blank and address.startswith("https://"):
+        source = f"<{address}> ({about}"
+    return (
+        f"### {rule.id}: {rule.title}\n\n{rule.severity}{', `--fix` corrects it' if fixable else ''}\n\n"
+        f"{rule.why}\n\nFix: {rule.fix}\n\nIn `{rule.file}`:\n\n{_sample(rule.bad)}\n\nCorrect:\n\n"
+        f"{_sample(rule.good)}\n\nSource: {source}"
+    )
+
+
+def _sample(text: str) -> str:
+    """An example in a fence that is longer than any of its own."""
+    return f"````text\n{text.rstrip()}\n````"
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ _PUBLIC = {
     "report": "runs",
     "resume": "runs",
     "retry": "jobs",
+    "review": "proving.review",
     "run": "runs",
     "runs": "run_handle",
     "score": "score",

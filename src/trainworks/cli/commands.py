@@ -17,6 +17,7 @@ COMMANDS = {
     "capacity": "Replay a job trace: waiting time against cost of capacity.",
     "calibrate": "Correct the planner with a measurement of a cluster.",
     "health": "Check a node: GPUs, links, memory, mounts; or compare nodes.",
+    "review": "Find mistakes in scripts, configuration, code and texts.",
     "data": "Prepare or verify training data.",
     "ps": "List jobs, with status and the reason why they wait.",
     "describe": "Show why a job waits, where it runs, or why it failed.",
@@ -61,9 +62,9 @@ _FOLDERS = {
         "accuracy",
         "calibrate",
     ),
-    "proving": ("health",),
     "runs": ("run", "submit", "resume", "report", "export", "profile", "data", "status", "ls", "logs", "stop"),
     "jobs": ("ps", "describe", "hold", "release", "retry", "nodes", "drain", "jobs"),
+    "proving": ("health", "review"),
     "admin": ("sandbox", "hooks", "autoscale", "schema"),
 }
 _MODULES = {name: f"{folder}.{name}" for folder, names in _FOLDERS.items() for name in names}

@@ -45,7 +45,7 @@ _FLAGS = frozenset({
     "oversubscribe", "parsable", "quiet", "reboot", "requeue", "spread-job", "spread-segments", "stepmgr",
     "test-only", "usage", "use-min-nodes", "verbose", "version", "wait",
 })  # fmt: skip
-_KNOWN = _WITH_VALUE | _MAYBE_WITH_VALUE | _FLAGS
+KNOWN_OPTIONS = _WITH_VALUE | _MAYBE_WITH_VALUE | _FLAGS
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,9 +188,9 @@ def _next_value(option: str, rest: Iterator[str]) -> str:
 
 def _full_name(written: str) -> str:
     """Complete a name that is the start of exactly one option."""
-    if written in _KNOWN:
+    if written in KNOWN_OPTIONS:
         return written
-    beginning = sorted(name for name in _KNOWN if name.startswith(written))
+    beginning = sorted(name for name in KNOWN_OPTIONS if name.startswith(written))
     if len(beginning) == 1:
         return beginning[0]
     if beginning:
@@ -202,5 +202,5 @@ def _full_name(written: str) -> str:
 
 def _no_option(word: str) -> UsageError:
     bare = word.lstrip("-").partition("=")[0]
-    hint = suggest(bare, _KNOWN, form="--{}", otherwise="quote a value that contains blanks")
+    hint = suggest(bare, KNOWN_OPTIONS, form="--{}", otherwise="quote a value that contains blanks")
     return UsageError(f"`{word}` is not an option of sbatch", hint=hint)

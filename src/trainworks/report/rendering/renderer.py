@@ -25,6 +25,7 @@ _SUBJECTS = {
     "Forecast": "forecast",
     "Proposal": "size",
     "ResolvedRun": "local_plan",
+    "ReviewReport": "review",
     "ScoreReport": "score",
     "SharedCapacity": "size_teams",
     "StoragePlan": "storage",

@@ -1,0 +1,110 @@
+"""Findings of a review: as text, as JSON, for GitHub and as SARIF; and the page of a rule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from trainworks.report.rendering.document import Document, Section, Styled, Text
+from trainworks.review.finding import Finding, ReviewReport, Severity
+from trainworks.review.rule import ReviewRule
+
+_STYLES: dict[Severity, Any] = {"error": "bad", "warning": "warning", "note": "dim"}
+_GITHUB: dict[Severity, str] = {"error": "error", "warning": "warning", "note": "notice"}
+_SARIF = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/os/schemas/sarif-schema-2.1.0.json"
+
+
+def document(report: ReviewReport) -> Document:
+    """Every finding, the first of each rule with reason and correction, and a summary."""
+    explained: set[str] = set()
+    blocks: list[Text] = []
+    for finding in report.findings:
+        blocks += _finding(finding, explain=finding.rule not in explained)
+        explained.add(finding.rule)
+    return Document("Review", "review", [Section("", blocks), Section("", [Text(_summary(report))])])
+
+
+def to_json(report: ReviewReport) -> dict[str, Any]:
+    """The findings without their edits."""
+    return {"findings": [finding.to_json() for finding in report.findings]}
+
+
+def github_annotations(findings: Sequence[Finding]) -> str:
+    """A workflow command for each finding, which GitHub shows beside the line."""
+    return "\n".join(
+        f"::{_GITHUB[each.severity]} file={_property(each.file)},line={each.line},col={each.column},"
+        f"title={each.rule}::{_escaped(f'{each.message}. {each.fix}')}"
+        for each in findings
+    )
+
+
+def sarif(findings: Sequence[Finding], rules: Sequence[ReviewRule]) -> dict[str, Any]:
+    """A log in SARIF 2.1.0, which code scanning reads."""
+    driver = {"name": "trainworks review", "rules": [_sarif_rule(rule) for rule in rules]}
+    results = [_sarif_result(finding) for finding in findings]
+    return {"$schema": _SARIF, "version": "2.1.0", "runs": [{"tool": {"driver": driver}, "results": results}]}
+
+
+def rules_document(rules: Sequence[ReviewRule]) -> Document:
+    """The pages of rules; of several, their titles alone."""
+    if len(rules) > 1:
+        return Document("Rules", "review", [Section("", [Text(f"{rule.id}  {rule.title}") for rule in rules])])
+    (rule,) = rules
+    examples = [Text("finds:"), *_lines(rule.bad), Text("correct:"), *_lines(rule.good)]
+    texts = [
+        Text(f"{rule.id}: {rule.title}", "bold"),
+        Text(rule.why),
+        Text(f"fix: {rule.fix}"),
+        Text(f"source: {rule.source}"),
+    ]
+    return Document(f"{rule.id}: {rule.title}", "review", [Section("", texts), Section("", examples)])
+
+
+def _finding(finding: Finding, *, explain: bool) -> list[Text]:
+    style = _STYLES[finding.severity]
+    head = [Styled(f"{finding.place}: ", "bold"), Styled(f"{finding.rule} {finding.severity}", style)]
+    line = Text([*head, Styled(f": {finding.message}")])
+    reasons = [Text(f"why: {finding.why}", indent=4), Text(f"fix: {finding.fix}", indent=4)]
+    return [line, *reasons] if explain else [line]
+
+
+def _summary(report: ReviewReport) -> str:
+    found, files = len(report.findings), report.files
+    corrected = f"corrected {report.fixed}; " if report.fixed else ""
+    fixable = sum(bool(finding.edits) for finding in report.findings)
+    hint = f" ({fixable} can be corrected with `--fix`)" if fixable else ""
+    count = f"{found} finding{'s' * (found != 1)}" if found else "nothing found"
+    return f"{corrected}{count} in {files} file{'s' * (files != 1)}{hint}"
+
+
+def _lines(text: str) -> list[Text]:
+    return [Text(line, indent=4) for line in text.rstrip("\n").split("\n")]
+
+
+def _escaped(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _escaped(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def _sarif_rule(rule: ReviewRule) -> dict[str, Any]:
+    return {
+        "id": rule.id,
+        "shortDescription": {"text": rule.title},
+        "fullDescription": {"text": rule.why},
+        "help": {"text": f"{rule.fix} Source: {rule.source}"},
+        "defaultConfiguration": {"level": rule.severity},
+    }
+
+
+def _sarif_result(finding: Finding) -> dict[str, Any]:
+    region = {"startLine": finding.line, "startColumn": finding.column}
+    location = {"physicalLocation": {"artifactLocation": {"uri": finding.file}, "region": region}}
+    return {
+        "ruleId": finding.rule,
+        "level": finding.severity,
+        "message": {"text": f"{finding.message}. {finding.fix}"},
+        "locations": [location],
+    }

@@ -1,0 +1,1 @@
+"""Findings in the files of a training cluster: scripts, configuration, training code and texts."""

@@ -1,0 +1,115 @@
+"""Check files: find them, apply the rules, leave out what is ignored, and correct what is safe."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+
+from trainworks.errors import EnvironmentProblem, UsageError
+from trainworks.files import write_atomic
+from trainworks.review.files import LARGEST_BYTES, ReviewedFile, kind_of
+from trainworks.review.finding import Finding, ReviewReport
+from trainworks.review.fix import fixed_text
+from trainworks.review.ignore import ignores_file, is_ignored
+from trainworks.review.options import ReviewOptions
+from trainworks.review.rule import ReviewRule
+
+_SKIPPED = frozenset({".git", ".hg", ".venv", "venv", "node_modules", "__pycache__", ".tox", ".mypy_cache"})
+
+
+def check_paths(
+    paths: Sequence[Path], rules: Sequence[ReviewRule], options: ReviewOptions, *, fix: bool = False
+) -> ReviewReport:
+    """Findings of files, and of the files in folders that a rule reads.
+
+    Args:
+        paths: files and folders.
+        rules: to apply.
+        options: what to leave out.
+        fix: write safe corrections into the files.
+
+    Raises:
+        UsageError: a path does not exist.
+        EnvironmentProblem: a file cannot be read.
+    """
+    findings: list[Finding] = []
+    files = fixed = 0
+    for path in dict.fromkeys(_files(paths, options)):
+        text = _read(path)
+        if text is None:
+            continue
+        files += 1
+        found = check_text(text, rules, name=str(path), folder=path.parent)
+        if fix and (corrected := fixed_text(text, found))[1]:
+            _write(path, corrected[0])
+            fixed += corrected[1]
+            found = check_text(corrected[0], rules, name=str(path), folder=path.parent)
+        findings += found
+    return ReviewReport(findings, files, fixed)
+
+
+def check_text(text: str, rules: Sequence[ReviewRule], *, name: str, folder: Path | None = None) -> list[Finding]:
+    """Findings of one text, in the order of their places.
+
+    Args:
+        text: contents of the file.
+        rules: to apply.
+        name: path that findings show; it says what kind of file it is.
+        folder: where files that the text names are looked for.
+    """
+    file = ReviewedFile(name, text, folder=folder)
+    found = [
+        finding
+        for rule in rules
+        for finding in rule.findings(file)
+        if not is_ignored(finding, file.lines) and not ignores_file(text, finding.rule)
+    ]
+    return sorted(found, key=lambda finding: (finding.line, finding.column, finding.rule))
+
+
+def _files(paths: Sequence[Path], options: ReviewOptions) -> Iterator[Path]:
+    """Files to read: those that are named, and those of a kind that the rules know in folders."""
+    for path in paths:
+        if path.is_file():
+            yield path
+        elif path.is_dir():
+            yield from (each for each in _walk(path) if not _is_excluded(each, options))
+        else:
+            raise UsageError(f"`{path}` does not exist", hint="name files or folders to review")
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    for parent, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if name not in _SKIPPED)
+        yield from (Path(parent, name) for name in sorted(names) if kind_of(Path(name)))
+
+
+def _is_excluded(path: Path, options: ReviewOptions) -> bool:
+    absolute = path.absolute()
+    below = absolute.relative_to(options.folder) if absolute.is_relative_to(options.folder) else path
+    return any(fnmatch(str(below), pattern) for pattern in options.exclude)
+
+
+def _write(path: Path, text: str) -> None:
+    """Replace the text of a file; its permissions, and a link to it, stay."""
+    target = path.resolve()
+    mode = target.stat().st_mode
+    write_atomic(target, text.encode("utf-8", errors="surrogateescape"))
+    target.chmod(mode)
+
+
+def _read(path: Path) -> str | None:
+    """Text of a file; None for one that is too large or not text.
+
+    Raises:
+        EnvironmentProblem: it cannot be read.
+    """
+    try:
+        if path.stat().st_size > LARGEST_BYTES:
+            return None
+        data = path.read_bytes()
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot read `{path}`: {error.strerror}") from None
+    return None if b"\0" in data else data.decode("utf-8", errors="surrogateescape")

@@ -1,0 +1,190 @@
+"""A file under review: what kind it is, and its contents as the rules read them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import yaml
+
+from trainworks.config.sbatch_options import MAGIC, OptionLines, read_options
+from trainworks.review.readers import tree
+from trainworks.review.readers.launch import TorchLaunch, launches
+from trainworks.review.readers.prose import scripts_in
+from trainworks.review.readers.python import PythonCode
+from trainworks.review.readers.shell import Script, Setting
+from trainworks.review.readers.slurm_conf import ConfLine, read_conf
+
+Kind = Literal["shell", "python", "slurm", "yaml", "json", "dockerfile", "requirements", "environment", "text"]
+
+_SUFFIXES: dict[str, Kind] = {
+    ".sh": "shell", ".bash": "shell", ".sbatch": "shell", ".slurm": "shell", ".job": "shell", ".py": "python",
+    ".yaml": "yaml", ".yml": "yaml", ".json": "json", ".dockerfile": "dockerfile", ".env": "environment",
+    ".md": "text", ".markdown": "text", ".rst": "text", ".txt": "text",
+}  # fmt: skip
+_NAMES: dict[str, Kind] = {"slurm.conf": "slurm", "gres.conf": "slurm", "cgroup.conf": "slurm", ".env": "environment"}
+_DOCKERFILE = re.compile(r"(?:Docker|Container)file(?:\..*)?", re.IGNORECASE)
+_REQUIREMENTS = re.compile(r"requirements.*\.txt", re.IGNORECASE)
+_REVIEWED_CODE = re.compile("DataLoader|DistributedSampler|DistributedDataParallel|GradScaler|autocast")
+"""Names without which no rule about Python finds anything."""
+_SHEBANG = re.compile(r"#! *\S*(?:env +)?\S*sh\b")
+LARGEST_BYTES = 1_000_000
+"""Larger files are data, and are not read."""
+
+
+def kind_of(path: Path) -> Kind | None:
+    """What a file is by its name; None if no rule reads such a file."""
+    if path.name in _NAMES:
+        return _NAMES[path.name]
+    if _DOCKERFILE.fullmatch(path.name):
+        return "dockerfile"
+    if _REQUIREMENTS.fullmatch(path.name):
+        return "requirements"
+    return _SUFFIXES.get(path.suffix.lower())
+
+
+class ReviewedFile:
+    """A file, parsed as far as the rules ask for it.
+
+    Args:
+        name: path as findings show it.
+        text: contents.
+        kind: what it is; by its first line, else text, if its name does not say so.
+        folder: where files that it names are looked for; None without one.
+    """
+
+    def __init__(self, name: str, text: str, kind: Kind | None = None, folder: Path | None = None) -> None:
+        self.name = name
+        self.text = text
+        self.kind: Kind = kind or kind_of(Path(name)) or ("shell" if _SHEBANG.match(text) else "text")
+        self.folder = folder
+
+    @cached_property
+    def lines(self) -> Sequence[str]:
+        """Lines without their ends."""
+        return self.text.split("\n")
+
+    @cached_property
+    def scripts(self) -> tuple[Script, ...]:
+        """Shell code of the file: all of it, the commands of an image or a container, or blocks of a text."""
+        if self.kind == "shell":
+            return (Script(self.text),)
+        if self.kind == "text":
+            return tuple(scripts_in(self.text))
+        if self.kind == "dockerfile":
+            return tuple(self._instructions("RUN"))
+        return tuple(self._container_scripts()) if self.kind == "yaml" else ()
+
+    @cached_property
+    def launches(self) -> tuple[tuple[Script, TorchLaunch], ...]:
+        """Every launch with torchrun or its predecessor, with its script."""
+        return tuple((script, launch) for script in self.scripts for launch in launches(script))
+
+    @cached_property
+    def settings(self) -> tuple[Setting, ...]:
+        """Environment variables that the file sets, in shell code, an image, a manifest or an environment file."""
+        found = [setting for script in self.scripts for setting in script.settings]
+        if self.kind == "environment":
+            found += Script(self.text).settings
+        elif self.kind == "dockerfile":
+            found += [setting for script in self._instructions("ENV") for setting in script.settings]
+        elif self.kind == "yaml":
+            found += self._container_settings()
+        return tuple(found)
+
+    @cached_property
+    def values(self) -> dict[str, str]:
+        """The last value of every variable of `settings`."""
+        return {setting.name: setting.value for setting in self.settings}
+
+    @cached_property
+    def batch(self) -> OptionLines | None:
+        """The `#SBATCH` options of a batch script; None without any. Those of a script in a text are left out."""
+        if self.kind != "shell" or not re.search("^#SBATCH", self.text, re.MULTILINE):
+            return None
+        (script,) = self.scripts
+        other = {n for n, line in enumerate(self.lines, start=1) if line.startswith(MAGIC)} - script.comments
+        if other:
+            return None
+        return read_options(self.text, name=self.name)
+
+    @cached_property
+    def options(self) -> dict[str, str]:
+        """The last value of every option of a batch script."""
+        return {} if self.batch is None else {option.name: option.text for option in self.batch.options}
+
+    @cached_property
+    def python(self) -> PythonCode | None:
+        """Code of a Python file that uses what a rule is about; None for others, which would take time to parse."""
+        if self.kind != "python" or "torch" not in self.text or not _REVIEWED_CODE.search(self.text):
+            return None
+        try:
+            return PythonCode(self.text)
+        except (SyntaxError, ValueError, RecursionError):
+            return None
+
+    @cached_property
+    def documents(self) -> tuple[yaml.Node, ...]:
+        """Documents of a YAML or JSON file."""
+        return tree.read_documents(self.text) if self.kind in ("yaml", "json") else ()
+
+    @cached_property
+    def conf(self) -> tuple[ConfLine, ...]:
+        """Lines of a configuration file of Slurm."""
+        return tuple(read_conf(self.text)) if self.kind == "slurm" else ()
+
+    def read_near(self, name: str) -> str | None:
+        """Text of a file that this one names; None if it is not there."""
+        if self.folder is None or not name or "$" in name:
+            return None
+        path = self.folder / name
+        try:
+            if not path.is_file() or path.stat().st_size > LARGEST_BYTES:
+                return None
+            return path.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return None
+
+    def _instructions(self, name: str) -> Iterator[Script]:
+        """Instructions of a Dockerfile as shell code, each with its continuation lines.
+
+        A blank may follow a backslash there, which the shell does not see.
+        """
+        at = 0
+        while at < len(self.lines):
+            start, found = at, re.match(rf"[ \t]*{name}[ \t]+", self.lines[at], re.IGNORECASE)
+            while at + 1 < len(self.lines) and self.lines[at].rstrip().endswith("\\"):
+                at += 1
+            at += 1
+            if found:
+                first = " " * found.end() + self.lines[start][found.end() :]
+                code = "\n".join([first, *self.lines[start + 1 : at]])
+                yield Script(re.sub(r"\\[ \t]+$", r"\\", code, flags=re.MULTILINE), line=start + 1)
+
+    def _container_scripts(self) -> Iterator[Script]:
+        """Multi-line shell code in the `command` and `args` of containers."""
+        for document in self.documents:
+            for mapping in tree.mappings(document):
+                for key in ("command", "args"):
+                    for item in tree.items(tree.get(mapping, key)):
+                        if isinstance(item, yaml.ScalarNode) and item.style == "|":
+                            yield Script(item.value, line=item.start_mark.line + 2, indent=_indent(self.lines, item))
+
+    def _container_settings(self) -> Iterator[Setting]:
+        """Variables of the `env` lists of containers."""
+        for document in self.documents:
+            for mapping in tree.mappings(document):
+                for item in tree.items(tree.get(mapping, "env")):
+                    name, value = tree.scalar(tree.get(item, "name")), tree.get(item, "value")
+                    if name and isinstance(value, yaml.ScalarNode):
+                        line, column = tree.place(value)
+                        yield Setting(name, str(value.value), line, column, column)
+
+
+def _indent(lines: Sequence[str], block: yaml.ScalarNode) -> int:
+    """Blanks that YAML takes off each line of a block."""
+    first = lines[block.start_mark.line + 1] if block.start_mark.line + 1 < len(lines) else ""
+    return len(first) - len(first.lstrip())

@@ -1,0 +1,71 @@
+"""A finding: what a rule found, where, why it matters and what to write instead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from trainworks.results import Result
+
+Severity = Literal["error", "warning", "note"]
+"""`error`: the job fails or hangs; `warning`: it loses speed, data or time; `note`: it is outdated. Levels of SARIF."""
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """A replacement inside one line."""
+
+    line: int
+    column: int
+    """First character that is replaced, from 1."""
+    length: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What the check of a rule reports."""
+
+    line: int
+    column: int
+    message: str
+    """What is wrong, with the value and the limit."""
+    edits: tuple[Edit, ...] = ()
+    """A safe correction: it keeps the meaning of a correct file. Empty without one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A problem with the rule that found it."""
+
+    file: str
+    line: int
+    column: int
+    rule: str
+    severity: Severity
+    message: str
+    why: str
+    fix: str
+    source: str
+    edits: tuple[Edit, ...] = ()
+
+    @property
+    def place(self) -> str:
+        """`file:line:column`."""
+        return f"{self.file}:{self.line}:{self.column}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Every field but the edits."""
+        return {name: getattr(self, name) for name in self.__slots__ if name != "edits"}
+
+
+@dataclass(frozen=True, slots=True)
+class ReviewReport(Result):
+    """Findings of all files, in the order of their places."""
+
+    findings: Sequence[Finding]
+    files: int
+    """Files that were read."""
+    fixed: int = 0
+    """Findings that were corrected in the files; `findings` are those that remain."""

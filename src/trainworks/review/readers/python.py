@@ -1,0 +1,139 @@
+"""Python code of a training program: its calls with full names, loops, and the scopes that bind a name."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+_SCOPES = (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call, with the name that the imports give it: `DDP(...)` is `torch.nn.parallel.DistributedDataParallel`."""
+
+    name: str
+    node: ast.Call
+
+    def argument(self, name: str) -> ast.expr | None:
+        """Value of a keyword argument; None without it."""
+        return next((keyword.value for keyword in self.node.keywords if keyword.arg == name), None)
+
+    def constant(self, name: str) -> object:
+        """Literal value of a keyword argument; None if it is missing or computed."""
+        value = self.argument(name)
+        return value.value if isinstance(value, ast.Constant) else None
+
+
+class PythonCode:
+    """A module, parsed.
+
+    Raises:
+        SyntaxError: the text is not Python.
+        ValueError: it contains a null byte.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.tree = ast.parse(text)
+        self.parents: dict[ast.AST, ast.AST] = {}
+        nodes: list[ast.AST] = [self.tree]
+        for node in nodes:
+            for child in ast.iter_child_nodes(node):
+                self.parents[child] = node
+                nodes.append(child)
+        self.nodes = nodes
+
+    @cached_property
+    def calls(self) -> tuple[Call, ...]:
+        """Every call whose function has a dotted name, or is a method."""
+        return tuple(Call(self._full(_dotted(n.func)), n) for n in self.nodes if isinstance(n, ast.Call))
+
+    def calls_of(self, *endings: str) -> Iterator[Call]:
+        """Calls of functions with these names, of any module."""
+        return (call for call in self.calls if call.name.rpartition(".")[2] in endings)
+
+    def binds(self, name: ast.Name) -> bool:
+        """A scope around a name binds it, or code that cannot be followed could."""
+        if name.id in dir(builtins) or name.id in self._globals:
+            return True
+        scope: ast.AST | None = name
+        while scope is not None:
+            scope = self.parents.get(scope)
+            if isinstance(scope, _SCOPES) and name.id in self._bound(scope):
+                return True
+        return False
+
+    def follows(self, later: ast.AST, earlier: ast.AST) -> bool:
+        """The statement of `later`, or one around it, stands behind the statement of `earlier` in the same block."""
+        statement = earlier
+        while not isinstance(statement, ast.stmt):
+            statement = self.parents[statement]
+        parent = self.parents[statement]
+        blocks = (getattr(parent, name, None) for name in ("body", "orelse", "finalbody"))
+        block = next(each for each in blocks if isinstance(each, list) and statement in each)
+        behind = block[block.index(statement) + 1 :]
+        node: ast.AST | None = later
+        while node is not None and node not in behind:
+            node = self.parents.get(node)
+        return node is not None
+
+    @cached_property
+    def _globals(self) -> frozenset[str]:
+        """Names of `global` statements, and every name after a star import."""
+        named = {one for n in self.nodes if isinstance(n, ast.Global) for one in n.names}
+        stars = any(isinstance(n, ast.ImportFrom) and n.names[0].name == "*" for n in self.nodes)
+        loaded = {n.id for n in self.nodes if isinstance(n, ast.Name)} if stars else set()
+        return frozenset(named | loaded)
+
+    def _bound(self, scope: ast.AST) -> set[str]:
+        """Names that a scope binds, without those of functions and classes inside it."""
+        names: set[str] = set()
+        waiting = list(ast.iter_child_nodes(scope))
+        while waiting:
+            node = waiting.pop()
+            names |= _names_bound_by(node)
+            if not isinstance(node, (*_SCOPES, ast.ClassDef)):
+                waiting += ast.iter_child_nodes(node)
+        return names
+
+    @cached_property
+    def _imports(self) -> dict[str, str]:
+        names: dict[str, str] = {}
+        for node in self.nodes:
+            if isinstance(node, ast.ImportFrom) and node.module:
+                names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+            elif isinstance(node, ast.Import):
+                names |= {alias.asname: alias.name for alias in node.names if alias.asname}
+        return names
+
+    def _full(self, dotted: str) -> str:
+        first, dot, rest = dotted.partition(".")
+        return f"{self._imports.get(first, first)}{dot}{rest}"
+
+
+def _names_bound_by(node: ast.AST) -> set[str]:
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        return {node.id}
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return {node.name}
+    if isinstance(node, ast.arg):
+        return {node.arg}
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+    if isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name:
+        return {node.name}
+    return set()
+
+
+def _dotted(function: ast.expr) -> str:
+    """`a.b.c` of an attribute; `?.c` for a method of something that is not a name."""
+    parts: list[str] = []
+    while isinstance(function, ast.Attribute):
+        parts.append(function.attr)
+        function = function.value
+    parts.append(function.id if isinstance(function, ast.Name) else "?")
+    return ".".join(reversed(parts))

@@ -1,0 +1,78 @@
+"""All rules, and which of them a review applies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+
+from trainworks.errors import ArgumentError, suggest
+from trainworks.review.rule import ReviewRule
+from trainworks.review.rules import (
+    containers,
+    data,
+    figures,
+    job,
+    launch,
+    nccl,
+    network,
+    precision,
+    slurm,
+    software,
+)
+
+DOMAINS: Mapping[str, str] = {
+    "TW1": "launch lines",
+    "TW2": "network and NCCL",
+    "TW3": "Slurm",
+    "TW4": "Kubernetes and containers",
+    "TW5": "data loading",
+    "TW6": "devices, precision and memory",
+    "TW7": "software and versions",
+    "TW8": "figures and statements in texts",
+}
+"""What the rules are about, by the start of their ids."""
+
+
+def _rules_of(module: ModuleType) -> list[ReviewRule]:
+    return [value for value in vars(module).values() if isinstance(value, ReviewRule)]
+
+
+_MODULES = (launch, job, network, nccl, slurm, containers, data, precision, software, figures)
+RULES: Mapping[str, ReviewRule] = {
+    rule.id: rule for rule in sorted((r for m in _MODULES for r in _rules_of(m)), key=lambda rule: rule.id)
+}
+"""Every rule by its id."""
+
+
+def selected_rules(select: Sequence[str], ignore: Sequence[str]) -> tuple[ReviewRule, ...]:
+    """Rules whose id begins with one of `select` and with none of `ignore`; of two, the longer decides.
+
+    Args:
+        select: ids or their starts, such as `TW2`; empty for all rules.
+        ignore: likewise.
+
+    Raises:
+        ArgumentError: no rule begins with one of them.
+    """
+    for argument, prefixes in (("select", select), ("ignore", ignore)):
+        for prefix in prefixes:
+            if not any(id_.startswith(prefix) for id_ in RULES) or not prefix:
+                hint = suggest(prefix, RULES, otherwise="`trainworks review --explain all` lists the rules")
+                raise ArgumentError(f"no rule `{prefix}`", argument=argument, hint=hint)
+    return tuple(rule for id_, rule in RULES.items() if _longest(id_, select or ("TW",)) > _longest(id_, ignore))
+
+
+def _longest(id_: str, prefixes: Sequence[str]) -> int:
+    """Length of the longest prefix that an id begins with; 0 without one."""
+    return max((len(prefix) for prefix in prefixes if id_.startswith(prefix)), default=0)
+
+
+def rule_named(id_: str) -> ReviewRule:
+    """The rule with an id.
+
+    Raises:
+        ArgumentError: there is none.
+    """
+    if id_ not in RULES:
+        raise ArgumentError(f"no rule `{id_}`", argument="explain", hint=suggest(id_, RULES, otherwise="try `TW101`"))
+    return RULES[id_]

@@ -1,0 +1,171 @@
+"""TW5xx: data loaders and samplers of PyTorch programs."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from trainworks.review.files import ReviewedFile
+from trainworks.review.finding import Problem
+from trainworks.review.readers.python import Call
+from trainworks.review.rule import rule
+
+_DATALOADER = "https://github.com/pytorch/pytorch/blob/main/torch/utils/data/dataloader.py"
+_SAMPLER = "https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler"
+_HELD_OUT = re.compile(r"val|test|eval|dev", re.IGNORECASE)
+_SHARDS = re.compile(r"[Ss]ampler|IterableDataset|webdataset|shard|split_dataset|accelerat|lightning|fabric")
+_IMPORTS = "from torch.utils.data import DataLoader, DistributedSampler\n"
+_DDP = "from torch.nn.parallel import DistributedDataParallel as DDP\n"
+
+
+def problem_at(call: Call, message: str) -> Problem:
+    """A problem at the place of a call."""
+    return Problem(call.node.lineno, call.node.col_offset + 1, message)
+
+
+@rule(
+    "TW501",
+    "Every epoch has the same order",
+    "warning",
+    why="DistributedSampler derives the order of its shuffle from the epoch that `set_epoch` gives it. Without the "
+    "call, every epoch visits the data in the same order.",
+    fix="Call `sampler.set_epoch(epoch)` at the start of each epoch.",
+    source=_SAMPLER,
+    file="train.py",
+    bad=_IMPORTS + "sampler = DistributedSampler(train_set)\nloader = DataLoader(train_set, sampler=sampler)\n"
+    "for epoch in range(10):\n    for batch in loader:\n        step(batch)\n",
+    good=_IMPORTS + "sampler = DistributedSampler(train_set)\nloader = DataLoader(train_set, sampler=sampler)\n"
+    "for epoch in range(10):\n    sampler.set_epoch(epoch)\n    for batch in loader:\n        step(batch)\n",
+)
+def missing_set_epoch(file: ReviewedFile) -> Iterator[Problem]:
+    """A shuffling sampler of training data, a loop over epochs, and no `set_epoch`."""
+    code = file.python
+    if code is None or "set_epoch" in code.text or not _loops_over_epochs(code.nodes):
+        return
+    for call in code.calls_of("DistributedSampler"):
+        statement = ast.unparse(call.node)
+        target = code.parents.get(call.node)
+        named = ast.unparse(target) if isinstance(target, ast.Assign) else statement
+        if call.name.startswith("torch.") and call.argument("shuffle") is None and not _HELD_OUT.search(named):
+            yield problem_at(call, "the sampler shuffles, and nothing calls `set_epoch`")
+
+
+def _loops_over_epochs(nodes: list[ast.AST]) -> bool:
+    loops = (node.target for node in nodes if isinstance(node, ast.For))
+    return any(isinstance(target, ast.Name) and "epoch" in target.id.lower() for target in loops)
+
+
+@rule(
+    "TW502",
+    "Every rank reads all data",
+    "warning",
+    why="DistributedDataParallel does not divide the data. Without a sampler each rank goes through the whole data "
+    "set: N ranks do N epochs, and call it one.",
+    fix="Give the loader a `DistributedSampler(dataset)` in place of `shuffle=True`.",
+    source=_SAMPLER,
+    file="train.py",
+    bad=_DDP + "from torch.utils.data import DataLoader\nmodel = DDP(model)\n"
+    "loader = DataLoader(train_set, batch_size=32, shuffle=True)\n",
+    good=_DDP + _IMPORTS + "model = DDP(model)\n"
+    "loader = DataLoader(train_set, batch_size=32, sampler=DistributedSampler(train_set))\n",
+)
+def undivided_data(file: ReviewedFile) -> Iterator[Problem]:
+    """A shuffling loader beside DistributedDataParallel, in a file without any kind of sharding."""
+    code = file.python
+    if code is None or _SHARDS.search(code.text):
+        return
+    if any(call.name.startswith("torch.") for call in code.calls_of("DistributedDataParallel")):
+        for call in code.calls_of("DataLoader"):
+            if call.constant("shuffle") is True and not _HELD_OUT.search(ast.unparse(call.node)):
+                yield problem_at(call, "each rank reads the whole data set: the loader has no sampler")
+
+
+@rule(
+    "TW503",
+    "A sampler and shuffle",
+    "error",
+    why="DataLoader raises `sampler option is mutually exclusive with shuffle`.",
+    fix="Remove `shuffle=True`; DistributedSampler shuffles itself.",
+    source=_DATALOADER,
+    file="train.py",
+    bad=_IMPORTS + "loader = DataLoader(data, shuffle=True, sampler=DistributedSampler(data))\n",
+    good=_IMPORTS + "loader = DataLoader(data, sampler=DistributedSampler(data))\n",
+)
+def sampler_and_shuffle(file: ReviewedFile) -> Iterator[Problem]:
+    """`shuffle=True` beside a sampler that is constructed in the call."""
+    for call in file.python.calls_of("DataLoader") if file.python else ():
+        if isinstance(call.argument("sampler"), ast.Call) and call.constant("shuffle") is True:
+            yield problem_at(call, "`sampler` and `shuffle=True` exclude each other")
+
+
+@rule(
+    "TW504",
+    "Options of workers without workers",
+    "error",
+    why="DataLoader raises a ValueError: `persistent_workers` and `prefetch_factor` need `num_workers` above 0.",
+    fix="Set `num_workers`, or remove the option.",
+    source=_DATALOADER,
+    file="train.py",
+    bad=_IMPORTS + "loader = DataLoader(data, num_workers=0, persistent_workers=True)\n",
+    good=_IMPORTS + "loader = DataLoader(data, num_workers=8, persistent_workers=True)\n",
+)
+def options_without_workers(file: ReviewedFile) -> Iterator[Problem]:
+    """Such an option with `num_workers=0`, or without the argument."""
+    for call in file.python.calls_of("DataLoader") if file.python else ():
+        workers = call.argument("num_workers")
+        unpacked = any(keyword.arg is None for keyword in call.node.keywords) or len(call.node.args) > 5
+        none = (workers is None and not unpacked) or call.constant("num_workers") == 0
+        if not call.name.startswith("torch.") or not none:
+            continue
+        if call.constant("persistent_workers") is True or isinstance(call.constant("prefetch_factor"), int):
+            yield problem_at(call, "`persistent_workers` or `prefetch_factor` with 0 workers")
+
+
+@rule(
+    "TW505",
+    "A batch sampler and its options",
+    "error",
+    why="DataLoader raises a ValueError: `batch_sampler` decides about `batch_size`, `shuffle`, `sampler` and "
+    "`drop_last`.",
+    fix="Give these options to the batch sampler.",
+    source=_DATALOADER,
+    file="train.py",
+    bad="from torch.utils.data import DataLoader\nloader = DataLoader(data, batch_sampler=batches, batch_size=32)\n",
+    good="from torch.utils.data import DataLoader\nloader = DataLoader(data, batch_sampler=batches)\n",
+)
+def options_of_batch_sampler(file: ReviewedFile) -> Iterator[Problem]:
+    """A literal option beside a batch sampler that is not None."""
+    for call in file.python.calls_of("DataLoader") if file.python else ():
+        sampler = call.argument("batch_sampler")
+        if not call.name.startswith("torch.") or sampler is None or isinstance(sampler, ast.Constant | ast.IfExp):
+            continue
+        sized = isinstance(call.constant("batch_size"), int) and call.constant("batch_size") != 1
+        if sized or call.constant("shuffle") is True or call.constant("drop_last") is True:
+            yield problem_at(call, "`batch_sampler` excludes `batch_size`, `shuffle` and `drop_last`")
+
+
+@rule(
+    "TW506",
+    "A stream is not shuffled by its loader",
+    "error",
+    why="DataLoader raises a ValueError for `shuffle` or `sampler` with an IterableDataset, which decides about its "
+    "own order.",
+    fix="Shuffle inside the data set, and let it choose its part by rank.",
+    source=_DATALOADER,
+    file="train.py",
+    bad="from torch.utils.data import DataLoader, IterableDataset\nclass Stream(IterableDataset):\n    pass\n"
+    "loader = DataLoader(Stream(), shuffle=True)\n",
+    good="from torch.utils.data import DataLoader, IterableDataset\nclass Stream(IterableDataset):\n    pass\n"
+    "loader = DataLoader(Stream())\n",
+)
+def shuffled_stream(file: ReviewedFile) -> Iterator[Problem]:
+    """A loader of an IterableDataset of the file, constructed in the call, with `shuffle=True` or a sampler."""
+    code = file.python
+    classes = (node for node in code.nodes if isinstance(node, ast.ClassDef)) if code else ()
+    streams = {each.name for each in classes if any("IterableDataset" in ast.unparse(base) for base in each.bases)}
+    for call in code.calls_of("DataLoader") if code and streams else ():
+        data = call.node.args[0] if call.node.args else call.argument("dataset")
+        stream = isinstance(data, ast.Call) and isinstance(data.func, ast.Name) and data.func.id in streams
+        if stream and (call.constant("shuffle") is True or isinstance(call.argument("sampler"), ast.Call)):
+            yield problem_at(call, "an IterableDataset takes neither `shuffle` nor `sampler`")

@@ -1,0 +1,294 @@
+"""TW101 to TW107 and TW115 to TW118: how training programs are launched."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from trainworks.review.files import ReviewedFile
+from trainworks.review.finding import Edit, Problem
+from trainworks.review.readers.launch import count_of, nodes_of
+from trainworks.review.readers.shell import Script
+from trainworks.review.rule import rule
+
+_TORCHRUN = "https://docs.pytorch.org/docs/main/distributed/elastic/run.html"
+_TORCHRUN_DEFAULTS = "https://github.com/pytorch/pytorch/blob/main/torch/distributed/run.py"
+_BACKSLASH = "https://www.gnu.org/software/bash/manual/html_node/Escape-Character.html"
+_LAUNCHERS = ("torchrun", "srun", "mpirun", "mpiexec", "deepspeed", "accelerate", "python", "python3")
+
+_ELLIPSIS = re.compile(r"\.\.\.|…|\\\s*$")
+"""A line that leaves something out, or that is continued with a blank behind its backslash: a rule of its own."""
+
+
+@rule(
+    "TW101",
+    "A launch line breaks off",
+    "error",
+    why="The shell ends the command at the end of the line and then tries to run the next option as a program. "
+    "The launcher starts without its options.",
+    fix="End the line with a backslash.",
+    source=_BACKSLASH,
+    file="train.sh",
+    bad="torchrun --nnodes=1\n  --nproc-per-node=8 train.py --lr 1e-4\n",
+    good="torchrun --nnodes=1 \\\n  --nproc-per-node=8 train.py --lr 1e-4\n",
+)
+def missing_backslash(file: ReviewedFile) -> Iterator[Problem]:
+    """A command that begins with an option, on the line below a launch."""
+    for script in file.scripts:
+        launch_line = 0
+        for command in script.commands:
+            word = command.words[0]
+            above = script.lines[launch_line - script.first_line] if launch_line else ""
+            if _is_option(word.text) and command.line == launch_line + 1 and not _ELLIPSIS.search(above):
+                edit = _append_backslash(launch_line, above)
+                yield Problem(word.line, word.column, f"`{word.text}` is not part of the launch above", (edit,))
+                launch_line = command.last_line
+            else:
+                launch_line = command.last_line if word.text.rpartition("/")[2] in _LAUNCHERS else 0
+
+
+def _is_option(text: str) -> bool:
+    return re.match("--[A-Za-z]", text) is not None
+
+
+def _append_backslash(number: int, line: str) -> Edit:
+    kept = line.rstrip()
+    return Edit(number, len(kept) + 1, len(line) - len(kept), " \\")
+
+
+@rule(
+    "TW102",
+    "A blank follows the backslash",
+    "error",
+    why="A backslash continues a line only directly before its end. With a blank behind it, the command ends there "
+    "and the next line is run as a program.",
+    fix="Remove the blanks behind the backslash.",
+    source=_BACKSLASH,
+    file="train.sh",
+    bad="torchrun --nproc-per-node=8 \\ \n  train.py\n",
+    good="torchrun --nproc-per-node=8 \\\n  train.py\n",
+)
+def blank_after_backslash(file: ReviewedFile) -> Iterator[Problem]:
+    """An escaped blank, outside of quotes, as the last word of a line."""
+    for script in file.scripts:
+        for command in script.commands:
+            word = command.words[-1]
+            line = script.lines[word.line - script.first_line]
+            start = word.column - script.indent
+            if re.fullmatch(r"\\[ \t]", word.raw) and not line[start:].strip():
+                edit = Edit(word.line, word.column + 1, len(line) - start, "")
+                yield Problem(
+                    word.line, word.column, "the line does not continue: a blank follows its backslash", (edit,)
+                )
+
+
+@rule(
+    "TW103",
+    "torch.distributed.launch is deprecated",
+    "note",
+    why="torchrun replaces it: it restarts failed workers and assigns ranks itself. The old module passes "
+    "`--local-rank` to the script, which scripts for torchrun do not accept.",
+    fix="Use `torchrun`, and read the environment variable `LOCAL_RANK` in the script.",
+    source=_TORCHRUN,
+    file="train.sh",
+    bad="python -m torch.distributed.launch --nproc_per_node=8 train.py\n",
+    good="torchrun --nproc-per-node=8 train.py\n",
+)
+def deprecated_launcher(file: ReviewedFile) -> Iterator[Problem]:
+    """The module, in a command."""
+    for _, launch in file.launches:
+        if launch.deprecated:
+            word = launch.launcher
+            yield Problem(word.line, word.column, "`torch.distributed.launch` is deprecated")
+
+
+@rule(
+    "TW104",
+    "Several nodes without a meeting point",
+    "error",
+    why="Without `--rdzv-endpoint` or `--master-addr`, torchrun takes 127.0.0.1:29500: every node waits for the "
+    "others on itself until the rendezvous times out.",
+    fix="Add `--rdzv-backend=c10d --rdzv-endpoint=HOST:PORT` with the same host on every node.",
+    source=_TORCHRUN_DEFAULTS,
+    file="train.sh",
+    bad="torchrun --nnodes=4 --nproc-per-node=8 train.py\n",
+    good="torchrun --nnodes=4 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-endpoint=$HOST:29500 train.py\n",
+)
+def no_rendezvous(file: ReviewedFile) -> Iterator[Problem]:
+    """`--nnodes` above 1 without an endpoint, in options or in the variables of torchrun; a text may leave it out."""
+    if file.kind == "text":
+        return
+    for script, launch in file.launches:
+        nodes = nodes_of(script, launch)
+        exported = {name for name in file.values if name.startswith("PET_")}
+        if nodes and nodes > 1 and not launch.has_rendezvous and not exported:
+            word = launch.options["nnodes"]
+            yield Problem(word.line, word.column, f"{nodes} nodes, and neither `--rdzv-endpoint` nor `--master-addr`")
+
+
+@rule(
+    "TW105",
+    "Every node has rank 0",
+    "error",
+    why="With `--master-addr` alone torchrun uses the static rendezvous, whose `--node-rank` is 0 by default. "
+    "All nodes claim the same ranks and the job never starts.",
+    fix="Pass `--node-rank`, or use `--rdzv-backend=c10d --rdzv-endpoint=HOST:PORT`, which assigns the ranks.",
+    source=_TORCHRUN_DEFAULTS,
+    file="train.sh",
+    bad="torchrun --nnodes=4 --nproc-per-node=8 --master-addr=10.0.0.1 train.py\n",
+    good="torchrun --nnodes=4 --node-rank=$NODE_RANK --nproc-per-node=8 --master-addr=10.0.0.1 train.py\n",
+)
+def no_node_rank(file: ReviewedFile) -> Iterator[Problem]:
+    """A static rendezvous of several nodes without a node rank."""
+    if any(name.startswith("PET_") for name in file.values):
+        return
+    for script, launch in file.launches:
+        nodes = nodes_of(script, launch)
+        dynamic = {"rdzv_backend", "rdzv_endpoint", "node_rank", "standalone"} & launch.options.keys()
+        if nodes and nodes > 1 and "master_addr" in launch.options and not dynamic and not launch.opaque:
+            word = launch.options["nnodes"]
+            yield Problem(word.line, word.column, f"{nodes} nodes with a static rendezvous and no `--node-rank`")
+
+
+@rule(
+    "TW106",
+    "A rank is expanded before srun",
+    "error",
+    why="The batch script runs on the first node, and its shell replaces the variable before `srun` starts the "
+    "tasks. Every task gets the value of the batch step, which is 0.",
+    fix="Let the task expand it: `srun bash -c 'torchrun --node-rank=$SLURM_NODEID ...'`, in single quotes; or use "
+    "`--rdzv-backend=c10d`, which needs no node rank.",
+    source="https://man.archlinux.org/man/sbatch.1.en.txt",
+    file="train.sbatch",
+    bad="#!/bin/bash\n#SBATCH --nodes=4\nsrun torchrun --nnodes=4 --node-rank=$SLURM_NODEID --master-addr=$HEAD "
+    "--nproc-per-node=8 train.py\n",
+    good="#!/bin/bash\n#SBATCH --nodes=4\nsrun bash -c 'torchrun --nnodes=4 --node-rank=$SLURM_NODEID "
+    "--master-addr=$HEAD --nproc-per-node=8 train.py'\n",
+)
+def rank_before_srun(file: ReviewedFile) -> Iterator[Problem]:
+    """A rank option in an srun line of a batch script, with a variable of a task outside of single quotes."""
+    if file.batch is None or count_of(file.options.get("nodes")) == 1:
+        return
+    for script in file.scripts:
+        early = "|".join({"SLURM_NODEID", "SLURM_PROCID", *_expanded_early(script)})
+        rank = re.compile(rf"""rank[=\s"]*\$\{{?(?:{early})\b""", re.IGNORECASE)
+        for command in script.commands:
+            raw = ["" if word.raw.startswith("'") else word.raw for word in command.words]
+            pairs = zip(raw, raw[1:], command.words[1:], strict=False)
+            found = (word for before, text, word in pairs if text and rank.search(f"{before} {text}"))
+            if raw[0] == "srun" and (word := next(found, None)):
+                yield Problem(word.line, word.column, "the rank is expanded once, before the tasks start")
+
+
+def _expanded_early(script: Script) -> Iterator[str]:
+    """Variables that the batch script sets to the id of a node or a task."""
+    for setting in script.settings:
+        if re.fullmatch(r"\$\{?SLURM_(?:NODEID|PROCID)\}?", setting.value):
+            yield setting.name
+
+
+@rule(
+    "TW107",
+    "Tasks and processes multiply",
+    "error",
+    why="srun starts torchrun once per task, and each torchrun starts its processes: their product shares the GPUs "
+    "of a node, and the launchers of a node compete for one port.",
+    fix="Set `--ntasks-per-node=1`: torchrun starts the processes of a node.",
+    source=_TORCHRUN,
+    file="train.sbatch",
+    bad="#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=8\n"
+    "srun torchrun --nnodes=2 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-endpoint=$HEAD:29500 train.py\n",
+    good="#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n"
+    "srun torchrun --nnodes=2 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-endpoint=$HEAD:29500 train.py\n",
+)
+def tasks_times_processes(file: ReviewedFile) -> Iterator[Problem]:
+    """Several tasks per node, each of which is a torchrun of several processes."""
+    tasks = count_of(file.options.get("ntasks-per-node"))
+    for script, launch in file.launches:
+        own = re.search(r"(?:^|\s)(?:-n|-N|--ntasks|--nodes)", " ".join(word.text for word in launch.prefix))
+        processes = script.number(launch.values.get("nproc_per_node"))
+        if tasks and tasks > 1 and processes and processes > 1 and launch.under_srun and not own:
+            word = launch.options["nproc_per_node"]
+            total = f"{tasks} tasks x {processes} processes = {tasks * processes} processes"
+            yield Problem(word.line, word.column, f"{total} on each node")
+
+
+@rule(
+    "TW115",
+    "The address is not used",
+    "error",
+    why="`--master-addr` belongs to the static rendezvous. With `--rdzv-backend=c10d` torchrun ignores it and warns, "
+    "and the nodes have no common meeting point.",
+    fix="Give the address as `--rdzv-endpoint=HOST:PORT`.",
+    source=_TORCHRUN_DEFAULTS,
+    file="train.sh",
+    bad="torchrun --nnodes=2 --nproc-per-node=8 --rdzv-backend=c10d --master-addr=$HEAD train.py\n",
+    good="torchrun --nnodes=2 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-endpoint=$HEAD:29500 train.py\n",
+)
+def unused_address(file: ReviewedFile) -> Iterator[Problem]:
+    """`--master-addr` beside a dynamic backend and no endpoint."""
+    for _, launch in file.launches:
+        dynamic = launch.values.get("rdzv_backend", "static") != "static"
+        named = {"rdzv_endpoint", "standalone"} & launch.options.keys()
+        if dynamic and "master_addr" in launch.options and not named and not launch.opaque:
+            word = launch.options["master_addr"]
+            yield Problem(word.line, word.column, "torchrun ignores `--master-addr` with this backend")
+
+
+@rule(
+    "TW116",
+    "Standalone on several nodes",
+    "error",
+    why="`--standalone` sets the meeting point to the local host: each node waits for the others on itself.",
+    fix="Replace it by `--rdzv-backend=c10d --rdzv-endpoint=HOST:PORT`.",
+    source=_TORCHRUN_DEFAULTS,
+    file="train.sh",
+    bad="torchrun --standalone --nnodes=2 --nproc-per-node=8 train.py\n",
+    good="torchrun --standalone --nnodes=1 --nproc-per-node=8 train.py\n",
+)
+def standalone_on_nodes(file: ReviewedFile) -> Iterator[Problem]:
+    """`--standalone` beside `--nnodes` above 1."""
+    for script, launch in file.launches:
+        nodes = nodes_of(script, launch)
+        if nodes and nodes > 1 and "standalone" in launch.options:
+            word = launch.options["standalone"]
+            yield Problem(word.line, word.column, f"`--standalone` on {nodes} nodes")
+
+
+@rule(
+    "TW117",
+    "An option without effect",
+    "note",
+    why="torchrun always sets the environment variables; `--use-env` belongs to `torch.distributed.launch` and is "
+    "deprecated.",
+    fix="Remove `--use-env`.",
+    source=_TORCHRUN,
+    file="train.sh",
+    bad="torchrun --use_env --nproc-per-node=8 train.py\n",
+    good="torchrun --nproc-per-node=8 train.py\n",
+)
+def needless_option(file: ReviewedFile) -> Iterator[Problem]:
+    """`--use-env` of torchrun."""
+    for _, launch in file.launches:
+        word = launch.options.get("use_env")
+        if word and not launch.deprecated:
+            yield Problem(word.line, word.column, "torchrun needs no `--use-env`")
+
+
+@rule(
+    "TW118",
+    "A rendezvous backend in maintenance",
+    "note",
+    why="`etcd` is in maintenance mode and will be removed; `etcd-v2` does the same with a revised implementation.",
+    fix="Use `c10d`, which needs no server, or `etcd-v2`.",
+    source=_TORCHRUN,
+    file="train.sh",
+    bad="torchrun --nnodes=2 --nproc-per-node=8 --rdzv-backend=etcd --rdzv-endpoint=$HOST:2379 train.py\n",
+    good="torchrun --nnodes=2 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-endpoint=$HOST:29500 train.py\n",
+)
+def old_backend(file: ReviewedFile) -> Iterator[Problem]:
+    """`--rdzv-backend=etcd`."""
+    for _, launch in file.launches:
+        if launch.values.get("rdzv_backend") == "etcd":
+            word = launch.options["rdzv_backend"]
+            yield Problem(word.line, word.column, "the backend `etcd` will be removed")

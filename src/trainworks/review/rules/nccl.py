@@ -1,0 +1,199 @@
+"""TW21x: variables of NCCL whose values weaken it, or that it does not read any more."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from trainworks.review.files import ReviewedFile
+from trainworks.review.finding import Problem
+from trainworks.review.rule import rule
+
+_NCCL = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
+_REMOVED = {
+    "NCCL_IB_CUDA_SUPPORT": "2.4",
+    "NCCL_SINGLE_RING_THRESHOLD": "2.3",
+    "NCCL_LL_THRESHOLD": "2.5",
+    "NCCL_TREE_THRESHOLD": "2.5",
+}
+"""Release of NCCL that removed a variable."""
+_ALGORITHMS = {
+    "NCCL_ALGO": ("ring", "tree", "collnet", "collnetchain", "collnetdirect", "nvls", "nvlstree", "pat"),
+    "NCCL_PROTO": ("ll", "ll128", "simple"),
+}
+
+
+@rule(
+    "TW211",
+    "GPUDirect RDMA is switched off",
+    "warning",
+    why="`LOC` means that NICs never read or write the memory of a GPU: every message between nodes is copied through "
+    "host memory.",
+    fix="Remove the variable: NCCL chooses the level by the distance of GPU and NIC.",
+    source=_NCCL,
+    file="train.sh",
+    bad="export NCCL_NET_GDR_LEVEL=LOC\n",
+    good="export NCCL_NET_GDR_LEVEL=PHB\n",
+)
+def disabled_gpudirect(file: ReviewedFile) -> Iterator[Problem]:
+    """`NCCL_NET_GDR_LEVEL` is `LOC`, or 0."""
+    for setting in file.settings:
+        if setting.name == "NCCL_NET_GDR_LEVEL" and setting.value.upper() in ("LOC", "0"):
+            yield Problem(setting.line, setting.column, f"`{setting.name}={setting.value}` disables GPUDirect RDMA")
+
+
+@rule(
+    "TW212",
+    "A distance as a number",
+    "note",
+    why="The numbers of distances change between releases of NCCL, so a number can mean another distance after an "
+    "update; the names stay.",
+    fix="Write the name: LOC, NVL, PIX, PXB, PHB or SYS.",
+    source=_NCCL,
+    file="train.sh",
+    bad="export NCCL_P2P_LEVEL=4\n",
+    good="export NCCL_P2P_LEVEL=PHB\n",
+)
+def distance_as_number(file: ReviewedFile) -> Iterator[Problem]:
+    """A level above 0 that is a number."""
+    for setting in file.settings:
+        if setting.name in ("NCCL_P2P_LEVEL", "NCCL_NET_GDR_LEVEL") and re.fullmatch("[1-9]", setting.value):
+            yield Problem(setting.line, setting.column, f"`{setting.name}={setting.value}` is a number of a distance")
+
+
+@rule(
+    "TW213",
+    "NCCL removed the variable",
+    "note",
+    why="NCCL ignores the variable since that release, without a message.",
+    fix="Remove it; for GPUDirect RDMA set `NCCL_NET_GDR_LEVEL`.",
+    source=_NCCL,
+    file="train.sh",
+    bad="export NCCL_TREE_THRESHOLD=0\n",
+    good="export NCCL_DEBUG=WARN\n",
+)
+def removed_variable(file: ReviewedFile) -> Iterator[Problem]:
+    """A variable that NCCL removed."""
+    for setting in file.settings:
+        if setting.name in _REMOVED:
+            release = _REMOVED[setting.name]
+            yield Problem(setting.line, setting.column, f"NCCL ignores `{setting.name}` since {release}")
+
+
+@rule(
+    "TW214",
+    "All ranks write one log",
+    "warning",
+    why="Each process creates the file anew and overwrites what another wrote: the log is lost or mixed up.",
+    fix="Make the name unique: `NCCL_DEBUG_FILE=nccl.%h.%p`, with host and process.",
+    source=_NCCL,
+    file="train.sh",
+    bad="export NCCL_DEBUG_FILE=/logs/nccl.txt\n",
+    good="export NCCL_DEBUG_FILE=/logs/nccl.%h.%p.txt\n",
+)
+def shared_log(file: ReviewedFile) -> Iterator[Problem]:
+    """A file without a process, a host or a variable in its name."""
+    for setting in file.settings:
+        plain = setting.value and not re.search(r"[%$`]|^/dev/", setting.value)
+        if setting.name == "NCCL_DEBUG_FILE" and plain:
+            yield Problem(setting.line, setting.column, f"every process writes `{setting.value}`")
+
+
+@rule(
+    "TW215",
+    "A prefix selects other adapters",
+    "note",
+    why="Without `=` each name is a prefix: `mlx5_1` selects `mlx5_10` to `mlx5_19` as well, which a node with more "
+    "than ten adapters has.",
+    fix="Put `=` before the list.",
+    source=_NCCL,
+    file="train.sh",
+    bad="export NCCL_IB_HCA=mlx5_0,mlx5_1,mlx5_2,mlx5_3\n",
+    good="export NCCL_IB_HCA==mlx5_0,mlx5_1,mlx5_2,mlx5_3\n",
+)
+def prefix_of_adapters(file: ReviewedFile) -> Iterator[Problem]:
+    """A list with `mlx5_1` and without `=`."""
+    for setting in file.settings:
+        listed = re.search(r"(?:^\^?|,)mlx5_1(?:$|[,:])", setting.value)
+        exact = setting.value.startswith(("=", "^="))
+        if setting.name == "NCCL_IB_HCA" and listed and not exact and "," in setting.value:
+            yield Problem(setting.line, setting.column, "`mlx5_1` selects `mlx5_10` to `mlx5_19` as well")
+
+
+@rule(
+    "TW216",
+    "NCCL does not know the value",
+    "warning",
+    why="NCCL knows the levels VERSION, WARN, INFO, ABORT and TRACE, and prints nothing at another one.",
+    fix="Set `NCCL_DEBUG=INFO` to see what NCCL chose, or `WARN` for errors.",
+    source="https://github.com/NVIDIA/nccl (src/debug.cc, v2.30)",
+    file="train.sh",
+    bad="export NCCL_DEBUG=DEBUG\n",
+    good="export NCCL_DEBUG=INFO\n",
+)
+def unknown_level(file: ReviewedFile) -> Iterator[Problem]:
+    """A plain word that is not a level, and does not ask for silence."""
+    for setting in file.settings:
+        known = setting.value.upper() in ("VERSION", "WARN", "INFO", "ABORT", "TRACE", "NONE", "OFF")
+        if setting.name == "NCCL_DEBUG" and re.fullmatch("[A-Za-z]+", setting.value) and not known:
+            yield Problem(setting.line, setting.column, f"`{setting.value}` is not a level of NCCL_DEBUG")
+
+
+@rule(
+    "TW217",
+    "A wildcard in a list of prefixes",
+    "error",
+    why="NCCL compares the start of each name and knows no wildcards: a name with `*` fits no interface.",
+    fix="Remove the `*`: `eth` fits eth0, eth1 and so on.",
+    source=_NCCL,
+    file="train.sh",
+    bad="export NCCL_SOCKET_IFNAME=eth*\n",
+    good="export NCCL_SOCKET_IFNAME=eth\n",
+)
+def wildcard(file: ReviewedFile) -> Iterator[Problem]:
+    """A `*` in a list of interfaces or adapters."""
+    for setting in file.settings:
+        if setting.name in ("NCCL_SOCKET_IFNAME", "NCCL_IB_HCA") and "*" in setting.value:
+            yield Problem(setting.line, setting.column, f"`{setting.value}` fits no name: NCCL has no wildcards")
+
+
+@rule(
+    "TW218",
+    "More sockets than NCCL opens",
+    "warning",
+    why="The product of the two variables cannot exceed 64, and threads are at most 16.",
+    fix="Set 4 and 4 on a network of 100 Gb/s, or leave both out.",
+    source=_NCCL,
+    file="train.sh",
+    bad="export NCCL_SOCKET_NTHREADS=16\nexport NCCL_NSOCKS_PERTHREAD=8\n",
+    good="export NCCL_SOCKET_NTHREADS=4\nexport NCCL_NSOCKS_PERTHREAD=4\n",
+)
+def too_many_sockets(file: ReviewedFile) -> Iterator[Problem]:
+    """A product above 64, in a file that sets each of the two once."""
+    found = [each for each in file.settings if each.name in ("NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD")]
+    if len(found) == len({each.name for each in found}) == 2 and all(each.value.isdecimal() for each in found):
+        product = int(found[0].value) * int(found[1].value)
+        if product > 64:
+            yield Problem(found[1].line, found[1].column, f"{found[0].value} x {found[1].value} = {product} sockets")
+
+
+@rule(
+    "TW219",
+    "An unknown algorithm or protocol",
+    "error",
+    why="Since 2.24 NCCL fails on a name that it does not know; before, it ignored the name.",
+    fix="Use Ring, Tree, CollnetChain, CollnetDirect, NVLS, NVLSTree or PAT; LL, LL128 or Simple. Without the variable "
+    "NCCL chooses.",
+    source=_NCCL,
+    file="train.sh",
+    bad="export NCCL_ALGO=Rings\n",
+    good="export NCCL_ALGO=Ring\n",
+)
+def unknown_algorithm(file: ReviewedFile) -> Iterator[Problem]:
+    """A plain name in such a list, after its functions are taken off."""
+    for setting in file.settings:
+        known = _ALGORITHMS.get(setting.name)
+        for names in setting.value.split(";") if known else ():
+            for name in names.rpartition(":")[2].lstrip("^").split(","):
+                if known and re.fullmatch(r"\w+", name) and name.lower() not in known:
+                    yield Problem(setting.line, setting.column, f"`{name}` is unknown to `{setting.name}`")

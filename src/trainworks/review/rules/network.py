@@ -1,0 +1,282 @@
+"""TW2xx: variables of NCCL, and tests of a network."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from difflib import get_close_matches
+from functools import cache
+from importlib import resources
+
+from trainworks.catalog.catalog import accelerator, node
+from trainworks.catalog.facts import Accelerator
+from trainworks.errors import UsageError
+from trainworks.review.files import ReviewedFile
+from trainworks.review.finding import Edit, Problem
+from trainworks.review.readers.launch import count_of, nodes_of
+from trainworks.review.readers.shell import Setting
+from trainworks.review.rule import rule
+from trainworks.units import format_quantity
+
+_NCCL = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
+_RDMA_DEVICE = re.compile(r"(?:mlx[45]_|bnxt_re|irdma|hfi1_|efa_|rdmap)\d+")
+_PERFTEST = re.compile(r"ib_(?:send|write|read|atomic)_(?:bw|lat)")
+_MANY_GPUS = 8
+"""GPUs of a node of the catalogue, all of which have several NICs."""
+
+
+@rule(
+    "TW201",
+    "NCCL uses one adapter of many",
+    "warning",
+    why="The list is a filter: NCCL leaves every other adapter idle. A DGX or HGX with eight accelerators has eight "
+    "NICs for them, and loses 7/8 of the bandwidth between nodes.",
+    fix="Remove the variable: NCCL finds the adapters itself. To leave out an adapter for storage, exclude it: "
+    "`NCCL_IB_HCA=^=mlx5_4`.",
+    source=_NCCL,
+    file="train.sh",
+    bad="export NCCL_IB_HCA=mlx5_0:1\ntorchrun --standalone --nproc-per-node=8 train.py\n",
+    good="export NCCL_IB_HCA=^=mlx5_4\ntorchrun --standalone --nproc-per-node=8 train.py\n",
+)
+def one_adapter(file: ReviewedFile) -> Iterator[Problem]:
+    """A single adapter with its number, in a file that uses as many GPUs per node as a node with several NICs has."""
+    for setting in _named(file, "NCCL_IB_HCA"):
+        if re.fullmatch(r"=?(?:mlx\d_|bnxt_re)\d+(?::\d+)?", setting.value) and _gpus_per_node(file) >= _MANY_GPUS:
+            nics = node("DGX A100").nics
+            message = f"`{setting.value}` is one adapter; a node such as DGX A100 has {nics}"
+            yield Problem(setting.line, setting.column, message)
+
+
+@rule(
+    "TW202",
+    "LL128 is forced",
+    "warning",
+    why="NCCL enables LL128 itself where the platform supports it. Forced on another platform it can corrupt data.",
+    fix="Remove the variable; to exclude a protocol, write `NCCL_PROTO=^LL128`.",
+    source=_NCCL,
+    file="train.sh",
+    bad="export NCCL_PROTO=LL128\n",
+    good="export NCCL_PROTO=^LL128\n",
+)
+def forced_protocol(file: ReviewedFile) -> Iterator[Problem]:
+    """LL128 in a list of protocols that does not exclude, without a tuner of the platform beside it."""
+    tuned = any(name.startswith(("NCCL_TUNER_", "NCCL_FASTRAK_")) for name in file.values)
+    for setting in _named(file, "NCCL_PROTO") if not tuned else ():
+        if not setting.value.startswith("^") and re.search(r"\bLL128\b", setting.value, re.IGNORECASE):
+            yield Problem(setting.line, setting.column, f"`{setting.value}` forces the protocol LL128")
+
+
+@rule(
+    "TW203",
+    "NCCL traces every call",
+    "warning",
+    why="`TRACE` prints a line for every call of every rank; `WARN` is the minimum for production and `INFO` prints "
+    "what NCCL chose.",
+    fix="Set `NCCL_DEBUG=WARN`.",
+    source="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/logging.html",
+    file="train.sh",
+    bad="export NCCL_DEBUG=TRACE\n",
+    good="export NCCL_DEBUG=WARN\n",
+)
+def traced_calls(file: ReviewedFile) -> Iterator[Problem]:
+    """`NCCL_DEBUG=TRACE`."""
+    for setting in _named(file, "NCCL_DEBUG"):
+        if setting.value.upper() == "TRACE":
+            yield Problem(setting.line, setting.column, "`NCCL_DEBUG=TRACE` prints every call")
+
+
+@rule(
+    "TW204",
+    "InfiniBand is configured and disabled",
+    "warning",
+    why="`NCCL_IB_DISABLE=1` makes NCCL use IP sockets between nodes, and the other `NCCL_IB_` variables have no "
+    "effect.",
+    fix="Remove `NCCL_IB_DISABLE`, or the variables that it disables.",
+    source=_NCCL,
+    file="train.sh",
+    bad="export NCCL_IB_DISABLE=1\nexport NCCL_IB_HCA=mlx5\n",
+    good="export NCCL_IB_HCA=mlx5\n",
+)
+def disabled_infiniband(file: ReviewedFile) -> Iterator[Problem]:
+    """`NCCL_IB_DISABLE=1` beside a variable that selects adapters."""
+    others = {"NCCL_IB_HCA", "NCCL_IB_GID_INDEX"} & file.values.keys()
+    for setting in _named(file, "NCCL_IB_DISABLE"):
+        if setting.value == file.values[setting.name] == "1" and others and file.kind != "text":
+            named = ", ".join(f"`{name}`" for name in sorted(others))
+            yield Problem(setting.line, setting.column, f"`NCCL_IB_DISABLE=1` makes {named} useless")
+
+
+@rule(
+    "TW205",
+    "NVLink is switched off",
+    "warning",
+    why="`NCCL_P2P_DISABLE=1` disables direct access between GPUs: the ranks of a node exchange data through host "
+    "memory over PCIe and not over NVLink.",
+    fix="Remove the variable; it works around a defect of one machine.",
+    source=_NCCL,
+    file="train.sbatch",
+    bad="#!/bin/bash\n#SBATCH --gres=gpu:a100:8\nexport NCCL_P2P_DISABLE=1\n",
+    good="#!/bin/bash\n#SBATCH --gres=gpu:a100:8\nexport NCCL_DEBUG=WARN\n",
+)
+def disabled_nvlink(file: ReviewedFile) -> Iterator[Problem]:
+    """`NCCL_P2P_DISABLE=1` in a batch script that requests accelerators with a link of their own."""
+    part = _requested(file)
+    for setting in _named(file, "NCCL_P2P_DISABLE"):
+        if setting.value == "1" and part is not None and part.scale_up.startswith("NVLink"):
+            link = format_quantity(part.scale_up_bytes_per_s, "bytes/s")
+            host = format_quantity(part.host_bytes_per_s, "bytes/s")
+            message = f"the ranks of a node use PCIe ({host}) and not {part.scale_up} ({link})"
+            yield Problem(setting.line, setting.column, message)
+
+
+@rule(
+    "TW206",
+    "Nodes meet on an interface of one host",
+    "error",
+    why="NCCL connects the ranks over this interface. The loopback and the bridge of Docker do not leave the host, so "
+    "ranks of other nodes cannot connect.",
+    fix="Name the interface of the cluster network, or exclude the others: `NCCL_SOCKET_IFNAME=^lo,docker0`.",
+    source=_NCCL,
+    file="train.sbatch",
+    bad="#!/bin/bash\n#SBATCH --nodes=4\nexport NCCL_SOCKET_IFNAME=lo\nsrun python train.py\n",
+    good="#!/bin/bash\n#SBATCH --nodes=4\nexport NCCL_SOCKET_IFNAME=^lo,docker0\nsrun python train.py\n",
+)
+def interface_of_one_host(file: ReviewedFile) -> Iterator[Problem]:
+    """The loopback or Docker's bridge, in a job of several nodes."""
+    for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+        settings = list(_named(file, name))
+        if _num_nodes(file) > 1 and all(re.fullmatch(r"=?(?:lo|docker\d*)", each.value) for each in settings):
+            for setting in settings:
+                yield Problem(setting.line, setting.column, f"`{setting.value}` does not leave the host")
+
+
+@rule(
+    "TW207",
+    "A second ^ in a list of interfaces",
+    "error",
+    why="One `^` at the start excludes the whole list. A later one becomes part of a name that no interface has, so "
+    "that interface is used.",
+    fix="Keep the first `^` only.",
+    source=_NCCL,
+    file="train.sh",
+    bad="export NCCL_SOCKET_IFNAME=^lo,^docker0\n",
+    good="export NCCL_SOCKET_IFNAME=^lo,docker0\n",
+)
+def repeated_exclusion(file: ReviewedFile) -> Iterator[Problem]:
+    """A `^` behind a comma."""
+    for setting in _named(file, "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA"):
+        if ",^" in setting.value:
+            edits = _without_carets(file, setting)
+            yield Problem(setting.line, setting.column, f"`{setting.value}`: only the first `^` excludes", edits)
+
+
+@rule(
+    "TW208",
+    "NCCL does not know the variable",
+    "warning",
+    why="NCCL ignores a variable that it does not know, without a message, so the setting has no effect.",
+    fix="Correct the name.",
+    source="https://github.com/NVIDIA/nccl (`NCCL_PARAM` in src/, v2.30)",
+    file="train.sh",
+    bad="export NCCL_SOCKET_IFNAMES=eth0\n",
+    good="export NCCL_SOCKET_IFNAME=eth0\n",
+)
+def unknown_variable(file: ReviewedFile) -> Iterator[Problem]:
+    """A name that is one slip away from a variable of NCCL, and that is not one."""
+    for setting in file.settings:
+        name = setting.name
+        if name.startswith("NCCL_") and name not in _variables():
+            near = get_close_matches(name, _variables(), n=1, cutoff=0.93)
+            if near:
+                yield Problem(setting.line, setting.column, f"NCCL ignores `{name}`; it knows `{near[0]}`")
+
+
+@rule(
+    "TW209",
+    "A variable of PyTorch has a new name",
+    "note",
+    why="PyTorch renamed its variables for NCCL to `TORCH_NCCL_...`, and every rank warns about the old one.",
+    fix="Put `TORCH_` before the name.",
+    source="https://github.com/pytorch/pytorch (c10d/Utils.hpp, whose warning was read in logs)",
+    file="train.sh",
+    bad="export NCCL_ASYNC_ERROR_HANDLING=1\n",
+    good="export TORCH_NCCL_ASYNC_ERROR_HANDLING=1\n",
+)
+def renamed_variable(file: ReviewedFile) -> Iterator[Problem]:
+    """`NCCL_ASYNC_ERROR_HANDLING` without its new name beside it."""
+    for setting in _named(file, "NCCL_ASYNC_ERROR_HANDLING"):
+        if f"TORCH_{setting.name}" not in file.text:
+            yield Problem(setting.line, setting.column, f"`{setting.name}` is now `TORCH_{setting.name}`")
+
+
+@rule(
+    "TW210",
+    "The adapter is taken for a host",
+    "error",
+    why="The argument of these tests is the address of the server; without one the program is the server. A name of "
+    "an adapter is looked up as a host and fails.",
+    fix="Name the adapter with `-d`.",
+    source="https://github.com/linux-rdma/perftest/blob/master/README",
+    file="test.sh",
+    bad="ib_send_bw mlx5_0\n",
+    good="ib_send_bw -d mlx5_0 --report_gbits server\n",
+)
+def adapter_for_host(file: ReviewedFile) -> Iterator[Problem]:
+    """A test of perftest whose first argument is the name of an adapter."""
+    for script in file.scripts:
+        for command in script.commands:
+            name, *arguments = command.words
+            if _PERFTEST.fullmatch(name.text.rpartition("/")[2]) and arguments:
+                word = arguments[0]
+                if _RDMA_DEVICE.fullmatch(word.text):
+                    edit = Edit(word.line, word.column, 0, "-d ")
+                    yield Problem(word.line, word.column, f"`{word.text}` is taken for a server", (edit,))
+
+
+def _named(file: ReviewedFile, *names: str) -> Iterator[Setting]:
+    return (setting for setting in file.settings if setting.name in names)
+
+
+def _num_nodes(file: ReviewedFile) -> int:
+    """The most nodes that the file names; 1 if it names none, and for a text, whose examples are of several jobs."""
+    if file.kind == "text":
+        return 1
+    launched = (nodes_of(script, launch) or 1 for script, launch in file.launches)
+    return max([count_of(file.options.get("nodes")) or 1, *launched])
+
+
+def _gpus_per_node(file: ReviewedFile) -> int:
+    """The most processes or GPUs per node that the file names; 0 if it names none."""
+    launched = [script.number(launch.values.get("nproc_per_node")) or 0 for script, launch in file.launches]
+    written = [int(found[1]) for found in re.finditer(r"\b(\d{1,2}) ?[x×] ?(?:NVIDIA )?[ABH]\d{2,3}\b", file.text)]
+    requested = re.search(r"(\d+)$", file.options.get("gpus-per-node") or file.options.get("gres") or "")
+    return max([0, *launched, *written, int(requested[1]) if requested else 0])
+
+
+def _requested(file: ReviewedFile) -> Accelerator | None:
+    """The kind of accelerator in the request of a batch script; None if it is unknown."""
+    for name in ("gpus-per-node", "gres", "gpus"):
+        found = re.match(r"(?:gpu:)?([A-Za-z][\w.-]*):\d+$", file.options.get(name, ""))
+        if found and found[1] != "gpu":
+            try:
+                return accelerator(found[1])
+            except UsageError:
+                return None
+    return None
+
+
+def _without_carets(file: ReviewedFile, setting: Setting) -> tuple[Edit, ...]:
+    """Remove every `^` behind a comma, where the value stands in the line as it is."""
+    line = file.lines[setting.line - 1]
+    start = line.find(setting.value, setting.value_column - 1)
+    if start < 0:
+        return ()
+    carets = (found.start() + 1 for found in re.finditer(r",\^", setting.value))
+    return tuple(Edit(setting.line, start + at + 1, 1, "") for at in carets)
+
+
+@cache
+def _variables() -> frozenset[str]:
+    """Variables that NCCL and PyTorch read."""
+    text = resources.files("trainworks.review").joinpath("nccl_variables.txt").read_text(encoding="utf-8")
+    return frozenset(line for line in text.split("\n") if line and not line.startswith("#"))

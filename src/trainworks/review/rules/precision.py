@@ -1,0 +1,163 @@
+"""TW6xx: devices, mixed precision and memory in PyTorch programs and DeepSpeed configurations."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+import yaml
+
+from trainworks.review.files import ReviewedFile
+from trainworks.review.finding import Problem
+from trainworks.review.readers import tree
+from trainworks.review.readers.python import Call
+from trainworks.review.rule import rule
+from trainworks.review.rules.data import problem_at
+
+_TORCHRUN = "https://docs.pytorch.org/docs/main/distributed/elastic/run.html"
+_DEEPSPEED = "https://www.deepspeed.ai/docs/config-json/"
+_DEVICE = re.compile(r"set_device|cuda:|CUDA_VISIBLE_DEVICES|cuda\.device\(|\.to\(|device=|\.cuda\([^)]")
+_DDP = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
+
+
+@rule(
+    "TW601",
+    "Every rank takes GPU 0",
+    "error",
+    why="`.cuda()` without an argument means the current device, which is GPU 0 in every process. All ranks of a node "
+    "put the model there, and the collectives of NCCL fail.",
+    fix='Call `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))` before anything is moved to a GPU.',
+    source=_TORCHRUN,
+    file="train.py",
+    bad=_DDP + 'dist.init_process_group(backend="nccl")\nmodel = DDP(MyModel().cuda())\n',
+    good=_DDP + 'import os\ntorch.cuda.set_device(int(os.environ["LOCAL_RANK"]))\n'
+    'dist.init_process_group(backend="nccl")\nmodel = DDP(MyModel().cuda())\n',
+)
+def no_device(file: ReviewedFile) -> Iterator[Problem]:
+    """A program of NCCL and DistributedDataParallel with `.cuda()`, and nothing that chooses a device."""
+    code = file.python
+    if code is None or _DEVICE.search(code.text):
+        return
+    groups = list(code.calls_of("init_process_group")) if any(code.calls_of("DistributedDataParallel")) else []
+    if any(call.name.startswith("torch.distributed") and "nccl" in ast.unparse(call.node) for call in groups):
+        for call in code.calls_of("cuda"):
+            if not call.node.args and not call.node.keywords:
+                yield problem_at(call, "every rank moves this to GPU 0: nothing calls `torch.cuda.set_device`")
+
+
+@rule(
+    "TW602",
+    "The rank is not defined",
+    "error",
+    why="The name is not bound in any scope around it: Python raises a NameError before the first step.",
+    fix='Read it: `local_rank = int(os.environ["LOCAL_RANK"])`.',
+    source=_TORCHRUN,
+    file="train.py",
+    bad=_DDP + "model = DDP(model, device_ids=[local_rank])\n",
+    good=_DDP + 'import os\nlocal_rank = int(os.environ["LOCAL_RANK"])\nmodel = DDP(model, device_ids=[local_rank])\n',
+)
+def undefined_rank(file: ReviewedFile) -> Iterator[Problem]:
+    """A name in `device_ids` of DistributedDataParallel that nothing binds."""
+    for call in file.python.calls_of("DistributedDataParallel") if file.python else ():
+        devices = call.argument("device_ids")
+        for name in devices.elts if isinstance(devices, ast.List) else ():
+            if isinstance(name, ast.Name) and file.python and not file.python.binds(name):
+                yield Problem(name.lineno, name.col_offset + 1, f"`{name.id}` is not defined")
+
+
+@rule(
+    "TW603",
+    "torch.cuda.amp is deprecated",
+    "note",
+    why="`torch.amp` replaces it for every kind of device, and the old names print a FutureWarning.",
+    fix='Use `torch.amp.GradScaler("cuda")` and `torch.amp.autocast("cuda")`.',
+    source="https://pytorch.org/docs/stable/_modules/torch/cuda/amp/grad_scaler",
+    file="train.py",
+    bad="from torch.cuda.amp import GradScaler\nscaler = GradScaler()\n",
+    good='from torch.amp import GradScaler\nscaler = GradScaler("cuda")\n',
+)
+def deprecated_amp(file: ReviewedFile) -> Iterator[Problem]:
+    """A call of GradScaler or autocast of `torch.cuda.amp`, in a file that does not choose by version."""
+    for call in file.python.calls_of("GradScaler", "autocast") if file.python else ():
+        if call.name.startswith("torch.cuda.amp") and "torch.amp" not in file.text:
+            name = call.name.rpartition(".")[2]
+            yield problem_at(call, f'`torch.cuda.amp.{name}` is now `torch.amp.{name}("cuda")`')
+
+
+@rule(
+    "TW604",
+    "Scaled gradients are clipped",
+    "warning",
+    why="After `scaler.scale(loss).backward()` the gradients are multiplied by the loss scale. Clipped before they "
+    "are unscaled, nearly all of them are cut to the limit, and the limit means something else.",
+    fix="Call `scaler.unscale_(optimizer)` before `clip_grad_norm_`.",
+    source="https://docs.pytorch.org/docs/stable/notes/amp_examples.html#working-with-unscaled-gradients",
+    file="train.py",
+    bad='import torch\nscaler = torch.amp.GradScaler("cuda")\nscaler.scale(loss).backward()\n'
+    "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\nscaler.step(optimizer)\n",
+    good='import torch\nscaler = torch.amp.GradScaler("cuda")\nscaler.scale(loss).backward()\n'
+    "scaler.unscale_(optimizer)\ntorch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\nscaler.step(optimizer)\n",
+)
+def clipped_before_unscaling(file: ReviewedFile) -> Iterator[Problem]:
+    """A clip behind a scaled backward, in its block or in a branch of it, in a file that never unscales."""
+    code = file.python
+    if code is None or "unscale_" in code.text or not any(code.calls_of("GradScaler")):
+        return
+    scaled = [call for call in code.calls_of("backward") if re.search(r"\.scale\(.*\)\.backward", _line(file, call))]
+    for call in code.calls_of("clip_grad_norm_", "clip_grad_value_"):
+        if any(code.follows(call.node, other.node) for other in scaled):
+            yield problem_at(call, "the gradients are clipped while they are scaled")
+
+
+def _line(file: ReviewedFile, call: Call) -> str:
+    return file.lines[call.node.lineno - 1]
+
+
+@rule(
+    "TW611",
+    "fp16 and bf16 are enabled",
+    "error",
+    why="DeepSpeed stops with `bfloat16 and fp16 modes cannot be simultaneously enabled`.",
+    fix="Keep bf16 on Ampere and later, fp16 on older GPUs.",
+    source="https://github.com/deepspeedai/DeepSpeed/blob/master/deepspeed/runtime/config.py",
+    file="ds_config.json",
+    bad='{"fp16": {"enabled": true}, "bf16": {"enabled": true}, "zero_optimization": {"stage": 2}}\n',
+    good='{"bf16": {"enabled": true}, "zero_optimization": {"stage": 2}}\n',
+)
+def two_precisions(file: ReviewedFile) -> Iterator[Problem]:
+    """Both sections say `true`."""
+    for root in _deepspeed(file):
+        sections = [root.get(name) for name in ("fp16", "bf16")]
+        enabled = [section for section in sections if section and tree.is_true(tree.get(section[1], "enabled"))]
+        if len(enabled) == len(sections):
+            yield Problem(*tree.place(enabled[1][0]), "`fp16` and `bf16` are both enabled")
+
+
+@rule(
+    "TW612",
+    "The batch sizes do not multiply",
+    "error",
+    why="DeepSpeed needs `train_batch_size` = `train_micro_batch_size_per_gpu` x `gradient_accumulation_steps` x "
+    "number of GPUs, and stops with an AssertionError.",
+    fix="Leave `train_batch_size` out: DeepSpeed infers the third of the three.",
+    source=_DEEPSPEED,
+    file="ds_config.json",
+    bad='{"train_batch_size": 100, "train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 4}\n',
+    good='{"train_batch_size": 256, "train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 4}\n',
+)
+def indivisible_batch(file: ReviewedFile) -> Iterator[Problem]:
+    """A batch that no number of GPUs gives."""
+    for root in _deepspeed(file):
+        names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+        total, micro, steps = (tree.integer(root[name][1]) if name in root else None for name in names)
+        if total and micro and steps and total % (micro * steps):
+            message = f"{total} is not a multiple of {micro} x {steps} = {micro * steps}"
+            yield Problem(*tree.place(root["train_batch_size"][0]), message)
+
+
+def _deepspeed(file: ReviewedFile) -> Iterator[dict[str, tuple[yaml.Node, yaml.Node]]]:
+    """The root of a configuration of DeepSpeed, recognised by its keys."""
+    if file.kind == "json" and re.search("zero_optimization|train_micro_batch_size_per_gpu", file.text):
+        for document in file.documents:
+            yield tree.entries(document)

@@ -1,0 +1,252 @@
+"""TW3xx: batch scripts and configuration files of Slurm."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from difflib import get_close_matches
+from pathlib import PurePath
+
+from trainworks.config.sbatch_options import KNOWN_OPTIONS
+from trainworks.config.slurm_words import expand_nodes, parse_slurm_time
+from trainworks.errors import QuantityError
+from trainworks.review.files import ReviewedFile
+from trainworks.review.finding import Problem
+from trainworks.review.rule import rule
+
+_SBATCH = "https://man.archlinux.org/man/sbatch.1.en.txt"
+_CHANGES = "https://github.com/SchedMD/slurm/blob/master/CHANGELOG/slurm-23.11.md"
+_EXCLUSIVE = (("mem", "mem-per-cpu", "mem-per-gpu"), ("cpus-per-task", "cpus-per-gpu"))
+_REMOVED = ("cgroupautomount", "allowedkmemspace", "constrainkmemspace", "maxkmempercent", "minkmemspace")
+
+
+@rule(
+    "TW301",
+    "#SBATCH behind the first command",
+    "error",
+    why="sbatch stops reading options at the first line that is neither blank nor a comment. The option has no effect.",
+    fix="Move the line above the first command.",
+    source=_SBATCH,
+    file="train.sbatch",
+    bad="#!/bin/bash\n#SBATCH --nodes=2\nmodule load cuda\n#SBATCH --gres=gpu:8\nsrun python train.py\n",
+    good="#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --gres=gpu:8\nmodule load cuda\nsrun python train.py\n",
+)
+def late_option(file: ReviewedFile) -> Iterator[Problem]:
+    """Every such line."""
+    for number in file.batch.late if file.batch else ():
+        option = file.lines[number - 1].removeprefix("#SBATCH").strip()
+        yield Problem(number, 1, f"sbatch ignores `{option}`: a command precedes it")
+
+
+@rule(
+    "TW302",
+    "sbatch refuses the line",
+    "error",
+    why="sbatch does not submit a script with an option that it does not know or cannot read.",
+    fix="Correct the option; `sbatch --help` lists all.",
+    source=_SBATCH,
+    file="train.sbatch",
+    bad="#!/bin/bash\n#SBATCH --node=2 --gpu-per-node=8\nsrun python train.py\n",
+    good="#!/bin/bash\n#SBATCH --nodes=2 --gpus-per-node=8\nsrun python train.py\n",
+)
+def refused_option(file: ReviewedFile) -> Iterator[Problem]:
+    """An unknown option, an open quote, or a value that is missing or superfluous."""
+    for problem in file.batch.problems if file.batch else ():
+        if _may_be_of_a_plugin(problem.message):
+            continue
+        line = int((problem.place or ":1").rpartition(":")[2])
+        hint = f": {problem.hint}" if problem.hint else ""
+        yield Problem(line, 1, f"{problem.message}{hint}")
+
+
+def _may_be_of_a_plugin(message: str) -> bool:
+    """The option is unknown, and no slip of a known one: plugins of Slurm add options, such as pyxis' containers."""
+    found = re.match(r"`(.*)` is not an option of sbatch", message)
+    name = found[1].lstrip("-").partition("=")[0] if found else ""
+    near = get_close_matches(name, KNOWN_OPTIONS, n=1, cutoff=0.85)
+    return found is not None and (not found[1].startswith("--") or not near or "container" in name)
+
+
+@rule(
+    "TW303",
+    "A variable in an #SBATCH line",
+    "error",
+    why="sbatch reads these lines itself, before a shell runs: a variable is taken literally.",
+    fix="Write the value, use a pattern of sbatch such as `%x` or `%j`, or give the option on the command line.",
+    source=_SBATCH,
+    file="train.sbatch",
+    bad="#!/bin/bash\n#SBATCH --output=$HOME/logs/train.out\nsrun python train.py\n",
+    good="#!/bin/bash\n#SBATCH --output=logs/%x-%j.out\nsrun python train.py\n",
+)
+def variable_in_option(file: ReviewedFile) -> Iterator[Problem]:
+    """A value with `$NAME`, `${NAME}` or `$(...)`."""
+    for option in file.batch.options if file.batch else ():
+        if re.search(r"\$(?:[A-Za-z_{(])", option.text):
+            yield Problem(option.line, 1, f"`{option}` is taken literally")
+
+
+@rule(
+    "TW304",
+    "sbatch refuses the script",
+    "error",
+    why="A batch script begins with `#!` and the shell, and its lines end as on Unix: sbatch checks both.",
+    fix="Write `#!/bin/bash` on the first line; convert the ends of lines with `sed -i 's/\\r$//'`.",
+    source=_SBATCH,
+    file="train.sbatch",
+    bad="#SBATCH --nodes=2\nsrun python train.py\n",
+    good="#!/bin/bash\n#SBATCH --nodes=2\nsrun python train.py\n",
+)
+def refused_script(file: ReviewedFile) -> Iterator[Problem]:
+    """A script for sbatch, by its suffix, without a first line for the shell; or one with ends as on Windows."""
+    if file.batch is None:
+        return
+    if "\r\n" in file.text:
+        yield Problem(1, 1, "the lines end with a carriage return, as on Windows")
+    elif not file.text.startswith("#!") and PurePath(file.name).suffix in (".sbatch", ".slurm"):
+        yield Problem(1, 1, "the first line does not begin with `#!`")
+
+
+@rule(
+    "TW305",
+    "Options that exclude each other",
+    "error",
+    why="Slurm takes memory per node, per CPU or per GPU, and CPUs per task or per GPU. It refuses two of them, or "
+    "ignores one.",
+    fix="Keep one of them.",
+    source=_CHANGES,
+    file="train.sbatch",
+    bad="#!/bin/bash\n#SBATCH --cpus-per-task=8\n#SBATCH --cpus-per-gpu=8\nsrun python train.py\n",
+    good="#!/bin/bash\n#SBATCH --cpus-per-gpu=8\nsrun python train.py\n",
+)
+def exclusive_options(file: ReviewedFile) -> Iterator[Problem]:
+    """Two options of one group."""
+    options = {option.name: option for option in (file.batch.options if file.batch else ())}
+    for group in _EXCLUSIVE:
+        written = [options[name] for name in group if name in options]
+        if len(written) > 1:
+            yield Problem(written[1].line, 1, f"`{written[0]}` and `{written[1]}` exclude each other")
+
+
+@rule(
+    "TW306",
+    "Slurm does not manage the GPUs",
+    "error",
+    why="No generic resource is enabled by default. Without `GresTypes=gpu` Slurm refuses the `Gres` of the nodes, and "
+    "jobs cannot request GPUs.",
+    fix="Add `GresTypes=gpu` to slurm.conf, and a gres.conf with `AutoDetect=nvml` on the nodes.",
+    source="https://slurm.schedmd.com/gres.html",
+    file="slurm.conf",
+    bad="NodeName=gpu[1-8] CPUs=128 Gres=gpu:8\n",
+    good="GresTypes=gpu\nNodeName=gpu[1-8] CPUs=128 Gres=gpu:8\n",
+)
+def missing_gres_types(file: ReviewedFile) -> Iterator[Problem]:
+    """A slurm.conf that includes no other file, with GPUs and without the type."""
+    if PurePath(file.name).name != "slurm.conf" or re.search(
+        r"^[ \t]*include\s", file.text, re.IGNORECASE | re.MULTILINE
+    ):
+        return
+    types = [found.value for line in file.conf if (found := line.get("grestypes"))]
+    for line in file.conf:
+        gres = line.get("gres")
+        if gres and line.parameters[0].name == "nodename" and gres.value.startswith("gpu") and "gpu" not in str(types):
+            yield Problem(gres.line, gres.column, f"`Gres={gres.value}` without `GresTypes=gpu`")
+
+
+@rule(
+    "TW307",
+    "A plugin that Slurm removed",
+    "error",
+    why="Slurm 23.11 removed `select/cons_res`; its daemons do not start with it.",
+    fix="Use `SelectType=select/cons_tres`, which allocates GPUs as well.",
+    source=_CHANGES,
+    file="slurm.conf",
+    bad="SelectType=select/cons_res\n",
+    good="SelectType=select/cons_tres\n",
+)
+def removed_plugin(file: ReviewedFile) -> Iterator[Problem]:
+    """`SelectType=select/cons_res`."""
+    for line in file.conf:
+        found = line.get("selecttype")
+        if found and found.value.lower() == "select/cons_res":
+            yield Problem(found.line, found.column, "`select/cons_res` was removed in Slurm 23.11")
+
+
+@rule(
+    "TW308",
+    "A parameter that Slurm removed",
+    "error",
+    why="Slurm 23.11 removed these parameters of cgroup.conf; an unknown parameter is an error.",
+    fix="Remove the line.",
+    source=_CHANGES,
+    file="cgroup.conf",
+    bad="CgroupAutomount=yes\nConstrainDevices=yes\n",
+    good="ConstrainDevices=yes\n",
+)
+def removed_parameter(file: ReviewedFile) -> Iterator[Problem]:
+    """Parameters of a cgroup.conf that Slurm 23.11 does not know."""
+    if PurePath(file.name).name == "cgroup.conf":
+        for line in file.conf:
+            for found in line.parameters:
+                if found.name in _REMOVED:
+                    yield Problem(found.line, found.column, f"`{found.written}` was removed in Slurm 23.11")
+
+
+@rule(
+    "TW309",
+    "An option that sbatch removed",
+    "error",
+    why="Slurm 23.11 removed `--export-file`: sbatch does not submit a script with it.",
+    fix="Set the variables with `--export=NAME=VALUE`, or in the script.",
+    source=_CHANGES,
+    file="train.sbatch",
+    bad="#!/bin/bash\n#SBATCH --export-file=env.txt\nsrun python train.py\n",
+    good="#!/bin/bash\n#SBATCH --export=ALL,SEED=1\nsrun python train.py\n",
+)
+def removed_option(file: ReviewedFile) -> Iterator[Problem]:
+    """`--export-file`."""
+    for option in file.batch.options if file.batch else ():
+        if option.name == "export-file":
+            yield Problem(option.line, 1, "sbatch removed `--export-file` in Slurm 23.11")
+
+
+@rule(
+    "TW310",
+    "sbatch cannot read the time",
+    "error",
+    why="sbatch knows minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes and "
+    "days-hours:minutes:seconds, and refuses everything else.",
+    fix="Write it like `90`, `24:00:00` or `2-00`.",
+    source=_SBATCH,
+    file="train.sbatch",
+    bad="#!/bin/bash\n#SBATCH --time=24h\nsrun python train.py\n",
+    good="#!/bin/bash\n#SBATCH --time=24:00:00\nsrun python train.py\n",
+)
+def unreadable_time(file: ReviewedFile) -> Iterator[Problem]:
+    """A time limit in another form; a variable in it is found by another rule."""
+    for option in file.batch.options if file.batch else ():
+        if option.name in ("time", "time-min") and re.fullmatch(r"\w[\w:.-]*", option.text):
+            try:
+                parse_slurm_time(option.text)
+            except QuantityError:
+                yield Problem(option.line, 1, f"`{option}` is not a time of Slurm")
+
+
+@rule(
+    "TW311",
+    "sbatch cannot read the list of nodes",
+    "error",
+    why="A list of nodes is `node[1-3,7]`, with its brackets closed and the smaller number first.",
+    fix="Write it like `node[1-3,7],gpu05`.",
+    source=_SBATCH,
+    file="train.sbatch",
+    bad="#!/bin/bash\n#SBATCH --exclude=node[3-1]\nsrun python train.py\n",
+    good="#!/bin/bash\n#SBATCH --exclude=node[1-3]\nsrun python train.py\n",
+)
+def unreadable_nodes(file: ReviewedFile) -> Iterator[Problem]:
+    """Brackets that are open or hold a range from the larger number down; the name of a file is left out."""
+    for option in file.batch.options if file.batch else ():
+        if option.name in ("nodelist", "exclude") and re.fullmatch(r"[\w.,\[\]-]+", option.text):
+            try:
+                expand_nodes(option.text)
+            except QuantityError:
+                yield Problem(option.line, 1, f"`{option}` is not a list of nodes")

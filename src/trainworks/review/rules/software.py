@@ -1,0 +1,142 @@
+"""TW7xx: packages, images and builds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from trainworks.review.files import ReviewedFile
+from trainworks.review.finding import Problem
+from trainworks.review.readers.shell import Command
+from trainworks.review.rule import rule
+
+_RELEASES = "https://github.com/pytorch/pytorch/blob/main/RELEASE.md"
+_WHEELS = re.compile(r"download\.pytorch\.org/whl/(?:nightly/)?cu(\d+)\b")
+_NO_WHEELS = ("120", "122", "123", "125", "127")
+"""CUDA 12 releases that no PyTorch release from 1.12 to 2.14 was built for."""
+_TORCH = re.compile(r"torch(?:vision|audio)?")
+_OLDEST_DRIVER = 580
+"""The oldest driver branch of NVIDIA that is supported."""
+_ENDED = {"ubuntu16.04": 2021, "ubuntu18.04": 2023, "ubuntu20.04": 2025, "centos7": 2024, "centos8": 2021}
+"""Year in which the free support of a base system ended."""
+
+
+@rule(
+    "TW701",
+    "A wheel index that does not exist",
+    "error",
+    why="PyTorch was built for CUDA 12.1, 12.4, 12.6, 12.8 and 12.9, and for no other CUDA 12. pip finds nothing at "
+    "this address; with `--extra-index-url` it takes another build from PyPI without a message.",
+    fix="Take an index that exists, such as `https://download.pytorch.org/whl/cu126`; the driver decides what runs, "
+    "not the installed toolkit.",
+    source=_RELEASES,
+    file="requirements.txt",
+    bad="--extra-index-url https://download.pytorch.org/whl/cu120\ntorch\n",
+    good="--index-url https://download.pytorch.org/whl/cu126\ntorch\n",
+)
+def missing_wheel_index(file: ReviewedFile) -> Iterator[Problem]:
+    """An index for a CUDA 12 without a build of PyTorch, in a command, an image, a list or a text."""
+    if file.kind not in ("python", "json", "slurm"):
+        for number, line in enumerate(file.lines, start=1):
+            found = _WHEELS.search(line)
+            if found and found[1] in _NO_WHEELS and not line.lstrip().startswith("#"):
+                version = f"{found[1][:2]}.{found[1][2:]}"
+                yield Problem(number, found.start() + 1, f"PyTorch has no wheels for CUDA {version}")
+
+
+@rule(
+    "TW702",
+    "pip chooses another build",
+    "warning",
+    why="pip treats all indexes alike and takes the newest version of any. Without a pinned version, torch comes "
+    "from PyPI, which has a newer build for another CUDA.",
+    fix="Use `--index-url` in place of `--extra-index-url`, or pin the build: `torch==2.7.1+cu126`.",
+    source="https://pip.pypa.io/en/stable/cli/pip_install/",
+    file="install.sh",
+    bad="pip install torch torchvision --extra-index-url https://download.pytorch.org/whl/cu116\n",
+    good="pip install torch torchvision --index-url https://download.pytorch.org/whl/cu116\n",
+)
+def extra_index(file: ReviewedFile) -> Iterator[Problem]:
+    """`pip install torch`, without a version, with an extra index of PyTorch."""
+    for script in file.scripts:
+        for command in script.commands:
+            names = _installed(command)
+            index = next((w for w in command.words if _WHEELS.search(w.text)), None)
+            extra = any(word.text.startswith("--extra-index-url") for word in command.words)
+            if index and extra and any(_TORCH.fullmatch(name) for name in names):
+                yield Problem(index.line, index.column, "the extra index has no priority: pip takes torch from PyPI")
+
+
+@rule(
+    "TW703",
+    "The base image is out of support",
+    "note",
+    why="The distribution of the image gets no security updates any more, and its packages disappear from the mirrors.",
+    fix="Take an image of a release that is supported, such as `ubuntu24.04`.",
+    source="https://github.com/perfsonar/project/wiki/Calendar (dates of the distributions)",
+    file="Dockerfile",
+    bad="FROM nvidia/cuda:11.6.0-cudnn8-runtime-ubuntu20.04\n",
+    good="FROM nvidia/cuda:12.8.1-cudnn-runtime-ubuntu24.04\n",
+)
+def old_base_image(file: ReviewedFile) -> Iterator[Problem]:
+    """A `FROM` with the name of such a release."""
+    for number, line in enumerate(file.lines if file.kind in ("dockerfile", "text") else (), start=1):
+        found = re.match(r"\s*(?:\d+\.\s+)?FROM\s+(\S+)", line)
+        image = found[1].lower().replace("ubuntu:", "ubuntu").replace("centos:", "centos") if found else ""
+        for name, year in _ENDED.items():
+            if found and re.search(rf"(?:^|[-/]){re.escape(name)}(?:$|-)", image):
+                yield Problem(number, found.start(1) + 1, f"support of {name} ended in {year}")
+
+
+@rule(
+    "TW704",
+    "UCX is configured before autogen",
+    "error",
+    why="A clone of the repository has no `configure` script: `contrib/configure-release` fails. Only the tarball of "
+    "a release has it.",
+    fix="Run `./autogen.sh` first.",
+    source="https://github.com/openucx/ucx#release-builds",
+    file="install.sh",
+    bad="git clone https://github.com/openucx/ucx.git\ncd ucx\n./contrib/configure-release --prefix=/opt/ucx\n",
+    good="git clone https://github.com/openucx/ucx.git\ncd ucx\n./autogen.sh\n"
+    "./contrib/configure-release --prefix=/opt/ucx\n",
+)
+def missing_autogen(file: ReviewedFile) -> Iterator[Problem]:
+    """A clone of UCX and its configuration, without autogen.sh in the file."""
+    if not re.search(r"git clone\b[^\n]*/ucx(?:\.git)?\b", file.text) or "autogen" in file.text:
+        return
+    for script in file.scripts:
+        for command in script.commands:
+            word = command.words[0]
+            if word.text.endswith("contrib/configure-release"):
+                yield Problem(word.line, word.column, "a clone of UCX needs `./autogen.sh` before this")
+
+
+@rule(
+    "TW705",
+    "The driver branch is out of support",
+    "note",
+    why="NVIDIA supports the driver branches R580, R595 and R610 (September 2026); older ones get no corrections, and "
+    "do not know later GPUs. R535 ended in June 2026.",
+    fix="Install a long-term branch: R580 is supported until June 2028.",
+    source="https://docs.nvidia.com/datacenter/tesla/drivers/615/supported-drivers-and-cuda-toolkit-versions.html",
+    file="install.sh",
+    bad="sudo apt-get install -y nvidia-driver-525\n",
+    good="sudo apt-get install -y nvidia-driver-580\n",
+)
+def old_driver(file: ReviewedFile) -> Iterator[Problem]:
+    """The installation of a package `nvidia-driver-N` of an older branch."""
+    for script in file.scripts:
+        for command in script.commands:
+            for word in command.words if "install" in command.texts[:4] else ():
+                found = re.fullmatch(r"nvidia-driver-(\d{3})(?:-server|-open)*(?:=.*)?", word.text)
+                if found and int(found[1]) < _OLDEST_DRIVER:
+                    yield Problem(word.line, word.column, f"the driver branch R{found[1]} is out of support")
+
+
+def _installed(command: Command) -> list[str]:
+    """Names that a `pip install` installs; none for another command."""
+    texts = command.texts
+    if "install" not in texts or not any(re.fullmatch(r"pip3?", text) for text in texts[:3]):
+        return []
+    return [text for text in texts[texts.index("install") + 1 :] if not text.startswith("-")]
