@@ -13,7 +13,7 @@ from typing import Literal, TypeVar
 
 from trainworks.measure.health.node import NodeView, NotApplicable, Unreadable
 
-Severity = Literal["failed", "warning"]
+CheckSeverity = Literal["failed", "warning"]
 HealthVerdict = Literal["ok", "warning", "failed", "unknown", "not applicable"]
 ASSUMPTION = "assumption of Trainworks"
 """Source of a limit that was read nowhere."""
@@ -28,7 +28,7 @@ class Reading:
     figure: str
     problems: Sequence[str] = ()
     """One sentence for each device beyond the limit."""
-    severity: Severity | None = None
+    severity: CheckSeverity | None = None
     """Replaces the severity of the check."""
     action: str | None = None
     """Replaces the action of the check."""
@@ -65,7 +65,7 @@ class HealthCheck:
     """Imperative."""
     source: str
     """Address of the page that the limit was read on."""
-    severity: Severity
+    severity: CheckSeverity
     judge: Callable[[NodeView], Reading]
 
     def result(self, node: NodeView) -> CheckResult:
@@ -87,7 +87,7 @@ class HealthCheck:
 
 
 def check(
-    *, limit: str, action: str, source: str, severity: Severity = "failed"
+    *, limit: str, action: str, source: str, severity: CheckSeverity = "failed"
 ) -> Callable[[Callable[[NodeView], Reading]], HealthCheck]:
     """Make a check of a function; its name and docstring become those of the check."""
 

@@ -7,7 +7,7 @@ from collections import Counter
 import pynvml
 
 from trainworks.catalog import catalog
-from trainworks.measure.health.check import ASSUMPTION, Reading, Severity, beyond, check, measured
+from trainworks.measure.health.check import ASSUMPTION, CheckSeverity, Reading, beyond, check, measured
 from trainworks.measure.health.gpus import Gpu
 from trainworks.measure.health.node import NodeView, NotApplicable, listed
 from trainworks.units import format_gib
@@ -131,7 +131,7 @@ def gpu_pcie_width(node: NodeView) -> Reading:
     narrow = [gpu for gpu in node.gpus if (gpu.link_width or 0) < (gpu.max_link_width or 0)]
     widths = measured(node.gpus, lambda gpu: gpu.link_width, "no PCIe link")
     problems = [f"{gpu} has x{gpu.link_width} of x{gpu.max_link_width}" for gpu in narrow]
-    severity: Severity = "warning" if all(gpu.is_idle for gpu in narrow) else "failed"
+    severity: CheckSeverity = "warning" if all(gpu.is_idle for gpu in narrow) else "failed"
     return Reading(f"x{min(width for _, width in widths)}", problems, severity)
 
 
