@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,12 @@ def command(*arguments: str | Path) -> tuple[int, str]:
 
 def rules(path: Path, **options: list[str]) -> list[str]:
     return [finding.rule for finding in trainworks.review(path, **options).findings]
+
+
+def test_pipes_and_broken_links_of_a_folder_are_left_out(script: Path) -> None:
+    os.mkfifo(script.parent / "pipe.sh")
+    (script.parent / "gone.sh").symlink_to("nowhere")
+    assert rules(script.parent) == rules(script)
 
 
 def test_findings_exit_with_1_and_name_their_place(script: Path) -> None:

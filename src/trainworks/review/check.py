@@ -83,7 +83,8 @@ def _files(paths: Sequence[Path], options: ReviewOptions) -> Iterator[Path]:
 def _walk(folder: Path) -> Iterator[Path]:
     for parent, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if name not in _SKIPPED)
-        yield from (Path(parent, name) for name in sorted(names) if kind_of(Path(name)))
+        found = (Path(parent, name) for name in sorted(names) if kind_of(Path(name)))
+        yield from (path for path in found if path.is_file())  # no pipe, which would not end, and no broken link
 
 
 def _is_excluded(path: Path, options: ReviewOptions) -> bool:
