@@ -13,6 +13,7 @@ import multiprocessing.forkserver
 import multiprocessing.resource_tracker
 import multiprocessing.util
 import os
+import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -49,6 +50,8 @@ def _fork_instead(_: object, __: object, passed_fds: Sequence[int]) -> int:
         listener, alive, *authkey = passed_fds  # from Python 3.14 on there is a key
         keys = {"authkey_r": authkey[0]} if authkey else {}
         multiprocessing.forkserver.main(listener, alive, [], **keys)  # type: ignore[arg-type]
+    except Exception:
+        traceback.print_exc()
     finally:
         os._exit(0)
 
