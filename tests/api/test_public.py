@@ -20,6 +20,7 @@ RUNS = {
     "drain",
     "find_job",
     "find_run",
+    "fleet_health",
     "hold",
     "jobs",
     "nodes",
@@ -32,7 +33,7 @@ RUNS = {
     "stop",
     "submit",
 }
-"""Functions whose examples need a run: docs/guides/python.md has them."""
+"""Functions whose examples need a run or the reports of other nodes: the guides have them."""
 LAZY = """\
 import sys
 import trainworks

@@ -34,7 +34,7 @@ def run(tmp_path: Path):
         told = tmp_path / "told"
         script = f"""#!/bin/bash
 if [[ $1 == show ]]; then [[ $3 == bad* ]] && exit 1; echo cloud1; echo cloud2; exit; fi
-printf '%s|' "$@" >> {told}; echo >> {told}
+line=$(printf '%s|' "$@"); echo "$line" >> {told}
 [[ $* != *NodeAddr=bad* ]]
 """
         (tmp_path / "scontrol").write_text(script)

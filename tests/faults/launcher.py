@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -65,7 +66,8 @@ class Program:
     def kill_all(self) -> None:
         """Clean up after a test."""
         for process in self.processes():
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         for process in self._started:
             process.communicate()
 

@@ -26,6 +26,9 @@ def review(
     Raises:
         UsageError: a path does not exist, no rule has such an id, or the section in pyproject.toml is not valid.
         EnvironmentProblem: a file cannot be read.
+
+    >>> [finding.place for finding in review("examples").findings if finding.severity == "error"]
+    []
     """
     files = [Path(path) for path in paths]
     start = files[0] if files and files[0].is_dir() else files[0].parent if files else Path()
