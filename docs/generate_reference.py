@@ -422,7 +422,8 @@ def _rule_section(rule: ReviewRule) -> str:
     if blank and address.startswith("https://"):
         source = f"<{address}> ({about}"
     return (
-        f"### {rule.id}: {rule.title}\n\n{rule.severity}{', `--fix` corrects it' if fixable else ''}\n\n"
+        f"### {rule.id}: {rule.title}\n\n{rule.severity}{', `--fix` corrects it' if fixable else ''}"
+        f"{', `run` and `submit` refuse it' if rule.stops else ''}\n\n"
         f"{rule.why}\n\nFix: {rule.fix}\n\nIn `{rule.file}`:\n\n{_sample(rule.bad)}\n\nCorrect:\n\n"
         f"{_sample(rule.good)}\n\nSource: {source}"
     )

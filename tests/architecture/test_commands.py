@@ -31,6 +31,7 @@ PLANNING = [
     "storage",
 ]
 NOT_ARGUMENTS = {"as_json", "plot", "write", "explain", "run_file", "run_files", "draw", "cables", "save_trace", "out"}
+NOT_ARGUMENTS |= {"review"}  # findings are shown beside the plan
 RENAMED = {"spot_life": "spot_node_life"}
 HEAVY = {"jinja2", "numpy", "psutil", "pydantic", "rich", "sqlalchemy", "yaml"}
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from trainworks.agent.launch import supervised, take_run
 from trainworks.api.notices import Notify, warn
+from trainworks.api.proving.review import refuse_to_start, review_launch
 from trainworks.api.resolve import AS_USUAL, Planning, resolve
 from trainworks.api.run_handle import Run, find_run
 from trainworks.api.run_request import RunRequest, RunTarget, array_members, read_request
@@ -194,6 +195,7 @@ def run(
     name: str | None = None,
     folder: Path | str | None = None,
     tune: int = 0,
+    review: bool = True,
     wait: bool = True,
 ) -> Run:
     """Start a run at once on this machine, or in the queue of the cluster its run file names.
@@ -205,6 +207,8 @@ def run(
         name: name of the run instead of the run file's.
         folder: folder of all runs, instead of the run file's `checkpoint.to`.
         tune: layouts to train for a few steps each on this machine, of which the fastest runs.
+        review: warn of what a review finds in the run and its scripts, and refuse a run that would end before its
+            first step.
         wait: return when the run has ended.
 
     Returns:
@@ -221,7 +225,7 @@ def run(
         'SUCCEEDED'
     """
     request = read_request(target, nodes=nodes, nproc=nproc, name=name)
-    launch = _launch(request, folder, queued=False, planning=Planning(tune=tune))
+    launch = _launch(request, folder, queued=False, review=review, planning=Planning(tune=tune))
     launch.start()
     return _ended(launch.run) if wait else launch.run
 
@@ -238,6 +242,7 @@ def submit(
     nproc: int | None = None,
     name: str | None = None,
     folder: Path | str | None = None,
+    review: bool = True,
 ) -> Run:
     """Put a run into the queue of its cluster, or of this machine; the run survives this process.
 
@@ -248,22 +253,30 @@ def submit(
         >>> str(submit(["true"], folder=tempfile.mkdtemp()).wait())
         'SUCCEEDED'
     """
-    launch = _launch(read_request(target, nodes=nodes, nproc=nproc, name=name), folder, queued=True)
+    launch = _launch(read_request(target, nodes=nodes, nproc=nproc, name=name), folder, queued=True, review=review)
     launch.start()
     return launch.run
 
 
 def submit_array(target: RunTarget, indexes: str, *, folder: Path | str | None = None) -> list[Run]:
     """Submit one job per index; see `array_members`."""
-    launches = [_launch(one, folder, queued=True) for one in array_members(read_request(target), indexes)]
+    members = array_members(read_request(target), indexes)
+    launches = [_launch(one, folder, queued=True, review=one is members[0]) for one in members]
     for launch in launches:
         launch.start()
     return [launch.run for launch in launches]
 
 
-def _launch(request: RunRequest, folder: Path | str | None, *, queued: bool, planning: Planning = AS_USUAL) -> Launch:
+def _launch(
+    request: RunRequest, folder: Path | str | None, *, queued: bool, review: bool, planning: Planning = AS_USUAL
+) -> Launch:
     for remark in request.notes:
         warn(remark)
+    if review:
+        report = review_launch(request.run_file, request.source)
+        refuse_to_start(report, request.run_file, request.source)
+        for finding in report.findings:
+            warn(f"{finding.place}: {finding.rule}: {finding.message}")
     target = Path(folder or request.run_file.checkpoint.to)
     prepared = prepare(request, folder=target, queued=queued, planning=planning).with_forecast()
     prepared.check()

@@ -1,4 +1,4 @@
-"""Options that `run`, `submit` and `plan` share, and the steps from their arguments to a run that is ready to start."""
+"""Options that `run`, `submit` and `plan` share, and the steps from their arguments to a run that can start."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trainworks.cli.options import runs_folder, warn
+from trainworks.cli.output import show_findings
 from trainworks.report.rendering.printable import say
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from trainworks.api.resolve import Planning
     from trainworks.api.run_request import RunRequest
     from trainworks.api.runs import Launch, PreparedRun
-
 
 Target = Annotated[
     list[str], typer.Argument(metavar="RUN_FILE | -- COMMAND...", help="Run file, or a command after `--`.")
@@ -30,6 +30,7 @@ Recalibrate = Annotated[bool, typer.Option("--recalibrate", help="Measure this m
 Tune = Annotated[
     int, typer.Option("--tune", min=0, metavar="N", help="Train the best N layouts for a few steps; run the fastest.")
 ]
+Review = Annotated[bool, typer.Option("--review/--no-review", help="Review the run file, and the scripts it names.")]
 WithoutLearning = Annotated[
     bool, typer.Option("--without-learning", help="Plan without what finished runs and calibrations taught.")
 ]
@@ -60,6 +61,7 @@ def prepare(
     planning: Planning,
     console: Console,
     queued: bool,
+    review: bool = True,
     ask: bool = False,
     times: int = 1,
 ) -> Launch | None:
@@ -74,6 +76,7 @@ def prepare(
         planning: what is measured for the plan.
         console: for the plan.
         queued: whether a run on this machine enters its queue; a run elsewhere always does.
+        review: show findings, and refuse a run that would end before its first step.
         ask: whether to ask for confirmation at a terminal.
         times: number of such jobs.
     """
@@ -82,6 +85,8 @@ def prepare(
     from trainworks.report.rendering.renderer import build_document
     from trainworks.report.rendering.text import print_document
 
+    if review:
+        show_findings(request.run_file, request.source, console, refuse=True)
     folder = runs_folder(runs, request.run_file.checkpoint.to)
     prepared = prepare_run(request, folder=folder, queued=queued, planning=planning)
     if prepared.resolved.plan is not None:

@@ -11,6 +11,10 @@ import typer
 from trainworks.cli.options import option_errors, wide_console
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from trainworks.config.load import Source
+    from trainworks.config.run_file import RunFile
     from trainworks.report.rendering.document import Document
     from trainworks.results import Result
 
@@ -48,6 +52,23 @@ def show_document(document: Document) -> None:
     from trainworks.report.rendering.text import print_document
 
     print_document(document, wide_console())
+
+
+def show_findings(run_file: RunFile, source: Source | None, console: Console, *, refuse: bool) -> None:
+    """Print what a review finds in a run; nothing if it finds nothing.
+
+    Raises:
+        UsageError: the run would end before its first step, if `refuse`.
+    """
+    from trainworks.api.proving.review import refuse_to_start, review_launch
+    from trainworks.report.rendering.renderer import build_document
+    from trainworks.report.rendering.text import print_document
+
+    report = review_launch(run_file, source)
+    if report.findings:
+        print_document(build_document(report), console)
+    if refuse:
+        refuse_to_start(report, run_file, source)
 
 
 def write_file(path: Path, content: str, option: str) -> None:

@@ -14,9 +14,12 @@ from trainworks.review.finding import Finding, ReviewReport
 from trainworks.review.fix import fixed_text
 from trainworks.review.ignore import ignores_file, is_ignored
 from trainworks.review.options import ReviewOptions
+from trainworks.review.readers.launch import program_of
 from trainworks.review.rule import ReviewRule
 
 _SKIPPED = frozenset({".git", ".hg", ".venv", "venv", "node_modules", "__pycache__", ".tox", ".mypy_cache"})
+_MOST_SCRIPTS = 20
+"""Scripts of one launch that are read; a launch names a few."""
 
 
 def check_paths(
@@ -59,14 +62,48 @@ def check_text(text: str, rules: Sequence[ReviewRule], *, name: str, folder: Pat
         name: path that findings show; it says what kind of file it is.
         folder: where files that the text names are looked for.
     """
-    file = ReviewedFile(name, text, folder=folder)
+    return check_file(ReviewedFile(name, text, folder=folder), rules)
+
+
+def check_file(file: ReviewedFile, rules: Sequence[ReviewRule]) -> list[Finding]:
+    """Findings of a file, in the order of their places, without those that its comments silence."""
     found = [
         finding
         for rule in rules
         for finding in rule.findings(file)
-        if not is_ignored(finding, file.lines) and not ignores_file(text, finding.rule)
+        if not is_ignored(finding, file.lines) and not ignores_file(file.text, finding.rule)
     ]
     return sorted(found, key=lambda finding: (finding.line, finding.column, finding.rule))
+
+
+def check_launch(text: str, rules: Sequence[ReviewRule], *, name: str, folder: Path) -> ReviewReport:
+    """Findings of what is about to start, and of the scripts that it names, and that these name.
+
+    Args:
+        text: a run file, a batch script, or shell code.
+        rules: to apply.
+        name: path that findings show.
+        folder: working folder of its commands.
+    """
+    waiting = [ReviewedFile(name, text, folder=folder)]
+    seen: set[Path] = set()
+    findings: list[Finding] = []
+    for file in waiting:
+        findings += check_file(file, rules)
+        for path in _programs(file, folder):
+            if path.resolve() not in seen and len(seen) < _MOST_SCRIPTS and (code := _read(path)) is not None:
+                seen.add(path.resolve())
+                waiting.append(ReviewedFile(str(path), code, folder=folder))
+    return ReviewReport(findings, len(waiting))
+
+
+def _programs(file: ReviewedFile, folder: Path) -> Iterator[Path]:
+    """Scripts that the commands of a file start, as far as they exist."""
+    for script in file.scripts if file.kind in ("shell", "yaml") else ():
+        for command in script.commands:
+            program = program_of(command)
+            if program and "$" not in program.text and (path := folder / program.text).is_file():
+                yield path
 
 
 def _files(paths: Sequence[Path], options: ReviewOptions) -> Iterator[Path]:

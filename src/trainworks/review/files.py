@@ -15,6 +15,7 @@ from trainworks.review.readers import tree
 from trainworks.review.readers.launch import TorchLaunch, launches
 from trainworks.review.readers.prose import scripts_in
 from trainworks.review.readers.python import PythonCode
+from trainworks.review.readers.run_file import RunFileText, read_run_file
 from trainworks.review.readers.shell import Script, Setting
 from trainworks.review.readers.slurm_conf import ConfLine, read_conf
 
@@ -76,6 +77,8 @@ class ReviewedFile:
             return tuple(scripts_in(self.text))
         if self.kind == "dockerfile":
             return tuple(self._instructions("RUN"))
+        if self.run_file is not None:
+            return tuple(self.run_file.scripts())
         return tuple(self._container_scripts()) if self.kind == "yaml" else ()
 
     @cached_property
@@ -91,6 +94,8 @@ class ReviewedFile:
             found += Script(self.text).settings
         elif self.kind == "dockerfile":
             found += [setting for script in self._instructions("ENV") for setting in script.settings]
+        elif self.run_file is not None:
+            found += self.run_file.settings()
         elif self.kind == "yaml":
             found += self._container_settings()
         return tuple(found)
@@ -99,6 +104,16 @@ class ReviewedFile:
     def values(self) -> dict[str, str]:
         """The last value of every variable of `settings`."""
         return {setting.name: setting.value for setting in self.settings}
+
+    @cached_property
+    def run_file(self) -> RunFileText | None:
+        """A run file, or a SkyPilot task; None for any other file."""
+        return read_run_file(self.documents, self.lines) if self.kind == "yaml" else None
+
+    @property
+    def configures_torchrun(self) -> bool:
+        """Variables give torchrun the options of its nodes: the file sets them, or its launcher does."""
+        return self.run_file is not None or any(name.startswith("PET_") for name in self.values)
 
     @cached_property
     def batch(self) -> OptionLines | None:
@@ -171,7 +186,9 @@ class ReviewedFile:
                 for key in ("command", "args"):
                     for item in tree.items(tree.get(mapping, key)):
                         if isinstance(item, yaml.ScalarNode) and item.style == "|":
-                            yield Script(item.value, line=item.start_mark.line + 2, indent=_indent(self.lines, item))
+                            yield Script(
+                                item.value, line=item.start_mark.line + 2, indent=tree.indent(self.lines, item)
+                            )
 
     def _container_settings(self) -> Iterator[Setting]:
         """Variables of the `env` lists of containers."""
@@ -182,9 +199,3 @@ class ReviewedFile:
                     if name and isinstance(value, yaml.ScalarNode):
                         line, column = tree.place(value)
                         yield Setting(name, str(value.value), line, column, column)
-
-
-def _indent(lines: Sequence[str], block: yaml.ScalarNode) -> int:
-    """Blanks that YAML takes off each line of a block."""
-    first = lines[block.start_mark.line + 1] if block.start_mark.line + 1 < len(lines) else ""
-    return len(first) - len(first.lstrip())

@@ -16,6 +16,7 @@ from trainworks.review.rules import (
     nccl,
     network,
     precision,
+    run_file,
     slurm,
     software,
 )
@@ -29,6 +30,7 @@ DOMAINS: Mapping[str, str] = {
     "TW6": "devices, precision and memory",
     "TW7": "software and versions",
     "TW8": "figures and statements in texts",
+    "TW9": "run files",
 }
 """What the rules are about, by the start of their ids."""
 
@@ -37,7 +39,7 @@ def _rules_of(module: ModuleType) -> list[ReviewRule]:
     return [value for value in vars(module).values() if isinstance(value, ReviewRule)]
 
 
-_MODULES = (launch, job, network, nccl, slurm, containers, data, precision, software, figures)
+_MODULES = (launch, job, network, nccl, slurm, containers, data, precision, software, figures, run_file)
 RULES: Mapping[str, ReviewRule] = {
     rule.id: rule for rule in sorted((r for m in _MODULES for r in _rules_of(m)), key=lambda rule: rule.id)
 }

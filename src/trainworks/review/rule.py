@@ -32,6 +32,8 @@ class ReviewRule:
     good: str
     """The example corrected; the rule is silent on it."""
     check: Check
+    stops: bool = False
+    """A job with the mistake certainly ends, or hangs, before its first step; Trainworks does not start it."""
 
     def findings(self, file: ReviewedFile) -> Iterator[Finding]:
         """Findings of this rule in a file."""
@@ -61,6 +63,7 @@ def rule(
     file: str,
     bad: str,
     good: str,
+    stops: bool = False,
 ) -> Callable[[Check], ReviewRule]:
     """Decorate a check with the documentation that makes it a rule; the arguments are the fields of `ReviewRule`."""
 
@@ -76,6 +79,7 @@ def rule(
             bad=bad,
             good=good,
             check=check,
+            stops=stops,
         )
 
     return decorate

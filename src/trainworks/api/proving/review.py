@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainworks.review.check import check_paths
+from trainworks.config.load import Source
+from trainworks.config.run_file import RunFile
+from trainworks.errors import UsageError
+from trainworks.review.check import check_launch, check_paths
 from trainworks.review.finding import ReviewReport
 from trainworks.review.options import find_options
+from trainworks.review.readers.shell import has_branches
 from trainworks.review.registry import RULES, rule_named, selected_rules
 from trainworks.review.rule import ReviewRule
 
@@ -35,6 +39,44 @@ def review(
     options = find_options(start)
     rules = selected_rules(select or options.select, [*options.ignore, *ignore])
     return check_paths(files, rules, options, fix=fix)
+
+
+def review_launch(run_file: RunFile, source: Source | None) -> ReviewReport:
+    """Review what a run starts: its run file, batch script or command, and the scripts that these name.
+
+    The rules are those of pyproject.toml in the folder of the run, else all. Findings are sorted by severity.
+
+    Args:
+        run_file: of the run.
+        source: the text it was read from; None for a command.
+    """
+    folder = Path(run_file.workdir or "")
+    options = find_options(folder)
+    name, text = ("command.sh", run_file.run or "") if source is None else (source.name, source.text)
+    report = check_launch(text, selected_rules(options.select, options.ignore), name=name, folder=folder)
+    order = ("error", "warning", "note")
+    return ReviewReport(sorted(report.findings, key=lambda each: order.index(each.severity)), report.files)
+
+
+def refuse_to_start(report: ReviewReport, run_file: RunFile, source: Source | None) -> None:
+    """Refuse a run that certainly ends, or hangs, before its first step.
+
+    Only a finding in the run file, the batch script or the command itself is certain, and only where that shell code
+    has no branch.
+
+    Raises:
+        UsageError: the first such finding, with its place and its correction.
+    """
+    name = "command.sh" if source is None else source.name
+    certain = not has_branches(run_file.run or "")
+    for finding in report.findings:
+        if certain and finding.file == name and RULES[finding.rule].stops:
+            hint = f"{finding.fix} `--no-review` starts the run in spite of it"
+            raise UsageError(
+                f"the run would end before its first step ({finding.rule}): {finding.message}",
+                place=finding.place,
+                hint=hint,
+            )
 
 
 def explained_rules(id_: str) -> tuple[ReviewRule, ...]:

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 import trainworks
-from trainworks.cli.launch import Nodes, ProcessesPerNode, Recalibrate, Tune, WithoutLearning
+from trainworks.cli.launch import Nodes, ProcessesPerNode, Recalibrate, Review, Tune, WithoutLearning
 from trainworks.cli.options import AsJson, On, RunFilePath, RunsOption, check_writable, option_errors
-from trainworks.cli.output import show
+from trainworks.cli.output import show, show_findings
 from trainworks.report.rendering.printable import say
 
 _ONLY_PLANNED = (
@@ -36,6 +36,7 @@ def command(
     nproc: ProcessesPerNode = None,
     runs: RunsOption = None,
     as_json: AsJson = False,
+    review: Review = True,
     recalibrate: Recalibrate = False,
     without_learning: WithoutLearning = False,
     tune: Tune = 0,
@@ -62,6 +63,11 @@ def command(
             tune=tune,
         )
     show(result, as_json=as_json, plot=plot)
+    if review:
+        from trainworks.api.inputs import load_run
+        from trainworks.report.rendering.console import SafeConsole
+
+        show_findings(*load_run(run_file), SafeConsole(stderr=True), refuse=False)
     from trainworks.api.plan import ResolvedRun
 
     workload = result.run_file.workload if isinstance(result, ResolvedRun) else None

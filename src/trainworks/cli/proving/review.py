@@ -39,7 +39,7 @@ def command(
         str | None, typer.Option(metavar="ID|all", help="Print the page of a rule, or the list of all.")
     ] = None,
 ) -> None:
-    """Reads shell and batch scripts, Python, slurm.conf, Dockerfiles, requirements, Kubernetes manifests, DeepSpeed
+    """Reads shell and batch scripts, run files, Python, slurm.conf, Dockerfiles, requirements, manifests, DeepSpeed
     configurations, Markdown and text. Exits with 1 when there are findings.
     """
     from trainworks.api.proving.review import explained_rules

@@ -8,6 +8,7 @@ from trainworks.cli.launch import (
     Nodes,
     ProcessesPerNode,
     Recalibrate,
+    Review,
     Target,
     Tune,
     WithoutLearning,
@@ -25,6 +26,7 @@ def command(
     name: Name = None,
     runs: RunsOption = None,
     dry_run: DryRun = False,
+    review: Review = True,
     recalibrate: Recalibrate = False,
     without_learning: WithoutLearning = False,
     tune: Tune = 0,
@@ -45,6 +47,7 @@ def command(
         planning=planned(recalibrate=recalibrate, without_learning=without_learning, tune=tune),
         console=talk,
         queued=False,
+        review=review,
     )
     if launch is None:
         return

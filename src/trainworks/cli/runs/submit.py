@@ -13,6 +13,7 @@ from trainworks.cli.launch import (
     Nodes,
     ProcessesPerNode,
     Recalibrate,
+    Review,
     Target,
     Tune,
     WithoutLearning,
@@ -40,6 +41,7 @@ def command(
     name: Name = None,
     runs: RunsOption = None,
     dry_run: DryRun = False,
+    review: Review = True,
     recalibrate: Recalibrate = False,
     without_learning: WithoutLearning = False,
     tune: Tune = 0,
@@ -74,6 +76,7 @@ def command(
             planning=planned(recalibrate=recalibrate and first, without_learning=without_learning, tune=tune),
             console=talk,
             queued=True,
+            review=review and first,
             ask=first and not yes,
             times=len(members),
         )

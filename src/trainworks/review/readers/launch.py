@@ -12,6 +12,8 @@ _FLAGS = frozenset({"standalone", "module", "m", "no_python", "run_path", "use_e
 """Options of torchrun without a value."""
 _MULTI_NODE = ("srun", "mpirun", "mpiexec", "pdsh", "clush", "ssh", "blaunch", "jsrun", "xargs", "parallel")
 
+_INTERPRETER = re.compile(r"(?:\S*/)?(?:python3?(?:\.\d+)?|bash|sh)")
+
 
 @dataclass(frozen=True, slots=True)
 class TorchLaunch:
@@ -49,12 +51,27 @@ class TorchLaunch:
 
 def launches(script: Script) -> Iterator[TorchLaunch]:
     """Every launch of a script, in its order."""
-    for command in script.commands:
-        texts = command.texts
-        for index, text in enumerate(texts):
-            if text.rpartition("/")[2] == "torchrun" or text in ("torch.distributed.run", "torch.distributed.launch"):
-                yield _launch(command, index)
-                break
+    return (found for command in script.commands if (found := launch_in(command)))
+
+
+def launch_in(command: Command) -> TorchLaunch | None:
+    """The launch of a command; None for any other command."""
+    for index, text in enumerate(command.texts):
+        if text.rpartition("/")[2] == "torchrun" or text in ("torch.distributed.run", "torch.distributed.launch"):
+            return _launch(command, index)
+    return None
+
+
+def program_of(command: Command) -> Word | None:
+    """The script that a command starts by itself, or with a shell, Python, srun or torchrun; None without a path."""
+    if (launch := launch_in(command)) is not None:
+        return None if {"module", "m", "no_python", "run_path"} & launch.options.keys() else launch.script
+    words = command.words
+    index = next((i for i, word in enumerate(words) if _INTERPRETER.fullmatch(word.text)), None)
+    if index == 0 or (index is not None and words[0].text == "srun"):
+        script = words[index + 1] if index + 1 < len(words) else None
+        return None if script is None or script.text.startswith("-") else script
+    return words[0] if words[0].text.endswith((".sh", ".py")) else None
 
 
 def starts_on_every_node(script: Script) -> bool:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import dropwhile
 
 _TOKEN = re.compile(
     r"""
@@ -38,6 +39,13 @@ _QUOTED = re.compile(r"""\\(.)|\$?'([^']*)'|"((?:\\.|[^"\\])*)\"""", re.DOTALL)
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 _CONTROL = frozenset({"if", "then", "else", "elif", "do", "while", "until", "!", "{", "time", "exec", "nohup", "sudo"})
+
+_BRANCH = re.compile(r"\b(?:if|case|for|while|until|function)\b|&&|\|\||\(\)")
+
+
+def has_branches(text: str) -> bool:
+    """Shell code may leave a command out: it has a condition, a loop or a function."""
+    return _BRANCH.search(text) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +151,7 @@ class Script:
         for words in self._groups():
             own, rest = self._split(words)
             if rest and rest[0].text in ("export", "declare", "typeset", "readonly", "local", "env"):
-                moved, rest = self._split([word for word in rest[1:] if not word.text.startswith("-")])
+                moved, rest = self._split(list(dropwhile(lambda word: word.text.startswith("-"), rest[1:])))
                 own += moved
             settings += own
             if rest:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import yaml
@@ -76,3 +76,9 @@ def place(node: yaml.Node) -> tuple[int, int]:
     """Line and column of a node, from 1."""
     mark = node.start_mark
     return mark.line + 1, mark.column + 1
+
+
+def indent(lines: Sequence[str], block: yaml.ScalarNode) -> int:
+    """Blanks that YAML takes off each line of a `|` block."""
+    first = lines[block.start_mark.line + 1] if block.start_mark.line + 1 < len(lines) else ""
+    return len(first) - len(first.lstrip())

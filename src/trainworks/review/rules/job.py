@@ -1,4 +1,4 @@
-"""TW108 to TW114 and TW119: launches against the nodes, GPUs and ranks of the job."""
+"""TW108 to TW114, TW119 and TW120: launches against the nodes, GPUs and ranks of the job."""
 
 from __future__ import annotations
 
@@ -133,6 +133,7 @@ def local_meeting_point(file: ReviewedFile) -> Iterator[Problem]:
     "--pipeline-model-parallel-size 2\n",
     good="torchrun --standalone --nproc-per-node=8 pretrain_gpt.py --tensor-model-parallel-size 4 "
     "--pipeline-model-parallel-size 2\n",
+    stops=True,
 )
 def indivisible_world_size(file: ReviewedFile) -> Iterator[Problem]:
     """Megatron's sizes against the processes of the launch."""
@@ -222,6 +223,31 @@ def ranks_times_processes(file: ReviewedFile) -> Iterator[Problem]:
         if prefix[:1] == ["mpirun"] and not mapped and ranks and ranks > 1 and processes and processes > 1:
             word = launch.options["nproc_per_node"]
             yield Problem(word.line, word.column, f"{ranks} x {processes} = {ranks * processes} processes on one node")
+
+
+@rule(
+    "TW120",
+    "Every node trains alone",
+    "warning",
+    why="Without `--nnodes` torchrun takes 1: each node of the step trains a model of its own on all of the "
+    "data, and the nodes write the same files.",
+    fix="Add `--nnodes=$SLURM_NNODES --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT`.",
+    source=_TORCHRUN_DEFAULTS,
+    file="train.sbatch",
+    bad="#!/bin/bash\n#SBATCH --nodes=4\nsrun torchrun --nproc-per-node=8 train.py\n",
+    good="#!/bin/bash\n#SBATCH --nodes=4\nsrun torchrun --nnodes=4 --nproc-per-node=8 --rdzv-backend=c10d "
+    "--rdzv-endpoint=$HEAD:29500 train.py\n",
+)
+def nodes_apart(file: ReviewedFile) -> Iterator[Problem]:
+    """A plain `srun torchrun` in a batch script of several nodes, without a number of nodes in any form."""
+    if (count_of(file.options.get("nodes")) or 1) < 2 or file.configures_torchrun:
+        return
+    for _, launch in file.launches:
+        own = any(re.match(r"-[NnwZ]|--(?:nodes|ntasks|nodelist|relative)\b", word.text) for word in launch.prefix)
+        if launch.under_srun and not own and "nnodes" not in launch.options and not launch.opaque:
+            word = launch.launcher
+            nodes = count_of(file.options.get("nodes"))
+            yield Problem(word.line, word.column, f"{nodes} nodes, and each torchrun is for one")
 
 
 def _gpus(file: ReviewedFile, launch: TorchLaunch) -> tuple[int | None, str]:

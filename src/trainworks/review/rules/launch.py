@@ -113,6 +113,7 @@ def deprecated_launcher(file: ReviewedFile) -> Iterator[Problem]:
     file="train.sh",
     bad="torchrun --nnodes=4 --nproc-per-node=8 train.py\n",
     good="torchrun --nnodes=4 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-endpoint=$HOST:29500 train.py\n",
+    stops=True,
 )
 def no_rendezvous(file: ReviewedFile) -> Iterator[Problem]:
     """`--nnodes` above 1 without an endpoint, in options or in the variables of torchrun; a text may leave it out."""
@@ -120,8 +121,7 @@ def no_rendezvous(file: ReviewedFile) -> Iterator[Problem]:
         return
     for script, launch in file.launches:
         nodes = nodes_of(script, launch)
-        exported = {name for name in file.values if name.startswith("PET_")}
-        if nodes and nodes > 1 and not launch.has_rendezvous and not exported:
+        if nodes and nodes > 1 and not launch.has_rendezvous and not file.configures_torchrun:
             word = launch.options["nnodes"]
             yield Problem(word.line, word.column, f"{nodes} nodes, and neither `--rdzv-endpoint` nor `--master-addr`")
 
@@ -137,10 +137,11 @@ def no_rendezvous(file: ReviewedFile) -> Iterator[Problem]:
     file="train.sh",
     bad="torchrun --nnodes=4 --nproc-per-node=8 --master-addr=10.0.0.1 train.py\n",
     good="torchrun --nnodes=4 --node-rank=$NODE_RANK --nproc-per-node=8 --master-addr=10.0.0.1 train.py\n",
+    stops=True,
 )
 def no_node_rank(file: ReviewedFile) -> Iterator[Problem]:
     """A static rendezvous of several nodes without a node rank."""
-    if any(name.startswith("PET_") for name in file.values):
+    if file.configures_torchrun:
         return
     for script, launch in file.launches:
         nodes = nodes_of(script, launch)
@@ -245,6 +246,7 @@ def unused_address(file: ReviewedFile) -> Iterator[Problem]:
     file="train.sh",
     bad="torchrun --standalone --nnodes=2 --nproc-per-node=8 train.py\n",
     good="torchrun --standalone --nnodes=1 --nproc-per-node=8 train.py\n",
+    stops=True,
 )
 def standalone_on_nodes(file: ReviewedFile) -> Iterator[Problem]:
     """`--standalone` beside `--nnodes` above 1."""
