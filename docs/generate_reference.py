@@ -18,11 +18,19 @@ from pydantic.fields import FieldInfo
 from typer.testing import CliRunner
 
 from trainworks import errors
+from trainworks.catalog import bounds
+from trainworks.catalog.bounds import NCCL_TESTS
+from trainworks.catalog.catalog import find_row, load_catalog
+from trainworks.catalog.cluster import parse_cluster
 from trainworks.cli.app import app
 from trainworks.cli.commands import COMMANDS
 from trainworks.config import autoscale, data, engines, layout, run_file, software
 from trainworks.config.spec import field_docs
 from trainworks.jobs import state
+from trainworks.measure.bench.bound import BOUNDS
+from trainworks.measure.bench.expected import EXPECTED, Yardstick
+from trainworks.measure.bench.measurement import Measurement, Quantity
+from trainworks.measure.bench.verdict import BANDS, judge, unit_of
 from trainworks.measure.health import fabric_checks, gpu_checks, host_checks, log_checks
 from trainworks.measure.health.check import HealthCheck
 from trainworks.record import (
@@ -41,7 +49,7 @@ from trainworks.record import (
 from trainworks.review.check import check_text
 from trainworks.review.registry import DOMAINS, RULES
 from trainworks.review.rule import ReviewRule
-from trainworks.units import format_duration
+from trainworks.units import format_duration, format_quantity
 
 FOLDER = Path(__file__).parent / "reference"
 SOURCE = Path(__file__).parent.parent / "src" / "trainworks"
@@ -55,6 +63,7 @@ def main(arguments: list[str]) -> int:
         "run-file.md": run_file_page(),
         "record.md": record_page(),
         "errors-and-exit-codes.md": errors_page(),
+        "bench-bounds.md": bench_bounds_page(),
         "health-checks.md": health_checks_page(),
         "review-rules.md": review_rules_page(),
     }
@@ -351,6 +360,50 @@ def errors_page() -> str:
 
 
 # Health checks
+
+
+def bench_bounds_page() -> str:
+    """Tabulate bound, expected value and verdicts of every quantity, and the published results they are tested on."""
+    intro = (
+        "A measurement is `impossible` above its bound, `pass` from the first share of the expected value on, `weak`\n"
+        "from the second on, and `fail` below it. Shares without a source are assumptions, and say so."
+    )
+    collectives = f"## Collectives\n\n{inspect.getdoc(bounds)}\n\nSource of the factors: {NCCL_TESTS}"
+    anchors = (
+        "## Published results\n\nEvery one is held against bound and expected value by the tests. "
+        "`trainworks catalog show NAME` has its source."
+    )
+    return _page("Bounds of benchmarks", intro, _quantity_table(), collectives, anchors, _anchor_table())
+
+
+def _quantity_table() -> str:
+    rows = []
+    for quantity, band in BANDS.items():
+        bound, expected = BOUNDS.get(quantity), EXPECTED.get(quantity)
+        texts = [inspect.getdoc(rule) if rule else "" for rule in (bound, expected)]
+        bound_text, expected_text = (_cell(" ".join((text or "").split())) for text in texts)
+        limits = f"{band.passes:g} | {band.fails:g} | {_cell(band.why)}"
+        rows.append(
+            f"| `{quantity.value}` | {bound_text or 'none'} | {expected_text or 'what the run needs'} | {limits} |"
+        )
+    head = "| quantity | bound | expected | pass from | weak from | why |"
+    return "\n".join([head, "|---|---|---|---|---|---|", *rows])
+
+
+def _anchor_table() -> str:
+    rows = []
+    for name, anchor in load_catalog().anchors.items():
+        quantity = Quantity(anchor.quantity)
+        measurement = Measurement(quantity, anchor.value, anchor.cluster, "published", anchor.conditions)
+        judged, unit = judge(measurement, Yardstick(parse_cluster(anchor.cluster))), unit_of(quantity)
+        figures = [anchor.value, judged.bound.value if judged.bound else None, judged.expected]
+        cells = " | ".join("" if figure is None else format_quantity(figure, unit) for figure in figures)
+        source = find_row(name, "anchors").figures[0].source
+        rows.append(
+            f"| {name} | {anchor.kind} | {cells} | {judged.verdict} | {_cell(judged.slip or '')} | {_cell(source)} |"
+        )
+    head = "| published | kind | value | bound | expected | verdict | slip | source |"
+    return "\n".join([head, "|---|---|---|---|---|---|---|---|", *rows])
 
 
 def health_checks_page() -> str:

@@ -291,7 +291,7 @@ def format_quantity(value: float, unit: str) -> str:
         return format_duration(value)
     if unit in ("bytes", "bytes/s"):
         return format_bytes(value) + unit.removeprefix("bytes")
-    if unit in ("W", "Wh"):
+    if unit in ("W", "Wh", "FLOP/s"):
         return _with_prefix(value, unit)
     if unit.startswith("USD"):
         return format_usd(value) + unit.removeprefix("USD")

@@ -16,6 +16,7 @@ from trainworks.catalog.facts import (
     Accelerator,
     Assumption,
     AttentionKernel,
+    BenchAnchor,
     ElectricityGrid,
     Fleet,
     Link,
@@ -51,6 +52,7 @@ _NOUNS: dict[Kind, str] = {
     "assumptions": "assumption",
     "grids": "grid",
     "xids": "GPU error",
+    "anchors": "benchmark anchor",
     "terms": "term",
 }
 
@@ -73,6 +75,7 @@ class Catalog:
     assumptions: Mapping[str, Assumption]
     grids: Mapping[str, ElectricityGrid]
     xids: Mapping[str, XidAction]
+    anchors: Mapping[str, BenchAnchor]
     terms: Mapping[str, Term]
     explained: Mapping[str, Mapping[str, str]]
     """Rules that a row breaks for a reason, with the reason, by name of the row."""
@@ -294,6 +297,7 @@ def load_catalog() -> Catalog:
         assumptions={row.name: Assumption.model_validate(row.facts()) for row in read_rows("assumptions").values()},
         grids={row.name: ElectricityGrid.model_validate(row.facts()) for row in read_rows("grids").values()},
         xids={row.name: XidAction.model_validate(row.facts()) for row in read_rows("xids").values()},
+        anchors={row.name: BenchAnchor.model_validate(row.facts()) for row in read_rows("anchors").values()},
         terms={row.name: Term.model_validate(row.facts()) for row in read_rows("terms").values()},
         explained={row.name: row.explained for row in rows if row.explained},
     )

@@ -278,6 +278,21 @@ class ElectricityGrid(Frozen):
     """Greenhouse gases per kilowatt-hour, averaged over a year."""
 
 
+class BenchAnchor(Frozen):
+    """A published benchmark result, or a threshold, that bounds and expected values are tested against."""
+
+    name: str
+    kind: Literal["measured", "threshold", "impossible"]
+    """`impossible`: published, and above what the hardware allows."""
+    quantity: str
+    """As benchmark records name it: `busbw`, `link_bandwidth`."""
+    cluster: str
+    """Description of the hardware."""
+    value: float
+    """In B/s or FLOP/s."""
+    conditions: dict[str, str | float] = Field(default_factory=dict)
+
+
 class XidAction(Frozen):
     """A GPU error in the kernel's log, and what to do about it."""
 

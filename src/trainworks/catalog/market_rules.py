@@ -188,6 +188,7 @@ def _unreadable(text: str, read: Callable[[str], object]) -> Iterator[Problem]:
 
 TERM_CHECKS: dict[Kind, dict[str, Check]] = {
     "xids": {},
+    "anchors": {"cluster-is-known": lambda anchor, _: _unreadable(anchor.cluster, parse_cluster)},
     "systems": {"node-is-known": _node_is_known, "rack-fills-its-domain": _rack_fills_its_domain},
     "terms": {"term-hides-nothing": _term_hides_nothing, "proposals-can-be-planned": _proposals_can_be_planned},
 }

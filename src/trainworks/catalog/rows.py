@@ -33,6 +33,7 @@ Kind = Literal[
     "assumptions",
     "grids",
     "xids",
+    "anchors",
     "terms",
 ]
 Confidence = Literal["high", "medium", "low"]
@@ -53,6 +54,7 @@ _FILES: dict[Kind, tuple[str, ...]] = {
     "assumptions": ("assumptions",),
     "grids": ("grids",),
     "xids": ("xids",),
+    "anchors": ("anchors",),
     "terms": ("terms",),
 }
 _DEFAULTS = {"instances": {"kind": "instance"}}
@@ -376,6 +378,14 @@ _COLUMNS: dict[Kind, dict[str, Column]] = {
     },
     "grids": {"intensity_g_kwh": _scaled("kg_co2e_per_kwh", Fraction(1, 1000))},
     "xids": {"action": _as_is("action"), "meaning": _as_is("meaning")},
+    "anchors": {
+        "kind": _as_is("kind"),
+        "quantity": _as_is("quantity"),
+        "cluster": _as_is("cluster"),
+        "conditions": _as_is("conditions"),
+        "bandwidth": _bandwidth("value"),
+        "rate_tflops_per_s": _scaled("value", Fraction(10**12)),
+    },
     "terms": {
         "meaning": _as_is("meaning"),
         "write_instead": _as_is("instead"),

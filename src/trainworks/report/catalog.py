@@ -26,6 +26,7 @@ _SHOWN: dict[Kind, tuple[str, ...]] = {
     "assumptions": ("low", "typical", "high", "unit"),
     "grids": ("intensity",),
     "xids": ("action", "meaning"),
+    "anchors": ("kind", "quantity", "cluster", "bandwidth", "rate", "conditions"),
     "terms": ("meaning", "write instead"),
 }
 """Figures in the list of each kind."""

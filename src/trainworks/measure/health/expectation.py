@@ -38,7 +38,19 @@ def parse_expectation(text: str) -> Expectation:
     >>> expected.accelerators, expected.nics, expected.host_memory_bytes
     (8, 8, None)
     """
-    return expectation_of(parse_cluster(_LIST.sub(" over ", text.strip(), count=1)))
+    return expectation_of(expected_cluster(text))
+
+
+def expected_cluster(text: str) -> ClusterDescription:
+    """The cluster of a description of its nodes, in which a comma may stand for `over`.
+
+    Raises:
+        UsageError: the text does not describe a cluster.
+
+    >>> expected_cluster("8x H100-SXM-80GB, 8x NDR").nics
+    8
+    """
+    return parse_cluster(_LIST.sub(" over ", text.strip(), count=1))
 
 
 def expectation_of(cluster: ClusterDescription) -> Expectation:

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from functools import cache
 from math import prod
 
+from trainworks.catalog.bounds import RankGroup, busbw_bound
 from trainworks.catalog.catalog import accelerator, link, names, node, switch
-from trainworks.catalog.facts import Accelerator
+from trainworks.catalog.facts import Accelerator, Link
 from trainworks.errors import UsageError
 from trainworks.review.files import ReviewedFile
 from trainworks.review.finding import Problem
@@ -157,9 +158,10 @@ def _most_gpus(text: str) -> int:
     "More than NVLink carries",
     "error",
     why="In an all-reduce each GPU sends and receives 2 (n - 1) / n of the buffer over its own links, and the bus "
-    "bandwidth counts just that: it cannot exceed the rate of the links in one direction. Over k nodes of g GPUs the "
-    "part inside a node bounds it to (1 - 1 / (k g)) / (1 - 1 / g) times that rate. Switches that add up (NVLS) "
-    "double it.",
+    "bandwidth counts just that: it cannot exceed the rate of the links in one direction. Between nodes of g GPUs it "
+    "cannot exceed the rate of a node's adapters times (n - 1) / (n - g); the rule counts one adapter to a GPU, of the "
+    "fastest link that the text names. Switches that add up (NVLS, SHARP) double it. The bounds are those of "
+    "`trainworks bench`.",
     fix="Check the unit (Gb/s, both directions) and whether it is bus bandwidth.",
     source="https://github.com/NVIDIA/nccl-tests (doc/PERFORMANCE.md)",
     file="results.md",
@@ -171,6 +173,7 @@ def above_scale_up(file: ReviewedFile) -> Iterator[Problem]:
     part = _only_part(file)
     if part is None or not part.scale_up_bytes_per_s:
         return
+    port, adds = _fastest_link(file), "SHARP" in file.text
     ranks: dict[int, int] = {}
     for number, line in enumerate(_text(file), start=1):
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")] if line.lstrip().startswith("|") else []
@@ -181,19 +184,33 @@ def above_scale_up(file: ReviewedFile) -> Iterator[Problem]:
             ranks = {}
         for at, world in ranks.items():
             value = re.fullmatch(r"~?(\d+(?:\.\d+)?)", cells[at]) if at < len(cells) else None
-            limit = _all_reduce_bound(part, world)
+            limit = _all_reduce_bound(part, world, port, adds_between=adds)
             if value and float(value[1]) * 1e9 > limit:
                 column = line.index(value[1]) + 1
                 bound = f"{part.name} reaches at most {format_quantity(limit, 'bytes/s')} on {world} GPUs"
                 yield Problem(number, column, f"{value[1]} GB/s: {bound}")
 
 
-def _all_reduce_bound(part: Accelerator, world: int) -> float:
-    """Largest bus bandwidth in bytes/s that the links inside the nodes allow; the rule gives the formula."""
+def _all_reduce_bound(part: Accelerator, world: int, port: Link | None, *, adds_between: bool) -> float:
+    """Largest bus bandwidth in bytes/s, with one port to an accelerator; without a port the slot limits it."""
     machine = node(part.reference_node) if part.reference_node else None
     inside = min(world, machine.scale_up_domain if machine else world)
-    reduction = 2.0 if machine and machine.scale_up_reduction else 1.0
-    return part.scale_up_bytes_per_s * reduction * (1 - 1 / world) / (1 - 1 / inside)
+    slot = part.host_bytes_per_s
+    group = RankGroup(
+        ranks=world,
+        domains=-(-world // inside),
+        rank_bytes_per_s=part.scale_up_bytes_per_s,
+        domain_bytes_per_s=inside * (min(port.bytes_per_s, slot) if port else slot),
+        adds_inside=bool(machine and machine.scale_up_reduction),
+        adds_between=adds_between,
+    )
+    return busbw_bound("all_reduce", group).value
+
+
+def _fastest_link(file: ReviewedFile) -> Link | None:
+    """The fastest link that a text names; None if it names none."""
+    named = [link(name) for name in set(_LINK.findall(file.text))]
+    return max(named, key=lambda one: one.bytes_per_s, default=None)
 
 
 def _only_part(file: ReviewedFile) -> Accelerator | None:
