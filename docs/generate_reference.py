@@ -398,7 +398,7 @@ def _anchor_table() -> str:
         judged, unit = judge(measurement, Yardstick(parse_cluster(anchor.cluster))), unit_of(quantity)
         figures = [anchor.value, judged.bound.value if judged.bound else None, judged.expected]
         cells = " | ".join("" if figure is None else format_quantity(figure, unit) for figure in figures)
-        source = find_row(name, "anchors").figures[0].source
+        source = find_row(name, "anchors").figure("quantity").source
         rows.append(
             f"| {name} | {anchor.kind} | {cells} | {judged.verdict} | {_cell(judged.slip or '')} | {_cell(source)} |"
         )

@@ -18,7 +18,7 @@ from trainworks.plan.rates import Slowdowns
 from trainworks.plan.step_time import TrainingJob
 from trainworks.plan.uncertainty import Belief, parts_s
 from trainworks.record.calibration import Calibration, GemmRate
-from trainworks.record.measurement import MeasuredStep, Measurement
+from trainworks.record.measurement import ClusterMeasurement, MeasuredStep
 
 LLAMA = job()
 WRITTEN = Layout(
@@ -33,7 +33,7 @@ def step_s(of: TrainingJob = LLAMA, belief: Belief | None = None) -> float:
     return float(learned.step_times(layouts(256, **fixed_of(WRITTEN))).total_s[0])
 
 
-def measured(factor: float, of: TrainingJob = LLAMA) -> Measurement:
+def measured(factor: float, of: TrainingJob = LLAMA) -> ClusterMeasurement:
     """A step of the written layout that took so many times as long as predicted."""
     step = MeasuredStep(
         shape=of.shape,
@@ -43,7 +43,7 @@ def measured(factor: float, of: TrainingJob = LLAMA) -> Measurement:
         layout=WRITTEN,
         step_time_s=factor * step_s(of),
     )
-    return Measurement(created_at=0.0, cluster=of.cluster, step=step)
+    return ClusterMeasurement(created_at=0.0, cluster=of.cluster, step=step)
 
 
 def test_without_measurements_nothing_is_slower_than_predicted() -> None:
@@ -74,7 +74,7 @@ def test_what_is_learned_is_exactly_in_the_rates_that_price_the_next_layout() ->
     assert step_s(belief=belief) == pytest.approx(float(by_rate @ belief.factors), rel=0.01)
 
 
-def benchmark(slower: float) -> Measurement:
+def benchmark(slower: float) -> ClusterMeasurement:
     """Products, and an all-reduce, that take so many times as long as on the data sheet's device."""
     peak = LLAMA.cluster.accelerator.matmul_flops_per_s or 0.0
     record = Calibration(
@@ -83,7 +83,7 @@ def benchmark(slower: float) -> Measurement:
         attention_flops_per_s=1.0, memory_bytes_per_s=1.0, optimizer_params_per_s=1.0, op_overhead_s=1.0,
         all_reduce_latency_s=1.0, all_reduce_bytes_per_s=1.0, baseline_bytes=0, seconds=1.0,
     )  # fmt: skip
-    return Measurement(created_at=0.0, cluster=LLAMA.cluster, benchmark=record)
+    return ClusterMeasurement(created_at=0.0, cluster=LLAMA.cluster, benchmark=record)
 
 
 def test_a_benchmark_of_products_teaches_their_rate_alone() -> None:

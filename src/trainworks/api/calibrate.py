@@ -20,7 +20,7 @@ from trainworks.plan.cluster.layout import as_option, parse_layout
 from trainworks.plan.cluster.plan import ClusterPlan
 from trainworks.plan.conv_net import ConvJob
 from trainworks.record.calibration import Calibration
-from trainworks.record.measurement import MeasuredStep, Measurement
+from trainworks.record.measurement import ClusterMeasurement, MeasuredStep
 from trainworks.record.measurement_store import append_measurement
 from trainworks.results import Result
 
@@ -98,7 +98,7 @@ def _missing_layout(plan: ClusterPlan, step_time: Quantity) -> ArgumentError:
     )
 
 
-def _step(run_file: RunFile, plan: ClusterPlan, seconds: float) -> Measurement:
+def _step(run_file: RunFile, plan: ClusterPlan, seconds: float) -> ClusterMeasurement:
     job = plan.job
     if isinstance(job, ConvJob):
         raise UsageError("only transformers can be calibrated by a step")
@@ -112,10 +112,10 @@ def _step(run_file: RunFile, plan: ClusterPlan, seconds: float) -> Measurement:
         software=run_file.software,
         step_time_s=seconds,
     )
-    return Measurement(created_at=time.time(), cluster=job.cluster, step=step)
+    return ClusterMeasurement(created_at=time.time(), cluster=job.cluster, step=step)
 
 
-def _benchmark(plan: ClusterPlan, path: Path) -> Measurement:
+def _benchmark(plan: ClusterPlan, path: Path) -> ClusterMeasurement:
     try:
         record = Calibration.model_validate_json(path.read_bytes())
     except OSError as error:
@@ -124,10 +124,12 @@ def _benchmark(plan: ClusterPlan, path: Path) -> Measurement:
         detail = error.errors()[0]
         place = ".".join(str(part) for part in detail["loc"])
         raise UsageError(f"`{path}` is not a benchmark record: {place} {detail['msg'].lower()}") from None
-    return Measurement(created_at=time.time(), cluster=plan.job.cluster, benchmark=record)
+    return ClusterMeasurement(created_at=time.time(), cluster=plan.job.cluster, benchmark=record)
 
 
-def _plan_with(run_file: RunFile, source: Source | None, layout: Layout, measurement: Measurement) -> ClusterPlan:
+def _plan_with(
+    run_file: RunFile, source: Source | None, layout: Layout, measurement: ClusterMeasurement
+) -> ClusterPlan:
     """Plan the same layout with the measurement: only one that leads to a finite plan is stored.
 
     Raises:

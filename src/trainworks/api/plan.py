@@ -24,7 +24,7 @@ from trainworks.plan.cluster.scaling import PlanRequest
 from trainworks.plan.cost.renting import accelerator_price
 from trainworks.plan.learning import belief_from
 from trainworks.plan.space import Fixed
-from trainworks.record.measurement import Measurement
+from trainworks.record.measurement import ClusterMeasurement
 from trainworks.record.measurement_store import read_measurements
 from trainworks.record.resolved import ResolvedRun
 
@@ -143,7 +143,7 @@ def plan_cluster(
     cluster: ClusterDescription | None = None,
     layout: Layout | None = None,
     fixed: Fixed | None = None,
-    learned: Sequence[Measurement] = (),
+    learned: Sequence[ClusterMeasurement] = (),
     model: PlannedModel | None = None,
     all_sizes: bool = False,
     advise: bool = True,

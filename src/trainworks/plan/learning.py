@@ -25,34 +25,34 @@ from trainworks.plan.uncertainty import (
     prior_of,
 )
 from trainworks.record.calibration import Calibration
-from trainworks.record.measurement import MeasuredStep, Measurement
+from trainworks.record.measurement import ClusterMeasurement, MeasuredStep
 from trainworks.record.past_run import FinishedRun
 from trainworks.record.resolved import Plan
 
 _PROBE_BYTES = 64 * 2**20
 
 
-def belief_from(measurements: Sequence[Measurement], job: AnyJob) -> Belief:
+def belief_from(measurements: Sequence[ClusterMeasurement], job: AnyJob) -> Belief:
     """Belief after these measurements of the kind of cluster that a job is planned for."""
     observations = [one for measurement in measurements for one in _observations(measurement)]
     return believe(observations, software=job.software, prior=prior_of(job))
 
 
-def _observations(measurement: Measurement) -> Iterator[Observation]:
+def _observations(measurement: ClusterMeasurement) -> Iterator[Observation]:
     if measurement.step is not None:
         yield _step(measurement.step, measurement)
     elif measurement.benchmark is not None:
         yield from _benchmark(measurement.benchmark, measurement)
 
 
-def _step(step: MeasuredStep, measurement: Measurement) -> Observation:
+def _step(step: MeasuredStep, measurement: ClusterMeasurement) -> Observation:
     software = planned_software(step.software, compiled=step.fused_kernels)
     job = TrainingJob(step.shape, step.sequence_length, step.precision, measurement.cluster, software)
     layouts = Layouts.of(global_batch=step.global_batch, **fixed_of(step.layout))
     return Observation(parts_s(job, layouts)[:, 0], step.step_time_s, software)
 
 
-def _benchmark(benchmark: Calibration, measurement: Measurement) -> Iterator[Observation]:
+def _benchmark(benchmark: Calibration, measurement: ClusterMeasurement) -> Iterator[Observation]:
     """Short products against products that no long run has heated up, and an all-reduce of 64 MiB."""
     cluster = measurement.cluster
     device = device_rates(cluster.accelerator, benchmark.precision, replace(COEFFICIENTS, gemm_share=1.0))

@@ -31,7 +31,7 @@ class MeasuredStep(Spec):
     step_time_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-class Measurement(Spec):
+class ClusterMeasurement(Spec):
     """A step, or a benchmark of products and collectives; exactly one of them."""
 
     format_version: int = 1

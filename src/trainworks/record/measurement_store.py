@@ -8,10 +8,10 @@ from pydantic import ValidationError
 
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.files import append_text
-from trainworks.record.measurement import Measurement, cluster_key
+from trainworks.record.measurement import ClusterMeasurement, cluster_key
 
 
-def append_measurement(folder: Path, measurement: Measurement) -> Path:
+def append_measurement(folder: Path, measurement: ClusterMeasurement) -> Path:
     """Add one measurement to those of its kind of cluster; returns the file.
 
     Raises:
@@ -23,7 +23,7 @@ def append_measurement(folder: Path, measurement: Measurement) -> Path:
     return path
 
 
-def read_measurements(folder: Path, cluster: ClusterDescription) -> list[Measurement]:
+def read_measurements(folder: Path, cluster: ClusterDescription) -> list[ClusterMeasurement]:
     """All measurements of this kind of cluster, oldest first; torn or foreign lines are skipped."""
     try:
         lines = _file(folder, cluster).read_text(encoding="utf-8").splitlines()
@@ -32,7 +32,7 @@ def read_measurements(folder: Path, cluster: ClusterDescription) -> list[Measure
     found = []
     for line in lines:
         try:
-            found.append(Measurement.model_validate_json(line))
+            found.append(ClusterMeasurement.model_validate_json(line))
         except ValidationError:
             continue
     return found

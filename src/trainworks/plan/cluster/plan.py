@@ -24,7 +24,7 @@ from trainworks.plan.conv_net import AnyJob
 from trainworks.plan.prediction import Prediction, describe_layout, predictions
 from trainworks.plan.search import SearchResult, search_layouts
 from trainworks.plan.trace import Traced, computed, fact
-from trainworks.record.measurement import Measurement
+from trainworks.record.measurement import ClusterMeasurement
 from trainworks.results import Result
 from trainworks.units import format_step_time
 
@@ -72,7 +72,9 @@ class LayoutComparison(Result):
     proposed: ClusterPlan
 
 
-def plan_request(request: PlanRequest, measurements: Sequence[Measurement], price_note: str | None) -> ClusterPlan:
+def plan_request(
+    request: PlanRequest, measurements: Sequence[ClusterMeasurement], price_note: str | None
+) -> ClusterPlan:
     """Search the layouts of a request and predict the best.
 
     Args:
@@ -139,7 +141,7 @@ def _faster_note(proposed: Prediction, fastest: Prediction) -> str | None:
     )
 
 
-def _calibration_note(measurements: Sequence[Measurement]) -> str | None:
+def _calibration_note(measurements: Sequence[ClusterMeasurement]) -> str | None:
     if not measurements:
         return None
     newest = time.strftime("%Y-%m-%d", time.localtime(measurements[-1].created_at))
