@@ -11,7 +11,7 @@ from trainworks.measure.bench.expected import Yardstick, directions, operation_o
 from trainworks.measure.bench.measurement import Measurement, Quantity
 from trainworks.units import format_quantity
 
-_ONE_NODE = "`all_reduce_perf -g N` without MPI measures N GPUs of one node, whatever the number of nodes"
+_ONE_NODE = "`all_reduce_perf -g N` without MPI measures N GPUs of one node, on any number of nodes"
 _COLLECTIVES = (Quantity.BUS_BANDWIDTH, Quantity.ALGORITHM_BANDWIDTH)
 
 
