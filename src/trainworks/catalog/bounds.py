@@ -38,7 +38,7 @@ Operation = Literal[
     "send_recv",
 ]
 OPERATIONS: tuple[Operation, ...] = get_args(Operation)
-NCCL_TESTS = "https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md"
+NCCL_TESTS = "https://github.com/NVIDIA/nccl-tests (doc/PERFORMANCE.md)"
 _WHOLE = ("broadcast", "reduce", "send_recv")
 """Operations whose bus bandwidth is their algorithm bandwidth."""
 

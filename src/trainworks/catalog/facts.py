@@ -285,7 +285,7 @@ class BenchAnchor(Frozen):
     kind: Literal["measured", "threshold", "impossible"]
     """`impossible`: published, and above what the hardware allows."""
     quantity: str
-    """As benchmark records name it: `busbw`, `link_bandwidth`."""
+    """Name in benchmark records: `busbw`, `link_bandwidth`."""
     cluster: str
     """Description of the hardware."""
     value: float

@@ -18,7 +18,7 @@ class Processors:
     model: str
     sockets: int
     flops_per_cycle: int
-    """Of a core, in fp32; 0 where no flag tells."""
+    """Operations of one core in fp32; 0 where no flag tells."""
     clock_hz: float
     """Nominal clock, or the current one where Linux says no other; 0 if it says none."""
     highest_clock_hz: float | None

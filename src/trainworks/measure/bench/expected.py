@@ -30,7 +30,7 @@ _PAYLOAD = {"InfiniBand": 4096 / (4096 + 42), "RoCE": 4096 / (4096 + 82), "TCP":
 same in UDP, IP and Ethernet; TCP with time stamps in frames of 1500 B.
 https://pingdo.net/ai-infrastructure/roce-v2-header-overhead"""
 _OTHER_PAYLOAD = 0.95
-"""For networks that publish no packet: an assumption."""
+"""Share of networks that publish no packet: an assumption."""
 _TRANSFER_GROWTH = 1.5
 """Growth of a collective's time with twice the bytes, below which latency decides it."""
 
