@@ -1,4 +1,4 @@
-"""The scripts that drain a node which fails its check, run with a `scontrol` that only writes down what it is told."""
+"""The scripts for a node that fails its check, run with a `scontrol` and a `logger` that write down their arguments."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ def run(tmp_path: Path):
 
     def run(script: str) -> tuple[int, str]:
         told = tmp_path / "told"
-        (tmp_path / "scontrol").write_text(f'#!/bin/sh\nprintf "%s|" "$@" >> {told}\n')
-        (tmp_path / "scontrol").chmod(0o755)
+        for program in ("scontrol", "logger"):
+            (tmp_path / program).write_text(f'#!/bin/sh\nprintf "%s|" {program} "$@" >> {told}\n')
+            (tmp_path / program).chmod(0o755)
         script = script.replace("export PATH=", f"export PATH={tmp_path}:")
         done = subprocess.run(["bash", "-c", script], env={"SLURMD_NODENAME": "node1"}, check=False)
         return done.returncode, told.read_text() if told.exists() else ""
@@ -35,8 +36,8 @@ def test_a_good_node_gets_its_job(run) -> None:
     assert run(prolog(NodeCheck(free_gb={"/": 0}))) == (0, "")
 
 
-def test_a_bad_node_is_drained_with_the_reason_and_its_job_put_back(run) -> None:
-    told = "update|NodeName=node1|State=DRAIN|Reason=trainworks: /nope is not mounted|"
+def test_a_prolog_fails_on_a_bad_node_and_calls_no_program_of_slurm(run) -> None:
+    told = "logger|--tag|trainworks-prolog|--|node1: /nope is not mounted|"
     assert run(prolog(NodeCheck(mounted=("/nope",)))) == (1, told)
 
 
@@ -53,5 +54,6 @@ def test_a_folder_is_only_a_name(run, tmp_path: Path) -> None:
 def test_a_check_that_hangs_drains_the_node(run, tmp_path: Path) -> None:
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nsleep 60\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
-    code, told = run(prolog(NodeCheck(accelerators=8, timeout_s=1)))
-    assert (code, "Reason=trainworks: no answer within 1 s" in told) == (1, True)
+    code, told = run(health_check(NodeCheck(accelerators=8, timeout_s=1)))
+    assert (code, "Reason=trainworks: no answer within 1 s" in told) == (0, True)
+    assert run(prolog(NodeCheck(accelerators=8, timeout_s=1)))[0] == 1

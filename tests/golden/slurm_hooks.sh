@@ -1,5 +1,5 @@
 #!/bin/bash
-# Prolog: drain a node that fails its check, and requeue the job
+# Prolog: fail on a bad node, which Slurm then drains
 export PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin
 node=${SLURMD_NODENAME:-$(hostname -s)}
 check() {
@@ -12,11 +12,11 @@ check() {
 export -f check
 reason=$(timeout --kill-after=2 20 bash -c check 2>&1) && exit 0
 reason=${reason:-no answer within 20 s}
-scontrol update NodeName="$node" State=DRAIN Reason="trainworks: ${reason//$'\n'/ }"
+logger --tag trainworks-prolog -- "$node: $reason"
 exit 1
 
 #!/bin/bash
-# HealthCheckProgram: check nodes that wait for jobs
+# HealthCheckProgram: drain nodes that fail their check
 export PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin
 node=${SLURMD_NODENAME:-$(hostname -s)}
 check() {

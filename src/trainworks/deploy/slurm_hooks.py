@@ -1,7 +1,10 @@
-"""Slurm prolog and health check scripts, which drain nodes that fail a check.
+"""Slurm prolog and health check scripts, for nodes that fail a check.
 
-A failing prolog drains its node and requeues the job; a HealthCheckProgram checks nodes periodically. Both are plain
-shell: slurmd runs them as root, with a nearly empty environment, before Trainworks is available.
+Slurm drains the node of a prolog that fails, and requeues the job; a prolog must not call Slurm's commands. For a
+HealthCheckProgram, which checks nodes periodically, Slurm does nothing by itself: the script drains the node. Both are
+plain shell: slurmd runs them as root, with a nearly empty environment, before Trainworks is available.
+
+Source: https://slurm.schedmd.com/prolog_epilog.html
 """
 
 from __future__ import annotations
@@ -25,13 +28,15 @@ class NodeCheck:
 
 
 def prolog(check: NodeCheck) -> str:
-    """Script for `Prolog=`: drains a bad node with a reason, and requeues its job (exit 1)."""
-    return _script("Prolog: drain a node that fails its check, and requeue the job", check, ["exit 1"])
+    """Script for `Prolog=`: writes the reason to the system log and fails (exit 1), so that Slurm drains the node."""
+    log = 'logger --tag trainworks-prolog -- "$node: $reason"'
+    return _script("Prolog: fail on a bad node, which Slurm then drains", check, [log, "exit 1"])
 
 
 def health_check(check: NodeCheck) -> str:
     """Script for `HealthCheckProgram=`: drains a bad node with a reason; Slurm ignores the exit code."""
-    return _script("HealthCheckProgram: check nodes that wait for jobs", check, ["exit 0"])
+    drain = 'scontrol update NodeName="$node" State=DRAIN Reason="trainworks: ${reason//$\'\\n\'/ }"'
+    return _script("HealthCheckProgram: drain nodes that fail their check", check, [drain, "exit 0"])
 
 
 def slurm_conf_lines(folder: str, *, every_s: int = 300) -> str:
@@ -59,7 +64,6 @@ def _script(title: str, check: NodeCheck, after_a_failure: list[str]) -> str:
         "export -f check",
         f"reason=$(timeout --kill-after=2 {check.timeout_s} bash -c check 2>&1) && exit 0",
         f"reason=${{reason:-no answer within {check.timeout_s} s}}",
-        'scontrol update NodeName="$node" State=DRAIN Reason="trainworks: ${reason//$\'\\n\'/ }"',
         *after_a_failure,
     ]
     return "\n".join(lines) + "\n"
