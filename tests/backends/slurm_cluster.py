@@ -19,6 +19,7 @@ import pytest
 
 import trainworks
 from tests.fakes import resolved_command
+from trainworks.api.runs import NODE_CHECK
 from trainworks.backends.backend import JobStatus
 from trainworks.backends.slurm.backend import SlurmBackend
 from trainworks.backends.slurm.client import SlurmClient
@@ -83,7 +84,9 @@ class Cluster:
         run_dir = create_run_dir(self.folder / "runs", "t")
         starts = {"nodes": nodes, "processes_per_node": 1, "threads_per_process": 1, "device": "cpu"}
         processes = Processes(starts=run_file.starts, **starts)
-        return Run(self, run_dir, resolved_command(run_dir.run_id, run_file=run_file, processes=processes))
+        check = (NODE_CHECK,) if run_file.job.health else ()
+        resolved = resolved_command(run_dir.run_id, run_file=run_file, processes=processes, node_check=check)
+        return Run(self, run_dir, resolved)
 
     def forget_all(self) -> None:
         """End every job, and say what there is to know of them: pytest shows it with a test that failed."""

@@ -16,7 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from trainworks.agent.idle_watch import IdleWatch
-from trainworks.agent.node_agents import CommandNodes, Nodes, TrainingNodes
+from trainworks.agent.node_agents import CommandNodes, Hosts, Nodes, ThisMachine, TrainingNodes
+from trainworks.agent.node_checks import check_nodes
 from trainworks.errors import TrainworksError
 from trainworks.files import take_lock
 from trainworks.host import process
@@ -39,13 +40,24 @@ _SIGNALS: dict[int, int] = {number: number for number in (signal.SIGTERM, signal
 
 
 class Supervisor:
-    """Runs one job from its start to a final state."""
+    """Runs one job from its start to a final state.
 
-    def __init__(self, run_dir: RunDir, resolved: ResolvedRun, nodes: Nodes, clock: Clock) -> None:
+    Args:
+        run_dir: of the run.
+        resolved: the run.
+        nodes: its agents.
+        clock: of this machine.
+        hosts: nodes to check before the ranks start; this machine when None.
+    """
+
+    def __init__(
+        self, run_dir: RunDir, resolved: ResolvedRun, nodes: Nodes, clock: Clock, hosts: Hosts | None = None
+    ) -> None:
         self._run_dir = run_dir
         self._resolved = resolved
         self._nodes = nodes
         self._clock = clock
+        self._hosts = hosts or ThisMachine(1)
         self._state = JobState.CREATED
         self._stop_signals = 0
         self._stop_deadline: float | None = None
@@ -72,6 +84,9 @@ class Supervisor:
     def run(self) -> JobState:
         """Start the nodes, watch them to the end, and write the final state."""
         self._enter(JobState.STARTING)
+        unfit = check_nodes(self._run_dir, self._resolved, self._hosts, self._clock, lambda: self._stop_signals > 0)
+        if unfit is not None:
+            return self._enter(JobState.FAILED, unfit, exit_code=ExitCode.ENVIRONMENT)
         _, self._events_read = read_lines_from(self._run_dir.events_file, 0)
         self._nodes.start_all()
         while self._nodes.any_running():

@@ -143,6 +143,8 @@ def job_in_format(request: RunRequest, name: str) -> str:
         UsageError: the format cannot express the job.
     """
     run_file = request.run_file
+    if run_file.job.health:
+        raise UsageError(f"a job as {name} cannot check its nodes", hint="remove `job.health`")
     spec = spec_of(run_file, run_id=run_file.name, working_folder=run_file.workdir or "")
     program, cluster = program_of(run_file, command=tuple(request.command or ())), run_file.cluster
     if name == "lsf" and cluster.autoscale is not None:

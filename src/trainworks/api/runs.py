@@ -33,6 +33,8 @@ from trainworks.report.runs.summary import Report
 
 NODE_PLANNER = "trainworks.api.node_plan"
 """Module that plans a workload on the first node of its job."""
+NODE_CHECK = "trainworks.api.proving.node_check"
+"""Module that checks a node before the ranks of a job start there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,8 @@ class PreparedRun:
     def create(self, *, notify: Notify = warn) -> Launch:
         """Make the run directory."""
         run_dir = create_run_dir(self.folder, self.request.run_file.name)
-        resolved = self.resolved.model_copy(update={"run_id": run_dir.run_id})
+        node_check = (NODE_CHECK,) if self.request.run_file.job.health else ()
+        resolved = self.resolved.model_copy(update={"run_id": run_dir.run_id, "node_check": node_check})
         try:
             if self.request.source is not None and not isinstance(self.request.source, BatchSource):
                 write_atomic(run_dir.run_file, self.request.source.text)
@@ -401,7 +404,7 @@ def _with_ranks(run_dir: RunDir, before: ResolvedRun, nodes: int | None, nproc: 
     if resolved.plan is not None and before.plan is not None:
         plan = resolved.plan.model_copy(update={"num_steps": before.plan.num_steps})
         resolved = resolved.model_copy(update={"plan": plan})
-    unchanged = {"created_at": before.created_at, "working_folder": before.working_folder}
+    unchanged = {name: getattr(before, name) for name in ("created_at", "working_folder", "node_check")}
     resolved = resolved.model_copy(update=unchanged)
     run_dir.write_resolved(resolved)
     return resolved

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 NodeState = Literal["free", "mixed", "taken", "draining", "drained", "down", "unknown"]
 
-Capability = Literal["priority", "hold", "exclude", "depends_on", "min_nodes", "drain", "time_limit", "memory"]
+Capability = Literal[
+    "priority", "hold", "exclude", "depends_on", "min_nodes", "drain", "time_limit", "memory", "health"
+]
 """Feature that a backend may lack; a job that uses it is refused before submission."""
 
 
@@ -205,6 +207,7 @@ class Backend(abc.ABC):
             "min_nodes": spec.min_nodes != spec.max_nodes,
             "time_limit": spec.time_limit_s is not None,
             "memory": spec.node.memory_bytes is not None,
+            "health": spec.health,
         }
         missing = next((name for name, is_used in used.items() if is_used and name in self.unsupported), None)
         if missing is not None:

@@ -118,6 +118,10 @@ class JobOptions(Spec):
     """Jobs, by number or run, that must succeed first."""
     hold: bool = False
     """Wait until `trainworks release`."""
+    health: bool | Annotated[str, StringConstraints(pattern=r"\S", max_length=4096)] = False
+    """Check every node before the ranks start: `true` for the checks of `trainworks health`, with `cluster.of` as what
+    the node should have, or a shell command whose exit code other than 0 refuses the node. On Slurm the job then gets
+    other nodes; elsewhere it fails."""
     idle: Idle = Idle()
     """Action when the job holds nodes and does not use them."""
 

@@ -44,6 +44,8 @@ class JobSpec:
     depends_on: tuple[str, ...] = ()
     """Jobs, by number or run, that must succeed before this one starts."""
     hold: bool = False
+    health: bool = False
+    """Check every node before the ranks start."""
     max_restarts: int = 0
     """Automatic restarts after a failure that a restart can fix."""
     working_folder: str = "."
@@ -90,6 +92,7 @@ def spec_of(run_file: RunFile, *, run_id: str, working_folder: str, processes: P
         exclude=job.exclude,
         depends_on=job.depends_on,
         hold=job.hold,
+        health=bool(job.health),
     )
 
 

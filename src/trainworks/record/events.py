@@ -12,6 +12,8 @@ from trainworks.files import append_text
 
 EventKind = Literal[
     "submitted",  # nodes, processes_per_node, restarts (earlier allocations); on a cluster also hosts, job, started_at
+    "node_check",  # node, host, message (empty if the node passed), hint: `job.health`
+    "nodes_unhealthy",  # nodes (by number), message: ranks do not start on them
     "state",  # state, cause, message: the supervisor's view; ended_at if the allocation ended before this was written
     "agent_started",  # node
     "agent_lost",  # node, exit_code

@@ -227,6 +227,8 @@ class ResolvedRun(Result, Spec):
     calibration: Calibration | None = None
     planner: tuple[str, ...] = ()
     """Module and arguments to run on the first node, if the workload is planned on the nodes of its job."""
+    node_check: tuple[str, ...] = ()
+    """Module and arguments to run on every node before the ranks start, if `job.health` asks for it."""
 
     @property
     def is_workload(self) -> bool:

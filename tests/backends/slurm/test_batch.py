@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 
 from tests.fakes import FakeSlurm, processes, resolved_command
-from trainworks.backends.slurm.allocation import Allocation, StepCommand, StepHosts, allocation, processes_in
+from trainworks.backends.slurm.allocation import (
+    Allocation,
+    StepCommand,
+    StepHosts,
+    allocation,
+    processes_in,
+    unhealthy_nodes,
+)
 from trainworks.backends.slurm.client import SlurmClient
 from trainworks.backends.slurm.node import marks_of, of_the_job
 from trainworks.config.run_file import RunFile
@@ -54,6 +61,15 @@ def test_an_agent_is_a_step_of_its_own() -> None:
     assert command[:5] == ["srun", "--nodes=1", "--ntasks=1", "--nodelist=node1", "--overlap"]
     module = ["-P", "-m", "trainworks.backends.slurm.node", "trainworks.worker.agent", "/runs/a b", "1"]
     assert command[-8:] == ["--container-image=a.sqsh", "python3", *module]
+
+
+def test_nodes_that_failed_their_check_are_remembered_until_a_user_submits_the_job_again() -> None:
+    first = {"kind": "submitted", "hosts": ["node1", "node2"]}
+    again = {"kind": "submitted", "hosts": ["node3", "node1"], "restarts": 1}
+    failed = {"kind": "nodes_unhealthy", "nodes": [1]}
+    assert unhealthy_nodes([first, failed, again]) == ["node2"]
+    assert unhealthy_nodes([first, failed, again, failed]) == ["node2", "node1"]
+    assert unhealthy_nodes([first, failed, first]) == []
 
 
 def command(starts: str = "per_rank", ranks: Any = "auto") -> ResolvedRun:

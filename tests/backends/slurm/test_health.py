@@ -1,4 +1,4 @@
-"""`trainworks health` as the prolog and the HealthCheckProgram of a real Slurm; node2 lacks the GPUs it should have."""
+"""A real Slurm whose node2 is bad: as its prolog, as its HealthCheckProgram, and by `job.health`."""
 
 from __future__ import annotations
 
@@ -67,3 +67,27 @@ def test_a_periodic_check_drains_a_bad_node_with_its_reason_before_a_job_lands_t
         assert node.reason.startswith("trainworks: gpu-count: ")
         assert FOUND in node.reason
         assert run.submit().end().nodes == ("node1", "node3", "node4")
+
+
+def test_a_node_that_the_job_refuses_is_excluded_and_the_job_gets_others(cluster: Cluster) -> None:
+    check = '[ "$SLURMD_NODENAME" != node2 ] || { echo "fan 3 is broken"; exit 1; }'
+    run = cluster.command("echo on $SLURMD_NODENAME", nodes=3, health=check).submit()
+    assert (run.end().nodes, run.state) == (("node1", "node3", "node4"), "SUCCEEDED")
+    (failed,) = run.events("nodes_unhealthy")
+    assert failed["message"] == "1 node failed the health check: node2: fan 3 is broken (exit code 1)"
+    waits = [event["message"] for event in run.events("state") if event["state"] == "QUEUED"]
+    assert waits == [f"{failed['message']}; the job waits for other nodes"]
+    assert all("node2" not in run.rank_log(rank) for rank in range(3))
+    assert len(run.events("node_check")) == 6
+
+
+def test_a_job_whose_nodes_all_fail_waits_for_others_with_the_reason(cluster: Cluster) -> None:
+    run = cluster.command("true", nodes=4, health="echo too hot; exit 3").submit()
+    wait_until(lambda: run.state == "QUEUED")
+    assert "4 nodes failed the health check: node1: too hot (exit code 3)" in (run.run_dir.read_status().message or "")
+
+
+def test_a_job_that_must_not_be_requeued_fails_with_the_reason(cluster: Cluster) -> None:
+    run = cluster.command("true", nodes=1, slurm={"options": ["--no-requeue"]}, health="false").submit()
+    run.end()
+    assert (run.state, run.run_dir.read_status().cause) == ("FAILED", "node_unhealthy")

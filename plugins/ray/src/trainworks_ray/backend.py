@@ -54,7 +54,7 @@ class RayBackend(Backend):
 
     name: ClassVar[str] = "ray"
     unsupported: ClassVar[frozenset[Capability]] = frozenset(
-        ("priority", "hold", "exclude", "depends_on", "min_nodes", "drain")
+        ("priority", "hold", "exclude", "depends_on", "min_nodes", "drain", "health")
     )
     shares_files: ClassVar[bool] = False
     needs_program: ClassVar[bool] = True

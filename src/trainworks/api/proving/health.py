@@ -9,6 +9,7 @@ from pathlib import Path
 from trainworks.api.inputs import argument, load_run
 from trainworks.backends.slurm.client import SlurmClient
 from trainworks.catalog.cluster import parse_cluster
+from trainworks.config.run_file import RunFile
 from trainworks.errors import ArgumentError
 from trainworks.measure.health.expectation import Expectation, expectation_of, parse_expectation
 from trainworks.measure.health.fleet import FleetHealth, read_fleet
@@ -73,4 +74,10 @@ def _expectation(text: str) -> Expectation:
         raise ArgumentError(
             f"`{text}` describes no cluster", argument="expect", hint="describe a node: `8x H100-SXM-80GB, 8x NDR`"
         )
-    return expectation_of(parse_cluster(run_file.cluster.of))
+    return expectation_of_run(run_file)
+
+
+def expectation_of_run(run_file: RunFile) -> Expectation:
+    """The hardware of a node of the cluster that a run file describes; without one, what the node shows itself."""
+    described = run_file.cluster.of
+    return Expectation() if described is None else expectation_of(parse_cluster(described))

@@ -135,9 +135,10 @@ class FirstPod:
         self._begin_allocation(pods, resolved.processes.processes_per_node)
         self._resolved = resolved
         kind = TrainingNodes if resolved.is_workload else CommandNodes
-        self._nodes = nodes = kind(self._run_dir, resolved, (lock,), RemoteHosts(pods, self._secrets))
+        hosts = RemoteHosts(pods, self._secrets)
+        self._nodes = nodes = kind(self._run_dir, resolved, (lock,), hosts)
         self._open.enter_context(LogEcho(self._run_dir, self._pod.index))
-        return Supervisor(self._run_dir, resolved, nodes, self._clock)
+        return Supervisor(self._run_dir, resolved, nodes, self._clock, hosts)
 
     def _resolve_run(self) -> ResolvedRun:
         """Complete the resolved run with facts of these pods; a workload is planned on them first."""

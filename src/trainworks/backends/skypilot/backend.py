@@ -40,7 +40,7 @@ class SkyPilotBackend(Backend):
 
     name: ClassVar[str] = "skypilot"
     unsupported: ClassVar[frozenset[Capability]] = frozenset(
-        ("hold", "exclude", "depends_on", "min_nodes", "drain", "time_limit")
+        ("hold", "exclude", "depends_on", "min_nodes", "drain", "time_limit", "health")
     )
     shares_files: ClassVar[bool] = False
     needs_program: ClassVar[bool] = True

@@ -14,7 +14,7 @@ from trainworks.backends.slurm.states import cause_of_the_kill, expand
 from trainworks.errors import EnvironmentProblem, TrainworksError, UnreachableError
 from trainworks.host import process
 from trainworks.jobs.state import Cause
-from trainworks.record.events import read_events
+from trainworks.record.events import Event, read_events
 from trainworks.record.resolved import Processes, ResolvedRun
 from trainworks.record.run_dir import RunDir
 
@@ -129,6 +129,19 @@ def ending_of_turn(run_dir: RunDir, job: str) -> tuple[Cause, float]:
     launches = [event for event in read_events(run_dir.events_file) if event["kind"] == "submitted"]
     since = float(launches[-1]["t"]) if launches else 0.0
     return cause_of_the_kill(log_of(run_dir), job, since) or (Cause.NODE_LOST, signs_of_life(run_dir))
+
+
+def unhealthy_nodes(events: Sequence[Event]) -> list[str]:
+    """Names of the nodes that failed the check of a job since a user submitted it, one for each failure."""
+    found: list[str] = []
+    names: Sequence[str] = ()
+    for event in events:
+        if event["kind"] == "submitted":
+            names = event.get("hosts", ())
+            found = found if event.get("restarts") else []
+        elif event["kind"] == "nodes_unhealthy":
+            found += [names[node] for node in event["nodes"]]
+    return found
 
 
 def log_of(run_dir: RunDir) -> str:

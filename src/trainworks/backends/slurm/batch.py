@@ -29,6 +29,7 @@ from trainworks.backends.slurm.allocation import (
     ending_of_turn,
     log_of,
     processes_in,
+    unhealthy_nodes,
 )
 from trainworks.backends.slurm.client import SlurmClient
 from trainworks.backends.slurm.states import ENDING, FORWARDED, cause_of_the_kill
@@ -166,7 +167,7 @@ class _Batch:
             for number in _SIGNALS.keys() - _ENDING.keys():
                 signal.signal(number, _pass_on)
         kind = TrainingNodes if resolved.is_workload else CommandNodes
-        return Supervisor(self.run_dir, resolved, kind(self.run_dir, resolved, (lock,), hosts), self._clock)
+        return Supervisor(self.run_dir, resolved, kind(self.run_dir, resolved, (lock,), hosts), self._clock, steps)
 
     def _resolve_run(self, got: Allocation, hosts: StepHosts) -> ResolvedRun:
         """Complete the resolved run with facts of these nodes; a workload is planned on them first."""
@@ -203,6 +204,8 @@ class _Batch:
             if cause is not Cause.TIME_LIMIT:  # Slurm itself requeues or ends it
                 self._leave_to_slurm(self._resolved, cause)
                 return code
+        if cause is Cause.NODE_UNHEALTHY:
+            return self._requeue_elsewhere(self._got, self._resolved, status.message) or code
         if not self._another_start_may_help(cause):
             if status.state == JobState.STOPPED:
                 self._enter(JobState.FAILED, cause, CAUSES[cause].words)
@@ -245,6 +248,29 @@ class _Batch:
         return CAUSES[cause].another_start_helps and may_restart(
             events, self._resolved.run_file.max_restarts, NEXT_TURN
         )
+
+    def _requeue_elsewhere(self, got: Allocation, resolved: ResolvedRun, message: str | None) -> int:
+        """Requeue the job without the nodes that failed their check; 0 if Slurm or the user does not let it.
+
+        Slurm changes the nodes of a job that waits alone, and ends this script some seconds after the requeue. The job
+        stays FAILED if one of the nodes was excluded before, and Slurm gave it to the job all the same.
+        """
+        excluded = dict.fromkeys(resolved.run_file.job.exclude)
+        unfit = unhealthy_nodes(read_events(self.run_dir.events_file))
+        repeated = len(unfit) != len(set(unfit)) or not excluded.keys().isdisjoint(unfit)
+        if repeated or not unfit or not resolved.run_file.cluster.slurm.allows_requeue:
+            return 0
+        names = ",".join([*excluded, *unfit])
+        self._enter(JobState.QUEUED, Cause.NODE_UNHEALTHY, f"{message}; the job waits for other nodes")
+        try:
+            self._client.call("scontrol", "requeue", got.job)
+            self._client.call("scontrol", "update", f"JobId={got.job}", f"ExcNodeList={names}")
+        except TrainworksError as error:
+            self._enter(JobState.FAILED, Cause.NODE_UNHEALTHY, f"{message}; no other nodes: {error.message}")
+            return 0
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self._clock.sleep(_UNTIL_SLURM_ENDS_US_S)
+        return 1
 
     def _requeue(self, got: Allocation, cause: Cause, message: str | None) -> int:
         """Requeue the job under the same number; Slurm ends this script."""

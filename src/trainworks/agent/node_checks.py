@@ -1,0 +1,75 @@
+"""Check the nodes of an allocation before its ranks start: `job.health`."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+from trainworks.agent.node_agents import Hosts
+from trainworks.host import process
+from trainworks.host.clock import Clock
+from trainworks.jobs.state import Cause
+from trainworks.record.events import Event, append_event, read_events
+from trainworks.record.resolved import ResolvedRun
+from trainworks.record.run_dir import RunDir
+
+LONGEST_S = 120.0
+"""Longest wait for the check of a node: its start on a busy node, and mounts that do not answer."""
+_POLL_S = 0.1
+
+
+def check_nodes(
+    run_dir: RunDir, resolved: ResolvedRun, hosts: Hosts, clock: Clock, is_stopping: Callable[[], bool]
+) -> Event | None:
+    """Run the check that the resolved run names on all nodes at once, each of which records its result.
+
+    Args:
+        run_dir: of the run.
+        resolved: the run, with `node_check` if its nodes are to be checked.
+        hosts: nodes of the allocation; those on this machine are checked once.
+        clock: for the longest wait.
+        is_stopping: whether a signal asks for the end of the job.
+
+    Returns:
+        The failure of the job, with the events of its nodes in `nodes`; None if all passed, or without a check.
+    """
+    if not resolved.node_check:
+        return None
+    seen = len(read_events(run_dir.events_file))
+    numbers = range(1 if hosts.are_here else len(hosts.addresses))
+    checks = {node: _start(run_dir, resolved, hosts, node) for node in numbers}
+    deadline = clock.now() + LONGEST_S
+    while running := [check for check in checks.values() if check.exit_code() is None]:
+        if clock.now() > deadline or is_stopping():
+            for check in running:
+                check.signal_group(signal.SIGKILL)
+            break
+        process.wait_any(running, _POLL_S)
+    if is_stopping():
+        return None
+    said = {event["node"]: event for event in read_events(run_dir.events_file)[seen:] if event["kind"] == "node_check"}
+    unfit = [_result(node, check.wait(), said.get(node)) for node, check in checks.items()]
+    return _failure(run_dir, [event for event in unfit if event is not None])
+
+
+def _start(run_dir: RunDir, resolved: ResolvedRun, hosts: Hosts, node: int) -> process.Child:
+    command = process.python_module(*resolved.node_check, str(run_dir.path), str(node))
+    return process.spawn(hosts.command(node, command), log=run_dir.node_log(node))
+
+
+def _result(node: int, code: int | None, said: Event | None) -> Event | None:
+    """What a failed node recorded, else how its check ended; None for a node that passed."""
+    if code == 0:
+        return None
+    ended = f"its check gave no answer within {LONGEST_S:.0f} s" if code == -signal.SIGKILL else f"exit code {code}"
+    return said or {"node": node, "message": ended, "hint": f"read node-{node}.log of the run"}
+
+
+def _failure(run_dir: RunDir, unfit: list[Event]) -> Event | None:
+    if not unfit:
+        return None
+    texts = [f"{event.get('host') or 'node {}'.format(event['node'])}: {event['message']}" for event in unfit]
+    message = f"{len(unfit)} node{'s' * (len(unfit) > 1)} failed the health check: {'; '.join(texts)}"
+    failure = {"cause": Cause.NODE_UNHEALTHY, "message": message, "hint": unfit[0]["hint"]}
+    append_event(run_dir.events_file, "nodes_unhealthy", nodes=[event["node"] for event in unfit], message=message)
+    return failure
