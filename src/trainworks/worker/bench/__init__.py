@@ -1,0 +1,1 @@
+"""Measurements that need torch: devices of a node, and transfers between ranks."""

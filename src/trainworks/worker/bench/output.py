@@ -1,0 +1,21 @@
+"""Lines that a benchmark prints: one JSON object per finished part."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+TOOL = f"torch {torch.__version__}"
+
+
+def figure(quantity: str, value: float, subject: str, **conditions: str | float) -> dict[str, Any]:
+    """A figure with the keys of `measure.bench.measurement.Measurement`."""
+    return {"quantity": quantity, "value": value, "subject": subject, "tool": TOOL, "conditions": conditions}
+
+
+def print_part(part: str, figures: Sequence[dict[str, Any]] = (), skipped: str = "") -> None:
+    """Print a finished part; `skipped` says why it has no figures."""
+    print(json.dumps({"part": part, "figures": list(figures), "skipped": skipped}), flush=True)  # noqa: T201
