@@ -335,7 +335,7 @@ def errors_page() -> str:
         "| exit code | meaning |",
         "|---|---|",
         "| 0 | success |",
-        "| 1 | the run failed, and the report has the cause; a check of `health` failed; or `review` has findings |",
+        "| 1 | the run failed, as its report says; a check of `health` failed; `review` or `bench` found something |",
         "| 2 | usage error: the request is wrong |",
         "| 3 | environment error: the machine cannot do what was requested |",
         "| 130 | the run was stopped with Ctrl-C or `trainworks stop`; `trainworks resume` continues it |",

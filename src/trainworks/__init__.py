@@ -18,6 +18,7 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "accuracy": "score",
+    "bench": "proving.bench",
     "calibrate": "calibrate",
     "capacity": "capacity",
     "catalog": "catalog",

@@ -15,6 +15,7 @@ from trainworks.api.jobs import stop as stop
 from trainworks.api.network import network as network
 from trainworks.api.plan import compare_layout as compare_layout
 from trainworks.api.plan import plan as plan
+from trainworks.api.proving.bench import bench as bench
 from trainworks.api.proving.health import fleet_health as fleet_health
 from trainworks.api.proving.health import health as health
 from trainworks.api.proving.review import review as review

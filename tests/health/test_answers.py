@@ -22,7 +22,7 @@ from trainworks.host.process import Output
 from trainworks.measure.health.expectation import parse_expectation
 from trainworks.measure.health.fleet import odd_ones_out
 from trainworks.measure.health.node_health import NodeHealth, check_node
-from trainworks.report.health import drain_reason, npd_line, prolog_lines
+from trainworks.report.proving.health import drain_reason, npd_line, prolog_lines
 
 
 def bad(machine: Machine) -> Machine:

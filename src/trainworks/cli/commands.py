@@ -16,6 +16,7 @@ COMMANDS = {
     "cost": "Compare the cost of renting and owning for a run or a year.",
     "capacity": "Replay a job trace: waiting time against cost of capacity.",
     "calibrate": "Correct the planner with a measurement of a cluster.",
+    "bench": "Measure compute, memory, links, storage; find outliers.",
     "health": "Check a node: GPUs, links, memory, mounts; or compare nodes.",
     "review": "Find mistakes in scripts, configuration, code and texts.",
     "data": "Prepare or verify training data.",
@@ -64,7 +65,7 @@ _FOLDERS = {
     ),
     "runs": ("run", "submit", "resume", "report", "export", "profile", "data", "status", "ls", "logs", "stop"),
     "jobs": ("ps", "describe", "hold", "release", "retry", "nodes", "drain", "jobs"),
-    "proving": ("health", "review"),
+    "proving": ("bench", "health", "review"),
     "admin": ("sandbox", "hooks", "autoscale", "schema"),
 }
 _MODULES = {name: f"{folder}.{name}" for folder, names in _FOLDERS.items() for name in names}

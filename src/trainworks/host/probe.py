@@ -30,7 +30,7 @@ def probe_host(disk: Path) -> HostFacts:
     return HostFacts(
         hostname=socket.gethostname(),
         operating_system=_operating_system(),
-        processor=_processor(),
+        processor=processor_name(),
         processor_formats=_processor_formats(),
         num_cores=num_cores(),
         memory_bytes=_memory_bytes(),
@@ -104,7 +104,8 @@ def _operating_system() -> str:
     return f"{name}, kernel {platform.release()}"
 
 
-def _processor() -> str:
+def processor_name() -> str:
+    """Name of the processor as the kernel shows it, else the machine type."""
     for line in _read(_CPUINFO).splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()

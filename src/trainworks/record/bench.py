@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
+
+from pydantic import Field
 
 from trainworks.config.spec import Spec
 
@@ -13,7 +16,7 @@ class BenchSetting(Spec):
     """Environment variables under which the ranks are measured, next to the ranks without them."""
 
     name: str = "default"
-    env: dict[str, str] = {}
+    env: Mapping[str, str] = Field(default_factory=dict)
 
 
 class BenchRequest(Spec):
@@ -27,6 +30,8 @@ class BenchRequest(Spec):
     settings: tuple[BenchSetting, ...] = (BenchSetting(),)
     done: tuple[str, ...] = ()
     """Parts that an earlier attempt has measured."""
+    group: tuple[str, ...] = ()
+    """Nodes of that attempt; transfers between others are measured anew."""
 
     def wants(self, kind: BenchKind, part: str) -> bool:
         """Whether a part has still to be measured."""

@@ -8,6 +8,7 @@ runs/stdlib-lm-1/
   report.html     written by `report`          .lock .reserve  locked while it runs; disk space for the last writes
   profile.json    steps to profile             profiles/       steps-N-M/: rank-R.trace.json.gz, rank-R.json
   usage/          node-N.json: resources used by its processes
+  bench/          node-N.json: what a benchmark measured there
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def command(
         raise typer.Exit(1 if fleet.failing or fleet.odd else 0)
     with option_errors():
         result = trainworks.health(expect)
-    from trainworks.report import health as words
+    from trainworks.report.proving import health as words
 
     if reader is HealthFormat.TEXT or as_json:
         show(result, as_json=as_json)

@@ -43,7 +43,7 @@ def command(
     configurations, Markdown and text. Exits with 1 when there are findings.
     """
     from trainworks.api.proving.review import explained_rules
-    from trainworks.report import review as view
+    from trainworks.report.proving import review as view
 
     if explain is not None:
         with option_errors():

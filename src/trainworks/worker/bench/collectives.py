@@ -107,9 +107,9 @@ def _call(operation: str, size: int, device: torch.device) -> Callable[[], objec
     if operation == "all_reduce":
         return lambda: dist.all_reduce(whole)
     if operation == "all_gather":
-        return lambda: dist.all_gather_into_tensor(whole, share)
+        return lambda: dist.all_gather_single(whole, share)
     if operation == "reduce_scatter":
-        return lambda: dist.reduce_scatter_tensor(share, whole)
+        return lambda: dist.reduce_scatter_single(share, whole)
     if operation == "all_to_all":
         received = torch.zeros_like(whole)
         return lambda: dist.all_to_all_single(received, whole)

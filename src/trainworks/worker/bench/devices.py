@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from trainworks.record.bench import BenchRequest
-from trainworks.worker.bench.output import figure, print_part
+from trainworks.worker.bench.output import figure, print_end, print_part
 
 _PRECISIONS = {
     "fp64": torch.float64,
@@ -29,7 +29,7 @@ _PRECISIONS = {
 PRECISIONS = tuple(_PRECISIONS)
 _ON_ACCELERATORS_ONLY = ("tf32", "fp8")
 _FP8_CAPABILITY = (8, 9)
-"""https://docs.nvidia.com/cuda/cublas/#cublasltmatmul asks for compute capability 8.9 for its 8-bit kernels."""
+"""Compute capability below which torch has no 8-bit products: SM89OrLater in torch/testing/_internal/common_cuda.py."""
 _SIZES = {"cpu": (1024, 2048), "cuda": (4096, 8192)}
 _FULL_SIZES = {"cpu": (512, 1024, 2048, 4096, 8192), "cuda": (1024, 2048, 4096, 8192, 16384)}
 _SECONDS_EACH, _FULL_SECONDS_EACH = 0.5, 3.0
@@ -55,6 +55,7 @@ def main(request_json: str) -> None:
             print_part(part, [] if on_cpu else _each(devices, measure, size, seconds), "no accelerator" * on_cpu)
     if request.wants("memory", "memory/host-torch"):
         print_part("memory/host-torch", [_triad_figure(torch.device("cpu"), _COPY_BYTES, seconds, "memory_bandwidth")])
+    print_end()
 
 
 def _unsupported(precision: str, devices: list[torch.device]) -> str:

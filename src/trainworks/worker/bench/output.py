@@ -8,12 +8,24 @@ from typing import Any
 
 import torch
 
-TOOL = f"torch {torch.__version__}"
+from trainworks import __version__
+
+TOOL = f"trainworks {__version__}, torch {torch.__version__}"
 
 
 def figure(quantity: str, value: float, subject: str, **conditions: str | float) -> dict[str, Any]:
     """A figure with the keys of `measure.bench.measurement.Measurement`."""
     return {"quantity": quantity, "value": value, "subject": subject, "tool": TOOL, "conditions": conditions}
+
+
+def print_nodes(names: Sequence[str]) -> None:
+    """Print the names of all nodes, before the first part between them."""
+    print(json.dumps({"nodes": list(names)}), flush=True)  # noqa: T201
+
+
+def print_end() -> None:
+    """Print that nothing is missing: a program that is killed does not."""
+    print(json.dumps({"end": True}), flush=True)  # noqa: T201
 
 
 def print_part(part: str, figures: Sequence[dict[str, Any]] = (), skipped: str = "") -> None:

@@ -184,5 +184,3 @@ def _mean_s(action: Callable[[], object], device: torch.device, times: int) -> f
         action()
     torch.cuda.synchronize(device)
     return (time.perf_counter() - started) / times
-
-

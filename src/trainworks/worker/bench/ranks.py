@@ -7,7 +7,6 @@ the parts.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ import torch.multiprocessing as mp
 from trainworks.host.network import LOOPBACK, is_loopback
 from trainworks.record.bench import BenchRequest, BenchSetting
 from trainworks.worker.bench.collectives import measure_collectives
-from trainworks.worker.bench.output import print_part
+from trainworks.worker.bench.output import print_end, print_nodes, print_part
 from trainworks.worker.bench.pairs import RankPlace, measure_pairs
 
 _MEETING = timedelta(hours=2)
@@ -58,6 +57,9 @@ def main(request_json: str, node: str, nodes: str, name: str, address: str = LOO
     store.set(f"name/{node}", name)
     names = tuple(store.get(f"name/{each}").decode() for each in range(count))
     request = BenchRequest.model_validate_json(store.get("request"))
+    if request.group != names:
+        request = request.model_copy(update={"done": ()})
+    print_nodes(names)
     per_node = torch.cuda.device_count() or (_CPU_RANKS if count == 1 else 1)
     group = _Group(int(node), names, per_node, address, store.port)
     for index, setting in enumerate(request.settings):
@@ -65,6 +67,7 @@ def main(request_json: str, node: str, nodes: str, name: str, address: str = LOO
         mp.start_processes(_rank, (group, request, index), nprocs=per_node, start_method="fork")  # type: ignore[no-untyped-call]
         for variable in setting.env:
             del os.environ[variable]
+    print_end()
     store.set(f"end/{node}", "")
     if node == "0":
         store.wait([f"end/{each}" for each in range(count)])
@@ -80,7 +83,9 @@ def _rank(local_rank: int, group: _Group, request: BenchRequest, index: int) -> 
         torch.cuda.set_device(device)
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=group.world_size, timeout=_CALL)
-    subject = f"{group.names[0]}, {group.ranks_per_node} ranks" if len(group.names) == 1 else f"{len(group.names)} nodes"
+    subject = (
+        f"{group.names[0]}, {group.ranks_per_node} ranks" if len(group.names) == 1 else f"{len(group.names)} nodes"
+    )
     if "collectives" in request.kinds:
         measure_collectives(request, setting, device, subject, nodes=len(group.names))
     _pairs(request, setting, RankPlace(rank, local_rank, group.node, group.names, group.ranks_per_node, device, store))
@@ -91,7 +96,7 @@ def _rank(local_rank: int, group: _Group, request: BenchRequest, index: int) -> 
 def _pairs(request: BenchRequest, setting: BenchSetting, place: RankPlace) -> None:
     part = f"network@{setting.name}"
     if not request.wants("network", part):
-        return
+        return None
     if len(place.names) > 1:
         figures = measure_pairs(place, setting.name, full=request.full)
     elif place.rank == 0:

@@ -1,0 +1,162 @@
+"""Measure a cluster: a benchmark is a run whose ranks measure, on this machine or in the queue of another cluster."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import get_args
+
+from trainworks.api.inputs import argument
+from trainworks.api.notices import warn
+from trainworks.api.run_handle import Run, find_run
+from trainworks.api.run_request import RunRequest
+from trainworks.api.runs import Launch, prepare, prepare_resume
+from trainworks.backends.registry import shares_files
+from trainworks.config.load import load_run_file
+from trainworks.config.run_file import RunFile
+from trainworks.errors import ArgumentError
+from trainworks.host import process
+from trainworks.jobs.state import JobState
+from trainworks.measure.bench.bench_report import BenchReport, build_bench_report
+from trainworks.measure.bench.node_record import read_records, record_path, records_in, write_record
+from trainworks.measure.bench.outliers import read_cables
+from trainworks.record.bench import BenchKind, BenchRequest, BenchSetting
+
+_PROGRAM = "trainworks.measure.bench.node"
+KINDS: tuple[BenchKind, ...] = get_args(BenchKind)
+Progress = Callable[[str], None]
+
+
+def bench(
+    *kinds: str,
+    cluster: str | None = None,
+    nodes: int | None = None,
+    full: bool = False,
+    paths: Sequence[Path | str] = (),
+    settings: Sequence[str] = (),
+    cables: Path | str | None = None,
+    resume: str | None = None,
+    folder: Path | str = "runs",
+    progress: Progress | None = None,
+) -> BenchReport:
+    """Measure compute, memory, network, collectives, storage and MPI of this machine or of the nodes of a cluster.
+
+    Args:
+        kinds: what to measure; all when left out.
+        cluster: another cluster than this machine: a name such as `slurm`, or a run file.
+        nodes: number of nodes; that of the run file, or one.
+        full: sizes for acceptance, up to hours, instead of about a minute.
+        paths: folders whose storage is measured; when left out the run file's folder of checkpoints and of local data,
+            or the current folder.
+        settings: variables whose values are compared side by side in the transfers between ranks, such as
+            `NCCL_ALGO=Ring,Tree`.
+        cables: cable plan that names the cables of slow links, as `trainworks network --cables` writes it.
+        resume: run of a benchmark to continue or to show; what it has measured is not measured again.
+        folder: folder of all runs.
+        progress: receives a line for every finished part.
+
+    Raises:
+        ArgumentError: an argument is not valid.
+        UsageError: the cluster cannot run it, or there is no such run.
+        RunFailedError: the run failed; `resume` continues it.
+
+    Examples:
+        >>> import tempfile
+        >>> found = bench("memory", folder=tempfile.mkdtemp())
+        >>> found.is_complete
+        True
+    """
+    plan = read_cables(Path(cables)) if cables is not None else {}
+    if resume is not None:
+        run = _continued(find_run(resume, folder), progress)
+    else:
+        run_file = _run_file(cluster)
+        chosen = _kinds(kinds)
+        request = BenchRequest(
+            kinds=chosen,
+            full=full,
+            paths=tuple(str(Path(path).absolute()) for path in paths or _paths(run_file, cluster is not None)),
+            settings=(BenchSetting(), *(one for text in settings for one in parse_setting(text))),
+        )
+        run = _started(_job(run_file, request, kinds, nodes), Path(folder), progress)
+    return build_bench_report(run.id, read_records(run.path), plan)
+
+
+def parse_setting(text: str) -> list[BenchSetting]:
+    """Settings to compare: `NCCL_ALGO=Ring,Tree` are two.
+
+    Raises:
+        ArgumentError: the text is not a variable with values.
+    """
+    name, equals, values = text.partition("=")
+    if not equals or not name.isidentifier() or not all(values.split(",")):
+        hint = "write the values after an equals sign: `NCCL_ALGO=Ring,Tree`"
+        raise ArgumentError(f"`{text}` is not a variable with values", argument="settings", hint=hint)
+    return [BenchSetting(name=f"{name}={value}", env={name: value}) for value in values.split(",")]
+
+
+def _kinds(names: Sequence[str]) -> tuple[BenchKind, ...]:
+    wanted = set(names) - {"all"}
+    if unknown := sorted(wanted - set(KINDS)):
+        raise ArgumentError(
+            f"cannot measure `{unknown[0]}`", argument="kinds", hint=f"choose of {', '.join(KINDS)} and all"
+        )
+    return tuple(kind for kind in KINDS if not wanted or "all" in names or kind in wanted)
+
+
+def _run_file(cluster: str | None) -> RunFile:
+    with argument("cluster"):
+        if cluster is None:
+            return RunFile(name="bench", run="true")
+        if cluster.endswith((".yaml", ".yml")):
+            return load_run_file(Path(cluster))[0]
+        return RunFile.model_validate({"name": "bench", "run": "true", "cluster": cluster})
+
+
+def _paths(run_file: RunFile, is_given: bool) -> list[Path]:
+    """Folders of checkpoints and of local data of a run file, as far as they exist; else the current folder."""
+    if not is_given or run_file.workload is None:
+        return [Path()]
+    data = getattr(run_file.workload.data, "source", None)
+    named = [Path(run_file.checkpoint.to), Path(str(data)) if data else Path(run_file.checkpoint.to)]
+    return list(dict.fromkeys(path for path in named if path.is_dir())) or [Path()]
+
+
+def _job(run_file: RunFile, request: BenchRequest, names: Sequence[str], nodes: int | None) -> RunRequest:
+    """The run: one program per node of the cluster of the run file."""
+    command = process.python_module(_PROGRAM, request.model_dump_json(exclude_defaults=True))
+    if not shares_files(run_file.cluster.engine):  # an image has a Python of its own
+        command[0] = "python3"
+    own = {"name": f"bench-{'-'.join(names) or 'all'}", "run": shlex.join(command), "framework": None, "setup": None}
+    job = run_file.model_copy(update={**own, "workload": None, "layout": None})
+    return RunRequest(job.with_ranks(nodes, 1), command=command)
+
+
+def _started(request: RunRequest, folder: Path, progress: Progress | None) -> Run:
+    prepared = prepare(request, folder=folder, queued=False)
+    prepared.check()
+    if note := prepared.probe():
+        warn(note)
+    return _followed(prepared.create(), progress)
+
+
+def _continued(run: Run, progress: Progress | None) -> Run:
+    return run if run.standing()[0] is JobState.SUCCEEDED else _followed(prepare_resume(run), progress)
+
+
+def _followed(launch: Launch, progress: Progress | None) -> Run:
+    """Start the run and wait for its end; a node that does not share its folder has printed its record."""
+    launch.start()
+    seen: set[tuple[str, str]] = set()
+    run = launch.run
+    for _ in run.follow(since=launch.since, poll_s=0.5):
+        for record in read_records(run.path) if progress else ():
+            for part in record.parts:
+                if progress and (record.name, part) not in seen:
+                    seen.add((record.name, part))
+                    progress(f"{record.name}: {part}")
+    if run.has_remote_output:
+        for record in records_in(run.output()):
+            write_record(record_path(run.path, record.node), record)
+    return run.check()

@@ -1,0 +1,61 @@
+"""`trainworks bench`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import trainworks
+from trainworks.cli.options import AsJson, OnCluster, RunsOption, check_writable, option_errors, runs_folder
+from trainworks.cli.output import show
+from trainworks.errors import UsageError
+from trainworks.report.rendering.printable import say
+
+_WHAT = "compute, memory, network, collectives, storage, mpi or all."
+
+
+def command(
+    kinds: Annotated[list[str] | None, typer.Argument(metavar="WHAT...", help=_WHAT)] = None,
+    cluster: OnCluster = None,
+    nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="Number of nodes.")] = None,
+    full: Annotated[bool, typer.Option("--full", help="Sizes for acceptance, instead of about a minute.")] = False,
+    paths: Annotated[
+        list[Path] | None, typer.Option("--path", metavar="FOLDER", help="Measure the storage of this folder.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=V1,V2", help="Compare values of a variable between ranks."),
+    ] = None,
+    cables: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Cable plan, to name the cables of slow links.")
+    ] = None,
+    resume: Annotated[
+        str | None, typer.Option(metavar="RUN", help="Continue a benchmark, or show a finished one.")
+    ] = None,
+    runs: RunsOption = None,
+    as_json: AsJson = False,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write an HTML page.")] = None,
+) -> None:
+    """Runs on this machine, or as a job on the nodes of a cluster. Transfers are measured between all pairs of nodes,
+    and between all ranks; figures that differ from their peers come first. Exit code 1 if there are any.
+    """
+    if not kinds and resume is None:
+        raise UsageError("nothing to measure", hint="`trainworks bench all`, or one of its parts")
+    check_writable(html, "--html")
+    with option_errors():
+        report = trainworks.bench(
+            *(kinds or ()),
+            cluster=cluster,
+            nodes=nodes,
+            full=full,
+            paths=paths or (),
+            settings=settings or (),
+            cables=cables,
+            resume=resume,
+            folder=runs_folder(runs),
+            progress=lambda line: say(line, err=True),
+        )
+    show(report, as_json=as_json, plot=html)
+    raise typer.Exit(1 if report.outliers else 0)

@@ -1,0 +1,165 @@
+"""The program of a benchmark on every node of its job: `python -m trainworks.measure.bench.node REQUEST_JSON`.
+
+What one node can measure alone comes first, on all nodes at once; then all of them measure together. A part that the
+record has is not measured again. The record is in the run directory; a node that does not share it prints the record.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from trainworks.errors import EnvironmentProblem, TrainworksError
+from trainworks.host import process
+from trainworks.host.network import LOOPBACK
+from trainworks.host.probe import probe_host
+from trainworks.measure.bench.measurement import Measurement
+from trainworks.measure.bench.memory import measure_triad
+from trainworks.measure.bench.mpi import measure_mpi
+from trainworks.measure.bench.node_record import (
+    OUTPUT_PREFIX,
+    PART,
+    BenchPart,
+    NodeRecord,
+    read_record,
+    record_path,
+    write_record,
+)
+from trainworks.measure.bench.storage import measure_storage
+from trainworks.record.bench import BenchRequest
+from trainworks.record.run_dir import RunDir
+
+_DEVICES = "trainworks.worker.bench.devices"
+_RANKS = "trainworks.worker.bench.ranks"
+_TOOLS = ("cc", "fio", "mpirun")
+_VERSION_TIMEOUT_S = 20.0
+
+
+class NodeBench:
+    """The measurements of one node, and its record.
+
+    Args:
+        record: what is known before, and what to measure.
+        save: keeps the record after every part.
+        env: variables of the job: addresses and ranks.
+    """
+
+    def __init__(self, record: NodeRecord, save: Callable[[NodeRecord], None], env: Mapping[str, str]) -> None:
+        self._request, self._save, self._env = record.request, save, env
+        self.record = record
+
+    def measure(self) -> NodeRecord:
+        """Measure what is missing; returns the complete record."""
+        if self.record.node == 0 or "/" not in self.record.name:
+            self._alone()
+        addresses = self._addresses
+        if self.record.node == 0 and "mpi" in self._request.kinds:
+            self._part("mpi", lambda: measure_mpi(addresses, full=self._request.full))
+        if {"collectives", "network"} & set(self._request.kinds):
+            self._together(len(addresses))
+        self._keep(replace(self.record, is_complete=True))
+        return self.record
+
+    @property
+    def _addresses(self) -> list[str]:
+        return self._env.get("SKYPILOT_NODE_IPS", "").split() or [LOOPBACK]
+
+    def _alone(self) -> None:
+        request = self._request
+        if {"compute", "memory"} & set(request.kinds):
+            done = set(self.record.parts) | ({"memory/host-torch"} if shutil.which("cc") else set())
+            self._worker(_DEVICES, request.model_copy(update={"done": tuple(done)}))
+        if "memory" in request.kinds:
+            self._part("memory/host", lambda: measure_triad(full=request.full))
+        for path in request.paths if "storage" in request.kinds else ():
+            self._part(f"storage/{path}", partial(measure_storage, Path(path), full=request.full))
+
+    def _together(self, nodes: int) -> None:
+        known = {"done": tuple(part for part in self.record.parts if "@" in part), "group": self.record.nodes}
+        place = (self._env.get("MASTER_ADDR", LOOPBACK), self._env.get("MASTER_PORT", "0"))
+        arguments = (str(self.record.node), str(nodes), self.record.name, *place)
+        self._worker(_RANKS, self._request.model_copy(update=known), *arguments)
+
+    def _part(self, name: str, measure: Callable[[], list[Measurement]]) -> None:
+        if name in self.record.parts:
+            return
+        try:
+            self._add(name, BenchPart(tuple(measure())))
+        except TrainworksError as error:
+            self._add(name, BenchPart(skipped=error.message))
+
+    def _worker(self, module: str, request: BenchRequest, *arguments: str) -> None:
+        """Add the parts that a program with torch prints.
+
+        Raises:
+            EnvironmentProblem: it ended before it had measured everything; its log says why.
+        """
+        name = module.rpartition(".")[2]
+        if "torch" not in self.record.host.packages:
+            self._add(name, BenchPart(skipped="torch is not installed on this node"))
+            return
+        for line in process.lines(process.python_module(module, request.model_dump_json(), *arguments)):
+            found: dict[str, Any] = json.loads(line)
+            if "nodes" in found:
+                self._keep(replace(self.record, nodes=tuple(found["nodes"])))
+            elif "part" in found:
+                self._add(found.pop("part"), PART.validate_python(found))
+            else:
+                return
+        raise EnvironmentProblem(f"the measurement of the {name} of {self.record.name} ended too early")
+
+    def _add(self, name: str, part: BenchPart) -> None:
+        print(f"{self.record.name}: {name}: {part.skipped or 'measured'}", flush=True)  # noqa: T201, for the log
+        self._keep(replace(self.record, parts={**self.record.parts, name: part}))
+
+    def _keep(self, record: NodeRecord) -> None:
+        self.record = record
+        self._save(record)
+
+
+def main(request_json: str) -> None:
+    """Measure this node's share of a benchmark; the ranks' variables and TRAINWORKS_RUN_DIR are in the environment."""
+    request, folder = BenchRequest.model_validate_json(request_json), Path(os.environ["TRAINWORKS_RUN_DIR"])
+    shares_folder, node = RunDir(folder).resolved_file.exists(), int(os.environ.get("NODE_RANK", "0"))
+    path = record_path(folder, node)
+    before = read_record(path) if shares_folder else None
+    name = node_name(node, os.environ)
+    record = NodeRecord(node, name, probe_host(Path.cwd()), _tools(), request, (name,))
+    if before is not None and (before.name, before.request) == (name, request):
+        record = replace(record, nodes=before.nodes, parts=before.parts)
+    keep = partial(write_record, path) if shares_folder else _ignore
+    record = NodeBench(record, keep, os.environ).measure()
+    if not shares_folder:
+        print(f"{OUTPUT_PREFIX}{record.to_json()}", flush=True)  # noqa: T201, the only way from there
+
+
+def _ignore(record: NodeRecord) -> None:
+    """Keep nothing: the run directory of this node is gone with its job."""
+
+
+def node_name(node: int, env: Mapping[str, str]) -> str:
+    """The scheduler's name of a node, else the host's; with `/NODE` where several nodes are one machine."""
+    if name := env.get("SLURMD_NODENAME"):
+        return name
+    addresses = env.get("SKYPILOT_NODE_IPS", "").split()
+    return f"{socket.gethostname()}/{node}" if len(set(addresses)) < len(addresses) else socket.gethostname()
+
+
+def _tools() -> dict[str, str]:
+    found = {}
+    for tool in filter(shutil.which, _TOOLS):
+        lines = process.run([tool, "--version"], timeout_s=_VERSION_TIMEOUT_S).stdout.splitlines()
+        found[tool] = lines[0] if lines else "unknown"
+    return found
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,1 @@
+"""What benchmarks, health checks and reviews found."""

@@ -1,0 +1,155 @@
+"""A benchmark: what differs from its peers, then every figure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from trainworks.measure.bench.bench_report import BenchReport
+from trainworks.measure.bench.measurement import Measurement, Quantity
+from trainworks.measure.bench.outliers import BenchOutlier
+from trainworks.report.rendering.document import Block, Column, Document, Row, Section, Styled, Table, Text, left, right
+from trainworks.units import format_quantity
+
+_TITLES = {
+    Quantity.GEMM: "Compute",
+    Quantity.MEMORY_BANDWIDTH: "Memory",
+    Quantity.DEVICE_MEMORY_BANDWIDTH: "Memory",
+    Quantity.HOST_LINK: "Memory",
+    Quantity.LINK_BANDWIDTH: "Links",
+    Quantity.LINK_LATENCY: "Links",
+    Quantity.STORAGE_READ: "Storage",
+    Quantity.STORAGE_WRITE: "Storage",
+    Quantity.STORAGE_OPERATIONS: "Storage",
+    Quantity.METADATA_OPERATIONS: "Storage",
+}
+_UNITS = {
+    Quantity.GEMM: "FLOP/s",
+    Quantity.LINK_LATENCY: "s",
+    Quantity.STORAGE_OPERATIONS: "/s",
+    Quantity.METADATA_OPERATIONS: "/s",
+}
+_MOST_LINKS = 20
+"""Links in the table of a terminal; JSON has all."""
+
+
+def document(report: BenchReport) -> Document:
+    """Outliers, then a table per kind, then what was not measured."""
+    nodes = ", ".join(record.name for record in report.records)
+    tools = sorted({each.tool for each in report.measurements})
+    about = [Text(f"run    {report.run}"), Text(f"nodes  {nodes}"), Text(f"tools  {'; '.join(tools)}")]
+    if not report.is_complete:
+        about.append(Text(f"incomplete: continue it with `trainworks bench --resume {report.run}`", style="warning"))
+    sections = [Section("", about), Section("Outliers", [_outliers(report.outliers)] if report.outliers else [])]
+    titles = dict.fromkeys(_TITLES.values())
+    sections += [Section(title, _figures(report, title)) for title in titles]
+    sections.append(Section("Collectives", [block for each in _by_operation(report) for block in _collectives(*each)]))
+    skipped = [[part, reason, ", ".join(names)] for part, reason, names in report.skipped]
+    sections.append(
+        Section("Not measured", [Table(left("part", "reason", "nodes", wrap=True), skipped)] * bool(skipped))
+    )
+    badge = Styled(f"{len(report.outliers)} outliers", "bad") if report.outliers else None
+    return Document("Benchmark", "bench", sections, badge=badge)
+
+
+def to_json(report: BenchReport) -> dict[str, Any]:
+    """Every figure in base units with its conditions, the outliers, and the record of each node."""
+    return {
+        "run": report.run,
+        "complete": report.is_complete,
+        "measurements": [asdict(each) for each in report.measurements],
+        "outliers": [_outlier_json(each) for each in report.outliers],
+        "skipped": [{"part": part, "reason": reason, "nodes": names} for part, reason, names in report.skipped],
+        "nodes": [
+            {"name": record.name, "host": record.host.model_dump(mode="json"), "tools": dict(record.tools)}
+            for record in report.records
+        ],
+    }
+
+
+def _outlier_json(outlier: BenchOutlier) -> dict[str, Any]:
+    score = outlier.score if outlier.score != float("inf") else None
+    return {
+        "subject": outlier.subject,
+        "measurement": asdict(outlier.measurement),
+        "median": outlier.usual,
+        "share": outlier.share,
+        "modified_z_score": score,
+        "cables": list(outlier.cables),
+    }
+
+
+def _outliers(outliers: Sequence[BenchOutlier]) -> Table:
+    rows = [
+        Row(
+            [
+                Styled(each.subject, "bad"),
+                _name(each.measurement),
+                _value(each.measurement),
+                _value(each.measurement, each.usual),
+                f"{each.share:.0%}",
+                "; ".join(each.cables),
+            ]
+        )
+        for each in outliers
+    ]
+    columns = [*left("subject", "figure"), *right("measured", "median", "of it"), Column("cable", wrap=True)]
+    return Table(columns, rows, "A node instead of its links: most of its links are slow.")
+
+
+def _figures(report: BenchReport, title: str) -> list[Table]:
+    found = [each for each in report.measurements if _TITLES.get(each.quantity) == title]
+    found = [each for each in found if each.conditions.get("operation") != "ping_pong" or _is_telling(each, found)]
+    if title == "Links" and len(found) > _MOST_LINKS:
+        found = sorted(found, key=lambda each: (each.quantity, each.value))[:_MOST_LINKS]
+    rows = [[each.subject, _name(each), _value(each), each.tool] for each in found]
+    return [Table([*left("subject", "figure", wrap=True), *right("measured"), *left("tool")], rows)] if rows else []
+
+
+def _is_telling(measurement: Measurement, others: Sequence[Measurement]) -> bool:
+    """Whether a figure of a sweep over sizes is the latency or the highest bandwidth."""
+    same = [each.value for each in others if each.quantity is measurement.quantity and _key(each) == _key(measurement)]
+    return measurement.quantity is Quantity.LINK_LATENCY or measurement.value == max(same)
+
+
+def _key(measurement: Measurement) -> tuple[object, ...]:
+    return (measurement.subject, *(measurement.conditions.get(name) for name in ("operation", "transport")))
+
+
+def _by_operation(report: BenchReport) -> list[tuple[str, list[Measurement]]]:
+    found: dict[str, list[Measurement]] = {}
+    for each in report.measurements:
+        if each.quantity is Quantity.BUS_BANDWIDTH:
+            about = f"{each.conditions['operation']} over {each.conditions['transport']}: {each.subject}"
+            found.setdefault(about, []).append(each)
+    return list(found.items())
+
+
+def _collectives(about: str, figures: Sequence[Measurement]) -> list[Block]:
+    """A row per message size, and the bus bandwidth of every setting side by side."""
+    settings = list(dict.fromkeys(str(each.conditions.get("setting", "")) for each in figures))
+    cells = {(each.conditions["bytes"], str(each.conditions.get("setting", ""))): each for each in figures}
+    rows = []
+    for size in sorted({float(each.conditions["bytes"]) for each in figures}):
+        first = cells.get((size, settings[0]))
+        times = format_quantity(float(first.conditions["seconds"]), "s") if first else ""
+        busbw = [_value(cells[size, setting]) if (size, setting) in cells else "" for setting in settings]
+        rows.append([format_quantity(size, "bytes"), times, *busbw])
+    names = [f"busbw {setting}".removesuffix(" default").rstrip() for setting in settings]
+    return [Text(about, style="bold"), Table(right("size", "time", *names), rows)]
+
+
+def _value(measurement: Measurement, value: float | None = None) -> str:
+    unit = _UNITS.get(measurement.quantity, "bytes/s")
+    return format_quantity(measurement.value if value is None else value, unit)
+
+
+def _name(measurement: Measurement) -> str:
+    """What was measured, with the conditions that tell figures of a kind apart."""
+    about = measurement.conditions
+    words = [str(about[name]) for name in ("precision", "operation", "direction", "transport") if name in about]
+    words += [f"rail {about['rail']:g}"] if isinstance(about.get("rail"), int | float) else []
+    words += [f"cache {about['cache']}"] if about.get("cache") in ("not dropped", "unknown") else []
+    words += [str(about["setting"])] if about.get("setting", "default") != "default" else []
+    return " ".join([measurement.quantity.value.replace("_", " "), *words])

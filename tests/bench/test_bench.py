@@ -1,0 +1,148 @@
+"""`bench` from end to end: a run whose ranks measure, its report, and its resumption."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import trainworks
+from trainworks.api.proving.bench import parse_setting
+from trainworks.cli.app import app
+from trainworks.errors import ArgumentError, EnvironmentProblem
+from trainworks.measure.bench.node import node_name
+from trainworks.measure.bench.node_record import read_record, read_records, record_path, records_in
+from trainworks.record.bench import BenchSetting
+
+NODE = [sys.executable, "-m", "trainworks.measure.bench.node"]
+
+
+def node_program(run_folder: Path, request: dict[str, object], **env: str) -> subprocess.Popen[str]:
+    """The program of one node, as an agent starts it."""
+    return subprocess.Popen(
+        [*NODE, json.dumps(request)],
+        env=os.environ | {"TRAINWORKS_RUN_DIR": str(run_folder)} | env,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+@pytest.mark.slow
+def test_a_killed_node_measures_only_what_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "resolved.json").touch()
+    request = {"kinds": ["compute", "memory"]}
+    first = node_program(tmp_path, request)
+    path = record_path(tmp_path, 0)
+    while (before := read_record(path)) is None or len(before.parts) < 2:
+        assert first.poll() is None
+        time.sleep(0.02)
+    os.killpg(first.pid, signal.SIGKILL)
+    first.communicate()
+    before = read_record(path)
+    assert before is not None
+    assert not before.is_complete
+    second = node_program(tmp_path, request)
+    output, _ = second.communicate()
+    after = read_record(path)
+    assert after is not None
+    assert after.is_complete
+    assert {name: after.parts[name] for name in before.parts} == before.parts
+    assert {line.split(": ")[1] for line in output.splitlines()} == set(after.parts) - set(before.parts)
+
+
+def test_a_node_that_does_not_share_the_run_directory_prints_its_record(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    request = {"kinds": ["storage"], "paths": [str(tmp_path / "none")]}
+    output, _ = node_program(tmp_path / "gone", request).communicate()
+    (record,) = records_in(output.splitlines())
+    assert record.is_complete
+    assert [part.skipped for part in record.parts.values()] == [
+        f"`{tmp_path}/none` is not a folder that can be written"
+    ]
+    assert not (tmp_path / "gone").exists()
+
+
+def test_a_record_of_another_request_is_not_continued(tmp_path: Path) -> None:
+    (tmp_path / "resolved.json").touch()
+    for folder in ("one", "two"):
+        node_program(tmp_path, {"kinds": ["storage"], "paths": [str(tmp_path / folder)]}).communicate()
+    (record,) = read_records(tmp_path)
+    assert list(record.parts) == [f"storage/{tmp_path}/two"]
+
+
+def test_a_damaged_record_is_refused_with_its_place(tmp_path: Path) -> None:
+    (tmp_path / "bench").mkdir()
+    record_path(tmp_path, 3).write_text("{")
+    with pytest.raises(EnvironmentProblem, match=r"node-3\.json` is not the record of a node"):
+        read_records(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("env", "name"),
+    [
+        ({"SLURMD_NODENAME": "node7"}, "node7"),
+        ({"SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2"}, os.uname().nodename),
+        ({"SKYPILOT_NODE_IPS": "127.0.0.1\n127.0.0.1"}, f"{os.uname().nodename}/1"),
+    ],
+    ids=["Slurm", "a host", "two nodes on one host"],
+)
+def test_a_node_has_the_name_of_its_scheduler_or_host(env: dict[str, str], name: str) -> None:
+    assert node_name(1, env) == name
+
+
+def test_values_of_a_variable_are_settings_side_by_side() -> None:
+    assert parse_setting("NCCL_ALGO=Ring,Tree") == [
+        BenchSetting(name="NCCL_ALGO=Ring", env={"NCCL_ALGO": "Ring"}),
+        BenchSetting(name="NCCL_ALGO=Tree", env={"NCCL_ALGO": "Tree"}),
+    ]
+
+
+@pytest.mark.parametrize("text", ["NCCL_ALGO", "=1", "A B=1", "A=", "A=1,"])
+def test_a_setting_without_name_or_value_is_refused(text: str) -> None:
+    with pytest.raises(ArgumentError, match="is not a variable with values"):
+        parse_setting(text)
+
+
+def test_an_unknown_kind_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="cannot measure `latency`"):
+        trainworks.bench("latency", folder=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_several_nodes_measure_all_pairs_under_every_setting_and_a_finished_run_is_shown_again(tmp_path: Path) -> None:
+    lines: list[str] = []
+    settings = ["OMP_NUM_THREADS=1"]
+    report = trainworks.bench("network", nodes=3, settings=settings, folder=tmp_path, progress=lines.append)
+    assert report.is_complete
+    names = [record.name for record in report.records]
+    pairs = {f"{a} <-> {b}" for a, b in ((names[0], names[1]), (names[0], names[2]), (names[1], names[2]))}
+    for setting in ("default", *settings):
+        found = [each for each in report.measurements if each.conditions["setting"] == setting]
+        assert {each.subject for each in found} == pairs
+        assert len(found) == 9  # both directions, and the latency
+    assert f"{names[0]}: network@default" in lines
+    again = trainworks.bench(resume=report.run, folder=tmp_path)
+    assert again.measurements == report.measurements
+
+
+@pytest.mark.slow
+def test_the_command_prints_a_report_and_writes_a_page(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    options = ["bench", "storage", "collectives", "--path", str(tmp_path), "--runs", str(tmp_path / "runs")]
+    done = CliRunner().invoke(app, [*options, "--json", "--html", str(page)])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["complete"] is True
+    assert {each["quantity"] for each in found["measurements"]} >= {"storage_write", "storage_read", "busbw"}
+    assert "Collectives" in page.read_text()
+    shown = CliRunner().invoke(app, ["bench", "--resume", found["run"], "--runs", str(tmp_path / "runs")])
+    assert "all_reduce over gloo" in shown.stdout
