@@ -18,7 +18,7 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "accuracy": "score",
-    "bench": "proving.bench",
+    "bench": "benchmarks.bench",
     "calibrate": "calibrate",
     "capacity": "capacity",
     "catalog": "catalog",

@@ -1,3 +1,4 @@
+from trainworks.api.benchmarks.bench import bench as bench
 from trainworks.api.calibrate import calibrate as calibrate
 from trainworks.api.capacity import capacity as capacity
 from trainworks.api.catalog import catalog as catalog
@@ -15,7 +16,6 @@ from trainworks.api.jobs import stop as stop
 from trainworks.api.network import network as network
 from trainworks.api.plan import compare_layout as compare_layout
 from trainworks.api.plan import plan as plan
-from trainworks.api.proving.bench import bench as bench
 from trainworks.api.proving.health import fleet_health as fleet_health
 from trainworks.api.proving.health import health as health
 from trainworks.api.proving.review import review as review

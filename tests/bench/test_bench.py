@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 import trainworks
-from trainworks.api.proving.bench import parse_setting
+from trainworks.api.benchmarks.bench import parse_setting
 from trainworks.cli.app import app
 from trainworks.errors import ArgumentError, EnvironmentProblem
 from trainworks.measure.bench.node import node_name

@@ -20,7 +20,7 @@ _NORMAL = 0.6745
 _LEAST_DIFFERENCE = 0.1
 """A figure within a tenth of the median is not an outlier, however alike its peers are: an assumption."""
 _FEWEST = 3
-"""Of two figures that differ, nothing says which one is wrong."""
+"""Fewest peers: nothing says which of two figures is wrong."""
 _LINKS = (Quantity.LINK_BANDWIDTH, Quantity.LINK_LATENCY)
 _ARROW = " <-> "
 _ALIKE = ("operation", "precision", "setting", "block", "bytes", "transport", "direction")

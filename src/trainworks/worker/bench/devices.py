@@ -91,7 +91,8 @@ def _gemm_figure(device: torch.device, precision: str, sizes: tuple[int, ...], s
         best, best_size = max((best, best_size), (rate, size))
         if duration > _SLOW_S:
             break
-    return figure("gemm", best, _subject(device), precision=precision, size=best_size)
+    shape = dict.fromkeys("mnk", best_size)
+    return figure("gemm", best, _subject(device), precision=precision, device=device.type, **shape)
 
 
 def _product(device: torch.device, dtype: torch.dtype, size: int) -> Callable[[], object]:

@@ -58,7 +58,7 @@ def bench(
 
     Raises:
         ArgumentError: an argument is not valid.
-        UsageError: the cluster cannot run it, or there is no such run.
+        UsageError: the cluster cannot run it, or the run is unknown.
         RunFailedError: the run failed; `resume` continues it.
 
     Examples:

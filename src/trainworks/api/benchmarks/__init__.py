@@ -1,0 +1,1 @@
+"""Use cases that measure a cluster by a run of their own."""
