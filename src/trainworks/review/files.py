@@ -11,6 +11,7 @@ from typing import Literal
 import yaml
 
 from trainworks.config.sbatch_options import MAGIC, OptionLines, read_options
+from trainworks.review.finding import Edit
 from trainworks.review.readers import tree
 from trainworks.review.readers.launch import TorchLaunch, launches
 from trainworks.review.readers.prose import scripts_in
@@ -150,6 +151,11 @@ class ReviewedFile:
     def conf(self) -> tuple[ConfLine, ...]:
         """Lines of a configuration file of Slurm."""
         return tuple(read_conf(self.text)) if self.kind == "slurm" else ()
+
+    def edit(self, line: int, column: int, old: str, new: str) -> tuple[Edit, ...]:
+        """Replace a text that begins at a place or behind it, on the same line; nothing if the line lacks it there."""
+        at = self.lines[line - 1].find(old, column - 1)
+        return (Edit(line, at + 1, len(old), new),) if at >= 0 else ()
 
     def read_near(self, name: str) -> str | None:
         """Text of a file that this one names; None if it is not there."""

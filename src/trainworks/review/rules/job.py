@@ -197,7 +197,8 @@ def versioned_mpi_plugin(file: ReviewedFile) -> Iterator[Problem]:
         for command in script.commands:
             for word in command.words:
                 if command.words[0].text == "srun" and re.fullmatch(r"--mpi=pmix_v\d", word.text):
-                    yield Problem(word.line, word.column, f"`{word.text}` names one version of the plugin")
+                    edits = file.edit(word.line, word.column, word.text, "--mpi=pmix")
+                    yield Problem(word.line, word.column, f"`{word.text}` names one version of the plugin", edits)
 
 
 @rule(

@@ -98,8 +98,10 @@ def deprecated_launcher(file: ReviewedFile) -> Iterator[Problem]:
     """The module, in a command."""
     for _, launch in file.launches:
         if launch.deprecated:
-            word = launch.launcher
-            yield Problem(word.line, word.column, "`torch.distributed.launch` is deprecated")
+            word, start = launch.launcher, launch.command.words[len(launch.prefix)]
+            same = "use_env" in launch.options and start.line == word.line
+            edits = (Edit(word.line, start.column, word.end - start.column, "torchrun"),) if same else ()
+            yield Problem(word.line, word.column, "`torch.distributed.launch` is deprecated", edits)
 
 
 @rule(
@@ -274,7 +276,8 @@ def needless_option(file: ReviewedFile) -> Iterator[Problem]:
     for _, launch in file.launches:
         word = launch.options.get("use_env")
         if word and not launch.deprecated:
-            yield Problem(word.line, word.column, "torchrun needs no `--use-env`")
+            edits = file.edit(word.line, word.column - 1, f" {word.raw}", "")
+            yield Problem(word.line, word.column, "torchrun needs no `--use-env`", edits)
 
 
 @rule(

@@ -117,7 +117,9 @@ def prefix_of_adapters(file: ReviewedFile) -> Iterator[Problem]:
         listed = re.search(r"(?:^\^?|,)mlx5_1(?:$|[,:])", setting.value)
         exact = setting.value.startswith(("=", "^="))
         if setting.name == "NCCL_IB_HCA" and listed and not exact and "," in setting.value:
-            yield Problem(setting.line, setting.column, "`mlx5_1` selects `mlx5_10` to `mlx5_19` as well")
+            exact_list = setting.value.replace("^", "^=") if setting.value.startswith("^") else f"={setting.value}"
+            edits = file.edit(setting.line, setting.value_column, setting.value, exact_list)
+            yield Problem(setting.line, setting.column, "`mlx5_1` selects `mlx5_10` to `mlx5_19` as well", edits)
 
 
 @rule(
@@ -154,7 +156,9 @@ def wildcard(file: ReviewedFile) -> Iterator[Problem]:
     """A `*` in a list of interfaces or adapters."""
     for setting in file.settings:
         if setting.name in ("NCCL_SOCKET_IFNAME", "NCCL_IB_HCA") and "*" in setting.value:
-            yield Problem(setting.line, setting.column, f"`{setting.value}` fits no name: NCCL has no wildcards")
+            plain = setting.value.replace("*", "")
+            edits = file.edit(setting.line, setting.value_column, setting.value, plain) if plain.strip("^=,") else ()
+            yield Problem(setting.line, setting.column, f"`{setting.value}` fits no name: NCCL has no wildcards", edits)
 
 
 @rule(

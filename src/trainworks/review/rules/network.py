@@ -206,7 +206,8 @@ def renamed_variable(file: ReviewedFile) -> Iterator[Problem]:
     """`NCCL_ASYNC_ERROR_HANDLING` without its new name beside it."""
     for setting in _named(file, "NCCL_ASYNC_ERROR_HANDLING"):
         if f"TORCH_{setting.name}" not in file.text:
-            yield Problem(setting.line, setting.column, f"`{setting.name}` is now `TORCH_{setting.name}`")
+            edits = file.edit(setting.line, setting.column, setting.name, f"TORCH_{setting.name}")
+            yield Problem(setting.line, setting.column, f"`{setting.name}` is now `TORCH_{setting.name}`", edits)
 
 
 @rule(

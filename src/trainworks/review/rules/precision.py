@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import yaml
 
 from trainworks.review.files import ReviewedFile
-from trainworks.review.finding import Problem
+from trainworks.review.finding import Edit, Problem
 from trainworks.review.readers import tree
 from trainworks.review.readers.python import Call
 from trainworks.review.rule import rule
@@ -18,6 +19,7 @@ from trainworks.review.rules.data import problem_at
 _TORCHRUN = "https://docs.pytorch.org/docs/main/distributed/elastic/run.html"
 _DEEPSPEED = "https://www.deepspeed.ai/docs/config-json/"
 _DEVICE = re.compile(r"set_device|cuda:|CUDA_VISIBLE_DEVICES|cuda\.device\(|\.to\(|device=|\.cuda\([^)]")
+_AMP_IMPORT = re.compile(r"from torch\.cuda\.amp import (?:autocast|GradScaler)(?:, *(?:autocast|GradScaler))?")
 _DDP = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
 
 
@@ -79,10 +81,45 @@ def undefined_rank(file: ReviewedFile) -> Iterator[Problem]:
 )
 def deprecated_amp(file: ReviewedFile) -> Iterator[Problem]:
     """A call of GradScaler or autocast of `torch.cuda.amp`, in a file that does not choose by version."""
-    for call in file.python.calls_of("GradScaler", "autocast") if file.python else ():
-        if call.name.startswith("torch.cuda.amp") and "torch.amp" not in file.text:
-            name = call.name.rpartition(".")[2]
-            yield problem_at(call, f'`torch.cuda.amp.{name}` is now `torch.amp.{name}("cuda")`')
+    code = file.python
+    found = [call for call in code.calls_of("GradScaler", "autocast") if "torch.cuda.amp" in call.name] if code else []
+    edits = _new_names(file, found)
+    for call in found if "torch.amp" not in file.text else ():
+        name = call.name.rpartition(".")[2]
+        problem = problem_at(call, f'`torch.cuda.amp.{name}` is now `torch.amp.{name}("cuda")`')
+        yield replace(problem, edits=edits)
+        edits = ()
+
+
+def _new_names(file: ReviewedFile, calls: Sequence[Call]) -> tuple[Edit, ...]:
+    """Edits that rename all calls and their import; none if one of them is not plain."""
+    plain = [call for call in calls if _is_plain(file, call)]
+    imports = [n for n, line in enumerate(file.lines, start=1) if _AMP_IMPORT.fullmatch(line)]
+    named = [call for call in calls if isinstance(call.node.func, ast.Name)]
+    words = re.findall(r"\b(?:autocast|GradScaler)\b", "\n".join(file.lines))
+    written = sum(len(re.findall("autocast|GradScaler", file.lines[n - 1])) for n in imports)
+    if len(plain) != len(calls) or len(words) != len(calls) + written or (named and len(imports) != 1):
+        return ()
+    edits = [
+        Edit(call.node.lineno, (call.node.func.end_col_offset or 0) + 2, 0, _first_argument(call)) for call in calls
+    ]
+    for n, column in [
+        *((n, 1) for n in imports),
+        *((c.node.lineno, c.node.col_offset + 1) for c in calls if c not in named),
+    ]:
+        edits += file.edit(n, column, "torch.cuda.amp", "torch.amp")
+    return tuple(edits)
+
+
+def _is_plain(file: ReviewedFile, call: Call) -> bool:
+    """No positional argument, on one line that counts bytes and characters alike."""
+    function, line = call.node.func, file.lines[call.node.lineno - 1]
+    end = function.end_col_offset or 0
+    return not call.node.args and line.isascii() and function.end_lineno == call.node.lineno and line[end] == "("
+
+
+def _first_argument(call: Call) -> str:
+    return '"cuda", ' if call.node.keywords else '"cuda"'
 
 
 @rule(

@@ -11,7 +11,7 @@ from trainworks.config.sbatch_options import KNOWN_OPTIONS
 from trainworks.config.slurm_words import expand_nodes, parse_slurm_time
 from trainworks.errors import QuantityError
 from trainworks.review.files import ReviewedFile
-from trainworks.review.finding import Problem
+from trainworks.review.finding import Edit, Problem
 from trainworks.review.rule import rule
 
 _SBATCH = "https://man.archlinux.org/man/sbatch.1.en.txt"
@@ -146,10 +146,12 @@ def missing_gres_types(file: ReviewedFile) -> Iterator[Problem]:
     ):
         return
     types = [found.value for line in file.conf if (found := line.get("grestypes"))]
+    edits = () if types else (Edit(1, 1, 0, "GresTypes=gpu\n"),)
     for line in file.conf:
         gres = line.get("gres")
         if gres and line.parameters[0].name == "nodename" and gres.value.startswith("gpu") and "gpu" not in str(types):
-            yield Problem(gres.line, gres.column, f"`Gres={gres.value}` without `GresTypes=gpu`")
+            yield Problem(gres.line, gres.column, f"`Gres={gres.value}` without `GresTypes=gpu`", edits)
+            edits = ()
 
 
 @rule(
@@ -168,7 +170,8 @@ def removed_plugin(file: ReviewedFile) -> Iterator[Problem]:
     for line in file.conf:
         found = line.get("selecttype")
         if found and found.value.lower() == "select/cons_res":
-            yield Problem(found.line, found.column, "`select/cons_res` was removed in Slurm 23.11")
+            edits = file.edit(found.line, found.column, found.value, "select/cons_tres")
+            yield Problem(found.line, found.column, "`select/cons_res` was removed in Slurm 23.11", edits)
 
 
 @rule(
@@ -188,7 +191,9 @@ def removed_parameter(file: ReviewedFile) -> Iterator[Problem]:
         for line in file.conf:
             for found in line.parameters:
                 if found.name in _REMOVED:
-                    yield Problem(found.line, found.column, f"`{found.written}` was removed in Slurm 23.11")
+                    only = len(line.parameters) == 1 and "#" not in (whole := file.lines[found.line - 1])
+                    edits = (Edit(found.line, 1, len(whole), ""),) if only else ()
+                    yield Problem(found.line, found.column, f"`{found.written}` was removed in Slurm 23.11", edits)
 
 
 @rule(

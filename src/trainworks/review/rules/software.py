@@ -6,14 +6,15 @@ import re
 from collections.abc import Iterator
 
 from trainworks.review.files import ReviewedFile
-from trainworks.review.finding import Problem
+from trainworks.review.finding import Edit, Problem
 from trainworks.review.readers.shell import Command
 from trainworks.review.rule import rule
 
 _RELEASES = "https://github.com/pytorch/pytorch/blob/main/RELEASE.md"
 _WHEELS = re.compile(r"download\.pytorch\.org/whl/(?:nightly/)?cu(\d+)\b")
-_NO_WHEELS = ("120", "122", "123", "125", "127")
-"""CUDA 12 releases that no PyTorch release from 1.12 to 2.14 was built for."""
+_NO_WHEELS = {"120": "121", "122": "121", "123": "121", "125": "124", "127": "126"}
+"""CUDA 12 releases that no PyTorch release from 1.12 to 2.14 was built for, and the nearest with one. A driver of any
+CUDA 12 runs both: https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html"""
 _TORCH = re.compile(r"torch(?:vision|audio)?")
 _OLDEST_DRIVER = 580
 """The oldest driver branch of NVIDIA that is supported."""
@@ -41,7 +42,8 @@ def missing_wheel_index(file: ReviewedFile) -> Iterator[Problem]:
             found = _WHEELS.search(line)
             if found and found[1] in _NO_WHEELS and not line.lstrip().startswith("#"):
                 version = f"{found[1][:2]}.{found[1][2:]}"
-                yield Problem(number, found.start() + 1, f"PyTorch has no wheels for CUDA {version}")
+                edits = file.edit(number, found.start() + 1, f"/cu{found[1]}", f"/cu{_NO_WHEELS[found[1]]}")
+                yield Problem(number, found.start() + 1, f"PyTorch has no wheels for CUDA {version}", edits)
 
 
 @rule(
@@ -64,7 +66,11 @@ def extra_index(file: ReviewedFile) -> Iterator[Problem]:
             index = next((w for w in command.words if _WHEELS.search(w.text)), None)
             extra = any(word.text.startswith("--extra-index-url") for word in command.words)
             if index and extra and any(_TORCH.fullmatch(name) for name in names):
-                yield Problem(index.line, index.column, "the extra index has no priority: pip takes torch from PyPI")
+                alone = all(_TORCH.fullmatch(name) for name in names)
+                option = next(w for w in command.words if w.text.startswith("--extra-index-url"))
+                edits = file.edit(option.line, option.column, "--extra-index-url", "--index-url") if alone else ()
+                message = "the extra index has no priority: pip takes torch from PyPI"
+                yield Problem(index.line, index.column, message, edits)
 
 
 @rule(
@@ -109,7 +115,8 @@ def missing_autogen(file: ReviewedFile) -> Iterator[Problem]:
         for command in script.commands:
             word = command.words[0]
             if word.text.endswith("contrib/configure-release"):
-                yield Problem(word.line, word.column, "a clone of UCX needs `./autogen.sh` before this")
+                edits = (Edit(word.line, word.column, 0, "./autogen.sh && "),)
+                yield Problem(word.line, word.column, "a clone of UCX needs `./autogen.sh` before this", edits)
 
 
 @rule(
@@ -139,4 +146,4 @@ def _installed(command: Command) -> list[str]:
     texts = command.texts
     if "install" not in texts or not any(re.fullmatch(r"pip3?", text) for text in texts[:3]):
         return []
-    return [text for text in texts[texts.index("install") + 1 :] if not text.startswith("-")]
+    return [text for text in texts[texts.index("install") + 1 :] if not text.startswith("-") and "://" not in text]
