@@ -13,6 +13,7 @@ import yaml
 from trainworks.config.sbatch_options import MAGIC, OptionLines, read_options
 from trainworks.review.finding import Edit
 from trainworks.review.readers import tree
+from trainworks.review.readers.columns import Field, read_columns
 from trainworks.review.readers.launch import TorchLaunch, launches
 from trainworks.review.readers.prose import scripts_in
 from trainworks.review.readers.python import PythonCode
@@ -20,14 +21,23 @@ from trainworks.review.readers.run_file import RunFileText, read_run_file
 from trainworks.review.readers.shell import Script, Setting
 from trainworks.review.readers.slurm_conf import ConfLine, read_conf
 
-Kind = Literal["shell", "python", "slurm", "yaml", "json", "dockerfile", "requirements", "environment", "text"]
+Kind = Literal[
+    "shell", "python", "slurm", "yaml", "json", "dockerfile", "requirements", "environment", "exports", "fstab", "text"
+]
 
 _SUFFIXES: dict[str, Kind] = {
     ".sh": "shell", ".bash": "shell", ".sbatch": "shell", ".slurm": "shell", ".job": "shell", ".py": "python",
     ".yaml": "yaml", ".yml": "yaml", ".json": "json", ".dockerfile": "dockerfile", ".env": "environment",
     ".md": "text", ".markdown": "text", ".rst": "text", ".txt": "text",
 }  # fmt: skip
-_NAMES: dict[str, Kind] = {"slurm.conf": "slurm", "gres.conf": "slurm", "cgroup.conf": "slurm", ".env": "environment"}
+_NAMES: dict[str, Kind] = {
+    "slurm.conf": "slurm",
+    "gres.conf": "slurm",
+    "cgroup.conf": "slurm",
+    ".env": "environment",
+    "exports": "exports",
+    "fstab": "fstab",
+}
 _DOCKERFILE = re.compile(r"(?:Docker|Container)file(?:\..*)?", re.IGNORECASE)
 _REQUIREMENTS = re.compile(r"requirements.*\.txt", re.IGNORECASE)
 _REVIEWED_CODE = re.compile("DataLoader|DistributedSampler|DistributedDataParallel|GradScaler|autocast")
@@ -146,6 +156,17 @@ class ReviewedFile:
     def documents(self) -> tuple[yaml.Node, ...]:
         """Documents of a YAML or JSON file."""
         return tree.read_documents(self.text) if self.kind in ("yaml", "json") else ()
+
+    @cached_property
+    def exports(self) -> tuple[tuple[Field, ...], ...]:
+        """Lines of an /etc/exports: the folder, and its clients with their options."""
+        return tuple(read_columns(self.text)) if self.kind == "exports" else ()
+
+    @cached_property
+    def mounts(self) -> tuple[tuple[Field, ...], ...]:
+        """Lines of an /etc/fstab with at least the four fields device, folder, type and options."""
+        lines = read_columns(self.text) if self.kind == "fstab" else ()
+        return tuple(fields for fields in lines if len(fields) >= 4)
 
     @cached_property
     def conf(self) -> tuple[ConfLine, ...]:

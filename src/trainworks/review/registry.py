@@ -13,12 +13,14 @@ from trainworks.review.rules import (
     figures,
     job,
     launch,
+    monitoring,
     nccl,
     network,
     precision,
     run_file,
     slurm,
     software,
+    storage,
 )
 
 DOMAINS: Mapping[str, str] = {
@@ -26,9 +28,9 @@ DOMAINS: Mapping[str, str] = {
     "TW2": "network and NCCL",
     "TW3": "Slurm",
     "TW4": "Kubernetes and containers",
-    "TW5": "data loading",
+    "TW5": "data loading and storage",
     "TW6": "devices, precision and memory",
-    "TW7": "software and versions",
+    "TW7": "software, versions and monitoring",
     "TW8": "figures and statements in texts",
     "TW9": "run files",
 }
@@ -39,7 +41,21 @@ def _rules_of(module: ModuleType) -> list[ReviewRule]:
     return [value for value in vars(module).values() if isinstance(value, ReviewRule)]
 
 
-_MODULES = (launch, job, network, nccl, slurm, containers, data, precision, software, figures, run_file)
+_MODULES = (
+    launch,
+    job,
+    network,
+    nccl,
+    slurm,
+    containers,
+    data,
+    precision,
+    software,
+    figures,
+    run_file,
+    storage,
+    monitoring,
+)
 RULES: Mapping[str, ReviewRule] = {
     rule.id: rule for rule in sorted((r for m in _MODULES for r in _rules_of(m)), key=lambda rule: rule.id)
 }

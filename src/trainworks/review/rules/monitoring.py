@@ -1,0 +1,157 @@
+"""TW72x: configuration and rules of Prometheus."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import yaml
+
+from trainworks.review.files import ReviewedFile
+from trainworks.review.finding import Problem
+from trainworks.review.readers import tree
+from trainworks.review.rule import rule
+
+_CONFIG = "https://github.com/prometheus/prometheus/blob/main/config/config.go"
+_RULES = "https://github.com/prometheus/prometheus/blob/main/model/rulefmt/rulefmt.go"
+_DURATION = re.compile(r"(?=\d)(?:\d+y)?(?:\d+w)?(?:\d+d)?(?:\d+h)?(?:\d+m(?!s))?(?:\d+s)?(?:\d+ms)?|0")
+_SECONDS = {"y": 31_536_000.0, "w": 604_800.0, "d": 86_400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3}
+_DURATIONS = ("for", "keep_firing_for", "interval", "scrape_interval", "scrape_timeout", "evaluation_interval")
+_VARIABLES = frozenset({"labels", "externalLabels", "externalURL", "value"})
+
+
+@rule(
+    "TW721",
+    "Prometheus cannot read the duration",
+    "error",
+    why="A duration is a number with a unit, or several from the largest unit down: `5m`, `1h30m`. Prometheus refuses "
+    "the whole file for another form, and keeps the rules that it had.",
+    fix="Write it like `30s`, `5m` or `1h30m`.",
+    source=_CONFIG,
+    file="alerts.yml",
+    bad="groups:\n- name: gpu\n  rules:\n  - alert: GpuHot\n    expr: temperature > 85\n    for: 5 minutes\n",
+    good="groups:\n- name: gpu\n  rules:\n  - alert: GpuHot\n    expr: temperature > 85\n    for: 5m\n",
+)
+def unreadable_duration(file: ReviewedFile) -> Iterator[Problem]:
+    """A plain word or number that is no duration, in a rule, a group or a scrape."""
+    for mapping in (*_groups(file), *_alert_rules(file), *_scrapes(file)):
+        for name in _DURATIONS:
+            node = tree.get(mapping, name)
+            text = tree.scalar(node) or ""
+            if node is not None and re.fullmatch(r"[\w .]+", text) and not _DURATION.fullmatch(text):
+                yield Problem(*tree.place(node), f"`{name}: {text}` is not a duration of Prometheus")
+
+
+@rule(
+    "TW722",
+    "The timeout is above the interval",
+    "error",
+    why="A scrape has to end before the next one begins: Prometheus does not start with this configuration.",
+    fix="Set `scrape_timeout` to the interval or below.",
+    source=_CONFIG,
+    file="prometheus.yml",
+    bad="scrape_configs:\n- job_name: gpu\n  scrape_interval: 5s\n  scrape_timeout: 10s\n",
+    good="scrape_configs:\n- job_name: gpu\n  scrape_interval: 15s\n  scrape_timeout: 10s\n",
+)
+def late_timeout(file: ReviewedFile) -> Iterator[Problem]:
+    """Both written in the same place, with the timeout above."""
+    for mapping in _scrapes(file):
+        timeout, interval = tree.get(mapping, "scrape_timeout"), tree.get(mapping, "scrape_interval")
+        limits = _seconds(tree.scalar(timeout)), _seconds(tree.scalar(interval))
+        if timeout is not None and limits[0] is not None and limits[1] is not None and limits[0] > limits[1]:
+            message = f"a timeout of {tree.scalar(timeout)} in an interval of {tree.scalar(interval)}"
+            yield Problem(*tree.place(timeout), message)
+
+
+@rule(
+    "TW723",
+    "An unknown variable in a template",
+    "error",
+    why="A template of an alert has `$labels`, `$externalLabels`, `$externalURL` and `$value`. Prometheus refuses the "
+    "file for any other name.",
+    fix="Write `$labels.NAME` for a label, and `$value` for the value.",
+    source=_RULES,
+    file="alerts.yml",
+    bad="groups:\n- name: gpu\n  rules:\n  - alert: GpuHot\n    expr: temperature > 85\n    annotations:\n"
+    '      summary: "GPU {{ $label.gpu }} is hot"\n',
+    good="groups:\n- name: gpu\n  rules:\n  - alert: GpuHot\n    expr: temperature > 85\n    annotations:\n"
+    '      summary: "GPU {{ $labels.gpu }} is hot"\n',
+)
+def unknown_variable(file: ReviewedFile) -> Iterator[Problem]:
+    """A variable that neither Prometheus nor the text defines, in a file that is no template of Helm."""
+    if re.search(r"\{\{-?\s*(?:\.Values|\.Release|include|\$\.|`)", file.text):
+        return
+    for alert in _alert_rules(file):
+        for key in ("labels", "annotations"):
+            for _, node in tree.entries(tree.get(alert, key)).values():
+                text = tree.scalar(node) or ""
+                own = set(re.findall(r"\$(\w+)\s*(?:,\s*\$\w+\s*)?:=", text)) | set(
+                    re.findall(r",\s*\$(\w+)\s*:=", text)
+                )
+                used = {name for block in re.findall(r"\{\{(.*?)\}\}", text) for name in re.findall(r"\$(\w+)", block)}
+                for name in sorted(used - own - _VARIABLES):
+                    yield Problem(*tree.place(node), f"`${name}` is not a variable of alerts")
+
+
+@rule(
+    "TW724",
+    "Prometheus refuses the rule",
+    "error",
+    why="A rule has an expression, and either `alert` or `record`; a recording rule has neither `for` nor annotations. "
+    "Prometheus refuses the whole file for one such rule, and keeps the rules that it had.",
+    fix="Add or remove the key that the message names.",
+    source=_RULES,
+    file="alerts.yml",
+    bad="groups:\n- name: gpu\n  rules:\n  - record: gpu:use:mean\n    expr: avg(use)\n    for: 5m\n",
+    good="groups:\n- name: gpu\n  rules:\n  - record: gpu:use:mean\n    expr: avg(use)\n",
+)
+def refused_rule(file: ReviewedFile) -> Iterator[Problem]:
+    """A missing or superfluous key."""
+    for mapping in _alert_rules(file):
+        keys = tree.entries(mapping).keys()
+        wrong = [key for key in ("for", "keep_firing_for", "annotations") if key in keys and "record" in keys]
+        said = (
+            "the rule has `alert` and `record`"
+            if {"alert", "record"} <= keys
+            else "the rule has neither `alert` nor `record`"
+            if not {"alert", "record"} & keys
+            else "the rule has no `expr`"
+            if "expr" not in keys
+            else f"a recording rule has no `{wrong[0]}`"
+            if wrong
+            else ""
+        )
+        if said:
+            yield Problem(*tree.place(mapping), said)
+
+
+def _groups(file: ReviewedFile) -> Iterator[yaml.Node]:
+    """Groups of rules, in a file of rules or a PrometheusRule."""
+    for document in file.documents:
+        for root in (document, tree.get(document, "spec")):
+            for group in tree.items(tree.get(root, "groups")):
+                if {"name", "rules"} <= tree.entries(group).keys():
+                    yield group
+
+
+def _alert_rules(file: ReviewedFile) -> Iterator[yaml.Node]:
+    """Rules of groups in which at least one is a rule of Prometheus."""
+    for group in _groups(file):
+        rules = tree.items(tree.get(group, "rules"))
+        if any({"expr"} < tree.entries(rule).keys() & {"expr", "alert", "record"} for rule in rules):
+            yield from (rule for rule in rules if isinstance(rule, yaml.MappingNode))
+
+
+def _scrapes(file: ReviewedFile) -> Iterator[yaml.Node]:
+    """Global settings and scrapes of a configuration of Prometheus."""
+    for document in file.documents:
+        if "scrape_configs" in tree.entries(document):
+            settings = tree.get(document, "global")
+            yield from (settings,) if settings is not None else ()
+            yield from tree.items(tree.get(document, "scrape_configs"))
+
+
+def _seconds(text: str | None) -> float | None:
+    if not text or not _DURATION.fullmatch(text):
+        return None
+    return sum(int(count) * _SECONDS[unit] for count, unit in re.findall(r"(\d+)(ms|[ywdhms])", text))
