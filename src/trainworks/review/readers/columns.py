@@ -24,7 +24,7 @@ class Field:
 
 
 def read_columns(text: str) -> Iterator[tuple[Field, ...]]:
-    """Fields of each line that is no comment; a backslash at its end continues a line."""
+    """Fields of each line, without comments; a backslash at its end continues a line."""
     fields: list[Field] = []
     for number, line in enumerate(text.split("\n"), start=1):
         code = re.sub(r"(?:^|(?<=\s))#.*", "", line)

@@ -33,7 +33,7 @@ _VARIABLES = frozenset({"labels", "externalLabels", "externalURL", "value"})
     good="groups:\n- name: gpu\n  rules:\n  - alert: GpuHot\n    expr: temperature > 85\n    for: 5m\n",
 )
 def unreadable_duration(file: ReviewedFile) -> Iterator[Problem]:
-    """A plain word or number that is no duration, in a rule, a group or a scrape."""
+    """A plain word or number that Prometheus cannot read as a duration, in a rule, a group or a scrape."""
     for mapping in (*_groups(file), *_alert_rules(file), *_scrapes(file)):
         for name in _DURATIONS:
             node = tree.get(mapping, name)
@@ -78,7 +78,7 @@ def late_timeout(file: ReviewedFile) -> Iterator[Problem]:
     '      summary: "GPU {{ $labels.gpu }} is hot"\n',
 )
 def unknown_variable(file: ReviewedFile) -> Iterator[Problem]:
-    """A variable that neither Prometheus nor the text defines, in a file that is no template of Helm."""
+    """A variable that neither Prometheus nor the text defines, in a file without templates of Helm."""
     if re.search(r"\{\{-?\s*(?:\.Values|\.Release|include|\$\.|`)", file.text):
         return
     for alert in _alert_rules(file):
