@@ -13,6 +13,7 @@ from trainworks.measure.bench.expected import (
     Yardstick,
     directions,
     host_flops_per_cycle,
+    is_of_cluster,
     is_on_host,
     is_scale_up,
     memory_bytes_per_s,
@@ -87,6 +88,12 @@ def _link(measurement: Measurement, yardstick: Yardstick) -> Bound | None:
         rate = max(part.pair_bytes_per_s or part.scale_up_bytes_per_s, part.host_bytes_per_s)
         name = _port(f"{part.scale_up} between two", measurement)
         return Bound(rate * directions(measurement), name, f"trainworks catalog show {part.name}")
+    if not is_of_cluster(measurement, cluster):
+        return None
+    if measurement.conditions.get("transport") == "mpi":  # it may use all ports at once
+        return Bound(
+            cluster.node_bytes_per_s * directions(measurement), _port("all ports of a node", measurement), _LINKS
+        )
     rate = ports_bytes_per_s(measurement, cluster) * directions(measurement)
     return Bound(rate, _port(f"port of {cluster.network}", measurement), _LINKS)
 
@@ -106,7 +113,7 @@ def _latency(measurement: Measurement, yardstick: Yardstick) -> Bound | None:
 def _collective(measurement: Measurement, yardstick: Yardstick) -> Bound | None:
     """The links of the ranks and of their domains, `trainworks.catalog.bounds`; algbw is busbw over its factor."""
     cluster, operation = yardstick.cluster, operation_of(measurement)
-    if cluster is None:
+    if cluster is None or measurement.conditions.get("device") == "cpu":
         return None
     ranks, nodes = ranks_of(measurement, cluster)
     if ranks % nodes or (nodes > 1 and not cluster.node_bytes_per_s):

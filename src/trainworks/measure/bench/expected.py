@@ -31,6 +31,8 @@ same in UDP, IP and Ethernet; TCP with time stamps in frames of 1500 B.
 https://pingdo.net/ai-infrastructure/roce-v2-header-overhead"""
 _OTHER_PAYLOAD = 0.95
 """Share of networks that publish no packet: an assumption."""
+_FULL_RATE_BYTES = 65536
+"""Message of `ib_write_bw` by default: smaller ones are limited by their number."""
 _TRANSFER_GROWTH = 1.5
 """Growth of a collective's time with twice the bytes, below which latency decides it."""
 
@@ -66,6 +68,11 @@ def number_of(measurement: Measurement, name: str, default: float) -> float:
 def directions(measurement: Measurement) -> int:
     """2 for a rate that adds both directions, else 1."""
     return 2 if measurement.conditions.get("direction") == "both" else 1
+
+
+def is_of_cluster(measurement: Measurement, cluster: ClusterDescription) -> bool:
+    """Whether a transfer used the network that the description names: one over TCP may use another one."""
+    return measurement.conditions.get("transport") != "tcp" or cluster.network not in ("InfiniBand", "Omni-Path")
 
 
 def is_scale_up(measurement: Measurement) -> bool:
@@ -169,6 +176,8 @@ def _link(measurement: Measurement, yardstick: Yardstick) -> float | None:
         part = cluster.accelerator
         rate = (part.pair_bytes_per_s or part.scale_up_bytes_per_s) * COEFFICIENTS.scale_up_share
         return rate * directions(measurement) or None
+    if number_of(measurement, "bytes", _FULL_RATE_BYTES) < _FULL_RATE_BYTES or not is_of_cluster(measurement, cluster):
+        return None
     payload = _PAYLOAD.get(cluster.network, _OTHER_PAYLOAD)
     return ports_bytes_per_s(measurement, cluster) * payload * directions(measurement) or None
 
@@ -182,7 +191,7 @@ def ports_bytes_per_s(measurement: Measurement, cluster: ClusterDescription) -> 
 def _collective(measurement: Measurement, yardstick: Yardstick) -> float | None:
     """Factor x S over the planner's time of that collective, where the bytes decide it and not the latency."""
     cluster, operation = yardstick.cluster, operation_of(measurement)
-    if cluster is None or operation not in get_args(Collective):
+    if cluster is None or measurement.conditions.get("device") == "cpu" or operation not in get_args(Collective):
         return None
     ranks, nodes = ranks_of(measurement, cluster)
     if ranks % nodes or (nodes > 1 and not cluster.node_bytes_per_s):

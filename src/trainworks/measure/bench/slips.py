@@ -84,6 +84,8 @@ def _slips(measurement: Measurement, yardstick: Yardstick) -> Iterator[Slip]:
         yield _of_node(cluster.accelerators_per_node, "GPUs")
     elif quantity is Quantity.LINK_BANDWIDTH:
         yield _of_node(cluster.nics, "NICs")
+        if measurement.conditions.get("transport") == "mpi":
+            yield Slip(float("inf"), "both ranks on one node use its memory and not the network")
     if quantity in _COLLECTIVES:
         factor = bus_factor(operation_of(measurement), ranks_of(measurement, cluster)[0])
         yield Slip(max(factor, 1 / factor), f"busbw and algbw, a factor of {factor:.3g}, were mistaken for each other")

@@ -1,0 +1,75 @@
+"""All readers, and the choice of the one that a file needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trainworks.errors import UsageError
+from trainworks.measure.bench.measurement import Measurement
+from trainworks.measure.bench.readers import fio, iperf3, mdtest, nccl_tests, nvbandwidth, osu, perftest, processor
+from trainworks.measure.bench.readers.output import OutputReader, ToolOutput
+
+JSON_READERS = (fio.JSON_READER, iperf3.JSON_READER, nvbandwidth.JSON_READER)
+TEXT_READERS = (
+    nccl_tests.READER,
+    perftest.READER,
+    osu.READER,
+    fio.TERSE_READER,
+    iperf3.TEXT_READER,
+    processor.STREAM_READER,
+    processor.HPL_READER,
+    processor.HPCC_READER,
+    mdtest.READER,
+    nvbandwidth.TEXT_READER,
+)
+_LARGEST_BYTES = 50_000_000
+
+
+def read_file(path: Path) -> list[Measurement]:
+    """The measurements in a file.
+
+    Raises:
+        UsageError: the file cannot be read, no reader knows it, or it is not complete.
+    """
+    try:
+        if path.stat().st_size > _LARGEST_BYTES:
+            raise UsageError(f"{path.stat().st_size:,} bytes are too many for a benchmark", place=str(path))
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise UsageError(f"cannot read `{path}`: {error.strerror}") from None
+    return read_output(ToolOutput(str(path), text))
+
+
+def read_output(output: ToolOutput) -> list[Measurement]:
+    """The measurements in what a program printed.
+
+    Raises:
+        UsageError: no reader knows it, several do, or it is not complete.
+    """
+    reader = _reader(output)
+    try:
+        return reader.read(output)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise output.error(f"the output of {reader.tool} has another form: {error}", 1) from None
+
+
+def _reader(output: ToolOutput) -> OutputReader:
+    found = {reader.tool: (line, reader) for reader in TEXT_READERS if (line := output.line_of(reader.signature))}
+    for _, reader in list(found.values()):
+        for tool in reader.includes:
+            found.pop(tool, None)
+    if len(found) > 1:
+        (_, first), (line, second) = sorted(found.values(), key=lambda each: each[0])[:2]
+        raise output.error(
+            f"the outputs of {first.tool} and of {second.tool} are in one file",
+            line,
+            hint="give each a file of its own",
+        )
+    if found:
+        return next(reader for _, reader in found.values())
+    data = output.data
+    for reader in JSON_READERS:
+        if data is not None and reader.signature in data:
+            return reader
+    tools = ", ".join(dict.fromkeys(reader.tool for reader in (*TEXT_READERS, *JSON_READERS)))
+    raise output.error("this is not the output of a known benchmark", 1, hint=f"these are read: {tools}")
