@@ -43,6 +43,8 @@ def _observations(measurement: ClusterMeasurement) -> Iterator[Observation]:
         yield _step(measurement.step, measurement)
     elif measurement.benchmark is not None:
         yield from _benchmark(measurement.benchmark, measurement)
+    for rate in measurement.rates:
+        yield _of_rate(rate.rate, rate.of_expected, 1.0)
 
 
 def _step(step: MeasuredStep, measurement: ClusterMeasurement) -> Observation:

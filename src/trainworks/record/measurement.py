@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -31,8 +31,21 @@ class MeasuredStep(Spec):
     step_time_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
+LearnedRate = Literal["products", "memory", "scale_up", "scale_out"]
+
+
+class MeasuredRate(Spec):
+    """A physical rate that a benchmark measured, over the rate that the planner expects."""
+
+    rate: LearnedRate
+    """The planner's rate: products, device memory, links inside a domain, links between domains."""
+    kind: str
+    """What was measured: `busbw all_reduce`."""
+    of_expected: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
 class ClusterMeasurement(Spec):
-    """A step, or a benchmark of products and collectives; exactly one of them."""
+    """A step, a benchmark of products and collectives, or the rates of `trainworks bench`; exactly one of them."""
 
     format_version: int = 1
     created_at: float
@@ -40,6 +53,7 @@ class ClusterMeasurement(Spec):
     cluster: ClusterDescription
     step: MeasuredStep | None = None
     benchmark: Calibration | None = None
+    rates: tuple[MeasuredRate, ...] = ()
 
 
 def cluster_key(cluster: ClusterDescription) -> str:

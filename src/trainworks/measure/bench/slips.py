@@ -12,6 +12,7 @@ from trainworks.measure.bench.measurement import Measurement, Quantity
 from trainworks.units import format_quantity
 
 _ONE_NODE = "`all_reduce_perf -g N` without MPI measures N GPUs of one node, on any number of nodes"
+_ONE_MEMORY = "both ranks on one node use its memory and not the network"
 _COLLECTIVES = (Quantity.BUS_BANDWIDTH, Quantity.ALGORITHM_BANDWIDTH)
 
 
@@ -35,6 +36,8 @@ def explain(measurement: Measurement, yardstick: Yardstick, bound: Bound, expect
     measures one node each time.
     """
     if measurement.quantity is Quantity.LINK_LATENCY:
+        if measurement.conditions.get("transport") == "mpi":
+            return _ONE_MEMORY
         return "milliseconds or microseconds were mistaken for a smaller unit"
     alone = _within_one_node(measurement, yardstick)
     if alone is not None:
@@ -47,6 +50,8 @@ def _nearest(measurement: Measurement, slips: Iterator[Slip], limit: float, expe
     if not possible:
         return None
     best = max(possible, key=lambda slip: -abs(measurement.value / slip.factor / expected - 1))
+    if best.factor == float("inf"):
+        return best.text
     unit = "FLOP/s" if measurement.quantity in (Quantity.GEMM, Quantity.HPL) else "bytes/s"
     return f"{best.text}: it would be {format_quantity(measurement.value / best.factor, unit)}"
 
@@ -85,7 +90,7 @@ def _slips(measurement: Measurement, yardstick: Yardstick) -> Iterator[Slip]:
     elif quantity is Quantity.LINK_BANDWIDTH:
         yield _of_node(cluster.nics, "NICs")
         if measurement.conditions.get("transport") == "mpi":
-            yield Slip(float("inf"), "both ranks on one node use its memory and not the network")
+            yield Slip(float("inf"), _ONE_MEMORY)
     if quantity in _COLLECTIVES:
         factor = bus_factor(operation_of(measurement), ranks_of(measurement, cluster)[0])
         yield Slip(max(factor, 1 / factor), f"busbw and algbw, a factor of {factor:.3g}, were mistaken for each other")

@@ -146,7 +146,11 @@ def _calibration_note(measurements: Sequence[ClusterMeasurement]) -> str | None:
         return None
     newest = time.strftime("%Y-%m-%d", time.localtime(measurements[-1].created_at))
     count = "1 measurement" if len(measurements) == 1 else f"{len(measurements)} measurements"
-    return f"calibrated by {count} of this kind of cluster, the newest of {newest}"
+    benches = sum(bool(measurement.rates) for measurement in measurements)
+    of_them = (
+        "" if not benches else ", by `trainworks bench`" if benches == len(measurements) else f", {benches} by bench"
+    )
+    return f"calibrated by {count} of this kind of cluster{of_them}, the newest of {newest}"
 
 
 def _batch_advice(request: PlanRequest, best: Prediction, *, evaluated: int) -> str | None:

@@ -14,7 +14,7 @@ _MEAN, _MEAN_OF_ITERATIONS = 2, 5
 
 def _read(output: ToolOutput) -> list[Measurement]:
     summary = output.line_of(r"^SUMMARY rate")
-    if summary is None:
+    if summary is None or (output.find("^-- started at") and not output.find("^-- finished at")):
         raise output.truncated("its summary")
     path = output.find(r"(?:^Path\s*:|\s-d)\s+(\S+)")
     subject = path[1] if path else output.name
