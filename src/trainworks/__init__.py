@@ -36,6 +36,7 @@ _PUBLIC = {
     "network": "network",
     "nodes": "jobs",
     "plan": "plan",
+    "read_bench": "benchmarks.verdicts",
     "release": "jobs",
     "report": "runs",
     "resume": "runs",

@@ -1,4 +1,5 @@
 from trainworks.api.benchmarks.bench import bench as bench
+from trainworks.api.benchmarks.verdicts import read_bench as read_bench
 from trainworks.api.calibrate import calibrate as calibrate
 from trainworks.api.capacity import capacity as capacity
 from trainworks.api.catalog import catalog as catalog

@@ -1,6 +1,7 @@
 """Readers of benchmark output: captured from the real programs, whole, cut off, mixed, and of something else.
 
 nccl-tests, rccl-tests, perftest, OSU, STREAM, mdtest, HPL and nvbandwidth are from public logs and issues, shortened;
+One pair of `nvbandwidth.txt` was halved by hand.
 fio 3.33, iperf3 3.12 and HPCC 1.5.0 ran on a virtual machine of two cores.
 """
 

@@ -15,7 +15,7 @@ import pynvml
 
 from trainworks.host.clock import KernelClock
 from trainworks.host.process import Output
-from trainworks.measure.health.expectation import parse_expectation
+from trainworks.measure.health.expectation import expectation_of, expected_cluster
 from trainworks.measure.health.node import NodeView
 
 GIB = 2**30
@@ -173,7 +173,7 @@ class Machine:
             probe=self.probe,
             cuda=lambda: self.cuda,
             environment=self.environment,
-            **({"expected": parse_expectation(self.expect)} if self.expect else {}),
+            **({"expected": expectation_of(expected_cluster(self.expect))} if self.expect else {}),
         )
 
     def _run(self, command: list[str], **_: object) -> Output:

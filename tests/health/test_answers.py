@@ -19,7 +19,7 @@ from trainworks.backends.slurm.client import SlurmClient
 from trainworks.cli.app import app
 from trainworks.errors import ArgumentError, UsageError
 from trainworks.host.process import Output
-from trainworks.measure.health.expectation import parse_expectation
+from trainworks.measure.health.expectation import expectation_of, expected_cluster
 from trainworks.measure.health.fleet import odd_ones_out
 from trainworks.measure.health.node_health import NodeHealth, check_node
 from trainworks.report.proving.health import drain_reason, npd_line, prolog_lines
@@ -168,7 +168,7 @@ def test_what_is_expected_may_be_a_run_file(tmp_path: Path) -> None:
     ],
 )
 def test_nics_are_expected_where_linux_has_rdma_devices(text: str, nics: int | None, rate: float | None) -> None:
-    expected = parse_expectation(text)
+    expected = expectation_of(expected_cluster(text))
     assert (expected.accelerators, expected.nics, expected.nic_bytes_per_s) == (8, nics, rate)
 
 

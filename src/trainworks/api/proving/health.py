@@ -6,12 +6,11 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainworks.api.inputs import argument, load_run
+from trainworks.api.proving.expected_hardware import described_hardware
 from trainworks.backends.slurm.client import SlurmClient
 from trainworks.catalog.cluster import parse_cluster
 from trainworks.config.run_file import RunFile
-from trainworks.errors import ArgumentError
-from trainworks.measure.health.expectation import Expectation, expectation_of, parse_expectation
+from trainworks.measure.health.expectation import Expectation, expectation_of
 from trainworks.measure.health.fleet import FleetHealth, read_fleet
 from trainworks.measure.health.node import NodeView
 from trainworks.measure.health.node_health import NodeHealth, check_node
@@ -33,7 +32,8 @@ def health(expect: str | None = None) -> NodeHealth:
     >>> len(health().results) >= 40
     True
     """
-    return check_node(NodeView(expected=Expectation() if expect is None else _expectation(expect)))
+    expected = Expectation() if expect is None else expectation_of(described_hardware(expect))
+    return check_node(NodeView(expected=expected))
 
 
 def fleet_health(files: Sequence[Path | str]) -> FleetHealth:
@@ -63,18 +63,6 @@ def drain_unhealthy(result: NodeHealth, reason: str, slurm: SlurmClient | None =
         return False
     slurm.call("scontrol", "update", f"NodeName={result.node}", "State=DRAIN", f"Reason={reason}")
     return True
-
-
-def _expectation(text: str) -> Expectation:
-    if not Path(text).is_file():
-        with argument("expect"):
-            return parse_expectation(text)
-    run_file, _ = load_run(text)
-    if run_file.cluster.of is None:
-        raise ArgumentError(
-            f"`{text}` describes no cluster", argument="expect", hint="describe a node: `8x H100-SXM-80GB, 8x NDR`"
-        )
-    return expectation_of_run(run_file)
 
 
 def expectation_of_run(run_file: RunFile) -> Expectation:

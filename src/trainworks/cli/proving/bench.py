@@ -13,7 +13,7 @@ from trainworks.cli.output import show
 from trainworks.errors import UsageError
 from trainworks.report.rendering.printable import say
 
-_WHAT = "compute, memory, network, collectives, storage, mpi or all."
+_WHAT = "compute, memory, network, collectives, storage, mpi or all; or `read FILE...`."
 
 
 def command(
@@ -34,13 +34,27 @@ def command(
     resume: Annotated[
         str | None, typer.Option(metavar="RUN", help="Continue a benchmark, or show a finished one.")
     ] = None,
+    expect: Annotated[
+        str | None,
+        typer.Option(metavar="CLUSTER", help="With read: what was measured, `4 nodes of 8x H100, 8x NDR`."),
+    ] = None,
+    learn: Annotated[bool, typer.Option("--learn", help="With read: plans of this cluster use the rates.")] = False,
     runs: RunsOption = None,
     as_json: AsJson = False,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write an HTML page.")] = None,
 ) -> None:
     """Runs on this machine, or as a job on the nodes of a cluster. Transfers are measured between all pairs of nodes,
     and between all ranks; figures that differ from their peers come first. Exit code 1 if there are any.
+
+    `read FILE...` judges what nccl-tests, perftest, OSU, fio, iperf3, STREAM, HPL, HPCC, mdtest or nvbandwidth printed.
+    Exit code 1 if a figure failed or is impossible.
     """
+    if kinds and kinds[0] == "read":
+        return _read(kinds[1:], expect, learn=learn, as_json=as_json, html=html)
+    if expect is not None or learn:
+        raise UsageError(
+            "`--expect` and `--learn` belong to `read`", hint="trainworks bench read FILE --expect CLUSTER"
+        )
     if not kinds and resume is None:
         raise UsageError("nothing to measure", hint="`trainworks bench all`, or one of its parts")
     check_writable(html, "--html")
@@ -59,3 +73,13 @@ def command(
         )
     show(report, as_json=as_json, plot=html)
     raise typer.Exit(1 if report.outliers else 0)
+
+
+def _read(files: list[str], expect: str | None, *, learn: bool, as_json: bool, html: Path | None) -> None:
+    if not files:
+        raise UsageError("no file to read", hint="trainworks bench read all_reduce_perf.log")
+    check_writable(html, "--html")
+    with option_errors():
+        verdicts = trainworks.read_bench(files, expect=expect, learn=learn)
+    show(verdicts, as_json=as_json, plot=html)
+    raise typer.Exit(1 if verdicts.bad else 0)

@@ -13,6 +13,7 @@ from trainworks.measure.bench.expected import (
     Yardstick,
     directions,
     host_flops_per_cycle,
+    is_by_processors,
     is_of_cluster,
     is_on_host,
     is_scale_up,
@@ -113,7 +114,7 @@ def _latency(measurement: Measurement, yardstick: Yardstick) -> Bound | None:
 def _collective(measurement: Measurement, yardstick: Yardstick) -> Bound | None:
     """The links of the ranks and of their domains, `trainworks.catalog.bounds`; algbw is busbw over its factor."""
     cluster, operation = yardstick.cluster, operation_of(measurement)
-    if cluster is None or measurement.conditions.get("device") == "cpu":
+    if cluster is None or is_by_processors(measurement):
         return None
     ranks, nodes = ranks_of(measurement, cluster)
     if ranks % nodes or (nodes > 1 and not cluster.node_bytes_per_s):

@@ -13,7 +13,7 @@ import numpy as np
 
 from trainworks.catalog.bounds import Operation, bus_factor
 from trainworks.catalog.catalog import load_catalog
-from trainworks.catalog.cluster import ClusterDescription
+from trainworks.catalog.cluster import UNNAMED, ClusterDescription
 from trainworks.catalog.facts import Processor
 from trainworks.host.processor import Processors
 from trainworks.measure.bench.measurement import Measurement, Quantity
@@ -72,7 +72,13 @@ def directions(measurement: Measurement) -> int:
 
 def is_of_cluster(measurement: Measurement, cluster: ClusterDescription) -> bool:
     """Whether a transfer used the network that the description names: one over TCP may use another one."""
-    return measurement.conditions.get("transport") != "tcp" or cluster.network not in ("InfiniBand", "Omni-Path")
+    return measurement.conditions.get("transport") not in ("tcp", "gloo") or cluster.network in ("TCP", "RoCE", UNNAMED)
+
+
+def is_by_processors(measurement: Measurement) -> bool:
+    """Whether the buffers of a collective were in host memory, and not those of accelerators."""
+    device = measurement.conditions.get("device")
+    return device == "cpu" or (device is None and measurement.conditions.get("transport") in ("gloo", "mpi"))
 
 
 def is_scale_up(measurement: Measurement) -> bool:
@@ -191,7 +197,7 @@ def ports_bytes_per_s(measurement: Measurement, cluster: ClusterDescription) -> 
 def _collective(measurement: Measurement, yardstick: Yardstick) -> float | None:
     """Factor x S over the planner's time of that collective, where the bytes decide it and not the latency."""
     cluster, operation = yardstick.cluster, operation_of(measurement)
-    if cluster is None or measurement.conditions.get("device") == "cpu" or operation not in get_args(Collective):
+    if cluster is None or is_by_processors(measurement) or operation not in get_args(Collective):
         return None
     ranks, nodes = ranks_of(measurement, cluster)
     if ranks % nodes or (nodes > 1 and not cluster.node_bytes_per_s):

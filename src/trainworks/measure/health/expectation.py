@@ -26,23 +26,10 @@ class Expectation:
     host_memory_bytes: int | None = None
 
 
-def parse_expectation(text: str) -> Expectation:
-    """Read the hardware of one node from a cluster description; `8x H100, 8x NDR` is `8x H100 over 8x NDR`.
-
-    NICs and host memory are expected only if the text names them, or names a node of the catalogue.
-
-    Raises:
-        UsageError: the text does not describe a cluster.
-
-    >>> expected = parse_expectation("8x H100-SXM-80GB, 8x NDR")
-    >>> expected.accelerators, expected.nics, expected.host_memory_bytes
-    (8, 8, None)
-    """
-    return expectation_of(expected_cluster(text))
-
-
 def expected_cluster(text: str) -> ClusterDescription:
     """The cluster of a description of its nodes, in which a comma may stand for `over`.
+
+    `8x H100, 8x NDR` is `8x H100 over 8x NDR`.
 
     Raises:
         UsageError: the text does not describe a cluster.
@@ -54,7 +41,14 @@ def expected_cluster(text: str) -> ClusterDescription:
 
 
 def expectation_of(cluster: ClusterDescription) -> Expectation:
-    """The hardware of one node of a cluster."""
+    """The hardware of one node of a cluster.
+
+    NICs and host memory are expected only if the description names them, or names a node of the catalogue.
+
+    >>> expected = expectation_of(expected_cluster("8x H100-SXM-80GB, 8x NDR"))
+    >>> expected.accelerators, expected.nics, expected.host_memory_bytes
+    (8, 8, None)
+    """
     node, fabric = cluster.node, cluster.fabric
     named = node if node is not None and node.name == cluster.node_name and node.kind != "reference" else None
     nics = fabric.nics if fabric else named.nics if named else None

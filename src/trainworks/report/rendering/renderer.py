@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 _SUBJECTS = {
     "AccuracyReport": "accuracy",
     "BenchReport": "proving.bench",
+    "BenchVerdicts": "proving.bench_verdicts",
     "CalibrationResult": "calibration",
     "CapacityPlan": "capacity",
     "ClusterPlan": "cluster_plan",

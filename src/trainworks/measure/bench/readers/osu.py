@@ -40,7 +40,7 @@ def _read(output: ToolOutput) -> list[Measurement]:
 
 def _measurement(output: ToolOutput, title: re.Match[str], size_bytes: float, printed: float) -> Measurement:
     conditions: dict[str, str | float] = {"bytes": size_bytes, "transport": "mpi"}
-    conditions |= {} if title["device"] else {"device": "cpu"}
+    conditions["device"] = "accelerator" if title["device"] else "cpu"
     tool = f"OSU micro-benchmarks {title['version']}"
     if title["kind"] == "Bandwidth":
         both = {"direction": "both"} if title["test"] else {}

@@ -1,0 +1,103 @@
+"""`bench read`: verdicts on files, and a planner that learns from them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import trainworks
+from trainworks.cli.app import app
+from trainworks.errors import ArgumentError, UsageError
+
+DATA = Path(__file__).parents[1] / "data" / "bench"
+HDR = "2 nodes of 8x A100-SXM-80GB, 8x HDR"
+LINKS = DATA / "ib_write_bw.txt"
+
+
+@pytest.fixture(autouse=True)
+def own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINWORKS_DATA", str(tmp_path / "data"))
+
+
+def invoke(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, ["bench", "read", *map(str, arguments)])
+
+
+def test_a_file_is_judged_against_the_described_cluster() -> None:
+    done = invoke(LINKS, "--expect", HDR, "--json")
+    assert done.exit_code == 0
+    (first, second) = json.loads(done.stdout)["verdicts"]
+    assert first["verdict"] == second["verdict"] == "pass"
+    assert second["bound"]["value"] == 25e9
+    assert second["value"] == pytest.approx(24.45e9, rel=1e-3)
+
+
+def test_a_value_above_the_port_is_impossible_and_exits_with_1() -> None:
+    done = invoke(LINKS, "--expect", "2 nodes of 8x A100-SXM-80GB, 1x HDR100")
+    assert done.exit_code == 1
+    assert "above the bound of 12.5 GB/s" in " ".join(done.stdout.split())
+
+
+def test_inside_a_node_the_output_names_the_accelerator() -> None:
+    verdicts = trainworks.read_bench([DATA / "nvbandwidth.txt"])
+    assert [each.measurement.subject for each in verdicts.bad] == ["gpu1 <-> gpu2"]
+    assert all(each.verdict.value == "pass" for each in verdicts.judged if each not in verdicts.bad)
+
+
+def test_several_files_are_one_table_with_the_worst_first() -> None:
+    done = invoke(LINKS, DATA / "nvbandwidth.txt")
+    lines = done.stdout.splitlines()
+    verdicts = [line.split()[0] for line in lines if line.startswith(("fail", "pass", "no expectation"))]
+    assert verdicts == sorted(verdicts, key=["fail", "pass", "no"].index)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "no file to read"),
+        (("nothing.log",), "cannot read `nothing.log`"),
+        ((LINKS, "--expect", "8x Nothing"), "Nothing"),
+        ((LINKS, "--learn"), "none is described"),
+        ((DATA / "stream.txt", "--learn", "--expect", HDR), "no figure that passed"),
+    ],
+)
+def test_a_request_that_is_wrong_is_refused(arguments: tuple[str | Path, ...], message: str) -> None:
+    error = invoke(*arguments).exception
+    assert isinstance(error, UsageError)
+    assert message in error.message
+
+
+def test_expect_alone_belongs_to_read() -> None:
+    error = CliRunner().invoke(app, ["bench", "memory", "--learn"]).exception
+    assert isinstance(error, UsageError)
+
+
+def test_a_plan_learns_from_a_benchmark_and_says_so() -> None:
+    run = "examples/plan-llama-2-7b.yaml"
+    on = "2 nodes of 8x A100-SXM-80GB over 8x HDR"
+    before = trainworks.plan(run, on=on)
+    trainworks.read_bench([LINKS], expect=HDR, learn=True)
+    after = trainworks.plan(run, on=on)
+    assert not any("bench" in note for note in before.notes)
+    calibrated = "calibrated by 1 measurement of this kind of cluster, by `trainworks bench`"
+    assert any(note.startswith(calibrated) for note in after.notes)
+    assert after.best[0].high_s / after.best[0].low_s <= before.best[0].high_s / before.best[0].low_s
+
+
+def test_a_slow_link_makes_the_planned_step_longer(tmp_path: Path) -> None:
+    run, on = "examples/plan-llama-2-7b.yaml", "2 nodes of 8x A100-SXM-80GB over 8x HDR"
+    slow = tmp_path / "slow.txt"
+    text = LINKS.read_text(encoding="utf-8")
+    slow.write_text(text.replace("23317.65", "17400.0").replace("23296.34", "17400.0"), encoding="utf-8")
+    fast_s = trainworks.plan(run, on=on).best[0].step_time_s
+    assert trainworks.read_bench([slow], expect=HDR, learn=True).judged[-1].verdict.value == "weak"
+    assert trainworks.plan(run, on=on).best[0].step_time_s > fast_s
+
+
+def test_what_failed_teaches_nothing() -> None:
+    with pytest.raises(ArgumentError, match="no figure that passed"):
+        trainworks.read_bench([LINKS], expect="2 nodes of 8x H100-SXM-80GB, 8x NDR", learn=True)
+    assert issubclass(ArgumentError, UsageError)
