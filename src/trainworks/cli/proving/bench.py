@@ -28,15 +28,14 @@ def command(
         list[str] | None,
         typer.Option("--set", metavar="NAME=V1,V2", help="Compare values of a variable between ranks."),
     ] = None,
+    expect: Annotated[
+        str | None, typer.Option(metavar="CLUSTER", help="Hardware that should be there: `4x DGX H100`.")
+    ] = None,
     cables: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Cable plan, to name the cables of slow links.")
     ] = None,
     resume: Annotated[
         str | None, typer.Option(metavar="RUN", help="Continue a benchmark, or show a finished one.")
-    ] = None,
-    expect: Annotated[
-        str | None,
-        typer.Option(metavar="CLUSTER", help="With read: what was measured, `4 nodes of 8x H100, 8x NDR`."),
     ] = None,
     learn: Annotated[bool, typer.Option("--learn", help="With read: plans of this cluster use the rates.")] = False,
     runs: RunsOption = None,
