@@ -1,4 +1,4 @@
-"""Transfers between ranks: rounds of pairs, sizes, and the factors of nccl-tests."""
+"""Transfers between ranks: rounds of pairs, and message sizes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pytest
 
-from trainworks.worker.bench.collectives import BUS_FACTORS, sizes
+from trainworks.worker.bench.collectives import sizes
 from trainworks.worker.bench.pairs import rounds
 
 
@@ -17,16 +17,6 @@ def test_every_pair_meets_once_and_no_node_has_two_partners_at_a_time(nodes: int
     for pairs in found:
         assert len({node for pair in pairs for node in pair}) == 2 * len(pairs)
     assert len(found) == nodes - 1 + nodes % 2
-
-
-def test_bus_bandwidth_has_the_factors_of_nccl_tests() -> None:
-    assert {name: factor(8) for name, factor in BUS_FACTORS.items()} == {
-        "all_reduce": 1.75,
-        "all_gather": 0.875,
-        "reduce_scatter": 0.875,
-        "all_to_all": 0.875,
-        "broadcast": 1.0,
-    }
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8, 24])

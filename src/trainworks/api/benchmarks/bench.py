@@ -13,6 +13,7 @@ from trainworks.api.run_handle import Run, find_run
 from trainworks.api.run_request import RunRequest
 from trainworks.api.runs import Launch, prepare, prepare_resume
 from trainworks.backends.registry import shares_files
+from trainworks.catalog.cluster import ClusterDescription, parse_cluster
 from trainworks.config.load import load_run_file
 from trainworks.config.run_file import RunFile
 from trainworks.errors import ArgumentError
@@ -35,6 +36,7 @@ def bench(
     full: bool = False,
     paths: Sequence[Path | str] = (),
     settings: Sequence[str] = (),
+    expect: str | None = None,
     cables: Path | str | None = None,
     resume: str | None = None,
     folder: Path | str = "runs",
@@ -51,6 +53,8 @@ def bench(
             or the current folder.
         settings: variables whose values are compared side by side in the transfers between ranks, such as
             `NCCL_ALGO=Ring,Tree`.
+        expect: hardware that the figures are held against: a description such as `4x DGX H100`; when left out that of
+            the run file, or what the nodes show of their processors.
         cables: cable plan that names the cables of slow links, as `trainworks network --cables` writes it.
         resume: run of a benchmark to continue or to show; what it has measured is not measured again.
         folder: folder of all runs.
@@ -68,10 +72,12 @@ def bench(
         True
     """
     plan = read_cables(Path(cables)) if cables is not None else {}
+    yardstick = _described(expect)
     if resume is not None:
         run = _continued(find_run(resume, folder), progress)
     else:
         run_file = _run_file(cluster)
+        yardstick = yardstick or _described(run_file.cluster.of, "cluster")
         chosen = _kinds(kinds)
         request = BenchRequest(
             kinds=chosen,
@@ -80,7 +86,7 @@ def bench(
             settings=(BenchSetting(), *(one for text in settings for one in parse_setting(text))),
         )
         run = _started(_job(run_file, request, kinds, nodes), Path(folder), progress)
-    return build_bench_report(run.id, read_records(run.path), plan)
+    return build_bench_report(run.id, read_records(run.path), yardstick, plan)
 
 
 def parse_setting(text: str) -> list[BenchSetting]:
@@ -94,6 +100,11 @@ def parse_setting(text: str) -> list[BenchSetting]:
         hint = "write the values after an equals sign: `NCCL_ALGO=Ring,Tree`"
         raise ArgumentError(f"`{text}` is not a variable with values", argument="settings", hint=hint)
     return [BenchSetting(name=f"{name}={value}", env={name: value}) for value in values.split(",")]
+
+
+def _described(text: str | None, name: str = "expect") -> ClusterDescription | None:
+    with argument(name):
+        return parse_cluster(text) if text else None
 
 
 def _kinds(names: Sequence[str]) -> tuple[BenchKind, ...]:

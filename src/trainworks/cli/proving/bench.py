@@ -43,17 +43,15 @@ def command(
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write an HTML page.")] = None,
 ) -> None:
     """Runs on this machine, or as a job on the nodes of a cluster. Transfers are measured between all pairs of nodes,
-    and between all ranks; figures that differ from their peers come first. Exit code 1 if there are any.
+    and between all ranks. What fails, or differs from its peers, comes first; exit code 1 if there is any.
 
     `read FILE...` judges what nccl-tests, perftest, OSU, fio, iperf3, STREAM, HPL, HPCC, mdtest or nvbandwidth printed.
     Exit code 1 if a figure failed or is impossible.
     """
     if kinds and kinds[0] == "read":
         return _read(kinds[1:], expect, learn=learn, as_json=as_json, html=html)
-    if expect is not None or learn:
-        raise UsageError(
-            "`--expect` and `--learn` belong to `read`", hint="trainworks bench read FILE --expect CLUSTER"
-        )
+    if learn:
+        raise UsageError("`--learn` belongs to `read`", hint="trainworks bench read FILE --learn --expect CLUSTER")
     if not kinds and resume is None:
         raise UsageError("nothing to measure", hint="`trainworks bench all`, or one of its parts")
     check_writable(html, "--html")
@@ -65,13 +63,14 @@ def command(
             full=full,
             paths=paths or (),
             settings=settings or (),
+            expect=expect,
             cables=cables,
             resume=resume,
             folder=runs_folder(runs),
             progress=lambda line: say(line, err=True),
         )
     show(report, as_json=as_json, plot=html)
-    raise typer.Exit(1 if report.outliers else 0)
+    raise typer.Exit(0 if report.is_accepted else 1)
 
 
 def _read(files: list[str], expect: str | None, *, learn: bool, as_json: bool, html: Path | None) -> None:

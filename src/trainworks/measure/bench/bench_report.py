@@ -6,22 +6,47 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from trainworks.catalog.cluster import ClusterDescription
+from trainworks.measure.bench.expected import Yardstick
 from trainworks.measure.bench.measurement import Measurement
 from trainworks.measure.bench.node_record import NodeRecord
 from trainworks.measure.bench.outliers import BenchOutlier, find_outliers, with_cables
+from trainworks.measure.bench.verdict import BenchVerdict, Judged, judge
 from trainworks.results import Result
+
+_BY_HOST = ("tcp", "gloo")
+"""Transports of the host's own network, which says nothing of another one for accelerators."""
 
 
 @dataclass(frozen=True, slots=True)
 class BenchReport(Result):
-    """Figures of a benchmark, and those that differ from their peers."""
+    """Figures of a benchmark with their verdicts, and those that differ from their peers."""
 
     run: str
     """Id of the run."""
+    expected: str
+    """Description of the hardware that figures are held against; empty for what the nodes show of themselves."""
     records: tuple[NodeRecord, ...]
-    measurements: tuple[Measurement, ...]
+    judged: tuple[Judged, ...]
     outliers: tuple[BenchOutlier, ...] = ()
     """The worst first."""
+
+    @property
+    def measurements(self) -> tuple[Measurement, ...]:
+        """The figures."""
+        return tuple(each.measurement for each in self.judged)
+
+    @property
+    def wrong(self) -> list[Judged]:
+        """Figures that are impossible, fail or are weak, in this order."""
+        order = (BenchVerdict.IMPOSSIBLE, BenchVerdict.FAIL, BenchVerdict.WEAK)
+        found = [each for each in self.judged if each.verdict in order]
+        return sorted(found, key=lambda each: (order.index(each.verdict), each.share or 0.0))
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether nothing is an outlier, fails or is impossible."""
+        return not self.outliers and all(each.verdict is BenchVerdict.WEAK for each in self.wrong)
 
     @property
     def skipped(self) -> list[tuple[str, str, tuple[str, ...]]]:
@@ -39,24 +64,46 @@ class BenchReport(Result):
         return bool(self.records) and all(record.is_complete for record in self.records)
 
 
-def build_bench_report(run: str, records: Sequence[NodeRecord], cables: Mapping[tuple[str, str], str]) -> BenchReport:
+def build_bench_report(
+    run: str,
+    records: Sequence[NodeRecord],
+    cluster: ClusterDescription | None = None,
+    cables: Mapping[tuple[str, str], str] | None = None,
+) -> BenchReport:
     """The report of the records of all nodes.
 
     Args:
         run: id of the run.
         records: of the nodes, in order.
+        cluster: hardware that figures are held against; what the nodes show of themselves when None.
         cables: of the cable plan, by node and port; see `read_cables`.
     """
-    measurements = tuple(_measurements(records))
+    judged = tuple(judge(each, yardstick) for each, yardstick in _measurements(records, cluster))
     names = [record.name for record in records]
-    outliers = tuple(with_cables(each, names, cables) for each in find_outliers(measurements))
-    return BenchReport(run, tuple(records), measurements, outliers)
+    outliers = find_outliers(each.measurement for each in judged)
+    named = tuple(with_cables(each, names, cables or {}) for each in outliers)
+    return BenchReport(run, cluster.name if cluster else "", tuple(records), judged, named)
 
 
-def _measurements(records: Sequence[NodeRecord]) -> Iterator[Measurement]:
-    """All figures; the subject of a figure of one node begins with its name where there are several."""
+def _measurements(
+    records: Sequence[NodeRecord], cluster: ClusterDescription | None
+) -> Iterator[tuple[Measurement, Yardstick]]:
+    """All figures with what they are held against.
+
+    The subject of a figure of one node begins with its name where there are several.
+    """
     for record in records:
+        shown = Yardstick(cluster, record.processors, record.host.num_cores)
         for part, result in record.parts.items():
             is_shared = "@" in part or part == "mpi" or len(records) == 1
             for each in result.figures:
-                yield each if is_shared else replace(each, subject=f"{record.name} {each.subject}")
+                figure = each if is_shared else replace(each, subject=f"{record.name} {each.subject}")
+                yield figure, replace(shown, cluster=None) if _is_on_host(each, cluster) else shown
+
+
+def _is_on_host(measurement: Measurement, cluster: ClusterDescription | None) -> bool:
+    """Whether a transfer took another way than the network for accelerators."""
+    transport = measurement.conditions.get("transport")
+    if transport == "mpi":  # between ranks of one node it is a copy in memory
+        return measurement.conditions.get("nodes") == 1
+    return transport in _BY_HOST and (cluster is None or cluster.network != "TCP")

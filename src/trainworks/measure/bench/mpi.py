@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Sequence
 
+from trainworks.catalog.bounds import bus_factor
 from trainworks.errors import EnvironmentProblem
 from trainworks.host import process
 from trainworks.measure.bench.compiled import compiled
@@ -55,7 +56,7 @@ def _figures(line: str, ends: str, about: dict[str, str | float], tool: str) -> 
     if operation == "all_reduce":
         algbw = size / seconds
         subject = ends if about["nodes"] == 1 else f"{about['nodes']} nodes"
-        busbw = algbw * 2 * (ranks - 1) / ranks
+        busbw = algbw * bus_factor("all_reduce", ranks)
         return [Measurement(Quantity.BUS_BANDWIDTH, busbw, subject, tool, {**conditions, "algbw": algbw})]
     if size == 8:
         return [Measurement(Quantity.LINK_LATENCY, seconds, ends, tool, conditions)]

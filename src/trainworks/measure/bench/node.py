@@ -21,6 +21,7 @@ from trainworks.errors import EnvironmentProblem, TrainworksError
 from trainworks.host import process
 from trainworks.host.network import LOOPBACK
 from trainworks.host.probe import probe_host
+from trainworks.host.processor import processors
 from trainworks.measure.bench.measurement import Measurement
 from trainworks.measure.bench.memory import measure_triad
 from trainworks.measure.bench.mpi import measure_mpi
@@ -132,7 +133,7 @@ def main(request_json: str) -> None:
     path = record_path(folder, node)
     before = read_record(path) if shares_folder else None
     name = node_name(node, os.environ)
-    record = NodeRecord(node, name, probe_host(Path.cwd()), _tools(), request, (name,))
+    record = NodeRecord(node, name, probe_host(Path.cwd()), processors(), _tools(), request, (name,))
     if before is not None and (before.name, before.request) == (name, request):
         record = replace(record, nodes=before.nodes, parts=before.parts)
     keep = partial(write_record, path) if shares_folder else _ignore

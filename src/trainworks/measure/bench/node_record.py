@@ -11,6 +11,7 @@ from pydantic.dataclasses import dataclass
 
 from trainworks.errors import EnvironmentProblem
 from trainworks.files import write_atomic
+from trainworks.host.processor import Processors
 from trainworks.measure.bench.measurement import Measurement
 from trainworks.record.bench import BenchRequest
 from trainworks.record.environment import HostFacts
@@ -37,6 +38,7 @@ class NodeRecord:
     node: int
     name: str
     host: HostFacts
+    processors: Processors
     tools: Mapping[str, str]
     """Versions of the programs that may measure."""
     request: BenchRequest

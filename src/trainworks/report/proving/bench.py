@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from trainworks.measure.bench.bench_report import BenchReport
 from trainworks.measure.bench.measurement import Measurement, Quantity
 from trainworks.measure.bench.outliers import BenchOutlier
+from trainworks.measure.bench.verdict import BenchVerdict, Judged, unit_of
 from trainworks.report.rendering.document import Block, Column, Document, Row, Section, Styled, Table, Text, left, right
 from trainworks.units import format_quantity
 
@@ -24,12 +26,6 @@ _TITLES = {
     Quantity.STORAGE_OPERATIONS: "Storage",
     Quantity.METADATA_OPERATIONS: "Storage",
 }
-_UNITS = {
-    Quantity.GEMM: "FLOP/s",
-    Quantity.LINK_LATENCY: "s",
-    Quantity.STORAGE_OPERATIONS: "/s",
-    Quantity.METADATA_OPERATIONS: "/s",
-}
 _MOST_LINKS = 20
 """Links in the table of a terminal; JSON has all."""
 
@@ -38,10 +34,19 @@ def document(report: BenchReport) -> Document:
     """Outliers, then a table per kind, then what was not measured."""
     nodes = ", ".join(record.name for record in report.records)
     tools = sorted({each.tool for each in report.measurements})
-    about = [Text(f"run    {report.run}"), Text(f"nodes  {nodes}"), Text(f"tools  {'; '.join(tools)}")]
+    about = [Text(f"run       {report.run}"), Text(f"nodes     {nodes}"), Text(f"tools     {'; '.join(tools)}")]
     if not report.is_complete:
         about.append(Text(f"incomplete: continue it with `trainworks bench --resume {report.run}`", style="warning"))
-    sections = [Section("", about), Section("Outliers", [_outliers(report.outliers)] if report.outliers else [])]
+    if report.expected:
+        about.append(Text(f"expected  {report.expected}"))
+    counts = Counter(each.verdict.value for each in report.judged)
+    verdicts = ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in BenchVerdict if counts[verdict])
+    about.append(Text(f"verdicts  {verdicts or 'none'}"))
+    sections = [
+        Section("", about),
+        Section("Outliers", [_outliers(report.outliers)] if report.outliers else []),
+        Section("Verdicts", [_verdicts(report.wrong)] if report.wrong else []),
+    ]
     titles = dict.fromkeys(_TITLES.values())
     sections += [Section(title, _figures(report, title)) for title in titles]
     sections.append(Section("Collectives", [block for each in _by_operation(report) for block in _collectives(*each)]))
@@ -49,7 +54,7 @@ def document(report: BenchReport) -> Document:
     sections.append(
         Section("Not measured", [Table(left("part", "reason", "nodes", wrap=True), skipped)] * bool(skipped))
     )
-    badge = Styled(f"{len(report.outliers)} outliers", "bad") if report.outliers else None
+    badge = None if report.is_accepted else Styled("not accepted", "bad")
     return Document("Benchmark", "bench", sections, badge=badge)
 
 
@@ -58,7 +63,9 @@ def to_json(report: BenchReport) -> dict[str, Any]:
     return {
         "run": report.run,
         "complete": report.is_complete,
-        "measurements": [asdict(each) for each in report.measurements],
+        "expected": report.expected,
+        "accepted": report.is_accepted,
+        "measurements": [_judged_json(each) for each in report.judged],
         "outliers": [_outlier_json(each) for each in report.outliers],
         "skipped": [{"part": part, "reason": reason, "nodes": names} for part, reason, names in report.skipped],
         "nodes": [
@@ -66,6 +73,12 @@ def to_json(report: BenchReport) -> dict[str, Any]:
             for record in report.records
         ],
     }
+
+
+def _judged_json(judged: Judged) -> dict[str, Any]:
+    bound = asdict(judged.bound) if judged.bound else None
+    verdict = {"verdict": judged.verdict.value, "reason": judged.reason, "expected": judged.expected, "bound": bound}
+    return asdict(judged.measurement) | verdict
 
 
 def _outlier_json(outlier: BenchOutlier) -> dict[str, Any]:
@@ -98,17 +111,45 @@ def _outliers(outliers: Sequence[BenchOutlier]) -> Table:
     return Table(columns, rows, "A node instead of its links: most of its links are slow.")
 
 
+def _verdicts(wrong: Sequence[Judged]) -> Table:
+    rows = [
+        Row(
+            [
+                Styled(each.verdict.value, "warning" if each.verdict is BenchVerdict.WEAK else "bad"),
+                each.measurement.subject,
+                _name(each.measurement),
+                _value(each.measurement),
+                each.reason,
+            ]
+        )
+        for each in wrong
+    ]
+    columns = [*left("verdict", "subject", "figure"), *right("measured"), Column("why", wrap=True)]
+    return Table(columns, rows)
+
+
 def _figures(report: BenchReport, title: str) -> list[Table]:
-    found = [each for each in report.measurements if _TITLES.get(each.quantity) == title]
-    found = [each for each in found if each.conditions.get("operation") != "ping_pong" or _is_telling(each, found)]
+    found = [each for each in report.judged if _TITLES.get(each.measurement.quantity) == title]
+    all_of = [each.measurement for each in found]
+    found = [each for each in found if _is_telling(each.measurement, all_of)]
     if title == "Links" and len(found) > _MOST_LINKS:
-        found = sorted(found, key=lambda each: (each.quantity, each.value))[:_MOST_LINKS]
-    rows = [[each.subject, _name(each), _value(each), each.tool] for each in found]
-    return [Table([*left("subject", "figure", wrap=True), *right("measured"), *left("tool")], rows)] if rows else []
+        found = sorted(found, key=lambda each: (each.measurement.quantity, each.measurement.value))[:_MOST_LINKS]
+    rows = [_row(each) for each in found]
+    columns = [*left("subject", "figure", wrap=True), *right("measured", "expected"), *left("verdict")]
+    return [Table(columns, rows)] if rows else []
+
+
+def _row(judged: Judged) -> list[str]:
+    measurement = judged.measurement
+    expected = _value(measurement, judged.expected) if judged.expected else ""
+    verdict = "" if judged.verdict is BenchVerdict.NO_EXPECTATION else judged.verdict.value
+    return [measurement.subject, _name(measurement), _value(measurement), expected, verdict]
 
 
 def _is_telling(measurement: Measurement, others: Sequence[Measurement]) -> bool:
-    """Whether a figure of a sweep over sizes is the latency or the highest bandwidth."""
+    """Whether a figure is none of a sweep over sizes, or its latency or its highest bandwidth."""
+    if measurement.conditions.get("operation") != "ping_pong":
+        return True
     same = [each.value for each in others if each.quantity is measurement.quantity and _key(each) == _key(measurement)]
     return measurement.quantity is Quantity.LINK_LATENCY or measurement.value == max(same)
 
@@ -141,8 +182,7 @@ def _collectives(about: str, figures: Sequence[Measurement]) -> list[Block]:
 
 
 def _value(measurement: Measurement, value: float | None = None) -> str:
-    unit = _UNITS.get(measurement.quantity, "bytes/s")
-    return format_quantity(measurement.value if value is None else value, unit)
+    return format_quantity(measurement.value if value is None else value, unit_of(measurement.quantity))
 
 
 def _name(measurement: Measurement) -> str:

@@ -10,20 +10,11 @@ import psutil
 import torch
 import torch.distributed as dist
 
+from trainworks.catalog.bounds import Operation, bus_factor
 from trainworks.record.bench import BenchRequest, BenchSetting
 from trainworks.worker.bench.output import figure, print_part
 
-BUS_FACTORS: dict[str, Callable[[int], float]] = {
-    "all_reduce": lambda n: 2 * (n - 1) / n,
-    "all_gather": lambda n: (n - 1) / n,
-    "reduce_scatter": lambda n: (n - 1) / n,
-    "all_to_all": lambda n: (n - 1) / n,
-    "broadcast": lambda n: 1.0,
-}
-"""busbw / algbw for n ranks: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md#summary
-
-algbw is the size of the whole buffer over the time; for a gather or a scatter, n times the share of a rank.
-"""
+_OPERATIONS: tuple[Operation, ...] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 _ELEMENT_BYTES = 4
 _SMALLEST, _LARGEST, _FULL_LARGEST = 8, 16 << 20, 16 << 30
 _GROWTH, _FULL_GROWTH = 8, 2
@@ -38,7 +29,7 @@ def measure_collectives(
 ) -> None:
     """Measure every operation that is still to be measured; rank 0 prints one part for each."""
     ranks, is_first = dist.get_world_size(), dist.get_rank() == 0
-    for operation in BUS_FACTORS:
+    for operation in _OPERATIONS:
         part = f"collectives/{operation}@{setting.name}"
         if not request.wants("collectives", part):
             continue
@@ -76,7 +67,7 @@ def _limit(device: torch.device, *, full: bool) -> int:
     return min(_FULL_LARGEST if full else _LARGEST, int(least.item() * _MEMORY_SHARE))
 
 
-def _seconds(operation: str, size: int, device: torch.device, full: bool) -> float:
+def _seconds(operation: Operation, size: int, device: torch.device, full: bool) -> float:
     """Mean time of a call, averaged over the ranks as nccl-tests does; all ranks make the same number of calls."""
     call = _call(operation, size, device)
     _timed(call, 2, device)
@@ -101,7 +92,7 @@ def _mean(seconds: float, device: torch.device) -> float:
     return float(total.item()) / dist.get_world_size()
 
 
-def _call(operation: str, size: int, device: torch.device) -> Callable[[], object]:
+def _call(operation: Operation, size: int, device: torch.device) -> Callable[[], object]:
     whole = torch.zeros(size // _ELEMENT_BYTES, device=device)
     share = torch.zeros(len(whole) // dist.get_world_size(), device=device)
     if operation == "all_reduce":
@@ -116,7 +107,7 @@ def _call(operation: str, size: int, device: torch.device) -> Callable[[], objec
     return lambda: dist.broadcast(whole, 0)
 
 
-def _figure(operation: str, size: int, seconds: float, subject: str, about: dict[str, Any]) -> dict[str, Any]:
+def _figure(operation: Operation, size: int, seconds: float, subject: str, about: dict[str, Any]) -> dict[str, Any]:
     algbw = size / seconds
-    busbw = algbw * BUS_FACTORS[operation](about["ranks"])
+    busbw = algbw * bus_factor(operation, about["ranks"])
     return figure("busbw", busbw, subject, operation=operation, bytes=size, seconds=seconds, algbw=algbw, **about)
