@@ -20,6 +20,7 @@ from typing import Any
 from trainworks.errors import EnvironmentProblem, TrainworksError
 from trainworks.host import process
 from trainworks.host.network import LOOPBACK
+from trainworks.host.other_load import OtherLoad
 from trainworks.host.probe import probe_host
 from trainworks.host.processor import processors
 from trainworks.measure.bench.measurement import Measurement
@@ -60,7 +61,9 @@ class NodeBench:
     def measure(self) -> NodeRecord:
         """Measure what is missing; returns the complete record."""
         if self.record.node == 0 or "/" not in self.record.name:
+            load = OtherLoad()
             self._alone()
+            self._keep(replace(self.record, others_share=load.share()))
         addresses = self._addresses
         if self.record.node == 0 and "mpi" in self._request.kinds:
             self._part("mpi", lambda: measure_mpi(addresses, full=self._request.full))

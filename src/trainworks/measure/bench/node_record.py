@@ -45,6 +45,8 @@ class NodeRecord:
     nodes: tuple[str, ...]
     """Names of all nodes, in order; transfers between others are measured anew."""
     parts: Mapping[str, BenchPart] = field(default_factory=dict)
+    others_share: float | None = None
+    """Share of the cores that other programs used while this node measured alone; None where it is unknown."""
     is_complete: bool = False
 
     def to_json(self) -> str:

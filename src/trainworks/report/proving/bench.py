@@ -9,6 +9,7 @@ from typing import Any
 
 from trainworks.measure.bench.bench_report import BenchReport
 from trainworks.measure.bench.measurement import Measurement, Quantity
+from trainworks.measure.bench.node_record import NodeRecord
 from trainworks.measure.bench.outliers import BenchOutlier
 from trainworks.measure.bench.verdict import BenchVerdict, Judged, unit_of
 from trainworks.report.rendering.document import Block, Column, Document, Row, Section, Styled, Table, Text, left, right
@@ -26,6 +27,8 @@ _TITLES = {
     Quantity.STORAGE_OPERATIONS: "Storage",
     Quantity.METADATA_OPERATIONS: "Storage",
 }
+_QUIET_SHARE = 0.1
+"""Use of the cores by other programs from which the report says so: an assumption."""
 _MOST_LINKS = 20
 """Links in the table of a terminal; JSON has all."""
 
@@ -42,6 +45,7 @@ def document(report: BenchReport) -> Document:
     counts = Counter(each.verdict.value for each in report.judged)
     verdicts = ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in BenchVerdict if counts[verdict])
     about.append(Text(f"verdicts  {verdicts or 'none'}"))
+    about += [Text(note, style="warning") for note in _disturbed(report.records)]
     sections = [
         Section("", about),
         Section("Outliers", [_outliers(report.outliers)] if report.outliers else []),
@@ -58,6 +62,14 @@ def document(report: BenchReport) -> Document:
     return Document("Benchmark", "bench", sections, badge=badge)
 
 
+def _disturbed(records: Sequence[NodeRecord]) -> list[str]:
+    return [
+        f"other programs used {record.others_share:.0%} of the cores of {record.name} meanwhile"
+        for record in records
+        if record.others_share is not None and record.others_share > _QUIET_SHARE
+    ]
+
+
 def to_json(report: BenchReport) -> dict[str, Any]:
     """Every figure in base units with its conditions, the outliers, and the record of each node."""
     return {
@@ -69,7 +81,12 @@ def to_json(report: BenchReport) -> dict[str, Any]:
         "outliers": [_outlier_json(each) for each in report.outliers],
         "skipped": [{"part": part, "reason": reason, "nodes": names} for part, reason, names in report.skipped],
         "nodes": [
-            {"name": record.name, "host": record.host.model_dump(mode="json"), "tools": dict(record.tools)}
+            {
+                "name": record.name,
+                "host": record.host.model_dump(mode="json"),
+                "tools": dict(record.tools),
+                "others_share": record.others_share,
+            }
             for record in report.records
         ],
     }
