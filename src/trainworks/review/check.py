@@ -67,6 +67,8 @@ def check_text(text: str, rules: Sequence[ReviewRule], *, name: str, folder: Pat
 
 def check_file(file: ReviewedFile, rules: Sequence[ReviewRule]) -> list[Finding]:
     """Findings of a file, in the order of their places, without those that its comments silence."""
+    if file.kind == "python" and file.python is None:
+        return []
     found = [
         finding
         for rule in rules

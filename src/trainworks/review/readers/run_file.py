@@ -7,12 +7,9 @@ from dataclasses import dataclass
 
 import yaml
 
-from trainworks.config.load import ELSEWHERE, LATER
-from trainworks.config.run_file import RunFile
 from trainworks.review.readers import tree
 from trainworks.review.readers.shell import Script, Setting
 
-_KEYS = RunFile.model_fields.keys() | {key for key in (*ELSEWHERE, *LATER) if "." not in key}
 _LAUNCHES_ONCE = ("mpi", "slurm")
 
 
@@ -66,5 +63,13 @@ class RunFileText:
 def read_run_file(documents: Sequence[yaml.Node], lines: Sequence[str]) -> RunFileText | None:
     """The run file in the documents of a YAML file; None for any other file."""
     keys = tree.entries(documents[0]) if len(documents) == 1 else {}
-    is_one = ("run" in keys) != ("workload" in keys) and keys.keys() <= _KEYS
+    is_one = ("run" in keys) != ("workload" in keys) and keys.keys() <= _known_keys()
     return RunFileText(documents[0], lines) if is_one else None
+
+
+def _known_keys() -> set[str]:
+    """Keys of run files and SkyPilot tasks."""
+    from trainworks.config.load import ELSEWHERE, LATER  # noqa: PLC0415  # pydantic models, which few reviews need
+    from trainworks.config.run_file import RunFile  # noqa: PLC0415
+
+    return RunFile.model_fields.keys() | {key for key in (*ELSEWHERE, *LATER) if "." not in key}

@@ -83,8 +83,10 @@ def deprecated_amp(file: ReviewedFile) -> Iterator[Problem]:
     """A call of GradScaler or autocast of `torch.cuda.amp`, in a file that does not choose by version."""
     code = file.python
     found = [call for call in code.calls_of("GradScaler", "autocast") if "torch.cuda.amp" in call.name] if code else []
+    if not found or "torch.amp" in file.text:
+        return
     edits = _new_names(file, found)
-    for call in found if "torch.amp" not in file.text else ():
+    for call in found:
         name = call.name.rpartition(".")[2]
         problem = problem_at(call, f'`torch.cuda.amp.{name}` is now `torch.amp.{name}("cuda")`')
         yield replace(problem, edits=edits)

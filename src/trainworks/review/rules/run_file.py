@@ -7,9 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainworks.catalog.cluster import parse_cluster
 from trainworks.errors import TrainworksError
-from trainworks.plan.reliability.defaults import usual_node_mttf
 from trainworks.review.files import ReviewedFile
 from trainworks.review.finding import Problem
 from trainworks.review.readers import tree
@@ -92,6 +90,8 @@ def rare_checkpoints(file: ReviewedFile) -> Iterator[Problem]:
     every_s = _duration(tree.scalar(node))
     if file.run_file is None or node is None or every_s is None:
         return
+    from trainworks.plan.reliability.defaults import usual_node_mttf  # noqa: PLC0415  # imports the planner
+
     nodes = _nodes(file.run_file)
     mttf_s = usual_node_mttf(None, _duration(file.run_file.text("recover", "node_mttf"))).value / nodes
     if every_s >= mttf_s:
@@ -197,6 +197,8 @@ def _duration(text: str | None) -> float | None:
 
 def _nodes(run_file: RunFileText) -> int:
     """Nodes of the job: as written, or those of the cluster that it describes."""
+    from trainworks.catalog.cluster import parse_cluster  # noqa: PLC0415  # reads the catalogue
+
     described = run_file.text("cluster") or run_file.text("cluster", "of")
     try:
         return parse_cluster(described).num_nodes if described else run_file.nodes
