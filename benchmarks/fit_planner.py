@@ -59,7 +59,7 @@ PARAMETERS = {
     "eager_bytes": Parameter(1.5, 4.0, 8.0, 0.2),
     "selective_share": Parameter(0.1, 0.25, 0.6, 0.3),
     "projections_share": Parameter(0.3, 0.6, 0.9, 0.2),
-    "launch_s": Parameter(2e-6, 1.5e-5, 6e-5, 0.8),
+    "launch_s": Parameter(5e-6, 2e-5, 6e-5, 0.4),
     "step_s": Parameter(5e-4, 1e-2, 5e-2, 1.0),
     "scale_up_share": Parameter(0.5, 0.8, 1.0, 0.2),
     "scale_out_share": Parameter(0.4, 0.8, 1.0, 0.25),

@@ -82,26 +82,42 @@ class Catalog:
 
 
 def accelerator(name: str) -> Accelerator:
-    """The accelerator of that name or alias, perhaps with another power limit: `H100-SXM-80GB at 500 W`.
+    """The accelerator of that name or alias, perhaps with another power limit or with a bridge between two cards:
+    `H100-SXM-80GB at 500 W`, `RTX-3090-24GB with NVLink bridge`.
 
     Raises:
-        UsageError: there is none, or plans cannot use it.
+        UsageError: there is none, plans cannot use it, or no bridge fits it.
 
     >>> accelerator("a100-sxm4-80gb").name
     'A100-SXM-80GB'
     >>> accelerator("H100 at 500 W").power_w
     500.0
+    >>> accelerator("RTX 3090 with NVLink bridge").scale_up_group
+    2
     """
     part = _accelerator(_find("accelerators", name))
-    if (limit := _POWER_LIMIT.search(name)) is None:
+    said = _EQUIPMENT.search(name)
+    if said is None:
         return part
-    watts = float(limit["watts"])
-    return part.model_copy(
-        update={"name": f"{part.name} at {watts:g} W", "power_w": watts, "rated_power_w": part.power_w}
-    )
+    if said["watts"]:
+        watts = float(said["watts"])
+        limit = {"name": f"{part.name} at {watts:g} W", "power_w": watts, "rated_power_w": part.power_w}
+        part = part.model_copy(update=limit)
+    return _bridged(part) if said["bridge"] else part
 
 
-_POWER_LIMIT = re.compile(r"\s+at\s+(?P<watts>\d{2,4})\s*W$", re.IGNORECASE)
+_EQUIPMENT = re.compile(
+    r"(?:\s+at\s+(?P<watts>\d{2,4})\s*W|(?=\s+with))(?P<bridge>\s+with\s+(?:an?\s+)?NVLink\s+bridges?)?$", re.IGNORECASE
+)
+
+
+def _bridged(part: Accelerator) -> Accelerator:
+    if part.scale_up.endswith(" bridge"):
+        return part
+    if part.bridge is None:
+        raise UsageError(f"no bridge joins two {part.name}", hint="leave `with NVLink bridge` out")
+    added = {"scale_up": part.bridge, "scale_up_bytes_per_s": link(part.bridge).bytes_per_s, "scale_up_group": 2}
+    return part.model_copy(update={"name": f"{part.name} with NVLink bridge", **added})
 
 
 def node(name: str) -> Node:
@@ -250,7 +266,7 @@ def has(kind: Kind, name: str) -> bool:
 
 
 def _key(kind: Kind, name: str) -> str:
-    return _normal(_POWER_LIMIT.sub("", name) if kind == "accelerators" else name)
+    return _normal(_EQUIPMENT.sub("", name) if kind == "accelerators" else name)
 
 
 def find_row(name: str, kind: Kind | None = None) -> CatalogRow:

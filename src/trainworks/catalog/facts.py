@@ -30,6 +30,8 @@ class Accelerator(Frozen):
     """Name of the link inside the scale-up domain; `none` if there is only PCIe."""
     scale_up_bytes_per_s: float
     """Bandwidth into the scale-up domain; 0 without one."""
+    bridge: str | None = None
+    """Name of a link that can be bought to join two cards; it counts where the description says so."""
     host_bytes_per_s: float
     """Bandwidth to the host: PCIe or a chip-to-chip link."""
     power_w: float | None = None

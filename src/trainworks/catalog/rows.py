@@ -269,6 +269,7 @@ _COLUMNS: dict[Kind, dict[str, Column]] = {
         "matmul_tflops_per_s": _scaled("matmul_flops_per_s", Fraction(10**12)),
         "multiprocessors": _as_is("multiprocessors"),
         "scale_up": _link("scale_up_bytes_per_s", name="scale_up"),
+        "bridge": _as_is("bridge"),
         "scale_up_group": _as_is("scale_up_group"),
         "pair_bandwidth": _bandwidth("pair_bytes_per_s"),
         "host": _link("host_bytes_per_s"),

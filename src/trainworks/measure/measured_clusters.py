@@ -51,7 +51,9 @@ def read_accelerator(row: Row) -> Accelerator:
             update={"memory_bytes": int(variant["gigabytes"]) * 2**30, "usable_bytes": None}
         )
     watts = _WATTS.search(name)
-    return accelerator(f"{known or spellings[-1]} at {watts[1]} W" if known and watts else known or spellings[-1])
+    part = accelerator(f"{known or spellings[-1]} at {watts[1]} W" if known and watts else known or spellings[-1])
+    is_bridged = part.bridge is not None and "bridge" in text_of(row, "intra_node_net").lower()
+    return accelerator(f"{part.name} with NVLink bridge") if is_bridged else part
 
 
 def remarks_left_out(rows: Iterable[Row]) -> list[str]:

@@ -19,9 +19,11 @@ from trainworks.record.model_shape import ModelShape
 
 _VOCABULARY_PADDING = 128
 """Columns of the output matrix are padded to a multiple of this on every rank (Megatron-LM)."""
-_KERNELS_FORWARD = 24
-"""Launched by one dense block forward: norms, products, attention, rotations, residuals, casts."""
-_KERNELS_BACKWARD = 44
+_KERNELS = (24, 44)
+"""Launched by one dense block forward and backward: norms, products, attention, rotations, residuals, casts."""
+_KERNELS_EAGER = {False: (33, 44), True: (49, 76)}
+"""The same where every operation is a kernel, of plain blocks and of those with RMSNorm, rotations and gates: operations
+other than views of GPT-2's and Llama's blocks in transformers, counted with PyTorch 2.13."""
 _KERNELS_EXPERT = 30
 """More of a block with experts: routing, sorting, permuting; forward and backward alike."""
 
@@ -97,7 +99,8 @@ def _one_kind(
     forward = forward + core_forward + traffic
     backward = backward + core_backward + traffic * device.coefficients.backward_bytes
     extra = (_KERNELS_EXPERT if experts else 0) + np.where(layouts.tp > 1, software.distributed_operations / 2, 0.0)
-    forward = _with_launches(forward, _KERNELS_FORWARD + extra, device)
+    kernels = _KERNELS if software.fused_kernels else _KERNELS_EAGER[shape.gated_mlp]
+    forward = _with_launches(forward, kernels[0] + extra, device)
     selective = {
         "attention": core_forward,
         "products": device.coefficients.selective_share * forward,
@@ -107,7 +110,7 @@ def _one_kind(
     again = np.select(
         [layouts.recompute == Recompute.FULL, layouts.recompute == Recompute.SELECTIVE], [forward, selective], 0.0
     )
-    return BlockTimes(forward, _with_launches(backward, _KERNELS_BACKWARD + extra, device), again)
+    return BlockTimes(forward, _with_launches(backward, kernels[1] + extra, device), again)
 
 
 def _with_launches(kernels_s: Array, num_kernels: Values, device: DeviceRates) -> Array:
