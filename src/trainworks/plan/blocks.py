@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from trainworks.plan.activations import has_casts
 from trainworks.plan.compute import DeviceRates, product_s, traffic_s
 from trainworks.plan.layouts import Array, Layouts, Recompute, Values
 from trainworks.plan.parameters import head_dims
@@ -19,11 +20,14 @@ from trainworks.record.model_shape import ModelShape
 
 _VOCABULARY_PADDING = 128
 """Columns of the output matrix are padded to a multiple of this on every rank (Megatron-LM)."""
+_AUTOCAST_BYTES = 2.0
+"""Element-wise bytes under autocast over those of a 16-bit program: of a norm 14 for 4 per value, of a residual
+addition 10 for 6, of softmax with dropout 25 for 13; activations and transposed heads keep their 16 bits."""
 _KERNELS = (24, 44)
 """Launched by one dense block forward and backward: norms, products, attention, rotations, residuals, casts."""
 _KERNELS_EAGER = {False: (33, 44), True: (49, 76)}
-"""The same where every operation is a kernel, of plain blocks and of those with RMSNorm, rotations and gates: operations
-other than views of GPT-2's and Llama's blocks in transformers, counted with PyTorch 2.13."""
+"""The same where every operation is a kernel, of plain blocks and of those with RMSNorm, rotations and gates: the
+operations but views of GPT-2's and Llama's blocks in transformers, counted with PyTorch 2.13."""
 _KERNELS_EXPERT = 30
 """More of a block with experts: routing, sorting, permuting; forward and backward alike."""
 
@@ -201,7 +205,7 @@ def _attention_core_s(
     product = product_s(length, length, query_dim, device, batch)
     product = product + product_s(length, value_dim, length, device, batch)
     scores = traffic_s(pairs * heads * (4 * device.element_bytes + 1), device)
-    scores = scores * unfused_factor(shape, device, software)
+    scores = scores * unfused_factor(shape, layouts, device, software)
     return product + scores, 2 * product + device.coefficients.backward_bytes * scores
 
 
@@ -234,17 +238,19 @@ def _block_bytes(
         per_token = per_token + 6 * e * shape.experts_per_token * shape.hidden / layouts.tp
     if device.precision in ("fp8", "fp4"):
         per_token = per_token + (e + 2) * (3 * shape.hidden + heads + width)
-    return tokens * per_token * unfused_factor(shape, device, software)
+    return tokens * per_token * unfused_factor(shape, layouts, device, software)
 
 
-def unfused_factor(shape: ModelShape, device: DeviceRates, software: Software) -> float:
+def unfused_factor(shape: ModelShape, layouts: Layouts, device: DeviceRates, software: Software) -> Array:
     """Bytes that element-wise work moves over those of fused kernels: 1, or where every operation is a kernel more.
 
     PyTorch has a kernel for the norm and the activation of plain models, but writes RMSNorm, rotations and gates out.
+    Under autocast the residual stream, norms and softmax are fp32, and their results are cast for the products.
     """
     if software.fused_kernels:
-        return 1.0
-    return device.coefficients.eager_bytes if shape.gated_mlp else device.coefficients.unfused_bytes
+        return np.ones(len(layouts))
+    written = device.coefficients.eager_bytes if shape.gated_mlp else device.coefficients.unfused_bytes
+    return written * (1 + (_AUTOCAST_BYTES - 1) * has_casts(layouts, device.precision, software))
 
 
 def head_times(

@@ -115,14 +115,17 @@ class Software:
         if compiled is not None:
             fused = compiled or (fused and not optional)
         old = year < _FUSED_SINCE and usual.framework == "megatron"
+        cast = year < _COMPILED_SINCE and usual is _TORCH
         said = {"framework": framework, "compiled": compiled, "attention": attention, "fp8_recipe": fp8_recipe}
         return replace(
             usual,
-            optimizer_bytes=16.0 if old else usual.optimizer_bytes,
+            optimizer_bytes=16.0 if old else 8.0 if cast else usual.optimizer_bytes,
             loss_bytes=8.0 if old else usual.loss_bytes,
             attention=attention or kernel,
             fused_kernels=fused,
             norm_bytes=0 if fused else usual.norm_bytes,
+            autocast=cast or usual.autocast,
+            weight_bytes=4 if cast else usual.weight_bytes,
             overlap=year >= _FUSED_SINCE,
             tensor_overlap=year >= _FUSED_SINCE and usual.tensor_overlap,
             gradient_bytes=gradient_bytes or usual.gradient_bytes,

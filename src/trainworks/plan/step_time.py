@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainworks.catalog.cluster import ClusterDescription
-from trainworks.plan.activations import activation_bytes
+from trainworks.plan.activations import activation_bytes, has_casts
 from trainworks.plan.blocks import BlockTimes, block_times, head_times
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.collectives import collective_s, point_to_point_s
@@ -153,7 +153,7 @@ def predict_step_times(job: TrainingJob, layouts: Layouts, coefficients: Coeffic
     once_s = layouts.accum * stage.blocks  # of one block's times in a step
     terms = {
         "forward_s": once_s * block.forward_s,
-        "backward_s": once_s * block.backward_s,
+        "backward_s": once_s * block.backward_s + _accumulation_s(job, layouts, rates, stage.blocks),
         "recompute_s": once_s * block.recomputed_s,
         "head_s": layouts.accum * stage.head_s,
         "tp_s": once_s * tp_s,
@@ -292,6 +292,24 @@ def _data_parallel_s(job: TrainingJob, layouts: Layouts, rates: Rates, blocks: A
     if not rates.software.overlap:
         full = np.where(layouts.zero == 3, full / rates.coefficients.old_gather_share, full)
     return np.maximum(full - hidden * available, full * (1 - hidden))
+
+
+def _accumulation_s(job: TrainingJob, layouts: Layouts, rates: Rates, blocks: Array) -> Array:
+    """Casts of weights and sums of gradients that are kernels of their own in PyTorch, where a rank holds them whole.
+
+    Bytes per parameter: 3 e_g for each micro-batch after the first, whose gradient is kept as it is, with e_g bytes of
+    a gradient (zero 0 and 1); under autocast (zero 0) 6 for the cast and 6 for its gradient per micro-batch.
+    Megatron-LM adds gradients in the kernel of the product.
+    """
+    software = rates.software
+    if not software.native or software.framework != "torch":
+        return np.zeros(len(layouts))
+    gradient_bytes = 4 if software.autocast else element_bytes(job.precision)
+    sums = np.where(layouts.zero <= 1, 3.0 * gradient_bytes * (layouts.accum - 1), 0.0)
+    casts = 12.0 * layouts.accum * has_casts(layouts, job.precision, software)
+    parameters = _held(job, layouts, blocks)
+    seconds: Array = (parameters.dense + parameters.experts) * (sums + casts) / rates.device.memory_bytes_per_s
+    return seconds
 
 
 def _held(job: TrainingJob, layouts: Layouts, blocks: Array) -> StageParameters:

@@ -55,7 +55,7 @@ RATES = tuple(field.name for field in fields(Slowdowns))
 """Physical rates whose slowdown is learned."""
 Z80 = 1.2815515655446004
 """Half the width of the 80 % interval of a normal distribution, in standard deviations."""
-SOFTWARE = 0.075
+SOFTWARE = 0.06
 """tau_0, of natural logarithms."""
 KINDS = {
     "8 bits": 0.09,
