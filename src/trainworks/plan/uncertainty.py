@@ -55,11 +55,11 @@ RATES = tuple(field.name for field in fields(Slowdowns))
 """Physical rates whose slowdown is learned."""
 Z80 = 1.2815515655446004
 """Half the width of the 80 % interval of a normal distribution, in standard deviations."""
-SOFTWARE = 0.06
+SOFTWARE = 0.07
 """tau_0, of natural logarithms."""
 KINDS = {
-    "8 bits": 0.09,
-    "many accelerators": 0.11,
+    "8 bits": 0.12,
+    "many accelerators": 0.13,
     "no NVLink switch": 0.11,
     "not compared": 0.11,
     "perhaps compiled": 0.12,
