@@ -66,7 +66,7 @@ kind are the mean over its sources.
 _SOFTWARE = """
 What no formula knows stays in these figures: a source whose network is not printed (nanotron_ultrascale), two releases
 of one program that differ by half (jax_toolbox_pax), rows whose recomputation or model is a guess (lambda_fa2,
-mtnlg530). On consumer cards (mli_3090ti) and AMD's parts expect little.
+mtnlg530). On parts of AMD expect little.
 """
 _SWEEPS = """
 ### Layouts of one job
