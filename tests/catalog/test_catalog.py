@@ -17,6 +17,7 @@ from trainworks.catalog.catalog import (
     reference_node,
     switch,
 )
+from trainworks.catalog.cluster import parse_cluster
 from trainworks.catalog.rows import read_rows
 from trainworks.errors import UsageError
 
@@ -134,3 +135,16 @@ def test_links_and_switches_are_found_by_what_people_call_them() -> None:
 def test_no_fabric_counts_on_switches_that_add_up_unless_its_design_has_them() -> None:
     for found in load_catalog().nodes.values():
         assert not found.in_network_reduction or found.network == "InfiniBand"
+
+
+def test_a_bridge_joins_two_cards() -> None:
+    cluster = parse_cluster("2 nodes of 4x A6000 with NVLink bridges over 1x HDR")
+    assert (cluster.scale_up_domain, cluster.scale_up_bytes_per_s) == (2, 56.25e9)
+    assert accelerator("RTX 3090 at 280 W with NVLink bridge").power_w == 280
+    assert accelerator("A100-PCIE-80GB with NVLink bridge") == accelerator("A100-PCIE-80GB")
+    assert parse_cluster("2x RTX 3090").scale_up_bytes_per_s == 0
+
+
+def test_a_bridge_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(UsageError, match="no bridge joins two H100-SXM-80GB"):
+        parse_cluster("8x H100-SXM-80GB with NVLink bridge")
