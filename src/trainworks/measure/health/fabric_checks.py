@@ -10,6 +10,7 @@ import pynvml
 from trainworks.measure.health.check import ASSUMPTION, Reading, beyond, check, measured
 from trainworks.measure.health.gpu_checks import AWS, AZURE, AZURE_NODE, GCM
 from trainworks.measure.health.node import NVIDIA, NodeView, NotApplicable, Unreadable, listed
+from trainworks.units import format_duration
 
 _NCCL = "https://github.com/NVIDIA/nccl/blob/master/docs/userguide/source/troubleshooting/gpu_troubleshooting.rst"
 _FABRIC = "https://github.com/NVIDIA/NVSentinel/issues/883"
@@ -150,7 +151,7 @@ def nic_rate(node: NodeView) -> Reading:
 
 
 @check(
-    limit=f"0 errors; more than {_MOST_ERRORS} on a port fail",
+    limit=f"0 errors since the counters were reset, at the latest at boot; more than {_MOST_ERRORS} on a port fail",
     action="clean or replace the cable and transceiver; reset the counters with `perfquery -R`",
     source=_COUNTERS,
 )
@@ -158,7 +159,8 @@ def nic_errors(node: NodeView) -> Reading:
     """No port has counted symbol, link or packet errors."""
     counts = [(port, sum(port.counters.get(name, 0) for name in _ERRORS)) for port in node.ports]
     worst = max(count for _, count in counts)
-    problems = beyond(counts, bool, lambda count: f"has counted {count} errors")
+    since = f"in {format_duration(node.uptime_s)} or less" if node.uptime_s else "since boot"
+    problems = beyond(counts, bool, lambda count: f"has counted {count} errors {since}")
     return Reading(f"{worst} on the worst port", problems, "failed" if worst > _MOST_ERRORS else "warning")
 
 
