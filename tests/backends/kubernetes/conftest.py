@@ -11,6 +11,7 @@ import pytest
 from tests.fakes import resolved_command
 from tests.kubernetes.cluster import TIMEOUT_S, KubernetesCluster, wait_until
 from tests.kubernetes.pods_as_processes import condition
+from trainworks.api.runs import NODE_CHECK
 from trainworks.backends.backend import JobStatus, RenderedJob
 from trainworks.config.run_file import RunFile
 from trainworks.jobs.job_spec import spec_of
@@ -132,7 +133,8 @@ class Kube:
         )
         processes = Processes(nodes=nodes, processes_per_node=1, threads_per_process=1, device="cpu")
         run_dir = create_run_dir(self._folder / "runs", "t")
-        resolved = resolved_command(run_dir.run_id, run_file=run_file, processes=processes)
+        check = (NODE_CHECK,) if run_file.job.health else ()
+        resolved = resolved_command(run_dir.run_id, run_file=run_file, processes=processes, node_check=check)
         return Run(self.cluster, run_dir, resolved, **options)
 
 

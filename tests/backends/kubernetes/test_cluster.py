@@ -72,6 +72,15 @@ def test_the_first_rank_that_fails_is_named(kube: Kube) -> None:
     assert seen.reason == "rank 1 on node 1: the command exited with code 7: no such dataset"
 
 
+def test_a_job_does_not_start_on_a_node_that_fails_its_check(kube: Kube) -> None:
+    check = '[ "$NODE_NAME" != node2 ] || { echo "fan 2 is broken"; exit 1; }'
+    run = kube.command("true", nodes=2, restarts=2, job={"health": check}).submit()
+    seen = run.reaches("FAILED")
+    assert (seen.cause, seen.restarts) == (Cause.NODE_UNHEALTHY, 0)
+    assert "node2: fan 2 is broken (exit code 1)" in (seen.reason or "")
+    assert not run.events("attempt")
+
+
 def test_a_run_is_one_job(kube: Kube) -> None:
     run = kube.command("sleep 1").submit()
     assert run.backend.submit(run.rendered, run.here) == run.handle

@@ -30,7 +30,8 @@ def main(run_folder: str, node: str) -> int:
         result = check_node(NodeView(expected=expectation_of_run(run_file)))
         problem = "; ".join(failed.complaint for failed in result.failed)
         hint = result.failed[0].action if problem else ""
-    host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    names = (os.environ.get(name) for name in ("SLURMD_NODENAME", "NODE_NAME"))  # of Slurm, and of a pod's node
+    host = next(filter(None, names), socket.gethostname())
     append_event(run_dir.events_file, "node_check", node=int(node), host=host, message=problem, hint=hint)
     return 1 if problem else 0
 
