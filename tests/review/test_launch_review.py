@@ -138,3 +138,12 @@ def test_a_workflow_with_a_run_key_is_no_run_file() -> None:
 def test_a_step_of_one_node_may_train_alone(launch: str) -> None:
     text = f"#!/bin/bash\n#SBATCH --nodes=4\n{launch}\n"
     assert check_text(text, tuple(RULES.values()), name="train.sbatch") == []
+
+
+def test_a_test_of_nccl_without_a_launcher_stays_on_the_first_node_of_a_job() -> None:
+    script = "#!/bin/bash\n#SBATCH --nodes=4\n{}build/all_reduce_perf -b 8 -e 8G -g 8\n"
+    (finding,) = check_text(script.format(""), [RULES["TW220"]], name="job.sbatch")
+    assert finding.line == 3
+    assert "4 nodes" in finding.message
+    for launcher in ("srun --mpi=pmix ", "mpirun -np 4 "):
+        assert check_text(script.format(launcher), [RULES["TW220"]], name="job.sbatch") == []

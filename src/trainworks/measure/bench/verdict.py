@@ -39,6 +39,7 @@ class Band:
     why: str
 
 
+_AZURE = "https://github.com/Azure/azurehpc-health-checks/tree/main/conf"
 _LINKS = "below half, a direction, a generation of PCIe or half of the lanes is lost (assumption)"
 _COLLECTIVES = Band(
     0.75,
@@ -59,10 +60,12 @@ BANDS: dict[Quantity, Band] = {
     Quantity.MEMORY_BANDWIDTH: Band(0.85, 0.6, "a missing DIMM of eight takes an eighth, half of the channels half"),
     Quantity.DEVICE_MEMORY_BANDWIDTH: Band(0.9, 0.75, "as products: nothing else uses the memory (assumption)"),
     Quantity.HOST_LINK: Band(
-        0.8, 0.55, f"Azure asks 21 GB/s of PCIe 4.0 x16, 0.83 of the planner's rate (azurehpc-health-checks); {_LINKS}"
+        0.8,
+        0.55,
+        f"Azure asked 21 to 24 GB/s of PCIe 4.0 x16, 0.83 to 0.95 of the planner's rate ({_AZURE}); {_LINKS}",
     ),
     Quantity.LINK_BANDWIDTH: Band(
-        0.9, 0.7, "Azure asks 180 of 200 Gb/s and 380 of 400 (azurehpc-health-checks); a fail is an assumption"
+        0.9, 0.7, f"Azure asked 180 to 185 of 200 Gb/s and 375 to 380 of 400 ({_AZURE}); a fail is an assumption"
     ),
     Quantity.LINK_LATENCY: _NEED,
     Quantity.ALGORITHM_BANDWIDTH: _COLLECTIVES,

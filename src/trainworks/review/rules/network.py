@@ -14,13 +14,17 @@ from trainworks.errors import UsageError
 from trainworks.review.files import ReviewedFile
 from trainworks.review.finding import Edit, Problem
 from trainworks.review.readers.launch import count_of, nodes_of
-from trainworks.review.readers.shell import Setting
+from trainworks.review.readers.shell import Command, Setting
 from trainworks.review.rule import rule
 from trainworks.units import format_quantity
 
 _NCCL = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
 _RDMA_DEVICE = re.compile(r"(?:mlx[45]_|bnxt_re|irdma|hfi1_|efa_|rdmap)\d+")
 _PERFTEST = re.compile(r"ib_(?:send|write|read|atomic)_(?:bw|lat)")
+_NCCL_TEST = re.compile(r"(?:all_reduce|all_gather|reduce_scatter|alltoall|broadcast|reduce|sendrecv)_perf(?:_mpi)?")
+_RANKS_OF_COLUMN = re.compile(r"(?<!\d)(\d+)\s*[x×]\s*GPU")
+_LINES_TO_TABLE = 12
+"""Lines between a command and the table of its results."""
 _MANY_GPUS = 8
 """GPUs of a node of the catalogue, all of which have several NICs."""
 
@@ -232,6 +236,45 @@ def adapter_for_host(file: ReviewedFile) -> Iterator[Problem]:
                 if _RDMA_DEVICE.fullmatch(word.text):
                     edit = Edit(word.line, word.column, 0, "-d ")
                     yield Problem(word.line, word.column, f"`{word.text}` is taken for a server", (edit,))
+
+
+@rule(
+    "TW220",
+    "The test stays inside one node",
+    "warning",
+    why="`-g 8` is a process with eight GPUs, and a process runs on one node. Figures for more GPUs need processes on "
+    "every node, which MPI joins. What one node reaches is the rate of NVLink, and says nothing of the network.",
+    fix="Start a process per GPU on all nodes: `mpirun -np 32 -npernode 8 all_reduce_perf -g 1`, built with `MPI=1`.",
+    source="https://github.com/NVIDIA/nccl-tests#running",
+    file="results.md",
+    bad="```\nall_reduce_perf -b 8 -e 8G -f 2 -g 8\n```\n\n| one node (8x GPU) | 4 nodes (32x GPU) |\n|---|---|\n",
+    good="```\nmpirun -np 32 all_reduce_perf -b 8 -e 8G\n```\n\n| one node (8x GPU) | 4 nodes (32x GPU) |\n|---|---|\n",
+)
+def test_of_one_node(file: ReviewedFile) -> Iterator[Problem]:
+    """A test of nccl-tests without a launcher, in a job of several nodes or above a table of more GPUs."""
+    nodes = count_of(file.options.get("nodes")) or 1
+    for script in file.scripts:
+        for command in script.commands:
+            gpus = _gpus_of_test(command)
+            if not gpus:
+                continue
+            line, column = command.line, command.words[0].column
+            below = "\n".join(file.lines[line : line + _LINES_TO_TABLE]) if file.kind == "text" else ""
+            ranks = max((int(found) for found in _RANKS_OF_COLUMN.findall(below)), default=0)
+            if nodes > 1:
+                yield Problem(line, column, f"this measures {gpus} GPUs of one node, and the job has {nodes} nodes")
+            elif ranks > gpus:
+                yield Problem(line, column, f"this measures {gpus} GPUs of one node, and the table has {ranks}")
+
+
+def _gpus_of_test(command: Command) -> int:
+    """GPUs of one process of nccl-tests that the shell starts by itself; 0 for another command, or for one GPU."""
+    name, *arguments = command.texts
+    if not _NCCL_TEST.fullmatch(name.rpartition("/")[2]):
+        return 0
+    found = re.search(r"(?:^| )(?:-g|--ngpus)[ =]?(\d+)(?: |$)", " ".join(arguments))
+    gpus = int(found[1]) if found else 1
+    return gpus if gpus > 1 else 0
 
 
 def _named(file: ReviewedFile, *names: str) -> Iterator[Setting]:
