@@ -101,3 +101,11 @@ def test_what_failed_teaches_nothing() -> None:
     with pytest.raises(ArgumentError, match="no figure that passed"):
         trainworks.read_bench([LINKS], expect="2 nodes of 8x H100-SXM-80GB, 8x NDR", learn=True)
     assert issubclass(ArgumentError, UsageError)
+
+
+def test_the_same_output_teaches_once() -> None:
+    first = trainworks.read_bench([LINKS], expect=HDR, learn=True).learned
+    again = trainworks.read_bench([LINKS], expect=HDR, learn=True).learned
+    assert first is not None
+    assert first == again
+    assert len(first.read_text(encoding="utf-8").splitlines()) == 1

@@ -153,3 +153,24 @@ def test_memory_of_a_catalogued_processor_has_the_bound_of_its_channels() -> Non
     assert answer.bound is not None
     assert answer.bound.value == pytest.approx(2 * 8 * 3200e6 * 8)
     assert answer.verdict is BenchVerdict.PASS
+
+
+@pytest.mark.parametrize("transport", ["tcp", "gloo", "mpi"])
+@pytest.mark.parametrize(("quantity", "value"), [(Quantity.LINK_BANDWIDTH, 200e9), (Quantity.LINK_LATENCY, 1e-7)])
+def test_a_transfer_beside_the_described_network_has_no_verdict(
+    transport: str, quantity: Quantity, value: float
+) -> None:
+    cluster = "2 nodes of 8x A100-SXM-80GB over 8x HDR"
+    assert verdict_of(cluster, quantity, value, transport=transport, nodes=1).verdict is BenchVerdict.NO_EXPECTATION
+
+
+@pytest.mark.parametrize("transport", ["gloo", "mpi"])
+def test_a_collective_in_host_memory_has_no_verdict(transport: str) -> None:
+    answer = verdict_of("8x A100-SXM-80GB", Quantity.BUS_BANDWIDTH, 1e13, transport=transport, nodes=1)
+    assert answer.verdict is BenchVerdict.NO_EXPECTATION
+
+
+def test_ranks_of_one_node_are_the_slip_of_a_latency_below_the_switch() -> None:
+    answer = verdict_of("2 nodes of 8x A100-SXM-80GB over 8x HDR", Quantity.LINK_LATENCY, 0.25e-6, transport="mpi")
+    assert answer.verdict is BenchVerdict.IMPOSSIBLE
+    assert answer.slip == "both ranks on one node use its memory and not the network"

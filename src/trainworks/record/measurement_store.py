@@ -18,7 +18,7 @@ def append_measurement(folder: Path, measurement: ClusterMeasurement) -> Path:
         DiskFullError: no space left; earlier measurements stay.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    path = _file(folder, measurement.cluster)
+    path = measurement_file(folder, measurement.cluster)
     append_text(path, measurement.model_dump_json() + "\n")
     return path
 
@@ -26,7 +26,7 @@ def append_measurement(folder: Path, measurement: ClusterMeasurement) -> Path:
 def read_measurements(folder: Path, cluster: ClusterDescription) -> list[ClusterMeasurement]:
     """All measurements of this kind of cluster, oldest first; torn or foreign lines are skipped."""
     try:
-        lines = _file(folder, cluster).read_text(encoding="utf-8").splitlines()
+        lines = measurement_file(folder, cluster).read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
         return []
     found = []
@@ -38,5 +38,6 @@ def read_measurements(folder: Path, cluster: ClusterDescription) -> list[Cluster
     return found
 
 
-def _file(folder: Path, cluster: ClusterDescription) -> Path:
+def measurement_file(folder: Path, cluster: ClusterDescription) -> Path:
+    """File of a kind of cluster."""
     return folder / f"{cluster_key(cluster)}.jsonl"

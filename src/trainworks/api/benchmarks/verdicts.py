@@ -16,7 +16,7 @@ from trainworks.measure.bench.learning import measured_rates
 from trainworks.measure.bench.readers.registry import read_file
 from trainworks.measure.bench.verdict import Judged
 from trainworks.record.measurement import ClusterMeasurement
-from trainworks.record.measurement_store import append_measurement
+from trainworks.record.measurement_store import append_measurement, measurement_file, read_measurements
 
 
 def read_bench(files: Sequence[Path | str], *, expect: str | None = None, learn: bool = False) -> BenchVerdicts:
@@ -47,7 +47,7 @@ def read_bench(files: Sequence[Path | str], *, expect: str | None = None, learn:
 
 
 def learn_from(judged: Sequence[Judged], cluster: ClusterDescription | None) -> Path:
-    """Store measured rates for the plans of a kind of cluster; returns the file.
+    """Store measured rates for the plans of a kind of cluster, equal ones once; returns the file.
 
     Raises:
         ArgumentError: no cluster is described, or no figure tells of a rate that plans use.
@@ -65,5 +65,7 @@ def learn_from(judged: Sequence[Judged], cluster: ClusterDescription | None) -> 
             argument="learn",
             hint="give the output of all_reduce_perf or of ib_write_bw",
         )
+    folder = data_folder("clusters")
     measurement = ClusterMeasurement(created_at=time.time(), cluster=cluster, rates=rates)
-    return append_measurement(data_folder("clusters"), measurement)
+    known = any(one.rates == rates and one.cluster == cluster for one in read_measurements(folder, cluster))
+    return measurement_file(folder, cluster) if known else append_measurement(folder, measurement)

@@ -14,9 +14,6 @@ from trainworks.measure.bench.outliers import BenchOutlier, find_outliers, with_
 from trainworks.measure.bench.verdict import BenchVerdict, Judged, judge
 from trainworks.results import Result
 
-_BY_HOST = ("tcp", "gloo")
-"""Transports of the host's own network, which says nothing of another one for accelerators."""
-
 
 @dataclass(frozen=True, slots=True)
 class BenchReport(Result):
@@ -98,12 +95,4 @@ def _measurements(
             is_shared = "@" in part or part == "mpi" or len(records) == 1
             for each in result.figures:
                 figure = each if is_shared else replace(each, subject=f"{record.name} {each.subject}")
-                yield figure, replace(shown, cluster=None) if _is_on_host(each, cluster) else shown
-
-
-def _is_on_host(measurement: Measurement, cluster: ClusterDescription | None) -> bool:
-    """Whether a transfer took another way than the network for accelerators."""
-    transport = measurement.conditions.get("transport")
-    if transport == "mpi":  # between ranks of one node it is a copy in memory
-        return measurement.conditions.get("nodes") == 1
-    return transport in _BY_HOST and (cluster is None or cluster.network != "TCP")
+                yield figure, shown

@@ -105,7 +105,8 @@ def _port(name: str, measurement: Measurement) -> str:
 
 def _latency(measurement: Measurement, yardstick: Yardstick) -> Bound | None:
     """A lower bound: latency of the link through one switch, where the vendor publishes it."""
-    fabric = yardstick.cluster.fabric if yardstick.cluster else None
+    cluster = yardstick.cluster
+    fabric = cluster.fabric if cluster and is_of_cluster(measurement, cluster) else None
     if fabric is None or fabric.network == "TCP" or not has("links", fabric.port):  # that of TCP is an assumption
         return None
     return Bound(link(fabric.port).latency_s or 0.0, "latency of the link through one switch", _LINKS)

@@ -13,7 +13,7 @@ import numpy as np
 
 from trainworks.catalog.bounds import Operation, bus_factor
 from trainworks.catalog.catalog import load_catalog
-from trainworks.catalog.cluster import UNNAMED, ClusterDescription
+from trainworks.catalog.cluster import ClusterDescription
 from trainworks.catalog.facts import Processor
 from trainworks.host.processor import Processors
 from trainworks.measure.bench.measurement import Measurement, Quantity
@@ -71,8 +71,14 @@ def directions(measurement: Measurement) -> int:
 
 
 def is_of_cluster(measurement: Measurement, cluster: ClusterDescription) -> bool:
-    """Whether a transfer used the network that the description names: one over TCP may use another one."""
-    return measurement.conditions.get("transport") not in ("tcp", "gloo") or cluster.network in ("TCP", "RoCE", UNNAMED)
+    """Whether a transfer used the network that the description names.
+
+    One over TCP uses the host's own network, and ranks of MPI on one node its memory.
+    """
+    transport = measurement.conditions.get("transport")
+    if transport == "mpi":
+        return measurement.conditions.get("nodes") != 1
+    return transport not in ("tcp", "gloo") or cluster.network == "TCP"
 
 
 def is_by_processors(measurement: Measurement) -> bool:
