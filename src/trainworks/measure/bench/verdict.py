@@ -44,8 +44,8 @@ _LINKS = "below half, a direction, a generation of PCIe or half of the lanes is 
 _COLLECTIVES = Band(
     0.85,
     0.5,
-    "the best published runs of A100, H200, B200 and MI300X reach 0.87 to 1.03 of the planner's rate, and operators ask "
-    f"0.77 of it and more (`trainworks catalog list anchors`); {_LINKS}",
+    "the best published runs of A100, H200, B200 and MI300X reach 0.87 to 1.03 of the planner's rate, and operators "
+    f"ask 0.77 of it and more (`trainworks catalog list anchors`); {_LINKS}",
 )
 _NEED = Band(1.0, 0.8, "what the run needs; up to a fifth less is made up by overlap (assumption)")
 _GEMM = Band(
