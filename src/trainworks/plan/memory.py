@@ -53,9 +53,8 @@ class Memories:
     @property
     def allocated_bytes(self) -> Array:
         """Sum of the terms: the peak that the framework's allocator hands out."""
-        terms = (field.name for field in fields(Memories) if field.name != "stage")
-        total: Array = np.sum([getattr(self, name) for name in terms], axis=0)
-        return total
+        states = self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
+        return states + self.activations_bytes + self.logits_bytes + self.working_bytes
 
     def reserved_bytes(self, coefficients: Coefficients = COEFFICIENTS) -> Array:
         """Memory the allocator takes from the device: allocated / (1 - fragmentation)."""

@@ -11,7 +11,7 @@ from trainworks.config.layout import Layout
 from trainworks.config.spec import Frozen
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.conv_net import AnyJob
-from trainworks.plan.layouts import Layouts, to_layout
+from trainworks.plan.layouts import Array, Layouts, to_layout
 from trainworks.plan.memory import Memories
 from trainworks.plan.step_time import StepTimes
 from trainworks.plan.uncertainty import Belief, interval_s, parts_s, selection_bias
@@ -84,6 +84,9 @@ def predictions(
     tokens = global_batch * job.sequence_length
     flops = global_batch * job.flops_per_sequence
     peak = job.cluster.accelerator.peak_flops_per_s[job.precision]  # type: ignore[index]
+    terms_s = {term.name.removesuffix("_s"): getattr(times, term.name) for term in fields(times)}
+    terms_s["selection"] = selection_s
+    memory = _memory_columns(memories, coefficients)
     return [
         Prediction(
             layout=to_layout(layouts, index),
@@ -91,27 +94,23 @@ def predictions(
             step_time_s=float(seconds[index]),
             low_s=float(low[index]),
             high_s=float(high[index]),
-            terms_s=_terms_s(times, index) | {"selection": float(selection_s[index])},
+            terms_s={term: float(column[index]) for term, column in terms_s.items()},
             tokens_per_s=tokens / float(seconds[index]),
             mfu=flops / (float(seconds[index]) * peak * float(layouts.world_size[index])),
-            memory=_memory(memories, index, coefficients),
+            memory=MemoryPrediction(**{term: round(float(column[index])) for term, column in memory.items()}),
         )
         for index in range(len(layouts))
     ]
 
 
-def _terms_s(times: StepTimes, index: int) -> dict[str, float]:
-    return {term.name.removesuffix("_s"): float(getattr(times, term.name)[index]) for term in fields(times)}
-
-
-def _memory(memories: Memories, index: int, coefficients: Coefficients) -> MemoryPrediction:
-    terms = {term.name: round(float(getattr(memories, term.name)[index])) for term in fields(Memories)}
-    return MemoryPrediction(
-        **terms,
-        allocated_bytes=round(float(memories.allocated_bytes[index])),
-        reserved_bytes=round(float(memories.reserved_bytes(coefficients)[index])),
-        device_bytes=round(float(memories.device_bytes(coefficients)[index])),
-    )
+def _memory_columns(memories: Memories, coefficients: Coefficients) -> dict[str, Array]:
+    """Bytes by field of a `MemoryPrediction`, shape [n] each."""
+    columns: dict[str, Array] = {term.name: getattr(memories, term.name) for term in fields(Memories)}
+    return columns | {
+        "allocated_bytes": memories.allocated_bytes,
+        "reserved_bytes": memories.reserved_bytes(coefficients),
+        "device_bytes": memories.device_bytes(coefficients),
+    }
 
 
 def describe_layout(layout: Layout) -> str:

@@ -15,6 +15,7 @@ data-parallel group hide behind computing where the software overlaps.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import ClassVar
 
 import numpy as np
@@ -129,12 +130,15 @@ class StepTimes:
     @property
     def total_s(self) -> Array:
         """Sum of the terms."""
-        total: Array = np.sum([getattr(self, field.name) for field in fields(self)], axis=0)
+        total: Array = sum(_TERMS(self))
         return total
 
     def take(self, chosen: NDArray[np.generic]) -> StepTimes:
         """The times of the layouts at these positions, or where a mask is true."""
-        return StepTimes(*(getattr(self, field.name)[chosen] for field in fields(self)))
+        return StepTimes(*(term[chosen] for term in _TERMS(self)))
+
+
+_TERMS = attrgetter(*(field.name for field in fields(StepTimes)))
 
 
 def predict_step_times(job: TrainingJob, layouts: Layouts, coefficients: Coefficients = COEFFICIENTS) -> StepTimes:
@@ -166,7 +170,7 @@ def predict_step_times(job: TrainingJob, layouts: Layouts, coefficients: Coeffic
         "optimizer_s": _optimizer_s(job, layouts, rates),
     }
     doublings = np.log2(np.maximum(1.0, layouts.world_size / rates.links.ranks_per_node))
-    waiting_s = rates.coefficients.straggle * doublings * np.sum(list(terms.values()), axis=0)
+    waiting_s = rates.coefficients.straggle * doublings * sum(terms.values(), start=np.zeros(len(layouts)))
     return StepTimes(**terms, host_s=np.full(len(layouts), rates.host.step_s), straggle_s=waiting_s)
 
 
