@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
+from trainworks.api.benchmarks.verdicts import learn_from
 from trainworks.api.inputs import argument
 from trainworks.api.notices import warn
+from trainworks.api.proving.expected_hardware import described_hardware
 from trainworks.api.run_handle import Run, find_run
 from trainworks.api.run_request import RunRequest
 from trainworks.api.runs import Launch, prepare, prepare_resume
 from trainworks.backends.registry import shares_files
-from trainworks.catalog.cluster import ClusterDescription, parse_cluster
+from trainworks.catalog.cluster import parse_cluster
 from trainworks.config.load import load_run_file
 from trainworks.config.run_file import RunFile
 from trainworks.errors import ArgumentError
 from trainworks.host import process
 from trainworks.jobs.state import JobState
 from trainworks.measure.bench.bench_report import BenchReport, build_bench_report
+from trainworks.measure.bench.learning import measured_rates
 from trainworks.measure.bench.node_record import read_records, record_path, records_in, write_record
 from trainworks.measure.bench.outliers import read_cables
 from trainworks.record.bench import BenchKind, BenchRequest, BenchSetting
@@ -60,6 +64,8 @@ def bench(
         folder: folder of all runs.
         progress: receives a line for every finished part.
 
+    Rates of a described cluster that passed or are weak teach its plans, as `read_bench(learn=True)` does.
+
     Raises:
         ArgumentError: an argument is not valid.
         UsageError: the cluster cannot run it, or the run is unknown.
@@ -72,12 +78,15 @@ def bench(
         True
     """
     plan = read_cables(Path(cables)) if cables is not None else {}
-    yardstick = _described(expect)
+    yardstick = described_hardware(expect) if expect is not None else None
     if resume is not None:
-        run = _continued(find_run(resume, folder), progress)
+        found = find_run(resume, folder)
+        is_new = found.standing()[0] is not JobState.SUCCEEDED
+        run = _followed(prepare_resume(found), progress) if is_new else found
     else:
-        run_file = _run_file(cluster)
-        yardstick = yardstick or _described(run_file.cluster.of, "cluster")
+        is_new, run_file = True, _run_file(cluster)
+        if yardstick is None and run_file.cluster.of is not None:
+            yardstick = parse_cluster(run_file.cluster.of)
         chosen = _kinds(kinds)
         request = BenchRequest(
             kinds=chosen,
@@ -86,7 +95,10 @@ def bench(
             settings=(BenchSetting(), *(one for text in settings for one in parse_setting(text))),
         )
         run = _started(_job(run_file, request, kinds, nodes), Path(folder), progress)
-    return build_bench_report(run.id, read_records(run.path), yardstick, plan)
+    report = build_bench_report(run.id, read_records(run.path), yardstick, plan)
+    if is_new and yardstick is not None and measured_rates(report.judged):
+        return replace(report, learned=learn_from(report.judged, yardstick))
+    return report
 
 
 def parse_setting(text: str) -> list[BenchSetting]:
@@ -100,11 +112,6 @@ def parse_setting(text: str) -> list[BenchSetting]:
         hint = "write the values after an equals sign: `NCCL_ALGO=Ring,Tree`"
         raise ArgumentError(f"`{text}` is not a variable with values", argument="settings", hint=hint)
     return [BenchSetting(name=f"{name}={value}", env={name: value}) for value in values.split(",")]
-
-
-def _described(text: str | None, name: str = "expect") -> ClusterDescription | None:
-    with argument(name):
-        return parse_cluster(text) if text else None
 
 
 def _kinds(names: Sequence[str]) -> tuple[BenchKind, ...]:
@@ -150,10 +157,6 @@ def _started(request: RunRequest, folder: Path, progress: Progress | None) -> Ru
     if note := prepared.probe():
         warn(note)
     return _followed(prepared.create(), progress)
-
-
-def _continued(run: Run, progress: Progress | None) -> Run:
-    return run if run.standing()[0] is JobState.SUCCEEDED else _followed(prepare_resume(run), progress)
 
 
 def _followed(launch: Launch, progress: Progress | None) -> Run:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.measure.bench.expected import Yardstick
@@ -27,6 +28,8 @@ class BenchReport(Result):
     judged: tuple[Judged, ...]
     outliers: tuple[BenchOutlier, ...] = ()
     """The worst first."""
+    learned: Path | None = None
+    """File with the rates that plans of this kind of cluster use from now on."""
 
     @property
     def measurements(self) -> tuple[Measurement, ...]:

@@ -7,7 +7,6 @@ dropped from the page cache of this machine before it is read; a cache of a stor
 from __future__ import annotations
 
 import errno
-import json
 import mmap
 import os
 import random
@@ -25,6 +24,8 @@ from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.files import free_bytes, naming_full_disk
 from trainworks.host import process
 from trainworks.measure.bench.measurement import Measurement, Quantity
+from trainworks.measure.bench.readers.output import ToolOutput
+from trainworks.measure.bench.readers.registry import read_output
 
 _BYTES, _FULL_BYTES = 512 << 20, 16 << 30
 _FREE_SHARE = 0.25
@@ -97,10 +98,9 @@ def _with_fio(job: StorageJob, file: Path, size: int, seconds: float, subject: s
     done = process.run(["fio", *fio_arguments(job, file, size, seconds)], timeout_s=_TIMEOUT_S)
     if done.exit_code:
         raise EnvironmentProblem(f"fio failed: {(done.stderr.strip() or done.stdout.strip()).splitlines()[-1]}")
-    report = json.loads(done.stdout[done.stdout.index("{") :])
-    part = report["jobs"][0]["write" if job.access == "write" else "read"]
-    value = part["iops"] if job.quantity is Quantity.STORAGE_OPERATIONS else part["bw_bytes"]
-    return _measurement(job, float(value), subject, report["fio version"].replace("-", " "), cache)
+    found = read_output(ToolOutput("output of fio", done.stdout))
+    figure = next(each for each in found if each.quantity is job.quantity)
+    return _measurement(job, figure.value, subject, figure.tool.replace("-", " "), cache)
 
 
 def _measurement(job: StorageJob, value: float, subject: str, tool: str, cache: str) -> Measurement:

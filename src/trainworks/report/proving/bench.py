@@ -45,6 +45,8 @@ def document(report: BenchReport) -> Document:
     counts = Counter(each.verdict.value for each in report.judged)
     verdicts = ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in BenchVerdict if counts[verdict])
     about.append(Text(f"verdicts  {verdicts or 'none'}"))
+    if report.learned:
+        about.append(Text(f"learned   plans of this kind of cluster use the measured rates: {report.learned}"))
     about += [Text(note, style="warning") for note in _disturbed(report.records)]
     sections = [
         Section("", about),
@@ -76,6 +78,7 @@ def to_json(report: BenchReport) -> dict[str, Any]:
         "run": report.run,
         "complete": report.is_complete,
         "expected": report.expected,
+        "learned": str(report.learned) if report.learned else None,
         "accepted": report.is_accepted,
         "measurements": [_judged_json(each) for each in report.judged],
         "outliers": [_outlier_json(each) for each in report.outliers],
