@@ -28,6 +28,8 @@ class BenchRequest(Spec):
     paths: tuple[str, ...] = ()
     """Folders whose storage is measured."""
     settings: tuple[BenchSetting, ...] = (BenchSetting(),)
+    prints_record: bool = False
+    """Print the record: the run directory of a node is gone with its job."""
     done: tuple[str, ...] = ()
     """Parts that an earlier attempt has measured."""
     group: tuple[str, ...] = ()

@@ -93,6 +93,7 @@ def bench(
             full=full,
             paths=tuple(str(Path(path).absolute()) for path in paths or _paths(run_file, cluster is not None)),
             settings=(BenchSetting(), *(one for text in settings for one in parse_setting(text))),
+            prints_record=not shares_files(run_file.cluster.engine),
         )
         run = _started(_job(run_file, request, kinds, nodes), Path(folder), progress)
     report = build_bench_report(run.id, read_records(run.path), yardstick, plan)
@@ -144,8 +145,8 @@ def _paths(run_file: RunFile, is_given: bool) -> list[Path]:
 def _job(run_file: RunFile, request: BenchRequest, names: Sequence[str], nodes: int | None) -> RunRequest:
     """The run: one program per node of the cluster of the run file."""
     command = process.python_module(_PROGRAM, request.model_dump_json(exclude_defaults=True))
-    if not shares_files(run_file.cluster.engine):  # an image has a Python of its own
-        command[0] = "python3"
+    if request.prints_record:  # an image has a Python of its own
+        command[0] = "python"
     own = {"name": f"bench-{'-'.join(names) or 'all'}", "run": shlex.join(command), "framework": None, "setup": None}
     job = run_file.model_copy(update={**own, "workload": None, "layout": None})
     return RunRequest(job.with_ranks(nodes, 1), command=command)

@@ -1,7 +1,7 @@
 """The program of a benchmark on every node of its job: `python -m trainworks.measure.bench.node REQUEST_JSON`.
 
 What one node can measure alone comes first, on all nodes at once; then all of them measure together. A part that the
-record has is not measured again. The record is in the run directory; a node that does not share it prints the record.
+record has is not measured again. The record is in the run directory; where that is lost with the job, it is printed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ from trainworks.measure.bench.node_record import (
 )
 from trainworks.measure.bench.storage import measure_storage
 from trainworks.record.bench import BenchRequest
-from trainworks.record.run_dir import RunDir
 
 _DEVICES = "trainworks.worker.bench.devices"
 _RANKS = "trainworks.worker.bench.ranks"
@@ -132,26 +131,20 @@ class NodeBench:
 def main(request_json: str) -> None:
     """Measure this node's share of a benchmark; the ranks' variables and TRAINWORKS_RUN_DIR are in the environment."""
     request, folder = BenchRequest.model_validate_json(request_json), Path(os.environ["TRAINWORKS_RUN_DIR"])
-    shares_folder, node = RunDir(folder).resolved_file.exists(), int(os.environ.get("NODE_RANK", "0"))
+    node = int(os.environ.get("NODE_RANK", "0"))
     path = record_path(folder, node)
-    before = read_record(path) if shares_folder else None
-    name = node_name(node, os.environ)
+    before, name = read_record(path), node_name(node, os.environ)
     record = NodeRecord(node, name, probe_host(Path.cwd()), processors(), _tools(), request, (name,))
     if before is not None and (before.name, before.request) == (name, request):
         record = replace(record, nodes=before.nodes, parts=before.parts)
-    keep = partial(write_record, path) if shares_folder else _ignore
-    record = NodeBench(record, keep, os.environ).measure()
-    if not shares_folder:
+    record = NodeBench(record, partial(write_record, path), os.environ).measure()
+    if request.prints_record:
         print(f"{OUTPUT_PREFIX}{record.to_json()}", flush=True)  # noqa: T201, the only way from there
-
-
-def _ignore(record: NodeRecord) -> None:
-    """Keep nothing: the run directory of this node is gone with its job."""
 
 
 def node_name(node: int, env: Mapping[str, str]) -> str:
     """The scheduler's name of a node, else the host's; with `/NODE` where several nodes are one machine."""
-    if name := env.get("SLURMD_NODENAME"):
+    if name := env.get("SLURMD_NODENAME") or env.get("NODE_NAME"):
         return name
     addresses = env.get("SKYPILOT_NODE_IPS", "").split()
     return f"{socket.gethostname()}/{node}" if len(set(addresses)) < len(addresses) else socket.gethostname()
