@@ -144,3 +144,16 @@ def test_the_command_prints_a_report_and_writes_a_page(tmp_path: Path) -> None:
     assert "Collectives" in page.read_text()
     shown = CliRunner().invoke(app, ["bench", "--resume", found["run"], "--runs", str(tmp_path / "runs")])
     assert "all_reduce over gloo" in shown.stdout
+
+
+@pytest.mark.slow
+def test_storage_is_held_against_what_a_run_needs(tmp_path: Path) -> None:
+    run_file = str(Path(__file__).parents[2] / "examples" / "plan-llama-2-7b.yaml")
+    report = trainworks.bench("storage", expect=run_file, paths=[tmp_path], folder=tmp_path / "runs")
+    judged = {str(each.measurement.conditions["operation"]): each for each in report.judged}
+    for operation in ("checkpoint", "shards"):
+        assert judged[operation].reason.endswith("the run needs")
+        assert judged[operation].expected == pytest.approx(
+            judged[operation].measurement.value / (judged[operation].share or 0)
+        )
+    assert report.learned is None

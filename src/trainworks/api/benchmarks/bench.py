@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import get_args
 
 from trainworks.api.benchmarks.verdicts import learn_from
-from trainworks.api.inputs import argument
+from trainworks.api.inputs import argument, load_run
 from trainworks.api.notices import warn
 from trainworks.api.proving.expected_hardware import described_hardware
 from trainworks.api.run_handle import Run, find_run
 from trainworks.api.run_request import RunRequest
 from trainworks.api.runs import Launch, prepare, prepare_resume
+from trainworks.api.storage import storage
 from trainworks.backends.registry import shares_files
 from trainworks.catalog.cluster import parse_cluster
 from trainworks.config.load import load_run_file
@@ -24,6 +25,7 @@ from trainworks.host import process
 from trainworks.jobs.state import JobState
 from trainworks.measure.bench.bench_report import BenchReport, build_bench_report
 from trainworks.measure.bench.learning import measured_rates
+from trainworks.measure.bench.measurement import Quantity
 from trainworks.measure.bench.node_record import read_records, record_path, records_in, write_record
 from trainworks.measure.bench.outliers import read_cables
 from trainworks.record.bench import BenchKind, BenchRequest, BenchSetting
@@ -57,8 +59,9 @@ def bench(
             or the current folder.
         settings: variables whose values are compared side by side in the transfers between ranks, such as
             `NCCL_ALGO=Ring,Tree`.
-        expect: hardware that the figures are held against: a description such as `4x DGX H100`; when left out that of
-            the run file, or what the nodes show of their processors.
+        expect: hardware that the figures are held against: a description such as `4x DGX H100`, or a run file with one,
+            whose workload says what it needs of the storage; when left out the run file of `cluster`, or what the
+            nodes show of their processors.
         cables: cable plan that names the cables of slow links, as `trainworks network --cables` writes it.
         resume: run of a benchmark to continue or to show; what it has measured is not measured again.
         folder: folder of all runs.
@@ -96,7 +99,7 @@ def bench(
             prints_record=not shares_files(run_file.cluster.engine),
         )
         run = _started(_job(run_file, request, kinds, nodes), Path(folder), progress)
-    report = build_bench_report(run.id, read_records(run.path), yardstick, plan)
+    report = build_bench_report(run.id, read_records(run.path), yardstick, _needs(expect or cluster), plan)
     if is_new and yardstick is not None and measured_rates(report.judged):
         return replace(report, learned=learn_from(report.judged, yardstick))
     return report
@@ -140,6 +143,18 @@ def _paths(run_file: RunFile, is_given: bool) -> list[Path]:
     data = getattr(run_file.workload.data, "source", None)
     named = [Path(run_file.checkpoint.to), Path(str(data)) if data else Path(run_file.checkpoint.to)]
     return list(dict.fromkeys(path for path in named if path.is_dir())) or [Path()]
+
+
+def _needs(run: str | None) -> dict[Quantity, float]:
+    """Rates that each node needs of the storage for a workload on a described cluster."""
+    if run is None or not Path(run).is_file():
+        return {}
+    run_file, _ = load_run(run)
+    if run_file.cluster.of is None or run_file.workload is None:
+        return {}
+    demand = storage(run_file).demand
+    nodes = demand.nodes.value
+    return {Quantity.STORAGE_WRITE: demand.write.value / nodes, Quantity.STORAGE_READ: demand.read.value / nodes}
 
 
 def _job(run_file: RunFile, request: BenchRequest, names: Sequence[str], nodes: int | None) -> RunRequest:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.measure.bench.expected import Yardstick
-from trainworks.measure.bench.measurement import Measurement
+from trainworks.measure.bench.measurement import Measurement, Quantity
 from trainworks.measure.bench.node_record import NodeRecord
 from trainworks.measure.bench.outliers import BenchOutlier, find_outliers, with_cables
 from trainworks.measure.bench.verdict import BenchVerdict, Judged, judge
@@ -68,6 +68,7 @@ def build_bench_report(
     run: str,
     records: Sequence[NodeRecord],
     cluster: ClusterDescription | None = None,
+    needs: Mapping[Quantity, float] | None = None,
     cables: Mapping[tuple[str, str], str] | None = None,
 ) -> BenchReport:
     """The report of the records of all nodes.
@@ -76,9 +77,12 @@ def build_bench_report(
         run: id of the run.
         records: of the nodes, in order.
         cluster: hardware that figures are held against; what the nodes show of themselves when None.
+        needs: what a run needs of each node, which replaces what healthy hardware reaches.
         cables: of the cable plan, by node and port; see `read_cables`.
     """
-    judged = tuple(judge(each, yardstick) for each, yardstick in _measurements(records, cluster))
+    judged = tuple(
+        judge(each, replace(yardstick, needs=needs or {})) for each, yardstick in _measurements(records, cluster)
+    )
     names = [record.name for record in records]
     outliers = find_outliers(each.measurement for each in judged)
     named = tuple(with_cables(each, names, cables or {}) for each in outliers)

@@ -90,23 +90,25 @@ def _with_nodes(outliers: list[BenchOutlier], groups: Iterable[list[Measurement]
 
     A slow port makes all links of its node slow, and one of several links of every other node.
     """
-    peers: defaultdict[str, set[str]] = defaultdict(set)
-    slow: defaultdict[str, list[BenchOutlier]] = defaultdict(list)
+    peers: defaultdict[tuple[str, Quantity], set[str]] = defaultdict(set)
+    slow: defaultdict[tuple[str, Quantity], list[BenchOutlier]] = defaultdict(list)
     for group in groups:
         for each in group:
-            for name in _ends(each):
-                peers[name].add(each.subject)
+            for end in _ends(each):
+                peers[end].add(each.subject)
     for outlier in outliers:
-        for name in _ends(outlier.measurement):
-            slow[name].append(outlier)
-    bad = {name for name, links in slow.items() if 1 < len(peers[name]) < 2 * len({one.subject for one in links})}
-    named = [replace(min(slow[name], key=lambda one: one.share), subject=name) for name in bad]
+        for end in _ends(outlier.measurement):
+            slow[end].append(outlier)
+    bad = {end for end, links in slow.items() if 1 < len(peers[end]) < 2 * len({one.subject for one in links})}
+    named = [replace(min(slow[end], key=lambda one: one.share), subject=end[0]) for end in bad]
     return [*named, *(each for each in outliers if not bad & set(_ends(each.measurement)))]
 
 
-def _ends(measurement: Measurement) -> list[str]:
-    """Both nodes of a link."""
-    return measurement.subject.split(_ARROW) if measurement.quantity in _LINKS and _ARROW in measurement.subject else []
+def _ends(measurement: Measurement) -> list[tuple[str, Quantity]]:
+    """Both nodes of a link, each with what was measured."""
+    if measurement.quantity not in _LINKS or _ARROW not in measurement.subject:
+        return []
+    return [(name, measurement.quantity) for name in measurement.subject.split(_ARROW)]
 
 
 def read_cables(path: Path) -> dict[tuple[str, str], str]:
@@ -133,7 +135,7 @@ def read_cables(path: Path) -> dict[tuple[str, str], str]:
 
 def with_cables(outlier: BenchOutlier, nodes: Sequence[str], cables: Mapping[tuple[str, str], str]) -> BenchOutlier:
     """The outlier with the cables of its rail; the plan's `node1` is the first node."""
-    ends = [outlier.subject] if outlier.subject in nodes else _ends(outlier.measurement)
+    ends = [outlier.subject] if outlier.subject in nodes else [name for name, _ in _ends(outlier.measurement)]
     port = f"nic{int(outlier.measurement.conditions.get('rail', 0)) + 1}"
     keys = [(f"node{nodes.index(name) + 1}", port) for name in ends if name in nodes]
     return replace(outlier, cables=tuple(cables[key] for key in keys if key in cables))
