@@ -4,8 +4,8 @@
 
 - link: five nodes, each in a network namespace on one bridge; tc limits the traffic between two of them.
 - node: likewise, tc limits everything that one node sends.
-- memory: of four nodes that measure the triad in turn one has half of the threads.
-- disk: of four folders, one is written and read through a library that sleeps after every call.
+- memory: of eight nodes that measure the triad in turn one shares cores and memory with another program.
+- disk: of eight folders, one is written and read through a library that sleeps after every call.
 
 A trial counts if the first outlier of the report is what was planted.
 """
@@ -19,17 +19,19 @@ import random
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
 
 from trainworks.measure.bench import memory
+from trainworks.measure.bench.compiled import compiled
 from trainworks.measure.bench.measurement import Measurement
 from trainworks.measure.bench.node_record import PART
 from trainworks.measure.bench.outliers import find_outliers
 from trainworks.measure.bench.storage import measure_storage
 
-NODES = 5
+NODES, PEERS = 5, 8
 RATE, SLOW_RATE = "400mbit", "100mbit"
 """Every node has the first one, so that the shared processors do not limit the links."""
 SLOW_DISK = r"""
@@ -129,23 +131,27 @@ def node(chance: random.Random) -> tuple[str, str]:
 
 
 def half_memory(chance: random.Random) -> tuple[str, str]:
-    """Half of the threads have about half of the rate on two cores."""
-    slow, figures = chance.randrange(4), []
-    allowed = os.sched_getaffinity(0)
-    for each in range(4):
-        os.sched_setaffinity(0, set(sorted(allowed)[: len(allowed) // 2]) if each == slow else allowed)
+    """The same triad runs beside the slow node's, so that each has half of the cores and of the memory's rate."""
+    slow, figures = chance.randrange(PEERS), []
+    program = compiled("stream_triad", flags=("-fopenmp",))
+    cpus = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+    for each in range(PEERS):
+        beside = subprocess.Popen([program, "16000000", "1000000", cpus]) if each == slow else None
+        time.sleep(0.5)  # until its arrays are made
         figures += [named(one, each) for one in memory.measure_triad(full=False)]
-    os.sched_setaffinity(0, allowed)
+        if beside:
+            beside.kill()
+            beside.wait()
     return f"node{slow + 1} numa0", first_outlier(figures)
 
 
 def disk(chance: random.Random) -> tuple[str, str]:
-    slow, figures = chance.randrange(4), []
+    slow, figures = chance.randrange(PEERS), []
     with tempfile.TemporaryDirectory(dir=".") as name:
         folder = Path(name)
         (folder / "slow.c").write_text(SLOW_DISK, encoding="utf-8")
         sh(f"cc -shared -fPIC -o {folder}/slow.so {folder}/slow.c -ldl")
-        for each in range(4):
+        for each in range(PEERS):
             preload = {"LD_PRELOAD": str(folder.absolute() / "slow.so")} if each == slow else {}
             done = subprocess.run(
                 [sys.executable, __file__, "--disk", str(folder)],

@@ -57,6 +57,12 @@ def test_figures_of_other_sizes_formats_and_paths_are_not_compared() -> None:
     assert find_outliers([*fast, *slow, *reads, other]) == []
 
 
+def test_a_rate_far_below_scattered_peers_is_an_outlier() -> None:
+    scattered = [1000.0, 1600.0, 1300.0, 900.0, 1500.0, 1100.0, 1200.0, 100.0]
+    (found,) = find_outliers([Measurement(Quantity.STORAGE_WRITE, rate, f"n{rate}", "t") for rate in scattered])
+    assert found.measurement.value == 100.0
+
+
 def test_a_straggler_among_devices_is_named() -> None:
     devices = [Measurement(Quantity.GEMM, 100.0 + index, f"n1 gpu{index}", "t") for index in range(7)]
     (found,) = find_outliers([*devices, Measurement(Quantity.GEMM, 70.0, "n1 gpu7", "t")])

@@ -6,6 +6,7 @@ import csv
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import log
 from pathlib import Path
 from statistics import median
 
@@ -37,7 +38,7 @@ class BenchOutlier:
     usual: float
     """Median of the peers."""
     score: float
-    """Modified z-score: 0.6745 (x - median) / MAD, positive for worse; infinite if the peers are all alike."""
+    """Modified z-score of the logarithms, positive for worse; infinite if the peers are all alike."""
     cables: tuple[str, ...] = ()
     """Cables of the link by the cable plan."""
 
@@ -52,7 +53,8 @@ def find_outliers(measurements: Iterable[Measurement]) -> list[BenchOutlier]:
     """Outliers of each group of figures that should be alike, the worst first."""
     groups: defaultdict[Hashable, list[Measurement]] = defaultdict(list)
     for each in measurements:
-        groups[_group(each)].append(each)
+        if each.value > 0:
+            groups[_group(each)].append(each)
     found = [outlier for group in groups.values() if len(group) >= _FEWEST for outlier in _outliers(group)]
     return sorted(_with_nodes(found, [*groups.values()]), key=lambda outlier: outlier.share)
 
@@ -75,11 +77,15 @@ def _group(measurement: Measurement) -> Hashable:
 
 
 def _outliers(group: list[Measurement]) -> list[BenchOutlier]:
+    """Outliers of a group by the logarithms of its figures.
+
+    Rates differ by factors: on a linear scale no rate is further below the median than the median itself.
+    """
     values = [each.value for each in group]
     usual, worse = median(values), 1 if group[0].quantity is Quantity.LINK_LATENCY else -1
     candidates = [
         BenchOutlier(each, each.subject, usual, worse * score)
-        for each, score in zip(group, modified_z_scores(values), strict=True)
+        for each, score in zip(group, modified_z_scores([log(value) for value in values]), strict=True)
         if worse * score > _CUTOFF
     ]
     return [each for each in candidates if each.share < 1 - _LEAST_DIFFERENCE]
