@@ -135,3 +135,26 @@ def test_warnings_before_the_json_are_skipped() -> None:
 
 def test_megabytes_of_perftest_are_mebibytes() -> None:
     assert read_file(DATA / "ib_write_bw.txt")[-1].value * 8 / 1e9 == pytest.approx(195.6, abs=0.1)
+
+
+def test_two_tests_of_nccl_one_after_the_other_are_both_read() -> None:
+    names = ("all_reduce_perf.txt", "all_gather_perf.txt")
+    found = read_text("".join((DATA / name).read_text(encoding="utf-8") for name in names))
+    assert [each.conditions["operation"] for each in found] == [*["all_reduce"] * 3, "all_gather"]
+    assert found[-1].conditions["ranks"] == 4
+
+
+def test_a_second_test_that_was_cut_off_is_refused() -> None:
+    whole = (DATA / "all_reduce_perf.txt").read_text(encoding="utf-8")
+    with pytest.raises(UsageError, match="Avg bus bandwidth"):
+        read_text(whole + whole[: whole.index("# Out of bounds")])
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [("fio.json", "fio.json"), ("iperf3.txt", "fio.json"), ("iperf3.txt",) * 2]
+)
+def test_a_second_output_in_a_file_is_refused_where_it_begins(first: str, second: str) -> None:
+    start, follows = ((DATA / name).read_text(encoding="utf-8").rstrip() + "\n" for name in (first, second))
+    with pytest.raises(UsageError) as caught:
+        read_text(start + follows)
+    assert caught.value.place == f"bench.log:{len(start.splitlines()) + 1}"

@@ -33,6 +33,9 @@ def _subject(hosts: list[str], output: ToolOutput) -> str:
 
 
 def _read_text(output: ToolOutput) -> list[Measurement]:
+    runs = [number for number, line in output.numbered() if line.startswith("Connecting to host")]
+    if len(runs) > 1:
+        raise output.error("a second run of iperf3 begins", runs[1], hint="give each run a file of its own")
     received = [found for line in output.lines if (found := _RECEIVED.search(line))]
     if not received:
         raise output.truncated("the line of the receiver")

@@ -24,6 +24,19 @@ _NAMES: Mapping[str, Operation] = {
 
 
 def _read(output: ToolOutput) -> list[Measurement]:
+    """The rows of all tests in an output, one after the other."""
+    tests, start = [], 0
+    for number, line in output.numbered():
+        if re.search(r"Avg bus bandwidth\s*:", line):
+            tests.append("\n" * start + "\n".join(output.lines[start:number]))  # keeps the numbers of the lines
+            start = number
+    rest = "\n" * start + "\n".join(output.lines[start:])
+    if not tests or any(_rows(ToolOutput(output.name, rest))):
+        tests.append(rest)
+    return [each for test in tests for each in _read_test(ToolOutput(output.name, test))]
+
+
+def _read_test(output: ToolOutput) -> list[Measurement]:
     ranks = [found for line in output.lines if (found := _RANK.match(line))]
     _check_joined(output, [int(found[1]) for found in ranks])
     conditions: dict[str, str | float] = {}

@@ -53,15 +53,20 @@ class ToolOutput:
         """The JSON object of the output, behind warnings; None where there is none.
 
         Raises:
-            UsageError: the object is not complete.
+            UsageError: the object is not complete, or another one follows.
         """
         start = next((at for at, line in enumerate(self.lines) if line.startswith("{")), None)
         if start is None:
             return None
         try:
-            found, _ = json.JSONDecoder().raw_decode("\n".join(self.lines[start:]))
+            text = "\n".join(self.lines[start:])
+            found, end = json.JSONDecoder().raw_decode(text)
         except json.JSONDecodeError as error:
             raise self.error(f"the JSON is not complete: {error.msg}", start + error.lineno) from None
+        rest = text[end:]
+        if rest.lstrip().startswith("{"):
+            line = start + 1 + text[: len(text) - len(rest.lstrip())].count("\n")
+            raise self.error("a second JSON object follows", line, hint="give each output a file of its own")
         return dict(found)
 
 

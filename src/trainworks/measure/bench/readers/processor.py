@@ -11,8 +11,8 @@ _HPL = re.compile(r"W[RC]\w+\s+(\d+)\s+(\d+)\s+(\d+)\s+(\d+)\s+[\d.]+\s+([\d.]+(
 
 
 def _read_stream(output: ToolOutput) -> list[Measurement]:
-    triad = output.find(r"^\s*Triad:\s+([\d.]+)")
-    if triad is None:
+    rates = re.findall(r"^\s*Triad:\s+([\d.]+)", output.text, re.MULTILINE)
+    if not rates:
         raise output.truncated("the rate of the triad")
     if line := output.line_of("Failed Validation"):
         raise output.error("STREAM computed wrong values", line, hint="check the memory of the node")
@@ -21,7 +21,9 @@ def _read_stream(output: ToolOutput) -> list[Measurement]:
     conditions: dict[str, str | float] = {"operation": "triad"}
     conditions |= {"threads": float(threads[1])} if threads else {}
     conditions |= {"elements": float(size[1])} if size else {}
-    return [Measurement(Quantity.MEMORY_BANDWIDTH, float(triad[1]) * 1e6, output.name, "STREAM", conditions)]
+    return [
+        Measurement(Quantity.MEMORY_BANDWIDTH, float(rate) * 1e6, output.name, "STREAM", conditions) for rate in rates
+    ]
 
 
 def _read_hpl(output: ToolOutput) -> list[Measurement]:
@@ -49,9 +51,14 @@ def _read_hpcc(output: ToolOutput) -> list[Measurement]:
     latency = float(figures["MaxPingPongLatency_usec"]) * 1e-6
     rate = float(figures["MinPingPongBandwidth_GBytes"]) * 1e9
     pair: dict[str, str | float] = {"transport": "mpi", "device": "cpu"}
+    memory: dict[str, str | float] = {
+        "operation": "triad",
+        "ranks": ranks,
+        "elements": float(figures["STREAM_VectorSize"]),
+    }
     return [
         Measurement(Quantity.HPL, float(figures["HPL_Tflops"]) * 1e12, output.name, tool, {"ranks": ranks}),
-        Measurement(Quantity.MEMORY_BANDWIDTH, triad, output.name, tool, {"operation": "triad", "ranks": ranks}),
+        Measurement(Quantity.MEMORY_BANDWIDTH, triad, output.name, tool, memory),
         Measurement(Quantity.LINK_LATENCY, latency, f"{output.name}, the slowest pair", tool, pair),
         Measurement(Quantity.LINK_BANDWIDTH, rate, f"{output.name}, the slowest pair", tool, pair),
     ]

@@ -58,6 +58,8 @@ def _reader(output: ToolOutput) -> OutputReader:
     for _, reader in list(found.values()):
         for tool in reader.includes:
             found.pop(tool, None)
+    if (structured := _json_reader(output, is_text=bool(found))) is not None:
+        found[f"{structured.tool}, JSON"] = (output.line_of(r"^\{") or 1, structured)
     if len(found) > 1:
         (_, first), (line, second) = sorted(found.values(), key=lambda each: each[0])[:2]
         raise output.error(
@@ -67,9 +69,16 @@ def _reader(output: ToolOutput) -> OutputReader:
         )
     if found:
         return next(reader for _, reader in found.values())
-    data = output.data
-    for reader in JSON_READERS:
-        if data is not None and reader.signature in data:
-            return reader
     tools = ", ".join(dict.fromkeys(reader.tool for reader in (*TEXT_READERS, *JSON_READERS)))
     raise output.error("this is not the output of a known benchmark", 1, hint=f"these are read: {tools}")
+
+
+def _json_reader(output: ToolOutput, *, is_text: bool) -> OutputReader | None:
+    """The reader of a JSON object; a line of another program's text may begin like one."""
+    try:
+        data = output.data
+    except UsageError:
+        if not is_text:
+            raise
+        return None
+    return next((reader for reader in JSON_READERS if data is not None and reader.signature in data), None)
