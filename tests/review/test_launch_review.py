@@ -8,7 +8,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import trainworks
+from trainworks.api.proving.review import review_launch
 from trainworks.cli.app import app
+from trainworks.config.load import load_run_file
+from trainworks.config.run_file import RunFile
 from trainworks.errors import UsageError
 from trainworks.review.check import check_text
 from trainworks.review.registry import RULES
@@ -147,3 +150,24 @@ def test_a_test_of_nccl_without_a_launcher_stays_on_the_first_node_of_a_job() ->
     assert "4 nodes" in finding.message
     for launcher in ("srun --mpi=pmix ", "mpirun -np 4 "):
         assert check_text(script.format(launcher), [RULES["TW220"]], name="job.sbatch") == []
+
+
+@pytest.mark.parametrize("workdir", ["x" * 300, "no/such/folder", "a\0b"])
+def test_a_working_folder_that_cannot_be_is_left_to_the_run(folder: Path, workdir: str) -> None:
+    run_file = RunFile.model_validate({"name": "t", "run": "python train.py; bash " + "y" * 300 + ".sh"})
+    report = review_launch(run_file.model_copy(update={"workdir": workdir}), None)
+    assert report.findings == []
+
+
+def test_scripts_are_looked_for_in_the_working_folder(folder: Path) -> None:
+    (folder / "run.yaml").write_text(f"name: slow\nworkdir: {folder}\nrun: bash train.sh\n")
+    (folder / "elsewhere").mkdir()
+    report = review_launch(*load_run_file(folder / "run.yaml"))
+    assert [finding.rule for finding in report.findings] == ["TW207"]
+
+
+def test_a_mistake_in_pyproject_does_not_stop_a_run(folder: Path) -> None:
+    (folder / "pyproject.toml").write_text("[tool.trainworks.review]\nignore = [")
+    assert command("run", "--dry-run", "--", "python3", "train.py").exit_code == 0
+    (folder / "pyproject.toml").write_text('[tool.trainworks.review]\nignore = ["TW999"]\n')
+    assert command("run", "--dry-run", "--", "python3", "train.py").exit_code == 0

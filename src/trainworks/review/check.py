@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -93,9 +94,12 @@ def check_launch(text: str, rules: Sequence[ReviewRule], *, name: str, folder: P
     for file in waiting:
         findings += check_file(file, rules)
         for path in _programs(file, folder):
-            if path.resolve() not in seen and len(seen) < _MOST_SCRIPTS and (code := _read(path)) is not None:
-                seen.add(path.resolve())
-                waiting.append(ReviewedFile(str(path), code, folder=folder))
+            if path.resolve() in seen or len(seen) == _MOST_SCRIPTS:
+                continue
+            seen.add(path.resolve())
+            with suppress(EnvironmentProblem):  # a script that this user may start, and not read
+                if (code := _read(path)) is not None:
+                    waiting.append(ReviewedFile(str(path), code, folder=folder))
     return ReviewReport(findings, len(waiting))
 
 
@@ -104,8 +108,9 @@ def _programs(file: ReviewedFile, folder: Path) -> Iterator[Path]:
     for script in file.scripts if file.kind in ("shell", "yaml") else ():
         for command in script.commands:
             program = program_of(command)
-            if program and "$" not in program.text and (path := folder / program.text).is_file():
-                yield path
+            with suppress(OSError, ValueError):  # a name that no file can have
+                if program and "$" not in program.text and (path := folder / program.text).is_file():
+                    yield path
 
 
 def _files(paths: Sequence[Path], options: ReviewOptions) -> Iterator[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from trainworks.config.load import Source
@@ -44,16 +45,22 @@ def review(
 def review_launch(run_file: RunFile, source: Source | None) -> ReviewReport:
     """Review what a run starts: its run file, batch script or command, and the scripts that these name.
 
-    The rules are those of pyproject.toml in the folder of the run, else all. Findings are sorted by severity.
+    The rules are those of pyproject.toml in this folder or above it, else all. Findings are sorted by severity.
 
     Args:
         run_file: of the run.
         source: the text it was read from; None for a command.
     """
-    folder = Path(run_file.workdir or "")
-    options = find_options(folder)
+    folder = Path()
+    with suppress(OSError, ValueError):  # a path that cannot be is an error of the run, and not of its review
+        Path(run_file.workdir or "").resolve(strict=True)
+        folder = Path(run_file.workdir or "")
+    rules = tuple(RULES.values())
+    with suppress(UsageError):  # `review` reports what is wrong in pyproject.toml; a run starts all the same
+        options = find_options(Path())
+        rules = selected_rules(options.select, options.ignore)
     name, text = ("command.sh", run_file.run or "") if source is None else (source.name, source.text)
-    report = check_launch(text, selected_rules(options.select, options.ignore), name=name, folder=folder)
+    report = check_launch(text, rules, name=name, folder=folder)
     order = ("error", "warning", "note")
     return ReviewReport(sorted(report.findings, key=lambda each: order.index(each.severity)), report.files)
 

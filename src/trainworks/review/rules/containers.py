@@ -34,6 +34,18 @@ spec:
           - name: pytorch
             resources: {limits: {nvidia.com/gpu: 8}}
 """
+_BATCH_JOB = """apiVersion: batch/v1
+kind: Job
+metadata: {{name: train}}
+spec:
+  template:
+    spec:
+      restartPolicy: {}
+      containers: [{{name: train, image: train}}]
+"""
+_BATCH = ("batch/v1", "Job")
+_NAMED_BY_SERVICES = ("PyTorchJob", "TFJob", "MPIJob", "PaddleJob", "XGBoostJob", "JobSet")
+"""Kinds whose pods meet at the name of a service."""
 _MOUNT = """            volumeMounts: [{name: shm, mountPath: /dev/shm}]
           volumes: [{name: shm, emptyDir: {medium: Memory}}]
 """
@@ -124,6 +136,52 @@ def container_without_shared_memory(file: ReviewedFile) -> Iterator[Problem]:
             if runs and not any("/dev/shm" in text or re.match(r"--(?:ipc|shm-size)\b", text) for text in texts):  # noqa: S108
                 word = command.words[0]
                 yield Problem(word.line, word.column, "neither `--ipc=host` nor `--shm-size`")
+
+
+@rule(
+    "TW405",
+    "Kubernetes refuses the job",
+    "error",
+    why="Only `Never` and `OnFailure` are restart policies of a Job. Without one the policy is `Always`, which the API "
+    "server refuses.",
+    fix="Set `restartPolicy: Never`; `backoffLimit` says how often the Job tries again.",
+    source="https://kubernetes.io/docs/concepts/workloads/controllers/job/#pod-template",
+    file="job.yaml",
+    bad=_BATCH_JOB.format("Always"),
+    good=_BATCH_JOB.format("Never"),
+)
+def refused_job(file: ReviewedFile) -> Iterator[Problem]:
+    """A Job whose pods have another policy, or none."""
+    for document in file.documents:
+        if (tree.scalar(tree.get(document, "apiVersion")), tree.scalar(tree.get(document, "kind"))) == _BATCH:
+            pod = tree.get(document, "spec", "template", "spec")
+            policy = tree.get(pod, "restartPolicy")
+            if pod is not None and tree.scalar(policy) in (None, "Always"):
+                has = "has no `restartPolicy`" if policy is None else "is restarted always"
+                yield Problem(*tree.place(policy or pod), f"the pod of a Job {has}")
+
+
+@rule(
+    "TW406",
+    "The ranks cannot find each other by name",
+    "error",
+    why="A pod with `hostNetwork` resolves names as its node does, which does not know the services of the cluster. "
+    "The meeting point of the ranks is the name of a service.",
+    fix="Set `dnsPolicy: ClusterFirstWithHostNet`.",
+    source="https://kubernetes.io/docs/concepts/services-networking/dns-pod-service/#pod-s-dns-policy",
+    file="job.yaml",
+    bad=_JOB + _MOUNT + "          hostNetwork: true\n",
+    good=_JOB + _MOUNT + "          hostNetwork: true\n          dnsPolicy: ClusterFirstWithHostNet\n",
+)
+def no_name_of_a_service(file: ReviewedFile) -> Iterator[Problem]:
+    """A pod of a training job with `hostNetwork`, without a policy or a configuration of its own."""
+    for document in file.documents:
+        if tree.scalar(tree.get(document, "kind")) in _NAMED_BY_SERVICES:
+            for pod in tree.mappings(document):
+                host = tree.get(pod, "hostNetwork")
+                own = tree.get(pod, "dnsPolicy") or tree.get(pod, "dnsConfig")
+                if host is not None and tree.is_true(host) and own is None and tree.get(pod, "containers") is not None:
+                    yield Problem(*tree.place(host), "`hostNetwork` without `dnsPolicy: ClusterFirstWithHostNet`")
 
 
 def _resources(file: ReviewedFile) -> Iterator[yaml.Node]:

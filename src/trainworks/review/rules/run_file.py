@@ -49,7 +49,7 @@ def missing_program(file: ReviewedFile) -> Iterator[Problem]:
             plain = program is not None and re.fullmatch(r"[\w.][\w./-]*\.(?:py|sh)", program.text)
             if program is None or not plain or "$" in below or _may_have_it(script):
                 continue
-            if not any((folder / below / program.text).exists() for folder in folders):
+            if not any(_may_exist(folder / below / program.text) for folder in folders):
                 yield Problem(program.line, program.column, f"`{program.text}` does not exist")
 
 
@@ -173,6 +173,14 @@ def mpirun_on_each_rank(file: ReviewedFile) -> Iterator[Problem]:
         if len(script.commands) == 1 and script.commands[0].words[0].text in ("mpirun", "mpiexec"):
             word = script.commands[0].words[0]
             yield Problem(word.line, word.column, f"{run_file.nodes * ranks} times `{word.text}`")
+
+
+def _may_exist(path: Path) -> bool:
+    """The file exists, or its path cannot be one, which is another problem."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return True
 
 
 def _may_have_it(script: Script) -> bool:
