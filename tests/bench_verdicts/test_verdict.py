@@ -117,6 +117,12 @@ def test_two_of_a_mesh_have_one_link() -> None:
     assert group_of(parse_cluster("8x MI300X"), ranks=2, nodes=1).rank_bytes_per_s == 64e9
 
 
+def test_a_part_of_a_mesh_is_expected_to_have_a_part_of_its_links() -> None:
+    alone = verdict_of("2x MI300X", Quantity.BUS_BANDWIDTH, 47.7e9, ranks=2, nodes=1)
+    within = verdict_of("8x MI300X", Quantity.BUS_BANDWIDTH, 47.7e9, ranks=2, nodes=1)
+    assert alone.verdict is within.verdict is BenchVerdict.PASS
+
+
 def test_algorithm_and_bus_bandwidth_have_one_verdict() -> None:
     conditions = {"ranks": 8, "nodes": 1}
     bus = verdict_of("8x A100-SXM-80GB", Quantity.BUS_BANDWIDTH, 200e9, **conditions)

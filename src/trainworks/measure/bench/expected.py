@@ -12,7 +12,7 @@ from typing import cast, get_args
 import numpy as np
 
 from trainworks.catalog.bounds import Operation, bus_factor
-from trainworks.catalog.catalog import load_catalog
+from trainworks.catalog.catalog import load_catalog, reference_node
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.catalog.facts import Processor
 from trainworks.host.processor import Processors
@@ -209,6 +209,9 @@ def _collective(measurement: Measurement, yardstick: Yardstick) -> float | None:
     if ranks % nodes or (nodes > 1 and not cluster.node_bytes_per_s):
         return None
     links = link_rates(cluster)
+    if links.mesh and cluster.accelerator.reference_node:  # of a mesh, a part of the node has a part of the links
+        whole = reference_node(cluster.accelerator.name).accelerators
+        links = replace(links, domain=max(links.domain, whole))
     if measurement.conditions.get("nvls") == "off":
         links = replace(links, in_switch_gain=1.0)
     stride = max(1.0, cluster.accelerators_per_node * nodes / ranks) if nodes > 1 else 1.0
