@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trainworks.plan.activations import has_casts
 from trainworks.plan.compute import DeviceRates, product_s, traffic_s
@@ -55,6 +56,10 @@ class BlockTimes:
         """Forward and backward."""
         return self.forward_s + self.backward_s + self.recomputed_s
 
+    def take(self, chosen: NDArray[np.intp]) -> BlockTimes:
+        """The times at these positions."""
+        return BlockTimes(self.forward_s[chosen], self.backward_s[chosen], self.recomputed_s[chosen])
+
 
 @dataclass(frozen=True, slots=True)
 class HeadTimes:
@@ -63,6 +68,10 @@ class HeadTimes:
     embedding_s: Array
     output_s: Array
     """Logits and loss, forward and backward."""
+
+    def take(self, chosen: NDArray[np.intp]) -> HeadTimes:
+        """The times at these positions."""
+        return HeadTimes(self.embedding_s[chosen], self.output_s[chosen])
 
 
 def block_times(
@@ -130,11 +139,16 @@ def _with_launches(kernels_s: Array, num_kernels: Values, device: DeviceRates) -
 
 def _products_s(products: Sequence[_Product], device: DeviceRates) -> tuple[Array, Array]:
     """Seconds of all products forward, and backward: the gradients of their inputs and of their weights."""
-    forward, backward = [], []
-    for m, n, k, batch, share in products:
-        forward.append(product_s(m, n, k, device, batch) / share)
-        backward.append((product_s(m, k, n, device, batch) + product_s(k, n, m, device, batch)) / share)
-    return np.sum(forward, axis=0), np.sum(backward, axis=0)
+    columns = np.broadcast_arrays(*(value for product in products for value in product[:4]))
+    m, n, k, batch = (np.stack(columns[at::4]) for at in range(4))
+    share = np.array([product.share for product in products])[:, np.newaxis]
+    forward, of_inputs, of_weights = (
+        seconds / share
+        for seconds in product_s(
+            np.stack([m, m, k]), np.stack([n, k, n]), np.stack([k, n, m]), device, np.stack([batch] * 3)
+        )
+    )
+    return forward.sum(axis=0), (of_inputs + of_weights).sum(axis=0)
 
 
 def _tokens(layouts: Layouts, sequence_length: int) -> Array:

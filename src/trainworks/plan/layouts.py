@@ -90,6 +90,20 @@ class Layouts:
         accum = np.maximum(1.0, global_batch / (named["dp"] * named["micro_batch"]))
         return cls(**named, accum=accum)
 
+    def alike(self, names: Sequence[str]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Positions of the first layouts of all that differ in these fields, and for each layout the one it is like.
+
+        >>> first, like = Layouts.of(global_batch=8, tp=[1, 2, 1], dp=[4, 2, 2]).alike(("tp",))
+        >>> first.tolist(), like.tolist()
+        ([0, 1], [0, 1, 0])
+        """
+        code = np.zeros(len(self), dtype=np.int64)
+        for name in names:
+            values = getattr(self, name).astype(np.int64)
+            code = code * (values.max(initial=0) + 1) + values
+        _, first, like = np.unique(code, return_index=True, return_inverse=True)
+        return first, like
+
     @classmethod
     def concatenate(cls, parts: Sequence[Layouts]) -> Layouts:
         """All layouts, in order."""

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.plan.activations import activation_bytes, has_casts
-from trainworks.plan.blocks import BlockTimes, block_times, head_times
+from trainworks.plan.blocks import BlockTimes, HeadTimes, block_times, head_times
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.collectives import collective_s, point_to_point_s
 from trainworks.plan.compute import element_bytes
@@ -148,12 +148,9 @@ def predict_step_times(job: TrainingJob, layouts: Layouts, coefficients: Coeffic
         UsageError: the accelerator cannot compute in the job's precision.
     """
     rates = job.rates(coefficients)
-    block = block_times(
-        job.shape, layouts, sequence_length=job.sequence_length, device=rates.device, software=rates.software
-    )
-    tp_s, cp_s, ep_s = _block_communication(job, layouts, rates)
+    block, head, (tp_s, cp_s, ep_s) = _kernels(job, layouts, rates)
     offload_s = _offload_s(job, layouts, rates, block.total_s)
-    stage = _slowest_stage(job, layouts, rates, block, tp_s + cp_s + ep_s + offload_s)
+    stage = _slowest_stage(job, layouts, block, head, tp_s + cp_s + ep_s + offload_s)
     once_s = layouts.accum * stage.blocks  # of one block's times in a step
     terms = {
         "forward_s": once_s * block.forward_s,
@@ -174,6 +171,27 @@ def predict_step_times(job: TrainingJob, layouts: Layouts, coefficients: Coeffic
     return StepTimes(**terms, host_s=np.full(len(layouts), rates.host.step_s), straggle_s=waiting_s)
 
 
+_CUTS = ("micro_batch", "tp", "sequence_parallel", "cp", "ep", "recompute", "zero")
+"""All that decides how the work of a block is cut; `zero` decides whether weights are cast."""
+
+
+def _kernels(
+    job: TrainingJob, layouts: Layouts, rates: Rates
+) -> tuple[BlockTimes, HeadTimes, tuple[Array, Array, Array]]:
+    """Times of one block, of the head, and of the block's communication, computed once for layouts that cut it alike.
+
+    Each layout has its own where each has rates of its own.
+    """
+    own_rates = np.ndim(rates.device.product_flops_per_s) > 0
+    first, like = (np.arange(len(layouts)),) * 2 if own_rates else layouts.alike(_CUTS)
+    cut = layouts.take(first)
+    length, software = job.sequence_length, rates.software
+    block = block_times(job.shape, cut, sequence_length=length, device=rates.device, software=software)
+    head = head_times(job.shape, cut, sequence_length=length, device=rates.wide, software=software)
+    tp_s, cp_s, ep_s = _block_communication(job, cut, rates)
+    return block.take(like), head.take(like), (tp_s[like], cp_s[like], ep_s[like])
+
+
 @dataclass(frozen=True, slots=True)
 class _Stage:
     """The stage that all others wait for."""
@@ -185,10 +203,7 @@ class _Stage:
     """Per step."""
 
 
-def _slowest_stage(job: TrainingJob, layouts: Layouts, rates: Rates, block: BlockTimes, exposed_s: Array) -> _Stage:
-    head = head_times(
-        job.shape, layouts, sequence_length=job.sequence_length, device=rates.wide, software=rates.software
-    )
+def _slowest_stage(job: TrainingJob, layouts: Layouts, block: BlockTimes, head: HeadTimes, exposed_s: Array) -> _Stage:
     per_block = block.total_s + exposed_s
     middle, last = stage_blocks(job.shape.layers, layouts)
     alone = layouts.pp == 1
