@@ -4,8 +4,8 @@
 
 - link: five nodes, each in a network namespace on one bridge; tc limits the traffic between two of them.
 - node: likewise, tc limits everything that one node sends.
-- memory: of eight nodes that measure the triad in turn one shares cores and memory with another program.
-- disk: of eight folders, one is written and read through a library that sleeps after every call.
+- memory: of six nodes that measure the triad in turn one shares cores and memory with another program.
+- disk: of six folders, one is written and read through a library that sleeps after every call.
 
 A trial counts if the first outlier of the report is what was planted.
 """
@@ -31,7 +31,7 @@ from trainworks.measure.bench.node_record import PART
 from trainworks.measure.bench.outliers import find_outliers
 from trainworks.measure.bench.storage import measure_storage
 
-NODES, PEERS = 5, 8
+NODES, PEERS = 5, 6
 RATE, SLOW_RATE = "400mbit", "100mbit"
 """Every node has the first one, so that the shared processors do not limit the links."""
 SLOW_DISK = r"""
@@ -132,16 +132,19 @@ def node(chance: random.Random) -> tuple[str, str]:
 
 def half_memory(chance: random.Random) -> tuple[str, str]:
     """The same triad runs beside the slow node's, so that each has half of the cores and of the memory's rate."""
-    slow, figures = chance.randrange(PEERS), []
+    slow = chance.randrange(PEERS)
     program = compiled("stream_triad", flags=("-fopenmp",))
     cpus = ",".join(map(str, sorted(os.sched_getaffinity(0))))
-    for each in range(PEERS):
+    best: dict[int, Measurement] = {}
+    for each in [*range(PEERS)] * 3:  # in turns, because the machine's own rate changes: of each the best
         beside = subprocess.Popen([program, "16000000", "1000000", cpus]) if each == slow else None
         time.sleep(0.5)  # until its arrays are made
-        figures += [named(one, each) for one in memory.measure_triad(full=False)]
+        (found,) = memory.measure_triad(full=False)
+        best[each] = max(best.get(each, found), found, key=lambda figure: figure.value)
         if beside:
             beside.kill()
             beside.wait()
+    figures = [named(figure, each) for each, figure in best.items()]
     return f"node{slow + 1} numa0", first_outlier(figures)
 
 
