@@ -51,6 +51,9 @@ _MEMORY_OF_THE_JOB = ("SLURM_MEM_PER_CPU", "SLURM_MEM_PER_GPU", "SLURM_MEM_PER_N
 _SIGNAL_COMES_EARLY_S = 90.0
 """Slurm may send a signal up to a minute before its time."""
 _UNTIL_SLURM_ENDS_US_S = 60.0
+_UNTIL_QUEUED_S = 20.0
+_MOST_REFUSALS = 3
+"""Refusals of one node by its check, before the job fails."""
 _SIGNALS: dict[int, int] = {signal.SIGRTMIN + offset: number for offset, number in enumerate(FORWARDED, start=1)}
 _ENDING = {received: number for received, number in _SIGNALS.items() if number in ENDING}
 
@@ -252,25 +255,41 @@ class _Batch:
     def _requeue_elsewhere(self, got: Allocation, resolved: ResolvedRun, message: str | None) -> int:
         """Requeue the job without the nodes that failed their check; 0 if Slurm or the user does not let it.
 
-        Slurm changes the nodes of a job that waits alone, and ends this script some seconds after the requeue. The job
-        stays FAILED if one of the nodes was excluded before, and Slurm gave it to the job all the same.
+        Slurm changes the nodes of a waiting job alone: shortly after the requeue, and before it ends this script. The
+        job stays FAILED if it got a node again and again that its check refuses.
         """
         excluded = dict.fromkeys(resolved.run_file.job.exclude)
         unfit = unhealthy_nodes(read_events(self.run_dir.events_file))
-        repeated = len(unfit) != len(set(unfit)) or not excluded.keys().isdisjoint(unfit)
+        repeated = any(unfit.count(node) > _MOST_REFUSALS for node in unfit)
         if repeated or not unfit or not resolved.run_file.cluster.slurm.allows_requeue:
             return 0
-        names = ",".join([*excluded, *unfit])
+        names = ",".join(excluded | dict.fromkeys(unfit))
         self._enter(JobState.QUEUED, Cause.NODE_UNHEALTHY, f"{message}; the job waits for other nodes")
         try:
             self._client.call("scontrol", "requeue", got.job)
-            self._client.call("scontrol", "update", f"JobId={got.job}", f"ExcNodeList={names}")
+            self._update_soon(f"JobId={got.job}", f"ExcNodeList={names}")
         except TrainworksError as error:
             self._enter(JobState.FAILED, Cause.NODE_UNHEALTHY, f"{message}; no other nodes: {error.message}")
             return 0
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self._clock.sleep(_UNTIL_SLURM_ENDS_US_S)
         return 1
+
+    def _update_soon(self, *arguments: str) -> None:
+        """Change a job that is on its way back into the queue.
+
+        Raises:
+            TrainworksError: Slurm refuses it for `_UNTIL_QUEUED_S`.
+        """
+        deadline = self._clock.now() + _UNTIL_QUEUED_S
+        while True:
+            try:
+                self._client.call("scontrol", "update", *arguments)
+                return
+            except TrainworksError:
+                if self._clock.now() > deadline:
+                    raise
+                self._clock.sleep(0.2)
 
     def _requeue(self, got: Allocation, cause: Cause, message: str | None) -> int:
         """Requeue the job under the same number; Slurm ends this script."""
