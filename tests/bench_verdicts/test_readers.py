@@ -1,8 +1,9 @@
-"""Readers of benchmark output: captured from the real programs, whole, cut off, mixed, and of something else.
+"""Readers of benchmark output: whole, cut off, mixed, and of something else.
 
-nccl-tests, rccl-tests, perftest, OSU, STREAM, mdtest, HPL and nvbandwidth are from public logs and issues, shortened;
-One pair of `nvbandwidth.txt` was halved by hand.
-fio 3.33, iperf3 3.12 and HPCC 1.5.0 ran on a virtual machine of two cores.
+fio 3.33, iperf3 3.12 and HPCC 1.5.0 ran on a virtual machine of two cores; their output is whole. nccl-tests,
+rccl-tests, perftest, OSU, STREAM, mdtest, HPL and nvbandwidth follow public logs and issues: excerpts, with ranks left
+out and hosts renamed. By hand: one pair of `nvbandwidth.txt` is halved, `nvbandwidth.json` is written from the program's
+schema, and figures of `nccl_old.txt` are adjusted to add up.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def read_text(text: str, name: str = "bench.log") -> list[Measurement]:
     return read_output(ToolOutput(name, text))
 
 
-def test_every_captured_file_is_tested() -> None:
+def test_every_file_is_tested() -> None:
     assert {path.name for path in DATA.iterdir()} == set(FIGURES)
 
 
