@@ -18,7 +18,7 @@ from trainworks.worker.bench.output import figure
 
 _SECONDS, _FULL_SECONDS = 0.4, 5.0
 _BLOCK_BYTES = 128 << 10
-"""As `iperf3 --length` by default."""
+"""The default of `iperf3 --length`."""
 _PING_BYTES, _PINGS = 8, 500
 _MESSAGE_BYTES, _FULL_MESSAGE_BYTES = 64 << 20, 1 << 30
 
