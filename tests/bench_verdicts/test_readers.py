@@ -2,8 +2,8 @@
 
 fio 3.33, iperf3 3.12 and HPCC 1.5.0 ran on a virtual machine of two cores; their output is whole. nccl-tests,
 rccl-tests, perftest, OSU, STREAM, mdtest, HPL and nvbandwidth follow public logs and issues: excerpts, with ranks left
-out and hosts renamed. By hand: one pair of `nvbandwidth.txt` is halved, `nvbandwidth.json` is written from the program's
-schema, and figures of `nccl_old.txt` are adjusted to add up.
+out and hosts renamed. By hand: one pair of `nvbandwidth.txt` is halved, `nvbandwidth.json` follows the schema of its
+program, and figures of `nccl_old.txt` are adjusted to add up.
 """
 
 from __future__ import annotations
