@@ -34,8 +34,10 @@ _STARTS: dict[str, list[str]] = {
     "once": ["# the command starts once, and starts the ranks"],
 }
 
-_supervisors: list[process.Child] = []
-"""Supervisors of this process, kept until they have ended, so that they are reaped."""
+_END_TIMEOUT_S = 5.0
+"""Longest wait for a supervisor whose run has ended."""
+_supervisors: dict[str, process.Child] = {}
+"""Supervisors of this process by run directory, kept until they have ended, so that they are reaped."""
 
 
 @final
@@ -79,7 +81,11 @@ class AttachedBackend(Backend):
         _free_devices(self._resolved.processes, _claims_of_others(machine_ledger().claims()))
 
     def sharing_note(self) -> str | None:
-        """Jobs that will share their cores with this one; None if there are enough cores for all."""
+        """Jobs that will share their cores with this one; None if there are enough cores for all.
+
+        Runs of this process that have ended are not among them: a supervisor gives its share back as it exits.
+        """
+        _reap_supervisors()
         claims = _claims_of_others(machine_ledger().claims())
         cores, claimed = _cores(self._resolved.processes), sum(claim.share.cores for claim in claims)
         if cores + claimed <= num_cores():
@@ -112,7 +118,8 @@ class AttachedBackend(Backend):
                 pass_fds=(lock, claim),
             )
         self._await_start(child, run_dir)
-        _supervisors[:] = [*(one for one in _supervisors if one.exit_code() is None), child]
+        _reap_supervisors()
+        _supervisors[str(run_dir.path)] = child
         return str(run_dir.path)
 
     def _await_start(self, child: process.Child, run_dir: RunDir) -> None:
@@ -162,6 +169,14 @@ class AttachedBackend(Backend):
         from trainworks.backends.local.backend import LocalBackend  # noqa: PLC0415
 
         return LocalBackend().nodes()
+
+
+def _reap_supervisors() -> None:
+    for path, child in list(_supervisors.items()):
+        if parse_state(RunDir(Path(path)).read_status().state).is_final:
+            child.wait(_END_TIMEOUT_S)
+        if child.exit_code() is not None:
+            del _supervisors[path]
 
 
 def stop_supervisor(run_dir: RunDir, reason: str) -> bool:
