@@ -178,7 +178,10 @@ def measure(name: str, layout: dict[str, Any], changes: dict[str, Any], folder: 
     run_file.write_text(json.dumps(content))  # JSON is YAML
     before = set((folder / "runs").glob("*"))
     command = [sys.executable, "-m", "trainworks.cli", "run", str(run_file)]
-    done = subprocess.run(command, cwd=folder, env=os.environ, capture_output=True, text=True, timeout=600, check=False)
+    environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache")}  # calibrations of this hour alone
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False
+    )
     if done.returncode:
         raise SystemExit(f"{name}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
     (made,) = set((folder / "runs").glob("*")) - before

@@ -1,4 +1,4 @@
-"""Measure this machine for two seconds: `python -m trainworks.worker.calibrate REQUEST_JSON [NODE ADDRESS PORT]`.
+"""Measure this machine for some seconds: `python -m trainworks.worker.calibrate REQUEST_JSON [NODE ADDRESS PORT]`.
 
 Prints one Calibration as JSON. All ranks measure at the same time, because they will compete for memory bandwidth,
 cores and the network when they train. Over several nodes it is started on each of them; the first listens at ADDRESS.
@@ -34,7 +34,10 @@ _DTYPES = {
     "fp8": torch.bfloat16,
 }
 """Input types of the matrix products; fp8 products cast inside."""
-_SECONDS_EACH = 0.15
+_SECONDS_EACH = 0.05
+_ROUNDS = 5
+_LONG_ROUND_S = 2.0
+"""A first round that takes longer is the only one: products without units for their type take seconds each."""
 _STREAM_ELEMENTS = 1 << 24
 _OPTIMIZER_TENSORS = (1 << 20,) * 8
 _LARGE_ALL_REDUCE_BYTES = 8 << 20
@@ -95,17 +98,20 @@ def _measure(request: CalibrationRequest, device: torch.device) -> Calibration:
     dtype = _DTYPES[request.precision]
     if request.precision == "tf32":
         torch.set_float32_matmul_precision("high")
-    product = _gemm_in_fp8 if request.precision == "fp8" else _gemm
-    gemms = tuple(product(shape, dtype, device) for shape in request.gemm_shapes)
-    attention = _attention(request, dtype, device)
-    stream, optimizer, overhead = _stream(device), _optimizer(device), _op_overhead(device)
+    rounds = [_rates(request, dtype, device)]
+    if _slowest_rank_s(time.perf_counter() - started, device) < _LONG_ROUND_S:
+        rounds += [_rates(request, dtype, device) for _ in range(_ROUNDS - 1)]
+    stream, optimizer, overhead, attention, *gemms = map(statistics.median, zip(*rounds, strict=True))
     latency, bandwidth = _all_reduce(device)
     return Calibration(
         device=request.device,
         precision=request.precision,
         num_ranks=request.num_ranks,
         threads_per_rank=request.threads_per_rank,
-        gemms=gemms,
+        gemms=tuple(
+            GemmRate(m=m, n=n, k=k, flops_per_s=rate)
+            for (m, n, k), rate in zip(request.gemm_shapes, gemms, strict=True)
+        ),
         attention_flops_per_s=attention,
         memory_bytes_per_s=stream,
         optimizer_params_per_s=optimizer,
@@ -115,6 +121,29 @@ def _measure(request: CalibrationRequest, device: torch.device) -> Calibration:
         baseline_bytes=_resident_bytes(),  # after work was done: what it made resident stays so in a run, too
         seconds=time.perf_counter() - started,
     )
+
+
+def _rates(request: CalibrationRequest, dtype: torch.dtype, device: torch.device) -> tuple[float, ...]:
+    """Rates of memory, optimizer, operations, attention and products, one short measurement each.
+
+    Their medians over several rounds are what counts: other work disturbs a machine for part of a second, which is all
+    that one measurement takes, so it spoils one round.
+    """
+    product = _gemm_in_fp8 if request.precision == "fp8" else _gemm
+    return (
+        _stream(device),
+        _optimizer(device),
+        _op_overhead(device),
+        _attention(request, dtype, device),
+        *(product(shape, dtype, device) for shape in request.gemm_shapes),
+    )
+
+
+def _slowest_rank_s(seconds: float, device: torch.device) -> float:
+    """The longest duration of all ranks, so that all of them decide alike."""
+    slowest = torch.tensor(seconds, device=device)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    return float(slowest)
 
 
 def _median_s(action: Callable[[], object], device: torch.device) -> float:
@@ -131,7 +160,7 @@ def _median_s(action: Callable[[], object], device: torch.device) -> float:
     return statistics.median(durations)
 
 
-def _gemm(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> GemmRate:
+def _gemm(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> float:
     """Rate of a linear layer's three products: some are seven times slower on a CPU without 16-bit units."""
     m, n, k = shape
     x, weight = torch.randn(m, k, device=device, dtype=dtype), torch.randn(n, k, device=device, dtype=dtype)
@@ -140,10 +169,10 @@ def _gemm(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device)
     def products() -> tuple[torch.Tensor, ...]:
         return functional.linear(x, weight), grad @ weight, grad.T @ x
 
-    return GemmRate(m=m, n=n, k=k, flops_per_s=3 * 2 * m * n * k / _median_s(products, device))
+    return 3 * 2 * m * n * k / _median_s(products, device)
 
 
-def _gemm_in_fp8(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> GemmRate:
+def _gemm_in_fp8(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> float:
     """With the casts that training does before each product, under a scale per tensor."""
     m, n, k = shape
     left, right = torch.randn(m, k, device=device, dtype=dtype), torch.randn(n, k, device=device, dtype=dtype)
@@ -153,7 +182,7 @@ def _gemm_in_fp8(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.
         left_8, right_8 = left.to(torch.float8_e4m3fn), right.to(torch.float8_e4m3fn)
         return torch._scaled_mm(left_8, right_8.T, scale_a=one, scale_b=one, out_dtype=dtype)
 
-    return GemmRate(m=m, n=n, k=k, flops_per_s=2 * m * n * k / _median_s(product, device))
+    return 2 * m * n * k / _median_s(product, device)
 
 
 def _attention(request: CalibrationRequest, dtype: torch.dtype, device: torch.device) -> float:
