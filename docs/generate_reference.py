@@ -236,6 +236,7 @@ def record_page() -> str:
         _event_table(),
         f"## metrics.jsonl\n\n{_about(metrics)}",
         _field_table(metrics, "MetricsRow"),
+        _record_section(None, metrics, "SlowestRank"),
         _record_section("status.json", status, "RunStatus"),
         _record_section(None, usage, "NodeUsage"),
         f"### States\n\n{_block(_after_first_paragraph(state))}\n\n{_members(state, 'JobState')}",

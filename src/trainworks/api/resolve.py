@@ -30,7 +30,13 @@ from trainworks.plan.run.module import check_own_optimizer, make_measured_plan, 
 from trainworks.plan.run.plan import make_plan
 from trainworks.plan.run.precision import check_precision, default_precision
 from trainworks.plan.run.pricing import RunJob, calibration_request, run_job
-from trainworks.plan.run.processes import ResourceError, as_asked, choose_command_processes, choose_workload_processes
+from trainworks.plan.run.processes import (
+    ResourceError,
+    as_asked,
+    choose_command_processes,
+    choose_workload_processes,
+    memory_per_rank,
+)
 from trainworks.plan.run.steps import num_steps
 from trainworks.record.environment import HostFacts
 from trainworks.record.finished_run import machine_of, read_finished, software_of
@@ -179,7 +185,7 @@ def _described_model(
     if not shape.causal or shape.latent is not None:
         raise UsageError(f"`{workload.model.hf}` can be planned for a described cluster, not trained, by this version")
     written = resolved.run_file.layout
-    memory = _memory_per_rank(resolved.host, resolved.processes)
+    memory = memory_per_rank(resolved.host, resolved.processes)
     job = run_job(workload, shape, resolved.processes, memory_per_rank_bytes=memory, layout=written)
     size = largest_micro_batch(job, written)
     steps = num_steps(workload, tokens_in_data=_tokens_in_data(workload))
@@ -299,7 +305,7 @@ def _plan_by_trial(decided: DecidedRun, workload: Workload, *, again: bool) -> P
     """The plan of the first layout that fits, from a few steps of the model itself."""
     resolved = decided.resolved
     host, processes = resolved.host, resolved.processes
-    usable = _USABLE_SHARE * _memory_per_rank(host, processes)
+    usable = _USABLE_SHARE * memory_per_rank(host, processes)
     largest = 0
     folder = _prepared_folder(workload)
     for layout in decided.layouts:
@@ -374,12 +380,6 @@ def _catalogued(host: HostFacts) -> Accelerator | None:
     """The accelerator of the machine in the catalogue; None without one, or where the catalogue lacks it."""
     name = known_accelerator(host.accelerators[0].name) if host.accelerators else None
     return None if name is None else accelerator(name)
-
-
-def _memory_per_rank(host: HostFacts, processes: Processes) -> int:
-    if processes.device == "cuda":
-        return min(accelerator.memory_bytes for accelerator in host.accelerators)
-    return host.memory_bytes // processes.world_size
 
 
 def _check_disk(checkpoint_bytes: int, runs: Path) -> None:

@@ -16,6 +16,16 @@ from trainworks.record.events import read_lines_from
 _MOST_WARMUP_STEPS = 5
 
 
+class SlowestRank(TypedDict):
+    """The rank that the others waited for in one logging interval."""
+
+    rank: int
+    extra_s: float
+    """Seconds per step of its own work, data and compute, beyond the median of the other ranks."""
+    extra_data_s: float
+    """The same of its wait for data alone; negative where it waits less than the others."""
+
+
 class MetricsRow(TypedDict):
     """One optimizer step. Times are means over the ranks and add up to `step_s`."""
 
@@ -42,6 +52,8 @@ class MetricsRow(TypedDict):
     """Reason for a step without update of the weights: `nonfinite`, `spike`, or `loss_scale` (fp16, not a fault)."""
     memory_peak_bytes: NotRequired[int]
     """Largest peak over the ranks so far; on the last row of an interval."""
+    slowest: NotRequired[SlowestRank]
+    """On the last row of an interval, with more than one rank; absent in records of older versions."""
 
 
 def append_metrics(path: Path, rows: Iterable[MetricsRow]) -> None:

@@ -9,19 +9,22 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from trainworks.host import memory
-from trainworks.record.metrics import MetricsRow, append_metrics
+from trainworks.record.metrics import MetricsRow, SlowestRank, append_metrics
 from trainworks.record.run_dir import RunDir
 from trainworks.worker.guard import SkippedStep, reason_of
 from trainworks.worker.timing import StepMarks
 
 _DURATIONS = 6
 """Length of StepMarks.durations()."""
+_BY_RANK = ("memory peak", "data", "compute")
+"""Figures of the interval that each rank reports for itself: bytes, and seconds per step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,20 +87,24 @@ class Telemetry:
         elapsed_s, self._interval_began = now - self._interval_began, now
         durations = torch.tensor([s.marks.durations() for s in self._steps], dtype=torch.float64)
         flags = torch.tensor([mine.stop, mine.checkpoint, mine.failed, mine.profile], dtype=torch.float64)
-        peak = torch.zeros(dist.get_world_size(), dtype=torch.float64)
-        peak[dist.get_rank()] = _peak_memory_bytes(self._device)
-        packed = torch.cat([values.flatten(), durations.flatten(), flags, peak, torch.tensor([elapsed_s])])
-        packed = _sum_over_ranks(packed, self._device)
-        sizes = [values.numel(), durations.numel(), flags.numel(), peak.numel(), 1]
-        values, durations, flags, peak, elapsed = packed.split(sizes)
         world = dist.get_world_size()
+        by_rank = torch.zeros(len(_BY_RANK), world, dtype=torch.float64)
+        data_s, compute_s = durations[:, 1:3].mean(0).tolist()
+        by_rank[:, dist.get_rank()] = torch.tensor([_peak_memory_bytes(self._device), data_s, compute_s])
+        packed = torch.cat([values.flatten(), durations.flatten(), flags, by_rank.flatten(), torch.tensor([elapsed_s])])
+        packed = _sum_over_ranks(packed, self._device)
+        sizes = [values.numel(), durations.numel(), flags.numel(), by_rank.numel(), 1]
+        values, durations, flags, by_rank, elapsed = packed.split(sizes)
         # One pipeline stage in `num_stages` has the loss, the others report 0; all have norm and verdict.
         values = values.view(-1, 3) / world * torch.tensor([self._num_stages, 1, 1])
         skipped = self._skipped(values)
         if dist.get_rank() == 0:
             rows = self._rows(values, durations.view(-1, _DURATIONS) / world, elapsed.item() / world)
             _name_skipped(rows, skipped)
-            rows[-1]["memory_peak_bytes"] = int(peak.max())
+            peak, *work_s = by_rank.view(len(_BY_RANK), world).tolist()
+            rows[-1]["memory_peak_bytes"] = int(max(peak))
+            if world > 1:
+                rows[-1]["slowest"] = slowest_rank(*work_s)
             append_metrics(self._run_dir.metrics_file, rows)
         skipped = self._with_losses_by_rank(skipped, losses)
         self._steps.clear()
@@ -150,6 +157,25 @@ class Telemetry:
                 )
             )
         return rows
+
+
+def slowest_rank(data_s: Sequence[float], compute_s: Sequence[float]) -> SlowestRank:
+    """The rank whose own work takes longest, and its lead over the median of the other ranks.
+
+    Args:
+        data_s: seconds per step that each rank waits for its batch; at least two ranks.
+        compute_s: seconds per step that each rank computes, without waits for other ranks.
+
+    >>> slowest_rank([0.0, 0.25, 0.0], [1.0, 1.5, 1.0])
+    {'rank': 1, 'extra_s': 0.75, 'extra_data_s': 0.25}
+    """
+    work_s = [data + compute for data, compute in zip(data_s, compute_s, strict=True)]
+    rank = max(range(len(work_s)), key=work_s.__getitem__)
+
+    def lead(seconds: Sequence[float]) -> float:
+        return seconds[rank] - median([*seconds[:rank], *seconds[rank + 1 :]])
+
+    return SlowestRank(rank=rank, extra_s=lead(work_s), extra_data_s=lead(data_s))
 
 
 def _name_skipped(rows: Sequence[MetricsRow], skipped: Sequence[SkippedStep]) -> None:

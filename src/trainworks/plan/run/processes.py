@@ -28,6 +28,13 @@ class ResourceError(UsageError):
         self.field = field
 
 
+def memory_per_rank(host: HostFacts, processes: Processes) -> int:
+    """Bytes that one rank may use: an accelerator's memory, or its share of the host's on a CPU."""
+    if processes.device == "cuda":
+        return min(accelerator.memory_bytes for accelerator in host.accelerators)
+    return host.memory_bytes // processes.world_size
+
+
 def as_asked(run_file: RunFile) -> HostFacts:
     """All nodes of a run as one machine with exactly the requested `resources`, by default one core per rank."""
     resources, nodes = run_file.resources or Resources(), run_file.nodes

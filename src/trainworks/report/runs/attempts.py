@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trainworks.record.events import Event
+from trainworks.record.history import History, RecordedLaunch
 from trainworks.recover.failures import describe_failure, first_failure
-from trainworks.report.runs.history import History, RecordedLaunch
 from trainworks.report.runs.part import ReportPart, printable
 
 

@@ -11,10 +11,10 @@ from statistics import median
 from typing import Literal
 
 from trainworks.record.events import Event
+from trainworks.record.history import History
+from trainworks.record.ledger import Ledger
 from trainworks.record.metrics import MetricsRow, warmup_steps
 from trainworks.record.resolved import Forecast, Plan
-from trainworks.report.runs.history import History
-from trainworks.report.runs.ledger import Ledger
 from trainworks.report.runs.part import ReportPart
 from trainworks.units import format_bytes, format_duration
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from itertools import groupby
 
+from trainworks.record.history import History
 from trainworks.record.metrics import MetricsRow
-from trainworks.report.runs.history import History
 from trainworks.report.runs.part import ReportPart
 
 MAX_POINTS = 1500

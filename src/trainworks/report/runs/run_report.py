@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from trainworks.record.ledger import Ledger
 from trainworks.report.rendering.axes import build_axis
 from trainworks.report.rendering.document import (
     FULL_BLOCK,
@@ -30,7 +31,6 @@ from trainworks.report.rendering.plots import Bar, Bars, Chart, Curve, Mark, Rul
 from trainworks.report.runs.attempts import Failure, ReportedAttempt
 from trainworks.report.runs.comparison import Comparison, Difference
 from trainworks.report.runs.curves import Line
-from trainworks.report.runs.ledger import Ledger
 from trainworks.report.runs.out_of_memory import OutOfMemory, finding, remedy_lines
 from trainworks.report.runs.summary import ProfiledRank, Report
 from trainworks.report.runs.wording import (

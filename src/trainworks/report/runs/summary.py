@@ -11,6 +11,8 @@ from trainworks.config.run_file import Workload
 from trainworks.record.environment import HostFacts
 from trainworks.record.events import Event, read_events
 from trainworks.record.faults import describe_fault
+from trainworks.record.history import History, build_history
+from trainworks.record.ledger import Ledger, build_ledger
 from trainworks.record.manifest import describe_damage
 from trainworks.record.metrics import MetricsRow, read_metrics
 from trainworks.record.profile import ProfileSummary, read_summaries, trace_file
@@ -20,8 +22,6 @@ from trainworks.record.status import RunStatus
 from trainworks.report.runs.attempts import Failure, ReportedAttempt, build_attempts, build_failures
 from trainworks.report.runs.comparison import Comparison, build_comparison
 from trainworks.report.runs.curves import Curves, build_curves
-from trainworks.report.runs.history import History, build_history
-from trainworks.report.runs.ledger import Ledger, build_ledger
 from trainworks.report.runs.out_of_memory import OutOfMemory, build_out_of_memory
 from trainworks.report.runs.part import ReportPart, printable
 from trainworks.results import Result

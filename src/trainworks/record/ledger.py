@@ -10,15 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from trainworks.config.spec import Frozen
 from trainworks.record.faults import is_fault
+from trainworks.record.history import History, RecordedLaunch, RecordedStep
 from trainworks.record.metrics import MetricsRow
-from trainworks.report.runs.history import History, RecordedLaunch, RecordedStep
-from trainworks.report.runs.part import ReportPart
 
 STEP_TERMS = ("compute", "communication", "optimizer", "data", "checkpoint")
 
 
-class Ledger(ReportPart):
+class Ledger(Frozen):
     """Seconds by category; they add up to the wall clock. Step terms are those of effective steps alone."""
 
     compute_s: float
