@@ -49,6 +49,7 @@ _PUBLIC = {
     "stop": "jobs",
     "storage": "storage",
     "submit": "runs",
+    "why": "observing.why",
 }
 """Name of a public function -> its module in `trainworks.api`."""
 

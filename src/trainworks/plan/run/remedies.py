@@ -88,13 +88,13 @@ def neighbours(
     now = price(layout).memory.total_bytes
 
     def saves(changes: dict[str, Any]) -> bool:
-        accepted = _accepted(workload, shape, layout, changes)
+        accepted = changed_layout(workload, shape, layout, changes)
         return accepted is not None and price(accepted).memory.total_bytes < now
 
     kinds = (_moved_axes(layout), _smaller_sizes(layout), _switched_options(layout))
     for parts in product(*([{}, *filter(saves, kind)] for kind in kinds)):
         changes = {name: value for part in parts for name, value in part.items()}
-        if changes and (accepted := _accepted(workload, shape, layout, changes)) is not None:
+        if changes and (accepted := changed_layout(workload, shape, layout, changes)) is not None:
             yield changes, accepted
 
 
@@ -120,7 +120,7 @@ def _switched_options(layout: ResolvedLayout) -> Iterator[dict[str, Any]]:
         yield from ({option: value} for value in stronger)
 
 
-def _accepted(
+def changed_layout(
     workload: Workload, shape: ModelShape, layout: ResolvedLayout, changes: Mapping[str, Any]
 ) -> ResolvedLayout | None:
     """The changed layout as it would be trained; None if it would be refused."""

@@ -19,6 +19,7 @@ _SUBJECTS = {
     "CapacityPlan": "capacity",
     "ClusterPlan": "cluster_plan",
     "CostReport": "cost",
+    "Diagnosis": "runs.why",
     "FleetHealth": "proving.fleet_health",
     "GoodputForecast": "goodput",
     "LayoutComparison": "layout_comparison",

@@ -1,0 +1,1 @@
+"""Use cases that watch, compare and diagnose runs."""

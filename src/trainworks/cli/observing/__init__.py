@@ -1,0 +1,1 @@
+"""Commands that watch, compare and diagnose runs."""

@@ -1,0 +1,1 @@
+"""Causes of lost time, from the record of a run."""

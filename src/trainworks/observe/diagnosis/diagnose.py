@@ -1,0 +1,84 @@
+"""Order the causes of lost time by the seconds that they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from trainworks.observe.diagnosis.computing import (
+    lost_to_recomputation,
+    lost_to_slow_compute,
+    lost_to_small_batches,
+    lost_to_throttling,
+)
+from trainworks.observe.diagnosis.lost_time import Diagnosis, LostTime
+from trainworks.observe.diagnosis.run_facts import RunFacts
+from trainworks.observe.diagnosis.stopping import (
+    lost_to_checkpoints,
+    lost_to_gaps,
+    lost_to_repeated_steps,
+    lost_to_restarts,
+    lost_to_start,
+)
+from trainworks.observe.diagnosis.waiting import (
+    lost_to_bubble,
+    lost_to_communication,
+    lost_to_data,
+    lost_to_network,
+    lost_to_slow_ranks,
+)
+
+_WORTH = 0.01
+"""Share of the held time from which a cause is listed."""
+_CAUSES: tuple[Callable[[RunFacts], LostTime | None], ...] = (
+    lost_to_data,
+    lost_to_slow_ranks,
+    lost_to_network,
+    lost_to_communication,
+    lost_to_bubble,
+    lost_to_small_batches,
+    lost_to_recomputation,
+    lost_to_throttling,
+    lost_to_slow_compute,
+    lost_to_checkpoints,
+    lost_to_start,
+    lost_to_restarts,
+    lost_to_repeated_steps,
+    lost_to_gaps,
+)
+
+
+def diagnose(facts: RunFacts, *, state: str) -> Diagnosis:
+    """Every cause of lost time in the record of a run, the costliest first.
+
+    Args:
+        facts: of the run.
+        state: of the run, for the heading.
+    """
+    found = [cause for judge in _CAUSES if (cause := judge(facts)) is not None and cause.lost_s > 0]
+    found.sort(key=lambda cause: -cause.lost_s)
+    least_s = _WORTH * facts.ledger.held_s
+    return Diagnosis(
+        run_id=facts.resolved.run_id,
+        state=state,
+        held_s=facts.ledger.held_s,
+        runtime_goodput=facts.ledger.runtime_goodput,
+        num_steps=len(facts.rows),
+        step_s=facts.median_of("step_s") if facts.steady else None,
+        causes=tuple(cause for cause in found if cause.lost_s >= least_s),
+        small_s=sum(cause.lost_s for cause in found if cause.lost_s < least_s),
+        notes=tuple(_notes(facts)),
+    )
+
+
+def _notes(facts: RunFacts) -> Iterator[str]:
+    processes = facts.resolved.processes
+    if not facts.rows:
+        yield "no step is recorded: only the start and failures can be judged"
+    elif processes.world_size > 1 and not any("slowest" in row for row in facts.rows):
+        yield "the record has no times of single ranks: a slow rank shows as communication"
+    if facts.plan is None:
+        yield "the run has no plan: compute is not held against a prediction"
+    elif facts.prices is None:
+        yield "the ranks were not calibrated: other layouts are not priced"
+    if processes.nodes > 1 and processes.backend == "nccl" and facts.nccl.network is None:
+        yield "the logs do not say which network NCCL uses: set NCCL_DEBUG=INFO in `envs`"

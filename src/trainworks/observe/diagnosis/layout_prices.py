@@ -1,0 +1,103 @@
+"""Other layouts of a run, priced by the planner with the rates that the run was calibrated with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainworks.config.layout import ResolvedLayout, divisors
+from trainworks.config.run_file import Workload
+from trainworks.plan.run.pricing import LayoutPrediction, Pricing
+from trainworks.plan.run.remedies import as_written, changed_layout
+from trainworks.record.model_shape import ModelShape
+from trainworks.record.resolved import StepTimeTerms
+
+_LEAST_GAIN = 0.02
+"""Share of a step below which another layout is not worth a restart."""
+_LARGER_BATCH = 4
+"""Factor of the larger global batch that small steps are compared with."""
+
+
+def compute_s(terms: StepTimeTerms) -> float:
+    """Forward, backward and head of a step, recomputation included."""
+    return terms.forward_s + terms.backward_s + terms.recompute_s + terms.head_s
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """Another layout of the same ranks and global batch that fits their memory."""
+
+    layout: ResolvedLayout
+    predicted: LayoutPrediction
+    step_ratio: float
+    """Predicted step time relative to that of the run's layout; below 1 it is faster."""
+    compute_ratio: float
+    """The same of forward and backward alone."""
+
+    @property
+    def setting(self) -> str:
+        """The layout as a run file has it."""
+        fields = ", ".join(f"{name}: {_text(value)}" for name, value in as_written(self.layout).items())
+        return f"layout: {{{fields}}}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutPrices:
+    """Prices of the layouts of one run.
+
+    Args:
+        price: memory and step time of a layout.
+        workload: of the run.
+        shape: of its model.
+        layout: of the run.
+        limit_bytes: memory that a rank may use.
+        search: finds the best layouts of these ranks, the best first.
+    """
+
+    price: Pricing
+    workload: Workload
+    shape: ModelShape
+    layout: ResolvedLayout
+    limit_bytes: float
+    search: Callable[[], Sequence[ResolvedLayout]]
+
+    @property
+    def now(self) -> LayoutPrediction:
+        """Prediction for the layout of the run."""
+        return self.price(self.layout)
+
+    def best_change(self, changes: Iterable[Mapping[str, Any]]) -> Alternative | None:
+        """The fastest of these changes of the layout that fits and is at least 2 % faster; None without one."""
+        changed = (changed_layout(self.workload, self.shape, self.layout, each) for each in changes)
+        return self._fastest(layout for layout in changed if layout is not None)
+
+    def best_layout(self) -> Alternative | None:
+        """The fastest layout that the search finds, if it is at least 2 % faster; None without one."""
+        return self._fastest(self.search())
+
+    def larger_micro_batch(self) -> Alternative | None:
+        """The fastest larger micro-batch with the same global batch."""
+        per_rank = self.layout.micro_batch * self.layout.grad_accum_steps
+        sizes = [size for size in divisors(per_rank) if size > self.layout.micro_batch]
+        return self.best_change({"micro_batch": size} for size in sizes)
+
+    def larger_batch_ratios(self) -> tuple[float, float]:
+        """Predicted compute, and optimizer step, per token with a global batch four times as large, relative to now."""
+        larger = self.layout.model_copy(update={"micro_batch": _LARGER_BATCH * self.layout.micro_batch})
+        now, then = self.now.step_time, self.price(larger).step_time
+        return compute_s(then) / (_LARGER_BATCH * compute_s(now)), 1 / _LARGER_BATCH
+
+    def _fastest(self, layouts: Iterable[ResolvedLayout]) -> Alternative | None:
+        now = self.now.step_time
+        found = []
+        for layout in layouts:
+            then = self.price(layout)
+            ratio = then.step_time.total_s / now.total_s
+            if then.memory.total_bytes <= self.limit_bytes and ratio <= 1 - _LEAST_GAIN:
+                found.append(Alternative(layout, then, ratio, compute_s(then.step_time) / compute_s(now)))
+        return min(found, key=lambda one: one.step_ratio, default=None)
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,182 @@
+"""Causes that keep the run from training at all: its start, checkpoints, restarts, thrown-away steps, gaps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from trainworks.observe.diagnosis.lost_time import LostTime
+from trainworks.observe.diagnosis.run_facts import RunFacts
+from trainworks.plan.checkpoint import optimal_interval_s
+from trainworks.plan.reliability.defaults import usual_node_mttf
+from trainworks.record.events import Event
+from trainworks.recover.failures import is_consequence
+from trainworks.units import format_duration
+
+_RARER = 1.2
+"""Ratio of the best checkpoint interval to the present one from which a change is worth it."""
+
+
+def lost_to_start(facts: RunFacts) -> LostTime | None:
+    """Time from each launch to its first step; unknown for a command that records no steps."""
+    lost_s = facts.ledger.start_s
+    if lost_s <= 0 or (facts.plan is None and not facts.rows):
+        return None
+    parts = tuple(_start_parts(facts))
+    return LostTime(
+        name="start",
+        title="The accelerators idle before the first step",
+        lost_s=lost_s,
+        evidence=parts or (f"{len(facts.history.launches)} launches",),
+        remedy="Prepare the data before the run, keep the caches of data and compiled code, and start fewer times.",
+        setting="trainworks data prepare run.yaml" if facts.history.of_kind("data_ready") else None,
+    )
+
+
+def _start_parts(facts: RunFacts) -> Iterator[str]:
+    """Parts of the start that the events of the first launch tell apart."""
+    launch = facts.history.launches[0]
+    ready = _first(launch.events, "data_ready")
+    if ready and not ready.get("cached") and ready.get("seconds"):
+        yield f"preparing the data took {format_duration(float(ready['seconds']))}"
+    compiled = _first(launch.events, "compiled")
+    if compiled:
+        yield f"compiling took {format_duration(float(compiled['compile_s']))}"
+    met = _first(launch.events, "attempt")
+    if met:
+        yield f"all ranks had met {format_duration(max(0.0, float(met['t']) - launch.start_at))} after the launch"
+    if met and launch.steps:
+        first = launch.steps[0].row
+        yield f"the first step began {format_duration(max(0.0, first['t'] - first['step_s'] - float(met['t'])))} later"
+
+
+def _first(events: tuple[Event, ...], kind: str) -> Event:
+    return next((event for event in events if event.get("kind") == kind), {})
+
+
+def lost_to_checkpoints(facts: RunFacts) -> LostTime | None:
+    """Time that steps stood still for checkpoints, and what the best interval of Young and Daly would save."""
+    saved, lost_s = len(facts.history.of_kind("checkpoint")), facts.ledger.checkpoint_s
+    if not saved or lost_s <= 0:
+        return None
+    stall_s = lost_s / saved
+    every_s = max(facts.steps_s / saved, 1e-9)
+    mttf_s, source = _time_to_failure(facts)
+    best_s = optimal_interval_s(stall_s=stall_s, mttf_s=mttf_s)
+    gain = _overhead(every_s, stall_s, mttf_s) - _overhead(best_s, stall_s, mttf_s)
+    is_too_often = best_s > _RARER * every_s and gain > 0
+    return LostTime(
+        name="checkpoints",
+        title="Training stands still for checkpoints",
+        lost_s=lost_s,
+        evidence=(
+            f"{saved:,} checkpoints, one every {format_duration(every_s)} of training, stop the steps for "
+            f"{format_duration(stall_s)} each",
+            f"with a failure every {format_duration(mttf_s)} ({source}) the best interval is {format_duration(best_s)}",
+        ),
+        remedy="Save less often: the interval of Young and Daly loses least." if is_too_often else _faster_saves(),
+        setting=_interval(facts, best_s) if is_too_often else None,
+        saves_s=gain * facts.steps_s if is_too_often else None,
+    )
+
+
+def _faster_saves() -> str:
+    return "Keep the interval, and write faster: a local disk first, or storage with more bandwidth."
+
+
+def _interval(facts: RunFacts, best_s: float) -> str:
+    step_s = facts.median_of("step_s") - facts.median_of("checkpoint_s")
+    if step_s <= 0:
+        return f"checkpoint: {{every: {round(best_s)}s}}"
+    return f"checkpoint: {{every: {max(1, round(best_s / step_s))} steps}}"
+
+
+def _overhead(interval_s: float, stall_s: float, mttf_s: float) -> float:
+    """Expected share of the training time lost to saving and to repeated steps: C / tau + tau / 2M (Young 1974)."""
+    return stall_s / interval_s + interval_s / (2 * mttf_s)
+
+
+def _time_to_failure(facts: RunFacts) -> tuple[float, str]:
+    """Mean time between failures of the job: measured if it failed, else that of the planner."""
+    failures = _failures(facts)
+    if failures:
+        return facts.ledger.held_s / len(failures), "measured in this run"
+    given = facts.resolved.run_file.recover.node_mttf
+    nodes = facts.resolved.processes.nodes
+    return usual_node_mttf(None, given).value / nodes, "given" if given else "the planner's assumption"
+
+
+def _failures(facts: RunFacts) -> list[Event]:
+    """Root failures, one of each start of the ranks."""
+    roots: dict[object, Event] = {}
+    for event in facts.history.of_kind("failure"):
+        if not is_consequence(event):
+            roots.setdefault((event.get("attempt"), event.get("rendezvous")), event)
+    return list(roots.values())
+
+
+def lost_to_restarts(facts: RunFacts) -> LostTime | None:
+    """Time from failures to the steps after them."""
+    lost_s, failures = facts.ledger.restart_s, _failures(facts)
+    if lost_s <= 0:
+        return None
+    causes = Counter(str(event.get("cause") or "unknown") for event in failures)
+    named = ", ".join(f"{count} x {cause}" for cause, count in causes.most_common())
+    evidence = [f"{len(failures)} failures ({named})"] if failures else []
+    rollbacks = len(facts.history.of_kind("rollback"))
+    evidence += [f"{rollbacks} rollbacks after bad steps"] if rollbacks else []
+    if failures:
+        evidence.append(f"from a failure to the next step: {format_duration(lost_s / len(failures))} on average")
+    return LostTime(
+        name="restarts",
+        title="The run restarts after failures",
+        lost_s=lost_s,
+        evidence=tuple(evidence),
+        remedy="Remove the cause of the failures: the report names the first one of each attempt.",
+        setting=f"trainworks report {facts.resolved.run_id}",
+    )
+
+
+def lost_to_repeated_steps(facts: RunFacts) -> LostTime | None:
+    """Time of steps whose work was thrown away."""
+    lost_s, repeated = facts.ledger.lost_s, len(facts.history.lost)
+    if lost_s <= 0:
+        return None
+    mttf_s, source = _time_to_failure(facts)
+    saved = facts.history.of_kind("checkpoint")
+    stall_s = facts.ledger.checkpoint_s / len(saved) if saved else 0.0
+    best_s = optimal_interval_s(stall_s=max(stall_s, 1e-3), mttf_s=mttf_s)
+    every_s = facts.steps_s / max(1, len(saved))
+    is_too_rare = every_s > _RARER * best_s
+    return LostTime(
+        name="lost_steps",
+        title="Steps were thrown away and trained again",
+        lost_s=lost_s,
+        evidence=(
+            f"{repeated:,} steps were undone by restarts or rollbacks",
+            f"a checkpoint every {format_duration(every_s)} of training; with a failure every "
+            f"{format_duration(mttf_s)} ({source}) the best interval is {format_duration(best_s)}",
+        ),
+        remedy="Save more often: the interval of Young and Daly loses least." if is_too_rare else _keep_interval(),
+        setting=_interval(facts, best_s) if is_too_rare else None,
+        saves_s=max(0.0, 1 - best_s / every_s) * lost_s if is_too_rare else None,
+    )
+
+
+def _keep_interval() -> str:
+    return "Remove the cause of the failures; the checkpoint interval is right for this rate."
+
+
+def lost_to_gaps(facts: RunFacts) -> LostTime | None:
+    """Time outside all terms of the steps: logging, Python, pauses between the steps."""
+    lost_s = facts.ledger.other_s
+    if lost_s <= 0:
+        return None
+    return LostTime(
+        name="other",
+        title="Logging, and gaps between the steps",
+        lost_s=lost_s,
+        evidence=(f"a step spends {format_duration(facts.median_of('other_s'))} outside its terms (median)",),
+        remedy="Profile some steps, and look at what Python does between them.",
+        setting=f"trainworks profile {facts.resolved.run_id}",
+    )

@@ -1,0 +1,205 @@
+"""Causes that make ranks wait: for data, for a slow rank, for the network, for the stages of a pipeline."""
+
+from __future__ import annotations
+
+from statistics import quantiles
+
+from trainworks.observe.diagnosis.layout_prices import Alternative
+from trainworks.observe.diagnosis.lost_time import LostTime
+from trainworks.observe.diagnosis.nccl import NcclTransport
+from trainworks.observe.diagnosis.run_facts import RunFacts, SlowRank
+from trainworks.units import format_duration
+
+_MOSTLY = 2 / 3
+"""Share of the extra time above which a single rank is to blame."""
+
+
+def lost_to_data(facts: RunFacts) -> LostTime | None:
+    """Time that all ranks waited for their batches; that of a single rank counts as its slowness."""
+    lost_s = facts.shares.data_s
+    if not facts.rows or lost_s <= 0:
+        return None
+    planned = facts.planned.data_s if facts.planned else None
+    remedy = "Feed the ranks faster: prepare the data once, keep it on a local disk, and read larger files."
+    return LostTime(
+        name="data",
+        title="The ranks wait for data",
+        lost_s=lost_s,
+        evidence=(_data_evidence(facts), *_planned(planned, facts.median_of("data_s"))),
+        remedy=f"{remedy} Measure the disk with the command below.",
+        setting="trainworks bench storage",
+        saves_s=None if planned is None else max(0.0, lost_s - planned * len(facts.rows)),
+    )
+
+
+def _data_evidence(facts: RunFacts) -> str:
+    waits = [row["data_s"] for row in facts.rows]
+    slowest = quantiles(waits, n=20)[-1] if len(waits) > 1 else waits[0]
+    return (
+        f"a step waits {format_duration(facts.median_of('data_s'))} for its batch (median), "
+        f"one step in twenty at least {format_duration(slowest)}"
+    )
+
+
+def _planned(planned_s: float | None, measured_s: float) -> tuple[str, ...]:
+    if planned_s is None:
+        return ()
+    return (f"planned {format_duration(planned_s)} a step, measured {format_duration(measured_s)}",)
+
+
+def lost_to_slow_ranks(facts: RunFacts) -> LostTime | None:
+    """Time that ranks waited for the slowest one, and its own extra work."""
+    ranks = facts.slow_ranks
+    if not ranks:
+        return None
+    extra_s = sum(one.extra_s for one in ranks)
+    first = ranks[0]
+    is_one = first.extra_s >= _MOSTLY * extra_s
+    title = f"Rank {first.rank} is slower than the others" if is_one else "The slowest rank changes from time to time"
+    lost_s = facts.shares.slow_ranks_s
+    return LostTime(
+        name="straggler",
+        title=title,
+        lost_s=lost_s,
+        evidence=tuple(_slow_rank(one, facts) for one in ranks[:3]),
+        remedy=_slow_rank_remedy(first) if is_one else "Keep other programs off the nodes, and pin ranks to cores.",
+        setting="trainworks health" if is_one else None,
+        saves_s=lost_s,
+    )
+
+
+def _slow_rank(one: SlowRank, facts: RunFacts) -> str:
+    node = one.rank // facts.resolved.processes.processes_per_node
+    text = (
+        f"rank {one.rank} on node {node} was the slowest in {one.num_steps:,} steps, by "
+        f"{format_duration(one.extra_s / one.num_steps)} a step"
+    )
+    data = one.extra_data_s / one.extra_s
+    return f"{text}; {data:.0%} of that it waited for data" if data >= 0.05 else text
+
+
+def _slow_rank_remedy(one: SlowRank) -> str:
+    if one.extra_data_s >= _MOSTLY * one.extra_s:
+        return f"Check the disk and the mounts of the node of rank {one.rank}: its data arrives late."
+    return (
+        f"Check the node of rank {one.rank} for throttled clocks, failing memory and other programs; "
+        "if it stays slow, drain it and resume the run elsewhere."
+    )
+
+
+def lost_to_bubble(facts: RunFacts) -> LostTime | None:
+    """Idle time of the pipeline stages: the planned bubble over the steps, at most what the ranks waited."""
+    terms, plan = facts.planned_terms, facts.plan
+    if terms is None or plan is None or plan.layout.pp == 1 or not facts.rows:
+        return None
+    share = terms.bubble_s / terms.total_s
+    lost_s = min(facts.shares.communication_s, share * facts.steps_s)
+    if lost_s <= 0:
+        return None
+    better = _bubble_remedy(facts)
+    return LostTime(
+        name="bubble",
+        title="Pipeline stages idle while the pipeline fills and drains",
+        lost_s=lost_s,
+        evidence=(
+            f"{plan.layout.pp} stages and {plan.layout.grad_accum_steps} micro-batches a step: planned bubble "
+            f"{share:.0%} of a step",
+        ),
+        remedy="Use more micro-batches per step, interleave the stages, or use fewer stages.",
+        setting=better.setting if better else None,
+        saves_s=(1 - better.step_ratio) * facts.steps_s if better else None,
+    )
+
+
+def _bubble_remedy(facts: RunFacts) -> Alternative | None:
+    if facts.prices is None:
+        return None
+    size = facts.prices.layout.micro_batch
+    smaller = [{"micro_batch": each} for each in range(1, size) if size % each == 0]
+    scheduled = [{"zero_bubble": True}, {"interleave": 2}]
+    return facts.prices.best_change([*smaller, *scheduled])
+
+
+def bubble_s(facts: RunFacts) -> float:
+    """Part of the communication that waits in the pipeline."""
+    found = lost_to_bubble(facts)
+    return found.lost_s if found else 0.0
+
+
+def lost_to_network(facts: RunFacts) -> LostTime | None:
+    """Time that communication takes beyond the plan while NCCL leaves an adapter unused.
+
+    Without a plan all exposed communication counts, as an upper limit.
+    """
+    evidence = _network_evidence(facts.nccl)
+    exposed_s = facts.shares.communication_s - bubble_s(facts)
+    if not evidence or exposed_s <= 0 or facts.resolved.processes.nodes == 1:
+        return None
+    planned = facts.planned.communication_s * len(facts.rows) if facts.planned else 0.0
+    lost_s = max(0.0, exposed_s - planned)
+    return LostTime(
+        name="network",
+        title="NCCL does not use the network as it could",
+        lost_s=lost_s,
+        evidence=evidence,
+        remedy=_network_remedy(facts.nccl),
+        setting="trainworks health",
+        saves_s=lost_s if facts.planned else None,
+    )
+
+
+def _network_evidence(nccl: NcclTransport) -> tuple[str, ...]:
+    said = []
+    if nccl.is_on_sockets:
+        said.append(f"NCCL uses network {nccl.network}: traffic between nodes goes through kernel TCP")
+    if nccl.found_no_adapter:
+        said.append("NCCL found no InfiniBand or RoCE adapter (`NET/IB : No device found`)")
+    if nccl.unused:
+        said.append(f"no channel uses {', '.join(nccl.unused)}, of {len(nccl.adapters)} adapters")
+    if nccl.without_gpu_direct:
+        said.append("no channel uses GPUDirect RDMA: data is copied through host memory")
+    return (*said, *(f"the environment sets {variable}" for variable in nccl.disabled))
+
+
+def _network_remedy(nccl: NcclTransport) -> str:
+    if nccl.disabled:
+        return f"Remove {', '.join(nccl.disabled)} from the environment."
+    if nccl.is_on_sockets or nccl.found_no_adapter:
+        return "Give the ranks their adapters: load the drivers, pass /dev/infiniband into containers, set NCCL_IB_HCA."
+    if nccl.unused:
+        return "Name all adapters in NCCL_IB_HCA, and place one beside each accelerator."
+    return "Load nvidia_peermem, or use DMA-BUF, and switch off ACS on the PCI bridges."
+
+
+def lost_to_communication(facts: RunFacts) -> LostTime | None:
+    """Exposed communication that no slow rank, pipeline or unused adapter explains."""
+    network = lost_to_network(facts)
+    lost_s = facts.shares.communication_s - bubble_s(facts) - (network.lost_s if network else 0.0)
+    if not facts.rows or lost_s <= 0 or facts.resolved.processes.world_size == 1:
+        return None
+    better = _communication_remedy(facts)
+    planned = facts.planned.communication_s if facts.planned else None
+    return LostTime(
+        name="communication",
+        title="Communication is not hidden behind compute",
+        lost_s=lost_s,
+        evidence=(
+            f"a step waits {format_duration(facts.median_of('communication_s'))} for other ranks (median) "
+            f"and computes {format_duration(facts.median_of('compute_s'))}",
+            *_planned(planned, facts.median_of("communication_s")),
+        ),
+        remedy="Use the layout below." if better else _no_better_layout(),
+        setting=better.setting if better else None,
+        saves_s=(1 - better.step_ratio) * facts.steps_s if better else None,
+    )
+
+
+def _communication_remedy(facts: RunFacts) -> Alternative | None:
+    if facts.prices is None:
+        return None
+    found = [facts.prices.best_layout(), facts.prices.best_change([{"gradient_compression": "bf16"}])]
+    return min((one for one in found if one), key=lambda one: one.step_ratio, default=None)
+
+
+def _no_better_layout() -> str:
+    return "Use a faster network, or a larger global batch if the optimization permits it: fewer exchanges per token."
