@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from statistics import median
 
 from trainworks.observe.diagnosis.lost_time import LostTime
@@ -15,6 +16,7 @@ _WINDOWS = 24
 """Parts of a run whose medians are compared."""
 _FEWEST_STEPS = 8
 """Steps of a window at least."""
+_FEWEST_WINDOWS = 4
 _SLOWER = 1.15
 """Ratio above which a window of steps is slow."""
 _BEYOND_PLAN = 1.1
@@ -126,18 +128,17 @@ def _slow_windows(values: Sequence[float]) -> tuple[float, float, int, int]:
 
     The base is the median of the window at the first quartile.
     """
-    size = max(_FEWEST_STEPS, -(-len(values) // _WINDOWS))
-    starts = range(0, len(values) - _FEWEST_STEPS + 1, size)
-    medians = [median(values[start : start + size]) for start in starts]
-    if len(medians) < 4:
+    count = min(_WINDOWS, len(values) // _FEWEST_STEPS)
+    if count < _FEWEST_WINDOWS:
         return 0.0, 1.0, 0, 0
-    base = sorted(medians)[len(medians) // 4]
-    slow = [(start, value) for start, value in zip(starts, medians, strict=True) if value > _SLOWER * base > 0]
+    bounds = [index * len(values) // count for index in range(count + 1)]
+    windows = [(begin, end, median(values[begin:end])) for begin, end in pairwise(bounds)]
+    base = sorted(seconds for _, _, seconds in windows)[count // 4]
+    slow = [window for window in windows if window[2] > _SLOWER * base > 0]
     if not slow:
         return 0.0, 1.0, 0, 0
-    lost_s = sum((value - base) * len(values[start : start + size]) for start, value in slow)
-    ratio = median(value for _, value in slow) / base
-    return lost_s, ratio, slow[0][0], min(slow[-1][0] + size, len(values)) - 1
+    lost_s = sum((seconds - base) * (end - begin) for begin, end, seconds in slow)
+    return lost_s, median(seconds for _, _, seconds in slow) / base, slow[0][0], slow[-1][1] - 1
 
 
 def lost_to_slow_compute(facts: RunFacts) -> LostTime | None:

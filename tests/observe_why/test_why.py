@@ -1,0 +1,171 @@
+"""Planted slownesses: the planted cause comes first, with the seconds that were planted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.observe_why.conftest import Planned, PlannedRun
+from tests.report.conftest import RunWriter
+from trainworks.api.observing.why import Diagnosis, why
+from trainworks.observe.diagnosis.lost_time import LostTime
+from trainworks.record.metrics import SlowestRank
+
+NCCL = "ada-1:37:41 [0] NCCL INFO "
+STEPS = 200
+
+
+def first(diagnosis: Diagnosis) -> LostTime:
+    """The costliest cause; the causes never add up to more than the time there was."""
+    assert diagnosis.lost_s <= diagnosis.held_s * (1 + 1e-9)
+    return diagnosis.causes[0]
+
+
+def test_a_run_as_planned_has_only_the_causes_that_the_plan_has(planned: Planned) -> None:
+    diagnosis = planned().train(STEPS).diagnose()
+    assert {cause.name for cause in diagnosis.causes} <= {"communication", "small_batches"}
+
+
+def test_a_slow_disk(planned: Planned) -> None:
+    cause = first(planned().train(STEPS, data_s=1.0).diagnose())
+    assert (cause.name, round(cause.lost_s)) == ("data", STEPS)
+    assert cause.saves_s == pytest.approx(cause.lost_s, rel=0.01)
+
+
+def slow_rank(run: PlannedRun, *, extra_s: float, extra_data_s: float) -> PlannedRun:
+    """Rank 1 of two takes longer: half of that shows in the mean work, the other half as a wait of rank 0."""
+    run.slowest = SlowestRank(rank=1, extra_s=extra_s, extra_data_s=extra_data_s)
+    return run.train(
+        STEPS,
+        data_s=run.healthy.data_s + extra_data_s / 2,
+        compute_s=run.healthy.compute_s + (extra_s - extra_data_s) / 2,
+        communication_s=run.healthy.communication_s + extra_s / 2,
+    )
+
+
+@pytest.mark.parametrize(("extra_data_s", "words"), [(0.0, "throttled"), (1.0, "disk")], ids=["core", "disk"])
+def test_a_slow_rank_is_named_with_all_the_time_that_it_costs(
+    planned: Planned, extra_data_s: float, words: str
+) -> None:
+    diagnosis = slow_rank(planned(), extra_s=1.0, extra_data_s=extra_data_s).diagnose()
+    cause = first(diagnosis)
+    assert cause.name == "straggler"
+    assert cause.title == "Rank 1 is slower than the others"
+    assert cause.lost_s == pytest.approx(STEPS * 1.0)
+    assert words in cause.remedy
+    assert not {"data", "slow_compute", "throttling"} & {one.name for one in diagnosis.causes}
+
+
+def test_small_micro_batches(planned: Planned) -> None:
+    run = planned(layout={"dp_replicate": 2, "micro_batch": 1}, small_products=0.3)
+    cause = first(run.train(STEPS).diagnose())
+    assert cause.name == "small_batches"
+    assert cause.setting is not None and "micro_batch: " in cause.setting
+    assert cause.saves_s is not None and 0 < cause.saves_s < run.at
+
+
+def test_communication_that_is_not_hidden(planned: Planned) -> None:
+    cause = first(planned().train(STEPS, communication_s=2.0).diagnose())
+    assert (cause.name, round(cause.lost_s)) == ("communication", 2 * STEPS)
+
+
+def test_frequent_checkpoints(planned: Planned) -> None:
+    run = planned()
+    for _ in range(STEPS // 2):
+        run.train(1, checkpoint_s=3.0).checkpoint()
+        run.train(1)
+    cause = first(run.diagnose())
+    assert (cause.name, round(cause.lost_s)) == ("checkpoints", 3 * STEPS // 2)
+    assert cause.setting is not None and cause.setting.startswith("checkpoint: {every: ")
+    assert cause.saves_s is not None and 0.5 * cause.lost_s < cause.saves_s < cause.lost_s
+
+
+def test_a_rate_of_failures_that_needs_more_checkpoints(planned: Planned) -> None:
+    run = planned().train(100).checkpoint().train(900, checkpoint_s=0.0)
+    run.fail().wait(5.0).attempt(from_step=100)
+    cause = first(run.train(20).diagnose())
+    assert cause.name == "lost_steps"
+    assert cause.setting is not None and cause.setting.startswith("checkpoint: {every: ")
+
+
+def test_clocks_that_fall_during_the_run(planned: Planned) -> None:
+    run = planned()
+    cause = first(run.train(STEPS).train(STEPS, compute_s=3 * run.healthy.compute_s).diagnose())
+    assert cause.name == "throttling"
+    assert cause.lost_s == pytest.approx(2 * run.healthy.compute_s * STEPS, rel=0.1)
+    assert f"to {2 * STEPS:,} " in cause.evidence[0]
+
+
+def test_compute_that_is_slow_from_the_beginning(planned: Planned) -> None:
+    run = planned()
+    cause = first(run.train(STEPS, compute_s=3 * run.healthy.compute_s).diagnose())
+    assert cause.name == "slow_compute"
+    assert cause.lost_s == pytest.approx(2 * run.healthy.compute_s * STEPS, rel=0.01)
+
+
+def test_restarts(planned: Planned) -> None:
+    run = planned().train(100).checkpoint()
+    for _ in range(3):
+        run.wait(1.0).fail().wait(500.0).attempt().train(20).checkpoint()
+    cause = first(run.diagnose())
+    assert (cause.name, round(cause.lost_s)) == ("restarts", 1503)
+    assert cause.evidence[0] == "3 failures (3 x killed)"
+
+
+def test_a_long_start(planned: Planned) -> None:
+    cause = first(planned(start_s=900.0).train(50).diagnose())
+    assert (cause.name, round(cause.lost_s)) == ("start", 900)
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (["NET/IB : No device found.", "Using network Socket"], "kernel TCP"),
+        (["NCCL_IB_DISABLE set by environment to 1.", "Using network Socket"], "NCCL_IB_DISABLE=1"),
+        (
+            [
+                "NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB [RO]; OOB eth0:10.0.0.1<0>",
+                "Using network IB",
+                "Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0/GDRDMA",
+            ],
+            "mlx5_1",
+        ),
+    ],
+    ids=["no adapter", "switched off", "one of two adapters"],
+)
+def test_a_network_that_nccl_does_not_use(planned: Planned, lines: list[str], said: str) -> None:
+    run = planned(nodes=2)
+    run.run_dir.rank_log(0).write_text("".join(f"{NCCL}{line}\n" for line in lines), encoding="utf-8")
+    cause = first(run.train(STEPS, communication_s=2.0).diagnose())
+    assert cause.name == "network"
+    assert said in " ".join(cause.evidence)
+    assert cause.lost_s == pytest.approx((2.0 - run.healthy.communication_s) * STEPS, rel=0.01)
+
+
+def test_a_pipeline_of_few_micro_batches(planned: Planned) -> None:
+    run = planned(layout={"pp": 4, "micro_batch": 16}, ranks=4)
+    diagnosis = run.train(STEPS, communication_s=run.healthy.communication_s + run.healthy.compute_s).diagnose()
+    cause = next(one for one in diagnosis.causes if one.name == "bubble")
+    assert cause.lost_s > 0.3 * diagnosis.held_s
+    assert cause.setting is not None
+
+
+def test_activations_that_fit_and_are_computed_again(planned: Planned) -> None:
+    run = planned(layout={"dp_replicate": 2, "micro_batch": 8, "recompute": "full"})
+    cause = next(one for one in run.train(STEPS).diagnose().causes if one.name == "recompute")
+    assert cause.saves_s is not None and cause.saves_s > 0.1 * run.healthy.compute_s * STEPS
+
+
+def test_a_command_that_records_no_steps_loses_no_time_to_its_start(tmp_path: Path) -> None:
+    run = RunWriter(tmp_path, None, "sleep 9")
+    run.event("submitted").wait(9.0).finish()
+    assert why(str(run.run_dir.path)).causes == ()
+
+
+def test_the_text_has_every_cause_and_the_json_every_figure(planned: Planned) -> None:
+    diagnosis = planned().train(STEPS, data_s=1.0, communication_s=0.5).diagnose()
+    text = " ".join(str(diagnosis).split())
+    assert "1. The ranks wait for data" in text
+    assert all(cause.title in text for cause in diagnosis.causes)
+    assert [cause["name"] for cause in diagnosis.to_json()["causes"]] == [cause.name for cause in diagnosis.causes]
