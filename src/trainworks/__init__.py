@@ -33,6 +33,7 @@ _PUBLIC = {
     "health": "proving.health",
     "hold": "jobs",
     "jobs": "jobs",
+    "logs": "observing.logs",
     "network": "network",
     "nodes": "jobs",
     "plan": "plan",

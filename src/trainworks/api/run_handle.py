@@ -25,7 +25,7 @@ from trainworks.report.runs.summary import Report, build_report
 if TYPE_CHECKING:
     from trainworks.api.jobs import Job
 
-__all__ = ["JobState", "Progress", "Run", "RunDir", "backend_poller", "find_run", "resume_command", "runs"]
+__all__ = ["JobState", "Progress", "Run", "RunDir", "as_run", "backend_poller", "find_run", "resume_command", "runs"]
 
 _BACKEND_POLL_S = 3.0
 _NOT_SUBMITTED = "not submitted: the job store does not have it"
@@ -194,6 +194,15 @@ def find_run(name: str | None = None, folder: Path | str = "runs", *, notify: No
         if job is None:
             raise
         return Run(job.run_dir, notify)
+
+
+def as_run(run: Run | str | None, folder: Path | str = "runs") -> Run:
+    """A run as it is, or the run that `find_run` finds.
+
+    Raises:
+        UnknownRunError: no such run.
+    """
+    return run if isinstance(run, Run) else find_run(run, folder)
 
 
 def runs(folder: Path | str = "runs") -> list[Run]:

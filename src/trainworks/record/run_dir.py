@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from functools import lru_cache
 from pathlib import Path
 
@@ -156,17 +157,22 @@ class RunDir:
         return self.logs / f"rank-{rank}.log"
 
     def note_rank_start(self, rank: int) -> None:
-        """Record the offset in the log of a rank where the output of its next start begins."""
+        """Record when a rank starts, and the offset in its log where the output of this start begins."""
         log = self.rank_log(rank)
         with log.with_suffix(".starts").open("a", encoding="utf-8") as starts:
-            starts.write(f"{log.stat().st_size if log.exists() else 0}\n")
+            starts.write(f"{log.stat().st_size if log.exists() else 0} {time.time():.6f}\n")
+
+    def rank_starts(self, rank: int) -> list[tuple[int, float]]:
+        """Offset in the log and time of every start of a rank, the first one first; time 0 in older records."""
+        try:
+            lines = self.rank_log(rank).with_suffix(".starts").read_text("utf-8").splitlines()
+        except FileNotFoundError:
+            return []
+        return [(int(offset), float(at or 0)) for offset, _, at in (line.partition(" ") for line in lines)]
 
     def rank_log_part(self, rank: int, start: int) -> tuple[int, int | None] | None:
         """First byte and end of the output of the n-th start of a rank; None before that start."""
-        try:
-            offsets = [int(line) for line in self.rank_log(rank).with_suffix(".starts").read_text("utf-8").split()]
-        except FileNotFoundError:
-            return None
+        offsets = [offset for offset, _ in self.rank_starts(rank)]
         return (offsets[start - 1], offsets[start] if start < len(offsets) else None) if start <= len(offsets) else None
 
     def checkpoint(self, step: int) -> Path:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from trainworks.api.run_handle import Run, find_run
+from trainworks.api.run_handle import Run, as_run
 from trainworks.observe.diagnosis.diagnose import diagnose
 from trainworks.observe.diagnosis.layout_prices import LayoutPrices
 from trainworks.observe.diagnosis.lost_time import Diagnosis
@@ -30,11 +30,11 @@ _MOST_NCCL_LINES = 20_000
 """Lines of a log in which NCCL is looked for; it prints how it connects the ranks before the first step."""
 
 
-def why(run: str | None = None, *, folder: Path | str = "runs") -> Diagnosis:
+def why(run: Run | str | None = None, *, folder: Path | str = "runs") -> Diagnosis:
     """Find the causes of lost time in a run, the costliest first, each with evidence and a remedy.
 
     Args:
-        run: id or path of the run, or number of its job; the newest run of the folder when None.
+        run: a run, or its id or path, or number of its job; the newest run of the folder when None.
         folder: folder of all runs.
 
     Raises:
@@ -45,7 +45,7 @@ def why(run: str | None = None, *, folder: Path | str = "runs") -> Diagnosis:
     >>> why(str(ended.path)).num_steps
     0
     """
-    return diagnosis_of(find_run(run, folder))
+    return diagnosis_of(as_run(run, folder))
 
 
 def diagnosis_of(found: Run) -> Diagnosis:

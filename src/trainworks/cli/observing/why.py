@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import trainworks
-from trainworks.cli.options import AsJson, OptionalRun, RunsOption, runs_folder
+from trainworks.cli.options import AsJson, OptionalRun, RunsOption, find
 from trainworks.cli.output import show
 
 
@@ -22,4 +22,4 @@ def command(
 
     Works during the run, too. The planner prices the remedies with the rates that the run was planned with.
     """
-    show(trainworks.why(run, folder=runs_folder(runs)), as_json=as_json, plot=plot)
+    show(trainworks.why(find(run, runs)), as_json=as_json, plot=plot)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainworks.cli.options import OptionalRun, RunsOption, find
-from trainworks.cli.runs.tail import RankLogs, Tail
-from trainworks.errors import UsageError
+import trainworks
+from trainworks.cli.options import AsJson, OptionalRun, RunsOption, find, option_errors
 
 if TYPE_CHECKING:
-    from trainworks.api.run_handle import RunDir
-
-
-_POLL_S = 0.2
+    from trainworks.api.observing.logs import LogLine
 
 
 def command(
@@ -27,39 +23,41 @@ def command(
     ] = None,
     node: Annotated[int | None, typer.Option("--node", min=0, help="Log of this node's agent.")] = None,
     supervisor: Annotated[bool, typer.Option("--supervisor", help="Log of the supervisor.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Logs of ranks, node agents and supervisor.")] = False,
+    grep: Annotated[str | None, typer.Option("--grep", metavar="REGEX", help="Matching lines only.")] = None,
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="TIME", help="Lines since `10m` ago, or since a time.")
+    ] = None,
+    level: Annotated[str | None, typer.Option("--level", help="Lines of this level or above: `warning`.")] = None,
     runs: RunsOption = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Prints all ranks by default, each line with its rank."""
-    found = find(run, runs)
-    run_dir = found.run_dir
-    if found.has_remote_output:
-        if supervisor or rank is not None or attempt is not None:
-            raise UsageError("the nodes of this run write no files here", hint="choose a node with `--node`")
-        for line in found.output(node=node, follow=follow):
-            typer.echo(line)
-        return
-    tails = _tails(run_dir, rank, attempt, _chosen(run_dir, node, supervisor), follow)
-    for progress in found.follow(poll_s=_POLL_S):
-        for tail in tails:
-            tail.print_new(everything=progress.state.is_final or not follow)
-        if not follow:
-            return
+    """Prints all ranks by default, each line with its rank, in the order of time.
+
+    A line has the time that is written at its beginning, else that of the line before it or of the start of its rank.
+    With `--json`, each line is an object: `at` (seconds since the epoch), `source`, `level` and `text`.
+    """
+    with option_errors():
+        lines = trainworks.logs(
+            find(run, runs),
+            follow=follow,
+            rank=rank,
+            attempt=attempt,
+            node=node,
+            supervisor=supervisor,
+            everything=everything,
+            grep=grep,
+            since=since,
+            level=level,
+        )
+    for line in lines:
+        typer.echo(_as_json(line) if as_json else as_text(line))
 
 
-def _tails(
-    run_dir: RunDir, rank: int | None, attempt: int | None, chosen: list[Path], follow: bool
-) -> list[Tail] | list[RankLogs]:
-    """What is to be printed; with `--follow`, waits for a log that does not exist yet."""
-    if chosen and not follow and not any(path.exists() for path in chosen):
-        raise UsageError(f"`{chosen[0]}` does not exist", hint="trainworks logs RUN --supervisor")
-    ranks = RankLogs(run_dir, rank, attempt)
-    if not chosen and not follow and ranks.is_empty and (rank is not None or attempt is not None):
-        which = f"rank {rank}" if rank is not None else "any rank"
-        what = "no log" if attempt is None else f"no start number {attempt}"
-        raise UsageError(f"there is {what} of {which} of {run_dir.run_id}", hint="trainworks logs RUN --supervisor")
-    return [Tail(path) for path in chosen] or [ranks]
+def as_text(line: LogLine) -> str:
+    """A line with its source where several logs are printed."""
+    return line.text if line.is_alone or not line.source else f"[{line.source}] {line.text}"
 
 
-def _chosen(run_dir: RunDir, node: int | None, supervisor: bool) -> list[Path]:
-    chosen = [run_dir.node_log(node)] if node is not None else []
-    return chosen + ([run_dir.supervisor_log] if supervisor else [])
+def _as_json(line: LogLine) -> str:
+    return json.dumps({"at": line.at or None, "source": line.source, "level": line.level, "text": line.text})

@@ -11,10 +11,11 @@ from typing import Self
 import typer
 from rich.console import Console
 
+from trainworks.api.observing.logs import RunLogs
 from trainworks.api.run_handle import JobState, Run, resume_command
 from trainworks.api.runs import Launch
+from trainworks.cli.runs.logs import as_text
 from trainworks.cli.runs.report import print_report
-from trainworks.cli.runs.tail import RankLogs
 from trainworks.report.rendering.printable import say
 from trainworks.report.runs.live import LineView, LiveView
 
@@ -40,7 +41,7 @@ def watch_to_the_end(launch: Launch, talk: Console) -> None:
 def _watch(launch: Launch, console: Console) -> JobState:
     run, resolved = launch.run, launch.run.resolved
     num_steps = resolved.plan.num_steps if resolved.plan else None
-    output = RankLogs(run.run_dir) if num_steps is None else None
+    output = RunLogs(run.run_dir) if num_steps is None else None
     live = console.is_terminal and num_steps is not None
     unit = resolved.run_file.workload.unit if resolved.run_file.workload else "tokens"
     view = LiveView(console, run.id, num_steps, unit) if live else LineView(console, num_steps, unit)
@@ -51,7 +52,8 @@ def _watch(launch: Launch, console: Console) -> JobState:
             interrupts.pass_on()
             state = progress.state
             if output is not None:
-                output.print_new(everything=state.is_final)
+                for line in output.new_lines(everything=state.is_final):
+                    typer.echo(as_text(line))
             view.show(progress, time.time())
     return state
 

@@ -47,7 +47,7 @@ def _small_micro_batch(facts: RunFacts) -> LostTime | None:
         ),
         remedy="Use a larger micro-batch; the global batch stays the same.",
         setting=better.setting,
-        saves_s=(1 - better.step_ratio) * facts.steps_s,
+        saves_s=better.saves_s(facts.steps_s, of_s=lost_s),
     )
 
 
@@ -95,7 +95,7 @@ def lost_to_recomputation(facts: RunFacts) -> LostTime | None:
         evidence=(f"recompute is `{plan.layout.recompute}`; planned {format_duration(terms.recompute_s)} a step",),
         remedy="Keep the activations: they fit." if better else _memory_remedy(facts),
         setting=better.setting if better else None,
-        saves_s=(1 - better.step_ratio) * facts.steps_s if better else None,
+        saves_s=better.saves_s(facts.steps_s, of_s=lost_s) if better else None,
     )
 
 

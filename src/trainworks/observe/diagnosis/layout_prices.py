@@ -35,6 +35,10 @@ class Alternative:
     compute_ratio: float
     """The same of forward and backward alone."""
 
+    def saves_s(self, steps_s: float, *, of_s: float) -> float:
+        """Predicted gain over steps that took `steps_s`, at most the time `of_s` that its cause cost."""
+        return min((1 - self.step_ratio) * steps_s, of_s)
+
     @property
     def setting(self) -> str:
         """The layout as a run file has it."""

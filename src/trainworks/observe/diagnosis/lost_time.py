@@ -39,7 +39,7 @@ class LostTime(Frozen):
     setting: str | None = None
     """Lines of the run file that apply the remedy, or a command; None where the run file cannot express it."""
     saves_s: float | None = None
-    """Predicted gain of the remedy over the recorded time; None where the planner cannot price it."""
+    """Predicted gain of the remedy over the recorded time, at most `lost_s`; None where the planner cannot price it."""
 
 
 class Diagnosis(Result, Frozen):

@@ -45,9 +45,9 @@ def _start_parts(facts: RunFacts) -> Iterator[str]:
     met = _first(launch.events, "attempt")
     if met:
         yield f"all ranks had met {format_duration(max(0.0, float(met['t']) - launch.start_at))} after the launch"
-    if met and launch.steps:
-        first = launch.steps[0].row
-        yield f"the first step began {format_duration(max(0.0, first['t'] - first['step_s'] - float(met['t'])))} later"
+    first = launch.steps[0].row if met and launch.steps else None
+    if first and (later_s := first["t"] - first["step_s"] - float(met["t"])) > 0:
+        yield f"the first step began {format_duration(later_s)} later"
 
 
 def _first(events: tuple[Event, ...], kind: str) -> Event:

@@ -107,7 +107,7 @@ def lost_to_bubble(facts: RunFacts) -> LostTime | None:
         ),
         remedy="Use more micro-batches per step, interleave the stages, or use fewer stages.",
         setting=better.setting if better else None,
-        saves_s=(1 - better.step_ratio) * facts.steps_s if better else None,
+        saves_s=better.saves_s(facts.steps_s, of_s=lost_s) if better else None,
     )
 
 
@@ -190,7 +190,7 @@ def lost_to_communication(facts: RunFacts) -> LostTime | None:
         ),
         remedy="Use the layout below." if better else _no_better_layout(),
         setting=better.setting if better else None,
-        saves_s=(1 - better.step_ratio) * facts.steps_s if better else None,
+        saves_s=better.saves_s(facts.steps_s, of_s=lost_s) if better else None,
     )
 
 

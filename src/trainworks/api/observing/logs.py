@@ -1,0 +1,133 @@
+"""Read the logs of a run: of all ranks in the order of time, filtered, and followed to the end of the run."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from trainworks.api.inputs import argument
+from trainworks.api.run_handle import Run, as_run
+from trainworks.errors import ArgumentError, QuantityError, UsageError, suggest
+from trainworks.observe.log_lines import LEVELS, LineReader, LogFilter, LogLine, RunLogs, time_of
+from trainworks.units import parse_duration
+
+__all__ = ["LogLine", "RunLogs", "logs"]
+
+_POLL_S = 0.2
+
+
+def logs(
+    run: Run | str | None = None,
+    *,
+    folder: Path | str = "runs",
+    follow: bool = False,
+    rank: int | None = None,
+    attempt: int | None = None,
+    node: int | None = None,
+    supervisor: bool = False,
+    everything: bool = False,
+    grep: str | None = None,
+    since: str | None = None,
+    level: str | None = None,
+) -> Iterator[LogLine]:
+    """Lines of the logs of a run in the order of time.
+
+    Args:
+        run: a run, or its id or path, or number of its job; the newest run of the folder when None.
+        folder: folder of all runs.
+        follow: wait for new lines until the run ends.
+        rank: the log of one rank.
+        attempt: the output of this start of the ranks, counted from 1.
+        node: the log of this node's agent.
+        supervisor: the log of the supervisor.
+        everything: the logs of all ranks, all node agents and the supervisor.
+        grep: only lines in which this regular expression is found.
+        since: only lines after this time, or not older than this duration.
+        level: only lines of this level or above.
+
+    Raises:
+        ArgumentError: an argument cannot be read.
+        UsageError: there is no such log.
+
+    >>> import tempfile, trainworks
+    >>> ended = trainworks.run(["echo", "hello"], folder=tempfile.mkdtemp())
+    >>> [line.text for line in logs(str(ended.path))]
+    ['hello']
+    """
+    wanted = _filter(grep, since, level)
+    found = as_run(run, folder)
+    if found.has_remote_output:
+        if supervisor or rank is not None or attempt is not None:
+            raise UsageError("the nodes of this run write no files here", hint="choose a node with `--node`")
+        lines = map(LineReader("").read, found.output(node=node, follow=follow))
+    else:
+        others = _others(found, node, supervisor=supervisor, everything=everything)
+        read = RunLogs(found.run_dir, rank, attempt, others=others, with_ranks=everything or not others)
+        _check_exists(found, read, others, follow=follow, rank=rank, attempt=attempt)
+        lines = _lines(found, read, follow=follow)
+    return filter(wanted.wants, lines)
+
+
+def _lines(found: Run, read: RunLogs, *, follow: bool) -> Iterator[LogLine]:
+    if not follow:
+        yield from read.new_lines(everything=True)
+        return
+    for progress in found.follow(poll_s=_POLL_S):
+        yield from read.new_lines(everything=progress.state.is_final)
+
+
+def _others(found: Run, node: int | None, *, supervisor: bool, everything: bool) -> list[Path]:
+    run_dir = found.run_dir
+    if everything:
+        return [*sorted(run_dir.logs.glob("node-*.log")), run_dir.supervisor_log]
+    chosen = [run_dir.node_log(node)] if node is not None else []
+    return chosen + ([run_dir.supervisor_log] if supervisor else [])
+
+
+def _check_exists(
+    found: Run, read: RunLogs, others: list[Path], *, follow: bool, rank: int | None, attempt: int | None
+) -> None:
+    """Refuse a log that does not exist; `follow` waits for it.
+
+    Raises:
+        UsageError: it does not.
+    """
+    if follow or not read.is_empty:
+        return
+    hint = "trainworks logs RUN --supervisor"
+    if others:
+        raise UsageError(f"`{others[0]}` does not exist", hint=hint)
+    if rank is not None or attempt is not None:
+        which = f"rank {rank}" if rank is not None else "any rank"
+        what = "no log" if attempt is None else f"no start number {attempt}"
+        raise UsageError(f"there is {what} of {which} of {found.id}", hint=hint)
+
+
+def _filter(grep: str | None, since: str | None, level: str | None) -> LogFilter:
+    try:
+        pattern = re.compile(grep) if grep else None
+    except re.error as error:
+        hint = "escape special characters with a backslash"
+        raise ArgumentError(f"`{grep}` is not a regular expression: {error}", argument="grep", hint=hint) from None
+    least = next((known for known in LEVELS if level and known == level.lower()), None)
+    if level and least is None:
+        hint = suggest(level.lower(), LEVELS) or f"one of {', '.join(LEVELS)}"
+        raise ArgumentError(f"no level `{level}`", argument="level", hint=hint)
+    return LogFilter(pattern, _since(since), least)
+
+
+def _since(text: str | None) -> float:
+    """Seconds since the epoch of a time, or of a duration before now."""
+    if text is None:
+        return 0.0
+    at = time_of(text)
+    if at is not None:
+        return at
+    try:
+        return time.time() - parse_duration(text)
+    except QuantityError:
+        with argument("since"):
+            hint = "write it like `10m`, or like `2026-11-23 19:40:00`"
+            raise UsageError(f"`{text}` is neither a duration nor a time", hint=hint) from None
