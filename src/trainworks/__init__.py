@@ -22,6 +22,7 @@ _PUBLIC = {
     "calibrate": "calibrate",
     "capacity": "capacity",
     "catalog": "catalog",
+    "compare": "observing.compare",
     "compare_layout": "plan",
     "cost": "cost",
     "describe": "jobs",

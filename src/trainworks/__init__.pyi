@@ -15,6 +15,7 @@ from trainworks.api.jobs import release as release
 from trainworks.api.jobs import retry as retry
 from trainworks.api.jobs import stop as stop
 from trainworks.api.network import network as network
+from trainworks.api.observing.compare import compare as compare
 from trainworks.api.observing.logs import logs as logs
 from trainworks.api.observing.why import why as why
 from trainworks.api.plan import compare_layout as compare_layout

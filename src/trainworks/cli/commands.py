@@ -37,6 +37,7 @@ COMMANDS = {
     "export": "Write a checkpoint as a Hugging Face model.",
     "report": "Compare what was planned with what was measured.",
     "why": "Find where a run lost time, with evidence and remedies.",
+    "compare": "Compare two runs: settings, step parts, losses, cost.",
     "accuracy": "Show how well your own runs were predicted.",
     "score": "Score the planner's predictions against your measurements.",
     "catalog": "Look up accelerators, nodes and links, with sources.",
@@ -66,7 +67,7 @@ _FOLDERS = {
     ),
     "runs": ("run", "submit", "resume", "report", "export", "profile", "data", "status", "ls", "logs", "stop"),
     "jobs": ("ps", "describe", "hold", "release", "retry", "nodes", "drain", "jobs"),
-    "observing": ("why",),
+    "observing": ("why", "compare"),
     "proving": ("bench", "health", "review"),
     "admin": ("sandbox", "hooks", "autoscale", "schema"),
 }

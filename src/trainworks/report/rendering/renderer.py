@@ -29,6 +29,7 @@ _SUBJECTS = {
     "Proposal": "size",
     "ResolvedRun": "local_plan",
     "ReviewReport": "proving.review",
+    "RunComparison": "runs.run_comparison",
     "ScoreReport": "score",
     "SharedCapacity": "size_teams",
     "StoragePlan": "storage",

@@ -1,0 +1,280 @@
+"""Two runs side by side: what was configured, planned and measured differently, and their losses at the same steps.
+
+Convention: relative difference = (second - first) / first, so that + means that the second run has more.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from trainworks.record.resolved import ResolvedRun
+from trainworks.report.rendering.axes import build_axis
+from trainworks.report.rendering.document import (
+    Block,
+    Cell,
+    Column,
+    Document,
+    Fact,
+    Facts,
+    Row,
+    Section,
+    Styled,
+    Table,
+    Text,
+    left,
+    right,
+)
+from trainworks.report.rendering.plots import Bar, Bars, Chart, Curve, Segment
+from trainworks.report.runs.comparison import Comparison, Unit
+from trainworks.report.runs.curves import Point
+from trainworks.report.runs.part import ReportPart, printable
+from trainworks.report.runs.summary import Report
+from trainworks.report.runs.wording import MISSING, format_amount, format_relative
+from trainworks.results import Result
+from trainworks.units import HOUR_S, format_usd
+
+_LOSS_ROWS = 6
+_CLOSE = 0.02
+"""Relative difference of the step times below which two runs count as equally fast."""
+
+_MEASURED: Mapping[str, Unit] = {"tokens_per_s": "per_s", "mfu": "ratio", "memory": "bytes"}
+"""Figures of a report's comparison that both runs measured, and their units."""
+
+
+class ComparedSetting(ReportPart):
+    """One setting that differs."""
+
+    name: str
+    """Dotted: `workload.optimizer.lr`."""
+    first: str | None
+    second: str | None
+    """None where this run does not set it."""
+
+
+class ComparedFigure(ReportPart):
+    """One figure of both runs."""
+
+    name: str
+    unit: Unit
+    first: float | None
+    second: float | None
+    is_term: bool = False
+    """True for a part of the figure above it."""
+
+    @property
+    def relative(self) -> float | None:
+        """(second - first) / first; None where one is missing or the first is zero."""
+        if not self.first or self.second is None:
+            return None
+        return (self.second - self.first) / self.first
+
+
+class RunComparison(ReportPart, Result):
+    """The differences between two runs."""
+
+    format_version: int = 1
+    runs: tuple[str, str]
+    states: tuple[str, str]
+    finding: str
+    """The step times of both runs in one sentence, with the term that differs most."""
+    settings: tuple[ComparedSetting, ...]
+    figures: tuple[ComparedFigure, ...]
+    usd: tuple[float | None, float | None]
+    """Price of the accelerators for the held time; None without a price in the run file."""
+    losses: tuple[tuple[int, float, float], ...]
+    """Step and both losses, at steps that both runs recorded."""
+    curves: tuple[tuple[Point, ...], tuple[Point, ...]]
+    """Step and loss of the effective steps of each run."""
+
+
+def compare_reports(runs: Sequence[tuple[ResolvedRun, Report]]) -> RunComparison:
+    """Compare two runs by what they were resolved to and what they report.
+
+    Args:
+        runs: resolved run and report of both, in the order to show them.
+    """
+    (one, first), (other, second) = runs
+    curves = (_losses(first), _losses(second))
+    figures = tuple(_figures(first, second))
+    return RunComparison(
+        runs=(first.run_id, second.run_id),
+        states=(first.state, second.state),
+        finding=_finding(figures, first.run_id, second.run_id),
+        settings=tuple(_settings(one, other)),
+        figures=figures,
+        usd=(_usd(one, first), _usd(other, second)),
+        losses=_at_common_steps(*curves),
+        curves=curves,
+    )
+
+
+def _settings(one: ResolvedRun, other: ResolvedRun) -> Iterator[ComparedSetting]:
+    first, second = _flat(_configured(one)), _flat(_configured(other))
+    for name in dict.fromkeys([*first, *second]):
+        if first.get(name) != second.get(name):
+            yield ComparedSetting(name=name, first=first.get(name), second=second.get(name))
+
+
+def _configured(resolved: ResolvedRun) -> dict[str, Any]:
+    """What was wanted and what was found: the run file, the layout, the ranks, the machine and its software."""
+    host = resolved.host
+    written = resolved.run_file.model_dump(mode="json", exclude_unset=True, exclude={"layout"})
+    layout = resolved.plan.layout if resolved.plan else resolved.run_file.layout
+    return {
+        **written,
+        "layout": layout.model_dump(mode="json") if layout else None,
+        "processes": resolved.processes.model_dump(mode="json"),
+        "host": {"name": host.hostname, "processor": host.processor, "cores": host.num_cores, "python": host.python},
+        "accelerators": sorted({item.name for item in host.accelerators}),
+        "packages": host.packages,
+        "trainworks": resolved.trainworks,
+    }
+
+
+def _flat(value: object, name: str = "") -> dict[str, str]:
+    """Dotted names of all values; None is left out."""
+    if isinstance(value, Mapping):
+        parts = (_flat(part, f"{name}.{key}" if name else str(key)) for key, part in value.items())
+        return {key: text for part in parts for key, text in part.items()}
+    return {} if value is None else {name: printable(value if isinstance(value, str) else json.dumps(value))}
+
+
+def _figures(first: Report, second: Report) -> Iterator[ComparedFigure]:
+    a, b = first.comparison, second.comparison
+    yield ComparedFigure(name="planned step", unit="s", first=_planned(a), second=_planned(b))
+    yield ComparedFigure(name="step time", unit="s", first=_step(a), second=_step(b))
+    mine, others = _terms(a), _terms(b)
+    for name in dict.fromkeys([*mine, *others]):
+        yield ComparedFigure(name=name, unit="s", first=mine.get(name), second=others.get(name), is_term=True)
+    for field, unit in _MEASURED.items():
+        one, other = (getattr(each, field).measured if each else None for each in (a, b))
+        yield ComparedFigure(name=field.replace("_", " "), unit=unit, first=one, second=other)
+    yield ComparedFigure(name="wall clock", unit="s", first=first.wall_clock_s, second=second.wall_clock_s)
+    yield ComparedFigure(
+        name="runtime goodput", unit="ratio", first=first.runtime_goodput, second=second.runtime_goodput
+    )
+
+
+def _planned(comparison: Comparison | None) -> float | None:
+    return comparison.step_time.planned if comparison else None
+
+
+def _step(comparison: Comparison | None) -> float | None:
+    return comparison.step_time.measured if comparison else None
+
+
+def _terms(comparison: Comparison | None) -> dict[str, float | None]:
+    return {term.name: term.measured for term in comparison.step_time_terms} if comparison else {}
+
+
+def _finding(figures: Sequence[ComparedFigure], first: str, second: str) -> str:
+    step = next(figure for figure in figures if figure.name == "step time")
+    if step.relative is None:
+        return "at least one of the runs has no measured step"
+    if abs(step.relative) < _CLOSE:
+        return f"the steps of both runs take the same time within {_CLOSE:.0%}"
+    terms = [figure for figure in figures if figure.is_term]
+    # The term that moved furthest in the direction in which the whole step moved.
+    cause = max(terms, key=lambda term: ((term.second or 0.0) - (term.first or 0.0)) * (1 if step.relative > 0 else -1))  # type: ignore[operator]
+    longer = "longer" if step.relative > 0 else "shorter"
+    change = f"{format_amount(cause.first, 's')} and {format_amount(cause.second, 's')}"
+    whole = f"a step of {second} takes {abs(step.relative):.0%} {longer} than one of {first}"
+    return f"{whole}; most by {cause.name}: {change}"
+
+
+def _usd(resolved: ResolvedRun, report: Report) -> float | None:
+    price, processes = resolved.run_file.cluster.usd_per_accelerator_hour, resolved.processes
+    if price is None or report.ledger is None:
+        return None
+    devices = processes.nodes * (processes.accelerators_per_node or processes.processes_per_node)
+    return price * devices * report.ledger.held_s / HOUR_S
+
+
+def _losses(report: Report) -> tuple[Point, ...]:
+    lines = report.curves.loss if report.curves else ()
+    return tuple(point for line in lines if not line.lost for point in line.points)
+
+
+def _at_common_steps(first: Sequence[Point], second: Sequence[Point]) -> tuple[tuple[int, float, float], ...]:
+    """Losses at evenly spread steps that both have, the last one included."""
+    other = dict(second)
+    common = [(step, loss, other[step]) for step, loss in first if step in other]
+    if len(common) <= _LOSS_ROWS:
+        return tuple(common)
+    last = len(common) - 1
+    return tuple(common[round(index * last / (_LOSS_ROWS - 1))] for index in range(_LOSS_ROWS))
+
+
+def to_json(comparison: RunComparison) -> dict[str, Any]:
+    """The whole comparison."""
+    content: dict[str, Any] = json.loads(comparison.model_dump_json())
+    return content
+
+
+def document(comparison: RunComparison) -> Document:
+    """Finding, settings, figures and losses; sections without content are left out."""
+    first, second = comparison.runs
+    states = [Fact(run, state) for run, state in zip(comparison.runs, comparison.states, strict=True)]
+    heading: list[Block] = [Text(f"{comparison.finding[:1].upper()}{comparison.finding[1:]}.", "bold")]
+    sections = [
+        Section("", [*heading, Facts(states)]),
+        Section("Settings that differ", _settings_table(comparison)),
+        Section("Figures", _figures_table(comparison)),
+        Section("Loss", _loss(comparison)),
+    ]
+    return Document(f"{first} and {second}", "comparison", sections, shows_title=True)
+
+
+def _settings_table(comparison: RunComparison) -> list[Block]:
+    if not comparison.settings:
+        return [Text("none", "dim")]
+    rows = [[each.name, each.first or MISSING, each.second or MISSING] for each in comparison.settings]
+    return [Table(left("setting", *comparison.runs, wrap=True), rows)]
+
+
+def _figures_table(comparison: RunComparison) -> list[Block]:
+    rows = [Row(_figure_cells(each), is_term=each.is_term) for each in comparison.figures if _is_known(each)]
+    if any(amount is not None for amount in comparison.usd):
+        rows.append(Row(["cost", *(MISSING if usd is None else format_usd(usd) for usd in comparison.usd), ""]))
+    terms = [each for each in comparison.figures if each.is_term]
+    bars = [
+        _bar(comparison.runs[0], {each.name: each.first for each in terms}),
+        _bar(comparison.runs[1], {each.name: each.second for each in terms}),
+    ]
+    columns = [Column(""), *right(*comparison.runs, "difference")]
+    return [Bars(bars, has_key=False, is_compact=True), Table(columns, rows, ruled=True)]
+
+
+def _is_known(figure: ComparedFigure) -> bool:
+    return bool(figure.first or figure.second)
+
+
+def _figure_cells(figure: ComparedFigure) -> list[Cell]:
+    name = Styled(figure.name, swatch=figure.name) if figure.is_term else Styled(figure.name, "bold")
+    amounts = [format_amount(figure.first, figure.unit), format_amount(figure.second, figure.unit)]
+    return [name, *amounts, format_relative(figure.relative)]
+
+
+def _bar(name: str, parts: Mapping[str, float | None]) -> Bar:
+    segments = [Segment(part, value or 0.0, format_amount(value, "s")) for part, value in parts.items()]
+    return Bar(name, format_amount(sum(each.value for each in segments) or None, "s"), segments)
+
+
+def _loss(comparison: RunComparison) -> list[Block]:
+    points = [point for curve in comparison.curves for point in curve]
+    if not points:
+        return []
+    steps, values = [step for step, _ in points], [value for _, value in points]
+    chart = Chart(
+        "Loss of both runs",
+        x=build_axis(0, max(steps), num_ticks=7, whole=True),
+        y=build_axis(min(values), max(values)),
+        x_unit="steps",
+        curves=[Curve("line", comparison.curves[0]), Curve("lost-line", comparison.curves[1])],
+        names=[("key", comparison.runs[0]), ("key lost-key", comparison.runs[1])],
+    )
+    rows = [[f"{step:,}", f"{a:.3f}", f"{b:.3f}", f"{b - a:+.3f}"] for step, a, b in comparison.losses]
+    table = Table(right("step", *comparison.runs, "difference"), rows)
+    return [chart, *([table] if rows else [Text("no step is recorded by both runs", "dim")])]
