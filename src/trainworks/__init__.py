@@ -51,6 +51,7 @@ _PUBLIC = {
     "stop": "jobs",
     "storage": "storage",
     "submit": "runs",
+    "top": "observing.top",
     "why": "observing.why",
 }
 """Name of a public function -> its module in `trainworks.api`."""

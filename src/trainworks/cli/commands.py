@@ -36,6 +36,7 @@ COMMANDS = {
     "resume": "Continue a run from its newest complete checkpoint.",
     "export": "Write a checkpoint as a Hugging Face model.",
     "report": "Compare what was planned with what was measured.",
+    "top": "Watch runs, nodes and accelerators.",
     "why": "Find where a run lost time, with evidence and remedies.",
     "compare": "Compare two runs: settings, step parts, losses, cost.",
     "accuracy": "Show how well your own runs were predicted.",
@@ -67,7 +68,7 @@ _FOLDERS = {
     ),
     "runs": ("run", "submit", "resume", "report", "export", "profile", "data", "status", "ls", "logs", "stop"),
     "jobs": ("ps", "describe", "hold", "release", "retry", "nodes", "drain", "jobs"),
-    "observing": ("why", "compare"),
+    "observing": ("top", "why", "compare"),
     "proving": ("bench", "health", "review"),
     "admin": ("sandbox", "hooks", "autoscale", "schema"),
 }

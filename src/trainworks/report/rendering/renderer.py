@@ -26,6 +26,7 @@ _SUBJECTS = {
     "NetworkPlan": "network",
     "NodeHealth": "proving.health",
     "Forecast": "forecast",
+    "Overview": "runs.overview",
     "Proposal": "size",
     "ResolvedRun": "local_plan",
     "ReviewReport": "proving.review",
