@@ -93,3 +93,27 @@ def planned(tmp_path: Path) -> Planned:
         return run
 
     return start
+
+
+def write_guide_runs(root: Path) -> None:
+    """The two runs of the guide: one with a slow rank and a checkpoint every four steps, and the same without."""
+    layout = {"dp_replicate": 2, "micro_batch": 8}
+    slow = PlannedRun(root, layout)
+    slow.launch(start_s=9.0)
+    slow.slowest = SlowestRank(rank=1, extra_s=2.4, extra_data_s=0.3)
+    work = slow.healthy
+    terms = {
+        "data_s": work.data_s + 0.15,
+        "compute_s": work.compute_s + 1.05,
+        "communication_s": work.communication_s + 1.2,
+    }
+    for _ in range(25):
+        slow.train(3, **terms)
+        slow.train(1, checkpoint_s=1.5, **terms).checkpoint()
+    slow.finish()
+    slow.run_dir.rank_log(0).write_text("2026-11-23 10:00:01 INFO step 1\n", encoding="utf-8")
+    late = "2026-11-23 10:00:07 WARNING /data answers after 310 ms\n"
+    slow.run_dir.rank_log(1).write_text(f"2026-11-23 10:00:02 INFO step 1\n{late}", encoding="utf-8")
+    healthy = PlannedRun(root, layout)
+    healthy.launch(start_s=9.0)
+    healthy.train(100).checkpoint().finish()

@@ -39,8 +39,12 @@ _LOSS_ROWS = 6
 _CLOSE = 0.02
 """Relative difference of the step times below which two runs count as equally fast."""
 
-_MEASURED: Mapping[str, Unit] = {"tokens_per_s": "per_s", "mfu": "ratio", "memory": "bytes"}
-"""Figures of a report's comparison that both runs measured, and their units."""
+_MEASURED: tuple[tuple[str, str, Unit], ...] = (
+    ("tokens_per_s", "throughput", "per_s"),
+    ("mfu", "MFU", "ratio"),
+    ("memory", "memory peak", "bytes"),
+)
+"""Measured figures of a report's comparison: field, name and unit."""
 
 
 class ComparedSetting(ReportPart):
@@ -148,9 +152,9 @@ def _figures(first: Report, second: Report) -> Iterator[ComparedFigure]:
     mine, others = _terms(a), _terms(b)
     for name in dict.fromkeys([*mine, *others]):
         yield ComparedFigure(name=name, unit="s", first=mine.get(name), second=others.get(name), is_term=True)
-    for field, unit in _MEASURED.items():
+    for field, name, unit in _MEASURED:
         one, other = (getattr(each, field).measured if each else None for each in (a, b))
-        yield ComparedFigure(name=field.replace("_", " "), unit=unit, first=one, second=other)
+        yield ComparedFigure(name=name, unit=unit, first=one, second=other)
     yield ComparedFigure(name="wall clock", unit="s", first=first.wall_clock_s, second=second.wall_clock_s)
     yield ComparedFigure(
         name="runtime goodput", unit="ratio", first=first.runtime_goodput, second=second.runtime_goodput
