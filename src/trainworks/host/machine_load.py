@@ -37,7 +37,7 @@ class MachineLoad:
 
 
 def machine_load(nvml: Any = pynvml) -> MachineLoad:
-    """Look at the machine; without a driver there are no accelerators.
+    """Look at the machine; without a driver the accelerators are empty.
 
     Args:
         nvml: the interface of the driver, replaced in tests.

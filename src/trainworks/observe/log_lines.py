@@ -59,7 +59,7 @@ class LogLine:
 
 @dataclass(frozen=True, slots=True)
 class LogFilter:
-    """Which lines are wanted."""
+    """Conditions that a wanted line meets."""
 
     pattern: re.Pattern[str] | None = None
     since: float = 0.0
@@ -188,7 +188,7 @@ class RunLogs:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no log to read so far."""
+        """True until the first log exists."""
         return not any(file.path.exists() for file in self._others) and not any(map(self._part, self._ranks()))
 
     def new_lines(self, *, everything: bool) -> Iterator[LogLine]:

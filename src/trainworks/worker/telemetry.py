@@ -90,7 +90,8 @@ class Telemetry:
         world = dist.get_world_size()
         by_rank = torch.zeros(len(_BY_RANK), world, dtype=torch.float64)
         data_s, compute_s = durations[:, 1:3].mean(0).tolist()
-        by_rank[:, dist.get_rank()] = torch.tensor([_peak_memory_bytes(self._device), data_s, compute_s])
+        mine_now = (_peak_memory_bytes(self._device), data_s, compute_s)
+        by_rank[:, dist.get_rank()] = torch.tensor(mine_now, dtype=torch.float64)
         packed = torch.cat([values.flatten(), durations.flatten(), flags, by_rank.flatten(), torch.tensor([elapsed_s])])
         packed = _sum_over_ranks(packed, self._device)
         sizes = [values.numel(), durations.numel(), flags.numel(), by_rank.numel(), 1]

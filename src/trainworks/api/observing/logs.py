@@ -49,7 +49,7 @@ def logs(
 
     Raises:
         ArgumentError: an argument cannot be read.
-        UsageError: there is no such log.
+        UsageError: the log does not exist.
 
     >>> import tempfile, trainworks
     >>> ended = trainworks.run(["echo", "hello"], folder=tempfile.mkdtemp())

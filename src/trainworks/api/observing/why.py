@@ -28,6 +28,8 @@ __all__ = ["Diagnosis", "diagnosis_of", "why"]
 
 _MOST_NCCL_LINES = 20_000
 """Lines of a log in which NCCL is looked for; it prints how it connects the ranks before the first step."""
+_MOST_LOGS = 16
+"""Logs in which NCCL is looked for; all ranks print the same."""
 
 
 def why(run: Run | str | None = None, *, folder: Path | str = "runs") -> Diagnosis:
@@ -62,7 +64,7 @@ def diagnosis_of(found: Run) -> Diagnosis:
         resolved=resolved,
         history=history,
         ledger=build_ledger(history),
-        nccl=_transport(run_dir),
+        nccl=_transport(run_dir) if resolved.processes.nodes > 1 else NcclTransport(),
         prices=_prices(resolved),
     )
     return diagnose(facts, state=state)
@@ -70,7 +72,7 @@ def diagnosis_of(found: Run) -> Diagnosis:
 
 def _transport(run_dir: RunDir) -> NcclTransport:
     """How NCCL connects the first rank whose log says it."""
-    for log in sorted(run_dir.logs.glob("rank-*.log")):
+    for log in sorted(run_dir.logs.glob("rank-*.log"))[:_MOST_LOGS]:
         found = read_transport(_first_lines(log))
         if found.network is not None:
             return found

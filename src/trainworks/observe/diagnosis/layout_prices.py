@@ -25,7 +25,7 @@ def compute_s(terms: StepTimeTerms) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Alternative:
+class PricedLayout:
     """Another layout of the same ranks and global batch that fits their memory."""
 
     layout: ResolvedLayout
@@ -71,16 +71,16 @@ class LayoutPrices:
         """Prediction for the layout of the run."""
         return self.price(self.layout)
 
-    def best_change(self, changes: Iterable[Mapping[str, Any]]) -> Alternative | None:
+    def best_change(self, changes: Iterable[Mapping[str, Any]]) -> PricedLayout | None:
         """The fastest of these changes of the layout that fits and is at least 2 % faster; None without one."""
         changed = (changed_layout(self.workload, self.shape, self.layout, each) for each in changes)
         return self._fastest(layout for layout in changed if layout is not None)
 
-    def best_layout(self) -> Alternative | None:
+    def best_layout(self) -> PricedLayout | None:
         """The fastest layout that the search finds, if it is at least 2 % faster; None without one."""
         return self._fastest(self.search())
 
-    def larger_micro_batch(self) -> Alternative | None:
+    def larger_micro_batch(self) -> PricedLayout | None:
         """The fastest larger micro-batch with the same global batch."""
         per_rank = self.layout.micro_batch * self.layout.grad_accum_steps
         sizes = [size for size in divisors(per_rank) if size > self.layout.micro_batch]
@@ -92,14 +92,14 @@ class LayoutPrices:
         now, then = self.now.step_time, self.price(larger).step_time
         return compute_s(then) / (_LARGER_BATCH * compute_s(now)), 1 / _LARGER_BATCH
 
-    def _fastest(self, layouts: Iterable[ResolvedLayout]) -> Alternative | None:
+    def _fastest(self, layouts: Iterable[ResolvedLayout]) -> PricedLayout | None:
         now = self.now.step_time
         found = []
         for layout in layouts:
             then = self.price(layout)
             ratio = then.step_time.total_s / now.total_s
             if then.memory.total_bytes <= self.limit_bytes and ratio <= 1 - _LEAST_GAIN:
-                found.append(Alternative(layout, then, ratio, compute_s(then.step_time) / compute_s(now)))
+                found.append(PricedLayout(layout, then, ratio, compute_s(then.step_time) / compute_s(now)))
         return min(found, key=lambda one: one.step_ratio, default=None)
 
 

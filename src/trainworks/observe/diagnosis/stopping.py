@@ -67,7 +67,7 @@ def lost_to_checkpoints(facts: RunFacts) -> LostTime | None:
     is_too_often = best_s > _RARER * every_s and gain > 0
     return LostTime(
         name="checkpoints",
-        title="Training stands still for checkpoints",
+        title="Training stops for checkpoints",
         lost_s=lost_s,
         evidence=(
             f"{saved:,} checkpoints, one every {format_duration(every_s)} of training, stop the steps for "

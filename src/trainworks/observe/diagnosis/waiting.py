@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import quantiles
 
-from trainworks.observe.diagnosis.layout_prices import Alternative
+from trainworks.observe.diagnosis.layout_prices import PricedLayout
 from trainworks.observe.diagnosis.lost_time import LostTime
 from trainworks.observe.diagnosis.nccl import NcclTransport
 from trainworks.observe.diagnosis.run_facts import RunFacts, SlowRank
@@ -62,7 +62,9 @@ def lost_to_slow_ranks(facts: RunFacts) -> LostTime | None:
         title=title,
         lost_s=lost_s,
         evidence=tuple(_slow_rank(one, facts) for one in ranks[:3]),
-        remedy=_slow_rank_remedy(first) if is_one else "Keep other programs off the nodes, and pin ranks to cores.",
+        remedy=_slow_rank_remedy(first, facts)
+        if is_one
+        else "Keep other programs off the nodes, and pin ranks to cores.",
         setting="trainworks health" if is_one else None,
         saves_s=lost_s,
     )
@@ -78,9 +80,11 @@ def _slow_rank(one: SlowRank, facts: RunFacts) -> str:
     return f"{text}; {data:.0%} of that it waited for data" if data >= 0.05 else text
 
 
-def _slow_rank_remedy(one: SlowRank) -> str:
+def _slow_rank_remedy(one: SlowRank, facts: RunFacts) -> str:
     if one.extra_data_s >= _MOSTLY * one.extra_s:
         return f"Check the disk and the mounts of the node of rank {one.rank}: its data arrives late."
+    if facts.plan and facts.plan.layout.pp > 1:
+        return f"Give the pipeline stage of rank {one.rank} fewer layers with `layout.stage_layers`, or check its node."
     return (
         f"Check the node of rank {one.rank} for throttled clocks, failing memory and other programs; "
         "if it stays slow, drain it and resume the run elsewhere."
@@ -111,7 +115,7 @@ def lost_to_bubble(facts: RunFacts) -> LostTime | None:
     )
 
 
-def _bubble_remedy(facts: RunFacts) -> Alternative | None:
+def _bubble_remedy(facts: RunFacts) -> PricedLayout | None:
     if facts.prices is None:
         return None
     size = facts.prices.layout.micro_batch
@@ -194,7 +198,7 @@ def lost_to_communication(facts: RunFacts) -> LostTime | None:
     )
 
 
-def _communication_remedy(facts: RunFacts) -> Alternative | None:
+def _communication_remedy(facts: RunFacts) -> PricedLayout | None:
     if facts.prices is None:
         return None
     found = [facts.prices.best_layout(), facts.prices.best_change([{"gradient_compression": "bf16"}])]
