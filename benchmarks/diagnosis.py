@@ -57,10 +57,10 @@ def throttle_rank_1(run_dir: RunDir, ended: threading.Event) -> None:
 
 
 def kill_rank_1(run_dir: RunDir, ended: threading.Event) -> None:
-    """Kill rank 1 in each of the first four attempts, twenty steps after it began."""
+    """Kill rank 1 in each of the first four attempts, after five recorded steps."""
     for attempt in range(1, 5):
         pids = wait_for_pids(run_dir, ended, attempt=attempt)
-        while not ended.is_set() and sum(row["attempt"] == attempt for row in read_metrics(run_dir.metrics_file)) < 20:
+        while not ended.is_set() and sum(row["attempt"] == attempt for row in read_metrics(run_dir.metrics_file)) < 5:
             time.sleep(0.1)
         with contextlib.suppress(ProcessLookupError, IndexError):
             os.kill(pids[1], signal.SIGKILL)
@@ -80,7 +80,12 @@ PLANTED = (
     Planted("slow disk", "data", "data:all:0.3:1"),
     Planted("slow disk of one rank", "straggler", "data:1:0.3:1"),
     Planted("slow rank", "straggler", "compute:1:0.3:1"),
-    Planted("one throttled core", "straggler", outside=throttle_rank_1, workload={"train_for": "600 steps"}),
+    Planted(
+        "one throttled core",
+        "straggler",
+        outside=throttle_rank_1,
+        workload={"global_batch": 64, "train_for": "120 steps"},
+    ),
     Planted("slow compute", "slow_compute", "compute:all:0.3:1"),
     Planted("clocks that fall", "throttling", "compute:all:0.5:50"),
     Planted("slow network", "communication", "network:all:0.03:1", {"layout": {"dp_shard": 2, "micro_batch": 4}}),
@@ -88,11 +93,17 @@ PLANTED = (
         "tiny micro-batches",
         "small_batches",
         changes={"layout": {"dp_replicate": 2, "micro_batch": 1}},
-        workload={"global_batch": 128, "train_for": "150 steps"},
+        workload={"global_batch": 128, "train_for": "80 steps"},
     ),
     Planted("frequent checkpoints", "checkpoints", changes={"checkpoint": {"every": "1 steps", "keep": 2}}),
     Planted("late start", "start", "start:all:25:1"),
-    Planted("restarts", "restarts", changes={"recover": {"max_restarts": 9}}, outside=kill_rank_1),
+    Planted(
+        "restarts",
+        "restarts",
+        changes={"recover": {"max_restarts": 9}},
+        workload={"global_batch": 64, "train_for": "60 steps"},
+        outside=kill_rank_1,
+    ),
 )
 
 
