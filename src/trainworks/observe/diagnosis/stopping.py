@@ -178,5 +178,5 @@ def lost_to_gaps(facts: RunFacts) -> LostTime | None:
         lost_s=lost_s,
         evidence=(f"a step spends {format_duration(facts.median_of('other_s'))} outside its terms (median)",),
         remedy="Profile some steps, and look at what Python does between them.",
-        setting=f"trainworks profile {facts.resolved.run_id}",
+        setting="profile: 20:25",
     )
