@@ -61,7 +61,7 @@ def logs(
     if found.has_remote_output:
         if supervisor or rank is not None or attempt is not None:
             raise UsageError("the nodes of this run write no files here", hint="choose a node with `--node`")
-        lines = map(LineReader("").read, found.output(node=node, follow=follow))
+        lines: Iterator[LogLine] = map(LineReader("").read, found.output(node=node, follow=follow))
     else:
         others = _others(found, node, supervisor=supervisor, everything=everything)
         read = RunLogs(found.run_dir, rank, attempt, others=others, with_ranks=everything or not others)

@@ -119,9 +119,8 @@ def _bubble_remedy(facts: RunFacts) -> PricedLayout | None:
     if facts.prices is None:
         return None
     size = facts.prices.layout.micro_batch
-    smaller = [{"micro_batch": each} for each in range(1, size) if size % each == 0]
-    scheduled = [{"zero_bubble": True}, {"interleave": 2}]
-    return facts.prices.best_change([*smaller, *scheduled])
+    changes: list[dict[str, object]] = [{"micro_batch": each} for each in range(1, size) if size % each == 0]
+    return facts.prices.best_change([*changes, {"zero_bubble": True}, {"interleave": 2}])
 
 
 def bubble_s(facts: RunFacts) -> float:

@@ -71,12 +71,13 @@ def _figures(diagnosis: Diagnosis) -> list[Fact]:
 
 
 def _rows(diagnosis: Diagnosis) -> list[list[str]]:
-    rows = [[cause.name, cause.lost_s] for cause in diagnosis.causes]
-    rows += [["smaller causes", diagnosis.small_s]] if diagnosis.small_s > 0 else []
+    lost_s: dict[str, float] = {cause.name: cause.lost_s for cause in diagnosis.causes}
+    if diagnosis.small_s > 0:
+        lost_s["smaller causes"] = diagnosis.small_s
     whole = diagnosis.held_s
     return [
         [name, format_duration(lost), format_percent(lost / whole), FULL_BLOCK * round(_BAR_WIDTH * lost / whole)]
-        for name, lost in ((str(name), float(lost)) for name, lost in rows)
+        for name, lost in lost_s.items()
     ]
 
 
