@@ -17,8 +17,6 @@ from trainworks.config.run_file import RunFile
 from trainworks.errors import LayoutError, RunFileError, TrainworksError, UsageError, suggest
 
 LATER = {
-    "track": "read `metrics.jsonl` of the run, or `trainworks report --json`",
-    "notify": None,
     "recover.warm_spares": None,
     "volumes": "on this machine, name the paths of the files in `envs`",
     "config": None,

@@ -17,6 +17,7 @@ from trainworks.config.engines import BUILT_IN, PUBLISHED, Engine, JobOptions, K
 from trainworks.config.guard_answers import OnNonfinite, OnSpike
 from trainworks.config.layout import Layout
 from trainworks.config.limits import check_limit, up_to
+from trainworks.config.notify import Notifications, notifications_from_list
 from trainworks.config.quantities import (
     AutoDurationS,
     BudgetUsd,
@@ -29,6 +30,7 @@ from trainworks.config.quantities import (
 )
 from trainworks.config.software import TrainingSoftware, software_from_text
 from trainworks.config.spec import Spec
+from trainworks.config.track import Track, TrackerName, trackers_from_list
 
 Architecture = Literal["llama", "mistral", "qwen2", "qwen3", "mixtral", "gpt2", "bert"]
 _LONGEST_PATH = 4096
@@ -391,6 +393,15 @@ class RunFile(Spec):
     checkpoint: Checkpoint = Checkpoint()
     recover: Recover = Recover()
     guard: Guard = Guard()
+    track: Annotated[
+        Track, BeforeValidator(trackers_from_list, json_schema_input_type=Track | list[TrackerName])
+    ] = Track()
+    """Experiment trackers that a process beside the run feeds from its record."""
+    notify: Annotated[
+        Notifications | None,
+        BeforeValidator(notifications_from_list, json_schema_input_type=Notifications | list[str] | None),
+    ] = None
+    """Messages to chats, mail and webhooks."""
     profile: StepWindowField | None = None
     """Steps that rank 0 records with torch.profiler; `trainworks profile` requests them during the run."""
 

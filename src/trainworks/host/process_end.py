@@ -153,17 +153,31 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(number, os.strerror(number))
 
 
-def end_descendants(grace_s: float) -> int:
-    """Terminate every descendant of this process and kill the rest after `grace_s`; returns the number of kills."""
-    descendants = psutil.Process().children(recursive=True)
+def end_descendants(grace_s: float, *, spare: Iterable[int] = ()) -> int:
+    """Terminate every descendant of this process and kill the rest after `grace_s`; returns the number of kills.
+
+    Args:
+        grace_s: time for a clean end.
+        spare: children that stay, with their descendants.
+    """
+    spared = frozenset(spare)
+    descendants = _descendants(spared)
     for process in descendants:
         _signal_quietly(process, signal.SIGTERM)
     _wait_until_gone(descendants, grace_s)
-    stubborn = [process for process in psutil.Process().children(recursive=True) if is_alive(process)]
+    stubborn = [process for process in _descendants(spared) if is_alive(process)]
     for process in stubborn:
         _signal_quietly(process, signal.SIGKILL)
     _wait_until_gone(stubborn, _KILL_TAKES_S)
     return len(stubborn)
+
+
+def _descendants(spared: frozenset[int]) -> list[psutil.Process]:
+    """All descendants of this process but the spared children and their descendants."""
+    everyone = psutil.Process().children(recursive=True)
+    kept = [one for one in everyone if one.pid in spared]
+    kept += [below for one in kept for below in one.children(recursive=True)] if kept else []
+    return [one for one in everyone if one not in kept]
 
 
 def _wait_until_gone(processes: list[psutil.Process], timeout_s: float) -> None:

@@ -1,1 +1,1 @@
-"""Runs as people and their tools see them: read from the record, never from a worker."""
+"""What people and their tools see of runs, queues and nodes; reads the record, never a worker."""

@@ -57,16 +57,16 @@ def read_events(path: Path) -> list[Event]:
     return events
 
 
-def read_lines_from(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
+def read_lines_from(path: Path, offset: int, *, most_bytes: int = -1) -> tuple[list[dict[str, Any]], int]:
     """The JSON objects after byte `offset`, and the offset for the next call.
 
     A line without its newline is left for the next call; a line that is not JSON (its writer was killed) is skipped. A
-    missing file counts as empty.
+    missing file counts as empty. `most_bytes` limits a call, and is longer than any line; -1 reads to the end.
     """
     try:
         with path.open("rb") as file:
             file.seek(offset)
-            data = file.read()
+            data = file.read(most_bytes)
     except FileNotFoundError:
         return [], offset
     complete = data[: data.rfind(b"\n") + 1]

@@ -219,6 +219,8 @@ class ResolvedRun(Result, Spec):
     command: tuple[str, ...] | None = None
     """Argument vector of a job that runs a command."""
     working_folder: str
+    commit: str | None = None
+    """Git commit of the working folder, with `-dirty` if files differ from it; None outside of a repository."""
     processes: Processes
     host: HostFacts
     forecast: Forecast | None = None
@@ -229,6 +231,8 @@ class ResolvedRun(Result, Spec):
     """Module and arguments to run on the first node, if the workload is planned on the nodes of its job."""
     node_check: tuple[str, ...] = ()
     """Module and arguments to run on every node before the ranks start, if `job.health` asks for it."""
+    observers: tuple[tuple[str, str], ...] = ()
+    """Module and name of each process that reports the run, to a tracker or by messages; see `track` and `notify`."""
 
     @property
     def is_workload(self) -> bool:

@@ -1,1 +1,1 @@
-"""Use cases that watch, compare and diagnose runs."""
+"""Use cases that show runs to people and their tools: diagnosis, comparison, logs, metrics, trackers."""

@@ -1,1 +1,1 @@
-"""Commands that watch, compare and diagnose runs."""
+"""Commands that show runs and nodes to people and their tools."""

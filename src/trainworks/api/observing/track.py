@@ -1,0 +1,147 @@
+"""Send a run to experiment trackers: all at once, or beside the run.
+
+The resolved run names this module, and the supervisor of the run starts `python -m trainworks.api.observing.track
+RUN_DIR TRACKER` once per tracker.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+from trainworks.api.run_handle import find_run
+from trainworks.config.track import TRACKERS, Track, TrackerName
+from trainworks.errors import ArgumentError, EnvironmentProblem, TrainworksError, UsageError, suggest
+from trainworks.files import take_lock
+from trainworks.host.clock import SystemClock
+from trainworks.jobs.state import JobState
+from trainworks.observe.following import describe, follow, redacted, stay_behind, take_turn
+from trainworks.observe.trackers.feed import Feed
+from trainworks.observe.trackers.registry import tracker_opener
+from trainworks.observe.trackers.report import TrackerContent, TrackReport
+from trainworks.record.run_dir import RunDir
+from trainworks.report.runs.run_progress import current_state
+
+
+def track(
+    name: str | None = None,
+    to: Sequence[str] = (),
+    *,
+    uri: str | None = None,
+    experiment: str | None = None,
+    register_as: str | None = None,
+    folder: Path | str = "runs",
+) -> TrackReport:
+    """Send a run to trackers, from where the last process stopped: of the past, or what there is of a live one.
+
+    Args:
+        name: id or path of the run; the newest run of the folder when None.
+        to: `tensorboard`, `mlflow` or `wandb`; those of the run file when empty.
+        uri: tracking server of MLflow, instead of the run file's.
+        experiment: experiment of MLflow and project of W&B, instead of the run file's.
+        register_as: registered model of MLflow that gets the newest checkpoint of a run that succeeded.
+        folder: folder of all runs.
+
+    Raises:
+        ArgumentError: unknown tracker, or none is named.
+        UsageError: another process sends the run to this tracker.
+        EnvironmentProblem: a tracker or its library is missing; what was sent stays, and the next call continues.
+    """
+    run_dir = find_run(name, folder).run_dir
+    written = run_dir.read_resolved().run_file.track
+    names = tuple(_checked(each) for each in to) or written.names
+    if not names:
+        known = ", ".join(TRACKERS)
+        raise ArgumentError(f"run {run_dir.run_id} names no tracker", argument="to", hint=f"name one of {known}")
+    options = _with_options(written, names, uri=uri, experiment=experiment, register_as=register_as)
+    return TrackReport(run_dir.run_id, tuple(_send(run_dir, each, options) for each in names))
+
+
+def _checked(name: str) -> TrackerName:
+    if name not in TRACKERS:
+        hint = suggest(name, TRACKERS, otherwise=f"known trackers: {', '.join(TRACKERS)}")
+        raise ArgumentError(f"unknown tracker `{name}`", argument="to", hint=hint)
+    return cast(TrackerName, name)
+
+
+def _with_options(written: Track, names: Sequence[TrackerName], **given: str | None) -> Track:
+    """The options of the run file with those given; an option that no named tracker has is refused."""
+    keys = {
+        "tensorboard": {},
+        "mlflow": {"uri": "uri", "experiment": "experiment", "register_as": "register_as"},
+        "wandb": {"experiment": "project"},
+    }
+    options: dict[str, Any] = written.model_dump(mode="json")
+    for name in names:
+        changes = {key: given[argument] for argument, key in keys[name].items() if given[argument] is not None}
+        options[name] = options.get(name, {}) | changes
+    for argument, value in given.items():
+        if value is not None and not any(argument in keys[name] for name in names):
+            hint = f"leave `--{argument.replace('_', '-')}` out, or add `--to mlflow`"
+            raise ArgumentError(f"{' and '.join(names)} does not use it", argument=argument, hint=hint)
+    return Track.model_validate(options)
+
+
+def _send(run_dir: RunDir, name: TrackerName, options: Track) -> TrackerContent:
+    feed = _feed(run_dir, name, options)
+    lock = take_lock(run_dir.observer_file(name).with_suffix(".lock"))
+    if lock is None:
+        hint = f"wait for the end of the run, or read {run_dir.observer_log(name)}"
+        raise UsageError(f"another process sends run {run_dir.run_id} to {name}", hint=hint)
+    before = feed.sent.num_points
+    try:
+        feed.send()
+        feed.close()
+    except TrainworksError:
+        raise
+    except Exception as error:  # libraries of trackers raise anything
+        problem = redacted(describe(error), os.environ)
+        feed.note(problem)
+        hint = "run the command again later: it continues where it stopped"
+        raise EnvironmentProblem(f"cannot send run {run_dir.run_id} to {name}: {problem}", hint=hint) from None
+    finally:
+        os.close(lock)
+    sent = feed.sent
+    return TrackerContent(
+        tracker=name,
+        place=sent.place,
+        num_points=sent.num_points,
+        new_points=sent.num_points - before,
+        last_step=sent.last_step,
+        artifacts=tuple(sent.artifacts),
+        registered_step=sent.registered_step,
+        ended=sent.ended,
+    )
+
+
+def _feed(run_dir: RunDir, name: TrackerName, options: Track) -> Feed:
+    working_folder = Path(run_dir.read_resolved().working_folder)
+    return Feed(run_dir, name, tracker_opener(name, options, working_folder), _state_of(run_dir))
+
+
+def _state_of(run_dir: RunDir) -> Callable[[], JobState]:
+    return partial(_current_state, run_dir)
+
+
+def _current_state(run_dir: RunDir) -> JobState:
+    return current_state(run_dir.read_status())
+
+
+def main(run_folder: str, name: str) -> int:
+    """Send a run to one tracker while it runs; returns the exit code, 1 if something is left to send."""
+    run_dir, clock = RunDir(Path(run_folder)), SystemClock()
+    state = _state_of(run_dir)
+    stay_behind(state, clock)
+    take_turn(run_dir, name, clock)
+    feed = _feed(run_dir, _checked(name), run_dir.read_resolved().run_file.track)
+    all_sent = follow(feed, state, clock)
+    feed.close()
+    return 0 if all_sent else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,119 @@
+"""The loop of a process that reports a run while it runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from trainworks.errors import TrainworksError
+from trainworks.files import take_lock
+from trainworks.host.clock import Clock
+from trainworks.jobs.state import JobState
+from trainworks.record.run_dir import RunDir
+
+EVERY_S = 2.0
+"""Time between two looks at the record."""
+LONGEST_PAUSE_S = 60.0
+"""Longest time between two attempts to reach a recipient that is down."""
+PATIENCE_S = 60.0
+"""Time after the end of the run in which a recipient that is down is tried again."""
+_LONGEST_S = 3600.0
+"""Time after the end of the run after which a call that hangs ends with its process."""
+_NICENESS = 19
+_LOCK_POLL_S = 0.5
+_SECRET_NAMES = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "API_KEY", "ACCESS_KEY", "WEBHOOK", "CREDENTIAL")
+_SHORTEST_SECRET = 6
+
+
+class RunReporter(Protocol):
+    """Reports what is new in the record of a run."""
+
+    def send(self) -> JobState:
+        """Report everything that is new; returns the state of the run up to which all was reported."""
+
+    def note(self, problem: str) -> None:
+        """Store why a report failed."""
+
+
+def follow(reporter: RunReporter, state: Callable[[], JobState], clock: Clock) -> bool:
+    """Report a run until it ends or waits again, and repeat what fails, with growing pauses.
+
+    Args:
+        reporter: reports what is new.
+        state: of the run.
+        clock: for the pauses.
+
+    Returns:
+        True if everything was reported; False if the recipient was still down a minute after the end of the run.
+    """
+    pause, ended_at = EVERY_S, None
+    while True:
+        try:
+            if _has_left(reporter.send()):
+                return True
+            pause = EVERY_S
+        except Exception as error:  # libraries of trackers raise anything, and the next attempt may succeed
+            problem = redacted(describe(error), os.environ)
+            reporter.note(problem)
+            sys.stdout.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {problem}; next attempt in {pause:.0f} s\n")
+            sys.stdout.flush()
+        if _has_left(state()):
+            ended_at = clock.now() if ended_at is None else ended_at
+            if clock.now() - ended_at >= PATIENCE_S:
+                return False
+        clock.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE_S) if ended_at is None else EVERY_S
+
+
+def _has_left(state: JobState) -> bool:
+    """Whether the supervisor that started this process has finished: a run that waits again gets new processes."""
+    return state.is_final or state.waits
+
+
+def describe(error: Exception) -> str:
+    """An error in one line."""
+    if isinstance(error, TrainworksError):
+        return error.message
+    first = next(iter(str(error).strip().splitlines()), "")
+    return f"{type(error).__name__}: {first}"[:500]
+
+
+def redacted(text: str, environment: Mapping[str, str]) -> str:
+    """A text without the values of environment variables whose names say that they are secret.
+
+    >>> redacted("refused for hunter22", {"DB_PASSWORD": "hunter22"})
+    'refused for ***'
+    """
+    for name, value in environment.items():
+        if len(value) >= _SHORTEST_SECRET and any(word in name.upper() for word in _SECRET_NAMES):
+            text = text.replace(value, "***")
+    return text
+
+
+def take_turn(run_dir: RunDir, name: str, clock: Clock) -> int:
+    """Wait until no other process reports this run under this name; returns the lock, which ends with the process.
+
+    The process of an earlier attempt may still be sending.
+    """
+    lock_file = run_dir.observer_file(name).with_suffix(".lock")
+    lock_file.parent.mkdir(exist_ok=True)
+    while (lock := take_lock(lock_file)) is None:
+        clock.sleep(_LOCK_POLL_S)
+    return lock
+
+
+def stay_behind(state: Callable[[], JobState], clock: Clock) -> None:
+    """Leave the processors to the run, and end this process an hour after the run though a call hangs."""
+    os.nice(_NICENESS)
+
+    def leave() -> None:
+        while not _has_left(state()):
+            clock.sleep(LONGEST_PAUSE_S)
+        clock.sleep(_LONGEST_S)
+        os._exit(1)
+
+    threading.Thread(target=leave, name="leave", daemon=True).start()

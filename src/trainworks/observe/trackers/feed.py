@@ -1,0 +1,215 @@
+"""Feed a tracker from the record of a run, from where an earlier process stopped."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import cast
+
+from pydantic import Field, ValidationError
+
+from trainworks.config.spec import Spec
+from trainworks.files import write_atomic
+from trainworks.jobs.state import JobState
+from trainworks.observe.trackers.content import (
+    parameters_of,
+    point_of,
+    public_record,
+    system_values,
+    tags_of,
+    tracked_run,
+)
+from trainworks.observe.trackers.tracker import MetricPoint, TrackedRun, Tracker
+from trainworks.record.events import Event, read_lines_from
+from trainworks.record.manifest import checksum, complete_checkpoints
+from trainworks.record.metrics import MetricsRow
+from trainworks.record.run_dir import RunDir
+from trainworks.record.usage import NodeUsage
+
+_CHUNK_BYTES = 256 * 1024
+"""About 700 steps, which are sent and stored as sent together."""
+_MOST_NODES = 64
+"""Nodes whose use is sent; the time series of larger runs would be too many for a tracker."""
+
+OpenTracker = Callable[[TrackedRun, Mapping[str, str | int]], Tracker]
+"""Makes the tracker of a run from what an earlier process stored."""
+
+
+class Sent(Spec):
+    """What a tracker has got: the content of observe/NAME.json."""
+
+    format_version: int = 1
+    tracker: dict[str, str | int] = Field(default_factory=dict)
+    """The tracker's own names for the run."""
+    place: str = ""
+    """Where to look at the run."""
+    metrics_bytes: int = 0
+    """Bytes of metrics.jsonl whose steps were sent."""
+    num_points: int = 0
+    last_step: int = 0
+    parameters: tuple[str, ...] = ()
+    tags: dict[str, str] = Field(default_factory=dict)
+    artifacts: dict[str, str] = Field(default_factory=dict)
+    """CRC-32 of every file when it was sent."""
+    registered_step: int | None = None
+    """Step of the checkpoint that was registered as a model."""
+    ended: str | None = None
+    """Final state that was sent; None while there is more to send."""
+    problem: str | None = None
+    """Why the last attempt to send failed."""
+    updated_at: float = 0.0
+
+
+def read_sent(file: Path) -> Sent:
+    """What a tracker has got; nothing if the file is missing or of another version."""
+    try:
+        return Sent.model_validate_json(file.read_bytes())
+    except (FileNotFoundError, ValidationError):
+        return Sent()
+
+
+class Feed:
+    """Sends what is new in the record to one tracker.
+
+    Everything that was sent is stored at once, so a killed process, a tracker that was down and a resumed run lead to
+    the same content.
+
+    Args:
+        run_dir: of the run.
+        name: of the tracker.
+        open_tracker: makes the tracker.
+        state: of the run, LOST if its supervisor is gone.
+    """
+
+    def __init__(self, run_dir: RunDir, name: str, open_tracker: OpenTracker, state: Callable[[], JobState]) -> None:
+        self._run_dir = run_dir
+        self._file = run_dir.observer_file(name)
+        self._file.parent.mkdir(exist_ok=True)
+        self._open_tracker = open_tracker
+        self._state = state
+        self._tracker: Tracker | None = None
+        self._events: list[Event] = []
+        self._events_bytes = 0
+        self._usage: dict[int, NodeUsage] = {}
+        self.sent = read_sent(self._file)
+
+    def send(self) -> JobState:
+        """Send everything that is new, the end of the run included; returns the state up to which all was sent.
+
+        Raises:
+            Exception: of the tracker's library, in its many kinds; what was sent before is stored.
+        """
+        state = self._state()  # before the record: what was written before a final state is then read below
+        if state.is_final and self.sent.ended == state:
+            return state
+        tracker = self._opened()
+        self._send_parameters(tracker)
+        self._send_metrics(tracker)
+        if state.is_final:
+            self._send_end(tracker, state)
+        else:
+            self._send_usage(tracker)
+        return state
+
+    def note(self, problem: str) -> None:
+        """Store why the run could not be sent."""
+        self._store(problem=problem)
+
+    def close(self) -> None:
+        """Release the tracker's connections; the next `send` opens them again."""
+        if self._tracker is not None:
+            tracker, self._tracker = self._tracker, None
+            tracker.close()
+
+    def _opened(self) -> Tracker:
+        if self._tracker is None:
+            resolved = self._run_dir.read_resolved()
+            tracker = self._open_tracker(tracked_run(self._run_dir, resolved), self.sent.tracker)
+            tracker.open()
+            self._tracker = tracker
+            self._store(ended=None)
+            self._send_files(tracker, [self._public_record()])
+        return self._tracker
+
+    def _send_parameters(self, tracker: Tracker) -> None:
+        """Parameters that the tracker lacks; tags when one has changed."""
+        resolved = self._run_dir.read_resolved()
+        new, self._events_bytes = read_lines_from(self._run_dir.events_file, self._events_bytes)
+        self._events += [event for event in new if event["kind"] in ("data_ready", "attempt")]
+        tags = tags_of(resolved, self._events)
+        if tags == self.sent.tags:
+            return
+        missing = {name: value for name, value in parameters_of(resolved).items() if name not in self.sent.parameters}
+        tracker.send_parameters(missing, tags)
+        self._store(parameters=(*self.sent.parameters, *missing), tags=tags)
+
+    def _send_metrics(self, tracker: Tracker) -> None:
+        resolved = self._run_dir.read_resolved()
+        while True:
+            before = self.sent.metrics_bytes
+            rows, after = read_lines_from(self._run_dir.metrics_file, before, most_bytes=_CHUNK_BYTES)
+            if after == before:
+                return
+            for points in _stretches([point_of(row, resolved) for row in cast(list[MetricsRow], rows)]):
+                tracker.send_points(points, repeated=points[0].step <= self.sent.last_step)
+                self.sent = self.sent.model_copy(update={"last_step": points[-1].step})
+            self._store(metrics_bytes=after, num_points=self.sent.num_points + len(rows))
+
+    def _send_usage(self, tracker: Tracker) -> None:
+        """Use of the nodes since the last look, at the step that was sent last."""
+        values: dict[str, float] = {}
+        for node in range(min(self._run_dir.read_resolved().processes.nodes, _MOST_NODES)):
+            now, before = self._run_dir.read_usage(node), self._usage.get(node)
+            if now is not None and before is not None and now != before:
+                values |= system_values(node, before, now)
+            if now is not None:
+                self._usage[node] = now
+        if values:
+            tracker.send_points([MetricPoint(self.sent.last_step, time.time(), values)], repeated=False)
+            self._store()
+
+    def _public_record(self) -> Path:
+        """File with the resolved run as trackers may show it."""
+        record = self._file.with_name("resolved.json")
+        write_atomic(record, public_record(self._run_dir.read_resolved()), durable=False)
+        return record
+
+    def _send_files(self, tracker: Tracker, files: Sequence[Path]) -> None:
+        """Files that have changed since they were sent."""
+        for path in files:
+            if not path.exists():
+                continue
+            version = str(checksum(path))
+            if self.sent.artifacts.get(path.name) != version:
+                tracker.send_artifact(path, path.name)
+                self._store(artifacts=self.sent.artifacts | {path.name: version})
+
+    def _send_end(self, tracker: Tracker, state: JobState) -> None:
+        self._send_files(tracker, [self._run_dir.events_file, self._run_dir.report_file])
+        checkpoints = complete_checkpoints(self._run_dir) if state is JobState.SUCCEEDED else []
+        if checkpoints and checkpoints[-1][0].step != self.sent.registered_step:
+            manifest, folder = checkpoints[-1]
+            tracker.register(folder, manifest.step, self.sent.tags)
+            self._store(registered_step=manifest.step)
+        tracker.finish(state, self._run_dir.read_status().updated_at)
+        self._store(ended=state)
+
+    def _store(self, **changes: object) -> None:
+        """Store what was sent; a call that succeeded ends a problem."""
+        tracker = {"tracker": self._tracker.state, "place": self._tracker.place} if self._tracker else {}
+        changes = {"problem": None, "updated_at": time.time()} | tracker | changes
+        self.sent = self.sent.model_copy(update=changes)
+        write_atomic(self._file, self.sent.model_dump_json(indent=2) + "\n", durable=False)
+
+
+def _stretches(points: Sequence[MetricPoint]) -> Iterator[list[MetricPoint]]:
+    """The points, divided where a restart went back to an earlier step."""
+    stretch: list[MetricPoint] = []
+    for point in points:
+        if stretch and point.step <= stretch[-1].step:
+            yield stretch
+            stretch = []
+        stretch.append(point)
+    if stretch:
+        yield stretch

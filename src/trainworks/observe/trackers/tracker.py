@@ -1,0 +1,88 @@
+"""The interface of a tracker: a sink of parameters, metrics with steps, artifacts and the end of one run."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+
+@dataclass(frozen=True, slots=True)
+class MetricPoint:
+    """Metrics of one step, or a sample of the system during it; `t` is in seconds since the epoch."""
+
+    step: int
+    t: float
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class TrackedRun:
+    """A run as trackers name it."""
+
+    name: str
+    """Run id, such as `stdlib-lm-1`."""
+    experiment: str
+    """Name of the run file."""
+    key: str
+    """Text that is the same for every attempt of this run and differs for every other run."""
+    folder: Path
+    """Run directory."""
+    created_at: float
+    """Seconds since the epoch."""
+
+
+class Tracker(ABC):
+    """Sends one run to one tracker.
+
+    A call returns when the tracker has the data, or raises; the caller repeats a call that raised. `state` names the
+    tracker's run and is stored after every call, so that a later process continues that run.
+
+    Args:
+        run: the run.
+        state: what an earlier process stored; empty for a new run.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, run: TrackedRun, state: Mapping[str, str | int]) -> None:
+        self._run = run
+        self.state: dict[str, str | int] = dict(state)
+
+    @property
+    @abstractmethod
+    def place(self) -> str:
+        """Where to look at the run: a folder or an address."""
+
+    @abstractmethod
+    def open(self) -> None:
+        """Create the tracker's run, or continue the one in `state`."""
+
+    @abstractmethod
+    def send_parameters(self, parameters: Mapping[str, str | float], tags: Mapping[str, str]) -> None:
+        """Send parameters, each of them once, and tags, which may change."""
+
+    @abstractmethod
+    def send_points(self, points: Sequence[MetricPoint], *, repeated: bool) -> None:
+        """Send metrics.
+
+        Args:
+            points: at least one, in the order of their steps.
+            repeated: True after a restart from before: the earlier points of these steps and of later ones are lost
+                work.
+        """
+
+    def send_artifact(self, path: Path, name: str) -> None:
+        """Send a file. A tracker without artifacts ignores it."""
+
+    def register(self, checkpoint: Path, step: int, lineage: Mapping[str, str]) -> None:
+        """Register the model of a checkpoint. A tracker without a model registry ignores it."""
+
+    @abstractmethod
+    def finish(self, state: str, t: float) -> None:
+        """Record the final state of the run: SUCCEEDED, FAILED, STOPPED or LOST."""
+
+    def close(self) -> None:
+        """Release connections; the run may go on."""
