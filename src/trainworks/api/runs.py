@@ -13,6 +13,7 @@ from pathlib import Path
 
 from trainworks.agent.launch import supervised, take_run
 from trainworks.api.notices import Notify, warn
+from trainworks.api.observing.observers import check_observers, observers_of, watch_queue
 from trainworks.api.proving.review import refuse_to_start, review_launch
 from trainworks.api.resolve import AS_USUAL, Planning, resolve
 from trainworks.api.run_handle import Run, find_run
@@ -25,6 +26,7 @@ from trainworks.config.load import Source
 from trainworks.config.sbatch import BatchSource
 from trainworks.errors import TrainworksError, UsageError
 from trainworks.files import write_atomic
+from trainworks.host.git import commit_of
 from trainworks.jobs.job_spec import JobSpec, spec_of_run
 from trainworks.jobs.state import JobState
 from trainworks.record.resolved import ResolvedRun
@@ -97,8 +99,10 @@ class PreparedRun:
 
         Raises:
             UsageError: with the reason.
+            MissingExtraError: the library of a tracker or of the messages is not installed.
         """
         self.backend.check(self.spec)
+        check_observers(self.resolved.run_file)
 
     def probe(self) -> str | None:
         """Refuse what the backend would not accept now; returns a remark on cores that other jobs use, or None.
@@ -114,7 +118,9 @@ class PreparedRun:
         """Make the run directory."""
         run_dir = create_run_dir(self.folder, self.request.run_file.name)
         node_check = (NODE_CHECK,) if self.request.run_file.job.health else ()
-        resolved = self.resolved.model_copy(update={"run_id": run_dir.run_id, "node_check": node_check})
+        update = {"run_id": run_dir.run_id, "node_check": node_check, "commit": commit_of(self.resolved.working_folder)}
+        update["observers"] = observers_of(self.request.run_file)
+        resolved = self.resolved.model_copy(update=update)
         try:
             if self.request.source is not None and not isinstance(self.request.source, BatchSource):
                 write_atomic(run_dir.run_file, self.request.source.text)
@@ -131,6 +137,7 @@ class PreparedRun:
 
             with _discarded_on_error(run_dir):
                 submit_job(backend, spec_of_run(resolved), run_dir, notify=notify)
+            watch_queue(run_dir, resolved.run_file)
 
         handle = Run(run_dir, notify)
         return Launch(handle, start, _stop_job(handle))
@@ -404,7 +411,7 @@ def _with_ranks(run_dir: RunDir, before: ResolvedRun, nodes: int | None, nproc: 
     if resolved.plan is not None and before.plan is not None:
         plan = resolved.plan.model_copy(update={"num_steps": before.plan.num_steps})
         resolved = resolved.model_copy(update={"plan": plan})
-    unchanged = {name: getattr(before, name) for name in ("created_at", "working_folder", "node_check")}
+    unchanged = {name: getattr(before, name) for name in ("created_at", "working_folder", "commit", "node_check", "observers")}
     resolved = resolved.model_copy(update=unchanged)
     run_dir.write_resolved(resolved)
     return resolved

@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from trainworks.errors import TrainworksError
@@ -57,7 +57,7 @@ def follow(reporter: RunReporter, state: Callable[[], JobState], clock: Clock) -
                 return True
             pause = EVERY_S
         except Exception as error:  # libraries of trackers raise anything, and the next attempt may succeed
-            problem = redacted(describe(error), os.environ)
+            problem = describe(error)
             reporter.note(problem)
             sys.stdout.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {problem}; next attempt in {pause:.0f} s\n")
             sys.stdout.flush()
@@ -75,21 +75,26 @@ def _has_left(state: JobState) -> bool:
 
 
 def describe(error: Exception) -> str:
-    """An error in one line."""
-    if isinstance(error, TrainworksError):
-        return error.message
-    first = next(iter(str(error).strip().splitlines()), "")
-    return f"{type(error).__name__}: {first}"[:500]
+    """An error in one line, without the secrets of this process's environment."""
+    text = error.message if isinstance(error, TrainworksError) else f"{type(error).__name__}: {str(error).strip()}"
+    return hidden(next(iter(text.splitlines()), ""), secrets_in(os.environ))[:500]
 
 
-def redacted(text: str, environment: Mapping[str, str]) -> str:
-    """A text without the values of environment variables whose names say that they are secret.
+def secrets_in(environment: Mapping[str, str]) -> set[str]:
+    """Values of the variables whose names say that they are secret."""
+    return {
+        value for name, value in environment.items() if any(word in name.upper() for word in _SECRET_NAMES)
+    }
 
-    >>> redacted("refused for hunter22", {"DB_PASSWORD": "hunter22"})
+
+def hidden(text: str, secrets: Iterable[str]) -> str:
+    """A text without these values; values of fewer than six characters are too common to be hidden.
+
+    >>> hidden("refused for hunter22", {"hunter22"})
     'refused for ***'
     """
-    for name, value in environment.items():
-        if len(value) >= _SHORTEST_SECRET and any(word in name.upper() for word in _SECRET_NAMES):
+    for value in sorted(secrets, key=len, reverse=True):
+        if len(value) >= _SHORTEST_SECRET:
             text = text.replace(value, "***")
     return text
 
@@ -99,11 +104,16 @@ def take_turn(run_dir: RunDir, name: str, clock: Clock) -> int:
 
     The process of an earlier attempt may still be sending.
     """
-    lock_file = run_dir.observer_file(name).with_suffix(".lock")
-    lock_file.parent.mkdir(exist_ok=True)
-    while (lock := take_lock(lock_file)) is None:
+    while (lock := try_turn(run_dir, name)) is None:
         clock.sleep(_LOCK_POLL_S)
     return lock
+
+
+def try_turn(run_dir: RunDir, name: str) -> int | None:
+    """The lock of `take_turn`; None while another process has it."""
+    lock_file = run_dir.observer_file(name).with_suffix(".lock")
+    lock_file.parent.mkdir(exist_ok=True)
+    return take_lock(lock_file)
 
 
 def stay_behind(state: Callable[[], JobState], clock: Clock) -> None:

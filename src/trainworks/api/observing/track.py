@@ -16,11 +16,10 @@ from typing import Any, cast
 from trainworks.api.run_handle import find_run
 from trainworks.config.track import TRACKERS, Track, TrackerName
 from trainworks.errors import ArgumentError, EnvironmentProblem, TrainworksError, UsageError, suggest
-from trainworks.files import take_lock
 from trainworks.host.clock import SystemClock
 from trainworks.jobs.state import JobState
-from trainworks.observe.following import describe, follow, redacted, stay_behind, take_turn
-from trainworks.observe.trackers.feed import Feed
+from trainworks.observe.following import describe, follow, stay_behind, take_turn, try_turn
+from trainworks.observe.trackers.feed import Feed, Sent
 from trainworks.observe.trackers.registry import tracker_opener
 from trainworks.observe.trackers.report import TrackerContent, TrackReport
 from trainworks.record.run_dir import RunDir
@@ -87,25 +86,34 @@ def _with_options(written: Track, names: Sequence[TrackerName], **given: str | N
 
 
 def _send(run_dir: RunDir, name: TrackerName, options: Track) -> TrackerContent:
-    feed = _feed(run_dir, name, options)
-    lock = take_lock(run_dir.observer_file(name).with_suffix(".lock"))
+    lock = try_turn(run_dir, name)
     if lock is None:
         hint = f"wait for the end of the run, or read {run_dir.observer_log(name)}"
         raise UsageError(f"another process sends run {run_dir.run_id} to {name}", hint=hint)
-    before = feed.sent.num_points
+    try:
+        feed = _feed(run_dir, name, options)
+        before = feed.sent.num_points
+        _send_once(feed, run_dir.run_id, name)
+        return _content(feed.sent, name, before)
+    finally:
+        os.close(lock)
+
+
+def _send_once(feed: Feed, run_id: str, name: TrackerName) -> None:
+    """Send everything; the errors of the tracker's library become one of ours."""
     try:
         feed.send()
         feed.close()
     except TrainworksError:
         raise
     except Exception as error:  # libraries of trackers raise anything
-        problem = redacted(describe(error), os.environ)
+        problem = describe(error)
         feed.note(problem)
         hint = "run the command again later: it continues where it stopped"
-        raise EnvironmentProblem(f"cannot send run {run_dir.run_id} to {name}: {problem}", hint=hint) from None
-    finally:
-        os.close(lock)
-    sent = feed.sent
+        raise EnvironmentProblem(f"cannot send run {run_id} to {name}: {problem}", hint=hint) from None
+
+
+def _content(sent: Sent, name: TrackerName, before: int) -> TrackerContent:
     return TrackerContent(
         tracker=name,
         place=sent.place,

@@ -4,31 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 
 from trainworks.config.track import MLflow, TensorBoard, Track, TrackerName, WeightsAndBiases
-from trainworks.errors import MissingExtraError
+from trainworks.observe.libraries import TRACKER_LIBRARIES, check_library
 from trainworks.observe.trackers.feed import OpenTracker
 from trainworks.observe.trackers.mlflow import MLflowTracker
 from trainworks.observe.trackers.tensorboard import TensorBoardTracker
 from trainworks.observe.trackers.tracker import TrackedRun, Tracker
 from trainworks.observe.trackers.wandb import WandBTracker
-
-_LIBRARIES = {"mlflow": "mlflow", "wandb": "wandb"}
-"""Package that a tracker needs; TensorBoard's files need none."""
-
-
-def check_installed(name: TrackerName) -> None:
-    """Refuse a tracker whose library is missing.
-
-    Raises:
-        MissingExtraError: it is not installed.
-    """
-    library = _LIBRARIES.get(name)
-    if library is not None and find_spec(library) is None:
-        raise MissingExtraError(library, name)
-
 
 def tracker_opener(name: TrackerName, options: Track, working_folder: Path) -> OpenTracker:
     """A function that makes the tracker of a run.
@@ -44,7 +28,7 @@ def tracker_opener(name: TrackerName, options: Track, working_folder: Path) -> O
 def _open(
     name: TrackerName, options: Track, working_folder: Path, run: TrackedRun, state: Mapping[str, str | int]
 ) -> Tracker:
-    check_installed(name)
+    check_library(TRACKER_LIBRARIES.get(name), name)
     if name == "tensorboard":
         return TensorBoardTracker(run, state, options.tensorboard or TensorBoard(), working_folder)
     if name == "mlflow":

@@ -1,0 +1,160 @@
+"""Send messages about a run: `python -m trainworks.api.observing.notify RUN_DIR notify|waiting`.
+
+The resolved run names this module, and the supervisor of the run starts it as `notify`. A submission starts it as
+`waiting`, for the time in the queue.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import partial
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from trainworks.api.run_handle import Run, backend_poller
+from trainworks.config.notify import Notifications
+from trainworks.errors import EnvironmentProblem
+from trainworks.files import write_atomic
+from trainworks.host.clock import Clock, SystemClock
+from trainworks.jobs.state import JobState
+from trainworks.observe.delivery import apprise_delivery
+from trainworks.observe.following import follow, stay_behind, take_turn
+from trainworks.observe.notify import (
+    Deliver,
+    Outbox,
+    RunLook,
+    after_events,
+    danger_message,
+    deliveries,
+    waiting_message,
+)
+from trainworks.record.events import read_lines_from
+from trainworks.record.run_dir import RunDir
+from trainworks.report.runs.outcome import failure_of
+from trainworks.report.runs.run_progress import RunFollower, current_state
+
+_QUEUE_POLL_S = 30.0
+_NAME = "notify"
+
+
+class Messenger:
+    """Sends the messages that the record of a run gives reason for.
+
+    Args:
+        run_dir: of the run.
+        options: those of the run file.
+        deliver: delivers one message to one recipient.
+        clock: for the forecast.
+    """
+
+    def __init__(self, run_dir: RunDir, options: Notifications, deliver: Deliver, clock: Clock) -> None:
+        self._run_dir = run_dir
+        self._options = options
+        self._deliver = deliver
+        self._clock = clock
+        self._file = run_dir.observer_file(_NAME)
+        self._file.parent.mkdir(exist_ok=True)
+        self._follower = RunFollower(run_dir)
+        self.box = _read_box(self._file)
+
+    def send(self) -> JobState:
+        """Send the messages of new events; returns the state of the run up to which all were sent.
+
+        Raises:
+            EnvironmentProblem: a recipient did not take a message, which stays in the outbox.
+        """
+        look = self._look()
+        events, events_bytes = read_lines_from(self._run_dir.events_file, self.box.events_bytes)
+        box = after_events(self.box, events, look, self._options).model_copy(update={"events_bytes": events_bytes})
+        self._store(self._with_danger(box, look))
+        for box in deliveries(self.box, self._options, self._deliver):
+            self._store(box.model_copy(update={"problem": None}))
+        return look.state
+
+    def note(self, problem: str) -> None:
+        """Store why a message could not be delivered."""
+        self._store(self.box.model_copy(update={"problem": problem}))
+
+    def put_waiting(self, waits_s: float, reason: str | None) -> None:
+        """Put the message of a run that waits too long into the outbox."""
+        message = waiting_message(self._run_dir.run_id, waits_s, reason)
+        self._store(self.box.with_message(message, self._options, self._clock.now()))
+
+    def _with_danger(self, box: Outbox, look: RunLook) -> Outbox:
+        if box.danger_told or box.launch_at is None:
+            return box
+        now = self._clock.now()
+        message = danger_message(self._run_dir.read_resolved().run_file, look, box.launch_at, now)
+        if message is None:
+            return box
+        return box.with_message(message, self._options, now).model_copy(update={"danger_told": True})
+
+    def _look(self) -> RunLook:
+        progress = self._follower.look()
+        resolved = self._run_dir.read_resolved()
+        num_steps = resolved.plan.num_steps if resolved.plan else None
+        failure = failure_of(self._run_dir, progress.state)
+        return RunLook(
+            run=self._run_dir.run_id,
+            state=progress.state,
+            step=progress.latest["step"] if progress.latest else 0,
+            num_steps=num_steps,
+            loss=progress.latest["loss"] if progress.latest else None,
+            eta_s=progress.eta_s(num_steps) if num_steps else None,
+            failure="" if failure is None else "\n".join(filter(None, [failure.message, failure.place, failure.hint])),
+            num_accelerators=resolved.processes.world_size if resolved.processes.device == "cuda" else 0,
+        )
+
+    def _store(self, box: Outbox) -> None:
+        if box != self.box:
+            self.box = box
+            write_atomic(self._file, box.model_dump_json(indent=2) + "\n", durable=False)
+
+
+def _read_box(file: Path) -> Outbox:
+    try:
+        return Outbox.model_validate_json(file.read_bytes())
+    except (FileNotFoundError, ValidationError):
+        return Outbox()
+
+
+def wait_for_start(run: Run, messenger: Messenger, waiting_after_s: float, clock: Clock) -> None:
+    """Send one message if a run is still in the queue after some time; return when it is not, or was reported."""
+    submitted_at, poll_backend = clock.now(), backend_poller(run.run_dir, clock)
+    while True:
+        poll_backend()
+        state, note = run.standing()
+        if not state.waits and (state is not JobState.CREATED or note is not None):
+            return
+        waits_s = clock.now() - submitted_at
+        if waits_s >= waiting_after_s:
+            messenger.put_waiting(waits_s, run.status.message)
+            follow(messenger, partial(_state, run.run_dir), clock)
+            return
+        clock.sleep(min(_QUEUE_POLL_S, waiting_after_s - waits_s))
+
+
+def _state(run_dir: RunDir) -> JobState:
+    return current_state(run_dir.read_status())
+
+
+def main(run_folder: str, name: str) -> int:
+    """Send the messages of a run while it runs, or while it waits; returns the exit code, 1 if some are left."""
+    run_dir, clock = RunDir(Path(run_folder)), SystemClock()
+    options = run_dir.read_resolved().run_file.notify
+    if options is None:
+        raise EnvironmentProblem(f"run {run_dir.run_id} has no `notify`")
+    deliver = apprise_delivery(options, os.environ)
+    if name == "waiting":
+        wait_for_start(Run(run_dir), Messenger(run_dir, options, deliver, clock), options.waiting_after, clock)
+        return 0
+    state = partial(_state, run_dir)
+    stay_behind(state, clock)
+    take_turn(run_dir, _NAME, clock)
+    return 0 if follow(Messenger(run_dir, options, deliver, clock), state, clock) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

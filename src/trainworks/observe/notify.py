@@ -1,0 +1,227 @@
+"""Messages about a run: which events deserve one, their texts, and an outbox that keeps what could not be delivered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from pydantic import Field
+
+from trainworks.config.notify import Notifications, Occasion, public_name
+from trainworks.config.run_file import RunFile
+from trainworks.config.spec import Spec
+from trainworks.errors import EnvironmentProblem
+from trainworks.jobs.state import CAUSES, JobState, parse_cause
+from trainworks.record.events import Event
+from trainworks.units import format_duration, format_usd
+
+_LONGEST_BODY = 1500
+"""Characters of a message; WeCom takes 2,048 bytes of text, the least of the common chats."""
+_MOST_PENDING = 100
+_FEWEST_STEPS = 10
+"""Steps before the pace of a run forecasts its end."""
+_FINAL: tuple[Occasion, ...] = ("finished", "failed")
+"""Occasions that come once per launch, and are never left out."""
+
+
+class RunMessage(Spec):
+    """A message, and the recipients that lack it."""
+
+    occasion: Occasion
+    title: str
+    body: str
+    to: tuple[int, ...] = ()
+    """Places of the recipients in `notify.to`."""
+
+
+class Outbox(Spec):
+    """Messages sent and to send: the content of observe/notify.json."""
+
+    format_version: int = 1
+    events_bytes: int = 0
+    """Bytes of events.jsonl that were read for messages."""
+    pending: tuple[RunMessage, ...] = ()
+    num_sent: int = 0
+    last_at: dict[str, float] = Field(default_factory=dict)
+    """Time of the last message of each occasion."""
+    left_out: dict[str, int] = Field(default_factory=dict)
+    """Messages of each occasion that came too early after the last."""
+    launch_at: float | None = None
+    """Time of the last submission or resume."""
+    failed_at: float | None = None
+    """Time of the failure that the run is recovering from."""
+    failure: str = ""
+    resumed_from: int | None = None
+    ended: bool = False
+    """Whether the end of this launch is reported."""
+    danger_told: bool = False
+    """Whether this launch was reported to be in danger."""
+    problem: str | None = None
+    """Why the last delivery failed."""
+
+    def with_message(self, message: RunMessage, options: Notifications, now: float) -> Outbox:
+        """The outbox with a new message, unless its occasion is not wanted or was reported a moment ago."""
+        occasion = message.occasion
+        if occasion not in options.on:
+            return self
+        last = self.last_at.get(occasion)
+        if last is not None and now - last < options.at_most_every and occasion not in _FINAL:
+            return self.model_copy(update={"left_out": self.left_out | {occasion: self.left_out.get(occasion, 0) + 1}})
+        body = message.body
+        if left_out := self.left_out.get(occasion, 0):
+            body += f"\n{left_out} earlier {'message was' if left_out == 1 else 'messages were'} left out"
+        whole = message.model_copy(update={"body": body[:_LONGEST_BODY], "to": tuple(range(len(options.to)))})
+        return self.model_copy(
+            update={
+                "pending": (*self.pending, whole)[-_MOST_PENDING:],
+                "last_at": self.last_at | {occasion: now},
+                "left_out": self.left_out | {occasion: 0},
+            }
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RunLook:
+    """A run as a message describes it."""
+
+    run: str
+    state: JobState
+    step: int
+    num_steps: int | None
+    loss: float | None
+    eta_s: float | None
+    """Time to the last step at the recent pace."""
+    failure: str
+    """Message, place and hint of a failed run."""
+    num_accelerators: int
+
+    @property
+    def progress(self) -> str:
+        """Steps done and the loss; empty for a command."""
+        if not self.step:
+            return ""
+        of = f" of {self.num_steps:,}" if self.num_steps else ""
+        loss = "" if self.loss is None else f", loss {self.loss:.4g}"
+        return f"step {self.step:,}{of}{loss}"
+
+
+def after_events(box: Outbox, events: Sequence[Event], look: RunLook, options: Notifications) -> Outbox:
+    """The outbox after further events of the run."""
+    for event in events:
+        box = _after(box, event, look, options)
+    if look.state is JobState.LOST and not box.ended:
+        box = box.with_message(_failed(look), options, box.launch_at or 0.0).model_copy(update={"ended": True})
+    return box
+
+
+def _after(box: Outbox, event: Event, look: RunLook, options: Notifications) -> Outbox:
+    now = float(event["t"])
+    if event["kind"] == "submitted":
+        start = {"launch_at": now, "failed_at": None, "ended": False, "danger_told": False}
+        return box.model_copy(update=start)
+    if event["kind"] == "attempt":
+        return box.model_copy(update={"resumed_from": event.get("resumed_from_step")})
+    if event["kind"] != "state":
+        return box
+    match event["state"]:
+        case "RECOVERING":
+            failed_at = now if box.failed_at is None else box.failed_at
+            return box.model_copy(update={"failed_at": failed_at, "failure": _cause_text(event)})
+        case "RUNNING" if box.failed_at is not None:
+            return box.with_message(_recovered(box, look, now), options, now).model_copy(update={"failed_at": None})
+        case "SUCCEEDED" | "STOPPED":
+            return box.with_message(_finished(box, event, look), options, now).model_copy(update={"ended": True})
+        case "FAILED":
+            return box.with_message(_failed(look), options, now).model_copy(update={"ended": True})
+    return box
+
+
+def _cause_text(event: Event) -> str:
+    cause = parse_cause(event.get("cause"))
+    return ": ".join(part for part in (CAUSES[cause].words if cause else "", event.get("message") or "") if part)
+
+
+def _finished(box: Outbox, event: Event, look: RunLook) -> RunMessage:
+    verb = "finished" if event["state"] == "SUCCEEDED" else "was stopped"
+    took = [] if box.launch_at is None else [f"after {format_duration(float(event['t']) - box.launch_at)}"]
+    lines = [look.progress, _cause_text(event), f"trainworks report {look.run}"]
+    return RunMessage(occasion="finished", title=" ".join([look.run, verb, *took]), body=_text(lines))
+
+
+def _failed(look: RunLook) -> RunMessage:
+    return RunMessage(occasion="failed", title=f"{look.run} failed", body=_text([look.failure, look.progress]))
+
+
+def _recovered(box: Outbox, look: RunLook, now: float) -> RunMessage:
+    assert box.failed_at is not None
+    lines = [box.failure]
+    if box.resumed_from:
+        lines.append(f"it continues from the checkpoint of step {box.resumed_from:,}")
+    title = f"{look.run} recovered after {format_duration(now - box.failed_at)}"
+    return RunMessage(occasion="recovered", title=title, body=_text(lines))
+
+
+def waiting_message(run: str, waits_s: float, reason: str | None) -> RunMessage:
+    """A run that waits too long in the queue."""
+    lines = [reason or "its queue gives no reason", f"trainworks describe {run}"]
+    title = f"{run} has waited for {format_duration(waits_s)}"
+    return RunMessage(occasion="waiting", title=title, body=_text(lines))
+
+
+def danger_message(run_file: RunFile, look: RunLook, launch_at: float, now: float) -> RunMessage | None:
+    """A run that will miss its deadline or budget; None while it meets them, and before ten steps.
+
+    The forecast is the time since the launch plus the remaining steps at the pace of the recent ones. The cost is that
+    time, times accelerators, times `cluster.usd_per_accelerator_hour`.
+    """
+    if look.eta_s is None or look.step < _FEWEST_STEPS or look.state is not JobState.RUNNING:
+        return None
+    goal, price = run_file.goal, run_file.cluster.usd_per_accelerator_hour
+    total_s = now - launch_at + look.eta_s
+    lines, missed = [look.progress], []
+    if goal.deadline is not None and total_s > goal.deadline:
+        missed.append("deadline")
+        lines.append(
+            f"the last step comes {format_duration(total_s)} after the launch at the recent pace, "
+            f"and the deadline is {format_duration(goal.deadline)}"
+        )
+    if goal.budget is not None and price is not None:
+        usd = price * look.num_accelerators * total_s / 3600
+        if usd > goal.budget:
+            missed.append("budget")
+            lines.append(f"it costs {format_usd(usd)} at the recent pace, and the budget is {format_usd(goal.budget)}")
+    if not missed:
+        return None
+    title = f"{look.run} will miss its {' and '.join(missed)}"
+    return RunMessage(occasion="danger", title=title, body=_text(lines))
+
+
+def _text(lines: Sequence[str]) -> str:
+    return "\n".join(line for line in lines if line)
+
+
+Deliver = Callable[[str, RunMessage], None]
+"""Delivers a message to one URL, or raises."""
+
+
+def deliveries(box: Outbox, options: Notifications, deliver: Deliver) -> Iterator[Outbox]:
+    """Deliver all pending messages, oldest first; the outbox after each of them.
+
+    Raises:
+        EnvironmentProblem: at the end, if a recipient did not take a message; it stays in the outbox.
+    """
+    problems: dict[str, str] = {}
+    for message in box.pending:
+        left = []
+        for place in message.to:
+            try:
+                deliver(options.to[place], message)
+            except EnvironmentProblem as problem:
+                problems[public_name(options.to[place])] = problem.message
+                left.append(place)
+        rest = tuple(one for one in box.pending if one is not message)
+        kept = (message.model_copy(update={"to": tuple(left)}),) if left else ()
+        box = box.model_copy(update={"pending": (*rest, *kept), "num_sent": box.num_sent + len(message.to) - len(left)})
+        yield box
+    if problems:
+        raise EnvironmentProblem("; ".join(problems.values()))
