@@ -52,6 +52,7 @@ _PUBLIC = {
     "storage": "storage",
     "submit": "runs",
     "top": "observing.top",
+    "track": "observing.track",
     "why": "observing.why",
 }
 """Name of a public function -> its module in `trainworks.api`."""

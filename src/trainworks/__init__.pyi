@@ -18,6 +18,7 @@ from trainworks.api.network import network as network
 from trainworks.api.observing.compare import compare as compare
 from trainworks.api.observing.logs import logs as logs
 from trainworks.api.observing.top import top as top
+from trainworks.api.observing.track import track as track
 from trainworks.api.observing.why import why as why
 from trainworks.api.plan import compare_layout as compare_layout
 from trainworks.api.plan import plan as plan

@@ -32,6 +32,7 @@ RUNS = {
     "runs",
     "stop",
     "submit",
+    "track",
 }
 """Functions whose examples need a run or the reports of other nodes: the guides have them."""
 LAZY = """\

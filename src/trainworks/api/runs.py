@@ -411,7 +411,9 @@ def _with_ranks(run_dir: RunDir, before: ResolvedRun, nodes: int | None, nproc: 
     if resolved.plan is not None and before.plan is not None:
         plan = resolved.plan.model_copy(update={"num_steps": before.plan.num_steps})
         resolved = resolved.model_copy(update={"plan": plan})
-    unchanged = {name: getattr(before, name) for name in ("created_at", "working_folder", "commit", "node_check", "observers")}
+    unchanged = {
+        name: getattr(before, name) for name in ("created_at", "working_folder", "commit", "node_check", "observers")
+    }
     resolved = resolved.model_copy(update=unchanged)
     run_dir.write_resolved(resolved)
     return resolved

@@ -35,6 +35,7 @@ COMMANDS = {
     "profile": "Record some steps of a run with torch.profiler.",
     "resume": "Continue a run from its newest complete checkpoint.",
     "export": "Write a checkpoint as a Hugging Face model.",
+    "track": "Send a run to TensorBoard, MLflow or W&B.",
     "report": "Compare what was planned with what was measured.",
     "top": "Watch runs, nodes and accelerators.",
     "why": "Find where a run lost time, with evidence and remedies.",
@@ -70,6 +71,7 @@ _FOLDERS = {
     "jobs": ("ps", "describe", "hold", "release", "retry", "nodes", "drain", "jobs"),
     "observing": ("top", "why", "compare"),
     "proving": ("bench", "health", "review"),
+    "observing": ("track",),
     "admin": ("sandbox", "hooks", "autoscale", "schema"),
 }
 _MODULES = {name: f"{folder}.{name}" for folder, names in _FOLDERS.items() for name in names}

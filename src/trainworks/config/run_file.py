@@ -393,9 +393,9 @@ class RunFile(Spec):
     checkpoint: Checkpoint = Checkpoint()
     recover: Recover = Recover()
     guard: Guard = Guard()
-    track: Annotated[
-        Track, BeforeValidator(trackers_from_list, json_schema_input_type=Track | list[TrackerName])
-    ] = Track()
+    track: Annotated[Track, BeforeValidator(trackers_from_list, json_schema_input_type=Track | list[TrackerName])] = (
+        Track()
+    )
     """Experiment trackers that a process beside the run feeds from its record."""
     notify: Annotated[
         Notifications | None,

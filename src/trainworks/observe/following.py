@@ -82,9 +82,7 @@ def describe(error: Exception) -> str:
 
 def secrets_in(environment: Mapping[str, str]) -> set[str]:
     """Values of the variables whose names say that they are secret."""
-    return {
-        value for name, value in environment.items() if any(word in name.upper() for word in _SECRET_NAMES)
-    }
+    return {value for name, value in environment.items() if any(word in name.upper() for word in _SECRET_NAMES)}
 
 
 def hidden(text: str, secrets: Iterable[str]) -> str:

@@ -49,7 +49,7 @@ class Outbox(Spec):
     launch_at: float | None = None
     """Time of the last submission or resume."""
     failed_at: float | None = None
-    """Time of the failure that the run is recovering from."""
+    """Time of the failure, or of the loss of nodes, that the run is recovering from."""
     failure: str = ""
     resumed_from: int | None = None
     ended: bool = False
@@ -86,6 +86,10 @@ class RunLook:
 
     run: str
     state: JobState
+    updated_at: float
+    """Time of the last change of the state."""
+    cause: str
+    """Cause and message of that change."""
     step: int
     num_steps: int | None
     loss: float | None
@@ -106,45 +110,43 @@ class RunLook:
 
 
 def after_events(box: Outbox, events: Sequence[Event], look: RunLook, options: Notifications) -> Outbox:
-    """The outbox after further events of the run."""
+    """The outbox after further events of the run, and after its end, which the status has before any event."""
     for event in events:
         box = _after(box, event, look, options)
-    if look.state is JobState.LOST and not box.ended:
-        box = box.with_message(_failed(look), options, box.launch_at or 0.0).model_copy(update={"ended": True})
+    if look.state.is_final and not box.ended:
+        failed = look.state in (JobState.FAILED, JobState.LOST)
+        message = _failed(look) if failed else _finished(box, look)
+        box = box.with_message(message, options, look.updated_at).model_copy(update={"ended": True})
     return box
 
 
 def _after(box: Outbox, event: Event, look: RunLook, options: Notifications) -> Outbox:
     now = float(event["t"])
-    if event["kind"] == "submitted":
+    if event["kind"] == "submitted" and not event.get("restarts"):
         start = {"launch_at": now, "failed_at": None, "ended": False, "danger_told": False}
         return box.model_copy(update=start)
     if event["kind"] == "attempt":
         return box.model_copy(update={"resumed_from": event.get("resumed_from_step")})
     if event["kind"] != "state":
         return box
-    match event["state"]:
-        case "RECOVERING":
-            failed_at = now if box.failed_at is None else box.failed_at
-            return box.model_copy(update={"failed_at": failed_at, "failure": _cause_text(event)})
-        case "RUNNING" if box.failed_at is not None:
-            return box.with_message(_recovered(box, look, now), options, now).model_copy(update={"failed_at": None})
-        case "SUCCEEDED" | "STOPPED":
-            return box.with_message(_finished(box, event, look), options, now).model_copy(update={"ended": True})
-        case "FAILED":
-            return box.with_message(_failed(look), options, now).model_copy(update={"ended": True})
+    if event["state"] in ("RECOVERING", "QUEUED", "PREEMPTED"):
+        failed_at = now if box.failed_at is None else box.failed_at
+        return box.model_copy(update={"failed_at": failed_at, "failure": cause_text(event)})
+    if event["state"] == "RUNNING" and box.failed_at is not None:
+        return box.with_message(_recovered(box, look, now), options, now).model_copy(update={"failed_at": None})
     return box
 
 
-def _cause_text(event: Event) -> str:
+def cause_text(event: Event) -> str:
+    """Cause and message of an event or a status."""
     cause = parse_cause(event.get("cause"))
     return ": ".join(part for part in (CAUSES[cause].words if cause else "", event.get("message") or "") if part)
 
 
-def _finished(box: Outbox, event: Event, look: RunLook) -> RunMessage:
-    verb = "finished" if event["state"] == "SUCCEEDED" else "was stopped"
-    took = [] if box.launch_at is None else [f"after {format_duration(float(event['t']) - box.launch_at)}"]
-    lines = [look.progress, _cause_text(event), f"trainworks report {look.run}"]
+def _finished(box: Outbox, look: RunLook) -> RunMessage:
+    verb = "finished" if look.state is JobState.SUCCEEDED else "was stopped"
+    took = [] if box.launch_at is None else [f"after {format_duration(look.updated_at - box.launch_at)}"]
+    lines = [look.progress, look.cause, f"trainworks report {look.run}"]
     return RunMessage(occasion="finished", title=" ".join([look.run, verb, *took]), body=_text(lines))
 
 

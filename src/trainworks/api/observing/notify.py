@@ -26,6 +26,7 @@ from trainworks.observe.notify import (
     Outbox,
     RunLook,
     after_events,
+    cause_text,
     danger_message,
     deliveries,
     waiting_message,
@@ -99,6 +100,8 @@ class Messenger:
         return RunLook(
             run=self._run_dir.run_id,
             state=progress.state,
+            updated_at=progress.status.updated_at,
+            cause=cause_text({"cause": progress.status.cause, "message": progress.status.message}),
             step=progress.latest["step"] if progress.latest else 0,
             num_steps=num_steps,
             loss=progress.latest["loss"] if progress.latest else None,
@@ -120,19 +123,17 @@ def _read_box(file: Path) -> Outbox:
         return Outbox()
 
 
-def wait_for_start(run: Run, messenger: Messenger, waiting_after_s: float, clock: Clock) -> None:
-    """Send one message if a run is still in the queue after some time; return when it is not, or was reported."""
+def wait_for_start(run: Run, waiting_after_s: float, clock: Clock) -> float | None:
+    """Wait until a run has been in the queue for some time; returns that time, or None once it has left the queue."""
     submitted_at, poll_backend = clock.now(), backend_poller(run.run_dir, clock)
     while True:
         poll_backend()
         state, note = run.standing()
         if not state.waits and (state is not JobState.CREATED or note is not None):
-            return
+            return None
         waits_s = clock.now() - submitted_at
         if waits_s >= waiting_after_s:
-            messenger.put_waiting(waits_s, run.status.message)
-            follow(messenger, partial(_state, run.run_dir), clock)
-            return
+            return waits_s
         clock.sleep(min(_QUEUE_POLL_S, waiting_after_s - waits_s))
 
 
@@ -146,14 +147,15 @@ def main(run_folder: str, name: str) -> int:
     options = run_dir.read_resolved().run_file.notify
     if options is None:
         raise EnvironmentProblem(f"run {run_dir.run_id} has no `notify`")
-    deliver = apprise_delivery(options, os.environ)
-    if name == "waiting":
-        wait_for_start(Run(run_dir), Messenger(run_dir, options, deliver, clock), options.waiting_after, clock)
+    state, run, waits_s = partial(_state, run_dir), Run(run_dir), None
+    if name == "waiting" and (waits_s := wait_for_start(run, options.waiting_after, clock)) is None:
         return 0
-    state = partial(_state, run_dir)
     stay_behind(state, clock)
     take_turn(run_dir, _NAME, clock)
-    return 0 if follow(Messenger(run_dir, options, deliver, clock), state, clock) else 1
+    messenger = Messenger(run_dir, options, apprise_delivery(options, os.environ), clock)
+    if waits_s is not None:
+        messenger.put_waiting(waits_s, run.status.message)
+    return 0 if follow(messenger, state, clock) else 1
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ class MLflowTracker(Tracker):
     def __init__(self, run: TrackedRun, state: Mapping[str, str | int], options: MLflow) -> None:
         super().__init__(run, state)
         self._options = options
-        # A server that is down is asked again by the sender, which stores what was sent; MLflow itself tries for minutes.
+        # The sender tries a server again that is down, and stores what was sent; MLflow itself tries for minutes.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
         self._uri = options.uri or os.environ.get("MLFLOW_TRACKING_URI") or ""
@@ -134,6 +134,9 @@ class MLflowTracker(Tracker):
     def finish(self, state: str, t: float) -> None:
         """Set the status and the time of the end."""
         self._client.set_terminated(self._id, _ENDS.get(state, "FAILED"), _milliseconds(t))
+
+    def close(self) -> None:
+        """Nothing: every call is a request of its own."""
 
 
 def _batches(items: Iterator[T], size: int) -> Iterator[list[T]]:

@@ -14,6 +14,7 @@ from trainworks.observe.trackers.tensorboard import TensorBoardTracker
 from trainworks.observe.trackers.tracker import TrackedRun, Tracker
 from trainworks.observe.trackers.wandb import WandBTracker
 
+
 def tracker_opener(name: TrackerName, options: Track, working_folder: Path) -> OpenTracker:
     """A function that makes the tracker of a run.
 

@@ -72,9 +72,18 @@ class TensorBoardTracker(Tracker):
         again = [event_file.restart(points[0].t, points[0].step)] if repeated else []
         self._append(b"".join([*again, *(event_file.scalars(one.t, one.step, one.values) for one in points)]))
 
+    def send_artifact(self, path: Path, name: str) -> None:
+        """Nothing: TensorBoard has no artifacts."""
+
+    def register(self, checkpoint: Path, step: int, lineage: Mapping[str, str]) -> None:
+        """Nothing: TensorBoard has no model registry."""
+
     def finish(self, state: str, t: float) -> None:
         """Write the end of the session."""
         self._append(event_file.session_end(t, succeeded=state == "SUCCEEDED"))
+
+    def close(self) -> None:
+        """Nothing: the file is closed after every call."""
 
     def _append(self, records: bytes) -> None:
         with naming_full_disk(self._file), self._file.open("rb+") as file:

@@ -74,9 +74,11 @@ class Tracker(ABC):
                 work.
         """
 
+    @abstractmethod
     def send_artifact(self, path: Path, name: str) -> None:
         """Send a file. A tracker without artifacts ignores it."""
 
+    @abstractmethod
     def register(self, checkpoint: Path, step: int, lineage: Mapping[str, str]) -> None:
         """Register the model of a checkpoint. A tracker without a model registry ignores it."""
 
@@ -84,5 +86,6 @@ class Tracker(ABC):
     def finish(self, state: str, t: float) -> None:
         """Record the final state of the run: SUCCEEDED, FAILED, STOPPED or LOST."""
 
+    @abstractmethod
     def close(self) -> None:
         """Release connections; the run may go on."""

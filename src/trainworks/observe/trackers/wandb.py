@@ -69,6 +69,9 @@ class WandBTracker(Tracker):
         artifact.add_file(str(path), name=name)
         self._session.log_artifact(artifact)
 
+    def register(self, checkpoint: Path, step: int, lineage: Mapping[str, str]) -> None:
+        """Nothing: `track` has no key for a registered model of W&B."""
+
     def finish(self, state: str, t: float) -> None:
         """Record the final state, and how the run ended."""
         self._session.summary["state"] = state

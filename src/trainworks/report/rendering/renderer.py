@@ -34,6 +34,7 @@ _SUBJECTS = {
     "ScoreReport": "score",
     "SharedCapacity": "size_teams",
     "StoragePlan": "storage",
+    "TrackReport": "tracking",
     "Report": "runs.run_report",
 }
 """Type of a result -> module of `trainworks.report` that shows it."""
