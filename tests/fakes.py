@@ -35,8 +35,8 @@ HOST = HostFacts(
 class FakeClock:
     """A clock that stands still until somebody sleeps; what was planned for a time happens during that sleep."""
 
-    def __init__(self) -> None:
-        self._now = LAUNCH_AT
+    def __init__(self, now: float = LAUNCH_AT) -> None:
+        self._now = now
         self._planned: list[tuple[float, Callable[[], None]]] = []
 
     def now(self) -> float:

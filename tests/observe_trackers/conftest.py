@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.fakes import LAUNCH_AT, job, metrics_row
+from tests.report.conftest import make_plan
+from trainworks.host import process
 from trainworks.jobs.state import JobState
 from trainworks.record.events import append_event
 from trainworks.record.metrics import append_metrics
@@ -21,14 +24,16 @@ class RecordedRun:
 
     def __init__(self, runs: Path, **sections: Any) -> None:
         self.run_dir: RunDir = create_run_dir(runs, "demo")
-        self.resolved: ResolvedRun = job(**sections).model_copy(
-            update={"run_id": self.run_dir.run_id, "working_folder": str(runs), "commit": "0123abcd"}
-        )
+        resolved = job(**sections)
+        update = {"run_id": self.run_dir.run_id, "working_folder": str(runs), "commit": "0123abcd"}
+        update |= {"plan": make_plan()} if resolved.is_workload else {}
+        self.resolved: ResolvedRun = resolved.model_copy(update=update)
         self.run_dir.write_resolved(self.resolved)
         self.attempt = 0
         self.state: JobState = JobState.STARTING
         append_event(self.run_dir.events_file, "submitted", nodes=1, processes_per_node=1, restarts=0)
-        append_event(self.run_dir.events_file, "data_ready", num_tokens=9, fingerprint="f00d", seconds=1.0, cached=False)
+        data = {"num_tokens": 9, "fingerprint": "f00d", "seconds": 1.0, "cached": False}
+        append_event(self.run_dir.events_file, "data_ready", **data)
 
     def train(self, first: int, last: int, **changes: Any) -> None:
         """Record the steps from `first` to `last` as a new attempt."""
@@ -45,7 +50,10 @@ class RecordedRun:
     def enter(self, state: JobState, **why: Any) -> None:
         """Write a state as the supervisor does: the status first, then the event."""
         self.state = state
-        self.run_dir.write_status(RunStatus(state=state, updated_at=LAUNCH_AT + 100, **why))
+        pid, started_at = process.identity()
+        supervisor = {"supervisor_pid": pid, "supervisor_started_at": started_at}
+        status = supervisor | {"supervisor_host": socket.gethostname(), "updated_at": LAUNCH_AT + 100}
+        self.run_dir.write_status(RunStatus.model_validate(status | why | {"state": state}))
         known = {"cause": None, "message": None} | {key: why[key] for key in ("cause", "message") if key in why}
         append_event(self.run_dir.events_file, "state", state=state, **known)
 
