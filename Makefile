@@ -18,7 +18,7 @@ test: check
 	$(BIN)/pytest --numprocesses $(PROCESSES) --dist loadscope --no-loadscope-reorder
 
 # The lane for work: everything that starts no run, no cluster and no group of ranks.
-QUICK := not slow and not gpu and not root and not kubernetes and not slurm and not sky and not ray
+QUICK := not slow and not gpu and not root and not kubernetes and not slurm and not sky and not ray and not mlflow
 HEAVY := faults worker cli backends kubernetes deploy host validation
 
 quick: $(VENV)/.test

@@ -24,7 +24,7 @@ from trainworks.catalog.catalog import find_row, load_catalog
 from trainworks.catalog.cluster import parse_cluster
 from trainworks.cli.app import app
 from trainworks.cli.commands import COMMANDS
-from trainworks.config import autoscale, data, engines, layout, run_file, software
+from trainworks.config import autoscale, data, engines, layout, notify, run_file, software, track
 from trainworks.config.spec import field_docs
 from trainworks.jobs import state
 from trainworks.measure.bench.bound import BOUNDS
@@ -149,6 +149,11 @@ def run_file_page() -> str:
         ("checkpoint", run_file.Checkpoint),
         ("recover", run_file.Recover),
         ("guard", run_file.Guard),
+        ("track", track.Track),
+        ("track.tensorboard", track.TensorBoard),
+        ("track.mlflow", track.MLflow),
+        ("track.wandb", track.WeightsAndBiases),
+        ("notify", notify.Notifications),
     ]
     return _page("Run file", intro, *(_model_section(path or "Top level", model) for path, model in models))
 

@@ -43,11 +43,13 @@ class MemoryTracker(Tracker):
         self._server.call("points", [point.step for point in points], repeated)
         self._server.values += [point.values for point in points]
 
-    def send_artifact(self, path: Path, name: str) -> None:
+    def send_artifact(self, path: Path, name: str) -> bool:
         self._server.call("artifact", name, path.read_text())
+        return True
 
-    def register(self, checkpoint: Path, step: int, lineage: Mapping[str, str]) -> None:
+    def register(self, checkpoint: Path, step: int, lineage: Mapping[str, str]) -> bool:
         self._server.call("register", step, dict(lineage))
+        return True
 
     def finish(self, state: str, t: float) -> None:
         self._server.call("finish", state)

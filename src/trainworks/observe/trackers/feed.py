@@ -181,8 +181,7 @@ class Feed:
             if not path.exists():
                 continue
             version = str(checksum(path))
-            if self.sent.artifacts.get(path.name) != version:
-                tracker.send_artifact(path, path.name)
+            if self.sent.artifacts.get(path.name) != version and tracker.send_artifact(path, path.name):
                 self._store(artifacts=self.sent.artifacts | {path.name: version})
 
     def _send_end(self, tracker: Tracker, state: JobState) -> None:
@@ -190,8 +189,8 @@ class Feed:
         checkpoints = complete_checkpoints(self._run_dir) if state is JobState.SUCCEEDED else []
         if checkpoints and checkpoints[-1][0].step != self.sent.registered_step:
             manifest, folder = checkpoints[-1]
-            tracker.register(folder, manifest.step, self.sent.tags)
-            self._store(registered_step=manifest.step)
+            if tracker.register(folder, manifest.step, self.sent.tags):
+                self._store(registered_step=manifest.step)
         tracker.finish(state, self._run_dir.read_status().updated_at)
         self._store(ended=state)
 

@@ -106,21 +106,22 @@ class MLflowTracker(Tracker):
         for batch in _batches(metrics, _MOST_METRICS):
             self._client.log_batch(self._id, metrics=batch)
 
-    def send_artifact(self, path: Path, name: str) -> None:
+    def send_artifact(self, path: Path, name: str) -> bool:
         """Upload a file under its own name, in the folder of `name`."""
         self._client.log_artifact(self._id, str(path), str(Path(name).parent) if "/" in name else None)
+        return True
 
-    def register(self, checkpoint: Path, step: int, lineage: Mapping[str, str]) -> None:
+    def register(self, checkpoint: Path, step: int, lineage: Mapping[str, str]) -> bool:
         """Upload a checkpoint, and add it as a version of the registered model of `register_as`."""
         model = self._options.register_as
         if model is None:
-            return
+            return False
         folder = f"checkpoint-{step:08d}"
         if not self._client.search_registered_models(f"name = '{_quoted(model)}'"):
             self._client.create_registered_model(model)
         versions = self._client.search_model_versions(f"name = '{_quoted(model)}' and run_id = '{self._id}'")
         if any(version.tags.get("trainworks.step") == str(step) for version in versions):
-            return
+            return True
         self._client.log_artifacts(self._id, str(checkpoint), folder)
         source = f"{self._client.get_run(self._id).info.artifact_uri}/{folder}"
         self._client.create_model_version(
@@ -130,6 +131,7 @@ class MLflowTracker(Tracker):
             tags={"trainworks.step": str(step), **lineage},
             description=f"Checkpoint of step {step:,} of {self._run.name}",
         )
+        return True
 
     def finish(self, state: str, t: float) -> None:
         """Set the status and the time of the end."""

@@ -72,11 +72,13 @@ class TensorBoardTracker(Tracker):
         again = [event_file.restart(points[0].t, points[0].step)] if repeated else []
         self._append(b"".join([*again, *(event_file.scalars(one.t, one.step, one.values) for one in points)]))
 
-    def send_artifact(self, path: Path, name: str) -> None:
-        """Nothing: TensorBoard has no artifacts."""
+    def send_artifact(self, path: Path, name: str) -> bool:
+        """False: TensorBoard has no artifacts."""
+        return False
 
-    def register(self, checkpoint: Path, step: int, lineage: Mapping[str, str]) -> None:
-        """Nothing: TensorBoard has no model registry."""
+    def register(self, checkpoint: Path, step: int, lineage: Mapping[str, str]) -> bool:
+        """False: TensorBoard has no model registry."""
+        return False
 
     def finish(self, state: str, t: float) -> None:
         """Write the end of the session."""

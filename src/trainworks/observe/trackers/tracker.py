@@ -75,12 +75,12 @@ class Tracker(ABC):
         """
 
     @abstractmethod
-    def send_artifact(self, path: Path, name: str) -> None:
-        """Send a file. A tracker without artifacts ignores it."""
+    def send_artifact(self, path: Path, name: str) -> bool:
+        """Send a file; returns False if the tracker has no artifacts."""
 
     @abstractmethod
-    def register(self, checkpoint: Path, step: int, lineage: Mapping[str, str]) -> None:
-        """Register the model of a checkpoint. A tracker without a model registry ignores it."""
+    def register(self, checkpoint: Path, step: int, lineage: Mapping[str, str]) -> bool:
+        """Register the model of a checkpoint; returns False if the options do not ask for it."""
 
     @abstractmethod
     def finish(self, state: str, t: float) -> None:

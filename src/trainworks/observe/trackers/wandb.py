@@ -63,14 +63,16 @@ class WandBTracker(Tracker):
         for point in points:
             self._session.log({**point.values, "step": point.step, "time": point.t})
 
-    def send_artifact(self, path: Path, name: str) -> None:
+    def send_artifact(self, path: Path, name: str) -> bool:
         """Add a version of the artifact of the run that has this file."""
         artifact = self._wandb.Artifact(f"{self._run.name}-{Path(name).stem}", type="record")
         artifact.add_file(str(path), name=name)
         self._session.log_artifact(artifact)
+        return True
 
-    def register(self, checkpoint: Path, step: int, lineage: Mapping[str, str]) -> None:
-        """Nothing: `track` has no key for a registered model of W&B."""
+    def register(self, checkpoint: Path, step: int, lineage: Mapping[str, str]) -> bool:
+        """False: `track` has no key for a registered model of W&B."""
+        return False
 
     def finish(self, state: str, t: float) -> None:
         """Record the final state, and how the run ended."""
