@@ -100,3 +100,12 @@ def test_a_request_that_cannot_be_met_is_refused(folder: Path, arguments: dict[s
     run = trainworks.run({"name": "demo", "run": "true"}, folder=folder)
     with pytest.raises(ArgumentError, match=problem):
         trainworks.track(run.id, folder=folder, **arguments)
+
+
+def test_a_run_that_fails_before_its_first_rank_is_told(folder: Path, webhook: Webhook) -> None:  # noqa: F811
+    written = {"name": "demo", "run": "true", "job": {"health": "echo the fan is off; false"}, "notify": [webhook.url]}
+    run = trainworks.run(written, folder=folder, wait=False)
+    assert run.wait() is JobState.FAILED
+    wait_until(lambda: len(webhook.posts) == 1)
+    assert webhook.titles == ["demo-1 failed"]
+    assert "the fan is off" in webhook.posts[0]["message"]

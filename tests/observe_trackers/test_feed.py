@@ -11,7 +11,7 @@ import pytest
 from tests.fakes import FakeClock
 from tests.observe_trackers.conftest import RecordedRun
 from trainworks.jobs.state import JobState
-from trainworks.observe.following import PATIENCE_S, follow
+from trainworks.observe.following import PATIENCE_S, SettledState, follow
 from trainworks.observe.trackers.content import parameters_of
 from trainworks.observe.trackers.feed import Feed
 from trainworks.observe.trackers.tracker import MetricPoint, TrackedRun, Tracker
@@ -141,6 +141,25 @@ def test_the_end_is_sent_when_the_tracker_comes_back(recorded: RecordedRun, serv
     clock.after(120, lambda: setattr(server, "is_down", False))
     assert follow(feed_of(recorded, server), lambda: recorded.state, clock)
     assert server.got("finish") == [("SUCCEEDED",)]
+
+
+def test_a_failure_that_a_queue_takes_back_at_once_is_not_reported(recorded: RecordedRun, server: Server) -> None:
+    clock = FakeClock()
+    recorded.enter(JobState.FAILED, cause="node_lost", message="gone")
+    clock.after(1, lambda: recorded.enter(JobState.QUEUED))
+    state = SettledState(lambda: recorded.state, clock)
+    feed = Feed(recorded.run_dir, "memory", lambda tracked, known: MemoryTracker(tracked, known, server), state)
+    assert follow(feed, state, clock)
+    assert server.got("finish") == []
+
+
+def test_a_failure_that_lasts_is_reported(recorded: RecordedRun, server: Server) -> None:
+    clock = FakeClock()
+    recorded.enter(JobState.FAILED, cause="node_lost", message="gone")
+    state = SettledState(lambda: recorded.state, clock)
+    feed = Feed(recorded.run_dir, "memory", lambda tracked, known: MemoryTracker(tracked, known, server), state)
+    assert follow(feed, state, clock)
+    assert server.got("finish") == [("FAILED",)]
 
 
 def test_a_run_that_waits_again_stays_open(recorded: RecordedRun, server: Server) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -13,7 +14,7 @@ import pytest
 
 from tests.fakes import LAUNCH_AT, FakeClock
 from tests.observe_trackers.conftest import RecordedRun
-from trainworks.api.observing.notify import Messenger
+from trainworks.api.observing.notify import Messenger, _state
 from trainworks.config.notify import Notifications, public_name
 from trainworks.config.run_file import RunFile
 from trainworks.errors import EnvironmentProblem
@@ -66,7 +67,8 @@ def webhook() -> Iterator[Webhook]:
 def messenger(run: RecordedRun, *urls: str, clock: FakeClock | None = None, **options: Any) -> Messenger:
     notify = Notifications.model_validate({"to": urls, **options})
     deliver = apprise_delivery(notify, {"HOOK_TOKEN": "s3cret-token"})
-    return Messenger(run.run_dir, notify, deliver, clock or FakeClock())
+    state = partial(_state, run.run_dir)
+    return Messenger(run.run_dir, notify, deliver, state, clock or FakeClock())
 
 
 def test_the_end_of_a_run_is_told_once(recorded: RecordedRun, webhook: Webhook) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from trainworks.agent.idle_watch import IdleWatch
 from trainworks.agent.node_agents import CommandNodes, Hosts, Nodes, ThisMachine, TrainingNodes
 from trainworks.agent.node_checks import check_nodes
-from trainworks.agent.observers import start_observers
+from trainworks.agent.observers import running_observers, start_observers
 from trainworks.errors import TrainworksError
 from trainworks.files import take_lock
 from trainworks.host import process
@@ -85,7 +85,7 @@ class Supervisor:
     def run(self) -> JobState:
         """Start the nodes, watch them to the end, and write the final state."""
         self._enter(JobState.STARTING)
-        observers = start_observers(self._run_dir, self._resolved)
+        start_observers(self._run_dir, self._resolved)
         unfit = check_nodes(self._run_dir, self._resolved, self._hosts, self._clock, lambda: self._stop_signals > 0)
         if unfit is not None:
             return self._enter(JobState.FAILED, unfit, exit_code=ExitCode.ENVIRONMENT)
@@ -99,7 +99,7 @@ class Supervisor:
                 break
             self._nodes.wait(_POLL_S)
         codes = self._nodes.exit_codes()  # before the nodes that are left are ended, too
-        process.end_descendants(_END_GRACE_S, spare=[one.pid for one in observers])
+        process.end_descendants(_END_GRACE_S, spare=running_observers())
         self._follow_events()
         return self._conclude(codes)
 
@@ -285,12 +285,20 @@ def supervise(
             process.die_with_parent(signal.SIGHUP, parent_pid)
         return 0 if supervisor.run() is JobState.SUCCEEDED else 1
     except Exception as error:
-        process.end_descendants(_END_GRACE_S)
+        process.end_descendants(_END_GRACE_S, spare=running_observers())
         run_dir.release_reserve()
         run_dir.write_status(_failure_status(error, run_dir))
+        _report_failed_start(run_dir)
         if isinstance(error, TrainworksError):
             return error.exit_code
         raise
+
+
+def _report_failed_start(run_dir: RunDir) -> None:
+    """Start the observers of a job that failed before its supervisor could start them."""
+    if not running_observers():
+        with suppress(TrainworksError):
+            start_observers(run_dir, run_dir.read_resolved())
 
 
 def _failure_status(error: Exception, run_dir: RunDir) -> RunStatus:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -21,6 +22,8 @@ LONGEST_PAUSE_S = 60.0
 """Longest time between two attempts to reach a recipient that is down."""
 PATIENCE_S = 60.0
 """Time after the end of the run in which a recipient that is down is tried again."""
+SETTLES_S = 3.0
+"""Time for which a failure has to last: a queue that starts the run again says so at once."""
 _LONGEST_S = 3600.0
 """Time after the end of the run after which a call that hangs ends with its process."""
 _NICENESS = 19
@@ -37,6 +40,32 @@ class RunReporter(Protocol):
 
     def note(self, problem: str) -> None:
         """Store why a report failed."""
+
+
+class SettledState:
+    """State of a run in which a failure or a stop counts once it has lasted for three seconds.
+
+    The supervisor writes FAILED, and its backend may then put the run back into the queue.
+
+    Args:
+        state: the state as written.
+        clock: for the three seconds.
+    """
+
+    def __init__(self, state: Callable[[], JobState], clock: Clock) -> None:
+        self._state = state
+        self._clock = clock
+        self._final_at: float | None = None
+
+    def __call__(self) -> JobState:
+        """The state; RECOVERING until a final one has lasted."""
+        state = self._state()
+        if not state.is_final or state is JobState.SUCCEEDED:
+            self._final_at = None
+            return state
+        now = self._clock.now()
+        self._final_at = now if self._final_at is None else self._final_at
+        return state if now - self._final_at >= SETTLES_S else JobState.RECOVERING
 
 
 def follow(reporter: RunReporter, state: Callable[[], JobState], clock: Clock) -> bool:
@@ -115,8 +144,14 @@ def try_turn(run_dir: RunDir, name: str) -> int | None:
 
 
 def stay_behind(state: Callable[[], JobState], clock: Clock) -> None:
-    """Leave the processors to the run, and end this process an hour after the run though a call hangs."""
+    """Leave the processors to the run, and end this process an hour after the run though a call hangs.
+
+    Signals that ask for an end are ignored: Slurm sends them to every process of a job that it cancels, and this one
+    still has to report the end.
+    """
     os.nice(_NICENESS)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
 
     def leave() -> None:
         while not _has_left(state()):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from trainworks.files import write_atomic
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.jobs.state import JobState
 from trainworks.observe.delivery import apprise_delivery
-from trainworks.observe.following import follow, stay_behind, take_turn
+from trainworks.observe.following import SettledState, follow, stay_behind, take_turn
 from trainworks.observe.notify import (
     Deliver,
     Outbox,
@@ -47,13 +48,22 @@ class Messenger:
         run_dir: of the run.
         options: those of the run file.
         deliver: delivers one message to one recipient.
+        state: of the run, LOST if its supervisor is gone.
         clock: for the forecast.
     """
 
-    def __init__(self, run_dir: RunDir, options: Notifications, deliver: Deliver, clock: Clock) -> None:
+    def __init__(
+        self,
+        run_dir: RunDir,
+        options: Notifications,
+        deliver: Deliver,
+        state: Callable[[], JobState],
+        clock: Clock,
+    ) -> None:
         self._run_dir = run_dir
         self._options = options
         self._deliver = deliver
+        self._state = state
         self._clock = clock
         self._file = run_dir.observer_file(_NAME)
         self._file.parent.mkdir(exist_ok=True)
@@ -93,13 +103,14 @@ class Messenger:
         return box.with_message(message, self._options, now).model_copy(update={"danger_told": True})
 
     def _look(self) -> RunLook:
+        state = self._state()  # before the record: what was written before a final state is then read below
         progress = self._follower.look()
         resolved = self._run_dir.read_resolved()
         num_steps = resolved.plan.num_steps if resolved.plan else None
-        failure = failure_of(self._run_dir, progress.state)
+        failure = failure_of(self._run_dir, state)
         return RunLook(
             run=self._run_dir.run_id,
-            state=progress.state,
+            state=state,
             updated_at=progress.status.updated_at,
             cause=cause_text({"cause": progress.status.cause, "message": progress.status.message}),
             step=progress.latest["step"] if progress.latest else 0,
@@ -147,12 +158,12 @@ def main(run_folder: str, name: str) -> int:
     options = run_dir.read_resolved().run_file.notify
     if options is None:
         raise EnvironmentProblem(f"run {run_dir.run_id} has no `notify`")
-    state, run, waits_s = partial(_state, run_dir), Run(run_dir), None
+    state, run, waits_s = SettledState(partial(_state, run_dir), clock), Run(run_dir), None
     if name == "waiting" and (waits_s := wait_for_start(run, options.waiting_after, clock)) is None:
         return 0
     stay_behind(state, clock)
     take_turn(run_dir, _NAME, clock)
-    messenger = Messenger(run_dir, options, apprise_delivery(options, os.environ), clock)
+    messenger = Messenger(run_dir, options, apprise_delivery(options, os.environ), state, clock)
     if waits_s is not None:
         messenger.put_waiting(waits_s, run.status.message)
     return 0 if follow(messenger, state, clock) else 1

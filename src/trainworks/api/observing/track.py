@@ -18,7 +18,7 @@ from trainworks.config.track import TRACKERS, Track, TrackerName
 from trainworks.errors import ArgumentError, EnvironmentProblem, TrainworksError, UsageError, suggest
 from trainworks.host.clock import SystemClock
 from trainworks.jobs.state import JobState
-from trainworks.observe.following import describe, follow, stay_behind, take_turn, try_turn
+from trainworks.observe.following import SettledState, describe, follow, stay_behind, take_turn, try_turn
 from trainworks.observe.trackers.feed import Feed, Sent
 from trainworks.observe.trackers.registry import tracker_opener
 from trainworks.observe.trackers.report import TrackerContent, TrackReport
@@ -91,7 +91,7 @@ def _send(run_dir: RunDir, name: TrackerName, options: Track) -> TrackerContent:
         hint = f"wait for the end of the run, or read {run_dir.observer_log(name)}"
         raise UsageError(f"another process sends run {run_dir.run_id} to {name}", hint=hint)
     try:
-        feed = _feed(run_dir, name, options)
+        feed = _feed(run_dir, name, options, _state_of(run_dir))
         before = feed.sent.num_points
         _send_once(feed, run_dir.run_id, name)
         return _content(feed.sent, name, before)
@@ -126,9 +126,9 @@ def _content(sent: Sent, name: TrackerName, before: int) -> TrackerContent:
     )
 
 
-def _feed(run_dir: RunDir, name: TrackerName, options: Track) -> Feed:
+def _feed(run_dir: RunDir, name: TrackerName, options: Track, state: Callable[[], JobState]) -> Feed:
     working_folder = Path(run_dir.read_resolved().working_folder)
-    return Feed(run_dir, name, tracker_opener(name, options, working_folder), _state_of(run_dir))
+    return Feed(run_dir, name, tracker_opener(name, options, working_folder), state)
 
 
 def _state_of(run_dir: RunDir) -> Callable[[], JobState]:
@@ -142,10 +142,10 @@ def _current_state(run_dir: RunDir) -> JobState:
 def main(run_folder: str, name: str) -> int:
     """Send a run to one tracker while it runs; returns the exit code, 1 if something is left to send."""
     run_dir, clock = RunDir(Path(run_folder)), SystemClock()
-    state = _state_of(run_dir)
+    state = SettledState(_state_of(run_dir), clock)
     stay_behind(state, clock)
     take_turn(run_dir, name, clock)
-    feed = _feed(run_dir, _checked(name), run_dir.read_resolved().run_file.track)
+    feed = _feed(run_dir, _checked(name), run_dir.read_resolved().run_file.track, state)
     all_sent = follow(feed, state, clock)
     feed.close()
     return 0 if all_sent else 1

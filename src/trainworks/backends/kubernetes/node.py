@@ -24,6 +24,7 @@ from trainworks.agent.allocation import (
 )
 from trainworks.agent.log_echo import LogEcho
 from trainworks.agent.node_agents import CommandNodes, Nodes, TrainingNodes
+from trainworks.agent.observers import await_observers
 from trainworks.agent.remote_agent import AgentServer, NodeAddresses, RemoteHosts, dismiss
 from trainworks.agent.supervisor import Supervisor, supervise
 from trainworks.backends.kubernetes.pod import (
@@ -94,6 +95,7 @@ class FirstPod:
             return self._verdict(int(ExitCode.ENVIRONMENT))
         code = supervise(self._run_dir, self._supervisor, lock=lock, heard=self._on_signal)
         code = self._verdict(code)
+        await_observers(self._clock)
         self._open.close()
         if self._signals and code != 0:
             self._wait_for_sigterm()

@@ -20,6 +20,7 @@ import psutil
 
 from trainworks.agent.allocation import back_in_the_queue, no_restart_left, plan, planner_of
 from trainworks.agent.node_agents import CommandNodes, Hosts, ThisMachine, TrainingNodes
+from trainworks.agent.observers import await_observers
 from trainworks.agent.supervisor import Supervisor, supervise
 from trainworks.backends.slurm.allocation import (
     Allocation,
@@ -105,7 +106,9 @@ class _Batch:
         self._is_next_turn = turn > 0 and not has_ended
         if self._is_next_turn and not self._note_the_last_turn():
             return 1
-        return self.leave(supervise(self.run_dir, self.supervisor, lock=lock, heard=self.hear, signals=_ENDING))
+        code = self.leave(supervise(self.run_dir, self.supervisor, lock=lock, heard=self.hear, signals=_ENDING))
+        await_observers(self._clock)
+        return code
 
     def _launches(self) -> list[Event]:
         return [event for event in read_events(self.run_dir.events_file) if event["kind"] == "submitted"]
