@@ -109,3 +109,20 @@ def test_a_run_that_fails_before_its_first_rank_is_told(folder: Path, webhook: W
     wait_until(lambda: len(webhook.posts) == 1)
     assert webhook.titles == ["demo-1 failed"]
     assert "the fan is off" in webhook.posts[0]["message"]
+
+
+def test_a_tracker_that_is_killed_costs_the_run_nothing_and_gets_the_rest_later(folder: Path) -> None:
+    written = {"name": "demo", "run": "sleep 3", "track": ["tensorboard"]}
+    run = trainworks.run(written, folder=folder, wait=False)
+    wait_until(lambda: run.run_dir.observer_file("tensorboard").exists())
+    (observer,) = (one for one in psutil.process_iter() if is_observer(one, run.path))
+    observer.send_signal(signal.SIGKILL)
+    assert run.wait() is JobState.SUCCEEDED
+    assert not ended(run, "tensorboard")
+    assert trainworks.track(run.id, folder=folder).trackers[0].ended == "SUCCEEDED"
+
+
+def is_observer(one: psutil.Process, run: Path) -> bool:
+    with suppress(psutil.Error):
+        return one.cmdline()[-3:] == ["trainworks.api.observing.track", str(run.resolve()), "tensorboard"]
+    return False

@@ -393,13 +393,13 @@ class RunFile(Spec):
     checkpoint: Checkpoint = Checkpoint()
     recover: Recover = Recover()
     guard: Guard = Guard()
-    track: Annotated[Track, BeforeValidator(trackers_from_list, json_schema_input_type=Track | list[TrackerName])] = (
-        Track()
-    )
+    track: Annotated[
+        Track, BeforeValidator(trackers_from_list, json_schema_input_type=Track | TrackerName | list[TrackerName])
+    ] = Track()
     """Experiment trackers that a process beside the run feeds from its record."""
     notify: Annotated[
         Notifications | None,
-        BeforeValidator(notifications_from_list, json_schema_input_type=Notifications | list[str] | None),
+        BeforeValidator(notifications_from_list, json_schema_input_type=Notifications | str | list[str] | None),
     ] = None
     """Messages to chats, mail and webhooks."""
     profile: StepWindowField | None = None
