@@ -33,8 +33,9 @@ def test_one_tracker_needs_no_list() -> None:
     assert read("track: wandb").track.names == ("wandb",)
 
 
-def test_without_the_key_there_is_no_tracker() -> None:
-    assert read("").track.names == ()
+@pytest.mark.parametrize("written", ["", "track:", "track: []"])
+def test_without_a_name_there_is_no_tracker(written: str) -> None:
+    assert read(written).track.names == ()
 
 
 def test_the_names_are_the_fields() -> None:
@@ -69,7 +70,14 @@ def test_a_password_in_an_address_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["slack://TokenA/TokenB/TokenC", "json://ada:pw@host", "mailto://ada:pw@host", "wecombot://key"]
+    "url",
+    [
+        "slack://TokenA/TokenB/TokenC",
+        "json://ada:pw@host",
+        "mailto://ada:pw@host",
+        "json://ada:pw@host/${X}",
+        "wecombot://key",
+    ],
 )
 def test_a_secret_in_the_run_file_is_refused_and_not_repeated(url: str) -> None:
     problem = refusal(f"notify: ['{url}']")
@@ -77,7 +85,10 @@ def test_a_secret_in_the_run_file_is_refused_and_not_repeated(url: str) -> None:
     assert url.partition("://")[2] not in problem.render()
 
 
-@pytest.mark.parametrize("url", ["slack://${SLACK}", "${TEAM_URL}", "json://host:8080/hook", "mailto://relay?to=a@b.c"])
+@pytest.mark.parametrize(
+    "url",
+    ["slack://${SLACK}", "mailto://ada:${PW}@host", "${TEAM_URL}", "json://host:8080/hook", "mailto://relay?to=a@b.c"],
+)
 def test_a_recipient_without_a_secret_is_accepted(url: str) -> None:
     notify = read(f"notify: ['{url}']").notify
     assert notify is not None

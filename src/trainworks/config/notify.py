@@ -26,8 +26,9 @@ def _checked_url(url: str) -> str:
         raise FieldError(
             "`notify` needs apprise URLs with a scheme", hint="write them like `json://host:8080/hook`, `${SLACK_URL}`"
         )
-    has_password = "@" in rest and ":" in rest.rpartition("@")[0]
-    if not _VARIABLE.search(rest) and (scheme.lower() not in _WITHOUT_SECRETS or has_password):
+    _, _, password = _VARIABLE.sub("", rest).rpartition("@")[0].partition(":")
+    has_token = scheme.lower() not in _WITHOUT_SECRETS and not _VARIABLE.search(rest)
+    if has_token or password:
         raise FieldError(
             f"a `{scheme}` URL in `notify` has a secret",
             hint=f"keep it in the environment: `{scheme}://${{NOTIFY_TOKEN}}`, or the whole URL as `${{NOTIFY_URL}}`",

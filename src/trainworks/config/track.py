@@ -80,8 +80,8 @@ def trackers_from_list(value: Any) -> Any:
     """Read `mlflow`, `[tensorboard, mlflow]` and `[{mlflow: {...}}]` as mappings of names to options."""
     if isinstance(value, Track):
         return value
-    if isinstance(value, dict):
-        options = value
+    if value is None or isinstance(value, dict):
+        options = value or {}
     else:
         items = value if isinstance(value, list | tuple) else [value]
         options = {name: each for item in items for name, each in _as_options(item).items()}
