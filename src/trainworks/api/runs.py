@@ -118,8 +118,12 @@ class PreparedRun:
         """Make the run directory."""
         run_dir = create_run_dir(self.folder, self.request.run_file.name)
         node_check = (NODE_CHECK,) if self.request.run_file.job.health else ()
-        update = {"run_id": run_dir.run_id, "node_check": node_check, "commit": commit_of(self.resolved.working_folder)}
-        update["observers"] = observers_of(self.request.run_file)
+        update = {
+            "run_id": run_dir.run_id,
+            "commit": commit_of(self.resolved.working_folder),
+            "node_check": node_check,
+            "observers": observers_of(self.request.run_file),
+        }
         resolved = self.resolved.model_copy(update=update)
         try:
             if self.request.source is not None and not isinstance(self.request.source, BatchSource):

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from trainworks.config.notify import Notifications, filled_in, public_name
+from trainworks.config.notify import Notifications, Occasion, filled_in, public_name
 from trainworks.errors import EnvironmentProblem
 from trainworks.observe.following import hidden, secrets_in
 from trainworks.observe.libraries import check_library
-from trainworks.observe.notify import Deliver, Occasion, RunMessage
+from trainworks.observe.notify import Deliver, RunMessage
 
 _TYPES: dict[Occasion, str] = {"finished": "success", "failed": "failure", "recovered": "info"}
 """Apprise's type of an occasion, which chats show as a colour; the others are warnings."""

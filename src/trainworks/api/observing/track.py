@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from trainworks.api.run_handle import find_run
 from trainworks.config.track import TRACKERS, Track, TrackerName
@@ -64,7 +64,7 @@ def _checked(name: str) -> TrackerName:
     if name not in TRACKERS:
         hint = suggest(name, TRACKERS, otherwise=f"known trackers: {', '.join(TRACKERS)}")
         raise ArgumentError(f"unknown tracker `{name}`", argument="to", hint=hint)
-    return cast(TrackerName, name)
+    return name
 
 
 def _with_options(written: Track, names: Sequence[TrackerName], **given: str | None) -> Track:

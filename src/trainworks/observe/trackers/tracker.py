@@ -88,4 +88,4 @@ class Tracker(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Release connections; the run may go on."""
+        """Release connections; the run itself may continue."""

@@ -80,10 +80,10 @@ class WandBTracker(Tracker):
         self._end(0 if state in ("SUCCEEDED", "STOPPED") else 1)
 
     def close(self) -> None:
-        """End the session, if the run goes on elsewhere."""
+        """End the session; the run itself may continue."""
         self._end(0)
 
     def _end(self, exit_code: int) -> None:
         if self._session is not None:
-            self._session.finish(exit_code=exit_code, quiet=True)
+            self._session.finish(exit_code=exit_code)
             self._session = None
