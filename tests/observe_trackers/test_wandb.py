@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from trainworks.observe.trackers.registry import tracker_opener
 
 pytest.importorskip("wandb")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # the client's own
+_BLOCK_BYTES = 32 * 1024
 
 
 def feed_of(run: RecordedRun) -> Feed:
@@ -24,16 +26,29 @@ def feed_of(run: RecordedRun) -> Feed:
     )
 
 
+def records(data: bytes) -> Iterator[bytes]:
+    """Records of a file in LevelDB's log format, after W&B's header of seven bytes."""
+    place, whole = 7, b""
+    while place + 7 <= len(data):
+        left = _BLOCK_BYTES - place % _BLOCK_BYTES
+        if left < 7:
+            place += left
+            continue
+        length, kind = int.from_bytes(data[place + 4 : place + 6], "little"), data[place + 6]
+        whole += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # a full record, or the last part of one
+            yield whole
+            whole = b""
+
+
 def history(folder: Path) -> tuple[str, list[dict[str, object]]]:
-    """Run id and rows of the history in the file of an offline session, by W&B's own reader."""
+    """Run id and rows of the history in the file of an offline session, by W&B's own messages."""
     from wandb.proto import wandb_internal_pb2
-    from wandb.sdk.internal.datastore import DataStore
 
     (file,) = folder.glob("*.wandb")
-    store = DataStore()
-    store.open_for_scan(str(file))
     run_id, rows = "", []
-    while (data := store.scan_data()) is not None:
+    for data in records(file.read_bytes()):
         record = wandb_internal_pb2.Record.FromString(data)
         if record.HasField("run"):
             run_id = record.run.run_id
