@@ -102,5 +102,5 @@ def test_a_recipient_without_a_scheme_is_refused() -> None:
 def test_occasions_and_times_have_defaults() -> None:
     notify = read("notify: json://host").notify
     assert notify is not None
-    assert set(notify.on) == {"finished", "failed", "recovered", "waiting", "danger"}
+    assert set(notify.when) == {"finished", "failed", "recovered", "waiting", "danger"}
     assert (notify.waiting_after, notify.at_most_every) == (3600.0, 300.0)

@@ -131,7 +131,7 @@ def test_only_the_chosen_occasions_are_told(recorded: RecordedRun, webhook: Webh
     recorded.enter(JobState.RECOVERING, cause="node_lost", message="gone")
     recorded.train(11, 20)
     recorded.enter(JobState.SUCCEEDED)
-    messenger(recorded, webhook.url, on=["failed"]).send()
+    messenger(recorded, webhook.url, when=["failed"]).send()
     assert webhook.posts == []
 
 

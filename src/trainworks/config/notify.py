@@ -56,7 +56,7 @@ class Notifications(Spec):
 
     to: Annotated[tuple[NotifyUrl, ...], BeforeValidator(_as_list), Field(min_length=1, max_length=20)]
     """Recipients as apprise URLs; `${NAME}` is an environment variable of the shell that starts the run."""
-    on: Annotated[tuple[Occasion, ...], Field(min_length=1)] = get_args(Occasion)
+    when: Annotated[tuple[Occasion, ...], Field(min_length=1)] = get_args(Occasion)
     """Occasions: the run has finished or was stopped, failed, recovered from a failure, waits too long in the queue, or
     will miss its deadline at the recent pace."""
     waiting_after: DurationS = 3600.0

@@ -62,7 +62,7 @@ class Outbox(Spec):
     def with_message(self, message: RunMessage, options: Notifications, now: float) -> Outbox:
         """The outbox with a new message, unless its occasion is not wanted or was reported a moment ago."""
         occasion = message.occasion
-        if occasion not in options.on:
+        if occasion not in options.when:
             return self
         last = self.last_at.get(occasion)
         if last is not None and now - last < options.at_most_every and occasion not in _FINAL:

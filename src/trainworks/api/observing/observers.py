@@ -45,6 +45,6 @@ def check_observers(run_file: RunFile) -> None:
 
 def watch_queue(run_dir: RunDir, run_file: RunFile) -> None:
     """Start the process that sends a message if a submitted run waits too long; it leaves when the run starts."""
-    if run_file.notify is not None and "waiting" in run_file.notify.on:
+    if run_file.notify is not None and "waiting" in run_file.notify.when:
         command = process.python_module(_NOTIFY, str(run_dir.path.resolve()), "waiting")
         process.detach(command, log=run_dir.observer_log("waiting"), folder=Path("/"))
