@@ -187,6 +187,15 @@ class Plan(Spec):
         """Predicted throughput of the whole job."""
         return self.tokens_per_step / self.step_time.total_s
 
+    def mfu(self, tokens_per_s: float) -> float | None:
+        """Model FLOPs utilization at a throughput of the whole job, 0-1; None without a known peak.
+
+        mfu = model_flops_per_token * tokens_per_s / (world_size * peak_flops_per_s)
+        """
+        if not self.peak_flops_per_s:
+            return None
+        return self.model_flops_per_token * tokens_per_s / (self.layout.world_size * self.peak_flops_per_s)
+
 
 class Forecast(Spec):
     """The plan of a job before it was submitted, by the catalogue's rates for the nodes that it asks for."""

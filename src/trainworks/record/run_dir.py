@@ -274,10 +274,13 @@ def _is_run_of(folder: str, name: str) -> bool:
 
 def list_runs(root: Path) -> list[RunDir]:
     """Every run directory below `root`, oldest first."""
-    if not root.is_dir():
-        return []
-    folders = [folder for folder in root.iterdir() if (folder / "logs").is_dir()]
-    return sorted((RunDir(folder) for folder in folders), key=lambda run: (_created_at(run), run.run_id))
+    return sorted(run_dirs(root), key=lambda run: (_created_at(run), run.run_id))
+
+
+def run_dirs(root: Path) -> list[RunDir]:
+    """Every run directory below `root` in no order; none is opened."""
+    folders = root.iterdir() if root.is_dir() else ()
+    return [RunDir(folder) for folder in folders if (folder / "logs").is_dir()]
 
 
 def _created_at(run_dir: RunDir) -> float:

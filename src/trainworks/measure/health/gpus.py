@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from ctypes import byref
 from dataclasses import dataclass
 from typing import Any
 
 import pynvml
+
+from trainworks.host.nvml import ask, field_values
 
 _NVLINK_ERRORS = {
     pynvml.NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL: "CRC (flit)",
@@ -101,7 +102,7 @@ def read_driver(nvml: Any) -> GpuDriver:
         return GpuDriver(error=str(error))
     try:
         opened = [_open(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
-        cuda = _ask(nvml.nvmlSystemGetCudaDriverVersion_v2)
+        cuda = ask(nvml.nvmlSystemGetCudaDriverVersion_v2)
         return GpuDriver(
             version=nvml.nvmlSystemGetDriverVersion(),
             cuda=None if cuda is None else (cuda // 1000, cuda % 1000 // 10),
@@ -124,86 +125,67 @@ def _open(nvml: Any, index: int) -> Gpu | str:
 def _read_gpu(nvml: Any, index: int, handle: Any) -> Gpu:
     slowdown, memory_max = pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN, pynvml.NVML_TEMPERATURE_THRESHOLD_MEM_MAX
     uncorrected = (pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC)
-    memory = _ask(nvml.nvmlDeviceGetMemoryInfo, handle)
-    reasons = _ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
-    fields = _fields(nvml, handle, [pynvml.NVML_FI_DEV_MEMORY_TEMP, *_NVLINK_ERRORS])
-    running = _ask(nvml.nvmlDeviceGetComputeRunningProcesses, handle)
-    mig = _ask(nvml.nvmlDeviceGetMigMode, handle)
-    ecc = _ask(nvml.nvmlDeviceGetEccMode, handle)
+    memory = ask(nvml.nvmlDeviceGetMemoryInfo, handle)
+    reasons = ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
+    fields = field_values(nvml, handle, [pynvml.NVML_FI_DEV_MEMORY_TEMP, *_NVLINK_ERRORS])
+    running = ask(nvml.nvmlDeviceGetComputeRunningProcesses, handle)
+    mig = ask(nvml.nvmlDeviceGetMigMode, handle)
+    ecc = ask(nvml.nvmlDeviceGetEccMode, handle)
     return Gpu(
         index=index,
         name=nvml.nvmlDeviceGetName(handle),
         bus_id=nvml.nvmlDeviceGetPciInfo(handle).busId.lower(),
         memory_bytes=None if memory is None else int(memory.total),
-        link_width=_ask(nvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
-        max_link_width=_ask(nvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
-        slot_generation=_ask(nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
-        generation=_ask(nvml.nvmlDeviceGetGpuMaxPcieLinkGeneration, handle),
+        link_width=ask(nvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
+        max_link_width=ask(nvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
+        slot_generation=ask(nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
+        generation=ask(nvml.nvmlDeviceGetGpuMaxPcieLinkGeneration, handle),
         is_idle=bool((reasons or 0) & pynvml.nvmlClocksEventReasonGpuIdle),
         ecc=None if ecc is None else bool(ecc[0]),
-        uncorrected_errors=_ask(nvml.nvmlDeviceGetTotalEccErrors, handle, *uncorrected),
+        uncorrected_errors=ask(nvml.nvmlDeviceGetTotalEccErrors, handle, *uncorrected),
         sram_exceeded=_sram_exceeded(nvml, handle),
         rows=_remapped_rows(nvml, handle),
-        page_pending=_flag(_ask(nvml.nvmlDeviceGetRetiredPagesPendingStatus, handle)),
-        temperature_c=_ask(nvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
-        slowdown_c=_ask(nvml.nvmlDeviceGetTemperatureThreshold, handle, slowdown) or None,
+        page_pending=_flag(ask(nvml.nvmlDeviceGetRetiredPagesPendingStatus, handle)),
+        temperature_c=ask(nvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
+        slowdown_c=ask(nvml.nvmlDeviceGetTemperatureThreshold, handle, slowdown) or None,
         memory_temperature_c=fields.get(pynvml.NVML_FI_DEV_MEMORY_TEMP) or None,
-        memory_slowdown_c=_ask(nvml.nvmlDeviceGetTemperatureThreshold, handle, memory_max) or None,
+        memory_slowdown_c=ask(nvml.nvmlDeviceGetTemperatureThreshold, handle, memory_max) or None,
         event_reasons=reasons,
-        power_limit_mw=_ask(nvml.nvmlDeviceGetEnforcedPowerLimit, handle),
-        default_power_limit_mw=_ask(nvml.nvmlDeviceGetPowerManagementDefaultLimit, handle),
-        persistence=_flag(_ask(nvml.nvmlDeviceGetPersistenceMode, handle)),
+        power_limit_mw=ask(nvml.nvmlDeviceGetEnforcedPowerLimit, handle),
+        default_power_limit_mw=ask(nvml.nvmlDeviceGetPowerManagementDefaultLimit, handle),
+        persistence=_flag(ask(nvml.nvmlDeviceGetPersistenceMode, handle)),
         mig=None if mig is None else bool(mig[0]),
         processes=None if running is None else tuple(process.pid for process in running),
         links=_links(nvml, handle),
         link_errors={name: fields[field] for field, name in _NVLINK_ERRORS.items() if field in fields} or None,
         fabric=_fabric(nvml, handle),
-        vbios=_ask(nvml.nvmlDeviceGetVbiosVersion, handle),
-        max_clock_mhz=_ask(nvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_SM),
+        vbios=ask(nvml.nvmlDeviceGetVbiosVersion, handle),
+        max_clock_mhz=ask(nvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_SM),
     )
-
-
-def _ask(function: Callable[..., Any], *arguments: Any) -> Any:
-    """The answer of NVML; None if this GPU or driver has none."""
-    try:
-        return function(*arguments)
-    except pynvml.NVMLError:
-        return None
 
 
 def _flag(answer: int | None) -> bool | None:
     return None if answer is None else bool(answer)
 
 
-def _fields(nvml: Any, handle: Any, wanted: Sequence[int]) -> dict[int, int]:
-    """Values by field, of those that the GPU has."""
-    values = _ask(nvml.nvmlDeviceGetFieldValues, handle, list(wanted)) or ()
-    is_wide = {pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG, pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG}
-    return {
-        each.fieldId: int(each.value.ullVal if each.valueType in is_wide else each.value.uiVal)
-        for each in values
-        if each.nvmlReturn == pynvml.NVML_SUCCESS
-    }
-
-
 def _sram_exceeded(nvml: Any, handle: Any) -> bool | None:
     status = pynvml.c_nvmlEccSramErrorStatus_v1_t()
-    answer = _ask(nvml.nvmlDeviceGetSramEccErrorStatus, handle, byref(status))
+    answer = ask(nvml.nvmlDeviceGetSramEccErrorStatus, handle, byref(status))
     return None if answer is None else bool(status.bThresholdExceeded)
 
 
 def _remapped_rows(nvml: Any, handle: Any) -> RemappedRows | None:
-    answer = _ask(nvml.nvmlDeviceGetRemappedRows, handle)
+    answer = ask(nvml.nvmlDeviceGetRemappedRows, handle)
     return None if answer is None else RemappedRows(answer[1], bool(answer[2]), bool(answer[3]))
 
 
 def _links(nvml: Any, handle: Any) -> tuple[bool, ...] | None:
-    states = [_ask(nvml.nvmlDeviceGetNvLinkState, handle, link) for link in range(pynvml.NVML_NVLINK_MAX_LINKS)]
+    states = [ask(nvml.nvmlDeviceGetNvLinkState, handle, link) for link in range(pynvml.NVML_NVLINK_MAX_LINKS)]
     return tuple(bool(state) for state in states if state is not None) or None
 
 
 def _fabric(nvml: Any, handle: Any) -> tuple[int, int] | None:
     info = pynvml.c_nvmlGpuFabricInfoV_t()
-    if _ask(nvml.nvmlDeviceGetGpuFabricInfoV, handle, byref(info)) is None:
+    if ask(nvml.nvmlDeviceGetGpuFabricInfoV, handle, byref(info)) is None:
         return None
     return None if info.state == pynvml.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED else (info.state, info.status)

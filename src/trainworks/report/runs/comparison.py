@@ -94,7 +94,12 @@ def build_comparison(
         memory=memory,
         memory_terms=_memory_terms(plan),
         tokens_per_s=throughput,
-        mfu=_difference("MFU", "ratio", _mfu(plan, throughput.planned), _mfu(plan, throughput.measured)),
+        mfu=_difference(
+            "MFU",
+            "ratio",
+            plan.mfu(plan.tokens_per_s),
+            None if throughput.measured is None else plan.mfu(throughput.measured),
+        ),
         peak_source=plan.peak_source,
         run_time=run_time,
         checkpoint_size=_difference(
@@ -152,13 +157,6 @@ def _run_time(plan: Plan, history: History) -> float | None:
     if not rows or rows[-1]["step"] < plan.num_steps:
         return None
     return max(0.0, rows[-1]["t"] - history.start_at - history.idle_s)
-
-
-def _mfu(plan: Plan, tokens_per_s: float | None) -> float | None:
-    """Model FLOPs utilization: mfu = model_flops_per_token * tokens/s / (world_size * peak_flops_per_s)."""
-    if tokens_per_s is None or not plan.peak_flops_per_s:
-        return None
-    return plan.model_flops_per_token * tokens_per_s / (plan.layout.world_size * plan.peak_flops_per_s)
 
 
 def _last_field(events: Sequence[Event], field: str) -> float | None:

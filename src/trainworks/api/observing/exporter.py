@@ -1,0 +1,182 @@
+"""Metrics of this node for Prometheus: runs, the queue, GPUs and health checks."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pynvml
+
+from trainworks.api.observing.watched_runs import RunWatcher
+from trainworks.api.proving.health import health
+from trainworks.backends.store_place import is_there_a_store, store_url
+from trainworks.errors import ArgumentError, TrainworksError, suggest
+from trainworks.host.clock import Clock, SystemClock
+from trainworks.jobs.state import JobState
+from trainworks.jobs.store import JobStore, open_store
+from trainworks.measure.health.node_health import NodeHealth
+from trainworks.observe.exporter import MetricsServer, ServerSecurity, parse_address, read_token, write_textfile
+from trainworks.observe.metrics.families import (
+    COLLECTOR_SECONDS,
+    COLLECTOR_SUCCESS,
+    RUNS_LEFT_OUT,
+    RUNS_UNREADABLE,
+)
+from trainworks.observe.metrics.family import MetricSample, exposition
+from trainworks.observe.metrics.gpus import GpuReader
+from trainworks.observe.metrics.health import health_samples
+from trainworks.observe.metrics.queue import queue_samples
+from trainworks.observe.metrics.runs import run_samples
+
+COLLECTORS = ("runs", "queue", "gpus", "health")
+_LIVE = [state for state in JobState if not state.is_final]
+_HEALTH_EVERY_S = 300.0
+_FRESH_S = 1.0
+"""Age up to which several readers get the same answer."""
+
+
+class NodeMetrics:
+    """The metrics of this node; one collector that fails leaves the others their values.
+
+    Args:
+        collectors: names out of `COLLECTORS`.
+        folder: of runs.
+        clock: says when an answer is old.
+        nvml: the module pynvml, or an object with its functions.
+        check: runs the health checks.
+
+    Raises:
+        ArgumentError: no such collector.
+    """
+
+    def __init__(
+        self,
+        collectors: Sequence[str] = COLLECTORS,
+        folder: Path | str = "runs",
+        *,
+        clock: Clock | None = None,
+        nvml: Any = pynvml,
+        check: Callable[[], NodeHealth] = health,
+    ) -> None:
+        if unknown := [name for name in collectors if name not in COLLECTORS]:
+            hint = suggest(unknown[0], COLLECTORS, otherwise=f"known: {', '.join(COLLECTORS)}")
+            raise ArgumentError(f"no collector `{unknown[0]}`", argument="collect", hint=hint)
+        self._clock = clock or SystemClock()
+        self._store: JobStore | None = None
+        self._watcher = RunWatcher(Path(folder), self._submitted, self._clock)
+        self._gpus = GpuReader(nvml)
+        self._check, self._health, self._checked_at = check, None, 0.0
+        every: dict[str, Callable[[], Iterable[MetricSample]]] = {
+            "runs": self._run_samples,
+            "queue": self._queue_samples,
+            "gpus": self._gpus.samples,
+            "health": self._health_samples,
+        }
+        self._collectors = {name: every[name] for name in collectors}
+        self._lock = threading.Lock()
+        self._text, self._read_at = "", 0.0
+
+    def text(self) -> str:
+        """The metrics in the text format of Prometheus."""
+        with self._lock:
+            if not self._text or self._clock.now() - self._read_at >= _FRESH_S:
+                self._text = exposition(self._samples())
+                self._read_at = self._clock.now()
+            return self._text
+
+    def _samples(self) -> Iterator[MetricSample]:
+        for name, collect in self._collectors.items():
+            start_s, samples, is_complete = time.perf_counter(), list[MetricSample](), True
+            try:
+                samples.extend(collect())
+            except (TrainworksError, OSError):
+                is_complete = False
+            yield from samples
+            yield COLLECTOR_SUCCESS.of(is_complete, name)
+            yield COLLECTOR_SECONDS.of(time.perf_counter() - start_s, name)
+
+    def _run_samples(self) -> Iterator[MetricSample]:
+        for run in self._watcher.facts():
+            yield from run_samples(run)
+        yield RUNS_UNREADABLE.of(self._watcher.unreadable)
+        yield RUNS_LEFT_OUT.of(self._watcher.left_out)
+
+    def _open_store(self) -> JobStore | None:
+        if self._store is not None and self._store.is_replaced():
+            self._store.close()
+            self._store = None
+        if self._store is None and is_there_a_store():
+            self._store = open_store(store_url())
+        return self._store
+
+    def _submitted(self) -> Iterable[str]:
+        store = self._open_store()
+        return [] if store is None else [job.run_dir for job in store.search(states=_LIVE, uid=os.getuid())]
+
+    def _queue_samples(self) -> Iterable[MetricSample]:
+        store = self._open_store()
+        if store is None:
+            return ()
+        return queue_samples(store.counts(), store.search(states=_LIVE), drained_nodes=len(store.drained()))
+
+    def _health_samples(self) -> Iterable[MetricSample]:
+        if self._health is None or self._clock.now() - self._checked_at >= _HEALTH_EVERY_S:
+            self._health, self._checked_at = self._check(), self._clock.now()
+        return health_samples({each.check: each.verdict for each in self._health.results}, self._checked_at)
+
+
+def metrics_server(
+    metrics: NodeMetrics,
+    listen: str,
+    *,
+    token_file: Path | None = None,
+    tls_cert: Path | None = None,
+    tls_key: Path | None = None,
+) -> MetricsServer:
+    """A server that answers GET /metrics.
+
+    Args:
+        metrics: what it answers.
+        listen: `HOST:PORT`; port 0 takes a free one.
+        token_file: file with the token that every request must have.
+        tls_cert: PEM file of the certificate.
+        tls_key: PEM file of its key, if that is another file.
+
+    Raises:
+        ArgumentError: other machines could connect without a token, or a file is not as it must be.
+        PortInUseError: another program listens there.
+    """
+    address = parse_address(listen)
+    if not address.is_loopback and token_file is None:
+        raise ArgumentError(
+            f"`{listen}` is open to other machines, and there is no token",
+            argument="listen",
+            hint="add `--token-file FILE` and `--tls-cert FILE`, or listen on 127.0.0.1",
+        )
+    if tls_key is not None and tls_cert is None:
+        raise ArgumentError("a key needs its certificate", argument="tls_key", hint="add `--tls-cert FILE`")
+    token = None if token_file is None else read_token(token_file)
+    return MetricsServer(metrics.text, address, ServerSecurity(token, tls_cert, tls_key))
+
+
+def write_metrics(
+    metrics: NodeMetrics, path: Path, *, every_s: float | None = None, clock: Clock | None = None
+) -> None:
+    """Write the metrics to a file of node_exporter's textfile collector, once or again and again.
+
+    Raises:
+        ArgumentError: node_exporter does not read a file of that name.
+    """
+    if path.suffix != ".prom":
+        raise ArgumentError(
+            f"node_exporter reads no `{path.name}`", argument="textfile", hint=f"call it `{path.stem}.prom`"
+        )
+    clock = clock or SystemClock()
+    write_textfile(path, metrics.text())
+    while every_s is not None:
+        clock.sleep(every_s)
+        write_textfile(path, metrics.text())

@@ -1,0 +1,174 @@
+"""Runs as metrics see them: the running ones, and for a while those that have ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from trainworks.errors import TrainworksError
+from trainworks.host.clock import Clock
+from trainworks.jobs.state import JobState
+from trainworks.observe.metrics.runs import RunFacts
+from trainworks.record.events import Event, read_events
+from trainworks.record.metrics import read_metrics
+from trainworks.record.run_dir import RunDir, run_dirs
+from trainworks.report.runs.history import build_history
+from trainworks.report.runs.ledger import Ledger, build_ledger
+from trainworks.report.runs.run_progress import RunFollower, current_state
+
+_LEDGER_EVERY_S = 30.0
+_MOST_TIME_FOR_LEDGER = 1 / 400
+"""Share of the time that reading a whole record for the time ledger may take."""
+
+
+class WatchedRun:
+    """One run, of whose record only what is new is read at each look; the ledger needs all of it, and waits longer.
+
+    Args:
+        run_dir: of the run.
+        clock: for the time since the last ledger.
+    """
+
+    def __init__(self, run_dir: RunDir, clock: Clock) -> None:
+        self.run_dir = run_dir
+        self._clock = clock
+        self._follower = RunFollower(run_dir)
+        self._launched_at: float | None = None
+        self._attempt_at: float | None = None
+        self._attempts = self._failed_checkpoints = 0
+        self._failures: set[object] = set()
+        self._checkpoint_bytes: int | None = None
+        self._ledger: Ledger | None = None
+        self._ledger_due = 0.0
+
+    def facts(self, label: str) -> RunFacts:
+        """The run as it stands now.
+
+        Args:
+            label: its name in the metrics.
+
+        Raises:
+            EnvironmentProblem: the resolved run is missing or was written by another format.
+        """
+        resolved = self.run_dir.read_resolved()
+        progress = self._follower.look()
+        for event in progress.new_events:
+            self._take(event)
+        self._update_ledger(resolved.created_at, progress.state)
+        ledger = self._ledger
+        return RunFacts(
+            run=label,
+            state=progress.state,
+            resolved=resolved,
+            launched_at=resolved.created_at if self._launched_at is None else self._launched_at,
+            attempt_at=self._attempt_at,
+            attempts=self._attempts,
+            failures=len(self._failures),
+            recent=tuple(progress.recent),
+            step_s=progress.step_s,
+            tokens_per_s=progress.tokens_per_s,
+            eta_s=progress.eta_s(resolved.plan.num_steps) if resolved.plan else None,
+            memory_peak_bytes=progress.memory_peak_bytes,
+            checkpoint_step=progress.checkpoint_step,
+            checkpoint_at=progress.checkpoint_at,
+            checkpoint_bytes=self._checkpoint_bytes,
+            failed_checkpoints=self._failed_checkpoints,
+            goodput=ledger.runtime_goodput if ledger else None,
+            spent_s=ledger.by_category() if ledger else {},
+        )
+
+    def _take(self, event: Event) -> None:
+        kind = event["kind"]
+        if kind == "submitted" and self._launched_at is None:
+            self._launched_at = event["t"]
+        elif kind == "attempt":
+            self._attempts += 1
+            self._attempt_at = event["t"]
+        elif kind == "failure":
+            self._failures.add((self._attempts, event.get("rendezvous")))
+        elif kind == "checkpoint":
+            self._checkpoint_bytes = event.get("bytes")
+        elif kind == "checkpoint_failed":
+            self._failed_checkpoints += 1
+
+    def _update_ledger(self, created_at: float, state: JobState) -> None:
+        now = self._clock.now()
+        if now < self._ledger_due:
+            return
+        start_s = time.perf_counter()
+        events, rows = read_events(self.run_dir.events_file), read_metrics(self.run_dir.metrics_file)
+        status = self.run_dir.read_status().model_copy(update={"state": str(state)})
+        history = build_history(events, rows, created_at=created_at, status=status, now=now)
+        self._ledger = build_ledger(history) if rows else None
+        took_s = time.perf_counter() - start_s
+        self._ledger_due = now + max(_LEDGER_EVERY_S, took_s / _MOST_TIME_FOR_LEDGER)
+
+
+class RunWatcher:
+    """Finds the runs that have metrics now: those that hold nodes, and those that ended a short time ago.
+
+    Args:
+        folder: of runs.
+        submitted: returns run directories of unfinished jobs elsewhere.
+        clock: says when a run has ended long ago.
+        keep_s: time for which an ended run keeps its metrics, so that its end is seen.
+        most_runs: largest number of runs with metrics; the newest count.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        submitted: Callable[[], Iterable[str]],
+        clock: Clock,
+        *,
+        keep_s: float = 600.0,
+        most_runs: int = 200,
+    ) -> None:
+        self._folder, self._submitted, self._clock = folder, submitted, clock
+        self._keep_s, self._most_runs = keep_s, most_runs
+        self._watched: dict[Path, WatchedRun] = {}
+        self._over: dict[Path, int] = {}
+        """Runs without metrics -> time of their status; another launch changes it."""
+        self.unreadable = self.left_out = 0
+
+    def facts(self) -> list[RunFacts]:
+        """All runs that have metrics now, the newest first."""
+        found = sorted(self._present(), reverse=True)
+        kept = [path for _, path in found[: self._most_runs]]
+        self.left_out, self.unreadable = len(found) - len(kept), 0
+        self._watched = {path: self._watched.get(path) or WatchedRun(RunDir(path), self._clock) for path in kept}
+        facts, names = [], set()
+        for path, watched in self._watched.items():
+            label = str(path) if path.name in names else path.name
+            names.add(path.name)
+            try:
+                facts.append(watched.facts(label))
+            except (
+                TrainworksError,
+                OSError,
+                KeyError,
+                TypeError,
+                ValueError,
+            ):  # of another version, or removed
+                self.unreadable += 1
+        return facts
+
+    def _present(self) -> Iterable[tuple[float, Path]]:
+        """Time of the status and folder of every run that has metrics now."""
+        paths = {run.path.resolve() for run in run_dirs(self._folder)} | {Path(path) for path in self._submitted()}
+        self._over = {path: at for path, at in self._over.items() if path in paths}
+        for path in paths:
+            run_dir = RunDir(path)
+            try:
+                changed_ns = run_dir.status_file.stat().st_mtime_ns
+            except OSError:  # never launched
+                continue
+            if self._over.get(path) == changed_ns:
+                continue
+            status = run_dir.read_status()
+            state = current_state(status)
+            if state.is_final and status.updated_at < self._clock.now() - self._keep_s:
+                self._over[path] = changed_ns
+            elif state.is_final or state.holds_resources or state is JobState.UNKNOWN:
+                yield status.updated_at, path

@@ -1,0 +1,54 @@
+"""`trainworks exporter`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trainworks.cli.options import RunsOption, option_errors, runs_folder, warn
+from trainworks.errors import UsageError
+from trainworks.report.rendering.printable import say
+
+_LISTEN = "127.0.0.1:9855"
+
+
+def command(
+    runs: RunsOption = None,
+    listen: Annotated[str | None, typer.Option(metavar="HOST:PORT", help=f"[default: {_LISTEN}]")] = None,
+    textfile: Annotated[
+        Path | None, typer.Option(metavar="FILE.prom", help="Write a file for node_exporter instead of listening.")
+    ] = None,
+    every_s: Annotated[int, typer.Option("--every", min=1, help="With --textfile: seconds between two writes.")] = 30,
+    once: Annotated[bool, typer.Option("--once", help="Print the metrics, or write the file once.")] = False,
+    collect: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="Some of `runs,queue,gpus,health`. [default: all]")
+    ] = None,
+    token_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Token that every request must have.")] = None,
+    tls_cert: Annotated[Path | None, typer.Option(metavar="FILE", help="Certificate, as PEM.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Key of the certificate, as PEM.")] = None,
+) -> None:
+    """Reads records of runs and never asks a worker. A run has metrics while it runs, and for ten minutes after.
+
+    Only this machine can connect, unless `--listen` says otherwise; then `--token-file` must be given.
+    """
+    from trainworks.api.observing.exporter import COLLECTORS, NodeMetrics, metrics_server, write_metrics
+
+    if textfile and (listen or token_file or tls_cert or tls_key):
+        raise UsageError("`--textfile` does not listen", hint="start two, or leave out `--listen` and its options")
+    with option_errors():
+        wanted = COLLECTORS if collect is None else tuple(name.strip() for name in collect.split(","))
+        metrics = NodeMetrics(wanted, runs_folder(runs))
+        if textfile is not None:
+            with option_errors("--textfile", textfile):
+                write_metrics(metrics, textfile, every_s=None if once else every_s)
+            return
+        if once:
+            typer.echo(metrics.text(), nl=False)
+            return
+        server = metrics_server(metrics, listen or _LISTEN, token_file=token_file, tls_cert=tls_cert, tls_key=tls_key)
+    if token_file and not tls_cert:
+        warn("the token travels unencrypted: add `--tls-cert`")
+    say(f"metrics at http{'s' if tls_cert else ''}://{listen or _LISTEN}/metrics", err=True)
+    server.serve_forever()

@@ -1,0 +1,192 @@
+"""Give metrics to Prometheus: over HTTP, or as a file for node_exporter's textfile collector.
+
+The server is that of the standard library: a scrape is one GET every few seconds, and the exporter runs on every node
+without another package.
+"""
+
+from __future__ import annotations
+
+import errno
+import hmac
+import ipaddress
+import re
+import socket
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from trainworks.errors import ArgumentError, EnvironmentProblem, PortInUseError
+from trainworks.files import write_atomic
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_ADDRESS = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<host>[^:\[\]]*)):(?P<port>\d{1,5})")
+_SILENCE_S = 10.0
+"""Longest wait for a request, or for a reader that does not take the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListenAddress:
+    """Where the exporter listens."""
+
+    host: str
+    port: int
+    """0: a free one."""
+
+    @property
+    def is_loopback(self) -> bool:
+        """True if only this machine can connect."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+
+def parse_address(text: str) -> ListenAddress:
+    """Parse `HOST:PORT`; an empty host means all interfaces.
+
+    Raises:
+        ArgumentError: the text is not an address.
+
+    >>> parse_address("[::1]:9855")
+    ListenAddress(host='::1', port=9855)
+    """
+    match = _ADDRESS.fullmatch(text)
+    if match is None or int(match["port"]) > 65535:
+        raise ArgumentError(f"`{text}` is not HOST:PORT", argument="listen", hint="write it like `127.0.0.1:9855`")
+    return ListenAddress(match["v6"] or match["host"] or "::", int(match["port"]))
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSecurity:
+    """Who may read, and how the connection is protected."""
+
+    token: str | None = None
+    """Bearer token of every request; None admits all who can connect."""
+    certificate: Path | None = None
+    """PEM file for TLS; None for plain HTTP."""
+    key: Path | None = None
+
+
+def read_token(file: Path) -> str:
+    """The token in a file, which only its owner may read.
+
+    Raises:
+        ArgumentError: the file is missing or empty, or other users can read it.
+    """
+    try:
+        mode, text = file.stat().st_mode, file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "no text"
+        raise ArgumentError(f"cannot read `{file}`: {reason}", argument="token_file") from None
+    if mode & 0o077:
+        raise ArgumentError(
+            f"other users can read the token in `{file}`", argument="token_file", hint=f"chmod 600 {file}"
+        )
+    if not text.isascii() or not text.isprintable() or len(text) < 16:
+        raise ArgumentError(
+            f"the token in `{file}` is shorter than 16 printable ASCII characters",
+            argument="token_file",
+            hint=f"make one: (umask 077; openssl rand -hex 32 > {file})",
+        )
+    return text
+
+
+class MetricsServer(ThreadingHTTPServer):
+    """Answers GET /metrics; `serve_forever` works until `shutdown`.
+
+    Args:
+        render: the metrics as text; is called by several threads.
+        address: where to listen.
+        security: token and certificate.
+
+    Raises:
+        PortInUseError: another program listens there.
+        EnvironmentProblem: the address is not one of this machine, or the certificate cannot be read.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, render: Callable[[], str], address: ListenAddress, security: ServerSecurity) -> None:
+        self.render = render
+        self.token = security.token
+        self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        context = _tls(security)
+        try:
+            super().__init__((address.host, address.port), _Handler)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise PortInUseError(
+                    f"port {address.port} is in use", place="--listen", hint="choose another: `--listen 127.0.0.1:9856`"
+                ) from None
+            raise EnvironmentProblem(
+                f"cannot listen on `{address.host}:{address.port}`: {error.strerror or error}", place="--listen"
+            ) from None
+        if context is not None:  # the handshake belongs to the thread of the request, which has a time limit
+            self.socket = context.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
+
+    @property
+    def port(self) -> int:
+        """The port it listens on."""
+        return int(self.server_address[1])
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Nothing: a reader that goes away, or speaks no TLS, is not worth a traceback."""
+
+
+def _tls(security: ServerSecurity) -> ssl.SSLContext | None:
+    if security.certificate is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(security.certificate, security.key)
+    except (OSError, ssl.SSLError) as error:
+        raise EnvironmentProblem(
+            f"cannot read the certificate `{security.certificate}`: {error.strerror or error}", place="--tls-cert"
+        ) from None
+    return context
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: MetricsServer
+    timeout = _SILENCE_S
+    server_version = "trainworks"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        if not self._is_allowed():
+            self._answer(HTTPStatus.UNAUTHORIZED, "the token is missing or wrong\n", {"WWW-Authenticate": "Bearer"})
+        elif self.path.partition("?")[0] == "/metrics":
+            self._answer(HTTPStatus.OK, self.server.render())
+        else:
+            self._answer(HTTPStatus.NOT_FOUND, "metrics are at /metrics\n")
+
+    def _is_allowed(self) -> bool:
+        if self.server.token is None:
+            return True
+        given = self.headers.get("Authorization", "").encode("latin-1", "replace")
+        return hmac.compare_digest(given, f"Bearer {self.server.token}".encode())
+
+    def _answer(self, status: HTTPStatus, text: str, headers: dict[str, str] | None = None) -> None:
+        body = text.encode()
+        self.send_response(status)
+        for name, value in {"Content-Type": CONTENT_TYPE, "Content-Length": str(len(body)), **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002, the name is that of http.server
+        """Nothing: requests come every few seconds."""
+
+
+def write_textfile(path: Path, text: str) -> None:
+    """Replace a file of node_exporter's textfile collector, atomically.
+
+    Raises:
+        DiskFullError: no space left; the old file stays.
+    """
+    write_atomic(path, text, durable=False)

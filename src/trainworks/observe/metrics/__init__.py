@@ -1,0 +1,1 @@
+"""Metric families and the samples of runs, the queue, accelerators and health checks."""

@@ -1,0 +1,293 @@
+"""Metrics of NVIDIA GPUs under the names of DCGM's exporter, read through NVML.
+
+Activity of SMs, tensor cores and memory (`DCGM_FI_PROF_...`) is a mean between two scrapes, from Hopper on.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from operator import attrgetter, itemgetter
+from typing import Any
+
+import pynvml
+
+from trainworks.host.nvml import ask, field_values
+from trainworks.observe.metrics.family import MetricFamily, MetricKind, MetricSample
+
+_LABELS = ("gpu", "UUID", "pci_bus_id", "device", "modelName", "Hostname")
+_MIB = 2**20
+_CLOCK, _MEMORY_CLOCK, _VIDEO_CLOCK = pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM, pynvml.NVML_CLOCK_VIDEO
+_CORRECTED, _UNCORRECTED = pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
+_VOLATILE, _AGGREGATE = pynvml.NVML_VOLATILE_ECC, pynvml.NVML_AGGREGATE_ECC
+
+
+@dataclass(frozen=True, slots=True)
+class _GpuMetric:
+    family: MetricFamily
+    function: str
+    """Function of NVML; its first argument is the GPU."""
+    arguments: tuple[int, ...]
+    convert: Callable[[Any], float]
+
+
+def _metric(
+    name: str,
+    text: str,
+    function: str,
+    *arguments: int,
+    convert: Callable[[Any], float] = float,
+    kind: MetricKind = "gauge",
+) -> _GpuMetric:
+    family = MetricFamily(f"DCGM_FI_DEV_{name}", text, kind, _LABELS, f"NVML: `{function}`")
+    return _GpuMetric(family, function, arguments, convert)
+
+
+def _ecc(name: str, text: str, error: int, counter: int) -> _GpuMetric:
+    return _metric(name, text, "nvmlDeviceGetTotalEccErrors", error, counter, kind="counter")
+
+
+def _row(name: str, text: str, part: int, kind: MetricKind = "gauge") -> _GpuMetric:
+    return _metric(name, text, "nvmlDeviceGetRemappedRows", convert=itemgetter(part), kind=kind)
+
+
+def _violation(name: str, text: str, policy: int) -> _GpuMetric:
+    help_text = f"Time at lower clocks {text}, in ns."
+    return _metric(
+        f"{name}_VIOLATION",
+        help_text,
+        "nvmlDeviceGetViolationStatus",
+        policy,
+        convert=attrgetter("violationTime"),
+        kind="counter",
+    )
+
+
+_METRICS = (
+    _metric("SM_CLOCK", "Clock of the SMs in MHz.", "nvmlDeviceGetClockInfo", _CLOCK),
+    _metric("MEM_CLOCK", "Memory clock in MHz.", "nvmlDeviceGetClockInfo", _MEMORY_CLOCK),
+    _metric("VIDEO_CLOCK", "Video clock in MHz.", "nvmlDeviceGetClockInfo", _VIDEO_CLOCK),
+    _metric("MAX_SM_CLOCK", "Highest clock of the SMs in MHz.", "nvmlDeviceGetMaxClockInfo", _CLOCK),
+    _metric("GPU_TEMP", "Temperature in C.", "nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU),
+    _metric(
+        "SLOWDOWN_TEMP",
+        "Temperature at which the clocks go down, in C.",
+        "nvmlDeviceGetTemperatureThreshold",
+        pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN,
+    ),
+    _metric(
+        "SHUTDOWN_TEMP",
+        "Temperature at which the GPU shuts down, in C.",
+        "nvmlDeviceGetTemperatureThreshold",
+        pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN,
+    ),
+    _metric("POWER_USAGE", "Power draw in W.", "nvmlDeviceGetPowerUsage", convert=lambda mw: mw / 1e3),
+    _metric(
+        "TOTAL_ENERGY_CONSUMPTION",
+        "Energy since the driver was loaded, in mJ.",
+        "nvmlDeviceGetTotalEnergyConsumption",
+        kind="counter",
+    ),
+    _metric(
+        "ENFORCED_POWER_LIMIT", "Power limit in W.", "nvmlDeviceGetEnforcedPowerLimit", convert=lambda mw: mw / 1e3
+    ),
+    _metric(
+        "POWER_MGMT_LIMIT_DEF",
+        "Default power limit in W.",
+        "nvmlDeviceGetPowerManagementDefaultLimit",
+        convert=lambda mw: mw / 1e3,
+    ),
+    _metric(
+        "GPU_UTIL",
+        "Share of time in which a kernel ran, in %.",
+        "nvmlDeviceGetUtilizationRates",
+        convert=attrgetter("gpu"),
+    ),
+    _metric(
+        "MEM_COPY_UTIL",
+        "Share of time in which memory was read or written, in %.",
+        "nvmlDeviceGetUtilizationRates",
+        convert=attrgetter("memory"),
+    ),
+    _metric("ENC_UTIL", "Use of the encoder in %.", "nvmlDeviceGetEncoderUtilization", convert=itemgetter(0)),
+    _metric("DEC_UTIL", "Use of the decoder in %.", "nvmlDeviceGetDecoderUtilization", convert=itemgetter(0)),
+    _metric("FB_TOTAL", "Memory in MiB.", "nvmlDeviceGetMemoryInfo", convert=lambda memory: memory.total / _MIB),
+    _metric("FB_USED", "Memory in use, in MiB.", "nvmlDeviceGetMemoryInfo", convert=lambda memory: memory.used / _MIB),
+    _metric("FB_FREE", "Free memory in MiB.", "nvmlDeviceGetMemoryInfo", convert=lambda memory: memory.free / _MIB),
+    _ecc("ECC_SBE_VOL_TOTAL", "Corrected memory errors since the last reset.", _CORRECTED, _VOLATILE),
+    _ecc("ECC_DBE_VOL_TOTAL", "Uncorrected memory errors since the last reset.", _UNCORRECTED, _VOLATILE),
+    _ecc("ECC_SBE_AGG_TOTAL", "Corrected memory errors of the GPU's life.", _CORRECTED, _AGGREGATE),
+    _ecc("ECC_DBE_AGG_TOTAL", "Uncorrected memory errors of the GPU's life.", _UNCORRECTED, _AGGREGATE),
+    _row("CORRECTABLE_REMAPPED_ROWS", "Memory rows replaced after corrected errors.", 0, "counter"),
+    _row("UNCORRECTABLE_REMAPPED_ROWS", "Memory rows replaced after uncorrected errors.", 1, "counter"),
+    _row("ROW_REMAP_PENDING", "1 if a replacement of a row waits for a reset.", 2),
+    _row("ROW_REMAP_FAILURE", "1 if a row could not be replaced.", 3),
+    _metric("RETIRED_PENDING", "1 if a memory page waits to be retired.", "nvmlDeviceGetRetiredPagesPendingStatus"),
+    _metric("PCIE_REPLAY_COUNTER", "Repeated PCIe packets.", "nvmlDeviceGetPcieReplayCounter", kind="counter"),
+    _metric("PCIE_LINK_GEN", "PCIe generation in use.", "nvmlDeviceGetCurrPcieLinkGeneration"),
+    _metric("PCIE_LINK_WIDTH", "PCIe lanes in use.", "nvmlDeviceGetCurrPcieLinkWidth"),
+    _metric("PCIE_MAX_LINK_GEN", "Highest PCIe generation in this slot.", "nvmlDeviceGetMaxPcieLinkGeneration"),
+    _metric("PCIE_MAX_LINK_WIDTH", "Most PCIe lanes in this slot.", "nvmlDeviceGetMaxPcieLinkWidth"),
+    _metric(
+        "CLOCKS_EVENT_REASONS",
+        "Reasons for lower clocks: bits of nvmlClocksEventReasons.",
+        "nvmlDeviceGetCurrentClocksThrottleReasons",
+    ),
+    _violation("POWER", "because of the power limit", pynvml.NVML_PERF_POLICY_POWER),
+    _violation("THERMAL", "because of the temperature", pynvml.NVML_PERF_POLICY_THERMAL),
+    _violation("SYNC_BOOST", "because of synchronized boost", pynvml.NVML_PERF_POLICY_SYNC_BOOST),
+    _violation("BOARD_LIMIT", "because of the limit of the board", pynvml.NVML_PERF_POLICY_BOARD_LIMIT),
+    _violation("LOW_UTIL", "because of low use", pynvml.NVML_PERF_POLICY_LOW_UTILIZATION),
+    _violation("RELIABILITY", "because of reliability", pynvml.NVML_PERF_POLICY_RELIABILITY),
+    _metric("PSTATE", "Performance state, 0 (highest) to 15.", "nvmlDeviceGetPerformanceState"),
+    _metric("FAN_SPEED", "Fan speed in % of the highest.", "nvmlDeviceGetFanSpeed"),
+    _metric("MIG_MODE", "1 if the GPU is partitioned.", "nvmlDeviceGetMigMode", convert=itemgetter(0)),
+    _metric("PERSISTENCE_MODE", "1 if the driver stays loaded.", "nvmlDeviceGetPersistenceMode"),
+    _metric("COMPUTE_MODE", "0 shared, 2 prohibited, 3 exclusive.", "nvmlDeviceGetComputeMode"),
+)
+
+
+def _field(name: str, text: str, kind: MetricKind = "counter") -> MetricFamily:
+    return MetricFamily(f"DCGM_FI_DEV_{name}", text, kind, _LABELS, "NVML: `nvmlDeviceGetFieldValues`")
+
+
+_FIELDS = {
+    pynvml.NVML_FI_DEV_MEMORY_TEMP: _field("MEMORY_TEMP", "Temperature of the memory in C.", "gauge"),
+    pynvml.NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL: _field(
+        "NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL", "CRC errors of NVLink's flow control."
+    ),
+    pynvml.NVML_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL: _field(
+        "NVLINK_CRC_DATA_ERROR_COUNT_TOTAL", "CRC errors of NVLink's data."
+    ),
+    pynvml.NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL: _field(
+        "NVLINK_REPLAY_ERROR_COUNT_TOTAL", "Repeated NVLink packets."
+    ),
+    pynvml.NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL: _field(
+        "NVLINK_RECOVERY_ERROR_COUNT_TOTAL", "Recoveries of NVLinks."
+    ),
+}
+
+
+_GPM = "NVML: `nvmlGpmMetricsGet`, between two scrapes"
+
+
+def _activity(name: str, text: str) -> MetricFamily:
+    return MetricFamily(f"DCGM_FI_PROF_{name}", text, "gauge", _LABELS, _GPM)
+
+
+_PERCENT, _MIB_PER_S = 0.01, float(_MIB)
+_ACTIVITIES = {
+    pynvml.NVML_GPM_METRIC_GRAPHICS_UTIL: (_activity("GR_ENGINE_ACTIVE", "Time with any work, 0 to 1."), _PERCENT),
+    pynvml.NVML_GPM_METRIC_SM_UTIL: (_activity("SM_ACTIVE", "Time with a warp on an SM, 0 to 1."), _PERCENT),
+    pynvml.NVML_GPM_METRIC_SM_OCCUPANCY: (_activity("SM_OCCUPANCY", "Warps over most warps, 0 to 1."), _PERCENT),
+    pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL: (
+        _activity("PIPE_TENSOR_ACTIVE", "Time with work for tensor cores, 0 to 1."),
+        _PERCENT,
+    ),
+    pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL: (_activity("DRAM_ACTIVE", "Memory bandwidth in use, 0 to 1."), _PERCENT),
+    pynvml.NVML_GPM_METRIC_FP64_UTIL: (_activity("PIPE_FP64_ACTIVE", "Time with FP64 work, 0 to 1."), _PERCENT),
+    pynvml.NVML_GPM_METRIC_FP32_UTIL: (_activity("PIPE_FP32_ACTIVE", "Time with FP32 work, 0 to 1."), _PERCENT),
+    pynvml.NVML_GPM_METRIC_FP16_UTIL: (_activity("PIPE_FP16_ACTIVE", "Time with FP16 work, 0 to 1."), _PERCENT),
+    pynvml.NVML_GPM_METRIC_PCIE_TX_PER_SEC: (
+        _activity("PCIE_TX_BYTES", "Bytes sent over PCIe, per s."),
+        _MIB_PER_S,
+    ),
+    pynvml.NVML_GPM_METRIC_PCIE_RX_PER_SEC: (
+        _activity("PCIE_RX_BYTES", "Bytes received over PCIe per second."),
+        _MIB_PER_S,
+    ),
+    pynvml.NVML_GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC: (
+        _activity("NVLINK_TX_BYTES", "Bytes sent over NVLink per second."),
+        _MIB_PER_S,
+    ),
+    pynvml.NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC: (
+        _activity("NVLINK_RX_BYTES", "Bytes received over NVLink per second."),
+        _MIB_PER_S,
+    ),
+}
+GPUS_LOST = MetricFamily("trainworks_gpus_lost", "GPUs that the driver counts and cannot open.", source="NVML")
+GPU_FAMILIES = (
+    *(metric.family for metric in _METRICS),
+    *_FIELDS.values(),
+    *(family for family, _ in _ACTIVITIES.values()),
+    GPUS_LOST,
+)
+
+
+class GpuReader:
+    """Reads all GPUs of this machine; the driver stays open between two scrapes.
+
+    Args:
+        nvml: the module pynvml, or an object with its functions.
+    """
+
+    def __init__(self, nvml: Any = pynvml) -> None:
+        self._nvml = nvml
+        self._is_open = False
+        self._before: dict[int, Any] = {}
+        """Last sample of activities by GPU."""
+
+    def samples(self) -> Iterator[MetricSample]:
+        """Every figure that each GPU has; nothing on a machine without a driver."""
+        nvml = self._nvml
+        try:
+            if not self._is_open:
+                nvml.nvmlInit()
+                self._is_open = True
+            handles = [ask(nvml.nvmlDeviceGetHandleByIndex, index) for index in range(nvml.nvmlDeviceGetCount())]
+        except pynvml.NVMLError:  # no driver, or one that was replaced: open it again at the next scrape
+            self._is_open = False
+            self._before.clear()
+            return
+        yield GPUS_LOST.of(sum(handle is None for handle in handles))
+        for index, handle in enumerate(handles):
+            if handle is not None:
+                yield from self._of(index, handle)
+
+    def _of(self, index: int, handle: Any) -> Iterator[MetricSample]:
+        nvml = self._nvml
+        pci = ask(nvml.nvmlDeviceGetPciInfo, handle)
+        labels = (
+            str(index),
+            ask(nvml.nvmlDeviceGetUUID, handle) or "",
+            pci.busId if pci is not None else "",
+            f"nvidia{index}",
+            ask(nvml.nvmlDeviceGetName, handle) or "",
+            socket.gethostname(),
+        )
+        for metric in _METRICS:
+            answer = ask(getattr(nvml, metric.function), handle, *metric.arguments)
+            if answer is not None:
+                yield metric.family.of(metric.convert(answer), *labels)
+        for field, value in field_values(nvml, handle, list(_FIELDS)).items():
+            yield _FIELDS[field].of(value, *labels)
+        for number, value in self._activities(index, handle).items():
+            family, unit = _ACTIVITIES[number]
+            yield family.of(value * unit, *labels)
+
+    def _activities(self, index: int, handle: Any) -> Mapping[int, float]:
+        """Means since the last scrape; empty at the first one, and for a GPU without these figures."""
+        nvml = self._nvml
+        support = ask(nvml.nvmlGpmQueryDeviceSupport, handle)
+        if support is None or not support.isSupportedDevice:
+            return {}
+        try:
+            now = nvml.nvmlGpmSampleGet(handle, nvml.nvmlGpmSampleAlloc())
+        except pynvml.NVMLError:
+            return {}
+        before = self._before.get(index)
+        self._before[index] = now
+        return {} if before is None else self._between(before, now)
+
+    def _between(self, before: Any, now: Any) -> Mapping[int, float]:
+        request = pynvml.c_nvmlGpmMetricsGet_t()
+        request.version = pynvml.NVML_GPM_METRICS_GET_VERSION
+        request.numMetrics = len(_ACTIVITIES)
+        request.sample1, request.sample2 = before, now
+        for place, number in enumerate(_ACTIVITIES):
+            request.metrics[place].metricId = number
+        answer = ask(self._nvml.nvmlGpmMetricsGet, request)
+        ask(self._nvml.nvmlGpmSampleFree, before)
+        found = answer.metrics[: len(_ACTIVITIES)] if answer is not None else []
+        return {each.metricId: each.value for each in found if each.nvmlReturn == pynvml.NVML_SUCCESS}

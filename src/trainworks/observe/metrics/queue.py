@@ -1,0 +1,72 @@
+"""Metrics of the job store. The ends of the names are those of Slurm's own metrics where Slurm has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from trainworks.jobs.job_row import JobRow
+from trainworks.jobs.state import JobState
+from trainworks.observe.metrics.family import MetricFamily, MetricSample
+
+_STORE = "the job store"
+
+
+def _family(name: str, text: str, slurm: str = "") -> MetricFamily:
+    return MetricFamily(f"trainworks_{name}", text, source=f"{_STORE}; Slurm: `{slurm}`" if slurm else _STORE)
+
+
+_STATES = {
+    JobState.QUEUED: _family("jobs_pending", "Jobs that wait for their first nodes.", "slurm_jobs_pending"),
+    JobState.STARTING: _family("jobs_configuring", "Jobs whose processes start.", "slurm_jobs_configuring"),
+    JobState.RUNNING: _family("jobs_running", "Jobs that run.", "slurm_jobs_running"),
+    JobState.RECOVERING: _family("jobs_recovering", "Jobs that restart after a failure."),
+    JobState.PREEMPTED: _family("jobs_preempted", "Jobs that lost their nodes and wait.", "slurm_jobs_preempted"),
+    JobState.SUCCEEDED: _family("jobs_completed", "Jobs in the store that succeeded.", "slurm_jobs_completed"),
+    JobState.FAILED: _family("jobs_failed", "Jobs in the store that failed.", "slurm_jobs_failed"),
+    JobState.STOPPED: _family("jobs_cancelled", "Jobs in the store that were stopped.", "slurm_jobs_cancelled"),
+    JobState.UNKNOWN: _family("jobs_unknown", "Jobs in a state that only their backend knows."),
+}
+_JOBS = _family("jobs", "Jobs in the store.", "slurm_jobs")
+_HELD = _family("jobs_hold", "Waiting jobs that are held.", "slurm_jobs_hold")
+_CORES = _family("jobs_cpus_alloc", "Processor cores that jobs hold.", "slurm_jobs_cpus_alloc")
+_ACCELERATORS = _family("jobs_gpus_alloc", "Accelerators that jobs hold.", "slurm_jobs_gpus_alloc")
+_NODES = _family("jobs_nodes_alloc", "Nodes on which jobs hold a share.", "slurm_jobs_nodes_alloc")
+_UNREACHABLE = _family("jobs_unreachable", "Unfinished jobs whose backend does not answer.")
+_OLDEST = _family("queue_oldest_submission_timestamp_seconds", "Submission of the job that waits longest.")
+_DRAINED = _family("nodes_drain", "Drained nodes of this machine's queue.", "slurm_nodes_drain")
+QUEUE_FAMILIES = (
+    _JOBS,
+    *_STATES.values(),
+    _HELD,
+    _CORES,
+    _ACCELERATORS,
+    _NODES,
+    _UNREACHABLE,
+    _OLDEST,
+    _DRAINED,
+)
+
+
+def queue_samples(
+    counts: Mapping[JobState, int], live: Sequence[JobRow], *, drained_nodes: int
+) -> Iterator[MetricSample]:
+    """Metrics of the queue.
+
+    Args:
+        counts: all jobs of the store by state.
+        live: jobs that have not ended.
+        drained_nodes: nodes that get no more jobs.
+    """
+    waiting = [job for job in live if job.state.waits]
+    shares = [share for job in live if job.state.holds_resources for share in job.placement]
+    yield _JOBS.of(sum(counts.values()))
+    for state, family in _STATES.items():
+        yield family.of(counts.get(state, 0))
+    yield _HELD.of(sum(job.held for job in waiting))
+    yield _CORES.of(sum(share.cores for share in shares))
+    yield _ACCELERATORS.of(sum(len(share.devices) for share in shares))
+    yield _NODES.of(len({share.node for share in shares}))
+    yield _UNREACHABLE.of(sum(not job.reachable for job in live))
+    yield _DRAINED.of(drained_nodes)
+    if waiting:
+        yield _OLDEST.of(min(job.submitted_at for job in waiting))

@@ -1,0 +1,291 @@
+"""Metrics of runs: what the record says of a run at one moment, and what its plan predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+
+from trainworks.jobs.state import JobState
+from trainworks.observe.metrics.family import MetricFamily, MetricKind, MetricSample
+from trainworks.record.metrics import MetricsRow
+from trainworks.record.resolved import Plan, ResolvedRun, StepTimeGroups
+from trainworks.units import HOUR_S
+
+MEASURED_PARTS = (*StepTimeGroups.model_fields, "checkpoint_s", "other_s")
+"""Parts of a step in the metrics of a run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """A run at one moment. Figures are None until they are recorded; times are seconds since the epoch."""
+
+    run: str
+    """Value of the label `run`: the run id, or the path where two runs have the same id."""
+    state: JobState
+    resolved: ResolvedRun
+    launched_at: float
+    """Time of the first launch."""
+    attempt_at: float | None = None
+    """Start of the latest attempt."""
+    attempts: int = 0
+    failures: int = 0
+    """Starts of the ranks that ended in a failure."""
+    recent: Sequence[MetricsRow] = ()
+    """Last steps of the latest attempt, oldest first."""
+    step_s: float | None = None
+    """Mean duration of these steps."""
+    tokens_per_s: float | None = None
+    """Throughput over them."""
+    eta_s: float | None = None
+    """Time from the last one to the end of the run at their pace; without checkpoints, restarts and waits to come."""
+    memory_peak_bytes: int | None = None
+    checkpoint_step: int | None = None
+    checkpoint_at: float | None = None
+    checkpoint_bytes: int | None = None
+    failed_checkpoints: int = 0
+    goodput: float | None = None
+    spent_s: Mapping[str, float] = field(default_factory=dict)
+    """The time ledger: seconds by category."""
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan; None for a command."""
+        return self.resolved.plan
+
+    @property
+    def latest(self) -> MetricsRow | None:
+        """The last recorded step."""
+        return self.recent[-1] if self.recent else None
+
+    @property
+    def unsaved_since(self) -> float | None:
+        """End of the last work that a checkpoint holds: its time, or the start of the attempt if that is later."""
+        times = [at for at in (self.checkpoint_at, self.attempt_at) if at is not None]
+        return max(times, default=None)
+
+    @property
+    def expected_finish_at(self) -> float | None:
+        """Time of the last step at the present pace."""
+        return None if self.latest is None or self.eta_s is None else self.latest["t"] + self.eta_s
+
+    @property
+    def deadline_at(self) -> float | None:
+        """Latest acceptable time of the last step: `goal.deadline` after the first launch."""
+        goal = self.resolved.run_file.goal
+        return self.launched_at + goal.deadline if goal and goal.deadline else None
+
+    @property
+    def cost_usd(self) -> float | None:
+        """Price of the accelerators for the time that the run held them.
+
+        cost = USD per accelerator hour * accelerators * (wall clock - idle) / 3600; None without a price or a ledger
+        """
+        price = self.resolved.run_file.cluster.usd_per_accelerator_hour
+        if price is None or not self.spent_s:
+            return None
+        processes = self.resolved.processes
+        accelerators = processes.accelerators_per_node * processes.nodes or processes.world_size
+        held_s = sum(self.spent_s.values()) - self.spent_s.get("idle", 0.0)
+        return price * accelerators * held_s / HOUR_S
+
+
+@dataclass(frozen=True, slots=True)
+class _RunMetric:
+    family: MetricFamily
+    read: Callable[[RunFacts], float | Mapping[str, float] | None]
+    """The value; or values by the last label, if the family has one more than `run`."""
+
+
+def _metric(
+    name: str,
+    read: Callable[[RunFacts], float | Mapping[str, float] | None],
+    text: str,
+    source: str,
+    *,
+    kind: MetricKind = "gauge",
+    label: str = "",
+) -> _RunMetric:
+    labels = ("run", label) if label else ("run",)
+    return _RunMetric(MetricFamily(f"trainworks_run_{name}", text, kind, labels, source), read)
+
+
+def _latest(key: str) -> Callable[[RunFacts], float | None]:
+    def read(run: RunFacts) -> float | None:
+        row: Mapping[str, object] = run.latest or {}
+        value = row.get(key)
+        return float(value) if isinstance(value, int | float) else None
+
+    return read
+
+
+def _planned(read: Callable[[Plan], float | Mapping[str, float] | None]) -> Callable[[RunFacts], object]:
+    return lambda run: None if run.plan is None else read(run.plan)
+
+
+def _parts(run: RunFacts) -> Mapping[str, float]:
+    """Mean of every part over the recent steps."""
+    sums: dict[str, float] = {}
+    for row in run.recent:
+        values: Mapping[str, object] = row
+        for part in MEASURED_PARTS:
+            value = values.get(part)
+            sums[part] = sums.get(part, 0.0) + (float(value) if isinstance(value, int | float) else 0.0)
+    return {part.removesuffix("_s"): total / len(run.recent) for part, total in sums.items()}
+
+
+def _planned_parts(plan: Plan) -> Mapping[str, float]:
+    return {name.removesuffix("_s"): value for name, value in plan.step_time.groups.model_dump().items()}
+
+
+def _checkpoint_interval(plan: Plan) -> float | None:
+    if plan.checkpoint_every_s is not None:
+        return plan.checkpoint_every_s
+    steps = plan.checkpoint_every_steps
+    return None if steps is None else steps * plan.step_time.total_s
+
+
+def _planned_goodput(plan: Plan) -> float | None:
+    return plan.num_steps * plan.step_time.total_s / plan.run_time_s if plan.run_time_s > 0 else None
+
+
+def _mfu(run: RunFacts) -> float | None:
+    return None if run.plan is None or run.tokens_per_s is None else run.plan.mfu(run.tokens_per_s)
+
+
+_RECENT = "metrics.jsonl: up to 50 steps of the last 5 s"
+_PLAN = "resolved.json: the plan"
+_EVENTS = "events.jsonl"
+_LEDGER = "the time ledger of `trainworks report`"
+RUN_INFO = MetricFamily(
+    "trainworks_run_info",
+    "Facts of a run that do not change; the value is 1.",
+    labels=("run", "name", "model", "layout", "precision", "accelerator"),
+    source="resolved.json",
+)
+RUN_STATE = MetricFamily(
+    "trainworks_run_state", "State of a run; the value is 1.", labels=("run", "state"), source="status.json"
+)
+_METRICS = (
+    _metric("step", _latest("step"), "Last recorded optimizer step.", "metrics.jsonl"),
+    _metric(
+        "planned_log_interval_seconds",
+        lambda run: run.resolved.longest_pause_s or None,
+        "Planned time between two writes of steps to the record.",
+        _PLAN,
+    ),
+    _metric("planned_steps", _planned(attrgetter("num_steps")), "Optimizer steps of the whole run.", _PLAN),
+    _metric("last_step_timestamp_seconds", _latest("t"), "Time of the last recorded step.", "metrics.jsonl"),
+    _metric("loss", _latest("loss"), "Loss of the last step, mean over the tokens, in nats.", "metrics.jsonl"),
+    _metric("gradient_norm", _latest("grad_norm"), "Gradient norm of the last step before clipping.", "metrics.jsonl"),
+    _metric("learning_rate", _latest("lr"), "Learning rate of the last step.", "metrics.jsonl"),
+    _metric("tokens_per_second", attrgetter("tokens_per_s"), "Throughput of the whole job.", _RECENT),
+    _metric("planned_tokens_per_second", _planned(attrgetter("tokens_per_s")), "Planned throughput.", _PLAN),
+    _metric("mfu_ratio", _mfu, "Model FLOPs utilization, 0 to 1.", _RECENT),
+    _metric(
+        "planned_mfu_ratio", _planned(lambda plan: plan.mfu(plan.tokens_per_s)), "Planned utilization, 0 to 1.", _PLAN
+    ),
+    _metric("step_seconds", attrgetter("step_s"), "Mean time of a step.", _RECENT),
+    _metric("planned_step_seconds", _planned(attrgetter("step_time.total_s")), "Planned time of a step.", _PLAN),
+    _metric(
+        "planned_step_low_seconds",
+        _planned(lambda plan: plan.expected and plan.expected.low_s),
+        "Lower end of the 80 % interval of a step.",
+        _PLAN,
+    ),
+    _metric(
+        "planned_step_high_seconds",
+        _planned(lambda plan: plan.expected and plan.expected.high_s),
+        "Upper end of the 80 % interval of a step.",
+        _PLAN,
+    ),
+    _metric("step_part_seconds", _parts, "Mean time of a part of a step; the parts add up.", _RECENT, label="part"),
+    _metric(
+        "planned_step_part_seconds",
+        _planned(_planned_parts),
+        "Planned time of a part of a step; the parts add up.",
+        _PLAN,
+        label="part",
+    ),
+    _metric("memory_peak_bytes", attrgetter("memory_peak_bytes"), "Peak memory of the fullest rank.", "metrics.jsonl"),
+    _metric(
+        "planned_memory_bytes", _planned(attrgetter("memory.total_bytes")), "Planned peak of the fullest rank.", _PLAN
+    ),
+    _metric("goodput_ratio", attrgetter("goodput"), "Productive time over time holding accelerators, 0 to 1.", _LEDGER),
+    _metric(
+        "planned_goodput_ratio",
+        _planned(_planned_goodput),
+        "Planned steps * step time over planned run time, 0 to 1.",
+        _PLAN,
+    ),
+    _metric("spent_seconds", attrgetter("spent_s"), "Time since the launch by category.", _LEDGER, label="category"),
+    _metric("checkpoint_step", attrgetter("checkpoint_step"), "Step of the newest intact checkpoint.", _EVENTS),
+    _metric("checkpoint_timestamp_seconds", attrgetter("checkpoint_at"), "Time of that checkpoint.", _EVENTS),
+    _metric("checkpoint_bytes", attrgetter("checkpoint_bytes"), "Size of the last checkpoint.", _EVENTS),
+    _metric(
+        "planned_checkpoint_bytes", _planned(attrgetter("checkpoint_bytes")), "Planned size of a checkpoint.", _PLAN
+    ),
+    _metric(
+        "unsaved_since_timestamp_seconds",
+        attrgetter("unsaved_since"),
+        "Time from which on work is in no checkpoint: the newest checkpoint, or a later start of the ranks.",
+        _EVENTS,
+    ),
+    _metric(
+        "planned_checkpoint_interval_seconds",
+        _planned(_checkpoint_interval),
+        "Planned time to the next.",
+        _PLAN,
+    ),
+    _metric(
+        "checkpoint_failures_total", attrgetter("failed_checkpoints"), "Failed checkpoints.", _EVENTS, kind="counter"
+    ),
+    _metric("attempts_total", attrgetter("attempts"), "Starts of the ranks.", _EVENTS, kind="counter"),
+    _metric("failures_total", attrgetter("failures"), "Starts of the ranks that failed.", _EVENTS, kind="counter"),
+    _metric(
+        "expected_finish_timestamp_seconds",
+        attrgetter("expected_finish_at"),
+        "Time of the last step at the present pace.",
+        _RECENT,
+    ),
+    _metric(
+        "deadline_timestamp_seconds",
+        attrgetter("deadline_at"),
+        "Latest acceptable end.",
+        "run file: `goal`",
+    ),
+    _metric("cost_usd", attrgetter("cost_usd"), "Price of the accelerators so far.", f"{_LEDGER}, and the run file"),
+    _metric(
+        "budget_usd",
+        lambda run: run.resolved.run_file.goal and run.resolved.run_file.goal.budget,
+        "Highest acceptable price.",
+        "run file: `goal`",
+    ),
+)
+RUN_FAMILIES = (RUN_INFO, RUN_STATE, *(metric.family for metric in _METRICS))
+
+
+def run_samples(run: RunFacts) -> Iterator[MetricSample]:
+    """Every metric of a run that has a value now."""
+    yield _info(run)
+    yield RUN_STATE.of(1, run.run, run.state)
+    for metric in _METRICS:
+        value = metric.read(run)
+        if isinstance(value, Mapping):
+            yield from (metric.family.of(each, run.run, key) for key, each in value.items())
+        elif value is not None:
+            yield metric.family.of(value, run.run)
+
+
+def _info(run: RunFacts) -> MetricSample:
+    resolved, plan, workload = run.resolved, run.plan, run.resolved.run_file.workload
+    accelerators = resolved.host.accelerators
+    return RUN_INFO.of(
+        1,
+        run.run,
+        resolved.run_file.name,
+        workload.model.title if workload else "",
+        plan.layout.describe() if plan else "",
+        str(workload.precision) if workload else "",
+        accelerators[0].name if accelerators else "",
+    )

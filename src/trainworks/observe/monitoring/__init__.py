@@ -1,0 +1,1 @@
+"""Configuration of Prometheus, Alertmanager and dashboards, rendered from metric families and alerts."""

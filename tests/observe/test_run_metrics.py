@@ -1,0 +1,145 @@
+"""Metrics of runs: the record says what happened, the plan what should have; dead runs disappear."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.fakes import LAUNCH_AT, FakeClock
+from tests.observe.conftest import RunningRun
+from tests.observe.prometheus import judge, values
+from trainworks.api.observing.exporter import NodeMetrics
+from trainworks.api.observing.watched_runs import RunWatcher
+from trainworks.config.run_file import RunFile
+
+
+def read(metrics: NodeMetrics, clock: FakeClock, after_s: float = 2.0) -> dict[str, float]:
+    """The metrics some time later, by series."""
+    clock.sleep(after_s)
+    return values(metrics.text())
+
+
+def of(run: str, found: dict[str, float]) -> dict[str, float]:
+    """Metrics of one run without labels, by the end of their names."""
+    label = f'{{run="{run}"}}'
+    starts = "trainworks_run_"
+    return {name.removeprefix(starts).removesuffix(label): value for name, value in found.items() if label in name}
+
+
+def test_what_is_measured_stands_beside_what_was_planned(
+    running: RunningRun, metrics: NodeMetrics, clock: FakeClock
+) -> None:
+    run = of("stdlib-lm-1", read(metrics, clock))
+    assert (run["step"], run["planned_steps"]) == (80, 300)
+    assert run["step_seconds"] == pytest.approx(0.119)
+    assert run["planned_step_seconds"] == pytest.approx(0.1)
+    assert run["tokens_per_second"] == pytest.approx(8192 / 0.119)
+    assert run["mfu_ratio"] == pytest.approx(38e6 * 8192 / 0.119 / (2 * 8e12))
+    assert run["expected_finish_timestamp_seconds"] == pytest.approx(running.at + 220 * 0.119)
+
+
+def test_the_parts_of_a_step_add_up(running: RunningRun, metrics: NodeMetrics, clock: FakeClock) -> None:
+    found = read(metrics, clock)
+    for prefix in ("", "planned_"):
+        parts = [value for name, value in found.items() if name.startswith(f"trainworks_run_{prefix}step_part_seconds")]
+        assert sum(parts) == pytest.approx(of("stdlib-lm-1", found)[f"{prefix}step_seconds"])
+
+
+def test_prometheus_has_no_complaint(running: RunningRun, metrics: NodeMetrics) -> None:
+    judge("promtool", "check", "metrics", text=metrics.text())
+
+
+def test_what_is_not_saved_counts_from_the_newest_checkpoint_or_a_later_start(
+    running: RunningRun, metrics: NodeMetrics, clock: FakeClock
+) -> None:
+    saved_at = LAUNCH_AT + 3 + 60 * 0.119
+    assert of("stdlib-lm-1", read(metrics, clock))["unsaved_since_timestamp_seconds"] == pytest.approx(saved_at)
+    running.fail().wait(5).attempt(from_step=60)
+    run = of("stdlib-lm-1", read(metrics, clock))
+    assert run["unsaved_since_timestamp_seconds"] == pytest.approx(running.at)
+    assert (run["attempts_total"], run["failures_total"]) == (2, 1)
+
+
+def test_all_ranks_that_fail_together_are_one_failure(
+    running: RunningRun, metrics: NodeMetrics, clock: FakeClock
+) -> None:
+    running.fail(rendezvous="a").fail(rendezvous="a", rank=0)
+    assert of("stdlib-lm-1", read(metrics, clock))["failures_total"] == 1
+
+
+def test_a_loss_that_is_not_a_number_is_shown_as_such(
+    running: RunningRun, metrics: NodeMetrics, clock: FakeClock
+) -> None:
+    running.steps(1, loss=math.nan)
+    assert math.isnan(of("stdlib-lm-1", read(metrics, clock))["loss"])
+
+
+def test_cost_and_deadline_come_from_the_run_file(running: RunningRun, metrics: NodeMetrics, clock: FakeClock) -> None:
+    resolved = running.run_dir.read_resolved()
+    goals = {"goal": {"deadline": "1h", "budget": "50 USD"}, "cluster": {"usd_per_accelerator_hour": 2.0}}
+    run_file = RunFile.model_validate(resolved.run_file.model_dump(exclude_unset=True) | goals)
+    running.run_dir.write_resolved(resolved.model_copy(update={"run_file": run_file}))
+    run = of("stdlib-lm-1", read(metrics, clock, after_s=1800))
+    assert run["cost_usd"] == pytest.approx(2.0 * 2 * 0.5)
+    assert (run["budget_usd"], run["deadline_timestamp_seconds"]) == (50, LAUNCH_AT + 3600)
+
+
+def test_a_run_without_goal_and_price_has_neither_deadline_nor_cost(
+    running: RunningRun, metrics: NodeMetrics, clock: FakeClock
+) -> None:
+    assert not {"cost_usd", "budget_usd", "deadline_timestamp_seconds"} & of("stdlib-lm-1", read(metrics, clock)).keys()
+
+
+def test_an_ended_run_keeps_its_metrics_for_ten_minutes(
+    running: RunningRun, metrics: NodeMetrics, clock: FakeClock
+) -> None:
+    running.steps(220).finish()
+    ended = 'trainworks_run_state{run="stdlib-lm-1",state="SUCCEEDED"}'
+    assert ended in read(metrics, clock)
+    assert not of("stdlib-lm-1", read(metrics, clock, after_s=700))
+    running.launch().state("RUNNING")
+    assert of("stdlib-lm-1", read(metrics, clock))["attempts_total"] == 2
+
+
+def test_a_run_that_was_never_launched_or_waits_has_no_metrics(
+    folder: Path, metrics: NodeMetrics, clock: FakeClock
+) -> None:
+    RunningRun(folder)
+    RunningRun(folder).state("QUEUED")
+    assert not [name for name in read(metrics, clock) if name.startswith("trainworks_run_")]
+
+
+def test_a_removed_run_disappears(running: RunningRun, metrics: NodeMetrics, clock: FakeClock) -> None:
+    assert of("stdlib-lm-1", read(metrics, clock))
+    shutil.rmtree(running.run_dir.path)
+    assert not of("stdlib-lm-1", read(metrics, clock))
+
+
+def test_a_record_that_cannot_be_read_is_counted_and_hides_no_other(
+    running: RunningRun, folder: Path, metrics: NodeMetrics, clock: FakeClock
+) -> None:
+    damaged = RunningRun(folder).state("RUNNING")
+    damaged.run_dir.resolved_file.write_text("{}")
+    found = read(metrics, clock)
+    assert found["trainworks_exporter_runs_unreadable"] == 1
+    assert of("stdlib-lm-1", found)
+
+
+def test_runs_above_the_limit_are_left_out_and_counted(folder: Path, clock: FakeClock) -> None:
+    for age in range(3):
+        RunningRun(folder).wait(-age).state("RUNNING")
+    watcher = RunWatcher(folder, list, clock, most_runs=2)
+    assert [run.run for run in watcher.facts()] == ["stdlib-lm-1", "stdlib-lm-2"]
+    assert watcher.left_out == 1
+
+
+def test_two_runs_of_one_name_in_different_folders_are_two_series(
+    running: RunningRun, tmp_path: Path, folder: Path, clock: FakeClock
+) -> None:
+    other = RunningRun(tmp_path / "others")
+    other.launch().steps(5).state("RUNNING")
+    watcher = RunWatcher(folder, lambda: [str(other.run_dir.path)], clock)
+    assert len({run.run for run in watcher.facts()}) == 2
