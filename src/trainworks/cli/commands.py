@@ -20,6 +20,7 @@ COMMANDS = {
     "health": "Check a node: GPUs, links, memory, mounts; or compare nodes.",
     "review": "Find mistakes in scripts, configuration, code and texts.",
     "exporter": "Give metrics of runs, queue, GPUs, health to Prometheus.",
+    "monitor": "Render Prometheus and Alertmanager files with alerts.",
     "data": "Prepare or verify training data.",
     "ps": "List jobs, with status and the reason why they wait.",
     "describe": "Show why a job waits, where it runs, or why it failed.",
@@ -72,7 +73,7 @@ _FOLDERS = {
     "jobs": ("ps", "describe", "hold", "release", "retry", "nodes", "drain", "jobs"),
     "observing": ("top", "why", "compare", "track"),
     "proving": ("bench", "health", "review"),
-    "observing": ("exporter",),
+    "observing": ("exporter", "monitor"),
     "admin": ("sandbox", "hooks", "autoscale", "schema"),
 }
 _MODULES = {name: f"{folder}.{name}" for folder, names in _FOLDERS.items() for name in names}

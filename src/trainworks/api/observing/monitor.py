@@ -1,0 +1,46 @@
+"""Files for Prometheus and Alertmanager: configuration, rules with their tests, and the nodes of a cluster."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from trainworks.api.jobs import nodes
+from trainworks.errors import ArgumentError
+from trainworks.observe.monitoring.prometheus import (
+    MonitoringSetup,
+    alertmanager_config,
+    prometheus_config,
+    target_files,
+)
+from trainworks.observe.monitoring.rules import alert_rules, alert_tests, recording_rules
+
+
+def render_monitoring(setup: MonitoringSetup) -> dict[str, str]:
+    """Text of every file by its name; paths in them are relative to their folder.
+
+    Raises:
+        ArgumentError: a webhook is not an HTTP address.
+    """
+    for argument, url in {"page": setup.page, "ticket": setup.ticket}.items():
+        if url is not None and urlsplit(url).scheme not in ("http", "https"):
+            raise ArgumentError(f"`{url}` is not an HTTP address", argument=argument, hint="write `https://...`")
+    return {
+        "prometheus.yml": prometheus_config(setup),
+        "recording.yml": recording_rules(),
+        "alerts.yml": alert_rules(),
+        "alerts_test.yml": alert_tests("alerts.yml"),
+        "alertmanager.yml": alertmanager_config(setup),
+    }
+
+
+def monitored_nodes(cluster: str | None = None) -> dict[str, str]:
+    """Target files of the nodes of a cluster, by name.
+
+    Args:
+        cluster: this machine when None; else a backend such as `slurm`, or a run file.
+
+    Raises:
+        UsageError: no such backend.
+        UnreachableError: it does not answer.
+    """
+    return target_files(node.name for node in nodes(cluster))

@@ -1,0 +1,105 @@
+"""Configuration of Prometheus and Alertmanager, and the lists of nodes that Prometheus reads.
+
+The keys are those of Prometheus 2.42 and Alertmanager 0.25 (Debian 12); later versions read them, too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from trainworks.jobs.formats.manifest import to_yaml
+
+RULE_FILES = ("recording.yml", "alerts.yml")
+EXPORTER_PORTS = {"trainworks": 9855, "node": 9100}
+"""Scrape job -> port of its exporter on every node."""
+_TARGETS = "{}.targets.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MonitoringSetup:
+    """What differs from site to site."""
+
+    scrape_interval: str = "15s"
+    alertmanager: str = "127.0.0.1:9093"
+    token_file: str | None = None
+    """Path, where Prometheus runs, of the token that the exporters want."""
+    ca_file: str | None = None
+    """Path, where Prometheus runs, of the authority of the exporters' certificates; None for plain HTTP."""
+    page: str | None = None
+    """Webhook for critical alerts."""
+    ticket: str | None = None
+    """Webhook for all other alerts."""
+
+
+def prometheus_config(setup: MonitoringSetup) -> str:
+    """`prometheus.yml`: the nodes of the target files, the rules and the Alertmanager."""
+    return to_yaml(
+        {
+            "global": {"scrape_interval": setup.scrape_interval, "evaluation_interval": setup.scrape_interval},
+            "rule_files": list(RULE_FILES),
+            "alerting": {"alertmanagers": [{"static_configs": [{"targets": [setup.alertmanager]}]}]},
+            "scrape_configs": [_scrape(job, setup) for job in EXPORTER_PORTS],
+        }
+    )
+
+
+def _scrape(job: str, setup: MonitoringSetup) -> dict[str, Any]:
+    own: dict[str, Any] = {}
+    if job == "trainworks":
+        if setup.token_file is not None:
+            own["authorization"] = {"type": "Bearer", "credentials_file": setup.token_file}
+        if setup.ca_file is not None:
+            own |= {"scheme": "https", "tls_config": {"ca_file": setup.ca_file}}
+    return {
+        "job_name": job,
+        **own,
+        "file_sd_configs": [{"files": [_TARGETS.format(job)]}],
+        "relabel_configs": [{"source_labels": ["__address__"], "regex": r"\[?(.+?)\]?:\d+", "target_label": "node"}],
+    }
+
+
+def target_files(nodes: Iterable[str]) -> dict[str, str]:
+    """Lists of the exporters of these nodes, by file name; Prometheus notices when they change."""
+    names = sorted(set(nodes))
+    return {
+        _TARGETS.format(job): json.dumps([{"targets": [f"{_host(name)}:{port}" for name in names]}], indent=2) + "\n"
+        for job, port in EXPORTER_PORTS.items()
+    }
+
+
+def _host(name: str) -> str:
+    return f"[{name}]" if ":" in name else name
+
+
+def alertmanager_config(setup: MonitoringSetup) -> str:
+    """`alertmanager.yml`: critical alerts page, others make a ticket, and a cause mutes its consequences."""
+    return to_yaml(
+        {
+            "route": {
+                "receiver": "ticket",
+                "group_by": ["node", "run"],
+                "group_wait": "30s",
+                "group_interval": "5m",
+                "repeat_interval": "12h",
+                "routes": [{"matchers": ['severity="critical"'], "receiver": "page", "repeat_interval": "4h"}],
+            },
+            "inhibit_rules": [
+                _inhibit('alertname="NodeDown"', 'alertname!="NodeDown"', "node"),
+                _inhibit('severity="critical"', 'severity="warning"', "node", 'node!=""'),
+                _inhibit('alertname="RunFailed"', 'alertname!="RunFailed"', "run"),
+                _inhibit('alertname="RunStalled"', 'severity="warning"', "run"),
+            ],
+            "receivers": [_receiver("page", setup.page), _receiver("ticket", setup.ticket)],
+        }
+    )
+
+
+def _inhibit(source: str, target: str, equal: str, *only: str) -> dict[str, Any]:
+    return {"source_matchers": [source, *only], "target_matchers": [target, *only], "equal": [equal]}
+
+
+def _receiver(name: str, url: str | None) -> dict[str, Any]:
+    return {"name": name} | ({} if url is None else {"webhook_configs": [{"url": url, "send_resolved": True}]})

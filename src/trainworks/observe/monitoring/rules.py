@@ -1,0 +1,72 @@
+"""Rules of Prometheus: alerts, recorded series, and unit tests of the alerts for `promtool test rules`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainworks.jobs.formats.manifest import to_yaml
+from trainworks.observe.monitoring.alert import AlertCase, AlertRule
+from trainworks.observe.monitoring.node_alerts import NODE_ALERTS
+from trainworks.observe.monitoring.run_alerts import RUN_ALERTS
+
+ALERTS = (*RUN_ALERTS, *NODE_ALERTS)
+RECORDED = {
+    "run:trainworks_step_slowdown:ratio": (
+        "max by (run) (trainworks_run_step_seconds / trainworks_run_planned_step_seconds)",
+        "Measured over planned time of a step.",
+    ),
+    "run:trainworks_mfu:ratio": ("max by (run) (trainworks_run_mfu_ratio)", "Model FLOPs utilization."),
+    "run:trainworks_deadline_slack:seconds": (
+        "min by (run) (trainworks_run_deadline_timestamp_seconds - trainworks_run_expected_finish_timestamp_seconds)",
+        "Time between the expected finish and the deadline; negative if it will be missed.",
+    ),
+    "node:trainworks_gpu_power:watts": (
+        "sum by (node) (max by (node, UUID) (DCGM_FI_DEV_POWER_USAGE))",
+        "Power draw of the GPUs of a node.",
+    ),
+    "node:trainworks_gpu_sm_active:ratio": (
+        "avg by (node) (max by (node, UUID) (DCGM_FI_PROF_SM_ACTIVE))",
+        "Mean activity of the SMs of a node.",
+    ),
+}
+"""Name of a recorded series -> expression, meaning."""
+
+
+def alert_rules() -> str:
+    """The rule file of all alerts."""
+    return to_yaml({"groups": [{"name": "trainworks", "rules": [_rule(alert) for alert in ALERTS]}]})
+
+
+def recording_rules() -> str:
+    """The rule file of the recorded series, which dashboards read."""
+    rules = [{"record": name, "expr": expr} for name, (expr, _) in RECORDED.items()]
+    return to_yaml({"groups": [{"name": "trainworks-recorded", "rules": rules}]})
+
+
+def alert_tests(rule_file: str) -> str:
+    """Two unit tests of each alert: one in which it fires with all its texts, and one in which it does not.
+
+    Args:
+        rule_file: name of the file of the alerts.
+    """
+    tests = [_test(alert, case) for alert in ALERTS for case in (alert.fires, alert.quiet)]
+    return to_yaml({"rule_files": [rule_file], "evaluation_interval": "1m", "tests": tests})
+
+
+def _rule(alert: AlertRule) -> dict[str, Any]:
+    return {
+        "alert": alert.name,
+        "expr": alert.expr,
+        "for": alert.lasts,
+        "labels": {"severity": alert.severity},
+        "annotations": alert.annotations,
+    }
+
+
+def _test(alert: AlertRule, case: AlertCase) -> dict[str, Any]:
+    wanted: dict[str, Any] = {"eval_time": case.at, "alertname": alert.name}
+    if case is alert.fires:
+        labels = {"severity": alert.severity, **case.labels}
+        wanted["exp_alerts"] = [{"exp_labels": labels, "exp_annotations": alert.annotations_with(labels)}]
+    series = [{"series": name, "values": values} for name, values in case.series.items()]
+    return {"interval": "1m", "input_series": series, "alert_rule_test": [wanted]}

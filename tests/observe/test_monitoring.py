@@ -1,0 +1,114 @@
+"""Rendered monitoring, judged by Prometheus' and Alertmanager's own programs: it is valid, and every alert fires."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from tests.observe.prometheus import judge, program
+from trainworks.api.observing.monitor import render_monitoring
+from trainworks.cli.app import app
+from trainworks.errors import ArgumentError
+from trainworks.observe.metrics.families import FAMILIES
+from trainworks.observe.monitoring.alert import AlertRule
+from trainworks.observe.monitoring.prometheus import MonitoringSetup, target_files
+from trainworks.observe.monitoring.rules import ALERTS, RECORDED
+
+OURS = {family.name for group in FAMILIES.values() for family in group}
+OF_NODE_EXPORTER = {
+    "node_filesystem_avail_bytes",
+    "node_infiniband_link_downed_total",
+    "node_infiniband_state_id",
+}
+SETUP = MonitoringSetup(page="https://pager.example/hook", ticket="http://tickets.example/hook")
+METRIC = re.compile(r"\b(?:trainworks_|DCGM_|node_[a-z]+_)\w+")
+
+
+@pytest.fixture
+def rendered(tmp_path: Path) -> Path:
+    """A folder with all files."""
+    for name, text in {**render_monitoring(SETUP), **target_files(["node1", "10.0.0.2", "fe80::1"])}.items():
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def test_prometheus_accepts_its_configuration_and_rules(rendered: Path) -> None:
+    judge("promtool", "check", "config", rendered / "prometheus.yml")
+
+
+def test_alertmanager_accepts_its_configuration(rendered: Path) -> None:
+    judge("amtool", "check-config", rendered / "alertmanager.yml")
+
+
+def test_every_alert_fires_in_one_case_and_not_in_the_other(rendered: Path) -> None:
+    judge("promtool", "test", "rules", rendered / "alerts_test.yml")
+
+
+def test_an_alert_that_fires_in_its_quiet_case_is_noticed(rendered: Path) -> None:
+    file = rendered / "alerts_test.yml"
+    content = yaml.safe_load(file.read_text())
+    for fires, quiet in zip(content["tests"][::2], content["tests"][1::2], strict=True):
+        quiet["input_series"] = fires["input_series"]
+        quiet["alert_rule_test"][0]["eval_time"] = fires["alert_rule_test"][0]["eval_time"]
+    file.write_text(yaml.safe_dump(content))
+    done = subprocess.run([program("promtool"), "test", "rules", file], capture_output=True, text=True, check=False)
+    failed = set(re.findall(r"alertname: ?(\w+)", done.stdout + done.stderr))
+    assert failed == {alert.name for alert in ALERTS}
+
+
+@pytest.mark.parametrize(
+    ("labels", "receiver"),
+    [
+        (["severity=critical", "alertname=NodeDown"], "page"),
+        (["severity=warning", "alertname=DiskFilling"], "ticket"),
+        (["alertname=OfAnotherTeam"], "ticket"),
+    ],
+)
+def test_severity_chooses_who_is_told(rendered: Path, labels: list[str], receiver: str) -> None:
+    options = ["--config.file", rendered / "alertmanager.yml", f"--verify.receivers={receiver}"]
+    judge("amtool", "config", "routes", "test", *options, *labels)
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
+def test_an_alert_names_what_exists(alert: AlertRule) -> None:
+    used = set(METRIC.findall(alert.expr))
+    assert used <= OURS | OF_NODE_EXPORTER
+    assert used or "up{" in alert.expr
+    assert set(re.findall(r"\$labels\.(\w+)", alert.summary)) <= set(alert.fires.labels)
+
+
+def test_a_recorded_series_reads_what_exists() -> None:
+    assert {name for expr, _ in RECORDED.values() for name in METRIC.findall(expr)} <= OURS
+
+
+def test_an_alert_has_a_name_of_its_own() -> None:
+    assert len({alert.name for alert in ALERTS}) == len(ALERTS)
+
+
+@pytest.mark.parametrize("name", ["prometheus.yml", "alertmanager.yml", "recording.yml"])
+def test_files_read_like_this(name: str, golden) -> None:
+    setup = MonitoringSetup(token_file="/etc/prometheus/token", ca_file="/etc/prometheus/ca.pem", page=SETUP.page)
+    golden(f"monitor_{name}", render_monitoring(setup)[name])
+
+
+def test_a_webhook_that_is_no_address_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="is not an HTTP address"):
+        render_monitoring(MonitoringSetup(page="ops@example.org"))
+
+
+def test_targets_are_the_nodes_of_the_cluster(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["monitor", "targets", "--to", str(tmp_path)])
+    assert done.exit_code == 0
+    (group,) = json.loads((tmp_path / "trainworks.targets.json").read_text())
+    assert [target.endswith(":9855") for target in group["targets"]] == [True]
+
+
+def test_addresses_of_version_6_get_brackets() -> None:
+    (group,) = json.loads(target_files(["fe80::1"])["node.targets.json"])
+    assert group["targets"] == ["[fe80::1]:9100"]
