@@ -33,6 +33,10 @@ from trainworks.measure.bench.measurement import Measurement, Quantity
 from trainworks.measure.bench.verdict import BANDS, judge, unit_of
 from trainworks.measure.health import fabric_checks, gpu_checks, host_checks, log_checks
 from trainworks.measure.health.check import HealthCheck
+from trainworks.observe.metrics.families import FAMILIES
+from trainworks.observe.metrics.family import MetricFamily
+from trainworks.observe.monitoring.alert import AlertRule
+from trainworks.observe.monitoring.rules import ALERTS, RECORDED
 from trainworks.record import (
     calibration,
     environment,
@@ -65,6 +69,8 @@ def main(arguments: list[str]) -> int:
         "errors-and-exit-codes.md": errors_page(),
         "bench-bounds.md": bench_bounds_page(),
         "health-checks.md": health_checks_page(),
+        "metrics.md": metrics_page(),
+        "alerts.md": alerts_page(),
         "review-rules.md": review_rules_page(),
     }
     if arguments not in ([], ["--check"]):
@@ -456,6 +462,48 @@ def _rank_codes() -> str:
         if isinstance(statement, ast.Assign)
     ]
     return "\n".join(["| exit code | name | meaning |", "|---|---|---|", *rows])
+
+
+# Metrics and alerts
+
+
+def metrics_page() -> str:
+    """Tabulate every metric of the exporter, and the series that Prometheus records."""
+    intro = (
+        "The metrics of [`trainworks exporter`](../guides/monitor.md). A value that is not known has no sample.\n"
+        "Times are seconds since the epoch."
+    )
+    parts = [f"## {title}\n\n{_metric_table(families)}" for title, families in FAMILIES.items()]
+    rows = [f"| `{name}` | {_cell(meaning)} | `{_cell(expr)}` |" for name, (expr, meaning) in RECORDED.items()]
+    recorded = "\n".join(["| series | meaning | expression |", "|---|---|---|", *rows])
+    return _page("Metrics", intro, *parts, f"## Recorded series\n\n{recorded}")
+
+
+def _metric_table(families: tuple[MetricFamily, ...]) -> str:
+    rows = [
+        f"| `{family.name}` | {family.kind} | {', '.join(f'`{label}`' for label in family.labels)} | "
+        f"{_cell(family.help)} | {_cell(family.source)} |"
+        for family in families
+    ]
+    return "\n".join(["| metric | type | labels | meaning | read from |", "|---|---|---|---|---|", *rows])
+
+
+def alerts_page() -> str:
+    """Describe every alert: what it says, where its threshold comes from, and what to do."""
+    intro = (
+        "The alerts that `trainworks monitor render` writes; [the guide](../guides/monitor.md) sets them up.\n"
+        "A `critical` alert goes to the receiver `page`, a `warning` to `ticket`."
+    )
+    return _page("Alerts", intro, *map(_alert_section, ALERTS))
+
+
+def _alert_section(alert: AlertRule) -> str:
+    summary = re.sub(r"{{ \$labels\.(\w+) }}", lambda match: match[1].upper(), alert.summary)
+    lasts = "at once" if alert.lasts == "0m" else f"after {alert.lasts}"
+    return (
+        f"## {alert.name}\n\n{alert.severity}, {lasts}: {summary}\n\nThreshold: {alert.threshold}.\n\n"
+        f"What to do: {alert.action}.\n\n{_block(alert.expr, 'promql')}"
+    )
 
 
 # Rules of the review

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from typer.testing import CliRunner
 
 from tests.observe.prometheus import judge, program
-from trainworks.api.observing.monitor import render_monitoring
+from trainworks.api.observing.monitor import render_monitoring, rendered_dashboards
 from trainworks.cli.app import app
-from trainworks.errors import ArgumentError
+from trainworks.errors import ArgumentError, MissingExtraError
 from trainworks.observe.metrics.families import FAMILIES
 from trainworks.observe.monitoring.alert import AlertRule
 from trainworks.observe.monitoring.prometheus import MonitoringSetup, target_files
@@ -27,6 +30,7 @@ OF_NODE_EXPORTER = {
     "node_infiniband_state_id",
 }
 SETUP = MonitoringSetup(page="https://pager.example/hook", ticket="http://tickets.example/hook")
+RECORDED_NAME = re.compile(r"\b(?:run|node):\w+:\w+")
 METRIC = re.compile(r"\b(?:trainworks_|DCGM_|node_[a-z]+_)\w+")
 
 
@@ -112,3 +116,49 @@ def test_targets_are_the_nodes_of_the_cluster(tmp_path: Path) -> None:
 def test_addresses_of_version_6_get_brackets() -> None:
     (group,) = json.loads(target_files(["fe80::1"])["node.targets.json"])
     assert group["targets"] == ["[fe80::1]:9100"]
+
+
+@pytest.fixture
+def dashboards() -> dict[str, dict[str, Any]]:
+    """What Grafana gets, by file name."""
+    pytest.importorskip("grafana_foundation_sdk")
+    return {name: json.loads(text) for name, text in rendered_dashboards().items()}
+
+
+def queries(dashboards: Mapping[str, dict[str, Any]]) -> list[str]:
+    """Every expression, with values for the variables."""
+    expressions = [
+        target["expr"] for page in dashboards.values() for panel in page["panels"] for target in panel["targets"]
+    ]
+    return [expr.replace("$run", "stdlib-lm-1").replace("$node", "127.0.0.1") for expr in expressions]
+
+
+def test_a_panel_asks_for_what_exists(dashboards: dict[str, dict[str, Any]]) -> None:
+    named = {name for expr in queries(dashboards) for name in METRIC.findall(RECORDED_NAME.sub("", expr))}
+    recorded = {name for expr in queries(dashboards) for name in RECORDED_NAME.findall(expr)}
+    assert named <= OURS
+    assert recorded <= RECORDED.keys()
+
+
+def test_prometheus_can_parse_every_panel(dashboards: dict[str, dict[str, Any]], tmp_path: Path) -> None:
+    rules = [{"record": f"panel:{number}", "expr": expr} for number, expr in enumerate(queries(dashboards))]
+    (tmp_path / "panels.yml").write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
+    judge("promtool", "check", "rules", tmp_path / "panels.yml")
+
+
+def test_a_dashboard_is_complete(dashboards: dict[str, dict[str, Any]]) -> None:
+    for name, page in dashboards.items():
+        assert name == f"{page['uid']}.json"
+        assert all(panel["datasource"]["uid"] == "${datasource}" for panel in page["panels"])
+        assert all(
+            len({target["refId"] for target in panel["targets"]}) == len(panel["targets"]) for panel in page["panels"]
+        )
+        places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in page["panels"]]
+        assert len(set(places)) == len(places)
+
+
+def test_dashboards_without_their_extra_say_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "grafana_foundation_sdk.builders.dashboard", None)
+    with pytest.raises(MissingExtraError) as caught:
+        rendered_dashboards()
+    assert caught.value.hint == "pip install 'trainworks[dashboards]'"

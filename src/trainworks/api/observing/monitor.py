@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 
 from trainworks.api.jobs import nodes
 from trainworks.errors import ArgumentError
+from trainworks.observe.monitoring.dashboards import DASHBOARDS, dashboard_json
 from trainworks.observe.monitoring.prometheus import (
     MonitoringSetup,
     alertmanager_config,
@@ -31,6 +32,15 @@ def render_monitoring(setup: MonitoringSetup) -> dict[str, str]:
         "alerts_test.yml": alert_tests("alerts.yml"),
         "alertmanager.yml": alertmanager_config(setup),
     }
+
+
+def rendered_dashboards() -> dict[str, str]:
+    """Grafana's JSON of every dashboard, by file name.
+
+    Raises:
+        MissingExtraError: `grafana-foundation-sdk` is not installed.
+    """
+    return {f"trainworks-{dashboard.name}.json": dashboard_json(dashboard) for dashboard in DASHBOARDS}
 
 
 def monitored_nodes(cluster: str | None = None) -> dict[str, str]:

@@ -15,14 +15,15 @@ class MonitorFiles(StrEnum):
     """Which files."""
 
     RENDER = "render"
+    DASHBOARDS = "dashboards"
     TARGETS = "targets"
 
 
 def command(
-    files: Annotated[MonitorFiles, typer.Argument(metavar="render|targets", help="Configuration, or lists of nodes.")],
+    files: Annotated[MonitorFiles, typer.Argument(metavar="render|dashboards|targets", help="Which files.")],
     to: ToFolder = None,
     cluster: OnCluster = None,
-    every: Annotated[str, typer.Option("--every", metavar="DURATION", help="Time between two scrapes.")] = "15s",
+    every_s: Annotated[int, typer.Option("--every", min=1, help="Seconds between two scrapes.")] = 15,
     alertmanager: Annotated[str, typer.Option(metavar="HOST:PORT", help="Alertmanager.")] = "127.0.0.1:9093",
     token_file: Annotated[
         str | None, typer.Option(metavar="FILE", help="Token of the exporters, where Prometheus runs.")
@@ -35,17 +36,21 @@ def command(
 ) -> None:
     """`render` prints or writes prometheus.yml, recording rules, alerts with unit tests, and alertmanager.yml.
 
-    `targets` lists the nodes of a cluster for Prometheus; run it again when nodes come or go.
+    `dashboards` makes JSON for Grafana. `targets` lists the nodes of a cluster for Prometheus; run it again when
+    nodes come or go.
     """
-    from trainworks.api.observing.monitor import monitored_nodes, render_monitoring
+    from trainworks.api.observing.monitor import monitored_nodes, render_monitoring, rendered_dashboards
     from trainworks.observe.monitoring.prometheus import MonitoringSetup
 
     with option_errors():
         if files is MonitorFiles.TARGETS:
             print_or_write(monitored_nodes(cluster), to)
             return
+        if files is MonitorFiles.DASHBOARDS:
+            print_or_write(rendered_dashboards(), to)
+            return
         setup = MonitoringSetup(
-            scrape_interval=every,
+            scrape_interval_s=every_s,
             alertmanager=alertmanager,
             token_file=token_file,
             ca_file=ca_file,

@@ -24,7 +24,7 @@ RUNS_UNREADABLE = MetricFamily(
     "trainworks_exporter_runs_unreadable", "Runs whose record could not be read.", source="the exporter"
 )
 RUNS_LEFT_OUT = MetricFamily(
-    "trainworks_exporter_runs_left_out", "Runs above the limit of `--most-runs`.", source="the exporter"
+    "trainworks_exporter_runs_left_out", "Running runs beyond the 200 newest.", source="the exporter"
 )
 FAMILIES = {
     "Runs": RUN_FAMILIES,

@@ -22,7 +22,7 @@ _TARGETS = "{}.targets.json"
 class MonitoringSetup:
     """What differs from site to site."""
 
-    scrape_interval: str = "15s"
+    scrape_interval_s: int = 15
     alertmanager: str = "127.0.0.1:9093"
     token_file: str | None = None
     """Path, where Prometheus runs, of the token that the exporters want."""
@@ -36,9 +36,10 @@ class MonitoringSetup:
 
 def prometheus_config(setup: MonitoringSetup) -> str:
     """`prometheus.yml`: the nodes of the target files, the rules and the Alertmanager."""
+    interval = f"{setup.scrape_interval_s}s"
     return to_yaml(
         {
-            "global": {"scrape_interval": setup.scrape_interval, "evaluation_interval": setup.scrape_interval},
+            "global": {"scrape_interval": interval, "evaluation_interval": interval},
             "rule_files": list(RULE_FILES),
             "alerting": {"alertmanagers": [{"static_configs": [{"targets": [setup.alertmanager]}]}]},
             "scrape_configs": [_scrape(job, setup) for job in EXPORTER_PORTS],

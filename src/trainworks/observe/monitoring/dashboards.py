@@ -1,0 +1,244 @@
+"""Grafana dashboards: panels as data, and their JSON by Grafana's own builders (extra `dashboards`)."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from trainworks.errors import MissingExtraError
+
+_RUN = '{run="$run"}'
+_NODE = '{node="$node"}'
+_WIDTH, _HEIGHT = 12, 8
+"""Half of Grafana's grid, which is 24 wide."""
+
+
+@dataclass(frozen=True, slots=True)
+class DashboardPanel:
+    """One plot over time."""
+
+    title: str
+    unit: str
+    """Unit of Grafana: `s`, `bytes`, `percentunit`, `short`, `currencyUSD`, `dateTimeAsIso` ..."""
+    queries: Mapping[str, str]
+    """Legend -> expression; `{{label}}` in a legend stands for a label."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsDashboard:
+    """One page of panels."""
+
+    name: str
+    title: str
+    panels: tuple[DashboardPanel, ...]
+    variable: str = ""
+    """Label whose value the reader chooses; empty for a page without one."""
+    values_of: str = ""
+    """Metric that has all values of that label."""
+
+
+DASHBOARDS = (
+    MetricsDashboard(
+        "run",
+        "Trainworks: run",
+        (
+            DashboardPanel("Loss", "short", {"loss": f"max(trainworks_run_loss{_RUN})"}),
+            DashboardPanel(
+                "Throughput",
+                "short",
+                {
+                    "measured tokens/s": f"max(trainworks_run_tokens_per_second{_RUN})",
+                    "planned tokens/s": f"max(trainworks_run_planned_tokens_per_second{_RUN})",
+                },
+            ),
+            DashboardPanel(
+                "Step time and the plan's interval",
+                "s",
+                {
+                    "measured": f"max(trainworks_run_step_seconds{_RUN})",
+                    "planned": f"max(trainworks_run_planned_step_seconds{_RUN})",
+                    "planned, low": f"max(trainworks_run_planned_step_low_seconds{_RUN})",
+                    "planned, high": f"max(trainworks_run_planned_step_high_seconds{_RUN})",
+                },
+            ),
+            DashboardPanel(
+                "MFU",
+                "percentunit",
+                {
+                    "measured": f"max(trainworks_run_mfu_ratio{_RUN})",
+                    "planned": f"max(trainworks_run_planned_mfu_ratio{_RUN})",
+                },
+            ),
+            DashboardPanel(
+                "Parts of a step, measured",
+                "s",
+                {"{{part}}": f"max by (part) (trainworks_run_step_part_seconds{_RUN})"},
+            ),
+            DashboardPanel(
+                "Parts of a step, planned",
+                "s",
+                {"{{part}}": f"max by (part) (trainworks_run_planned_step_part_seconds{_RUN})"},
+            ),
+            DashboardPanel(
+                "Goodput",
+                "percentunit",
+                {
+                    "measured": f"max(trainworks_run_goodput_ratio{_RUN})",
+                    "planned": f"max(trainworks_run_planned_goodput_ratio{_RUN})",
+                },
+            ),
+            DashboardPanel(
+                "Where the time went", "s", {"{{category}}": f"max by (category) (trainworks_run_spent_seconds{_RUN})"}
+            ),
+            DashboardPanel(
+                "Work that no checkpoint holds",
+                "s",
+                {
+                    "unsaved": f"time() - max(trainworks_run_unsaved_since_timestamp_seconds{_RUN})",
+                    "planned interval": f"max(trainworks_run_planned_checkpoint_interval_seconds{_RUN})",
+                },
+            ),
+            DashboardPanel(
+                "Peak memory of the fullest rank",
+                "bytes",
+                {
+                    "measured": f"max(trainworks_run_memory_peak_bytes{_RUN})",
+                    "planned": f"max(trainworks_run_planned_memory_bytes{_RUN})",
+                },
+            ),
+            DashboardPanel(
+                "Time between expected finish and deadline",
+                "s",
+                {"slack": f"max(run:trainworks_deadline_slack:seconds{_RUN})"},
+            ),
+            DashboardPanel(
+                "Cost",
+                "currencyUSD",
+                {
+                    "so far": f"max(trainworks_run_cost_usd{_RUN})",
+                    "budget": f"max(trainworks_run_budget_usd{_RUN})",
+                },
+            ),
+        ),
+        "run",
+        "trainworks_run_info",
+    ),
+    MetricsDashboard(
+        "node",
+        "Trainworks: node",
+        (
+            DashboardPanel(
+                "Activity of SMs", "percentunit", {"GPU {{gpu}}": f"max by (gpu) (DCGM_FI_PROF_SM_ACTIVE{_NODE})"}
+            ),
+            DashboardPanel(
+                "Activity of tensor cores",
+                "percentunit",
+                {"GPU {{gpu}}": f"max by (gpu) (DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{_NODE})"},
+            ),
+            DashboardPanel(
+                "Memory in use",
+                "percentunit",
+                {"GPU {{gpu}}": f"max by (gpu) (DCGM_FI_DEV_FB_USED{_NODE} / DCGM_FI_DEV_FB_TOTAL{_NODE})"},
+            ),
+            DashboardPanel("Power", "watt", {"GPU {{gpu}}": f"max by (gpu) (DCGM_FI_DEV_POWER_USAGE{_NODE})"}),
+            DashboardPanel(
+                "Temperature",
+                "celsius",
+                {
+                    "GPU {{gpu}}": f"max by (gpu) (DCGM_FI_DEV_GPU_TEMP{_NODE})",
+                    "slowdown": f"min(DCGM_FI_DEV_SLOWDOWN_TEMP{_NODE})",
+                },
+            ),
+            DashboardPanel("SM clock, in MHz", "short", {"GPU {{gpu}}": f"max by (gpu) (DCGM_FI_DEV_SM_CLOCK{_NODE})"}),
+            DashboardPanel(
+                "Health checks that fail or warn",
+                "short",
+                {"{{check}}": f"max by (check) (trainworks_health_check_status{_NODE}) > 0"},
+            ),
+            DashboardPanel(
+                "Errors of NVLink within an hour",
+                "short",
+                {"GPU {{gpu}}": f"max by (gpu) (increase(DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL{_NODE}[1h]))"},
+            ),
+        ),
+        "node",
+        "trainworks_exporter_collector_success",
+    ),
+    MetricsDashboard(
+        "fleet",
+        "Trainworks: fleet, queue and cost",
+        (
+            DashboardPanel(
+                "Jobs",
+                "short",
+                {
+                    "running": "sum(trainworks_jobs_running)",
+                    "pending": "sum(trainworks_jobs_pending)",
+                    "recovering": "sum(trainworks_jobs_recovering)",
+                },
+            ),
+            DashboardPanel(
+                "Longest wait", "s", {"wait": "time() - min(trainworks_queue_oldest_submission_timestamp_seconds)"}
+            ),
+            DashboardPanel("GPUs that jobs hold", "short", {"GPUs": "sum(trainworks_jobs_gpus_alloc)"}),
+            DashboardPanel(
+                "Nodes", "short", {"answer": 'sum(up{job="trainworks"})', "drained": "sum(trainworks_nodes_drain)"}
+            ),
+            DashboardPanel("Step time over plan", "short", {"{{run}}": "run:trainworks_step_slowdown:ratio"}),
+            DashboardPanel("MFU", "percentunit", {"{{run}}": "run:trainworks_mfu:ratio"}),
+            DashboardPanel(
+                "Activity of SMs, mean of a node", "percentunit", {"{{node}}": "node:trainworks_gpu_sm_active:ratio"}
+            ),
+            DashboardPanel("Power of the GPUs", "watt", {"{{node}}": "node:trainworks_gpu_power:watts"}),
+            DashboardPanel(
+                "Cost of running runs", "currencyUSD", {"{{run}}": "max by (run) (trainworks_run_cost_usd)"}
+            ),
+        ),
+    ),
+)
+
+
+def dashboard_json(dashboard: MetricsDashboard) -> str:
+    """The dashboard for Grafana's import or its provisioning folder, in Grafana's classic form.
+
+    Raises:
+        MissingExtraError: `grafana-foundation-sdk` is not installed.
+    """
+    build = _sdk("builders.dashboard")
+    page = build.Dashboard(dashboard.title).uid(f"trainworks-{dashboard.name}").tags(["trainworks"]).refresh("30s")
+    page = page.time("now-6h", "now").readonly()
+    page = page.with_variable(build.DatasourceVariable("datasource").label("source").type("prometheus"))
+    if dashboard.variable:
+        query = f"label_values({dashboard.values_of}, {dashboard.variable})"
+        choice = build.QueryVariable(dashboard.variable).query(query).datasource(_source())
+        page = page.with_variable(choice.refresh(_sdk("models.dashboard").VariableRefresh.ON_TIME_RANGE_CHANGED))
+    for panel in dashboard.panels:
+        page = page.with_panel(_panel(panel))
+    text: str = _sdk("cog.encoder").JSONEncoder(sort_keys=True, indent=2).encode(page.build())
+    return text + "\n"
+
+
+def _sdk(module: str) -> Any:
+    """A module of Grafana's builders, without their advice to leave the classic form of a dashboard."""
+    try:
+        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+            return import_module(f"grafana_foundation_sdk.{module}")
+    except ImportError:
+        raise MissingExtraError("grafana-foundation-sdk", "dashboards") from None
+
+
+def _source() -> Any:
+    return _sdk("models.dashboard").DataSourceRef(type_val="prometheus", uid="${datasource}")
+
+
+def _panel(panel: DashboardPanel) -> Any:
+    legend = _sdk("builders.common").VizLegendOptions().show_legend(True)
+    built = _sdk("builders.timeseries").Panel().title(panel.title).unit(panel.unit).datasource(_source()).legend(legend)
+    built = built.height(_HEIGHT).span(_WIDTH)
+    for number, (name, expr) in enumerate(panel.queries.items()):
+        query = _sdk("builders.prometheus").Dataquery().expr(expr).legend_format(name)
+        built = built.with_target(query.ref_id(chr(ord("A") + number)))
+    return built
