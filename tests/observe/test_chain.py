@@ -27,7 +27,6 @@ from trainworks.api.observing.exporter import NodeMetrics, metrics_server
 from trainworks.api.observing.monitor import render_monitoring
 from trainworks.measure.health.node_health import check_node
 from trainworks.observe.monitoring.dashboards import DASHBOARDS
-from trainworks.observe.monitoring.prometheus import MonitoringSetup
 
 pytestmark = pytest.mark.slow
 
@@ -118,8 +117,8 @@ class Monitoring:
         """Scrape one exporter under these names."""
         hook = f"http://127.0.0.1:{self.webhook.server_address[1]}"
         address = f"127.0.0.1:{self.alertmanager}"
-        setup = MonitoringSetup(scrape_interval_s=1, alertmanager=address, page=hook, ticket=hook)
-        for name, text in render_monitoring(setup).items():
+        files = render_monitoring(scrape_interval_s=1, alertmanager=address, page=hook, ticket=hook)
+        for name, text in files.items():
             (self.folder / name).write_text(text.replace("group_wait: '30s'", "group_wait: '1s'"))
         with ExitStack() as stack:
             url = stack.enter_context(serving(metrics_server(metrics, "127.0.0.1:0")))

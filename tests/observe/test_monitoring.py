@@ -20,7 +20,7 @@ from trainworks.cli.app import app
 from trainworks.errors import ArgumentError, MissingExtraError
 from trainworks.observe.metrics.families import FAMILIES
 from trainworks.observe.monitoring.alert import AlertRule
-from trainworks.observe.monitoring.prometheus import MonitoringSetup, target_files
+from trainworks.observe.monitoring.prometheus import target_files
 from trainworks.observe.monitoring.rules import ALERTS, RECORDED
 
 OURS = {family.name for group in FAMILIES.values() for family in group}
@@ -29,7 +29,7 @@ OF_NODE_EXPORTER = {
     "node_infiniband_link_downed_total",
     "node_infiniband_state_id",
 }
-SETUP = MonitoringSetup(page="https://pager.example/hook", ticket="http://tickets.example/hook")
+PAGER, TICKETS = "https://pager.example/hook", "http://tickets.example/hook"
 RECORDED_NAME = re.compile(r"\b(?:run|node):\w+:\w+")
 METRIC = re.compile(r"\b(?:trainworks_|DCGM_|node_[a-z]+_)\w+")
 
@@ -37,7 +37,10 @@ METRIC = re.compile(r"\b(?:trainworks_|DCGM_|node_[a-z]+_)\w+")
 @pytest.fixture
 def rendered(tmp_path: Path) -> Path:
     """A folder with all files."""
-    for name, text in {**render_monitoring(SETUP), **target_files(["node1", "10.0.0.2", "fe80::1"])}.items():
+    for name, text in {
+        **render_monitoring(page=PAGER, ticket=TICKETS),
+        **target_files(["node1", "10.0.0.2", "fe80::1"]),
+    }.items():
         (tmp_path / name).write_text(text)
     return tmp_path
 
@@ -97,13 +100,13 @@ def test_an_alert_has_a_name_of_its_own() -> None:
 
 @pytest.mark.parametrize("name", ["prometheus.yml", "alertmanager.yml", "recording.yml"])
 def test_files_read_like_this(name: str, golden) -> None:
-    setup = MonitoringSetup(token_file="/etc/prometheus/token", ca_file="/etc/prometheus/ca.pem", page=SETUP.page)
-    golden(f"monitor_{name}", render_monitoring(setup)[name])
+    files = render_monitoring(token_file="/etc/prometheus/token", ca_file="/etc/prometheus/ca.pem", page=PAGER)
+    golden(f"monitor_{name}", files[name])
 
 
 def test_a_webhook_that_is_no_address_is_refused() -> None:
     with pytest.raises(ArgumentError, match="is not an HTTP address"):
-        render_monitoring(MonitoringSetup(page="ops@example.org"))
+        render_monitoring(page="ops@example.org")
 
 
 def test_targets_are_the_nodes_of_the_cluster(tmp_path: Path) -> None:

@@ -69,7 +69,8 @@ class NodeMetrics:
         self._store: JobStore | None = None
         self._watcher = RunWatcher(Path(folder), self._submitted, self._clock)
         self._gpus = GpuReader(nvml)
-        self._check, self._health, self._checked_at = check, None, 0.0
+        self._check, self._checked_at = check, 0.0
+        self._health: NodeHealth | None = None
         every: dict[str, Callable[[], Iterable[MetricSample]]] = {
             "runs": self._run_samples,
             "queue": self._queue_samples,
@@ -153,7 +154,7 @@ def metrics_server(
     address = parse_address(listen)
     if not address.is_loopback and token_file is None:
         raise ArgumentError(
-            f"`{listen}` is open to other machines, and there is no token",
+            f"`{listen}` admits other machines without a token",
             argument="listen",
             hint="add `--token-file FILE` and `--tls-cert FILE`, or listen on 127.0.0.1",
         )

@@ -16,13 +16,37 @@ from trainworks.observe.monitoring.prometheus import (
 from trainworks.observe.monitoring.rules import alert_rules, alert_tests, recording_rules
 
 
-def render_monitoring(setup: MonitoringSetup) -> dict[str, str]:
+def render_monitoring(
+    *,
+    scrape_interval_s: int = 15,
+    alertmanager: str = "127.0.0.1:9093",
+    token_file: str | None = None,
+    ca_file: str | None = None,
+    page: str | None = None,
+    ticket: str | None = None,
+) -> dict[str, str]:
     """Text of every file by its name; paths in them are relative to their folder.
+
+    Args:
+        scrape_interval_s: time between two scrapes, and between two looks at the rules.
+        alertmanager: its address, `HOST:PORT`.
+        token_file: path, where Prometheus runs, of the token that the exporters want.
+        ca_file: path, where Prometheus runs, of the authority of the exporters' certificates; None for plain HTTP.
+        page: webhook for critical alerts.
+        ticket: webhook for all other alerts.
 
     Raises:
         ArgumentError: a webhook is not an HTTP address.
     """
-    for argument, url in {"page": setup.page, "ticket": setup.ticket}.items():
+    setup = MonitoringSetup(
+        scrape_interval_s=scrape_interval_s,
+        alertmanager=alertmanager,
+        token_file=token_file,
+        ca_file=ca_file,
+        page=page,
+        ticket=ticket,
+    )
+    for argument, url in {"page": page, "ticket": ticket}.items():
         if url is not None and urlsplit(url).scheme not in ("http", "https"):
             raise ArgumentError(f"`{url}` is not an HTTP address", argument=argument, hint="write `https://...`")
     return {

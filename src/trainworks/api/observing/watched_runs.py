@@ -19,7 +19,7 @@ from trainworks.report.runs.run_progress import RunFollower, current_state
 
 _LEDGER_EVERY_S = 30.0
 _MOST_TIME_FOR_LEDGER = 1 / 400
-"""Share of the time that reading a whole record for the time ledger may take."""
+"""Share of the time that reading whole records for time ledgers may take, over all runs."""
 
 
 class WatchedRun:
@@ -42,11 +42,12 @@ class WatchedRun:
         self._ledger: Ledger | None = None
         self._ledger_due = 0.0
 
-    def facts(self, label: str) -> RunFacts:
+    def facts(self, label: str, *, ledger_share: float = _MOST_TIME_FOR_LEDGER) -> RunFacts:
         """The run as it stands now.
 
         Args:
             label: its name in the metrics.
+            ledger_share: share of the time that reading its whole record may take.
 
         Raises:
             EnvironmentProblem: the resolved run is missing or was written by another format.
@@ -55,7 +56,7 @@ class WatchedRun:
         progress = self._follower.look()
         for event in progress.new_events:
             self._take(event)
-        self._update_ledger(resolved.created_at, progress.state)
+        self._update_ledger(resolved.created_at, progress.state, ledger_share)
         ledger = self._ledger
         return RunFacts(
             run=label,
@@ -92,7 +93,7 @@ class WatchedRun:
         elif kind == "checkpoint_failed":
             self._failed_checkpoints += 1
 
-    def _update_ledger(self, created_at: float, state: JobState) -> None:
+    def _update_ledger(self, created_at: float, state: JobState, share: float) -> None:
         now = self._clock.now()
         if now < self._ledger_due:
             return
@@ -102,7 +103,7 @@ class WatchedRun:
         history = build_history(events, rows, created_at=created_at, status=status, now=now)
         self._ledger = build_ledger(history) if rows else None
         took_s = time.perf_counter() - start_s
-        self._ledger_due = now + max(_LEDGER_EVERY_S, took_s / _MOST_TIME_FOR_LEDGER)
+        self._ledger_due = now + max(_LEDGER_EVERY_S, took_s / share)
 
 
 class RunWatcher:
@@ -138,12 +139,12 @@ class RunWatcher:
         kept = [path for _, path in found[: self._most_runs]]
         self.left_out, self.unreadable = len(found) - len(kept), 0
         self._watched = {path: self._watched.get(path) or WatchedRun(RunDir(path), self._clock) for path in kept}
-        facts, names = [], set()
+        facts, names, share = [], set[str](), _MOST_TIME_FOR_LEDGER / max(1, len(kept))
         for path, watched in self._watched.items():
             label = str(path) if path.name in names else path.name
             names.add(path.name)
             try:
-                facts.append(watched.facts(label))
+                facts.append(watched.facts(label, ledger_share=share))
             except (
                 TrainworksError,
                 OSError,

@@ -12,7 +12,7 @@ from trainworks.cli.options import OnCluster, option_errors
 
 
 class MonitorFiles(StrEnum):
-    """Which files."""
+    """Files to write."""
 
     RENDER = "render"
     DASHBOARDS = "dashboards"
@@ -40,7 +40,6 @@ def command(
     nodes come or go.
     """
     from trainworks.api.observing.monitor import monitored_nodes, render_monitoring, rendered_dashboards
-    from trainworks.observe.monitoring.prometheus import MonitoringSetup
 
     with option_errors():
         if files is MonitorFiles.TARGETS:
@@ -49,7 +48,7 @@ def command(
         if files is MonitorFiles.DASHBOARDS:
             print_or_write(rendered_dashboards(), to)
             return
-        setup = MonitoringSetup(
+        rendered = render_monitoring(
             scrape_interval_s=every_s,
             alertmanager=alertmanager,
             token_file=token_file,
@@ -57,4 +56,4 @@ def command(
             page=page,
             ticket=ticket,
         )
-        print_or_write(render_monitoring(setup), to)
+        print_or_write(rendered, to)

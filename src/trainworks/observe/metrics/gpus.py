@@ -262,9 +262,9 @@ class GpuReader:
                 yield metric.family.of(metric.convert(answer), *labels)
         for field, value in field_values(nvml, handle, list(_FIELDS)).items():
             yield _FIELDS[field].of(value, *labels)
-        for number, value in self._activities(index, handle).items():
+        for number, activity in self._activities(index, handle).items():
             family, unit = _ACTIVITIES[number]
-            yield family.of(value * unit, *labels)
+            yield family.of(activity * unit, *labels)
 
     def _activities(self, index: int, handle: Any) -> Mapping[int, float]:
         """Means since the last scrape; empty at the first one, and for a GPU without these figures."""

@@ -12,6 +12,7 @@ from trainworks.record.metrics import MetricsRow
 from trainworks.record.resolved import Plan, ResolvedRun, StepTimeGroups
 from trainworks.units import HOUR_S
 
+_Value = float | Mapping[str, float] | None
 MEASURED_PARTS = (*StepTimeGroups.model_fields, "checkpoint_s", "other_s")
 """Parts of a step in the metrics of a run."""
 
@@ -93,13 +94,13 @@ class RunFacts:
 @dataclass(frozen=True, slots=True)
 class _RunMetric:
     family: MetricFamily
-    read: Callable[[RunFacts], float | Mapping[str, float] | None]
+    read: Callable[[RunFacts], _Value]
     """The value; or values by the last label, if the family has one more than `run`."""
 
 
 def _metric(
     name: str,
-    read: Callable[[RunFacts], float | Mapping[str, float] | None],
+    read: Callable[[RunFacts], _Value],
     text: str,
     source: str,
     *,
@@ -119,7 +120,7 @@ def _latest(key: str) -> Callable[[RunFacts], float | None]:
     return read
 
 
-def _planned(read: Callable[[Plan], float | Mapping[str, float] | None]) -> Callable[[RunFacts], object]:
+def _planned(read: Callable[[Plan], _Value]) -> Callable[[RunFacts], _Value]:
     return lambda run: None if run.plan is None else read(run.plan)
 
 
@@ -189,13 +190,13 @@ _METRICS = (
     _metric("planned_step_seconds", _planned(attrgetter("step_time.total_s")), "Planned time of a step.", _PLAN),
     _metric(
         "planned_step_low_seconds",
-        _planned(lambda plan: plan.expected and plan.expected.low_s),
+        _planned(lambda plan: plan.expected.low_s if plan.expected else None),
         "Lower end of the 80 % interval of a step.",
         _PLAN,
     ),
     _metric(
         "planned_step_high_seconds",
-        _planned(lambda plan: plan.expected and plan.expected.high_s),
+        _planned(lambda plan: plan.expected.high_s if plan.expected else None),
         "Upper end of the 80 % interval of a step.",
         _PLAN,
     ),
@@ -257,7 +258,7 @@ _METRICS = (
     _metric("cost_usd", attrgetter("cost_usd"), "Price of the accelerators so far.", f"{_LEDGER}, and the run file"),
     _metric(
         "budget_usd",
-        lambda run: run.resolved.run_file.goal and run.resolved.run_file.goal.budget,
+        lambda run: run.resolved.run_file.goal.budget if run.resolved.run_file.goal else None,
         "Highest acceptable price.",
         "run file: `goal`",
     ),

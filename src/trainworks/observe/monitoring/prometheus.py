@@ -20,18 +20,14 @@ _TARGETS = "{}.targets.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonitoringSetup:
-    """What differs from site to site."""
+    """What differs from site to site; `api.observing.monitor.render_monitoring` explains each."""
 
-    scrape_interval_s: int = 15
-    alertmanager: str = "127.0.0.1:9093"
-    token_file: str | None = None
-    """Path, where Prometheus runs, of the token that the exporters want."""
-    ca_file: str | None = None
-    """Path, where Prometheus runs, of the authority of the exporters' certificates; None for plain HTTP."""
-    page: str | None = None
-    """Webhook for critical alerts."""
-    ticket: str | None = None
-    """Webhook for all other alerts."""
+    scrape_interval_s: int
+    alertmanager: str
+    token_file: str | None
+    ca_file: str | None
+    page: str | None
+    ticket: str | None
 
 
 def prometheus_config(setup: MonitoringSetup) -> str:
