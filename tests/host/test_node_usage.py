@@ -29,6 +29,7 @@ class Nvml:
     def __init__(self, now: list[int | None], kept: list[list[tuple[int, int]]] | None = None) -> None:
         self.now = now
         self.kept = kept or [[] for _ in now]
+        self.energy_mj: int | None = 5_000
 
     def nvmlInit(self) -> None:  # noqa: N802
         pass
@@ -40,6 +41,11 @@ class Nvml:
         if self.now[handle] is None:
             raise self.NVMLError("not supported")
         return SimpleNamespace(gpu=self.now[handle])
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: int) -> int:  # noqa: N802
+        if self.energy_mj is None:
+            raise self.NVMLError("not supported")
+        return self.energy_mj
 
     def nvmlDeviceGetSamples(self, handle: int, kind: int, since: int) -> Any:  # noqa: N802
         if not self.kept[handle]:
@@ -87,6 +93,28 @@ def test_what_nobody_can_say_counts_as_use() -> None:
 
 def test_a_job_without_accelerators_has_no_such_figure() -> None:
     assert UsageMeter(ProcessTree(os.getpid()), time.monotonic).look().accelerator_s is None
+
+
+def test_energy_counts_from_the_start_and_goes_on_with_the_next_agent(use) -> None:
+    nvml = Nvml([90, 90])
+    tree, accelerators = ProcessTree(os.getpid()), use(nvml)
+    first = UsageMeter(tree, time.monotonic, accelerators.look, accelerators.energy_j)
+    nvml.energy_mj = 8_000
+    before_j = first.look().energy_j
+    assert before_j == 6.0
+    second = UsageMeter(tree, time.monotonic, accelerators.look, accelerators.energy_j, before_j)
+    nvml.energy_mj = 10_000
+    assert second.look().energy_j == 10.0
+    nvml.energy_mj = 1  # the driver was loaded again
+    assert second.look().energy_j == 6.0
+
+
+def test_energy_that_a_driver_does_not_report_is_unknown(use) -> None:
+    nvml = Nvml([90])
+    nvml.energy_mj = None
+    accelerators = use(nvml)
+    meter = UsageMeter(ProcessTree(os.getpid()), time.monotonic, accelerators.look, accelerators.energy_j)
+    assert meter.look().energy_j is None
 
 
 def test_an_agent_leaves_what_it_measures(run_dir: RunDir) -> None:

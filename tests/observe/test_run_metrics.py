@@ -14,6 +14,7 @@ from tests.observe.prometheus import judge, values
 from trainworks.api.observing.exporter import NodeMetrics
 from trainworks.api.observing.watched_runs import RunWatcher
 from trainworks.config.run_file import RunFile
+from trainworks.record.usage import NodeUsage
 
 
 def read(metrics: NodeMetrics, clock: FakeClock, after_s: float = 2.0) -> dict[str, float]:
@@ -91,6 +92,13 @@ def test_a_run_without_goal_and_price_has_neither_deadline_nor_cost(
     running: RunningRun, metrics: NodeMetrics, clock: FakeClock
 ) -> None:
     assert not {"cost_usd", "budget_usd", "deadline_timestamp_seconds"} & of("stdlib-lm-1", read(metrics, clock)).keys()
+
+
+def test_energy_is_what_the_agents_have_measured(running: RunningRun, metrics: NodeMetrics, clock: FakeClock) -> None:
+    assert "energy_joules" not in of("stdlib-lm-1", read(metrics, clock))
+    usage = {"agent_pid": 1, "monotonic_s": 1, "cpu_s": 1, "io_bytes": 1, "network_bytes": 1, "disk_waits": 0}
+    running.run_dir.write_usage(0, NodeUsage.model_validate({**usage, "accelerator_s": 1, "energy_j": 5e6}))
+    assert of("stdlib-lm-1", read(metrics, clock))["energy_joules"] == 5e6
 
 
 def test_an_ended_run_keeps_its_metrics_for_ten_minutes(

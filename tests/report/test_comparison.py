@@ -9,9 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.report.conftest import make_plan
+from tests.report.conftest import RunWriter, make_plan
+from trainworks.record.environment import AcceleratorFacts
 from trainworks.record.resolved import PlannedLayout
+from trainworks.record.usage import NodeUsage
 from trainworks.report.runs.comparison import warmup_steps
+from trainworks.report.runs.wording import comparison_rows
 
 RunStart = Callable[..., Any]
 
@@ -113,6 +116,39 @@ def test_only_steps_of_the_newest_layout_are_compared_with_its_plan(start_run: R
     assert comparison.step_time_terms[0].measured == pytest.approx(0.08)
     assert comparison.memory.measured == 900_000_000
     assert (comparison.num_steps, comparison.num_other_steps) == (145, 150)
+
+
+def with_accelerators(run: RunWriter, *energies_j: float | None) -> RunWriter:
+    """Two GPUs of 700 W, and what the agents of the nodes have measured."""
+    resolved = run.run_dir.read_resolved()
+    gpus = tuple(AcceleratorFacts(index=index, name="H100", memory_bytes=1, power_limit_w=700) for index in range(2))
+    host = resolved.host.model_copy(update={"accelerators": gpus})
+    processes = resolved.processes.model_copy(update={"device": "cuda"})
+    run.run_dir.write_resolved(resolved.model_copy(update={"host": host, "processes": processes}))
+    usage = {"agent_pid": 1, "monotonic_s": 1, "cpu_s": 1, "io_bytes": 1, "network_bytes": 1, "disk_waits": 0}
+    for node, energy_j in enumerate(energies_j):
+        run.run_dir.write_usage(node, NodeUsage.model_validate({**usage, "accelerator_s": 1, "energy_j": energy_j}))
+    return run
+
+
+def test_measured_energy_stands_beside_the_power_limit_for_the_planned_time(start_run: RunStart) -> None:
+    run = with_accelerators(start_run().launch().steps(300), 36_000.0)
+    energy = run.report().comparison.energy
+    assert energy.planned == pytest.approx(2 * 700 * 40 / 3600)  # Wh
+    assert energy.measured == pytest.approx(10)
+
+
+@pytest.mark.parametrize(("steps", "energy_j"), [(299, 36_000.0), (300, None)])
+def test_energy_is_not_judged_before_the_run_is_complete_or_without_a_measurement(
+    start_run: RunStart, steps: int, energy_j: float | None
+) -> None:
+    run = with_accelerators(start_run().launch().steps(steps), energy_j)
+    assert run.report().comparison.energy.measured is None
+
+
+def test_a_run_without_accelerators_has_no_row_for_energy(start_run: RunStart) -> None:
+    comparison = start_run().launch().steps(300).report().comparison
+    assert comparison.energy not in [difference for difference, _ in comparison_rows(comparison)]
 
 
 def test_no_run_time_is_compared_where_two_layouts_trained_the_run(start_run: RunStart) -> None:

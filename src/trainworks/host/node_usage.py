@@ -26,10 +26,17 @@ class UsageMeter:
         now_s: clock.
         accelerators: returns the busy share since its last call, None if unknown; not given for a job without
             accelerators.
+        energy_j: returns the energy of the accelerators since some moment before, None if unknown.
+        before_j: energy that earlier agents of the run have measured.
     """
 
     def __init__(
-        self, tree: ProcessTree, now_s: Callable[[], float], accelerators: Callable[[], float | None] | None = None
+        self,
+        tree: ProcessTree,
+        now_s: Callable[[], float],
+        accelerators: Callable[[], float | None] | None = None,
+        energy_j: Callable[[], float | None] = lambda: None,
+        before_j: float = 0.0,
     ) -> None:
         self._tree = tree
         self._now_s = now_s
@@ -37,6 +44,7 @@ class UsageMeter:
         self._last_s = now_s()
         self._accelerator_s = None if accelerators is None else 0.0
         self._disk_waits = 0
+        self._energy_j, self._first_j, self._before_j = energy_j, energy_j(), before_j
 
     def look(self) -> NodeUsage:
         """Totals so far."""
@@ -54,7 +62,14 @@ class UsageMeter:
             network_bytes=received_bytes(),
             disk_waits=self._disk_waits,
             accelerator_s=self._accelerator_s,
+            energy_j=self._energy(),
         )
+
+    def _energy(self) -> float | None:
+        now_j = self._energy_j()
+        if now_j is None or self._first_j is None:
+            return None
+        return self._before_j + max(0.0, now_j - self._first_j)  # the counter begins again with the driver
 
 
 def received_bytes() -> int | None:
@@ -82,7 +97,7 @@ def follow_usage(
     tree = ProcessTree(os.getpid(), marks)
 
     def measure() -> None:
-        meter = UsageMeter(tree, time.monotonic, AcceleratorUse().look if on_accelerators else None)
+        meter = _meter(tree, run_dir.read_usage(node), on_accelerators=on_accelerators)
         never = threading.Event()
         while not never.wait(every_s):
             try:
@@ -93,8 +108,15 @@ def follow_usage(
     threading.Thread(target=measure, name="usage", daemon=True).start()
 
 
+def _meter(tree: ProcessTree, before: NodeUsage | None, *, on_accelerators: bool) -> UsageMeter:
+    if not on_accelerators:
+        return UsageMeter(tree, time.monotonic)
+    use, before_j = AcceleratorUse(), (before.energy_j if before else None) or 0.0
+    return UsageMeter(tree, time.monotonic, use.look, use.energy_j, before_j)
+
+
 class AcceleratorUse:
-    """Utilisation of the accelerators in `CUDA_VISIBLE_DEVICES`, by this job or any other process."""
+    """Utilisation and energy of the accelerators in `CUDA_VISIBLE_DEVICES`, by this job or any other process."""
 
     def __init__(self, nvml: Any = pynvml) -> None:
         self._nvml = nvml
@@ -114,6 +136,14 @@ class AcceleratorUse:
         except self._nvml.NVMLError:  # a part of an accelerator (MIG) has no such figure
             return None
         return max(shares, default=None)
+
+    def energy_j(self) -> float | None:
+        """Energy of all of them since the driver was loaded; None if one of them does not report it."""
+        try:
+            millijoules = [self._nvml.nvmlDeviceGetTotalEnergyConsumption(handle) for handle in self._handles]
+        except self._nvml.NVMLError:
+            return None
+        return sum(millijoules) / 1e3 if millijoules else None
 
     def _share(self, number: int, handle: Any) -> float:
         """Mean of the driver's samples since the last call, at least the current value."""

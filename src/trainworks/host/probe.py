@@ -7,12 +7,13 @@ import platform
 import socket
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import psutil
 import pynvml
 
 from trainworks.files import free_bytes
+from trainworks.host.nvml import ask
 from trainworks.record.environment import AcceleratorFacts, HostFacts
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -64,12 +65,18 @@ def probe_accelerators() -> tuple[AcceleratorFacts, ...]:
                 name=pynvml.nvmlDeviceGetName(handle),
                 memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
                 compute_capability=pynvml.nvmlDeviceGetCudaComputeCapability(handle),
+                power_limit_w=_power_limit_w(handle),
             )
             for index, handle in enumerate(handles)
         ]
         return _visible(found, [pynvml.nvmlDeviceGetUUID(handle) for handle in handles])
     finally:
         pynvml.nvmlShutdown()
+
+
+def _power_limit_w(handle: Any) -> float | None:
+    milliwatts = ask(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
+    return None if milliwatts is None else milliwatts / 1e3
 
 
 def _visible(found: list[AcceleratorFacts], uuids: list[str]) -> tuple[AcceleratorFacts, ...]:

@@ -15,6 +15,8 @@ class AcceleratorFacts(Spec):
     memory_bytes: int
     compute_capability: tuple[int, int] | None = None
     """Compute capability of NVIDIA accelerators: 8.0 Ampere, 8.9 Ada, 9.0 Hopper; None in records of older versions."""
+    power_limit_w: float | None = None
+    """Enforced power limit; None where the driver does not report it."""
 
 
 class HostFacts(Spec):

@@ -244,6 +244,14 @@ class ResolvedRun(Result, Spec):
     """Module and name of each process that reports the run, to a tracker or by messages; see `track` and `notify`."""
 
     @property
+    def power_limit_w(self) -> float | None:
+        """Power limit of the accelerators of all ranks, from those of the first node; None where it is not known."""
+        limits = [each.power_limit_w for each in self.host.accelerators if each.power_limit_w is not None]
+        if self.processes.device != "cuda" or not limits:
+            return None
+        return self.processes.world_size * sum(limits) / len(limits)
+
+    @property
     def is_workload(self) -> bool:
         """True for a workload, False for a command."""
         return self.run_file.workload is not None

@@ -1,6 +1,7 @@
 """usage/node-N.json: resources used by the processes of one node, written every few seconds by its agent.
 
-All figures only grow while the agent lives, so a reader may miss a version without loss.
+All figures only grow while the agent lives, so a reader may miss a version without loss. The energy grows on from one
+agent to the next.
 """
 
 from __future__ import annotations
@@ -25,3 +26,5 @@ class NodeUsage(Spec):
     """Number of samples in which one of them waited for a disk or a file system."""
     accelerator_s: float | None
     """Busy time of the busiest accelerator, unmeasurable time included; None without accelerators."""
+    energy_j: float | None = None
+    """Energy of the accelerators while agents of this run held them; None where the driver does not report it."""

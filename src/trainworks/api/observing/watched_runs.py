@@ -16,6 +16,7 @@ from trainworks.record.run_dir import RunDir, run_dirs
 from trainworks.report.runs.history import build_history
 from trainworks.report.runs.ledger import Ledger, build_ledger
 from trainworks.report.runs.run_progress import RunFollower, current_state
+from trainworks.report.runs.summary import energy_of
 
 _LEDGER_EVERY_S = 30.0
 _MOST_TIME_FOR_LEDGER = 1 / 400
@@ -76,6 +77,7 @@ class WatchedRun:
             checkpoint_bytes=self._checkpoint_bytes,
             failed_checkpoints=self._failed_checkpoints,
             goodput=ledger.runtime_goodput if ledger else None,
+            energy_j=energy_of(self.run_dir, resolved.processes),
             spent_s=ledger.by_category() if ledger else {},
         )
 

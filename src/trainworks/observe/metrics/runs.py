@@ -46,6 +46,8 @@ class RunFacts:
     checkpoint_bytes: int | None = None
     failed_checkpoints: int = 0
     goodput: float | None = None
+    energy_j: float | None = None
+    """Energy of the accelerators."""
     spent_s: Mapping[str, float] = field(default_factory=dict)
     """The time ledger: seconds by category."""
 
@@ -154,6 +156,11 @@ def _mfu(run: RunFacts) -> float | None:
     return None if run.plan is None or run.tokens_per_s is None else run.plan.mfu(run.tokens_per_s)
 
 
+def _planned_energy(run: RunFacts) -> float | None:
+    power_w = run.resolved.power_limit_w
+    return None if run.plan is None or power_w is None else power_w * run.plan.run_time_s
+
+
 _RECENT = "metrics.jsonl: up to 50 steps of the last 5 s"
 _PLAN = "resolved.json: the plan"
 _EVENTS = "events.jsonl"
@@ -220,6 +227,8 @@ _METRICS = (
         _PLAN,
     ),
     _metric("spent_seconds", attrgetter("spent_s"), "Time since the launch by category.", _LEDGER, label="category"),
+    _metric("energy_joules", attrgetter("energy_j"), "Energy of the accelerators so far.", "usage/, from NVML"),
+    _metric("planned_energy_joules", _planned_energy, "Power limit of the accelerators * planned run time.", _PLAN),
     _metric("checkpoint_step", attrgetter("checkpoint_step"), "Step of the newest intact checkpoint.", _EVENTS),
     _metric("checkpoint_timestamp_seconds", attrgetter("checkpoint_at"), "Time of that checkpoint.", _EVENTS),
     _metric("checkpoint_bytes", attrgetter("checkpoint_bytes"), "Size of the last checkpoint.", _EVENTS),

@@ -16,9 +16,9 @@ from trainworks.record.ledger import Ledger
 from trainworks.record.metrics import MetricsRow, warmup_steps
 from trainworks.record.resolved import Forecast, Plan
 from trainworks.report.runs.part import ReportPart
-from trainworks.units import format_bytes, format_duration
+from trainworks.units import HOUR_S, format_bytes, format_duration
 
-Unit = Literal["s", "bytes", "per_s", "ratio"]
+Unit = Literal["s", "bytes", "per_s", "ratio", "Wh"]
 AGREEMENT = 0.05
 
 
@@ -55,6 +55,9 @@ class Comparison(ReportPart):
     peak_source: str
     run_time: Difference
     """Launch to last step, idle time left out; measured once the run is complete, if one layout trained all of it."""
+    energy: Difference
+    """Energy of the accelerators: power limit * planned run time, against the count of their drivers; measured once the
+    run is complete, as the run time is."""
     checkpoint_size: Difference
     checkpoint_stall: Difference
     """Median stall of one checkpoint; the plan does not predict it."""
@@ -63,7 +66,14 @@ class Comparison(ReportPart):
 
 
 def build_comparison(
-    plan: Plan, history: History, ledger: Ledger, *, unit: str = "tokens", forecast: Forecast | None = None
+    plan: Plan,
+    history: History,
+    ledger: Ledger,
+    *,
+    unit: str = "tokens",
+    forecast: Forecast | None = None,
+    power_w: float | None = None,
+    energy_j: float | None = None,
 ) -> Comparison:
     """Compare a plan with the steps trained with its layout; measured values are None before the first step.
 
@@ -73,6 +83,8 @@ def build_comparison(
         ledger: where its time went.
         unit: of the data.
         forecast: the plan before the job was submitted.
+        power_w: power limit of all accelerators together; None where it is not known.
+        energy_j: energy of the accelerators so far; None where it was not measured.
     """
     others = _attempts_of_other_layouts(plan, history)
     rows = [row for row in history.effective if row["attempt"] not in others]
@@ -84,6 +96,8 @@ def build_comparison(
     memory = _difference("memory peak", "bytes", plan.memory.total_bytes, _memory_peak(history, others))
     run_time = _difference("run time", "s", plan.run_time_s, None if num_other_steps else _run_time(plan, history))
     throughput = _difference(f"{unit}/s", "per_s", plan.tokens_per_s, _median_of(steady, _tokens_per_s))
+    planned_wh = None if power_w is None else power_w * plan.run_time_s / HOUR_S
+    energy_wh = None if run_time.measured is None or energy_j is None else energy_j / HOUR_S
     checkpoints = history.of_kind("checkpoint")
     return Comparison(
         num_steps=len(steady),
@@ -102,6 +116,7 @@ def build_comparison(
         ),
         peak_source=plan.peak_source,
         run_time=run_time,
+        energy=_difference("energy", "Wh", planned_wh, energy_wh),
         checkpoint_size=_difference(
             "checkpoint size", "bytes", plan.checkpoint_bytes, _last_field(checkpoints, "bytes")
         ),

@@ -218,7 +218,7 @@ def build_report(run_dir: RunDir, now: float, *, state: str | None = None) -> Re
         checkpoints=_checkpoints(history),
         faults=_faults(history),
         profiles=build_profiles(run_dir, history),
-        comparison=_comparison(resolved, history, ledger),
+        comparison=_comparison(resolved, history, ledger, energy_of(run_dir, resolved.processes)),
         ledger=ledger,
         sample=_sample(history),
         curves=build_curves(history) if has_steps else None,
@@ -309,12 +309,29 @@ def _loss_point(rows: Sequence[MetricsRow]) -> LossPoint | None:
     return LossPoint(step=rows[0]["step"], loss=rows[0]["loss"]) if rows else None
 
 
-def _comparison(resolved: ResolvedRun, history: History, ledger: Ledger | None) -> Comparison | None:
+def energy_of(run_dir: RunDir, processes: Processes) -> float | None:
+    """Energy in J of the accelerators of all nodes so far; None where one of the nodes does not report it."""
+    usages = [run_dir.read_usage(node) for node in range(processes.nodes)]
+    found = [usage.energy_j for usage in usages if usage is not None and usage.energy_j is not None]
+    return math.fsum(found) if len(found) == processes.nodes else None
+
+
+def _comparison(
+    resolved: ResolvedRun, history: History, ledger: Ledger | None, energy_j: float | None
+) -> Comparison | None:
     workload = resolved.run_file.workload
     if resolved.plan is None or ledger is None:
         return None
     unit = workload.unit if workload else "tokens"
-    return build_comparison(resolved.plan, history, ledger, unit=unit, forecast=resolved.forecast)
+    return build_comparison(
+        resolved.plan,
+        history,
+        ledger,
+        unit=unit,
+        forecast=resolved.forecast,
+        power_w=resolved.power_limit_w,
+        energy_j=energy_j,
+    )
 
 
 def _checkpoints(history: History) -> Checkpoints:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from trainworks.report.runs.attempts import Failure, ReportedAttempt
 from trainworks.report.runs.comparison import Comparison, Difference
 from trainworks.report.runs.summary import Compiled, LossPoint, Report
-from trainworks.units import format_bytes, format_count, format_duration
+from trainworks.units import format_bytes, format_count, format_duration, format_quantity
 
 MISSING = "-"
 
@@ -24,7 +24,7 @@ CATEGORY_MEANINGS = {
 
 
 def format_amount(value: float | None, unit: str) -> str:
-    """A value in its unit (`s`, `bytes`, `per_s`, `ratio`); a dash when there is none.
+    """A value in its unit (`s`, `bytes`, `per_s`, `ratio`, `Wh`); a dash when there is none.
 
     >>> format_amount(0.031, "s"), format_amount(0.4213, "ratio"), format_amount(None, "s")
     ('31 ms', '42.1 %', '-')
@@ -33,6 +33,8 @@ def format_amount(value: float | None, unit: str) -> str:
         return MISSING
     if unit == "ratio":
         return format_percent(value)
+    if unit == "Wh":
+        return format_quantity(value, unit)
     return {"s": format_duration, "bytes": format_bytes, "per_s": format_count}[unit](value)
 
 
@@ -71,6 +73,7 @@ def comparison_rows(comparison: Comparison) -> list[tuple[Difference, bool]]:
         (comparison.memory, False),
         *((term, True) for term in comparison.memory_terms if term.planned),
         (comparison.run_time, False),
+        *([(comparison.energy, False)] if comparison.energy.planned or comparison.energy.measured else []),
         (comparison.checkpoint_size, False),
         (comparison.checkpoint_stall, False),
     ]
