@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.fakes import FakeClock
+from tests.health.machine import Machine, healthy
+from tests.observe.webhook import Webhook
 from tests.report.conftest import RunWriter, make_plan
 from trainworks.api.observing.exporter import NodeMetrics
 
@@ -42,3 +46,30 @@ def running(folder: Path) -> RunningRun:
 def metrics(folder: Path, clock: FakeClock) -> NodeMetrics:
     """Metrics of the runs of that folder."""
     return NodeMetrics(["runs"], folder, clock=clock)
+
+
+@pytest.fixture
+def webhook() -> Iterator[Webhook]:
+    """A receiver of alerts."""
+    with Webhook() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    """A node with eight InfiniBand ports, one Ethernet card and a bridge."""
+    machine = healthy(tmp_path / "node")
+    counted = {"port_rcv_data": 1000, "port_xmit_data": 2000, "port_xmit_wait": 0, "port_rcv_errors": 0}
+    for name, count in counted.items():
+        machine.write(f"sys/class/infiniband/mlx5_0/ports/1/counters/{name}", str(count))
+    for name, count in {"np_cnp_sent": 7, "rp_cnp_handled": 8}.items():
+        machine.write(f"sys/class/infiniband/mlx5_0/ports/1/hw_counters/{name}", str(count))
+    about = {"device/vendor": "0x8086", "operstate": "up", "speed": "25000", "carrier_changes": "3"}
+    for name, text in {**about, "statistics/rx_bytes": "4096", "statistics/tx_bytes": "8192"}.items():
+        machine.write(f"sys/class/net/eno1/{name}", text)
+    machine.write("sys/class/net/docker0/statistics/rx_bytes", "9")
+    return machine

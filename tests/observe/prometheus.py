@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+_PACKAGES = ("prometheus", "prometheus-alertmanager", "prometheus-node-exporter")
+
 
 def program(name: str) -> str:
-    """Path of a program of Debian's `prometheus` or `prometheus-alertmanager`; without it a test is skipped."""
+    """Path of a program of Prometheus; without it a test is skipped."""
     found = shutil.which(name)
     if found is None:
-        pytest.skip(f"NOT TESTED: no {name}: apt-get install prometheus prometheus-alertmanager")
+        pytest.skip(f"NOT TESTED: no {name}: apt-get install {' '.join(_PACKAGES)}")
     return found
 
 

@@ -1,68 +1,35 @@
-"""The whole chain with the real programs: a failed run reaches the webhook once, and every panel has its data."""
+"""The whole chain with the real programs: a fault reaches the webhook once, and every panel has its data."""
 
 from __future__ import annotations
 
 import json
-import socket
+import re
 import subprocess
-import threading
 import time
+import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.fakes import FakeClock
-from tests.health.machine import healthy
+from tests.health.machine import Machine, healthy
 from tests.observe.conftest import RunningRun
-from tests.observe.prometheus import program
+from tests.observe.prometheus import program, values
 from tests.observe.test_exporter import serving
 from tests.observe.test_node_metrics import BusyNvml
-from trainworks.api.observing.exporter import NodeMetrics, metrics_server
+from tests.observe.webhook import Webhook, free_port
+from trainworks.api.observing.exporter import NodeMetrics, metrics_server, write_metrics
 from trainworks.api.observing.monitor import render_monitoring
 from trainworks.measure.health.node_health import check_node
 from trainworks.observe.monitoring.dashboards import DASHBOARDS
+from trainworks.record.usage import NodeUsage
 
 pytestmark = pytest.mark.slow
-
-
-class Webhook(HTTPServer):
-    """Keeps the alerts that it is sent."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Post)
-        self.firing: list[str] = []
-
-
-class _Post(BaseHTTPRequestHandler):
-    server: Webhook
-
-    def do_POST(self) -> None:
-        message = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.firing += [
-            alert["labels"]["alertname"] for alert in message["alerts"] if alert["status"] == "firing"
-        ]
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, *args: Any) -> None:
-        """Nothing."""
-
-
-@pytest.fixture
-def webhook() -> Iterator[Webhook]:
-    """A receiver of alerts."""
-    with Webhook() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
 
 
 @contextmanager
@@ -79,19 +46,31 @@ def running_program(*command: str | Path, log: Path) -> Iterator[None]:
             started.wait(30)
 
 
-def free_port() -> int:
-    """A port that is free now."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
 def answer(prometheus: int, expr: str) -> list[Any]:
     """What Prometheus finds for an expression."""
     query = urllib.parse.urlencode({"query": expr})
     with urllib.request.urlopen(f"http://127.0.0.1:{prometheus}/api/v1/query?{query}", timeout=10) as found:
         result: list[Any] = json.load(found)["data"]["result"]
     return result
+
+
+def when_it_listens(request: str | urllib.request.Request) -> Any:
+    """The answer of a program that has just been started."""
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            return urllib.request.urlopen(request, timeout=10)
+        except urllib.error.URLError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
+def post_alerts(alertmanager: int, alerts: Sequence[Mapping[str, str]]) -> None:
+    """Send alerts with these labels as Prometheus does."""
+    body = json.dumps([{"labels": labels} for labels in alerts]).encode()
+    url, headers = f"http://127.0.0.1:{alertmanager}/api/v2/alerts", {"Content-Type": "application/json"}
+    when_it_listens(urllib.request.Request(url, body, headers)).close()
 
 
 def panels_without_data(prometheus: int) -> set[str]:
@@ -106,43 +85,47 @@ def panels_without_data(prometheus: int) -> set[str]:
 
 
 class Monitoring:
-    """Prometheus and Alertmanager with our files, beside an exporter; `wait` returns the first alerts."""
+    """Prometheus and Alertmanager with our files, in which seconds stand for minutes."""
 
     def __init__(self, folder: Path, webhook: Webhook) -> None:
         self.folder, self.webhook = folder, webhook
         self.prometheus, self.alertmanager = free_port(), free_port()
 
     @contextmanager
-    def watching(self, metrics: NodeMetrics, *hosts: str) -> Iterator[None]:
-        """Scrape one exporter under these names."""
-        hook = f"http://127.0.0.1:{self.webhook.server_address[1]}"
-        address = f"127.0.0.1:{self.alertmanager}"
-        files = render_monitoring(scrape_interval_s=1, alertmanager=address, page=hook, ticket=hook)
-        for name, text in files.items():
-            (self.folder / name).write_text(text.replace("group_wait: '30s'", "group_wait: '1s'"))
+    def watching(
+        self, metrics: NodeMetrics, *hosts: str, dead: Sequence[str] = (), node_exporters: Sequence[str] = ()
+    ) -> Iterator[None]:
+        """Scrape one exporter under the names of `hosts`, find none on those of `dead`, and scrape node_exporters."""
         with ExitStack() as stack:
-            url = stack.enter_context(serving(metrics_server(metrics, "127.0.0.1:0")))
-            targets = [{"targets": [f"{host}:{url.rpartition(':')[2]}" for host in hosts]}]
-            (self.folder / "trainworks.targets.json").write_text(json.dumps(targets))
-            for command in (self._alertmanager(), self._prometheus()):
-                stack.enter_context(running_program(*command, log=self.folder / f"{command[0]}.log"))
+            stack.enter_context(self.alerting())
+            port = stack.enter_context(serving(metrics_server(metrics, "127.0.0.1:0"))).rpartition(":")[2]
+            ours, theirs = [f"{name}:{port}" for name in (*hosts, *dead)], [f"{name}:{port}" for name in dead]
+            for job, targets in {"trainworks": ours, "node": [*theirs, *node_exporters]}.items():
+                (self.folder / f"{job}.targets.json").write_text(json.dumps([{"targets": targets}]))
+            listen = f"--web.listen-address=127.0.0.1:{self.prometheus}"
+            command = ["prometheus", "--config.file=prometheus.yml", "--storage.tsdb.path=series", listen]
+            stack.enter_context(running_program(*command, log=self.folder / "prometheus.log"))
             yield
 
-    def _alertmanager(self) -> list[str]:
-        listen = [f"--web.listen-address=127.0.0.1:{self.alertmanager}", "--cluster.listen-address="]
-        return ["prometheus-alertmanager", "--config.file=alertmanager.yml", "--storage.path=alerts", *listen]
-
-    def _prometheus(self) -> list[str]:
-        listen = f"--web.listen-address=127.0.0.1:{self.prometheus}"
-        return ["prometheus", "--config.file=prometheus.yml", "--storage.tsdb.path=series", listen]
+    @contextmanager
+    def alerting(self) -> Iterator[None]:
+        """Alertmanager alone."""
+        hook, address = f"http://127.0.0.1:{self.webhook.server_address[1]}", f"127.0.0.1:{self.alertmanager}"
+        files = render_monitoring(scrape_interval_s=1, alertmanager=address, page=hook, ticket=hook)
+        for name, text in files.items():
+            (self.folder / name).write_text(re.sub(r"(for: '[12])m|(group_wait: ')30s", r"\1\g<2>1s", text))
+        options = [f"--web.listen-address={address}", "--cluster.listen-address=", "--storage.path=alerts"]
+        command = ["prometheus-alertmanager", "--config.file=alertmanager.yml", *options]
+        with running_program(*command, log=self.folder / "alertmanager.log"):
+            yield
 
     def wait(self) -> list[str]:
-        """Alerts that arrive, and those of the five seconds after the first."""
+        """Names of the alerts that arrive, and of those of the five seconds after the first."""
         deadline = time.monotonic() + 60
         while not self.webhook.firing and time.monotonic() < deadline:
             time.sleep(0.2)
         time.sleep(5)
-        return self.webhook.firing
+        return [labels["alertname"] for labels in self.webhook.firing]
 
 
 @pytest.fixture
@@ -160,6 +143,8 @@ def test_a_failed_run_that_two_exporters_see_pages_once(
 
 
 def test_a_run_that_does_not_save_pages_once(running: RunningRun, metrics: NodeMetrics, monitoring: Monitoring) -> None:
+    running.at = time.time()
+    running.steps(1)
     with monitoring.watching(metrics, "127.0.0.1"):
         assert monitoring.wait() == ["RunCheckpointOverdue"]
 
@@ -172,11 +157,74 @@ def test_an_xid_pages_once(folder: Path, clock: FakeClock, monitoring: Monitorin
         assert monitoring.wait() == ["HealthCheckFailed"]
 
 
-def test_every_panel_of_a_dashboard_has_its_data(
-    running: RunningRun, folder: Path, clock: FakeClock, monitoring: Monitoring
+def test_a_stalled_run_pages_once_though_it_does_not_save_either(
+    running: RunningRun, metrics: NodeMetrics, monitoring: Monitoring
 ) -> None:
-    metrics = NodeMetrics(["runs", "gpus"], folder, clock=clock, nvml=BusyNvml(2))
     with monitoring.watching(metrics, "127.0.0.1"):
+        assert monitoring.wait() == ["RunStalled"]
+
+
+def test_a_hot_gpu_pages_once(folder: Path, clock: FakeClock, monitoring: Monitoring) -> None:
+    nvml = BusyNvml(2)
+    nvml.gpus[1]["temperature"] = 88
+    with monitoring.watching(NodeMetrics(["gpus"], folder, clock=clock, nvml=nvml), "127.0.0.1"):
+        assert monitoring.wait() == ["GpuTooHot"]
+        assert monitoring.webhook.firing[0]["gpu"] == "1"
+
+
+def test_a_dead_node_pages_once(metrics: NodeMetrics, monitoring: Monitoring) -> None:
+    with monitoring.watching(metrics, "127.0.0.1", dead=["127.0.0.2"]):
+        assert monitoring.wait() == ["NodeDown"]
+        assert monitoring.webhook.firing[0]["node"] == "127.0.0.2"
+
+
+def test_a_dead_node_mutes_its_gpus_and_exporters(monitoring: Monitoring) -> None:
+    alerts = [
+        {"alertname": "GpuTooHot", "severity": "critical", "node": "node1", "gpu": "3"},
+        {"alertname": "ExporterDown", "severity": "warning", "node": "node1", "job": "node"},
+        {"alertname": "NodeDown", "severity": "critical", "node": "node1"},
+        {"alertname": "GpuTooHot", "severity": "critical", "node": "node2", "gpu": "3"},
+    ]
+    with monitoring.alerting():
+        post_alerts(monitoring.alertmanager, alerts)
+        monitoring.wait()
+    found = {(labels["alertname"], labels["node"]) for labels in monitoring.webhook.firing}
+    assert found == {("NodeDown", "node1"), ("GpuTooHot", "node2")}
+
+
+@contextmanager
+def node_exporter(folder: Path, *collectors: str) -> Iterator[str]:
+    """The address of Debian's node_exporter with these collectors alone."""
+    address = f"127.0.0.1:{free_port()}"
+    options = ["--collector.disable-defaults", *(f"--collector.{name}" for name in collectors)]
+    command = ["prometheus-node-exporter", *options, f"--web.listen-address={address}"]
+    with running_program(*command, log=folder / "node-exporter.log"):
+        when_it_listens(f"http://{address}/metrics").close()
+        yield address
+
+
+def test_node_exporter_passes_our_file_on(running: RunningRun, metrics: NodeMetrics, tmp_path: Path) -> None:
+    write_metrics(metrics, tmp_path / "trainworks.prom")
+    with (
+        node_exporter(tmp_path, "textfile", f"textfile.directory={tmp_path}") as address,
+        urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as found,
+    ):
+        text = found.read().decode()
+    assert values(text)['trainworks_run_step{run="stdlib-lm-1"}'] == 80
+    assert values(text)["node_textfile_scrape_error"] == 0
+
+
+def test_every_panel_of_a_dashboard_has_its_data(
+    running: RunningRun, machine: Machine, folder: Path, clock: FakeClock, monitoring: Monitoring, tmp_path: Path
+) -> None:
+    usage = {"agent_pid": 1, "monotonic_s": 1, "cpu_s": 1, "io_bytes": 1, "network_bytes": 1, "disk_waits": 0}
+    running.run_dir.write_usage(0, NodeUsage.model_validate({**usage, "accelerator_s": 1, "energy_j": 5e6}))
+    metrics = NodeMetrics(["runs", "gpus", "fabric"], folder, clock=clock, nvml=BusyNvml(2), root=machine.root)
+    every_kind = "filesystem.fs-types-exclude=^(proc|sysfs)$"
+    with (
+        node_exporter(tmp_path, "filesystem", "diskstats", every_kind) as address,
+        monitoring.watching(metrics, "127.0.0.1", node_exporters=[address]),
+    ):
         monitoring.wait()
         clock.sleep(2)  # for another reading of the GPUs' activity
         time.sleep(4)

@@ -9,25 +9,29 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 import yaml
 from typer.testing import CliRunner
 
+from tests.fakes import FakeClock
 from tests.observe.prometheus import judge, program
-from trainworks.api.observing.monitor import render_monitoring, rendered_dashboards
+from trainworks.api.observing import monitor
+from trainworks.api.observing.monitor import follow_nodes, render_monitoring, rendered_dashboards
+from trainworks.backends.backend import NodeStatus
 from trainworks.cli.app import app
-from trainworks.errors import ArgumentError, MissingExtraError
+from trainworks.errors import ArgumentError, MissingExtraError, UnreachableError
 from trainworks.observe.metrics.families import FAMILIES
 from trainworks.observe.monitoring.alert import AlertRule
 from trainworks.observe.monitoring.prometheus import target_files
 from trainworks.observe.monitoring.rules import ALERTS, RECORDED
+from trainworks.observe.monitoring.zabbix_triggers import DISCOVERIES, IN_ZABBIX, ITEMS, TRIGGERS
 
 OURS = {family.name for group in FAMILIES.values() for family in group}
 OF_NODE_EXPORTER = {
-    "node_filesystem_avail_bytes",
-    "node_infiniband_link_downed_total",
-    "node_infiniband_state_id",
+    *(f"node_filesystem_{name}" for name in ("avail_bytes", "size_bytes", "files", "files_free")),
+    *(f"node_disk_{name}_total" for name in ("read_bytes", "written_bytes", "io_time_seconds")),
 }
 PAGER, TICKETS = "https://pager.example/hook", "http://tickets.example/hook"
 RECORDED_NAME = re.compile(r"\b(?:run|node):\w+:\w+")
@@ -47,6 +51,67 @@ def rendered(tmp_path: Path) -> Path:
 
 def test_prometheus_accepts_its_configuration_and_rules(rendered: Path) -> None:
     judge("promtool", "check", "config", rendered / "prometheus.yml")
+
+
+def test_prometheus_accepts_its_configuration_for_kubernetes_and_slurm(rendered: Path) -> None:
+    """Debian's build has no discovery through Kubernetes: all but those keys is checked."""
+    config = yaml.safe_load(render_monitoring(kubernetes=True, slurmctld="head:6817")["prometheus.yml"])
+    found = [job.pop("kubernetes_sd_configs", None) for job in config["scrape_configs"]]
+    assert found[:3] == [[{"role": "node"}], [{"role": "node"}], [{"role": "pod"}]]
+    (rendered / "prometheus.yml").write_text(yaml.safe_dump(config))
+    judge("promtool", "check", "config", rendered / "prometheus.yml")
+
+
+def test_every_alert_fires_where_zabbix_tells_people_of_some(rendered: Path) -> None:
+    files = render_monitoring(zabbix=True)
+    for name in ("alerts.yml", "alerts_test.yml"):
+        (rendered / name).write_text(files[name])
+    judge("promtool", "test", "rules", rendered / "alerts_test.yml")
+
+
+@pytest.mark.parametrize("zabbix", [False, True])
+def test_one_system_alone_tells_people_of_an_alert(rendered: Path, zabbix: bool) -> None:
+    files = render_monitoring(zabbix=zabbix, page=PAGER, ticket=TICKETS)
+    (rendered / "alertmanager.yml").write_text(files["alertmanager.yml"])
+    for rule in yaml.safe_load(files["alerts.yml"])["groups"][0]["rules"]:
+        labels = rule["labels"]
+        by_zabbix = zabbix and rule["alert"] in IN_ZABBIX
+        receiver = "zabbix" if by_zabbix else {"critical": "page", "warning": "ticket"}[labels["severity"]]
+        options = ["--config.file", rendered / "alertmanager.yml", f"--verify.receivers={receiver}"]
+        judge("amtool", "config", "routes", "test", *options, *(f"{name}={value}" for name, value in labels.items()))
+    silent = [each["name"] for each in yaml.safe_load(files["alertmanager.yml"])["receivers"] if len(each) == 1]
+    assert silent == (["zabbix"] if zabbix else [])
+
+
+def test_a_trigger_of_zabbix_says_what_the_alert_says() -> None:
+    template = yaml.safe_load(render_monitoring(zabbix=True)["zabbix_template.yaml"])["zabbix_export"]
+    rules = template["templates"][0]["discovery_rules"]
+    triggers = [*template["triggers"], *(each for rule in rules for each in rule["trigger_prototypes"])]
+    named = {trigger["name"].partition(":")[0]: trigger for trigger in triggers}
+    assert named.keys() == IN_ZABBIX
+    for alert in (alert for alert in ALERTS if alert.name in IN_ZABBIX):
+        trigger = named[alert.name]
+        assert trigger["priority"] == {"critical": "HIGH", "warning": "WARNING"}[alert.severity]
+        assert alert.action in trigger["description"]
+        assert trigger["url"].endswith(f"#{alert.name.lower()}")
+
+
+def test_identifiers_of_the_template_are_its_own_and_stay_the_same() -> None:
+    first, second = (render_monitoring(zabbix=True)["zabbix_template.yaml"] for _ in range(2))
+    found = re.findall(r"uuid: '?(\w+)", first)
+    assert first == second
+    assert len(set(found)) == len(found)
+    assert all(UUID(each).version == 4 for each in found)
+
+
+def test_zabbix_reads_what_exists() -> None:
+    series = [item.series for group in ITEMS.values() for item in group] + [
+        metric for _, metric, _ in DISCOVERIES.values()
+    ]
+    assert {METRIC.findall(text)[0] for text in series} <= OURS
+    keys = {kind: {item.key for item in group} for kind, group in ITEMS.items()}
+    for kind, triggers in TRIGGERS.items():
+        assert all(set(re.findall(r"{(\w+)}", trigger.expression)) <= keys[kind] for trigger in triggers)
 
 
 def test_alertmanager_accepts_its_configuration(rendered: Path) -> None:
@@ -104,6 +169,11 @@ def test_files_read_like_this(name: str, golden) -> None:
     golden(f"monitor_{name}", files[name])
 
 
+def test_prometheus_finds_nodes_through_kubernetes_and_reads_slurm_like_this(golden) -> None:
+    files = render_monitoring(kubernetes=True, slurmctld="head:6817")
+    golden("monitor_prometheus_kubernetes.yml", files["prometheus.yml"])
+
+
 def test_a_webhook_that_is_no_address_is_refused() -> None:
     with pytest.raises(ArgumentError, match="is not an HTTP address"):
         render_monitoring(page="ops@example.org")
@@ -114,6 +184,31 @@ def test_targets_are_the_nodes_of_the_cluster(tmp_path: Path) -> None:
     assert done.exit_code == 0
     (group,) = json.loads((tmp_path / "trainworks.targets.json").read_text())
     assert [target.endswith(":9855") for target in group["targets"]] == [True]
+
+
+def test_target_files_follow_the_nodes_and_stay_while_the_backend_is_away(
+    tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, said = tmp_path / "node.targets.json", list[str]()
+    answers: list[list[str] | None] = [["node1"], ["node1", "node2"], None, None, ["node2"]]
+    seen: list[list[str]] = []
+
+    def nodes(cluster: str | None) -> list[NodeStatus]:
+        if path.exists():
+            seen.append(json.loads(path.read_text())[0]["targets"])
+        if not answers:
+            raise StopIteration
+        names = answers.pop(0)
+        if names is None:
+            raise UnreachableError("slurm does not answer")
+        return [NodeStatus(name=name, state="free") for name in names]
+
+    monkeypatch.setattr(monitor, "nodes", nodes)
+    with pytest.raises(StopIteration):
+        follow_nodes(tmp_path, every_s=15, clock=clock, notify=said.append)
+    both = ["node1:9100", "node2:9100"]
+    assert seen == [["node1:9100"], both, both, both, ["node2:9100"]]
+    assert said == ["slurm does not answer; the target files stay as they are"]
 
 
 def test_addresses_of_version_6_get_brackets() -> None:
@@ -139,7 +234,7 @@ def queries(dashboards: Mapping[str, dict[str, Any]]) -> list[str]:
 def test_a_panel_asks_for_what_exists(dashboards: dict[str, dict[str, Any]]) -> None:
     named = {name for expr in queries(dashboards) for name in METRIC.findall(RECORDED_NAME.sub("", expr))}
     recorded = {name for expr in queries(dashboards) for name in RECORDED_NAME.findall(expr)}
-    assert named <= OURS
+    assert named <= OURS | OF_NODE_EXPORTER
     assert recorded <= RECORDED.keys()
 
 

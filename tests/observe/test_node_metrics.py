@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -148,6 +149,20 @@ def test_the_queue_is_counted_by_state_with_what_jobs_hold(store: JobStore, tmp_
     expected |= {"jobs_nodes_alloc": 2, "nodes_drain": 1}
     assert {name: found[f"trainworks_{name}"] for name in expected} == expected
     assert found["trainworks_queue_oldest_submission_timestamp_seconds"] == clock.now() + 1
+    held = [name for name in found if name.startswith("trainworks_job_node_info")]
+    assert [('node="node1",job_id="1"' in name, 'team=""' in name) for name in held] == [(True, True), (False, True)]
+
+
+def test_a_job_names_its_team(store: JobStore, tmp_path: Path, clock: FakeClock) -> None:
+    clusters = ['{"engine": "slurm", "slurm": {"account": "vision"}}', '{"kubernetes": {"queue": "speech"}}', None]
+    for number, cluster in enumerate(clusters):
+        store.add(spec(), run_dir=f"/runs/{number}", owner="ada", engine="local", now=clock.now(), cluster=cluster)
+        job = store.get(number + 1)
+        assert job is not None
+        store.start(job, [Placement(f"node{number}", 1.0)], now=clock.now())
+    names = "".join(values(NodeMetrics(["queue"], tmp_path, clock=clock).text()))
+    teams = dict(re.findall(r'node="(node\d)".*?team="(\w*)"', names))
+    assert teams == {"node0": "vision", "node1": "speech", "node2": ""}
 
 
 def test_a_store_that_does_not_answer_fails_its_collector_alone(

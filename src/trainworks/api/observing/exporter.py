@@ -1,4 +1,4 @@
-"""Metrics of this node for Prometheus: runs, the queue, GPUs and health checks."""
+"""Metrics of this node for Prometheus: runs, the queue, GPUs, network ports and health checks."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,13 @@ from trainworks.api.proving.health import health
 from trainworks.backends.store_place import is_there_a_store, store_url
 from trainworks.errors import ArgumentError, TrainworksError, suggest
 from trainworks.host.clock import Clock, SystemClock
+from trainworks.host.fabric import ethernet_ports, rdma_ports
 from trainworks.jobs.state import JobState
 from trainworks.jobs.store import JobStore, open_store
 from trainworks.measure.health.node_health import NodeHealth
 from trainworks.observe.exporter import MetricsServer, ServerSecurity, parse_address, read_token, write_textfile
+from trainworks.observe.metrics.amd_gpus import AmdGpuReader, load_amdsmi
+from trainworks.observe.metrics.fabric import fabric_samples
 from trainworks.observe.metrics.families import (
     COLLECTOR_SECONDS,
     COLLECTOR_SUCCESS,
@@ -32,7 +36,7 @@ from trainworks.observe.metrics.health import health_samples
 from trainworks.observe.metrics.queue import queue_samples
 from trainworks.observe.metrics.runs import run_samples
 
-COLLECTORS = ("runs", "queue", "gpus", "health")
+COLLECTORS = ("runs", "queue", "gpus", "fabric", "health")
 _LIVE = [state for state in JobState if not state.is_final]
 _HEALTH_EVERY_S = 300.0
 _FRESH_S = 1.0
@@ -47,6 +51,8 @@ class NodeMetrics:
         folder: of runs.
         clock: says when an answer is old.
         nvml: the module pynvml, or an object with its functions.
+        amdsmi: returns the module amdsmi, or an object with its functions.
+        root: of the file system that has the network ports.
         check: runs the health checks.
 
     Raises:
@@ -60,6 +66,8 @@ class NodeMetrics:
         *,
         clock: Clock | None = None,
         nvml: Any = pynvml,
+        amdsmi: Callable[[], Any] = load_amdsmi,
+        root: Path = Path("/"),
         check: Callable[[], NodeHealth] = health,
     ) -> None:
         if unknown := [name for name in collectors if name not in COLLECTORS]:
@@ -68,13 +76,15 @@ class NodeMetrics:
         self._clock = clock or SystemClock()
         self._store: JobStore | None = None
         self._watcher = RunWatcher(Path(folder), self._submitted, self._clock)
-        self._gpus = GpuReader(nvml)
+        self._nvidia, self._amd = GpuReader(nvml), AmdGpuReader(amdsmi)
+        self._root = root
         self._check, self._checked_at = check, 0.0
         self._health: NodeHealth | None = None
         every: dict[str, Callable[[], Iterable[MetricSample]]] = {
             "runs": self._run_samples,
             "queue": self._queue_samples,
-            "gpus": self._gpus.samples,
+            "gpus": lambda: chain(self._nvidia.samples(), self._amd.samples()),
+            "fabric": lambda: fabric_samples(rdma_ports(self._root), ethernet_ports(self._root)),
             "health": self._health_samples,
         }
         self._collectors = {name: every[name] for name in collectors}

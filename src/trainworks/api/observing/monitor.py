@@ -1,11 +1,15 @@
-"""Files for Prometheus and Alertmanager: configuration, rules with their tests, and the nodes of a cluster."""
+"""Files for Prometheus, Alertmanager and Zabbix: configuration, rules with their tests, and the nodes of a cluster."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from trainworks.api.jobs import nodes
-from trainworks.errors import ArgumentError
+from trainworks.api.notices import Notify, warn
+from trainworks.errors import ArgumentError, EnvironmentProblem
+from trainworks.files import write_atomic
+from trainworks.host.clock import Clock, SystemClock
 from trainworks.observe.monitoring.dashboards import DASHBOARDS, dashboard_json
 from trainworks.observe.monitoring.prometheus import (
     MonitoringSetup,
@@ -13,7 +17,9 @@ from trainworks.observe.monitoring.prometheus import (
     prometheus_config,
     target_files,
 )
-from trainworks.observe.monitoring.rules import alert_rules, alert_tests, recording_rules
+from trainworks.observe.monitoring.rules import ALERTS, alert_rules, alert_tests, recording_rules
+from trainworks.observe.monitoring.zabbix import zabbix_template
+from trainworks.observe.monitoring.zabbix_triggers import IN_ZABBIX
 
 
 def render_monitoring(
@@ -24,6 +30,9 @@ def render_monitoring(
     ca_file: str | None = None,
     page: str | None = None,
     ticket: str | None = None,
+    kubernetes: bool = False,
+    slurmctld: str | None = None,
+    zabbix: bool = False,
 ) -> dict[str, str]:
     """Text of every file by its name; paths in them are relative to their folder.
 
@@ -34,6 +43,9 @@ def render_monitoring(
         ca_file: path, where Prometheus runs, of the authority of the exporters' certificates; None for plain HTTP.
         page: webhook for critical alerts.
         ticket: webhook for all other alerts.
+        kubernetes: find nodes and DCGM's pods through the API of the cluster that Prometheus runs in, not by files.
+        slurmctld: `HOST:PORT` of a Slurm controller of 25.11 or newer, whose own metrics are scraped, too.
+        zabbix: add a template for Zabbix; Alertmanager then sends none of the alerts that the template has.
 
     Raises:
         ArgumentError: a webhook is not an HTTP address.
@@ -45,17 +57,25 @@ def render_monitoring(
         ca_file=ca_file,
         page=page,
         ticket=ticket,
+        kubernetes=kubernetes,
+        slurmctld=slurmctld,
+        zabbix=zabbix,
     )
+    of_zabbix = IN_ZABBIX if zabbix else ()
     for argument, url in {"page": page, "ticket": ticket}.items():
         if url is not None and urlsplit(url).scheme not in ("http", "https"):
             raise ArgumentError(f"`{url}` is not an HTTP address", argument=argument, hint="write `https://...`")
-    return {
+    files = {
         "prometheus.yml": prometheus_config(setup),
         "recording.yml": recording_rules(),
-        "alerts.yml": alert_rules(),
-        "alerts_test.yml": alert_tests("alerts.yml"),
+        "alerts.yml": alert_rules(of_zabbix),
+        "alerts_test.yml": alert_tests("alerts.yml", of_zabbix),
         "alertmanager.yml": alertmanager_config(setup),
     }
+    if zabbix:
+        alerts = {alert.name: alert for alert in ALERTS}
+        files["zabbix_template.yaml"] = zabbix_template(alerts, scrape_interval_s=scrape_interval_s)
+    return files
 
 
 def rendered_dashboards() -> dict[str, str]:
@@ -78,3 +98,41 @@ def monitored_nodes(cluster: str | None = None) -> dict[str, str]:
         UnreachableError: it does not answer.
     """
     return target_files(node.name for node in nodes(cluster))
+
+
+def follow_nodes(
+    folder: Path,
+    cluster: str | None = None,
+    *,
+    every_s: float,
+    clock: Clock | None = None,
+    notify: Notify = warn,
+) -> None:
+    """Keep the target files of a folder up to date; does not return.
+
+    A file is replaced in one step, and only when its content changes. While the backend does not answer, the last
+    files stay: nodes that Prometheus forgot could not be reported as down.
+
+    Args:
+        folder: of the files.
+        cluster: as for `monitored_nodes`.
+        every_s: time between two looks.
+        clock: waits.
+        notify: receives a warning when the backend stops answering.
+
+    Raises:
+        UsageError: no such backend.
+    """
+    clock = clock or SystemClock()
+    written, said = dict[str, str](), ""
+    while True:
+        try:
+            files, problem = monitored_nodes(cluster), ""
+        except EnvironmentProblem as error:
+            files, problem = written, str(error)
+        for name in [name for name, text in files.items() if written.get(name) != text]:
+            write_atomic(folder / name, files[name])
+        if problem and problem != said:
+            notify(f"{problem}; the target files stay as they are")
+        written, said = files, problem
+        clock.sleep(every_s)

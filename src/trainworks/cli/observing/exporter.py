@@ -23,7 +23,7 @@ def command(
     every_s: Annotated[int, typer.Option("--every", min=1, help="With --textfile: seconds between two writes.")] = 30,
     once: Annotated[bool, typer.Option("--once", help="Print the metrics, or write the file once.")] = False,
     collect: Annotated[
-        str | None, typer.Option(metavar="NAMES", help="Some of `runs,queue,gpus,health`. [default: all]")
+        str | None, typer.Option(metavar="NAMES", help="Some of `runs,queue,gpus,fabric,health`. [default: all]")
     ] = None,
     token_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Token that every request must have.")] = None,
     tls_cert: Annotated[Path | None, typer.Option(metavar="FILE", help="Certificate, as PEM.")] = None,

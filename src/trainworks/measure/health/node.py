@@ -19,6 +19,7 @@ import pynvml
 from trainworks.errors import EnvironmentProblem
 from trainworks.host import process
 from trainworks.host.clock import KernelClock, read_kernel_clock
+from trainworks.host.fabric import NicPort, rdma_ports
 from trainworks.measure.health.expectation import Expectation
 from trainworks.measure.health.gpus import Gpu, GpuDriver, read_driver
 
@@ -28,7 +29,6 @@ _TICKS_PER_S = 100.0
 _NETWORK_KINDS = re.compile(r"nfs4?|lustre|gpfs|ceph|beegfs|cifs|smb3|wekafs|glusterfs|fuse\.(?!lxcfs|snapfuse).+")
 _CUDA_PACKAGES = ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu13", "nvidia-cuda-runtime-cu12")
 _ESCAPE = re.compile(r"\\(\d{3})")
-_RATE = re.compile(r"([\d.]+)\s*Gb/sec")
 
 
 class NotApplicable(Exception):
@@ -47,25 +47,6 @@ class PciDevice:
     vendor: str
     device_class: str
     folder: Path
-
-
-@dataclass(frozen=True, slots=True)
-class NicPort:
-    """A port of an RDMA device."""
-
-    device: str
-    port: str
-    state: str
-    """`ACTIVE`, `DOWN`, `INIT` ..."""
-    gbit_per_s: float
-    board: str
-    firmware: str
-    counters: Mapping[str, int]
-    pci: Path
-    """Folder of the PCI device."""
-
-    def __str__(self) -> str:
-        return f"{self.device}/{self.port}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,24 +168,10 @@ class NodeView:
         Raises:
             NotApplicable: there is none.
         """
-        found = [self._port(folder) for folder in self.files("/sys/class/infiniband/*/ports/*")]
+        found = rdma_ports(self.root)
         if not found:
             raise NotApplicable("no InfiniBand or RoCE device")
         return found
-
-    def _port(self, folder: Path) -> NicPort:
-        device = folder.parents[1]
-        rate = _RATE.match(self.text(folder / "rate"))
-        return NicPort(
-            device=device.name,
-            port=folder.name,
-            state=self.text(folder / "state").partition(":")[2].strip(),
-            gbit_per_s=float(rate[1]) if rate else 0.0,
-            board=self.text(device / "board_id"),
-            firmware=self.text(device / "fw_ver"),
-            counters={each.name: self.number(each) or 0 for each in sorted((folder / "counters").glob("*"))},
-            pci=device / "device",
-        )
 
     @cached_property
     def mounts(self) -> list[Mount]:

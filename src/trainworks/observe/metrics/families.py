@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trainworks.observe.metrics.fabric import FABRIC_FAMILIES
 from trainworks.observe.metrics.family import MetricFamily
 from trainworks.observe.metrics.gpus import GPU_FAMILIES
 from trainworks.observe.metrics.health import HEALTH_FAMILIES
@@ -30,6 +31,7 @@ FAMILIES = {
     "Runs": RUN_FAMILIES,
     "Queue": QUEUE_FAMILIES,
     "GPUs": GPU_FAMILIES,
+    "Network": FABRIC_FAMILIES,
     "Health checks": HEALTH_FAMILIES,
     "The exporter": (COLLECTOR_SUCCESS, COLLECTOR_SECONDS, RUNS_UNREADABLE, RUNS_LEFT_OUT),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 
 from trainworks.jobs.job_row import JobRow
@@ -34,6 +35,12 @@ _NODES = _family("jobs_nodes_alloc", "Nodes on which jobs hold a share.", "slurm
 _UNREACHABLE = _family("jobs_unreachable", "Unfinished jobs whose backend does not answer.")
 _OLDEST = _family("queue_oldest_submission_timestamp_seconds", "Submission of the job that waits longest.")
 _DRAINED = _family("nodes_drain", "Drained nodes of this machine's queue.", "slurm_nodes_drain")
+_JOB_NODE = MetricFamily(
+    "trainworks_job_node_info",
+    "A node on which a job holds a share; the value is 1.",
+    labels=("node", "job_id", "run", "owner", "team"),
+    source=_STORE,
+)
 QUEUE_FAMILIES = (
     _JOBS,
     *_STATES.values(),
@@ -44,6 +51,7 @@ QUEUE_FAMILIES = (
     _UNREACHABLE,
     _OLDEST,
     _DRAINED,
+    _JOB_NODE,
 )
 
 
@@ -58,7 +66,8 @@ def queue_samples(
         drained_nodes: nodes that get no more jobs.
     """
     waiting = [job for job in live if job.state.waits]
-    shares = [share for job in live if job.state.holds_resources for share in job.placement]
+    holders = [job for job in live if job.state.holds_resources]
+    shares = [share for job in holders for share in job.placement]
     yield _JOBS.of(sum(counts.values()))
     for state, family in _STATES.items():
         yield family.of(counts.get(state, 0))
@@ -70,3 +79,13 @@ def queue_samples(
     yield _DRAINED.of(drained_nodes)
     if waiting:
         yield _OLDEST.of(min(job.submitted_at for job in waiting))
+    for job in holders:
+        labels = (str(job.id), job.run_id, job.owner, _team(job))
+        yield from (_JOB_NODE.of(1, share.node, *labels) for share in job.placement)
+
+
+def _team(job: JobRow) -> str:
+    """The account of Slurm or the queue of Kueue that the run file names; empty without one."""
+    cluster = json.loads(job.cluster) if job.cluster else {}
+    team = (cluster.get("slurm") or {}).get("account") or (cluster.get("kubernetes") or {}).get("queue")
+    return str(team or "")

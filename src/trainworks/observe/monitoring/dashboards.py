@@ -40,6 +40,15 @@ class MetricsDashboard:
     """Metric that has all values of that label."""
 
 
+_PORT, _CARD = ("device", "port"), ("device",)
+
+
+def _rate(title: str, unit: str, by: tuple[str, ...], counter: str) -> DashboardPanel:
+    """Change of a counter per second, over five minutes, for each value of these labels."""
+    legend = "/".join(f"{{{{{label}}}}}" for label in by)
+    return DashboardPanel(title, unit, {legend: f"max by ({', '.join(by)}) (rate({counter}{_NODE}[5m]))"})
+
+
 DASHBOARDS = (
     MetricsDashboard(
         "run",
@@ -110,6 +119,14 @@ DASHBOARDS = (
                 },
             ),
             DashboardPanel(
+                "Energy of the accelerators",
+                "joule",
+                {
+                    "so far": f"max(trainworks_run_energy_joules{_RUN})",
+                    "planned": f"max(trainworks_run_planned_energy_joules{_RUN})",
+                },
+            ),
+            DashboardPanel(
                 "Time between expected finish and deadline",
                 "s",
                 {"slack": f"max(run:trainworks_deadline_slack:seconds{_RUN})"},
@@ -166,6 +183,93 @@ DASHBOARDS = (
         ),
         "node",
         "trainworks_exporter_collector_success",
+    ),
+    MetricsDashboard(
+        "network",
+        "Trainworks: network of a node",
+        (
+            _rate("InfiniBand and RoCE, received", "Bps", _PORT, "node_infiniband_port_data_received_bytes_total"),
+            _rate("InfiniBand and RoCE, sent", "Bps", _PORT, "node_infiniband_port_data_transmitted_bytes_total"),
+            _rate("Waits for credit from the other end", "cps", _PORT, "node_infiniband_port_transmit_wait_total"),
+            _rate("RoCE: congestion notifications received", "cps", _PORT, "node_infiniband_rp_cnp_handled"),
+            DashboardPanel(
+                "Errors within an hour",
+                "short",
+                {
+                    f"{kind} {{{{device}}}}": f"max by (device, port) (increase({name}{_NODE}[1h]))"
+                    for kind, name in {
+                        "symbol": "node_infiniband_symbol_error_total",
+                        "received": "node_infiniband_port_errors_received_total",
+                        "discarded": "node_infiniband_port_discards_transmitted_total",
+                        "out of sequence": "node_infiniband_out_of_sequence",
+                    }.items()
+                },
+            ),
+            DashboardPanel(
+                "Times that a link went down or changed, within a day",
+                "short",
+                {
+                    "{{device}}/{{port}}": "max by (device, port)"
+                    f" (increase(node_infiniband_link_downed_total{_NODE}[1d]))",
+                    "{{device}}": f"max by (device) (increase(node_network_carrier_changes_total{_NODE}[1d]))",
+                },
+            ),
+            _rate("Ethernet, received", "Bps", _CARD, "node_network_receive_bytes_total"),
+            _rate("Ethernet, sent", "Bps", _CARD, "node_network_transmit_bytes_total"),
+            DashboardPanel(
+                "NVLink", "Bps", {"GPU {{gpu}}, sent": f"max by (gpu) (DCGM_FI_PROF_NVLINK_TX_BYTES{_NODE})"}
+            ),
+            DashboardPanel(
+                "PCIe of the GPUs",
+                "Bps",
+                {"GPU {{gpu}}, received": f"max by (gpu) (DCGM_FI_PROF_PCIE_RX_BYTES{_NODE})"},
+            ),
+        ),
+        "node",
+        "node_network_up",
+    ),
+    MetricsDashboard(
+        "storage",
+        "Trainworks: storage",
+        (
+            DashboardPanel(
+                "Free space",
+                "percentunit",
+                {
+                    "{{mountpoint}}": "max by (mountpoint)"
+                    f" (node_filesystem_avail_bytes{_NODE} / node_filesystem_size_bytes{_NODE})"
+                },
+            ),
+            DashboardPanel(
+                "Free inodes",
+                "percentunit",
+                {
+                    "{{mountpoint}}": "max by (mountpoint)"
+                    f" (node_filesystem_files_free{_NODE} / node_filesystem_files{_NODE})"
+                },
+            ),
+            _rate("Read from disks", "Bps", _CARD, "node_disk_read_bytes_total"),
+            _rate("Written to disks", "Bps", _CARD, "node_disk_written_bytes_total"),
+            _rate("Time in which a disk was busy", "percentunit", _CARD, "node_disk_io_time_seconds_total"),
+            DashboardPanel(
+                "Size of checkpoints",
+                "bytes",
+                {
+                    "{{run}}": "max by (run) (trainworks_run_checkpoint_bytes)",
+                    "{{run}}, planned": "max by (run) (trainworks_run_planned_checkpoint_bytes)",
+                },
+            ),
+            DashboardPanel(
+                "Part of a step that waits for data or a checkpoint",
+                "s",
+                {"{{run}}, {{part}}": 'max by (run, part) (trainworks_run_step_part_seconds{part=~"data|checkpoint"})'},
+            ),
+            DashboardPanel(
+                "Failed checkpoints", "short", {"{{run}}": "max by (run) (trainworks_run_checkpoint_failures_total)"}
+            ),
+        ),
+        "node",
+        "node_filesystem_avail_bytes",
     ),
     MetricsDashboard(
         "fleet",

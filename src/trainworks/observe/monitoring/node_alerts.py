@@ -30,7 +30,7 @@ _DISK = {"mountpoint": "/scratch", "fstype": "xfs"}
 NODE_ALERTS = (
     AlertRule(
         name="NodeDown",
-        expr='max by (node) (up{job=~"trainworks|node"}) == 0',
+        expr='max by (node) (up{job=~"trainworks|node|dcgm"}) == 0',
         summary="Node {{ $labels.node }} does not answer.",
         threshold=f"two minutes without an answer of any exporter ({ASSUMED})",
         action="look at its console; `trainworks drain NODE` keeps jobs away",
@@ -43,7 +43,7 @@ NODE_ALERTS = (
     ),
     AlertRule(
         name="ExporterDown",
-        expr='max by (node, job) (up{job=~"trainworks|node"}) == 0',
+        expr='max by (node, job) (up{job=~"trainworks|node|dcgm"}) == 0',
         summary="The exporter `{{ $labels.job }}` of node {{ $labels.node }} does not answer.",
         threshold=f"ten minutes ({ASSUMED})",
         action="restart the exporter on that node",

@@ -15,6 +15,8 @@ from trainworks.jobs.formats.manifest import to_yaml
 RULE_FILES = ("recording.yml", "alerts.yml")
 EXPORTER_PORTS = {"trainworks": 9855, "node": 9100}
 """Scrape job -> port of its exporter on every node."""
+OWNER = "notified_by"
+"""Label of an alert that another system than Alertmanager tells people about; its value is that system."""
 _TARGETS = "{}.targets.json"
 
 
@@ -28,17 +30,25 @@ class MonitoringSetup:
     ca_file: str | None
     page: str | None
     ticket: str | None
+    kubernetes: bool = False
+    slurmctld: str | None = None
+    zabbix: bool = False
 
 
 def prometheus_config(setup: MonitoringSetup) -> str:
-    """`prometheus.yml`: the nodes of the target files, the rules and the Alertmanager."""
+    """`prometheus.yml`: the nodes of the target files or of Kubernetes, the rules and the Alertmanager."""
     interval = f"{setup.scrape_interval_s}s"
+    jobs = [_scrape(job, setup) for job in EXPORTER_PORTS]
+    if setup.kubernetes:
+        jobs.append(_dcgm_pods())
+    if setup.slurmctld is not None:
+        jobs += [_slurm(path, setup.slurmctld) for path in ("jobs", "nodes", "partitions", "scheduler")]
     return to_yaml(
         {
             "global": {"scrape_interval": interval, "evaluation_interval": interval},
             "rule_files": list(RULE_FILES),
             "alerting": {"alertmanagers": [{"static_configs": [{"targets": [setup.alertmanager]}]}]},
-            "scrape_configs": [_scrape(job, setup) for job in EXPORTER_PORTS],
+            "scrape_configs": jobs,
         }
     )
 
@@ -46,16 +56,48 @@ def prometheus_config(setup: MonitoringSetup) -> str:
 def _scrape(job: str, setup: MonitoringSetup) -> dict[str, Any]:
     own: dict[str, Any] = {}
     if job == "trainworks":
+        own["honor_labels"] = True  # the queue says on which node a job is, which is not the node of the exporter
         if setup.token_file is not None:
             own["authorization"] = {"type": "Bearer", "credentials_file": setup.token_file}
         if setup.ca_file is not None:
             own |= {"scheme": "https", "tls_config": {"ca_file": setup.ca_file}}
+    if setup.kubernetes:
+        address = {"source_labels": ["__address__"], "regex": r"(.+):\d+", "target_label": "__address__"}
+        return {
+            "job_name": job,
+            **own,
+            "kubernetes_sd_configs": [{"role": "node"}],
+            "relabel_configs": [
+                address | {"replacement": f"${{1}}:{EXPORTER_PORTS[job]}"},
+                {"source_labels": ["__meta_kubernetes_node_name"], "target_label": "node"},
+            ],
+        }
     return {
         "job_name": job,
         **own,
         "file_sd_configs": [{"files": [_TARGETS.format(job)]}],
         "relabel_configs": [{"source_labels": ["__address__"], "regex": r"\[?(.+?)\]?:\d+", "target_label": "node"}],
     }
+
+
+def _dcgm_pods() -> dict[str, Any]:
+    """The pods of NVIDIA's DCGM exporter, as its Helm chart and the GPU operator label them."""
+    labels = ["__meta_kubernetes_pod_label_app", "__meta_kubernetes_pod_label_app_kubernetes_io_name"]
+    return {
+        "job_name": "dcgm",
+        "kubernetes_sd_configs": [{"role": "pod"}],
+        "relabel_configs": [
+            {"source_labels": labels, "regex": ".*dcgm-exporter.*", "action": "keep"},
+            {"source_labels": ["__meta_kubernetes_pod_container_port_number"], "regex": "9400", "action": "keep"},
+            {"source_labels": ["__meta_kubernetes_pod_node_name"], "target_label": "node"},
+        ],
+    }
+
+
+def _slurm(path: str, address: str) -> dict[str, Any]:
+    """Slurm's own metrics, from 25.11 on. Source: https://slurm.schedmd.com/metrics.html."""
+    targets = [{"targets": [address]}]
+    return {"job_name": f"slurm-{path}", "metrics_path": f"/metrics/{path}", "static_configs": targets}
 
 
 def target_files(nodes: Iterable[str]) -> dict[str, str]:
@@ -81,15 +123,22 @@ def alertmanager_config(setup: MonitoringSetup) -> str:
                 "group_wait": "30s",
                 "group_interval": "5m",
                 "repeat_interval": "12h",
-                "routes": [{"matchers": ['severity="critical"'], "receiver": "page", "repeat_interval": "4h"}],
+                "routes": [
+                    *([{"matchers": [f'{OWNER}="zabbix"'], "receiver": "zabbix"}] if setup.zabbix else []),
+                    {"matchers": ['severity="critical"'], "receiver": "page", "repeat_interval": "4h"},
+                ],
             },
             "inhibit_rules": [
                 _inhibit('alertname="NodeDown"', 'alertname!="NodeDown"', "node"),
                 _inhibit('severity="critical"', 'severity="warning"', "node", 'node!=""'),
                 _inhibit('alertname="RunFailed"', 'alertname!="RunFailed"', "run"),
-                _inhibit('alertname="RunStalled"', 'severity="warning"', "run"),
+                _inhibit('alertname="RunStalled"', 'alertname!~"RunFailed|RunStalled"', "run"),
             ],
-            "receivers": [_receiver("page", setup.page), _receiver("ticket", setup.ticket)],
+            "receivers": [
+                _receiver("page", setup.page),
+                _receiver("ticket", setup.ticket),
+                *([_receiver("zabbix", None)] if setup.zabbix else []),
+            ],
         }
     )
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from trainworks.jobs.formats.manifest import to_yaml
 from trainworks.observe.monitoring.alert import AlertCase, AlertRule
 from trainworks.observe.monitoring.node_alerts import NODE_ALERTS
+from trainworks.observe.monitoring.prometheus import OWNER
 from trainworks.observe.monitoring.run_alerts import RUN_ALERTS
 
 ALERTS = (*RUN_ALERTS, *NODE_ALERTS)
@@ -32,9 +34,13 @@ RECORDED = {
 """Name of a recorded series -> expression, meaning."""
 
 
-def alert_rules() -> str:
-    """The rule file of all alerts."""
-    return to_yaml({"groups": [{"name": "trainworks", "rules": [_rule(alert) for alert in ALERTS]}]})
+def alert_rules(of_zabbix: Collection[str] = ()) -> str:
+    """The rule file of all alerts.
+
+    Args:
+        of_zabbix: names of the alerts that Zabbix tells people about.
+    """
+    return to_yaml({"groups": [{"name": "trainworks", "rules": [_rule(alert, of_zabbix) for alert in ALERTS]}]})
 
 
 def recording_rules() -> str:
@@ -43,30 +49,36 @@ def recording_rules() -> str:
     return to_yaml({"groups": [{"name": "trainworks-recorded", "rules": rules}]})
 
 
-def alert_tests(rule_file: str) -> str:
+def alert_tests(rule_file: str, of_zabbix: Collection[str] = ()) -> str:
     """Two unit tests of each alert: one in which it fires with all its texts, and one in which it does not.
 
     Args:
         rule_file: name of the file of the alerts.
+        of_zabbix: as for `alert_rules`.
     """
-    tests = [_test(alert, case) for alert in ALERTS for case in (alert.fires, alert.quiet)]
+    tests = [_test(alert, case, of_zabbix) for alert in ALERTS for case in (alert.fires, alert.quiet)]
     return to_yaml({"rule_files": [rule_file], "evaluation_interval": "1m", "tests": tests})
 
 
-def _rule(alert: AlertRule) -> dict[str, Any]:
+def _labels(alert: AlertRule, of_zabbix: Collection[str]) -> dict[str, str]:
+    owner = {OWNER: "zabbix"} if alert.name in of_zabbix else {}
+    return {"severity": alert.severity, **owner}
+
+
+def _rule(alert: AlertRule, of_zabbix: Collection[str]) -> dict[str, Any]:
     return {
         "alert": alert.name,
         "expr": alert.expr,
         "for": alert.lasts,
-        "labels": {"severity": alert.severity},
+        "labels": _labels(alert, of_zabbix),
         "annotations": alert.annotations,
     }
 
 
-def _test(alert: AlertRule, case: AlertCase) -> dict[str, Any]:
+def _test(alert: AlertRule, case: AlertCase, of_zabbix: Collection[str]) -> dict[str, Any]:
     wanted: dict[str, Any] = {"eval_time": case.at, "alertname": alert.name}
     if case is alert.fires:
-        labels = {"severity": alert.severity, **case.labels}
+        labels = {**_labels(alert, of_zabbix), **case.labels}
         wanted["exp_alerts"] = [{"exp_labels": labels, "exp_annotations": alert.annotations_with(labels)}]
     series = [{"series": name, "values": values} for name, values in case.series.items()]
     return {"interval": "1m", "input_series": series, "alert_rule_test": [wanted]}

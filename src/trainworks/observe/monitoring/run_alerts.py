@@ -50,6 +50,7 @@ RUN_ALERTS = (
         threshold="twice the interval of the plan",
         action="look for `checkpoint_failed` in events.jsonl, and at the space and speed of the storage",
         severity="critical",
+        lasts="2m",
         fires=AlertCase(
             "25m",
             _of_run(unsaved_since_timestamp_seconds="0+0x60", planned_checkpoint_interval_seconds="600+0x60"),
