@@ -230,5 +230,6 @@ def test_every_panel_of_a_dashboard_has_its_data(
         time.sleep(4)
         empty = panels_without_data(monitoring.prometheus)
     of_other_collectors = {"Jobs", "Longest wait", "GPUs that jobs hold", "Health checks that fail or warn"}
+    of_other_collectors.add("Power of the GPUs by run")
     without_goal_or_price = {"Time between expected finish and deadline", "Cost", "Cost of running runs"}
     assert empty == of_other_collectors | without_goal_or_price

@@ -156,7 +156,37 @@ def test_an_alert_names_what_exists(alert: AlertRule) -> None:
 
 
 def test_a_recorded_series_reads_what_exists() -> None:
-    assert {name for expr, _ in RECORDED.values() for name in METRIC.findall(expr)} <= OURS
+    expressions = " ".join(expr for expr, _ in RECORDED.values())
+    assert set(METRIC.findall(RECORDED_NAME.sub("", expressions))) <= OURS
+    assert set(RECORDED_NAME.findall(expressions)) <= RECORDED.keys()
+
+
+def test_the_queue_says_whose_power_it_is(rendered: Path) -> None:
+    """Two exporters see the same GPUs, and two see the same queue; nothing counts twice."""
+    series = [
+        *(
+            {"series": f'DCGM_FI_DEV_POWER_USAGE{{node="{node}",UUID="GPU-{gpu}",job="{job}"}}', "values": "500 500"}
+            for node, gpu in (("node1", 1), ("node1", 2), ("node2", 3), ("node3", 4))
+            for job in ("trainworks", "dcgm")
+        ),
+        *(
+            {
+                "series": f'trainworks_job_node_info{{node="{node}",run="{run}",team="vision",instance="{instance}"}}',
+                "values": "1 1",
+            }
+            for run, node in (("a", "node1"), ("a", "node2"), ("b", "node2"))
+            for instance in ("login1", "login2")
+        ),
+    ]
+    name = "run:trainworks_gpu_power:watts"
+    wanted = [
+        {"labels": f'{name}{{run="{run}",team="vision"}}', "value": watts} for run, watts in (("a", 1500), ("b", 500))
+    ]
+    test = {"interval": "1m", "input_series": series}
+    test["promql_expr_test"] = [{"expr": name, "eval_time": "1m", "exp_samples": wanted}]
+    content = {"rule_files": ["recording.yml"], "evaluation_interval": "1m", "tests": [test]}
+    (rendered / "recording_test.yml").write_text(yaml.safe_dump(content))
+    judge("promtool", "test", "rules", rendered / "recording_test.yml")
 
 
 def test_an_alert_has_a_name_of_its_own() -> None:

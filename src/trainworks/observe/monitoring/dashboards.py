@@ -297,6 +297,7 @@ DASHBOARDS = (
                 "Activity of SMs, mean of a node", "percentunit", {"{{node}}": "node:trainworks_gpu_sm_active:ratio"}
             ),
             DashboardPanel("Power of the GPUs", "watt", {"{{node}}": "node:trainworks_gpu_power:watts"}),
+            DashboardPanel("Power of the GPUs by run", "watt", {"{{run}} {{team}}": "run:trainworks_gpu_power:watts"}),
             DashboardPanel(
                 "Cost of running runs", "currencyUSD", {"{{run}}": "max by (run) (trainworks_run_cost_usd)"}
             ),

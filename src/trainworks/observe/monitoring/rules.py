@@ -26,6 +26,11 @@ RECORDED = {
         "sum by (node) (max by (node, UUID) (DCGM_FI_DEV_POWER_USAGE))",
         "Power draw of the GPUs of a node.",
     ),
+    "run:trainworks_gpu_power:watts": (
+        "sum by (run, team) (max by (run, team, node) (trainworks_job_node_info)"
+        " * on (node) group_left () node:trainworks_gpu_power:watts)",
+        "Power draw of the GPUs of all nodes on which a run holds a share; a shared node counts for each of its runs.",
+    ),
     "node:trainworks_gpu_sm_active:ratio": (
         "avg by (node) (max by (node, UUID) (DCGM_FI_PROF_SM_ACTIVE))",
         "Mean activity of the SMs of a node.",
