@@ -11,6 +11,7 @@ import pytest
 
 from tests.fakes import FakeClock
 from tests.health.machine import Machine, healthy
+from tests.observe.monitoring import Monitoring
 from tests.observe.webhook import Webhook
 from tests.report.conftest import RunWriter, make_plan
 from trainworks.api.observing.exporter import NodeMetrics
@@ -73,3 +74,9 @@ def machine(tmp_path: Path) -> Machine:
         machine.write(f"sys/class/net/eno1/{name}", text)
     machine.write("sys/class/net/docker0/statistics/rx_bytes", "9")
     return machine
+
+
+@pytest.fixture
+def monitoring(tmp_path: Path, webhook: Webhook) -> Monitoring:
+    """Prometheus and Alertmanager, not started."""
+    return Monitoring(tmp_path, webhook)

@@ -3,67 +3,29 @@
 from __future__ import annotations
 
 import json
-import re
-import subprocess
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.fakes import FakeClock
 from tests.health.machine import Machine, healthy
 from tests.observe.conftest import RunningRun
-from tests.observe.prometheus import program, values
-from tests.observe.test_exporter import serving
+from tests.observe.monitoring import Monitoring, answer, running_program, when_it_listens
+from tests.observe.prometheus import values
 from tests.observe.test_node_metrics import BusyNvml
-from tests.observe.webhook import Webhook, free_port
-from trainworks.api.observing.exporter import NodeMetrics, metrics_server, write_metrics
-from trainworks.api.observing.monitor import render_monitoring
+from tests.observe.webhook import free_port
+from trainworks.api.observing.exporter import NodeMetrics, write_metrics
 from trainworks.measure.health.node_health import check_node
 from trainworks.observe.monitoring.dashboards import DASHBOARDS
 from trainworks.record.usage import NodeUsage
 
 pytestmark = pytest.mark.slow
-
-
-@contextmanager
-def running_program(*command: str | Path, log: Path) -> Iterator[None]:
-    """A program that works until the block ends."""
-    with log.open("w") as output:
-        started = subprocess.Popen(
-            [program(str(command[0])), *map(str, command[1:])], stdout=output, stderr=output, cwd=log.parent
-        )
-        try:
-            yield
-        finally:
-            started.terminate()
-            started.wait(30)
-
-
-def answer(prometheus: int, expr: str) -> list[Any]:
-    """What Prometheus finds for an expression."""
-    query = urllib.parse.urlencode({"query": expr})
-    with urllib.request.urlopen(f"http://127.0.0.1:{prometheus}/api/v1/query?{query}", timeout=10) as found:
-        result: list[Any] = json.load(found)["data"]["result"]
-    return result
-
-
-def when_it_listens(request: str | urllib.request.Request) -> Any:
-    """The answer of a program that has just been started."""
-    deadline = time.monotonic() + 30
-    while True:
-        try:
-            return urllib.request.urlopen(request, timeout=10)
-        except urllib.error.URLError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.1)
 
 
 def post_alerts(alertmanager: int, alerts: Sequence[Mapping[str, str]]) -> None:
@@ -82,56 +44,6 @@ def panels_without_data(prometheus: int) -> set[str]:
         if not any(found):
             empty.add(panel.title)
     return empty
-
-
-class Monitoring:
-    """Prometheus and Alertmanager with our files, in which seconds stand for minutes."""
-
-    def __init__(self, folder: Path, webhook: Webhook) -> None:
-        self.folder, self.webhook = folder, webhook
-        self.prometheus, self.alertmanager = free_port(), free_port()
-
-    @contextmanager
-    def watching(
-        self, metrics: NodeMetrics, *hosts: str, dead: Sequence[str] = (), node_exporters: Sequence[str] = ()
-    ) -> Iterator[None]:
-        """Scrape one exporter under the names of `hosts`, find none on those of `dead`, and scrape node_exporters."""
-        with ExitStack() as stack:
-            stack.enter_context(self.alerting())
-            port = stack.enter_context(serving(metrics_server(metrics, "127.0.0.1:0"))).rpartition(":")[2]
-            ours, theirs = [f"{name}:{port}" for name in (*hosts, *dead)], [f"{name}:{port}" for name in dead]
-            for job, targets in {"trainworks": ours, "node": [*theirs, *node_exporters]}.items():
-                (self.folder / f"{job}.targets.json").write_text(json.dumps([{"targets": targets}]))
-            listen = f"--web.listen-address=127.0.0.1:{self.prometheus}"
-            command = ["prometheus", "--config.file=prometheus.yml", "--storage.tsdb.path=series", listen]
-            stack.enter_context(running_program(*command, log=self.folder / "prometheus.log"))
-            yield
-
-    @contextmanager
-    def alerting(self) -> Iterator[None]:
-        """Alertmanager alone."""
-        hook, address = f"http://127.0.0.1:{self.webhook.server_address[1]}", f"127.0.0.1:{self.alertmanager}"
-        files = render_monitoring(scrape_interval_s=1, alertmanager=address, page=hook, ticket=hook)
-        for name, text in files.items():
-            (self.folder / name).write_text(re.sub(r"(for: '[12])m|(group_wait: ')30s", r"\1\g<2>1s", text))
-        options = [f"--web.listen-address={address}", "--cluster.listen-address=", "--storage.path=alerts"]
-        command = ["prometheus-alertmanager", "--config.file=alertmanager.yml", *options]
-        with running_program(*command, log=self.folder / "alertmanager.log"):
-            yield
-
-    def wait(self) -> list[str]:
-        """Names of the alerts that arrive, and of those of the five seconds after the first."""
-        deadline = time.monotonic() + 60
-        while not self.webhook.firing and time.monotonic() < deadline:
-            time.sleep(0.2)
-        time.sleep(5)
-        return [labels["alertname"] for labels in self.webhook.firing]
-
-
-@pytest.fixture
-def monitoring(tmp_path: Path, webhook: Webhook) -> Monitoring:
-    """Prometheus and Alertmanager, not started."""
-    return Monitoring(tmp_path, webhook)
 
 
 def test_a_failed_run_that_two_exporters_see_pages_once(

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import ssl
 import subprocess
-import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,26 +14,14 @@ from typer.testing import CliRunner
 from tests.cli.test_app import trainworks_program
 from tests.fakes import FakeClock
 from tests.observe.conftest import RunningRun
+from tests.observe.monitoring import serving
 from tests.observe.prometheus import values
 from trainworks.api.observing.exporter import NodeMetrics, metrics_server, write_metrics
 from trainworks.cli.app import app
 from trainworks.errors import ArgumentError, PortInUseError, UsageError
-from trainworks.observe.exporter import CONTENT_TYPE, MetricsServer
+from trainworks.observe.exporter import CONTENT_TYPE
 
 TOKEN = "0123456789abcdef0123456789abcdef"
-
-
-@contextmanager
-def serving(server: MetricsServer) -> Iterator[str]:
-    """The address of a server while it works."""
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 @pytest.fixture

@@ -21,9 +21,10 @@ from trainworks.api.observing import monitor
 from trainworks.api.observing.monitor import follow_nodes, render_monitoring, rendered_dashboards
 from trainworks.backends.backend import NodeStatus
 from trainworks.cli.app import app
-from trainworks.errors import ArgumentError, MissingExtraError, UnreachableError
+from trainworks.errors import ArgumentError, MissingExtraError, UnreachableError, UsageError
 from trainworks.observe.metrics.families import FAMILIES
 from trainworks.observe.monitoring.alert import AlertRule
+from trainworks.observe.monitoring.dashboards import DASHBOARDS
 from trainworks.observe.monitoring.prometheus import target_files
 from trainworks.observe.monitoring.rules import ALERTS, RECORDED
 from trainworks.observe.monitoring.zabbix_triggers import DISCOVERIES, IN_ZABBIX, ITEMS, TRIGGERS
@@ -60,6 +61,14 @@ def test_prometheus_accepts_its_configuration_for_kubernetes_and_slurm(rendered:
     assert found[:3] == [[{"role": "node"}], [{"role": "node"}], [{"role": "pod"}]]
     (rendered / "prometheus.yml").write_text(yaml.safe_dump(config))
     judge("promtool", "check", "config", rendered / "prometheus.yml")
+
+
+def test_the_dcgm_exporter_collects_what_alerts_and_dashboards_read() -> None:
+    rows = [line.split(", ") for line in render_monitoring(kubernetes=True)["dcgm_counters.csv"].splitlines()[1:]]
+    panels = [expr for page in DASHBOARDS for panel in page.panels for expr in panel.queries.values()]
+    read = {name for expr in [*panels, *(alert.expr for alert in ALERTS)] for name in METRIC.findall(expr)}
+    assert {field for field, _, _ in rows} == {name for name in read if name.startswith("DCGM_")}
+    assert {kind for _, kind, _ in rows} == {"gauge", "counter"}
 
 
 def test_every_alert_fires_where_zabbix_tells_people_of_some(rendered: Path) -> None:
@@ -239,6 +248,16 @@ def test_target_files_follow_the_nodes_and_stay_while_the_backend_is_away(
     both = ["node1:9100", "node2:9100"]
     assert seen == [["node1:9100"], both, both, both, ["node2:9100"]]
     assert said == ["slurm does not answer; the target files stay as they are"]
+
+
+@pytest.mark.parametrize("arguments", [["render", "--follow", "--to", "x"], ["targets", "--follow"]])
+def test_following_needs_a_folder_for_target_files(arguments: list[str]) -> None:
+    assert isinstance(CliRunner().invoke(app, ["monitor", *arguments]).exception, UsageError)
+
+
+def test_the_command_writes_the_template_of_zabbix(tmp_path: Path) -> None:
+    assert CliRunner().invoke(app, ["monitor", "render", "--zabbix", "--to", str(tmp_path)]).exit_code == 0
+    assert (tmp_path / "zabbix_template.yaml").read_text().startswith("zabbix_export:")
 
 
 def test_addresses_of_version_6_get_brackets() -> None:

@@ -11,6 +11,7 @@ from trainworks.errors import ArgumentError, EnvironmentProblem
 from trainworks.files import write_atomic
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.observe.monitoring.dashboards import DASHBOARDS, dashboard_json
+from trainworks.observe.monitoring.dcgm import dcgm_counters
 from trainworks.observe.monitoring.prometheus import (
     MonitoringSetup,
     alertmanager_config,
@@ -72,6 +73,8 @@ def render_monitoring(
         "alerts_test.yml": alert_tests("alerts.yml", of_zabbix),
         "alertmanager.yml": alertmanager_config(setup),
     }
+    if kubernetes:
+        files["dcgm_counters.csv"] = dcgm_counters()
     if zabbix:
         alerts = {alert.name: alert for alert in ALERTS}
         files["zabbix_template.yaml"] = zabbix_template(alerts, scrape_interval_s=scrape_interval_s)

@@ -1,0 +1,122 @@
+"""Prometheus and Alertmanager of the tests' own, which read our rendered files."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.observe.prometheus import program
+from tests.observe.webhook import Webhook, free_port
+from trainworks.api.observing.exporter import NodeMetrics, metrics_server
+from trainworks.api.observing.monitor import render_monitoring
+from trainworks.observe.exporter import MetricsServer
+
+
+@contextmanager
+def serving(server: MetricsServer) -> Iterator[str]:
+    """The address of a server while it works."""
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@contextmanager
+def running_program(*command: str | Path, log: Path) -> Iterator[None]:
+    """A program that works until the block ends."""
+    with log.open("w") as output:
+        started = subprocess.Popen(
+            [program(str(command[0])), *map(str, command[1:])], stdout=output, stderr=output, cwd=log.parent
+        )
+        try:
+            yield
+        finally:
+            started.terminate()
+            started.wait(30)
+
+
+def answer(prometheus: int, expr: str) -> list[Any]:
+    """What Prometheus finds for an expression."""
+    query = urllib.parse.urlencode({"query": expr})
+    with urllib.request.urlopen(f"http://127.0.0.1:{prometheus}/api/v1/query?{query}", timeout=10) as found:
+        result: list[Any] = json.load(found)["data"]["result"]
+    return result
+
+
+def when_it_listens(request: str | urllib.request.Request) -> Any:
+    """The answer of a program that has just been started."""
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            return urllib.request.urlopen(request, timeout=10)
+        except urllib.error.URLError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
+class Monitoring:
+    """Prometheus and Alertmanager with our files, in which seconds stand for minutes."""
+
+    def __init__(self, folder: Path, webhook: Webhook) -> None:
+        self.folder, self.webhook = folder, webhook
+        self.prometheus, self.alertmanager = free_port(), free_port()
+
+    @contextmanager
+    def watching(
+        self,
+        metrics: NodeMetrics,
+        *hosts: str,
+        dead: Sequence[str] = (),
+        node_exporters: Sequence[str] = (),
+        zabbix: bool = False,
+    ) -> Iterator[str]:
+        """Scrape one exporter under the names of `hosts`, find none on those of `dead`, and scrape node_exporters.
+
+        Returns the address of the exporter.
+        """
+        with ExitStack() as stack:
+            stack.enter_context(self.alerting(zabbix=zabbix))
+            exporter = stack.enter_context(serving(metrics_server(metrics, "127.0.0.1:0")))
+            port = exporter.rpartition(":")[2]
+            ours, theirs = [f"{name}:{port}" for name in (*hosts, *dead)], [f"{name}:{port}" for name in dead]
+            for job, targets in {"trainworks": ours, "node": [*theirs, *node_exporters]}.items():
+                (self.folder / f"{job}.targets.json").write_text(json.dumps([{"targets": targets}]))
+            listen = f"--web.listen-address=127.0.0.1:{self.prometheus}"
+            command = ["prometheus", "--config.file=prometheus.yml", "--storage.tsdb.path=series", listen]
+            stack.enter_context(running_program(*command, log=self.folder / "prometheus.log"))
+            yield exporter
+
+    @contextmanager
+    def alerting(self, *, zabbix: bool = False) -> Iterator[None]:
+        """Alertmanager alone; with our files for a site that has Zabbix, too."""
+        hook, address = f"http://127.0.0.1:{self.webhook.server_address[1]}", f"127.0.0.1:{self.alertmanager}"
+        files = render_monitoring(scrape_interval_s=1, alertmanager=address, page=hook, ticket=hook, zabbix=zabbix)
+        for name, text in files.items():
+            (self.folder / name).write_text(re.sub(r"(for: '[12])m|(group_wait: ')30s", r"\1\g<2>1s", text))
+        options = [f"--web.listen-address={address}", "--cluster.listen-address=", "--storage.path=alerts"]
+        command = ["prometheus-alertmanager", "--config.file=alertmanager.yml", *options]
+        with running_program(*command, log=self.folder / "alertmanager.log"):
+            yield
+
+    def wait(self) -> list[str]:
+        """Names of the alerts that arrive, and of those of the five seconds after the first."""
+        deadline = time.monotonic() + 60
+        while not self.webhook.firing and time.monotonic() < deadline:
+            time.sleep(0.2)
+        time.sleep(5)
+        return [labels["alertname"] for labels in self.webhook.firing]
