@@ -71,9 +71,8 @@ _FOLDERS = {
     ),
     "runs": ("run", "submit", "resume", "report", "export", "profile", "data", "status", "ls", "logs", "stop"),
     "jobs": ("ps", "describe", "hold", "release", "retry", "nodes", "drain", "jobs"),
-    "observing": ("top", "why", "compare", "track"),
+    "observing": ("top", "why", "compare", "track", "exporter", "monitor"),
     "proving": ("bench", "health", "review"),
-    "observing": ("exporter", "monitor"),
     "admin": ("sandbox", "hooks", "autoscale", "schema"),
 }
 _MODULES = {name: f"{folder}.{name}" for folder, names in _FOLDERS.items() for name in names}

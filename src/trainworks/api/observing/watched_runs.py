@@ -11,10 +11,10 @@ from trainworks.host.clock import Clock
 from trainworks.jobs.state import JobState
 from trainworks.observe.metrics.runs import RunFacts
 from trainworks.record.events import Event, read_events
+from trainworks.record.history import build_history
+from trainworks.record.ledger import Ledger, build_ledger
 from trainworks.record.metrics import read_metrics
 from trainworks.record.run_dir import RunDir, run_dirs
-from trainworks.report.runs.history import build_history
-from trainworks.report.runs.ledger import Ledger, build_ledger
 from trainworks.report.runs.run_progress import RunFollower, current_state
 from trainworks.report.runs.summary import energy_of
 
