@@ -9,7 +9,7 @@ from pathlib import Path
 from trainworks.errors import TrainworksError
 from trainworks.host.clock import Clock
 from trainworks.jobs.state import JobState
-from trainworks.observe.metrics.runs import RunFacts
+from trainworks.observe.metrics.runs import RunSnapshot
 from trainworks.record.events import Event, read_events
 from trainworks.record.history import build_history
 from trainworks.record.ledger import Ledger, build_ledger
@@ -43,7 +43,7 @@ class WatchedRun:
         self._ledger: Ledger | None = None
         self._ledger_due = 0.0
 
-    def facts(self, label: str, *, ledger_share: float = _MOST_TIME_FOR_LEDGER) -> RunFacts:
+    def facts(self, label: str, *, ledger_share: float = _MOST_TIME_FOR_LEDGER) -> RunSnapshot:
         """The run as it stands now.
 
         Args:
@@ -59,7 +59,7 @@ class WatchedRun:
             self._take(event)
         self._update_ledger(resolved.created_at, progress.state, ledger_share)
         ledger = self._ledger
-        return RunFacts(
+        return RunSnapshot(
             run=label,
             state=progress.state,
             resolved=resolved,
@@ -135,7 +135,7 @@ class RunWatcher:
         """Runs without metrics -> time of their status; another launch changes it."""
         self.unreadable = self.left_out = 0
 
-    def facts(self) -> list[RunFacts]:
+    def facts(self) -> list[RunSnapshot]:
         """All runs that have metrics now, the newest first."""
         found = sorted(self._present(), reverse=True)
         kept = [path for _, path in found[: self._most_runs]]

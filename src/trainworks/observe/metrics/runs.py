@@ -18,7 +18,7 @@ MEASURED_PARTS = (*StepTimeGroups.model_fields, "checkpoint_s", "other_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunFacts:
+class RunSnapshot:
     """A run at one moment. Figures are None until they are recorded; times are seconds since the epoch."""
 
     run: str
@@ -96,13 +96,13 @@ class RunFacts:
 @dataclass(frozen=True, slots=True)
 class _RunMetric:
     family: MetricFamily
-    read: Callable[[RunFacts], _Value]
+    read: Callable[[RunSnapshot], _Value]
     """The value; or values by the last label, if the family has one more than `run`."""
 
 
 def _metric(
     name: str,
-    read: Callable[[RunFacts], _Value],
+    read: Callable[[RunSnapshot], _Value],
     text: str,
     source: str,
     *,
@@ -113,8 +113,8 @@ def _metric(
     return _RunMetric(MetricFamily(f"trainworks_run_{name}", text, kind, labels, source), read)
 
 
-def _latest(key: str) -> Callable[[RunFacts], float | None]:
-    def read(run: RunFacts) -> float | None:
+def _latest(key: str) -> Callable[[RunSnapshot], float | None]:
+    def read(run: RunSnapshot) -> float | None:
         row: Mapping[str, object] = run.latest or {}
         value = row.get(key)
         return float(value) if isinstance(value, int | float) else None
@@ -122,11 +122,11 @@ def _latest(key: str) -> Callable[[RunFacts], float | None]:
     return read
 
 
-def _planned(read: Callable[[Plan], _Value]) -> Callable[[RunFacts], _Value]:
+def _planned(read: Callable[[Plan], _Value]) -> Callable[[RunSnapshot], _Value]:
     return lambda run: None if run.plan is None else read(run.plan)
 
 
-def _parts(run: RunFacts) -> Mapping[str, float]:
+def _parts(run: RunSnapshot) -> Mapping[str, float]:
     """Mean of every part over the recent steps."""
     sums: dict[str, float] = {}
     for row in run.recent:
@@ -152,11 +152,11 @@ def _planned_goodput(plan: Plan) -> float | None:
     return plan.num_steps * plan.step_time.total_s / plan.run_time_s if plan.run_time_s > 0 else None
 
 
-def _mfu(run: RunFacts) -> float | None:
+def _mfu(run: RunSnapshot) -> float | None:
     return None if run.plan is None or run.tokens_per_s is None else run.plan.mfu(run.tokens_per_s)
 
 
-def _planned_energy(run: RunFacts) -> float | None:
+def _planned_energy(run: RunSnapshot) -> float | None:
     power_w = run.resolved.power_limit_w
     return None if run.plan is None or power_w is None else power_w * run.plan.run_time_s
 
@@ -275,7 +275,7 @@ _METRICS = (
 RUN_FAMILIES = (RUN_INFO, RUN_STATE, *(metric.family for metric in _METRICS))
 
 
-def run_samples(run: RunFacts) -> Iterator[MetricSample]:
+def run_samples(run: RunSnapshot) -> Iterator[MetricSample]:
     """Every metric of a run that has a value now."""
     yield _info(run)
     yield RUN_STATE.of(1, run.run, run.state)
@@ -287,7 +287,7 @@ def run_samples(run: RunFacts) -> Iterator[MetricSample]:
             yield metric.family.of(value, run.run)
 
 
-def _info(run: RunFacts) -> MetricSample:
+def _info(run: RunSnapshot) -> MetricSample:
     resolved, plan, workload = run.resolved, run.plan, run.resolved.run_file.workload
     accelerators = resolved.host.accelerators
     return RUN_INFO.of(
