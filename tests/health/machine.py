@@ -203,6 +203,35 @@ def healthy(root: Path) -> Machine:
     return machine
 
 
+AMD_PCI = "sys/bus/pci/devices/0000:{:02x}:00.0"
+
+
+def healthy_amd(root: Path, version: int = 8) -> Machine:
+    """Eight MI300X whose driver shows every file that a check reads.
+
+    Args:
+        root: folder of the node.
+        version: N of the metrics 1.N, whose layout differs.
+    """
+    machine = healthy(root)
+    machine.nvml = FakeNvml([])
+    machine.nvml.broken = "no library"
+    machine.expect, machine.cuda = "8x MI300X", ""
+    machine.write("sys/module/amdgpu/version", "6.12.12")
+    pci(machine, "0000:80:00.0", "0x1000", "0x060400")  # in the place of the NVSwitch
+    for index in range(8):
+        folder = AMD_PCI.format(index + 1)
+        pci(machine, folder.rpartition("/")[2], "0x1002", "0x120000")
+        machine.write(f"{folder}/gpu_metrics", bytes([0, 1, 1, version]) + bytes(252))
+        for name, text in AMD_FILES.items():
+            machine.write(f"{folder}/{name}", text)
+        node = f"sys/class/kfd/kfd/topology/nodes/{index + 2}"
+        machine.write(f"{node}/properties", f"simd_count 1216\nlocation_id {(index + 1) << 8}\ndomain 0")
+        for link in range(8):  # the first one leads to the processor
+            machine.write(f"{node}/io_links/{link}/properties", f"type {2 if link == 0 else 11}\nweight 15")
+    return machine
+
+
 def pci(machine: Machine, address: str, vendor: str, device_class: str) -> None:
     """A device on the PCI bus."""
     folder = f"sys/bus/pci/devices/{address}"
@@ -241,6 +270,26 @@ def acs_config(control: int) -> bytes:
     return bytes(space)
 
 
+AMD_FILES: Mapping[str, str] = {
+    "product_name": "AMD Instinct MI300X OAM",
+    "device": "0x74a1",
+    "mem_info_vram_total": "206141652992",
+    "vbios_version": "113-M3000100-102",
+    "gpu_busy_percent": "0",
+    "current_link_width": "16",
+    "max_link_width": "16",
+    "ras/umc_err_count": "ue: 0\nce: 4",
+    "ras/gfx_err_count": "ue: 0\nce: 0",
+    "ras/gpu_vram_bad_pages": "0x00001000 : 0x00001000 : R",
+    "hwmon/hwmon3/temp2_label": "junction",
+    "hwmon/hwmon3/temp2_input": "41000",
+    "hwmon/hwmon3/temp2_crit": "100000",
+    "hwmon/hwmon3/temp3_label": "mem",
+    "hwmon/hwmon3/temp3_input": "33000",
+    "hwmon/hwmon3/temp3_crit": "105000",
+    "hwmon/hwmon3/power1_cap": "750000000",
+    "hwmon/hwmon3/power1_cap_default": "750000000",
+}
 FILES: Mapping[str, str] = {
     "proc/cpuinfo": "processor : 0\nflags : fpu avx512f",
     "proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  575.57.08",

@@ -44,13 +44,17 @@ _ACS, _ACS_CONTROL, _EXTENDED = 0x000D, 6, 0x100
     source=f"{AZURE}/customTests/azure_gpu_nvlink.nhc",
 )
 def nvlink_state(node: NodeView) -> Reading:
-    """No GPU has fewer active NVLinks than another; links without a bridge or switch are inactive on all of them."""
-    links = measured(node.gpus, lambda gpu: gpu.links, "GPUs without NVLink")
+    """No GPU has fewer active links than another; NVLinks without a bridge or switch are inactive on all of them.
+
+    Links are NVLinks, or AMD's XGMI links to other accelerators.
+    """
+    name = "NVLink" if node.vendor == NVIDIA else "XGMI link"
+    links = measured(node.gpus, lambda gpu: gpu.links, f"GPUs without {name}s")
     most = max(sum(states) for _, states in links)
     if not most:
-        raise NotApplicable("no NVLink is connected")
+        raise NotApplicable(f"no {name} is connected")
     problems = beyond(
-        links, lambda states: sum(states) < most, lambda states: f"has {sum(states)} of {most} NVLinks up"
+        links, lambda states: sum(states) < most, lambda states: f"has {sum(states)} of {most} {name}s up"
     )
     return Reading(f"{min(sum(states) for _, states in links)} of {most} on every GPU", problems)
 
@@ -216,6 +220,8 @@ def nic_firmware(node: NodeView) -> Reading:
 def peermem(node: NodeView) -> Reading:
     """NICs can read the memory of GPUs without a copy through the host."""
     node.gpus, node.ports  # noqa: B018, either may be missing
+    if node.vendor != NVIDIA:
+        raise NotApplicable("AMD's driver exports memory itself")
     modules = {line.split()[0] for line in node.text("/proc/modules").splitlines() if line}
     if "Open Kernel Module" in node.text("/proc/driver/nvidia/version"):
         return Reading("DMA-BUF")

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-import pynvml
-
 from trainworks.catalog import catalog
 from trainworks.measure.health.check import ASSUMPTION, CheckSeverity, Reading, beyond, check, measured
 from trainworks.measure.health.gpus import Gpu
-from trainworks.measure.health.node import NodeView, NotApplicable, listed
+from trainworks.measure.health.node import NVIDIA, NodeView, NotApplicable, listed
 from trainworks.units import format_gib
 
 AZURE = "https://github.com/Azure/azurehpc-health-checks/blob/main"
@@ -35,26 +33,20 @@ _OLDEST_DRIVER = {11: 450, 12: 525, 13: 580}
 """Oldest driver branch by major version of CUDA."""
 _MOST_ROWS = 512
 _SAME_MEMORY = 0.99
-_SLOWED = {
-    pynvml.nvmlClocksEventReasonHwSlowdown: "hardware slowdown",
-    pynvml.nvmlClocksEventReasonSwThermalSlowdown: "software thermal slowdown",
-    pynvml.nvmlClocksEventReasonHwThermalSlowdown: "hardware thermal slowdown",
-    pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown: "power brake",
-}
-_HOT = {"hardware thermal slowdown", "power brake"}
+_MILD = {"hardware slowdown", "software thermal slowdown"}
 
 
 @check(
-    limit="every NVIDIA GPU on the PCI bus opens; as many as expected",
+    limit="every GPU of NVIDIA or AMD on the PCI bus opens; as many as expected",
     action="reboot the node; if GPUs stay away, drain it and reseat or replace them",
     source=AZURE_NODE,
 )
 def gpu_count(node: NodeView) -> Reading:
     """The driver opens every GPU of the PCI bus, and there are as many as expected."""
     answering, on_bus = len(node.driver.gpus), len(node.gpus_on_the_bus)
-    wanted = node.expected.accelerators if _expects_nvidia(node) else None
+    wanted = node.expected.accelerators if _expects_gpus(node) else None
     if not (wanted or on_bus or answering):
-        raise NotApplicable("no NVIDIA GPU")
+        raise NotApplicable("no GPU")
     problems = list(node.driver.lost)
     if answering + len(node.driver.lost) < on_bus and not node.inside_job:
         problems.append(f"{on_bus} GPUs on the PCI bus, {answering} in the driver")
@@ -69,10 +61,10 @@ def gpu_count(node: NodeView) -> Reading:
     source=f"{GCM}/check_nvidia_smi.py",
 )
 def gpu_driver(node: NodeView) -> Reading:
-    """The NVIDIA driver of the node's GPUs answers NVML."""
+    """The driver of the node's GPUs answers: NVIDIA's NVML, or AMD's module of the kernel."""
     if not (node.gpus_on_the_bus or node.driver.version):
-        raise NotApplicable("no NVIDIA GPU")
-    return Reading(node.driver.version or "none", [f"NVML: {node.driver.error}"] if node.driver.error else [])
+        raise NotApplicable("no GPU")
+    return Reading(node.driver.version or "none", [node.driver.error] if node.driver.error else [])
 
 
 @check(
@@ -82,7 +74,7 @@ def gpu_driver(node: NodeView) -> Reading:
 )
 def gpu_cuda(node: NodeView) -> Reading:
     """The driver can run the CUDA version that the installed torch was built for."""
-    built_for = node.cuda() if node.gpus else ""
+    built_for = node.cuda() if node.gpus and node.vendor == NVIDIA else ""
     if not built_for:
         raise NotApplicable("no torch for CUDA is installed")
     version, oldest = node.driver.version, _OLDEST_DRIVER.get(int(built_for.split(".")[0]), 0)
@@ -261,13 +253,9 @@ def gpu_memory_temperature(node: NodeView) -> Reading:
 )
 def gpu_throttling(node: NodeView) -> Reading:
     """No GPU has its clock reduced for heat or for power."""
-    slowed = measured(
-        node.gpus,
-        lambda gpu: None if gpu.event_reasons is None else _slowdowns(gpu.event_reasons),
-        "the driver reports no reasons",
-    )
+    slowed = measured(node.gpus, lambda gpu: gpu.slowdowns, "the driver reports no reasons")
     problems = beyond(slowed, bool, lambda why: f"has {listed(why)}")
-    is_hot = any(_HOT & set(why) for _, why in slowed)
+    is_hot = any(set(why) - _MILD for _, why in slowed)
     return Reading(_share([(gpu, not why) for gpu, why in slowed], True), problems, "failed" if is_hot else "warning")
 
 
@@ -331,8 +319,8 @@ def gpu_firmware(node: NodeView) -> Reading:
     return Reading(usual, problems if _same_names(node) else [])
 
 
-def _expects_nvidia(node: NodeView) -> bool:
-    return node.expected.accelerator is not None and node.expected.accelerator.vendor == "NVIDIA"
+def _expects_gpus(node: NodeView) -> bool:
+    return node.expected.accelerator is not None and node.expected.accelerator.vendor in ("NVIDIA", "AMD")
 
 
 def _catalogued(name: str) -> str | None:
@@ -355,7 +343,3 @@ def _heat(temperature_c: int | None, limit_c: int | None) -> tuple[int, int] | N
 def _heat_reading(hot: list[tuple[Gpu, tuple[int, int]]]) -> Reading:
     problems = beyond(hot, lambda pair: pair[0] >= pair[1], lambda pair: f"has {pair[0]} C, limit {pair[1]} C")
     return Reading(f"{max(pair[0] for _, pair in hot)} C", problems)
-
-
-def _slowdowns(reasons: int) -> list[str]:
-    return [name for bit, name in _SLOWED.items() if reasons & bit]

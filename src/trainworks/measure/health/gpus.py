@@ -1,4 +1,4 @@
-"""GPUs as NVML reports them; a figure that a GPU or driver does not have is None."""
+"""GPUs, and those that NVML reports; a figure that a GPU or driver does not have is None."""
 
 from __future__ import annotations
 
@@ -15,6 +15,12 @@ _NVLINK_ERRORS = {
     pynvml.NVML_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL: "CRC (data)",
     pynvml.NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL: "replay",
     pynvml.NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL: "recovery",
+}
+_SLOWED = {
+    pynvml.nvmlClocksEventReasonHwSlowdown: "hardware slowdown",
+    pynvml.nvmlClocksEventReasonSwThermalSlowdown: "software thermal slowdown",
+    pynvml.nvmlClocksEventReasonHwThermalSlowdown: "hardware thermal slowdown",
+    pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown: "power brake",
 }
 
 
@@ -56,15 +62,15 @@ class Gpu:
     slowdown_c: int | None
     memory_temperature_c: int | None
     memory_slowdown_c: int | None
-    event_reasons: int | None
-    """Bits of nvmlClocksEventReasons."""
+    slowdowns: tuple[str, ...] | None
+    """Why the clock is reduced for heat or power; empty if it is not."""
     power_limit_mw: int | None
     default_power_limit_mw: int | None
     persistence: bool | None
     mig: bool | None
     processes: tuple[int, ...] | None
     links: tuple[bool, ...] | None
-    """Active or not, by NVLink."""
+    """Active or not, by NVLink or XGMI link."""
     link_errors: dict[str, int] | None
     fabric: tuple[int, int] | None
     """State and status of the registration with the fabric manager."""
@@ -82,7 +88,7 @@ class GpuDriver:
     version: str = ""
     """Empty if the driver does not answer."""
     cuda: tuple[int, int] | None = None
-    """Newest CUDA version of the driver."""
+    """Newest CUDA version of the driver; None for AMD."""
     gpus: tuple[Gpu, ...] = ()
     lost: tuple[str, ...] = ()
     """GPUs that the driver counts and cannot open, each with the error."""
@@ -99,7 +105,7 @@ def read_driver(nvml: Any) -> GpuDriver:
     try:
         nvml.nvmlInit()
     except pynvml.NVMLError as error:
-        return GpuDriver(error=str(error))
+        return GpuDriver(error=f"NVML: {error}")
     try:
         opened = [_open(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
         cuda = ask(nvml.nvmlSystemGetCudaDriverVersion_v2)
@@ -110,7 +116,7 @@ def read_driver(nvml: Any) -> GpuDriver:
             lost=tuple(each for each in opened if isinstance(each, str)),
         )
     except pynvml.NVMLError as error:
-        return GpuDriver(error=str(error))
+        return GpuDriver(error=f"NVML: {error}")
     finally:
         nvml.nvmlShutdown()
 
@@ -154,6 +160,11 @@ def _read_gpu(nvml: Any, index: int, handle: Any) -> Gpu:
         power_limit_mw=ask(nvml.nvmlDeviceGetEnforcedPowerLimit, handle),
         default_power_limit_mw=ask(nvml.nvmlDeviceGetPowerManagementDefaultLimit, handle),
         persistence=_flag(ask(nvml.nvmlDeviceGetPersistenceMode, handle)),
+        memory_slowdown_c=_ask(nvml.nvmlDeviceGetTemperatureThreshold, handle, memory_max) or None,
+        slowdowns=None if reasons is None else tuple(name for bit, name in _SLOWED.items() if reasons & bit),
+        power_limit_mw=_ask(nvml.nvmlDeviceGetEnforcedPowerLimit, handle),
+        default_power_limit_mw=_ask(nvml.nvmlDeviceGetPowerManagementDefaultLimit, handle),
+        persistence=_flag(_ask(nvml.nvmlDeviceGetPersistenceMode, handle)),
         mig=None if mig is None else bool(mig[0]),
         processes=None if running is None else tuple(process.pid for process in running),
         links=_links(nvml, handle),

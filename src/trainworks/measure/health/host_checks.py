@@ -82,7 +82,7 @@ def numa_of_gpus(node: NodeView) -> Reading:
     """The kernel knows the NUMA node of every GPU, which NCCL and the binding of ranks need."""
     if len(node.files("/sys/devices/system/node/node[0-9]*")) < 2:
         raise NotApplicable("one NUMA node")
-    homes = measured(node.gpus_on_the_bus, lambda gpu: node.number(gpu.folder / "numa_node"), "no NVIDIA GPU")
+    homes = measured(node.gpus_on_the_bus, lambda gpu: node.number(gpu.folder / "numa_node"), "no GPU")
     problems = [f"GPU {gpu.address} has no NUMA node" for gpu, home in homes if home < 0]
     return Reading(f"{len(homes) - len(problems)} of {len(homes)}", problems)
 

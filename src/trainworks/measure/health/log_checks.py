@@ -10,7 +10,7 @@ from trainworks.catalog.facts import XidAction
 from trainworks.measure.health.check import ASSUMPTION, Reading, check
 from trainworks.measure.health.gpu_checks import AWS, AZURE
 from trainworks.measure.health.host_checks import NPD
-from trainworks.measure.health.node import NodeView, NotApplicable
+from trainworks.measure.health.node import NVIDIA, NodeView, NotApplicable
 
 _XID = re.compile(r"NVRM: Xid \(PCI:(?P<gpu>[0-9a-fA-F:.]+)\): (?P<code>\d+)(?P<rest>.*)")
 _SXID = re.compile(r"nvidia-nvswitch\d+: SXid \(PCI:[0-9a-fA-F:.]+\): \d+, (?P<severity>Fatal|Non-fatal).*")
@@ -112,7 +112,7 @@ def disk_errors(node: NodeView) -> Reading:
 
 
 def _need_gpus(node: NodeView) -> None:
-    if not (node.gpus_on_the_bus or node.driver.version):
+    if node.vendor != NVIDIA or not (node.gpus_on_the_bus or node.driver.version):
         raise NotApplicable("no NVIDIA GPU")
 
 

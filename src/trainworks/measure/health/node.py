@@ -20,6 +20,7 @@ from trainworks.errors import EnvironmentProblem
 from trainworks.host import process
 from trainworks.host.clock import KernelClock, read_kernel_clock
 from trainworks.host.fabric import NicPort, rdma_ports
+from trainworks.measure.health.amd_gpus import AMD, read_amd_driver
 from trainworks.measure.health.expectation import Expectation
 from trainworks.measure.health.gpus import Gpu, GpuDriver, read_driver
 
@@ -134,7 +135,9 @@ class NodeView:
 
     @cached_property
     def driver(self) -> GpuDriver:
-        """The NVIDIA driver and its GPUs."""
+        """The driver and its GPUs: NVIDIA's by NVML, AMD's by sysfs."""
+        if self.vendor == AMD:
+            return read_amd_driver(self.root, [each.folder for each in self.gpus_on_the_bus], self.text)
         return read_driver(self.nvml)
 
     @cached_property
@@ -144,22 +147,28 @@ class NodeView:
         return [PciDevice(each.name, self.text(each / "vendor"), self.text(each / "class"), each) for each in folders]
 
     @cached_property
+    def vendor(self) -> str:
+        """Vendor of the GPUs as the PCI bus has it; NVIDIA where the bus shows none, as in some containers."""
+        vendors = {each.vendor for each in self.pci if _is_gpu(each)}
+        return AMD if vendors == {AMD} else NVIDIA
+
+    @cached_property
     def gpus_on_the_bus(self) -> list[PciDevice]:
-        """NVIDIA display and 3D controllers on the PCI bus."""
-        return [each for each in self.pci if each.vendor == NVIDIA and each.device_class.startswith("0x03")]
+        """GPUs of that vendor on the PCI bus: NVIDIA's display and 3D controllers, AMD's accelerators."""
+        return [each for each in self.pci if each.vendor == self.vendor and _is_gpu(each)]
 
     @cached_property
     def gpus(self) -> tuple[Gpu, ...]:
         """The GPUs that the driver opens, at least one.
 
         Raises:
-            NotApplicable: the node has no NVIDIA GPU, or its driver does not answer, which is another check.
+            NotApplicable: the node has no GPU, or its driver does not answer, which is another check.
         """
         if self.driver.gpus:
             return self.driver.gpus
         if not self.gpus_on_the_bus:
-            raise NotApplicable("no NVIDIA GPU")
-        raise NotApplicable("the NVIDIA driver does not answer")
+            raise NotApplicable("no GPU")
+        raise NotApplicable("the driver of the GPUs does not answer")
 
     @cached_property
     def ports(self) -> list[NicPort]:
@@ -246,6 +255,12 @@ class NodeView:
             children[folder].signal_group(SIGKILL)
             children[folder].wait(0.05)
         return late
+
+
+def _is_gpu(device: PciDevice) -> bool:
+    """Not AMD's graphics of class 0x0300: those of a processor have it, and no accelerator."""
+    kinds = {NVIDIA: ("0x03",), AMD: ("0x0380", "0x1200")}
+    return device.device_class.startswith(kinds.get(device.vendor, ("none",)))
 
 
 def _process(stat: str) -> ProcessStat:

@@ -49,7 +49,8 @@ def check_node(node: NodeView) -> NodeHealth:
     start_s = time.perf_counter()
     with suppress(OSError):  # reported by its check
         node.asked  # noqa: B018, file servers answer while the other checks run
-    name = node.environment.get("SLURMD_NODENAME") or node.text("/proc/sys/kernel/hostname").partition(".")[0]
+    own = next(filter(None, map(node.environment.get, ("SLURMD_NODENAME", "NODE_NAME"))), "")
+    name = own or node.text("/proc/sys/kernel/hostname").partition(".")[0]
     results = tuple(each.result(node) for each in HEALTH_CHECKS)
     return NodeHealth(name, node.expected.text, results, node_facts(node), time.perf_counter() - start_s)
 
