@@ -56,3 +56,32 @@ def test_a_file_that_breaks_off_is_read(rule: ReviewRule, share: float) -> None:
 )
 def test_prose_that_denies_a_mistake_is_not_one(text: str) -> None:
     assert check_text(text, EVERY, name="guide.md") == []
+
+
+_TORCHRUN = "docker run {} pytorch/pytorch torchrun --nproc-per-node=8 train.py\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("--gpus all", "neither"),
+        ("--gpus=all --shm-size=64m", "`--shm-size=64m` is less than 1 GiB"),
+        ("--gpus all --shm-size 512MB", "`--shm-size=512MB` is less than 1 GiB"),
+        ("--gpus all --shm-size=8g", None),
+        ("--gpus all --shm-size=1073741824", None),
+        ("--gpus all -v /dev/shm:/dev/shm", None),
+        ("", None),
+    ],
+)
+def test_a_container_has_shared_memory_for_its_workers(options: str, says: str | None) -> None:
+    found = [each.message for each in check_text(_TORCHRUN.format(options), [RULES["TW404"]], name="run.sh")]
+    assert found == [] if says is None else len(found) == 1 and says in found[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "program", "found"), [("Job", "torchrun", 1), ("Pod", "torchrun", 1), ("Job", "nvidia-smi", 0)]
+)
+def test_a_pod_that_runs_torchrun_has_shared_memory(kind: str, program: str, found: int) -> None:
+    container = f"command: [{program}]\n    resources: {{limits: {{nvidia.com/gpu: 8}}}}"
+    pod = f"kind: {kind}\nspec:\n  containers:\n  - {container}\n"
+    assert len(check_text(pod, [RULES["TW403"]], name="job.yaml")) == found

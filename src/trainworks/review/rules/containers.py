@@ -15,6 +15,8 @@ from trainworks.review.rule import rule
 _GPUS = "https://kubernetes.io/docs/tasks/manage-gpus/scheduling-gpus/"
 _SHARED_MEMORY = "https://github.com/pytorch/pytorch#using-pre-built-images"
 _GPU = re.compile(r"(?:nvidia|amd)\.com/gpu")
+_LEAST_SHARED_BYTES = 2**30
+"""As `health` asks of /dev/shm."""
 _POD = """apiVersion: v1
 kind: Pod
 spec:
@@ -107,11 +109,12 @@ def fraction_of_gpu(file: ReviewedFile) -> Iterator[Problem]:
     good=_JOB + _MOUNT,
 )
 def pod_without_shared_memory(file: ReviewedFile) -> Iterator[Problem]:
-    """A PyTorchJob whose pods have GPUs and nothing mounted at /dev/shm."""
+    """A PyTorchJob, or a job or pod that runs torchrun, with GPUs and nothing mounted at /dev/shm."""
     if file.kind == "yaml" and "/dev/shm" not in file.text and "hostIPC" not in file.text:  # noqa: S108
+        kinds = ("PyTorchJob", *(("Job", "JobSet", "Pod") if "torchrun" in file.text else ()))
         for document in file.documents:
             kind = tree.get(document, "kind")
-            if kind and tree.scalar(kind) == "PyTorchJob" and _GPU.search(file.text):
+            if kind and tree.scalar(kind) in kinds and _GPU.search(file.text):
                 yield Problem(*tree.place(kind), "the pods of this job mount nothing at /dev/shm")
 
 
@@ -128,13 +131,16 @@ def pod_without_shared_memory(file: ReviewedFile) -> Iterator[Problem]:
     good="docker run --gpus all --ipc=host pytorch/pytorch torchrun --nproc-per-node=8 train.py\n",
 )
 def container_without_shared_memory(file: ReviewedFile) -> Iterator[Problem]:
-    """`docker run` with GPUs and torchrun, without more shared memory."""
+    """`docker run` with GPUs and torchrun, without more shared memory, or with less than 1 GiB of it."""
     for script in file.scripts:
         for command in script.commands:
-            texts = command.texts
-            runs = texts[:2] in (["docker", "run"], ["podman", "run"]) and "torchrun" in texts and "--gpus" in texts
-            if runs and not any("/dev/shm" in text or re.match(r"--(?:ipc|shm-size)\b", text) for text in texts):  # noqa: S108
-                word = command.words[0]
+            text, word = " ".join(command.texts), command.words[0]
+            if not re.match(r"(?:docker|podman) run .*--gpus\b.* torchrun\b", text, re.DOTALL):
+                continue
+            size = re.search(r" --shm-size[ =]((\d+)([bkmg]?)b?)(?= )", text, re.IGNORECASE)
+            if size and int(size[2]) * 1024 ** "bkmg".index(size[3].lower() or "b") < _LEAST_SHARED_BYTES:
+                yield Problem(word.line, word.column, f"`--shm-size={size[1]}` is less than 1 GiB")
+            elif not re.search(r"/dev/shm| --(?:ipc|shm-size)\b", text):  # noqa: S108
                 yield Problem(word.line, word.column, "neither `--ipc=host` nor `--shm-size`")
 
 
