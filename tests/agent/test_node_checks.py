@@ -65,3 +65,26 @@ def test_a_stop_does_not_wait_for_the_check(tmp_path: Path) -> None:
 def test_a_job_for_use_without_trainworks_cannot_check_its_nodes(language: str) -> None:
     with pytest.raises(UsageError, match="cannot check its nodes"):
         job_in_format(read_request({"name": "t", "run": "true", "job": {"health": True}}), language)
+
+
+FAILS_ONCE = "test -e ran || { touch ran; exit 9; }"
+
+
+def test_a_machine_is_checked_again_before_its_ranks_start_again(tmp_path: Path) -> None:
+    target = {"name": "t", "run": FAILS_ONCE, "workdir": str(tmp_path), "recover": {"max_restarts": 1}}
+    run = trainworks.run(target | {"job": {"health": "echo looked >> looks"}}, folder=tmp_path / "runs", wait=False)
+    assert run.wait() is JobState.SUCCEEDED
+    checks = [event for event in read_events(run.run_dir.events_file) if event["kind"] == "node_check"]
+    assert [check["message"] for check in checks] == ["", ""]
+
+
+def test_ranks_do_not_start_again_on_a_machine_that_has_become_unfit(tmp_path: Path) -> None:
+    check = f"test ! -e {tmp_path}/ran || {{ echo the fan is broken; exit 4; }}"
+    target = {"name": "t", "run": FAILS_ONCE, "workdir": str(tmp_path), "recover": {"max_restarts": 1}}
+    run = trainworks.run(target | {"job": {"health": check}}, folder=tmp_path / "runs", wait=False)
+    assert run.wait() is JobState.FAILED
+    assert run.status.cause == "node_unhealthy"
+    assert (run.status.message or "").endswith(": the fan is broken (exit code 4)")
+    kinds = [event["kind"] for event in read_events(run.run_dir.events_file)]
+    assert "restart" not in kinds
+    assert kinds.count("nodes_unhealthy") == 1

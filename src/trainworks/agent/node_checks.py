@@ -1,27 +1,31 @@
-"""Check the nodes of an allocation before its ranks start: `job.health`."""
+"""Check the nodes of an allocation before its ranks start, and before they start again: `job.health`."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from trainworks.agent.node_agents import Hosts
 from trainworks.host import process
 from trainworks.host.clock import Clock
+from trainworks.host.node_check import LONGEST_S, NO_ANSWER, check_command
 from trainworks.jobs.state import Cause
 from trainworks.record.events import Event, append_event, read_events
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 
-LONGEST_S = 120.0
-"""Longest wait for the check of a node: its start on a busy node, and mounts that do not answer."""
 _POLL_S = 0.1
 
 
 def check_nodes(
-    run_dir: RunDir, resolved: ResolvedRun, hosts: Hosts, clock: Clock, is_stopping: Callable[[], bool]
+    run_dir: RunDir,
+    resolved: ResolvedRun,
+    hosts: Hosts,
+    clock: Clock,
+    is_stopping: Callable[[], bool],
+    nodes: Sequence[int] | None = None,
 ) -> Event | None:
-    """Run the check that the resolved run names on all nodes at once, each of which records its result.
+    """Run the check that the resolved run names on nodes at once, each of which records its result.
 
     Args:
         run_dir: of the run.
@@ -29,6 +33,7 @@ def check_nodes(
         hosts: nodes of the allocation; those on this machine are checked once.
         clock: for the longest wait.
         is_stopping: whether a signal asks for the end of the job.
+        nodes: those to check; all when None.
 
     Returns:
         The failure of the job, with the events of its nodes in `nodes`; None if all passed, or without a check.
@@ -36,8 +41,8 @@ def check_nodes(
     if not resolved.node_check:
         return None
     seen = len(read_events(run_dir.events_file))
-    numbers = range(1 if hosts.are_here else len(hosts.addresses))
-    checks = {node: _start(run_dir, resolved, hosts, node) for node in numbers}
+    numbers = range(len(hosts.addresses)) if nodes is None else nodes
+    checks = {node: _start(run_dir, resolved, hosts, node) for node in (numbers[:1] if hosts.are_here else numbers)}
     deadline = clock.now() + LONGEST_S
     while running := [check for check in checks.values() if check.exit_code() is None]:
         if clock.now() > deadline or is_stopping():
@@ -52,16 +57,22 @@ def check_nodes(
     return _failure(run_dir, [event for event in unfit if event is not None])
 
 
+def failure_of_agent(run_dir: RunDir, node: int) -> Event | None:
+    """The failure of a job whose agent found its node unfit; None if the last check of the node passed."""
+    events = read_events(run_dir.events_file)
+    checks = [event for event in events if event["kind"] == "node_check" and event["node"] == node]
+    return _failure(run_dir, [event for event in checks[-1:] if event["message"]])
+
+
 def _start(run_dir: RunDir, resolved: ResolvedRun, hosts: Hosts, node: int) -> process.Child:
-    command = process.python_module(*resolved.node_check, str(run_dir.path), str(node))
-    return process.spawn(hosts.command(node, command), log=run_dir.node_log(node))
+    return process.spawn(hosts.command(node, check_command(run_dir, resolved, node)), log=run_dir.node_log(node))
 
 
 def _result(node: int, code: int | None, said: Event | None) -> Event | None:
     """What a failed node recorded, else how its check ended; None for a node that passed."""
     if code == 0:
         return None
-    ended = f"its check gave no answer within {LONGEST_S:.0f} s" if code == -signal.SIGKILL else f"exit code {code}"
+    ended = NO_ANSWER if code == -signal.SIGKILL else f"exit code {code}"
     return said or {"node": node, "message": ended, "hint": f"read node-{node}.log of the run"}
 
 

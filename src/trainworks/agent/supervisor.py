@@ -19,6 +19,7 @@ from trainworks.agent.idle_watch import IdleWatch
 from trainworks.agent.node_agents import CommandNodes, Hosts, Nodes, ThisMachine, TrainingNodes
 from trainworks.agent.node_checks import check_nodes
 from trainworks.agent.observers import running_observers, start_observers
+from trainworks.agent.node_checks import check_nodes, failure_of_agent
 from trainworks.errors import TrainworksError
 from trainworks.files import take_lock
 from trainworks.host import process
@@ -72,6 +73,7 @@ class Supervisor:
             clock=clock,
         )
         self._ended_idle: str | None = None
+        self._unfit: Event | None = None
         self._knows_only_consequences = False
 
     def ask_to_stop(self, number: int, frame: object) -> None:
@@ -89,6 +91,8 @@ class Supervisor:
         unfit = check_nodes(self._run_dir, self._resolved, self._hosts, self._clock, lambda: self._stop_signals > 0)
         if unfit is not None:
             return self._enter(JobState.FAILED, unfit, exit_code=ExitCode.ENVIRONMENT)
+        if self._find_unfit():
+            return self._conclude([])
         _, self._events_read = read_lines_from(self._run_dir.events_file, 0)
         self._nodes.start_all()
         while self._nodes.any_running():
@@ -156,12 +160,23 @@ class Supervisor:
             if self._stop_deadline is not None or self._done:
                 continue
             self._note_lost(node, exit_code)
+            if self._resolved.node_check and exit_code == ExitCode.NODE_UNHEALTHY:
+                self._unfit = failure_of_agent(self._run_dir, node)
             restart = AGENT_RESTART | {"node": node if self._resolved.is_workload else None}
             if not (self._may(restart) and self._nodes.restartable(exit_code)):
+                return False
+            if self._find_unfit([node] if self._resolved.is_workload else None):
                 return False
             append_event(self._run_dir.events_file, **restart)
             self._nodes.restart(node)
         return True
+
+    def _find_unfit(self, nodes: Sequence[int] | None = None) -> bool:
+        """Check nodes, all when None, before ranks start there."""
+        self._unfit = check_nodes(
+            self._run_dir, self._resolved, self._hosts, self._clock, lambda: self._stop_signals > 0, nodes
+        )
+        return self._unfit is not None
 
     def _may(self, restart: Event) -> bool:
         return may_restart(read_events(self._run_dir.events_file), self._resolved.run_file.max_restarts, restart)
@@ -188,6 +203,8 @@ class Supervisor:
         if last == "finished":
             self._remember()
             return self._enter(JobState.SUCCEEDED, exit_code=0)
+        if self._unfit is not None:
+            return self._enter(JobState.FAILED, self._unfit, exit_code=ExitCode.ENVIRONMENT)
         if not self._resolved.is_workload and self._stop_signals == 0 and all(code == 0 for code in codes):
             return self._enter(JobState.SUCCEEDED, exit_code=0)
         if self._stop_signals or last == "stopped":

@@ -6,7 +6,7 @@ import enum
 
 
 class ExitCode(enum.IntEnum):
-    """Exit codes of a rank, read by the node agent."""
+    """Exit codes of a rank, read by the node agent, and of an agent, read by the supervisor."""
 
     OK = 0
     USER_ERROR = 1
@@ -19,6 +19,8 @@ class ExitCode(enum.IntEnum):
     """A hung rank was ended, with the ranks that waited for it; starting again can help."""
     PEER_LOST = 75
     """Another rank was lost; starting again can help."""
+    NODE_UNHEALTHY = 77
+    """The node failed its check before its ranks started again; another node can help."""
 
 
 def as_exit_code(code: int) -> int:

@@ -20,6 +20,7 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRen
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousTimeout
 
 from trainworks.host.clock import SystemClock
+from trainworks.host.node_check import is_fit
 from trainworks.record.events import append_event, read_events
 from trainworks.record.exit_code import ExitCode, as_exit_code
 from trainworks.record.resolved import ResolvedRun
@@ -64,7 +65,8 @@ def run_node(
 
     Returns:
         Exit code: 0; that of the rank that failed (128 + signal if a signal ended it); the negative signal number if
-        a signal ended this agent; 75 if the other nodes or the fork server are out of reach.
+        a signal ended this agent; 75 if the other nodes or the fork server are out of reach; 77 if the node failed its
+        check before its ranks started again.
     """
     # Without it a restarted rank finds the addresses of its dead predecessors in the store (pytorch#135712).
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
@@ -74,6 +76,8 @@ def run_node(
         result = agent.run()
     except SignalException as stopped:
         return -int(stopped.sigval)
+    except _UnfitNode:
+        return ExitCode.NODE_UNHEALTHY
     except (RendezvousError, dist.DistError, EOFError, ConnectionError):
         return ExitCode.PEER_LOST
     return as_exit_code(agent.first_bad_code) if result.is_failed() else ExitCode.OK
@@ -131,7 +135,11 @@ def _agent(
         exchange=exchange,
         now=time.monotonic,
     )
-    return _NodeAgent(spec, run_dir, node, board, monitor, exchange)
+    return _NodeAgent(spec, resolved, run_dir, node, board, monitor, exchange)
+
+
+class _UnfitNode(Exception):
+    """The node failed its check."""
 
 
 class _StoreExchange:
@@ -162,6 +170,7 @@ class _NodeAgent(LocalElasticAgent):
     def __init__(
         self,
         spec: WorkerSpec,
+        resolved: ResolvedRun,
         run_dir: RunDir,
         node: int,
         board: HeartbeatBoard,
@@ -170,6 +179,7 @@ class _NodeAgent(LocalElasticAgent):
     ) -> None:
         logs = DefaultLogsSpecs(log_dir=str(run_dir.logs / "elastic"))  # its error files; ranks redirect themselves
         super().__init__(spec, logs, start_method="forkserver", exit_barrier_timeout=_EXIT_TIMEOUT_S)
+        self._resolved = resolved
         self._run_dir = run_dir
         self._node = node
         self._board = board
@@ -196,6 +206,17 @@ class _NodeAgent(LocalElasticAgent):
         pids: dict[int, int] = super()._start_workers(worker_group)
         self._monitor.begin([(worker.global_rank, pids[worker.local_rank]) for worker in worker_group.workers])
         return pids
+
+    def _restart_workers(self, worker_group: WorkerGroup) -> None:
+        """End the ranks, and start them again if the node is still fit.
+
+        Raises:
+            _UnfitNode: it is not.
+        """
+        self._stop_workers(worker_group)
+        if not is_fit(self._run_dir, self._resolved, self._node):
+            raise _UnfitNode
+        super()._restart_workers(worker_group)
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         processes = self._processes()

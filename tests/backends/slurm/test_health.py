@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import psutil
 import pytest
@@ -69,6 +72,30 @@ def test_a_periodic_check_drains_a_bad_node_with_its_reason_before_a_job_lands_t
         assert run.submit().end().nodes == ("node1", "node3", "node4")
 
 
+def report(node: str, problem: str = "") -> str:
+    """What `trainworks health --json` writes on a node."""
+    check = {"check": "gpu-count", "verdict": "failed", "problems": [problem]}
+    return json.dumps({"node": node, "checks": [check] if problem else [], "facts": {"driver": "580.95.05"}})
+
+
+def test_a_fleet_drains_the_nodes_that_fail_when_asked(cluster: Cluster, tmp_path: Path) -> None:
+    for node in ("node1", "node2", "node3", "node4"):
+        (tmp_path / f"{node}.json").write_text(report(node, FOUND if node == "node2" else ""))
+    run = cluster.command("true", nodes=3)
+    command = [sys.executable, "-m", "trainworks", "health", "--nodes", *map(str, sorted(tmp_path.glob("*.json")))]
+    try:
+        assert subprocess.run(command, env=cluster.env, capture_output=True, check=False).returncode == 1
+        assert run.backend.nodes()[1].state == "free"
+        drains = [*command, "--drain", "slurm"]
+        said = [subprocess.run(drains, env=cluster.env, capture_output=True, text=True, check=False) for _ in "12"]
+        assert [each.stderr for each in said] == ["node2 takes no more jobs\n", ""]
+        node = run.backend.nodes()[1]
+        assert (node.state, node.reason) == ("drained", f"trainworks: gpu-count: {FOUND}")
+        assert run.submit().end().nodes == ("node1", "node3", "node4")
+    finally:
+        run.backend.undrain("node2")
+
+
 def test_a_node_that_the_job_refuses_is_excluded_and_the_job_gets_others(cluster: Cluster) -> None:
     check = '[ "$SLURMD_NODENAME" != node2 ] || { echo "fan 3 is broken"; exit 1; }'
     run = cluster.command("echo on $SLURMD_NODENAME", nodes=3, health=check).submit()
@@ -79,6 +106,17 @@ def test_a_node_that_the_job_refuses_is_excluded_and_the_job_gets_others(cluster
     assert waits == [f"{failed['message']}; the job waits for other nodes"]
     assert all("node2" not in run.rank_log(rank) for rank in range(3))
     assert len(run.events("node_check")) == 6
+
+
+def test_a_node_that_has_become_unfit_before_a_restart_is_left_out(cluster: Cluster) -> None:
+    failed = cluster.folder / "failed-once"
+    check = f'[ "$SLURMD_NODENAME" != node2 ] || [ ! -e {failed} ] || {{ echo "fan 3 is broken"; exit 1; }}'
+    program = f"[ -e {failed} ] || {{ touch {failed}; exit 9; }}; echo on $SLURMD_NODENAME"
+    run = cluster.command(program, nodes=3, restarts=1, health=check).submit()
+    assert (run.end().nodes, run.state) == (("node1", "node3", "node4"), "SUCCEEDED")
+    (unfit,) = run.events("nodes_unhealthy")
+    assert unfit["message"] == "1 node failed the health check: node2: fan 3 is broken (exit code 1)"
+    assert run.events("restart") == []
 
 
 def test_a_job_whose_nodes_all_fail_waits_for_others_with_the_reason(cluster: Cluster) -> None:
