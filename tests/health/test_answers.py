@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 
 import trainworks
 from tests.health.machine import Machine, healthy
-from trainworks.api.proving.health import drain_unhealthy, fleet_health, health
+from trainworks.api.proving.drain import drain_unhealthy
+from trainworks.api.proving.health import fleet_health, health
 from trainworks.backends.slurm.client import SlurmClient
 from trainworks.cli.app import app
 from trainworks.errors import ArgumentError, UsageError
@@ -197,6 +198,24 @@ def test_the_odd_ones_out_of_a_fleet_are_named(tmp_path: Path) -> None:
     code, said = call("--nodes", *map(str, files))
     assert code == 1
     assert "28.36.1010" in said
+
+
+def test_a_fleet_with_a_node_that_its_cluster_does_not_know_drains_none(tmp_path: Path) -> None:
+    report = check_node(bad(healthy(tmp_path)).view()).to_json()
+    (tmp_path / "a.json").write_text(json.dumps(report))
+    refused = CliRunner().invoke(app, ["health", "--nodes", str(tmp_path / "a.json"), "--drain", "local"]).exception
+    assert isinstance(refused, UsageError)
+    assert "has no node `node17`" in refused.message
+
+
+def test_draining_needs_the_files_of_a_fleet() -> None:
+    assert isinstance(CliRunner().invoke(app, ["health", "--drain", "slurm"]).exception, UsageError)
+
+
+def test_a_node_has_the_name_that_kubernetes_gives_it(tmp_path: Path) -> None:
+    machine = healthy(tmp_path)
+    machine.environment["NODE_NAME"] = "gpu-12"
+    assert check_node(machine.view()).node == "gpu-12"
 
 
 def test_a_fleet_of_equals_has_no_odd_ones(tmp_path: Path) -> None:

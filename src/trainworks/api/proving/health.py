@@ -1,21 +1,17 @@
-"""Check the health of this node, compare the nodes of a fleet, and drain a node that fails."""
+"""Check the health of this node, and compare the nodes of a fleet."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from trainworks.api.proving.expected_hardware import described_hardware
-from trainworks.backends.slurm.client import SlurmClient
 from trainworks.catalog.cluster import parse_cluster
 from trainworks.config.run_file import RunFile
 from trainworks.measure.health.expectation import Expectation, expectation_of
 from trainworks.measure.health.fleet import FleetHealth, read_fleet
 from trainworks.measure.health.node import NodeView
 from trainworks.measure.health.node_health import NodeHealth, check_node
-
-_STATE = re.compile(r"\bState=(\S+)")
 
 
 def health(expect: str | None = None) -> NodeHealth:
@@ -43,26 +39,6 @@ def fleet_health(files: Sequence[Path | str]) -> FleetHealth:
         UsageError: a file is not the report of a node, or two are of the same node.
     """
     return read_fleet([Path(file) for file in files])
-
-
-def drain_unhealthy(result: NodeHealth, reason: str, slurm: SlurmClient | None = None) -> bool:
-    """Drain the node in Slurm if a check failed; a node that is drained already keeps its reason.
-
-    Returns:
-        True if the node was drained now.
-
-    Raises:
-        EnvironmentProblem: Slurm is missing or does not answer.
-        UsageError: Slurm refuses.
-    """
-    if not result.failed:
-        return False
-    slurm = slurm or SlurmClient()
-    state = _STATE.search(slurm.call("scontrol", "show", "node", result.node, "--oneliner"))
-    if state and "DRAIN" in state[1]:
-        return False
-    slurm.call("scontrol", "update", f"NodeName={result.node}", "State=DRAIN", f"Reason={reason}")
-    return True
 
 
 def expectation_of_run(run_file: RunFile) -> Expectation:

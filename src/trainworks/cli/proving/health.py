@@ -34,34 +34,51 @@ def command(
     reader: Annotated[
         HealthFormat, typer.Option("--as", help="Answer as Slurm or node-problem-detector wants it.")
     ] = HealthFormat.TEXT,
+    drain: Annotated[
+        str | None,
+        typer.Option(
+            "--drain", metavar="NAME|RUN_FILE", help="With --nodes: start no job of this cluster where a check failed."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Reads, changes nothing, and takes under two seconds. Exit code 1 if a check failed, or if nodes differ.
+    """Takes under two seconds, and changes nothing without --drain. Exit code 1 if a check failed, or if nodes differ.
 
     As `prolog` the same, with a line for each failure; Slurm then drains the node. As `healthcheck` it drains the node
     itself, and exits with 0. As `npd` it prints one line; exit code 1 is a problem, 2 and more mean not known.
     """
-    if nodes != bool(files):
-        raise UsageError("`--nodes` and files belong together", hint="trainworks health --nodes node*.json")
+    if nodes != bool(files) or (drain and not nodes):
+        hint = "trainworks health --nodes node*.json --drain slurm" if drain else "trainworks health --nodes node*.json"
+        raise UsageError("`--nodes` and files belong together", hint=hint)
     if files:
-        fleet = trainworks.fleet_health(files)
-        show(fleet, as_json=as_json)
-        raise typer.Exit(1 if fleet.failing or fleet.odd else 0)
+        raise typer.Exit(_compare(files, drain, as_json=as_json))
     with option_errors():
         result = trainworks.health(expect)
-    from trainworks.report.proving import health as words
-
-    if reader is HealthFormat.TEXT or as_json:
+    is_text = reader is HealthFormat.TEXT or as_json
+    if is_text:
         show(result, as_json=as_json)
-    elif reader is HealthFormat.NPD:
-        typer.echo(words.npd_line(result))
-    elif reader is HealthFormat.PROLOG:
-        for line in words.prolog_lines(result):
-            typer.echo(line)
     else:
-        from trainworks.api.proving.health import drain_unhealthy
+        from trainworks.report.proving import health as words
+
+        for line in words.answer_lines(result, reader.value):
+            typer.echo(line)
+    if reader is HealthFormat.HEALTHCHECK and not is_text:
+        from trainworks.api.proving.drain import drain_unhealthy
 
         if drain_unhealthy(result, words.drain_reason(result)):
             say(words.drain_reason(result), err=True)
         return
     raise typer.Exit(1 if result.failed else 0)
+
+
+def _compare(files: list[Path], cluster: str | None, *, as_json: bool) -> int:
+    """Show the nodes of a fleet, and drain those that fail where a cluster is named; returns the exit code."""
+    fleet = trainworks.fleet_health(files)
+    show(fleet, as_json=as_json)
+    if cluster is not None:
+        from trainworks.api.proving.drain import drain_failing
+
+        with option_errors():
+            for node in drain_failing(fleet, cluster):
+                say(f"{node} takes no more jobs", err=True)
+    return 1 if fleet.failing or fleet.odd else 0

@@ -50,6 +50,13 @@ def to_json(health: NodeHealth) -> dict[str, Any]:
     }
 
 
+def answer_lines(health: NodeHealth, reader: str) -> list[str]:
+    """What `--as` prints for a reader: `prolog`, `npd`, or `healthcheck`, which reads nothing."""
+    if reader == "npd":
+        return [npd_line(health)]
+    return prolog_lines(health) if reader == "prolog" else []
+
+
 def prolog_lines(health: NodeHealth) -> list[str]:
     """Lines for a Slurm prolog; a TaskProlog shows the job what follows `print`."""
     return [f"print trainworks health: {printable(result.complaint)}" for result in health.failed]
